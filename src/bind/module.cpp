@@ -1,0 +1,323 @@
+// Python's door to the engine: typed views in, interpreter lock released, driver called. No arithmetic, no policy.
+//
+// Arrays come through the buffer protocol rather than nanobind's ndarray: it is the one that takes every dtype (NumPy
+// exports bfloat16 without a format, DLPack not at all) and costs a tenth of a microsecond per array.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "../core/dispatch.h"
+#include "../core/norm.h"
+#include "../core/parallel.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+enum class Access { read, write };
+
+// A caller's array for the length of one call. None is allowed and is a null pointer.
+class View {
+public:
+    View(nb::handle array, const char* name, Access access) : name_(name) {
+        if (array.is_none()) return;
+        const int flags = access == Access::write ? PyBUF_STRIDED : PyBUF_STRIDED_RO;
+        if (PyObject_GetBuffer(array.ptr(), &buffer_, flags) != 0) throw nb::python_error();
+        held_ = true;
+        low_ = high_ = static_cast<const char*>(buffer_.buf);
+        for (int i = 0; i < buffer_.ndim; ++i) {
+            if (buffer_.shape[i] == 0) {
+                high_ = low_ = static_cast<const char*>(buffer_.buf);
+                return;
+            }
+            const Py_ssize_t reach = (buffer_.shape[i] - 1) * buffer_.strides[i];
+            (reach < 0 ? low_ : high_) += reach;
+        }
+        high_ += buffer_.itemsize;
+    }
+    ~View() {
+        if (held_) PyBuffer_Release(&buffer_);
+    }
+    View(const View&) = delete;
+    View& operator=(const View&) = delete;
+
+    bool present() const { return held_; }
+    void* data() const { return held_ ? buffer_.buf : nullptr; }
+
+    bool overlaps(const View& other) const { return low_ < other.high_ && other.low_ < high_; }
+    bool same_elements(const View& other) const {
+        if (data() != other.data() || buffer_.ndim != other.buffer_.ndim) return false;
+        for (int i = 0; i < buffer_.ndim; ++i) {
+            if (buffer_.shape[i] > 1 && buffer_.strides[i] != other.buffer_.strides[i]) return false;
+        }
+        return true;
+    }
+
+    // The checks below stand between any caller and memory that is not theirs: sizes are compared with what the buffer
+    // says of itself, whatever was believed further up.
+    void check_elements(const std::vector<int64_t>& shape, int64_t itemsize) const {
+        if (!held_) return;
+        if (buffer_.ndim != int(shape.size())) fail("has the wrong number of axes");
+        for (int i = 0; i < buffer_.ndim; ++i) {
+            if (buffer_.shape[i] != shape[size_t(i)]) fail("has the wrong shape");
+            if (buffer_.strides[i] % itemsize != 0) fail("has strides that are not whole elements");
+        }
+        check_item(itemsize);
+    }
+    void check_vector(int64_t count, int64_t itemsize) const {
+        if (!held_) return;
+        if (buffer_.len != count * itemsize) fail("has the wrong size");
+        if (count && high_ - low_ != count * itemsize) fail("is not contiguous");
+        check_item(itemsize);
+    }
+    int64_t stride(int axis, int64_t itemsize) const { return held_ ? buffer_.strides[axis] / itemsize : 0; }
+
+private:
+    void check_item(int64_t itemsize) const {
+        if (buffer_.itemsize != itemsize) fail("has the wrong element size");
+        if (reinterpret_cast<uintptr_t>(buffer_.buf) % uintptr_t(itemsize) != 0) fail("is not aligned to its elements");
+    }
+    [[noreturn]] void fail(const char* why) const {
+        throw nb::value_error((std::string(name_) + " " + why).c_str());
+    }
+
+    const char* name_;
+    Py_buffer buffer_{};
+    bool held_ = false;
+    const char *low_ = nullptr, *high_ = nullptr;
+};
+
+// Work this small is done sooner than another thread could take the interpreter lock.
+constexpr int64_t kKeepLock = 8192;
+
+template <class Work>
+void without_lock(int64_t elements, const Work& work) {
+    if (elements < kKeepLock) {
+        work();
+    } else {
+        const nb::gil_scoped_release release;
+        work();
+    }
+}
+
+// What became of a call. Anything but `done`: nothing was written, and the caller decides what to do about it. Views are
+// compared by the ranges they span, so `overlap` may be a false alarm for views that interleave.
+enum class Outcome { done, in_place, overlap };
+
+// A normalization of one shape and one set of options; made once, called many times, never changed.
+class NormProblem {
+public:
+    // roles: one of 'n', 'c', 'r' per axis
+    NormProblem(std::vector<int64_t> shape, const std::string& roles, int64_t channels_per_set, int dtype, double eps,
+                int activation, double alpha, double beta)
+        : shape_(std::move(shape)),
+          channels_per_set_(channels_per_set),
+          dtype_(static_cast<rg::DType>(dtype)),
+          itemsize_(dtype_ == rg::DType::f64 ? 8 : dtype_ == rg::DType::f32 ? 4 : 2),
+          eps_(eps),
+          activation_{static_cast<rg::ActivationKind>(activation), alpha, beta} {
+        if (roles.size() != shape_.size()) throw nb::value_error("roles and shape differ in length");
+        if (shape_.size() > rg::kMaxAxes) throw nb::value_error("too many axes");
+        for (size_t i = 0; i < shape_.size(); ++i) {
+            if (shape_[i] < 0) throw nb::value_error("negative extent");
+            roles_.push_back(roles[i] == 'n'   ? rg::AxisRole::n
+                             : roles[i] == 'c' ? rg::AxisRole::c
+                                               : rg::AxisRole::r);
+            (roles[i] == 'n' ? samples_ : roles[i] == 'c' ? channels_ : reduced_) *= shape_[i];
+        }
+        if (elements() == 0) throw nb::value_error("no elements");
+        if (channels_per_set_ < 1 || channels_ % channels_per_set_) {
+            throw nb::value_error("channels_per_set does not divide the channels");
+        }
+        sets_ = samples_ * (channels_ / channels_per_set_);
+    }
+
+    Outcome forward(nb::handle x_array, nb::handle gamma_array, nb::handle beta_array, nb::handle y_array,
+                    nb::handle mean_array, nb::handle var_array, bool statistics_given, bool overlap_checked,
+                    int threads) const {
+        const View x(x_array, "x", Access::read), gamma(gamma_array, "gamma", Access::read),
+            beta(beta_array, "beta", Access::read), y(y_array, "out", Access::write);
+        const Access statistics = statistics_given ? Access::read : Access::write;
+        const View mean(mean_array, "mean", statistics), var(var_array, "var", statistics);
+        for (const View* v : {&x, &y}) v->check_elements(shape_, itemsize_);
+        for (const View* v : {&gamma, &beta}) v->check_vector(channels_, arithmetic_size());
+        for (const View* v : {&mean, &var}) v->check_vector(sets_, sizeof(double));
+        require(x, mean, var);
+        if (!overlap_checked) {
+            if (y.overlaps(gamma) || y.overlaps(beta) || y.overlaps(mean) || y.overlaps(var)) return Outcome::overlap;
+            if (y.overlaps(x)) return y.same_elements(x) ? Outcome::in_place : Outcome::overlap;
+        }
+        rg::NormForward call;
+        call.shape = axes({&x, &y, nullptr, nullptr});
+        call.dtype = dtype_;
+        call.activation = activation_;
+        call.eps = eps_;
+        call.x = x.data();
+        call.gamma = gamma.data();
+        call.beta = beta.data();
+        call.statistics_given = statistics_given;
+        call.threads = threads > 0 ? threads : rg::num_threads();
+        call.mean = static_cast<double*>(mean.data());
+        call.var = static_cast<double*>(var.data());
+        call.y = y.data();
+        without_lock(elements(), [&] { rg::norm_forward(call); });
+        return Outcome::done;
+    }
+
+    // dx may be exactly in the place of dy.
+    Outcome backward(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle gamma_array,
+                     nb::handle mean_array, nb::handle var_array, bool frozen, nb::handle given_sum_dz_array,
+                     nb::handle given_sum_dz_xhat_array, double given_count, nb::handle dx_array,
+                     nb::handle dgamma_array, nb::handle dbeta_array, bool accumulate, bool overlap_checked,
+                     int threads) const {
+        const View dy(dy_array, "dy", Access::read), x(x_array, "x", Access::read), y(y_array, "y", Access::read),
+            gamma(gamma_array, "gamma", Access::read), mean(mean_array, "mean", Access::read),
+            var(var_array, "var", Access::read), given_sum_dz(given_sum_dz_array, "sum_dz", Access::read),
+            given_sum_dz_xhat(given_sum_dz_xhat_array, "sum_dz_xhat", Access::read);
+        const View dx(dx_array, "dx", Access::write), dgamma(dgamma_array, "dgamma", Access::write),
+            dbeta(dbeta_array, "dbeta", Access::write);
+        for (const View* v : {&dy, &x, &y, &dx}) v->check_elements(shape_, itemsize_);
+        for (const View* v : {&gamma, &dgamma, &dbeta}) v->check_vector(channels_, arithmetic_size());
+        for (const View* v : {&mean, &var}) v->check_vector(sets_, sizeof(double));
+        check_given(given_sum_dz, given_sum_dz_xhat);
+        require(dy, x, mean, var);
+        if (activation_.kind != rg::ActivationKind::identity) require(y);
+        if (!overlap_checked) {
+            const View *inputs[] = {&x, &y, &gamma, &mean, &var}, *results[] = {&dx, &dgamma, &dbeta};
+            for (const View* out : results) {
+                for (const View* in : inputs) {
+                    if (out->overlaps(*in)) return Outcome::overlap;
+                }
+                if (out->overlaps(dy) && !(out == &dx && dx.same_elements(dy))) return Outcome::overlap;
+            }
+            if (dx.overlaps(dgamma) || dx.overlaps(dbeta) || dgamma.overlaps(dbeta)) return Outcome::overlap;
+        }
+        rg::NormBackward call = backward_call(dy, x, y, gamma, mean, var, &dx);
+        call.frozen = frozen;
+        call.accumulate = accumulate;
+        call.given_sum_dz = static_cast<const double*>(given_sum_dz.data());
+        call.given_sum_dz_xhat = static_cast<const double*>(given_sum_dz_xhat.data());
+        call.given_count = given_count;
+        call.threads = threads > 0 ? threads : rg::num_threads();
+        call.dx = dx.data();
+        call.dgamma = dgamma.data();
+        call.dbeta = dbeta.data();
+        without_lock(elements(), [&] { rg::norm_backward(call); });
+        return Outcome::done;
+    }
+
+    void gradient_sums(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle mean_array,
+                       nb::handle var_array, nb::handle sum_dz_array, nb::handle sum_dz_xhat_array, int threads) const {
+        const View dy(dy_array, "dy", Access::read), x(x_array, "x", Access::read), y(y_array, "y", Access::read),
+            mean(mean_array, "mean", Access::read), var(var_array, "var", Access::read),
+            sum_dz(sum_dz_array, "sum_dz", Access::write),
+            sum_dz_xhat(sum_dz_xhat_array, "sum_dz_xhat", Access::write), none(nb::none(), "", Access::read);
+        for (const View* v : {&dy, &x, &y}) v->check_elements(shape_, itemsize_);
+        for (const View* v : {&mean, &var}) v->check_vector(sets_, sizeof(double));
+        check_given(sum_dz, sum_dz_xhat);
+        require(dy, x, mean, var, sum_dz, sum_dz_xhat);
+        if (activation_.kind != rg::ActivationKind::identity) require(y);
+        rg::NormBackward call = backward_call(dy, x, y, none, mean, var, nullptr);
+        call.threads = threads > 0 ? threads : rg::num_threads();
+        call.sum_dz = static_cast<double*>(sum_dz.data());
+        call.sum_dz_xhat = static_cast<double*>(sum_dz_xhat.data());
+        without_lock(elements(), [&] { rg::norm_backward(call); });
+    }
+
+private:
+    int64_t elements() const { return samples_ * channels_ * reduced_; }
+    int64_t arithmetic_size() const { return dtype_ == rg::DType::f64 ? 8 : 4; }
+
+    template <class... Views>
+    static void require(const Views&... views) {
+        if (!(views.present() && ...)) throw nb::value_error("an array that the call needs is missing");
+    }
+    // Sums of one value per channel make sense where each channel is one set.
+    void check_given(const View& sum_dz, const View& sum_dz_xhat) const {
+        if (!sum_dz.present() && !sum_dz_xhat.present()) return;
+        require(sum_dz, sum_dz_xhat);
+        if (samples_ != 1 || channels_per_set_ != 1) throw nb::value_error("sums are for batch normalization only");
+        for (const View* v : {&sum_dz, &sum_dz_xhat}) v->check_vector(channels_, sizeof(double));
+    }
+
+    struct Views {
+        const View *x, *y, *dy, *dx;
+    };
+    rg::NormShape axes(const Views& views) const {
+        const View* view[rg::kViews];
+        view[rg::kX] = views.x;
+        view[rg::kY] = views.y;
+        view[rg::kDy] = views.dy;
+        view[rg::kDx] = views.dx;
+        rg::NormShape shape;
+        shape.channels_per_set = channels_per_set_;
+        for (size_t i = 0; i < shape_.size(); ++i) {
+            rg::AxisList& list = roles_[i] == rg::AxisRole::n   ? shape.n
+                                 : roles_[i] == rg::AxisRole::c ? shape.c
+                                                                : shape.r;
+            rg::Axis& axis = list.axis[list.size++];
+            axis.extent = shape_[i];
+            for (int v = 0; v < rg::kViews; ++v) axis.stride[v] = view[v] ? view[v]->stride(int(i), itemsize_) : 0;
+        }
+        return shape;
+    }
+    rg::NormBackward backward_call(const View& dy, const View& x, const View& y, const View& gamma, const View& mean,
+                                   const View& var, const View* dx) const {
+        rg::NormBackward call;
+        call.shape = axes({&x, &y, &dy, dx});
+        call.dtype = dtype_;
+        call.activation = activation_;
+        call.eps = eps_;
+        call.x = x.data();
+        call.y = y.data();
+        call.dy = dy.data();
+        call.gamma = gamma.data();
+        call.mean = static_cast<const double*>(mean.data());
+        call.var = static_cast<const double*>(var.data());
+        return call;
+    }
+
+    std::vector<int64_t> shape_;
+    std::vector<rg::AxisRole> roles_;
+    int64_t channels_per_set_;
+    rg::DType dtype_;
+    int64_t itemsize_;
+    double eps_;
+    rg::Activation activation_;
+    int64_t samples_ = 1, channels_ = 1, reduced_ = 1, sets_ = 0;
+};
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+    m.doc() = "The engine of retrograd. Use the functions of the package instead: they check and explain.";
+
+    m.def("isa", [] { return std::string(rg::kernel_table().isa); }, "The instruction-set level in force.");
+    m.def("isa_levels", &rg::available_isa_levels, "The levels this machine can run, slowest first.");
+    m.def("select_isa", &rg::select_isa, nb::arg("name"),
+          "Put a level in force for all later calls; false if this machine cannot run it.");
+    m.def("set_num_threads", &rg::set_num_threads, nb::arg("threads"));
+    m.def("num_threads", &rg::num_threads);
+
+    nb::enum_<Outcome>(m, "Outcome", "What became of a call; unless `done`, nothing was written.")
+        .value("done", Outcome::done)
+        .value("in_place", Outcome::in_place)
+        .value("overlap", Outcome::overlap);
+
+    nb::class_<NormProblem>(m, "NormProblem", "A normalization of one shape with one set of options.")
+        .def(nb::init<std::vector<int64_t>, const std::string&, int64_t, int, double, int, double, double>(),
+             nb::arg("shape"), nb::arg("roles"), nb::arg("channels_per_set"), nb::arg("dtype"), nb::arg("eps"),
+             nb::arg("activation"), nb::arg("alpha"), nb::arg("beta"))
+        .def("forward", &NormProblem::forward, nb::arg("x"), nb::arg("gamma").none(), nb::arg("beta").none(),
+             nb::arg("y").none(), nb::arg("mean"), nb::arg("var"), nb::arg("statistics_given"),
+             nb::arg("overlap_checked"), nb::arg("threads"))
+        .def("backward", &NormProblem::backward, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
+             nb::arg("gamma").none(), nb::arg("mean"), nb::arg("var"), nb::arg("frozen"), nb::arg("sum_dz").none(),
+             nb::arg("sum_dz_xhat").none(), nb::arg("count"), nb::arg("dx").none(), nb::arg("dgamma").none(),
+             nb::arg("dbeta").none(), nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"))
+        .def("gradient_sums", &NormProblem::gradient_sums, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
+             nb::arg("mean"), nb::arg("var"), nb::arg("sum_dz"), nb::arg("sum_dz_xhat"), nb::arg("threads"));
+}

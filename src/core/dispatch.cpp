@@ -1,0 +1,63 @@
+#include "dispatch.h"
+
+#include <atomic>
+
+namespace rg {
+
+extern const KernelTable kScalarTable;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Table;
+extern const KernelTable kAvx512Table;
+#elif defined(__aarch64__)
+extern const KernelTable kNeonTable;
+#endif
+
+namespace {
+
+std::vector<const KernelTable*> available_tables() {
+    std::vector<const KernelTable*> tables{&kScalarTable};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        tables.push_back(&kAvx2Table);
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+            tables.push_back(&kAvx512Table);
+        }
+    }
+#elif defined(__aarch64__)
+    tables.push_back(&kNeonTable);
+#endif
+    return tables;
+}
+
+std::atomic<const KernelTable*> table{nullptr};
+
+}  // namespace
+
+std::vector<std::string> available_isa_levels() {
+    std::vector<std::string> names;
+    for (const KernelTable* t : available_tables()) names.push_back(t->isa);
+    return names;
+}
+
+const KernelTable& kernel_table() {
+    const KernelTable* chosen = table.load(std::memory_order_acquire);
+    if (!chosen) {
+        chosen = available_tables().back();
+        table.store(chosen, std::memory_order_release);
+    }
+    return *chosen;
+}
+
+bool select_isa(const std::string& name) {
+    for (const KernelTable* t : available_tables()) {
+        if (name == t->isa) {
+            table.store(t, std::memory_order_release);
+            return true;
+        }
+    }
+    return false;
+}
+
+}  // namespace rg

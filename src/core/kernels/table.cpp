@@ -1,0 +1,26 @@
+// Compiled once per instruction-set level. Everything above is in unnamed namespaces, so that a function compiled for a
+// wide level can never be linked in place of the same function for a narrow one; the table is the only symbol exported
+// (tests/test_rooms.py looks).
+#include "../kernels.h"
+#include "activation.h"
+#include "norm_range.h"
+#include "stage.h"
+
+namespace rg {
+
+namespace {
+
+template <class A>
+constexpr NormKernels<A> make_norm_kernels() {
+    return {plane_moments<A>, plane_moments_wide<A>, plane_apply<A>, plane_sums<A>, plane_dx<A>,
+            row_moments<A>,   row_apply<A>,          row_sums<A>,    row_dx<A>,     col_moments<A>,
+            col_moments_wide<A>, col_apply<A>,       col_sums<A>,    col_dx<A>,     activate<A>,
+            apply_slope<A>,   load_block,            store_block};
+}
+
+}  // namespace
+
+extern const KernelTable RG_TABLE;
+const KernelTable RG_TABLE = {RG_ISA_NAME, make_norm_kernels<float>(), make_norm_kernels<double>(), stream_fence};
+
+}  // namespace rg

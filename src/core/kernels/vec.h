@@ -1,0 +1,383 @@
+// One vector type whose width follows the instruction-set level. At the scalar level Vec<A> is A itself, so the same
+// templates compile there to plain loops. Everything has internal linkage: see table.cpp.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
+#include <immintrin.h>
+#elif defined(RG_ISA_NEON)
+#include <arm_neon.h>
+#endif
+
+#if defined(RG_ISA_AVX512)
+#define RG_VECTOR_BYTES 64
+#elif defined(RG_ISA_AVX2)
+#define RG_VECTOR_BYTES 32
+#elif defined(RG_ISA_NEON)
+#define RG_VECTOR_BYTES 16
+#else
+#define RG_ISA_SCALAR 1
+#endif
+
+#define RG_INLINE inline __attribute__((always_inline))
+#define RG_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace rg {
+namespace {
+
+// The integer that holds a float's bit pattern, and the constants of the type's layout.
+template <class A>
+struct Format;
+template <>
+struct Format<float> {
+    using Bits = uint32_t;
+    static constexpr int kMantissaBits = 23;
+    static constexpr Bits kExponentBias = 127;
+};
+template <>
+struct Format<double> {
+    using Bits = uint64_t;
+    static constexpr int kMantissaBits = 52;
+    static constexpr Bits kExponentBias = 1023;
+};
+
+#if defined(RG_ISA_SCALAR)
+
+template <class A>
+using Vec = A;
+template <class A>
+using BitsVec = typename Format<A>::Bits;
+template <class A>
+constexpr int kLanes = 1;
+
+#else
+
+template <class E>
+struct Native;
+template <>
+struct Native<float> {
+    typedef float type __attribute__((vector_size(RG_VECTOR_BYTES)));
+};
+template <>
+struct Native<double> {
+    typedef double type __attribute__((vector_size(RG_VECTOR_BYTES)));
+};
+template <>
+struct Native<uint32_t> {
+    typedef uint32_t type __attribute__((vector_size(RG_VECTOR_BYTES)));
+};
+template <>
+struct Native<uint64_t> {
+    typedef uint64_t type __attribute__((vector_size(RG_VECTOR_BYTES)));
+};
+
+template <class A>
+using Vec = typename Native<A>::type;
+template <class A>
+using BitsVec = typename Native<typename Format<A>::Bits>::type;
+template <class A>
+constexpr int kLanes = RG_VECTOR_BYTES / int(sizeof(A));
+
+#endif
+
+template <class A>
+RG_INLINE Vec<A> splat(A value) {
+    return Vec<A>{} + value;
+}
+
+// Through memcpy: a vector type with a lowered alignment is split into scalars by GCC.
+template <class A>
+RG_INLINE Vec<A> load(const A* p) {
+    Vec<A> v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class A>
+RG_INLINE void store(A* p, Vec<A> v) {
+    __builtin_memcpy(p, &v, sizeof v);
+}
+
+template <class To, class From>
+RG_INLINE To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From), "same size");
+    To to;
+    __builtin_memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+// ---- fused multiply-add, parts of a vector -------------------------------------------------------------------------
+
+#if defined(RG_ISA_AVX512)
+
+RG_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm512_fmadd_ps(a, b, c); }
+RG_INLINE Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm512_fmadd_pd(a, b, c); }
+
+RG_INLINE __mmask16 first_lanes(int64_t n) { return __mmask16((1u << n) - 1); }
+
+// The first n lanes from memory (0 <= n < lanes), the others from fill.
+RG_INLINE Vec<float> load_part(const float* p, int64_t n, Vec<float> fill) {
+    return _mm512_mask_loadu_ps(fill, first_lanes(n), p);
+}
+RG_INLINE Vec<double> load_part(const double* p, int64_t n, Vec<double> fill) {
+    return _mm512_mask_loadu_pd(fill, __mmask8(first_lanes(n)), p);
+}
+RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) {
+    _mm512_mask_storeu_pd(p, __mmask8(first_lanes(n)), v);
+}
+
+RG_INLINE Vec<double> widen_low(Vec<float> v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
+RG_INLINE Vec<double> widen_high(Vec<float> v) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)); }
+RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
+}
+
+RG_INLINE void stream(float* p, Vec<float> v) { _mm512_stream_ps(p, v); }
+RG_INLINE void stream(double* p, Vec<double> v) { _mm512_stream_pd(p, v); }
+
+#elif defined(RG_ISA_AVX2)
+
+RG_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a, b, c); }
+RG_INLINE Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return _mm256_fmadd_pd(a, b, c); }
+
+RG_INLINE __m256i first_lanes_ps(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+RG_INLINE __m256i first_lanes_pd(int64_t n) {
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+RG_INLINE Vec<float> load_part(const float* p, int64_t n, Vec<float> fill) {
+    const __m256i mask = first_lanes_ps(n);
+    return _mm256_blendv_ps(fill, _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask));
+}
+RG_INLINE Vec<double> load_part(const double* p, int64_t n, Vec<double> fill) {
+    const __m256i mask = first_lanes_pd(n);
+    return _mm256_blendv_pd(fill, _mm256_maskload_pd(p, mask), _mm256_castsi256_pd(mask));
+}
+RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) { _mm256_maskstore_ps(p, first_lanes_ps(n), v); }
+RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) { _mm256_maskstore_pd(p, first_lanes_pd(n), v); }
+
+RG_INLINE Vec<double> widen_low(Vec<float> v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
+RG_INLINE Vec<double> widen_high(Vec<float> v) { return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)); }
+RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) {
+    return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
+}
+
+RG_INLINE void stream(float* p, Vec<float> v) { _mm256_stream_ps(p, v); }
+RG_INLINE void stream(double* p, Vec<double> v) { _mm256_stream_pd(p, v); }
+
+#else
+
+#if defined(RG_ISA_NEON)
+
+RG_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return vfmaq_f32(c, a, b); }
+RG_INLINE Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) { return vfmaq_f64(c, a, b); }
+RG_INLINE Vec<double> widen_low(Vec<float> v) { return vcvt_f64_f32(vget_low_f32(v)); }
+RG_INLINE Vec<double> widen_high(Vec<float> v) { return vcvt_high_f64_f32(v); }
+RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) { return vcvt_high_f32_f64(vcvt_f32_f64(low), high); }
+
+#else
+
+// Two roundings: a fused one in software would cost a hundred times as much.
+RG_INLINE float fma(float a, float b, float c) { return a * b + c; }
+RG_INLINE double fma(double a, double b, double c) { return a * b + c; }
+
+#endif
+
+template <class A>
+RG_INLINE Vec<A> load_part(const A* p, int64_t n, Vec<A> fill) {
+    __builtin_memcpy(&fill, p, size_t(n) * sizeof(A));
+    return fill;
+}
+template <class A>
+RG_INLINE void store_part(A* p, int64_t n, Vec<A> v) {
+    __builtin_memcpy(p, &v, size_t(n) * sizeof(A));
+}
+template <class A>
+RG_INLINE void stream(A* p, Vec<A> v) {
+    store(p, v);
+}
+
+#endif
+
+RG_INLINE void stream_fence() {
+#if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
+    _mm_sfence();
+#endif
+}
+
+// ---- sums in double precision --------------------------------------------------------------------------------------
+
+RG_INLINE double add_lanes(Vec<double> v) {
+#if defined(RG_ISA_SCALAR)
+    return v;
+#else
+    double total = 0;
+    for (int i = 0; i < kLanes<double>; ++i) total += v[i];
+    return total;
+#endif
+}
+
+// Adds vectors of A into doubles, lane by lane.
+template <class A>
+struct Sum;
+
+template <>
+struct Sum<double> {
+    Vec<double> lanes{};
+    RG_INLINE void add(Vec<double> v) { lanes += v; }
+    RG_INLINE double total() const { return add_lanes(lanes); }
+};
+
+#if defined(RG_ISA_SCALAR)
+
+template <>
+struct Sum<float> {
+    double lanes{};
+    RG_INLINE void add(float v) { lanes += v; }
+    RG_INLINE double total() const { return lanes; }
+};
+RG_INLINE void add_to(double* p, float v) { *p += v; }
+
+#else
+
+template <>
+struct Sum<float> {
+    Vec<double> low{}, high{};
+    RG_INLINE void add(Vec<float> v) {
+        low += widen_low(v);
+        high += widen_high(v);
+    }
+    RG_INLINE double total() const { return add_lanes(low + high); }
+};
+RG_INLINE void add_to(double* p, Vec<float> v) {
+    store(p, load(p) + widen_low(v));
+    store(p + kLanes<double>, load(p + kLanes<double>) + widen_high(v));
+}
+
+#endif
+
+RG_INLINE void add_to(double* p, Vec<double> v) { store(p, load(p) + v); }
+
+template <class A>
+RG_INLINE void add_to_part(double* p, int64_t n, Vec<A> v) {
+    A lane[kLanes<A>];
+    store(lane, v);
+    for (int64_t i = 0; i < n; ++i) p[i] += lane[i];
+}
+
+// ---- half-width storage --------------------------------------------------------------------------------------------
+
+struct Half {
+    uint16_t bits;
+};
+struct BFloat {
+    uint16_t bits;
+};
+
+RG_INLINE float to_float(float v) { return v; }
+RG_INLINE float to_float(BFloat v) { return bit_cast<float>(uint32_t(v.bits) << 16); }
+RG_INLINE float to_float(Half v) {
+    const uint32_t magnitude = v.bits & 0x7fffu, sign = uint32_t(v.bits & 0x8000u) << 16;
+    // A subnormal half is an integer multiple of 2^-24, exact in float; the others only need their exponent moved.
+    const float subnormal = float(magnitude) * 0x1p-24f;
+    uint32_t bits = magnitude < 0x0400u ? bit_cast<uint32_t>(subnormal) : (magnitude << 13) + ((127u - 15u) << 23);
+    if (magnitude >= 0x7c00u) bits = 0x7f800000u | (magnitude << 13);
+    return bit_cast<float>(bits | sign);
+}
+
+template <class T>
+T from_float(float v);
+template <>
+RG_INLINE float from_float<float>(float v) {
+    return v;
+}
+template <>
+RG_INLINE BFloat from_float<BFloat>(float v) {
+    const uint32_t bits = bit_cast<uint32_t>(v);
+    if (v != v) return {uint16_t((bits >> 16) | 0x40u)};
+    return {uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};  // to nearest, ties to even
+}
+template <>
+RG_INLINE Half from_float<Half>(float v) {
+    const uint32_t bits = bit_cast<uint32_t>(v), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+    uint32_t half;
+    if (magnitude > 0x7f800000u) {
+        half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
+        half = 0x7c00u;
+    } else if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to a multiple of 2^-24
+        half = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - bit_cast<uint32_t>(0.5f);
+    } else {
+        half = (magnitude - ((127u - 15u) << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    }
+    return {uint16_t(sign | half)};
+}
+
+// A whole vector of stored elements, as arithmetic.
+RG_INLINE Vec<float> load_as(const float* p) { return load(p); }
+RG_INLINE Vec<double> load_as(const double* p) { return load(p); }
+RG_INLINE void store_as(float* p, Vec<float> v) { store(p, v); }
+RG_INLINE void store_as(double* p, Vec<double> v) { store(p, v); }
+
+#if defined(RG_ISA_AVX512)
+
+RG_INLINE Vec<float> load_as(const Half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+RG_INLINE void store_as(Half* p, Vec<float> v) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+RG_INLINE Vec<float> load_as(const BFloat* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+RG_INLINE void store_as(BFloat* p, Vec<float> v) {
+    const __m512i bits = _mm512_castps_si512(v), one = _mm512_set1_epi32(1);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+}
+
+#elif defined(RG_ISA_AVX2)
+
+RG_INLINE Vec<float> load_as(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+RG_INLINE void store_as(Half* p, Vec<float> v) {
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+RG_INLINE Vec<float> load_as(const BFloat* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+RG_INLINE void store_as(BFloat* p, Vec<float> v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128((__m128i*)p, _mm256_castsi256_si128(packed));
+}
+
+#else
+
+template <class T>
+RG_INLINE Vec<float> load_as(const T* p) {
+    float lane[kLanes<float>];
+    for (int i = 0; i < kLanes<float>; ++i) lane[i] = to_float(p[i]);
+    return load(lane);
+}
+template <class T>
+RG_INLINE void store_as(T* p, Vec<float> v) {
+    float lane[kLanes<float>];
+    store(lane, v);
+    for (int i = 0; i < kLanes<float>; ++i) p[i] = from_float<T>(lane[i]);
+}
+
+#endif
+
+}  // namespace
+}  // namespace rg

@@ -1,0 +1,56 @@
+// Normalization drivers: cut a problem into blocks by its shape alone, hand the blocks to the team, and add partial sums
+// in a fixed order, so that the bits do not depend on the number of threads.
+#pragma once
+
+#include "shape.h"
+
+namespace rg {
+
+// Gamma, beta and their gradients are arrays of the arithmetic type (float, or double for f64) of length C.
+// Statistics are doubles, one per set, sets in the order [N][C / K].
+struct NormForward {
+    NormShape shape;
+    DType dtype = DType::f32;
+    Activation activation;
+    double eps = 0;
+    const void* x = nullptr;
+    const void* gamma = nullptr;  // null: 1
+    const void* beta = nullptr;   // null: 0
+    bool statistics_given = false;
+    int threads = 1;
+    double* mean = nullptr;  // read if given, else written
+    double* var = nullptr;   // likewise; the biased variance
+    void* y = nullptr;       // null: statistics only
+};
+
+struct NormBackward {
+    NormShape shape;
+    DType dtype = DType::f32;
+    Activation activation;
+    double eps = 0;
+    const void* x = nullptr;
+    const void* y = nullptr;  // only read under an activation
+    const void* dy = nullptr;
+    const void* gamma = nullptr;
+    const double* mean = nullptr;
+    const double* var = nullptr;
+    bool frozen = false;      // the statistics are constants
+    bool accumulate = false;  // add to dx, dgamma, dbeta
+    // Sums over all of a set's data that the caller knows already, with their count; N = 1 and K = 1 only.
+    const double* given_sum_dz = nullptr;
+    const double* given_sum_dz_xhat = nullptr;
+    double given_count = 0;
+    int threads = 1;
+    // Results; null: not wanted.
+    void* dx = nullptr;
+    void* dgamma = nullptr;
+    void* dbeta = nullptr;
+    double* sum_dz = nullptr;       // dbeta in full precision, for N = 1 and K = 1
+    double* sum_dz_xhat = nullptr;  // dgamma likewise
+};
+
+// A problem without elements has nothing to compute: nothing is written.
+void norm_forward(const NormForward& call);
+void norm_backward(const NormBackward& call);
+
+}  // namespace rg

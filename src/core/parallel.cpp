@@ -1,0 +1,161 @@
+#include "parallel.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace rg {
+namespace {
+
+std::atomic<int> default_threads{1};
+
+void pause_briefly() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Long enough to bridge the Python between two calls of a training step, short enough not to be noticed.
+constexpr auto kSpinTime = std::chrono::microseconds(60);
+constexpr int kPausesPerClockRead = 32;
+constexpr int kPausesBeforeYield = 2000;
+
+struct Job {
+    void (*body)(void*, int64_t) = nullptr;
+    void* context = nullptr;
+    int64_t items = 0;
+    int64_t grain = 1;
+};
+
+// Never destroyed: its threads live as long as the process, and a child of fork leaves the parent's copy behind.
+class Team {
+public:
+    void run(int64_t items, int threads, bool wake, void (*body)(void*, int64_t), void* context) {
+        if (!turn_.try_lock()) {  // another caller has the team
+            for (int64_t i = 0; i < items; ++i) body(context, i);
+            return;
+        }
+        const std::lock_guard<std::mutex> turn(turn_, std::adopt_lock);
+        const int members = std::min<int64_t>(threads, items) - 1;
+        grow(members);
+        job_.body = body;
+        job_.context = context;
+        job_.items = items;
+        // Several items at a time where there are many; the caller's share of waiting at the end stays below 1/16.
+        job_.grain = std::max<int64_t>(1, items / (16 * int64_t(threads)));
+        next_.store(0, std::memory_order_relaxed);
+        places_.store(members, std::memory_order_relaxed);
+        open_.store(true);
+        epoch_.fetch_add(1);
+        if (wake && parked_.load() > 0) {
+            { const std::lock_guard<std::mutex> lock(park_); }
+            unpark_.notify_all();
+        }
+        work();
+        open_.store(false);
+        for (int pauses = 0; active_.load() != 0; ++pauses) {
+            pauses < kPausesBeforeYield ? pause_briefly() : void(sched_yield());
+        }
+    }
+
+private:
+    void work() {
+        for (;;) {
+            const int64_t first = next_.fetch_add(job_.grain, std::memory_order_relaxed);
+            if (first >= job_.items) return;
+            const int64_t last = std::min(first + job_.grain, job_.items);
+            for (int64_t i = first; i < last; ++i) job_.body(job_.context, i);
+        }
+    }
+
+    void grow(int members) {
+        while (size_ < members) {
+            try {
+                std::thread([this] { live(); }).detach();
+            } catch (const std::system_error&) {
+                return;  // the machine has no more threads to give: those there are will do
+            }
+            ++size_;
+        }
+    }
+
+    void live() {
+        uint64_t seen = 0;
+        for (;;) {
+            seen = wait_for_work(seen);
+            // Announce first, then look: the caller closes first, then waits for those announced.
+            active_.fetch_add(1);
+            if (open_.load() && places_.fetch_sub(1) > 0) work();
+            active_.fetch_sub(1);
+        }
+    }
+
+    uint64_t wait_for_work(uint64_t seen) {
+        const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+        do {
+            for (int i = 0; i < kPausesPerClockRead; ++i) {
+                const uint64_t epoch = epoch_.load();
+                if (epoch != seen) return epoch;
+                pause_briefly();
+            }
+        } while (std::chrono::steady_clock::now() < deadline);
+        std::unique_lock<std::mutex> lock(park_);
+        parked_.fetch_add(1);
+        unpark_.wait(lock, [&] { return epoch_.load() != seen; });
+        parked_.fetch_sub(1);
+        return epoch_.load();
+    }
+
+    std::mutex turn_;
+    int size_ = 0;
+    Job job_;
+    alignas(64) std::atomic<int64_t> next_{0};
+    alignas(64) std::atomic<int> active_{0};
+    alignas(64) std::atomic<uint64_t> epoch_{0};
+    std::atomic<bool> open_{false};
+    std::atomic<int> places_{0};
+    std::atomic<int> parked_{0};
+    std::mutex park_;
+    std::condition_variable unpark_;
+};
+
+std::atomic<Team*> team{nullptr};
+
+Team& current_team() {
+    Team* mine = team.load();
+    if (mine) return *mine;
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { team.store(nullptr); });
+    (void)registered;
+    Team* fresh = new Team;
+    if (team.compare_exchange_strong(mine, fresh)) return *fresh;
+    delete fresh;
+    return *mine;
+}
+
+}  // namespace
+
+void set_num_threads(int threads) { default_threads.store(std::max(threads, 1)); }
+int num_threads() { return default_threads.load(); }
+
+void run_parallel(int64_t items, int threads, bool wake, void (*body)(void*, int64_t), void* context) {
+    if (threads <= 1 || items <= 1) {
+        for (int64_t i = 0; i < items; ++i) body(context, i);
+        return;
+    }
+    current_team().run(items, threads, wake, body, context);
+}
+
+}  // namespace rg

@@ -1,0 +1,27 @@
+// The only file that sees threads: one team, its size, its life across fork.
+#pragma once
+
+#include <stdint.h>
+
+namespace rg {
+
+// How many threads a call uses that does not say. At least 1.
+void set_num_threads(int threads);
+int num_threads();
+
+// Runs body(context, i) for every i in [0, items), on at most `threads` threads including the caller's, and returns when
+// all are done. Items are handed out in order but finish in any, so results must not depend on who ran what. Calls from
+// several threads at once are fine: the team serves one, the others run alone. Bodies must not throw.
+//
+// `wake`: whether the work is worth waking sleeping members for (it costs them tens of microseconds). Members that are
+// still awake from the last call join in either case.
+void run_parallel(int64_t items, int threads, bool wake, void (*body)(void* context, int64_t item), void* context);
+
+template <class Body>
+void parallel_for(int64_t items, int threads, bool wake, const Body& body) {
+    run_parallel(
+        items, threads, wake, [](void* context, int64_t item) { (*static_cast<const Body*>(context))(item); },
+        const_cast<Body*>(&body));
+}
+
+}  // namespace rg

@@ -1,0 +1,83 @@
+// Plain structures that every room of the engine speaks. C++17, no Python, no containers with hidden cost.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace rg {
+
+// How an element is stored. Arithmetic is float for all but f64.
+enum class DType : int32_t { f32, f64, f16, bf16 };
+
+// Numbers are Apple's (BNNSActivationFunction). Only functions whose slope follows from the output are here.
+enum class ActivationKind : int32_t {
+    identity = 0,
+    relu = 1,
+    leaky_relu = 2,
+    sigmoid = 3,
+    tanh = 4,
+    scaled_tanh = 5,
+    linear = 7,
+    clamp = 8,
+    hard_sigmoid = 15,
+    softplus = 16,
+    softsign = 17,
+    elu = 18,
+    clamped_leaky_relu = 19,
+    linear_with_bias = 20,
+    log_sigmoid = 22,
+    selu = 23,
+    celu = 24,
+    hard_shrink = 25,
+    soft_shrink = 26,
+    tanh_shrink = 27,
+    threshold = 28,
+    relu6 = 32,
+};
+
+struct Activation {
+    ActivationKind kind = ActivationKind::identity;
+    double alpha = 0;
+    double beta = 0;
+};
+
+// A normalization problem is x[N][C][R]: a statistics set is one n, K consecutive channels and all of R; gamma and beta
+// are indexed by C. Batch norm: N = 1 (the batch joins R), K = 1. Instance: K = 1. Group: K = C/G. Layer: R = 1, K = C.
+enum class AxisRole : int32_t { n, c, r };
+
+// Views of one call: x, the activation's output y (written by forward, read by backward), dy and dx.
+enum ViewIndex { kX, kY, kDy, kDx, kViews };
+
+constexpr int kMaxAxes = 64;  // NumPy's own limit
+
+struct Axis {
+    int64_t extent;
+    int64_t stride[kViews];  // in elements; 0 for a view that the call does not have
+};
+
+// Only the first `size` entries are ever set or copied: a small problem should not pay for kMaxAxes.
+struct AxisList {
+    int size = 0;
+    Axis axis[kMaxAxes];
+
+    AxisList() {}
+    AxisList(const AxisList& other) { *this = other; }
+    AxisList& operator=(const AxisList& other) {
+        size = other.size;
+        for (int i = 0; i < size; ++i) axis[i] = other.axis[i];
+        return *this;
+    }
+
+    int64_t extent() const {
+        int64_t product = 1;
+        for (int i = 0; i < size; ++i) product *= axis[i].extent;
+        return product;
+    }
+};
+
+struct NormShape {
+    AxisList n, c, r;
+    int64_t channels_per_set = 1;  // K
+};
+
+}  // namespace rg

@@ -1,0 +1,65 @@
+"""retrograd: the backward half of neural-network training, fast and exact, on CPUs."""
+
+from __future__ import annotations
+
+import os as _os
+from importlib import metadata as _metadata
+
+from . import _core
+from ._threads import default_num_threads as _default_num_threads
+from ._threads import get_num_threads, set_num_threads
+from .activation import Activation
+from .normalization import (
+    GradientSums,
+    NormCache,
+    NormGradients,
+    NormStatistics,
+    RunningUpdate,
+    batch_norm_backward,
+    batch_norm_forward,
+    batch_norm_gradient_sums,
+    batch_norm_statistics,
+    combine_statistics,
+    group_norm_backward,
+    group_norm_forward,
+    instance_norm_backward,
+    instance_norm_forward,
+    layer_norm_backward,
+    layer_norm_forward,
+)
+
+__all__ = [
+    "Activation",
+    "GradientSums",
+    "NormCache",
+    "NormGradients",
+    "NormStatistics",
+    "RunningUpdate",
+    "batch_norm_backward",
+    "batch_norm_forward",
+    "batch_norm_gradient_sums",
+    "batch_norm_statistics",
+    "combine_statistics",
+    "get_num_threads",
+    "group_norm_backward",
+    "group_norm_forward",
+    "instance_norm_backward",
+    "instance_norm_forward",
+    "layer_norm_backward",
+    "layer_norm_forward",
+    "set_num_threads",
+]
+
+__version__ = _metadata.version("retrograd")
+
+
+def _choose_isa() -> None:
+    """RETROGRAD_ISA lowers the instruction-set level; a value this machine cannot honour is refused."""
+    name = _os.environ.get("RETROGRAD_ISA", "").strip()
+    if name and not _core.select_isa(name):
+        levels = ", ".join(_core.isa_levels())
+        raise ImportError(f"RETROGRAD_ISA={name!r}: this machine can run {levels}")
+
+
+_choose_isa()
+set_num_threads(_default_num_threads())

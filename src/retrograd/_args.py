@@ -1,0 +1,253 @@
+"""Arguments: what is accepted, what is refused and why. The only place that may copy, and the only one that complains.
+
+Checks that depend on shapes and options alone are made once per combination (:func:`norm_problem` is memoised); what is
+left for every call is comparing tuples.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from ._threads import checked_num_threads
+from .activation import Activation
+
+Array: TypeAlias = npt.NDArray[Any]
+Statistics: TypeAlias = npt.NDArray[np.float64]
+
+_FLOAT32: Final = np.dtype(np.float32)
+_FLOAT64: Final = np.dtype(np.float64)
+# The engine's numbers for data types; bfloat16 is known by its name, so that ml_dtypes need not be imported.
+_DTYPE_CODES: Final = {_FLOAT32: 0, _FLOAT64: 1, np.dtype(np.float16): 2}
+_BFLOAT16_CODE: Final = 3
+# Activations whose output is compared with a parameter: there the parameter must be rounded as the output is.
+_BOUND_PARAMETERS: Final = {"clamp": ("alpha", "beta"), "clamped_leaky_relu": ("beta",), "threshold": ("beta",)}
+
+
+class NormProblem(NamedTuple):
+    """A normalization of one shape with one set of options, checked."""
+
+    function: str  # "batch_norm", ...
+    engine: _core.NormProblem | None  # None: there are no elements
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    arithmetic: np.dtype[Any]
+    parameter_shape: tuple[int, ...]
+    statistics_shape: tuple[int, ...]
+    count: int  # elements of a statistics set
+    eps: float
+    activation: Activation
+
+    def __repr__(self) -> str:
+        return f"<{self.function} of {self.dtype} {self.shape}>"
+
+
+def dtype_code(function: str, name: str, dtype: np.dtype[Any]) -> int:
+    code = _DTYPE_CODES.get(dtype)
+    if code is not None:
+        return code
+    if not dtype.isnative:
+        raise TypeError(
+            f"{function}: {name} is in non-native byte order ({dtype.str}); convert it with "
+            f"{name}.astype({name}.dtype.newbyteorder('='))"
+        )
+    if dtype.name == "bfloat16" and dtype.itemsize == 2:
+        return _BFLOAT16_CODE
+    raise TypeError(f"{function}: {name} has dtype {dtype}; it must be float32, float64, float16 or bfloat16")
+
+
+def as_activation(function: str, activation: str | Activation | None) -> Activation:
+    if isinstance(activation, Activation):
+        return activation
+    try:
+        return Activation("identity" if activation is None else activation)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{function}: {error}") from None
+
+
+def as_axis(function: str, name: str, axis: int, rank: int) -> int:
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        raise TypeError(f"{function}: {name} must be an int, not {type(axis).__name__}") from None
+    if not -rank <= index < rank:
+        raise ValueError(f"{function}: {name} is {index}, but x has {rank} axes")
+    return index % rank
+
+
+def norm_problem(
+    function: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    axis: int,
+    num_groups: int,
+    eps: float,
+    activation: str | Activation | None,
+) -> NormProblem:
+    """`axis` is the channel axis, or the first normalized axis of a layer norm."""
+    try:
+        return _norm_problem(function, shape, dtype, axis, num_groups, eps, activation)
+    except TypeError:  # an unhashable argument, or a wrong type found inside: say which
+        return _norm_problem.__wrapped__(function, shape, dtype, axis, num_groups, eps, activation)
+
+
+@lru_cache(maxsize=512)
+def _norm_problem(
+    function: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    axis: int,
+    num_groups: int,
+    eps: float,
+    activation: str | Activation | None,
+) -> NormProblem:
+    code = dtype_code(function, "x", dtype)
+    fused = as_activation(function, activation)
+    try:
+        epsilon = float(eps)
+    except (TypeError, ValueError):
+        raise TypeError(f"{function}: eps must be a number, not {type(eps).__name__}") from None
+    if not (0 <= epsilon < math.inf):
+        raise ValueError(f"{function}: eps is {epsilon}, must be a finite number of at least 0")
+    rank = len(shape)
+    kind = function.removesuffix("_forward").removesuffix("_statistics")
+    if kind == "layer_norm":
+        if rank < 1:
+            raise ValueError(f"{function}: x has 0 axes, needs at least 1")
+        first = as_axis(function, "axis", axis, rank)
+        roles = "n" * first + "c" * (rank - first)
+        parameter_shape, statistics_shape = shape[first:], shape[:first]
+        channels_per_set = count = math.prod(parameter_shape)
+    else:
+        if rank < 2:
+            raise ValueError(f"{function}: x has {rank} axes, needs at least 2 (samples and channels)")
+        channel = as_axis(function, "channel_axis", axis, rank)
+        if channel == 0 and kind != "batch_norm":
+            raise ValueError(f"{function}: channel_axis is 0, but axis 0 counts the samples")
+        channels = shape[channel]
+        roles = "".join("c" if i == channel else "n" if i == 0 and kind != "batch_norm" else "r" for i in range(rank))
+        spatial = math.prod(extent for extent, role in zip(shape, roles, strict=True) if role == "r")
+        parameter_shape = (channels,)
+        channels_per_set = 1
+        if kind == "batch_norm":
+            statistics_shape = (channels,)
+        elif kind == "instance_norm":
+            statistics_shape = (shape[0], channels)
+        else:
+            groups = _as_groups(function, num_groups, channels)
+            channels_per_set = channels // groups
+            statistics_shape = (shape[0], groups)
+        count = channels_per_set * spatial
+    arithmetic = _FLOAT64 if dtype == _FLOAT64 else _FLOAT32
+    engine = None
+    if math.prod(shape):
+        alpha, beta = _rounded_parameters(fused, dtype)
+        engine = _core.NormProblem(list(shape), roles, channels_per_set, code, epsilon, fused.code, alpha, beta)
+    return NormProblem(
+        kind, engine, shape, dtype, arithmetic, parameter_shape, statistics_shape, count, epsilon, fused
+    )
+
+
+def _as_groups(function: str, num_groups: int, channels: int) -> int:
+    try:
+        groups = operator.index(num_groups)
+    except TypeError:
+        raise TypeError(f"{function}: num_groups must be an int, not {type(num_groups).__name__}") from None
+    if groups < 1:
+        raise ValueError(f"{function}: num_groups is {groups}, must be at least 1")
+    if channels % groups:
+        raise ValueError(f"{function}: num_groups is {groups}, which does not divide the {channels} channels of x")
+    return groups
+
+
+def _rounded_parameters(activation: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
+    values = {"alpha": activation.alpha, "beta": activation.beta}
+    for name in _BOUND_PARAMETERS.get(activation.name, ()):
+        values[name] = float(np.array(values[name]).astype(dtype))
+    return values["alpha"], values["beta"]
+
+
+def as_array(function: str, name: str, value: object) -> Array:
+    """A plain ndarray over the caller's own memory where there is one."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{function}: {name} is not an array: {error}") from None
+
+
+def as_parameter(problem: NormProblem, function: str, name: str, value: object) -> Array:
+    """gamma or beta: of the normalized shape and the arithmetic's type. A strided one is copied: it is small."""
+    array = value if type(value) is np.ndarray else as_array(function, name, value)
+    if array.shape != problem.parameter_shape:
+        raise ValueError(
+            f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} needs {problem.parameter_shape}"
+        )
+    check_dtype(function, name, array, problem.arithmetic, f"for data of {problem.dtype}")
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def as_statistics(problem: NormProblem, function: str, name: str, value: object) -> Statistics:
+    """mean or var as the caller knows them: any real type, one value per set; used as float64."""
+    array = as_array(function, name, value)
+    if array.shape != problem.statistics_shape:
+        raise ValueError(
+            f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} has statistics of shape "
+            f"{problem.statistics_shape}"
+        )
+    try:
+        return np.ascontiguousarray(array, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be of real numbers") from None
+
+
+def check_dtype(function: str, name: str, array: Array, dtype: np.dtype[Any], why: str) -> None:
+    if array.dtype != dtype:
+        if array.dtype == dtype.newbyteorder():
+            dtype_code(function, name, array.dtype)  # raises: byte order
+        raise TypeError(f"{function}: {name} has dtype {array.dtype}, must be {dtype} {why}")
+
+
+def check_data(function: str, name: str, array: Array, problem: NormProblem) -> None:
+    """An array that must be like x."""
+    if array.shape != problem.shape:
+        raise ValueError(f"{function}: {name} has shape {array.shape}, but x has shape {problem.shape}")
+    check_dtype(function, name, array, problem.dtype, "as x is")
+
+
+def check_result(function: str, name: str, array: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """A buffer the caller gave to be written."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{function}: {name} must be an ndarray, not {type(array).__name__}")
+    if array.shape != shape:
+        raise ValueError(f"{function}: {name} has shape {array.shape}, the result has {shape}")
+    check_dtype(function, name, array, dtype, "as the result is")
+    if not array.flags.writeable:
+        raise ValueError(f"{function}: {name} is read-only")
+    if 0 in array.strides and array.size and any(
+        step == 0 and extent > 1 for step, extent in zip(array.strides, array.shape, strict=True)
+    ):
+        raise ValueError(f"{function}: {name} has stride 0: several elements of the result would share memory")
+
+
+def check_disjoint(function: str, results: Mapping[str, Array | None], inputs: Mapping[str, Array | None]) -> None:
+    """Raise if a result really shares memory with an input or another result."""
+    present = {name: array for name, array in results.items() if array is not None}
+    for name, result in present.items():
+        others = {**inputs, **{other: array for other, array in present.items() if other < name}}
+        for other, array in others.items():
+            if array is not None and np.shares_memory(result, array):
+                raise ValueError(
+                    f"{function}: {name} (shape {result.shape}, strides {result.strides}) overlaps {other} "
+                    f"(shape {array.shape}, strides {array.strides}) without being exactly in its place"
+                )
+
+
+def thread_count(function: str, num_threads: int | None) -> int:
+    return 0 if num_threads is None else checked_num_threads(function, num_threads)

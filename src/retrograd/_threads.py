@@ -1,0 +1,83 @@
+"""How many threads: the caller's word, the environment's, or what the machine grants this process."""
+
+from __future__ import annotations
+
+import operator
+import os
+from pathlib import Path
+
+from . import _core
+
+__all__ = ["default_num_threads", "get_num_threads", "set_num_threads"]
+
+_VARIABLE = "RETROGRAD_NUM_THREADS"
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """CPUs that the control groups of this process allow, the tightest of them; None without a limit."""
+    quotas = []
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2: one hierarchy
+            folder = root / path.lstrip("/")
+            while True:
+                quotas.append(_read_quota(folder / "cpu.max"))
+                if folder in (root, folder.parent):
+                    break
+                folder = folder.parent
+        elif "cpu" in controllers.split(","):
+            for folder in (root / "cpu" / path.lstrip("/"), root / "cpu"):
+                quotas.append(_read_quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"))
+    limits = [quota for quota in quotas if quota is not None]
+    return min(limits, default=None)
+
+
+def _read_quota(*files: Path) -> float | None:
+    try:
+        words = " ".join(file.read_text() for file in files).split()
+        quota, period = float(words[0]), float(words[1])
+    except (OSError, ValueError, IndexError):  # absent, or "max"
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def default_num_threads() -> int:
+    """RETROGRAD_NUM_THREADS if set, else the CPUs this process may run on, no more than its quota."""
+    text = os.environ.get(_VARIABLE, "").strip()
+    if text:
+        if not text.isdecimal() or int(text) < 1:
+            raise ValueError(f"{_VARIABLE}={text!r}: must be a whole number of at least 1")
+        return int(text)
+    cpus = _affinity()
+    quota = _cgroup_quota()
+    return max(1, cpus if quota is None else min(cpus, round(quota)))
+
+
+def set_num_threads(threads: int) -> None:
+    """Set how many threads calls use that do not say ``num_threads=``. Results do not depend on it, to the bit."""
+    _core.set_num_threads(checked_num_threads("set_num_threads", threads))
+
+
+def get_num_threads() -> int:
+    """How many threads calls use that do not say ``num_threads=``."""
+    return _core.num_threads()
+
+
+def checked_num_threads(function: str, threads: int) -> int:
+    try:
+        count = operator.index(threads)
+    except TypeError:
+        raise TypeError(f"{function}: the number of threads must be an int, not {type(threads).__name__}") from None
+    if not 1 <= count <= 4096:
+        raise ValueError(f"{function}: the number of threads is {count}, must be from 1 to 4096")
+    return count

@@ -1,0 +1,148 @@
+"""Activations that can be fused into a normalization: those whose slope follows from their output."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+__all__ = ["ACTIVATIONS", "Activation"]
+
+
+class _Kind(NamedTuple):
+    code: int  # Apple's number, which is also the engine's
+    alpha: float | None = 0.0  # customary value; None: there is none, the caller must say
+    beta: float | None = 0.0
+
+
+ACTIVATIONS: Final[dict[str, _Kind]] = {
+    "identity": _Kind(0),
+    "relu": _Kind(1),
+    "leaky_relu": _Kind(2, alpha=0.01),
+    "sigmoid": _Kind(3),
+    "tanh": _Kind(4),
+    "scaled_tanh": _Kind(5, alpha=1.0, beta=1.0),
+    "linear": _Kind(7, alpha=None),
+    "clamp": _Kind(8, alpha=None, beta=None),
+    "hard_sigmoid": _Kind(15, alpha=1 / 6, beta=0.5),
+    "softplus": _Kind(16, alpha=1.0, beta=1.0),
+    "softsign": _Kind(17),
+    "elu": _Kind(18, alpha=1.0),
+    "clamped_leaky_relu": _Kind(19, alpha=0.01, beta=None),
+    "linear_with_bias": _Kind(20, alpha=None, beta=None),
+    "log_sigmoid": _Kind(22),
+    "selu": _Kind(23),
+    "celu": _Kind(24, alpha=1.0),
+    "hard_shrink": _Kind(25, alpha=0.5),
+    "soft_shrink": _Kind(26, alpha=0.5),
+    "tanh_shrink": _Kind(27),
+    "threshold": _Kind(28, alpha=None, beta=None),
+    "relu6": _Kind(32),
+}
+
+# Two inputs share an output, so the output cannot tell the slope.
+_NEEDS_INPUT: Final = {
+    "abs": "the sign of its input is lost",
+    "gelu": "it is not monotone",
+    "gelu_tanh": "it is not monotone",
+    "gelu_sigmoid": "it is not monotone",
+    "hard_swish": "it is not monotone",
+    "silu": "it is not monotone",
+    "swish": "it is not monotone",
+    "mish": "it is not monotone",
+}
+_NOT_ELEMENTWISE: Final = ("softmax", "log_softmax")
+
+# Where alpha must be positive, because at or below zero two inputs share an output.
+_POSITIVE_ALPHA: Final = ("leaky_relu", "clamped_leaky_relu", "elu", "celu")
+# Where a zero makes the function constant and its inverse disappear.
+_NON_ZERO: Final = {"softplus": ("alpha", "beta"), "scaled_tanh": ("alpha",)}
+
+
+class Activation:
+    """A fused activation with its parameters: ``Activation("leaky_relu", alpha=0.1)``.
+
+    Wherever an activation is expected, its name alone stands for its customary parameters. Instances are immutable
+    and hashable. ``docs/activations.md`` has the formulas.
+    """
+
+    __slots__ = ("_hash", "alpha", "beta", "code", "name")
+
+    name: str
+    code: int
+    alpha: float
+    beta: float
+
+    def __init__(self, name: str, alpha: float | None = None, beta: float | None = None) -> None:
+        kind = ACTIVATIONS.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise _unknown(name)
+        values = {}
+        for parameter, given, default in (("alpha", alpha, kind.alpha), ("beta", beta, kind.beta)):
+            if given is not None and default == 0.0:
+                raise ValueError(f"activation {name!r} takes no {parameter}")
+            value = default if given is None else given
+            if value is None:
+                raise ValueError(f"activation {name!r} needs {parameter}: it has no customary value")
+            value = float(value)
+            if math.isnan(value):
+                raise ValueError(f"activation {name!r}: {parameter} is NaN")
+            values[parameter] = value
+        _check(name, values["alpha"], values["beta"])
+        for field, value in (("name", name), ("code", kind.code), *values.items()):
+            object.__setattr__(self, field, value)
+        object.__setattr__(self, "_hash", hash((name, self.alpha, self.beta)))
+
+    def __setattr__(self, field: str, value: object) -> None:
+        raise AttributeError(f"Activation is immutable; make a new one instead of setting {field}")
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[no-any-return, attr-defined]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Activation):
+            return NotImplemented
+        return (self.name, self.alpha, self.beta) == (other.name, other.alpha, other.beta)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        kind = ACTIVATIONS[self.name]
+        return Activation, (
+            self.name,
+            None if kind.alpha == 0.0 else self.alpha,
+            None if kind.beta == 0.0 else self.beta,
+        )
+
+    def __repr__(self) -> str:
+        kind = ACTIVATIONS[self.name]
+        text = repr(self.name)
+        if kind.alpha != 0.0:
+            text += f", alpha={self.alpha!r}"
+        if kind.beta != 0.0:
+            text += f", beta={self.beta!r}"
+        return f"Activation({text})"
+
+
+def _check(name: str, alpha: float, beta: float) -> None:
+    if name in _POSITIVE_ALPHA and not alpha > 0:
+        hint = "; use 'relu'" if name == "leaky_relu" and alpha == 0 else ""
+        raise ValueError(
+            f"activation {name!r} with alpha = {alpha:g}: backward finds the slope from the output, which tells it only "
+            f"for alpha > 0{hint}"
+        )
+    for parameter in _NON_ZERO.get(name, ()):
+        if (alpha if parameter == "alpha" else beta) == 0:
+            raise ValueError(f"activation {name!r} with {parameter} = 0 is constant: its output cannot tell the slope")
+    if name == "clamp" and alpha > beta:
+        raise ValueError(f"activation 'clamp': the lower bound alpha = {alpha:g} is above the upper bound beta = {beta:g}")
+
+
+def _unknown(name: object) -> Exception:
+    if not isinstance(name, str):
+        return TypeError(f"activation must be a name or an Activation, not {type(name).__name__}")
+    if name in _NEEDS_INPUT:
+        return ValueError(
+            f"activation {name!r} cannot be fused: backward finds the slope from the output, and {_NEEDS_INPUT[name]}. "
+            f"Normalize without an activation, apply {name} to the result, and multiply dy by its slope before backward"
+        )
+    if name in _NOT_ELEMENTWISE:
+        return ValueError(f"activation {name!r} cannot be fused: it is not elementwise. Apply it to the result instead")
+    return ValueError(f"activation {name!r} is unknown; there are {', '.join(ACTIVATIONS)}")

@@ -1,0 +1,596 @@
+"""Batch, instance, layer and group normalization: forward and backward, with fused activations.
+
+Forward returns ``(y, cache)``, backward takes ``(dy, cache)`` and returns :class:`NormGradients`. The cache refers to
+``x`` (and to ``y`` under an activation) rather than copying it: leave both as they are until backward has run. Only a
+forward in place (``out=x``) keeps a copy of ``x``, because backward needs it.
+
+Statistics are float64 whatever the data: ``mean``, and ``var``, the biased variance. Nothing is written when an
+argument is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+
+from . import _args
+from ._args import Array, NormProblem, Statistics
+from ._core import Outcome
+from .activation import Activation
+
+__all__ = [
+    "GradientSums",
+    "NormCache",
+    "NormGradients",
+    "NormStatistics",
+    "RunningUpdate",
+    "batch_norm_backward",
+    "batch_norm_forward",
+    "batch_norm_gradient_sums",
+    "batch_norm_statistics",
+    "combine_statistics",
+    "group_norm_backward",
+    "group_norm_forward",
+    "instance_norm_backward",
+    "instance_norm_forward",
+    "layer_norm_backward",
+    "layer_norm_forward",
+]
+
+
+class NormCache(NamedTuple):
+    """What backward needs of a forward call. Treat it as opaque but for ``mean``, ``var`` and ``rstd``."""
+
+    problem: NormProblem
+    x: Array
+    y: Array | None
+    gamma: Array | None
+    has_beta: bool
+    mean: Statistics
+    var: Statistics
+    frozen: bool
+
+    @property
+    def rstd(self) -> Statistics:
+        """``1 / sqrt(var + eps)``"""
+        return cast(Statistics, 1.0 / np.sqrt(self.var + self.problem.eps))
+
+    def __repr__(self) -> str:
+        return f"NormCache({self.problem!r})"
+
+
+class NormGradients(NamedTuple):
+    """Gradients by name; None for those not asked for. Also the form of ``out=``: buffers to be written."""
+
+    dx: Array | None = None
+    dgamma: Array | None = None
+    dbeta: Array | None = None
+
+
+class NormStatistics(NamedTuple):
+    """Mean and biased variance of `count` elements each."""
+
+    count: int
+    mean: Statistics
+    var: Statistics
+
+
+class GradientSums(NamedTuple):
+    """Sums over each channel's `count` elements: of dz (which is dbeta) and of dz * xhat (which is dgamma)."""
+
+    count: int
+    sum_dz: Statistics
+    sum_dz_xhat: Statistics
+
+
+class RunningUpdate(NamedTuple):
+    """How running statistics follow the batches: ``new = keep * old + (1 - keep) * batch``.
+
+    `unbiased` says whether the batch's variance enters divided by ``count - 1``. Frameworks disagree on both; the
+    presets carry their conventions and take `momentum` in their sense.
+    """
+
+    keep: float
+    unbiased: bool
+
+    @classmethod
+    def pytorch(cls, momentum: float = 0.1) -> RunningUpdate:
+        """PyTorch: momentum is the weight of the new batch; unbiased variance."""
+        return cls(1.0 - momentum, True)
+
+    @classmethod
+    def keras(cls, momentum: float = 0.99) -> RunningUpdate:
+        """Keras: momentum is the weight of the old value; biased variance."""
+        return cls(momentum, False)
+
+    @classmethod
+    def bnns(cls, momentum: float = 0.9) -> RunningUpdate:
+        """Apple's BNNS: momentum is the weight of the old value; biased variance."""
+        return cls(momentum, False)
+
+
+_PYTORCH: Final = RunningUpdate.pytorch()
+_GRADIENTS: Final = NormGradients._fields
+
+
+# ---- forward --------------------------------------------------------------------------------------------------------
+
+
+def batch_norm_forward(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    *,
+    training: bool = True,
+    mean: Array | None = None,
+    var: Array | None = None,
+    count: int | None = None,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    update: RunningUpdate = _PYTORCH,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    activation: str | Activation | None = None,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> tuple[Array, NormCache]:
+    """Normalize each channel over samples and space: ``y = f(gamma * (x - mean) * rstd + beta)``.
+
+    In training the statistics are the batch's own, or `mean` and `var` where given (of `count` elements, if not x's
+    own number), gradients flow through them, and `running_mean` and `running_var`, where given, are updated in place.
+    In evaluation (``training=False``) they are `mean` and `var`, or else the running ones, and are constants.
+    """
+    function = "batch_norm_forward"
+    problem, x = _problem(function, x, channel_axis, 1, eps, activation)
+    running = _running(problem, function, running_mean, running_var, update, training)
+    if not training and mean is None and var is None:
+        mean, var = _evaluation_statistics(function, running)
+    y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, num_threads)
+    if training and running is not None:
+        elements = problem.count if count is None else count
+        _update_running(running, cache.mean, cache.var, elements, update)
+    return y, cache
+
+
+def instance_norm_forward(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    *,
+    training: bool = True,
+    mean: Array | None = None,
+    var: Array | None = None,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    update: RunningUpdate = _PYTORCH,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    activation: str | Activation | None = None,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> tuple[Array, NormCache]:
+    """Normalize each channel of each sample over space.
+
+    Statistics have shape ``(N, C)``. Running statistics have shape ``(C,)`` and follow the average over the samples;
+    evaluation uses them for every sample.
+    """
+    function = "instance_norm_forward"
+    problem, x = _problem(function, x, channel_axis, 1, eps, activation)
+    running = _running(problem, function, running_mean, running_var, update, training)
+    if not training and mean is None and var is None:
+        one_mean, one_var = _evaluation_statistics(function, running)
+        mean = np.broadcast_to(one_mean, problem.statistics_shape)
+        var = np.broadcast_to(one_var, problem.statistics_shape)
+    y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, num_threads)
+    if training and running is not None and problem.statistics_shape[0]:
+        _update_running(running, cache.mean.mean(axis=0), cache.var.mean(axis=0), problem.count, update)
+    return y, cache
+
+
+def layer_norm_forward(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    *,
+    axis: int = -1,
+    mean: Array | None = None,
+    var: Array | None = None,
+    eps: float = 1e-5,
+    activation: str | Activation | None = None,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> tuple[Array, NormCache]:
+    """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``."""
+    function = "layer_norm_forward"
+    problem, x = _problem(function, x, axis, 1, eps, activation)
+    return _forward(problem, function, x, gamma, beta, mean, var, False, out, num_threads)
+
+
+def group_norm_forward(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    *,
+    num_groups: int,
+    mean: Array | None = None,
+    var: Array | None = None,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    activation: str | Activation | None = None,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> tuple[Array, NormCache]:
+    """Normalize each sample over space and over groups of consecutive channels. Statistics: ``(N, num_groups)``."""
+    function = "group_norm_forward"
+    problem, x = _problem(function, x, channel_axis, num_groups, eps, activation)
+    return _forward(problem, function, x, gamma, beta, mean, var, False, out, num_threads)
+
+
+def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int | None = None) -> NormStatistics:
+    """Count, mean and biased variance of each channel, for :func:`combine_statistics` across workers."""
+    function = "batch_norm_statistics"
+    problem, x = _problem(function, x, channel_axis, 1, 0.0, None)
+    mean, var = np.zeros(problem.statistics_shape), np.zeros(problem.statistics_shape)
+    if problem.engine is not None:
+        threads = _args.thread_count(function, num_threads)
+        problem.engine.forward(x, None, None, None, mean, var, False, True, threads)
+    return NormStatistics(problem.count, mean, var)
+
+
+def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
+    """The statistics of the data of all `parts` together, in the order given. Parts of no elements count for nothing."""
+    everything = list(parts)
+    if not everything:
+        raise ValueError("combine_statistics: parts is empty, needs at least 1")
+    total, mean, var = everything[0]
+    for count, part_mean, part_var in everything[1:]:
+        if np.shape(part_mean) != np.shape(mean):
+            raise ValueError(
+                f"combine_statistics: parts disagree in shape: {np.shape(mean)} and {np.shape(part_mean)}"
+            )
+        if count:
+            weight = count / (total + count)
+            difference = part_mean - mean
+            # Squares about the common mean: those about each part's own, and those of the means.
+            var = var + weight * (part_var - var) + weight * (1.0 - weight) * difference * difference
+            mean = mean + weight * difference
+            total += count
+    return NormStatistics(total, mean, var)
+
+
+def _problem(
+    function: str, x: Array, axis: int, num_groups: int, eps: float, activation: str | Activation | None
+) -> tuple[NormProblem, Array]:
+    if type(x) is not np.ndarray:
+        x = _args.as_array(function, "x", x)
+    return _args.norm_problem(function, x.shape, x.dtype, axis, num_groups, eps, activation), x
+
+
+def _forward(
+    problem: NormProblem,
+    function: str,
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    mean: Array | None,
+    var: Array | None,
+    frozen: bool,
+    out: Array | None,
+    num_threads: int | None,
+) -> tuple[Array, NormCache]:
+    if gamma is not None:
+        gamma = _args.as_parameter(problem, function, "gamma", gamma)
+    if beta is not None:
+        beta = _args.as_parameter(problem, function, "beta", beta)
+    given = mean is not None or var is not None
+    if given:
+        if mean is None or var is None:
+            missing = "mean" if mean is None else "var"
+            raise ValueError(f"{function}: {missing} is missing: mean and var come together")
+        mean = _args.as_statistics(problem, function, "mean", mean)
+        var = _args.as_statistics(problem, function, "var", var)
+    if out is None:
+        y = np.empty_like(x)
+    else:
+        _args.check_result(function, "out", out, problem.shape, problem.dtype)
+        y = out
+    threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
+    if not given:
+        mean, var = np.empty(problem.statistics_shape), np.empty(problem.statistics_shape)
+    assert mean is not None
+    assert var is not None
+    engine = problem.engine
+    if engine is not None:
+        outcome = engine.forward(x, gamma, beta, y, mean, var, given, False, threads)
+        if outcome is not Outcome.done:
+            if outcome is Outcome.in_place:
+                x = x.copy(order="K")
+            else:
+                _args.check_disjoint(
+                    function, {"out": y}, {"x": x, "gamma": gamma, "beta": beta, "mean": mean, "var": var}
+                )
+            engine.forward(x, gamma, beta, y, mean, var, given, True, threads)
+    elif not given:
+        mean.fill(0.0)
+        var.fill(0.0)
+    saved_y = y if problem.activation.code else None
+    return y, NormCache(problem, x, saved_y, gamma, beta is not None, mean, var, frozen)
+
+
+# ---- running statistics ---------------------------------------------------------------------------------------------
+
+
+def _running(
+    problem: NormProblem,
+    function: str,
+    running_mean: Array | None,
+    running_var: Array | None,
+    update: RunningUpdate,
+    training: bool,
+) -> tuple[Array, Array] | None:
+    if running_mean is None and running_var is None:
+        return None
+    if running_mean is None or running_var is None:
+        missing = "running_mean" if running_mean is None else "running_var"
+        raise ValueError(f"{function}: {missing} is missing: running_mean and running_var come together")
+    for name, array in (("running_mean", running_mean), ("running_var", running_var)):
+        if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
+            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise TypeError(f"{function}: {name} must be an ndarray of float32 or float64, not {kind}")
+        if array.shape != problem.parameter_shape:
+            raise ValueError(
+                f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} needs "
+                f"{problem.parameter_shape}"
+            )
+        if training and not array.flags.writeable:
+            raise ValueError(f"{function}: {name} is read-only, and training updates it")
+    if not isinstance(update, RunningUpdate):
+        raise TypeError(f"{function}: update must be a RunningUpdate, not {type(update).__name__}")
+    if not 0 <= update.keep <= 1:
+        raise ValueError(f"{function}: update.keep is {update.keep}, must be from 0 to 1")
+    return running_mean, running_var
+
+
+def _evaluation_statistics(function: str, running: tuple[Array, Array] | None) -> tuple[Array, Array]:
+    if running is None:
+        raise ValueError(
+            f"{function}: training=False needs statistics: give mean and var, or running_mean and running_var"
+        )
+    return running
+
+
+def _update_running(
+    running: tuple[Array, Array], mean: Statistics, var: Statistics, count: int, update: RunningUpdate
+) -> None:
+    if count == 0:
+        return
+    if update.unbiased and count > 1:  # of one element there is only the biased variance
+        var = var * (count / (count - 1))
+    for array, batch in zip(running, (mean, var), strict=True):
+        # In float64, rounded once.
+        array[...] = update.keep * array.astype(np.float64, copy=False) + (1.0 - update.keep) * batch
+
+
+# ---- backward -------------------------------------------------------------------------------------------------------
+
+
+def batch_norm_backward(
+    dy: Array,
+    cache: NormCache,
+    *,
+    need: Sequence[str] | None = None,
+    sums: GradientSums | None = None,
+    out: NormGradients | Mapping[str, Array | None] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> NormGradients:
+    """Gradients of :func:`batch_norm_forward`.
+
+    `need` names those wanted; by default ``dx`` and those of the parameters there are. They overwrite the buffers of
+    `out`, or are added to them with ``accumulate=True``. With `sums` (of all workers, :func:`batch_norm_gradient_sums`)
+    only ``dx`` is computed: the parameters' gradients are among the sums.
+    """
+    return _backward("batch_norm", dy, cache, need, sums, out, accumulate, num_threads)
+
+
+def instance_norm_backward(
+    dy: Array,
+    cache: NormCache,
+    *,
+    need: Sequence[str] | None = None,
+    out: NormGradients | Mapping[str, Array | None] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> NormGradients:
+    """Gradients of :func:`instance_norm_forward`; arguments as for :func:`batch_norm_backward`."""
+    return _backward("instance_norm", dy, cache, need, None, out, accumulate, num_threads)
+
+
+def layer_norm_backward(
+    dy: Array,
+    cache: NormCache,
+    *,
+    need: Sequence[str] | None = None,
+    out: NormGradients | Mapping[str, Array | None] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> NormGradients:
+    """Gradients of :func:`layer_norm_forward`; arguments as for :func:`batch_norm_backward`."""
+    return _backward("layer_norm", dy, cache, need, None, out, accumulate, num_threads)
+
+
+def group_norm_backward(
+    dy: Array,
+    cache: NormCache,
+    *,
+    need: Sequence[str] | None = None,
+    out: NormGradients | Mapping[str, Array | None] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> NormGradients:
+    """Gradients of :func:`group_norm_forward`; arguments as for :func:`batch_norm_backward`."""
+    return _backward("group_norm", dy, cache, need, None, out, accumulate, num_threads)
+
+
+def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | None = None) -> GradientSums:
+    """The sums that ``dx`` needs of every worker's data. Add them up over the workers and give them to backward."""
+    function = "batch_norm_gradient_sums"
+    problem = _checked_cache(function, "batch_norm", cache)
+    dy = _checked_dy(function, dy, problem)
+    sum_dz, sum_dz_xhat = np.zeros(problem.statistics_shape), np.zeros(problem.statistics_shape)
+    if problem.engine is not None:
+        threads = _args.thread_count(function, num_threads)
+        problem.engine.gradient_sums(dy, cache.x, cache.y, cache.mean, cache.var, sum_dz, sum_dz_xhat, threads)
+    return GradientSums(problem.count, sum_dz, sum_dz_xhat)
+
+
+def _checked_cache(function: str, kind: str, cache: object) -> NormProblem:
+    if type(cache) is not NormCache:
+        raise TypeError(f"{function}: cache must be what {kind}_forward returned, not {type(cache).__name__}")
+    problem = cache.problem
+    if problem.function != kind:
+        raise ValueError(f"{function}: cache is of {problem.function}_forward, must be of {kind}_forward")
+    return problem
+
+
+def _checked_dy(function: str, dy: Array, problem: NormProblem) -> Array:
+    if type(dy) is not np.ndarray:
+        dy = _args.as_array(function, "dy", dy)
+    if dy.shape != problem.shape or dy.dtype is not problem.dtype:
+        _args.check_data(function, "dy", dy, problem)
+    return dy
+
+
+def _wanted(
+    function: str,
+    need: Sequence[str] | None,
+    cache: NormCache,
+    sums: GradientSums | None,
+    out: Mapping[str, Array | None],
+    accumulate: bool,
+) -> set[str]:
+    buffers = {name for name in _GRADIENTS if out.get(name) is not None}
+    if need is None:
+        default = {"dx"} if sums is not None else _default_need(cache)
+        wanted = default | buffers
+    else:
+        wanted = {need} if isinstance(need, str) else set(need)
+        for name in wanted - set(_GRADIENTS):
+            raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
+        for name in sorted(buffers - wanted):
+            raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")
+    for name in sorted(wanted - {"dx"} if sums is not None else ()):
+        raise ValueError(f"{function}: {name} is not computed with sums=: it is one of the sums")
+    for name in sorted(wanted - buffers if accumulate else ()):
+        raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
+    return wanted
+
+
+def _default_need(cache: NormCache) -> set[str]:
+    need = {"dx"}
+    if cache.gamma is not None:
+        need.add("dgamma")
+    if cache.has_beta:
+        need.add("dbeta")
+    return need
+
+
+def _as_buffers(function: str, out: object, problem: NormProblem) -> Mapping[str, Array | None]:
+    if isinstance(out, NormGradients):
+        buffers: Mapping[str, Array | None] = out._asdict()
+    elif isinstance(out, Mapping):
+        buffers = out
+        for name in set(buffers) - set(_GRADIENTS):
+            raise ValueError(f"{function}: out has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
+    else:
+        raise TypeError(f"{function}: out must be NormGradients or a mapping, not {type(out).__name__}")
+    for name, buffer in buffers.items():
+        if buffer is not None:
+            shape, dtype = problem.shape, problem.dtype
+            if name != "dx":
+                shape, dtype = problem.parameter_shape, problem.arithmetic
+            _args.check_result(function, f"out.{name}", buffer, shape, dtype)
+    return buffers
+
+
+def _backward(
+    kind: str,
+    dy: Array,
+    cache: NormCache,
+    need: Sequence[str] | None,
+    sums: GradientSums | None,
+    out: NormGradients | Mapping[str, Array | None] | None,
+    accumulate: bool,
+    num_threads: int | None,
+) -> NormGradients:
+    function = f"{kind}_backward"
+    problem = _checked_cache(function, kind, cache)
+    dy = _checked_dy(function, dy, problem)
+    buffers = _as_buffers(function, out, problem) if out is not None else {}
+    wanted = _wanted(function, need, cache, sums, buffers, accumulate)
+    threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
+    sum_dz = sum_dz_xhat = None
+    count = 1
+    if sums is not None:
+        sum_dz, sum_dz_xhat, count = _checked_sums(function, problem, sums)
+
+    results: dict[str, Array | None] = {}
+    written: dict[str, Array | None] = {}  # as the engine wants them: parameters' gradients contiguous
+    for name in _GRADIENTS:
+        result = buffers.get(name)
+        if result is None and name in wanted:
+            result = np.empty_like(cache.x) if name == "dx" else np.empty(problem.parameter_shape, problem.arithmetic)
+        results[name] = written[name] = result
+        if name != "dx" and result is not None and not result.flags.c_contiguous:
+            written[name] = np.ascontiguousarray(result)
+    if problem.engine is None:
+        for name in ("dgamma", "dbeta"):
+            empty_sum = results[name]
+            if empty_sum is not None and not accumulate:
+                empty_sum.fill(0)
+        return NormGradients(**results)
+
+    def run(overlap_checked: bool) -> Outcome:
+        assert problem.engine is not None
+        return problem.engine.backward(
+            dy,
+            cache.x,
+            cache.y,
+            cache.gamma,
+            cache.mean,
+            cache.var,
+            cache.frozen,
+            sum_dz,
+            sum_dz_xhat,
+            count,
+            written["dx"],
+            written["dgamma"],
+            written["dbeta"],
+            accumulate,
+            overlap_checked,
+            threads,
+        )
+
+    if run(False) is not Outcome.done:
+        inputs: dict[str, Any] = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
+        _args.check_disjoint(function, {f"out.{name}": results[name] for name in _GRADIENTS}, inputs)
+        run(True)
+    for name in ("dgamma", "dbeta"):
+        result, contiguous = results[name], written[name]
+        if result is not None and contiguous is not None and contiguous is not result:
+            result[...] = contiguous
+    return NormGradients(**results)
+
+
+def _checked_sums(function: str, problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, int]:
+    if not isinstance(sums, GradientSums):
+        raise TypeError(f"{function}: sums must be GradientSums, not {type(sums).__name__}")
+    if not sums.count > 0:
+        raise ValueError(f"{function}: sums.count is {sums.count}, must be at least 1")
+    return (
+        _args.as_statistics(problem, function, "sums.sum_dz", sums.sum_dz),
+        _args.as_statistics(problem, function, "sums.sum_dz_xhat", sums.sum_dz_xhat),
+        sums.count,
+    )

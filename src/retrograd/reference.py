@@ -1,0 +1,485 @@
+"""The oracle: normalization and its gradients in plain NumPy, slow on purpose.
+
+Nothing here is shared with the engine, so the two cannot share a mistake. Arithmetic is float64 for float32, float16
+and bfloat16 data and `numpy.longdouble` for float64 data, so that the oracle is the more precise of the two. (Where the
+platform's long double is a float64, as on Windows and Apple silicon, float64 data gets no extra digits.)
+
+All four norms are one formula on x seen as [N, G, K, R]: a statistics set is one (n, g), `gamma` and `beta` are indexed
+by (g, k). N here counts independent samples: it is 1 for batch norm, whose batch axis is part of R.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "ACTIVATIONS",
+    "Kind",
+    "NormBackward",
+    "NormForward",
+    "activation_slope",
+    "activation_value",
+    "apply_slope",
+    "norm_backward",
+    "norm_forward",
+    "running_update",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+Kind: TypeAlias = Literal["batch", "instance", "layer", "group"]
+
+ACTIVATIONS = (
+    "identity",
+    "relu",
+    "leaky_relu",
+    "sigmoid",
+    "tanh",
+    "scaled_tanh",
+    "linear",
+    "clamp",
+    "hard_sigmoid",
+    "softplus",
+    "softsign",
+    "elu",
+    "clamped_leaky_relu",
+    "linear_with_bias",
+    "log_sigmoid",
+    "selu",
+    "celu",
+    "hard_shrink",
+    "soft_shrink",
+    "tanh_shrink",
+    "threshold",
+    "relu6",
+)
+
+# Strings, because these have more digits than a float64 literal keeps.
+_SELU_SCALE = "1.0507009873554804934193349852946"
+_SELU_ALPHA = "1.6732632423543772848170429916717"
+
+
+def _working(a: npt.ArrayLike) -> tuple[Array, type[np.floating[Any]]]:
+    """`a` as an array, and the type to compute in: one step wider than the type of `a`."""
+    a = np.asarray(a)
+    if a.dtype.kind in "biu":
+        a = a.astype(np.float64)
+    wide = a.dtype == np.float64 or a.dtype == np.longdouble
+    return a, np.longdouble if wide else np.float64
+
+
+# --- activations: a = alpha, b = beta ---------------------------------------------------------------------------------
+
+
+@np.errstate(all="ignore")
+def activation_value(name: str, z: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
+    """f(z)."""
+    z, work = _working(z)
+    return _value(name, z.astype(work), alpha, beta)
+
+
+@np.errstate(all="ignore")
+def activation_slope(name: str, y: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
+    """f'(z), recovered from y = f(z). At a kink between a constant piece and another it is 0."""
+    y, work = _working(y)
+    return np.where(_flat(name, y, alpha, beta), 0.0, _slope(name, y.astype(work), alpha, beta))
+
+
+@np.errstate(all="ignore")
+def apply_slope(name: str, y: npt.ArrayLike, dy: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
+    """dz = dy * f'(z).
+
+    Where f is constant dz is 0 whatever dy is, Inf and NaN included. A smooth slope that happens to round to 0 (tanh at
+    y = 1) and a parameter that is 0 (linear with alpha = 0) are multiplied as usual.
+    """
+    y, work = _working(y)
+    return _dz(name, y, np.asarray(dy).astype(work), work, alpha, beta)
+
+
+def _dz(name: str, y: Array, dy: Array, work: type[np.floating[Any]], a: float, b: float) -> Array:
+    return np.where(_flat(name, y, a, b), 0.0, dy * _slope(name, y.astype(work), a, b))
+
+
+def _value(name: str, z: Array, a: float, b: float) -> Array:
+    number = z.dtype.type
+    match name:
+        case "identity":
+            y = z
+        case "relu":
+            y = np.maximum(z, 0.0)  # np.maximum and np.minimum hand NaN on
+        case "leaky_relu":
+            y = np.where(z < 0, a * z, z)
+        case "sigmoid":
+            e = np.exp(-np.abs(z))  # never overflows
+            y = np.where(z < 0, e, 1.0) / (1 + e)
+        case "tanh":
+            y = np.tanh(z)
+        case "scaled_tanh":
+            y = a * np.tanh(b * z)
+        case "linear":
+            y = a * z
+        case "clamp":
+            y = np.minimum(np.maximum(z, a), b)
+        case "hard_sigmoid":
+            y = np.maximum(np.minimum(a * z + b, 1.0), 0.0)
+        case "softplus":
+            y = a * (np.maximum(b * z, 0.0) + np.log1p(np.exp(-np.abs(b * z))))
+        case "softsign":
+            y = z / (1 + np.abs(z))
+        case "elu":
+            y = np.where(z < 0, a * np.expm1(np.minimum(z, 0.0)), z)
+        case "clamped_leaky_relu":
+            y = np.minimum(np.where(z < 0, a * z, z), b)
+        case "linear_with_bias":
+            y = a * z + b
+        case "log_sigmoid":
+            y = np.minimum(z, 0.0) - np.log1p(np.exp(-np.abs(z)))
+        case "selu":
+            scale, low = number(_SELU_SCALE), number(_SELU_SCALE) * number(_SELU_ALPHA)
+            y = np.where(z < 0, low * np.expm1(np.minimum(z, 0.0)), scale * z)
+        case "celu":
+            y = np.where(z < 0, a * np.expm1(np.minimum(z, 0.0) / a), z)
+        case "hard_shrink":
+            y = np.where(np.abs(z) < abs(a), 0.0, z)
+        case "soft_shrink":
+            y = np.where(np.abs(z) < abs(a), 0.0, z - np.copysign(number(a), z))
+        case "tanh_shrink":
+            y = _tanh_shrink(z)
+        case "threshold":
+            y = np.where(z <= a, b, z)
+        case "relu6":
+            y = np.minimum(np.maximum(z, 0.0), 6.0)
+        case _:
+            raise ValueError(f"unknown activation {name!r}")
+    return np.asarray(y, dtype=number)
+
+
+def _flat(name: str, y: Array, alpha: float, beta: float) -> npt.NDArray[np.bool_]:
+    """Where y lies on a constant piece of f. NaN never does.
+
+    A bound is compared as the number y can hold: in a float32 y, clamp to 0.1 wrote float32(0.1), which exceeds 0.1.
+    """
+    a, b = np.asarray(alpha).astype(y.dtype), np.asarray(beta).astype(y.dtype)
+    match name:
+        case "relu":
+            flat = y <= 0
+        case "clamp":
+            flat = (y <= a) | (y >= b)
+        case "hard_sigmoid":
+            flat = (y <= 0) | (y >= 1)
+        case "clamped_leaky_relu":
+            flat = y >= b
+        case "hard_shrink":
+            flat = (y == 0) & (alpha != 0)  # with alpha = 0 it is the identity, which has no flat piece
+        case "soft_shrink":
+            flat = y == 0
+        case "threshold":
+            flat = y == b
+        case "relu6":
+            flat = (y <= 0) | (y >= 6)
+        case _:
+            flat = np.zeros(y.shape, dtype=np.bool_)
+    return np.asarray(flat, dtype=np.bool_)
+
+
+def _slope(name: str, y: Array, a: float, b: float) -> Array:
+    """f'(z) from y, on the pieces where f is not constant."""
+    number = y.dtype.type
+    needs_at_least_0 = name in ("leaky_relu", "clamped_leaky_relu")
+    needs_positive = name in ("elu", "celu")
+    needs_nonzero = name in ("softplus", "scaled_tanh")
+    if (needs_at_least_0 and a < 0) or (needs_positive and a <= 0) or (needs_nonzero and a == 0):
+        raise ValueError(f"{name} with alpha = {a}: y does not determine the slope")
+    one = np.ones_like(y)
+    match name:
+        case "identity" | "relu" | "clamp" | "hard_shrink" | "soft_shrink" | "threshold" | "relu6":
+            slope = one
+        case "leaky_relu" | "clamped_leaky_relu":
+            # y = 0 comes from z = 0 when alpha > 0, and from all of z <= 0 when alpha = 0.
+            slope = np.where((y < 0) | ((y == 0) & (a == 0)), a, one)
+        case "sigmoid":
+            slope = y * (1 - y)
+        case "tanh":
+            slope = (1 - y) * (1 + y)  # 1 - y*y would round y*y first and lose digits near 1
+        case "scaled_tanh":
+            slope = (a - y) * (a + y) * (b / number(a))
+        case "linear" | "linear_with_bias" | "hard_sigmoid":
+            slope = a * one
+        case "softplus":
+            slope = number(a) * b * -np.expm1(-y / a)
+        case "softsign":
+            slope = (1 - np.abs(y)) ** 2
+        case "elu":
+            slope = np.where(y < 0, y + a, one)
+        case "log_sigmoid":
+            slope = -np.expm1(y)
+        case "selu":
+            scale, low = number(_SELU_SCALE), number(_SELU_SCALE) * number(_SELU_ALPHA)
+            slope = np.where(y < 0, y + low, scale)
+        case "celu":
+            slope = np.where(y < 0, 1 + y / a, one)
+        case "tanh_shrink":
+            slope = np.tanh(_tanh_shrink_inverse(np.abs(y))) ** 2
+        case _:
+            raise ValueError(f"unknown activation {name!r}")
+    return np.asarray(slope, dtype=number)
+
+
+def _tanh_shrink(z: Array) -> Array:
+    """z - tanh(z), without the cancellation near 0.
+
+    z - tanh z = (z cosh z - sinh z) / cosh z, and the numerator is the sum over k >= 1 of 2k z^(2k+1) / (2k+1)!, whose
+    terms have one sign. For |z| < 2 nineteen of them leave out 1e-36 of the sum, less than the widest long double sees.
+    """
+    small = np.abs(z) < 2
+    s = np.where(small, z, 0.0)
+    total = np.zeros_like(s)
+    for k in range(19, 0, -1):  # smallest term first
+        total = total + s ** (2 * k + 1) * (z.dtype.type(2 * k) / math.factorial(2 * k + 1))
+    return np.where(small, total / np.cosh(s), z - np.tanh(z))
+
+
+def _tanh_shrink_inverse(y: Array) -> Array:
+    """The root X of X - tanh X = y, for y >= 0, by Newton's method; X - tanh X is convex there."""
+    root = np.where(y < 1, np.cbrt(3 * y), y + 1)
+    # Below, X^3/3 = y is exact to the last digit; above, tanh X is 1. Neither needs (or survives) a Newton step.
+    settled = (root * root < np.finfo(y.dtype).eps) | (y > 100)
+    x = np.where(settled, 1.0, root)
+    target = np.where(settled, 1.0, y)
+    for _ in range(8):  # quadratic from a start within 30 %: four steps reach 80 bits, five the widest long double
+        x = x - (_tanh_shrink(x) - target) / np.tanh(x) ** 2
+    return np.where(settled, root, x)
+
+
+# --- normalization ----------------------------------------------------------------------------------------------------
+
+
+class NormForward(NamedTuple):
+    """y, z, xhat have the shape of x; mean, var, rstd one value per statistics set."""
+
+    y: Array
+    z: Array
+    xhat: Array
+    mean: Array
+    var: Array
+    rstd: Array
+
+
+class NormBackward(NamedTuple):
+    """The gradients in the order of forward's arguments, then what they were made of."""
+
+    dx: Array
+    dgamma: Array
+    dbeta: Array
+    dz: Array
+    xhat: Array
+    rstd: Array
+
+
+class _Form(NamedTuple):
+    """How a kind of norm sees x: its axes in `order`, then reshaped to `blocks` = [N, G, K, R]."""
+
+    order: tuple[int, ...]
+    ordered_shape: tuple[int, ...]
+    blocks: tuple[int, int, int, int]
+    statistics_shape: tuple[int, ...]
+    parameter_shape: tuple[int, ...]
+
+    def split(self, a: Array) -> Array:
+        # Contiguous, so that every sum below runs along memory, where NumPy adds pairwise.
+        return np.ascontiguousarray(a.transpose(self.order)).reshape(self.blocks)
+
+    def join(self, a: Array) -> Array:
+        return np.ascontiguousarray(a.reshape(self.ordered_shape).transpose(np.argsort(self.order)))
+
+
+def _form(shape: tuple[int, ...], kind: Kind, channel_axis: int, axis: int, num_groups: int) -> _Form:
+    rank = len(shape)
+    if kind == "layer":
+        first = range(rank)[axis]
+        rows, row = shape[:first], shape[first:]
+        return _Form(tuple(range(rank)), shape, (math.prod(rows), 1, math.prod(row), 1), rows, row)
+    if kind not in ("batch", "instance", "group"):
+        raise ValueError(f"unknown kind {kind!r}")
+    channel = range(rank)[channel_axis]
+    channels = shape[channel]
+    if kind == "batch":
+        order = (channel, *(k for k in range(rank) if k != channel))
+        ordered_shape = tuple(shape[k] for k in order)
+        return _Form(order, ordered_shape, (1, channels, 1, math.prod(ordered_shape[1:])), (channels,), (channels,))
+    if channel == 0:
+        raise ValueError(f"{kind} norm: axis 0 is the batch, so it cannot be the channel axis")
+    groups = channels if kind == "instance" else num_groups
+    if kind == "group" and (groups < 1 or channels % groups != 0):
+        raise ValueError(f"group norm: num_groups {groups} does not divide {channels} channels")
+    order = (0, channel, *(k for k in range(1, rank) if k != channel))
+    ordered_shape = tuple(shape[k] for k in order)
+    size = channels // groups if groups else 1
+    blocks = (shape[0], groups, size, math.prod(ordered_shape[2:]))
+    return _Form(order, ordered_shape, blocks, (shape[0], groups), (channels,))
+
+
+def _parameter(name: str, p: npt.ArrayLike | None, absent: float, form: _Form, work: type[np.floating[Any]]) -> Array:
+    """gamma or beta as [1, G, K, 1]."""
+    _, groups, size, _ = form.blocks
+    if p is None:
+        return np.full((1, groups, size, 1), absent, dtype=work)
+    p = np.asarray(p)
+    if p.shape != form.parameter_shape:
+        raise ValueError(f"{name} has shape {p.shape}, expected {form.parameter_shape}")
+    return p.astype(work).reshape(1, groups, size, 1)
+
+
+def _set_mean(a: Array) -> Array:
+    """Mean over each statistics set, as [N, G, 1, 1]; 0 for a set without elements."""
+    n, groups, size, rest = a.shape
+    count = size * rest
+    total = a.reshape(n, groups, count).sum(axis=-1)
+    return np.asarray(total / max(count, 1)).reshape(n, groups, 1, 1)
+
+
+def _parameter_sum(a: Array, form: _Form) -> Array:
+    """Sum over all elements that use one gamma or beta, in the shape of the parameter."""
+    n, groups, size, rest = form.blocks
+    aligned = np.ascontiguousarray(a.transpose(1, 2, 0, 3)).reshape(groups, size, n * rest)
+    return np.asarray(aligned.sum(axis=-1)).reshape(form.parameter_shape)
+
+
+def _standardize(
+    x: Array, form: _Form, eps: float, mean: npt.ArrayLike | None, var: npt.ArrayLike | None
+) -> tuple[Array, Array, Array, Array]:
+    """xhat as [N, G, K, R]; mean, var, rstd as [N, G, 1, 1]. A set without elements has mean 0 and var 0."""
+    if (mean is None) != (var is None):
+        raise ValueError("mean and var must be given together")
+    if mean is not None and var is not None:
+        per_set = (*form.blocks[:2], 1, 1)
+        mu, v = (
+            np.broadcast_to(np.asarray(s).astype(x.dtype), form.statistics_shape).reshape(per_set) for s in (mean, var)
+        )
+        centred = x - mu
+    else:
+        rough = _set_mean(x)
+        # The rounding of `rough` is the mean of what is left. Subtracting it from the differences, not from x, keeps
+        # digits that the sum of the two cannot hold when the mean is large.
+        rest = _set_mean(x - rough)
+        centred = (x - rough) - rest
+        mu = np.where(np.isfinite(rough), rough + rest, rough)  # an infinite mean stays infinite
+        v = _set_mean(centred * centred)
+    rstd = 1 / np.sqrt(v + eps)
+    return centred * rstd, mu, v, rstd
+
+
+@np.errstate(all="ignore")
+def norm_forward(
+    x: npt.ArrayLike,
+    gamma: npt.ArrayLike | None = None,
+    beta: npt.ArrayLike | None = None,
+    *,
+    kind: Kind,
+    channel_axis: int = 1,
+    axis: int = -1,
+    num_groups: int = 1,
+    eps: float = 1e-5,
+    mean: npt.ArrayLike | None = None,
+    var: npt.ArrayLike | None = None,
+    activation: str = "identity",
+    alpha: float = 0.0,
+    act_beta: float = 0.0,
+) -> NormForward:
+    """y = f(gamma * xhat + beta), xhat = (x - mean) / sqrt(var + eps).
+
+    `channel_axis` matters to batch, instance and group norm, `num_groups` to group norm, `axis` (the first normalised
+    one) to layer norm. `mean` and `var`, if given, replace the statistics of x; they may be anything that broadcasts to
+    one value per set, so running statistics [C] serve instance norm's [N, C]. A set without elements has mean 0, var 0.
+    """
+    x, work = _working(x)
+    form = _form(x.shape, kind, channel_axis, axis, num_groups)
+    xhat, mu, v, rstd = _standardize(form.split(x.astype(work)), form, eps, mean, var)
+    z = _parameter("gamma", gamma, 1.0, form, work) * xhat + _parameter("beta", beta, 0.0, form, work)
+    y = _value(activation, z, alpha, act_beta)
+    mu, v, rstd = (np.array(s.reshape(form.statistics_shape)) for s in (mu, v, rstd))
+    return NormForward(form.join(y), form.join(z), form.join(xhat), mu, v, rstd)
+
+
+@np.errstate(all="ignore")
+def norm_backward(
+    dy: npt.ArrayLike,
+    x: npt.ArrayLike,
+    y: npt.ArrayLike | None,
+    gamma: npt.ArrayLike | None = None,
+    *,
+    kind: Kind,
+    channel_axis: int = 1,
+    axis: int = -1,
+    num_groups: int = 1,
+    eps: float = 1e-5,
+    mean: npt.ArrayLike | None = None,
+    var: npt.ArrayLike | None = None,
+    frozen: bool = False,
+    activation: str = "identity",
+    alpha: float = 0.0,
+    act_beta: float = 0.0,
+) -> NormBackward:
+    """Gradients of `norm_forward`; y is its output, or the engine's, and may be None without an activation.
+
+    With g = gamma * dz and means over the statistics set,
+        dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),
+    also when `mean` and `var` are given: they are taken as the statistics of x. `frozen` says they are constants
+    instead, so that dx = rstd * g. dgamma = sum(dz * xhat) and dbeta = sum(dz) exist whether or not gamma does.
+    """
+    x, work = _working(x)
+    dy = np.asarray(dy).astype(work)
+    if dy.shape != x.shape:
+        raise ValueError(f"dy has shape {dy.shape}, x has {x.shape}")
+    form = _form(x.shape, kind, channel_axis, axis, num_groups)
+    xhat, _, _, rstd = _standardize(form.split(x.astype(work)), form, eps, mean, var)
+    if activation == "identity":
+        dz = dy
+    elif y is None:
+        raise ValueError(f"the slope of {activation} needs y")
+    else:
+        y = _working(y)[0]
+        if y.shape != x.shape:
+            raise ValueError(f"y has shape {y.shape}, x has {x.shape}")
+        dz = _dz(activation, y, dy, work, alpha, act_beta)
+    dz = form.split(dz)
+    g = _parameter("gamma", gamma, 1.0, form, work) * dz
+    dx = rstd * g if frozen else rstd * (g - _set_mean(g) - xhat * _set_mean(g * xhat))
+    return NormBackward(
+        form.join(dx),
+        _parameter_sum(dz * xhat, form),
+        _parameter_sum(dz, form),
+        form.join(dz),
+        form.join(xhat),
+        np.array(rstd.reshape(form.statistics_shape)),
+    )
+
+
+@np.errstate(all="ignore")
+def running_update(
+    old_mean: npt.ArrayLike,
+    old_var: npt.ArrayLike,
+    mean: npt.ArrayLike,
+    var: npt.ArrayLike,
+    count: int,
+    keep: float,
+    unbiased: bool,
+) -> tuple[Array, Array]:
+    """new = keep * old + (1 - keep) * batch, for the mean and the variance of sets of `count` elements.
+
+    `var` is the biased variance; `unbiased` multiplies it by count / (count - 1), except for count = 1, where that is
+    0 / 0: the biased variance (0) is used, so no NaN enters the running values. Statistics [N, C] (instance norm) are
+    averaged over n first. Sets without elements, or no sets at all, leave the old values as they are.
+    """
+    old_m, old_v, m, v = (np.asarray(s).astype(np.longdouble) for s in (old_mean, old_var, mean, var))
+    if count == 0 or (m.ndim > old_m.ndim and m.shape[0] == 0):
+        return old_m, old_v
+    if m.ndim > old_m.ndim:
+        m, v = m.mean(axis=0), v.mean(axis=0)
+    if unbiased and count > 1:
+        v = v * count / (count - 1)
+    new = np.longdouble(1) - keep
+    return keep * old_m + new * m, keep * old_v + new * v
