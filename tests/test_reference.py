@@ -393,6 +393,7 @@ def test_tanh_shrink_slope_keeps_relative_precision() -> None:
         ("hard_shrink", 0.5, 0.0, [0.0], [-0.5, 0.5]),
         ("hard_shrink", 0.0, 0.0, [], [-0.5, 0.0, 0.5]),
         ("soft_shrink", 0.5, 0.0, [0.0], [-(2.0**-14), 2.0**-14]),
+        ("soft_shrink", 0.0, 0.0, [], [-0.5, 0.0, 0.5]),
         ("threshold", 0.5, 0.1, [0.1], [0.5078125, 2.0]),
         ("threshold", 0.5, 20.1, [20.1], [0.5078125, 20.0]),
     ],
@@ -410,6 +411,21 @@ def test_constant_pieces_ignore_dy(
         y = np.array(steep, dtype=np.float64).astype(y_type)
         dz = reference.apply_slope(name, y, np.full(len(steep), dy), alpha, beta)
         assert_close(dz, np.full(len(steep), dy))
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "asymptote"), [("elu", 0.7, -0.7), ("celu", 0.7, -0.7), ("selu", 0.0, -1.7580993408473766)]
+)
+def test_slope_beyond_the_asymptote_is_zero(name: str, alpha: float, asymptote: float) -> None:
+    """float16 rounds -0.7 to -0.7002: f never gets there, but its stored output does."""
+    assert reference.activation_slope(name, asymptote * 1.001, alpha) == 0
+    assert reference.activation_slope(name, asymptote * 0.5, alpha) > 0
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_scaled_tanh_slope_beyond_the_asymptotes_is_zero(sign: float) -> None:
+    assert reference.activation_slope("scaled_tanh", sign * 0.7002, 0.7, -2.0) == 0
+    assert reference.activation_slope("scaled_tanh", sign * 0.35, 0.7, -2.0) < 0
 
 
 def test_smooth_slopes_multiply() -> None:

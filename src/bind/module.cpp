@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,7 @@ public:
 
     bool present() const { return held_; }
     void* data() const { return held_ ? buffer_.buf : nullptr; }
+    int64_t bytes() const { return held_ ? buffer_.len : 0; }
 
     bool overlaps(const View& other) const { return low_ < other.high_ && other.low_ < high_; }
     bool same_elements(const View& other) const {
@@ -136,18 +139,16 @@ public:
     }
 
     Outcome forward(nb::handle x_array, nb::handle gamma_array, nb::handle beta_array, nb::handle y_array,
-                    nb::handle mean_array, nb::handle var_array, bool statistics_given, bool overlap_checked,
-                    int threads) const {
+                    nb::handle statistics_array, bool statistics_given, bool overlap_checked, int threads) const {
         const View x(x_array, "x", Access::read), gamma(gamma_array, "gamma", Access::read),
             beta(beta_array, "beta", Access::read), y(y_array, "out", Access::write);
-        const Access statistics = statistics_given ? Access::read : Access::write;
-        const View mean(mean_array, "mean", statistics), var(var_array, "var", statistics);
+        const View statistics(statistics_array, "statistics", statistics_given ? Access::read : Access::write);
         for (const View* v : {&x, &y}) v->check_elements(shape_, itemsize_);
         for (const View* v : {&gamma, &beta}) v->check_vector(channels_, arithmetic_size());
-        for (const View* v : {&mean, &var}) v->check_vector(sets_, sizeof(double));
-        require(x, mean, var);
+        statistics.check_vector(2 * sets_, sizeof(double));
+        require(x, statistics);
         if (!overlap_checked) {
-            if (y.overlaps(gamma) || y.overlaps(beta) || y.overlaps(mean) || y.overlaps(var)) return Outcome::overlap;
+            if (y.overlaps(gamma) || y.overlaps(beta) || y.overlaps(statistics)) return Outcome::overlap;
             if (y.overlaps(x)) return y.same_elements(x) ? Outcome::in_place : Outcome::overlap;
         }
         rg::NormForward call;
@@ -160,8 +161,8 @@ public:
         call.beta = beta.data();
         call.statistics_given = statistics_given;
         call.threads = threads > 0 ? threads : rg::num_threads();
-        call.mean = static_cast<double*>(mean.data());
-        call.var = static_cast<double*>(var.data());
+        call.mean = static_cast<double*>(statistics.data());
+        call.var = call.mean + sets_;
         call.y = y.data();
         without_lock(elements(), [&] { rg::norm_forward(call); });
         return Outcome::done;
@@ -169,24 +170,24 @@ public:
 
     // dx may be exactly in the place of dy.
     Outcome backward(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle gamma_array,
-                     nb::handle mean_array, nb::handle var_array, bool frozen, nb::handle given_sum_dz_array,
+                     nb::handle statistics_array, bool frozen, nb::handle given_sum_dz_array,
                      nb::handle given_sum_dz_xhat_array, double given_count, nb::handle dx_array,
                      nb::handle dgamma_array, nb::handle dbeta_array, bool accumulate, bool overlap_checked,
                      int threads) const {
         const View dy(dy_array, "dy", Access::read), x(x_array, "x", Access::read), y(y_array, "y", Access::read),
-            gamma(gamma_array, "gamma", Access::read), mean(mean_array, "mean", Access::read),
-            var(var_array, "var", Access::read), given_sum_dz(given_sum_dz_array, "sum_dz", Access::read),
+            gamma(gamma_array, "gamma", Access::read), statistics(statistics_array, "statistics", Access::read),
+            given_sum_dz(given_sum_dz_array, "sum_dz", Access::read),
             given_sum_dz_xhat(given_sum_dz_xhat_array, "sum_dz_xhat", Access::read);
         const View dx(dx_array, "dx", Access::write), dgamma(dgamma_array, "dgamma", Access::write),
             dbeta(dbeta_array, "dbeta", Access::write);
         for (const View* v : {&dy, &x, &y, &dx}) v->check_elements(shape_, itemsize_);
         for (const View* v : {&gamma, &dgamma, &dbeta}) v->check_vector(channels_, arithmetic_size());
-        for (const View* v : {&mean, &var}) v->check_vector(sets_, sizeof(double));
+        statistics.check_vector(2 * sets_, sizeof(double));
         check_given(given_sum_dz, given_sum_dz_xhat);
-        require(dy, x, mean, var);
+        require(dy, x, statistics);
         if (activation_.kind != rg::ActivationKind::identity) require(y);
         if (!overlap_checked) {
-            const View *inputs[] = {&x, &y, &gamma, &mean, &var}, *results[] = {&dx, &dgamma, &dbeta};
+            const View *inputs[] = {&x, &y, &gamma, &statistics}, *results[] = {&dx, &dgamma, &dbeta};
             for (const View* out : results) {
                 for (const View* in : inputs) {
                     if (out->overlaps(*in)) return Outcome::overlap;
@@ -195,7 +196,7 @@ public:
             }
             if (dx.overlaps(dgamma) || dx.overlaps(dbeta) || dgamma.overlaps(dbeta)) return Outcome::overlap;
         }
-        rg::NormBackward call = backward_call(dy, x, y, gamma, mean, var, &dx);
+        rg::NormBackward call = backward_call(dy, x, y, gamma, statistics, &dx);
         call.frozen = frozen;
         call.accumulate = accumulate;
         call.given_sum_dz = static_cast<const double*>(given_sum_dz.data());
@@ -209,18 +210,17 @@ public:
         return Outcome::done;
     }
 
-    void gradient_sums(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle mean_array,
-                       nb::handle var_array, nb::handle sum_dz_array, nb::handle sum_dz_xhat_array, int threads) const {
+    void gradient_sums(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle statistics_array,
+                       nb::handle sum_dz_array, nb::handle sum_dz_xhat_array, int threads) const {
         const View dy(dy_array, "dy", Access::read), x(x_array, "x", Access::read), y(y_array, "y", Access::read),
-            mean(mean_array, "mean", Access::read), var(var_array, "var", Access::read),
-            sum_dz(sum_dz_array, "sum_dz", Access::write),
+            statistics(statistics_array, "statistics", Access::read), sum_dz(sum_dz_array, "sum_dz", Access::write),
             sum_dz_xhat(sum_dz_xhat_array, "sum_dz_xhat", Access::write), none(nb::none(), "", Access::read);
         for (const View* v : {&dy, &x, &y}) v->check_elements(shape_, itemsize_);
-        for (const View* v : {&mean, &var}) v->check_vector(sets_, sizeof(double));
+        statistics.check_vector(2 * sets_, sizeof(double));
         check_given(sum_dz, sum_dz_xhat);
-        require(dy, x, mean, var, sum_dz, sum_dz_xhat);
+        require(dy, x, statistics, sum_dz, sum_dz_xhat);
         if (activation_.kind != rg::ActivationKind::identity) require(y);
-        rg::NormBackward call = backward_call(dy, x, y, none, mean, var, nullptr);
+        rg::NormBackward call = backward_call(dy, x, y, none, statistics, nullptr);
         call.threads = threads > 0 ? threads : rg::num_threads();
         call.sum_dz = static_cast<double*>(sum_dz.data());
         call.sum_dz_xhat = static_cast<double*>(sum_dz_xhat.data());
@@ -264,8 +264,8 @@ private:
         }
         return shape;
     }
-    rg::NormBackward backward_call(const View& dy, const View& x, const View& y, const View& gamma, const View& mean,
-                                   const View& var, const View* dx) const {
+    rg::NormBackward backward_call(const View& dy, const View& x, const View& y, const View& gamma,
+                                   const View& statistics, const View* dx) const {
         rg::NormBackward call;
         call.shape = axes({&x, &y, &dy, dx});
         call.dtype = dtype_;
@@ -275,8 +275,8 @@ private:
         call.y = y.data();
         call.dy = dy.data();
         call.gamma = gamma.data();
-        call.mean = static_cast<const double*>(mean.data());
-        call.var = static_cast<const double*>(var.data());
+        call.mean = static_cast<const double*>(statistics.data());
+        call.var = call.mean + sets_;
         return call;
     }
 
@@ -290,6 +290,34 @@ private:
     int64_t samples_ = 1, channels_ = 1, reduced_ = 1, sets_ = 0;
 };
 
+// Seconds for one pass of dst = sum(sources): the machine's limit, measured in the process that is compared with it.
+double stream_seconds(nb::handle dst_array, const std::vector<nb::object>& source_arrays, bool non_temporal,
+                      int threads) {
+    if (source_arrays.empty() || source_arrays.size() > 3) throw nb::value_error("sources: give 1 to 3 arrays");
+    const View dst(dst_array, "dst", Access::write);
+    std::vector<std::unique_ptr<View>> sources;
+    const float* data[3] = {};
+    const int64_t elements = dst.bytes() / int64_t(sizeof(float));
+    dst.check_vector(elements, sizeof(float));
+    for (const nb::object& array : source_arrays) {
+        sources.push_back(std::make_unique<View>(array, "a source", Access::read));
+        sources.back()->check_vector(elements, sizeof(float));
+        data[sources.size() - 1] = static_cast<const float*>(sources.back()->data());
+    }
+    float* out = static_cast<float*>(dst.data());
+    if (non_temporal && reinterpret_cast<uintptr_t>(out) % 64 != 0) throw nb::value_error("dst is not aligned to 64 bytes");
+    const int count = int(sources.size());
+    const int64_t lines = elements / 16;
+    const nb::gil_scoped_release release;
+    const auto start = std::chrono::steady_clock::now();
+    rg::parallel_for(threads, threads, true, [&](int64_t part) {
+        const int64_t first = lines * part / threads * 16, last = lines * (part + 1) / threads * 16;
+        const float* from[3] = {data[0] + first, data[1] ? data[1] + first : nullptr, data[2] ? data[2] + first : nullptr};
+        rg::kernel_table().add_streams(from, count, last - first, out + first, non_temporal);
+    });
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -301,6 +329,8 @@ NB_MODULE(_core, m) {
           "Put a level in force for all later calls; false if this machine cannot run it.");
     m.def("set_num_threads", &rg::set_num_threads, nb::arg("threads"));
     m.def("num_threads", &rg::num_threads);
+    m.def("stream_seconds", &stream_seconds, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"),
+          nb::arg("threads"), "Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.");
 
     nb::enum_<Outcome>(m, "Outcome", "What became of a call; unless `done`, nothing was written.")
         .value("done", Outcome::done)
@@ -312,12 +342,12 @@ NB_MODULE(_core, m) {
              nb::arg("shape"), nb::arg("roles"), nb::arg("channels_per_set"), nb::arg("dtype"), nb::arg("eps"),
              nb::arg("activation"), nb::arg("alpha"), nb::arg("beta"))
         .def("forward", &NormProblem::forward, nb::arg("x"), nb::arg("gamma").none(), nb::arg("beta").none(),
-             nb::arg("y").none(), nb::arg("mean"), nb::arg("var"), nb::arg("statistics_given"),
+             nb::arg("y").none(), nb::arg("statistics"), nb::arg("statistics_given"),
              nb::arg("overlap_checked"), nb::arg("threads"))
         .def("backward", &NormProblem::backward, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
-             nb::arg("gamma").none(), nb::arg("mean"), nb::arg("var"), nb::arg("frozen"), nb::arg("sum_dz").none(),
+             nb::arg("gamma").none(), nb::arg("statistics"), nb::arg("frozen"), nb::arg("sum_dz").none(),
              nb::arg("sum_dz_xhat").none(), nb::arg("count"), nb::arg("dx").none(), nb::arg("dgamma").none(),
              nb::arg("dbeta").none(), nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"))
         .def("gradient_sums", &NormProblem::gradient_sums, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
-             nb::arg("mean"), nb::arg("var"), nb::arg("sum_dz"), nb::arg("sum_dz_xhat"), nb::arg("threads"));
+             nb::arg("statistics"), nb::arg("sum_dz"), nb::arg("sum_dz_xhat"), nb::arg("threads"));
 }

@@ -3,6 +3,8 @@
 // Every kernel runs on one thread, allocates nothing, and reads and writes exactly the blocks it is given. A block is
 // `rows` runs of `cols` neighbouring elements, `*_stride` elements from one run to the next. A is the arithmetic type.
 // Arrays of doubles that collect sums are added to, never overwritten, so that the caller decides the order of sums.
+// `stream`: write past the cache, for results too large to stay there; made visible by the end of parallel_for.
+// `ahead`: how many elements further on the next block will be read; its cache lines are asked for on the way.
 #pragma once
 
 #include "shape.h"
@@ -15,53 +17,55 @@ namespace rg {
 template <class A>
 struct NormKernels {
     // Planes: the whole block belongs to one channel. sums[0] += sum(x - center), sums[1] += sum((x - center)^2).
-    void (*plane_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, double* sums);
+    void (*plane_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center,
+                          double* sums);
     // The same without a risk of overflow or underflow, slower: for data whose squares leave float's range.
     void (*plane_moments_wide)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double center, double* sums);
     // y = (x - center) * scale + shift
-    void (*plane_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift, A* y,
-                        int64_t y_stride);
+    void (*plane_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, A scale,
+                        A shift, A* y, int64_t y_stride, bool stream);
     // sums[0] += sum(dz), sums[1] += sum(dz * xhat)
     void (*plane_sums)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                       A center, A rstd, A offset, double* sums);
+                       int64_t x_ahead, int64_t dz_ahead, A center, A rstd, A offset, double* sums);
     // dx = a * dz + (b * (x - center) + k); without x: dx = a * dz
-    void (*plane_dx)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, A center,
-                     A a, A b, A k, A* dx, int64_t dx_stride);
+    void (*plane_dx)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
+                     int64_t x_ahead, int64_t dz_ahead, A center, A a, A b, A k, A* dx, int64_t dx_stride, bool stream);
 
     // Rows: each row is one statistics set; gamma and beta (either may be null) run along the row.
     // mean[row], var[row]: mean and biased variance, overwritten. eps only tells how small a variance matters.
     void (*row_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean, double* var);
     // y = xhat * gamma + beta
-    void (*row_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* rstd,
-                      const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride);
+    void (*row_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
+                      const A* rstd, const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride,
+                      bool stream);
     // With g = gamma * dz: sums[2 * row] += sum(g), sums[2 * row + 1] += sum(g * xhat)
     void (*row_sums)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
                      const A* center, const A* rstd, const A* offset, const A* gamma, double* sums);
     // dx = rstd * g + (b * (x - center) + k) where dx is wanted; dgamma += dz * xhat and dbeta += dz where not null.
     void (*row_dx)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                   const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx,
-                   int64_t dx_stride, double* dgamma, double* dbeta);
+                   int64_t x_ahead, int64_t dz_ahead, const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx,
+                   int64_t dx_stride, bool stream, double* dgamma, double* dbeta);
 
     // Columns: each column has its own statistics and parameters, given as vectors of length cols.
     void (*col_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, double* sum,
                         double* sum_sq);
     void (*col_moments_wide)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center,
                              double* sum, double* sum_sq);
-    void (*col_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
-                      const A* shift, A* y, int64_t y_stride);
+    void (*col_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
+                      const A* scale, const A* shift, A* y, int64_t y_stride, bool stream);
     void (*col_sums)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
                      const A* center, const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat);
     void (*col_dx)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                   const A* center, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride);
+                   int64_t x_ahead, int64_t dz_ahead, const A* center, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream);
 
     // y = f(z), in place or not
     void (*activate)(const Activation& activation, const A* z, int64_t count, A* y);
     // dz = dy * f'(z), the slope taken from y; dz may be dy
-    void (*apply_slope)(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz);
+    void (*apply_slope)(const Activation& activation, const A* y, const A* dy, int64_t count, int64_t ahead, A* dz);
 
     // Storage to arithmetic and back. `count` elements, `stride` elements apart in storage, neighbours in A.
     void (*load)(DType dtype, const void* src, int64_t stride, int64_t count, A* dst);
-    // accumulate: dst += src. stream: past the cache, for results too large to stay there (needs stride 1, A stored).
+    // accumulate: dst += src. Only whole runs of A itself are streamed.
     void (*store)(DType dtype, const A* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream);
 };
 
@@ -69,8 +73,8 @@ struct KernelTable {
     const char* isa;
     NormKernels<float> f32;
     NormKernels<double> f64;
-    // Makes streamed stores visible to other threads; call before telling them that the work is done.
-    void (*fence)();
+    // dst = the sum of 1 to 3 sources: what a machine's memory can do at best, for benchmarks.
+    void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
 };
 
 template <class A>

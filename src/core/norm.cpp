@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <limits>
@@ -20,7 +21,8 @@ constexpr int64_t kTile = 4096;       // elements of a staged block: 16 KiB of f
 constexpr int64_t kColumns = 2048;    // columns of a block of columns; their sums and statistics fill 50 KiB
 constexpr int64_t kChunkRows = 64;    // rows that share one partial sum per column, at the least
 constexpr int64_t kMaxParts = 64;     // partial sums per column, and groups of samples, at the most
-constexpr int64_t kCenterRows = 32;   // rows (or a block) whose mean is what moments are taken about
+constexpr int64_t kCenterRows = 32;   // rows of columns whose mean is what moments are taken about
+constexpr int64_t kCenterElements = 256;  // likewise elements of planes and long rows
 constexpr int64_t kRowGroup = 8;      // short rows handled together
 
 constexpr int64_t kMinParallel = 8192;    // elements below which the team is not even told
@@ -28,6 +30,22 @@ constexpr int64_t kMinWake = 131072;      // elements below which sleeping membe
 constexpr int64_t kMinStream = 2 << 20;   // bytes of a result above which it cannot be expected to stay in cache
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Indices are taken apart for every block, mostly by 1, and a division costs as much as a short row.
+int64_t quotient(int64_t a, int64_t b) { return b == 1 ? a : a / b; }
+int64_t remainder(int64_t a, int64_t b) { return b == 1 ? 0 : a % b; }
+
+// Bytes of a core's second-level cache that can be counted on. Only the order of work depends on it.
+int64_t cache_bytes() {
+    static const int64_t bytes = [] {
+        long found = -1;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+        found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+        return (found > 0 ? int64_t(found) : int64_t(1) << 20) * 7 / 8;
+    }();
+    return bytes;
+}
 
 // ---- scratch -------------------------------------------------------------------------------------------------------
 
@@ -118,10 +136,11 @@ struct Offsets {
     }
     // index counts through axes [0, axes) of the list, the last fastest
     void add(const AxisList& list, int axes, int64_t index) {
-        for (int i = axes - 1; i >= 0; --i) {
+        for (int i = axes - 1; i > 0; --i) {
             add(list.axis[i], index % list.axis[i].extent);
             index /= list.axis[i].extent;
         }
+        if (axes > 0) add(list.axis[0], index);
     }
 };
 
@@ -169,6 +188,7 @@ struct Block {
     const AxisList* col_axes = nullptr;  // columns run along the last of these, or along all of them if all_axes
     bool all_axes = false;
     int64_t first_col = 0;  // with all_axes: where in the row the block starts
+    int64_t ahead = 0;      // elements from here to the block that will be read next
 
     int64_t row_stride(int view) const { return row_axis ? row_axis->stride[view] : 0; }
     int64_t col_stride(int view) const {
@@ -192,7 +212,8 @@ struct PlaneGrid {
         blocks = r.extent() / (rows * cols) * row_blocks * pieces;
     }
     void place(int64_t index, Block& block) const {
-        const int64_t piece = index % pieces, row_block = index / pieces % row_blocks;
+        const int64_t piece = remainder(index, pieces), row = quotient(index, pieces);
+        const int64_t row_block = remainder(row, row_blocks);
         block.cols = std::min(cols_per_block, cols - piece * cols_per_block);
         block.rows = std::min(rows_per_block, rows - row_block * rows_per_block);
         block.col_axes = &r;
@@ -200,7 +221,7 @@ struct PlaneGrid {
         if (r.size > 1) {
             block.row_axis = &r.axis[r.size - 2];
             block.offset.add(*block.row_axis, row_block * rows_per_block);
-            block.offset.add(r, r.size - 2, index / pieces / row_blocks);
+            block.offset.add(r, r.size - 2, quotient(row, row_blocks));
         }
     }
 };
@@ -218,6 +239,7 @@ template <class A>
 struct Run {
     A* data;
     int64_t stride;  // from row to row
+    int64_t ahead;   // to where the next block will be read; 0 for one that was staged
 };
 
 // Reads and writes blocks as arithmetic, in place where the storage allows and through the thread's tile where not.
@@ -236,9 +258,9 @@ public:
 
     Run<const A> read(const void* base, int view, const Block& b, A* scratch) const {
         const char* start = static_cast<const char*>(base) + b.offset.at[view] * size_;
-        if (in_place(b, view)) return {reinterpret_cast<const A*>(start), b.row_stride(view)};
+        if (in_place(b, view)) return {reinterpret_cast<const A*>(start), b.row_stride(view), b.ahead};
         load(start, view, b, scratch);
-        return {scratch, b.cols};
+        return {scratch, b.cols, 0};
     }
 
     // dy times the activation's slope
@@ -247,22 +269,29 @@ public:
         if (!has_activation()) return g;
         const Run<const A> out = read(y, kY, b, tile.y);
         if (g.stride == b.cols && out.stride == b.cols) {
-            kernels.apply_slope(activation_, out.data, g.data, b.rows * b.cols, tile.dz);
+            kernels.apply_slope(activation_, out.data, g.data, b.rows * b.cols, g.ahead, tile.dz);
         } else {
             for (int64_t row = 0; row < b.rows; ++row) {
                 kernels.apply_slope(activation_, out.data + row * out.stride, g.data + row * g.stride, b.cols,
-                                    tile.dz + row * b.cols);
+                                    g.ahead, tile.dz + row * b.cols);
             }
         }
-        return {tile.dz, b.cols};
+        return {tile.dz, b.cols, 0};
     }
 
     // Where a kernel may put a block's result; finish() brings it home.
-    Run<A> target(void* base, int view, const Block& b, Tile<A>& tile, bool direct) const {
-        if (direct && in_place(b, view)) {
-            return {reinterpret_cast<A*>(static_cast<char*>(base) + b.offset.at[view] * size_), b.row_stride(view)};
+    Run<A> target(void* base, int view, const Block& b, Tile<A>& tile, bool direct, bool stream) const {
+        A* start = reinterpret_cast<A*>(static_cast<char*>(base) + b.offset.at[view] * size_);
+        if (direct && in_place(b, view) && (!stream || streams_well(b, view, start))) {
+            return {start, b.row_stride(view), 0};
         }
-        return {tile.out, b.cols};
+        return {tile.out, b.cols, 0};
+    }
+    // Streamed rows that begin and end inside a cache line write those lines twice: where rows are short and follow each
+    // other in memory, it is better to stream the block as one run.
+    bool streams_well(const Block& b, int view, const A* start) const {
+        const bool aligned = uintptr_t(start) % 64 == 0 && b.row_stride(view) * size_ % 64 == 0;
+        return aligned || b.cols >= 1024 || b.row_stride(view) != b.cols;
     }
     void finish(void* base, int view, const Block& b, Run<A> result, Tile<A>& tile, bool accumulate,
                 bool stream) const {
@@ -348,15 +377,53 @@ struct Crew {
 // item. Sets are (n, s); samples come in groups so that sums over n need one partial result per group only.
 struct Plan {
     int64_t N, sets_per_n, items, group_size, groups;
-    bool phased;  // too few sets for the team: all sets go through each step together
+    bool phased;    // too few sets for the team: all sets go through each step together
+    bool resident;  // a set stays in cache from collect to apply
+    int64_t items_ahead;  // how many items of the next set there is room for as well
 
-    Plan(const Geometry& g, int64_t items_per_set, const Crew& crew)
+    // set_bytes: what collect and apply read of a set
+    Plan(const Geometry& g, int64_t items_per_set, int64_t set_bytes, const Crew& crew)
         : N(g.N), sets_per_n(g.family == Family::column ? 1 : g.sets_per_n), items(items_per_set) {
         group_size = ceil_div(N, kMaxParts);
         groups = ceil_div(N, group_size);
+        resident = set_bytes <= cache_bytes();
+        const double room = double(cache_bytes() - set_bytes) / double(set_bytes);
+        items_ahead = resident ? int64_t(double(items) * std::min(1.0, room)) : 0;
         phased = crew.threads > 1 && items > 1 && group_size == 1 && N * sets_per_n < 2 * crew.threads;
     }
     int64_t sets() const { return N * sets_per_n; }
+};
+
+// Blocks of planes, by set and item; a set's items are (channel, block of the channel).
+struct PlaneBlocks {
+    const Geometry& g;
+    PlaneGrid grid;
+
+    explicit PlaneBlocks(const Geometry& geometry) : g(geometry), grid(geometry.r) {}
+    int64_t items() const { return g.K * grid.blocks; }
+    int64_t sample(int64_t set) const { return g.N == 1 ? 0 : quotient(set, g.sets_per_n); }
+    int64_t channel(int64_t set, int64_t item) const {
+        const int64_t s = g.N == 1 ? set : remainder(set, g.sets_per_n);
+        return s * g.K + quotient(item, grid.blocks);
+    }
+    Block block(int64_t set, int64_t item) const {
+        Block b;
+        b.offset.add(g.n, g.n.size, sample(set));
+        b.offset.add(g.c, g.c.size, channel(set, item));
+        grid.place(remainder(item, grid.blocks), b);
+        return b;
+    }
+    // Sets the block to be asked for while this one is worked on. The next set comes in half while this one's sums are
+    // collected and half while they are applied, so that memory is never idle; where there is no room for it, collecting
+    // asks for the set's own next block.
+    void look_ahead(int64_t set, int64_t item, const Plan& plan, bool collecting, Block& b) const {
+        const bool half = item % 2 == (collecting ? 1 : 0);
+        if (item < plan.items_ahead && half) {
+            b.ahead = g.c.size ? g.c.axis[g.c.size - 1].stride[kX] * g.K : 0;
+        } else if (collecting && item + 1 < items()) {
+            b.ahead = block(set, item + 1).offset.at[kX] - b.offset.at[kX];
+        }
+    }
 };
 
 template <class Pass>
@@ -368,7 +435,7 @@ void run(const Plan& plan, const Crew& crew, Pass& pass) {
         crew.each(plan.sets(), [&](int64_t set) { pass.begin(set); });
         if (pass.collects()) all([&](int64_t set, int64_t item) { pass.collect(set, item); });
         crew.each(plan.sets(), [&](int64_t set) { pass.finish(set); });
-        // From the end: what the team has just read is still in its caches.
+        // From the end: what the team has read last is still in its caches.
         if (pass.applies()) all([&](int64_t set, int64_t item) { pass.apply(set, plan.items - 1 - item); });
         return;
     }
@@ -382,7 +449,7 @@ void run(const Plan& plan, const Crew& crew, Pass& pass) {
             }
             pass.finish(set);
             if (pass.applies()) {
-                for (int64_t item = plan.items; item-- > 0;) pass.apply(set, item);
+                for (int64_t i = 0; i < plan.items; ++i) pass.apply(set, plan.resident ? i : plan.items - 1 - i);
             }
         }
     });
@@ -443,6 +510,7 @@ struct ForwardContext {
           beta(static_cast<const A*>(c.beta)),
           stream(g.elements() * element_size(c.dtype) >= kMinStream && c.x != c.y) {}
 
+    int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype); }
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
     double beta_at(int64_t channel) const { return beta ? double(beta[channel]) : 0.0; }
     void put(int64_t set, const Moments& m, double count) const {
@@ -451,12 +519,10 @@ struct ForwardContext {
     }
     template <class Kernel>
     void write(const Block& b, Tile<A>& tile, Kernel kernel) const {
-        const bool direct = !storage.has_activation() && !stream;
-        const Run<A> out = storage.target(call.y, kY, b, tile, direct);
-        kernel(out);
+        const Run<A> out = storage.target(call.y, kY, b, tile, !storage.has_activation(), stream);
+        kernel(out, stream && out.data != tile.out);
         if (storage.has_activation()) storage.activate(b, tile);
         storage.finish(call.y, kY, b, out, tile, false, stream);
-        if (stream) kernel_table().fence();
     }
 };
 
@@ -465,42 +531,39 @@ template <class A>
 struct PlaneForward : ForwardContext<A> {
     using Base = ForwardContext<A>;
     using Base::call, Base::g, Base::storage;
-    PlaneGrid grid;
+    PlaneBlocks blocks;
+    Plan plan;
     double *partial, *centers;
 
-    PlaneForward(const NormForward& c, const Geometry& geometry) : Base(c, geometry), grid(geometry.r) {
+    PlaneForward(const NormForward& c, const Geometry& geometry, const Crew& crew)
+        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), crew) {
         CallScratch& scratch = my_call_scratch();
         partial = scratch.partial.take<double>(g.N * g.sets_per_n * items() * 2);
         centers = scratch.centers.take<double>(g.N * g.sets_per_n);
     }
-    int64_t items() const { return g.K * grid.blocks; }
+    int64_t items() const { return blocks.items(); }
     bool collects() const { return !call.statistics_given; }
     bool applies() const { return call.y; }
 
-    int64_t channel(int64_t set, int64_t item) const { return set % g.sets_per_n * g.K + item / grid.blocks; }
-    Block block(int64_t set, int64_t item) const {
-        Block b;
-        b.offset.add(g.n, g.n.size, set / g.sets_per_n);
-        b.offset.add(g.c, g.c.size, channel(set, item));
-        grid.place(item % grid.blocks, b);
-        return b;
-    }
     Run<const A> read_x(const Block& b) const { return storage.read(call.x, kX, b, my_tile<A>().x); }
 
     void begin(int64_t set) {
         if (!collects()) return;
-        const Block b = block(set, 0);
+        Block b = blocks.block(set, 0);
+        b.rows = std::min(b.rows, ceil_div(kCenterElements, b.cols));
+        b.cols = std::min(b.cols, kCenterElements);
         const Run<const A> x = read_x(b);
         double sums[2] = {};
-        storage.kernels.plane_moments(x.data, b.rows, b.cols, x.stride, A(0), sums);
+        storage.kernels.plane_moments(x.data, b.rows, b.cols, x.stride, 0, A(0), sums);
         centers[set] = double(A(sums[0] / double(b.rows * b.cols)));
     }
     void collect(int64_t set, int64_t item) {
-        const Block b = block(set, item);
+        Block b = blocks.block(set, item);
+        blocks.look_ahead(set, item, plan, true, b);
         const Run<const A> x = read_x(b);
         double* sums = partial + (set * items() + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_moments(x.data, b.rows, b.cols, x.stride, A(centers[set]), sums);
+        storage.kernels.plane_moments(x.data, b.rows, b.cols, x.stride, x.ahead, A(centers[set]), sums);
     }
     void finish(int64_t set) {
         if (!collects()) return;
@@ -519,7 +582,7 @@ struct PlaneForward : ForwardContext<A> {
         for (int pass = 0; pass < 2; ++pass) {
             sums[0] = sums[1] = 0;
             for (int64_t item = 0; item < items(); ++item) {
-                const Block b = block(set, item);
+                const Block b = blocks.block(set, item);
                 const Run<const A> x = read_x(b);
                 storage.kernels.plane_moments_wide(x.data, b.rows, b.cols, x.stride, center, sums);
             }
@@ -529,14 +592,16 @@ struct PlaneForward : ForwardContext<A> {
     }
     void apply(int64_t set, int64_t item) {
         const SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
-        const int64_t c = channel(set, item);
+        const int64_t c = blocks.channel(set, item);
         const double gamma = this->gamma_at(c);
         const A scale = A(gamma * double(s.rstd)), shift = A(this->beta_at(c) + gamma * double(s.offset));
-        const Block b = block(set, item);
+        Block b = blocks.block(set, item);
+        blocks.look_ahead(set, item, plan, false, b);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = read_x(b);
-        this->write(b, tile, [&](Run<A> out) {
-            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, s.center, scale, shift, out.data, out.stride);
+        this->write(b, tile, [&](Run<A> out, bool stream) {
+            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, x.ahead, s.center, scale, shift, out.data,
+                                        out.stride, stream);
         });
     }
 };
@@ -591,6 +656,7 @@ struct ColumnGrid {
                 b.cols = std::min(cols, whole.cols - col);
                 if (b.row_axis) b.offset.add(*b.row_axis, row);
                 if (col) b.offset.add(whole.col_axes->axis[0], col);
+                b.ahead = b.row_stride(kX) * rows;
                 body(b, col0 + col);
             }
         }
@@ -602,13 +668,13 @@ struct ColumnForward : ForwardContext<A> {
     using Base = ForwardContext<A>;
     using Base::call, Base::g, Base::storage;
     ColumnGrid grid;
-    bool phased;
-    double* partial;  // [set][chunk][2][C]
-    A* coefficients;  // [set][3][C]: center, scale, shift
+    Plan plan;
+    double* partial = nullptr;  // [set][chunk][2][C]
+    A* coefficients = nullptr;  // [set][3][C]: center, scale, shift
 
-    ColumnForward(const NormForward& c, const Geometry& geometry, const Plan& plan, const ColumnGrid& column_grid)
-        : Base(c, geometry), grid(column_grid), phased(plan.phased) {
-        if (phased) {
+    ColumnForward(const NormForward& c, const Geometry& geometry, const Crew& crew)
+        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, crew) {
+        if (plan.phased) {
             partial = my_call_scratch().partial.take<double>(g.N * grid.chunks * 2 * g.C);
             coefficients = my_call_scratch().coefficients.take<A>(g.N * 3 * g.C);
         }
@@ -617,11 +683,11 @@ struct ColumnForward : ForwardContext<A> {
     bool applies() const { return call.y; }
 
     double* part(int64_t n, int64_t chunk) {
-        if (phased) return partial + (n * grid.chunks + chunk) * 2 * g.C;
+        if (plan.phased) return partial + (n * grid.chunks + chunk) * 2 * g.C;
         return my_set_scratch().partial.take<double>(grid.chunks * 2 * g.C) + chunk * 2 * g.C;
     }
     A* coefficient(int64_t n) {
-        if (phased) return coefficients + n * 3 * g.C;
+        if (plan.phased) return coefficients + n * 3 * g.C;
         return my_set_scratch().coefficients.take<A>(3 * g.C);
     }
     template <class Body>
@@ -735,9 +801,9 @@ struct ColumnForward : ForwardContext<A> {
                             !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
             const Run<const A> x = storage.read(call.x, kX, b, tile.x);
-            this->write(b, tile, [&](Run<A> out) {
-                storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, center + col, center + g.C + col,
-                                          center + 2 * g.C + col, out.data, out.stride);
+            this->write(b, tile, [&](Run<A> out, bool stream) {
+                storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, x.ahead, center + col,
+                                          center + g.C + col, center + 2 * g.C + col, out.data, out.stride, stream);
             });
         });
     }
@@ -772,6 +838,7 @@ struct RowGrid {
         b.col_axes = &g.c;
         b.all_axes = g.c.size > 1;
         b.cols = is_long() ? std::min(cols_per_segment, g.C - col) : g.C;
+        b.ahead = is_long() ? 0 : rows * b.row_stride(kX);
         if (b.all_axes) {
             b.first_col = col;
         } else if (g.c.size) {
@@ -823,10 +890,10 @@ struct RowForward : ForwardContext<A> {
 
     void write_block(int64_t row, const Block& b, Run<const A> x, int64_t col) {
         const RowStatistics<A> s(call.mean + row, call.var + row, b.rows, call.eps);
-        this->write(b, my_tile<A>(), [&](Run<A> out) {
-            storage.kernels.row_apply(x.data, b.rows, b.cols, x.stride, s.center, s.rstd, s.offset,
+        this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) {
+            storage.kernels.row_apply(x.data, b.rows, b.cols, x.stride, x.ahead, s.center, s.rstd, s.offset,
                                       this->gamma ? this->gamma + col : nullptr,
-                                      this->beta ? this->beta + col : nullptr, out.data, out.stride);
+                                      this->beta ? this->beta + col : nullptr, out.data, out.stride, stream);
         });
     }
 
@@ -843,10 +910,11 @@ struct RowForward : ForwardContext<A> {
 
     void begin(int64_t row) {
         if (!collects()) return;
-        const Block b = grid.place(row, 1, 0);
+        Block b = grid.place(row, 1, 0);
+        b.cols = std::min(b.cols, kCenterElements);
         const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
         double sums[2] = {};
-        storage.kernels.plane_moments(x.data, 1, b.cols, x.stride, A(0), sums);
+        storage.kernels.plane_moments(x.data, 1, b.cols, x.stride, 0, A(0), sums);
         centers[row] = double(A(sums[0] / double(b.cols)));
     }
     void collect(int64_t row, int64_t segment) {
@@ -854,7 +922,7 @@ struct RowForward : ForwardContext<A> {
         const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
         double* sums = partial + (row * grid.segments + segment) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_moments(x.data, 1, b.cols, x.stride, A(centers[row]), sums);
+        storage.kernels.plane_moments(x.data, 1, b.cols, x.stride, 0, A(centers[row]), sums);
     }
     void finish(int64_t row) {
         if (!collects()) return;
@@ -888,17 +956,15 @@ struct RowForward : ForwardContext<A> {
 template <class A>
 void forward(const NormForward& call, const Geometry& g, const Crew& crew) {
     if (g.family == Family::plane) {
-        PlaneForward<A> pass(call, g);
-        run(Plan(g, pass.items(), crew), crew, pass);
+        PlaneForward<A> pass(call, g, crew);
+        run(pass.plan, crew, pass);
     } else if (g.family == Family::column) {
-        const ColumnGrid grid(g);
-        const Plan plan(g, grid.items(), crew);
-        ColumnForward<A> pass(call, g, plan, grid);
-        run(plan, crew, pass);
+        ColumnForward<A> pass(call, g, crew);
+        run(pass.plan, crew, pass);
     } else {
         RowForward<A> pass(call, g);
         if (pass.grid.is_long()) {
-            run(Plan(g, pass.grid.segments, crew), crew, pass);
+            run(Plan(g, pass.grid.segments, pass.set_bytes(), crew), crew, pass);
         } else {
             crew.each(pass.grid.chunks, [&](int64_t chunk) { pass.short_rows(chunk); });
         }
@@ -928,6 +994,9 @@ struct BackwardContext {
     bool wants_parameters() const { return call.dgamma || call.dbeta || call.sum_dz; }
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
     bool needs_x() const { return !call.frozen; }
+    int64_t set_bytes() const {
+        return g.K * g.R * element_size(call.dtype) * (storage.has_activation() ? 3 : 2);
+    }
     // The statistics that dx is computed with. A set of one element does not depend on it: its dx is exactly 0.
     SetStatistics<A> dx_statistics(int64_t set) const {
         SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
@@ -937,10 +1006,9 @@ struct BackwardContext {
 
     template <class Kernel>
     void write(const Block& b, Tile<A>& tile, Kernel kernel) const {
-        const Run<A> out = storage.target(call.dx, kDx, b, tile, !call.accumulate && !stream);
-        kernel(out);
+        const Run<A> out = storage.target(call.dx, kDx, b, tile, !call.accumulate, stream);
+        kernel(out, stream && out.data != tile.out);
         storage.finish(call.dx, kDx, b, out, tile, call.accumulate, stream);
-        if (stream) kernel_table().fence();
     }
     void put_parameters(int64_t channel, double sum_dz, double sum_dz_xhat) const {
         const auto put = [&](void* base, double value) {
@@ -971,14 +1039,14 @@ template <class A>
 struct PlaneBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
     using Base::call, Base::g, Base::storage;
-    PlaneGrid grid;
+    PlaneBlocks blocks;
     Plan plan;
     double* partial;  // [set][item][2]
     double* means;    // [set][2]: mean(g), mean(g * xhat)
     double* totals;   // [group][C][2]
 
     PlaneBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), grid(geometry.r), plan(geometry, geometry.K * grid.blocks, crew) {
+        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), crew) {
         CallScratch& scratch = my_call_scratch();
         partial = scratch.partial.take<double>(plan.sets() * plan.items * 2);
         means = scratch.centers.take<double>(plan.sets() * 2);
@@ -988,44 +1056,38 @@ struct PlaneBackward : BackwardContext<A> {
     bool collects() const { return this->wants_sums; }
     bool applies() const { return call.dx; }
 
-    int64_t channel(int64_t set, int64_t item) const { return set % g.sets_per_n * g.K + item / grid.blocks; }
-    Block block(int64_t set, int64_t item) const {
-        Block b;
-        b.offset.add(g.n, g.n.size, set / g.sets_per_n);
-        b.offset.add(g.c, g.c.size, channel(set, item));
-        grid.place(item % grid.blocks, b);
-        return b;
-    }
     SetStatistics<A> statistics(int64_t set) const { return {call.mean[set], call.var[set], call.eps}; }
 
     void begin(int64_t) {}
     void collect(int64_t set, int64_t item) {
-        const Block b = block(set, item);
+        Block b = blocks.block(set, item);
+        blocks.look_ahead(set, item, plan, true, b);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = storage.read(call.x, kX, b, tile.x), dz = storage.read_dz(call.dy, call.y, b, tile);
         const SetStatistics<A> s = statistics(set);
         double* sums = partial + (set * plan.items + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_sums(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, s.center, s.rstd, s.offset,
-                                   sums);
+        storage.kernels.plane_sums(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, x.ahead, dz.ahead, s.center,
+                                   s.rstd, s.offset, sums);
     }
     void finish(int64_t set) {
         double mean_g = 0, mean_g_xhat = 0, count = g.set_size();
         if (call.given_sum_dz) {
-            const int64_t c = channel(set, 0);
+            const int64_t c = blocks.channel(set, 0);
             mean_g = this->gamma_at(c) * call.given_sum_dz[c];
             mean_g_xhat = this->gamma_at(c) * call.given_sum_dz_xhat[c];
             count = call.given_count;
         } else if (collects()) {
-            double* group = totals + set / g.sets_per_n / plan.group_size * g.C * 2;
+            double* group = totals + quotient(blocks.sample(set), plan.group_size) * g.C * 2;
+            const int64_t per_channel = blocks.grid.blocks;
             for (int64_t k = 0; k < g.K; ++k) {
                 double sums[2] = {};
-                for (int64_t block = 0; block < grid.blocks; ++block) {
-                    const double* part = partial + (set * plan.items + k * grid.blocks + block) * 2;
+                for (int64_t block = 0; block < per_channel; ++block) {
+                    const double* part = partial + (set * plan.items + k * per_channel + block) * 2;
                     sums[0] += part[0];
                     sums[1] += part[1];
                 }
-                const int64_t c = channel(set, k * grid.blocks);
+                const int64_t c = blocks.channel(set, k * per_channel);
                 group[2 * c] += sums[0];
                 group[2 * c + 1] += sums[1];
                 mean_g += this->gamma_at(c) * sums[0];
@@ -1036,16 +1098,17 @@ struct PlaneBackward : BackwardContext<A> {
         means[2 * set + 1] = mean_g_xhat / count;
     }
     void apply(int64_t set, int64_t item) {
-        const Block b = block(set, item);
+        Block b = blocks.block(set, item);
+        blocks.look_ahead(set, item, plan, false, b);
         Tile<A>& tile = my_tile<A>();
         const SetStatistics<A> s = this->dx_statistics(set);
         const Slope<A> slope(double(s.rstd), double(s.offset), means[2 * set], means[2 * set + 1]);
-        const A a = A(this->gamma_at(channel(set, item)) * double(s.rstd));
-        const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0};
+        const A a = A(this->gamma_at(blocks.channel(set, item)) * double(s.rstd));
+        const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
         const Run<const A> dz = storage.read_dz(call.dy, call.y, b, tile);
-        this->write(b, tile, [&](Run<A> out) {
-            storage.kernels.plane_dx(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, s.center, a, slope.b,
-                                     slope.k, out.data, out.stride);
+        this->write(b, tile, [&](Run<A> out, bool stream) {
+            storage.kernels.plane_dx(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, x.ahead, dz.ahead, s.center, a,
+                                     slope.b, slope.k, out.data, out.stride, stream);
         });
     }
     void reduce() {
@@ -1073,7 +1136,7 @@ struct ColumnBackward : BackwardContext<A> {
     double* totals;             // [group][2][C]
 
     ColumnBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), crew) {
+        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, crew) {
         CallScratch& scratch = my_call_scratch();
         if (plan.phased) {
             partial = scratch.partial.take<double>(g.N * grid.chunks * 2 * g.C);
@@ -1162,11 +1225,12 @@ struct ColumnBackward : BackwardContext<A> {
         const Block whole = grid.place(n, item);
         const bool direct = inputs_in_place(whole) && storage.in_place(whole, kDx) && !call.accumulate && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
-            const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0};
+            const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
             const Run<const A> dz = storage.read_dz(call.dy, call.y, b, tile);
-            this->write(b, tile, [&](Run<A> out) {
-                storage.kernels.col_dx(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, v + col, v + 3 * g.C + col,
-                                       v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride);
+            this->write(b, tile, [&](Run<A> out, bool stream) {
+                storage.kernels.col_dx(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, x.ahead, dz.ahead, v + col,
+                                       v + 3 * g.C + col, v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride,
+                                       stream);
             });
         });
     }
@@ -1230,14 +1294,14 @@ struct RowBackward : BackwardContext<A> {
             slope_b[row] = slope.b;
             slope_k[row] = slope.k;
         }
-        const auto kernel = [&](A* out, int64_t stride) {
-            storage.kernels.row_dx(in.x.data, in.dz.data, b.rows, b.cols, in.x.stride, in.dz.stride, s.center, s.rstd,
-                                   s.offset, gamma_from(col), slope_b, slope_k, out, stride, dgamma, dbeta);
+        const auto kernel = [&](A* out, int64_t stride, bool stream) {
+            storage.kernels.row_dx(in.x.data, in.dz.data, b.rows, b.cols, in.x.stride, in.dz.stride, in.x.ahead, in.dz.ahead,
+                                   s.center, s.rstd, s.offset, gamma_from(col), slope_b, slope_k, out, stride, stream, dgamma, dbeta);
         };
         if (call.dx) {
-            this->write(b, my_tile<A>(), [&](Run<A> out) { kernel(out.data, out.stride); });
+            this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) { kernel(out.data, out.stride, stream); });
         } else {
-            kernel(nullptr, 0);
+            kernel(nullptr, 0, false);
         }
     }
     void short_rows(int64_t chunk) {

@@ -28,6 +28,13 @@ void pause_briefly() {
 #endif
 }
 
+// Streamed stores are outside the memory model of atomics: without a fence another thread may see "done" before them.
+void publish_streamed_stores() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 // Long enough to bridge the Python between two calls of a training step, short enough not to be noticed.
 constexpr auto kSpinTime = std::chrono::microseconds(60);
 constexpr int kPausesPerClockRead = 32;
@@ -37,15 +44,20 @@ struct Job {
     void (*body)(void*, int64_t) = nullptr;
     void* context = nullptr;
     int64_t items = 0;
-    int64_t grain = 1;
+    int threads = 1;
 };
+
+void run_alone(int64_t items, void (*body)(void*, int64_t), void* context) {
+    for (int64_t i = 0; i < items; ++i) body(context, i);
+    publish_streamed_stores();
+}
 
 // Never destroyed: its threads live as long as the process, and a child of fork leaves the parent's copy behind.
 class Team {
 public:
     void run(int64_t items, int threads, bool wake, void (*body)(void*, int64_t), void* context) {
         if (!turn_.try_lock()) {  // another caller has the team
-            for (int64_t i = 0; i < items; ++i) body(context, i);
+            run_alone(items, body, context);
             return;
         }
         const std::lock_guard<std::mutex> turn(turn_, std::adopt_lock);
@@ -54,13 +66,14 @@ public:
         job_.body = body;
         job_.context = context;
         job_.items = items;
-        // Several items at a time where there are many; the caller's share of waiting at the end stays below 1/16.
-        job_.grain = std::max<int64_t>(1, items / (16 * int64_t(threads)));
+        job_.threads = threads;
         next_.store(0, std::memory_order_relaxed);
         places_.store(members, std::memory_order_relaxed);
         open_.store(true);
         epoch_.fetch_add(1);
-        if (wake && parked_.load() > 0) {
+        // Small work wakes nobody, unless it comes so fast that members woken once will find more before they sleep again.
+        const auto now = std::chrono::steady_clock::now();
+        if (parked_.load() > 0 && (wake || now - last_ < kSpinTime / 2)) {
             { const std::lock_guard<std::mutex> lock(park_); }
             unpark_.notify_all();
         }
@@ -69,16 +82,20 @@ public:
         for (int pauses = 0; active_.load() != 0; ++pauses) {
             pauses < kPausesBeforeYield ? pause_briefly() : void(sched_yield());
         }
+        last_ = std::chrono::steady_clock::now();
     }
 
 private:
     void work() {
-        for (;;) {
-            const int64_t first = next_.fetch_add(job_.grain, std::memory_order_relaxed);
-            if (first >= job_.items) return;
-            const int64_t last = std::min(first + job_.grain, job_.items);
+        // Large shares first, single items at the end: neighbours stay on one thread, and nobody waits long for the last.
+        int64_t first = next_.load(std::memory_order_relaxed);
+        while (first < job_.items) {
+            const int64_t last = first + std::max<int64_t>(1, (job_.items - first) / (2 * job_.threads));
+            if (!next_.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
             for (int64_t i = first; i < last; ++i) job_.body(job_.context, i);
+            first = next_.load(std::memory_order_relaxed);
         }
+        publish_streamed_stores();
     }
 
     void grow(int members) {
@@ -121,6 +138,7 @@ private:
 
     std::mutex turn_;
     int size_ = 0;
+    std::chrono::steady_clock::time_point last_{};  // when the last job was done
     Job job_;
     alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<int> active_{0};
@@ -152,7 +170,7 @@ int num_threads() { return default_threads.load(); }
 
 void run_parallel(int64_t items, int threads, bool wake, void (*body)(void*, int64_t), void* context) {
     if (threads <= 1 || items <= 1) {
-        for (int64_t i = 0; i < items; ++i) body(context, i);
+        run_alone(items, body, context);
         return;
     }
     current_team().run(items, threads, wake, body, context);

@@ -41,6 +41,7 @@ class NormProblem(NamedTuple):
     arithmetic: np.dtype[Any]
     parameter_shape: tuple[int, ...]
     statistics_shape: tuple[int, ...]
+    cache_shape: tuple[int, ...]  # mean and variance in one array
     count: int  # elements of a statistics set
     eps: float
     activation: Activation
@@ -151,7 +152,17 @@ def _norm_problem(
         alpha, beta = _rounded_parameters(fused, dtype)
         engine = _core.NormProblem(list(shape), roles, channels_per_set, code, epsilon, fused.code, alpha, beta)
     return NormProblem(
-        kind, engine, shape, dtype, arithmetic, parameter_shape, statistics_shape, count, epsilon, fused
+        kind,
+        engine,
+        shape,
+        dtype,
+        arithmetic,
+        parameter_shape,
+        statistics_shape,
+        (2, *statistics_shape),
+        count,
+        epsilon,
+        fused,
     )
 
 
@@ -189,22 +200,30 @@ def as_parameter(problem: NormProblem, function: str, name: str, value: object) 
         raise ValueError(
             f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} needs {problem.parameter_shape}"
         )
-    check_dtype(function, name, array, problem.arithmetic, f"for data of {problem.dtype}")
+    check_dtype(function, name, array, problem.arithmetic, "for such data")
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def as_statistics(problem: NormProblem, function: str, name: str, value: object) -> Statistics:
-    """mean or var as the caller knows them: any real type, one value per set; used as float64."""
+def as_set_values(problem: NormProblem, function: str, name: str, value: object) -> Statistics:
+    """One real number per statistics set, of any type, as float64."""
     array = as_array(function, name, value)
     if array.shape != problem.statistics_shape:
         raise ValueError(
             f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} has statistics of shape "
             f"{problem.statistics_shape}"
         )
-    try:
-        return np.ascontiguousarray(array, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be of real numbers") from None
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be of real numbers")
+    return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def as_statistics(problem: NormProblem, function: str, mean: object, var: object) -> Statistics:
+    """mean and var as the caller knows them, as the engine wants them."""
+    if mean is None or var is None:
+        missing = "mean" if mean is None else "var"
+        raise ValueError(f"{function}: {missing} is missing: mean and var come together")
+    pair = (as_set_values(problem, function, "mean", mean), as_set_values(problem, function, "var", var))
+    return np.stack(pair)
 
 
 def check_dtype(function: str, name: str, array: Array, dtype: np.dtype[Any], why: str) -> None:

@@ -10,7 +10,8 @@ argument is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -48,9 +49,17 @@ class NormCache(NamedTuple):
     y: Array | None
     gamma: Array | None
     has_beta: bool
-    mean: Statistics
-    var: Statistics
+    statistics: Statistics  # [2, sets]: mean and variance
     frozen: bool
+
+    @property
+    def mean(self) -> Statistics:
+        return self.statistics[0]
+
+    @property
+    def var(self) -> Statistics:
+        """The biased variance."""
+        return self.statistics[1]
 
     @property
     def rstd(self) -> Statistics:
@@ -113,6 +122,10 @@ class RunningUpdate(NamedTuple):
 
 _PYTORCH: Final = RunningUpdate.pytorch()
 _GRADIENTS: Final = NormGradients._fields
+_DONE: Final = Outcome.done  # looking a name up in an enumeration costs more than comparing it
+# NamedTuples through their base's constructor: their own takes twice the time of all checks of a small call.
+_new_cache: Final[Callable[[tuple[Any, ...]], NormCache]] = partial(tuple.__new__, NormCache)
+_new_gradients: Final[Callable[[tuple[Any, ...]], NormGradients]] = partial(tuple.__new__, NormGradients)
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -232,11 +245,11 @@ def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int |
     """Count, mean and biased variance of each channel, for :func:`combine_statistics` across workers."""
     function = "batch_norm_statistics"
     problem, x = _problem(function, x, channel_axis, 1, 0.0, None)
-    mean, var = np.zeros(problem.statistics_shape), np.zeros(problem.statistics_shape)
+    statistics = np.zeros((2, *problem.statistics_shape))
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
-        problem.engine.forward(x, None, None, None, mean, var, False, True, threads)
-    return NormStatistics(problem.count, mean, var)
+        problem.engine.forward(x, None, None, None, statistics, False, True, threads)
+    return NormStatistics(problem.count, statistics[0], statistics[1])
 
 
 def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
@@ -280,43 +293,50 @@ def _forward(
     out: Array | None,
     num_threads: int | None,
 ) -> tuple[Array, NormCache]:
-    if gamma is not None:
+    # Each argument is looked at twice: a quick look that lets good ones pass, and one that converts or explains.
+    arithmetic, parameter_shape = problem.arithmetic, problem.parameter_shape
+    if gamma is not None and not (
+        type(gamma) is np.ndarray
+        and gamma.dtype is arithmetic
+        and gamma.shape == parameter_shape
+        and gamma.flags.c_contiguous
+    ):
         gamma = _args.as_parameter(problem, function, "gamma", gamma)
-    if beta is not None:
+    if beta is not None and not (
+        type(beta) is np.ndarray
+        and beta.dtype is arithmetic
+        and beta.shape == parameter_shape
+        and beta.flags.c_contiguous
+    ):
         beta = _args.as_parameter(problem, function, "beta", beta)
     given = mean is not None or var is not None
     if given:
-        if mean is None or var is None:
-            missing = "mean" if mean is None else "var"
-            raise ValueError(f"{function}: {missing} is missing: mean and var come together")
-        mean = _args.as_statistics(problem, function, "mean", mean)
-        var = _args.as_statistics(problem, function, "var", var)
+        statistics = _args.as_statistics(problem, function, mean, var)
+    else:
+        statistics = np.empty(problem.cache_shape)
     if out is None:
         y = np.empty_like(x)
     else:
-        _args.check_result(function, "out", out, problem.shape, problem.dtype)
         y = out
+        if not (
+            type(y) is np.ndarray and y.dtype is problem.dtype and y.shape == problem.shape and y.flags.writeable
+        ):
+            _args.check_result(function, "out", y, problem.shape, problem.dtype)
     threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
-    if not given:
-        mean, var = np.empty(problem.statistics_shape), np.empty(problem.statistics_shape)
-    assert mean is not None
-    assert var is not None
     engine = problem.engine
     if engine is not None:
-        outcome = engine.forward(x, gamma, beta, y, mean, var, given, False, threads)
-        if outcome is not Outcome.done:
+        outcome = engine.forward(x, gamma, beta, y, statistics, given, False, threads)
+        if outcome is not _DONE:
             if outcome is Outcome.in_place:
                 x = x.copy(order="K")
             else:
-                _args.check_disjoint(
-                    function, {"out": y}, {"x": x, "gamma": gamma, "beta": beta, "mean": mean, "var": var}
-                )
-            engine.forward(x, gamma, beta, y, mean, var, given, True, threads)
+                inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0], "var": statistics[1]}
+                _args.check_disjoint(function, {"out": y}, inputs)
+            engine.forward(x, gamma, beta, y, statistics, given, True, threads)
     elif not given:
-        mean.fill(0.0)
-        var.fill(0.0)
+        statistics.fill(0.0)
     saved_y = y if problem.activation.code else None
-    return y, NormCache(problem, x, saved_y, gamma, beta is not None, mean, var, frozen)
+    return y, _new_cache((problem, x, saved_y, gamma, beta is not None, statistics, frozen))
 
 
 # ---- running statistics ---------------------------------------------------------------------------------------------
@@ -392,7 +412,7 @@ def batch_norm_backward(
     `out`, or are added to them with ``accumulate=True``. With `sums` (of all workers, :func:`batch_norm_gradient_sums`)
     only ``dx`` is computed: the parameters' gradients are among the sums.
     """
-    return _backward("batch_norm", dy, cache, need, sums, out, accumulate, num_threads)
+    return _backward("batch_norm", "batch_norm_backward", dy, cache, need, sums, out, accumulate, num_threads)
 
 
 def instance_norm_backward(
@@ -405,7 +425,7 @@ def instance_norm_backward(
     num_threads: int | None = None,
 ) -> NormGradients:
     """Gradients of :func:`instance_norm_forward`; arguments as for :func:`batch_norm_backward`."""
-    return _backward("instance_norm", dy, cache, need, None, out, accumulate, num_threads)
+    return _backward("instance_norm", "instance_norm_backward", dy, cache, need, None, out, accumulate, num_threads)
 
 
 def layer_norm_backward(
@@ -418,7 +438,7 @@ def layer_norm_backward(
     num_threads: int | None = None,
 ) -> NormGradients:
     """Gradients of :func:`layer_norm_forward`; arguments as for :func:`batch_norm_backward`."""
-    return _backward("layer_norm", dy, cache, need, None, out, accumulate, num_threads)
+    return _backward("layer_norm", "layer_norm_backward", dy, cache, need, None, out, accumulate, num_threads)
 
 
 def group_norm_backward(
@@ -431,7 +451,7 @@ def group_norm_backward(
     num_threads: int | None = None,
 ) -> NormGradients:
     """Gradients of :func:`group_norm_forward`; arguments as for :func:`batch_norm_backward`."""
-    return _backward("group_norm", dy, cache, need, None, out, accumulate, num_threads)
+    return _backward("group_norm", "group_norm_backward", dy, cache, need, None, out, accumulate, num_threads)
 
 
 def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | None = None) -> GradientSums:
@@ -442,7 +462,7 @@ def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | 
     sum_dz, sum_dz_xhat = np.zeros(problem.statistics_shape), np.zeros(problem.statistics_shape)
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
-        problem.engine.gradient_sums(dy, cache.x, cache.y, cache.mean, cache.var, sum_dz, sum_dz_xhat, threads)
+        problem.engine.gradient_sums(dy, cache.x, cache.y, cache.statistics, sum_dz, sum_dz_xhat, threads)
     return GradientSums(problem.count, sum_dz, sum_dz_xhat)
 
 
@@ -463,60 +483,48 @@ def _checked_dy(function: str, dy: Array, problem: NormProblem) -> Array:
     return dy
 
 
-def _wanted(
-    function: str,
-    need: Sequence[str] | None,
-    cache: NormCache,
-    sums: GradientSums | None,
-    out: Mapping[str, Array | None],
-    accumulate: bool,
-) -> set[str]:
-    buffers = {name for name in _GRADIENTS if out.get(name) is not None}
-    if need is None:
-        default = {"dx"} if sums is not None else _default_need(cache)
-        wanted = default | buffers
-    else:
-        wanted = {need} if isinstance(need, str) else set(need)
-        for name in wanted - set(_GRADIENTS):
-            raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
-        for name in sorted(buffers - wanted):
-            raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")
-    for name in sorted(wanted - {"dx"} if sums is not None else ()):
-        raise ValueError(f"{function}: {name} is not computed with sums=: it is one of the sums")
-    for name in sorted(wanted - buffers if accumulate else ()):
-        raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
-    return wanted
-
-
-def _default_need(cache: NormCache) -> set[str]:
-    need = {"dx"}
-    if cache.gamma is not None:
-        need.add("dgamma")
-    if cache.has_beta:
-        need.add("dbeta")
-    return need
-
-
-def _as_buffers(function: str, out: object, problem: NormProblem) -> Mapping[str, Array | None]:
+def _buffers(
+    function: str, problem: NormProblem, out: NormGradients | Mapping[str, Array | None] | None
+) -> tuple[Array | None, Array | None, Array | None]:
+    """The caller's buffers for dx, dgamma and dbeta, checked."""
+    if out is None:
+        return (None, None, None)
     if isinstance(out, NormGradients):
-        buffers: Mapping[str, Array | None] = out._asdict()
+        dx, dgamma, dbeta = out
     elif isinstance(out, Mapping):
-        buffers = out
-        for name in set(buffers) - set(_GRADIENTS):
+        for name in set(out) - set(_GRADIENTS):
             raise ValueError(f"{function}: out has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
+        dx, dgamma, dbeta = out.get("dx"), out.get("dgamma"), out.get("dbeta")
     else:
         raise TypeError(f"{function}: out must be NormGradients or a mapping, not {type(out).__name__}")
-    for name, buffer in buffers.items():
-        if buffer is not None:
-            shape, dtype = problem.shape, problem.dtype
-            if name != "dx":
-                shape, dtype = problem.parameter_shape, problem.arithmetic
-            _args.check_result(function, f"out.{name}", buffer, shape, dtype)
-    return buffers
+    if dx is not None and not (
+        type(dx) is np.ndarray and dx.dtype is problem.dtype and dx.shape == problem.shape and dx.flags.writeable
+    ):
+        _args.check_result(function, "out.dx", dx, problem.shape, problem.dtype)
+    shape, dtype = problem.parameter_shape, problem.arithmetic
+    for name, array in (("out.dgamma", dgamma), ("out.dbeta", dbeta)):
+        if array is not None and not (
+            type(array) is np.ndarray and array.dtype is dtype and array.shape == shape and array.flags.writeable
+        ):
+            _args.check_result(function, name, array, shape, dtype)
+    return dx, dgamma, dbeta
+
+
+def _check_need(
+    function: str, need: Sequence[str], buffers: tuple[Array | None, Array | None, Array | None]
+) -> tuple[bool, bool, bool]:
+    wanted = {need} if isinstance(need, str) else set(need)
+    for name in wanted - set(_GRADIENTS):
+        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
+    for name, buffer in zip(_GRADIENTS, buffers, strict=True):
+        if buffer is not None and name not in wanted:
+            raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")
+    return "dx" in wanted, "dgamma" in wanted, "dbeta" in wanted
 
 
 def _backward(
     kind: str,
+    function: str,
     dy: Array,
     cache: NormCache,
     need: Sequence[str] | None,
@@ -525,63 +533,54 @@ def _backward(
     accumulate: bool,
     num_threads: int | None,
 ) -> NormGradients:
-    function = f"{kind}_backward"
     problem = _checked_cache(function, kind, cache)
+    _, x, y, gamma, has_beta, statistics, frozen = cache
     dy = _checked_dy(function, dy, problem)
-    buffers = _as_buffers(function, out, problem) if out is not None else {}
-    wanted = _wanted(function, need, cache, sums, buffers, accumulate)
-    threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
+    buffers = dx, dgamma, dbeta = _buffers(function, problem, out)
+    if need is not None:
+        want_dx, want_dgamma, want_dbeta = _check_need(function, need, buffers)
+    else:
+        want_dx = True
+        want_dgamma = dgamma is not None or (gamma is not None and sums is None)
+        want_dbeta = dbeta is not None or (has_beta and sums is None)
     sum_dz = sum_dz_xhat = None
     count = 1
     if sums is not None:
+        if want_dgamma or want_dbeta:
+            name = "dgamma" if want_dgamma else "dbeta"
+            raise ValueError(f"{function}: {name} is not computed with sums=: it is one of the sums")
         sum_dz, sum_dz_xhat, count = _checked_sums(function, problem, sums)
+    if accumulate:
+        for name, wanted, buffer in zip(_GRADIENTS, (want_dx, want_dgamma, want_dbeta), buffers, strict=True):
+            if wanted and buffer is None:
+                raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
+    threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
 
-    results: dict[str, Array | None] = {}
-    written: dict[str, Array | None] = {}  # as the engine wants them: parameters' gradients contiguous
-    for name in _GRADIENTS:
-        result = buffers.get(name)
-        if result is None and name in wanted:
-            result = np.empty_like(cache.x) if name == "dx" else np.empty(problem.parameter_shape, problem.arithmetic)
-        results[name] = written[name] = result
-        if name != "dx" and result is not None and not result.flags.c_contiguous:
-            written[name] = np.ascontiguousarray(result)
-    if problem.engine is None:
-        for name in ("dgamma", "dbeta"):
-            empty_sum = results[name]
-            if empty_sum is not None and not accumulate:
+    if want_dx and dx is None:
+        dx = np.empty_like(x)
+    if want_dgamma and dgamma is None:
+        dgamma = np.empty(problem.parameter_shape, problem.arithmetic)
+    if want_dbeta and dbeta is None:
+        dbeta = np.empty(problem.parameter_shape, problem.arithmetic)
+    # The engine wants the parameters' gradients contiguous.
+    to_dgamma = dgamma if dgamma is None or dgamma.flags.c_contiguous else dgamma.copy()
+    to_dbeta = dbeta if dbeta is None or dbeta.flags.c_contiguous else dbeta.copy()
+    engine = problem.engine
+    if engine is not None:
+        rest = (statistics, frozen, sum_dz, sum_dz_xhat, count, dx, to_dgamma, to_dbeta, accumulate)
+        if engine.backward(dy, x, y, gamma, *rest, False, threads) is not _DONE:
+            results = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
+            _args.check_disjoint(function, results, {"dy": dy, "x": x, "y": y, "gamma": gamma})
+            engine.backward(dy, x, y, gamma, *rest, True, threads)
+    elif not accumulate:
+        for empty_sum in (to_dgamma, to_dbeta):
+            if empty_sum is not None:
                 empty_sum.fill(0)
-        return NormGradients(**results)
-
-    def run(overlap_checked: bool) -> Outcome:
-        assert problem.engine is not None
-        return problem.engine.backward(
-            dy,
-            cache.x,
-            cache.y,
-            cache.gamma,
-            cache.mean,
-            cache.var,
-            cache.frozen,
-            sum_dz,
-            sum_dz_xhat,
-            count,
-            written["dx"],
-            written["dgamma"],
-            written["dbeta"],
-            accumulate,
-            overlap_checked,
-            threads,
-        )
-
-    if run(False) is not Outcome.done:
-        inputs: dict[str, Any] = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
-        _args.check_disjoint(function, {f"out.{name}": results[name] for name in _GRADIENTS}, inputs)
-        run(True)
-    for name in ("dgamma", "dbeta"):
-        result, contiguous = results[name], written[name]
-        if result is not None and contiguous is not None and contiguous is not result:
-            result[...] = contiguous
-    return NormGradients(**results)
+    if dgamma is not to_dgamma and dgamma is not None:
+        dgamma[...] = to_dgamma
+    if dbeta is not to_dbeta and dbeta is not None:
+        dbeta[...] = to_dbeta
+    return _new_gradients((dx, dgamma, dbeta))
 
 
 def _checked_sums(function: str, problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, int]:
@@ -590,7 +589,7 @@ def _checked_sums(function: str, problem: NormProblem, sums: object) -> tuple[St
     if not sums.count > 0:
         raise ValueError(f"{function}: sums.count is {sums.count}, must be at least 1")
     return (
-        _args.as_statistics(problem, function, "sums.sum_dz", sums.sum_dz),
-        _args.as_statistics(problem, function, "sums.sum_dz_xhat", sums.sum_dz_xhat),
+        _args.as_set_values(problem, function, "sums.sum_dz", sums.sum_dz),
+        _args.as_set_values(problem, function, "sums.sum_dz_xhat", sums.sum_dz_xhat),
         sums.count,
     )

@@ -172,10 +172,8 @@ def _flat(name: str, y: Array, alpha: float, beta: float) -> npt.NDArray[np.bool
             flat = (y <= 0) | (y >= 1)
         case "clamped_leaky_relu":
             flat = y >= b
-        case "hard_shrink":
-            flat = (y == 0) & (alpha != 0)  # with alpha = 0 it is the identity, which has no flat piece
-        case "soft_shrink":
-            flat = y == 0
+        case "hard_shrink" | "soft_shrink":
+            flat = (y == 0) & (alpha != 0)  # with alpha = 0 they are the identity, which has no flat piece
         case "threshold":
             flat = y == b
         case "relu6":
@@ -186,7 +184,10 @@ def _flat(name: str, y: Array, alpha: float, beta: float) -> npt.NDArray[np.bool
 
 
 def _slope(name: str, y: Array, a: float, b: float) -> Array:
-    """f'(z) from y, on the pieces where f is not constant."""
+    """f'(z) from y, on the pieces where f is not constant.
+
+    A y that was rounded when it was stored may lie beyond the asymptote; the slope there is 0, not below it.
+    """
     number = y.dtype.type
     needs_at_least_0 = name in ("leaky_relu", "clamped_leaky_relu")
     needs_positive = name in ("elu", "celu")
@@ -205,7 +206,7 @@ def _slope(name: str, y: Array, a: float, b: float) -> Array:
         case "tanh":
             slope = (1 - y) * (1 + y)  # 1 - y*y would round y*y first and lose digits near 1
         case "scaled_tanh":
-            slope = (a - y) * (a + y) * (b / number(a))
+            slope = np.maximum((a - y) * (a + y), 0.0) * (b / number(a))
         case "linear" | "linear_with_bias" | "hard_sigmoid":
             slope = a * one
         case "softplus":
@@ -213,14 +214,14 @@ def _slope(name: str, y: Array, a: float, b: float) -> Array:
         case "softsign":
             slope = (1 - np.abs(y)) ** 2
         case "elu":
-            slope = np.where(y < 0, y + a, one)
+            slope = np.where(y < 0, np.maximum(y + a, 0.0), one)
         case "log_sigmoid":
             slope = -np.expm1(y)
         case "selu":
             scale, low = number(_SELU_SCALE), number(_SELU_SCALE) * number(_SELU_ALPHA)
-            slope = np.where(y < 0, y + low, scale)
+            slope = np.where(y < 0, np.maximum(y + low, 0.0), scale)
         case "celu":
-            slope = np.where(y < 0, 1 + y / a, one)
+            slope = np.where(y < 0, np.maximum(1 + y / a, 0.0), one)
         case "tanh_shrink":
             slope = np.tanh(_tanh_shrink_inverse(np.abs(y))) ** 2
         case _:

@@ -12,6 +12,39 @@ namespace {
 constexpr int kChains = 4;  // independent sums, to hide the latency of addition
 constexpr int kFlush = 16;
 
+// The first n lanes, or all of them for n = 0.
+template <class A>
+RG_INLINE Vec<A> read(const A* p, int64_t n) {
+    return n ? load_part(p, n, splat(A(0))) : load(p);
+}
+// A streamed vector passes the cache by and must be aligned; for_vectors sees to that.
+template <bool kStream, class A>
+RG_INLINE void write(A* p, int64_t n, Vec<A> v) {
+    n ? store_part(p, n, v) : kStream ? stream(p, v) : store(p, v);
+}
+template <class A>
+RG_INLINE void add(double* p, int64_t n, Vec<A> v) {
+    n ? add_to_part<A>(p, n, v) : add_to(p, v);
+}
+
+// Calls body(i, n) for every vector of a run that is written to `out`, n = 0 for whole ones. Whole ones are aligned in
+// `out`: a store across two cache lines costs two. Only elementwise passes may do so: where a sum is cut must not depend
+// on an address.
+template <class A, class Body>
+RG_INLINE void for_vectors(const A* out, int64_t cols, Body body) {
+    constexpr int64_t lanes = kLanes<A>;
+    int64_t i = 0;
+    if (lanes > 1) {
+        const int64_t misaligned = int64_t(uintptr_t(out) / sizeof(A)) % lanes;
+        if (misaligned) {
+            i = lanes - misaligned < cols ? lanes - misaligned : cols;
+            body(int64_t(0), i);
+        }
+    }
+    for (; i + lanes <= cols; i += lanes) body(i, int64_t(0));
+    if (i < cols) body(i, cols - i);
+}
+
 // Two running sums over vectors of A, four chains each.
 template <class A>
 struct PairSum {
@@ -39,9 +72,11 @@ struct PairSum {
             pending += int(now);
             if (pending >= kFlush) flush();
         }
-        int k = 0;
-        for (; i + lanes <= cols; i += lanes, ++k) term(i, first[k], second[k]);
-        if (i < cols) last(i, cols - i, first[kChains - 1], second[kChains - 1]);
+        // Constant indices: a chain that is found by a variable lives in memory, not in a register.
+        if (i + lanes <= cols) term(i, first[0], second[0]), i += lanes;
+        if (i + lanes <= cols) term(i, first[1], second[1]), i += lanes;
+        if (i + lanes <= cols) term(i, first[2], second[2]), i += lanes;
+        if (i < cols) last(i, cols - i, first[3], second[3]);
         if (++pending >= kFlush) flush();
     }
     RG_INLINE void total(double* sums) {
@@ -52,7 +87,7 @@ struct PairSum {
 };
 
 template <class A>
-void plane_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, double* sums) {
+void plane_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, double* sums) {
     const Vec<A> c = splat(center);
     PairSum<A> sum;
     for (int64_t row = 0; row < rows; ++row, x += x_stride) {
@@ -62,7 +97,11 @@ void plane_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A c
             q = fma(d, d, q);
         };
         sum.run(
-            cols, [&](int64_t i, Vec<A>& s, Vec<A>& q) { add(load(x + i), s, q); },
+            cols,
+            [&](int64_t i, Vec<A>& s, Vec<A>& q) {
+                prefetch(x + i + ahead);
+                add(load(x + i), s, q);
+            },
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) { add(load_part(x + i, n, c), s, q); });
     }
     sum.total(sums);
@@ -93,20 +132,28 @@ void plane_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride
     }
 }
 
-template <class A>
-void plane_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift, A* y,
-                 int64_t y_stride) {
+template <class A, bool kStream>
+RG_INLINE void plane_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center,
+                              A scale, A shift, A* y, int64_t y_stride) {
     const Vec<A> c = splat(center), m = splat(scale), b = splat(shift);
     for (int64_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
-        int64_t i = 0;
-        for (; i + kLanes<A> <= cols; i += kLanes<A>) store(y + i, fma(load(x + i) - c, m, b));
-        if (i < cols) store_part(y + i, cols - i, fma(load_part(x + i, cols - i, c) - c, m, b));
+        for_vectors(y, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            prefetch(x + i + ahead);
+            write<kStream>(y + i, n, fma(read(x + i, n) - c, m, b));
+        });
     }
 }
 
 template <class A>
-void plane_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, A center,
-                A rstd, A offset, double* sums) {
+void plane_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, A scale, A shift,
+                 A* y, int64_t y_stride, bool stream) {
+    const auto form = stream ? plane_apply_as<A, true> : plane_apply_as<A, false>;
+    form(x, rows, cols, x_stride, ahead, center, scale, shift, y, y_stride);
+}
+
+template <class A>
+void plane_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
+                int64_t x_ahead, int64_t dz_ahead, A center, A rstd, A offset, double* sums) {
     const Vec<A> c = splat(center), m = splat(rstd), o = splat(offset);
     PairSum<A> sum;
     for (int64_t row = 0; row < rows; ++row, x += x_stride, dz += dz_stride) {
@@ -115,7 +162,12 @@ void plane_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_s
             q = fma(g, fma(v - c, m, o), q);
         };
         sum.run(
-            cols, [&](int64_t i, Vec<A>& s, Vec<A>& q) { add(load(x + i), load(dz + i), s, q); },
+            cols,
+            [&](int64_t i, Vec<A>& s, Vec<A>& q) {
+                prefetch(x + i + x_ahead);
+                prefetch(dz + i + dz_ahead);
+                add(load(x + i), load(dz + i), s, q);
+            },
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) {
                 add(load_part(x + i, n, c), load_part(dz + i, n, splat(A(0))), s, q);
             });
@@ -123,27 +175,31 @@ void plane_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_s
     sum.total(sums);
 }
 
-template <class A>
-void plane_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, A center, A a,
-              A b, A k, A* dx, int64_t dx_stride) {
+template <class A, bool kStream>
+RG_INLINE void plane_dx_as(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
+                           int64_t x_ahead, int64_t dz_ahead, A center, A a, A b, A k, A* dx, int64_t dx_stride) {
     const Vec<A> c = splat(center), va = splat(a), vb = splat(b), vk = splat(k);
-    if (!x) {
-        for (int64_t row = 0; row < rows; ++row, dz += dz_stride, dx += dx_stride) {
-            int64_t i = 0;
-            for (; i + kLanes<A> <= cols; i += kLanes<A>) store(dx + i, va * load(dz + i));
-            if (i < cols) store_part(dx + i, cols - i, va * load_part(dz + i, cols - i, va));
+    for (int64_t row = 0; row < rows; ++row, dz += dz_stride, dx += dx_stride) {
+        if (!x) {
+            for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                write<kStream>(dx + i, n, va * read(dz + i, n));
+            });
+            continue;
         }
-        return;
+        for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            prefetch(x + i + x_ahead);
+            prefetch(dz + i + dz_ahead);
+            write<kStream>(dx + i, n, fma(va, read(dz + i, n), fma(vb, read(x + i, n) - c, vk)));
+        });
+        x += x_stride;
     }
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, dz += dz_stride, dx += dx_stride) {
-        const auto value = [&](Vec<A> v, Vec<A> g) { return fma(va, g, fma(vb, v - c, vk)); };
-        int64_t i = 0;
-        for (; i + kLanes<A> <= cols; i += kLanes<A>) store(dx + i, value(load(x + i), load(dz + i)));
-        if (i < cols) {
-            const int64_t n = cols - i;
-            store_part(dx + i, n, value(load_part(x + i, n, c), load_part(dz + i, n, c)));
-        }
-    }
+}
+
+template <class A>
+void plane_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
+              int64_t x_ahead, int64_t dz_ahead, A center, A a, A b, A k, A* dx, int64_t dx_stride, bool stream) {
+    const auto form = stream ? plane_dx_as<A, true> : plane_dx_as<A, false>;
+    form(x, dz, rows, cols, x_stride, dz_stride, x_ahead, dz_ahead, center, a, b, k, dx, dx_stride);
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
@@ -156,7 +212,7 @@ RG_INLINE bool in_float_range(double m2, double count, double eps) {
 
 template <class A>
 void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean, double* var) {
-    const double count = double(cols);
+    const double count = double(cols), share = 1 / count;
     for (int64_t row = 0; row < rows; ++row, x += x_stride) {
         // A first mean from plain sums is good enough to center on: what it is off by comes out of the second pass.
         Vec<A> chain[kChains] = {};
@@ -168,54 +224,54 @@ void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, doubl
         if (i < cols) chain[1] += load_part(x + i, cols - i, splat(A(0)));
         Sum<A> first;
         first.add((chain[0] + chain[1]) + (chain[2] + chain[3]));
-        double center = double(A(first.total() / count));
+        double center = double(A(first.total() * share));
 
         double sums[2] = {};
-        plane_moments<A>(x, 1, cols, x_stride, A(center), sums);
-        double deviation = sums[1] - sums[0] * sums[0] / count;
+        plane_moments<A>(x, 1, cols, x_stride, 0, A(center), sums);
+        double deviation = sums[1] - sums[0] * sums[0] * share;
         if (!in_float_range<A>(deviation, count, eps)) {
             double wide[2] = {};
             plane_moments_wide<A>(x, 1, cols, x_stride, 0.0, wide);
             center = wide[0] / count;
             sums[0] = sums[1] = 0;
             plane_moments_wide<A>(x, 1, cols, x_stride, center, sums);
-            deviation = sums[1] - sums[0] * sums[0] / count;
+            deviation = sums[1] - sums[0] * sums[0] * share;
             if (center - center != 0) sums[0] = 0;  // infinite data: so is the mean, and the variance is undefined
         }
-        mean[row] = center + sums[0] / count;
-        var[row] = deviation < 0 ? 0 : deviation / count;
+        mean[row] = center + sums[0] * share;
+        var[row] = deviation < 0 ? 0 : deviation * share;
     }
 }
 
-template <class A, bool kGamma, bool kBeta>
-RG_INLINE void row_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* rstd,
-                            const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride) {
+template <class A, bool kGamma, bool kBeta, bool kStream>
+RG_INLINE void row_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
+                            const A* rstd, const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride) {
     for (int64_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
         const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
-        const auto value = [&](Vec<A> v, Vec<A> g, Vec<A> b) {
-            const Vec<A> xhat = fma(v - c, m, o);
-            if constexpr (kGamma) return fma(xhat, g, b);
-            return kBeta ? xhat + b : xhat;
-        };
-        int64_t i = 0;
-        for (; i + kLanes<A> <= cols; i += kLanes<A>) {
-            store(y + i, value(load(x + i), kGamma ? load(gamma + i) : c, kBeta ? load(beta + i) : Vec<A>{}));
-        }
-        if (i < cols) {
-            const int64_t n = cols - i;
-            const Vec<A> g = kGamma ? load_part(gamma + i, n, c) : c;
-            const Vec<A> b = kBeta ? load_part(beta + i, n, c) : Vec<A>{};
-            store_part(y + i, n, value(load_part(x + i, n, c), g, b));
-        }
+        for_vectors(y, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            prefetch(x + i + ahead);
+            Vec<A> v = fma(read(x + i, n) - c, m, o);
+            if constexpr (kGamma) {
+                v = fma(v, read(gamma + i, n), kBeta ? read(beta + i, n) : Vec<A>{});
+            } else if constexpr (kBeta) {
+                v = v + read(beta + i, n);
+            }
+            write<kStream>(y + i, n, v);
+        });
     }
+}
+
+template <class A, bool kStream>
+constexpr auto row_apply_form(bool gamma, bool beta) {
+    return gamma ? (beta ? row_apply_as<A, true, true, kStream> : row_apply_as<A, true, false, kStream>)
+                 : (beta ? row_apply_as<A, false, true, kStream> : row_apply_as<A, false, false, kStream>);
 }
 
 template <class A>
-void row_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* rstd,
-               const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride) {
-    const auto form = gamma ? (beta ? row_apply_as<A, true, true> : row_apply_as<A, true, false>)
-                            : (beta ? row_apply_as<A, false, true> : row_apply_as<A, false, false>);
-    form(x, rows, cols, x_stride, center, rstd, offset, gamma, beta, y, y_stride);
+void row_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center, const A* rstd,
+               const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride, bool stream) {
+    const auto form = stream ? row_apply_form<A, true>(gamma, beta) : row_apply_form<A, false>(gamma, beta);
+    form(x, rows, cols, x_stride, ahead, center, rstd, offset, gamma, beta, y, y_stride);
 }
 
 template <class A, bool kGamma>
@@ -251,58 +307,65 @@ void row_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_str
 template <class A>
 struct RowBlock {
     const A *x, *dz;
-    int64_t x_stride, dz_stride;
+    int64_t x_stride, dz_stride, x_ahead, dz_ahead;
     const A *center, *rstd, *offset, *gamma, *b, *k;
     A* dx;
     int64_t dx_stride;
     double *dgamma, *dbeta;
 };
 
-// kRows rows at a time, so that the parameters' sums stay in registers until they are added to memory once.
-template <class A, int kRows, bool kPart>
-RG_INLINE void row_dx_column(const RowBlock<A>& t, int64_t i, int64_t n) {
-    const Vec<A> zero = splat(A(0));
-    const auto read = [&](const A* p) { return kPart ? load_part(p, n, zero) : load(p); };
-    const Vec<A> gamma = t.gamma ? read(t.gamma + i) : splat(A(1));
-    Vec<A> sum = zero, sum_xhat = zero;
-    for (int row = 0; row < kRows; ++row) {
-        const Vec<A> m = splat(t.rstd[row]);
-        const Vec<A> d = read(t.x + row * t.x_stride + i) - splat(t.center[row]);
-        const Vec<A> dz = read(t.dz + row * t.dz_stride + i);
-        sum += dz;
-        sum_xhat = fma(dz, fma(d, m, splat(t.offset[row])), sum_xhat);
-        if (t.dx) {
-            const Vec<A> dx = fma(m, gamma * dz, fma(splat(t.b[row]), d, splat(t.k[row])));
-            A* out = t.dx + row * t.dx_stride + i;
-            kPart ? store_part(out, n, dx) : store(out, dx);
-        }
-    }
-    if (t.dgamma) kPart ? add_to_part<A>(t.dgamma + i, n, sum_xhat) : add_to(t.dgamma + i, sum_xhat);
-    if (t.dbeta) kPart ? add_to_part<A>(t.dbeta + i, n, sum) : add_to(t.dbeta + i, sum);
-}
-
-template <class A, int kRows>
+// kRows rows at a time, so that the parameters' sums stay in registers until they are added to memory once. The columns
+// are aligned in dx: sums over rows do not care where columns are cut.
+template <class A, int kRows, bool kStream>
 RG_INLINE void row_dx_rows(const RowBlock<A>& t, int64_t cols) {
-    int64_t i = 0;
-    for (; i + kLanes<A> <= cols; i += kLanes<A>) row_dx_column<A, kRows, false>(t, i, 0);
-    if (i < cols) row_dx_column<A, kRows, true>(t, i, cols - i);
+    for_vectors(t.dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        const Vec<A> gamma = t.gamma ? read(t.gamma + i, n) : splat(A(1));
+        Vec<A> sum = splat(A(0)), sum_xhat = splat(A(0));
+        for (int row = 0; row < kRows; ++row) {
+            const A *x = t.x + row * t.x_stride + i, *g = t.dz + row * t.dz_stride + i;
+            prefetch(x + t.x_ahead);
+            prefetch(g + t.dz_ahead);
+            const Vec<A> m = splat(t.rstd[row]), d = read(x, n) - splat(t.center[row]), dz = read(g, n);
+            sum += dz;
+            sum_xhat = fma(dz, fma(d, m, splat(t.offset[row])), sum_xhat);
+            if (t.dx) {
+                const Vec<A> rest = fma(splat(t.b[row]), d, splat(t.k[row]));
+                write<kStream>(t.dx + row * t.dx_stride + i, n, fma(m, gamma * dz, rest));
+            }
+        }
+        if (t.dgamma) add<A>(t.dgamma + i, n, sum_xhat);
+        if (t.dbeta) add<A>(t.dbeta + i, n, sum);
+    });
 }
 
 template <class A>
-void row_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, const A* center,
-            const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx, int64_t dx_stride,
-            double* dgamma, double* dbeta) {
+void row_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, int64_t x_ahead,
+            int64_t dz_ahead, const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k,
+            A* dx, int64_t dx_stride, bool stream, double* dgamma, double* dbeta) {
     constexpr int group = 4;
+    stream = stream && dx_stride % kLanes<A> == 0;
     for (int64_t row = 0; row < rows;) {
-        const RowBlock<A> t{x + row * x_stride, dz + row * dz_stride, x_stride,     dz_stride,
-                            center + row,       rstd + row,           offset + row, gamma,
-                            b ? b + row : b,    k ? k + row : k,      dx ? dx + row * dx_stride : dx,
-                            dx_stride,          dgamma,               dbeta};
+        const RowBlock<A> t{x + row * x_stride,
+                            dz + row * dz_stride,
+                            x_stride,
+                            dz_stride,
+                            x_ahead,
+                            dz_ahead,
+                            center + row,
+                            rstd + row,
+                            offset + row,
+                            gamma,
+                            b + row,
+                            k + row,
+                            dx ? dx + row * dx_stride : dx,
+                            dx_stride,
+                            dgamma,
+                            dbeta};
         if (rows - row >= group) {
-            row_dx_rows<A, group>(t, cols);
+            stream ? row_dx_rows<A, group, true>(t, cols) : row_dx_rows<A, group, false>(t, cols);
             row += group;
         } else {
-            row_dx_rows<A, 1>(t, cols);
+            row_dx_rows<A, 1, false>(t, cols);
             row += 1;
         }
     }
@@ -313,38 +376,23 @@ void row_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_strid
 // Rows whose sums stay in registers before they are added to the doubles in memory.
 constexpr int kColumnRows = 8;
 
-// Calls body(first_row, rows, i, n): for each group of rows, then for each vector of columns; n = 0 means a whole vector.
+// Calls body(first_row, rows, i, n): for each group of rows, then for each vector of columns, aligned as `run` is.
+// Columns do not mix, so where they are cut changes nothing.
 template <int kRows, class A, class Body>
-RG_INLINE void for_columns(int64_t rows, int64_t cols, Body body) {
-    for (int64_t row = 0; row < rows; row += kRows) {
-        const int64_t group = rows - row < kRows ? rows - row : kRows;
-        int64_t i = 0;
-        if (group == kRows) {
-            for (; i + kLanes<A> <= cols; i += kLanes<A>) body(row, int64_t(kRows), i, int64_t(0));
-        } else {
-            for (; i + kLanes<A> <= cols; i += kLanes<A>) body(row, group, i, int64_t(0));
-        }
-        if (i < cols) body(row, group, i, cols - i);
+RG_INLINE void for_columns(const A* run, int64_t rows, int64_t cols, Body body) {
+    int64_t row = 0;
+    for (; row + kRows <= rows; row += kRows) {
+        for_vectors(run, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA { body(row, int64_t(kRows), i, n); });
     }
-}
-
-template <class A>
-RG_INLINE Vec<A> read(const A* p, int64_t n) {
-    return n ? load_part(p, n, splat(A(0))) : load(p);
-}
-template <class A>
-RG_INLINE void write(A* p, int64_t n, Vec<A> v) {
-    n ? store_part(p, n, v) : store(p, v);
-}
-template <class A>
-RG_INLINE void add(double* p, int64_t n, Vec<A> v) {
-    n ? add_to_part<A>(p, n, v) : add_to(p, v);
+    if (row < rows) {
+        for_vectors(run, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA { body(row, rows - row, i, n); });
+    }
 }
 
 template <class A>
 void col_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, double* sum,
                  double* sum_sq) {
-    for_columns<kColumnRows, A>(rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n);
         Vec<A> s = splat(A(0)), q = splat(A(0));
         const A* p = x + row * x_stride + i;
@@ -370,21 +418,31 @@ void col_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride, 
     }
 }
 
-template <class A>
-void col_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
-               const A* shift, A* y, int64_t y_stride) {
-    for_columns<4, A>(rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+template <class A, bool kStream>
+RG_INLINE void col_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
+                            const A* scale, const A* shift, A* y, int64_t y_stride) {
+    for_columns<4, A>(y, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n), m = read(scale + i, n), b = read(shift + i, n);
         const A* p = x + row * x_stride + i;
         A* out = y + row * y_stride + i;
-        for (int64_t k = 0; k < group; ++k, p += x_stride, out += y_stride) write(out, n, fma(read(p, n) - c, m, b));
+        for (int64_t k = 0; k < group; ++k, p += x_stride, out += y_stride) {
+            prefetch(p + ahead);
+            write<kStream>(out, n, fma(read(p, n) - c, m, b));
+        }
     });
+}
+
+template <class A>
+void col_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
+               const A* scale, const A* shift, A* y, int64_t y_stride, bool stream) {
+    const auto form = stream && y_stride % kLanes<A> == 0 ? col_apply_as<A, true> : col_apply_as<A, false>;
+    form(x, rows, cols, x_stride, ahead, center, scale, shift, y, y_stride);
 }
 
 template <class A>
 void col_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, const A* center,
               const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat) {
-    for_columns<kColumnRows, A>(rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n), m = read(rstd + i, n), o = read(offset + i, n);
         Vec<A> s = splat(A(0)), q = splat(A(0));
         const A* p = x + row * x_stride + i;
@@ -399,23 +457,33 @@ void col_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_str
     });
 }
 
-template <class A>
-void col_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, const A* center,
-            const A* a, const A* b, const A* k, A* dx, int64_t dx_stride) {
-    for_columns<4, A>(rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+template <class A, bool kStream>
+RG_INLINE void col_dx_as(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
+                         int64_t x_ahead, int64_t dz_ahead, const A* center, const A* a, const A* b, const A* k, A* dx,
+                         int64_t dx_stride) {
+    for_columns<4, A>(dx, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> va = read(a + i, n);
         const A* g = dz + row * dz_stride + i;
         A* out = dx + row * dx_stride + i;
         if (!x) {
-            for (int64_t r = 0; r < group; ++r, g += dz_stride, out += dx_stride) write(out, n, va * read(g, n));
+            for (int64_t r = 0; r < group; ++r, g += dz_stride, out += dx_stride) write<kStream>(out, n, va * read(g, n));
             return;
         }
         const Vec<A> c = read(center + i, n), vb = read(b + i, n), vk = read(k + i, n);
         const A* p = x + row * x_stride + i;
         for (int64_t r = 0; r < group; ++r, p += x_stride, g += dz_stride, out += dx_stride) {
-            write(out, n, fma(va, read(g, n), fma(vb, read(p, n) - c, vk)));
+            prefetch(p + x_ahead);
+            prefetch(g + dz_ahead);
+            write<kStream>(out, n, fma(va, read(g, n), fma(vb, read(p, n) - c, vk)));
         }
     });
+}
+
+template <class A>
+void col_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, int64_t x_ahead,
+            int64_t dz_ahead, const A* center, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream) {
+    const auto form = stream && dx_stride % kLanes<A> == 0 ? col_dx_as<A, true> : col_dx_as<A, false>;
+    form(x, dz, rows, cols, x_stride, dz_stride, x_ahead, dz_ahead, center, a, b, k, dx, dx_stride);
 }
 
 }  // namespace

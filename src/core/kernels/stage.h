@@ -81,5 +81,23 @@ void store_block(DType, const double* src, int64_t count, void* dst, int64_t str
     store_elements<double, double>(src, count, (double*)dst, stride, accumulate);
 }
 
+template <int kCount, bool kStream>
+void add_streams_as(const float* const* sources, int64_t elements, float* dst) {
+    const float *a = sources[0], *b = sources[kCount > 1 ? 1 : 0], *c = sources[kCount > 2 ? 2 : 0];
+    for (int64_t i = 0; i + kLanes<float> <= elements; i += kLanes<float>) {
+        Vec<float> v = load(a + i);
+        if (kCount > 1) v += load(b + i);
+        if (kCount > 2) v += load(c + i);
+        kStream ? stream(dst + i, v) : store(dst + i, v);
+    }
+}
+
+void add_streams(const float* const* sources, int count, int64_t elements, float* dst, bool stream) {
+    const auto form = count == 1   ? (stream ? add_streams_as<1, true> : add_streams_as<1, false>)
+                      : count == 2 ? (stream ? add_streams_as<2, true> : add_streams_as<2, false>)
+                                   : (stream ? add_streams_as<3, true> : add_streams_as<3, false>);
+    form(sources, elements, dst);
+}
+
 }  // namespace
 }  // namespace rg

@@ -21,6 +21,6 @@ constexpr NormKernels<A> make_norm_kernels() {
 }  // namespace
 
 extern const KernelTable RG_TABLE;
-const KernelTable RG_TABLE = {RG_ISA_NAME, make_norm_kernels<float>(), make_norm_kernels<double>(), stream_fence};
+const KernelTable RG_TABLE = {RG_ISA_NAME, make_norm_kernels<float>(), make_norm_kernels<double>(), add_streams};
 
 }  // namespace rg

@@ -135,14 +135,14 @@ template <class A>
 RG_INLINE Vec<A> vtanh(Vec<A> x) {
     const Vec<A> magnitude = vabs<A>(x);
     const Vec<A> e = vexpm1_nonpositive<A>(magnitude * splat(A(-2)));
-    return copy_sign<A>(e / (e + splat(A(2))), x);
+    return copy_sign<A>(divide_near_one(e, e + splat(A(2))), x);
 }
 
 // Within 3 ulp, also far out on the negative side, where it is e^x.
 template <class A>
 RG_INLINE Vec<A> vsigmoid(Vec<A> x) {
     const Vec<A> e = vexp<A>(splat(A(0)) - vabs<A>(x));
-    const Vec<A> s = splat(A(1)) / (e + splat(A(1)));
+    const Vec<A> s = divide_near_one(splat(A(1)), e + splat(A(1)));
     return x < splat(A(0)) ? e * s : s;
 }
 

@@ -1,0 +1,657 @@
+"""Named problems and their tolerances with reasons: what tests, ``verify`` and ``bench`` have in common.
+
+NumPy only, and nothing of ours: a tolerance that shares code with the engine or the oracle shares its bugs. (Asking for
+bfloat16 data imports ml_dtypes, which gives NumPy that type.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "ACTIVATION_PARAMETERS",
+    "NORM_BENCH_CASES",
+    "NORM_VERIFY_CASES",
+    "BackwardBound",
+    "ForwardBound",
+    "NormCase",
+    "NormData",
+    "backward_bound",
+    "error_in_tolerances",
+    "forward_bound",
+    "make_norm_data",
+    "storage_dtype",
+]
+
+Array: TypeAlias = npt.NDArray[Any]
+Float64s: TypeAlias = npt.NDArray[np.float64]
+Kind: TypeAlias = Literal["batch", "instance", "layer", "group"]
+Layout: TypeAlias = Literal["first", "last"]
+
+# ---- problems --------------------------------------------------------------------------------------------------------
+
+# (alpha, beta) that put every piece of an activation within reach of normalized data; 0 where it takes none.
+ACTIVATION_PARAMETERS: Final[dict[str, tuple[float, float]]] = {
+    "identity": (0.0, 0.0),
+    "relu": (0.0, 0.0),
+    "leaky_relu": (0.2, 0.0),
+    "sigmoid": (0.0, 0.0),
+    "tanh": (0.0, 0.0),
+    "scaled_tanh": (1.7, 0.6),
+    "linear": (-1.3, 0.0),
+    "clamp": (-0.7, 0.9),
+    "hard_sigmoid": (0.4, 0.45),
+    "softplus": (0.8, 1.4),
+    "softsign": (0.0, 0.0),
+    "elu": (0.7, 0.0),
+    "clamped_leaky_relu": (0.3, 0.8),
+    "linear_with_bias": (0.6, -0.4),
+    "log_sigmoid": (0.0, 0.0),
+    "selu": (0.0, 0.0),
+    "celu": (1.3, 0.0),
+    "hard_shrink": (0.5, 0.0),
+    "soft_shrink": (0.5, 0.0),
+    "tanh_shrink": (0.0, 0.0),
+    "threshold": (0.3, -0.2),
+    "relu6": (0.0, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class NormCase:
+    """A normalization to verify or to time.
+
+    `shape` is logical, channels first: (N, C, *S). With the layout "last" the array is (N, *S, C) in memory; so it is
+    handed over, with `channel_axis` saying so. `axis` is a layer norm's first normalized axis, counted in the array.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    layout: Layout = "first"
+    activation: str = "identity"
+    alpha: float = 0.0
+    beta: float = 0.0
+    num_groups: int = 1
+    axis: int = -1
+    dtype: str = "float32"
+    mean_over_std: float = 0.0
+    workload: str = ""
+
+    @property
+    def name(self) -> str:
+        """``batch_norm_n32c64s56x56_relu``: letters in memory's order, then what is out of the ordinary."""
+        samples, channels, *space = self.shape
+        spatial = "s" + "x".join(map(str, space)) if space else ""
+        axes = f"c{channels}{spatial}" if self.layout == "first" else f"{spatial}c{channels}"
+        words = [f"{self.kind}_norm_n{samples}{axes}"]
+        if self.kind == "group":
+            words[0] += f"g{self.num_groups}"
+        if self.kind == "layer" and self.axis not in (-1, len(self.shape) - 1):
+            words.append(f"axis{self.axis}")
+        if self.activation != "identity":
+            words.append(self.activation)
+        if self.dtype != "float32":
+            words.append(self.dtype)
+        if self.mean_over_std:
+            words.append(f"mean{self.mean_over_std:.0e}".replace("e+0", "e"))
+        return "_".join(words)
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        samples, channels, *space = self.shape
+        return self.shape if self.layout == "first" else (samples, *space, channels)
+
+    @property
+    def channel_axis(self) -> int:
+        return 1 if self.layout == "first" else len(self.shape) - 1
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        if self.kind == "layer":
+            return self.array_shape[range(len(self.shape))[self.axis] :]
+        return (self.shape[1],)
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """The options of the oracle and of the bounds below that say which elements go together."""
+        return {
+            "kind": self.kind,
+            "channel_axis": self.channel_axis,
+            "axis": self.axis,
+            "num_groups": self.num_groups,
+        }
+
+
+class NormData(NamedTuple):
+    x: Array
+    gamma: Array
+    beta: Array
+    dy: Array
+
+
+def storage_dtype(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        importlib.import_module("ml_dtypes")  # from now on NumPy knows the name
+    return np.dtype(name)
+
+
+def make_norm_data(case: NormCase, seed: int = 0) -> NormData:
+    """Normal x and dy, gamma of both signs and beta; the same for the same case and seed, anywhere."""
+    rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    dtype = storage_dtype(case.dtype)
+    parameters = np.float64 if case.dtype == "float64" else np.float32
+    drawn: Any = parameters  # drawn in the arithmetic's type: a benchmark should not wait for its data
+    x = rng.standard_normal(case.array_shape, dtype=drawn)
+    x += drawn(case.mean_over_std)
+    dy = rng.standard_normal(case.array_shape, dtype=drawn)
+    sign = rng.choice([-1.0, 1.0, 1.0, 1.0], case.parameter_shape)
+    gamma = sign * rng.uniform(0.5, 1.5, case.parameter_shape)
+    beta = rng.normal(0.0, 0.5, case.parameter_shape)
+    return NormData(
+        x.astype(dtype, copy=False), gamma.astype(parameters), beta.astype(parameters), dy.astype(dtype, copy=False)
+    )
+
+
+def _bench_cases() -> Iterator[NormCase]:
+    layouts: tuple[Layout, Layout] = ("first", "last")
+    for shape, workload in (
+        ((32, 64, 56, 56), "resnet stage 1"),
+        ((16, 256, 28, 28), "resnet stage 2"),
+        ((8, 512, 7, 7), "resnet stage 4"),
+    ):
+        for activation in ("identity", "relu", "tanh"):
+            for layout in layouts:
+                yield NormCase("batch", shape, layout, activation, workload=workload)
+    for rows, workload in (
+        ((4096, 1024), "wide perceptron"),
+        ((65536, 64), "point features"),
+        ((128, 256), "small perceptron"),
+    ):
+        for activation in ("identity", "sigmoid"):
+            yield NormCase("batch", rows, "last", activation, workload=workload)
+    for rows, workload in (
+        ((8192, 768), "transformer"),
+        ((512, 1024), "short sequence"),
+        ((64, 256), "small transformer"),
+    ):
+        yield NormCase("layer", rows, axis=1, workload=workload)
+    yield NormCase("layer", (8, 64, 32, 32), "last", axis=3, workload="convnext")
+    for layout in layouts:
+        yield NormCase("group", (32, 64, 56, 56), layout, num_groups=8, workload="detection backbone")
+    for layout in layouts:
+        yield NormCase("instance", (32, 64, 56, 56), layout, workload="style transfer")
+
+
+def _activated(name: str, kind: Kind, shape: tuple[int, ...], layout: Layout = "first", **options: Any) -> NormCase:
+    alpha, beta = ACTIVATION_PARAMETERS[name]
+    return NormCase(kind, shape, layout, name, alpha, beta, **options)
+
+
+def _verify_cases() -> Iterator[NormCase]:
+    """Every norm, layout, type, activation and kind of shape that the engine treats in its own way."""
+    layouts: tuple[Layout, Layout] = ("first", "last")
+    kinds: tuple[Kind, ...] = ("batch", "instance", "group", "layer")
+    halves = ("float16", "bfloat16")
+
+    # All norms x layouts x types, and means far from zero: 1e6 standard deviations leave float32 four bits of data.
+    for kind in kinds:
+        for layout in layouts:
+            for dtype in ("float32", "float64", *halves):
+                for ratio in (0.0, 100.0) if dtype in halves else (0.0, 1e4, 1e6):
+                    yield NormCase(kind, (5, 12, 17, 13), layout, num_groups=3, dtype=dtype, mean_over_std=ratio)
+    # All activations.
+    for number, name in enumerate(ACTIVATION_PARAMETERS):
+        dtype = ("float32", "float64", "float16", "bfloat16")[number % 4]
+        yield _activated(name, "batch", (6, 8, 11, 23), layouts[number % 2], dtype=dtype)
+        yield _activated(name, kinds[number % 4], (6, 8, 11, 23), layouts[number // 4 % 2], num_groups=4)
+    # Sizes around a vector's lanes, primes, and 1: of rows, of columns, of planes.
+    for size in (1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 65, 127):
+        yield NormCase("layer", (7, size), axis=1)
+        yield NormCase("batch", (size, 5), "last")
+        yield NormCase("batch", (5, size), "last")
+        yield NormCase("instance", (2, 3, size))
+        yield NormCase("group", (2, 6, size), "last", num_groups=2)
+    # Longer than a block in each direction, and by one element more than a power of two.
+    yield NormCase("layer", (3, 4099), axis=1)
+    yield _activated("tanh", "layer", (5, 4099), axis=1, dtype="bfloat16")
+    yield NormCase("layer", (4, 9, 31, 37), axis=1, mean_over_std=1e4)
+    yield NormCase("layer", (4099, 3), axis=1)
+    yield NormCase("batch", (4099, 3), "last", mean_over_std=1e6)
+    yield NormCase("batch", (3, 4099), "last")
+    yield _activated("sigmoid", "batch", (129, 2111), "last")
+    yield NormCase("batch", (2, 2, 4099))
+    yield NormCase("instance", (1, 2, 67, 131), mean_over_std=1e6)
+    yield NormCase("instance", (65, 3, 29))
+    yield NormCase("group", (1, 6, 4099), num_groups=2)
+    yield NormCase("group", (1, 6, 4099), "last", num_groups=2, mean_over_std=1e4)
+    yield NormCase("group", (131, 4, 5), num_groups=4)
+    # Of one element each, and one set in all.
+    yield NormCase("batch", (1, 37), "last")
+    yield NormCase("instance", (3, 5))
+    yield NormCase("layer", (11, 1), axis=1)
+    yield NormCase("group", (3, 6), num_groups=6)
+    yield NormCase("group", (3, 6, 7), num_groups=1)
+
+
+def _distinct(every: Iterator[NormCase]) -> tuple[NormCase, ...]:
+    return tuple({case.name: case for case in every}.values())
+
+
+# The rows of the published tables, float32.
+NORM_BENCH_CASES: Final[tuple[NormCase, ...]] = _distinct(_bench_cases())
+# Small enough to be run whole at every instruction-set level.
+NORM_VERIFY_CASES: Final[tuple[NormCase, ...]] = _distinct(_verify_cases())
+
+# ---- tolerances ------------------------------------------------------------------------------------------------------
+#
+# Tolerances are absolute, one per element, made of what the oracle computed on the way. They count roundings: u is the
+# most that one operation can be off by, relative to its result, so a chain of k operations is off by k units of the
+# largest intermediate result at the most, and by a good half of that in the worst of many elements.
+
+
+class _Roundings(NamedTuple):
+    """What an activation adds, in units of u."""
+
+    argument: float = 0.0  # of |z|, before f
+    value: float = 0.0  # of |y|
+    value_offset: float = 0.0  # absolute: of parameters that are added
+    slope: float = 0.0  # of |dz|
+    slope_offset: float = 0.0  # of |dy|
+
+
+def _activation_roundings(name: str, alpha: float, beta: float, double: bool) -> _Roundings:
+    """Parameters are themselves rounded to the arithmetic's type. The transcendental ones keep their bounds in ulp of
+    the engine (an ulp is up to 2 u): exp 1, expm1 and log1p 2, tanh and sigmoid 3, tested in tests/test_activation.py.
+    """
+    a, b = abs(alpha), abs(beta)
+    match name:
+        case "leaky_relu" | "clamped_leaky_relu" | "linear":
+            return _Roundings(value=2, value_offset=b, slope=2)  # alpha, product; the bound beta
+        case "sigmoid":
+            return _Roundings(value=6, slope=3)  # 1 - y, two products
+        case "tanh":
+            return _Roundings(value=6, slope=4)  # 1 - y, 1 + y, two products
+        case "scaled_tanh":
+            # a - y keeps the rounding of a, however small the difference: b/a * u|a| * (a + y) is 2 u|ab|.
+            return _Roundings(argument=2, value=8, slope=6, slope_offset=2 * a * b)
+        case "clamp":
+            return _Roundings(value_offset=max(a, b))
+        case "hard_sigmoid" | "linear_with_bias":
+            return _Roundings(argument=2, value=1, value_offset=b, slope=2)
+        case "softplus":
+            # The sum of max(t, 0) and log1p(exp(-|t|)) has one sign: 1 + 4 roundings, a, two products.
+            return _Roundings(argument=2, value=8, slope=9)  # expm1 4, y/a 2, a*b 1, products 2
+        case "softsign":
+            return _Roundings(value=2, slope=3)
+        case "elu":
+            return _Roundings(value=6, slope=2, slope_offset=a)  # y + a keeps the rounding of a
+        case "log_sigmoid":
+            return _Roundings(value=7, slope=5)
+        case "selu":
+            # lambda * alpha = 1.76 is a product of two rounded numbers, rounded: 3.
+            return _Roundings(value=8, slope=2, slope_offset=3 * 1.76)
+        case "celu":
+            return _Roundings(argument=2, value=6, slope=2, slope_offset=2)  # 1 + y/a keeps the roundings of y/a
+        case "soft_shrink":
+            return _Roundings(value=1, value_offset=a)
+        case "tanh_shrink":
+            # float is computed in double and rounded once. In double z - tanh z keeps tanh's 3 ulp of a number below 1,
+            # and the root found from it twice as much.
+            if double:
+                return _Roundings(value=2, value_offset=6, slope=4, slope_offset=12)
+            return _Roundings(value=1, slope=2)
+        case "threshold":
+            return _Roundings(value_offset=b)
+        case _:
+            return _Roundings()
+
+
+class _Type(NamedTuple):
+    unit: float  # u of the arithmetic
+    storage: float  # most that storing a result adds, relative to it; 0: it is stored as computed
+    smallest: float  # and absolute: half of the smallest subnormal
+    double: bool = False
+
+
+_DOUBLE_UNIT: Final = 2.0**-53
+# Where long double is no wider than a float64, the oracle's own roundings are as large as the engine's.
+_DOUBLE_ORACLE: Final = 1.0 if float(np.finfo(np.longdouble).eps) < 2.0**-60 else 2.0
+_TYPES: Final[dict[str, _Type]] = {
+    "float32": _Type(2.0**-24, 0.0, 2.0**-150),
+    "float64": _Type(_DOUBLE_UNIT * _DOUBLE_ORACLE, 0.0, 2.0**-1074, double=True),
+    "float16": _Type(2.0**-24, 2.0**-11, 2.0**-25),
+    "bfloat16": _Type(2.0**-24, 2.0**-8, 2.0**-134),
+}
+
+
+class Statistics(Protocol):
+    """What the bounds need of the oracle's forward results."""
+
+    @property
+    def y(self) -> Array: ...
+    @property
+    def z(self) -> Array: ...
+    @property
+    def xhat(self) -> Array: ...
+    @property
+    def mean(self) -> Array: ...
+    @property
+    def var(self) -> Array: ...
+    @property
+    def rstd(self) -> Array: ...
+
+
+class Gradients(Protocol):
+    """What the bounds need of the oracle's backward results."""
+
+    @property
+    def dx(self) -> Array: ...
+    @property
+    def dgamma(self) -> Array: ...
+    @property
+    def dbeta(self) -> Array: ...
+    @property
+    def dz(self) -> Array: ...
+    @property
+    def xhat(self) -> Array: ...
+    @property
+    def rstd(self) -> Array: ...
+
+
+class ForwardBound(NamedTuple):
+    y: Float64s
+    mean: Float64s
+    var: Float64s
+
+
+class BackwardBound(NamedTuple):
+    dx: Float64s
+    dgamma: Float64s
+    dbeta: Float64s
+
+
+class _Indices:
+    """Which statistics set, and which gamma, each element belongs to, as numbers in the shape of x.
+
+    A pair is the elements that have both in common. Pairs are numbered so that the parameter counts fastest.
+    """
+
+    def __init__(self, shape: tuple[int, ...], kind: Kind, channel_axis: int, axis: int, num_groups: int) -> None:
+        rank = len(shape)
+        self.channels_per_group = 1
+        if kind == "layer":
+            first = range(rank)[axis]
+            sets = math.prod(shape[:first])
+            per_set = math.prod(shape[first:])
+            set_of = np.arange(sets).reshape(*shape[:first], *(1,) * (rank - first))
+            parameter_of = np.arange(per_set).reshape(shape[first:])
+            self.sets, self.parameters = sets, per_set
+            self.pairs, self.pair_of = sets * per_set, np.arange(sets * per_set).reshape(shape)
+        else:
+            channel = range(rank)[channel_axis]
+            channels = shape[channel]
+            parameter_of = np.arange(channels).reshape(-1, *(1,) * (rank - 1 - channel))
+            sample_of = np.arange(shape[0]).reshape(-1, *(1,) * (rank - 1))
+            if kind == "batch":
+                set_of, self.sets = parameter_of, channels
+                pair_of, pairs = parameter_of, channels
+            else:
+                groups = channels if kind == "instance" else num_groups
+                self.channels_per_group = max(channels // max(groups, 1), 1)
+                set_of = sample_of * groups + parameter_of // self.channels_per_group
+                self.sets = shape[0] * groups
+                pair_of, pairs = sample_of * channels + parameter_of, shape[0] * channels
+            self.parameters = channels
+            self.pairs, self.pair_of = pairs, np.broadcast_to(pair_of, shape)
+        self.set_of = np.broadcast_to(set_of, shape)
+        self.parameter_of = np.broadcast_to(parameter_of, shape)
+        self.count = math.prod(shape) // max(self.sets, 1)
+
+    def per_set(self, values: Array | None) -> Float64s:
+        """Statistics [sets], as float64."""
+        assert values is not None
+        return np.asarray(values, dtype=np.float64).reshape(-1)
+
+    def spread_sets(self, values: Float64s) -> Float64s:
+        return values[self.set_of]
+
+    def spread_parameters(self, values: Array | None, absent: float) -> Float64s:
+        if values is None:
+            return np.full((1,) * self.set_of.ndim, absent)
+        return np.asarray(values, dtype=np.float64).reshape(-1)[self.parameter_of]
+
+    def sum_sets(self, values: Float64s) -> Float64s:
+        return self._sum(values, self.set_of, self.sets)
+
+    def sum_parameters(self, values: Float64s) -> Float64s:
+        return self._sum(values, self.parameter_of, self.parameters)
+
+    def square_pairs(self, values: Float64s) -> Float64s:
+        """Sums over each pair, squared and added up for each parameter."""
+        sums = self._sum(values, self.pair_of, self.pairs)
+        return cast(Float64s, np.sum((sums * sums).reshape(-1, max(self.parameters, 1)), axis=0))[: self.parameters]
+
+    def _sum(self, values: Float64s, index: Array, length: int) -> Float64s:
+        weights = np.broadcast_to(values, index.shape)
+        return cast(Float64s, np.bincount(index.ravel(), weights=weights.ravel(), minlength=length))
+
+
+def _float64(values: Array) -> Float64s:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _statistics_error(
+    dtype: _Type, index: _Indices, mean: Float64s, std: Float64s, given: bool
+) -> tuple[Float64s, Float64s]:
+    """How far mean and var may be off, per set: absolute.
+
+    The mean is a center plus the mean of x - center. That difference rounds by up to u, and for all x of one binade
+    alike, so the mean over many does not hide it; sums of float run in float over at most 16 vectors a lane, where
+    roundings come to about 1 u of each number, and then in double. A square doubles the error of the difference and is
+    rounded and summed itself. So 2 u for the mean and 5 u for the variance. The center is the mean rounded, so that
+    constant data have differences of u|mean|.
+    In double the sums stay in double, and all their roundings count: 6 u and 15 u, and more the longer they are.
+    """
+    if given:
+        nothing = np.zeros_like(mean)
+        return nothing, nothing
+    u = dtype.unit
+    spread = std + u * np.abs(mean)
+    mean_error = 2 * u * spread + 2 * _DOUBLE_UNIT * np.abs(mean)
+    var_error = 5 * u * spread * spread
+    if dtype.double:
+        mean_error, var_error = (3 * _longer(index.count) * error for error in (mean_error, var_error))
+        if index.channels_per_group > 1:
+            # Where channels are last, each has a mean of its own, held to u|mean|. The group's mean is that of K such
+            # numbers, about the first of them; its variance is in part that of those means.
+            mean_error = mean_error + u * math.sqrt(index.channels_per_group) * std
+            var_error = var_error + u * np.abs(mean) * std
+    return mean_error, var_error
+
+
+def _longer(count: int) -> float:
+    """How the roundings of a sum in double grow: partial sums grow with the root of their length, at least."""
+    return math.sqrt(1 + count / 2**16)
+
+
+class _SumRoundings(NamedTuple):
+    """Of a sum, in u: of its value, and of the root of the sum of its terms' squares.
+
+    Roundings are independent of each other, so they add up as squares do. In sums of 16 float numbers of either sign
+    they come to 1.6 u of each on average, and 8 u allows five times that for the worst of many sums. Where the terms
+    agree in sign so may their roundings: 4 u of the result, of which one is its own.
+    """
+
+    result: float = 4
+    terms: float = 8
+
+
+def _sum_roundings(dtype: _Type, count: int) -> _SumRoundings:
+    return _SumRoundings(12 * _longer(count), 12 * _longer(count)) if dtype.double else _SumRoundings()
+
+
+@np.errstate(all="ignore")
+def forward_bound(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    expected: Statistics,
+    activate: Callable[[Array], Array],
+    *,
+    kind: Kind,
+    channel_axis: int = 1,
+    axis: int = -1,
+    num_groups: int = 1,
+    eps: float = 1e-5,
+    mean: Array | None = None,
+    var: Array | None = None,
+    activation: str = "identity",
+    alpha: float = 0.0,
+    act_beta: float = 0.0,
+) -> ForwardBound:
+    """Tolerances of y, mean and var. `activate` is f as the oracle computes it."""
+    dtype = _TYPES[x.dtype.name]
+    u = dtype.unit
+    index = _Indices(x.shape, kind, channel_axis, axis, num_groups)
+    mu, v, rstd = (index.per_set(s) for s in (expected.mean, expected.var, expected.rstd))
+    mean_error, var_error = _statistics_error(dtype, index, mu, np.sqrt(v), mean is not None)
+
+    g = np.abs(index.spread_parameters(gamma, 1.0))
+    b = np.abs(index.spread_parameters(beta, 0.0))
+    z = np.asarray(expected.z)
+    scaled = g * np.abs(_float64(expected.xhat))
+    # The center is the mean rounded to the arithmetic's type; what that leaves, times rstd, is at most this.
+    offset = g * index.spread_sets(np.abs(mu) * rstd) * u
+    # z = (x - center) * scale + shift. Of the product: the difference, rstd, gamma * rstd, and the product itself where
+    # there is no fused multiply-add: 4. (Rows: the same 4, and xhat, which is rounded before it meets gamma: 5.) Of
+    # shift: itself, and offset twice. Then the sum. What mean and rstd are off by comes on top.
+    z_error = u * (5 * scaled + b + 3 * offset + np.abs(_float64(z)))
+    z_error = z_error + g * index.spread_sets(rstd * mean_error)
+    z_error = z_error + scaled * index.spread_sets(0.5 * var_error * rstd * rstd)
+
+    r = _activation_roundings(activation, alpha, act_beta, dtype.double)
+    z_error = z_error + u * r.argument * np.abs(_float64(z))
+    y = _float64(expected.y)
+    magnitude = np.abs(y)
+    moved = np.zeros_like(y)
+    if activation == "identity":
+        moved = z_error
+    else:
+        # f is monotone but for a jump or two: the ends of the interval say how far y can be.
+        for sign in (-1, 1):
+            moved = np.maximum(moved, np.abs(_float64(activate(z + sign * z_error) - np.asarray(expected.y))))
+    y_error = moved + u * (r.value * magnitude + r.value_offset)
+    y_error = y_error + dtype.storage * (magnitude + y_error) + dtype.smallest
+    return ForwardBound(y_error, mean_error.reshape(expected.mean.shape), var_error.reshape(expected.var.shape))
+
+
+@np.errstate(all="ignore")
+def backward_bound(
+    dy: Array,
+    x: Array,
+    gamma: Array | None,
+    expected: Gradients,
+    *,
+    kind: Kind,
+    channel_axis: int = 1,
+    axis: int = -1,
+    num_groups: int = 1,
+    eps: float = 1e-5,
+    mean: Array | None = None,
+    var: Array | None = None,
+    frozen: bool = False,
+    activation: str = "identity",
+    alpha: float = 0.0,
+    act_beta: float = 0.0,
+) -> BackwardBound:
+    """Tolerances of the gradients, where the oracle's backward was given the engine's y."""
+    dtype = _TYPES[x.dtype.name]
+    u = dtype.unit
+    index = _Indices(x.shape, kind, channel_axis, axis, num_groups)
+    count = max(index.count, 1)
+    x64, xhat, dz = _float64(x), _float64(expected.xhat), _float64(expected.dz)
+    rstd = index.per_set(expected.rstd)
+    if mean is None:
+        mu = index.sum_sets(x64) / count
+        std = np.sqrt(np.maximum(1 / (rstd * rstd) - eps, 0))
+    else:
+        mu = _float64(np.broadcast_to(_float64(mean), expected.rstd.shape)).reshape(-1)
+        std = np.zeros_like(mu)
+    mean_error, var_error = _statistics_error(dtype, index, mu, std, mean is not None)
+
+    # dz: the slope's own roundings.
+    r = _activation_roundings(activation, alpha, act_beta, dtype.double)
+    dz_error = u * (r.slope * np.abs(dz) + r.slope_offset * np.abs(_float64(dy)))
+
+    # xhat = (x - center) * rstd + offset. What is the same for all elements of a set adds up in a sum: the rounding of
+    # rstd and the error of var stretch xhat, the error of the mean shifts it, and so does the rounding of x - center
+    # (by u of 1, the size of xhat: see _statistics_error). Per element: that, the product if it is not fused, the sum.
+    shift = index.spread_sets(rstd * mean_error + u * u * np.abs(mu) * rstd) + u
+    stretch = index.spread_sets(u + 0.5 * var_error * rstd * rstd)
+    xhat_error = 3 * u * np.abs(xhat)
+    products = dz * xhat
+    products_error = np.abs(xhat) * dz_error + np.abs(dz) * xhat_error
+
+    c = _sum_roundings(dtype, x.size // max(index.parameters, 1))
+    dbeta_error = c.result * u * np.abs(_float64(expected.dbeta)).reshape(-1)
+    dbeta_error = dbeta_error + np.sqrt(index.sum_parameters((c.terms * u * dz) ** 2 + dz_error**2))
+    dgamma_error = c.result * u * np.abs(_float64(expected.dgamma)).reshape(-1)
+    dgamma_error = dgamma_error + np.sqrt(
+        index.sum_parameters((c.terms * u * products) ** 2 + products_error**2)
+        + index.square_pairs(dz * shift)
+        + index.square_pairs(products * stretch)
+    )
+
+    # dx = a * dz + (b * (x - center) + k). a = gamma * rstd: 2, and the product; b = rstd^2 * mean(g xhat): 3, the
+    # difference, the product; k: 2; and the sums, 1 of each term. The means carry their sums' errors over the count.
+    gamma64 = index.spread_parameters(gamma, 1.0)
+    g = gamma64 * dz
+    g_error = np.abs(gamma64) * dz_error
+    scale = index.spread_sets(rstd)
+    dx_error = scale * (np.abs(g) * (3 * u + stretch) + g_error)
+    if not frozen:
+        c = _sum_roundings(dtype, count)
+        sum_g, sum_g_xhat = index.sum_sets(g), index.sum_sets(g * xhat)
+        off_g = c.result * u * np.abs(sum_g) + np.sqrt(index.sum_sets((c.terms * u * g) ** 2 + g_error**2))
+        off_g_xhat = c.result * u * np.abs(sum_g_xhat) + np.sqrt(
+            index.sum_sets((c.terms * u * g * xhat) ** 2 + (np.abs(g) * xhat_error + np.abs(xhat) * g_error) ** 2)
+        )
+        mean_g, mean_g_xhat, off_g, off_g_xhat = (
+            index.spread_sets(s / count) for s in (sum_g, sum_g_xhat, off_g, off_g_xhat)
+        )
+        off_g_xhat = off_g_xhat + np.abs(mean_g) * shift + np.abs(mean_g_xhat) * stretch
+        dx_error = dx_error + scale * (
+            np.abs(mean_g) * (2 * u + stretch)
+            + off_g
+            + np.abs(xhat * mean_g_xhat) * (3 * u + 2 * stretch)
+            + np.abs(mean_g_xhat) * shift
+            + np.abs(xhat) * off_g_xhat
+        )
+    dx_error = dx_error + dtype.storage * (np.abs(_float64(expected.dx)) + dx_error) + dtype.smallest
+    return BackwardBound(
+        dx_error,
+        dgamma_error.reshape(expected.dgamma.shape),
+        dbeta_error.reshape(expected.dbeta.shape),
+    )
+
+
+@np.errstate(all="ignore")
+def error_in_tolerances(got: Array, expected: Array, tolerance: Array) -> float:
+    """The worst |got - expected| / tolerance; infinite where one is NaN or infinite and the other is not the same."""
+    wide = np.longdouble if expected.dtype == np.longdouble else np.float64
+    mine, oracle = np.asarray(got).astype(wide), np.asarray(expected).astype(wide)
+    if mine.shape != oracle.shape:
+        return math.inf
+    same = (mine == oracle) | (np.isnan(mine) & np.isnan(oracle))
+    error = np.abs(mine - oracle)
+    ratio = np.where(same, 0.0, error / np.broadcast_to(tolerance, oracle.shape))
+    ratio = np.where(np.isnan(ratio), math.inf, ratio)
+    return float(ratio.max(initial=0.0))

@@ -1,0 +1,390 @@
+"""The command line: ``retrograd info | verify | bench norm``.
+
+Exit codes: 0 all is well, 1 a result was wrong, 2 the command line was, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import math
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import retrograd
+
+from . import _core, _threads
+
+__all__ = ["main"]
+
+_WRONG, _USAGE, _INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except _UsageError as error:
+        print(f"retrograd: error: {error}", file=sys.stderr)
+        return _USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+class _UsageError(Exception):
+    """A mistake in the command line that argparse cannot see."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="retrograd",
+        description="Normalization for training on CPUs: what is in force, whether it is right, how fast it is.",
+        epilog="Exit codes: 0 all is well, 1 a result was wrong, 2 a bad command line, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"retrograd {retrograd.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    info = commands.add_parser(
+        "info",
+        help="print version, ISA level, threads and where they come from",
+        description="Print what is in force, and why.",
+    )
+    info.set_defaults(run=_info)
+
+    verify = commands.add_parser(
+        "verify",
+        help="compare the engine with the float64 oracle",
+        description="Run named problems on this machine and compare the results with a float64 oracle. Errors are in "
+        "units of the stated tolerance: up to 1 is right.",
+    )
+    verify.add_argument(
+        "--rows", nargs="+", default=[], metavar="PATTERN", help="only cases whose name matches, as 'batch_norm_*_relu'"
+    )
+    verify.add_argument(
+        "--isa",
+        nargs="+",
+        default=[],
+        metavar="LEVEL",
+        help="instruction-set levels (default: all this machine can run)",
+    )
+    verify.add_argument(
+        "--threads", nargs="+", type=_positive, default=[], metavar="N", help="numbers of threads (default: 1 2 7)"
+    )
+    verify.add_argument(
+        "--all", action="store_true", help="the benchmark's cases too, which takes minutes, and 1 2 3 7 threads"
+    )
+    verify.set_defaults(run=_verify)
+
+    bench = commands.add_parser("bench", help="time the functions", description="Time the functions on this machine.")
+    suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
+    norm = suites.add_parser(
+        "norm",
+        help="normalization",
+        description="Verify, then time, each training forward (out= given) and each backward (all gradients, out= "
+        "given), in rounds that alternate with PyTorch where it is installed and with a streaming pass over the same "
+        "arrays, which is the bound. Times are medians in microseconds; 'vs torch' above 1 means faster than PyTorch; "
+        "'of bound' is the share of the memory bandwidth that the row's size allows. Rows named overhead_* are the "
+        "smallest useful call of each function.",
+    )
+    norm.add_argument(
+        "--rows", nargs="+", default=[], metavar="PATTERN", help="only rows whose name matches, as 'layer_norm_*'"
+    )
+    norm.add_argument("--threads", nargs="+", type=_positive, default=[1, 2], metavar="N", help="(default: 1 2)")
+    norm.add_argument("--rounds", type=_positive, metavar="N", help="rounds per row (default: 9, quick: 3)")
+    norm.add_argument(
+        "--budget",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time to measure per row and number of threads (default: 2, quick: 0.2)",
+    )
+    norm.add_argument("--csv", metavar="FILE", help="write every measurement there too, times in seconds")
+    norm.add_argument("--quick", action="store_true", help="few rounds and little time: a look, not a measurement")
+    norm.add_argument("--list", action="store_true", help="print the names of the rows and stop")
+    norm.set_defaults(run=_bench_norm)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 4096:
+        raise argparse.ArgumentTypeError(f"{value} is not from 1 to 4096")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+class _Column(NamedTuple):
+    title: str
+    width: int  # of a plain line
+    right: bool = True
+
+
+class _Report:
+    """A table. On a terminal: a progress bar, and the table when all is known. Elsewhere: lines as they come."""
+
+    def __init__(self, columns: Sequence[_Column], total: int) -> None:
+        self._columns = columns
+        self._total = total
+        self._rows: list[tuple[list[str], bool]] = []
+        self._notes: list[str] = []
+        self._progress: Any = None
+        self._task: Any = None
+        self._terminal = sys.stdout.isatty()
+
+    def __enter__(self) -> _Report:
+        if self._terminal:
+            from rich import progress
+
+            self._progress = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeRemainingColumn(),
+                transient=True,
+            )
+            self._task = self._progress.add_task("", total=self._total)
+            self._progress.start()
+        else:
+            print(self._line([column.title for column in self._columns]), flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is None:
+            return
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.table import Table
+
+        self._progress.stop()
+        table = Table(box=SIMPLE, pad_edge=False)
+        for column in self._columns:
+            table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+        for cells, good in self._rows:
+            table.add_row(*cells, style=None if good else "bold red")
+        console = Console()
+        if self._rows:
+            console.print(table)
+        for note in self._notes:
+            console.print(note, markup=False, highlight=False)
+
+    def _line(self, cells: Sequence[str]) -> str:
+        padded = [
+            cell.rjust(column.width) if column.right else cell.ljust(column.width)
+            for cell, column in zip(cells, self._columns, strict=True)
+        ]
+        return "  ".join(padded).rstrip()
+
+    def row(self, cells: list[str], good: bool = True) -> None:
+        if self._terminal:
+            self._rows.append((cells, good))
+        else:
+            print(self._line(cells), flush=True)
+
+    def note(self, text: str) -> None:
+        if self._terminal:
+            self._notes.append(text)
+        else:
+            print(text, flush=True)
+
+    def start(self, what: str) -> None:
+        """Say what is being worked on."""
+        if self._progress is not None:
+            self._progress.update(self._task, description=what)
+
+    def advance(self) -> None:
+        """One more of the total is done."""
+        if self._progress is not None:
+            self._progress.advance(self._task)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+# ---- info ------------------------------------------------------------------------------------------------------------
+
+
+def _info(options: argparse.Namespace) -> int:
+    from .bench import cpu_model
+
+    levels = ", ".join(_core.isa_levels())
+    lowered = os.environ.get("RETROGRAD_ISA", "").strip()
+    blas = getattr(_core, "blas", None)
+    lock = "with" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without"
+    lines = {
+        "retrograd": retrograd.__version__,
+        "processor": cpu_model(),
+        "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels})",
+        "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
+        "BLAS": blas() if blas is not None else "none: normalization needs no matrix products",
+        "data types": "float32, float64, float16, bfloat16",
+        "Python": f"{platform.python_version()}, {lock} the interpreter lock",
+        "NumPy": np.__version__,
+    }
+    for name, value in lines.items():
+        print(f"{name:<12}{value}")
+    return 0
+
+
+def _why_threads() -> str:
+    given = os.environ.get("RETROGRAD_NUM_THREADS", "").strip()
+    if given:
+        return f"RETROGRAD_NUM_THREADS={given}"
+    cpus, quota = _threads._affinity(), _threads._cgroup_quota()
+    reason = f"CPUs this process may run on: {cpus}"
+    return reason + ("; no quota" if quota is None else f"; quota of its control group: {quota:g}")
+
+
+# ---- verify ----------------------------------------------------------------------------------------------------------
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from .cases import NORM_BENCH_CASES, NORM_VERIFY_CASES
+    from .verify import verify_norm
+
+    cases = list(dict.fromkeys(NORM_VERIFY_CASES + NORM_BENCH_CASES if options.all else NORM_VERIFY_CASES))
+    cases = [case for case in cases if _matches(case.name, options.rows)]
+    if not cases:
+        raise _UsageError(f"no case matches {' '.join(options.rows)}")
+    levels = list(dict.fromkeys(options.isa)) or _core.isa_levels()
+    for level in levels:
+        if level not in _core.isa_levels():
+            raise _UsageError(f"--isa {level}: this machine can run {', '.join(_core.isa_levels())}")
+    threads = list(dict.fromkeys(options.threads)) or ([1, 2, 3, 7] if options.all else [1, 2, 7])
+
+    columns = (
+        _Column("case", max(len(case.name) for case in cases), right=False),
+        _Column("error", 8),
+        _Column("of", 6, right=False),
+        _Column("at", 6, right=False),
+        _Column("", 5, right=False),
+    )
+    runs = wrong = 0
+    worst = 0.0
+    with _Report(columns, len(cases) * len(levels) * len(threads)) as report:
+        for case in cases:
+            report.start(case.name)
+            rows = verify_norm([case], levels, threads, progress=lambda row: report.advance())
+            row = max(rows, key=lambda row: row.error)
+            good = all(row.ok for row in rows)
+            report.row([case.name, f"{row.error:.3f}", row.what, row.isa, "" if good else "WRONG"], good)
+            runs += len(rows)
+            wrong += not good
+            worst = max(worst, row.error)
+        what = f"{len(cases)} cases, {runs} runs ({', '.join(levels)}; {', '.join(map(str, threads))} threads)"
+        if wrong:
+            report.note(f"{what}: {wrong} cases WRONG.")
+            report.note(
+                "Errors are in tolerances; 'inf' of 'bits' means that the bits depend on the number of threads."
+            )
+        else:
+            report.note(
+                f"{what}: all right, the same bits at any number of threads; worst error {worst:.3f} tolerances."
+            )
+    return _WRONG if wrong else 0
+
+
+# ---- bench -----------------------------------------------------------------------------------------------------------
+
+
+def _bench_norm(options: argparse.Namespace) -> int:
+    from . import bench
+
+    names = bench.bench_names(options.rows)
+    if not names:
+        raise _UsageError(f"no row matches {' '.join(options.rows)}; --list names them")
+    if options.list:
+        print("\n".join(names))
+        return 0
+    settings = bench.BenchOptions(
+        options.rows,
+        list(dict.fromkeys(options.threads)),
+        options.rounds or (3 if options.quick else 9),
+        options.budget or (0.2 if options.quick else 2.0),
+    )
+    columns = (
+        _Column("row", max(map(len, names)), right=False),
+        _Column("pass", 8, right=False),
+        _Column("threads", 7),
+        _Column("retrograd µs", 12),
+        _Column("p20 to p80", 15),
+        _Column("torch µs", 9),
+        _Column("vs torch", 8),
+        _Column("of bound", 8),
+    )
+    overheads = sum(name.startswith("overhead_") for name in names)
+    total = (len(names) - overheads) * len(settings.threads) + overheads
+    wrong = False
+    with contextlib.ExitStack() as stack:
+        csv_file = None
+        if options.csv:
+            try:
+                csv_file = bench.CsvFile(stack.enter_context(open(options.csv, "w", encoding="utf-8", newline="")))
+            except OSError as error:
+                raise _UsageError(f"--csv {options.csv}: {error.strerror}") from None
+        report = stack.enter_context(_Report(columns, total))
+        for result in bench.bench_norm(settings, report.start):
+            report.advance()
+            if csv_file is not None:
+                csv_file.write(result.rows)
+            for cells in _bench_lines(result):
+                report.row(cells)
+            if result.failed:
+                wrong = True
+                report.row([result.name, "WRONG", str(result.threads), "", "", "", "", ""], good=False)
+            for note in result.notes:
+                report.note(f"{result.name}, {result.threads} threads: {note}")
+        conditions = [bench.cpu_model(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
+        if overheads < len(names):
+            torch = bench.torch_version()
+            conditions.append("PyTorch is not installed: own times only" if torch is None else f"torch {torch}")
+            conditions.append(f"float32, medians of {settings.rounds} rounds")
+            if not bench.measures_bandwidth():
+                conditions.append("this build cannot measure the bandwidth bound")
+        report.note("; ".join(conditions))
+    return _WRONG if wrong else 0
+
+
+def _bench_lines(result: Any) -> Iterator[list[str]]:
+    """Ours, with the rival's time beside it."""
+    theirs = {row.pass_: row.p50 for row in result.rows if row.provider == "torch"}
+    for row in result.rows:
+        if row.provider == "retrograd":
+            yield [
+                row.case,
+                row.pass_,
+                str(row.threads),
+                _microseconds(row.p50),
+                f"{_microseconds(row.p20)} to {_microseconds(row.p80)}",
+                _microseconds(theirs[row.pass_]) if row.pass_ in theirs else "",
+                "" if row.ratio_vs_torch is None else f"{row.ratio_vs_torch:.2f}x",
+                "" if row.share_of_bound is None else f"{row.share_of_bound:.0%}",
+            ]
+
+
+def _microseconds(seconds: float) -> str:
+    value = seconds * 1e6
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

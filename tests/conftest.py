@@ -1,0 +1,98 @@
+"""Fixtures that all tests share, and what a skipped test means.
+
+Tests against PyTorch, JAX and ONNX are skipped where those are not installed, so that the suite runs anywhere. Where it
+must not be silent about that: with CI set they have to be importable, and with RETROGRAD_NO_SKIPS set any skip at all
+fails the run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import retrograd
+from retrograd import _core
+
+OPTIONAL = ("torch", "jax", "onnx")
+_skipped: list[str] = []
+
+
+def _import(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("CI"):
+        for name in OPTIONAL:
+            try:
+                _import(name)
+            except ImportError as error:
+                raise pytest.UsageError(f"CI is set, and {name} cannot be imported: {error}") from error
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.append(report.nodeid)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note(report)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if _skipped and os.environ.get("RETROGRAD_NO_SKIPS") and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _skipped and os.environ.get("RETROGRAD_NO_SKIPS"):
+        terminalreporter.section("RETROGRAD_NO_SKIPS is set, and tests were skipped", red=True)
+        for nodeid in _skipped:
+            terminalreporter.line(nodeid)
+
+
+@pytest.fixture(autouse=True)
+def _engine_as_it_was() -> Iterator[None]:
+    """Whatever a test does to the instruction-set level and the number of threads ends with it."""
+    isa, threads = _core.isa(), retrograd.get_num_threads()
+    yield
+    _core.select_isa(isa)
+    retrograd.set_num_threads(threads)
+
+
+@pytest.fixture(params=_core.isa_levels())
+def isa(request: pytest.FixtureRequest) -> str:
+    """Each instruction-set level of this machine in turn, in force."""
+    level = str(request.param)
+    assert _core.select_isa(level)
+    return level
+
+
+def _optional(name: str) -> Any:
+    try:
+        return _import(name)
+    except ImportError:
+        return pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    module = _optional("torch")
+    module.set_num_threads(1)
+    return module
+
+
+@pytest.fixture(scope="session")
+def jax() -> Any:
+    return _optional("jax")

@@ -1,0 +1,89 @@
+"""Every Python block of the documents runs, a document's blocks together and in order; links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def blocks_of(document: Path) -> list[tuple[int, str]]:
+    """(line where it starts, code) of each block."""
+    text = document.read_text(encoding="utf-8")
+    return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in BLOCK.finditer(text)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
+    """In a process of their own, as a reader would run them, with warnings as errors."""
+    script = ""
+    for line, code in blocks_of(document):
+        script += "\n" * (line - script.count("\n")) + code  # lines keep their numbers, for tracebacks
+    path = tmp_path / f"{document.stem}.py"
+    path.write_text(script, encoding="utf-8")
+    # Python 3.12 and later warn of any fork beside threads; that ours survives it is what the example shows.
+    warnings = ["-W", "error", "-W", "ignore::DeprecationWarning:multiprocessing.popen_fork"]
+    run = subprocess.run(
+        [sys.executable, *warnings, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_readme_example_lowers_its_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    (_, code), *_ = blocks_of(ROOT / "README.md")
+    exec(compile(code, "README.md", "exec"), {})
+    losses = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 4
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.01 * losses[0]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_document_has_code(document: Path) -> None:
+    assert "```python" in document.read_text(encoding="utf-8")
+
+
+MENTIONING = [*DOCUMENTS, *(ROOT / name for name in ("CONTRIBUTING.md", "RELEASING.md", "CHANGELOG.md"))]
+
+
+@pytest.mark.parametrize("document", MENTIONING, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in LINK.findall(document.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        page = document.parent / name if name else document
+        assert page.exists(), f"{target} does not exist"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{target}: no such heading"
+
+
+def test_activation_table_is_complete() -> None:
+    """Names, numbers and customary parameters in docs/activations.md are those in force."""
+    from retrograd.activation import ACTIVATIONS
+
+    text = (ROOT / "docs" / "activations.md").read_text(encoding="utf-8")
+    listed = {name: int(code) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", text, re.MULTILINE)}
+    assert listed == {name: kind.code for name, kind in ACTIVATIONS.items()}
+    for name, kind in ACTIVATIONS.items():
+        (row,) = re.findall(rf"^\| \d+ \| `{name}` \|.*$", text, re.MULTILINE)
+        cells = [cell.strip() for cell in row.replace(r"\|", "/").strip("|").split("|")]
+        for cell, default in zip(cells[4:6], (kind.alpha, kind.beta), strict=True):
+            said = cell.split(",")[0]
+            if default is None:
+                assert said == "needed", name
+            elif default == 0.0:
+                assert said == "", name
+            else:
+                value = {"1/6": 1 / 6, "1/2": 0.5}.get(said)
+                assert (float(said) if value is None else value) == default, name
