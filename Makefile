@@ -41,7 +41,7 @@ clean:
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "retrograd needs Python 3.10 or later")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "retrograd needs Python 3.10 or later")'
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 

@@ -11,6 +11,21 @@
 
 namespace rg {
 
+// Activations that kernels apply on the way; the others are applied to a staged block by `activate` and `apply_slope`.
+constexpr bool is_fused(ActivationKind kind) {
+    return kind == ActivationKind::identity || kind == ActivationKind::relu || kind == ActivationKind::sigmoid ||
+           kind == ActivationKind::tanh;
+}
+
+// dz of a block: dy times the slope of a fused activation, which follows from y. Under the identity y is not read.
+template <class A>
+struct Gradient {
+    const A *dy, *y;
+    int64_t dy_stride, y_stride;
+    int64_t ahead;
+    ActivationKind activation;
+};
+
 // Statistics of one set as the kernels want them: with center = A(mean) and offset = (center - mean) * rstd,
 //   xhat = (x - center) * rstd + offset
 // is exact to a rounding or two even where mean / std is 1e6: x - center does not round there.
@@ -21,29 +36,29 @@ struct NormKernels {
                           double* sums);
     // The same without a risk of overflow or underflow, slower: for data whose squares leave float's range.
     void (*plane_moments_wide)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double center, double* sums);
-    // y = (x - center) * scale + shift
-    void (*plane_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, A scale,
-                        A shift, A* y, int64_t y_stride, bool stream);
+    // y = f((x - center) * scale + shift)
+    void (*plane_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift,
+                        ActivationKind activation, A* y, int64_t y_stride, bool stream);
     // sums[0] += sum(dz), sums[1] += sum(dz * xhat)
-    void (*plane_sums)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                       int64_t x_ahead, int64_t dz_ahead, A center, A rstd, A offset, double* sums);
+    void (*plane_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
+                       A center, A rstd, A offset, double* sums);
     // dx = a * dz + (b * (x - center) + k); without x: dx = a * dz
-    void (*plane_dx)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                     int64_t x_ahead, int64_t dz_ahead, A center, A a, A b, A k, A* dx, int64_t dx_stride, bool stream);
+    void (*plane_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A a,
+                     A b, A k, A* dx, int64_t dx_stride, bool stream);
 
     // Rows: each row is one statistics set; gamma and beta (either may be null) run along the row.
     // mean[row], var[row]: mean and biased variance, overwritten. eps only tells how small a variance matters.
     void (*row_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean, double* var);
-    // y = xhat * gamma + beta
+    // y = f(xhat * gamma + beta)
     void (*row_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
-                      const A* rstd, const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride,
-                      bool stream);
+                      const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y,
+                      int64_t y_stride, bool stream);
     // With g = gamma * dz: sums[2 * row] += sum(g), sums[2 * row + 1] += sum(g * xhat)
-    void (*row_sums)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                     const A* center, const A* rstd, const A* offset, const A* gamma, double* sums);
+    void (*row_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                     const A* rstd, const A* offset, const A* gamma, double* sums);
     // dx = rstd * g + (b * (x - center) + k) where dx is wanted; dgamma += dz * xhat and dbeta += dz where not null.
-    void (*row_dx)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                   int64_t x_ahead, int64_t dz_ahead, const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx,
+    void (*row_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
+                   const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx,
                    int64_t dx_stride, bool stream, double* dgamma, double* dbeta);
 
     // Columns: each column has its own statistics and parameters, given as vectors of length cols.
@@ -51,17 +66,17 @@ struct NormKernels {
                         double* sum_sq);
     void (*col_moments_wide)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center,
                              double* sum, double* sum_sq);
-    void (*col_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
-                      const A* scale, const A* shift, A* y, int64_t y_stride, bool stream);
-    void (*col_sums)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                     const A* center, const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat);
-    void (*col_dx)(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                   int64_t x_ahead, int64_t dz_ahead, const A* center, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream);
+    void (*col_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
+                      const A* shift, ActivationKind activation, A* y, int64_t y_stride, bool stream);
+    void (*col_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                     const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat);
+    void (*col_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                   const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream);
 
     // y = f(z), in place or not
     void (*activate)(const Activation& activation, const A* z, int64_t count, A* y);
     // dz = dy * f'(z), the slope taken from y; dz may be dy
-    void (*apply_slope)(const Activation& activation, const A* y, const A* dy, int64_t count, int64_t ahead, A* dz);
+    void (*apply_slope)(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz);
 
     // Storage to arithmetic and back. `count` elements, `stride` elements apart in storage, neighbours in A.
     void (*load)(DType dtype, const void* src, int64_t stride, int64_t count, A* dst);

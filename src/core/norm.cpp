@@ -22,7 +22,7 @@ constexpr int64_t kColumns = 2048;    // columns of a block of columns; their su
 constexpr int64_t kChunkRows = 64;    // rows that share one partial sum per column, at the least
 constexpr int64_t kMaxParts = 64;     // partial sums per column, and groups of samples, at the most
 constexpr int64_t kCenterRows = 32;   // rows of columns whose mean is what moments are taken about
-constexpr int64_t kCenterElements = 256;  // likewise elements of planes and long rows
+constexpr int64_t kCenterElements = 64;  // likewise elements of planes and long rows
 constexpr int64_t kRowGroup = 8;      // short rows handled together
 
 constexpr int64_t kMinParallel = 8192;    // elements below which the team is not even told
@@ -263,21 +263,22 @@ public:
         return {scratch, b.cols, 0};
     }
 
-    // dy times the activation's slope
-    Run<const A> read_dz(const void* dy, const void* y, const Block& b, Tile<A>& tile) const {
+    // dy times the activation's slope: by the kernel that reads it if that can, else staged.
+    Gradient<A> read_dz(const void* dy, const void* y, const Block& b, Tile<A>& tile) const {
         const Run<const A> g = read(dy, kDy, b, tile.dz);
-        if (!has_activation()) return g;
+        if (!has_activation()) return {g.data, g.data, g.stride, 0, g.ahead, ActivationKind::identity};
         const Run<const A> out = read(y, kY, b, tile.y);
-        if (g.stride == b.cols && out.stride == b.cols) {
-            kernels.apply_slope(activation_, out.data, g.data, b.rows * b.cols, g.ahead, tile.dz);
-        } else {
-            for (int64_t row = 0; row < b.rows; ++row) {
-                kernels.apply_slope(activation_, out.data + row * out.stride, g.data + row * g.stride, b.cols,
-                                    g.ahead, tile.dz + row * b.cols);
-            }
+        if (is_fused(activation_.kind)) return {g.data, out.data, g.stride, out.stride, g.ahead, activation_.kind};
+        for (int64_t row = 0; row < b.rows; ++row) {
+            kernels.apply_slope(activation_, out.data + row * out.stride, g.data + row * g.stride, b.cols,
+                                tile.dz + row * b.cols);
         }
-        return {tile.dz, b.cols, 0};
+        return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
     }
+
+    // What a kernel is to apply to a result, and whether that leaves something to be done on the staged block.
+    ActivationKind fused() const { return is_fused(activation_.kind) ? activation_.kind : ActivationKind::identity; }
+    bool activates_staged() const { return !is_fused(activation_.kind); }
 
     // Where a kernel may put a block's result; finish() brings it home.
     Run<A> target(void* base, int view, const Block& b, Tile<A>& tile, bool direct, bool stream) const {
@@ -379,7 +380,6 @@ struct Plan {
     int64_t N, sets_per_n, items, group_size, groups;
     bool phased;    // too few sets for the team: all sets go through each step together
     bool resident;  // a set stays in cache from collect to apply
-    int64_t items_ahead;  // how many items of the next set there is room for as well
 
     // set_bytes: what collect and apply read of a set
     Plan(const Geometry& g, int64_t items_per_set, int64_t set_bytes, const Crew& crew)
@@ -387,8 +387,6 @@ struct Plan {
         group_size = ceil_div(N, kMaxParts);
         groups = ceil_div(N, group_size);
         resident = set_bytes <= cache_bytes();
-        const double room = double(cache_bytes() - set_bytes) / double(set_bytes);
-        items_ahead = resident ? int64_t(double(items) * std::min(1.0, room)) : 0;
         phased = crew.threads > 1 && items > 1 && group_size == 1 && N * sets_per_n < 2 * crew.threads;
     }
     int64_t sets() const { return N * sets_per_n; }
@@ -413,16 +411,9 @@ struct PlaneBlocks {
         grid.place(remainder(item, grid.blocks), b);
         return b;
     }
-    // Sets the block to be asked for while this one is worked on. The next set comes in half while this one's sums are
-    // collected and half while they are applied, so that memory is never idle; where there is no room for it, collecting
-    // asks for the set's own next block.
-    void look_ahead(int64_t set, int64_t item, const Plan& plan, bool collecting, Block& b) const {
-        const bool half = item % 2 == (collecting ? 1 : 0);
-        if (item < plan.items_ahead && half) {
-            b.ahead = g.c.size ? g.c.axis[g.c.size - 1].stride[kX] * g.K : 0;
-        } else if (collecting && item + 1 < items()) {
-            b.ahead = block(set, item + 1).offset.at[kX] - b.offset.at[kX];
-        }
+    // From a block to the set's next one: a channel's runs lie far apart, where the hardware does not look ahead.
+    int64_t ahead(int64_t set, int64_t item, const Block& b) const {
+        return item + 1 < items() ? block(set, item + 1).offset.at[kX] - b.offset.at[kX] : 0;
     }
 };
 
@@ -465,7 +456,7 @@ struct Moments {
 // 1 + distance^2 / var, here at most 5), or float's range was left: then the caller sums again in doubles.
 template <class A>
 bool accept(double center, const double* sums, double count, double eps, Moments& out) {
-    const double shift = sums[0] / count, m2 = sums[1] - sums[0] * shift;
+    const double share = 1 / count, shift = sums[0] * share, m2 = sums[1] - sums[0] * shift;
     out = {center + shift, m2 < 0 ? 0 : m2};
     if (!(sums[0] * shift <= 4 * m2)) return false;
     if (sizeof(A) == sizeof(double)) return true;
@@ -519,9 +510,9 @@ struct ForwardContext {
     }
     template <class Kernel>
     void write(const Block& b, Tile<A>& tile, Kernel kernel) const {
-        const Run<A> out = storage.target(call.y, kY, b, tile, !storage.has_activation(), stream);
+        const Run<A> out = storage.target(call.y, kY, b, tile, !storage.activates_staged(), stream);
         kernel(out, stream && out.data != tile.out);
-        if (storage.has_activation()) storage.activate(b, tile);
+        if (storage.activates_staged()) storage.activate(b, tile);
         storage.finish(call.y, kY, b, out, tile, false, stream);
     }
 };
@@ -559,7 +550,7 @@ struct PlaneForward : ForwardContext<A> {
     }
     void collect(int64_t set, int64_t item) {
         Block b = blocks.block(set, item);
-        blocks.look_ahead(set, item, plan, true, b);
+        b.ahead = blocks.ahead(set, item, b);
         const Run<const A> x = read_x(b);
         double* sums = partial + (set * items() + item) * 2;
         sums[0] = sums[1] = 0;
@@ -595,13 +586,12 @@ struct PlaneForward : ForwardContext<A> {
         const int64_t c = blocks.channel(set, item);
         const double gamma = this->gamma_at(c);
         const A scale = A(gamma * double(s.rstd)), shift = A(this->beta_at(c) + gamma * double(s.offset));
-        Block b = blocks.block(set, item);
-        blocks.look_ahead(set, item, plan, false, b);
+        const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = read_x(b);
         this->write(b, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, x.ahead, s.center, scale, shift, out.data,
-                                        out.stride, stream);
+            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, s.center, scale, shift, storage.fused(),
+                                        out.data, out.stride, stream);
         });
     }
 };
@@ -656,7 +646,6 @@ struct ColumnGrid {
                 b.cols = std::min(cols, whole.cols - col);
                 if (b.row_axis) b.offset.add(*b.row_axis, row);
                 if (col) b.offset.add(whole.col_axes->axis[0], col);
-                b.ahead = b.row_stride(kX) * rows;
                 body(b, col0 + col);
             }
         }
@@ -797,13 +786,13 @@ struct ColumnForward : ForwardContext<A> {
         const A* center = coefficient(n);
         Tile<A>& tile = my_tile<A>();
         const Block whole = grid.place(n, item);
-        const bool direct = storage.in_place(whole, kX) && storage.in_place(whole, kY) && !storage.has_activation() &&
-                            !this->stream;
+        const bool direct = storage.in_place(whole, kX) && storage.in_place(whole, kY) &&
+                            !storage.activates_staged() && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
             const Run<const A> x = storage.read(call.x, kX, b, tile.x);
             this->write(b, tile, [&](Run<A> out, bool stream) {
-                storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, x.ahead, center + col,
-                                          center + g.C + col, center + 2 * g.C + col, out.data, out.stride, stream);
+                storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, center + col, center + g.C + col,
+                                          center + 2 * g.C + col, storage.fused(), out.data, out.stride, stream);
             });
         });
     }
@@ -893,7 +882,8 @@ struct RowForward : ForwardContext<A> {
         this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) {
             storage.kernels.row_apply(x.data, b.rows, b.cols, x.stride, x.ahead, s.center, s.rstd, s.offset,
                                       this->gamma ? this->gamma + col : nullptr,
-                                      this->beta ? this->beta + col : nullptr, out.data, out.stride, stream);
+                                      this->beta ? this->beta + col : nullptr, storage.fused(), out.data, out.stride,
+                                      stream);
         });
     }
 
@@ -1061,14 +1051,14 @@ struct PlaneBackward : BackwardContext<A> {
     void begin(int64_t) {}
     void collect(int64_t set, int64_t item) {
         Block b = blocks.block(set, item);
-        blocks.look_ahead(set, item, plan, true, b);
+        b.ahead = blocks.ahead(set, item, b);
         Tile<A>& tile = my_tile<A>();
-        const Run<const A> x = storage.read(call.x, kX, b, tile.x), dz = storage.read_dz(call.dy, call.y, b, tile);
+        const Run<const A> x = storage.read(call.x, kX, b, tile.x);
+        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
         const SetStatistics<A> s = statistics(set);
         double* sums = partial + (set * plan.items + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_sums(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, x.ahead, dz.ahead, s.center,
-                                   s.rstd, s.offset, sums);
+        storage.kernels.plane_sums(x.data, dz, b.rows, b.cols, x.stride, x.ahead, s.center, s.rstd, s.offset, sums);
     }
     void finish(int64_t set) {
         double mean_g = 0, mean_g_xhat = 0, count = g.set_size();
@@ -1098,17 +1088,16 @@ struct PlaneBackward : BackwardContext<A> {
         means[2 * set + 1] = mean_g_xhat / count;
     }
     void apply(int64_t set, int64_t item) {
-        Block b = blocks.block(set, item);
-        blocks.look_ahead(set, item, plan, false, b);
+        const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const SetStatistics<A> s = this->dx_statistics(set);
         const Slope<A> slope(double(s.rstd), double(s.offset), means[2 * set], means[2 * set + 1]);
         const A a = A(this->gamma_at(blocks.channel(set, item)) * double(s.rstd));
         const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
-        const Run<const A> dz = storage.read_dz(call.dy, call.y, b, tile);
+        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
         this->write(b, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_dx(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, x.ahead, dz.ahead, s.center, a,
-                                     slope.b, slope.k, out.data, out.stride, stream);
+            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, s.center, a, slope.b, slope.k, out.data,
+                                     out.stride, stream);
         });
     }
     void reduce() {
@@ -1157,7 +1146,8 @@ struct ColumnBackward : BackwardContext<A> {
         return my_set_scratch().coefficients.take<A>(kVectors * g.C);
     }
     bool inputs_in_place(const Block& b) const {
-        return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.has_activation();
+        return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.activates_staged() &&
+               (!storage.has_activation() || storage.in_place(b, kY));
     }
 
     void begin(int64_t n) {
@@ -1181,9 +1171,10 @@ struct ColumnBackward : BackwardContext<A> {
         memset(sums + g.C + col0, 0, size_t(whole.cols) * sizeof(double));
         Tile<A>& tile = my_tile<A>();
         grid.for_parts(whole, col0, inputs_in_place(whole), [&](const Block& b, int64_t col) {
-            const Run<const A> x = storage.read(call.x, kX, b, tile.x), dz = storage.read_dz(call.dy, call.y, b, tile);
-            storage.kernels.col_sums(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, v + col, v + g.C + col,
-                                     v + 2 * g.C + col, sums + col, sums + g.C + col);
+            const Run<const A> x = storage.read(call.x, kX, b, tile.x);
+            const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+            storage.kernels.col_sums(x.data, dz, b.rows, b.cols, x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
+                                     sums + col, sums + g.C + col);
         });
     }
     void finish(int64_t n) {
@@ -1226,11 +1217,10 @@ struct ColumnBackward : BackwardContext<A> {
         const bool direct = inputs_in_place(whole) && storage.in_place(whole, kDx) && !call.accumulate && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
             const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
-            const Run<const A> dz = storage.read_dz(call.dy, call.y, b, tile);
+            const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
             this->write(b, tile, [&](Run<A> out, bool stream) {
-                storage.kernels.col_dx(x.data, dz.data, b.rows, b.cols, x.stride, dz.stride, x.ahead, dz.ahead, v + col,
-                                       v + 3 * g.C + col, v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride,
-                                       stream);
+                storage.kernels.col_dx(x.data, dz, b.rows, b.cols, x.stride, v + col, v + 3 * g.C + col,
+                                       v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride, stream);
             });
         });
     }
@@ -1267,7 +1257,8 @@ struct RowBackward : BackwardContext<A> {
     bool wants_row_sums() const { return call.dx && !call.frozen; }
 
     struct Inputs {
-        Run<const A> x, dz;
+        Run<const A> x;
+        Gradient<A> dz;
     };
     // A row of one element normalizes to 0 whatever it is: with rstd = 0, xhat and dx are exactly 0.
     RowStatistics<A> statistics(int64_t row, int64_t rows) const {
@@ -1295,8 +1286,8 @@ struct RowBackward : BackwardContext<A> {
             slope_k[row] = slope.k;
         }
         const auto kernel = [&](A* out, int64_t stride, bool stream) {
-            storage.kernels.row_dx(in.x.data, in.dz.data, b.rows, b.cols, in.x.stride, in.dz.stride, in.x.ahead, in.dz.ahead,
-                                   s.center, s.rstd, s.offset, gamma_from(col), slope_b, slope_k, out, stride, stream, dgamma, dbeta);
+            storage.kernels.row_dx(in.x.data, in.dz, b.rows, b.cols, in.x.stride, in.x.ahead, s.center, s.rstd, s.offset,
+                                   gamma_from(col), slope_b, slope_k, out, stride, stream, dgamma, dbeta);
         };
         if (call.dx) {
             this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) { kernel(out.data, out.stride, stream); });
@@ -1312,8 +1303,8 @@ struct RowBackward : BackwardContext<A> {
             const RowStatistics<A> s = statistics(row, rows);
             double row_sums[2 * kRowGroup] = {};
             if (wants_row_sums()) {
-                storage.kernels.row_sums(in.x.data, in.dz.data, rows, b.cols, in.x.stride, in.dz.stride, s.center,
-                                         s.rstd, s.offset, gamma_from(0), row_sums);
+                storage.kernels.row_sums(in.x.data, in.dz, rows, b.cols, in.x.stride, s.center, s.rstd, s.offset,
+                                         gamma_from(0), row_sums);
             }
             write_block(b, in, s, row_sums, 0, total);
         });
@@ -1324,8 +1315,8 @@ struct RowBackward : BackwardContext<A> {
         const RowStatistics<A> s(call.mean + row, call.var + row, 1, call.eps);
         double* out = sums + (row * grid.segments + segment) * 2;
         out[0] = out[1] = 0;
-        storage.kernels.row_sums(in.x.data, in.dz.data, 1, b.cols, in.x.stride, in.dz.stride, s.center, s.rstd,
-                                 s.offset, gamma_from(segment * grid.cols_per_segment), out);
+        storage.kernels.row_sums(in.x.data, in.dz, 1, b.cols, in.x.stride, s.center, s.rstd, s.offset,
+                                 gamma_from(segment * grid.cols_per_segment), out);
     }
     void apply_long(int64_t segment) {
         double* total = this->wants_parameters() ? totals : nullptr;

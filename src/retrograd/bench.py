@@ -3,8 +3,8 @@
 Every row is a training step: forward into a given buffer, then all gradients into given buffers, each timed alone.
 Rivals take turns in the same process, in rounds whose order rotates, so that the machine's moods hit all alike. Ratios
 are medians over the rounds of the ratio of that round's medians. The bound is a streaming pass over the fewest possible
-bytes (forward: x read, y written; backward: x, dy, and y under an activation, read, dx written) of the same arrays,
-measured in the same rounds, with ordinary and with non-temporal stores, whichever is faster.
+bytes (forward: x read, y written; backward: x, dy, and y under an activation, read, dx written) of arrays of the same
+size, measured in the same rounds, with ordinary and with non-temporal stores, whichever is faster.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ _EPS: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.02
 _LEAST_STEPS: Final = 3
 _QUIET_CPUS: Final = 0.15
+_PAGE_BYTES: Final = 4096
 _OVERHEAD_CALLS: Final = 20  # calls per sample: the clock itself takes a twentieth of a microsecond
 
 _LARGE: Final = np.zeros((256, 1024), np.float32)
@@ -203,10 +204,10 @@ class _Stream:
 
     name = "stream"
 
-    def __init__(
-        self, y: Array, dx: Array, x: Array, backward_sources: list[Array], non_temporal: bool, threads: int
-    ) -> None:
-        self._y, self._dx, self._x, self._sources = y, dx, [x], backward_sources
+    def __init__(self, arrays: Sequence[Array], fused: bool, non_temporal: bool, threads: int) -> None:
+        x, dy, self._y, self._dx = arrays
+        self._forward_sources = [x]
+        self._backward_sources = [x, dy, self._y] if fused else [x, dy]
         self._options = non_temporal, threads
 
     def wake(self) -> None:
@@ -215,19 +216,26 @@ class _Stream:
     def step(self) -> tuple[float, float]:
         seconds = _stream_seconds()
         assert seconds is not None
-        forward = seconds(self._y, self._x, *self._options)
-        return forward, seconds(self._dx, self._sources, *self._options)
+        forward = seconds(self._y, self._forward_sources, *self._options)
+        return forward, seconds(self._dx, self._backward_sources, *self._options)
 
 
-def _streams(data: NormData, fused: bool, threads: int) -> list[_Stepper]:
+def _streams(elements: int, fused: bool, threads: int) -> list[_Stepper]:
     """Ordinary and non-temporal stores, by the team and by one thread: a team may cost a small row more than it brings.
 
-    The arrays read are those that the row itself reads; results go to two others.
+    The arrays are as large as the row's own, and aligned: nothing holds the machine back but itself.
     """
-    x, dy = data.x.reshape(-1), data.dy.reshape(-1)
-    y, dx = np.zeros_like(x), np.zeros_like(x)
-    sources = [x, dy, y] if fused else [x, dy]
-    return [_Stream(y, dx, x, sources, kind, team) for team in sorted({1, threads}) for kind in (False, True)]
+    arrays = [_aligned_zeros(elements) for _ in range(4)]
+    return [_Stream(arrays, fused, kind, team) for team in sorted({1, threads}) for kind in (False, True)]
+
+
+def _aligned_zeros(elements: int) -> Array:
+    """Zeros that begin on a page, already touched."""
+    words = _PAGE_BYTES // 4
+    array = np.zeros(elements + words, np.float32)
+    array.fill(0)
+    first = -array.ctypes.data % _PAGE_BYTES // 4
+    return array[first : first + elements]
 
 
 def measures_bandwidth() -> bool:
@@ -399,7 +407,7 @@ def bench_norm(options: BenchOptions, started: Callable[[str], None] | None = No
 def _verify(case: NormCase, isa: str, threads: Sequence[int]) -> list[str]:
     """What is wrong with the results, in words; nothing is timed that is not right."""
     return [
-        f"{row.what} is off by {row.error:.3g} tolerances at {row.threads} threads"
+        f"{row.what} is off by {row.error:.3g} tolerances, threads {row.threads}"
         for row in verify_norm([case], [isa], threads)
         if not row.ok
     ]
@@ -418,7 +426,7 @@ def _bench_case(case: NormCase, data: NormData, threads: int, options: BenchOpti
         else:
             notes.append("torch computes something else: not timed")
     if measures_bandwidth():
-        slots.append(_streams(data, case.activation != "identity", threads))
+        slots.append(_streams(data.x.size, case.activation != "identity", threads))
 
     load = _ForeignLoad()
     times = _take_turns(slots, options.rounds, options.budget)

@@ -458,7 +458,7 @@ def _statistics_error(
     roundings come to about 1 u of each number, and then in double. A square doubles the error of the difference and is
     rounded and summed itself. So 2 u for the mean and 5 u for the variance. The center is the mean rounded, so that
     constant data have differences of u|mean|.
-    In double the sums stay in double, and all their roundings count: 6 u and 15 u, and more the longer they are.
+    In double the sums stay in double, and all their roundings count: 4 u and 10 u, and more the longer they are.
     """
     if given:
         nothing = np.zeros_like(mean)
@@ -468,17 +468,23 @@ def _statistics_error(
     mean_error = 2 * u * spread + 2 * _DOUBLE_UNIT * np.abs(mean)
     var_error = 5 * u * spread * spread
     if dtype.double:
-        mean_error, var_error = (3 * _longer(index.count) * error for error in (mean_error, var_error))
+        longer = _longer(index.count)
+        mean_error, var_error = 2 * longer * mean_error, 2 * longer * var_error
         if index.channels_per_group > 1:
             # Where channels are last, each has a mean of its own, held to u|mean|. The group's mean is that of K such
-            # numbers, about the first of them; its variance is in part that of those means.
+            # numbers, about the first of them; its variance is in part that of those means. Where channels are first,
+            # the center is that of the first channel, and squares about a center that is off cancel.
             mean_error = mean_error + u * math.sqrt(index.channels_per_group) * std
-            var_error = var_error + u * np.abs(mean) * std
+            var_error = 2 * var_error + u * np.abs(mean) * std
     return mean_error, var_error
 
 
 def _longer(count: int) -> float:
-    """How the roundings of a sum in double grow: partial sums grow with the root of their length, at least."""
+    """How the roundings of a sum in double grow: partial sums grow with the root of their length, at least.
+
+    This is for arrays whose memory is in one order. Where they differ in it, a set may fall into many short pieces whose
+    sums are added one after the other.
+    """
     return math.sqrt(1 + count / 2**16)
 
 
@@ -495,7 +501,7 @@ class _SumRoundings(NamedTuple):
 
 
 def _sum_roundings(dtype: _Type, count: int) -> _SumRoundings:
-    return _SumRoundings(12 * _longer(count), 12 * _longer(count)) if dtype.double else _SumRoundings()
+    return _SumRoundings(8 * _longer(count), 12 * _longer(count)) if dtype.double else _SumRoundings()
 
 
 @np.errstate(all="ignore")
@@ -589,7 +595,9 @@ def backward_bound(
 
     # dz: the slope's own roundings.
     r = _activation_roundings(activation, alpha, act_beta, dtype.double)
-    dz_error = u * (r.slope * np.abs(dz) + r.slope_offset * np.abs(_float64(dy)))
+    dz_error = u * r.slope * np.abs(dz)
+    if r.slope_offset:  # 0 times an infinite dy is not 0
+        dz_error = dz_error + u * r.slope_offset * np.abs(_float64(dy))
 
     # xhat = (x - center) * rstd + offset. What is the same for all elements of a set adds up in a sum: the rounding of
     # rstd and the error of var stretch xhat, the error of the mean shifts it, and so does the rounding of x - center

@@ -94,10 +94,10 @@ def _parser() -> argparse.ArgumentParser:
         "norm",
         help="normalization",
         description="Verify, then time, each training forward (out= given) and each backward (all gradients, out= "
-        "given), in rounds that alternate with PyTorch where it is installed and with a streaming pass over the same "
-        "arrays, which is the bound. Times are medians in microseconds; 'vs torch' above 1 means faster than PyTorch; "
-        "'of bound' is the share of the memory bandwidth that the row's size allows. Rows named overhead_* are the "
-        "smallest useful call of each function.",
+        "given), in rounds that alternate with PyTorch where it is installed and with a streaming pass over arrays of "
+        "the same size, which is the bound. Times are medians in microseconds; 'vs torch' above 1 means faster than "
+        "PyTorch; 'of bound' is the share of the memory bandwidth that the row's size allows. Rows named overhead_* "
+        "are the smallest useful call of each function.",
     )
     norm.add_argument(
         "--rows", nargs="+", default=[], metavar="PATTERN", help="only rows whose name matches, as 'layer_norm_*'"
@@ -356,7 +356,7 @@ def _bench_norm(options: argparse.Namespace) -> int:
                 wrong = True
                 report.row([result.name, "WRONG", str(result.threads), "", "", "", "", ""], good=False)
             for note in result.notes:
-                report.note(f"{result.name}, {result.threads} threads: {note}")
+                report.note(f"{result.name}, threads {result.threads}: {note}")
         conditions = [bench.cpu_model(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
         if overheads < len(names):
             torch = bench.torch_version()

@@ -157,12 +157,10 @@ void activate_as(const Activation& activation, const A* z, int64_t count, A* y) 
 }
 
 template <ActivationKind kind, class A>
-void apply_slope_as(const Activation& activation, const A* y, const A* dy, int64_t count, int64_t ahead, A* dz) {
+void apply_slope_as(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz) {
     const Vec<A> a = splat(A(activation.alpha)), b = splat(A(activation.beta)), one = splat(A(1));
     int64_t i = 0;
     for (; i + kLanes<A> <= count; i += kLanes<A>) {
-        prefetch(y + i + ahead);
-        prefetch(dy + i + ahead);
         store(dz + i, activation_slope_times<kind, A>(load(y + i), load(dy + i), a, b));
     }
     const int64_t rest = count - i;
@@ -175,7 +173,7 @@ void apply_slope_as(const Activation& activation, const A* y, const A* dy, int64
 template <class A>
 struct ActivationFunctions {
     void (*value)(const Activation&, const A*, int64_t, A*);
-    void (*slope)(const Activation&, const A*, const A*, int64_t, int64_t, A*);
+    void (*slope)(const Activation&, const A*, const A*, int64_t, A*);
 };
 
 template <class A>
@@ -221,8 +219,8 @@ void activate(const Activation& activation, const A* z, int64_t count, A* y) {
 }
 
 template <class A>
-void apply_slope(const Activation& activation, const A* y, const A* dy, int64_t count, int64_t ahead, A* dz) {
-    activation_functions<A>(activation).slope(activation, y, dy, count, ahead, dz);
+void apply_slope(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz) {
+    activation_functions<A>(activation).slope(activation, y, dy, count, dz);
 }
 
 }  // namespace

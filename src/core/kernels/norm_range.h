@@ -4,7 +4,8 @@
 // averaged over the lanes, is far below the rounding of the result, at a third of the cost of converting every element.
 #pragma once
 
-#include "vec.h"
+#include "../kernels.h"
+#include "activation.h"
 
 namespace rg {
 namespace {
@@ -25,6 +26,39 @@ RG_INLINE void write(A* p, int64_t n, Vec<A> v) {
 template <class A>
 RG_INLINE void add(double* p, int64_t n, Vec<A> v) {
     n ? add_to_part<A>(p, n, v) : add_to(p, v);
+}
+
+// f(z) for a fused activation, and dz of it: they take no parameters.
+template <ActivationKind kAct, class A>
+RG_INLINE Vec<A> value_of(Vec<A> z) {
+    return activation_value<kAct, A>(z, z, z);
+}
+template <ActivationKind kAct, class A>
+RG_INLINE Vec<A> read_dz(const A* dy, const A* y, int64_t n) {
+    if constexpr (kAct == ActivationKind::identity) return read(dy, n);
+    return activation_slope_times<kAct, A>(read(y, n), read(dy, n), Vec<A>{}, Vec<A>{});
+}
+
+// Calls body with the activation as a compile-time constant.
+template <ActivationKind kAct>
+struct Fused {
+    static constexpr ActivationKind kind = kAct;
+};
+template <class Body>
+RG_INLINE void with_fused(ActivationKind kind, Body body) {
+    using K = ActivationKind;
+    if (kind == K::relu) return body(Fused<K::relu>{});
+    if (kind == K::sigmoid) return body(Fused<K::sigmoid>{});
+    if (kind == K::tanh) return body(Fused<K::tanh>{});
+    body(Fused<K::identity>{});
+}
+template <bool kValue>
+struct Flag {
+    static constexpr bool value = kValue;
+};
+template <class Body>
+RG_INLINE void with_flag(bool value, Body body) {
+    value ? body(Flag<true>{}) : body(Flag<false>{});
 }
 
 // Calls body(i, n) for every vector of a run that is written to `out`, n = 0 for whole ones. Whole ones are aligned in
@@ -132,74 +166,89 @@ void plane_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride
     }
 }
 
-template <class A, bool kStream>
-RG_INLINE void plane_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center,
-                              A scale, A shift, A* y, int64_t y_stride) {
+template <ActivationKind kAct, bool kStream, class A>
+void plane_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift, A* y,
+                    int64_t y_stride) {
     const Vec<A> c = splat(center), m = splat(scale), b = splat(shift);
     for (int64_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
         for_vectors(y, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-            prefetch(x + i + ahead);
-            write<kStream>(y + i, n, fma(read(x + i, n) - c, m, b));
+            write<kStream>(y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b)));
         });
     }
 }
 
 template <class A>
-void plane_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, A scale, A shift,
-                 A* y, int64_t y_stride, bool stream) {
-    const auto form = stream ? plane_apply_as<A, true> : plane_apply_as<A, false>;
-    form(x, rows, cols, x_stride, ahead, center, scale, shift, y, y_stride);
+void plane_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift,
+                 ActivationKind activation, A* y, int64_t y_stride, bool stream) {
+    with_fused(activation, [&](auto fused) {
+        with_flag(stream, [&](auto streamed) {
+            plane_apply_as<fused.kind, streamed.value>(x, rows, cols, x_stride, center, scale, shift, y, y_stride);
+        });
+    });
 }
 
-template <class A>
-void plane_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                int64_t x_ahead, int64_t dz_ahead, A center, A rstd, A offset, double* sums) {
+template <ActivationKind kAct, class A>
+void plane_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
+                   A center, A rstd, A offset, double* sums) {
     const Vec<A> c = splat(center), m = splat(rstd), o = splat(offset);
+    const A *dy = g.dy, *y = g.y;
     PairSum<A> sum;
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, dz += dz_stride) {
-        const auto add = [&](Vec<A> v, Vec<A> g, Vec<A>& s, Vec<A>& q) {
-            s += g;
-            q = fma(g, fma(v - c, m, o), q);
+    for (int64_t row = 0; row < rows; ++row, x += x_stride, dy += g.dy_stride, y += g.y_stride) {
+        const auto add = [&](Vec<A> v, Vec<A> dz, Vec<A>& s, Vec<A>& q) {
+            s += dz;
+            q = fma(dz, fma(v - c, m, o), q);
         };
         sum.run(
             cols,
             [&](int64_t i, Vec<A>& s, Vec<A>& q) {
-                prefetch(x + i + x_ahead);
-                prefetch(dz + i + dz_ahead);
-                add(load(x + i), load(dz + i), s, q);
+                prefetch(x + i + ahead);
+                prefetch(dy + i + g.ahead);
+                if (kAct != ActivationKind::identity) prefetch(y + i + g.ahead);
+                add(load(x + i), read_dz<kAct>(dy + i, y + i, 0), s, q);
             },
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) {
-                add(load_part(x + i, n, c), load_part(dz + i, n, splat(A(0))), s, q);
+                add(load_part(x + i, n, c), read_dz<kAct>(dy + i, y + i, n), s, q);
             });
     }
     sum.total(sums);
 }
 
-template <class A, bool kStream>
-RG_INLINE void plane_dx_as(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                           int64_t x_ahead, int64_t dz_ahead, A center, A a, A b, A k, A* dx, int64_t dx_stride) {
+template <class A>
+void plane_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
+                A center, A rstd, A offset, double* sums) {
+    with_fused(dz.activation, [&](auto fused) {
+        plane_sums_as<fused.kind>(x, dz, rows, cols, x_stride, ahead, center, rstd, offset, sums);
+    });
+}
+
+template <ActivationKind kAct, bool kStream, class A>
+void plane_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, A center, A a, A b,
+                 A k, A* dx, int64_t dx_stride) {
     const Vec<A> c = splat(center), va = splat(a), vb = splat(b), vk = splat(k);
-    for (int64_t row = 0; row < rows; ++row, dz += dz_stride, dx += dx_stride) {
-        if (!x) {
+    const A *dy = g.dy, *y = g.y;
+    for (int64_t row = 0; row < rows; ++row, dy += g.dy_stride, y += g.y_stride, dx += dx_stride) {
+        if (x) {
             for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                write<kStream>(dx + i, n, va * read(dz + i, n));
+                const Vec<A> rest = fma(vb, read(x + i, n) - c, vk);
+                write<kStream>(dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
             });
-            continue;
+            x += x_stride;
+        } else {
+            for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                write<kStream>(dx + i, n, va * read_dz<kAct>(dy + i, y + i, n));
+            });
         }
-        for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-            prefetch(x + i + x_ahead);
-            prefetch(dz + i + dz_ahead);
-            write<kStream>(dx + i, n, fma(va, read(dz + i, n), fma(vb, read(x + i, n) - c, vk)));
-        });
-        x += x_stride;
     }
 }
 
 template <class A>
-void plane_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-              int64_t x_ahead, int64_t dz_ahead, A center, A a, A b, A k, A* dx, int64_t dx_stride, bool stream) {
-    const auto form = stream ? plane_dx_as<A, true> : plane_dx_as<A, false>;
-    form(x, dz, rows, cols, x_stride, dz_stride, x_ahead, dz_ahead, center, a, b, k, dx, dx_stride);
+void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A a, A b, A k,
+              A* dx, int64_t dx_stride, bool stream) {
+    with_fused(dz.activation, [&](auto fused) {
+        with_flag(stream, [&](auto streamed) {
+            plane_dx_as<fused.kind, streamed.value>(x, dz, rows, cols, x_stride, center, a, b, k, dx, dx_stride);
+        });
+    });
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
@@ -210,29 +259,34 @@ RG_INLINE bool in_float_range(double m2, double count, double eps) {
     return sizeof(A) > sizeof(float) || (m2 < 1e36 && (eps > 1e-25 || m2 > count * 1e-30));
 }
 
+// A first mean from plain sums is good enough to center on: what it is off by comes out of the second pass.
+template <class A>
+RG_INLINE double rough_mean(const A* x, int64_t cols, double share) {
+    Vec<A> chain[kChains] = {};
+    int64_t i = 0;
+    for (; i + kChains * kLanes<A> <= cols; i += kChains * kLanes<A>) {
+        for (int k = 0; k < kChains; ++k) chain[k] += load(x + i + k * kLanes<A>);
+    }
+    for (; i + kLanes<A> <= cols; i += kLanes<A>) chain[0] += load(x + i);
+    if (i < cols) chain[1] += load_part(x + i, cols - i, splat(A(0)));
+    Sum<A> sum;
+    sum.add((chain[0] + chain[1]) + (chain[2] + chain[3]));
+    return double(A(sum.total() * share));
+}
+
 template <class A>
 void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean, double* var) {
     const double count = double(cols), share = 1 / count;
+    // All centers first: a row's second pass then need not wait for the last additions of its first.
+    for (int64_t row = 0; row < rows; ++row) mean[row] = rough_mean(x + row * x_stride, cols, share);
     for (int64_t row = 0; row < rows; ++row, x += x_stride) {
-        // A first mean from plain sums is good enough to center on: what it is off by comes out of the second pass.
-        Vec<A> chain[kChains] = {};
-        int64_t i = 0;
-        for (; i + kChains * kLanes<A> <= cols; i += kChains * kLanes<A>) {
-            for (int k = 0; k < kChains; ++k) chain[k] += load(x + i + k * kLanes<A>);
-        }
-        for (; i + kLanes<A> <= cols; i += kLanes<A>) chain[0] += load(x + i);
-        if (i < cols) chain[1] += load_part(x + i, cols - i, splat(A(0)));
-        Sum<A> first;
-        first.add((chain[0] + chain[1]) + (chain[2] + chain[3]));
-        double center = double(A(first.total() * share));
-
-        double sums[2] = {};
+        double center = mean[row], sums[2] = {};
         plane_moments<A>(x, 1, cols, x_stride, 0, A(center), sums);
         double deviation = sums[1] - sums[0] * sums[0] * share;
         if (!in_float_range<A>(deviation, count, eps)) {
             double wide[2] = {};
             plane_moments_wide<A>(x, 1, cols, x_stride, 0.0, wide);
-            center = wide[0] / count;
+            center = wide[0] * share;
             sums[0] = sums[1] = 0;
             plane_moments_wide<A>(x, 1, cols, x_stride, center, sums);
             deviation = sums[1] - sums[0] * sums[0] * share;
@@ -243,132 +297,132 @@ void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, doubl
     }
 }
 
-template <class A, bool kGamma, bool kBeta, bool kStream>
-RG_INLINE void row_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
-                            const A* rstd, const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride) {
+// Without gamma the product is skipped; without beta a zero is added, which costs nothing.
+template <ActivationKind kAct, bool kStream, bool kGamma, class A>
+void row_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
+                  const A* rstd, const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride) {
     for (int64_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
         const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
         for_vectors(y, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
             prefetch(x + i + ahead);
-            Vec<A> v = fma(read(x + i, n) - c, m, o);
-            if constexpr (kGamma) {
-                v = fma(v, read(gamma + i, n), kBeta ? read(beta + i, n) : Vec<A>{});
-            } else if constexpr (kBeta) {
-                v = v + read(beta + i, n);
-            }
-            write<kStream>(y + i, n, v);
+            const Vec<A> xhat = fma(read(x + i, n) - c, m, o), b = beta ? read(beta + i, n) : Vec<A>{};
+            write<kStream>(y + i, n, value_of<kAct, A>(kGamma ? fma(xhat, read(gamma + i, n), b) : xhat + b));
         });
     }
 }
 
-template <class A, bool kStream>
-constexpr auto row_apply_form(bool gamma, bool beta) {
-    return gamma ? (beta ? row_apply_as<A, true, true, kStream> : row_apply_as<A, true, false, kStream>)
-                 : (beta ? row_apply_as<A, false, true, kStream> : row_apply_as<A, false, false, kStream>);
-}
-
 template <class A>
 void row_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center, const A* rstd,
-               const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride, bool stream) {
-    const auto form = stream ? row_apply_form<A, true>(gamma, beta) : row_apply_form<A, false>(gamma, beta);
-    form(x, rows, cols, x_stride, ahead, center, rstd, offset, gamma, beta, y, y_stride);
+               const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y, int64_t y_stride,
+               bool stream) {
+    with_fused(activation, [&](auto fused) {
+        with_flag(stream, [&](auto streamed) {
+            with_flag(gamma, [&](auto scaled) {
+                row_apply_as<fused.kind, streamed.value, scaled.value>(x, rows, cols, x_stride, ahead, center, rstd,
+                                                                       offset, gamma, beta, y, y_stride);
+            });
+        });
+    });
 }
 
-template <class A, bool kGamma>
-RG_INLINE void row_sums_as(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                           const A* center, const A* rstd, const A* offset, const A* gamma, double* sums) {
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, dz += dz_stride, sums += 2) {
-        const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]), zero = splat(A(0));
+template <ActivationKind kAct, bool kGamma, class A>
+void row_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                 const A* rstd, const A* offset, const A* gamma, double* sums) {
+    const A *dy = g.dy, *y = g.y;
+    for (int64_t row = 0; row < rows; ++row, x += x_stride, dy += g.dy_stride, y += g.y_stride, sums += 2) {
+        const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
         PairSum<A> sum;
-        const auto add = [&](Vec<A> v, Vec<A> g, Vec<A>& s, Vec<A>& q) {
-            s += g;
-            q = fma(g, fma(v - c, m, o), q);
+        const auto add = [&](Vec<A> v, Vec<A> dz, Vec<A> scale, Vec<A>& s, Vec<A>& q) {
+            const Vec<A> gradient = kGamma ? dz * scale : dz;
+            s += gradient;
+            q = fma(gradient, fma(v - c, m, o), q);
         };
         sum.run(
             cols,
             [&](int64_t i, Vec<A>& s, Vec<A>& q) {
-                add(load(x + i), kGamma ? load(dz + i) * load(gamma + i) : load(dz + i), s, q);
+                add(load(x + i), read_dz<kAct>(dy + i, y + i, 0), kGamma ? load(gamma + i) : c, s, q);
             },
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) {
-                const Vec<A> g = load_part(dz + i, n, zero);
-                add(load_part(x + i, n, c), kGamma ? g * load_part(gamma + i, n, zero) : g, s, q);
+                add(load_part(x + i, n, c), read_dz<kAct>(dy + i, y + i, n), kGamma ? read(gamma + i, n) : c, s, q);
             });
         sum.total(sums);
     }
 }
 
 template <class A>
-void row_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, const A* center,
+void row_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
               const A* rstd, const A* offset, const A* gamma, double* sums) {
-    const auto form = gamma ? row_sums_as<A, true> : row_sums_as<A, false>;
-    form(x, dz, rows, cols, x_stride, dz_stride, center, rstd, offset, gamma, sums);
+    with_fused(dz.activation, [&](auto fused) {
+        with_flag(gamma, [&](auto scaled) {
+            row_sums_as<fused.kind, scaled.value>(x, dz, rows, cols, x_stride, center, rstd, offset, gamma, sums);
+        });
+    });
 }
 
 template <class A>
 struct RowBlock {
-    const A *x, *dz;
-    int64_t x_stride, dz_stride, x_ahead, dz_ahead;
+    const A* x;
+    const Gradient<A>& dz;
+    int64_t rows, x_stride, ahead;
     const A *center, *rstd, *offset, *gamma, *b, *k;
     A* dx;
     int64_t dx_stride;
     double *dgamma, *dbeta;
 };
 
-// kRows rows at a time, so that the parameters' sums stay in registers until they are added to memory once. The columns
-// are aligned in dx: sums over rows do not care where columns are cut.
-template <class A, int kRows, bool kStream>
-RG_INLINE void row_dx_rows(const RowBlock<A>& t, int64_t cols) {
-    for_vectors(t.dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-        const Vec<A> gamma = t.gamma ? read(t.gamma + i, n) : splat(A(1));
-        Vec<A> sum = splat(A(0)), sum_xhat = splat(A(0));
-        for (int row = 0; row < kRows; ++row) {
-            const A *x = t.x + row * t.x_stride + i, *g = t.dz + row * t.dz_stride + i;
-            prefetch(x + t.x_ahead);
-            prefetch(g + t.dz_ahead);
-            const Vec<A> m = splat(t.rstd[row]), d = read(x, n) - splat(t.center[row]), dz = read(g, n);
-            sum += dz;
-            sum_xhat = fma(dz, fma(d, m, splat(t.offset[row])), sum_xhat);
-            if (t.dx) {
-                const Vec<A> rest = fma(splat(t.b[row]), d, splat(t.k[row]));
-                write<kStream>(t.dx + row * t.dx_stride + i, n, fma(m, gamma * dz, rest));
+// kStrip vectors of columns from i on, all rows: a row's numbers are broadcast once for the strip, and the parameters' sums
+// stay in registers until they are added to memory. n: lanes of the vector, 0 for all (then kStrip may be more than one).
+template <ActivationKind kAct, bool kStream, int kStrip, class A>
+RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
+    Vec<A> gamma[kStrip], sum[kStrip] = {}, sum_xhat[kStrip] = {};
+    for (int v = 0; v < kStrip; ++v) gamma[v] = t.gamma ? read(t.gamma + i + v * kLanes<A>, n) : splat(A(1));
+    const A *x = t.x + i, *dy = t.dz.dy + i, *y = t.dz.y + i;
+    A* dx = t.dx ? t.dx + i : nullptr;
+    for (int64_t row = 0; row < t.rows; ++row, x += t.x_stride, dy += t.dz.dy_stride, y += t.dz.y_stride) {
+        const Vec<A> center = splat(t.center[row]), rstd = splat(t.rstd[row]), offset = splat(t.offset[row]);
+        const Vec<A> slope_b = splat(t.b[row]), slope_k = splat(t.k[row]);
+        for (int v = 0; v < kStrip; ++v) {
+            const int64_t j = v * kLanes<A>;
+            if (kStream) {  // what is not streamed is small, and in cache
+                prefetch(x + j + t.ahead);
+                prefetch(dy + j + t.dz.ahead);
+                if (kAct != ActivationKind::identity) prefetch(y + j + t.dz.ahead);
             }
+            const Vec<A> d = read(x + j, n) - center, dz = read_dz<kAct>(dy + j, y + j, n);
+            sum[v] += dz;
+            sum_xhat[v] = fma(dz, fma(d, rstd, offset), sum_xhat[v]);
+            if (dx) write<kStream>(dx + j, n, fma(rstd, gamma[v] * dz, fma(slope_b, d, slope_k)));
         }
-        if (t.dgamma) add<A>(t.dgamma + i, n, sum_xhat);
-        if (t.dbeta) add<A>(t.dbeta + i, n, sum);
-    });
+        if (dx) dx += t.dx_stride;
+    }
+    for (int v = 0; v < kStrip; ++v) {
+        const int64_t j = i + v * kLanes<A>;
+        if (t.dgamma) add<A>(t.dgamma + j, n, sum_xhat[v]);
+        if (t.dbeta) add<A>(t.dbeta + j, n, sum[v]);
+    }
+}
+
+// Columns are aligned in dx: sums over rows do not care where columns are cut.
+template <ActivationKind kAct, bool kStream, class A>
+void row_dx_as(const RowBlock<A>& t, int64_t cols) {
+    constexpr int64_t lanes = kLanes<A>, strip = 4;
+    const int64_t misaligned = int64_t(uintptr_t(t.dx) / sizeof(A)) % lanes;
+    int64_t i = misaligned ? (lanes - misaligned < cols ? lanes - misaligned : cols) : 0;
+    if (i) row_dx_strip<kAct, kStream, 1>(t, 0, i);
+    for (; i + strip * lanes <= cols; i += strip * lanes) row_dx_strip<kAct, kStream, strip>(t, i, 0);
+    for (; i + lanes <= cols; i += lanes) row_dx_strip<kAct, kStream, 1>(t, i, 0);
+    if (i < cols) row_dx_strip<kAct, kStream, 1>(t, i, cols - i);
 }
 
 template <class A>
-void row_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, int64_t x_ahead,
-            int64_t dz_ahead, const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k,
-            A* dx, int64_t dx_stride, bool stream, double* dgamma, double* dbeta) {
-    constexpr int group = 4;
-    stream = stream && dx_stride % kLanes<A> == 0;
-    for (int64_t row = 0; row < rows;) {
-        const RowBlock<A> t{x + row * x_stride,
-                            dz + row * dz_stride,
-                            x_stride,
-                            dz_stride,
-                            x_ahead,
-                            dz_ahead,
-                            center + row,
-                            rstd + row,
-                            offset + row,
-                            gamma,
-                            b + row,
-                            k + row,
-                            dx ? dx + row * dx_stride : dx,
-                            dx_stride,
-                            dgamma,
-                            dbeta};
-        if (rows - row >= group) {
-            stream ? row_dx_rows<A, group, true>(t, cols) : row_dx_rows<A, group, false>(t, cols);
-            row += group;
-        } else {
-            row_dx_rows<A, 1, false>(t, cols);
-            row += 1;
-        }
-    }
+void row_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
+            const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx,
+            int64_t dx_stride, bool stream, double* dgamma, double* dbeta) {
+    const RowBlock<A> t{x, dz, rows, x_stride, ahead, center, rstd, offset, gamma, b, k, dx, dx_stride, dgamma, dbeta};
+    const bool aligned_rows = rows == 1 || dx_stride % kLanes<A> == 0;
+    with_fused(dz.activation, [&](auto fused) {
+        with_flag(stream && aligned_rows, [&](auto streamed) { row_dx_as<fused.kind, streamed.value>(t, cols); });
+    });
 }
 
 // ---- columns -------------------------------------------------------------------------------------------------------
@@ -418,72 +472,83 @@ void col_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride, 
     }
 }
 
-template <class A, bool kStream>
-RG_INLINE void col_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
-                            const A* scale, const A* shift, A* y, int64_t y_stride) {
+template <ActivationKind kAct, bool kStream, class A>
+void col_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
+                  const A* shift, A* y, int64_t y_stride) {
     for_columns<4, A>(y, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n), m = read(scale + i, n), b = read(shift + i, n);
         const A* p = x + row * x_stride + i;
         A* out = y + row * y_stride + i;
         for (int64_t k = 0; k < group; ++k, p += x_stride, out += y_stride) {
-            prefetch(p + ahead);
-            write<kStream>(out, n, fma(read(p, n) - c, m, b));
+            write<kStream>(out, n, value_of<kAct, A>(fma(read(p, n) - c, m, b)));
         }
     });
 }
 
 template <class A>
-void col_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
-               const A* scale, const A* shift, A* y, int64_t y_stride, bool stream) {
-    const auto form = stream && y_stride % kLanes<A> == 0 ? col_apply_as<A, true> : col_apply_as<A, false>;
-    form(x, rows, cols, x_stride, ahead, center, scale, shift, y, y_stride);
+void col_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
+               const A* shift, ActivationKind activation, A* y, int64_t y_stride, bool stream) {
+    with_fused(activation, [&](auto fused) {
+        with_flag(stream && y_stride % kLanes<A> == 0, [&](auto streamed) {
+            col_apply_as<fused.kind, streamed.value>(x, rows, cols, x_stride, center, scale, shift, y, y_stride);
+        });
+    });
 }
 
-template <class A>
-void col_sums(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, const A* center,
-              const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat) {
+template <ActivationKind kAct, class A>
+void col_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                 const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat) {
     for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n), m = read(rstd + i, n), o = read(offset + i, n);
         Vec<A> s = splat(A(0)), q = splat(A(0));
-        const A* p = x + row * x_stride + i;
-        const A* g = dz + row * dz_stride + i;
-        for (int64_t k = 0; k < group; ++k, p += x_stride, g += dz_stride) {
-            const Vec<A> v = read(g, n);
-            s += v;
-            q = fma(v, fma(read(p, n) - c, m, o), q);
+        const A *p = x + row * x_stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
+        for (int64_t k = 0; k < group; ++k, p += x_stride, dy += g.dy_stride, y += g.y_stride) {
+            const Vec<A> dz = read_dz<kAct>(dy, y, n);
+            s += dz;
+            q = fma(dz, fma(read(p, n) - c, m, o), q);
         }
         add<A>(sum_dz + i, n, s);
         add<A>(sum_dz_xhat + i, n, q);
     });
 }
 
-template <class A, bool kStream>
-RG_INLINE void col_dx_as(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride,
-                         int64_t x_ahead, int64_t dz_ahead, const A* center, const A* a, const A* b, const A* k, A* dx,
-                         int64_t dx_stride) {
+template <class A>
+void col_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+              const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat) {
+    with_fused(dz.activation, [&](auto fused) {
+        col_sums_as<fused.kind>(x, dz, rows, cols, x_stride, center, rstd, offset, sum_dz, sum_dz_xhat);
+    });
+}
+
+template <ActivationKind kAct, bool kStream, class A>
+void col_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+               const A* a, const A* b, const A* k, A* dx, int64_t dx_stride) {
     for_columns<4, A>(dx, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> va = read(a + i, n);
-        const A* g = dz + row * dz_stride + i;
+        const A *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
         A* out = dx + row * dx_stride + i;
         if (!x) {
-            for (int64_t r = 0; r < group; ++r, g += dz_stride, out += dx_stride) write<kStream>(out, n, va * read(g, n));
+            for (int64_t r = 0; r < group; ++r, dy += g.dy_stride, y += g.y_stride, out += dx_stride) {
+                write<kStream>(out, n, va * read_dz<kAct>(dy, y, n));
+            }
             return;
         }
         const Vec<A> c = read(center + i, n), vb = read(b + i, n), vk = read(k + i, n);
         const A* p = x + row * x_stride + i;
-        for (int64_t r = 0; r < group; ++r, p += x_stride, g += dz_stride, out += dx_stride) {
-            prefetch(p + x_ahead);
-            prefetch(g + dz_ahead);
-            write<kStream>(out, n, fma(va, read(g, n), fma(vb, read(p, n) - c, vk)));
+        for (int64_t r = 0; r < group; ++r, p += x_stride, dy += g.dy_stride, y += g.y_stride, out += dx_stride) {
+            write<kStream>(out, n, fma(va, read_dz<kAct>(dy, y, n), fma(vb, read(p, n) - c, vk)));
         }
     });
 }
 
 template <class A>
-void col_dx(const A* x, const A* dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t dz_stride, int64_t x_ahead,
-            int64_t dz_ahead, const A* center, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream) {
-    const auto form = stream && dx_stride % kLanes<A> == 0 ? col_dx_as<A, true> : col_dx_as<A, false>;
-    form(x, dz, rows, cols, x_stride, dz_stride, x_ahead, dz_ahead, center, a, b, k, dx, dx_stride);
+void col_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+            const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream) {
+    with_fused(dz.activation, [&](auto fused) {
+        with_flag(stream && dx_stride % kLanes<A> == 0, [&](auto streamed) {
+            col_dx_as<fused.kind, streamed.value>(x, dz, rows, cols, x_stride, center, a, b, k, dx, dx_stride);
+        });
+    });
 }
 
 }  // namespace

@@ -1,0 +1,47 @@
+"""
+The engine of retrograd. Use the functions of the package instead: they check and explain.
+"""
+
+from collections.abc import Sequence
+import enum
+
+
+def isa() -> str:
+    """The instruction-set level in force."""
+
+def isa_levels() -> list[str]:
+    """The levels this machine can run, slowest first."""
+
+def select_isa(name: str) -> bool:
+    """
+    Put a level in force for all later calls; false if this machine cannot run it.
+    """
+
+def set_num_threads(threads: int) -> None: ...
+
+def num_threads() -> int: ...
+
+def stream_seconds(dst: object, sources: Sequence[object], non_temporal: bool, threads: int) -> float:
+    """
+    Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.
+    """
+
+class Outcome(enum.Enum):
+    """What became of a call; unless `done`, nothing was written."""
+
+    done = 0
+
+    in_place = 1
+
+    overlap = 2
+
+class NormProblem:
+    """A normalization of one shape with one set of options."""
+
+    def __init__(self, shape: Sequence[int], roles: str, channels_per_set: int, dtype: int, eps: float, activation: int, alpha: float, beta: float) -> None: ...
+
+    def forward(self, x: object, gamma: object | None, beta: object | None, y: object | None, statistics: object, statistics_given: bool, overlap_checked: bool, threads: int) -> Outcome: ...
+
+    def backward(self, dy: object, x: object, y: object | None, gamma: object | None, statistics: object, frozen: bool, sum_dz: object | None, sum_dz_xhat: object | None, count: float, dx: object | None, dgamma: object | None, dbeta: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome: ...
+
+    def gradient_sums(self, dy: object, x: object, y: object | None, statistics: object, sum_dz: object, sum_dz_xhat: object, threads: int) -> None: ...
