@@ -515,9 +515,8 @@ def test_each_channel_has_its_own_mean(kind: Kind, layout: cases.Layout) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_beginning_is_not_like_the_rest(kind: Kind, layout: cases.Layout, dtype: str) -> None:
     """Moments are first taken about a center from a set's first block. The rest of it is 2 or 1000 away."""
-    # Squares about a center d away from the mean cancel: by at most 1 + d^2 / var = 5, or they are redone in double.
-    # Near 1000 the half types have few numbers left, and equal ones round alike.
-    for distance, limit in ((2.0, 5), (1000.0, 1 if dtype.startswith("float") and dtype != "float16" else 2)):
+    # Squares about a center d away from the mean cancel: by at most 1 + d^2 / var = 5, or they are summed again.
+    for distance in (2.0, 1000.0):
         problem = make_problem(kind, (10, 6, 37, 41), layout, dtype=dtype)
         if kind == "layer":
             problem = problem._replace(
@@ -530,7 +529,7 @@ def test_the_beginning_is_not_like_the_rest(kind: Kind, layout: cases.Layout, dt
         for level in ISA_LEVELS:
             _core.select_isa(level)
             errors = problem.errors(problem.run())
-            assert max(errors.values()) <= limit, (level, distance, errors)
+            assert max(errors.values()) <= 5, (level, distance, errors)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1e-3, 12345.678, 3e4])
@@ -671,7 +670,7 @@ def test_running_statistics_of_no_elements_stay() -> None:
     ],
 )
 def test_sets_of_one_element(kind: Kind, shape: tuple[int, ...], options: dict[str, Any], dtype: str, isa: str) -> None:
-    """xhat is 0 and does not depend on x: y = f(beta), dx and dgamma are 0 to the bit, however large dy and rstd are."""
+    """xhat is 0 and does not depend on x: y = beta, dx and dgamma are 0 to the bit, however large dy and rstd are."""
     rng = np.random.default_rng(8)
     x, dy = rng.normal(0, 100, size=(2, *shape)).astype(cases.storage_dtype(dtype))
     parameter_shape = shape[options.get("axis", -1) :] if kind == "layer" else (shape[options.get("channel_axis", 1)],)
@@ -1196,6 +1195,8 @@ def test_never_worse_than_pytorch(torch: Any, name: str, isa: str) -> None:
         # Of two that are within a few roundings of the exact numbers it is chance which is nearer where they are
         # largest: 1 unit in the last place of the largest number.
         noise = float(np.spacing(np.float32(np.max(np.abs(exact)))))
+        if isa == "scalar":  # has no fused multiply-add: one more rounding of the largest number
+            noise *= 2
         assert errors[0] <= errors[1] + noise, (result, errors[0] / noise, errors[1] / noise)
 
 

@@ -46,6 +46,16 @@ struct NormKernels {
     void (*plane_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A a,
                      A b, A k, A* dx, int64_t dx_stride, bool stream);
 
+    // plane_apply on one block and plane_moments on another of the same form, `next_x`, in one sweep: memory reads for the
+    // one while it writes for the other.
+    void (*plane_apply_moments)(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center,
+                                A scale, A shift, ActivationKind activation, A next_center, A* y, int64_t y_stride,
+                                double* next_sums);
+    // plane_dx and plane_sums likewise. `next`: center, rstd and offset.
+    void (*plane_dx_sums)(const A* x, const Gradient<A>& dz, const A* next_x, const Gradient<A>& next_dz, int64_t rows,
+                          int64_t cols, int64_t x_stride, A center, A a, A b, A k, const A* next, A* dx,
+                          int64_t dx_stride, double* next_sums);
+
     // Rows: each row is one statistics set; gamma and beta (either may be null) run along the row.
     // mean[row], var[row]: mean and biased variance, overwritten. eps only tells how small a variance matters.
     void (*row_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean, double* var);

@@ -372,6 +372,10 @@ struct Crew {
     void each(int64_t items, const Body& body) const {
         parallel_for(items, threads, wake, body);
     }
+    template <class Body>
+    void ranges(int64_t items, const Body& body) const {
+        parallel_ranges(items, threads, wake, body);
+    }
 };
 
 // A pass over statistics sets: begin(set), collect(set, item) for every item, finish(set), apply(set, item) for every
@@ -380,16 +384,28 @@ struct Plan {
     int64_t N, sets_per_n, items, group_size, groups;
     bool phased;    // too few sets for the team: all sets go through each step together
     bool resident;  // a set stays in cache from collect to apply
+    int64_t set_bytes;
 
-    // set_bytes: what collect and apply read of a set
-    Plan(const Geometry& g, int64_t items_per_set, int64_t set_bytes, const Crew& crew)
-        : N(g.N), sets_per_n(g.family == Family::column ? 1 : g.sets_per_n), items(items_per_set) {
+    // bytes_per_set: what collect and apply read of a set
+    Plan(const Geometry& g, int64_t items_per_set, int64_t bytes_per_set, const Crew& crew)
+        : N(g.N),
+          sets_per_n(g.family == Family::column ? 1 : g.sets_per_n),
+          items(items_per_set),
+          set_bytes(bytes_per_set) {
         group_size = ceil_div(N, kMaxParts);
         groups = ceil_div(N, group_size);
         resident = set_bytes <= cache_bytes();
         phased = crew.threads > 1 && items > 1 && group_size == 1 && N * sets_per_n < 2 * crew.threads;
     }
     int64_t sets() const { return N * sets_per_n; }
+    // The sets of one group of samples at one place, i = group * sets_per_n + place.
+    template <class Body>
+    void for_sets(int64_t i, const Body& body) const {
+        const int64_t first = quotient(i, sets_per_n) * group_size, place = remainder(i, sets_per_n);
+        for (int64_t n = first; n < std::min(first + group_size, N); ++n) body(n * sets_per_n + place);
+    }
+    // Two sets in cache at once, results that leave it, and enough sets for everybody.
+    bool pipelines(bool stream) const { return stream && !phased && 2 * set_bytes <= cache_bytes(); }
 };
 
 // Blocks of planes, by set and item; a set's items are (channel, block of the channel).
@@ -430,19 +446,37 @@ void run(const Plan& plan, const Crew& crew, Pass& pass) {
         if (pass.applies()) all([&](int64_t set, int64_t item) { pass.apply(set, plan.items - 1 - item); });
         return;
     }
-    crew.each(plan.groups * plan.sets_per_n, [&](int64_t i) {
-        const int64_t first = i / plan.sets_per_n * plan.group_size, s = i % plan.sets_per_n;
-        for (int64_t n = first; n < std::min(first + plan.group_size, plan.N); ++n) {
-            const int64_t set = n * plan.sets_per_n + s;
-            pass.begin(set);
-            if (pass.collects()) {
-                for (int64_t item = 0; item < plan.items; ++item) pass.collect(set, item);
-            }
-            pass.finish(set);
-            if (pass.applies()) {
-                for (int64_t i = 0; i < plan.items; ++i) pass.apply(set, plan.resident ? i : plan.items - 1 - i);
-            }
+    crew.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            plan.for_sets(i, [&](int64_t set) {
+                pass.begin(set);
+                if (pass.collects()) {
+                    for (int64_t item = 0; item < plan.items; ++item) pass.collect(set, item);
+                }
+                pass.finish(set);
+                if (!pass.applies()) return;
+                for (int64_t k = 0; k < plan.items; ++k) pass.apply(set, plan.resident ? k : plan.items - 1 - k);
+            });
         }
+    });
+}
+
+// The same for large results: one set is written while the next one's sums are collected, in one sweep.
+template <class Pass>
+void run_pipelined(const Plan& plan, const Crew& crew, Pass& pass) {
+    crew.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
+        int64_t previous = -1;
+        for (int64_t i = first; i < last; ++i) {
+            plan.for_sets(i, [&](int64_t set) {
+                pass.begin(set);
+                for (int64_t item = 0; item < plan.items; ++item) {
+                    previous < 0 ? pass.collect(set, item) : pass.apply_and_collect(previous, set, item);
+                }
+                pass.finish(set);
+                previous = set;
+            });
+        }
+        for (int64_t item = 0; item < plan.items; ++item) pass.apply(previous, item);
     });
 }
 
@@ -581,16 +615,37 @@ struct PlaneForward : ForwardContext<A> {
         }
         return wide_moments(center, sums, g.set_size());
     }
-    void apply(int64_t set, int64_t item) {
+    struct Coefficients {
+        A center, scale, shift;
+    };
+    Coefficients coefficients(int64_t set, int64_t item) const {
         const SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
         const int64_t c = blocks.channel(set, item);
         const double gamma = this->gamma_at(c);
-        const A scale = A(gamma * double(s.rstd)), shift = A(this->beta_at(c) + gamma * double(s.offset));
+        return {s.center, A(gamma * double(s.rstd)), A(this->beta_at(c) + gamma * double(s.offset))};
+    }
+    bool pipelines() const {
+        const Block b = blocks.block(0, 0);
+        return plan.pipelines(this->stream) && collects() && storage.in_place(b, kX) && storage.in_place(b, kY) &&
+               !storage.activates_staged();
+    }
+    void apply_and_collect(int64_t set, int64_t next, int64_t item) {
+        const Coefficients k = coefficients(set, item);
+        const Block b = blocks.block(set, item), next_b = blocks.block(next, item);
+        const Run<const A> x = read_x(b), next_x = read_x(next_b);
+        const Run<A> y = storage.target(call.y, kY, b, my_tile<A>(), true, false);
+        double* sums = partial + (next * items() + item) * 2;
+        sums[0] = sums[1] = 0;
+        storage.kernels.plane_apply_moments(x.data, next_x.data, b.rows, b.cols, x.stride, k.center, k.scale, k.shift,
+                                            storage.fused(), A(centers[next]), y.data, y.stride, sums);
+    }
+    void apply(int64_t set, int64_t item) {
+        const Coefficients k = coefficients(set, item);
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = read_x(b);
         this->write(b, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, s.center, scale, shift, storage.fused(),
+            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, k.center, k.scale, k.shift, storage.fused(),
                                         out.data, out.stride, stream);
         });
     }
@@ -947,7 +1002,7 @@ template <class A>
 void forward(const NormForward& call, const Geometry& g, const Crew& crew) {
     if (g.family == Family::plane) {
         PlaneForward<A> pass(call, g, crew);
-        run(pass.plan, crew, pass);
+        pass.pipelines() ? run_pipelined(pass.plan, crew, pass) : run(pass.plan, crew, pass);
     } else if (g.family == Family::column) {
         ColumnForward<A> pass(call, g, crew);
         run(pass.plan, crew, pass);
@@ -1087,17 +1142,44 @@ struct PlaneBackward : BackwardContext<A> {
         means[2 * set] = mean_g / count;
         means[2 * set + 1] = mean_g_xhat / count;
     }
+    struct Coefficients {
+        A center, a, b, k;
+    };
+    Coefficients coefficients(int64_t set, int64_t item) const {
+        const SetStatistics<A> s = this->dx_statistics(set);
+        const Slope<A> slope(double(s.rstd), double(s.offset), means[2 * set], means[2 * set + 1]);
+        return {s.center, A(this->gamma_at(blocks.channel(set, item)) * double(s.rstd)), slope.b, slope.k};
+    }
+    bool pipelines() const {
+        const Block b = blocks.block(0, 0);
+        return plan.pipelines(this->stream) && collects() && this->needs_x() && applies() &&
+               storage.in_place(b, kX) && storage.in_place(b, kDy) && storage.in_place(b, kDx) &&
+               !storage.activates_staged() && (!storage.has_activation() || storage.in_place(b, kY));
+    }
+    void apply_and_collect(int64_t set, int64_t next, int64_t item) {
+        Tile<A>& tile = my_tile<A>();
+        const Coefficients k = coefficients(set, item);
+        const Block b = blocks.block(set, item), next_b = blocks.block(next, item);
+        const Run<const A> x = storage.read(call.x, kX, b, tile.x), next_x = storage.read(call.x, kX, next_b, tile.x);
+        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+        const Gradient<A> next_dz = storage.read_dz(call.dy, call.y, next_b, tile);
+        const SetStatistics<A> s = statistics(next);
+        const A next_statistics[3] = {s.center, s.rstd, s.offset};
+        const Run<A> dx = storage.target(call.dx, kDx, b, tile, true, false);
+        double* sums = partial + (next * plan.items + item) * 2;
+        sums[0] = sums[1] = 0;
+        storage.kernels.plane_dx_sums(x.data, dz, next_x.data, next_dz, b.rows, b.cols, x.stride, k.center, k.a, k.b,
+                                      k.k, next_statistics, dx.data, dx.stride, sums);
+    }
     void apply(int64_t set, int64_t item) {
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
-        const SetStatistics<A> s = this->dx_statistics(set);
-        const Slope<A> slope(double(s.rstd), double(s.offset), means[2 * set], means[2 * set + 1]);
-        const A a = A(this->gamma_at(blocks.channel(set, item)) * double(s.rstd));
+        const Coefficients k = coefficients(set, item);
         const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
         const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
         this->write(b, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, s.center, a, slope.b, slope.k, out.data,
-                                     out.stride, stream);
+            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, k.center, k.a, k.b, k.k, out.data, out.stride,
+                                     stream);
         });
     }
     void reduce() {
@@ -1356,14 +1438,14 @@ void backward(const NormBackward& call, const Geometry& g, const Crew& crew) {
         RowBackward<A>(call, g).run(crew);
         return;
     }
-    const auto go = [&](auto pass) {
+    if (g.family == Family::plane) {
+        PlaneBackward<A> pass(call, g, crew);
+        pass.pipelines() ? run_pipelined(pass.plan, crew, pass) : run(pass.plan, crew, pass);
+        pass.reduce();
+    } else {
+        ColumnBackward<A> pass(call, g, crew);
         run(pass.plan, crew, pass);
         pass.reduce();
-    };
-    if (g.family == Family::plane) {
-        go(PlaneBackward<A>(call, g, crew));
-    } else {
-        go(ColumnBackward<A>(call, g, crew));
     }
 }
 

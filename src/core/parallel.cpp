@@ -41,21 +41,21 @@ constexpr int kPausesPerClockRead = 32;
 constexpr int kPausesBeforeYield = 2000;
 
 struct Job {
-    void (*body)(void*, int64_t) = nullptr;
+    void (*body)(void*, int64_t, int64_t) = nullptr;
     void* context = nullptr;
     int64_t items = 0;
     int threads = 1;
 };
 
-void run_alone(int64_t items, void (*body)(void*, int64_t), void* context) {
-    for (int64_t i = 0; i < items; ++i) body(context, i);
+void run_alone(int64_t items, void (*body)(void*, int64_t, int64_t), void* context) {
+    if (items > 0) body(context, 0, items);
     publish_streamed_stores();
 }
 
 // Never destroyed: its threads live as long as the process, and a child of fork leaves the parent's copy behind.
 class Team {
 public:
-    void run(int64_t items, int threads, bool wake, void (*body)(void*, int64_t), void* context) {
+    void run(int64_t items, int threads, bool wake, void (*body)(void*, int64_t, int64_t), void* context) {
         if (!turn_.try_lock()) {  // another caller has the team
             run_alone(items, body, context);
             return;
@@ -92,7 +92,7 @@ private:
         while (first < job_.items) {
             const int64_t last = first + std::max<int64_t>(1, (job_.items - first) / (2 * job_.threads));
             if (!next_.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
-            for (int64_t i = first; i < last; ++i) job_.body(job_.context, i);
+            job_.body(job_.context, first, last);
             first = next_.load(std::memory_order_relaxed);
         }
         publish_streamed_stores();
@@ -168,7 +168,7 @@ Team& current_team() {
 void set_num_threads(int threads) { default_threads.store(std::max(threads, 1)); }
 int num_threads() { return default_threads.load(); }
 
-void run_parallel(int64_t items, int threads, bool wake, void (*body)(void*, int64_t), void* context) {
+void run_parallel(int64_t items, int threads, bool wake, void (*body)(void*, int64_t, int64_t), void* context) {
     if (threads <= 1 || items <= 1) {
         run_alone(items, body, context);
         return;

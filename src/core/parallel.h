@@ -9,19 +9,29 @@ namespace rg {
 void set_num_threads(int threads);
 int num_threads();
 
-// Runs body(context, i) for every i in [0, items), on at most `threads` threads including the caller's, and returns when
-// all are done. Items are handed out in order but finish in any, so results must not depend on who ran what. Calls from
-// several threads at once are fine: the team serves one, the others run alone. Bodies must not throw.
+// Runs body(context, first, last) on ranges that cover [0, items), on at most `threads` threads including the caller's,
+// and returns when all are done. Ranges are handed out in order but finish in any, and where they are cut depends on who
+// comes first, so results must not depend on it. Calls from several threads at once are fine: the team serves one, the
+// others run alone. Bodies must not throw.
 //
 // `wake`: whether the work is worth waking sleeping members for (it costs them tens of microseconds). Members that are
 // still awake from the last call join in either case.
-void run_parallel(int64_t items, int threads, bool wake, void (*body)(void* context, int64_t item), void* context);
+void run_parallel(int64_t items, int threads, bool wake, void (*body)(void* context, int64_t first, int64_t last),
+                  void* context);
+
+template <class Body>
+void parallel_ranges(int64_t items, int threads, bool wake, const Body& body) {
+    run_parallel(
+        items, threads, wake,
+        [](void* context, int64_t first, int64_t last) { (*static_cast<const Body*>(context))(first, last); },
+        const_cast<Body*>(&body));
+}
 
 template <class Body>
 void parallel_for(int64_t items, int threads, bool wake, const Body& body) {
-    run_parallel(
-        items, threads, wake, [](void* context, int64_t item) { (*static_cast<const Body*>(context))(item); },
-        const_cast<Body*>(&body));
+    parallel_ranges(items, threads, wake, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) body(i);
+    });
 }
 
 }  // namespace rg

@@ -251,6 +251,100 @@ void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int
     });
 }
 
+// Sums one run while another of the same length is computed and streamed out. collect(i, s, q) and collect_part(i, n, s, q)
+// feed the sums in the very order of PairSum::run; put(i, n) computes and writes vectors of the other, aligned in `out`.
+template <class A, class Collect, class CollectPart, class Put>
+RG_INLINE void sum_and_put(PairSum<A>& sum, const A* out, int64_t cols, Collect collect, CollectPart collect_part,
+                           Put put) {
+    constexpr int64_t lanes = kLanes<A>;
+    const int64_t misaligned = int64_t(uintptr_t(out) / sizeof(A)) % lanes;
+    const int64_t head = misaligned ? (lanes - misaligned < cols ? lanes - misaligned : cols) : 0;
+    if (head) put(int64_t(0), head);
+    const int64_t whole = (cols - head) / lanes * lanes;  // elements in aligned vectors
+    sum.run(
+        cols,
+        [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+            collect(i, s, q);
+            if (i < whole) put(head + i, int64_t(0));
+        },
+        collect_part);
+    if (head + whole < cols) put(head + whole, cols - head - whole);
+}
+
+template <ActivationKind kAct, class A>
+void plane_apply_moments_as(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center,
+                            A scale, A shift, A next_center, A* y, int64_t y_stride, double* next_sums) {
+    const Vec<A> c = splat(center), m = splat(scale), b = splat(shift), next_c = splat(next_center);
+    PairSum<A> sum;
+    const auto add = [&](Vec<A> v, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+        const Vec<A> d = v - next_c;
+        s += d;
+        q = fma(d, d, q);
+    };
+    for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride) {
+        sum_and_put(
+            sum, y, cols, [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA { add(load(next_x + i), s, q); },
+            [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+                add(load_part(next_x + i, n, next_c), s, q);
+            },
+            [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                write<true>(y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b)));
+            });
+    }
+    sum.total(next_sums);
+}
+
+template <class A>
+void plane_apply_moments(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale,
+                         A shift, ActivationKind activation, A next_center, A* y, int64_t y_stride,
+                         double* next_sums) {
+    with_fused(activation, [&](auto fused) {
+        plane_apply_moments_as<fused.kind>(x, next_x, rows, cols, x_stride, center, scale, shift, next_center, y,
+                                           y_stride, next_sums);
+    });
+}
+
+template <ActivationKind kAct, class A>
+void plane_dx_sums_as(const A* x, const Gradient<A>& g, const A* next_x, const Gradient<A>& next_g, int64_t rows,
+                      int64_t cols, int64_t x_stride, A center, A a, A b, A k, const A* next, A* dx, int64_t dx_stride,
+                      double* next_sums) {
+    const Vec<A> c = splat(center), va = splat(a), vb = splat(b), vk = splat(k);
+    const Vec<A> next_c = splat(next[0]), next_m = splat(next[1]), next_o = splat(next[2]);
+    const A *dy = g.dy, *y = g.y, *next_dy = next_g.dy, *next_y = next_g.y;
+    PairSum<A> sum;
+    const auto add = [&](Vec<A> v, Vec<A> dz, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+        s += dz;
+        q = fma(dz, fma(v - next_c, next_m, next_o), q);
+    };
+    for (int64_t row = 0; row < rows; ++row) {
+        sum_and_put(
+            sum, dx, cols,
+            [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+                add(load(next_x + i), read_dz<kAct>(next_dy + i, next_y + i, 0), s, q);
+            },
+            [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+                add(load_part(next_x + i, n, next_c), read_dz<kAct>(next_dy + i, next_y + i, n), s, q);
+            },
+            [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                const Vec<A> rest = fma(vb, read(x + i, n) - c, vk);
+                write<true>(dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
+            });
+        x += x_stride, next_x += x_stride, dx += dx_stride;
+        dy += g.dy_stride, next_dy += g.dy_stride, y += g.y_stride, next_y += g.y_stride;
+    }
+    sum.total(next_sums);
+}
+
+template <class A>
+void plane_dx_sums(const A* x, const Gradient<A>& dz, const A* next_x, const Gradient<A>& next_dz, int64_t rows,
+                   int64_t cols, int64_t x_stride, A center, A a, A b, A k, const A* next, A* dx, int64_t dx_stride,
+                   double* next_sums) {
+    with_fused(dz.activation, [&](auto fused) {
+        plane_dx_sums_as<fused.kind>(x, dz, next_x, next_dz, rows, cols, x_stride, center, a, b, k, next, dx, dx_stride,
+                                     next_sums);
+    });
+}
+
 // ---- rows ----------------------------------------------------------------------------------------------------------
 
 // Whether the squares neither overflowed in float nor vanished where eps is small enough for that to show.
