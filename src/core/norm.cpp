@@ -404,8 +404,8 @@ struct Plan {
         const int64_t first = quotient(i, sets_per_n) * group_size, place = remainder(i, sets_per_n);
         for (int64_t n = first; n < std::min(first + group_size, N); ++n) body(n * sets_per_n + place);
     }
-    // Two sets in cache at once, results that leave it, and enough sets for everybody.
-    bool pipelines(bool stream) const { return stream && !phased && 2 * set_bytes <= cache_bytes(); }
+    // Results that leave the cache, enough sets for everybody, and room for two of them and what is on its way.
+    bool pipelines(bool stream) const { return stream && !phased && 3 * set_bytes <= cache_bytes(); }
 };
 
 // Blocks of planes, by set and item; a set's items are (channel, block of the channel).
@@ -947,11 +947,42 @@ struct RowForward : ForwardContext<A> {
             const Block b = grid.place(row, rows, 0);
             const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
             if (collects()) {
+                storage.kernels.row_means(x.data, rows, b.cols, x.stride, call.mean + row);
                 storage.kernels.row_moments(x.data, rows, b.cols, x.stride, call.eps, call.mean + row, call.var + row);
             }
             if (applies()) write_block(row, b, x, 0);
         });
     }
+    bool pipelines() const {
+        const Block b = grid.place(0, 1, 0);
+        return this->stream && applies() && collects() && storage.in_place(b, kX) && storage.in_place(b, kY) &&
+               !storage.activates_staged();
+    }
+    // The same for large results: a block is written while the next one is read for its means.
+    void pipelined_rows(int64_t chunk) {
+        Block previous;
+        int64_t previous_row = -1;
+        grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
+            const Block b = grid.place(row, rows, 0);
+            const Run<const A> x = storage.read(call.x, kX, b, nullptr);
+            if (previous_row < 0 || previous.rows != rows) {
+                if (previous_row >= 0) finish_rows(previous_row, previous);
+                storage.kernels.row_means(x.data, rows, b.cols, x.stride, call.mean + row);
+            } else {
+                const RowStatistics<A> s(call.mean + previous_row, call.var + previous_row, rows, call.eps);
+                const Run<const A> from = storage.read(call.x, kX, previous, nullptr);
+                const Run<A> to = storage.target(call.y, kY, previous, my_tile<A>(), true, false);
+                storage.kernels.row_apply_means(from.data, x.data, rows, b.cols, x.stride, s.center, s.rstd, s.offset,
+                                                this->gamma, this->beta, storage.fused(), to.data, to.stride,
+                                                call.mean + row);
+            }
+            storage.kernels.row_moments(x.data, rows, b.cols, x.stride, call.eps, call.mean + row, call.var + row);
+            previous = b;
+            previous_row = row;
+        });
+        finish_rows(previous_row, previous);
+    }
+    void finish_rows(int64_t row, const Block& b) { write_block(row, b, storage.read(call.x, kX, b, nullptr), 0); }
 
     void begin(int64_t row) {
         if (!collects()) return;
@@ -1011,7 +1042,9 @@ void forward(const NormForward& call, const Geometry& g, const Crew& crew) {
         if (pass.grid.is_long()) {
             run(Plan(g, pass.grid.segments, pass.set_bytes(), crew), crew, pass);
         } else {
-            crew.each(pass.grid.chunks, [&](int64_t chunk) { pass.short_rows(chunk); });
+            const bool pipelined = pass.pipelines();
+            crew.each(pass.grid.chunks,
+                      [&](int64_t chunk) { pipelined ? pass.pipelined_rows(chunk) : pass.short_rows(chunk); });
         }
     }
 }

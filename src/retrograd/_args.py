@@ -83,6 +83,25 @@ def as_axis(function: str, name: str, axis: int, rank: int) -> int:
     return index % rank
 
 
+def as_number(function: str, name: str, value: float) -> float:
+    if not isinstance(value, str):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    raise TypeError(f"{function}: {name} must be a number, not {type(value).__name__}")
+
+
+def as_count(function: str, name: str, value: int) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name} must be an int, not {type(value).__name__}") from None
+    if count < 1:
+        raise ValueError(f"{function}: {name} is {count}, must be at least 1")
+    return count
+
+
 def norm_problem(
     function: str,
     shape: tuple[int, ...],
@@ -99,7 +118,7 @@ def norm_problem(
         return _norm_problem.__wrapped__(function, shape, dtype, axis, num_groups, eps, activation)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=512, typed=True)  # 1.0 is not the axis 1
 def _norm_problem(
     function: str,
     shape: tuple[int, ...],
@@ -111,10 +130,7 @@ def _norm_problem(
 ) -> NormProblem:
     code = dtype_code(function, "x", dtype)
     fused = as_activation(function, activation)
-    try:
-        epsilon = float(eps)
-    except (TypeError, ValueError):
-        raise TypeError(f"{function}: eps must be a number, not {type(eps).__name__}") from None
+    epsilon = as_number(function, "eps", eps)
     if not (0 <= epsilon < math.inf):
         raise ValueError(f"{function}: eps is {epsilon}, must be a finite number of at least 0")
     rank = len(shape)
@@ -167,12 +183,7 @@ def _norm_problem(
 
 
 def _as_groups(function: str, num_groups: int, channels: int) -> int:
-    try:
-        groups = operator.index(num_groups)
-    except TypeError:
-        raise TypeError(f"{function}: num_groups must be an int, not {type(num_groups).__name__}") from None
-    if groups < 1:
-        raise ValueError(f"{function}: num_groups is {groups}, must be at least 1")
+    groups = as_count(function, "num_groups", num_groups)
     if channels % groups:
         raise ValueError(f"{function}: num_groups is {groups}, which does not divide the {channels} channels of x")
     return groups
@@ -255,17 +266,31 @@ def check_result(function: str, name: str, array: object, shape: tuple[int, ...]
         raise ValueError(f"{function}: {name} has stride 0: several elements of the result would share memory")
 
 
-def check_disjoint(function: str, results: Mapping[str, Array | None], inputs: Mapping[str, Array | None]) -> None:
-    """Raise if a result really shares memory with an input or another result."""
+def same_elements(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape are the same memory, element by element."""
+    steps = zip(a.shape, a.strides, b.strides, strict=True)
+    return a.ctypes.data == b.ctypes.data and all(extent == 1 or p == q for extent, p, q in steps)
+
+
+def check_disjoint(
+    function: str,
+    results: Mapping[str, Array | None],
+    inputs: Mapping[str, Array | None],
+    in_place: tuple[str, str] = ("", ""),
+) -> None:
+    """Raise if a result really shares memory with an input or another result; `in_place` is the pair that may."""
     present = {name: array for name, array in results.items() if array is not None}
     for name, result in present.items():
         others = {**inputs, **{other: array for other, array in present.items() if other < name}}
         for other, array in others.items():
-            if array is not None and np.shares_memory(result, array):
-                raise ValueError(
-                    f"{function}: {name} (shape {result.shape}, strides {result.strides}) overlaps {other} "
-                    f"(shape {array.shape}, strides {array.strides}) without being exactly in its place"
-                )
+            if array is None or not np.shares_memory(result, array):
+                continue
+            if (name, other) == in_place and same_elements(result, array):
+                continue
+            raise ValueError(
+                f"{function}: {name} (shape {result.shape}, strides {result.strides}) overlaps {other} "
+                f"(shape {array.shape}, strides {array.strides}) without being exactly in its place"
+            )
 
 
 def thread_count(function: str, num_threads: int | None) -> int:

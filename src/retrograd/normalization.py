@@ -158,11 +158,11 @@ def batch_norm_forward(
     function = "batch_norm_forward"
     problem, x = _problem(function, x, channel_axis, 1, eps, activation)
     running = _running(problem, function, running_mean, running_var, update, training)
+    elements = problem.count if count is None else _args.as_count(function, "count", count)
     if not training and mean is None and var is None:
         mean, var = _evaluation_statistics(function, running)
     y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, num_threads)
     if training and running is not None:
-        elements = problem.count if count is None else count
         _update_running(running, cache.mean, cache.var, elements, update)
     return y, cache
 
@@ -319,19 +319,25 @@ def _forward(
     else:
         y = out
         if not (
-            type(y) is np.ndarray and y.dtype is problem.dtype and y.shape == problem.shape and y.flags.writeable
+            type(y) is np.ndarray
+            and y.dtype is problem.dtype
+            and y.shape == problem.shape
+            and y.flags.writeable
+            and 0 not in y.strides
         ):
             _args.check_result(function, "out", y, problem.shape, problem.dtype)
     threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
     engine = problem.engine
     if engine is not None:
-        outcome = engine.forward(x, gamma, beta, y, statistics, given, False, threads)
+        try:
+            outcome = engine.forward(x, gamma, beta, y, statistics, given, False, threads)
+        except ValueError as error:  # memory the engine cannot use: not aligned
+            raise ValueError(f"{function}: {error}") from None
         if outcome is not _DONE:
-            if outcome is Outcome.in_place:
+            if outcome is Outcome.overlap:
+                _args.check_disjoint(function, {"out": y}, {"x": x, "gamma": gamma, "beta": beta}, ("out", "x"))
+            if outcome is Outcome.in_place or _args.same_elements(x, y):
                 x = x.copy(order="K")
-            else:
-                inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0], "var": statistics[1]}
-                _args.check_disjoint(function, {"out": y}, inputs)
             engine.forward(x, gamma, beta, y, statistics, given, True, threads)
     elif not given:
         statistics.fill(0.0)
@@ -366,6 +372,8 @@ def _running(
             )
         if training and not array.flags.writeable:
             raise ValueError(f"{function}: {name} is read-only, and training updates it")
+    if training and np.may_share_memory(running_mean, running_var):
+        _args.check_disjoint(function, {"running_mean": running_mean}, {"running_var": running_var})
     if not isinstance(update, RunningUpdate):
         raise TypeError(f"{function}: update must be a RunningUpdate, not {type(update).__name__}")
     if not 0 <= update.keep <= 1:
@@ -498,13 +506,21 @@ def _buffers(
     else:
         raise TypeError(f"{function}: out must be NormGradients or a mapping, not {type(out).__name__}")
     if dx is not None and not (
-        type(dx) is np.ndarray and dx.dtype is problem.dtype and dx.shape == problem.shape and dx.flags.writeable
+        type(dx) is np.ndarray
+        and dx.dtype is problem.dtype
+        and dx.shape == problem.shape
+        and dx.flags.writeable
+        and 0 not in dx.strides
     ):
         _args.check_result(function, "out.dx", dx, problem.shape, problem.dtype)
     shape, dtype = problem.parameter_shape, problem.arithmetic
     for name, array in (("out.dgamma", dgamma), ("out.dbeta", dbeta)):
         if array is not None and not (
-            type(array) is np.ndarray and array.dtype is dtype and array.shape == shape and array.flags.writeable
+            type(array) is np.ndarray
+            and array.dtype is dtype
+            and array.shape == shape
+            and array.flags.writeable
+            and 0 not in array.strides
         ):
             _args.check_result(function, name, array, shape, dtype)
     return dx, dgamma, dbeta
@@ -562,15 +578,22 @@ def _backward(
         dgamma = np.empty(problem.parameter_shape, problem.arithmetic)
     if want_dbeta and dbeta is None:
         dbeta = np.empty(problem.parameter_shape, problem.arithmetic)
-    # The engine wants the parameters' gradients contiguous.
+    # The engine wants the parameters' gradients contiguous, and cannot see what others overlap.
     to_dgamma = dgamma if dgamma is None or dgamma.flags.c_contiguous else dgamma.copy()
     to_dbeta = dbeta if dbeta is None or dbeta.flags.c_contiguous else dbeta.copy()
+    disjoint = False
+    if dgamma is not to_dgamma or dbeta is not to_dbeta:
+        _check_gradients_disjoint(function, dy, cache, dx, dgamma, dbeta)
+        disjoint = True
     engine = problem.engine
     if engine is not None:
         rest = (statistics, frozen, sum_dz, sum_dz_xhat, count, dx, to_dgamma, to_dbeta, accumulate)
-        if engine.backward(dy, x, y, gamma, *rest, False, threads) is not _DONE:
-            results = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
-            _args.check_disjoint(function, results, {"dy": dy, "x": x, "y": y, "gamma": gamma})
+        try:
+            outcome = engine.backward(dy, x, y, gamma, *rest, disjoint, threads)
+        except ValueError as error:  # memory the engine cannot use: not aligned
+            raise ValueError(f"{function}: {error}") from None
+        if outcome is not _DONE:
+            _check_gradients_disjoint(function, dy, cache, dx, dgamma, dbeta)
             engine.backward(dy, x, y, gamma, *rest, True, threads)
     elif not accumulate:
         for empty_sum in (to_dgamma, to_dbeta):
@@ -583,13 +606,20 @@ def _backward(
     return _new_gradients((dx, dgamma, dbeta))
 
 
+def _check_gradients_disjoint(
+    function: str, dy: Array, cache: NormCache, dx: Array | None, dgamma: Array | None, dbeta: Array | None
+) -> None:
+    results = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
+    inputs = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
+    _args.check_disjoint(function, results, inputs, ("out.dx", "dy"))
+
+
 def _checked_sums(function: str, problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, int]:
     if not isinstance(sums, GradientSums):
         raise TypeError(f"{function}: sums must be GradientSums, not {type(sums).__name__}")
-    if not sums.count > 0:
-        raise ValueError(f"{function}: sums.count is {sums.count}, must be at least 1")
+    count = _args.as_count(function, "sums.count", sums.count)
     return (
         _args.as_set_values(problem, function, "sums.sum_dz", sums.sum_dz),
         _args.as_set_values(problem, function, "sums.sum_dz_xhat", sums.sum_dz_xhat),
-        sums.count,
+        count,
     )

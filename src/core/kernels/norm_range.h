@@ -251,23 +251,18 @@ void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int
     });
 }
 
-// Sums one run while another of the same length is computed and streamed out. collect(i, s, q) and collect_part(i, n, s, q)
-// feed the sums in the very order of PairSum::run; put(i, n) computes and writes vectors of the other, aligned in `out`.
-template <class A, class Collect, class CollectPart, class Put>
-RG_INLINE void sum_and_put(PairSum<A>& sum, const A* out, int64_t cols, Collect collect, CollectPart collect_part,
-                           Put put) {
+// Computes and streams one run while another of the same length is summed. sum(each) sums and calls each(i) for every whole
+// vector on its way; put(i, n) computes and writes vectors of the other, aligned in `out`.
+template <class A, class Sum, class Put>
+RG_INLINE void put_beside(const A* out, int64_t cols, Sum sum, Put put) {
     constexpr int64_t lanes = kLanes<A>;
     const int64_t misaligned = int64_t(uintptr_t(out) / sizeof(A)) % lanes;
     const int64_t head = misaligned ? (lanes - misaligned < cols ? lanes - misaligned : cols) : 0;
     if (head) put(int64_t(0), head);
     const int64_t whole = (cols - head) / lanes * lanes;  // elements in aligned vectors
-    sum.run(
-        cols,
-        [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-            collect(i, s, q);
-            if (i < whole) put(head + i, int64_t(0));
-        },
-        collect_part);
+    sum([&](int64_t i) RG_INLINE_LAMBDA {
+        if (i < whole) put(head + i, int64_t(0));
+    });
     if (head + whole < cols) put(head + whole, cols - head - whole);
 }
 
@@ -282,10 +277,18 @@ void plane_apply_moments_as(const A* x, const A* next_x, int64_t rows, int64_t c
         q = fma(d, d, q);
     };
     for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride) {
-        sum_and_put(
-            sum, y, cols, [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA { add(load(next_x + i), s, q); },
-            [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-                add(load_part(next_x + i, n, next_c), s, q);
+        put_beside(
+            y, cols,
+            [&](auto each) RG_INLINE_LAMBDA {
+                sum.run(
+                    cols,
+                    [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+                        add(load(next_x + i), s, q);
+                        each(i);
+                    },
+                    [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+                        add(load_part(next_x + i, n, next_c), s, q);
+                    });
             },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 write<true>(y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b)));
@@ -317,13 +320,18 @@ void plane_dx_sums_as(const A* x, const Gradient<A>& g, const A* next_x, const G
         q = fma(dz, fma(v - next_c, next_m, next_o), q);
     };
     for (int64_t row = 0; row < rows; ++row) {
-        sum_and_put(
-            sum, dx, cols,
-            [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-                add(load(next_x + i), read_dz<kAct>(next_dy + i, next_y + i, 0), s, q);
-            },
-            [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-                add(load_part(next_x + i, n, next_c), read_dz<kAct>(next_dy + i, next_y + i, n), s, q);
+        put_beside(
+            dx, cols,
+            [&](auto each) RG_INLINE_LAMBDA {
+                sum.run(
+                    cols,
+                    [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+                        add(load(next_x + i), read_dz<kAct>(next_dy + i, next_y + i, 0), s, q);
+                        each(i);
+                    },
+                    [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+                        add(load_part(next_x + i, n, next_c), read_dz<kAct>(next_dy + i, next_y + i, n), s, q);
+                    });
             },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> rest = fma(vb, read(x + i, n) - c, vk);
@@ -353,15 +361,21 @@ RG_INLINE bool in_float_range(double m2, double count, double eps) {
     return sizeof(A) > sizeof(float) || (m2 < 1e36 && (eps > 1e-25 || m2 > count * 1e-30));
 }
 
-// A first mean from plain sums is good enough to center on: what it is off by comes out of the second pass.
-template <class A>
-RG_INLINE double rough_mean(const A* x, int64_t cols, double share) {
+// Plain sums of one row in four chains; `each` is called on the way, for every vector that is summed.
+template <class A, class Each>
+RG_INLINE double rough_mean(const A* x, int64_t cols, double share, Each each) {
     Vec<A> chain[kChains] = {};
     int64_t i = 0;
     for (; i + kChains * kLanes<A> <= cols; i += kChains * kLanes<A>) {
-        for (int k = 0; k < kChains; ++k) chain[k] += load(x + i + k * kLanes<A>);
+        for (int k = 0; k < kChains; ++k) {
+            chain[k] += load(x + i + k * kLanes<A>);
+            each(i + k * kLanes<A>);
+        }
     }
-    for (; i + kLanes<A> <= cols; i += kLanes<A>) chain[0] += load(x + i);
+    for (; i + kLanes<A> <= cols; i += kLanes<A>) {
+        chain[0] += load(x + i);
+        each(i);
+    }
     if (i < cols) chain[1] += load_part(x + i, cols - i, splat(A(0)));
     Sum<A> sum;
     sum.add((chain[0] + chain[1]) + (chain[2] + chain[3]));
@@ -369,10 +383,15 @@ RG_INLINE double rough_mean(const A* x, int64_t cols, double share) {
 }
 
 template <class A>
+void row_means(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* mean) {
+    for (int64_t row = 0; row < rows; ++row) {
+        mean[row] = rough_mean(x + row * x_stride, cols, 1 / double(cols), [](int64_t) {});
+    }
+}
+
+template <class A>
 void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean, double* var) {
     const double count = double(cols), share = 1 / count;
-    // All centers first: a row's second pass then need not wait for the last additions of its first.
-    for (int64_t row = 0; row < rows; ++row) mean[row] = rough_mean(x + row * x_stride, cols, share);
     for (int64_t row = 0; row < rows; ++row, x += x_stride) {
         double center = mean[row], sums[2] = {};
         plane_moments<A>(x, 1, cols, x_stride, 0, A(center), sums);
@@ -415,6 +434,34 @@ void row_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t
                 row_apply_as<fused.kind, streamed.value, scaled.value>(x, rows, cols, x_stride, ahead, center, rstd,
                                                                        offset, gamma, beta, y, y_stride);
             });
+        });
+    });
+}
+
+template <ActivationKind kAct, bool kGamma, class A>
+void row_apply_means_as(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                        const A* rstd, const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride,
+                        double* next_mean) {
+    for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride) {
+        const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
+        put_beside(
+            y, cols,
+            [&](auto each) RG_INLINE_LAMBDA { next_mean[row] = rough_mean(next_x, cols, 1 / double(cols), each); },
+            [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                const Vec<A> xhat = fma(read(x + i, n) - c, m, o), b = beta ? read(beta + i, n) : Vec<A>{};
+                write<true>(y + i, n, value_of<kAct, A>(kGamma ? fma(xhat, read(gamma + i, n), b) : xhat + b));
+            });
+    }
+}
+
+template <class A>
+void row_apply_means(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                     const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y,
+                     int64_t y_stride, double* next_mean) {
+    with_fused(activation, [&](auto fused) {
+        with_flag(gamma, [&](auto scaled) {
+            row_apply_means_as<fused.kind, scaled.value>(x, next_x, rows, cols, x_stride, center, rstd, offset, gamma,
+                                                         beta, y, y_stride, next_mean);
         });
     });
 }
