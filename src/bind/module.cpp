@@ -24,7 +24,7 @@ enum class Access { read, write };
 // A caller's array for the length of one call. None is allowed and is a null pointer.
 class View {
 public:
-    View(nb::handle array, const char* name, Access access) : name_(name) {
+    View(nb::handle array, const char* name, Access access) : name_(name), access_(access) {
         if (array.is_none()) return;
         const int flags = access == Access::write ? PyBUF_STRIDED : PyBUF_STRIDED_RO;
         if (PyObject_GetBuffer(array.ptr(), &buffer_, flags) != 0) throw nb::python_error();
@@ -67,8 +67,19 @@ public:
         for (int i = 0; i < buffer_.ndim; ++i) {
             if (buffer_.shape[i] != shape[size_t(i)]) fail("has the wrong shape");
             if (buffer_.strides[i] % itemsize != 0) fail("has strides that are not whole elements");
+            if (buffer_.strides[i] == 0 && shape[size_t(i)] > 1 && access_ == Access::write) fail("has stride 0");
         }
         check_item(itemsize);
+    }
+    // Contiguous as well: its elements are read one after the other.
+    void check_contiguous(const std::vector<int64_t>& shape, int64_t itemsize) const {
+        if (!held_) return;
+        check_elements(shape, itemsize);
+        int64_t step = itemsize;
+        for (int i = buffer_.ndim - 1; i >= 0; --i) {
+            if (buffer_.shape[i] > 1 && buffer_.strides[i] != step) fail("is not contiguous");
+            step *= buffer_.shape[i];
+        }
     }
     void check_vector(int64_t count, int64_t itemsize) const {
         if (!held_) return;
@@ -88,6 +99,7 @@ private:
     }
 
     const char* name_;
+    Access access_;
     Py_buffer buffer_{};
     bool held_ = false;
     const char *low_ = nullptr, *high_ = nullptr;
@@ -129,6 +141,7 @@ public:
             roles_.push_back(roles[i] == 'n'   ? rg::AxisRole::n
                              : roles[i] == 'c' ? rg::AxisRole::c
                                                : rg::AxisRole::r);
+            if (roles[i] == 'c') parameter_shape_.push_back(shape_[i]);
             (roles[i] == 'n' ? samples_ : roles[i] == 'c' ? channels_ : reduced_) *= shape_[i];
         }
         if (elements() == 0) throw nb::value_error("no elements");
@@ -144,7 +157,7 @@ public:
             beta(beta_array, "beta", Access::read), y(y_array, "out", Access::write);
         const View statistics(statistics_array, "statistics", statistics_given ? Access::read : Access::write);
         for (const View* v : {&x, &y}) v->check_elements(shape_, itemsize_);
-        for (const View* v : {&gamma, &beta}) v->check_vector(channels_, arithmetic_size());
+        for (const View* v : {&gamma, &beta}) v->check_contiguous(parameter_shape_, arithmetic_size());
         statistics.check_vector(2 * sets_, sizeof(double));
         require(x, statistics);
         if (!overlap_checked) {
@@ -181,7 +194,7 @@ public:
         const View dx(dx_array, "dx", Access::write), dgamma(dgamma_array, "dgamma", Access::write),
             dbeta(dbeta_array, "dbeta", Access::write);
         for (const View* v : {&dy, &x, &y, &dx}) v->check_elements(shape_, itemsize_);
-        for (const View* v : {&gamma, &dgamma, &dbeta}) v->check_vector(channels_, arithmetic_size());
+        for (const View* v : {&gamma, &dgamma, &dbeta}) v->check_contiguous(parameter_shape_, arithmetic_size());
         statistics.check_vector(2 * sets_, sizeof(double));
         check_given(given_sum_dz, given_sum_dz_xhat);
         require(dy, x, statistics);
@@ -280,7 +293,7 @@ private:
         return call;
     }
 
-    std::vector<int64_t> shape_;
+    std::vector<int64_t> shape_, parameter_shape_;
     std::vector<rg::AxisRole> roles_;
     int64_t channels_per_set_;
     rg::DType dtype_;

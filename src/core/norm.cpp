@@ -25,7 +25,7 @@ constexpr int64_t kCenterRows = 32;   // rows of columns whose mean is what mome
 constexpr int64_t kCenterElements = 64;  // likewise elements of planes and long rows
 constexpr int64_t kRowGroup = 8;      // short rows handled together
 
-constexpr int64_t kMinParallel = 8192;    // elements below which the team is not even told
+constexpr int64_t kMinParallel = 65536;   // elements below which the team is not even told: it would take as long
 constexpr int64_t kMinWake = 131072;      // elements below which sleeping members are left asleep
 constexpr int64_t kMinStream = 2 << 20;   // bytes of a result above which it cannot be expected to stay in cache
 

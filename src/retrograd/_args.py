@@ -204,6 +204,15 @@ def as_array(function: str, name: str, value: object) -> Array:
         raise TypeError(f"{function}: {name} is not an array: {error}") from None
 
 
+def check_aligned(function: str, name: str, array: Array) -> None:
+    size = array.itemsize
+    if not array.flags.aligned or any(step % size for step in array.strides):
+        raise ValueError(
+            f"{function}: {name} is not aligned: its elements of {size} bytes do not lie at multiples of {size} "
+            f"(strides {array.strides}); copy it first"
+        )
+
+
 def as_parameter(problem: NormProblem, function: str, name: str, value: object) -> Array:
     """gamma or beta: of the normalized shape and the arithmetic's type. A strided one is copied: it is small."""
     array = value if type(value) is np.ndarray else as_array(function, name, value)
@@ -260,6 +269,7 @@ def check_result(function: str, name: str, array: object, shape: tuple[int, ...]
     check_dtype(function, name, array, dtype, "as the result is")
     if not array.flags.writeable:
         raise ValueError(f"{function}: {name} is read-only")
+    check_aligned(function, name, array)
     if 0 in array.strides and array.size and any(
         step == 0 and extent > 1 for step, extent in zip(array.strides, array.shape, strict=True)
     ):

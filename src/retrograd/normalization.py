@@ -293,56 +293,63 @@ def _forward(
     out: Array | None,
     num_threads: int | None,
 ) -> tuple[Array, NormCache]:
-    # Each argument is looked at twice: a quick look that lets good ones pass, and one that converts or explains.
-    arithmetic, parameter_shape = problem.arithmetic, problem.parameter_shape
-    if gamma is not None and not (
-        type(gamma) is np.ndarray
-        and gamma.dtype is arithmetic
-        and gamma.shape == parameter_shape
-        and gamma.flags.c_contiguous
-    ):
-        gamma = _args.as_parameter(problem, function, "gamma", gamma)
-    if beta is not None and not (
-        type(beta) is np.ndarray
-        and beta.dtype is arithmetic
-        and beta.shape == parameter_shape
-        and beta.flags.c_contiguous
-    ):
-        beta = _args.as_parameter(problem, function, "beta", beta)
+    # The engine checks shapes, strides and bounds before it writes. Here only what it cannot see is looked at; when it
+    # refuses, _checked_forward converts what can be converted and explains what cannot.
+    arithmetic = problem.arithmetic
+    plain = (
+        (gamma is None or (type(gamma) is np.ndarray and gamma.dtype is arithmetic))
+        and (beta is None or (type(beta) is np.ndarray and beta.dtype is arithmetic))
+        and (out is None or (type(out) is np.ndarray and out.dtype is problem.dtype))
+    )
     given = mean is not None or var is not None
-    if given:
-        statistics = _args.as_statistics(problem, function, mean, var)
-    else:
-        statistics = np.empty(problem.cache_shape)
-    if out is None:
-        y = np.empty_like(x)
-    else:
-        y = out
-        if not (
-            type(y) is np.ndarray
-            and y.dtype is problem.dtype
-            and y.shape == problem.shape
-            and y.flags.writeable
-            and 0 not in y.strides
-        ):
-            _args.check_result(function, "out", y, problem.shape, problem.dtype)
+    statistics = _args.as_statistics(problem, function, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
     engine = problem.engine
-    if engine is not None:
+    y = np.empty_like(x) if out is None else out
+    if not plain or engine is None:
+        x, gamma, beta = _checked_forward(problem, function, x, gamma, beta, y, statistics, given, threads)
+    else:
         try:
             outcome = engine.forward(x, gamma, beta, y, statistics, given, False, threads)
-        except ValueError as error:  # memory the engine cannot use: not aligned
-            raise ValueError(f"{function}: {error}") from None
+        except (ValueError, BufferError):
+            outcome = None
         if outcome is not _DONE:
-            if outcome is Outcome.overlap:
-                _args.check_disjoint(function, {"out": y}, {"x": x, "gamma": gamma, "beta": beta}, ("out", "x"))
-            if outcome is Outcome.in_place or _args.same_elements(x, y):
-                x = x.copy(order="K")
-            engine.forward(x, gamma, beta, y, statistics, given, True, threads)
-    elif not given:
-        statistics.fill(0.0)
+            x, gamma, beta = _checked_forward(problem, function, x, gamma, beta, y, statistics, given, threads)
     saved_y = y if problem.activation.code else None
     return y, _new_cache((problem, x, saved_y, gamma, beta is not None, statistics, frozen))
+
+
+def _checked_forward(
+    problem: NormProblem,
+    function: str,
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    y: Array,
+    statistics: Statistics,
+    given: bool,
+    threads: int,
+) -> tuple[Array, Array | None, Array | None]:
+    """Every check, in Python, and the call. Returns x, gamma and beta as they were used."""
+    if gamma is not None:
+        gamma = _args.as_parameter(problem, function, "gamma", gamma)
+    if beta is not None:
+        beta = _args.as_parameter(problem, function, "beta", beta)
+    _args.check_result(function, "out", y, problem.shape, problem.dtype)
+    if problem.engine is None:
+        if not given:
+            statistics.fill(0.0)
+        return x, gamma, beta
+    _args.check_aligned(function, "x", x)
+    outcome = problem.engine.forward(x, gamma, beta, y, statistics, given, False, threads)
+    if outcome is not _DONE:
+        if outcome is Outcome.in_place:
+            x = x.copy(order="K")
+        else:
+            inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0], "var": statistics[1]}
+            _args.check_disjoint(function, {"out": y}, inputs)
+        problem.engine.forward(x, gamma, beta, y, statistics, given, True, threads)
+    return x, gamma, beta
 
 
 # ---- running statistics ---------------------------------------------------------------------------------------------
@@ -494,7 +501,7 @@ def _checked_dy(function: str, dy: Array, problem: NormProblem) -> Array:
 def _buffers(
     function: str, problem: NormProblem, out: NormGradients | Mapping[str, Array | None] | None
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """The caller's buffers for dx, dgamma and dbeta, checked."""
+    """The caller's buffers for dx, dgamma and dbeta."""
     if out is None:
         return (None, None, None)
     if isinstance(out, NormGradients):
@@ -505,24 +512,6 @@ def _buffers(
         dx, dgamma, dbeta = out.get("dx"), out.get("dgamma"), out.get("dbeta")
     else:
         raise TypeError(f"{function}: out must be NormGradients or a mapping, not {type(out).__name__}")
-    if dx is not None and not (
-        type(dx) is np.ndarray
-        and dx.dtype is problem.dtype
-        and dx.shape == problem.shape
-        and dx.flags.writeable
-        and 0 not in dx.strides
-    ):
-        _args.check_result(function, "out.dx", dx, problem.shape, problem.dtype)
-    shape, dtype = problem.parameter_shape, problem.arithmetic
-    for name, array in (("out.dgamma", dgamma), ("out.dbeta", dbeta)):
-        if array is not None and not (
-            type(array) is np.ndarray
-            and array.dtype is dtype
-            and array.shape == shape
-            and array.flags.writeable
-            and 0 not in array.strides
-        ):
-            _args.check_result(function, name, array, shape, dtype)
     return dx, dgamma, dbeta
 
 
@@ -572,46 +561,69 @@ def _backward(
                 raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
     threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
 
+    dtype, arithmetic, engine = problem.dtype, problem.arithmetic, problem.engine
+    plain = (
+        (dx is None or (type(dx) is np.ndarray and dx.dtype is dtype))
+        and (dgamma is None or (type(dgamma) is np.ndarray and dgamma.dtype is arithmetic))
+        and (dbeta is None or (type(dbeta) is np.ndarray and dbeta.dtype is arithmetic))
+    )
     if want_dx and dx is None:
         dx = np.empty_like(x)
     if want_dgamma and dgamma is None:
-        dgamma = np.empty(problem.parameter_shape, problem.arithmetic)
+        dgamma = np.empty(problem.parameter_shape, arithmetic)
     if want_dbeta and dbeta is None:
-        dbeta = np.empty(problem.parameter_shape, problem.arithmetic)
-    # The engine wants the parameters' gradients contiguous, and cannot see what others overlap.
-    to_dgamma = dgamma if dgamma is None or dgamma.flags.c_contiguous else dgamma.copy()
-    to_dbeta = dbeta if dbeta is None or dbeta.flags.c_contiguous else dbeta.copy()
-    disjoint = False
-    if dgamma is not to_dgamma or dbeta is not to_dbeta:
-        _check_gradients_disjoint(function, dy, cache, dx, dgamma, dbeta)
-        disjoint = True
-    engine = problem.engine
-    if engine is not None:
-        rest = (statistics, frozen, sum_dz, sum_dz_xhat, count, dx, to_dgamma, to_dbeta, accumulate)
+        dbeta = np.empty(problem.parameter_shape, arithmetic)
+    given = (statistics, frozen, sum_dz, sum_dz_xhat, count)
+    outcome = None
+    if plain and engine is not None:
         try:
-            outcome = engine.backward(dy, x, y, gamma, *rest, disjoint, threads)
-        except ValueError as error:  # memory the engine cannot use: not aligned
-            raise ValueError(f"{function}: {error}") from None
-        if outcome is not _DONE:
-            _check_gradients_disjoint(function, dy, cache, dx, dgamma, dbeta)
-            engine.backward(dy, x, y, gamma, *rest, True, threads)
-    elif not accumulate:
-        for empty_sum in (to_dgamma, to_dbeta):
-            if empty_sum is not None:
-                empty_sum.fill(0)
-    if dgamma is not to_dgamma and dgamma is not None:
-        dgamma[...] = to_dgamma
-    if dbeta is not to_dbeta and dbeta is not None:
-        dbeta[...] = to_dbeta
+            outcome = engine.backward(dy, x, y, gamma, *given, dx, dgamma, dbeta, accumulate, False, threads)
+        except (ValueError, BufferError):
+            outcome = None
+    if outcome is not _DONE:
+        _checked_backward(problem, function, dy, cache, given, (dx, dgamma, dbeta), accumulate, threads)
     return _new_gradients((dx, dgamma, dbeta))
 
 
-def _check_gradients_disjoint(
-    function: str, dy: Array, cache: NormCache, dx: Array | None, dgamma: Array | None, dbeta: Array | None
+def _checked_backward(
+    problem: NormProblem,
+    function: str,
+    dy: Array,
+    cache: NormCache,
+    given: tuple[Any, ...],
+    results: tuple[Array | None, Array | None, Array | None],
+    accumulate: bool,
+    threads: int,
 ) -> None:
-    results = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
-    inputs = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
-    _args.check_disjoint(function, results, inputs, ("out.dx", "dy"))
+    """Every check, in Python, and the call."""
+    dx, dgamma, dbeta = results
+    if dx is not None:
+        _args.check_result(function, "out.dx", dx, problem.shape, problem.dtype)
+    for name, array in (("out.dgamma", dgamma), ("out.dbeta", dbeta)):
+        if array is not None:
+            _args.check_result(function, name, array, problem.parameter_shape, problem.arithmetic)
+    # The engine wants the parameters' gradients contiguous; a copy hides from it what the buffer may overlap.
+    to_dgamma = dgamma if dgamma is None or dgamma.flags.c_contiguous else dgamma.copy()
+    to_dbeta = dbeta if dbeta is None or dbeta.flags.c_contiguous else dbeta.copy()
+    copied = to_dgamma is not dgamma or to_dbeta is not dbeta
+    if problem.engine is None:
+        for empty_sum in (to_dgamma, to_dbeta):
+            if empty_sum is not None and not accumulate:
+                empty_sum.fill(0)
+    else:
+        _args.check_aligned(function, "dy", dy)
+        named = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
+        inputs = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
+        if copied:
+            parameters = {name: array for name, array in named.items() if name != "out.dx"}
+            _args.check_disjoint(function, parameters, {**inputs, "out.dx": dx})
+        run = partial(problem.engine.backward, dy, cache.x, cache.y, cache.gamma, *given)
+        if run(dx, to_dgamma, to_dbeta, accumulate, False, threads) is not _DONE:
+            _args.check_disjoint(function, named, inputs)
+            run(dx, to_dgamma, to_dbeta, accumulate, True, threads)
+    for array, computed in ((dgamma, to_dgamma), (dbeta, to_dbeta)):
+        if array is not None and array is not computed:
+            array[...] = computed
 
 
 def _checked_sums(function: str, problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, int]:
