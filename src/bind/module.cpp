@@ -94,9 +94,7 @@ private:
         if (buffer_.itemsize != itemsize) fail("has the wrong element size");
         if (reinterpret_cast<uintptr_t>(buffer_.buf) % uintptr_t(itemsize) != 0) fail("is not aligned to its elements");
     }
-    [[noreturn]] void fail(const char* why) const {
-        throw nb::value_error((std::string(name_) + " " + why).c_str());
-    }
+    [[noreturn]] void fail(const char* why) const { throw nb::value_error((std::string(name_) + " " + why).c_str()); }
 
     const char* name_;
     Access access_;
@@ -118,8 +116,8 @@ void without_lock(int64_t elements, const Work& work) {
     }
 }
 
-// What became of a call. Anything but `done`: nothing was written, and the caller decides what to do about it. Views are
-// compared by the ranges they span, so `overlap` may be a false alarm for views that interleave.
+// What became of a call. Anything but `done`: nothing was written, and the caller decides what to do about it. Views
+// are compared by the ranges they span, so `overlap` may be a false alarm for views that interleave.
 enum class Outcome { done, in_place, overlap };
 
 // A normalization of one shape and one set of options; made once, called many times, never changed.
@@ -131,16 +129,16 @@ public:
         : shape_(std::move(shape)),
           channels_per_set_(channels_per_set),
           dtype_(static_cast<rg::DType>(dtype)),
-          itemsize_(dtype_ == rg::DType::f64 ? 8 : dtype_ == rg::DType::f32 ? 4 : 2),
+          itemsize_(dtype_ == rg::DType::f64   ? 8
+                    : dtype_ == rg::DType::f32 ? 4
+                                               : 2),
           eps_(eps),
           activation_{static_cast<rg::ActivationKind>(activation), alpha, beta} {
         if (roles.size() != shape_.size()) throw nb::value_error("roles and shape differ in length");
         if (shape_.size() > rg::kMaxAxes) throw nb::value_error("too many axes");
         for (size_t i = 0; i < shape_.size(); ++i) {
             if (shape_[i] < 0) throw nb::value_error("negative extent");
-            roles_.push_back(roles[i] == 'n'   ? rg::AxisRole::n
-                             : roles[i] == 'c' ? rg::AxisRole::c
-                                               : rg::AxisRole::r);
+            roles_.push_back(roles[i] == 'n' ? rg::AxisRole::n : roles[i] == 'c' ? rg::AxisRole::c : rg::AxisRole::r);
             if (roles[i] == 'c') parameter_shape_.push_back(shape_[i]);
             (roles[i] == 'n' ? samples_ : roles[i] == 'c' ? channels_ : reduced_) *= shape_[i];
         }
@@ -318,14 +316,16 @@ double stream_seconds(nb::handle dst_array, const std::vector<nb::object>& sourc
         data[sources.size() - 1] = static_cast<const float*>(sources.back()->data());
     }
     float* out = static_cast<float*>(dst.data());
-    if (non_temporal && reinterpret_cast<uintptr_t>(out) % 64 != 0) throw nb::value_error("dst is not aligned to 64 bytes");
+    if (non_temporal && reinterpret_cast<uintptr_t>(out) % 64 != 0)
+        throw nb::value_error("dst is not aligned to 64 bytes");
     const int count = int(sources.size());
     const int64_t lines = elements / 16;
     const nb::gil_scoped_release release;
     const auto start = std::chrono::steady_clock::now();
     rg::parallel_for(threads, threads, true, [&](int64_t part) {
         const int64_t first = lines * part / threads * 16, last = lines * (part + 1) / threads * 16;
-        const float* from[3] = {data[0] + first, data[1] ? data[1] + first : nullptr, data[2] ? data[2] + first : nullptr};
+        const float* from[3] = {data[0] + first, data[1] ? data[1] + first : nullptr,
+                                data[2] ? data[2] + first : nullptr};
         rg::kernel_table().add_streams(from, count, last - first, out + first, non_temporal);
     });
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -355,8 +355,8 @@ NB_MODULE(_core, m) {
              nb::arg("shape"), nb::arg("roles"), nb::arg("channels_per_set"), nb::arg("dtype"), nb::arg("eps"),
              nb::arg("activation"), nb::arg("alpha"), nb::arg("beta"))
         .def("forward", &NormProblem::forward, nb::arg("x"), nb::arg("gamma").none(), nb::arg("beta").none(),
-             nb::arg("y").none(), nb::arg("statistics"), nb::arg("statistics_given"),
-             nb::arg("overlap_checked"), nb::arg("threads"))
+             nb::arg("y").none(), nb::arg("statistics"), nb::arg("statistics_given"), nb::arg("overlap_checked"),
+             nb::arg("threads"))
         .def("backward", &NormProblem::backward, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
              nb::arg("gamma").none(), nb::arg("statistics"), nb::arg("frozen"), nb::arg("sum_dz").none(),
              nb::arg("sum_dz_xhat").none(), nb::arg("count"), nb::arg("dx").none(), nb::arg("dgamma").none(),

@@ -46,8 +46,8 @@ struct NormKernels {
     void (*plane_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A a,
                      A b, A k, A* dx, int64_t dx_stride, bool stream);
 
-    // plane_apply on one block and plane_moments on another of the same form, `next_x`, in one sweep: memory reads for the
-    // one while it writes for the other.
+    // plane_apply on one block and plane_moments on another of the same form, `next_x`, in one sweep: memory reads for
+    // the one while it writes for the other.
     void (*plane_apply_moments)(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center,
                                 A scale, A shift, ActivationKind activation, A next_center, A* y, int64_t y_stride,
                                 double* next_sums);
@@ -60,7 +60,8 @@ struct NormKernels {
     // mean[row] = a first mean, from plain sums: good enough to center on.
     void (*row_means)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* mean);
     // mean[row]: a first mean in, the mean out; var[row]: the biased variance. eps only tells how small a one matters.
-    void (*row_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean, double* var);
+    void (*row_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean,
+                        double* var);
     // y = f(xhat * gamma + beta)
     void (*row_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
                       const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y,

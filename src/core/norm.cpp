@@ -17,17 +17,17 @@ namespace {
 
 // ---- sizes, all of them functions of the shape ---------------------------------------------------------------------
 
-constexpr int64_t kTile = 4096;       // elements of a staged block: 16 KiB of float, a third of a first-level cache
-constexpr int64_t kColumns = 2048;    // columns of a block of columns; their sums and statistics fill 50 KiB
-constexpr int64_t kChunkRows = 64;    // rows that share one partial sum per column, at the least
-constexpr int64_t kMaxParts = 64;     // partial sums per column, and groups of samples, at the most
-constexpr int64_t kCenterRows = 32;   // rows of columns whose mean is what moments are taken about
+constexpr int64_t kTile = 4096;          // elements of a staged block: 16 KiB of float, a third of a first-level cache
+constexpr int64_t kColumns = 2048;       // columns of a block of columns; their sums and statistics fill 50 KiB
+constexpr int64_t kChunkRows = 64;       // rows that share one partial sum per column, at the least
+constexpr int64_t kMaxParts = 64;        // partial sums per column, and groups of samples, at the most
+constexpr int64_t kCenterRows = 32;      // rows of columns whose mean is what moments are taken about
 constexpr int64_t kCenterElements = 64;  // likewise elements of planes and long rows
-constexpr int64_t kRowGroup = 8;      // short rows handled together
+constexpr int64_t kRowGroup = 8;         // short rows handled together
 
-constexpr int64_t kMinParallel = 65536;   // elements below which the team is not even told: it would take as long
-constexpr int64_t kMinWake = 131072;      // elements below which sleeping members are left asleep
-constexpr int64_t kMinStream = 2 << 20;   // bytes of a result above which it cannot be expected to stay in cache
+constexpr int64_t kMinParallel = 65536;  // elements below which the team is not even told: it would take as long
+constexpr int64_t kMinWake = 131072;     // elements below which sleeping members are left asleep
+constexpr int64_t kMinStream = 2 << 20;  // bytes of a result above which it cannot be expected to stay in cache
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -184,16 +184,14 @@ struct Geometry {
 struct Block {
     Offsets offset;
     int64_t rows = 1, cols = 1;
-    const Axis* row_axis = nullptr;  // null: one row
+    const Axis* row_axis = nullptr;      // null: one row
     const AxisList* col_axes = nullptr;  // columns run along the last of these, or along all of them if all_axes
     bool all_axes = false;
     int64_t first_col = 0;  // with all_axes: where in the row the block starts
     int64_t ahead = 0;      // elements from here to the block that will be read next
 
     int64_t row_stride(int view) const { return row_axis ? row_axis->stride[view] : 0; }
-    int64_t col_stride(int view) const {
-        return col_axes->size ? col_axes->axis[col_axes->size - 1].stride[view] : 1;
-    }
+    int64_t col_stride(int view) const { return col_axes->size ? col_axes->axis[col_axes->size - 1].stride[view] : 1; }
 };
 
 // The R-space of one channel as blocks of at most kTile elements.
@@ -231,9 +229,7 @@ struct PlaneGrid {
 template <class A>
 constexpr DType kOwnType = sizeof(A) == sizeof(float) ? DType::f32 : DType::f64;
 
-int64_t element_size(DType dtype) {
-    return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
-}
+int64_t element_size(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 
 template <class A>
 struct Run {
@@ -288,8 +284,8 @@ public:
         }
         return {tile.out, b.cols, 0};
     }
-    // Streamed rows that begin and end inside a cache line write those lines twice: where rows are short and follow each
-    // other in memory, it is better to stream the block as one run.
+    // Streamed rows that begin and end inside a cache line write those lines twice: where rows are short and follow
+    // each other in memory, it is better to stream the block as one run.
     bool streams_well(const Block& b, int view, const A* start) const {
         const bool aligned = uintptr_t(start) % 64 == 0 && b.row_stride(view) * size_ % 64 == 0;
         return aligned || b.cols >= 1024 || b.row_stride(view) != b.cols;
@@ -737,9 +733,8 @@ struct ColumnForward : ForwardContext<A> {
     template <class Body>
     void for_parts(int64_t n, int64_t item, const Body& body) {
         const Block whole = grid.place(n, item);
-        grid.for_parts(whole, grid.first_col(item), storage.in_place(whole, kX), [&](const Block& b, int64_t col) {
-            body(b, col, storage.read(call.x, kX, b, my_tile<A>().x));
-        });
+        grid.for_parts(whole, grid.first_col(item), storage.in_place(whole, kX),
+                       [&](const Block& b, int64_t col) { body(b, col, storage.read(call.x, kX, b, my_tile<A>().x)); });
     }
 
     void begin(int64_t n) {
@@ -841,8 +836,8 @@ struct ColumnForward : ForwardContext<A> {
         const A* center = coefficient(n);
         Tile<A>& tile = my_tile<A>();
         const Block whole = grid.place(n, item);
-        const bool direct = storage.in_place(whole, kX) && storage.in_place(whole, kY) &&
-                            !storage.activates_staged() && !this->stream;
+        const bool direct =
+            storage.in_place(whole, kX) && storage.in_place(whole, kY) && !storage.activates_staged() && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
             const Run<const A> x = storage.read(call.x, kX, b, tile.x);
             this->write(b, tile, [&](Run<A> out, bool stream) {
@@ -1072,9 +1067,7 @@ struct BackwardContext {
     bool wants_parameters() const { return call.dgamma || call.dbeta || call.sum_dz; }
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
     bool needs_x() const { return !call.frozen; }
-    int64_t set_bytes() const {
-        return g.K * g.R * element_size(call.dtype) * (storage.has_activation() ? 3 : 2);
-    }
+    int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype) * (storage.has_activation() ? 3 : 2); }
     // The statistics that dx is computed with. A set of one element does not depend on it: its dx is exactly 0.
     SetStatistics<A> dx_statistics(int64_t set) const {
         SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
@@ -1185,9 +1178,9 @@ struct PlaneBackward : BackwardContext<A> {
     }
     bool pipelines() const {
         const Block b = blocks.block(0, 0);
-        return plan.pipelines(this->stream) && collects() && this->needs_x() && applies() &&
-               storage.in_place(b, kX) && storage.in_place(b, kDy) && storage.in_place(b, kDx) &&
-               !storage.activates_staged() && (!storage.has_activation() || storage.in_place(b, kY));
+        return plan.pipelines(this->stream) && collects() && this->needs_x() && applies() && storage.in_place(b, kX) &&
+               storage.in_place(b, kDy) && storage.in_place(b, kDx) && !storage.activates_staged() &&
+               (!storage.has_activation() || storage.in_place(b, kY));
     }
     void apply_and_collect(int64_t set, int64_t next, int64_t item) {
         Tile<A>& tile = my_tile<A>();
@@ -1211,8 +1204,8 @@ struct PlaneBackward : BackwardContext<A> {
         const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
         const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
         this->write(b, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, k.center, k.a, k.b, k.k, out.data, out.stride,
-                                     stream);
+            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, k.center, k.a, k.b, k.k, out.data,
+                                     out.stride, stream);
         });
     }
     void reduce() {
@@ -1401,8 +1394,8 @@ struct RowBackward : BackwardContext<A> {
             slope_k[row] = slope.k;
         }
         const auto kernel = [&](A* out, int64_t stride, bool stream) {
-            storage.kernels.row_dx(in.x.data, in.dz, b.rows, b.cols, in.x.stride, in.x.ahead, s.center, s.rstd, s.offset,
-                                   gamma_from(col), slope_b, slope_k, out, stride, stream, dgamma, dbeta);
+            storage.kernels.row_dx(in.x.data, in.dz, b.rows, b.cols, in.x.stride, in.x.ahead, s.center, s.rstd,
+                                   s.offset, gamma_from(col), slope_b, slope_k, out, stride, stream, dgamma, dbeta);
         };
         if (call.dx) {
             this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) { kernel(out.data, out.stride, stream); });
@@ -1485,7 +1478,8 @@ void backward(const NormBackward& call, const Geometry& g, const Crew& crew) {
 void trim_scratch() {
     CallScratch& call = my_call_scratch();
     SetScratch& set = my_set_scratch();
-    for (Buffer* b : {&call.partial, &call.totals, &call.coefficients, &call.centers, &set.partial, &set.coefficients}) {
+    for (Buffer* b :
+         {&call.partial, &call.totals, &call.coefficients, &call.centers, &set.partial, &set.coefficients}) {
         b->trim();
     }
 }

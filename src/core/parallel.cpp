@@ -71,7 +71,8 @@ public:
         places_.store(members, std::memory_order_relaxed);
         open_.store(true);
         epoch_.fetch_add(1);
-        // Small work wakes nobody, unless it comes so fast that members woken once will find more before they sleep again.
+        // Small work wakes nobody, unless it comes so fast that members woken once will find more before they sleep
+        // again.
         const auto now = std::chrono::steady_clock::now();
         if (parked_.load() > 0 && (wake || now - last_ < kSpinTime / 2)) {
             { const std::lock_guard<std::mutex> lock(park_); }
@@ -87,7 +88,8 @@ public:
 
 private:
     void work() {
-        // Large shares first, single items at the end: neighbours stay on one thread, and nobody waits long for the last.
+        // Large shares first, single items at the end: neighbours stay on one thread, and nobody waits long for the
+        // last.
         int64_t first = next_.load(std::memory_order_relaxed);
         while (first < job_.items) {
             const int64_t last = first + std::max<int64_t>(1, (job_.items - first) / (2 * job_.threads));

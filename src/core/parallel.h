@@ -10,9 +10,9 @@ void set_num_threads(int threads);
 int num_threads();
 
 // Runs body(context, first, last) on ranges that cover [0, items), on at most `threads` threads including the caller's,
-// and returns when all are done. Ranges are handed out in order but finish in any, and where they are cut depends on who
-// comes first, so results must not depend on it. Calls from several threads at once are fine: the team serves one, the
-// others run alone. Bodies must not throw.
+// and returns when all are done. Ranges are handed out in order but finish in any, and where they are cut depends on
+// who comes first, so results must not depend on it. Calls from several threads at once are fine: the team serves one,
+// the others run alone. Bodies must not throw.
 //
 // `wake`: whether the work is worth waking sleeping members for (it costs them tens of microseconds). Members that are
 // still awake from the last call join in either case.

@@ -42,7 +42,7 @@ class NormProblem(NamedTuple):
     parameter_shape: tuple[int, ...]
     statistics_shape: tuple[int, ...]
     cache_shape: tuple[int, ...]  # mean and variance in one array
-    count: int  # elements of a statistics set
+    set_size: int  # elements of a statistics set
     eps: float
     activation: Activation
 
@@ -270,8 +270,10 @@ def check_result(function: str, name: str, array: object, shape: tuple[int, ...]
     if not array.flags.writeable:
         raise ValueError(f"{function}: {name} is read-only")
     check_aligned(function, name, array)
-    if 0 in array.strides and array.size and any(
-        step == 0 and extent > 1 for step, extent in zip(array.strides, array.shape, strict=True)
+    if (
+        0 in array.strides
+        and array.size
+        and any(step == 0 and extent > 1 for step, extent in zip(array.strides, array.shape, strict=True))
     ):
         raise ValueError(f"{function}: {name} has stride 0: several elements of the result would share memory")
 

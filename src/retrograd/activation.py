@@ -71,6 +71,7 @@ class Activation:
     code: int
     alpha: float
     beta: float
+    _hash: int
 
     def __init__(self, name: str, alpha: float | None = None, beta: float | None = None) -> None:
         kind = ACTIVATIONS.get(name) if isinstance(name, str) else None
@@ -83,20 +84,22 @@ class Activation:
             value = default if given is None else given
             if value is None:
                 raise ValueError(f"activation {name!r} needs {parameter}: it has no customary value")
+            if isinstance(value, str) or not hasattr(value, "__float__"):
+                raise TypeError(f"activation {name!r}: {parameter} must be a number, not {type(value).__name__}")
             value = float(value)
             if math.isnan(value):
                 raise ValueError(f"activation {name!r}: {parameter} is NaN")
             values[parameter] = value
         _check(name, values["alpha"], values["beta"])
-        for field, value in (("name", name), ("code", kind.code), *values.items()):
-            object.__setattr__(self, field, value)
-        object.__setattr__(self, "_hash", hash((name, self.alpha, self.beta)))
+        fields = {"name": name, "code": kind.code, **values, "_hash": hash((name, *values.values()))}
+        for field, content in fields.items():
+            object.__setattr__(self, field, content)
 
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError(f"Activation is immutable; make a new one instead of setting {field}")
 
     def __hash__(self) -> int:
-        return self._hash  # type: ignore[no-any-return, attr-defined]
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Activation):
@@ -132,7 +135,7 @@ def _check(name: str, alpha: float, beta: float) -> None:
         if (alpha if parameter == "alpha" else beta) == 0:
             raise ValueError(f"activation {name!r} with {parameter} = 0 is constant: its output cannot tell the slope")
     if name == "clamp" and alpha > beta:
-        raise ValueError(f"activation 'clamp': the lower bound alpha = {alpha:g} is above the upper bound beta = {beta:g}")
+        raise ValueError(f"activation 'clamp': the lower bound alpha = {alpha:g} is above the upper, beta = {beta:g}")
 
 
 def _unknown(name: object) -> Exception:

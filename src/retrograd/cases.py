@@ -304,8 +304,7 @@ def _activation_roundings(name: str, alpha: float, beta: float, double: bool) ->
             return _Roundings(value=1, value_offset=a)
         case "tanh_shrink":
             # float is computed in double and rounded once. In double z - tanh z keeps the error of tanh, 3 units of a
-            # number below 1. The slope t^2 is made of the root of that: 3 u / t^2 off, and 2 t times that in t^2, which
-            # is worst where the series takes over, at t = 0.25.
+            # number below 1. The slope is the square of t = x - y, where x, up to 20, is rounded to 16 u: 32 u.
             if double:
                 return _Roundings(value=2, value_offset=3, slope=4, slope_offset=40)
             return _Roundings(value=1, slope=2)

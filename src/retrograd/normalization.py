@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -54,17 +54,19 @@ class NormCache(NamedTuple):
 
     @property
     def mean(self) -> Statistics:
-        return self.statistics[0]
+        mean: Statistics = self.statistics[0]
+        return mean
 
     @property
     def var(self) -> Statistics:
         """The biased variance."""
-        return self.statistics[1]
+        var: Statistics = self.statistics[1]
+        return var
 
     @property
     def rstd(self) -> Statistics:
         """``1 / sqrt(var + eps)``"""
-        return cast(Statistics, 1.0 / np.sqrt(self.var + self.problem.eps))
+        return 1.0 / np.sqrt(self.var + self.problem.eps)
 
     def __repr__(self) -> str:
         return f"NormCache({self.problem!r})"
@@ -81,7 +83,7 @@ class NormGradients(NamedTuple):
 class NormStatistics(NamedTuple):
     """Mean and biased variance of `count` elements each."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # in place of tuple.count, which makes no sense of arrays
     mean: Statistics
     var: Statistics
 
@@ -89,7 +91,7 @@ class NormStatistics(NamedTuple):
 class GradientSums(NamedTuple):
     """Sums over each channel's `count` elements: of dz (which is dbeta) and of dz * xhat (which is dgamma)."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # as above
     sum_dz: Statistics
     sum_dz_xhat: Statistics
 
@@ -158,7 +160,7 @@ def batch_norm_forward(
     function = "batch_norm_forward"
     problem, x = _problem(function, x, channel_axis, 1, eps, activation)
     running = _running(problem, function, running_mean, running_var, update, training)
-    elements = problem.count if count is None else _args.as_count(function, "count", count)
+    elements = problem.set_size if count is None else _args.as_count(function, "count", count)
     if not training and mean is None and var is None:
         mean, var = _evaluation_statistics(function, running)
     y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, num_threads)
@@ -198,7 +200,7 @@ def instance_norm_forward(
         var = np.broadcast_to(one_var, problem.statistics_shape)
     y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, num_threads)
     if training and running is not None and problem.statistics_shape[0]:
-        _update_running(running, cache.mean.mean(axis=0), cache.var.mean(axis=0), problem.count, update)
+        _update_running(running, cache.mean.mean(axis=0), cache.var.mean(axis=0), problem.set_size, update)
     return y, cache
 
 
@@ -249,20 +251,18 @@ def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int |
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
         problem.engine.forward(x, None, None, None, statistics, False, True, threads)
-    return NormStatistics(problem.count, statistics[0], statistics[1])
+    return NormStatistics(problem.set_size, statistics[0], statistics[1])
 
 
 def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
-    """The statistics of the data of all `parts` together, in the order given. Parts of no elements count for nothing."""
+    """The statistics of the data of all `parts` together, in the order given. Parts without elements change nothing."""
     everything = list(parts)
     if not everything:
         raise ValueError("combine_statistics: parts is empty, needs at least 1")
     total, mean, var = everything[0]
     for count, part_mean, part_var in everything[1:]:
         if np.shape(part_mean) != np.shape(mean):
-            raise ValueError(
-                f"combine_statistics: parts disagree in shape: {np.shape(mean)} and {np.shape(part_mean)}"
-            )
+            raise ValueError(f"combine_statistics: parts disagree in shape: {np.shape(mean)} and {np.shape(part_mean)}")
         if count:
             weight = count / (total + count)
             difference = part_mean - mean
@@ -478,7 +478,7 @@ def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | 
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
         problem.engine.gradient_sums(dy, cache.x, cache.y, cache.statistics, sum_dz, sum_dz_xhat, threads)
-    return GradientSums(problem.count, sum_dz, sum_dz_xhat)
+    return GradientSums(problem.set_size, sum_dz, sum_dz_xhat)
 
 
 def _checked_cache(function: str, kind: str, cache: object) -> NormProblem:
@@ -590,7 +590,7 @@ def _checked_backward(
     function: str,
     dy: Array,
     cache: NormCache,
-    given: tuple[Any, ...],
+    given: tuple[Statistics, bool, Statistics | None, Statistics | None, int],
     results: tuple[Array | None, Array | None, Array | None],
     accumulate: bool,
     threads: int,
@@ -617,10 +617,10 @@ def _checked_backward(
         if copied:
             parameters = {name: array for name, array in named.items() if name != "out.dx"}
             _args.check_disjoint(function, parameters, {**inputs, "out.dx": dx})
-        run = partial(problem.engine.backward, dy, cache.x, cache.y, cache.gamma, *given)
-        if run(dx, to_dgamma, to_dbeta, accumulate, False, threads) is not _DONE:
+        arguments = (dy, cache.x, cache.y, cache.gamma, *given, dx, to_dgamma, to_dbeta, accumulate)
+        if problem.engine.backward(*arguments, False, threads) is not _DONE:
             _args.check_disjoint(function, named, inputs)
-            run(dx, to_dgamma, to_dbeta, accumulate, True, threads)
+            problem.engine.backward(*arguments, True, threads)
     for array, computed in ((dgamma, to_dgamma), (dbeta, to_dbeta)):
         if array is not None and array is not computed:
             array[...] = computed

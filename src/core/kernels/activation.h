@@ -98,9 +98,7 @@ RG_INLINE Vec<A> activation_value(Vec<A> z, Vec<A> a, Vec<A> b) {
         return t > b ? b : t;
     }
     if constexpr (kind == K::linear_with_bias) return fma(a, z, b);
-    if constexpr (kind == K::log_sigmoid) {
-        return (z > zero ? zero : z) - vlog1p_unit<A>(vexp<A>(zero - vabs<A>(z)));
-    }
+    if constexpr (kind == K::log_sigmoid) { return (z > zero ? zero : z) - vlog1p_unit<A>(vexp<A>(zero - vabs<A>(z))); }
     if constexpr (kind == K::selu) {
         return z < zero ? splat(A(kSeluLambda * kSeluAlpha)) * vexpm1_nonpositive<A>(z) : splat(A(kSeluLambda)) * z;
     }
@@ -165,7 +163,8 @@ void apply_slope_as(const Activation& activation, const A* y, const A* dy, int64
     }
     const int64_t rest = count - i;
     if (rest) {
-        const Vec<A> part = activation_slope_times<kind, A>(load_part(y + i, rest, one), load_part(dy + i, rest, one), a, b);
+        const Vec<A> part =
+            activation_slope_times<kind, A>(load_part(y + i, rest, one), load_part(dy + i, rest, one), a, b);
         store_part(dz + i, rest, part);
     }
 }

@@ -62,8 +62,8 @@ RG_INLINE void with_flag(bool value, Body body) {
 }
 
 // Calls body(i, n) for every vector of a run that is written to `out`, n = 0 for whole ones. Whole ones are aligned in
-// `out`: a store across two cache lines costs two. Only elementwise passes may do so: where a sum is cut must not depend
-// on an address.
+// `out`: a store across two cache lines costs two. Only elementwise passes may do so: where a sum is cut must not
+// depend on an address.
 template <class A, class Body>
 RG_INLINE void for_vectors(const A* out, int64_t cols, Body body) {
     constexpr int64_t lanes = kLanes<A>;
@@ -251,8 +251,8 @@ void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int
     });
 }
 
-// Computes and streams one run while another of the same length is summed. sum(each) sums and calls each(i) for every whole
-// vector on its way; put(i, n) computes and writes vectors of the other, aligned in `out`.
+// Computes and streams one run while another of the same length is summed. sum(each) sums and calls each(i) for every
+// whole vector on its way; put(i, n) computes and writes vectors of the other, aligned in `out`.
 template <class A, class Sum, class Put>
 RG_INLINE void put_beside(const A* out, int64_t cols, Sum sum, Put put) {
     constexpr int64_t lanes = kLanes<A>;
@@ -286,21 +286,18 @@ void plane_apply_moments_as(const A* x, const A* next_x, int64_t rows, int64_t c
                         add(load(next_x + i), s, q);
                         each(i);
                     },
-                    [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-                        add(load_part(next_x + i, n, next_c), s, q);
-                    });
+                    [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
+                        RG_INLINE_LAMBDA { add(load_part(next_x + i, n, next_c), s, q); });
             },
-            [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                write<true>(y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b)));
-            });
+            [&](int64_t i, int64_t n)
+                RG_INLINE_LAMBDA { write<true>(y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b))); });
     }
     sum.total(next_sums);
 }
 
 template <class A>
 void plane_apply_moments(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale,
-                         A shift, ActivationKind activation, A next_center, A* y, int64_t y_stride,
-                         double* next_sums) {
+                         A shift, ActivationKind activation, A next_center, A* y, int64_t y_stride, double* next_sums) {
     with_fused(activation, [&](auto fused) {
         plane_apply_moments_as<fused.kind>(x, next_x, rows, cols, x_stride, center, scale, shift, next_center, y,
                                            y_stride, next_sums);
@@ -511,8 +508,9 @@ struct RowBlock {
     double *dgamma, *dbeta;
 };
 
-// kStrip vectors of columns from i on, all rows: a row's numbers are broadcast once for the strip, and the parameters' sums
-// stay in registers until they are added to memory. n: lanes of the vector, 0 for all (then kStrip may be more than one).
+// kStrip vectors of columns from i on, all rows: a row's numbers are broadcast once for the strip, and the parameters'
+// sums stay in registers until they are added to memory. n: lanes of the vector, 0 for all (then kStrip may be more
+// than one).
 template <ActivationKind kAct, bool kStream, int kStrip, class A>
 RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
     Vec<A> gamma[kStrip], sum[kStrip] = {}, sum_xhat[kStrip] = {};

@@ -70,7 +70,8 @@ void load_block(DType, const void* src, int64_t stride, int64_t count, double* d
     load_elements<double, double>((const double*)src, stride, count, dst);
 }
 
-void store_block(DType dtype, const float* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream) {
+void store_block(DType dtype, const float* src, int64_t count, void* dst, int64_t stride, bool accumulate,
+                 bool stream) {
     if (dtype == DType::f16) return store_elements<Half, float>(src, count, (Half*)dst, stride, accumulate);
     if (dtype == DType::bf16) return store_elements<BFloat, float>(src, count, (BFloat*)dst, stride, accumulate);
     if (stream && stride == 1 && !accumulate) return stream_elements<float>(src, count, (float*)dst);

@@ -202,8 +202,8 @@ RG_INLINE void stream(A* p, Vec<A> v) {
 
 #endif
 
-// a / b for b between 1 and 2. The wide divider is three times slower than an estimate and two corrections, the second of
-// which leaves the quotient within a hair of correctly rounded.
+// a / b for b between 1 and 2. The wide divider is three times slower than an estimate and two corrections, the second
+// of which leaves the quotient within a hair of correctly rounded.
 RG_INLINE Vec<double> divide_near_one(Vec<double> a, Vec<double> b) { return a / b; }
 #if defined(RG_ISA_AVX512)
 RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) {

@@ -14,18 +14,18 @@ struct MathConstants;
 template <>
 struct MathConstants<float> {
     static constexpr int kExpDegree = 7;
-    static constexpr int kAtanhTerms = 8;                // (1/3)^(2*8)/17 = 1.4e-9
-    static constexpr float kRound = 0x1.8p23f;           // adding it leaves the nearest integer in the low bits
-    static constexpr float kLn2High = 0x1.62e4p-1f;      // 14 bits: n * high is exact for |n| < 2^9
-    static constexpr float kLn2Low = 0x1.7f7d1cp-20f;    // the rest of ln 2
-    static constexpr float kExpLow = -104.0f;            // exp is 0 below
-    static constexpr float kExpHigh = 89.0f;             // and infinite above
-    static constexpr float kExpm1Low = -40.0f;           // expm1 is -1 below
+    static constexpr int kAtanhTerms = 8;              // (1/3)^(2*8)/17 = 1.4e-9
+    static constexpr float kRound = 0x1.8p23f;         // adding it leaves the nearest integer in the low bits
+    static constexpr float kLn2High = 0x1.62e4p-1f;    // 14 bits: n * high is exact for |n| < 2^9
+    static constexpr float kLn2Low = 0x1.7f7d1cp-20f;  // the rest of ln 2
+    static constexpr float kExpLow = -104.0f;          // exp is 0 below
+    static constexpr float kExpHigh = 89.0f;           // and infinite above
+    static constexpr float kExpm1Low = -40.0f;         // expm1 is -1 below
 };
 template <>
 struct MathConstants<double> {
     static constexpr int kExpDegree = 13;
-    static constexpr int kAtanhTerms = 17;               // (1/3)^(2*17)/35 = 2e-18
+    static constexpr int kAtanhTerms = 17;  // (1/3)^(2*17)/35 = 2e-18
     static constexpr double kRound = 0x1.8p52;
     static constexpr double kLn2High = 0x1.62e42fefap-1;  // 36 bits
     static constexpr double kLn2Low = 0x1.cf79abc9e3b398p-40;

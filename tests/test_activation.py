@@ -1,0 +1,391 @@
+"""Fused activations: the class, and what the engine makes of it, element by element."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import retrograd as rg
+from retrograd import Activation, cases, reference
+from retrograd.activation import ACTIVATIONS
+from retrograd.cases import ACTIVATION_PARAMETERS
+from retrograd.verify import fused_activation
+
+Array = np.ndarray[Any, Any]
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+# ---- the class -------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_22_and_their_numbers_are_apples() -> None:
+    numbers = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 18, 19, 20, 22, 23, 24, 25, 26, 27, 28, 32]
+    assert [kind.code for kind in ACTIVATIONS.values()] == numbers
+    assert tuple(ACTIVATIONS) == reference.ACTIVATIONS == tuple(ACTIVATION_PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "beta"),
+    [
+        ("identity", 0, 0),
+        ("relu", 0, 0),
+        ("leaky_relu", 0.01, 0),
+        ("scaled_tanh", 1, 1),
+        ("hard_sigmoid", 1 / 6, 0.5),
+        ("softplus", 1, 1),
+        ("elu", 1, 0),
+        ("celu", 1, 0),
+        ("hard_shrink", 0.5, 0),
+        ("soft_shrink", 0.5, 0),
+        ("relu6", 0, 0),
+    ],
+)
+def test_customary_parameters(name: str, alpha: float, beta: float) -> None:
+    activation = Activation(name)
+    assert (activation.name, activation.alpha, activation.beta) == (name, alpha, beta)
+    assert isinstance(activation.alpha, float)
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    by_name, _ = rg.batch_norm_forward(x, activation=name)
+    by_object, _ = rg.batch_norm_forward(x, activation=activation)
+    np.testing.assert_array_equal(by_name, by_object)
+
+
+def test_none_is_the_identity() -> None:
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    plain, _ = rg.batch_norm_forward(x)
+    for identity in (None, "identity", Activation("identity"), Activation("linear", alpha=1)):
+        y, _ = rg.batch_norm_forward(x, activation=identity)
+        np.testing.assert_array_equal(y, plain)
+
+
+def test_immutable_hashable_copyable() -> None:
+    activation = Activation("clamp", alpha=-1, beta=2)
+    for field in ("alpha", "beta", "name", "code", "anything"):
+        with pytest.raises(AttributeError, match=f"immutable; make a new one instead of setting {field}"):
+            setattr(activation, field, 1)
+    for twin in (
+        Activation("clamp", -1.0, 2.0),
+        copy.copy(activation),
+        copy.deepcopy(activation),
+        pickle.loads(pickle.dumps(activation)),
+    ):
+        assert twin == activation
+        assert hash(twin) == hash(activation)
+        assert (twin.name, twin.code, twin.alpha, twin.beta) == ("clamp", 8, -1.0, 2.0)
+    assert activation != Activation("clamp", -1, 2.5)
+    assert activation != Activation("threshold", -1, 2)
+    assert activation != "clamp"
+    assert len({activation, Activation("clamp", -1, 2), Activation("relu")}) == 2
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_repr_and_pickle_lead_back(name: str) -> None:
+    activation = fused_activation(name, *ACTIVATION_PARAMETERS[name])
+    assert eval(repr(activation), {"Activation": Activation}) == activation
+    assert pickle.loads(pickle.dumps(activation)) == activation
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("rellu",), ValueError, r"activation 'rellu' is unknown; there are identity, relu, .*relu6"),
+        ((3,), TypeError, r"activation must be a name or an Activation, not int"),
+        ((None,), TypeError, r"activation must be a name or an Activation, not NoneType"),
+        (("abs",), ValueError, r"'abs' cannot be fused: .*the sign of its input is lost.*multiply dy by its slope"),
+        (("silu",), ValueError, r"'silu' cannot be fused: .*not monotone.*apply silu to the result"),
+        (("swish",), ValueError, r"'swish' cannot be fused"),
+        (("gelu",), ValueError, r"'gelu' cannot be fused"),
+        (("gelu_tanh",), ValueError, r"'gelu_tanh' cannot be fused"),
+        (("hard_swish",), ValueError, r"'hard_swish' cannot be fused"),
+        (("mish",), ValueError, r"'mish' cannot be fused"),
+        (("softmax",), ValueError, r"'softmax' cannot be fused: it is not elementwise"),
+        (("log_softmax",), ValueError, r"'log_softmax' cannot be fused: it is not elementwise"),
+        (("relu", 0.1), ValueError, r"'relu' takes no alpha"),
+        (("elu", 1.0, 1.0), ValueError, r"'elu' takes no beta"),
+        (("linear",), ValueError, r"'linear' needs alpha"),
+        (("clamp", 0.0), ValueError, r"'clamp' needs beta"),
+        (("clamped_leaky_relu",), ValueError, r"'clamped_leaky_relu' needs beta"),
+        (("threshold",), ValueError, r"'threshold' needs alpha"),
+        (("linear_with_bias", 1.0), ValueError, r"'linear_with_bias' needs beta"),
+        (("leaky_relu", 0.0), ValueError, r"'leaky_relu' with alpha = 0: .*only for alpha > 0; use 'relu'"),
+        (("leaky_relu", -0.5), ValueError, r"'leaky_relu' with alpha = -0.5: .*only for alpha > 0$"),
+        (("clamped_leaky_relu", 0.0, 1.0), ValueError, r"'clamped_leaky_relu' with alpha = 0"),
+        (("elu", 0.0), ValueError, r"'elu' with alpha = 0"),
+        (("celu", -1.0), ValueError, r"'celu' with alpha = -1"),
+        (("softplus", 0.0), ValueError, r"'softplus' with alpha = 0 is constant"),
+        (("softplus", 1.0, 0.0), ValueError, r"'softplus' with beta = 0 is constant"),
+        (("scaled_tanh", 0.0), ValueError, r"'scaled_tanh' with alpha = 0 is constant"),
+        (("clamp", 2.0, 1.0), ValueError, r"'clamp': the lower bound alpha = 2 is above the upper.* beta = 1"),
+        (("elu", math.nan), ValueError, r"'elu': alpha is NaN"),
+        (("clamp", 0.0, math.nan), ValueError, r"'clamp': beta is NaN"),
+        (("elu", "1"), TypeError, r"'elu': alpha must be a number, not str"),
+        (("elu", [1]), TypeError, r"'elu': alpha must be a number, not list"),
+    ],
+)
+def test_refusals(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        Activation(*arguments)
+    assert type(caught.value) is error
+
+
+# ---- the engine, element by element ----------------------------------------------------------------------------------
+
+
+def run(activation: Activation, z: Array, dy: Array | float = 1.0) -> tuple[Array, Array]:
+    """y = f(z) and dz = dy f'(z): with constants 0 and 1 for statistics, z is x and dx is dz."""
+    x = z.reshape(1, 1, -1)
+    zero, one = np.zeros(1), np.ones(1)
+    y, cache = rg.batch_norm_forward(x, training=False, mean=zero, var=one, eps=0.0, activation=activation)
+    slopes = np.broadcast_to(np.asarray(dy).astype(z.dtype), z.shape).reshape(x.shape)
+    dz = rg.batch_norm_backward(slopes, cache, need="dx").dx
+    assert dz is not None
+    return y.reshape(z.shape), dz.reshape(z.shape)
+
+
+def whole_range(dtype: Any) -> Array:
+    """Every exponent of both signs, subnormals included, and more where functions bend and saturate."""
+    rng = np.random.default_rng(1)
+    if dtype == np.float32:
+        everything = np.arange(0, 2**32, 40009, dtype=np.uint64).astype(np.uint32).view(np.float32)
+        ends = 120
+    else:
+        everything = rng.integers(0, 2**64, 40_000, dtype=np.uint64).view(np.float64)
+        ends = 800
+    small = np.exp(rng.uniform(-40, 0, 10_000))
+    parts = (rng.uniform(-ends, ends, 20_000), rng.uniform(-10, 10, 30_000), rng.uniform(-1, 1, 20_000), small, -small)
+    return np.concatenate([everything[np.isfinite(everything)], *(p.astype(dtype) for p in parts)])
+
+
+# (alpha, beta), and the largest error of the value and of the slope, in units in the last place of the exact result.
+# exp is within 1 of them, expm1 and log1p within 2, a division or a product adds a half.
+ULP_BOUNDS: dict[str, tuple[float, float, float, float]] = {
+    "sigmoid": (0, 0, 3, 2),
+    "tanh": (0, 0, 3, 2),
+    "scaled_tanh": (1, 1, 3, 2),
+    "softplus": (1, 1, 3, 2),
+    "softsign": (0, 0, 2, 2),
+    "elu": (1, 0, 2, 1),
+    "log_sigmoid": (0, 0, 3, 2),
+    "celu": (1, 0, 2, 1),
+    "relu": (0, 0, 0, 0),
+    "leaky_relu": (0.25, 0, 0.5, 0.5),
+    "linear": (-1.5, 0, 0.5, 0.5),
+    "clamp": (-0.75, 2, 0, 0),
+    "clamped_leaky_relu": (0.25, 2, 0.5, 0.5),
+    "hard_shrink": (0.5, 0, 0, 0),
+    "soft_shrink": (0.5, 0, 0.5, 0),
+    "threshold": (0.25, -2, 0, 0),
+    "relu6": (0, 0, 0, 0),
+    "identity": (0, 0, 0, 0),
+}
+
+
+def ulp_error(got: Array, exact: Array) -> float:
+    """The largest, in units in the last place of the exact result; the same infinity or NaN counts as exact."""
+    with np.errstate(all="ignore"):
+        rounded = exact.astype(got.dtype)
+        finite = np.isfinite(rounded)
+        unit = np.abs(np.spacing(np.where(finite, rounded, 1)))
+        error = np.where(finite, np.abs(got - exact) / unit, np.where(got == rounded, 0, math.inf))
+        error = np.where(np.isnan(got) & np.isnan(rounded), 0, error)
+        return float(np.max(np.where(np.isnan(error), math.inf, error)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ULP_BOUNDS)
+def test_ulp_over_the_whole_range(name: str, dtype: Any, isa: str) -> None:
+    alpha, beta, value_bound, slope_bound = ULP_BOUNDS[name]
+    z = whole_range(dtype)
+    y, slope = run(fused_activation(name, alpha, beta), z)
+    assert ulp_error(y, reference.activation_value(name, z, alpha, beta)) <= value_bound
+    # The slope of that y. The exact one vanishes with some y, where it is compared with the largest it can be.
+    exact = reference.activation_slope(name, y, alpha, beta)
+    assert ulp_error(slope, exact) <= slope_bound
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["selu", "hard_sigmoid", "linear_with_bias", "tanh_shrink"])
+def test_errors_over_the_whole_range_of_those_that_cancel(name: str, dtype: Any, isa: str) -> None:
+    """a z + b, y + a and z - tanh z are as good as their parts, not as their result."""
+    alpha, beta = ACTIVATION_PARAMETERS[name]
+    z = whole_range(dtype)[:: 10 if name == "tanh_shrink" else 1]  # its oracle is slow
+    y, slope = run(fused_activation(name, alpha, beta), z)
+    u = float(np.finfo(dtype).eps) / 2
+    exact = reference.activation_value(name, z, alpha, beta)
+    double = dtype == np.float64
+    # Of the parts: |a z| + |b| for the two that add, 1.76 for selu's asymptote, 1 for tanh (in double; float is exact).
+    wide = z.astype(exact.dtype)
+    parts = {
+        "selu": 6 * np.abs(exact),
+        "hard_sigmoid": 3 * np.minimum(np.abs(alpha * wide), 2) + 2 * beta,
+        "linear_with_bias": 3 * np.abs(alpha * wide) + 2 * abs(beta),
+        "tanh_shrink": np.abs(exact) + (3 * np.minimum(np.abs(wide), 1) if double else 0),
+    }[name]
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(exact.astype(dtype))
+        np.testing.assert_array_equal(y[~finite], exact.astype(dtype)[~finite])
+        smallest = float(np.finfo(dtype).smallest_subnormal)
+        assert np.all((np.abs(y - exact) <= u * parts + smallest)[finite])
+    bound = {"selu": 8, "hard_sigmoid": 1, "linear_with_bias": 2, "tanh_shrink": 40 if double else 2}[name]
+    assert np.max(np.abs(slope - reference.activation_slope(name, y, alpha, beta))) <= bound * u
+
+
+def test_tanh_shrink_slope_keeps_relative_precision(isa: str) -> None:
+    """For a tiny y it is (3y)^(2/3), far from the rounding of 1."""
+    for dtype, lowest in ((np.float32, 1e-44), (np.float64, 1e-300)):
+        z = np.cbrt(3 * np.geomspace(lowest, 1e-3, 2000)).astype(dtype)
+        y, slope = run(Activation("tanh_shrink"), z)
+        exact = reference.activation_slope("tanh_shrink", y)
+        assert np.max(np.abs(slope - exact) / exact) <= 6 * np.finfo(dtype).eps
+
+
+# Where pieces meet, and where numbers end; together with the numbers beside them.
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 0.25, 2.0, -0.75, 6.0, 20.0, -20.0, 100.0, -100.0, 1e4, -1e4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_special_points(name: str, dtype: str, isa: str) -> None:
+    """Values within two units in the last place, slopes at kinks and zeros exactly the oracle's, NaN where it is."""
+    alpha, beta = ULP_BOUNDS.get(name, ACTIVATION_PARAMETERS[name])[:2]
+    storage = cases.storage_dtype(dtype)
+    largest = float(np.finfo(storage).max) if dtype != "bfloat16" else 3.3895313892515355e38
+    points = [*SPECIAL, alpha, -alpha, beta, -beta, largest, -largest, math.inf, -math.inf, math.nan]
+    z = np.array(points, np.float64).astype(storage)
+    bits = z.view({2: np.int16, 4: np.int32, 8: np.int64}[storage.itemsize])
+    beside = np.concatenate([(bits + step).astype(bits.dtype) for step in (-1, 0, 1)]).view(storage)
+    with np.errstate(all="ignore"):
+        y, slope = run(fused_activation(name, alpha, beta), beside)
+        wide = np.float64 if dtype != "float64" else np.longdouble
+        exact = reference.activation_value(name, beside, alpha, beta)
+        expected = exact.astype(storage)
+        finite = np.isfinite(expected)
+        np.testing.assert_array_equal(y[~finite].astype(wide), expected[~finite].astype(wide))
+        unit = np.abs(np.spacing(np.where(finite, expected, 1).astype(storage))).astype(wide)
+        # tanh_shrink, hard_sigmoid and linear_with_bias cancel; see above.
+        slack = np.where(np.abs(exact) < 1, float(np.finfo(np.float32 if dtype != "float64" else np.float64).eps), 0)
+        error = np.abs(y.astype(wide) - exact)
+        assert np.all((error <= 3 * unit + 4 * slack)[finite])
+
+        exact_slope = reference.activation_slope(name, y, alpha, beta)
+        mine = slope.astype(wide)
+        np.testing.assert_array_equal(np.isnan(mine), np.isnan(exact_slope))
+        flat = exact_slope == 0
+        if name in ("sigmoid", "tanh", "softsign", "softplus", "log_sigmoid", "elu", "celu", "selu", "scaled_tanh"):
+            flat &= False  # smooth: they vanish by rounding
+        np.testing.assert_array_equal(mine[flat], 0)
+        defined = ~np.isnan(exact_slope)
+        steep = np.abs(exact_slope[defined])
+        close = np.abs(mine[defined] - exact_slope[defined]) <= 4 * float(np.finfo(np.float32).eps) + steep * float(
+            2.0**-7 if dtype == "bfloat16" else np.finfo(storage).eps
+        )
+        assert np.all(close)
+        # And a zero is a zero where the oracle has one: nothing negative, nothing tiny.
+        assert np.all(mine[defined] * np.sign(exact_slope[defined]) >= 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "z", "y", "slope"),
+    [
+        ("relu", [-1.0, -0.0, 0.0, 1e-30], [0.0, 0.0, 0.0, 1e-30], [0.0, 0.0, 0.0, 1.0]),
+        ("leaky_relu", [-1.0, -0.0, 0.0, 1.0], [-0.25, 0.0, 0.0, 1.0], [0.25, 1.0, 1.0, 1.0]),
+        ("clamp", [-1.0, -0.75, 0.0, 2.0, 3.0], [-0.75, -0.75, 0.0, 2.0, 2.0], [0.0, 0.0, 1.0, 0.0, 0.0]),
+        ("relu6", [-0.0, 0.0, 1.0, 6.0, 7.0], [0.0, 0.0, 1.0, 6.0, 6.0], [0.0, 0.0, 1.0, 0.0, 0.0]),
+        ("clamped_leaky_relu", [-4.0, 0.0, 2.0, 3.0], [-1.0, 0.0, 2.0, 2.0], [0.25, 1.0, 0.0, 0.0]),
+        ("hard_shrink", [-0.5, -0.25, 0.0, 0.5], [-0.5, 0.0, 0.0, 0.5], [1.0, 0.0, 0.0, 1.0]),
+        ("soft_shrink", [-1.5, -0.5, 0.25, 0.5, 1.0], [-1.0, 0.0, 0.0, 0.0, 0.5], [1.0, 0.0, 0.0, 0.0, 1.0]),
+        ("threshold", [0.0, 0.25, 0.5], [-2.0, -2.0, 0.5], [0.0, 0.0, 1.0]),
+        ("tanh", [-40.0, 0.0, 40.0], [-1.0, 0.0, 1.0], [0.0, 1.0, 0.0]),
+        ("sigmoid", [-800.0, 0.0, 800.0], [0.0, 0.5, 1.0], [0.0, 0.25, 0.0]),
+        ("softplus", [-800.0, 800.0], [0.0, 800.0], [0.0, 1.0]),
+        ("log_sigmoid", [-800.0, 800.0], [-800.0, 0.0], [1.0, 0.0]),
+        ("elu", [-100.0, -0.0, 0.0, 3.0], [-1.0, 0.0, 0.0, 3.0], [0.0, 1.0, 1.0, 1.0]),
+        ("celu", [-100.0, 0.0, 3.0], [-1.0, 0.0, 3.0], [0.0, 1.0, 1.0]),
+        ("softsign", [-1.0, 0.0, 1e30], [-0.5, 0.0, 1.0], [0.25, 1.0, 0.0]),
+        ("tanh_shrink", [0.0, 1e6], [0.0, 1e6 - 1], [0.0, 1.0]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_saturation_kinks_and_zeros(
+    name: str, z: list[float], y: list[float], slope: list[float], dtype: Any, isa: str
+) -> None:
+    alpha, beta = ULP_BOUNDS.get(name, (0.0, 0.0))[:2]
+    got_y, got_slope = run(fused_activation(name, alpha, beta), np.array(z, dtype))
+    np.testing.assert_array_equal(got_y, np.array(y, dtype))
+    np.testing.assert_array_equal(got_slope, np.array(slope, dtype))
+
+
+@pytest.mark.parametrize("name", ["hard_shrink", "soft_shrink"])
+def test_shrinks_by_nothing_are_the_identity(name: str, isa: str) -> None:
+    z = np.array([-1.0, -0.0, 0.0, 1e-40, 2.0], np.float32)
+    y, slope = run(Activation(name, alpha=0.0), z)
+    np.testing.assert_array_equal(y, z)
+    np.testing.assert_array_equal(slope, np.ones(5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("activation", "z"),
+    [
+        (Activation("relu"), [-1.0, 0.0]),
+        (Activation("relu6"), [-1.0, 0.0, 6.0, 9.0]),
+        (Activation("clamp", 0.1, 0.7), [-1.0, 0.1, 0.7, 3.0]),
+        (Activation("hard_sigmoid", 1.0, 0.5), [-3.0, -0.5, 0.5, 4.0]),
+        (Activation("clamped_leaky_relu", 0.3, 0.7), [0.7, 5.0]),
+        (Activation("hard_shrink", 0.3), [-0.25, 0.0, 0.125]),
+        (Activation("soft_shrink", 0.3), [-0.25, 0.0, 0.125]),
+        (Activation("threshold", 0.5, 0.1), [-4.0, 0.25, 0.5]),
+        (Activation("threshold", 0.5, 20.1), [-4.0, 0.25, 0.5]),
+    ],
+    ids=lambda v: v.name if isinstance(v, Activation) else "",
+)
+def test_flat_pieces_ignore_dy(activation: Activation, z: list[float], dtype: str, isa: str) -> None:
+    """Also where a bound (0.1, 0.7) is not a number of the storage type: y holds it rounded, and is compared so."""
+    storage = cases.storage_dtype(dtype)
+    # Enough of them for whole vectors and a rest.
+    points = np.tile(np.array(z, np.float64), 23).astype(storage)
+    for dy in (3.0, math.inf, -math.inf, math.nan):
+        _, dz = run(activation, points, dy)
+        np.testing.assert_array_equal(dz, np.zeros(points.shape))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_nan_goes_through(name: str, isa: str) -> None:
+    alpha, beta = ACTIVATION_PARAMETERS[name]
+    for dtype in DTYPES:
+        z = np.full(37, math.nan).astype(cases.storage_dtype(dtype))
+        y, dz = run(fused_activation(name, alpha, beta), z, 2.5)
+        assert np.isnan(y.astype(np.float64)).all()
+        expected = reference.apply_slope(name, y, np.full(37, 2.5), alpha, beta)
+        np.testing.assert_allclose(dz.astype(np.float64), expected.astype(np.float64), rtol=0.01)
+    if name in ("relu", "relu6", "clamp", "identity", "leaky_relu", "threshold", "hard_shrink", "soft_shrink"):
+        assert (dz.astype(np.float64) == 2.5).all()
+
+
+@pytest.mark.parametrize("name", ["elu", "celu", "selu", "scaled_tanh"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slope_is_never_of_the_wrong_sign(name: str, dtype: str, isa: str) -> None:
+    """A stored y may lie beyond the asymptote by its rounding."""
+    activation = {
+        "elu": Activation("elu", 0.7),
+        "celu": Activation("celu", 0.7),
+        "selu": Activation("selu"),
+        "scaled_tanh": Activation("scaled_tanh", 0.7, 1.3),
+    }[name]
+    z = np.linspace(-60, 60, 1201).astype(cases.storage_dtype(dtype))
+    _, slope = run(activation, z)
+    assert (slope.astype(np.float64) >= 0).all()
+
+
+def test_parameters_are_those_given(isa: str) -> None:
+    """Several alphas of one function in turn: nothing is remembered from the last."""
+    z = np.linspace(-3, 3, 101).astype(np.float32)
+    for alpha in (0.5, 0.25, 2.0, 0.5):
+        y, slope = run(Activation("leaky_relu", alpha), z)
+        np.testing.assert_array_equal(y, np.where(z < 0, np.float32(alpha) * z, z))
+        np.testing.assert_array_equal(slope, np.where(z < 0, alpha, 1))
