@@ -449,7 +449,11 @@ def test_statistics_calls_refuse() -> None:
         rg.batch_norm_statistics(data(), channel_axis=5)
     with pytest.raises(ValueError, match=r"^batch_norm_statistics: the number of threads is 0"):
         rg.batch_norm_statistics(data(), num_threads=0)
+    with pytest.raises(ValueError, match=r"^batch_norm_statistics: x .*align"):
+        rg.batch_norm_statistics(unaligned(SHAPE))
     cache = cached("batch_norm_backward")
+    with pytest.raises(ValueError, match=r"^batch_norm_gradient_sums: dy .*align"):
+        rg.batch_norm_gradient_sums(unaligned(SHAPE), cache)
     with pytest.raises(ValueError, match=r"^batch_norm_gradient_sums: dy has shape \(3,\)"):
         rg.batch_norm_gradient_sums(f32(3), cache)
     with pytest.raises(TypeError, match=r"^batch_norm_gradient_sums: cache must be what batch_norm_forward returned"):

@@ -25,7 +25,7 @@ constexpr int64_t kCenterRows = 32;      // rows of columns whose mean is what m
 constexpr int64_t kCenterElements = 64;  // likewise elements of planes and long rows
 constexpr int64_t kRowGroup = 8;         // short rows handled together
 
-constexpr int64_t kMinParallel = 65536;  // elements below which the team is not even told: it would take as long
+constexpr int64_t kMinParallel = 8192;  // elements below which the team is not even told: it would take as long
 constexpr int64_t kMinWake = 131072;     // elements below which sleeping members are left asleep
 constexpr int64_t kMinStream = 2 << 20;  // bytes of a result above which it cannot be expected to stay in cache
 
@@ -438,8 +438,8 @@ void run(const Plan& plan, const Crew& crew, Pass& pass) {
         crew.each(plan.sets(), [&](int64_t set) { pass.begin(set); });
         if (pass.collects()) all([&](int64_t set, int64_t item) { pass.collect(set, item); });
         crew.each(plan.sets(), [&](int64_t set) { pass.finish(set); });
-        // From the end: what the team has read last is still in its caches.
-        if (pass.applies()) all([&](int64_t set, int64_t item) { pass.apply(set, plan.items - 1 - item); });
+        // In the same order, so that members meet again what they have read.
+        if (pass.applies()) all([&](int64_t set, int64_t item) { pass.apply(set, item); });
         return;
     }
     crew.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -40,11 +41,26 @@ constexpr auto kSpinTime = std::chrono::microseconds(60);
 constexpr int kPausesPerClockRead = 32;
 constexpr int kPausesBeforeYield = 2000;
 
+// One member's share of a job. Members take from their own share first, large pieces before small ones, and then from
+// the others': the same member meets the same data from call to call, and nobody waits for one who is late.
+struct alignas(64) Share {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+
+    bool take(int64_t& first, int64_t& last) {
+        first = next.load(std::memory_order_relaxed);
+        do {
+            if (first >= end) return false;
+            last = first + std::max<int64_t>(1, (end - first) / 2);
+        } while (!next.compare_exchange_weak(first, last, std::memory_order_relaxed));
+        return true;
+    }
+};
+
 struct Job {
     void (*body)(void*, int64_t, int64_t) = nullptr;
     void* context = nullptr;
-    int64_t items = 0;
-    int threads = 1;
+    int members = 1;  // including the caller, who is member 0
 };
 
 void run_alone(int64_t items, void (*body)(void*, int64_t, int64_t), void* context) {
@@ -61,14 +77,15 @@ public:
             return;
         }
         const std::lock_guard<std::mutex> turn(turn_, std::adopt_lock);
-        const int members = std::min<int64_t>(threads, items) - 1;
+        const int members = int(std::min<int64_t>(threads, items));
         grow(members);
         job_.body = body;
         job_.context = context;
-        job_.items = items;
-        job_.threads = threads;
-        next_.store(0, std::memory_order_relaxed);
-        places_.store(members, std::memory_order_relaxed);
+        job_.members = members;
+        for (int m = 0; m < members; ++m) {
+            shares_[m].next.store(items * m / members, std::memory_order_relaxed);
+            shares_[m].end = items * (m + 1) / members;
+        }
         open_.store(true);
         epoch_.fetch_add(1);
         // Small work wakes nobody, unless it comes so fast that members woken once will find more before they sleep
@@ -78,7 +95,7 @@ public:
             { const std::lock_guard<std::mutex> lock(park_); }
             unpark_.notify_all();
         }
-        work();
+        work(0);
         open_.store(false);
         for (int pauses = 0; active_.load() != 0; ++pauses) {
             pauses < kPausesBeforeYield ? pause_briefly() : void(sched_yield());
@@ -87,23 +104,23 @@ public:
     }
 
 private:
-    void work() {
-        // Large shares first, single items at the end: neighbours stay on one thread, and nobody waits long for the
-        // last.
-        int64_t first = next_.load(std::memory_order_relaxed);
-        while (first < job_.items) {
-            const int64_t last = first + std::max<int64_t>(1, (job_.items - first) / (2 * job_.threads));
-            if (!next_.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
-            job_.body(job_.context, first, last);
-            first = next_.load(std::memory_order_relaxed);
+    void work(int member) {
+        int64_t first, last;
+        for (int k = 0; k < job_.members; ++k) {
+            Share& share = shares_[(member + k) % job_.members];
+            while (share.take(first, last)) job_.body(job_.context, first, last);
         }
         publish_streamed_stores();
     }
 
     void grow(int members) {
+        if (members > capacity_) {
+            shares_ = std::make_unique<Share[]>(size_t(members));
+            capacity_ = members;
+        }
         while (size_ < members) {
             try {
-                std::thread([this] { live(); }).detach();
+                std::thread([this, member = size_] { live(member); }).detach();
             } catch (const std::system_error&) {
                 return;  // the machine has no more threads to give: those there are will do
             }
@@ -111,13 +128,13 @@ private:
         }
     }
 
-    void live() {
+    void live(int member) {
         uint64_t seen = 0;
         for (;;) {
             seen = wait_for_work(seen);
             // Announce first, then look: the caller closes first, then waits for those announced.
             active_.fetch_add(1);
-            if (open_.load() && places_.fetch_sub(1) > 0) work();
+            if (open_.load() && member < job_.members) work(member);
             active_.fetch_sub(1);
         }
     }
@@ -139,14 +156,14 @@ private:
     }
 
     std::mutex turn_;
-    int size_ = 0;
+    int size_ = 1;  // members there are, the caller included
+    int capacity_ = 0;
+    std::unique_ptr<Share[]> shares_;
     std::chrono::steady_clock::time_point last_{};  // when the last job was done
     Job job_;
-    alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<int> active_{0};
     alignas(64) std::atomic<uint64_t> epoch_{0};
     std::atomic<bool> open_{false};
-    std::atomic<int> places_{0};
     std::atomic<int> parked_{0};
     std::mutex park_;
     std::condition_variable unpark_;

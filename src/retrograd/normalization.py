@@ -250,6 +250,7 @@ def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int |
     statistics = np.zeros((2, *problem.statistics_shape))
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
+        _args.check_aligned(function, "x", x)
         problem.engine.forward(x, None, None, None, statistics, False, True, threads)
     return NormStatistics(problem.set_size, statistics[0], statistics[1])
 
@@ -343,11 +344,11 @@ def _checked_forward(
     _args.check_aligned(function, "x", x)
     outcome = problem.engine.forward(x, gamma, beta, y, statistics, given, False, threads)
     if outcome is not _DONE:
-        if outcome is Outcome.in_place:
-            x = x.copy(order="K")
-        else:
+        if outcome is Outcome.overlap:
             inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0], "var": statistics[1]}
-            _args.check_disjoint(function, {"out": y}, inputs)
+            _args.check_disjoint(function, {"out": y}, inputs, in_place=("out", "x"))
+        if outcome is Outcome.in_place or _args.same_elements(x, y):
+            x = x.copy(order="K")
         problem.engine.forward(x, gamma, beta, y, statistics, given, True, threads)
     return x, gamma, beta
 
@@ -477,6 +478,7 @@ def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | 
     sum_dz, sum_dz_xhat = np.zeros(problem.statistics_shape), np.zeros(problem.statistics_shape)
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
+        _args.check_aligned(function, "dy", dy)
         problem.engine.gradient_sums(dy, cache.x, cache.y, cache.statistics, sum_dz, sum_dz_xhat, threads)
     return GradientSums(problem.set_size, sum_dz, sum_dz_xhat)
 
@@ -619,7 +621,7 @@ def _checked_backward(
             _args.check_disjoint(function, parameters, {**inputs, "out.dx": dx})
         arguments = (dy, cache.x, cache.y, cache.gamma, *given, dx, to_dgamma, to_dbeta, accumulate)
         if problem.engine.backward(*arguments, False, threads) is not _DONE:
-            _args.check_disjoint(function, named, inputs)
+            _args.check_disjoint(function, named, inputs, in_place=("out.dx", "dy"))
             problem.engine.backward(*arguments, True, threads)
     for array, computed in ((dgamma, to_dgamma), (dbeta, to_dbeta)):
         if array is not None and array is not computed:
