@@ -34,6 +34,8 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m nanobind.stubgen -q -m retrograd._core -o build/_core.pyi
+	diff build/_core.pyi src/retrograd/_core.pyi  # the stub is generated: copy it over
 	$(BIN)/clang-format --dry-run -Werror $(cpp)
 
 clean:

@@ -230,10 +230,10 @@ def test_no_refusal_is_forgotten_because_the_same_call_was_made_before() -> None
     x = data()
     rg.batch_norm_forward(x, channel_axis=1)
     with pytest.raises(TypeError, match=r"channel_axis must be an int, not float"):
-        rg.batch_norm_forward(x, channel_axis=1.0)  # type: ignore[arg-type]
+        rg.batch_norm_forward(x, channel_axis=1.0)
     rg.group_norm_forward(x, num_groups=2)
     with pytest.raises(TypeError, match=r"num_groups must be an int, not float"):
-        rg.group_norm_forward(x, num_groups=2.0)  # type: ignore[arg-type]
+        rg.group_norm_forward(x, num_groups=2.0)
 
 
 # ---- overlap ---------------------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ def test_statistics_calls_refuse() -> None:
     with pytest.raises(ValueError, match=r"^batch_norm_gradient_sums: dy has shape \(3,\)"):
         rg.batch_norm_gradient_sums(f32(3), cache)
     with pytest.raises(TypeError, match=r"^batch_norm_gradient_sums: cache must be what batch_norm_forward returned"):
-        rg.batch_norm_gradient_sums(data(), None)  # type: ignore[arg-type]
+        rg.batch_norm_gradient_sums(data(), None)
     with pytest.raises(ValueError, match=r"^batch_norm_gradient_sums: cache is of layer_norm_forward"):
         rg.batch_norm_gradient_sums(data(), cached("layer_norm_backward"))
     with pytest.raises(ValueError, match=r"^combine_statistics: parts is empty, needs at least 1"):
@@ -525,6 +525,7 @@ def test_engine_checks_backward_too() -> None:
             "y": None,
             "gamma": None,
             "statistics": statistics,
+            "statistics_given": False,
             "frozen": False,
             "sum_dz": None,
             "sum_dz_xhat": None,

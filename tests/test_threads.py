@@ -43,14 +43,14 @@ def python(script: str, *, expect: int = 0, **environment: str) -> str:
 
 def test_set_and_get() -> None:
     for threads in (1, 2, 17, np.int64(3)):
-        rg.set_num_threads(threads)  # type: ignore[arg-type]
+        rg.set_num_threads(threads)
         assert rg.get_num_threads() == threads
     for wrong in (0, -1, 4097):
         with pytest.raises(ValueError, match=rf"^set_num_threads: the number of threads is {wrong}, must be from 1 to"):
             rg.set_num_threads(wrong)
     for untyped in (1.0, "2", None):
         with pytest.raises(TypeError, match=r"^set_num_threads: the number of threads must be an int, not \w+"):
-            rg.set_num_threads(untyped)  # type: ignore[arg-type]
+            rg.set_num_threads(untyped)
     assert rg.get_num_threads() == 3
 
 
@@ -164,7 +164,7 @@ def test_many_python_threads_at_once() -> None:
         results = []
         y, cache = rg.batch_norm_forward(x, activation="tanh", num_threads=3)
         results += [y, *rg.batch_norm_backward(dy, cache, need=("dx", "dgamma"), num_threads=2)[:2]]
-        y, cache = rg.layer_norm_forward(x, num_threads=2)  # type: ignore[assignment]
+        y, cache = rg.layer_norm_forward(x, num_threads=2)
         results += [y, *rg.layer_norm_backward(dy, cache, need=("dx", "dbeta"), num_threads=3)[::2]]
         return results
 

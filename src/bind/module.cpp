@@ -181,7 +181,7 @@ public:
 
     // dx may be exactly in the place of dy.
     Outcome backward(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle gamma_array,
-                     nb::handle statistics_array, bool frozen, nb::handle given_sum_dz_array,
+                     nb::handle statistics_array, bool statistics_given, bool frozen, nb::handle given_sum_dz_array,
                      nb::handle given_sum_dz_xhat_array, double given_count, nb::handle dx_array,
                      nb::handle dgamma_array, nb::handle dbeta_array, bool accumulate, bool overlap_checked,
                      int threads) const {
@@ -208,6 +208,7 @@ public:
             if (dx.overlaps(dgamma) || dx.overlaps(dbeta) || dgamma.overlaps(dbeta)) return Outcome::overlap;
         }
         rg::NormBackward call = backward_call(dy, x, y, gamma, statistics, &dx);
+        call.statistics_given = statistics_given;
         call.frozen = frozen;
         call.accumulate = accumulate;
         call.given_sum_dz = static_cast<const double*>(given_sum_dz.data());
@@ -232,6 +233,7 @@ public:
         require(dy, x, statistics, sum_dz, sum_dz_xhat);
         if (activation_.kind != rg::ActivationKind::identity) require(y);
         rg::NormBackward call = backward_call(dy, x, y, none, statistics, nullptr);
+        call.statistics_given = true;  // whoever adds up sums has statistics of more than x
         call.threads = threads > 0 ? threads : rg::num_threads();
         call.sum_dz = static_cast<double*>(sum_dz.data());
         call.sum_dz_xhat = static_cast<double*>(sum_dz_xhat.data());
@@ -358,9 +360,10 @@ NB_MODULE(_core, m) {
              nb::arg("y").none(), nb::arg("statistics"), nb::arg("statistics_given"), nb::arg("overlap_checked"),
              nb::arg("threads"))
         .def("backward", &NormProblem::backward, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
-             nb::arg("gamma").none(), nb::arg("statistics"), nb::arg("frozen"), nb::arg("sum_dz").none(),
-             nb::arg("sum_dz_xhat").none(), nb::arg("count"), nb::arg("dx").none(), nb::arg("dgamma").none(),
-             nb::arg("dbeta").none(), nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"))
+             nb::arg("gamma").none(), nb::arg("statistics"), nb::arg("statistics_given"), nb::arg("frozen"),
+             nb::arg("sum_dz").none(), nb::arg("sum_dz_xhat").none(), nb::arg("count"), nb::arg("dx").none(),
+             nb::arg("dgamma").none(), nb::arg("dbeta").none(), nb::arg("accumulate"), nb::arg("overlap_checked"),
+             nb::arg("threads"))
         .def("gradient_sums", &NormProblem::gradient_sums, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
              nb::arg("statistics"), nb::arg("sum_dz"), nb::arg("sum_dz_xhat"), nb::arg("threads"));
 }

@@ -42,9 +42,10 @@ struct NormKernels {
     // sums[0] += sum(dz), sums[1] += sum(dz * xhat)
     void (*plane_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
                        A center, A rstd, A offset, double* sums);
-    // dx = a * dz + (b * (x - center) + k); without x: dx = a * dz
-    void (*plane_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A a,
-                     A b, A k, A* dx, int64_t dx_stride, bool stream);
+    // dx = a * dz + (b * xhat + k); without x: dx = a * dz. b in terms of xhat, not of x: rstd^2 may leave float's
+    // range.
+    void (*plane_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A rstd,
+                     A offset, A a, A b, A k, A* dx, int64_t dx_stride, bool stream);
 
     // plane_apply on one block and plane_moments on another of the same form, `next_x`, in one sweep: memory reads for
     // the one while it writes for the other.
@@ -53,8 +54,8 @@ struct NormKernels {
                                 double* next_sums);
     // plane_dx and plane_sums likewise. `next`: center, rstd and offset.
     void (*plane_dx_sums)(const A* x, const Gradient<A>& dz, const A* next_x, const Gradient<A>& next_dz, int64_t rows,
-                          int64_t cols, int64_t x_stride, A center, A a, A b, A k, const A* next, A* dx,
-                          int64_t dx_stride, double* next_sums);
+                          int64_t cols, int64_t x_stride, A center, A rstd, A offset, A a, A b, A k, const A* next,
+                          A* dx, int64_t dx_stride, double* next_sums);
 
     // Rows: each row is one statistics set; gamma and beta (either may be null) run along the row.
     // mean[row] = a first mean, from plain sums: good enough to center on.
@@ -73,7 +74,7 @@ struct NormKernels {
     // With g = gamma * dz: sums[2 * row] += sum(g), sums[2 * row + 1] += sum(g * xhat)
     void (*row_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
                      const A* rstd, const A* offset, const A* gamma, double* sums);
-    // dx = rstd * g + (b * (x - center) + k) where dx is wanted; dgamma += dz * xhat and dbeta += dz where not null.
+    // dx = rstd * g + (b * xhat + k) where dx is wanted; dgamma += dz * xhat and dbeta += dz where not null.
     void (*row_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
                    const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx,
                    int64_t dx_stride, bool stream, double* dgamma, double* dbeta);
@@ -88,7 +89,8 @@ struct NormKernels {
     void (*col_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
                      const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat);
     void (*col_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                   const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream);
+                   const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride,
+                   bool stream);
 
     // y = f(z), in place or not
     void (*activate)(const Activation& activation, const A* z, int64_t count, A* y);

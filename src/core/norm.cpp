@@ -25,7 +25,7 @@ constexpr int64_t kCenterRows = 32;      // rows of columns whose mean is what m
 constexpr int64_t kCenterElements = 64;  // likewise elements of planes and long rows
 constexpr int64_t kRowGroup = 8;         // short rows handled together
 
-constexpr int64_t kMinParallel = 8192;  // elements below which the team is not even told: it would take as long
+constexpr int64_t kMinParallel = 8192;   // elements below which the team is not even told: it would take as long
 constexpr int64_t kMinWake = 131072;     // elements below which sleeping members are left asleep
 constexpr int64_t kMinStream = 2 << 20;  // bytes of a result above which it cannot be expected to stay in cache
 
@@ -801,9 +801,13 @@ struct ColumnForward : ForwardContext<A> {
             const double *mean = sums + s * g.K, *m2 = sums + g.C + s * g.K;
             Moments m{mean[0], m2[0]};
             if (g.K > 1) {
-                double total = 0;
-                for (int64_t k = 0; k < g.K; ++k) total += mean[k] - mean[0];
-                m = {mean[0] + total / double(g.K), 0};
+                double differences = 0, plain = 0;
+                for (int64_t k = 0; k < g.K; ++k) {
+                    differences += mean[k] - mean[0];
+                    plain += mean[k];
+                }
+                m = {mean[0] + differences / double(g.K), 0};
+                if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would say NaN
                 for (int64_t k = 0; k < g.K; ++k) m.m2 += m2[k] + rows * (mean[k] - m.mean) * (mean[k] - m.mean);
             }
             this->put(n * g.sets_per_n + s, m, g.set_size());
@@ -1068,10 +1072,12 @@ struct BackwardContext {
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
     bool needs_x() const { return !call.frozen; }
     int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype) * (storage.has_activation() ? 3 : 2); }
-    // The statistics that dx is computed with. A set of one element does not depend on it: its dx is exactly 0.
+    // Sets of one element, normalized by their own statistics, come out as beta whatever they are.
+    bool constant_sets() const { return g.set_size() == 1 && !call.statistics_given && !call.frozen; }
+    // The statistics that dx is computed with: 1 / std is 0 where dx is, exactly.
     SetStatistics<A> dx_statistics(int64_t set) const {
         SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
-        if (g.set_size() == 1 && !call.frozen && !call.given_sum_dz) s.rstd = 0;
+        if (constant_sets()) s.rstd = 0;
         return s;
     }
 
@@ -1096,14 +1102,11 @@ struct BackwardContext {
     }
 };
 
-// dx = rstd * (gamma * dz - mean(g) - xhat * mean(g * xhat)) as rstd * gamma * dz + (b * (x - center) + k).
+// dx = rstd * (gamma * dz - mean(g) - xhat * mean(g * xhat)) as rstd * gamma * dz + (b * xhat + k).
 template <class A>
 struct Slope {
     A b, k;
-    Slope(double rstd, double offset, double mean_g, double mean_g_xhat) {
-        b = A(-rstd * rstd * mean_g_xhat);
-        k = A(-rstd * (mean_g + offset * mean_g_xhat));
-    }
+    Slope(double rstd, double mean_g, double mean_g_xhat) : b(A(-rstd * mean_g_xhat)), k(A(-rstd * mean_g)) {}
 };
 
 template <class A>
@@ -1169,12 +1172,13 @@ struct PlaneBackward : BackwardContext<A> {
         means[2 * set + 1] = mean_g_xhat / count;
     }
     struct Coefficients {
-        A center, a, b, k;
+        SetStatistics<A> s;
+        A a, b, k;
     };
     Coefficients coefficients(int64_t set, int64_t item) const {
         const SetStatistics<A> s = this->dx_statistics(set);
-        const Slope<A> slope(double(s.rstd), double(s.offset), means[2 * set], means[2 * set + 1]);
-        return {s.center, A(this->gamma_at(blocks.channel(set, item)) * double(s.rstd)), slope.b, slope.k};
+        const Slope<A> slope(double(s.rstd), means[2 * set], means[2 * set + 1]);
+        return {s, A(this->gamma_at(blocks.channel(set, item)) * double(s.rstd)), slope.b, slope.k};
     }
     bool pipelines() const {
         const Block b = blocks.block(0, 0);
@@ -1194,8 +1198,8 @@ struct PlaneBackward : BackwardContext<A> {
         const Run<A> dx = storage.target(call.dx, kDx, b, tile, true, false);
         double* sums = partial + (next * plan.items + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_dx_sums(x.data, dz, next_x.data, next_dz, b.rows, b.cols, x.stride, k.center, k.a, k.b,
-                                      k.k, next_statistics, dx.data, dx.stride, sums);
+        storage.kernels.plane_dx_sums(x.data, dz, next_x.data, next_dz, b.rows, b.cols, x.stride, k.s.center, k.s.rstd,
+                                      k.s.offset, k.a, k.b, k.k, next_statistics, dx.data, dx.stride, sums);
     }
     void apply(int64_t set, int64_t item) {
         const Block b = blocks.block(set, item);
@@ -1204,8 +1208,8 @@ struct PlaneBackward : BackwardContext<A> {
         const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
         const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
         this->write(b, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, k.center, k.a, k.b, k.k, out.data,
-                                     out.stride, stream);
+            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, k.s.center, k.s.rstd, k.s.offset, k.a, k.b,
+                                     k.k, out.data, out.stride, stream);
         });
     }
     void reduce() {
@@ -1310,7 +1314,7 @@ struct ColumnBackward : BackwardContext<A> {
                 mean_g += this->gamma_at(c) * sum_dz[c];
                 mean_g_xhat += this->gamma_at(c) * sum_dz_xhat[c];
             }
-            const Slope<A> slope(double(stat.rstd), double(stat.offset), mean_g / count, mean_g_xhat / count);
+            const Slope<A> slope(double(stat.rstd), mean_g / count, mean_g_xhat / count);
             for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
                 v[3 * g.C + c] = A(this->gamma_at(c) * double(stat.rstd));
                 v[4 * g.C + c] = slope.b;
@@ -1327,8 +1331,9 @@ struct ColumnBackward : BackwardContext<A> {
             const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
             const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
             this->write(b, tile, [&](Run<A> out, bool stream) {
-                storage.kernels.col_dx(x.data, dz, b.rows, b.cols, x.stride, v + col, v + 3 * g.C + col,
-                                       v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride, stream);
+                storage.kernels.col_dx(x.data, dz, b.rows, b.cols, x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
+                                       v + 3 * g.C + col, v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride,
+                                       stream);
             });
         });
     }
@@ -1368,10 +1373,10 @@ struct RowBackward : BackwardContext<A> {
         Run<const A> x;
         Gradient<A> dz;
     };
-    // A row of one element normalizes to 0 whatever it is: with rstd = 0, xhat and dx are exactly 0.
+    // With rstd = 0, xhat and dx are exactly 0.
     RowStatistics<A> statistics(int64_t row, int64_t rows) const {
         RowStatistics<A> s(call.mean + row, call.var + row, rows, call.eps);
-        for (int64_t i = 0; i < rows && g.C == 1; ++i) s.rstd[i] = s.offset[i] = 0;
+        for (int64_t i = 0; i < rows && this->constant_sets(); ++i) s.rstd[i] = s.offset[i] = 0;
         return s;
     }
     Inputs read(const Block& b) const {
@@ -1388,8 +1393,7 @@ struct RowBackward : BackwardContext<A> {
         A slope_b[kRowGroup], slope_k[kRowGroup];
         for (int64_t row = 0; row < b.rows; ++row) {
             const double count = g.set_size();
-            const Slope<A> slope(double(s.rstd[row]), double(s.offset[row]), row_sums[2 * row] / count,
-                                 row_sums[2 * row + 1] / count);
+            const Slope<A> slope(double(s.rstd[row]), row_sums[2 * row] / count, row_sums[2 * row + 1] / count);
             slope_b[row] = slope.b;
             slope_k[row] = slope.k;
         }
@@ -1435,7 +1439,7 @@ struct RowBackward : BackwardContext<A> {
                 row_sums[1] += sums[(row * grid.segments + i) * 2 + 1];
             }
             const Block b = grid.place(row, 1, segment);
-            const RowStatistics<A> s(call.mean + row, call.var + row, 1, call.eps);
+            const RowStatistics<A> s = statistics(row, 1);
             write_block(b, read(b), s, row_sums, segment * grid.cols_per_segment, total);
         }
     }

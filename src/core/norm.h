@@ -34,8 +34,9 @@ struct NormBackward {
     const void* gamma = nullptr;
     const double* mean = nullptr;
     const double* var = nullptr;
-    bool frozen = false;      // the statistics are constants
-    bool accumulate = false;  // add to dx, dgamma, dbeta
+    bool statistics_given = false;  // as in forward: they need not be those of x
+    bool frozen = false;            // the statistics are constants
+    bool accumulate = false;        // add to dx, dgamma, dbeta
     // Sums over all of a set's data that the caller knows already, with their count; N = 1 and K = 1 only.
     const double* given_sum_dz = nullptr;
     const double* given_sum_dz_xhat = nullptr;

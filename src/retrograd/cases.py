@@ -482,8 +482,8 @@ def _statistics_error(
 def _longer(count: int) -> float:
     """How the roundings of a sum in double grow: partial sums grow with the root of their length, at least.
 
-    This is for arrays whose memory is in one order. Where they differ in it, a set may fall into many short pieces whose
-    sums are added one after the other.
+    This is for arrays whose memory is in one order. Where they differ in it, a set may fall into many short pieces,
+    whose sums are added one after the other.
     """
     return math.sqrt(1 + count / 2**16)
 

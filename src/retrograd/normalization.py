@@ -50,7 +50,8 @@ class NormCache(NamedTuple):
     gamma: Array | None
     has_beta: bool
     statistics: Statistics  # [2, sets]: mean and variance
-    frozen: bool
+    given: bool  # they came from the caller
+    frozen: bool  # they are constants
 
     @property
     def mean(self) -> Statistics:
@@ -317,7 +318,7 @@ def _forward(
         if outcome is not _DONE:
             x, gamma, beta = _checked_forward(problem, function, x, gamma, beta, y, statistics, given, threads)
     saved_y = y if problem.activation.code else None
-    return y, _new_cache((problem, x, saved_y, gamma, beta is not None, statistics, frozen))
+    return y, _new_cache((problem, x, saved_y, gamma, beta is not None, statistics, given, frozen))
 
 
 def _checked_forward(
@@ -541,7 +542,7 @@ def _backward(
     num_threads: int | None,
 ) -> NormGradients:
     problem = _checked_cache(function, kind, cache)
-    _, x, y, gamma, has_beta, statistics, frozen = cache
+    _, x, y, gamma, has_beta, statistics, given, frozen = cache
     dy = _checked_dy(function, dy, problem)
     buffers = dx, dgamma, dbeta = _buffers(function, problem, out)
     if need is not None:
@@ -575,15 +576,15 @@ def _backward(
         dgamma = np.empty(problem.parameter_shape, arithmetic)
     if want_dbeta and dbeta is None:
         dbeta = np.empty(problem.parameter_shape, arithmetic)
-    given = (statistics, frozen, sum_dz, sum_dz_xhat, count)
+    settings = (statistics, given, frozen, sum_dz, sum_dz_xhat, count)
     outcome = None
     if plain and engine is not None:
         try:
-            outcome = engine.backward(dy, x, y, gamma, *given, dx, dgamma, dbeta, accumulate, False, threads)
+            outcome = engine.backward(dy, x, y, gamma, *settings, dx, dgamma, dbeta, accumulate, False, threads)
         except (ValueError, BufferError):
             outcome = None
     if outcome is not _DONE:
-        _checked_backward(problem, function, dy, cache, given, (dx, dgamma, dbeta), accumulate, threads)
+        _checked_backward(problem, function, dy, cache, settings, (dx, dgamma, dbeta), accumulate, threads)
     return _new_gradients((dx, dgamma, dbeta))
 
 
@@ -592,7 +593,7 @@ def _checked_backward(
     function: str,
     dy: Array,
     cache: NormCache,
-    given: tuple[Statistics, bool, Statistics | None, Statistics | None, int],
+    settings: tuple[Statistics, bool, bool, Statistics | None, Statistics | None, int],
     results: tuple[Array | None, Array | None, Array | None],
     accumulate: bool,
     threads: int,
@@ -619,7 +620,7 @@ def _checked_backward(
         if copied:
             parameters = {name: array for name, array in named.items() if name != "out.dx"}
             _args.check_disjoint(function, parameters, {**inputs, "out.dx": dx})
-        arguments = (dy, cache.x, cache.y, cache.gamma, *given, dx, to_dgamma, to_dbeta, accumulate)
+        arguments = (dy, cache.x, cache.y, cache.gamma, *settings, dx, to_dgamma, to_dbeta, accumulate)
         if problem.engine.backward(*arguments, False, threads) is not _DONE:
             _args.check_disjoint(function, named, inputs, in_place=("out.dx", "dy"))
             problem.engine.backward(*arguments, True, threads)

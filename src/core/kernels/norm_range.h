@@ -222,14 +222,14 @@ void plane_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, i
 }
 
 template <ActivationKind kAct, bool kStream, class A>
-void plane_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, A center, A a, A b,
-                 A k, A* dx, int64_t dx_stride) {
-    const Vec<A> c = splat(center), va = splat(a), vb = splat(b), vk = splat(k);
+void plane_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, A center, A rstd,
+                 A offset, A a, A b, A k, A* dx, int64_t dx_stride) {
+    const Vec<A> c = splat(center), m = splat(rstd), o = splat(offset), va = splat(a), vb = splat(b), vk = splat(k);
     const A *dy = g.dy, *y = g.y;
     for (int64_t row = 0; row < rows; ++row, dy += g.dy_stride, y += g.y_stride, dx += dx_stride) {
         if (x) {
             for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                const Vec<A> rest = fma(vb, read(x + i, n) - c, vk);
+                const Vec<A> rest = fma(vb, fma(read(x + i, n) - c, m, o), vk);
                 write<kStream>(dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
             });
             x += x_stride;
@@ -242,11 +242,12 @@ void plane_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, i
 }
 
 template <class A>
-void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A a, A b, A k,
-              A* dx, int64_t dx_stride, bool stream) {
+void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A rstd,
+              A offset, A a, A b, A k, A* dx, int64_t dx_stride, bool stream) {
     with_fused(dz.activation, [&](auto fused) {
         with_flag(stream, [&](auto streamed) {
-            plane_dx_as<fused.kind, streamed.value>(x, dz, rows, cols, x_stride, center, a, b, k, dx, dx_stride);
+            plane_dx_as<fused.kind, streamed.value>(x, dz, rows, cols, x_stride, center, rstd, offset, a, b, k, dx,
+                                                    dx_stride);
         });
     });
 }
@@ -306,9 +307,9 @@ void plane_apply_moments(const A* x, const A* next_x, int64_t rows, int64_t cols
 
 template <ActivationKind kAct, class A>
 void plane_dx_sums_as(const A* x, const Gradient<A>& g, const A* next_x, const Gradient<A>& next_g, int64_t rows,
-                      int64_t cols, int64_t x_stride, A center, A a, A b, A k, const A* next, A* dx, int64_t dx_stride,
-                      double* next_sums) {
-    const Vec<A> c = splat(center), va = splat(a), vb = splat(b), vk = splat(k);
+                      int64_t cols, int64_t x_stride, A center, A rstd, A offset, A a, A b, A k, const A* next, A* dx,
+                      int64_t dx_stride, double* next_sums) {
+    const Vec<A> c = splat(center), m = splat(rstd), o = splat(offset), va = splat(a), vb = splat(b), vk = splat(k);
     const Vec<A> next_c = splat(next[0]), next_m = splat(next[1]), next_o = splat(next[2]);
     const A *dy = g.dy, *y = g.y, *next_dy = next_g.dy, *next_y = next_g.y;
     PairSum<A> sum;
@@ -331,7 +332,7 @@ void plane_dx_sums_as(const A* x, const Gradient<A>& g, const A* next_x, const G
                     });
             },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                const Vec<A> rest = fma(vb, read(x + i, n) - c, vk);
+                const Vec<A> rest = fma(vb, fma(read(x + i, n) - c, m, o), vk);
                 write<true>(dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
             });
         x += x_stride, next_x += x_stride, dx += dx_stride;
@@ -342,11 +343,11 @@ void plane_dx_sums_as(const A* x, const Gradient<A>& g, const A* next_x, const G
 
 template <class A>
 void plane_dx_sums(const A* x, const Gradient<A>& dz, const A* next_x, const Gradient<A>& next_dz, int64_t rows,
-                   int64_t cols, int64_t x_stride, A center, A a, A b, A k, const A* next, A* dx, int64_t dx_stride,
-                   double* next_sums) {
+                   int64_t cols, int64_t x_stride, A center, A rstd, A offset, A a, A b, A k, const A* next, A* dx,
+                   int64_t dx_stride, double* next_sums) {
     with_fused(dz.activation, [&](auto fused) {
-        plane_dx_sums_as<fused.kind>(x, dz, next_x, next_dz, rows, cols, x_stride, center, a, b, k, next, dx, dx_stride,
-                                     next_sums);
+        plane_dx_sums_as<fused.kind>(x, dz, next_x, next_dz, rows, cols, x_stride, center, rstd, offset, a, b, k, next,
+                                     dx, dx_stride, next_sums);
     });
 }
 
@@ -527,10 +528,10 @@ RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
                 prefetch(dy + j + t.dz.ahead);
                 if (kAct != ActivationKind::identity) prefetch(y + j + t.dz.ahead);
             }
-            const Vec<A> d = read(x + j, n) - center, dz = read_dz<kAct>(dy + j, y + j, n);
+            const Vec<A> xhat = fma(read(x + j, n) - center, rstd, offset), dz = read_dz<kAct>(dy + j, y + j, n);
             sum[v] += dz;
-            sum_xhat[v] = fma(dz, fma(d, rstd, offset), sum_xhat[v]);
-            if (dx) write<kStream>(dx + j, n, fma(rstd, gamma[v] * dz, fma(slope_b, d, slope_k)));
+            sum_xhat[v] = fma(dz, xhat, sum_xhat[v]);
+            if (dx) write<kStream>(dx + j, n, fma(rstd, gamma[v] * dz, fma(slope_b, xhat, slope_k)));
         }
         if (dx) dx += t.dx_stride;
     }
@@ -661,7 +662,7 @@ void col_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int
 
 template <ActivationKind kAct, bool kStream, class A>
 void col_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-               const A* a, const A* b, const A* k, A* dx, int64_t dx_stride) {
+               const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride) {
     for_columns<4, A>(dx, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> va = read(a + i, n);
         const A *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
@@ -672,20 +673,23 @@ void col_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int
             }
             return;
         }
-        const Vec<A> c = read(center + i, n), vb = read(b + i, n), vk = read(k + i, n);
+        const Vec<A> c = read(center + i, n), m = read(rstd + i, n), o = read(offset + i, n);
+        const Vec<A> vb = read(b + i, n), vk = read(k + i, n);
         const A* p = x + row * x_stride + i;
         for (int64_t r = 0; r < group; ++r, p += x_stride, dy += g.dy_stride, y += g.y_stride, out += dx_stride) {
-            write<kStream>(out, n, fma(va, read_dz<kAct>(dy, y, n), fma(vb, read(p, n) - c, vk)));
+            const Vec<A> rest = fma(vb, fma(read(p, n) - c, m, o), vk);
+            write<kStream>(out, n, fma(va, read_dz<kAct>(dy, y, n), rest));
         }
     });
 }
 
 template <class A>
 void col_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-            const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream) {
+            const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream) {
     with_fused(dz.activation, [&](auto fused) {
         with_flag(stream && dx_stride % kLanes<A> == 0, [&](auto streamed) {
-            col_dx_as<fused.kind, streamed.value>(x, dz, rows, cols, x_stride, center, a, b, k, dx, dx_stride);
+            col_dx_as<fused.kind, streamed.value>(x, dz, rows, cols, x_stride, center, rstd, offset, a, b, k, dx,
+                                                  dx_stride);
         });
     });
 }

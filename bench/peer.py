@@ -1,0 +1,62 @@
+"""retrograd as a peer of the peer benchmark: `peers.py --plugin bench/peer.py`.
+
+Not part of the package: it is imported by that harness, which checks results against float64 before it times anything.
+"""
+
+import numpy as np
+from peers import EPS, Peer, Runner, Unsupported, register
+
+KINDS = {"bn": "batch_norm", "mbn": "batch_norm", "ln": "layer_norm", "gn": "group_norm", "in": "instance_norm"}
+
+
+def aligned(array):
+    """A copy that starts on a cache line, as the other peers' own arrays do."""
+    room = np.empty(array.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+class NormRunner(Runner):
+    def __init__(self, rg, workload, data, threads):
+        self.x, self.dy = aligned(data["x"]), aligned(data["dy"])
+        self.gamma, self.beta = data["w"].copy(), data["b"].copy()
+        self.y = aligned(self.x)
+        self.gradients = rg.NormGradients(aligned(self.x), self.gamma.copy(), self.beta.copy())
+        name = KINDS[workload.kind]
+        self.forward, self.backward = getattr(rg, f"{name}_forward"), getattr(rg, f"{name}_backward")
+        self.options = {"eps": EPS, "activation": workload.act or None, "out": self.y, "num_threads": threads}
+        if workload.kind == "gn":
+            self.options["num_groups"] = workload.groups
+        self.threads = threads
+
+    def fwd(self):
+        _, self.cache = self.forward(self.x, self.gamma, self.beta, **self.options)
+
+    def bwd(self):
+        self.backward(self.dy, self.cache, out=self.gradients, num_threads=self.threads)
+
+    def results(self):
+        g = self.gradients
+        return {"y": self.y, "dx": g.dx, "dw": g.dgamma, "db": g.dbeta}
+
+
+@register
+class Retrograd(Peer):
+    name = "retrograd"
+    doc = "retrograd, output buffers reused"
+
+    def __init__(self, threads):
+        super().__init__(threads)
+        import retrograd
+
+        self.rg = retrograd
+
+    def version(self):
+        return self.rg.__version__
+
+    def prepare(self, workload, data):
+        if workload.kind not in KINDS:
+            raise Unsupported("normalization only")
+        return NormRunner(self.rg, workload, data, self.threads)
