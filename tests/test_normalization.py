@@ -49,6 +49,11 @@ class Results(NamedTuple):
     dbeta: Array
 
 
+class Oracle(NamedTuple):
+    forward: reference.NormForward
+    bounds: cases.ForwardBound
+
+
 class Problem(NamedTuple):
     """A call, forward and backward, in the words that the engine and the oracle share."""
 
@@ -101,8 +106,7 @@ class Problem(NamedTuple):
         gradients = self.backward(cache, threads, need=rg.NormGradients._fields, out=rg.NormGradients(dx))
         return Results(y, cache.mean, cache.var, *gradients)
 
-    def errors(self, got: Results) -> dict[str, float]:
-        """In units of the tolerances."""
+    def oracle(self) -> Oracle:
         forward = reference.norm_forward(self.x, self.gamma, self.beta, **self.options)
         bounds = forward_bound(
             self.x,
@@ -112,6 +116,11 @@ class Problem(NamedTuple):
             lambda z: reference.activation_value(self.activation, z, self.alpha, self.act_beta),
             **self.options,
         )
+        return Oracle(forward, bounds)
+
+    def errors(self, got: Results, oracle: Oracle | None = None) -> dict[str, float]:
+        """In units of the tolerances."""
+        forward, bounds = self.oracle() if oracle is None else oracle
         options = self.options | {"frozen": self.frozen}
         backward = reference.norm_backward(self.dy, self.x, got.y, self.gamma, **options)
         back_bounds = backward_bound(self.dy, self.x, self.gamma, backward, **options)
@@ -128,10 +137,11 @@ class Problem(NamedTuple):
 
     def check(self, isa_levels: Iterable[str] = ISA_LEVELS, threads: Sequence[int] = (1,)) -> Results:
         """Within tolerance at each level, and the same bits at all numbers of threads. Returns the last results."""
+        oracle = self.oracle()
         for level in isa_levels:
             assert _core.select_isa(level)
             got = self.run(threads[0])
-            errors = self.errors(got)
+            errors = self.errors(got, oracle)
             assert max(errors.values()) <= 1, (level, errors)
             for count in threads[1:]:
                 assert_same_bits(self.run(count), got)
@@ -185,7 +195,8 @@ def make_problem(
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_norm_activation_layout_and_type(kind: Kind, activation: str, layout: cases.Layout, dtype: str) -> None:
     """At every instruction-set level, within tolerance, and the same bits at 1, 2, 3 and 7 threads."""
-    make_problem(kind, (3, 6, 23, 29), layout, activation, reach=3, dtype=dtype).check(threads=THREADS)
+    # 8,550 elements: just enough (8,192) for the team to be asked.
+    make_problem(kind, (3, 6, 19, 25), layout, activation, reach=3, dtype=dtype).check(threads=THREADS)
 
 
 def test_published_cases() -> None:

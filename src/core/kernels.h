@@ -58,19 +58,19 @@ struct NormKernels {
                           A* dx, int64_t dx_stride, double* next_sums);
 
     // Rows: each row is one statistics set; gamma and beta (either may be null) run along the row.
-    // mean[row] = a first mean, from plain sums: good enough to center on.
-    void (*row_means)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* mean);
-    // mean[row]: a first mean in, the mean out; var[row]: the biased variance. eps only tells how small a one matters.
-    void (*row_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean,
-                        double* var);
+    // center[row] = the mean of the row's first elements, good enough to take moments about.
+    void (*row_centers)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* center);
+    // sums[2 * row] += sum(x - center), sums[2 * row + 1] += sum((x - center)^2)
+    void (*row_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center, double* sums);
     // y = f(xhat * gamma + beta)
     void (*row_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
                       const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y,
                       int64_t y_stride, bool stream);
-    // row_apply on one block and row_means on another of the same form, `next_x`, in one sweep; y is streamed.
-    void (*row_apply_means)(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                            const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation,
-                            A* y, int64_t y_stride, double* next_mean);
+    // row_apply on one block and row_moments on another of the same form, `next_x`, in one sweep; y is streamed.
+    void (*row_apply_moments)(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride,
+                              const A* center, const A* rstd, const A* offset, const A* gamma, const A* beta,
+                              ActivationKind activation, const double* next_center, A* y, int64_t y_stride,
+                              double* next_sums);
     // With g = gamma * dz: sums[2 * row] += sum(g), sums[2 * row + 1] += sum(g * xhat)
     void (*row_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
                      const A* rstd, const A* offset, const A* gamma, double* sums);

@@ -941,13 +941,30 @@ struct RowForward : ForwardContext<A> {
         });
     }
 
+    // Statistics of a block's rows from sums about their centers.
+    void settle(int64_t row, const Block& b, Run<const A> x, const double* centers, const double* sums) {
+        for (int64_t i = 0; i < b.rows; ++i) {
+            Moments m;
+            if (!accept<A>(centers[i], sums + 2 * i, g.set_size(), call.eps, m)) {
+                double center = 0, wide[2] = {};
+                storage.kernels.plane_moments_wide(x.data + i * x.stride, 1, b.cols, 0, center, wide);
+                center = wide[0] / g.set_size();
+                wide[0] = wide[1] = 0;
+                storage.kernels.plane_moments_wide(x.data + i * x.stride, 1, b.cols, 0, center, wide);
+                m = wide_moments(center, wide, g.set_size());
+            }
+            this->put(row + i, m, g.set_size());
+        }
+    }
     void short_rows(int64_t chunk) {
         grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
             const Block b = grid.place(row, rows, 0);
             const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
             if (collects()) {
-                storage.kernels.row_means(x.data, rows, b.cols, x.stride, call.mean + row);
-                storage.kernels.row_moments(x.data, rows, b.cols, x.stride, call.eps, call.mean + row, call.var + row);
+                double centers[kRowGroup], sums[2 * kRowGroup] = {};
+                storage.kernels.row_centers(x.data, rows, b.cols, x.stride, centers);
+                storage.kernels.row_moments(x.data, rows, b.cols, x.stride, centers, sums);
+                settle(row, b, x, centers, sums);
             }
             if (applies()) write_block(row, b, x, 0);
         });
@@ -957,25 +974,27 @@ struct RowForward : ForwardContext<A> {
         return this->stream && applies() && collects() && storage.in_place(b, kX) && storage.in_place(b, kY) &&
                !storage.activates_staged();
     }
-    // The same for large results: a block is written while the next one is read for its means.
+    // The same for large results: a block is written while the next one's sums are collected.
     void pipelined_rows(int64_t chunk) {
         Block previous;
         int64_t previous_row = -1;
         grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
             const Block b = grid.place(row, rows, 0);
             const Run<const A> x = storage.read(call.x, kX, b, nullptr);
+            double centers[kRowGroup], sums[2 * kRowGroup] = {};
+            storage.kernels.row_centers(x.data, rows, b.cols, x.stride, centers);
             if (previous_row < 0 || previous.rows != rows) {
                 if (previous_row >= 0) finish_rows(previous_row, previous);
-                storage.kernels.row_means(x.data, rows, b.cols, x.stride, call.mean + row);
+                storage.kernels.row_moments(x.data, rows, b.cols, x.stride, centers, sums);
             } else {
                 const RowStatistics<A> s(call.mean + previous_row, call.var + previous_row, rows, call.eps);
                 const Run<const A> from = storage.read(call.x, kX, previous, nullptr);
                 const Run<A> to = storage.target(call.y, kY, previous, my_tile<A>(), true, false);
-                storage.kernels.row_apply_means(from.data, x.data, rows, b.cols, x.stride, s.center, s.rstd, s.offset,
-                                                this->gamma, this->beta, storage.fused(), to.data, to.stride,
-                                                call.mean + row);
+                storage.kernels.row_apply_moments(from.data, x.data, rows, b.cols, x.stride, s.center, s.rstd, s.offset,
+                                                  this->gamma, this->beta, storage.fused(), centers, to.data, to.stride,
+                                                  sums);
             }
-            storage.kernels.row_moments(x.data, rows, b.cols, x.stride, call.eps, call.mean + row, call.var + row);
+            settle(row, b, x, centers, sums);
             previous = b;
             previous_row = row;
         });

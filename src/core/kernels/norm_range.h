@@ -120,23 +120,37 @@ struct PairSum {
     }
 };
 
+// The sums of x - center and of its square over runs; each(i) is called for every whole vector, after it was added.
 template <class A>
-void plane_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, double* sums) {
-    const Vec<A> c = splat(center);
+struct MomentSum {
     PairSum<A> sum;
-    for (int64_t row = 0; row < rows; ++row, x += x_stride) {
-        const auto add = [&](Vec<A> v, Vec<A>& s, Vec<A>& q) {
-            const Vec<A> d = v - c;
+    Vec<A> center;
+
+    explicit MomentSum(A c) : center(splat(c)) {}
+    template <class Each>
+    RG_INLINE void run(const A* x, int64_t cols, Each each) {
+        const auto add = [&](Vec<A> v, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+            const Vec<A> d = v - center;
             s += d;
             q = fma(d, d, q);
         };
         sum.run(
             cols,
-            [&](int64_t i, Vec<A>& s, Vec<A>& q) {
-                prefetch(x + i + ahead);
+            [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
                 add(load(x + i), s, q);
+                each(i);
             },
-            [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) { add(load_part(x + i, n, c), s, q); });
+            [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
+                RG_INLINE_LAMBDA { add(load_part(x + i, n, center), s, q); });
+    }
+    RG_INLINE void total(double* sums) { sum.total(sums); }
+};
+
+template <class A>
+void plane_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, double* sums) {
+    MomentSum<A> sum(center);
+    for (int64_t row = 0; row < rows; ++row, x += x_stride) {
+        sum.run(x, cols, [&](int64_t i) RG_INLINE_LAMBDA { prefetch(x + i + ahead); });
     }
     sum.total(sums);
 }
@@ -270,26 +284,11 @@ RG_INLINE void put_beside(const A* out, int64_t cols, Sum sum, Put put) {
 template <ActivationKind kAct, class A>
 void plane_apply_moments_as(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center,
                             A scale, A shift, A next_center, A* y, int64_t y_stride, double* next_sums) {
-    const Vec<A> c = splat(center), m = splat(scale), b = splat(shift), next_c = splat(next_center);
-    PairSum<A> sum;
-    const auto add = [&](Vec<A> v, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-        const Vec<A> d = v - next_c;
-        s += d;
-        q = fma(d, d, q);
-    };
+    const Vec<A> c = splat(center), m = splat(scale), b = splat(shift);
+    MomentSum<A> sum(next_center);
     for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride) {
         put_beside(
-            y, cols,
-            [&](auto each) RG_INLINE_LAMBDA {
-                sum.run(
-                    cols,
-                    [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-                        add(load(next_x + i), s, q);
-                        each(i);
-                    },
-                    [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
-                        RG_INLINE_LAMBDA { add(load_part(next_x + i, n, next_c), s, q); });
-            },
+            y, cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next_x, cols, each); },
             [&](int64_t i, int64_t n)
                 RG_INLINE_LAMBDA { write<true>(y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b))); });
     }
@@ -353,58 +352,25 @@ void plane_dx_sums(const A* x, const Gradient<A>& dz, const A* next_x, const Gra
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
 
-// Whether the squares neither overflowed in float nor vanished where eps is small enough for that to show.
 template <class A>
-RG_INLINE bool in_float_range(double m2, double count, double eps) {
-    return sizeof(A) > sizeof(float) || (m2 < 1e36 && (eps > 1e-25 || m2 > count * 1e-30));
-}
-
-// Plain sums of one row in four chains; `each` is called on the way, for every vector that is summed.
-template <class A, class Each>
-RG_INLINE double rough_mean(const A* x, int64_t cols, double share, Each each) {
-    Vec<A> chain[kChains] = {};
-    int64_t i = 0;
-    for (; i + kChains * kLanes<A> <= cols; i += kChains * kLanes<A>) {
-        for (int k = 0; k < kChains; ++k) {
-            chain[k] += load(x + i + k * kLanes<A>);
-            each(i + k * kLanes<A>);
-        }
-    }
-    for (; i + kLanes<A> <= cols; i += kLanes<A>) {
-        chain[0] += load(x + i);
-        each(i);
-    }
-    if (i < cols) chain[1] += load_part(x + i, cols - i, splat(A(0)));
-    Sum<A> sum;
-    sum.add((chain[0] + chain[1]) + (chain[2] + chain[3]));
-    return double(A(sum.total() * share));
-}
-
-template <class A>
-void row_means(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* mean) {
-    for (int64_t row = 0; row < rows; ++row) {
-        mean[row] = rough_mean(x + row * x_stride, cols, 1 / double(cols), [](int64_t) {});
-    }
-}
-
-template <class A>
-void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double eps, double* mean, double* var) {
-    const double count = double(cols), share = 1 / count;
+void row_centers(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* center) {
+    constexpr int64_t lanes = kLanes<A>, enough = 64;
+    const int64_t count = cols < enough ? cols : enough;
     for (int64_t row = 0; row < rows; ++row, x += x_stride) {
-        double center = mean[row], sums[2] = {};
-        plane_moments<A>(x, 1, cols, x_stride, 0, A(center), sums);
-        double deviation = sums[1] - sums[0] * sums[0] * share;
-        if (!in_float_range<A>(deviation, count, eps)) {
-            double wide[2] = {};
-            plane_moments_wide<A>(x, 1, cols, x_stride, 0.0, wide);
-            center = wide[0] * share;
-            sums[0] = sums[1] = 0;
-            plane_moments_wide<A>(x, 1, cols, x_stride, center, sums);
-            deviation = sums[1] - sums[0] * sums[0] * share;
-            if (center - center != 0) sums[0] = 0;  // infinite data: so is the mean, and the variance is undefined
-        }
-        mean[row] = center + sums[0] * share;
-        var[row] = deviation < 0 ? 0 : deviation * share;
+        Vec<A> sum{};
+        int64_t i = 0;
+        for (; i + lanes <= count; i += lanes) sum += load(x + i);
+        if (i < count) sum += load_part(x + i, count - i, Vec<A>{});
+        Sum<A> total;
+        total.add(sum);
+        center[row] = double(A(total.total() / double(count)));
+    }
+}
+
+template <class A>
+void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center, double* sums) {
+    for (int64_t row = 0; row < rows; ++row, x += x_stride, sums += 2) {
+        plane_moments<A>(x, 1, cols, 0, 0, A(center[row]), sums);
     }
 }
 
@@ -437,29 +403,30 @@ void row_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t
 }
 
 template <ActivationKind kAct, bool kGamma, class A>
-void row_apply_means_as(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                        const A* rstd, const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride,
-                        double* next_mean) {
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride) {
+void row_apply_moments_as(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                          const A* rstd, const A* offset, const A* gamma, const A* beta, const double* next_center,
+                          A* y, int64_t y_stride, double* next_sums) {
+    for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride, next_sums += 2) {
         const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
+        MomentSum<A> sum(A(next_center[row]));
         put_beside(
-            y, cols,
-            [&](auto each) RG_INLINE_LAMBDA { next_mean[row] = rough_mean(next_x, cols, 1 / double(cols), each); },
+            y, cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next_x, cols, each); },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> xhat = fma(read(x + i, n) - c, m, o), b = beta ? read(beta + i, n) : Vec<A>{};
                 write<true>(y + i, n, value_of<kAct, A>(kGamma ? fma(xhat, read(gamma + i, n), b) : xhat + b));
             });
+        sum.total(next_sums);
     }
 }
 
 template <class A>
-void row_apply_means(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                     const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y,
-                     int64_t y_stride, double* next_mean) {
+void row_apply_moments(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                       const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation,
+                       const double* next_center, A* y, int64_t y_stride, double* next_sums) {
     with_fused(activation, [&](auto fused) {
         with_flag(gamma, [&](auto scaled) {
-            row_apply_means_as<fused.kind, scaled.value>(x, next_x, rows, cols, x_stride, center, rstd, offset, gamma,
-                                                         beta, y, y_stride, next_mean);
+            row_apply_moments_as<fused.kind, scaled.value>(x, next_x, rows, cols, x_stride, center, rstd, offset, gamma,
+                                                           beta, next_center, y, y_stride, next_sums);
         });
     });
 }
