@@ -218,7 +218,8 @@ def as_parameter(problem: NormProblem, function: str, name: str, value: object) 
     array = value if type(value) is np.ndarray else as_array(function, name, value)
     if array.shape != problem.parameter_shape:
         raise ValueError(
-            f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} needs {problem.parameter_shape}"
+            f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} needs "
+            f"{problem.parameter_shape}"
         )
     check_dtype(function, name, array, problem.arithmetic, "for such data")
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)

@@ -128,8 +128,8 @@ def _check(name: str, alpha: float, beta: float) -> None:
     if name in _POSITIVE_ALPHA and not alpha > 0:
         hint = "; use 'relu'" if name == "leaky_relu" and alpha == 0 else ""
         raise ValueError(
-            f"activation {name!r} with alpha = {alpha:g}: backward finds the slope from the output, which tells it only "
-            f"for alpha > 0{hint}"
+            f"activation {name!r} with alpha = {alpha:g}: backward finds the slope from the output, which tells it "
+            f"only for alpha > 0{hint}"
         )
     for parameter in _NON_ZERO.get(name, ()):
         if (alpha if parameter == "alpha" else beta) == 0:
