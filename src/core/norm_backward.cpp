@@ -1,0 +1,445 @@
+#include "norm_blocks.h"
+
+namespace rg {
+namespace {
+
+template <class A>
+struct BackwardContext {
+    const NormBackward& call;
+    const Geometry& g;
+    Storage<A> storage;
+    const A* gamma;
+    bool stream;
+    bool wants_sums;  // sums over dz are needed, and not given
+
+    BackwardContext(const NormBackward& c, const Geometry& geometry)
+        : call(c),
+          g(geometry),
+          storage(kernel_table(), c.dtype, c.activation),
+          gamma(static_cast<const A*>(c.gamma)),
+          stream(g.elements() * element_size(c.dtype) >= kMinStream && !c.accumulate && c.dx != c.dy && c.dx != c.x) {
+        const bool for_dx = c.dx && !c.frozen && !c.given_sum_dz;
+        wants_sums = for_dx || wants_parameters();
+    }
+    bool wants_parameters() const { return call.dgamma || call.dbeta || call.sum_dz; }
+    double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
+    bool needs_x() const { return !call.frozen; }
+    int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype) * (storage.has_activation() ? 3 : 2); }
+    // Sets of one element, normalized by their own statistics, come out as beta whatever they are.
+    bool constant_sets() const { return g.set_size() == 1 && !call.statistics_given && !call.frozen; }
+    // The statistics that dx is computed with: 1 / std is 0 where dx is, exactly.
+    SetStatistics<A> dx_statistics(int64_t set) const {
+        SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
+        if (constant_sets()) s.rstd = 0;
+        return s;
+    }
+
+    template <class Kernel>
+    void write(const Block& b, Tile<A>& tile, Kernel kernel) const {
+        const Run<A> out = storage.target(call.dx, kDx, b, tile, !call.accumulate, stream);
+        kernel(out, stream && out.data != tile.out);
+        storage.finish(call.dx, kDx, b, out, tile, call.accumulate, stream);
+    }
+    void put_parameters(int64_t channel, double sum_dz, double sum_dz_xhat) const {
+        const auto put = [&](void* base, double value) {
+            if (!base) return;
+            A& out = static_cast<A*>(base)[channel];
+            out = A(call.accumulate ? double(out) + value : value);
+        };
+        put(call.dbeta, sum_dz);
+        put(call.dgamma, sum_dz_xhat);
+        if (call.sum_dz) {
+            call.sum_dz[channel] = sum_dz;
+            call.sum_dz_xhat[channel] = sum_dz_xhat;
+        }
+    }
+};
+
+// dx = rstd * (gamma * dz - mean(g) - xhat * mean(g * xhat)) as rstd * gamma * dz + (b * xhat + k).
+template <class A>
+struct Slope {
+    A b, k;
+    Slope(double rstd, double mean_g, double mean_g_xhat) : b(A(-rstd * mean_g_xhat)), k(A(-rstd * mean_g)) {}
+};
+
+template <class A>
+struct PlaneBackward : BackwardContext<A> {
+    using Base = BackwardContext<A>;
+    using Base::call, Base::g, Base::storage;
+    PlaneBlocks blocks;
+    Plan plan;
+    double* partial;  // [set][item][2]
+    double* means;    // [set][2]: mean(g), mean(g * xhat)
+    double* totals;   // [group][C][2]
+
+    PlaneBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
+        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), crew) {
+        CallScratch& scratch = my_call_scratch();
+        partial = scratch.partial.take<double>(plan.sets() * plan.items * 2);
+        means = scratch.centers.take<double>(plan.sets() * 2);
+        totals = scratch.totals.take<double>(plan.groups * g.C * 2);
+        memset(totals, 0, size_t(plan.groups * g.C * 2) * sizeof(double));
+    }
+    bool collects() const { return this->wants_sums; }
+    bool applies() const { return call.dx; }
+
+    SetStatistics<A> statistics(int64_t set) const { return {call.mean[set], call.var[set], call.eps}; }
+
+    void begin(int64_t) {}
+    void collect(int64_t set, int64_t item) {
+        Block b = blocks.block(set, item);
+        b.ahead = blocks.ahead(set, item, b);
+        Tile<A>& tile = my_tile<A>();
+        const Run<const A> x = storage.read(call.x, kX, b, tile.x);
+        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+        const SetStatistics<A> s = statistics(set);
+        double* sums = partial + (set * plan.items + item) * 2;
+        sums[0] = sums[1] = 0;
+        storage.kernels.plane_sums(x.data, dz, b.rows, b.cols, x.stride, x.ahead, s.center, s.rstd, s.offset, sums);
+    }
+    void finish(int64_t set) {
+        double mean_g = 0, mean_g_xhat = 0, count = g.set_size();
+        if (call.given_sum_dz) {
+            const int64_t c = blocks.channel(set, 0);
+            mean_g = this->gamma_at(c) * call.given_sum_dz[c];
+            mean_g_xhat = this->gamma_at(c) * call.given_sum_dz_xhat[c];
+            count = call.given_count;
+        } else if (collects()) {
+            double* group = totals + quotient(blocks.sample(set), plan.group_size) * g.C * 2;
+            const int64_t per_channel = blocks.grid.blocks;
+            for (int64_t k = 0; k < g.K; ++k) {
+                double sums[2] = {};
+                for (int64_t block = 0; block < per_channel; ++block) {
+                    const double* part = partial + (set * plan.items + k * per_channel + block) * 2;
+                    sums[0] += part[0];
+                    sums[1] += part[1];
+                }
+                const int64_t c = blocks.channel(set, k * per_channel);
+                group[2 * c] += sums[0];
+                group[2 * c + 1] += sums[1];
+                mean_g += this->gamma_at(c) * sums[0];
+                mean_g_xhat += this->gamma_at(c) * sums[1];
+            }
+        }
+        means[2 * set] = mean_g / count;
+        means[2 * set + 1] = mean_g_xhat / count;
+    }
+    struct Coefficients {
+        SetStatistics<A> s;
+        A a, b, k;
+    };
+    Coefficients coefficients(int64_t set, int64_t item) const {
+        const SetStatistics<A> s = this->dx_statistics(set);
+        const Slope<A> slope(double(s.rstd), means[2 * set], means[2 * set + 1]);
+        return {s, A(this->gamma_at(blocks.channel(set, item)) * double(s.rstd)), slope.b, slope.k};
+    }
+    bool pipelines() const {
+        const Block b = blocks.block(0, 0);
+        return plan.pipelines(this->stream) && collects() && this->needs_x() && applies() && storage.in_place(b, kX) &&
+               storage.in_place(b, kDy) && storage.in_place(b, kDx) && !storage.activates_staged() &&
+               (!storage.has_activation() || storage.in_place(b, kY));
+    }
+    void apply_and_collect(int64_t set, int64_t next, int64_t item) {
+        Tile<A>& tile = my_tile<A>();
+        const Coefficients k = coefficients(set, item);
+        const Block b = blocks.block(set, item), next_b = blocks.block(next, item);
+        const Run<const A> x = storage.read(call.x, kX, b, tile.x), next_x = storage.read(call.x, kX, next_b, tile.x);
+        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+        const Gradient<A> next_dz = storage.read_dz(call.dy, call.y, next_b, tile);
+        const SetStatistics<A> s = statistics(next);
+        const A next_statistics[3] = {s.center, s.rstd, s.offset};
+        const Run<A> dx = storage.target(call.dx, kDx, b, tile, true, false);
+        double* sums = partial + (next * plan.items + item) * 2;
+        sums[0] = sums[1] = 0;
+        storage.kernels.plane_dx_sums(x.data, dz, next_x.data, next_dz, b.rows, b.cols, x.stride, k.s.center, k.s.rstd,
+                                      k.s.offset, k.a, k.b, k.k, next_statistics, dx.data, dx.stride, sums);
+    }
+    void apply(int64_t set, int64_t item) {
+        const Block b = blocks.block(set, item);
+        Tile<A>& tile = my_tile<A>();
+        const Coefficients k = coefficients(set, item);
+        const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
+        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+        this->write(b, tile, [&](Run<A> out, bool stream) {
+            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, k.s.center, k.s.rstd, k.s.offset, k.a, k.b,
+                                     k.k, out.data, out.stride, stream);
+        });
+    }
+    void reduce() {
+        if (!this->wants_parameters()) return;
+        for (int64_t c = 0; c < g.C; ++c) {
+            double sums[2] = {};
+            for (int64_t group = 0; group < plan.groups; ++group) {
+                sums[0] += totals[(group * g.C + c) * 2];
+                sums[1] += totals[(group * g.C + c) * 2 + 1];
+            }
+            this->put_parameters(c, sums[0], sums[1]);
+        }
+    }
+};
+
+template <class A>
+struct ColumnBackward : BackwardContext<A> {
+    using Base = BackwardContext<A>;
+    using Base::call, Base::g, Base::storage;
+    static constexpr int64_t kVectors = 6;  // center, rstd, offset, a, b, k
+    ColumnGrid grid;
+    Plan plan;
+    double* partial = nullptr;  // [set][chunk][2][C]
+    A* coefficients = nullptr;  // [set][kVectors][C]
+    double* totals;             // [group][2][C]
+
+    ColumnBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
+        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, crew) {
+        CallScratch& scratch = my_call_scratch();
+        if (plan.phased) {
+            partial = scratch.partial.take<double>(g.N * grid.chunks * 2 * g.C);
+            coefficients = scratch.coefficients.take<A>(g.N * kVectors * g.C);
+        }
+        totals = scratch.totals.take<double>(plan.groups * 2 * g.C);
+        memset(totals, 0, size_t(plan.groups * 2 * g.C) * sizeof(double));
+    }
+    bool collects() const { return this->wants_sums; }
+    bool applies() const { return call.dx; }
+
+    double* part(int64_t n, int64_t chunk) {
+        if (plan.phased) return partial + (n * grid.chunks + chunk) * 2 * g.C;
+        return my_set_scratch().partial.take<double>(grid.chunks * 2 * g.C) + chunk * 2 * g.C;
+    }
+    A* coefficient(int64_t n) {
+        if (plan.phased) return coefficients + n * kVectors * g.C;
+        return my_set_scratch().coefficients.take<A>(kVectors * g.C);
+    }
+    bool inputs_in_place(const Block& b) const {
+        return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.activates_staged() &&
+               (!storage.has_activation() || storage.in_place(b, kY));
+    }
+
+    void begin(int64_t n) {
+        A* v = coefficient(n);
+        for (int64_t s = 0; s < g.sets_per_n; ++s) {
+            const int64_t set = n * g.sets_per_n + s;
+            const SetStatistics<A> stat(call.mean[set], call.var[set], call.eps);
+            for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
+                v[c] = stat.center;
+                v[g.C + c] = stat.rstd;
+                v[2 * g.C + c] = stat.offset;
+            }
+        }
+    }
+    void collect(int64_t n, int64_t item) {
+        const A* v = coefficient(n);
+        double* sums = part(n, grid.chunk_of(item));
+        const Block whole = grid.place(n, item);
+        const int64_t col0 = grid.first_col(item);
+        memset(sums + col0, 0, size_t(whole.cols) * sizeof(double));
+        memset(sums + g.C + col0, 0, size_t(whole.cols) * sizeof(double));
+        Tile<A>& tile = my_tile<A>();
+        grid.for_parts(whole, col0, inputs_in_place(whole), [&](const Block& b, int64_t col) {
+            const Run<const A> x = storage.read(call.x, kX, b, tile.x);
+            const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+            storage.kernels.col_sums(x.data, dz, b.rows, b.cols, x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
+                                     sums + col, sums + g.C + col);
+        });
+    }
+    void finish(int64_t n) {
+        const double *sum_dz = call.given_sum_dz, *sum_dz_xhat = call.given_sum_dz_xhat;
+        const double count = sum_dz ? call.given_count : g.set_size();
+        if (collects()) {
+            double* sums = part(n, 0);
+            for (int64_t chunk = 1; chunk < grid.chunks; ++chunk) {
+                const double* more = part(n, chunk);
+                for (int64_t i = 0; i < 2 * g.C; ++i) sums[i] += more[i];
+            }
+            double* group = totals + n / plan.group_size * 2 * g.C;
+            for (int64_t i = 0; i < 2 * g.C; ++i) group[i] += sums[i];
+            if (!sum_dz) {
+                sum_dz = sums;
+                sum_dz_xhat = sums + g.C;
+            }
+        }
+        if (!applies()) return;
+        A* v = coefficient(n);
+        for (int64_t s = 0; s < g.sets_per_n; ++s) {
+            const SetStatistics<A> stat = this->dx_statistics(n * g.sets_per_n + s);
+            double mean_g = 0, mean_g_xhat = 0;
+            for (int64_t c = s * g.K; c < (s + 1) * g.K && !call.frozen; ++c) {
+                mean_g += this->gamma_at(c) * sum_dz[c];
+                mean_g_xhat += this->gamma_at(c) * sum_dz_xhat[c];
+            }
+            const Slope<A> slope(double(stat.rstd), mean_g / count, mean_g_xhat / count);
+            for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
+                v[3 * g.C + c] = A(this->gamma_at(c) * double(stat.rstd));
+                v[4 * g.C + c] = slope.b;
+                v[5 * g.C + c] = slope.k;
+            }
+        }
+    }
+    void apply(int64_t n, int64_t item) {
+        const A* v = coefficient(n);
+        Tile<A>& tile = my_tile<A>();
+        const Block whole = grid.place(n, item);
+        const bool direct = inputs_in_place(whole) && storage.in_place(whole, kDx) && !call.accumulate && !this->stream;
+        grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
+            const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
+            const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+            this->write(b, tile, [&](Run<A> out, bool stream) {
+                storage.kernels.col_dx(x.data, dz, b.rows, b.cols, x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
+                                       v + 3 * g.C + col, v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride,
+                                       stream);
+            });
+        });
+    }
+    void reduce() {
+        if (!this->wants_parameters()) return;
+        for (int64_t c = 0; c < g.C; ++c) {
+            double sums[2] = {};
+            for (int64_t group = 0; group < plan.groups; ++group) {
+                sums[0] += totals[group * 2 * g.C + c];
+                sums[1] += totals[group * 2 * g.C + g.C + c];
+            }
+            this->put_parameters(c, sums[0], sums[1]);
+        }
+    }
+};
+
+template <class A>
+struct RowBackward : BackwardContext<A> {
+    using Base = BackwardContext<A>;
+    using Base::call, Base::g, Base::storage;
+    RowGrid grid;
+    double* totals;  // short rows: [chunk][2][C], dgamma before dbeta; long rows: [2][C]
+    double* sums;    // long rows: [row][segment][2]
+
+    RowBackward(const NormBackward& c, const Geometry& geometry) : Base(c, geometry), grid(geometry) {
+        CallScratch& scratch = my_call_scratch();
+        const int64_t parts = grid.is_long() ? 1 : grid.chunks;
+        if (this->wants_parameters()) {
+            totals = scratch.totals.take<double>(parts * 2 * g.C);
+            memset(totals, 0, size_t(parts * 2 * g.C) * sizeof(double));
+        }
+        if (grid.is_long()) sums = scratch.partial.take<double>(g.N * grid.segments * 2);
+    }
+    bool wants_row_sums() const { return call.dx && !call.frozen; }
+
+    struct Inputs {
+        Run<const A> x;
+        Gradient<A> dz;
+    };
+    // With rstd = 0, xhat and dx are exactly 0.
+    RowStatistics<A> statistics(int64_t row, int64_t rows) const {
+        RowStatistics<A> s(call.mean + row, call.var + row, rows, call.eps);
+        for (int64_t i = 0; i < rows && this->constant_sets(); ++i) s.rstd[i] = s.offset[i] = 0;
+        return s;
+    }
+    Inputs read(const Block& b) const {
+        Tile<A>& tile = my_tile<A>();
+        return {storage.read(call.x, kX, b, tile.x), storage.read_dz(call.dy, call.y, b, tile)};
+    }
+    const A* gamma_from(int64_t col) const { return this->gamma ? this->gamma + col : nullptr; }
+
+    // row_sums: [rows][2], the sums of g and g * xhat; zeros where the statistics are frozen
+    void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const double* row_sums, int64_t col,
+                     double* total) const {
+        double* dgamma = total && (call.dgamma || call.sum_dz) ? total + col : nullptr;
+        double* dbeta = total && (call.dbeta || call.sum_dz) ? total + g.C + col : nullptr;
+        A slope_b[kRowGroup], slope_k[kRowGroup];
+        for (int64_t row = 0; row < b.rows; ++row) {
+            const double count = g.set_size();
+            const Slope<A> slope(double(s.rstd[row]), row_sums[2 * row] / count, row_sums[2 * row + 1] / count);
+            slope_b[row] = slope.b;
+            slope_k[row] = slope.k;
+        }
+        const auto kernel = [&](A* out, int64_t stride, bool stream) {
+            storage.kernels.row_dx(in.x.data, in.dz, b.rows, b.cols, in.x.stride, in.x.ahead, s.center, s.rstd,
+                                   s.offset, gamma_from(col), slope_b, slope_k, out, stride, stream, dgamma, dbeta);
+        };
+        if (call.dx) {
+            this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) { kernel(out.data, out.stride, stream); });
+        } else {
+            kernel(nullptr, 0, false);
+        }
+    }
+    void short_rows(int64_t chunk) {
+        double* total = this->wants_parameters() ? totals + chunk * 2 * g.C : nullptr;
+        grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
+            const Block b = grid.place(row, rows, 0);
+            const Inputs in = read(b);
+            const RowStatistics<A> s = statistics(row, rows);
+            double row_sums[2 * kRowGroup] = {};
+            if (wants_row_sums()) {
+                storage.kernels.row_sums(in.x.data, in.dz, rows, b.cols, in.x.stride, s.center, s.rstd, s.offset,
+                                         gamma_from(0), row_sums);
+            }
+            write_block(b, in, s, row_sums, 0, total);
+        });
+    }
+    void collect_long(int64_t row, int64_t segment) {
+        const Block b = grid.place(row, 1, segment);
+        const Inputs in = read(b);
+        const RowStatistics<A> s(call.mean + row, call.var + row, 1, call.eps);
+        double* out = sums + (row * grid.segments + segment) * 2;
+        out[0] = out[1] = 0;
+        storage.kernels.row_sums(in.x.data, in.dz, 1, b.cols, in.x.stride, s.center, s.rstd, s.offset,
+                                 gamma_from(segment * grid.cols_per_segment), out);
+    }
+    void apply_long(int64_t segment) {
+        double* total = this->wants_parameters() ? totals : nullptr;
+        for (int64_t row = 0; row < g.N; ++row) {
+            double row_sums[2] = {};
+            for (int64_t i = 0; i < grid.segments && wants_row_sums(); ++i) {
+                row_sums[0] += sums[(row * grid.segments + i) * 2];
+                row_sums[1] += sums[(row * grid.segments + i) * 2 + 1];
+            }
+            const Block b = grid.place(row, 1, segment);
+            const RowStatistics<A> s = statistics(row, 1);
+            write_block(b, read(b), s, row_sums, segment * grid.cols_per_segment, total);
+        }
+    }
+    void run(const Crew& crew) {
+        if (!call.dx && !this->wants_parameters()) return;
+        if (!grid.is_long()) {
+            crew.each(grid.chunks, [&](int64_t chunk) { short_rows(chunk); });
+        } else {
+            if (wants_row_sums()) {
+                crew.each(g.N * grid.segments, [&](int64_t i) { collect_long(i / grid.segments, i % grid.segments); });
+            }
+            crew.each(grid.segments, [&](int64_t segment) { apply_long(segment); });
+        }
+        if (!this->wants_parameters()) return;
+        const int64_t parts = grid.is_long() ? 1 : grid.chunks;
+        for (int64_t part = 1; part < parts; ++part) {
+            for (int64_t i = 0; i < 2 * g.C; ++i) totals[i] += totals[part * 2 * g.C + i];
+        }
+        for (int64_t c = 0; c < g.C; ++c) this->put_parameters(c, totals[g.C + c], totals[c]);
+    }
+};
+
+template <class A>
+void backward(const NormBackward& call, const Geometry& g, const Crew& crew) {
+    if (g.family == Family::row) {
+        RowBackward<A>(call, g).run(crew);
+        return;
+    }
+    if (g.family == Family::plane) {
+        PlaneBackward<A> pass(call, g, crew);
+        pass.pipelines() ? run_pipelined(pass.plan, crew, pass) : run(pass.plan, crew, pass);
+        pass.reduce();
+    } else {
+        ColumnBackward<A> pass(call, g, crew);
+        run(pass.plan, crew, pass);
+        pass.reduce();
+    }
+}
+
+}  // namespace
+
+void norm_backward(const NormBackward& call) {
+    const Geometry g(call.shape);
+    if (g.elements() == 0) return;
+    trim_scratch();
+    const Crew crew(g.elements(), call.threads);
+    call.dtype == DType::f64 ? backward<double>(call, g, crew) : backward<float>(call, g, crew);
+}
+
+}  // namespace rg

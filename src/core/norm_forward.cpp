@@ -1,0 +1,449 @@
+#include "norm_blocks.h"
+
+namespace rg {
+namespace {
+
+template <class A>
+struct ForwardContext {
+    const NormForward& call;
+    const Geometry& g;
+    Storage<A> storage;
+    const A *gamma, *beta;
+    bool stream;
+
+    ForwardContext(const NormForward& c, const Geometry& geometry)
+        : call(c),
+          g(geometry),
+          storage(kernel_table(), c.dtype, c.activation),
+          gamma(static_cast<const A*>(c.gamma)),
+          beta(static_cast<const A*>(c.beta)),
+          stream(g.elements() * element_size(c.dtype) >= kMinStream && c.x != c.y) {}
+
+    int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype); }
+    double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
+    double beta_at(int64_t channel) const { return beta ? double(beta[channel]) : 0.0; }
+    void put(int64_t set, const Moments& m, double count) const {
+        call.mean[set] = m.mean;
+        call.var[set] = m.m2 / count;
+    }
+    template <class Kernel>
+    void write(const Block& b, Tile<A>& tile, Kernel kernel) const {
+        const Run<A> out = storage.target(call.y, kY, b, tile, !storage.activates_staged(), stream);
+        kernel(out, stream && out.data != tile.out);
+        if (storage.activates_staged()) storage.activate(b, tile);
+        storage.finish(call.y, kY, b, out, tile, false, stream);
+    }
+};
+
+// Items are (channel of the set, block).
+template <class A>
+struct PlaneForward : ForwardContext<A> {
+    using Base = ForwardContext<A>;
+    using Base::call, Base::g, Base::storage;
+    PlaneBlocks blocks;
+    Plan plan;
+    double *partial, *centers;
+
+    PlaneForward(const NormForward& c, const Geometry& geometry, const Crew& crew)
+        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), crew) {
+        CallScratch& scratch = my_call_scratch();
+        partial = scratch.partial.take<double>(g.N * g.sets_per_n * items() * 2);
+        centers = scratch.centers.take<double>(g.N * g.sets_per_n);
+    }
+    int64_t items() const { return blocks.items(); }
+    bool collects() const { return !call.statistics_given; }
+    bool applies() const { return call.y; }
+
+    Run<const A> read_x(const Block& b) const { return storage.read(call.x, kX, b, my_tile<A>().x); }
+
+    void begin(int64_t set) {
+        if (!collects()) return;
+        Block b = blocks.block(set, 0);
+        b.rows = std::min(b.rows, ceil_div(kCenterElements, b.cols));
+        b.cols = std::min(b.cols, kCenterElements);
+        const Run<const A> x = read_x(b);
+        double sums[2] = {};
+        storage.kernels.plane_moments(x.data, b.rows, b.cols, x.stride, 0, A(0), sums);
+        centers[set] = double(A(sums[0] / double(b.rows * b.cols)));
+    }
+    void collect(int64_t set, int64_t item) {
+        Block b = blocks.block(set, item);
+        b.ahead = blocks.ahead(set, item, b);
+        const Run<const A> x = read_x(b);
+        double* sums = partial + (set * items() + item) * 2;
+        sums[0] = sums[1] = 0;
+        storage.kernels.plane_moments(x.data, b.rows, b.cols, x.stride, x.ahead, A(centers[set]), sums);
+    }
+    void finish(int64_t set) {
+        if (!collects()) return;
+        double sums[2] = {};
+        for (int64_t item = 0; item < items(); ++item) {
+            const double* part = partial + (set * items() + item) * 2;
+            sums[0] += part[0];
+            sums[1] += part[1];
+        }
+        Moments m;
+        if (!accept<A>(centers[set], sums, g.set_size(), call.eps, m)) m = wide(set);
+        this->put(set, m, g.set_size());
+    }
+    Moments wide(int64_t set) {
+        double center = 0, sums[2];
+        for (int pass = 0; pass < 2; ++pass) {
+            sums[0] = sums[1] = 0;
+            for (int64_t item = 0; item < items(); ++item) {
+                const Block b = blocks.block(set, item);
+                const Run<const A> x = read_x(b);
+                storage.kernels.plane_moments_wide(x.data, b.rows, b.cols, x.stride, center, sums);
+            }
+            if (pass == 0) center = sums[0] / g.set_size();
+        }
+        return wide_moments(center, sums, g.set_size());
+    }
+    struct Coefficients {
+        A center, scale, shift;
+    };
+    Coefficients coefficients(int64_t set, int64_t item) const {
+        const SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
+        const int64_t c = blocks.channel(set, item);
+        const double gamma = this->gamma_at(c);
+        return {s.center, A(gamma * double(s.rstd)), A(this->beta_at(c) + gamma * double(s.offset))};
+    }
+    bool pipelines() const {
+        const Block b = blocks.block(0, 0);
+        return plan.pipelines(this->stream) && collects() && storage.in_place(b, kX) && storage.in_place(b, kY) &&
+               !storage.activates_staged();
+    }
+    void apply_and_collect(int64_t set, int64_t next, int64_t item) {
+        const Coefficients k = coefficients(set, item);
+        const Block b = blocks.block(set, item), next_b = blocks.block(next, item);
+        const Run<const A> x = read_x(b), next_x = read_x(next_b);
+        const Run<A> y = storage.target(call.y, kY, b, my_tile<A>(), true, false);
+        double* sums = partial + (next * items() + item) * 2;
+        sums[0] = sums[1] = 0;
+        storage.kernels.plane_apply_moments(x.data, next_x.data, b.rows, b.cols, x.stride, k.center, k.scale, k.shift,
+                                            storage.fused(), A(centers[next]), y.data, y.stride, sums);
+    }
+    void apply(int64_t set, int64_t item) {
+        const Coefficients k = coefficients(set, item);
+        const Block b = blocks.block(set, item);
+        Tile<A>& tile = my_tile<A>();
+        const Run<const A> x = read_x(b);
+        this->write(b, tile, [&](Run<A> out, bool stream) {
+            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, k.center, k.scale, k.shift, storage.fused(),
+                                        out.data, out.stride, stream);
+        });
+    }
+};
+
+template <class A>
+struct ColumnForward : ForwardContext<A> {
+    using Base = ForwardContext<A>;
+    using Base::call, Base::g, Base::storage;
+    ColumnGrid grid;
+    Plan plan;
+    double* partial = nullptr;  // [set][chunk][2][C]
+    A* coefficients = nullptr;  // [set][3][C]: center, scale, shift
+
+    ColumnForward(const NormForward& c, const Geometry& geometry, const Crew& crew)
+        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, crew) {
+        if (plan.phased) {
+            partial = my_call_scratch().partial.take<double>(g.N * grid.chunks * 2 * g.C);
+            coefficients = my_call_scratch().coefficients.take<A>(g.N * 3 * g.C);
+        }
+    }
+    bool collects() const { return !call.statistics_given; }
+    bool applies() const { return call.y; }
+
+    double* part(int64_t n, int64_t chunk) {
+        if (plan.phased) return partial + (n * grid.chunks + chunk) * 2 * g.C;
+        return my_set_scratch().partial.take<double>(grid.chunks * 2 * g.C) + chunk * 2 * g.C;
+    }
+    A* coefficient(int64_t n) {
+        if (plan.phased) return coefficients + n * 3 * g.C;
+        return my_set_scratch().coefficients.take<A>(3 * g.C);
+    }
+    template <class Body>
+    void for_parts(int64_t n, int64_t item, const Body& body) {
+        const Block whole = grid.place(n, item);
+        grid.for_parts(whole, grid.first_col(item), storage.in_place(whole, kX),
+                       [&](const Block& b, int64_t col) { body(b, col, storage.read(call.x, kX, b, my_tile<A>().x)); });
+    }
+
+    void begin(int64_t n) {
+        if (!collects()) return;
+        A* center = coefficient(n);
+        memset(center, 0, size_t(g.C) * sizeof(A));
+        double* sums = part(n, 0);
+        memset(sums, 0, size_t(2 * g.C) * sizeof(double));
+        const int64_t rows = std::min(kCenterRows, std::min(grid.inner_rows, grid.chunk_rows));
+        for (int64_t item = 0; item < grid.col_blocks; ++item) {
+            Block whole = grid.place(n, item);
+            whole.rows = rows;
+            grid.for_parts(whole, grid.first_col(item), storage.in_place(whole, kX), [&](const Block& b, int64_t col) {
+                const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
+                storage.kernels.col_moments(x.data, b.rows, b.cols, x.stride, center + col, sums + col,
+                                            sums + g.C + col);
+            });
+        }
+        for (int64_t c = 0; c < g.C; ++c) center[c] = A(sums[c] / double(rows));
+    }
+    void collect(int64_t n, int64_t item) {
+        const A* center = coefficient(n);
+        double* sums = part(n, grid.chunk_of(item));
+        const int64_t col0 = grid.first_col(item), cols = std::min(grid.cols_per_block, g.C - col0);
+        memset(sums + col0, 0, size_t(cols) * sizeof(double));
+        memset(sums + g.C + col0, 0, size_t(cols) * sizeof(double));
+        for_parts(n, item, [&](const Block& b, int64_t col, Run<const A> x) {
+            storage.kernels.col_moments(x.data, b.rows, b.cols, x.stride, center + col, sums + col, sums + g.C + col);
+        });
+    }
+    void finish(int64_t n) {
+        A* center = coefficient(n);
+        if (collects()) combine(n, center);
+        if (!applies()) return;
+        for (int64_t s = 0; s < g.sets_per_n; ++s) {
+            const int64_t set = n * g.sets_per_n + s;
+            const SetStatistics<A> stat(call.mean[set], call.var[set], call.eps);
+            for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
+                const double gamma = this->gamma_at(c);
+                center[c] = stat.center;
+                center[g.C + c] = A(gamma * double(stat.rstd));
+                center[2 * g.C + c] = A(this->beta_at(c) + gamma * double(stat.offset));
+            }
+        }
+    }
+    void combine(int64_t n, const A* center) {
+        double* sums = part(n, 0);
+        for (int64_t chunk = 1; chunk < grid.chunks; ++chunk) {
+            const double* more = part(n, chunk);
+            for (int64_t i = 0; i < 2 * g.C; ++i) sums[i] += more[i];
+        }
+        const double rows = double(g.R);
+        bool accepted = true;
+        for (int64_t c = 0; c < g.C; ++c) {
+            const double column[2] = {sums[c], sums[g.C + c]};
+            Moments m;
+            accepted = accept<A>(double(center[c]), column, rows, call.eps, m) && accepted;
+            sums[c] = m.mean;
+            sums[g.C + c] = m.m2;
+        }
+        if (!accepted) wide(n, sums);
+        // Columns into sets: the squares about the common mean are those about their own plus those of the means.
+        for (int64_t s = 0; s < g.sets_per_n; ++s) {
+            const double *mean = sums + s * g.K, *m2 = sums + g.C + s * g.K;
+            Moments m{mean[0], m2[0]};
+            if (g.K > 1) {
+                double differences = 0, plain = 0;
+                for (int64_t k = 0; k < g.K; ++k) {
+                    differences += mean[k] - mean[0];
+                    plain += mean[k];
+                }
+                m = {mean[0] + differences / double(g.K), 0};
+                if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would say NaN
+                for (int64_t k = 0; k < g.K; ++k) m.m2 += m2[k] + rows * (mean[k] - m.mean) * (mean[k] - m.mean);
+            }
+            this->put(n * g.sets_per_n + s, m, g.set_size());
+        }
+    }
+    void wide(int64_t n, double* sums) {
+        Buffer center_buffer;
+        double* center = center_buffer.take<double>(g.C);
+        memset(center, 0, size_t(g.C) * sizeof(double));
+        for (int pass = 0; pass < 2; ++pass) {
+            memset(sums, 0, size_t(2 * g.C) * sizeof(double));
+            for (int64_t item = 0; item < grid.items(); ++item) {
+                for_parts(n, item, [&](const Block& b, int64_t col, Run<const A> x) {
+                    storage.kernels.col_moments_wide(x.data, b.rows, b.cols, x.stride, center + col, sums + col,
+                                                     sums + g.C + col);
+                });
+            }
+            if (pass == 0) {
+                for (int64_t c = 0; c < g.C; ++c) center[c] = sums[c] / double(g.R);
+            }
+        }
+        for (int64_t c = 0; c < g.C; ++c) {
+            const double column[2] = {sums[c], sums[g.C + c]};
+            const Moments m = wide_moments(center[c], column, double(g.R));
+            sums[c] = m.mean;
+            sums[g.C + c] = m.m2;
+        }
+    }
+    void apply(int64_t n, int64_t item) {
+        const A* center = coefficient(n);
+        Tile<A>& tile = my_tile<A>();
+        const Block whole = grid.place(n, item);
+        const bool direct =
+            storage.in_place(whole, kX) && storage.in_place(whole, kY) && !storage.activates_staged() && !this->stream;
+        grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
+            const Run<const A> x = storage.read(call.x, kX, b, tile.x);
+            this->write(b, tile, [&](Run<A> out, bool stream) {
+                storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, center + col, center + g.C + col,
+                                          center + 2 * g.C + col, storage.fused(), out.data, out.stride, stream);
+            });
+        });
+    }
+};
+
+template <class A>
+struct RowForward : ForwardContext<A> {
+    using Base = ForwardContext<A>;
+    using Base::call, Base::g, Base::storage;
+    RowGrid grid;
+    double *partial = nullptr, *centers = nullptr;
+
+    RowForward(const NormForward& c, const Geometry& geometry) : Base(c, geometry), grid(geometry) {
+        if (grid.is_long()) {
+            partial = my_call_scratch().partial.take<double>(g.N * grid.segments * 2);
+            centers = my_call_scratch().centers.take<double>(g.N);
+        }
+    }
+    bool collects() const { return !call.statistics_given; }
+    bool applies() const { return call.y; }
+
+    void write_block(int64_t row, const Block& b, Run<const A> x, int64_t col) {
+        const RowStatistics<A> s(call.mean + row, call.var + row, b.rows, call.eps);
+        this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) {
+            storage.kernels.row_apply(x.data, b.rows, b.cols, x.stride, x.ahead, s.center, s.rstd, s.offset,
+                                      this->gamma ? this->gamma + col : nullptr,
+                                      this->beta ? this->beta + col : nullptr, storage.fused(), out.data, out.stride,
+                                      stream);
+        });
+    }
+
+    // Statistics of a block's rows from sums about their centers.
+    void settle(int64_t row, const Block& b, Run<const A> x, const double* centers, const double* sums) {
+        for (int64_t i = 0; i < b.rows; ++i) {
+            Moments m;
+            if (!accept<A>(centers[i], sums + 2 * i, g.set_size(), call.eps, m)) {
+                double center = 0, wide[2] = {};
+                storage.kernels.plane_moments_wide(x.data + i * x.stride, 1, b.cols, 0, center, wide);
+                center = wide[0] / g.set_size();
+                wide[0] = wide[1] = 0;
+                storage.kernels.plane_moments_wide(x.data + i * x.stride, 1, b.cols, 0, center, wide);
+                m = wide_moments(center, wide, g.set_size());
+            }
+            this->put(row + i, m, g.set_size());
+        }
+    }
+    void short_rows(int64_t chunk) {
+        grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
+            const Block b = grid.place(row, rows, 0);
+            const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
+            if (collects()) {
+                double centers[kRowGroup], sums[2 * kRowGroup] = {};
+                storage.kernels.row_centers(x.data, rows, b.cols, x.stride, centers);
+                storage.kernels.row_moments(x.data, rows, b.cols, x.stride, centers, sums);
+                settle(row, b, x, centers, sums);
+            }
+            if (applies()) write_block(row, b, x, 0);
+        });
+    }
+    bool pipelines() const {
+        const Block b = grid.place(0, 1, 0);
+        return this->stream && applies() && collects() && storage.in_place(b, kX) && storage.in_place(b, kY) &&
+               !storage.activates_staged();
+    }
+    // The same for large results: a block is written while the next one's sums are collected.
+    void pipelined_rows(int64_t chunk) {
+        Block previous;
+        int64_t previous_row = -1;
+        grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
+            const Block b = grid.place(row, rows, 0);
+            const Run<const A> x = storage.read(call.x, kX, b, nullptr);
+            double centers[kRowGroup], sums[2 * kRowGroup] = {};
+            storage.kernels.row_centers(x.data, rows, b.cols, x.stride, centers);
+            if (previous_row < 0 || previous.rows != rows) {
+                if (previous_row >= 0) finish_rows(previous_row, previous);
+                storage.kernels.row_moments(x.data, rows, b.cols, x.stride, centers, sums);
+            } else {
+                const RowStatistics<A> s(call.mean + previous_row, call.var + previous_row, rows, call.eps);
+                const Run<const A> from = storage.read(call.x, kX, previous, nullptr);
+                const Run<A> to = storage.target(call.y, kY, previous, my_tile<A>(), true, false);
+                storage.kernels.row_apply_moments(from.data, x.data, rows, b.cols, x.stride, s.center, s.rstd, s.offset,
+                                                  this->gamma, this->beta, storage.fused(), centers, to.data, to.stride,
+                                                  sums);
+            }
+            settle(row, b, x, centers, sums);
+            previous = b;
+            previous_row = row;
+        });
+        finish_rows(previous_row, previous);
+    }
+    void finish_rows(int64_t row, const Block& b) { write_block(row, b, storage.read(call.x, kX, b, nullptr), 0); }
+
+    void begin(int64_t row) {
+        if (!collects()) return;
+        Block b = grid.place(row, 1, 0);
+        b.cols = std::min(b.cols, kCenterElements);
+        const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
+        double sums[2] = {};
+        storage.kernels.plane_moments(x.data, 1, b.cols, x.stride, 0, A(0), sums);
+        centers[row] = double(A(sums[0] / double(b.cols)));
+    }
+    void collect(int64_t row, int64_t segment) {
+        const Block b = grid.place(row, 1, segment);
+        const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
+        double* sums = partial + (row * grid.segments + segment) * 2;
+        sums[0] = sums[1] = 0;
+        storage.kernels.plane_moments(x.data, 1, b.cols, x.stride, 0, A(centers[row]), sums);
+    }
+    void finish(int64_t row) {
+        if (!collects()) return;
+        double sums[2] = {};
+        for (int64_t segment = 0; segment < grid.segments; ++segment) {
+            sums[0] += partial[(row * grid.segments + segment) * 2];
+            sums[1] += partial[(row * grid.segments + segment) * 2 + 1];
+        }
+        Moments m;
+        if (!accept<A>(centers[row], sums, g.set_size(), call.eps, m)) {
+            double center = 0;
+            for (int pass = 0; pass < 2; ++pass) {
+                sums[0] = sums[1] = 0;
+                for (int64_t segment = 0; segment < grid.segments; ++segment) {
+                    const Block b = grid.place(row, 1, segment);
+                    const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
+                    storage.kernels.plane_moments_wide(x.data, 1, b.cols, x.stride, center, sums);
+                }
+                if (pass == 0) center = sums[0] / g.set_size();
+            }
+            m = wide_moments(center, sums, g.set_size());
+        }
+        this->put(row, m, g.set_size());
+    }
+    void apply(int64_t row, int64_t segment) {
+        const Block b = grid.place(row, 1, segment);
+        write_block(row, b, storage.read(call.x, kX, b, my_tile<A>().x), segment * grid.cols_per_segment);
+    }
+};
+
+template <class A>
+void forward(const NormForward& call, const Geometry& g, const Crew& crew) {
+    if (g.family == Family::plane) {
+        PlaneForward<A> pass(call, g, crew);
+        pass.pipelines() ? run_pipelined(pass.plan, crew, pass) : run(pass.plan, crew, pass);
+    } else if (g.family == Family::column) {
+        ColumnForward<A> pass(call, g, crew);
+        run(pass.plan, crew, pass);
+    } else {
+        RowForward<A> pass(call, g);
+        if (pass.grid.is_long()) {
+            run(Plan(g, pass.grid.segments, pass.set_bytes(), crew), crew, pass);
+        } else {
+            const bool pipelined = pass.pipelines();
+            crew.each(pass.grid.chunks,
+                      [&](int64_t chunk) { pipelined ? pass.pipelined_rows(chunk) : pass.short_rows(chunk); });
+        }
+    }
+}
+
+}  // namespace
+
+void norm_forward(const NormForward& call) {
+    const Geometry g(call.shape);
+    if (g.elements() == 0) return;
+    trim_scratch();
+    const Crew crew(g.elements(), call.threads);
+    call.dtype == DType::f64 ? forward<double>(call, g, crew) : forward<float>(call, g, crew);
+}
+
+}  // namespace rg
