@@ -18,6 +18,8 @@ import pytest
 import retrograd
 from retrograd import _core
 
+# JAX is compared with on the CPU, and need not look for anything else when it starts.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 OPTIONAL = ("torch", "jax", "onnx")
 _skipped: list[str] = []
 

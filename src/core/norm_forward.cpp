@@ -284,6 +284,9 @@ struct ColumnForward : ForwardContext<A> {
     }
 };
 
+// Rows shorter than this cost more to sum beside others than the memory they would hide.
+constexpr int64_t kLongEnough = 256;
+
 template <class A>
 struct RowForward : ForwardContext<A> {
     using Base = ForwardContext<A>;
@@ -340,8 +343,8 @@ struct RowForward : ForwardContext<A> {
     }
     bool pipelines() const {
         const Block b = grid.place(0, 1, 0);
-        return this->stream && applies() && collects() && storage.in_place(b, kX) && storage.in_place(b, kY) &&
-               !storage.activates_staged();
+        return this->stream && g.C >= kLongEnough && applies() && collects() && storage.in_place(b, kX) &&
+               storage.in_place(b, kY) && !storage.activates_staged();
     }
     // The same for large results: a block is written while the next one's sums are collected.
     void pipelined_rows(int64_t chunk) {

@@ -356,6 +356,7 @@ template <class A>
 void row_centers(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* center) {
     constexpr int64_t lanes = kLanes<A>, enough = 64;
     const int64_t count = cols < enough ? cols : enough;
+    const double share = 1 / double(count);
     for (int64_t row = 0; row < rows; ++row, x += x_stride) {
         Vec<A> sum{};
         int64_t i = 0;
@@ -363,14 +364,33 @@ void row_centers(const A* x, int64_t rows, int64_t cols, int64_t x_stride, doubl
         if (i < count) sum += load_part(x + i, count - i, Vec<A>{});
         Sum<A> total;
         total.add(sum);
-        center[row] = double(A(total.total() / double(count)));
+        center[row] = double(A(total.total() * share));
     }
 }
 
 template <class A>
 void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center, double* sums) {
+    constexpr int64_t lanes = kLanes<A>, few = 8;  // vectors that need neither chains nor a flush on the way
     for (int64_t row = 0; row < rows; ++row, x += x_stride, sums += 2) {
-        plane_moments<A>(x, 1, cols, 0, 0, A(center[row]), sums);
+        if (cols > few * lanes) {
+            plane_moments<A>(x, 1, cols, 0, 0, A(center[row]), sums);
+            continue;
+        }
+        const Vec<A> c = splat(A(center[row]));
+        Vec<A> s{}, q{};
+        const auto add = [&](Vec<A> v) RG_INLINE_LAMBDA {
+            const Vec<A> d = v - c;
+            s += d;
+            q = fma(d, d, q);
+        };
+        int64_t i = 0;
+        for (; i + lanes <= cols; i += lanes) add(load(x + i));
+        if (i < cols) add(load_part(x + i, cols - i, c));
+        Sum<A> total, total_square;
+        total.add(s);
+        total_square.add(q);
+        sums[0] += total.total();
+        sums[1] += total_square.total();
     }
 }
 
