@@ -201,7 +201,7 @@ def test_more_threads_than_work_and_than_processors() -> None:
 
 def test_the_interpreter_lock_is_released() -> None:
     """Another thread wakes up a thousand times a second while the engine works; with the lock held it could not."""
-    x = np.random.default_rng(2).normal(size=(32, 16, 64, 64)).astype(np.float32)
+    x = np.random.default_rng(2).normal(size=(64, 32, 64, 64)).astype(np.float32)
     out = np.empty_like(x)
     ticks: list[float] = []
     done = threading.Event()

@@ -30,7 +30,7 @@ struct BackwardContext {
     // The statistics that dx is computed with: 1 / std is 0 where dx is, exactly.
     SetStatistics<A> dx_statistics(int64_t set) const {
         SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
-        if (constant_sets()) s.rstd = 0;
+        if (constant_sets()) s.rstd = A(s.exact_rstd = 0);
         return s;
     }
 
@@ -130,8 +130,8 @@ struct PlaneBackward : BackwardContext<A> {
     };
     Coefficients coefficients(int64_t set, int64_t item) const {
         const SetStatistics<A> s = this->dx_statistics(set);
-        const Slope<A> slope(double(s.rstd), means[2 * set], means[2 * set + 1]);
-        return {s, A(this->gamma_at(blocks.channel(set, item)) * double(s.rstd)), slope.b, slope.k};
+        const Slope<A> slope(s.exact_rstd, means[2 * set], means[2 * set + 1]);
+        return {s, A(this->gamma_at(blocks.channel(set, item)) * s.exact_rstd), slope.b, slope.k};
     }
     bool pipelines() const {
         const Block b = blocks.block(0, 0);
@@ -267,9 +267,9 @@ struct ColumnBackward : BackwardContext<A> {
                 mean_g += this->gamma_at(c) * sum_dz[c];
                 mean_g_xhat += this->gamma_at(c) * sum_dz_xhat[c];
             }
-            const Slope<A> slope(double(stat.rstd), mean_g / count, mean_g_xhat / count);
+            const Slope<A> slope(stat.exact_rstd, mean_g / count, mean_g_xhat / count);
             for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
-                v[3 * g.C + c] = A(this->gamma_at(c) * double(stat.rstd));
+                v[3 * g.C + c] = A(this->gamma_at(c) * stat.exact_rstd);
                 v[4 * g.C + c] = slope.b;
                 v[5 * g.C + c] = slope.k;
             }

@@ -623,11 +623,13 @@ inline Moments wide_moments(double center, const double* sums, double count) {
 template <class A>
 struct SetStatistics {
     A center, rstd, offset;
+    double exact_rstd, exact_offset;  // for what is computed from them, so that it is rounded once
     SetStatistics(double mean, double var, double eps) {
-        const double r = 1 / sqrt(var + eps);
         center = A(mean);
-        rstd = A(r);
-        offset = A((double(center) - mean) * r);
+        exact_rstd = 1 / sqrt(var + eps);
+        exact_offset = (double(center) - mean) * exact_rstd;
+        rstd = A(exact_rstd);
+        offset = A(exact_offset);
     }
 };
 

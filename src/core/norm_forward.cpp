@@ -106,7 +106,7 @@ struct PlaneForward : ForwardContext<A> {
         const SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
         const int64_t c = blocks.channel(set, item);
         const double gamma = this->gamma_at(c);
-        return {s.center, A(gamma * double(s.rstd)), A(this->beta_at(c) + gamma * double(s.offset))};
+        return {s.center, A(gamma * s.exact_rstd), A(this->beta_at(c) + gamma * s.exact_offset)};
     }
     bool pipelines() const {
         const Block b = blocks.block(0, 0);
@@ -207,8 +207,8 @@ struct ColumnForward : ForwardContext<A> {
             for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
                 const double gamma = this->gamma_at(c);
                 center[c] = stat.center;
-                center[g.C + c] = A(gamma * double(stat.rstd));
-                center[2 * g.C + c] = A(this->beta_at(c) + gamma * double(stat.offset));
+                center[g.C + c] = A(gamma * stat.exact_rstd);
+                center[2 * g.C + c] = A(this->beta_at(c) + gamma * stat.exact_offset);
             }
         }
     }
@@ -224,23 +224,32 @@ struct ColumnForward : ForwardContext<A> {
             const double column[2] = {sums[c], sums[g.C + c]};
             Moments m;
             accepted = accept<A>(double(center[c]), column, rows, call.eps, m) && accepted;
-            sums[c] = m.mean;
+            sums[c] /= rows;  // from the center to the mean
             sums[g.C + c] = m.m2;
         }
-        if (!accepted) wide(n, sums);
+        if (!accepted) wide(n, sums);  // leaves means, not distances from the center
+        const auto mean = [&](int64_t c) { return accepted ? double(center[c]) + sums[c] : sums[c]; };
+        // Between means, without rounding them to their size first.
+        const auto between = [&](int64_t from, int64_t to) {
+            return (accepted ? double(center[to]) - double(center[from]) : 0.0) + (sums[to] - sums[from]);
+        };
         // Columns into sets: the squares about the common mean are those about their own plus those of the means.
         for (int64_t s = 0; s < g.sets_per_n; ++s) {
-            const double *mean = sums + s * g.K, *m2 = sums + g.C + s * g.K;
-            Moments m{mean[0], m2[0]};
+            const int64_t first = s * g.K, last = first + g.K;
+            Moments m{mean(first), sums[g.C + first]};
             if (g.K > 1) {
-                double differences = 0, plain = 0;
-                for (int64_t k = 0; k < g.K; ++k) {
-                    differences += mean[k] - mean[0];
-                    plain += mean[k];
+                double distance = 0, plain = 0;
+                for (int64_t c = first; c < last; ++c) {
+                    distance += between(first, c);
+                    plain += mean(c);
                 }
-                m = {mean[0] + differences / double(g.K), 0};
+                distance /= double(g.K);
+                m = {mean(first) + distance, 0};
                 if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would say NaN
-                for (int64_t k = 0; k < g.K; ++k) m.m2 += m2[k] + rows * (mean[k] - m.mean) * (mean[k] - m.mean);
+                for (int64_t c = first; c < last; ++c) {
+                    const double d = between(first, c) - distance;
+                    m.m2 += sums[g.C + c] + rows * d * d;
+                }
             }
             this->put(n * g.sets_per_n + s, m, g.set_size());
         }

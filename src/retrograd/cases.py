@@ -471,11 +471,11 @@ def _statistics_error(
         longer = _longer(index.count)
         mean_error, var_error = 2 * longer * mean_error, 2 * longer * var_error
         if index.channels_per_group > 1:
-            # Where channels are last, each has a mean of its own, held to u|mean|. The group's mean is that of K such
-            # numbers, about the first of them; its variance is in part that of those means. Where channels are first,
-            # the center is that of the first channel, and squares about a center that is off cancel.
+            # Where channels are last, each has a mean of its own, and the group's variance is in part that of those
+            # means. Where channels are first, the center is that of the first, and squares about a center that is off
+            # cancel.
             mean_error = mean_error + u * math.sqrt(index.channels_per_group) * std
-            var_error = 2 * var_error + u * np.abs(mean) * std
+            var_error = 2 * var_error
     return mean_error, var_error
 
 
