@@ -24,6 +24,11 @@ struct BackwardContext {
     bool wants_parameters() const { return call.dgamma || call.dbeta || call.sum_dz; }
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
     bool needs_x() const { return !call.frozen; }
+    // Whether kernels can read a block of x, dy and y where it lies.
+    bool inputs_in_place(const Block& b) const {
+        return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.activates_staged() &&
+               (!storage.has_activation() || storage.in_place(b, kY));
+    }
     int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype) * (storage.has_activation() ? 3 : 2); }
     // Sets of one element, normalized by their own statistics, come out as beta whatever they are.
     bool constant_sets() const { return g.set_size() == 1 && !call.statistics_given && !call.frozen; }
@@ -210,11 +215,6 @@ struct ColumnBackward : BackwardContext<A> {
         if (plan.phased) return coefficients + n * kVectors * g.C;
         return my_set_scratch().coefficients.take<A>(kVectors * g.C);
     }
-    bool inputs_in_place(const Block& b) const {
-        return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.activates_staged() &&
-               (!storage.has_activation() || storage.in_place(b, kY));
-    }
-
     void begin(int64_t n) {
         A* v = coefficient(n);
         for (int64_t s = 0; s < g.sets_per_n; ++s) {
@@ -235,7 +235,7 @@ struct ColumnBackward : BackwardContext<A> {
         memset(sums + col0, 0, size_t(whole.cols) * sizeof(double));
         memset(sums + g.C + col0, 0, size_t(whole.cols) * sizeof(double));
         Tile<A>& tile = my_tile<A>();
-        grid.for_parts(whole, col0, inputs_in_place(whole), [&](const Block& b, int64_t col) {
+        grid.for_parts(whole, col0, this->inputs_in_place(whole), [&](const Block& b, int64_t col) {
             const Run<const A> x = storage.read(call.x, kX, b, tile.x);
             const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
             storage.kernels.col_sums(x.data, dz, b.rows, b.cols, x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
@@ -279,7 +279,8 @@ struct ColumnBackward : BackwardContext<A> {
         const A* v = coefficient(n);
         Tile<A>& tile = my_tile<A>();
         const Block whole = grid.place(n, item);
-        const bool direct = inputs_in_place(whole) && storage.in_place(whole, kDx) && !call.accumulate && !this->stream;
+        const bool direct =
+            this->inputs_in_place(whole) && storage.in_place(whole, kDx) && !call.accumulate && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
             const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
             const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);

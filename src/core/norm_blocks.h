@@ -620,6 +620,17 @@ inline Moments wide_moments(double center, const double* sums, double count) {
     return {center + sums[0] / count, m2 < 0 ? 0 : m2};
 }
 
+// Two wide passes over a set: sum(center, sums) adds all of it, about 0 for the mean and then about the mean.
+template <class Sum>
+Moments sum_wide(double count, const Sum& sum) {
+    double sums[2] = {};
+    sum(0.0, sums);
+    const double center = sums[0] / count;
+    sums[0] = sums[1] = 0;
+    sum(center, sums);
+    return wide_moments(center, sums, count);
+}
+
 template <class A>
 struct SetStatistics {
     A center, rstd, offset;

@@ -87,17 +87,13 @@ struct PlaneForward : ForwardContext<A> {
         this->put(set, m, g.set_size());
     }
     Moments wide(int64_t set) {
-        double center = 0, sums[2];
-        for (int pass = 0; pass < 2; ++pass) {
-            sums[0] = sums[1] = 0;
+        return sum_wide(g.set_size(), [&](double center, double* sums) {
             for (int64_t item = 0; item < items(); ++item) {
                 const Block b = blocks.block(set, item);
                 const Run<const A> x = read_x(b);
                 storage.kernels.plane_moments_wide(x.data, b.rows, b.cols, x.stride, center, sums);
             }
-            if (pass == 0) center = sums[0] / g.set_size();
-        }
-        return wide_moments(center, sums, g.set_size());
+        });
     }
     struct Coefficients {
         A center, scale, shift;
@@ -327,12 +323,9 @@ struct RowForward : ForwardContext<A> {
         for (int64_t i = 0; i < b.rows; ++i) {
             Moments m;
             if (!accept<A>(centers[i], sums + 2 * i, g.set_size(), call.eps, m)) {
-                double center = 0, wide[2] = {};
-                storage.kernels.plane_moments_wide(x.data + i * x.stride, 1, b.cols, 0, center, wide);
-                center = wide[0] / g.set_size();
-                wide[0] = wide[1] = 0;
-                storage.kernels.plane_moments_wide(x.data + i * x.stride, 1, b.cols, 0, center, wide);
-                m = wide_moments(center, wide, g.set_size());
+                m = sum_wide(g.set_size(), [&](double center, double* wide) {
+                    storage.kernels.plane_moments_wide(x.data + i * x.stride, 1, b.cols, 0, center, wide);
+                });
             }
             this->put(row + i, m, g.set_size());
         }
@@ -408,17 +401,13 @@ struct RowForward : ForwardContext<A> {
         }
         Moments m;
         if (!accept<A>(centers[row], sums, g.set_size(), call.eps, m)) {
-            double center = 0;
-            for (int pass = 0; pass < 2; ++pass) {
-                sums[0] = sums[1] = 0;
+            m = sum_wide(g.set_size(), [&](double center, double* wide) {
                 for (int64_t segment = 0; segment < grid.segments; ++segment) {
                     const Block b = grid.place(row, 1, segment);
                     const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
-                    storage.kernels.plane_moments_wide(x.data, 1, b.cols, x.stride, center, sums);
+                    storage.kernels.plane_moments_wide(x.data, 1, b.cols, x.stride, center, wide);
                 }
-                if (pass == 0) center = sums[0] / g.set_size();
-            }
-            m = wide_moments(center, sums, g.set_size());
+            });
         }
         this->put(row, m, g.set_size());
     }

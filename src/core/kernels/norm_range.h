@@ -61,20 +61,23 @@ RG_INLINE void with_flag(bool value, Body body) {
     value ? body(Flag<true>{}) : body(Flag<false>{});
 }
 
+// Elements before the first whole vector that is aligned in `out`, at most `cols`.
+template <class A>
+RG_INLINE int64_t aligned_head(const A* out, int64_t cols) {
+    constexpr int64_t lanes = kLanes<A>;
+    const int64_t misaligned = int64_t(uintptr_t(out) / sizeof(A)) % lanes;
+    const int64_t head = misaligned ? lanes - misaligned : 0;
+    return head < cols ? head : cols;
+}
+
 // Calls body(i, n) for every vector of a run that is written to `out`, n = 0 for whole ones. Whole ones are aligned in
 // `out`: a store across two cache lines costs two. Only elementwise passes may do so: where a sum is cut must not
 // depend on an address.
 template <class A, class Body>
 RG_INLINE void for_vectors(const A* out, int64_t cols, Body body) {
     constexpr int64_t lanes = kLanes<A>;
-    int64_t i = 0;
-    if (lanes > 1) {
-        const int64_t misaligned = int64_t(uintptr_t(out) / sizeof(A)) % lanes;
-        if (misaligned) {
-            i = lanes - misaligned < cols ? lanes - misaligned : cols;
-            body(int64_t(0), i);
-        }
-    }
+    int64_t i = aligned_head(out, cols);
+    if (i) body(int64_t(0), i);
     for (; i + lanes <= cols; i += lanes) body(i, int64_t(0));
     if (i < cols) body(i, cols - i);
 }
@@ -271,8 +274,7 @@ void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int
 template <class A, class Sum, class Put>
 RG_INLINE void put_beside(const A* out, int64_t cols, Sum sum, Put put) {
     constexpr int64_t lanes = kLanes<A>;
-    const int64_t misaligned = int64_t(uintptr_t(out) / sizeof(A)) % lanes;
-    const int64_t head = misaligned ? (lanes - misaligned < cols ? lanes - misaligned : cols) : 0;
+    const int64_t head = aligned_head(out, cols);
     if (head) put(int64_t(0), head);
     const int64_t whole = (cols - head) / lanes * lanes;  // elements in aligned vectors
     sum([&](int64_t i) RG_INLINE_LAMBDA {
@@ -533,8 +535,7 @@ RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
 template <ActivationKind kAct, bool kStream, class A>
 void row_dx_as(const RowBlock<A>& t, int64_t cols) {
     constexpr int64_t lanes = kLanes<A>, strip = 4;
-    const int64_t misaligned = int64_t(uintptr_t(t.dx) / sizeof(A)) % lanes;
-    int64_t i = misaligned ? (lanes - misaligned < cols ? lanes - misaligned : cols) : 0;
+    int64_t i = aligned_head(t.dx, cols);
     if (i) row_dx_strip<kAct, kStream, 1>(t, 0, i);
     for (; i + strip * lanes <= cols; i += strip * lanes) row_dx_strip<kAct, kStream, strip>(t, i, 0);
     for (; i + lanes <= cols; i += lanes) row_dx_strip<kAct, kStream, 1>(t, i, 0);
