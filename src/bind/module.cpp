@@ -49,6 +49,7 @@ public:
     bool present() const { return held_; }
     void* data() const { return held_ ? buffer_.buf : nullptr; }
     int64_t bytes() const { return held_ ? buffer_.len : 0; }
+    int64_t itemsize() const { return held_ ? buffer_.itemsize : 0; }
 
     bool overlaps(const View& other) const { return low_ < other.high_ && other.low_ < high_; }
     bool same_elements(const View& other) const {
@@ -303,6 +304,30 @@ private:
     int64_t samples_ = 1, channels_ = 1, reduced_ = 1, sets_ = 0;
 };
 
+enum class ActivationPart { value, slope };
+
+template <class A>
+void activate(ActivationPart part, const rg::Activation& activation, const View& z, const View& out) {
+    const int64_t count = z.bytes() / int64_t(sizeof(A));
+    for (const View* v : {&z, &out}) v->check_vector(count, sizeof(A));
+    const rg::ActivationKernels<A>& kernels = rg::activation_kernels<A>(rg::kernel_table());
+    const auto function = part == ActivationPart::value ? kernels.value : kernels.input_slope;
+    const A* from = static_cast<const A*>(z.data());
+    A* to = static_cast<A*>(out.data());
+    without_lock(count, [&] { function(activation, from, count, to); });
+}
+
+template <ActivationPart part>
+void activation(int kind, double alpha, double beta, nb::handle z_array, nb::handle out_array) {
+    const View z(z_array, "z", Access::read), out(out_array, "out", Access::write);
+    const rg::Activation activation{static_cast<rg::ActivationKind>(kind), alpha, beta};
+    if (z.itemsize() == sizeof(double)) {
+        activate<double>(part, activation, z, out);
+    } else {
+        activate<float>(part, activation, z, out);
+    }
+}
+
 // Seconds for one pass of dst = sum(sources): the machine's limit, measured in the process that is compared with it.
 double stream_seconds(nb::handle dst_array, const std::vector<nb::object>& source_arrays, bool non_temporal,
                       int threads) {
@@ -346,6 +371,11 @@ NB_MODULE(_core, m) {
     m.def("num_threads", &rg::num_threads);
     m.def("stream_seconds", &stream_seconds, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"),
           nb::arg("threads"), "Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.");
+
+    m.def("activation_value", &activation<ActivationPart::value>, nb::arg("kind"), nb::arg("alpha"), nb::arg("beta"),
+          nb::arg("z"), nb::arg("out"), "out = f(z) over contiguous float32 or float64 arrays.");
+    m.def("activation_slope", &activation<ActivationPart::slope>, nb::arg("kind"), nb::arg("alpha"), nb::arg("beta"),
+          nb::arg("z"), nb::arg("out"), "out = f'(z), from z, over contiguous float32 or float64 arrays.");
 
     nb::enum_<Outcome>(m, "Outcome", "What became of a call; unless `done`, nothing was written.")
         .value("done", Outcome::done)

@@ -92,7 +92,7 @@ struct NormKernels {
                    const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride,
                    bool stream);
 
-    // y = f(z), in place or not
+    // y = f(z) of an activation whose slope follows from y, in place or not
     void (*activate)(const Activation& activation, const A* z, int64_t count, A* y);
     // dz = dy * f'(z), the slope taken from y; dz may be dy
     void (*apply_slope)(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz);
@@ -103,10 +103,21 @@ struct NormKernels {
     void (*store)(DType dtype, const A* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream);
 };
 
+// Any activation on its own, element by element, in place or not.
+template <class A>
+struct ActivationKernels {
+    // y = f(z)
+    void (*value)(const Activation& activation, const A* z, int64_t count, A* y);
+    // slope = f'(z)
+    void (*input_slope)(const Activation& activation, const A* z, int64_t count, A* slope);
+};
+
 struct KernelTable {
     const char* isa;
     NormKernels<float> f32;
     NormKernels<double> f64;
+    ActivationKernels<float> activation_f32;
+    ActivationKernels<double> activation_f64;
     // dst = the sum of 1 to 3 sources: what a machine's memory can do at best, for benchmarks.
     void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
 };
@@ -120,6 +131,17 @@ inline const NormKernels<float>& norm_kernels<float>(const KernelTable& table) {
 template <>
 inline const NormKernels<double>& norm_kernels<double>(const KernelTable& table) {
     return table.f64;
+}
+
+template <class A>
+const ActivationKernels<A>& activation_kernels(const KernelTable& table);
+template <>
+inline const ActivationKernels<float>& activation_kernels<float>(const KernelTable& table) {
+    return table.activation_f32;
+}
+template <>
+inline const ActivationKernels<double>& activation_kernels<double>(const KernelTable& table) {
+    return table.activation_f64;
 }
 
 }  // namespace rg

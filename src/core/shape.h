@@ -9,7 +9,8 @@ namespace rg {
 // How an element is stored. Arithmetic is float for all but f64.
 enum class DType : int32_t { f32, f64, f16, bf16 };
 
-// Numbers are Apple's (BNNSActivationFunction). Only functions whose slope follows from the output are here.
+// Numbers are Apple's (BNNSActivationFunction): the elementwise functions of floating-point numbers. Normalization
+// fuses those whose slope follows from the output; the slope from the input is there for all.
 enum class ActivationKind : int32_t {
     identity = 0,
     relu = 1,
@@ -17,8 +18,10 @@ enum class ActivationKind : int32_t {
     sigmoid = 3,
     tanh = 4,
     scaled_tanh = 5,
+    abs = 6,
     linear = 7,
     clamp = 8,
+    gelu_tanh = 12,
     hard_sigmoid = 15,
     softplus = 16,
     softsign = 17,
@@ -32,7 +35,12 @@ enum class ActivationKind : int32_t {
     soft_shrink = 26,
     tanh_shrink = 27,
     threshold = 28,
+    hard_swish = 30,
+    silu = 31,
     relu6 = 32,
+    erf = 33,
+    gelu = 34,
+    gelu_sigmoid = 35,
 };
 
 struct Activation {

@@ -26,6 +26,12 @@ def stream_seconds(dst: object, sources: Sequence[object], non_temporal: bool, t
     Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.
     """
 
+def activation_value(kind: int, alpha: float, beta: float, z: object, out: object) -> None:
+    """out = f(z) over contiguous float32 or float64 arrays."""
+
+def activation_slope(kind: int, alpha: float, beta: float, z: object, out: object) -> None:
+    """out = f'(z), from z, over contiguous float32 or float64 arrays."""
+
 class Outcome(enum.Enum):
     """What became of a call; unless `done`, nothing was written."""
 

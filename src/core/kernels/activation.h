@@ -1,4 +1,5 @@
-// Fused activations: the value from the input, the slope from the output. Formulas: docs/activations.md.
+// Activations: the value from the input z, the slope from z or, for those that normalization fuses, from the output y.
+// Formulas: docs/activations.md.
 #pragma once
 
 #include "../shape.h"
@@ -9,6 +10,7 @@ namespace {
 
 constexpr double kSeluLambda = 1.0507009873554804934193349852946;
 constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
+constexpr double kGeluSigmoid = 1.702;
 
 // z - tanh z in double. Below 0.25 the difference cancels, so its own series is used: each term is at most
 // (0.25 / (pi/2))^2 = 1/40 of the one before, ten terms leave 2e-16.
@@ -75,6 +77,56 @@ RG_INLINE Vec<A> at_least_zero(Vec<A> v) {
     return v < splat(A(0)) ? splat(A(0)) : v;
 }
 
+// Parameters of any size can overflow on the way to a result that is within range.
+template <class A>
+RG_INLINE Vec<A> keep_finite(Vec<A> v) {
+    return clamp_between<A>(v, splat(-MathConstants<A>::kLargest), splat(MathConstants<A>::kLargest));
+}
+
+// z * weight; a weight that has vanished wins over an infinite z.
+template <class A>
+RG_INLINE Vec<A> weigh(Vec<A> z, Vec<A> weight) {
+    return weight == splat(A(0)) ? splat(A(0)) : z * weight;
+}
+
+// 1 - tanh(z)^2, as 4 sigmoid(2z) sigmoid(-2z): relatively accurate where it vanishes.
+template <class A>
+RG_INLINE Vec<A> tanh_slope(Vec<A> z) {
+    const SigmoidPair<A> s = vsigmoid_pair<A>(z + z);
+    return splat(A(4)) * s.plus * s.minus;
+}
+
+// The slope of t sigmoid(t).
+template <class A>
+RG_INLINE Vec<A> sigmoid_gate_slope(Vec<A> t) {
+    const SigmoidPair<A> s = vsigmoid_pair<A>(t);
+    return s.plus + weigh<A>(t, s.plus * s.minus);
+}
+
+// The cumulative distribution keeps its relative accuracy where it vanishes: for z < 0 it is erfc(|z| / sqrt 2) / 2,
+// and the square in the exponential is that of z, not of the rounded quotient.
+template <class A>
+struct NormalDistribution {
+    Vec<A> cumulative, density;
+};
+template <class A>
+RG_INLINE NormalDistribution<A> normal_distribution(Vec<A> z) {
+    const Vec<A> half = splat(A(0.5)), end = splat(MathConstants<A>::kSquareEnd);
+    Vec<A> x = vabs<A>(z) * splat(A(0.70710678118654752440));
+    x = x > end ? end : x;
+    const Vec<A> e = vexp_minus_square<A>(z, A(0.5));
+    const Vec<A> beyond = x < half ? half - half * verf_small<A>(x) : e * (half * vscaled_erfc<A>(x));
+    return {z < splat(A(0)) ? beyond : splat(A(1)) - beyond, e * splat(A(0.39894228040143267794))};
+}
+
+// t = 2 a (z + b z^3). gelu_tanh(z) is z sigmoid(t), since (1 + tanh u) / 2 = sigmoid(2u), and that does not cancel.
+template <class A>
+RG_INLINE Vec<A> gelu_tanh_argument(Vec<A> z, Vec<A> a, Vec<A> b) {
+    z = keep_finite<A>(z);
+    const Vec<A> u = keep_finite<A>(a * z) * keep_finite<A>(fma(b, keep_finite<A>(z * z), splat(A(1))));
+    return u + u;
+}
+
 template <ActivationKind kind, class A>
 RG_INLINE Vec<A> activation_value(Vec<A> z, Vec<A> a, Vec<A> b) {
     using K = ActivationKind;
@@ -89,7 +141,8 @@ RG_INLINE Vec<A> activation_value(Vec<A> z, Vec<A> a, Vec<A> b) {
     if constexpr (kind == K::hard_sigmoid) return clamp_between<A>(fma(a, z, b), zero, one);
     if constexpr (kind == K::softplus) {
         const Vec<A> t = b * z;
-        return a * ((t < zero ? zero : t) + vlog1p_unit<A>(vexp<A>(zero - vabs<A>(t))));
+        // a b z rather than a t, which is 0 * infinity where t overflows and a is 0.
+        return fma(a * b, t < zero ? zero : z, a * vlog1p_unit<A>(vexp<A>(zero - vabs<A>(t))));
     }
     if constexpr (kind == K::softsign) return z / (one + vabs<A>(z));
     if constexpr (kind == K::elu) return z < zero ? a * vexpm1_nonpositive<A>(z) : z;
@@ -102,15 +155,88 @@ RG_INLINE Vec<A> activation_value(Vec<A> z, Vec<A> a, Vec<A> b) {
     if constexpr (kind == K::selu) {
         return z < zero ? splat(A(kSeluLambda * kSeluAlpha)) * vexpm1_nonpositive<A>(z) : splat(A(kSeluLambda)) * z;
     }
-    if constexpr (kind == K::celu) return z < zero ? a * vexpm1_nonpositive<A>(z / a) : z;
+    if constexpr (kind == K::celu) return z < zero ? a * vexpm1<A>(z / a) : z;  // a < 0: a growing exponential
     if constexpr (kind == K::hard_shrink) return vabs<A>(z) < vabs<A>(a) ? zero : z;
     if constexpr (kind == K::soft_shrink) return vabs<A>(z) < vabs<A>(a) ? zero : z - copy_sign<A>(a, z);
     if constexpr (kind == K::tanh_shrink) return tanh_shrink_value(z);
     if constexpr (kind == K::threshold) return z <= a ? b : z;
     if constexpr (kind == K::relu6) return clamp_between<A>(z, zero, splat(A(6)));
+    if constexpr (kind == K::abs) return vabs<A>(z);
+    if constexpr (kind == K::erf) return verf<A>(z);
+    if constexpr (kind == K::gelu) return weigh<A>(z, normal_distribution<A>(z).cumulative);
+    if constexpr (kind == K::gelu_tanh) return weigh<A>(z, vsigmoid<A>(gelu_tanh_argument<A>(z, a, b)));
+    if constexpr (kind == K::gelu_sigmoid) return weigh<A>(z, vsigmoid<A>(splat(A(kGeluSigmoid)) * z));
+    if constexpr (kind == K::silu) return weigh<A>(z, vsigmoid<A>(z));
+    if constexpr (kind == K::hard_swish) {
+        return weigh<A>(z, clamp_between<A>(z + splat(A(3)), zero, splat(A(6))) / splat(A(6)));
+    }
     return z;
 }
 
+// f'(z) from z, for any finite a and b. At a kink it is the slope that the output would tell, where it can.
+template <ActivationKind kind, class A>
+RG_INLINE Vec<A> activation_input_slope(Vec<A> z, Vec<A> a, Vec<A> b) {
+    using K = ActivationKind;
+    const Vec<A> zero = splat(A(0)), one = splat(A(1));
+    if constexpr (kind == K::relu) return z <= zero ? zero : one;
+    if constexpr (kind == K::leaky_relu) return z < zero ? a : one;
+    if constexpr (kind == K::sigmoid) {
+        const SigmoidPair<A> s = vsigmoid_pair<A>(z);
+        return s.plus * s.minus;
+    }
+    if constexpr (kind == K::tanh) return tanh_slope<A>(z);
+    if constexpr (kind == K::scaled_tanh) return a * (b * tanh_slope<A>(b * z));
+    if constexpr (kind == K::abs) {
+        const Vec<A> left = z < zero ? zero - one : z;  // 0 at 0, and NaN at NaN
+        return z > zero ? one : left;
+    }
+    if constexpr (kind == K::linear || kind == K::linear_with_bias) return a;
+    if constexpr (kind == K::clamp) return clamp_slope<A>(z, one, a, b);
+    if constexpr (kind == K::hard_sigmoid) return clamp_slope<A>(fma(a, z, b), a, zero, one);
+    if constexpr (kind == K::softplus) return a * (b * vsigmoid<A>(b * z));
+    if constexpr (kind == K::softsign) {
+        const Vec<A> inverse = one / (one + vabs<A>(z));  // squared last: (1 + |z|)^2 overflows sooner
+        return inverse * inverse;
+    }
+    if constexpr (kind == K::elu) return z < zero ? a * vexp<A>(z) : one;
+    if constexpr (kind == K::clamped_leaky_relu) {
+        const Vec<A> t = z < zero ? a * z : z, inside = z < zero ? a : one;
+        return t >= b ? zero : inside;
+    }
+    if constexpr (kind == K::log_sigmoid) return vsigmoid_pair<A>(z).minus;
+    if constexpr (kind == K::selu) {
+        return z < zero ? splat(A(kSeluLambda * kSeluAlpha)) * vexp<A>(z) : splat(A(kSeluLambda));
+    }
+    if constexpr (kind == K::celu) return z < zero ? vexp<A>(z / a) : one;
+    if constexpr (kind == K::hard_shrink || kind == K::soft_shrink) return vabs<A>(z) < vabs<A>(a) ? zero : one;
+    if constexpr (kind == K::tanh_shrink) {
+        const Vec<A> t = vtanh<A>(z);
+        return t * t;
+    }
+    if constexpr (kind == K::threshold) return z <= a ? zero : one;
+    if constexpr (kind == K::relu6) return clamp_slope<A>(z, one, zero, splat(A(6)));
+    if constexpr (kind == K::erf) return splat(A(kTwoOverRootPi)) * vexp_minus_square<A>(z, A(1));
+    if constexpr (kind == K::gelu) {
+        const NormalDistribution<A> normal = normal_distribution<A>(z);
+        return normal.cumulative + weigh<A>(z, normal.density);
+    }
+    if constexpr (kind == K::gelu_tanh) {
+        // t' = 2 a (1 + 3 b z^2)
+        const SigmoidPair<A> s = vsigmoid_pair<A>(gelu_tanh_argument<A>(z, a, b));
+        const Vec<A> finite = keep_finite<A>(z), square = keep_finite<A>(finite * finite);
+        const Vec<A> steepness = keep_finite<A>(fma(splat(A(3)) * b, square, one));
+        return s.plus + splat(A(2)) * (s.plus * s.minus * finite * a * steepness);
+    }
+    if constexpr (kind == K::gelu_sigmoid) return sigmoid_gate_slope<A>(splat(A(kGeluSigmoid)) * z);
+    if constexpr (kind == K::silu) return sigmoid_gate_slope<A>(z);
+    if constexpr (kind == K::hard_swish) {
+        const Vec<A> ramp = (z + z + splat(A(3))) / splat(A(6)), right = z > splat(A(3)) ? one : ramp;
+        return z < splat(A(-3)) ? zero : right;
+    }
+    return one;
+}
+
+// dy f'(z) with the slope from the output, for the kinds where it follows from that.
 template <ActivationKind kind, class A>
 RG_INLINE Vec<A> activation_slope_times(Vec<A> y, Vec<A> dy, Vec<A> a, Vec<A> b) {
     using K = ActivationKind;
@@ -207,6 +333,15 @@ ActivationFunctions<A> activation_functions(const Activation& activation) {
         RG_CASE(relu6)
         case K::identity:
             break;
+        // Normalization refuses these: their output does not tell the slope.
+        case K::abs:
+        case K::gelu_tanh:
+        case K::hard_swish:
+        case K::silu:
+        case K::erf:
+        case K::gelu:
+        case K::gelu_sigmoid:
+            break;
     }
 #undef RG_CASE
     return {activate_as<K::identity, A>, apply_slope_as<K::identity, A>};
@@ -220,6 +355,77 @@ void activate(const Activation& activation, const A* z, int64_t count, A* y) {
 template <class A>
 void apply_slope(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz) {
     activation_functions<A>(activation).slope(activation, y, dy, count, dz);
+}
+
+// ---- one vector at a time, for kernels that do more with each than to activate it ----------------------------------
+
+// f(z) or f'(z) with the parameters a and b in every lane.
+template <class A>
+using ActivationFunction = Vec<A> (*)(Vec<A> z, Vec<A> a, Vec<A> b);
+
+template <class A>
+struct VectorActivation {
+    ActivationFunction<A> value, input_slope;
+};
+
+template <class A>
+VectorActivation<A> vector_activation(ActivationKind kind) {
+    using K = ActivationKind;
+#define RG_CASE(name) \
+    case K::name:     \
+        return {activation_value<K::name, A>, activation_input_slope<K::name, A>};
+    switch (kind) {
+        RG_CASE(identity)
+        RG_CASE(relu)
+        RG_CASE(leaky_relu)
+        RG_CASE(sigmoid)
+        RG_CASE(tanh)
+        RG_CASE(scaled_tanh)
+        RG_CASE(abs)
+        RG_CASE(linear)
+        RG_CASE(clamp)
+        RG_CASE(gelu_tanh)
+        RG_CASE(hard_sigmoid)
+        RG_CASE(softplus)
+        RG_CASE(softsign)
+        RG_CASE(elu)
+        RG_CASE(clamped_leaky_relu)
+        RG_CASE(linear_with_bias)
+        RG_CASE(log_sigmoid)
+        RG_CASE(selu)
+        RG_CASE(celu)
+        RG_CASE(hard_shrink)
+        RG_CASE(soft_shrink)
+        RG_CASE(tanh_shrink)
+        RG_CASE(threshold)
+        RG_CASE(hard_swish)
+        RG_CASE(silu)
+        RG_CASE(relu6)
+        RG_CASE(erf)
+        RG_CASE(gelu)
+        RG_CASE(gelu_sigmoid)
+    }
+#undef RG_CASE
+    return {activation_value<K::identity, A>, activation_input_slope<K::identity, A>};
+}
+
+template <class A>
+void map_vectors(ActivationFunction<A> function, const Activation& activation, const A* z, int64_t count, A* out) {
+    const Vec<A> a = splat(A(activation.alpha)), b = splat(A(activation.beta));
+    int64_t i = 0;
+    for (; i + kLanes<A> <= count; i += kLanes<A>) store(out + i, function(load(z + i), a, b));
+    const int64_t rest = count - i;
+    if (rest) store_part(out + i, rest, function(load_part(z + i, rest, splat(A(1))), a, b));
+}
+
+template <class A>
+void map_value(const Activation& activation, const A* z, int64_t count, A* y) {
+    map_vectors<A>(vector_activation<A>(activation.kind).value, activation, z, count, y);
+}
+
+template <class A>
+void map_input_slope(const Activation& activation, const A* z, int64_t count, A* slope) {
+    map_vectors<A>(vector_activation<A>(activation.kind).input_slope, activation, z, count, slope);
 }
 
 }  // namespace

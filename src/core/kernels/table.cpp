@@ -25,6 +25,11 @@ constexpr NormKernels<A> make_norm_kernels() {
 }  // namespace
 
 extern const KernelTable RG_TABLE;
-const KernelTable RG_TABLE = {RG_ISA_NAME, make_norm_kernels<float>(), make_norm_kernels<double>(), add_streams};
+const KernelTable RG_TABLE = {RG_ISA_NAME,
+                              make_norm_kernels<float>(),
+                              make_norm_kernels<double>(),
+                              {map_value<float>, map_input_slope<float>},
+                              {map_value<double>, map_input_slope<double>},
+                              add_streams};
 
 }  // namespace rg
