@@ -1,19 +1,20 @@
-"""Fused activations: the class, and what the engine makes of it, element by element."""
+"""Activations: the class, and what the engine makes of it, element by element, fused and on its own."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import pickle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import retrograd as rg
-from retrograd import Activation, cases, reference
+from retrograd import Activation, _core, cases, reference
 from retrograd.activation import ACTIVATIONS
-from retrograd.cases import ACTIVATION_PARAMETERS
+from retrograd.cases import ACTIVATION_PARAMETERS, FUSED_ACTIVATIONS
 from retrograd.verify import fused_activation
 
 Array = np.ndarray[Any, Any]
@@ -23,8 +24,9 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 # ---- the class -------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_22_and_their_numbers_are_apples() -> None:
-    numbers = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 18, 19, 20, 22, 23, 24, 25, 26, 27, 28, 32]
+def test_there_are_29_and_their_numbers_are_apples() -> None:
+    numbers = [*range(9), 12, *range(15, 21), *range(22, 29), *range(30, 36)]
+    assert len(numbers) == 29
     assert [kind.code for kind in ACTIVATIONS.values()] == numbers
     assert tuple(ACTIVATIONS) == reference.ACTIVATIONS == tuple(ACTIVATION_PARAMETERS)
 
@@ -53,6 +55,16 @@ def test_customary_parameters(name: str, alpha: float, beta: float) -> None:
     by_name, _ = rg.batch_norm_forward(x, activation=name)
     by_object, _ = rg.batch_norm_forward(x, activation=activation)
     np.testing.assert_array_equal(by_name, by_object)
+
+
+def test_customary_gelu_tanh() -> None:
+    activation = Activation("gelu_tanh")
+    assert (activation.alpha, activation.beta) == (math.sqrt(2 / math.pi), 0.044715)
+    z = np.linspace(-4, 4, 101)
+    difference = reference.activation_value("gelu_tanh", z, activation.alpha, activation.beta) - (
+        reference.activation_value("gelu", z)
+    )
+    assert 1e-4 < np.max(np.abs(difference)) < 5e-4  # as good an approximation as it is known to be
 
 
 def test_none_is_the_identity() -> None:
@@ -94,15 +106,11 @@ def test_repr_and_pickle_lead_back(name: str) -> None:
     ("arguments", "error", "message"),
     [
         (("rellu",), ValueError, r"activation 'rellu' is unknown; there are identity, relu, .*relu6"),
+        (("gelu", 1.0), ValueError, r"'gelu' takes no alpha"),
         ((3,), TypeError, r"activation must be a name or an Activation, not int"),
         ((None,), TypeError, r"activation must be a name or an Activation, not NoneType"),
-        (("abs",), ValueError, r"'abs' cannot be fused: .*the sign of its input is lost.*multiply dy by its slope"),
-        (("silu",), ValueError, r"'silu' cannot be fused: .*not monotone.*apply silu to the result"),
-        (("swish",), ValueError, r"'swish' cannot be fused"),
-        (("gelu",), ValueError, r"'gelu' cannot be fused"),
-        (("gelu_tanh",), ValueError, r"'gelu_tanh' cannot be fused"),
-        (("hard_swish",), ValueError, r"'hard_swish' cannot be fused"),
-        (("mish",), ValueError, r"'mish' cannot be fused"),
+        (("swish",), ValueError, r"'swish' is unknown; here it is called 'silu'"),
+        (("mish",), ValueError, r"'mish' is unknown; there are identity, relu, .*gelu_sigmoid"),
         (("softmax",), ValueError, r"'softmax' cannot be fused: it is not elementwise"),
         (("log_softmax",), ValueError, r"'log_softmax' cannot be fused: it is not elementwise"),
         (("relu", 0.1), ValueError, r"'relu' takes no alpha"),
@@ -112,14 +120,7 @@ def test_repr_and_pickle_lead_back(name: str) -> None:
         (("clamped_leaky_relu",), ValueError, r"'clamped_leaky_relu' needs beta"),
         (("threshold",), ValueError, r"'threshold' needs alpha"),
         (("linear_with_bias", 1.0), ValueError, r"'linear_with_bias' needs beta"),
-        (("leaky_relu", 0.0), ValueError, r"'leaky_relu' with alpha = 0: .*only for alpha > 0; use 'relu'"),
-        (("leaky_relu", -0.5), ValueError, r"'leaky_relu' with alpha = -0.5: .*only for alpha > 0$"),
-        (("clamped_leaky_relu", 0.0, 1.0), ValueError, r"'clamped_leaky_relu' with alpha = 0"),
-        (("elu", 0.0), ValueError, r"'elu' with alpha = 0"),
-        (("celu", -1.0), ValueError, r"'celu' with alpha = -1"),
-        (("softplus", 0.0), ValueError, r"'softplus' with alpha = 0 is constant"),
-        (("softplus", 1.0, 0.0), ValueError, r"'softplus' with beta = 0 is constant"),
-        (("scaled_tanh", 0.0), ValueError, r"'scaled_tanh' with alpha = 0 is constant"),
+        (("celu", 0.0), ValueError, r"'celu' with alpha = 0 divides by 0; use 'relu'"),
         (("clamp", 2.0, 1.0), ValueError, r"'clamp': the lower bound alpha = 2 is above the upper.* beta = 1"),
         (("elu", math.nan), ValueError, r"'elu': alpha is NaN"),
         (("clamp", 0.0, math.nan), ValueError, r"'clamp': beta is NaN"),
@@ -133,7 +134,50 @@ def test_refusals(arguments: tuple[Any, ...], error: type[Exception], message: s
     assert type(caught.value) is error
 
 
-# ---- the engine, element by element ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("abs",), r"'abs' cannot be fused: .*the sign of its input is lost.*multiply dy by its slope"),
+        (("silu",), r"'silu' cannot be fused: .*not monotone.*apply silu to the result"),
+        (("gelu",), r"'gelu' cannot be fused"),
+        (("gelu_tanh",), r"'gelu_tanh' cannot be fused"),
+        (("gelu_sigmoid",), r"'gelu_sigmoid' cannot be fused"),
+        (("hard_swish",), r"'hard_swish' cannot be fused"),
+        (("erf",), r"'erf' cannot be fused: .*an output near 1 or -1 no longer tells it"),
+        (("leaky_relu", 0.0), r"'leaky_relu' with alpha = 0: .*only for alpha > 0; use 'relu'"),
+        (("leaky_relu", -0.5), r"'leaky_relu' with alpha = -0.5: .*only for alpha > 0$"),
+        (("clamped_leaky_relu", 0.0, 1.0), r"'clamped_leaky_relu' with alpha = 0"),
+        (("elu", 0.0), r"'elu' with alpha = 0"),
+        (("celu", -1.0), r"'celu' with alpha = -1"),
+        (("softplus", 0.0), r"'softplus' with alpha = 0 is constant"),
+        (("softplus", 1.0, 0.0), r"'softplus' with beta = 0 is constant"),
+        (("scaled_tanh", 0.0), r"'scaled_tanh' with alpha = 0 is constant"),
+    ],
+)
+def test_a_normalization_refuses_what_the_output_cannot_tell(arguments: tuple[Any, ...], message: str) -> None:
+    """The activation itself is fine."""
+    activation = Activation(*arguments)
+    assert eval(repr(activation), {"Activation": Activation}) == activation
+    x = np.zeros((3, 4), np.float32)
+    with pytest.raises(ValueError, match=rf"^batch_norm_forward: activation {message}"):
+        rg.batch_norm_forward(x, activation=activation)
+    with pytest.raises(ValueError, match=rf"^layer_norm_forward: activation {message}"):
+        rg.layer_norm_forward(x, activation=arguments[0] if len(arguments) == 1 else activation)
+
+
+def test_what_can_be_fused_is_what_the_cases_say() -> None:
+    x = np.ones((2, 3), np.float32)
+    for name in ACTIVATIONS:
+        activation = fused_activation(name, *ACTIVATION_PARAMETERS[name])
+        if name in FUSED_ACTIVATIONS:
+            rg.batch_norm_forward(x, activation=activation)
+        else:
+            with pytest.raises(ValueError, match="cannot be fused"):
+                rg.batch_norm_forward(x, activation=activation)
+    assert len(FUSED_ACTIVATIONS) == 22
+
+
+# ---- fused, element by element ---------------------------------------------------------------------------------------
 
 
 def run(activation: Activation, z: Array, dy: Array | float = 1.0) -> tuple[Array, Array]:
@@ -162,7 +206,7 @@ def whole_range(dtype: Any) -> Array:
 
 
 # (alpha, beta), and the largest error of the value and of the slope, in units in the last place of the exact result.
-# exp is within 1 of them, expm1 and log1p within 2, a division or a product adds a half.
+# exp is within 1.1 of them, expm1 and log1p within 2, a division or a product adds a half.
 ULP_BOUNDS: dict[str, tuple[float, float, float, float]] = {
     "sigmoid": (0, 0, 3, 2),
     "tanh": (0, 0, 3, 2),
@@ -249,7 +293,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 0.25, 2.0, -0.75, 6.0, 20.0, -20.0, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", FUSED_ACTIVATIONS)
 def test_special_points(name: str, dtype: str, isa: str) -> None:
     """Values within two units in the last place, slopes at kinks and zeros exactly the oracle's, NaN where it is."""
     alpha, beta = ULP_BOUNDS.get(name, ACTIVATION_PARAMETERS[name])[:2]
@@ -354,7 +398,7 @@ def test_flat_pieces_ignore_dy(activation: Activation, z: list[float], dtype: st
         np.testing.assert_array_equal(dz, np.zeros(points.shape))
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", FUSED_ACTIVATIONS)
 def test_nan_goes_through(name: str, isa: str) -> None:
     alpha, beta = ACTIVATION_PARAMETERS[name]
     for dtype in DTYPES:
@@ -389,3 +433,222 @@ def test_parameters_are_those_given(isa: str) -> None:
         y, slope = run(Activation("leaky_relu", alpha), z)
         np.testing.assert_array_equal(y, np.where(z < 0, np.float32(alpha) * z, z))
         np.testing.assert_array_equal(slope, np.where(z < 0, alpha, 1))
+
+
+# ---- on their own: value and slope from the input --------------------------------------------------------------------
+
+
+def value_and_slope(name: str, z: Array, alpha: float, beta: float) -> tuple[Array, Array]:
+    y, slope = np.empty_like(z), np.empty_like(z)
+    code = ACTIVATIONS[name].code
+    _core.activation_value(code, alpha, beta, z, y)
+    _core.activation_slope(code, alpha, beta, z, slope)
+    return y, slope
+
+
+class Bound(NamedTuple):
+    """Parameters that the arithmetic holds exactly, and the largest errors in ulp of the exact result; where a result
+    is a difference, or the argument of an exponential is rounded, `parts` adds to that."""
+
+    alpha: float
+    beta: float
+    value: float
+    slope: float
+
+
+# exp is within 1.1 ulp, expm1 and log1p within 2, tanh and sigmoid within 3, erf within 4; a product adds a half.
+# The smooth slopes are products of two or three of these. A factor of 2 doubles the unit that a subnormal is off by.
+BOUNDS: dict[str, list[Bound]] = {
+    "identity": [Bound(0, 0, 0, 0)],
+    "relu": [Bound(0, 0, 0, 0)],
+    "leaky_relu": [Bound(0.25, 0, 0.5, 0), Bound(-0.75, 0, 0.5, 0), Bound(0, 0, 0, 0)],
+    "sigmoid": [Bound(0, 0, 3, 5)],
+    "tanh": [Bound(0, 0, 3, 5)],
+    "scaled_tanh": [Bound(1, 1, 3, 5), Bound(-2, 0.5, 3, 5), Bound(0, 1, 0, 0), Bound(1, 0, 0, 0)],
+    "abs": [Bound(0, 0, 0, 0)],
+    "linear": [Bound(-1.5, 0, 0.5, 0), Bound(0, 0, 0, 0)],
+    "clamp": [Bound(-0.75, 2, 0, 0), Bound(1, 1, 0, 0)],
+    "gelu_tanh": [
+        Bound(math.sqrt(2 / math.pi), 0.044715, 4, 4),
+        Bound(0.75, -0.0625, 4, 4),
+        Bound(-0.5, 0.125, 4, 4),
+        Bound(0, 0.0625, 1, 1),
+    ],
+    "hard_sigmoid": [Bound(0.25, 0.5, 1, 0), Bound(-0.125, 0.25, 1, 0), Bound(0, 0.5, 0, 0), Bound(0, 2, 0, 0)],
+    "softplus": [Bound(1, 1, 3, 3), Bound(2, -0.5, 3, 3), Bound(-0.5, 1, 3, 3), Bound(0, 1, 0, 0), Bound(1, 0, 2, 0)],
+    "softsign": [Bound(0, 0, 2, 4)],
+    "elu": [Bound(1, 0, 2, 1.1), Bound(-2, 0, 2, 2), Bound(0, 0, 0, 0)],
+    "clamped_leaky_relu": [Bound(0.25, 2, 0.5, 0), Bound(-0.5, 2, 0.5, 0), Bound(0, -1, 0, 0)],
+    "linear_with_bias": [Bound(0.75, -0.5, 1, 0), Bound(0, 1.5, 0, 0)],
+    "log_sigmoid": [Bound(0, 0, 3, 3)],
+    "selu": [Bound(0, 0, 4, 3)],
+    "celu": [Bound(1, 0, 2, 1.1), Bound(-1, 0, 2, 1.1), Bound(2, 0, 3, 1.1)],
+    "hard_shrink": [Bound(0.5, 0, 0, 0), Bound(-0.5, 0, 0, 0), Bound(0, 0, 0, 0)],
+    "soft_shrink": [Bound(0.5, 0, 0.5, 0), Bound(-0.5, 0, 0.5, 0), Bound(0, 0, 0, 0)],
+    "tanh_shrink": [Bound(0, 0, 1, 6)],
+    "threshold": [Bound(0.25, -2, 0, 0), Bound(0.25, 2, 0, 0)],
+    "hard_swish": [Bound(0, 0, 2, 1.5)],
+    "silu": [Bound(0, 0, 4, 4)],
+    "relu6": [Bound(0, 0, 0, 0)],
+    "erf": [Bound(0, 0, 4, 3)],
+    "gelu": [Bound(0, 0, 6, 6)],
+    "gelu_sigmoid": [Bound(0, 0, 4, 4)],
+}
+EVERY_BOUND = [pytest.param(name, bound, id=f"{name}-{i}") for name in BOUNDS for i, bound in enumerate(BOUNDS[name])]
+
+
+def parts(name: str, z: Array, alpha: float, beta: float, dtype: Any) -> tuple[Array, Array]:
+    """What the value and the slope may be off by beyond ulps of the result; z in the oracle's type."""
+    nothing = np.zeros_like(z)
+    u = float(np.finfo(dtype).eps) / 2
+    smallest = z.dtype.type(np.finfo(dtype).smallest_subnormal)
+    argument, steepness = nothing, nothing + 1  # of the sigmoid: the argument's error in units of u, and its slope
+    match name:
+        case "linear_with_bias":
+            return 2 * u * (np.abs(alpha * z) + abs(beta)), nothing
+        case "hard_sigmoid":
+            return 2 * u * (np.minimum(np.abs(alpha * z), 2) + abs(beta)), nothing
+        case "tanh_shrink":  # float is computed in double
+            return nothing if dtype == np.float32 else 3 * u * np.minimum(np.abs(z), 1), nothing
+        case "gelu":
+            weight = np.where(z == 0, 0.5, reference.activation_value("gelu", z) / np.where(z == 0, 1, z))
+            density = reference.activation_input_slope("erf", z / np.sqrt(z.dtype.type(2))) / np.sqrt(z.dtype.type(8))
+            spread = nothing
+        case "silu" | "gelu_sigmoid" | "gelu_tanh":
+            t = z
+            if name == "gelu_sigmoid":  # 1.702 and the product are rounded
+                t = 1.702 * z
+                argument, steepness = 2 * np.abs(t), 1.702 * steepness
+            if name == "gelu_tanh":  # alpha, beta and five operations; z + beta z^3 may cancel
+                z = np.clip(z, -1e9, 1e9)  # long saturated there
+                t = 2 * alpha * (z + beta * z**3)
+                argument = 7 * 2 * abs(alpha) * (np.abs(z) + np.abs(beta * z**3))
+                steepness = 2 * abs(alpha) * (1 + 3 * abs(beta) * z**2)
+            weight = reference.activation_value("sigmoid", t)
+            spread = reference.activation_input_slope("sigmoid", t)
+            density = steepness * spread
+        case _:
+            return nothing, nothing
+    # value = z * weight, slope = weight + z * density. The argument's error moves the weight by spread; and a weight
+    # that is subnormal, or rounds to 0, is off by a unit before it is multiplied.
+    z = np.abs(z)
+    value = z * (u * argument * spread + np.minimum(smallest, 4 * weight))
+    slope = u * (6 * (weight + z * density) + argument * (spread + z * density))
+    return value, slope + z * np.minimum(smallest * steepness, 4 * density)
+
+
+class Expected(NamedTuple):
+    z: Array
+    value: Array
+    value_parts: Array
+    slope: Array
+    slope_parts: Array
+
+
+@functools.cache
+def expected(name: str, bound: Bound, dtype: Any) -> Expected:
+    few = dtype == np.float64 and name in ("tanh_shrink", "erf", "gelu")  # their oracle is slow
+    far = np.array([1e4, 1e9, 1e19, 1e30, 3e38])
+    kinks = np.array([0.0, -0.0, -3.0, 3.0, 6.0])
+    z = np.concatenate([whole_range(dtype)[:: 10 if few else 1], *(p.astype(dtype) for p in (far, -far, kinks))])
+    value = reference.activation_value(name, z, bound.alpha, bound.beta)
+    if name == "hard_sigmoid" and bound.alpha:  # a z + b is compared after rounding: at 0 and 1 it may be either
+        ramp = bound.alpha * z.astype(value.dtype) + bound.beta
+        sure = np.minimum(np.abs(ramp), np.abs(ramp - 1)) > 2 * np.finfo(dtype).eps
+        z, value = z[sure], value[sure]
+    slope = reference.activation_input_slope(name, z, bound.alpha, bound.beta)
+    with np.errstate(all="ignore"):
+        value_parts, slope_parts = parts(name, z.astype(value.dtype), bound.alpha, bound.beta, dtype)
+    return Expected(z, value, value_parts, slope, slope_parts)
+
+
+def worst(got: Array, exact: Array, ulps: float, extra: Array) -> float:
+    """The largest error in units of what is allowed; where nothing is, there must be none."""
+    with np.errstate(all="ignore"):
+        rounded = exact.astype(got.dtype)
+        finite = np.isfinite(rounded)
+        np.testing.assert_array_equal(got[~finite], rounded[~finite])
+        allowed = ulps * np.abs(np.spacing(np.where(finite, rounded, 1))).astype(exact.dtype) + extra
+        error = np.abs(got - exact)
+        ratio = np.where(error == 0, 0, error / allowed)[finite]
+        assert not np.isnan(ratio).any()
+        return float(np.max(ratio))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("name", "bound"), EVERY_BOUND)
+def test_value_and_input_slope_over_the_whole_range(name: str, bound: Bound, dtype: Any, isa: str) -> None:
+    """Every exponent, 0 and up to the largest numbers; exp itself as the slope of elu (z < 0) and of celu (-1)."""
+    z, value, value_parts, slope, slope_parts = expected(name, bound, dtype)
+    got_value, got_slope = value_and_slope(name, z, bound.alpha, bound.beta)
+    assert worst(got_value, value, bound.value, value_parts) <= 1
+    assert worst(got_slope, slope, bound.slope, slope_parts) <= 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_infinity_and_nan_on_their_own(name: str, dtype: Any, isa: str) -> None:
+    """Limits where there are any: silu is 0 at -infinity, its slope 1 at +infinity."""
+    alpha, beta = BOUNDS[name][0][:2]
+    z = np.array([-math.inf, math.inf, math.nan, -math.nan] * 5, dtype)
+    value, slope = value_and_slope(name, z, alpha, beta)
+    for got, exact in (
+        (value, reference.activation_value(name, z, alpha, beta)),
+        (slope, reference.activation_input_slope(name, z, alpha, beta)),
+    ):
+        np.testing.assert_allclose(got, exact.astype(dtype), rtol=2 * np.finfo(dtype).eps)  # for selu's constants
+    assert np.isnan(value[2:4]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "beta"),
+    [
+        ("gelu_tanh", 0.0, 3e38),
+        ("gelu_tanh", 3e38, 0.0),
+        ("gelu_tanh", -3e38, 3e38),
+        ("gelu_tanh", 1e20, -1e-38),
+        ("softplus", 0.0, 3e38),
+        ("softplus", 1e-20, 3e38),
+        ("scaled_tanh", 0.0, 3e38),
+        ("scaled_tanh", 1e-20, 3e38),
+        ("hard_sigmoid", 3e38, -3e38),
+        ("elu", -3e38, 0.0),
+        ("celu", 1e-38, 0.0),
+        ("leaky_relu", -3e38, 0.0),
+    ],
+)
+def test_huge_parameters_make_no_nan(name: str, alpha: float, beta: float, isa: str) -> None:
+    z = np.array([-3e38, -1e19, -1e4, -1.0, -1e-30, -0.0, 0.0, 1e-30, 1.0, 1e4, 1e19, 3e38], np.float32)
+    value, slope = value_and_slope(name, z, alpha, beta)
+    assert not np.isnan(value).any()
+    assert not np.isnan(slope).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_any_count_has_the_same_bits(name: str, dtype: Any, isa: str) -> None:
+    """Around the width of a vector, in place as well, and nothing is written past the end."""
+    alpha, beta = ACTIVATION_PARAMETERS[name]
+    code = ACTIVATIONS[name].code
+    z = np.random.default_rng(5).normal(0, 3, 40).astype(dtype)
+    for function, whole in zip(
+        (_core.activation_value, _core.activation_slope), value_and_slope(name, z, alpha, beta), strict=True
+    ):
+        for count in (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33):
+            out = z.copy()
+            function(code, alpha, beta, out[:count], out[:count])
+            np.testing.assert_array_equal(out[:count], whole[:count])
+            np.testing.assert_array_equal(out[count:], z[count:])
+
+
+def test_the_engine_checks_its_views() -> None:
+    z = np.zeros(8, np.float32)
+    for out, message in (
+        (np.zeros(7, np.float32), "out has the wrong size"),
+        (np.zeros(4, np.float64), "out has the wrong element size"),
+        (np.zeros(16, np.float32)[::2], "out is not contiguous"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _core.activation_value(1, 0.0, 0.0, z, out)
+    with pytest.raises(ValueError, match="z has the wrong element size"):
+        _core.activation_slope(1, 0.0, 0.0, np.zeros(8, np.float16), z)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from . import _core
 from ._threads import checked_num_threads
-from .activation import Activation
+from .activation import Activation, check_fusable
 
 Array: TypeAlias = npt.NDArray[Any]
 Statistics: TypeAlias = npt.NDArray[np.float64]
@@ -71,6 +71,16 @@ def as_activation(function: str, activation: str | Activation | None) -> Activat
         return Activation("identity" if activation is None else activation)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{function}: {error}") from None
+
+
+def as_fused_activation(function: str, activation: str | Activation | None) -> Activation:
+    """Of a normalization, whose backward has only the output to find the slope from."""
+    fused = as_activation(function, activation)
+    try:
+        check_fusable(fused)
+    except ValueError as error:
+        raise ValueError(f"{function}: {error}") from None
+    return fused
 
 
 def as_axis(function: str, name: str, axis: int, rank: int) -> int:
@@ -129,7 +139,7 @@ def _norm_problem(
     activation: str | Activation | None,
 ) -> NormProblem:
     code = dtype_code(function, "x", dtype)
-    fused = as_activation(function, activation)
+    fused = as_fused_activation(function, activation)
     epsilon = as_number(function, "eps", eps)
     if not (0 <= epsilon < math.inf):
         raise ValueError(f"{function}: eps is {epsilon}, must be a finite number of at least 0")

@@ -1,4 +1,4 @@
-"""Activations that can be fused into a normalization: those whose slope follows from their output."""
+"""The elementwise activations, and which of them can be fused into a normalization."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ ACTIVATIONS: Final[dict[str, _Kind]] = {
     "sigmoid": _Kind(3),
     "tanh": _Kind(4),
     "scaled_tanh": _Kind(5, alpha=1.0, beta=1.0),
+    "abs": _Kind(6),
     "linear": _Kind(7, alpha=None),
     "clamp": _Kind(8, alpha=None, beta=None),
+    "gelu_tanh": _Kind(12, alpha=math.sqrt(2 / math.pi), beta=0.044715),
     "hard_sigmoid": _Kind(15, alpha=1 / 6, beta=0.5),
     "softplus": _Kind(16, alpha=1.0, beta=1.0),
     "softsign": _Kind(17),
@@ -36,10 +38,15 @@ ACTIVATIONS: Final[dict[str, _Kind]] = {
     "soft_shrink": _Kind(26, alpha=0.5),
     "tanh_shrink": _Kind(27),
     "threshold": _Kind(28, alpha=None, beta=None),
+    "hard_swish": _Kind(30),
+    "silu": _Kind(31),
     "relu6": _Kind(32),
+    "erf": _Kind(33),
+    "gelu": _Kind(34),
+    "gelu_sigmoid": _Kind(35),
 }
 
-# Two inputs share an output, so the output cannot tell the slope.
+# Why the output cannot tell the slope.
 _NEEDS_INPUT: Final = {
     "abs": "the sign of its input is lost",
     "gelu": "it is not monotone",
@@ -47,22 +54,22 @@ _NEEDS_INPUT: Final = {
     "gelu_sigmoid": "it is not monotone",
     "hard_swish": "it is not monotone",
     "silu": "it is not monotone",
-    "swish": "it is not monotone",
-    "mish": "it is not monotone",
+    "erf": "an output near 1 or -1 no longer tells it",
 }
 _NOT_ELEMENTWISE: Final = ("softmax", "log_softmax")
 
-# Where alpha must be positive, because at or below zero two inputs share an output.
+# Where alpha must be positive to be fused, because at or below zero two inputs share an output.
 _POSITIVE_ALPHA: Final = ("leaky_relu", "clamped_leaky_relu", "elu", "celu")
 # Where a zero makes the function constant and its inverse disappear.
 _NON_ZERO: Final = {"softplus": ("alpha", "beta"), "scaled_tanh": ("alpha",)}
 
 
 class Activation:
-    """A fused activation with its parameters: ``Activation("leaky_relu", alpha=0.1)``.
+    """An activation with its parameters: ``Activation("leaky_relu", alpha=0.1)``.
 
-    Wherever an activation is expected, its name alone stands for its customary parameters. Instances are immutable
-    and hashable. ``docs/activations.md`` has the formulas.
+    Wherever an activation is expected, its name alone stands for its customary parameters. A normalization takes only
+    those whose slope follows from their output. Instances are immutable and hashable. ``docs/activations.md`` has the
+    formulas.
     """
 
     __slots__ = ("_hash", "alpha", "beta", "code", "name")
@@ -125,27 +132,37 @@ class Activation:
 
 
 def _check(name: str, alpha: float, beta: float) -> None:
-    if name in _POSITIVE_ALPHA and not alpha > 0:
-        hint = "; use 'relu'" if name == "leaky_relu" and alpha == 0 else ""
-        raise ValueError(
-            f"activation {name!r} with alpha = {alpha:g}: backward finds the slope from the output, which tells it "
-            f"only for alpha > 0{hint}"
-        )
-    for parameter in _NON_ZERO.get(name, ()):
-        if (alpha if parameter == "alpha" else beta) == 0:
-            raise ValueError(f"activation {name!r} with {parameter} = 0 is constant: its output cannot tell the slope")
+    """Whether there is such a function at all."""
     if name == "clamp" and alpha > beta:
         raise ValueError(f"activation 'clamp': the lower bound alpha = {alpha:g} is above the upper, beta = {beta:g}")
+    if name == "celu" and alpha == 0:
+        raise ValueError("activation 'celu' with alpha = 0 divides by 0; use 'relu'")
+
+
+def check_fusable(activation: Activation) -> None:
+    """Raise unless the slope follows from the output, which is all that a normalization keeps."""
+    name = activation.name
+    if name in _NEEDS_INPUT:
+        raise ValueError(
+            f"activation {name!r} cannot be fused: backward finds the slope from the output, and {_NEEDS_INPUT[name]}. "
+            f"Normalize without an activation, apply {name} to the result, and multiply dy by its slope before backward"
+        )
+    if name in _POSITIVE_ALPHA and not activation.alpha > 0:
+        hint = "; use 'relu'" if name == "leaky_relu" and activation.alpha == 0 else ""
+        raise ValueError(
+            f"activation {name!r} with alpha = {activation.alpha:g}: backward finds the slope from the output, which "
+            f"tells it only for alpha > 0{hint}"
+        )
+    for parameter in _NON_ZERO.get(name, ()):
+        if getattr(activation, parameter) == 0:
+            raise ValueError(f"activation {name!r} with {parameter} = 0 is constant: its output cannot tell the slope")
 
 
 def _unknown(name: object) -> Exception:
     if not isinstance(name, str):
         return TypeError(f"activation must be a name or an Activation, not {type(name).__name__}")
-    if name in _NEEDS_INPUT:
-        return ValueError(
-            f"activation {name!r} cannot be fused: backward finds the slope from the output, and {_NEEDS_INPUT[name]}. "
-            f"Normalize without an activation, apply {name} to the result, and multiply dy by its slope before backward"
-        )
     if name in _NOT_ELEMENTWISE:
         return ValueError(f"activation {name!r} cannot be fused: it is not elementwise. Apply it to the result instead")
+    if name == "swish":
+        return ValueError("activation 'swish' is unknown; here it is called 'silu'")
     return ValueError(f"activation {name!r} is unknown; there are {', '.join(ACTIVATIONS)}")

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 __all__ = [
     "ACTIVATION_PARAMETERS",
+    "FUSED_ACTIVATIONS",
     "NORM_BENCH_CASES",
     "NORM_VERIFY_CASES",
     "BackwardBound",
@@ -46,8 +47,10 @@ ACTIVATION_PARAMETERS: Final[dict[str, tuple[float, float]]] = {
     "sigmoid": (0.0, 0.0),
     "tanh": (0.0, 0.0),
     "scaled_tanh": (1.7, 0.6),
+    "abs": (0.0, 0.0),
     "linear": (-1.3, 0.0),
     "clamp": (-0.7, 0.9),
+    "gelu_tanh": (0.7978845608028654, 0.044715),
     "hard_sigmoid": (0.4, 0.45),
     "softplus": (0.8, 1.4),
     "softsign": (0.0, 0.0),
@@ -61,8 +64,16 @@ ACTIVATION_PARAMETERS: Final[dict[str, tuple[float, float]]] = {
     "soft_shrink": (0.5, 0.0),
     "tanh_shrink": (0.0, 0.0),
     "threshold": (0.3, -0.2),
+    "hard_swish": (0.0, 0.0),
+    "silu": (0.0, 0.0),
     "relu6": (0.0, 0.0),
+    "erf": (0.0, 0.0),
+    "gelu": (0.0, 0.0),
+    "gelu_sigmoid": (0.0, 0.0),
 }
+_SLOPE_NEEDS_INPUT: Final = {"abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu", "gelu_sigmoid"}
+# Those that a normalization can apply: their output tells the slope.
+FUSED_ACTIVATIONS: Final = tuple(name for name in ACTIVATION_PARAMETERS if name not in _SLOPE_NEEDS_INPUT)
 
 
 @dataclass(frozen=True)
@@ -207,8 +218,8 @@ def _verify_cases() -> Iterator[NormCase]:
             for dtype in ("float32", "float64", *halves):
                 for ratio in (0.0, 100.0) if dtype in halves else (0.0, 1e4, 1e6):
                     yield NormCase(kind, (5, 12, 17, 13), layout, num_groups=3, dtype=dtype, mean_over_std=ratio)
-    # All activations.
-    for number, name in enumerate(ACTIVATION_PARAMETERS):
+    # All activations that can be fused.
+    for number, name in enumerate(FUSED_ACTIVATIONS):
         dtype = ("float32", "float64", "float16", "bfloat16")[number % 4]
         yield _activated(name, "batch", (6, 8, 11, 23), layouts[number % 2], dtype=dtype)
         yield _activated(name, kinds[number % 4], (6, 8, 11, 23), layouts[number // 4 % 2], num_groups=4)
@@ -269,7 +280,7 @@ class _Roundings(NamedTuple):
 
 def _activation_roundings(name: str, alpha: float, beta: float, double: bool) -> _Roundings:
     """Parameters are themselves rounded to the arithmetic's type. The transcendental ones keep their bounds in ulp of
-    the engine (an ulp is up to 2 u): exp 1, expm1 and log1p 2, tanh and sigmoid 3, tested in tests/test_activation.py.
+    the engine (an ulp is up to 2 u): exp 1.1, expm1 and log1p 2, tanh and sigmoid 3 (tests/test_activation.py).
     """
     a, b = abs(alpha), abs(beta)
     match name:

@@ -21,6 +21,7 @@ __all__ = [
     "Kind",
     "NormBackward",
     "NormForward",
+    "activation_input_slope",
     "activation_slope",
     "activation_value",
     "apply_slope",
@@ -39,8 +40,10 @@ ACTIVATIONS = (
     "sigmoid",
     "tanh",
     "scaled_tanh",
+    "abs",
     "linear",
     "clamp",
+    "gelu_tanh",
     "hard_sigmoid",
     "softplus",
     "softsign",
@@ -54,12 +57,21 @@ ACTIVATIONS = (
     "soft_shrink",
     "tanh_shrink",
     "threshold",
+    "hard_swish",
+    "silu",
     "relu6",
+    "erf",
+    "gelu",
+    "gelu_sigmoid",
 )
+# Of these the output does not tell the slope: two inputs share one, or (erf) nearly do.
+_SLOPE_NEEDS_INPUT = ("abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu", "gelu_sigmoid")
 
 # Strings, because these have more digits than a float64 literal keeps.
 _SELU_SCALE = "1.0507009873554804934193349852946"
 _SELU_ALPHA = "1.6732632423543772848170429916717"
+_GELU_SIGMOID = "1.702"
+_PI = "3.14159265358979323846264338327950288"
 
 
 def _working(a: npt.ArrayLike) -> tuple[Array, type[np.floating[Any]]]:
@@ -79,6 +91,17 @@ def activation_value(name: str, z: npt.ArrayLike, alpha: float = 0.0, beta: floa
     """f(z)."""
     z, work = _working(z)
     return _value(name, z.astype(work), alpha, beta)
+
+
+@np.errstate(all="ignore")
+def activation_input_slope(name: str, z: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
+    """f'(z) from z itself: defined for every activation and all its parameters.
+
+    At a kink it is what `activation_slope` finds, where that can. Under NaN a slope made of constants is that of the
+    piece that is left when all comparisons fail; the others are NaN.
+    """
+    z, work = _working(z)
+    return _input_slope(name, z.astype(work), alpha, beta)
 
 
 @np.errstate(all="ignore")
@@ -113,8 +136,7 @@ def _value(name: str, z: Array, a: float, b: float) -> Array:
         case "leaky_relu":
             y = np.where(z < 0, a * z, z)
         case "sigmoid":
-            e = np.exp(-np.abs(z))  # never overflows
-            y = np.where(z < 0, e, 1.0) / (1 + e)
+            y = _sigmoid(z)
         case "tanh":
             y = np.tanh(z)
         case "scaled_tanh":
@@ -152,9 +174,93 @@ def _value(name: str, z: Array, a: float, b: float) -> Array:
             y = np.where(z <= a, b, z)
         case "relu6":
             y = np.minimum(np.maximum(z, 0.0), 6.0)
+        case "abs":
+            y = np.abs(z)
+        case "erf":
+            y = 1 - _erfc(z)
+            y = np.where(np.abs(z) < 1, _erf_series(np.where(np.abs(z) < 1, z, 0.0)), y)
+        case "gelu":
+            y = _gated(z, _normal_cdf(z))
+        case "gelu_tanh":
+            # (1 + tanh u) / 2 is sigmoid(2u), which keeps its digits where tanh u approaches -1.
+            y = _gated(z, _sigmoid(2 * a * (z + b * z**3)))
+        case "gelu_sigmoid":
+            y = _gated(z, _sigmoid(number(_GELU_SIGMOID) * z))
+        case "silu":
+            y = _gated(z, _sigmoid(z))
+        case "hard_swish":
+            y = _gated(z, np.minimum(np.maximum(z + 3, 0.0), 6.0) / 6)
         case _:
             raise ValueError(f"unknown activation {name!r}")
     return np.asarray(y, dtype=number)
+
+
+def _input_slope(name: str, z: Array, a: float, b: float) -> Array:
+    number = z.dtype.type
+    one = np.ones_like(z)
+    match name:
+        case "identity":
+            slope = one
+        case "relu":
+            slope = np.where(z <= 0, 0.0, one)
+        case "leaky_relu":
+            slope = np.where(z < 0, a, one)
+        case "sigmoid":
+            slope = _sigmoid(z) * _sigmoid(-z)
+        case "tanh":
+            slope = 1 / np.cosh(z) ** 2
+        case "scaled_tanh":
+            slope = number(a) * b / np.cosh(b * z) ** 2
+        case "abs":
+            slope = np.sign(z)
+        case "linear" | "linear_with_bias":
+            slope = a * one
+        case "clamp":
+            slope = np.where((z <= a) | (z >= b), 0.0, one)
+        case "hard_sigmoid":
+            ramp = a * z + b
+            slope = np.where((ramp <= 0) | (ramp >= 1), 0.0, a)
+        case "softplus":
+            slope = number(a) * b * _sigmoid(b * z)
+        case "softsign":
+            slope = 1 / (1 + np.abs(z)) ** 2
+        case "elu":
+            slope = np.where(z < 0, a * np.exp(np.minimum(z, 0.0)), one)
+        case "clamped_leaky_relu":
+            slope = np.where(z < 0, a, one)
+            slope = np.where(np.where(z < 0, a * z, z) >= b, 0.0, slope)
+        case "log_sigmoid":
+            slope = _sigmoid(-z)
+        case "selu":
+            scale, low = number(_SELU_SCALE), number(_SELU_SCALE) * number(_SELU_ALPHA)
+            slope = np.where(z < 0, low * np.exp(np.minimum(z, 0.0)), scale)
+        case "celu":
+            slope = np.where(z < 0, np.exp(np.minimum(z, 0.0) / a), one)
+        case "hard_shrink" | "soft_shrink":
+            slope = np.where(np.abs(z) < abs(a), 0.0, one)
+        case "tanh_shrink":
+            slope = np.tanh(z) ** 2
+        case "threshold":
+            slope = np.where(z <= a, 0.0, one)
+        case "relu6":
+            slope = np.where((z <= 0) | (z >= 6), 0.0, one)
+        case "erf":
+            slope = 2 / np.sqrt(number(_PI)) * _exp_minus_square(z, 1.0)
+        case "gelu":
+            slope = _normal_cdf(z) + _gated(z, _exp_minus_square(z, 0.5) / np.sqrt(2 * number(_PI)))
+        case "gelu_tanh":
+            t, dt = 2 * a * (z + b * z**3), 2 * a * (1 + 3 * b * z**2)
+            slope = _sigmoid(t) + _gated(z * dt, _sigmoid(t) * _sigmoid(-t))
+        case "gelu_sigmoid":
+            t = number(_GELU_SIGMOID) * z
+            slope = _sigmoid(t) + _gated(t, _sigmoid(t) * _sigmoid(-t))
+        case "silu":
+            slope = _sigmoid(z) + _gated(z, _sigmoid(z) * _sigmoid(-z))
+        case "hard_swish":
+            slope = np.where(z < -3, 0.0, np.where(z > 3, 1.0, (2 * z + 3) / 6))
+        case _:
+            raise ValueError(f"unknown activation {name!r}")
+    return np.asarray(slope, dtype=number)
 
 
 def _flat(name: str, y: Array, alpha: float, beta: float) -> npt.NDArray[np.bool_]:
@@ -192,7 +298,8 @@ def _slope(name: str, y: Array, a: float, b: float) -> Array:
     needs_at_least_0 = name in ("leaky_relu", "clamped_leaky_relu")
     needs_positive = name in ("elu", "celu")
     needs_nonzero = name in ("softplus", "scaled_tanh")
-    if (needs_at_least_0 and a < 0) or (needs_positive and a <= 0) or (needs_nonzero and a == 0):
+    refused = (needs_at_least_0 and a < 0) or (needs_positive and a <= 0) or (needs_nonzero and a == 0)
+    if refused or name in _SLOPE_NEEDS_INPUT:
         raise ValueError(f"{name} with alpha = {a}: y does not determine the slope")
     one = np.ones_like(y)
     match name:
@@ -227,6 +334,68 @@ def _slope(name: str, y: Array, a: float, b: float) -> Array:
         case _:
             raise ValueError(f"unknown activation {name!r}")
     return np.asarray(slope, dtype=number)
+
+
+def _sigmoid(z: Array) -> Array:
+    e = np.exp(-np.abs(z))  # never overflows
+    return np.asarray(np.where(z < 0, e, 1.0) / (1 + e))
+
+
+def _gated(z: Array, weight: Array) -> Array:
+    """z * weight, with its limit 0 where the weight has vanished and z is infinite."""
+    return np.where(weight == 0, 0.0, z * weight)
+
+
+def _exp_minus_square(z: Array, scale: float) -> Array:
+    """exp(-scale z^2). The square of z's leading 24 bits is exact; so the rounding of z^2, large where exp is small,
+    does not show."""
+    z = np.minimum(np.abs(z), 200.0)  # exp(-200^2 / 2) is 0 in every type
+    head = z.astype(np.float32).astype(z.dtype)
+    return np.asarray(np.exp(-scale * head**2) * np.exp(-scale * (z - head) * (z + head)))
+
+
+def _normal_cdf(z: Array) -> Array:
+    """The integral of the normal density up to z: half of erfc(-z / sqrt 2), relatively precise for z < 0."""
+    if z.dtype == np.float64:
+        return 0.5 * _erfc(-z / math.sqrt(2))  # the argument's rounding costs z^2 units: little, seen from a float32
+    x = np.abs(z) / np.sqrt(z.dtype.type(2))
+    far = x >= 1.5
+    tail = np.where(far, _exp_minus_square(z, 0.5) * _scaled_erfc(np.where(far, x, 2.0)), _erfc(np.where(far, 0.0, x)))
+    return np.where(z < 0, tail, 2 - tail) / 2
+
+
+def _erfc(x: Array) -> Array:
+    """1 - erf(x): the C library's for float64, which has no wider one."""
+    if x.dtype == np.float64:
+        return np.asarray(np.vectorize(math.erfc, otypes=[np.float64])(x))
+    magnitude = np.abs(x)
+    far = magnitude >= 1.5
+    near = 1 - _erf_series(np.where(far, 0.0, magnitude))
+    tail = np.where(far, _exp_minus_square(x, 1.0) * _scaled_erfc(np.where(far, magnitude, 2.0)), near)
+    return np.where(x < 0, 2 - tail, tail)
+
+
+def _erf_series(x: Array) -> Array:
+    """erf(x) = 2 / sqrt(pi) exp(-x^2) times the sum over n of 2^n x^(2n+1) / (2n+1)!!, all of one sign.
+
+    For |x| < 1.5 fifty terms leave out less than 1e-40.
+    """
+    term = total = x
+    for n in range(1, 50):
+        term = term * (2 * x * x) / (2 * n + 1)
+        total = total + term
+    return np.asarray(2 / np.sqrt(x.dtype.type(_PI)) * np.exp(-x * x) * total)
+
+
+def _scaled_erfc(x: Array) -> Array:
+    """exp(x^2) erfc(x) for x >= 1.5, by its continued fraction x + (1/2) / (x + (2/2) / (x + (3/2) / ...)).
+
+    Three hundred levels leave out e^(-4 x sqrt(150)), 1e-31 at 1.5.
+    """
+    fraction = x
+    for n in range(300, 0, -1):
+        fraction = x + (n / 2) / fraction
+    return np.asarray(1 / (np.sqrt(x.dtype.type(_PI)) * fraction))
 
 
 def _tanh_shrink(z: Array) -> Array:

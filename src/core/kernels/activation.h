@@ -223,8 +223,8 @@ RG_INLINE Vec<A> activation_input_slope(Vec<A> z, Vec<A> a, Vec<A> b) {
     if constexpr (kind == K::gelu_tanh) {
         // t' = 2 a (1 + 3 b z^2)
         const SigmoidPair<A> s = vsigmoid_pair<A>(gelu_tanh_argument<A>(z, a, b));
-        const Vec<A> finite = keep_finite<A>(z), square = keep_finite<A>(finite * finite);
-        const Vec<A> steepness = keep_finite<A>(fma(splat(A(3)) * b, square, one));
+        const Vec<A> finite = keep_finite<A>(z), square = keep_finite<A>(splat(A(3)) * finite * finite);
+        const Vec<A> steepness = keep_finite<A>(fma(b, square, one));
         return s.plus + splat(A(2)) * (s.plus * s.minus * finite * a * steepness);
     }
     if constexpr (kind == K::gelu_sigmoid) return sigmoid_gate_slope<A>(splat(A(kGeluSigmoid)) * z);

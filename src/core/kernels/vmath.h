@@ -114,7 +114,7 @@ RG_INLINE Vec<A> exp_reduced(const Reduced<A>& a) {
     return p * power_of_two<A>(half) * power_of_two<A>(rest);
 }
 
-// Within 1 ulp; subnormal results within one unit of the smallest subnormal.
+// Within 1.1 ulp; subnormal results within one unit of the smallest subnormal.
 template <class A>
 RG_INLINE Vec<A> vexp(Vec<A> x) {
     using M = MathConstants<A>;
@@ -239,7 +239,7 @@ RG_INLINE Vec<A> verf_small(Vec<A> x) {
     return x * p;
 }
 
-// Within 3 ulp: above 1/2 erfc(x) is the smaller part of 1 - erfc(x).
+// Within 4 ulp: above 1/2 erfc(x) is the smaller part of 1 - erfc(x).
 template <class A>
 RG_INLINE Vec<A> verf(Vec<A> x) {
     const Vec<A> end = splat(MathConstants<A>::kSquareEnd);
