@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-cpp := $(wildcard src/core/*.h src/core/*.cpp src/core/kernels/*.h src/core/kernels/*.cpp src/bind/*.cpp)
+cpp := $(wildcard src/core/*.h src/core/*.cpp src/core/kernels/*.h src/core/kernels/*.cpp src/bind/*.h src/bind/*.cpp)
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 
 .PHONY: help demo test lint bench clean
@@ -17,7 +17,7 @@ help:
 	@echo "make demo    check the engine on this machine against the float64 oracle"
 	@echo "make test    run the test suite (ARGS='-k batch' chooses)"
 	@echo "make lint    ruff, mypy, clang-format, and a build with warnings as errors"
-	@echo "make bench   time normalization, against PyTorch if it is in .venv (ARGS='--quick' and others)"
+	@echo "make bench   time everything, against PyTorch if it is in .venv (ARGS='--quick' and others)"
 	@echo "make clean   remove everything that these have made"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv"
 
@@ -28,7 +28,7 @@ test: $(VENV)/.package-done
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: $(VENV)/.package-done
-	$(BIN)/retrograd bench norm $(ARGS)
+	$(BIN)/retrograd bench all $(ARGS)
 
 lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 	$(BIN)/ruff check .

@@ -42,10 +42,55 @@ class NormRunner(Runner):
         return {"y": self.y, "dx": g.dx, "dw": g.dgamma, "db": g.dbeta}
 
 
+class LstmRunner(Runner):
+    def __init__(self, rg, workload, data, threads):
+        self.rg, self.cells = rg, [(layer, direction) for layer, direction, _ in workload.params()]
+        self.x, self.dy = aligned(data["x"]), aligned(data["dy"])
+        self.weights = [
+            rg.LstmWeights(*(aligned(data[f"{part}{layer}{direction}"]) for part in ("wi", "wh", "b")))
+            for layer, direction in self.cells
+        ]
+        states = np.zeros((len(self.cells), workload.B, workload.H), np.float32)
+        self.outputs = {"y": aligned(self.dy), "hn": aligned(states), "cn": aligned(states)}
+        dweights = [rg.LstmWeights(*map(aligned, cell[:3])) for cell in self.weights]
+        self.gradients = rg.LstmGradients(dx=aligned(self.x), dweights=dweights)
+        lengths = workload.lengths if workload.var else None
+        size = rg.lstm_cache_size(
+            workload.T,
+            workload.B,
+            workload.I,
+            workload.H,
+            num_layers=workload.layers,
+            bidirectional=workload.bidir,
+            lengths=lengths,
+        )
+        self.options = {
+            "bidirectional": workload.bidir,
+            "lengths": lengths,
+            "cache": aligned(np.zeros(size, np.uint8)),
+            "out": self.outputs,
+            "num_threads": threads,
+        }
+        self.threads = threads
+
+    def fwd(self):
+        self.cache = self.rg.lstm_forward(self.x, self.weights, **self.options).cache
+
+    def bwd(self):
+        self.rg.lstm_backward(self.dy, self.cache, out=self.gradients, num_threads=self.threads)
+
+    def results(self):
+        found = {"y": self.outputs["y"], "dx": self.gradients.dx}
+        for (layer, direction), cell in zip(self.cells, self.gradients.dweights, strict=True):
+            for name, array in zip(("dwi", "dwh", "db"), cell, strict=False):
+                found[f"{name}{layer}{direction}"] = array
+        return found
+
+
 @register
 class Retrograd(Peer):
     name = "retrograd"
-    doc = "retrograd, output buffers reused"
+    doc = "retrograd, cache and output buffers reused"
 
     def __init__(self, threads):
         super().__init__(threads)
@@ -57,6 +102,8 @@ class Retrograd(Peer):
         return self.rg.__version__
 
     def prepare(self, workload, data):
+        if workload.kind == "lstm":
+            return LstmRunner(self.rg, workload, data, self.threads)
         if workload.kind not in KINDS:
-            raise Unsupported("normalization only")
+            raise Unsupported("normalization and LSTM only")
         return NormRunner(self.rg, workload, data, self.threads)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
 import inspect
 import os
 import pty
@@ -20,8 +22,8 @@ import pytest
 import retrograd
 from retrograd import _core, bench, cases, cli, verify
 
-SMALL_CASE = "layer_norm_n7c17"
-SMALL_ROW = "layer_norm_n64c256"
+SMALL_CASE, SMALL_LSTM_CASE = "layer_norm_n7c17", "lstm_t5n3i4h7"
+SMALL_ROW, SMALL_LSTM_ROW = "layer_norm_n64c256", "lstm_t20n1i4h16"
 
 
 def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -54,7 +56,7 @@ def test_info_says_what_is_in_force() -> None:
     assert lines["ISA level"].startswith("scalar (RETROGRAD_ISA=scalar; this machine can run scalar")
     assert all(level in lines["ISA level"] for level in _core.isa_levels())
     assert lines["threads"] == "3 (RETROGRAD_NUM_THREADS=3)"
-    assert lines["BLAS"]
+    assert lines["BLAS"] == "none: matrix products are retrograd's own kernels"
     assert lines["NumPy"] == np.__version__
     assert "bfloat16" in lines["data types"]
 
@@ -77,11 +79,11 @@ def test_the_installed_command_is_the_same() -> None:
 
 
 def test_verify_prints_one_plain_line_per_case() -> None:
-    result = run("verify", "--rows", SMALL_CASE, "layer_norm_n7c1", "--threads", "1", "2", "--isa", "scalar")
+    result = run("verify", "--rows", SMALL_CASE, SMALL_LSTM_CASE, "--threads", "1", "2", "--isa", "scalar")
     assert result.returncode == 0, result.stderr
     header, *rows, summary = result.stdout.splitlines()
     assert header.split() == ["case", "error", "of", "at"]
-    assert sorted(row.split()[0] for row in rows) == ["layer_norm_n7c1", SMALL_CASE]
+    assert [row.split()[0] for row in rows] == [SMALL_CASE, SMALL_LSTM_CASE]
     assert all(0 <= float(row.split()[1]) <= 1 for row in rows)
     assert summary.startswith("2 cases, 4 runs (scalar; 1, 2 threads): all right")
     assert "\x1b" not in result.stdout
@@ -121,8 +123,8 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
 
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = "case,provider,pass,threads,isa,p20,p50,p80,ratio_vs_torch,share_of_bound,device,version"
-    assert ",".join(rows[0]) == columns
+    columns = "case,provider,pass,threads,isa,p20,p50,p80,ratio_vs_torch,ratio_vs_plain,share_of_bound,gflops"
+    assert ",".join(rows[0]) == columns + ",device,version"
     own = [row for row in rows if row["provider"] == "retrograd"]
     assert [(row["case"], row["pass"]) for row in own] == [
         (SMALL_ROW, "forward"),
@@ -134,23 +136,54 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
         assert 0 < float(row["p20"]) <= float(row["p50"]) <= float(row["p80"]) < 1
         assert row["isa"] == _core.isa()
         assert row["version"] == retrograd.__version__
-        assert row["ratio_vs_torch"] == ""
+        assert (row["ratio_vs_torch"], row["ratio_vs_plain"], row["gflops"]) == ("", "", "")
     if hasattr(_core, "stream_seconds"):
         assert {row["provider"] for row in rows} == {"retrograd", "stream"}
         assert all(float(row["share_of_bound"]) > 0 for row in own[:2])
 
 
+def read_rows(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
+    with path.open(newline="") as file:
+        return {(row["case"], row["provider"], row["pass"]): row for row in csv.DictReader(file)}
+
+
+def test_bench_lstm_against_the_matrix_product(tmp_path: Path, without_torch: str) -> None:
+    path = tmp_path / "out.csv"
+    chosen = ["--rows", SMALL_LSTM_ROW, "overhead_lstm_*", "overhead_layer_norm_forward", "--threads", "1"]
+    result = run(
+        "bench", "lstm", "--rounds", "2", "--budget", "0.01", *chosen, "--csv", str(path), PYTHONPATH=without_torch
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0].endswith("of bound  GFLOPS  over plain")
+    rows = read_rows(path)
+    assert {(provider, pass_) for case, provider, pass_ in rows if case == SMALL_LSTM_ROW} == {
+        (provider, pass_) for provider in ("retrograd", "sgemm") for pass_ in ("forward", "backward", "step")
+    }
+    assert {case for case, _, pass_ in rows if pass_ == "call"} == {
+        f"overhead_lstm_{name}" for name in ("forward", "backward", "cache", "cache_size")
+    }
+    forward, step, limit = (
+        rows[(SMALL_LSTM_ROW, *key)] for key in (("retrograd", "forward"), ("retrograd", "step"), ("sgemm", "step"))
+    )
+    flops = 20 * 8 * (4 + 16) * 16
+    assert float(forward["gflops"]) == pytest.approx(flops / float(forward["p50"]) / 1e9, rel=1e-4)
+    assert float(step["gflops"]) == pytest.approx(3 * flops / float(step["p50"]) / 1e9, rel=1e-4)
+    assert 0 < float(step["share_of_bound"]) < 1
+    assert float(limit["gflops"]) > float(step["gflops"])
+    assert limit["version"] == np.__version__
+
+
 @pytest.mark.usefixtures("torch")
 def test_bench_takes_turns_with_torch(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    chosen = ["--rows", SMALL_ROW, "--threads", "1", "--csv", str(path)]
-    result = run("bench", "norm", "--quick", *chosen)
+    chosen = ["--rows", SMALL_ROW, SMALL_LSTM_ROW, "--threads", "1", "--csv", str(path)]
+    result = run("bench", "all", "--quick", *chosen)
     assert result.returncode == 0, result.stderr
     assert "computes something else" not in result.stdout
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {"retrograd", "torch"} <= {row["provider"] for row in rows}
-    assert all(float(row["ratio_vs_torch"]) > 0 for row in rows if row["provider"] == "retrograd")
+    rows = read_rows(path)
+    for case, last in ((SMALL_ROW, "backward"), (SMALL_LSTM_ROW, "step")):
+        assert float(rows[case, "torch", last]["p50"]) > 0
+        assert float(rows[case, "retrograd", last]["ratio_vs_torch"]) > 0
 
 
 def test_torch_is_asked_for_the_same_results(torch: Any) -> None:
@@ -164,49 +197,100 @@ def test_torch_is_asked_for_the_same_results(torch: Any) -> None:
             num_groups=case.num_groups,
             axis=case.axis,
         )
-        data = cases.make_norm_data(small)
-        ours = bench._Ours(small, data, threads=1)
-        ours.step()
-        assert bench._agree(ours, bench._Torch(torch, small, data)), case.name
+        contest = prepared("norm", small, torch)
+        assert [slot[0].name for slot in contest.slots][:2] == ["retrograd", "torch"], case.name
 
 
-def test_bench_does_not_time_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench, "_verify", lambda case, isa, threads: ["dx is off by 17 tolerances at 1 threads"])
+def test_torch_is_asked_for_the_same_lstm(torch: Any) -> None:
+    """Where it has one; options are compared with the same LSTM without them."""
+    for case in cases.LSTM_BENCH_CASES:
+        contest = prepared("lstm", shortened(case), torch)
+        rivals = [slot[0].name for slot in contest.slots]
+        own = case.peephole != "none" or case.activations != cases.LSTM_STANDARD
+        expected = ["retrograd", *["plain"] * (own or case.dropout > 0), *["torch"] * (not own), "sgemm"]
+        assert (rivals, contest.notes) == (expected, []), case.name
+
+
+def shortened(case: cases.LstmCase) -> cases.LstmCase:
+    lengths = None if case.lengths is None else tuple(1 + length % 6 for length in case.lengths[:5])
+    sizes = {"steps": 6, "samples": min(case.samples, 5), "inputs": min(case.inputs, 7), "units": min(case.units, 9)}
+    return dataclasses.replace(case, lengths=lengths, **sizes)
+
+
+def prepared(suite: str, case: Any, torch: Any) -> bench._Contest:
+    with contextlib.ExitStack() as stack:
+        machine = bench._Machine("a machine", _core.isa(), torch)
+        data = bench.SUITES[suite].make_data(case)
+        return bench.SUITES[suite].contest(case, data, 1, machine, stack)
+
+
+def test_an_lstm_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short against the oracle, whole against float64."""
+    case = cases.LstmCase(40, 3, 4, 5, lengths=(40, 7, 20))
+    seen = []
+
+    def wrong(problems: list[cases.LstmCase], *others: object) -> list[verify.LstmRow]:
+        seen.extend(problems)
+        errors = verify.LstmErrors(*[17.0 * (name == "dwh") for name in verify.LstmErrors._fields])
+        return [verify.LstmRow(problems[0], "scalar", 1, errors, same_bits=True, ok=False)]
+
+    assert list(bench._lstm_failures(case, _core.isa(), [1, 2])) == []
+    monkeypatch.setattr(bench, "verify_lstm", wrong)
+    assert list(bench._lstm_failures(case, _core.isa(), [1])) == ["dwh is off by 17 tolerances, threads 1"]
+    assert (seen[0].steps, seen[0].lengths) == (8, (8, 7, 8))
+    monkeypatch.setattr(bench, "verify_lstm", lambda *arguments: [])
+    monkeypatch.setattr(bench, "_in_float64", lambda data: data._replace(x=2 * data.x))
+    assert list(bench._lstm_failures(case, _core.isa(), [1])) == ["float32 and float64 differ, threads 1"]
+
+
+@pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW)])
+def test_bench_does_not_time_what_is_wrong(
+    suite: str, row: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = bench.SUITES[suite]._replace(failures=lambda case, isa, threads: iter(["dx is off by 17 tolerances"]))
+    monkeypatch.setattr(bench, "SUITES", {suite: bad})
     monkeypatch.setattr(bench, "_bench_case", lambda *arguments: pytest.fail("timed"))
     monkeypatch.setattr(bench, "_import_torch", lambda: None)
-    assert cli.main(["bench", "norm", "--rows", SMALL_ROW, "--threads", "1"]) == 1
+    assert cli.main(["bench", suite, "--rows", row, "--threads", "1"]) == 1
     out = capsys.readouterr().out
-    assert f"{SMALL_ROW}  WRONG" in out
+    assert f"{row}  WRONG" in out
     assert "dx is off by 17 tolerances" in out
 
 
 class _Fixed:
     """Takes what it is told to take."""
 
-    def __init__(self, name: str, forward: float, backward: float) -> None:
-        self.name, self.times = name, (forward, backward)
+    def __init__(self, name: str, *times: float) -> None:
+        self.name, self.times = name, times
 
     def wake(self) -> None:
         pass
 
-    def step(self) -> tuple[float, float]:
+    def step(self) -> tuple[float, ...]:
         return self.times
+
+
+def measured(contest: bench._Contest, passes: tuple[str, ...], torch: Any) -> dict[tuple[str, str], bench.BenchRow]:
+    times = bench._take_turns(contest.slots, rounds=4, budget=1e-6)
+    machine = bench._Machine("a machine", "scalar", torch)
+    rows = [
+        row
+        for index, pass_ in enumerate(passes)
+        for row in bench._rows_of_pass("a_row", pass_, index, 2, contest, times, machine)
+    ]
+    return {(row.provider, row.pass_): row for row in rows}
 
 
 def test_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Against torch, and against the better of the streaming passes: each pass has its own."""
     monkeypatch.setattr(bench, "_SETTLE_SECONDS", 0.0)
-    slots = [
+    slots: list[list[Any]] = [
         [_Fixed("retrograd", 1.0, 2.0)],
         [_Fixed("torch", 3.0, 8.0)],
         [_Fixed("stream", 0.5, 1.0), _Fixed("stream", 0.4, 1.5)],
     ]
-    times = bench._take_turns(slots, rounds=4, budget=1e-6)
-    measured = {slot[0].name: record for slot, record in zip(slots, times, strict=True)}
-    machine = bench._Machine("a machine", "scalar", torch)
-    rows = [row for index in range(2) for row in bench._rows_of_pass("a_row", index, 2, measured, machine)]
-    found = {(row.provider, row.pass_): (row.p50, row.ratio_vs_torch, row.share_of_bound) for row in rows}
-    assert found == {
+    rows = measured(bench._Contest(slots, "stream", []), ("forward", "backward"), torch)
+    assert {key: (row.p50, row.ratio_vs_torch, row.share_of_bound) for key, row in rows.items()} == {
         ("retrograd", "forward"): (1.0, 3.0, 0.4),
         ("retrograd", "backward"): (2.0, 4.0, 0.5),
         ("torch", "forward"): (3.0, None, pytest.approx(0.4 / 3)),
@@ -216,16 +300,53 @@ def test_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     }
 
 
+def test_operations_and_what_options_cost(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+    monkeypatch.setattr(bench, "_SETTLE_SECONDS", 0.0)
+    slots: list[list[Any]] = [
+        [_Fixed("retrograd", 1.0, 2.0, 3.0)],
+        [_Fixed("plain", 0.8, 2.0, 2.8)],
+        [_Fixed("sgemm", 0.5, 1.0, 1.5)],
+    ]
+    contest = bench._Contest(slots, "sgemm", [], flops=(1e9, 2e9, 3e9))
+    rows = measured(contest, ("forward", "backward", "step"), torch)
+    assert {key: (row.ratio_vs_plain, row.share_of_bound, row.gflops) for key, row in rows.items()} == {
+        ("retrograd", "forward"): (0.8, 0.5, 1.0),
+        ("retrograd", "backward"): (1.0, 0.5, 1.0),
+        ("retrograd", "step"): (pytest.approx(2.8 / 3), 0.5, 1.0),
+        ("plain", "forward"): (None, 0.625, 1.25),
+        ("plain", "backward"): (None, 0.5, 1.0),
+        ("plain", "step"): (None, pytest.approx(1.5 / 2.8), pytest.approx(3 / 2.8)),
+        ("sgemm", "forward"): (None, None, 2.0),
+        ("sgemm", "backward"): (None, None, 2.0),
+        ("sgemm", "step"): (None, None, 2.0),
+    }
+    result = bench.BenchResult("a_row", 2, tuple(rows.values()))
+    assert [line[-1] for line in cli._bench_lines(result)] == ["+25%", "+0%", "+7%"]
+
+
+def test_operations_of_real_steps() -> None:
+    """Of forward: 8 (I + H) H for each step, sample, direction and layer."""
+    assert bench._lstm_flops(cases.LstmCase(5, 3, 7, 11))[0] == 5 * 3 * 8 * (7 + 11) * 11
+    ragged = cases.LstmCase(5, 3, 7, 11, 2, 2, lengths=(5, 0, 2))
+    assert bench._lstm_flops(ragged) == tuple(k * 7 * 8 * 2 * (18 + 33) * 11 for k in (1, 2, 3))
+
+
 def test_every_public_function_has_an_overhead_row() -> None:
     functions = {name for name in retrograd.__all__ if inspect.isroutine(getattr(retrograd, name))}
     assert {name.removeprefix("overhead_") for name in bench.overhead_calls()} == functions
 
 
 def test_bench_lists_its_rows() -> None:
-    result = run("bench", "norm", "--list")
-    assert result.returncode == 0
-    assert result.stdout.splitlines() == bench.bench_names()
-    assert len(set(bench.bench_names())) == len(bench.bench_names())
+    names = {suite: bench.bench_names([suite]) for suite in bench.SUITES}
+    names["all"] = bench.bench_names()
+    for suite, expected in names.items():
+        result = run("bench", suite, "--list")
+        assert result.returncode == 0
+        assert result.stdout.splitlines() == expected
+    assert names["all"] == names["norm"] + names["lstm"]
+    assert len(set(names["all"])) == len(names["all"])
+    overheads = [name for name in names["all"] if name.startswith("overhead_")]
+    assert sorted(overheads) == sorted(bench.overhead_calls())
 
 
 # ---- how it ends -----------------------------------------------------------------------------------------------------
@@ -238,6 +359,7 @@ def test_bench_lists_its_rows() -> None:
         (["nonsense"], "nonsense"),
         (["bench"], "SUITE"),
         (["bench", "norm", "--rows", "no_such_row"], "no row matches no_such_row"),
+        (["bench", "lstm", "--rows", SMALL_ROW], f"no row matches {SMALL_ROW}"),
         (["bench", "norm", "--threads", "0"], "0 is not from 1 to 4096"),
         (["bench", "norm", "--rounds", "many"], "many"),
         (["bench", "norm", "--budget", "-1"], "not a positive number"),
@@ -256,17 +378,18 @@ def test_bad_arguments_end_with_2(arguments: list[str], complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["verify", "--help"], ["bench", "--help"], ["bench", "norm", "--help"]]
+    "arguments", [[], ["verify"], ["bench"], ["bench", "norm"], ["bench", "lstm"], ["bench", "all"]], ids=" ".join
 )
 def test_help(arguments: list[str]) -> None:
-    result = run(*arguments)
+    result = run(*arguments, "--help")
     assert result.returncode == 0
     assert result.stdout.startswith("usage: retrograd")
 
 
-def test_interrupt_ends_with_130(tmp_path: Path, without_torch: str) -> None:
+@pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW)])
+def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_torch: str) -> None:
     path = tmp_path / "out.csv"
-    command = [sys.executable, "-m", "retrograd", "bench", "norm", "--budget", "60", "--rows", SMALL_ROW]
+    command = [sys.executable, "-m", "retrograd", "bench", suite, "--budget", "60", "--rows", row]
     environment = {**os.environ, "PYTHONPATH": without_torch}
     with subprocess.Popen(
         [*command, "--csv", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
+from arrays import MEMORY, assert_same_bits, assert_untouched_around, placed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx_cases import OnnxCase, collect_onnx_cases
@@ -155,16 +156,6 @@ class Problem(NamedTuple):
         return got
 
 
-def assert_same_bits(got: Iterable[Array | None], expected: Iterable[Array | None]) -> None:
-    for a, b in zip(got, expected, strict=True):
-        if a is None or b is None:
-            assert a is b
-            continue
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
-        np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
-
-
 def make_problem(
     kind: Kind,
     shape: tuple[int, ...] = (3, 6, 23, 29),
@@ -277,7 +268,6 @@ def test_statistics_may_have_any_real_type() -> None:
 # 1, primes, lanes of float and double at every level and one off, and more than a block.
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 31, 32, 33, 63, 65, 127, 257, 1031, 4095, 4099)
 LARGEST = 20_000
-MEMORY = ("contiguous", "fortran", "permuted", "reversed", "every other", "padded", "in a field")
 
 
 def shapes(rank: int) -> st.SearchStrategy[tuple[int, ...]]:
@@ -293,31 +283,6 @@ def shapes(rank: int) -> st.SearchStrategy[tuple[int, ...]]:
         return tuple(draw(st.permutations(extents)))
 
     return build()
-
-
-def placed(array: Array, memory: str, permutation: Sequence[int] = ()) -> Array:
-    """A copy, laid out in memory otherwise. Anything outside of it is NaN."""
-
-    def blank(shape: Sequence[int]) -> Array:
-        return np.full(shape, math.nan, array.dtype)
-
-    match memory:
-        case "fortran":
-            return array.copy(order="F")
-        case "permuted":
-            view = blank([array.shape[k] for k in permutation]).transpose(np.argsort(permutation))
-        case "reversed":
-            view = blank(array.shape)[(slice(None, None, -1),) * array.ndim]
-        case "every other":
-            view = blank([2 * extent for extent in array.shape])[(slice(None, None, 2),) * array.ndim]
-        case "padded":
-            view = blank([extent + 3 for extent in array.shape])[tuple(slice(1, 1 + e) for e in array.shape)]
-        case "in a field":
-            view = blank([*array.shape, 3])[..., 1]
-        case _:
-            return array.copy(order="C")
-    view[...] = array
-    return view
 
 
 @st.composite
@@ -394,18 +359,6 @@ def test_shapes_and_strides_that_hurt(drawn: tuple[Problem, str, str], level: st
         assert_untouched_around(buffer)
     assert_same_bits([a for a in (problem.x, problem.dy, problem.gamma, problem.beta) if a is not None], inputs)
     assert_same_bits(problem.run(1, *buffers()), got)
-
-
-def assert_untouched_around(view: Array) -> None:
-    """Whatever the view's memory holds beside the view is as `placed` left it: NaN."""
-    base = view
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    if base.size > view.size:
-        saved = view.copy()
-        view[...] = 0
-        assert np.count_nonzero(~np.isnan(base)) == view.size
-        view[...] = saved
 
 
 @pytest.mark.parametrize("kind", KINDS)

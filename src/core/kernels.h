@@ -103,6 +103,112 @@ struct NormKernels {
     void (*store)(DType dtype, const A* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream);
 };
 
+// ---- LSTM ----------------------------------------------------------------------------------------------------------
+//
+// Hidden units go in blocks of kPanel<A>, a cache line of numbers; the last block is filled up with units that no one
+// sees. Arrays of rows come in two forms. "Rows": [row][block][kPanel], or of gates [row][block][i f g o][kPanel].
+// "Panels": [block][row][kPanel], or [block][i f g o][row][kPanel], which products take as either operand as it is.
+
+// c[rows][cols] = base + a * b, where b is given in panels: columns in groups of kPanel, [cols /
+// kPanel][depth][kPanel]. Each element is base + (a[0] b[0] + a[1] b[1] + ...), added in this order, so that its bits
+// depend on nothing else.
+template <class A>
+struct Product {
+    const A* a;  // a[r * a_row + k / kPanel * a_group + k % kPanel * a_step]
+    int64_t a_row, a_step, a_group;
+    int64_t rows, depth, cols;
+    const A* panels;  // panel j begins at j * panel_stride
+    int64_t panel_stride;
+    const A* base;  // null: 0. base_row 0: the same for every row. May be c.
+    int64_t base_row;
+    A* c;
+    int64_t c_row;
+};
+
+// A time step of an LSTM, or the half that ends with the cell state, or the half that begins with it: peepholes that
+// are matrices need all of the new cell state before the output gate.
+enum class CellPhase { whole, state, output };
+
+// An array of states: unit u of row r is at data[u / kPanel * panel + r * row + u % kPanel], in rows or in panels.
+template <class T>
+struct StateArray {
+    T* data = nullptr;  // null: not wanted
+    int64_t row = 0, panel = 0;
+};
+
+// Pointers are to the first row and the first block of the range.
+template <class A>
+struct CellForward {
+    const LstmActivations* activations;
+    CellPhase phase;
+    int64_t rows, blocks, units;  // units: how many of the blocks' units there are
+    A* gates;                     // in rows. In: z without peepholes; out: what backward needs to know of the gates
+    int64_t gates_row;
+    StateArray<const A> c_prev;
+    const A* peephole;  // diagonals, as one row of gates; null: none
+    bool output_reads_old;
+    StateArray<A> c_next, h_next;
+    StateArray<A> c_new;  // the new cell state once more; read in the output phase
+    StateArray<A> above;  // the input of the layer above
+    A* y;                 // y + y_offset[r] + u is row r's output of unit u; null: not wanted
+    const int64_t* y_offset;
+};
+
+template <class A>
+struct CellBackward {
+    const LstmActivations* activations;
+    CellPhase phase;  // `output` comes first
+    int64_t rows, blocks, units;
+    const A* gates;
+    int64_t gates_row;
+    StateArray<const A> c_prev;
+    const A* peephole;
+    bool output_reads_old;
+    const A* dy;  // as y above; null: 0
+    const int64_t* dy_offset;
+    StateArray<const A> dh;
+    StateArray<A> dc;     // in: of the new cell state; out: of the old
+    StateArray<A> c_new;  // out
+    StateArray<A> dzo;    // out, dz of the output gate once more
+    A* dz;                // in panels
+    int64_t dz_panel;     // from one panel to the next
+};
+
+// One row: the gates' values, values_gate apart, and the new cell state; null: not wanted.
+template <class A>
+struct CellShow {
+    const LstmActivations* activations;
+    int64_t units;
+    const A* gates;
+    StateArray<const A> c_prev;
+    A* values;
+    int64_t values_gate;
+    A* c;
+};
+
+struct Dropout {
+    uint64_t seed;
+    uint32_t layer;
+    uint32_t threshold;  // a draw below it drops the element
+    double scale;        // of the others
+};
+
+template <class A>
+struct LstmKernels {
+    void (*product)(const Product<A>& product);
+    // panel[k][u] = from[u * u_stride + k * k_stride] for u < units, 0 for the others. Fast for k_stride 1.
+    void (*pack_columns)(const A* from, int64_t u_stride, int64_t k_stride, int64_t units, int64_t depth, A* panel);
+    // The same, fast for u_stride 1.
+    void (*pack_rows)(const A* from, int64_t k_stride, int64_t u_stride, int64_t units, int64_t depth, A* panel);
+    void (*forward_cells)(const CellForward<A>& cells);
+    void (*backward_cells)(const CellBackward<A>& cells);
+    void (*show_cells)(const CellShow<A>& cells);
+    // One panel: sums[u] += sum over rows of dz[row][u] * state[row][u]; without a state, of dz alone.
+    void (*unit_sums)(const A* dz, const A* state, int64_t state_row, int64_t rows, double* sums);
+    // Multiplies a row by the mask of row number `row`; its elements are as those of a StateArray.
+    void (*dropout_row)(const Dropout& dropout, uint64_t row, A* data, int64_t panel, int64_t width);
+};
+
 // Any activation on its own, element by element, in place or not.
 template <class A>
 struct ActivationKernels {
@@ -116,6 +222,8 @@ struct KernelTable {
     const char* isa;
     NormKernels<float> f32;
     NormKernels<double> f64;
+    LstmKernels<float> lstm_f32;
+    LstmKernels<double> lstm_f64;
     ActivationKernels<float> activation_f32;
     ActivationKernels<double> activation_f64;
     // dst = the sum of 1 to 3 sources: what a machine's memory can do at best, for benchmarks.
@@ -131,6 +239,17 @@ inline const NormKernels<float>& norm_kernels<float>(const KernelTable& table) {
 template <>
 inline const NormKernels<double>& norm_kernels<double>(const KernelTable& table) {
     return table.f64;
+}
+
+template <class A>
+const LstmKernels<A>& lstm_kernels(const KernelTable& table);
+template <>
+inline const LstmKernels<float>& lstm_kernels<float>(const KernelTable& table) {
+    return table.lstm_f32;
+}
+template <>
+inline const LstmKernels<double>& lstm_kernels<double>(const KernelTable& table) {
+    return table.lstm_f64;
 }
 
 template <class A>

@@ -3,17 +3,15 @@
 #pragma once
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <limits>
-#include <new>
 
 #include "dispatch.h"
 #include "norm.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace rg {
 
@@ -31,55 +29,11 @@ constexpr int64_t kMinParallel = 8192;   // elements below which the team is not
 constexpr int64_t kMinWake = 131072;     // elements below which sleeping members are left asleep
 constexpr int64_t kMinStream = 2 << 20;  // bytes of a result above which it cannot be expected to stay in cache
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Indices are taken apart for every block, mostly by 1, and a division costs as much as a short row.
 inline int64_t quotient(int64_t a, int64_t b) { return b == 1 ? a : a / b; }
 inline int64_t remainder(int64_t a, int64_t b) { return b == 1 ? 0 : a % b; }
 
-// Bytes of a core's second-level cache that can be counted on. Only the order of work depends on it.
-inline int64_t cache_bytes() {
-    static const int64_t bytes = [] {
-        long found = -1;
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-        found = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-        return (found > 0 ? int64_t(found) : int64_t(1) << 20) * 7 / 8;
-    }();
-    return bytes;
-}
-
 // ---- scratch -------------------------------------------------------------------------------------------------------
-
-// A buffer that its thread keeps from call to call. Its contents last until a larger one is taken.
-class Buffer {
-public:
-    ~Buffer() { free(data_); }
-    template <class T>
-    T* take(int64_t count) {
-        const size_t bytes = (size_t(count) * sizeof(T) + 63) / 64 * 64;
-        if (bytes > capacity_) {
-            release();
-            if (posix_memalign(&data_, 64, std::max(bytes, kLeast)) != 0) throw std::bad_alloc();
-            capacity_ = std::max(bytes, kLeast);
-        }
-        return static_cast<T*>(data_);
-    }
-    void trim() {
-        if (capacity_ > kKeep) release();
-    }
-
-private:
-    void release() {
-        free(data_);
-        data_ = nullptr;
-        capacity_ = 0;
-    }
-
-    static constexpr size_t kLeast = 4096, kKeep = 16u << 20;
-    void* data_ = nullptr;
-    size_t capacity_ = 0;
-};
 
 // What a thread needs while it works on one block.
 template <class A>

@@ -57,15 +57,30 @@ struct alignas(64) Share {
     }
 };
 
+// How far a part of a job in phases is. Its own member runs it; where that one has not come, anyone does.
+struct Progress {
+    alignas(64) std::atomic<int64_t> begun{0};  // phases that someone has taken on
+    std::atomic<bool> owned{false};             // its own member has come
+    alignas(64) std::atomic<int64_t> done{0};   // phases that are done
+};
+
 struct Job {
-    void (*body)(void*, int64_t, int64_t) = nullptr;
+    void (*body)(void*, int64_t, int64_t) = nullptr;    // of ranges, or
+    void (*phase_body)(void*, int64_t, int) = nullptr;  // of phases
     void* context = nullptr;
+    int64_t phases = 0;
     int members = 1;  // including the caller, who is member 0
 };
 
 void run_alone(int64_t items, void (*body)(void*, int64_t, int64_t), void* context) {
     if (items > 0) body(context, 0, items);
     publish_streamed_stores();
+}
+
+void run_phases_alone(int64_t phases, int parts, void (*body)(void*, int64_t, int), void* context) {
+    for (int64_t phase = 0; phase < phases; ++phase) {
+        for (int part = 0; part < parts; ++part) body(context, phase, part);
+    }
 }
 
 // Never destroyed: its threads live as long as the process, and a child of fork leaves the parent's copy behind.
@@ -79,13 +94,32 @@ public:
         const std::lock_guard<std::mutex> turn(turn_, std::adopt_lock);
         const int members = int(std::min<int64_t>(threads, items));
         grow(members);
-        job_.body = body;
-        job_.context = context;
-        job_.members = members;
         for (int m = 0; m < members; ++m) {
             shares_[m].next.store(items * m / members, std::memory_order_relaxed);
             shares_[m].end = items * (m + 1) / members;
         }
+        job_ = {body, nullptr, context, 0, members};
+        run_job(wake);
+    }
+
+    void run_phases(int64_t phases, int parts, bool wake, void (*body)(void*, int64_t, int), void* context) {
+        if (!turn_.try_lock()) {
+            run_phases_alone(phases, parts, body, context);
+            return;
+        }
+        const std::lock_guard<std::mutex> turn(turn_, std::adopt_lock);
+        grow(parts);
+        for (int m = 0; m < parts; ++m) {
+            progress_[m].begun.store(0, std::memory_order_relaxed);
+            progress_[m].owned.store(false, std::memory_order_relaxed);
+            progress_[m].done.store(0, std::memory_order_relaxed);
+        }
+        job_ = {nullptr, body, context, phases, parts};
+        run_job(wake);
+    }
+
+private:
+    void run_job(bool wake) {
         open_.store(true);
         epoch_.fetch_add(1);
         // Small work wakes nobody, unless it comes so fast that members woken once will find more before they sleep
@@ -103,8 +137,11 @@ public:
         last_ = std::chrono::steady_clock::now();
     }
 
-private:
     void work(int member) {
+        if (job_.phase_body) {
+            work_phases(member);
+            return;
+        }
         int64_t first, last;
         for (int k = 0; k < job_.members; ++k) {
             Share& share = shares_[(member + k) % job_.members];
@@ -113,8 +150,37 @@ private:
         publish_streamed_stores();
     }
 
+    void work_phases(int member) {
+        const int parts = job_.members;
+        progress_[member].owned.store(true);
+        // Who comes late begins with the first phase that no one has taken on for them.
+        for (int64_t phase = progress_[member].begun.load(); phase < job_.phases; ++phase) {
+            for (int q = 0; q < parts; ++q) await(progress_[q].done, phase);
+            run_part(phase, member);
+            for (int q = 0; q < parts; ++q) {
+                if (!progress_[q].owned.load(std::memory_order_relaxed)) run_part(phase, q);
+            }
+        }
+        for (int q = 0; q < parts; ++q) await(progress_[q].done, job_.phases);
+    }
+
+    void run_part(int64_t phase, int part) {
+        Progress& progress = progress_[part];
+        int64_t expected = phase;
+        if (!progress.begun.compare_exchange_strong(expected, phase + 1, std::memory_order_acq_rel)) return;
+        job_.phase_body(job_.context, phase, part);
+        progress.done.store(phase + 1, std::memory_order_release);
+    }
+
+    static void await(const std::atomic<int64_t>& count, int64_t target) {
+        for (int pauses = 0; count.load(std::memory_order_acquire) < target; ++pauses) {
+            pauses < kPausesBeforeYield ? pause_briefly() : void(sched_yield());
+        }
+    }
+
     void grow(int members) {
         if (members > capacity_) {
+            progress_ = std::make_unique<Progress[]>(size_t(members));
             shares_ = std::make_unique<Share[]>(size_t(members));
             capacity_ = members;
         }
@@ -159,6 +225,7 @@ private:
     int size_ = 1;  // members there are, the caller included
     int capacity_ = 0;
     std::unique_ptr<Share[]> shares_;
+    std::unique_ptr<Progress[]> progress_;
     std::chrono::steady_clock::time_point last_{};  // when the last job was done
     Job job_;
     alignas(64) std::atomic<int> active_{0};
@@ -193,6 +260,14 @@ void run_parallel(int64_t items, int threads, bool wake, void (*body)(void*, int
         return;
     }
     current_team().run(items, threads, wake, body, context);
+}
+
+void run_phases(int64_t phases, int parts, bool wake, void (*body)(void*, int64_t, int), void* context) {
+    if (parts <= 1 || phases == 0) {
+        run_phases_alone(phases, parts, body, context);
+        return;
+    }
+    current_team().run_phases(phases, parts, wake, body, context);
 }
 
 }  // namespace rg

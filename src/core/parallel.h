@@ -35,4 +35,18 @@ void parallel_for(int64_t items, int threads, bool wake, const Body& body) {
     });
 }
 
+// Runs body(context, phase, part) for every part of every phase, on at most `parts` threads including the caller's; no
+// part of a phase begins before every part of the phase before is done. A part is run by the same thread in every
+// phase, so that it finds its data in that thread's cache; parts whose thread is not there are run by those who are.
+void run_phases(int64_t phases, int parts, bool wake, void (*body)(void* context, int64_t phase, int part),
+                void* context);
+
+template <class Body>
+void parallel_phases(int64_t phases, int parts, bool wake, const Body& body) {
+    run_phases(
+        phases, parts, wake,
+        [](void* context, int64_t phase, int part) noexcept { (*static_cast<const Body*>(context))(phase, part); },
+        const_cast<Body*>(&body));
+}
+
 }  // namespace rg

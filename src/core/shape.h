@@ -49,6 +49,17 @@ struct Activation {
     double beta = 0;
 };
 
+// The four gates i f g o of an LSTM, and the function that makes h of the cell state.
+struct LstmActivations {
+    Activation gate[4];
+    Activation hidden;
+    bool standard = false;  // sigmoid, sigmoid, tanh, sigmoid and tanh
+};
+
+// Columns of a panel, units of a block: one cache line of numbers, at every instruction-set level.
+template <class A>
+constexpr int64_t kPanel = 64 / int64_t(sizeof(A));
+
 // A normalization problem is x[N][C][R]: a statistics set is one n, K consecutive channels and all of R; gamma and beta
 // are indexed by C. Batch norm: N = 1 (the batch joins R), K = 1. Instance: K = 1. Group: K = C/G. Layer: R = 1, K = C.
 enum class AxisRole : int32_t { n, c, r };

@@ -27,10 +27,28 @@ from .normalization import (
     layer_norm_backward,
     layer_norm_forward,
 )
+from .recurrent import (
+    LstmActivations,
+    LstmCache,
+    LstmGates,
+    LstmGradients,
+    LstmResult,
+    LstmWeights,
+    lstm_backward,
+    lstm_cache,
+    lstm_cache_size,
+    lstm_forward,
+)
 
 __all__ = [
     "Activation",
     "GradientSums",
+    "LstmActivations",
+    "LstmCache",
+    "LstmGates",
+    "LstmGradients",
+    "LstmResult",
+    "LstmWeights",
     "NormCache",
     "NormGradients",
     "NormStatistics",
@@ -47,6 +65,10 @@ __all__ = [
     "instance_norm_forward",
     "layer_norm_backward",
     "layer_norm_forward",
+    "lstm_backward",
+    "lstm_cache",
+    "lstm_cache_size",
+    "lstm_forward",
     "set_num_threads",
 ]
 

@@ -102,13 +102,13 @@ def as_number(function: str, name: str, value: float) -> float:
     raise TypeError(f"{function}: {name} must be a number, not {type(value).__name__}")
 
 
-def as_count(function: str, name: str, value: int) -> int:
+def as_count(function: str, name: str, value: int, least: int = 1) -> int:
     try:
         count = operator.index(value)
     except TypeError:
         raise TypeError(f"{function}: {name} must be an int, not {type(value).__name__}") from None
-    if count < 1:
-        raise ValueError(f"{function}: {name} is {count}, must be at least 1")
+    if count < least:
+        raise ValueError(f"{function}: {name} is {count}, must be at least {least}")
     return count
 
 
@@ -273,6 +273,8 @@ def check_data(function: str, name: str, array: Array, problem: NormProblem) -> 
 
 def check_result(function: str, name: str, array: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """A buffer the caller gave to be written."""
+    if type(array) is np.ndarray and array.shape == shape and array.dtype is dtype and array.flags.carray:
+        return  # contiguous, aligned and writeable: most are
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{function}: {name} must be an ndarray, not {type(array).__name__}")
     if array.shape != shape:

@@ -1,21 +1,28 @@
-"""``retrograd bench norm``: verify, then time, then say how far from the machine's own limit.
+"""``retrograd bench``: verify, then time, then say how far from the machine's own limit.
 
-Every row is a training step: forward into a given buffer, then all gradients into given buffers, each timed alone.
+Every row is a training step: forward into given buffers, then all gradients into given buffers, each timed alone.
 Rivals take turns in the same process, in rounds whose order rotates, so that the machine's moods hit all alike. Ratios
-are medians over the rounds of the ratio of that round's medians. The bound is a streaming pass over the fewest possible
-bytes (forward: x read, y written; backward: x, dy, and y under an activation, read, dx written) of arrays of the same
-size, measured in the same rounds, with ordinary and with non-temporal stores, whichever is faster.
+are medians over the rounds of the ratio of that round's medians. The bound is measured in the same rounds:
+
+- of a norm, a streaming pass over the fewest possible bytes (forward: x read, y written; backward: x, dy, and y under
+  an activation, read, dx written) of arrays of the same size, with ordinary and with non-temporal stores, whichever is
+  faster;
+- of an LSTM, its matrix products at the speed of NumPy's own (BLAS) of two 1024 x 1024 matrices, by as many threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
 import fnmatch
 import gc
 import importlib
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,29 +34,41 @@ import retrograd
 
 from . import _core
 from ._args import Array
-from .cases import NORM_BENCH_CASES, NormCase, NormData, make_norm_data
+from .cases import (
+    LSTM_BENCH_CASES,
+    LSTM_STANDARD,
+    NORM_BENCH_CASES,
+    LstmCase,
+    LstmData,
+    NormCase,
+    NormData,
+    make_lstm_data,
+    make_norm_data,
+)
 from .normalization import NormGradients, NormStatistics
-from .verify import fused_activation, verify_norm
+from .recurrent import LstmGradients, LstmWeights
+from .verify import fused_activation, lstm_options, lstm_weights, verify_lstm, verify_norm
 
 __all__ = [
     "CSV_COLUMNS",
+    "SUITES",
     "BenchOptions",
     "BenchResult",
     "BenchRow",
     "CsvFile",
     "bench_names",
-    "bench_norm",
+    "bench_rows",
     "cpu_model",
     "measures_bandwidth",
     "overhead_calls",
     "torch_version",
 ]
 
-_PASSES: Final = ("forward", "backward")
 _EPS: Final = 1e-5
 # A rival's threads go on spinning after its turn; libgomp's for about 300,000 pauses.
 _SETTLE_SECONDS: Final = 0.02
 _LEAST_STEPS: Final = 3
+_ORACLE_STEPS: Final = 8
 _QUIET_CPUS: Final = 0.15
 _PAGE_BYTES: Final = 4096
 _OVERHEAD_CALLS: Final = 20  # calls per sample: the clock itself takes a twentieth of a microsecond
@@ -78,7 +97,9 @@ class BenchRow(NamedTuple):
     p50: float
     p80: float
     ratio_vs_torch: float | None  # torch's time over this one's
+    ratio_vs_plain: float | None  # the time without this row's options over this one's
     share_of_bound: float | None  # the bound's time over this one's
+    gflops: float | None  # of matrix products
     device: str
     version: str
 
@@ -96,16 +117,132 @@ class BenchResult(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-# ---- who is timed ----------------------------------------------------------------------------------------------------
+# ---- timing ----------------------------------------------------------------------------------------------------------
 
 
 class _Stepper(Protocol):
-    """Does one training step and returns the seconds of its forward and of its backward."""
+    """Does one training step and returns the seconds of each of the suite's passes."""
 
     name: str
 
     def wake(self) -> None: ...
-    def step(self) -> tuple[float, float]: ...
+    def step(self) -> tuple[float, ...]: ...
+
+
+class _Times:
+    """Of one stepper: every sample of each pass, and each round's medians."""
+
+    def __init__(self) -> None:
+        self.samples: list[list[float]] = []
+        self.medians: list[list[float]] = []
+
+    def add_round(self, steps: list[tuple[float, ...]]) -> None:
+        if not self.samples:
+            self.samples, self.medians = [[] for _ in steps[0]], [[] for _ in steps[0]]
+        for index, values in enumerate(zip(*steps, strict=True)):
+            self.samples[index].extend(values)
+            self.medians[index].append(statistics.median(values))
+
+
+def _take_turns(slots: Sequence[Sequence[_Stepper]], rounds: int, budget: float) -> list[list[_Times]]:
+    """Times of every stepper. Those of a slot share its turn, and its time."""
+    times = [[_Times() for _ in slot] for slot in slots]
+    for slot in slots:
+        for stepper in slot:
+            stepper.step()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            for place in range(len(slots)):
+                index = (number + place) % len(slots)
+                slot = slots[index]
+                time.sleep(_SETTLE_SECONDS)
+                for stepper, record in zip(slot, times[index], strict=True):
+                    record.add_round(_turn(stepper, budget / (rounds * len(slots) * len(slot))))
+            gc.collect()
+    finally:
+        if collects:
+            gc.enable()
+    return times
+
+
+def _turn(stepper: _Stepper, seconds: float) -> list[tuple[float, ...]]:
+    stepper.wake()
+    stepper.step()
+    steps: list[tuple[float, ...]] = []
+    deadline = clock() + seconds
+    while len(steps) < _LEAST_STEPS or clock() < deadline:
+        steps.append(stepper.step())
+    return steps
+
+
+class _ForeignLoad:
+    """How many CPUs other processes use, from now on. Linux only: elsewhere it is always 0."""
+
+    def __init__(self, child_seconds: Callable[[], float]) -> None:
+        self._child_seconds = child_seconds
+        self._start = clock(), self._busy_seconds(), self._own_seconds()
+
+    def _own_seconds(self) -> float:
+        return time.process_time() + self._child_seconds()
+
+    @staticmethod
+    def _busy_seconds() -> float | None:
+        """Of all CPUs since the machine was started."""
+        try:
+            user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+            return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return None
+
+    def cpus(self) -> float:
+        start, busy_before, own_before = self._start
+        busy = self._busy_seconds()
+        if busy is None or busy_before is None:
+            return 0.0
+        foreign = busy - busy_before - (self._own_seconds() - own_before)
+        return max(0.0, foreign / max(clock() - start, 1e-9))
+
+
+def _quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    p20, p50, p80 = np.quantile(samples, (0.2, 0.5, 0.8))
+    return float(p20), float(p50), float(p80)
+
+
+def _median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+class _Machine(NamedTuple):
+    device: str
+    isa: str
+    torch: Any | None
+
+
+def cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _import_torch() -> Any | None:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+def torch_version() -> str | None:
+    torch = _import_torch()
+    return None if torch is None else str(torch.__version__)
 
 
 def _wake_team(threads: int) -> None:
@@ -113,7 +250,20 @@ def _wake_team(threads: int) -> None:
     retrograd.batch_norm_statistics(_LARGE, num_threads=threads)
 
 
-class _Ours:
+class _Contest(NamedTuple):
+    """Who takes turns at a row, the row's own implementation first. Those of a slot share its turn."""
+
+    slots: list[list[_Stepper]]
+    bound: str  # which of them is the bound
+    notes: list[str]
+    flops: tuple[float, ...] | None = None  # of each pass
+    child_seconds: Callable[[], float] = float  # CPU time of processes of ours so far
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+class _OurNorm:
     name = "retrograd"
 
     def __init__(self, case: NormCase, data: NormData, threads: int) -> None:
@@ -149,7 +299,7 @@ class _Ours:
         return middle - start, end - middle
 
 
-class _Torch:
+class _TorchNorm:
     """PyTorch as its users call it: eager, autograd, the activation in place, channels last as its memory format."""
 
     name = "torch"
@@ -246,229 +396,413 @@ def _stream_seconds() -> Callable[..., float] | None:
     return getattr(_core, "stream_seconds", None)
 
 
-def _import_torch() -> Any | None:
-    try:
-        return importlib.import_module("torch")
-    except ImportError:
-        return None
+def _norm_failures(case: NormCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
+    """What is wrong with the results, in words; nothing is timed that is not right."""
+    for row in verify_norm([case], [isa], threads):
+        if not row.ok:
+            yield f"{row.what} is off by {row.error:.3g} tolerances, threads {row.threads}"
 
 
-def torch_version() -> str | None:
-    torch = _import_torch()
-    return None if torch is None else str(torch.__version__)
+def _norm_contest(
+    case: NormCase, data: NormData, threads: int, machine: _Machine, stack: contextlib.ExitStack
+) -> _Contest:
+    ours = _OurNorm(case, data, threads)
+    ours.step()
+    contest = _Contest([[ours]], "stream", [])
+    if machine.torch is not None:
+        machine.torch.set_num_threads(threads)
+        rival = _TorchNorm(machine.torch, case, data)
+        _admit(contest, rival, _agree((ours.out, ours.gradients.dx), rival.results()))
+    if measures_bandwidth():
+        contest.slots.append(_streams(data.x.size, case.activation != "identity", threads))
+    return contest
 
 
-def _agree(ours: _Ours, rival: _Torch) -> bool:
+def _agree(ours: Sequence[Any], theirs: Sequence[Any], share: float = 0.01) -> bool:
     """Whether the rival computes the same. A sum of squares, because at a kink single elements may fall either way."""
-    pairs = zip((ours.out, ours.gradients.dx), rival.results(), strict=True)
-    return all(bool(np.linalg.norm(a - b) <= 0.01 * np.linalg.norm(b)) for a, b in pairs)
+    pairs = zip(ours, theirs, strict=True)
+    return all(bool(np.linalg.norm(a - b) <= share * np.linalg.norm(b)) for a, b in pairs)
 
 
-# ---- timing ----------------------------------------------------------------------------------------------------------
+def _admit(contest: _Contest, rival: _Stepper, agrees: bool) -> None:
+    if agrees:
+        contest.slots.append([rival])
+    else:
+        contest.notes.append(f"{rival.name} computes something else: not timed")
 
 
-class _Times:
-    """Of one stepper: every sample of each pass, and each round's medians."""
-
-    def __init__(self) -> None:
-        self.samples: tuple[list[float], list[float]] = ([], [])
-        self.medians: tuple[list[float], list[float]] = ([], [])
-
-    def add_round(self, steps: list[tuple[float, float]]) -> None:
-        for index in range(2):
-            values = [step[index] for step in steps]
-            self.samples[index].extend(values)
-            self.medians[index].append(statistics.median(values))
+# ---- LSTM ------------------------------------------------------------------------------------------------------------
 
 
-def _take_turns(slots: Sequence[Sequence[_Stepper]], rounds: int, budget: float) -> list[list[_Times]]:
-    """Times of every stepper. Those of a slot share its turn, and its time."""
-    times = [[_Times() for _ in slot] for slot in slots]
-    for slot in slots:
-        for stepper in slot:
-            stepper.step()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        for number in range(rounds):
-            for place in range(len(slots)):
-                index = (number + place) % len(slots)
-                slot = slots[index]
-                time.sleep(_SETTLE_SECONDS)
-                for stepper, record in zip(slot, times[index], strict=True):
-                    record.add_round(_turn(stepper, budget / (rounds * len(slots) * len(slot))))
-            gc.collect()
-    finally:
-        if collects:
-            gc.enable()
-    return times
+def _lstm_flops(case: LstmCase) -> tuple[float, float, float]:
+    """Of the products of forward, of backward (twice as many) and of both; steps in which a sample takes part count."""
+    rows = case.steps * case.samples if case.active is None else int(case.active.sum())
+    widths = sum(case.cell_inputs(cell) + case.units * (1 + (case.peephole == "full")) for cell in range(case.cells))
+    forward = 8.0 * rows * widths * case.units
+    return forward, 2 * forward, 3 * forward
 
 
-def _turn(stepper: _Stepper, seconds: float) -> list[tuple[float, float]]:
-    stepper.wake()
-    stepper.step()
-    steps: list[tuple[float, float]] = []
-    deadline = clock() + seconds
-    while len(steps) < _LEAST_STEPS or clock() < deadline:
-        steps.append(stepper.step())
-    return steps
+class _OurLstm:
+    def __init__(self, case: LstmCase, data: LstmData, threads: int, name: str = "retrograd") -> None:
+        self.name = name
+        self._threads = threads
+        self._x, self._dy, self._states = data.x, data.dy, (data.h0, data.c0)
+        self._weights = lstm_weights(data)
+        states = (case.cells, case.samples, case.units)
+        self._out = {"y": np.zeros_like(data.dy), **{state: np.zeros(states, data.x.dtype) for state in ("hn", "cn")}}
+        zeros = [
+            LstmWeights(*(None if part is None else np.zeros_like(part) for part in cell)) for cell in data.weights
+        ]
+        self._gradients = LstmGradients(np.zeros_like(data.x), zeros)
+        self._options = lstm_options(case)
+        for option in ("lengths", "batch_sizes"):
+            if self._options[option] is not None:
+                self._options[option] = np.array(self._options[option])
+        size = retrograd.lstm_cache_size(
+            case.steps,
+            case.samples,
+            case.inputs,
+            case.units,
+            num_layers=case.layers,
+            bidirectional=case.directions == 2,
+            dtype=data.x.dtype,
+            lengths=self._options["lengths"],
+            batch_sizes=self._options["batch_sizes"],
+        )
+        self._options |= {"cache": np.zeros(size, np.uint8), "out": self._out, "num_threads": threads}
+
+    def wake(self) -> None:
+        _wake_team(self._threads)
+
+    def step(self) -> tuple[float, float, float]:
+        start = clock()
+        cache = retrograd.lstm_forward(self._x, self._weights, *self._states, **self._options).cache
+        middle = clock()
+        assert cache is not None
+        retrograd.lstm_backward(self._dy, cache, out=self._gradients, num_threads=self._threads)
+        end = clock()
+        return middle - start, end - middle, end - start
+
+    def results(self) -> list[Any]:
+        """y, dx, and the gradients of wx, wh and b of every cell."""
+        self.step()
+        cells = [part for cell in self._gradients.dweights for part in cell[:3] if part is not None]
+        return [self._out["y"], self._gradients.dx, *cells]
 
 
-class _ForeignLoad:
-    """How many CPUs other processes use, from now on. Linux only: elsewhere it is always 0."""
+class _TorchLstm:
+    """PyTorch as its users call it: torch.nn.LSTM, eager, autograd; a packed sequence where lengths differ."""
 
-    def __init__(self) -> None:
-        self._start = clock(), self._busy_seconds(), time.process_time()
+    name = "torch"
 
-    @staticmethod
-    def _busy_seconds() -> float | None:
-        """Of all CPUs since the machine was started."""
-        try:
-            user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
-            return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError):
-            return None
+    def __init__(self, torch: Any, case: LstmCase, data: LstmData) -> None:
+        module = torch.nn.LSTM(
+            case.inputs,
+            case.units,
+            case.layers,
+            bias=case.bias,
+            batch_first=case.batch_first,
+            dropout=case.dropout,
+            bidirectional=case.directions == 2,
+        )
+        x, self._dy = torch.from_numpy(data.x).requires_grad_(), torch.from_numpy(data.dy)
+        self._leaves, self._names = [x], ["x"]
+        with torch.no_grad():
+            for cell, parts in enumerate(data.weights):
+                layer, direction = divmod(cell, case.directions)
+                suffix = f"l{layer}" + "_reverse" * direction
+                given = {"weight_ih_": parts.wx, "weight_hh_": parts.wh, "bias_ih_": parts.b, "bias_hh_": None}
+                for prefix, array in given.items():
+                    if prefix.startswith("bias") and not case.bias:
+                        continue
+                    parameter = getattr(module, prefix + suffix)
+                    if array is None:
+                        parameter.zero_()
+                    else:
+                        parameter.copy_(torch.from_numpy(array))
+                    self._leaves.append(parameter)
+                    self._names.append(prefix)
+        rnn, lengths = torch.nn.utils.rnn, torch.tensor(case.lengths or ())
 
-    def cpus(self) -> float:
-        start, busy_before, own_before = self._start
-        busy = self._busy_seconds()
-        if busy is None or busy_before is None:
-            return 0.0
-        foreign = busy - busy_before - (time.process_time() - own_before)
-        return max(0.0, foreign / max(clock() - start, 1e-9))
+        def packed() -> Any:
+            sequence = rnn.pack_padded_sequence(x, lengths, case.batch_first, enforce_sorted=False)
+            return rnn.pad_packed_sequence(module(sequence)[0], case.batch_first, total_length=case.steps)[0]
+
+        self._call: Callable[[], Any] = (lambda: module(x)[0]) if case.lengths is None else packed
+        self._module, self._grad = module, torch.autograd.grad
+
+    def wake(self) -> None:
+        pass
+
+    def step(self) -> tuple[float, float, float]:
+        start = clock()
+        y = self._call()
+        middle = clock()
+        gradients = self._grad(y, self._leaves, self._dy)
+        end = clock()
+        del y, gradients  # given back after the clock has stopped
+        return middle - start, end - middle, end - start
+
+    def results(self) -> list[Any]:
+        """As ours, without dropout: it draws other numbers."""
+        self._module.eval()
+        y = self._call()
+        gradients = zip(self._names, self._grad(y, self._leaves, self._dy), strict=True)
+        self._module.train()
+        return [y.detach().numpy(), *(gradient.numpy() for name, gradient in gradients if name != "bias_hh_")]
 
 
-def _quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    p20, p50, p80 = np.quantile(samples, (0.2, 0.5, 0.8))
-    return float(p20), float(p50), float(p80)
+_SGEMM_SIZE: Final = 1024
+_SGEMM_PROGRAM: Final = f"""
+import sys, time
+import numpy as np
+a, b, c = (np.full(({_SGEMM_SIZE}, {_SGEMM_SIZE}), 0.5, np.float32) for _ in range(3))
+for line in sys.stdin:
+    start = time.perf_counter()
+    np.matmul(a, b, out=c)
+    print(time.perf_counter() - start, time.process_time(), flush=True)
+"""
+_BLAS_THREADS: Final = ("OPENBLAS", "MKL", "BLIS", "OMP")
 
 
-def _median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+class _Sgemm:
+    """NumPy's own matrix product by a number of threads; its times are those that the row's products would take.
+
+    BLAS reads its number of threads when it is loaded, so it has a process of its own, which sleeps between its turns;
+    so do its threads, which are told not to spin.
+    """
+
+    name = "sgemm"
+
+    def __init__(self, flops: tuple[float, ...], threads: int, stack: contextlib.ExitStack) -> None:
+        self._flops = flops
+        self.cpu_seconds = 0.0
+        numbers = {f"{library}_NUM_THREADS": str(threads) for library in _BLAS_THREADS}
+        numbers |= {"VECLIB_MAXIMUM_THREADS": str(threads), "OPENBLAS_THREAD_TIMEOUT": "4"}
+        self._process = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", _SGEMM_PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, **numbers},
+            )
+        )
+
+    def wake(self) -> None:
+        pass
+
+    def step(self) -> tuple[float, ...]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(file=self._process.stdin, flush=True)
+        seconds, self.cpu_seconds = map(float, self._process.stdout.readline().split())
+        speed = 2 * _SGEMM_SIZE**3 / seconds
+        return tuple(flops / speed for flops in self._flops)
+
+
+def _plain(case: LstmCase, data: LstmData) -> tuple[LstmCase, LstmData]:
+    """The same without peepholes, activations of its own and dropout."""
+    plain = dataclasses.replace(case, peephole="none", output_gate_reads="new", activations=LSTM_STANDARD, dropout=0.0)
+    return plain, data._replace(weights=tuple(cell._replace(peephole=None) for cell in data.weights))
+
+
+def _lstm_failures(case: LstmCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
+    """Against the oracle, which is slow, over the first steps; over all of them against the engine in float64."""
+    steps = min(case.steps, _ORACLE_STEPS)
+    short = dataclasses.replace(
+        case,
+        steps=steps,
+        lengths=None if case.lengths is None else tuple(min(length, steps) for length in case.lengths),
+        batch_sizes=None if case.batch_sizes is None else case.batch_sizes[:steps],
+    )
+    for row in verify_lstm([short], [isa], threads):
+        if not row.ok:
+            yield f"{row.what} is off by {row.error:.3g} tolerances, threads {row.threads}"
+    data = make_lstm_data(case)
+    wide = _OurLstm(case, _in_float64(data), max(threads)).results()
+    for number in threads:
+        if not _agree(_OurLstm(case, data, number).results(), wide, 1e-4):
+            yield f"float32 and float64 differ, threads {number}"
+
+
+def _in_float64(data: LstmData) -> LstmData:
+    def wide(array: Array | None) -> Array | None:
+        return None if array is None else array.astype(np.float64)
+
+    cells = tuple(type(cell)(*map(wide, cell)) for cell in data.weights)
+    x, _, *others = data
+    return LstmData(wide(x), cells, *map(wide, others))  # type: ignore[arg-type]
+
+
+def _lstm_contest(
+    case: LstmCase, data: LstmData, threads: int, machine: _Machine, stack: contextlib.ExitStack
+) -> _Contest:
+    flops = _lstm_flops(case)
+    sgemm = _Sgemm(flops, threads, stack)
+    contest = _Contest([[_OurLstm(case, data, threads)]], "sgemm", [], flops, lambda: sgemm.cpu_seconds)
+    plain, plain_data = _plain(case, data)
+    if plain != case:
+        contest.slots.append([_OurLstm(plain, plain_data, threads, "plain")])
+    can = dataclasses.replace(plain, dropout=case.dropout, batch_sizes=None) == case
+    if machine.torch is not None and can:
+        machine.torch.set_num_threads(threads)
+        rival = _TorchLstm(machine.torch, case, data)
+        _admit(contest, rival, _agree(_OurLstm(plain, plain_data, threads).results(), rival.results()))
+    contest.slots.append([sgemm])
+    return contest
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-class _Machine(NamedTuple):
-    device: str
-    isa: str
-    torch: Any | None
+class _Suite(NamedTuple):
+    title: str
+    passes: tuple[str, ...]
+    cases: Sequence[Any]
+    make_data: Callable[[Any], Any]
+    failures: Callable[[Any, str, Sequence[int]], Iterator[str]]
+    contest: Callable[[Any, Any, int, _Machine, contextlib.ExitStack], _Contest]
+    overhead: Callable[[str], bool]  # whether a function is of this suite
 
 
-def cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _cases(patterns: Sequence[str]) -> list[NormCase]:
-    return [case for case in NORM_BENCH_CASES if _matches(case.name, patterns)]
-
-
-def _overheads(patterns: Sequence[str]) -> list[str]:
-    return [name for name in overhead_calls() if _matches(name, patterns)]
+SUITES: Final[Mapping[str, _Suite]] = {
+    "norm": _Suite(
+        "normalization",
+        ("forward", "backward"),
+        NORM_BENCH_CASES,
+        make_norm_data,
+        _norm_failures,
+        _norm_contest,
+        lambda name: not name.startswith("lstm_"),
+    ),
+    "lstm": _Suite(
+        "LSTM",
+        ("forward", "backward", "step"),
+        LSTM_BENCH_CASES,
+        make_lstm_data,
+        _lstm_failures,
+        _lstm_contest,
+        lambda name: name.startswith("lstm_"),
+    ),
+}
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def bench_names(patterns: Sequence[str] = ()) -> list[str]:
-    """The rows that the patterns choose."""
-    return [case.name for case in _cases(patterns)] + _overheads(patterns)
+def _overheads(suite: _Suite, patterns: Sequence[str]) -> list[str]:
+    names = (name for name in overhead_calls() if suite.overhead(name.removeprefix("overhead_")))
+    return [name for name in names if _matches(name, patterns)]
 
 
-def bench_norm(options: BenchOptions, started: Callable[[str], None] | None = None) -> Iterator[BenchResult]:
+def bench_names(suites: Sequence[str] = tuple(SUITES), patterns: Sequence[str] = ()) -> list[str]:
+    """The rows of those suites that the patterns choose."""
+    names = []
+    for suite in (SUITES[name] for name in suites):
+        names += [case.name for case in suite.cases if _matches(case.name, patterns)] + _overheads(suite, patterns)
+    return names
+
+
+def bench_rows(
+    suites: Sequence[str], options: BenchOptions, started: Callable[[str], None] | None = None
+) -> Iterator[BenchResult]:
     """Measures row by row: every case at every number of threads, then the overheads. `started` hears their names."""
-    cases = _cases(options.patterns)
-    machine = _Machine(cpu_model(), _core.isa(), _import_torch() if cases else None)
-    for case in cases:
-        if started is not None:
-            started(case.name)
-        failures = _verify(case, machine.isa, options.threads)
-        data = make_norm_data(case)
-        for threads in options.threads:
-            if failures:
-                yield BenchResult(case.name, threads, (), failed=True, notes=tuple(failures))
-            else:
-                yield _bench_case(case, data, threads, options, machine)
+    machine = _Machine(cpu_model(), _core.isa(), None)
     calls = overhead_calls()
-    for name in _overheads(options.patterns):
-        if started is not None:
-            started(name)
-        yield _bench_overhead(name, calls[name], options, machine)
+    for suite in (SUITES[name] for name in suites):
+        for case in suite.cases:
+            if not _matches(case.name, options.patterns):
+                continue
+            if started is not None:
+                started(case.name)
+            machine = machine._replace(torch=_import_torch())
+            failures = tuple(suite.failures(case, machine.isa, options.threads))
+            data = suite.make_data(case)
+            for threads in options.threads:
+                if failures:
+                    yield BenchResult(case.name, threads, (), failed=True, notes=failures)
+                else:
+                    yield _bench_case(suite, case, data, threads, options, machine)
+        for name in _overheads(suite, options.patterns):
+            if started is not None:
+                started(name)
+            yield _bench_overhead(name, calls[name], options, machine)
 
 
-def _verify(case: NormCase, isa: str, threads: Sequence[int]) -> list[str]:
-    """What is wrong with the results, in words; nothing is timed that is not right."""
-    return [
-        f"{row.what} is off by {row.error:.3g} tolerances, threads {row.threads}"
-        for row in verify_norm([case], [isa], threads)
-        if not row.ok
+def _bench_case(
+    suite: _Suite, case: Any, data: Any, threads: int, options: BenchOptions, machine: _Machine
+) -> BenchResult:
+    with contextlib.ExitStack() as stack:
+        contest = suite.contest(case, data, threads, machine, stack)
+        load = _ForeignLoad(contest.child_seconds)
+        times = _take_turns(contest.slots, options.rounds, options.budget)
+        notes = contest.notes
+        if load.cpus() > _QUIET_CPUS:
+            notes.append(f"other processes used {load.cpus():.1f} CPUs meanwhile: measure again")
+    rows = [
+        row
+        for index, pass_ in enumerate(suite.passes)
+        for row in _rows_of_pass(case.name, pass_, index, threads, contest, times, machine)
     ]
-
-
-def _bench_case(case: NormCase, data: NormData, threads: int, options: BenchOptions, machine: _Machine) -> BenchResult:
-    notes: list[str] = []
-    ours = _Ours(case, data, threads)
-    ours.step()
-    slots: list[list[_Stepper]] = [[ours]]
-    if machine.torch is not None:
-        machine.torch.set_num_threads(threads)
-        rival = _Torch(machine.torch, case, data)
-        if _agree(ours, rival):
-            slots.append([rival])
-        else:
-            notes.append("torch computes something else: not timed")
-    if measures_bandwidth():
-        slots.append(_streams(data.x.size, case.activation != "identity", threads))
-
-    load = _ForeignLoad()
-    times = _take_turns(slots, options.rounds, options.budget)
-    if load.cpus() > _QUIET_CPUS:
-        notes.append(f"other processes used {load.cpus():.1f} CPUs meanwhile: measure again")
-    measured = {slot[0].name: record for slot, record in zip(slots, times, strict=True)}
-    rows = [row for index in range(2) for row in _rows_of_pass(case.name, index, threads, measured, machine)]
     return BenchResult(case.name, threads, tuple(rows), notes=tuple(notes))
 
 
 def _rows_of_pass(
-    name: str, index: int, threads: int, measured: Mapping[str, list[_Times]], machine: _Machine
+    name: str,
+    pass_: str,
+    index: int,
+    threads: int,
+    contest: _Contest,
+    times: Sequence[Sequence[_Times]],
+    machine: _Machine,
 ) -> Iterator[BenchRow]:
-    medians = {provider: records[0].medians[index] for provider, records in measured.items()}
-    samples = {provider: records[0].samples[index] for provider, records in measured.items()}
-    if "stream" in measured:
-        streams = measured["stream"]
-        # The best of each round bounds that round.
-        medians["stream"] = [min(values) for values in zip(*(s.medians[index] for s in streams), strict=True)]
-        samples["stream"] = min((s.samples[index] for s in streams), key=statistics.median)
-    for provider, mine in medians.items():
-        torch_ratio = share = None
-        if "torch" in medians and provider == "retrograd":
-            torch_ratio = _median_ratio(medians["torch"], mine)
-        if "stream" in medians and provider != "stream":
-            share = _median_ratio(medians["stream"], mine)
-        isa, version = machine.isa, retrograd.__version__
-        if provider == "torch":
-            assert machine.torch is not None
-            isa, version = machine.torch.backends.cpu.get_cpu_capability().lower(), machine.torch.__version__
+    medians: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
+    for slot, records in zip(contest.slots, times, strict=True):
+        # The best of a slot in each round counts: one of several streaming passes bounds that round.
+        provider = slot[0].name
+        medians[provider] = [min(values) for values in zip(*(r.medians[index] for r in records), strict=True)]
+        samples[provider] = min((r.samples[index] for r in records), key=statistics.median)
+
+    def ratio(rival: str, provider: str) -> float | None:
+        if rival not in medians or rival == provider:
+            return None
+        return _median_ratio(medians[rival], medians[provider])
+
+    ours = contest.slots[0][0].name
+    for provider, values in samples.items():
+        quantiles = _quantiles(values)
         yield BenchRow(
             name,
             provider,
-            _PASSES[index],
+            pass_,
             threads,
-            isa,
-            *_quantiles(samples[provider]),
-            torch_ratio,
-            share,
+            _isa_of(provider, machine),
+            *quantiles,
+            ratio("torch", provider) if provider == ours else None,
+            ratio("plain", provider) if provider == ours else None,
+            ratio(contest.bound, provider),
+            None if contest.flops is None else contest.flops[index] / quantiles[1] / 1e9,
             machine.device,
-            version,
+            _version_of(provider, machine),
         )
+
+
+def _isa_of(provider: str, machine: _Machine) -> str:
+    if provider == "torch":
+        assert machine.torch is not None
+        return str(machine.torch.backends.cpu.get_cpu_capability()).lower()
+    return "" if provider == "sgemm" else machine.isa  # BLAS chooses for itself
+
+
+def _version_of(provider: str, machine: _Machine) -> str:
+    if provider == "torch":
+        assert machine.torch is not None
+        return str(machine.torch.__version__)
+    return np.__version__ if provider == "sgemm" else retrograd.__version__
 
 
 # ---- overhead --------------------------------------------------------------------------------------------------------
@@ -484,7 +818,7 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     calls: dict[str, Callable[[], object]] = {}
 
     def add_norm(kind: str, **options: Any) -> None:
-        forward, backward = (getattr(retrograd, f"{kind}_norm_{name}") for name in _PASSES)
+        forward, backward = (getattr(retrograd, f"{kind}_norm_{name}") for name in ("forward", "backward"))
         _, cache = forward(x, gamma, beta, **options)
         calls[f"{kind}_norm_forward"] = lambda: forward(x, gamma, beta, out=out, **options)
         calls[f"{kind}_norm_backward"] = lambda: backward(x, cache, out=gradients)
@@ -496,6 +830,16 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     calls["batch_norm_statistics"] = lambda: retrograd.batch_norm_statistics(x)
     calls["combine_statistics"] = lambda: retrograd.combine_statistics((part, part))
     calls["batch_norm_gradient_sums"] = lambda: retrograd.batch_norm_gradient_sums(x, cache)
+    sequence = x[:, None]
+    cell = LstmWeights(np.ones((4, 4), np.float32), np.ones((4, 1), np.float32))
+    y, hn, cn, lstm_cache = retrograd.lstm_forward(sequence, cell)
+    assert lstm_cache is not None
+    outputs, buffer = {"y": y, "hn": hn, "cn": cn}, np.empty(retrograd.lstm_cache_size(2, 1, 4, 1), np.uint8)
+    lstm_gradients = LstmGradients(np.empty_like(sequence), LstmWeights(*map(np.empty_like, cell[:2])))
+    calls["lstm_forward"] = lambda: retrograd.lstm_forward(sequence, cell, cache=buffer, out=outputs)
+    calls["lstm_backward"] = lambda: retrograd.lstm_backward(y, lstm_cache, out=lstm_gradients)
+    calls["lstm_cache"] = lambda: retrograd.lstm_cache(sequence, cell)
+    calls["lstm_cache_size"] = lambda: retrograd.lstm_cache_size(2, 1, 4, 1)
     calls["get_num_threads"] = retrograd.get_num_threads
     calls["set_num_threads"] = lambda: retrograd.set_num_threads(retrograd.get_num_threads())
     return {f"overhead_{name}": call for name, call in calls.items()}
@@ -515,7 +859,18 @@ def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions
         samples.append(sample())
     quantiles = _quantiles(samples)
     row = BenchRow(
-        name, "retrograd", "call", 1, machine.isa, *quantiles, None, None, machine.device, retrograd.__version__
+        name,
+        "retrograd",
+        "call",
+        1,
+        machine.isa,
+        *quantiles,
+        ratio_vs_torch=None,
+        ratio_vs_plain=None,
+        share_of_bound=None,
+        gflops=None,
+        device=machine.device,
+        version=retrograd.__version__,
     )
     return BenchResult(name, 1, (row,))
 

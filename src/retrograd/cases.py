@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast
 
@@ -19,15 +19,24 @@ import numpy.typing as npt
 __all__ = [
     "ACTIVATION_PARAMETERS",
     "FUSED_ACTIVATIONS",
+    "LSTM_BENCH_CASES",
+    "LSTM_STANDARD",
+    "LSTM_VERIFY_CASES",
     "NORM_BENCH_CASES",
     "NORM_VERIFY_CASES",
     "BackwardBound",
     "ForwardBound",
+    "LstmBound",
+    "LstmCase",
+    "LstmData",
+    "LstmParameters",
     "NormCase",
     "NormData",
     "backward_bound",
     "error_in_tolerances",
     "forward_bound",
+    "lstm_bound",
+    "make_lstm_data",
     "make_norm_data",
     "storage_dtype",
 ]
@@ -36,6 +45,9 @@ Array: TypeAlias = npt.NDArray[Any]
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["batch", "instance", "layer", "group"]
 Layout: TypeAlias = Literal["first", "last"]
+Peephole: TypeAlias = Literal["none", "diagonal", "full"]
+WeightsForm: TypeAlias = Literal["concatenated", "stacked", "gates"]
+NamedActivation: TypeAlias = tuple[str, float, float]  # name, alpha, beta
 
 # ---- problems --------------------------------------------------------------------------------------------------------
 
@@ -260,6 +272,254 @@ def _distinct(every: Iterator[NormCase]) -> tuple[NormCase, ...]:
 NORM_BENCH_CASES: Final[tuple[NormCase, ...]] = _distinct(_bench_cases())
 # Small enough to be run whole at every instruction-set level.
 NORM_VERIFY_CASES: Final[tuple[NormCase, ...]] = _distinct(_verify_cases())
+
+
+# ---- LSTM problems ---------------------------------------------------------------------------------------------------
+
+LSTM_STANDARD: Final[tuple[NamedActivation, ...]] = (
+    ("sigmoid", 0.0, 0.0),
+    ("sigmoid", 0.0, 0.0),
+    ("tanh", 0.0, 0.0),
+    ("sigmoid", 0.0, 0.0),
+    ("tanh", 0.0, 0.0),
+)
+
+
+@dataclass(frozen=True)
+class LstmCase:
+    """An LSTM to verify or to time, forward and backward. `activations` are those of i, f, g, o and the hidden output.
+
+    `weights` is the form in which they are handed over: all gates in one array [4H, ...], in one array [4, H, ...], or
+    an array [H, ...] for each.
+    """
+
+    steps: int
+    samples: int
+    inputs: int
+    units: int
+    layers: int = 1
+    directions: int = 1
+    dtype: str = "float32"
+    bias: bool = True
+    states: bool = False  # initial states are given
+    peephole: Peephole = "none"
+    output_gate_reads: str = "new"
+    activations: tuple[NamedActivation, ...] = LSTM_STANDARD
+    dropout: float = 0.0
+    seed: int = 11  # of dropout
+    lengths: tuple[int, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    batch_first: bool = False
+    weights: WeightsForm = "concatenated"
+    workload: str = ""
+
+    @property
+    def name(self) -> str:
+        """``lstm_t64n32i128h256_l2_bi_diagonal``: the sizes, then what is out of the ordinary."""
+        words = [f"lstm_t{self.steps}n{self.samples}i{self.inputs}h{self.units}"]
+        if self.layers > 1:
+            words.append(f"l{self.layers}")
+        if self.directions > 1:
+            words.append("bi")
+        if self.peephole != "none":
+            words.append(self.peephole)
+        if self.output_gate_reads != "new":
+            words.append(f"reads_{self.output_gate_reads}")
+        roles: dict[str, str] = {}
+        for role, (name, _, _), (usual, _, _) in zip("ifgoh", self.activations, LSTM_STANDARD, strict=True):
+            if name != usual:
+                roles[name] = roles.get(name, "") + role
+        words += [f"{where}.{name}" for name, where in roles.items()]
+        if self.dropout:
+            words.append(f"dropout{self.dropout:g}")
+        words += ["no_bias"] * (not self.bias) + ["states"] * self.states
+        words += ["lengths"] * (self.lengths is not None) + ["batch_sizes"] * (self.batch_sizes is not None)
+        words += ["batch_first"] * self.batch_first
+        if self.weights != "concatenated":
+            words.append(self.weights)
+        if self.dtype != "float32":
+            words.append(self.dtype)
+        return "_".join(words)
+
+    @property
+    def cells(self) -> int:
+        return self.layers * self.directions
+
+    @property
+    def active(self) -> npt.NDArray[np.bool_] | None:
+        """[T, N]: which samples take part in which step; None: all."""
+        if self.lengths is not None:
+            return np.arange(self.steps)[:, None] < np.array(self.lengths, dtype=int)[None, :]
+        if self.batch_sizes is not None:
+            return np.arange(self.samples)[None, :] < np.array(self.batch_sizes, dtype=int)[:, None]
+        return None
+
+    def cell_inputs(self, cell: int) -> int:
+        return self.inputs if cell < self.directions else self.directions * self.units
+
+
+class LstmParameters(NamedTuple):
+    """Of one cell, or their gradients, or their tolerances."""
+
+    wx: Any
+    wh: Any
+    b: Any = None
+    peephole: Any = None
+
+    def stacked(self) -> LstmParameters:
+        """From any form: [4, H, ...], 0 for gates that are None; None stays None."""
+        units = (self.wh[0] if isinstance(self.wh, (tuple, list)) else self.wh).shape[-1]
+        return LstmParameters(
+            *(None if part is None else _stacked(part, units, at < 2) for at, part in enumerate(self))
+        )
+
+
+class LstmData(NamedTuple):
+    """Time first, or samples first where the case says so; parameters in the case's form, one per cell."""
+
+    x: Array  # [T, N, I]
+    weights: tuple[LstmParameters, ...]
+    h0: Array | None  # [cells, N, H]
+    c0: Array | None
+    dy: Array  # [T, N, directions * H]
+    dhn: Array  # [cells, N, H]
+    dcn: Array
+
+
+def _stacked(part: Any, units: int, is_matrix: bool) -> Array:
+    if isinstance(part, (tuple, list)):
+        like = next(a for a in part if a is not None)
+        return np.stack([np.zeros_like(like) if a is None else a for a in part])
+    vector = not is_matrix and (part.ndim == 1 or part.shape == (4, units))
+    return np.asarray(part).reshape(4, units, *(() if vector else part.shape[-1:]))
+
+
+def make_lstm_data(case: LstmCase, seed: int = 0) -> LstmData:
+    """Normal x and gradients, weights that keep pre-activations of size 1; the same for the same case and seed."""
+    rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
+    drawn: Any = np.float64 if case.dtype == "float64" else np.float32
+
+    def normal(*shape: int, scale: float = 1.0) -> Array:
+        values = rng.standard_normal(shape, dtype=drawn)
+        values *= drawn(scale)
+        return values
+
+    def formed(array: Array) -> Any:
+        match case.weights:
+            case "concatenated":
+                return array.reshape(4 * case.units, *array.shape[2:])
+            case "stacked":
+                return array
+            case _:
+                return tuple(gate.copy() for gate in array)
+
+    H = case.units
+    cells = []
+    for cell in range(case.cells):
+        width = case.cell_inputs(cell)
+        peephole = {
+            "none": None,
+            "diagonal": normal(4, H, scale=0.3),
+            "full": normal(4, H, H, scale=0.3 / math.sqrt(H)) if case.peephole == "full" else None,
+        }[case.peephole]
+        parts = (
+            normal(4, H, width, scale=1 / math.sqrt(max(width, 1))),
+            normal(4, H, H, scale=0.8 / math.sqrt(H)),
+            normal(4, H, scale=0.5) if case.bias else None,
+            peephole,
+        )
+        cells.append(LstmParameters(*(None if part is None else formed(part) for part in parts)))
+    state = (case.cells, case.samples, H)
+    x, dy = (
+        normal(*((case.samples, case.steps) if case.batch_first else (case.steps, case.samples)), width)
+        for width in (case.inputs, case.directions * H)
+    )
+    return LstmData(
+        x,
+        tuple(cells),
+        normal(*state) if case.states else None,
+        normal(*state) if case.states else None,
+        dy,
+        normal(*state),
+        normal(*state),
+    )
+
+
+def _with_activations(**names: str) -> tuple[NamedActivation, ...]:
+    """The standard ones, but for the roles (i f g o h) that are named."""
+    return tuple(
+        (names[role], *ACTIVATION_PARAMETERS[names[role]]) if role in names else usual
+        for role, usual in zip("ifgoh", LSTM_STANDARD, strict=True)
+    )
+
+
+def _lstm_bench_cases() -> Iterator[LstmCase]:
+    for sizes, workload in (
+        ((20, 1, 4, 16, 1, 1), "sensor"),
+        ((32, 1, 32, 64, 1, 1), "streaming"),
+        ((32, 8, 64, 64, 1, 1), "small batch"),
+        ((64, 32, 128, 128, 1, 1), "classifier"),
+        ((128, 16, 256, 256, 2, 1), "forecaster"),
+        ((50, 64, 512, 512, 1, 1), "encoder"),
+        ((35, 20, 650, 650, 2, 1), "language model"),
+        ((100, 32, 40, 256, 2, 2), "speech"),
+        ((20, 8, 1024, 1024, 1, 1), "wide"),
+    ):
+        yield LstmCase(*sizes, workload=workload)
+    lengths = np.linspace(10, 100, 32).round().astype(int)
+    np.random.default_rng(0).shuffle(lengths)
+    yield LstmCase(100, 32, 128, 128, lengths=tuple(lengths.tolist()), workload="ragged")
+    yield LstmCase(10_000, 1, 64, 64, workload="long")
+    yield LstmCase(64, 32, 128, 128, peephole="diagonal", workload="peepholes")
+    hard = _with_activations(i="hard_sigmoid", f="hard_sigmoid", o="hard_sigmoid")
+    yield LstmCase(64, 32, 128, 128, activations=hard, workload="own activations")
+    yield LstmCase(64, 32, 128, 128, 2, workload="two layers")
+    yield LstmCase(64, 32, 128, 128, 2, dropout=0.3, workload="dropout")
+
+
+def _lstm_verify_cases() -> Iterator[LstmCase]:
+    """Every option, and the sizes at which vectors, panels and teams begin and end."""
+    for dtype in ("float32", "float64"):
+        yield LstmCase(7, 5, 6, 11, dtype=dtype)
+        yield LstmCase(7, 5, 6, 11, 3, 2, dtype=dtype, states=True)
+        for peephole in ("diagonal", "full"):
+            for reads in ("new", "old"):
+                options: dict[str, Any] = {"peephole": peephole, "output_gate_reads": reads, "dtype": dtype}
+                yield LstmCase(6, 4, 5, 17, 1, 2, states=True, **options)
+        yield LstmCase(9, 6, 5, 13, 2, 2, dtype=dtype, lengths=(4, 9, 0, 1, 9, 6), states=True)
+        yield LstmCase(6, 5, 5, 13, 2, 2, dtype=dtype, batch_sizes=(2, 5, 0, 5, 1, 3), states=True)
+        yield LstmCase(6, 4, 5, 24, 3, 2, dtype=dtype, dropout=0.4)
+        yield LstmCase(6, 4, 5, 10, bias=False, dtype=dtype, batch_first=True, weights="gates")
+    yield LstmCase(6, 4, 5, 10, peephole="full", weights="stacked", batch_first=True)
+    yield LstmCase(6, 4, 5, 10, 2, peephole="diagonal", weights="gates", lengths=(6, 2, 5, 3), dropout=0.5)
+    # Sizes around a vector's lanes, and 1.
+    for units in (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65):
+        yield LstmCase(5, 3, 4, units)
+        yield LstmCase(3, 2, units, 3, dtype="float64")
+    yield LstmCase(1, 1, 1, 1)
+    yield LstmCase(1, 13, 3, 5, states=True)
+    yield LstmCase(40, 1, 3, 5, states=True)
+    yield LstmCase(4, 3, 0, 6, 2, states=True)
+    # Enough for a team, with slots apart and with units apart; more rows than one sum runs over; a long sequence.
+    yield LstmCase(12, 24, 40, 48, 2, 2, lengths=tuple(1 + n * 5 % 12 for n in range(24)))
+    yield LstmCase(6, 2, 96, 250, peephole="diagonal")
+    yield LstmCase(40, 33, 20, 24)
+    yield LstmCase(300, 2, 8, 16, states=True)
+    # Every activation, in one role or another.
+    for number, name in enumerate(ACTIVATION_PARAMETERS):
+        activations = _with_activations(**{"ifgoh"[number % 5]: name})
+        yield LstmCase(5, 4, 3, 19, activations=activations, dtype=("float32", "float64")[number // 5 % 2])
+    yield LstmCase(5, 4, 3, 19, activations=_with_activations(i="relu", f="hard_sigmoid", o="softplus", h="softsign"))
+
+
+def _distinct_lstm(every: Iterator[LstmCase]) -> tuple[LstmCase, ...]:
+    return tuple({case.name: case for case in every}.values())
+
+
+# The rows of the published tables, float32.
+LSTM_BENCH_CASES: Final[tuple[LstmCase, ...]] = _distinct_lstm(_lstm_bench_cases())
+# Small enough to be run whole at every instruction-set level.
+LSTM_VERIFY_CASES: Final[tuple[LstmCase, ...]] = _distinct_lstm(_lstm_verify_cases())
 
 # ---- tolerances ------------------------------------------------------------------------------------------------------
 #
@@ -674,3 +934,320 @@ def error_in_tolerances(got: Array, expected: Array, tolerance: Array) -> float:
     ratio = np.where(same, 0.0, error / np.broadcast_to(tolerance, oracle.shape))
     ratio = np.where(np.isnan(ratio), math.inf, ratio)
     return float(ratio.max(initial=0.0))
+
+
+# ---- tolerances of an LSTM -------------------------------------------------------------------------------------------
+#
+# A running error analysis: the network is computed once more in float64, and beside every number goes how far the
+# engine may be off at that place. What enters at a step is carried through all later steps (and, in backward, all
+# earlier ones) by the same derivatives that carry the numbers themselves:
+#
+# - Through products and sums of two or three numbers errors add up in full.
+# - In a matrix product the terms' errors are independent, so their squares add up; so do the roundings of the sum. A
+#   sum of n terms t, added up one after the other, rounds n partial results, which grow to the size of the sum s if
+#   terms agree in sign and of the root of the sum of t^2 if they do not: u * sqrt(n * (sum t^2 + s^2) / 2).
+# - Through an activation an error moves as far as f itself says at both ends, so a kink or a jump within reach counts.
+# - Functions of the engine are good to 6 units in the last place (12 u), tanh and sigmoid to 3; parameters are rounded.
+#
+# That is the scale of the errors; a tolerance is _WORST of it. One rounding is, in the root of the mean square, 0.42 u
+# of its result (uniform within half a unit in the last place, which is between u and u/2 of the number). So the scale
+# is 1 / 0.42 = 2.4 standard deviations of a sum that cancels, 3.4 of one as large as its terms, and twice that leaves
+# independent roundings no chance in 10^6 to come near. Errors that were carried along are less independent the fewer
+# units there are: a network of two or three that amplifies them over a hundred steps can leave these bounds.
+
+_WORST: Final = 2.0
+# Their slopes are differences of numbers of size 1.
+_SLOPE_IS_A_DIFFERENCE: Final = ("gelu", "gelu_tanh", "gelu_sigmoid", "silu", "hard_swish")
+# Their slopes follow from the value, and so does the slope's error: the slope of the slope, seen as a function of y.
+_SLOPE_OF_VALUE: Final[dict[str, Callable[[Float64s], Float64s]]] = {
+    "sigmoid": lambda y: np.abs(1 - 2 * y),
+    "tanh": lambda y: 2 * np.abs(y),
+}
+
+
+class LstmBound(NamedTuple):
+    """Tolerances, in the shapes of the oracle's results: time first, parameters stacked."""
+
+    y: Float64s
+    hn: Float64s
+    cn: Float64s
+    dx: Float64s
+    cells: list[LstmParameters]
+    dh0: Float64s
+    dc0: Float64s
+
+
+class _Number(NamedTuple):
+    """Values and the scale of their errors."""
+
+    value: Float64s
+    error: Float64s
+
+    def at(self, *index: Any) -> _Number:
+        return _Number(self.value[index], self.error[index])
+
+    def put(self, other: _Number, *index: Any) -> None:
+        self.value[index], self.error[index] = other
+
+    @staticmethod
+    def exact(values: Array | None, shape: tuple[int, ...]) -> _Number:
+        return _Number(np.zeros(shape) if values is None else np.array(values, np.float64), np.zeros(shape))
+
+    @staticmethod
+    def joined(numbers: Sequence[_Number], axis: int = 0) -> _Number:
+        return _Number(*(np.concatenate(parts, axis=axis) for parts in zip(*numbers, strict=True)))
+
+
+class _Matrix:
+    """Weights, which are exact."""
+
+    def __init__(self, value: Float64s) -> None:
+        self.value, self.squares = value, value * value
+
+
+class _Function(NamedTuple):
+    """An activation and its slope, with their errors."""
+
+    name: str
+    alpha: float
+    beta: float
+    activate: Callable[..., Array]
+    input_slope: Callable[..., Array]
+    u: float
+    smallest: float
+
+    def __call__(self, z: _Number) -> tuple[_Number, _Number]:
+        usual = _SLOPE_OF_VALUE.get(self.name)
+        # A parameter times z: two roundings of the argument.
+        reach = _WORST * z.error + (0.0 if usual else 2 * self.u * np.abs(z.value))
+        (y, y_error), (s, s_error) = (self._moved(f, z.value, reach) for f in (self.activate, self.input_slope))
+        lost = (2 + np.abs(z.value)) * self.smallest  # below the normal range
+        y_error, s_error = y_error + lost, s_error + lost
+        if usual is not None:
+            y_error = y_error + 6 * self.u * np.abs(y)
+            return _Number(y, y_error), _Number(s, np.maximum(s_error, usual(y) * y_error) + 10 * self.u * s)
+        offset = abs(self.alpha) + abs(self.beta)
+        if self.name == "tanh_shrink":  # z - tanh z keeps the error of tanh
+            y_error = y_error + 3 * self.u * np.minimum(np.abs(z.value), 1)
+        y_error = y_error + self.u * (12 * np.abs(y) + offset)
+        s_error = s_error + self.u * (12 * np.abs(s) + 4 * (self.name in _SLOPE_IS_A_DIFFERENCE))
+        return _Number(y, y_error), _Number(s, s_error)
+
+    def _moved(self, f: Callable[..., Array], z: Float64s, reach: Float64s) -> _Number:
+        here, left, right = (_float64(f(self.name, at, self.alpha, self.beta)) for at in (z, z - reach, z + reach))
+        return _Number(here, np.maximum(np.abs(left - here), np.abs(right - here)) / _WORST)
+
+
+def _tolerance(error: Float64s) -> Float64s:
+    """Infinite where the analysis itself has overflowed: of a network that explodes."""
+    return np.where(np.isnan(error), np.inf, _WORST * error)
+
+
+class _Step(NamedTuple):
+    """What backward needs of a step of one cell, of the samples that took part."""
+
+    on: npt.NDArray[np.bool_]
+    u: _Number
+    h_prev: _Number
+    c_prev: _Number
+    gates: list[_Number]
+    slopes: list[_Number]
+    c: _Number
+    hidden: _Number
+    hidden_slope: _Number
+    output_sees: _Number  # the cell state that the output gate's peephole saw
+
+
+class _LstmAnalysis:
+    """One cell's steps, forward and backward, with the errors of all that is computed on the way."""
+
+    def __init__(self, cell: LstmParameters, functions: Sequence[_Function], reads_new: bool) -> None:
+        self.cell, self.functions, self.reads_new = cell, functions, reads_new
+        self.u, self.smallest = functions[0].u, functions[0].smallest
+        self.units = cell.wh.shape[-1]
+        self.inputs = cell.wx.shape[-1]
+        both = np.concatenate([_float64(cell.wx), _float64(cell.wh)], axis=2).reshape(4 * self.units, -1)
+        self.weights, self.weights_back = _Matrix(both.T), _Matrix(both)
+        self.b = _Number.exact(None if cell.b is None else cell.b.reshape(-1), (4 * self.units,))
+        self.peephole = None if cell.peephole is None else _float64(cell.peephole)
+        self.rows: list[tuple[_Number, ...]] = []  # dz of the four gates, and what their weights have seen
+
+    def times(self, *factors: _Number) -> _Number:
+        value, error = factors[0]
+        for factor in factors[1:]:
+            error = np.abs(factor.value) * error + (np.abs(value) + error) * factor.error
+            value = value * factor.value
+            error = error + self.u * np.abs(value) + self.smallest
+        return _Number(value, error)
+
+    def plus(self, *terms: _Number) -> _Number:
+        value, error = terms[0]
+        for term in terms[1:]:
+            value = value + term.value
+            error = error + term.error + self.u * np.abs(value)
+        return _Number(value, error)
+
+    def dot(self, a: _Number, b: _Matrix) -> _Number:
+        value = a.value @ b.value
+        rounded = 0.5 * len(b.value) * ((a.value * a.value) @ b.squares + value * value)
+        return _Number(value, self._root((a.error * a.error) @ b.squares, rounded, len(b.value)))
+
+    def _root(self, carried: Float64s, rounded: Float64s, count: int) -> Float64s:
+        return cast(Float64s, np.sqrt(carried + self.u**2 * rounded + count * self.smallest**2))
+
+    def seen(self, gate: int, c: _Number, back: bool = False) -> _Number:
+        """Through a gate's peephole, or the way back."""
+        assert self.peephole is not None
+        p = self.peephole[gate]
+        if p.ndim == 1:
+            return self.times(_Number.exact(p, p.shape), c)
+        return self.dot(c, _Matrix(p if back else p.T))
+
+    def spared(
+        self, to: _Number, source: _Number, f: _Number, factors: Sequence[_Number], slopes: Sequence[_Number]
+    ) -> _Number:
+        """From one cell state to the next an error goes by four ways, f and three diagonal peepholes. It is the same
+        error: the ways' derivatives add up with their signs, not in full as `to` has them."""
+        if self.peephole is None or self.peephole.ndim == 3:
+            return to
+        ways = [f.value] + [self.peephole[k] * factors[k].value * slopes[k].value for k in range(3)]
+        spared = sum(np.abs(way) for way in ways) - np.abs(sum(ways))
+        return _Number(to.value, np.maximum(to.error - spared * source.error, self.u * np.abs(to.value)))
+
+    def forward(self, on: npt.NDArray[np.bool_], u: _Number, h_prev: _Number, c_prev: _Number) -> tuple[_Step, _Number]:
+        z = self.plus(self.dot(_Number.joined([u, h_prev], axis=1), self.weights), self.b)
+        zs = [z.at(slice(None), slice(k * self.units, (k + 1) * self.units)) for k in range(4)]
+        if self.peephole is not None:
+            zs[:3] = [self.plus(zs[k], self.seen(k, c_prev)) for k in range(3)]
+        made = [self.functions[k](zs[k]) for k in range(3)]
+        (i, _), (f, _), (g, _) = made
+        c = self.plus(self.times(f, c_prev), self.times(i, g))
+        c = self.spared(c, c_prev, f, (g, c_prev, i), [slope for _, slope in made])
+        output_sees = c if self.reads_new else c_prev
+        if self.peephole is not None:
+            zs[3] = self.plus(zs[3], self.seen(3, output_sees))
+        made.append(self.functions[3](zs[3]))
+        hidden, hidden_slope = self.functions[4](c)
+        gates, slopes = [value for value, _ in made], [slope for _, slope in made]
+        step = _Step(on, u, h_prev, c_prev, gates, slopes, c, hidden, hidden_slope, output_sees)
+        return step, self.times(gates[3], hidden)
+
+    def backward(self, step: _Step, dh: _Number, dc: _Number) -> tuple[_Number, _Number, _Number]:
+        """From the gradients of the state after the step: du, and those of the state before it."""
+        i, f, g, o = step.gates
+        factors = (g, step.c_prev, i)
+        dzo = self.times(dh, step.hidden, step.slopes[3])
+        dc = self.plus(dc, self.times(dh, o, step.hidden_slope))
+        if self.peephole is not None and self.reads_new:
+            dc = self.plus(dc, self.seen(3, dzo, back=True))
+        dz = [self.times(dc, factors[k], step.slopes[k]) for k in range(3)] + [dzo]
+        dc_prev = self.times(dc, f)
+        if self.peephole is not None:
+            for k in range(3 if self.reads_new else 4):
+                dc_prev = self.plus(dc_prev, self.seen(k, dz[k], back=True))
+        dc_prev = self.spared(dc_prev, dc, f, factors, step.slopes)
+        self.rows.append((*dz, step.u, step.h_prev, step.c_prev, step.output_sees))
+        sent = self.dot(_Number.joined(dz, axis=1), self.weights_back)
+        return sent.at(slice(None), slice(self.inputs)), sent.at(slice(None), slice(self.inputs, None)), dc_prev
+
+    def tolerances(self) -> LstmParameters:
+        """Of the parameters' gradients, from all steps of backward."""
+        if not self.rows:
+            return LstmParameters(*(None if part is None else np.zeros(part.shape) for part in self.cell))
+        *dz, u, h_prev, c_prev, output_sees = (_Number.joined(column) for column in zip(*self.rows, strict=True))
+        seen = [[u] * 4, [h_prev] * 4, [_Number.exact(np.ones((1, 1)), (1, 1))] * 4, [c_prev] * 3 + [output_sees]]
+        return LstmParameters(
+            *(
+                None if part is None else np.stack([self._row_sum(dz[k], by[k], part.ndim) for k in range(4)])
+                for part, by in zip(self.cell, seen, strict=True)
+            )
+        )
+
+    def _row_sum(self, dz: _Number, seen: _Number, ndim: int) -> Float64s:
+        """dz' seen for a matrix, the sum of dz * seen for a vector."""
+
+        def product(p: Float64s, q: Float64s) -> Any:
+            return p.T @ q if ndim == 3 else np.sum(p * q, axis=0)
+
+        squares, errors = (dz.value**2, seen.value**2), (dz.error**2, seen.error**2)
+        value = product(dz.value, seen.value)
+        rounded = (0.5 * len(dz.value) + 1) * (product(*squares) + value * value)
+        carried = product(errors[0], squares[1] + errors[1]) + product(squares[0], errors[1])
+        return _tolerance(self._root(carried, rounded, len(dz.value)))
+
+
+@np.errstate(all="ignore")
+def lstm_bound(
+    x: Array,
+    cells: Sequence[LstmParameters],
+    h0: Array | None,
+    c0: Array | None,
+    dy: Array | None,
+    dhn: Array | None,
+    dcn: Array | None,
+    activate: Callable[..., Array],
+    input_slope: Callable[..., Array],
+    *,
+    directions: int = 1,
+    active: npt.NDArray[np.bool_] | None = None,
+    activations: Sequence[NamedActivation] = LSTM_STANDARD,
+    output_reads: str = "new",
+    masks: Sequence[Array] | None = None,
+) -> LstmBound:
+    """Tolerances of an LSTM's outputs and gradients; arguments are the oracle's, the parameters stacked.
+
+    `activate` and `input_slope` are f(name, z, alpha, beta) and f'(name, z, alpha, beta) as the oracle computes them.
+    """
+    dtype = _TYPES[x.dtype.name]
+    u, (T, N, _), H = dtype.unit, x.shape, cells[0].wh.shape[-1]
+    smallest = max(dtype.smallest, 1e-150)  # of what is smaller, the square is 0 here
+    on_at = np.ones((T, N), np.bool_) if active is None else active
+    functions = [_Function(*named, activate, input_slope, u, smallest) for named in activations]
+    analyses = [_LstmAnalysis(cell, functions, output_reads == "new") for cell in cells]
+
+    def masked(number: _Number, layer: int) -> _Number:
+        if not masks:
+            return number
+        mask = _float64(masks[layer])
+        return _Number(number.value * mask, number.error * mask + 2 * u * np.abs(number.value * mask))
+
+    def order(direction: int) -> range:
+        return range(T - 1, -1, -1) if direction else range(T)
+
+    def columns(direction: int) -> slice:
+        return slice(direction * H, (direction + 1) * H)
+
+    state = (len(cells), N, H)
+    h, c = _Number.exact(h0, state), _Number.exact(c0, state)  # brought forward step by step
+    steps: list[dict[int, _Step]] = [{} for _ in cells]
+    y = _Number.exact(x, x.shape)  # of the layer below
+    for layer in range(len(cells) // directions):
+        inputs = masked(y, layer - 1) if layer else y
+        y = _Number.exact(None, (T, N, directions * H))
+        for direction in range(directions):
+            number = layer * directions + direction
+            for t in order(direction):
+                on = on_at[t]
+                step, out = analyses[number].forward(on, inputs.at(t, on), h.at(number, on), c.at(number, on))
+                steps[number][t] = step
+                h.put(out, number, on)
+                c.put(step.c, number, on)
+                y.put(out, t, on, columns(direction))
+
+    dlayer = _Number.exact(dy, y.value.shape)
+    dh, dc = _Number.exact(dhn, state), _Number.exact(dcn, state)
+    for layer in range(len(cells) // directions - 1, -1, -1):
+        du = _Number.exact(None, (T, N, analyses[layer * directions].inputs))
+        for direction in range(directions):
+            number = layer * directions + direction
+            analysis = analyses[number]
+            for t in reversed(order(direction)):
+                on = on_at[t]
+                dht = analysis.plus(dh.at(number, on), dlayer.at(t, on, columns(direction)))
+                sent, dh_prev, dc_prev = analysis.backward(steps[number][t], dht, dc.at(number, on))
+                du.put(analysis.plus(du.at(t, on), sent), t, on)
+                dh.put(dh_prev, number, on)
+                dc.put(dc_prev, number, on)
+        dlayer = masked(du, layer - 1) if layer else du
+    y_bound, hn, cn, dx, dh0, dc0 = (_tolerance(n.error + smallest) for n in (y, h, c, dlayer, dh, dc))
+    return LstmBound(y_bound, hn, cn, dx, [analysis.tolerances() for analysis in analyses], dh0, dc0)

@@ -1,4 +1,4 @@
-"""The command line: ``retrograd info | verify | bench norm``.
+"""The command line: ``retrograd info | verify | bench norm | bench lstm | bench all``.
 
 Exit codes: 0 all is well, 1 a result was wrong, 2 the command line was, 130 interrupted.
 """
@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ class _UsageError(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="retrograd",
-        description="Normalization for training on CPUs: what is in force, whether it is right, how fast it is.",
+        description="Training on CPUs: what is in force, whether it is right, how fast it is.",
         epilog="Exit codes: 0 all is well, 1 a result was wrong, 2 a bad command line, 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"retrograd {retrograd.__version__}")
@@ -90,31 +90,47 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="time the functions", description="Time the functions on this machine.")
     suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
-    norm = suites.add_parser(
-        "norm",
-        help="normalization",
-        description="Verify, then time, each training forward (out= given) and each backward (all gradients, out= "
-        "given), in rounds that alternate with PyTorch where it is installed and with a streaming pass over arrays of "
-        "the same size, which is the bound. Times are medians in microseconds; 'vs torch' above 1 means faster than "
-        "PyTorch; 'of bound' is the share of the memory bandwidth that the row's size allows. Rows named overhead_* "
-        "are the smallest useful call of each function.",
+    turns = (
+        "Verify, then time, each training forward and each backward (all gradients), buffers given, in rounds that "
+        "alternate with PyTorch where it is installed and with what bounds the row. Times are medians in microseconds; "
+        "'vs torch' above 1 means faster than PyTorch. Rows named overhead_* are the smallest useful call of each "
+        "function. "
     )
-    norm.add_argument(
+    norm = (
+        "The bound of a norm is a streaming pass over arrays of the same size: 'of bound' is the share of the memory "
+        "bandwidth that the row's size allows. "
+    )
+    lstm = (
+        "The bound of an LSTM is its matrix products at the speed of NumPy's own on 1024 x 1024 matrices, by as many "
+        "threads; GFLOPS are of the products alone, and of the real steps of a ragged batch, for which PyTorch gets a "
+        "packed sequence. 'step' is forward and backward. 'over plain' is what a row's options cost over the same LSTM "
+        "without them. "
+    )
+    for suite, names, help_, description in (
+        ("norm", ["norm"], "normalization", turns + norm),
+        ("lstm", ["lstm"], "LSTM", turns + lstm),
+        ("all", ["norm", "lstm"], "every suite", turns + norm + lstm),
+    ):
+        _add_suite(suites.add_parser(suite, help=help_, description=description), names)
+    return parser
+
+
+def _add_suite(suite: argparse.ArgumentParser, names: list[str]) -> None:
+    suite.add_argument(
         "--rows", nargs="+", default=[], metavar="PATTERN", help="only rows whose name matches, as 'layer_norm_*'"
     )
-    norm.add_argument("--threads", nargs="+", type=_positive, default=[1, 2], metavar="N", help="(default: 1 2)")
-    norm.add_argument("--rounds", type=_positive, metavar="N", help="rounds per row (default: 9, quick: 3)")
-    norm.add_argument(
+    suite.add_argument("--threads", nargs="+", type=_positive, default=[1, 2], metavar="N", help="(default: 1 2)")
+    suite.add_argument("--rounds", type=_positive, metavar="N", help="rounds per row (default: 9, quick: 3)")
+    suite.add_argument(
         "--budget",
         type=_seconds,
         metavar="SECONDS",
         help="time to measure per row and number of threads (default: 2, quick: 0.2)",
     )
-    norm.add_argument("--csv", metavar="FILE", help="write every measurement there too, times in seconds")
-    norm.add_argument("--quick", action="store_true", help="few rounds and little time: a look, not a measurement")
-    norm.add_argument("--list", action="store_true", help="print the names of the rows and stop")
-    norm.set_defaults(run=_bench_norm)
-    return parser
+    suite.add_argument("--csv", metavar="FILE", help="write every measurement there too, times in seconds")
+    suite.add_argument("--quick", action="store_true", help="few rounds and little time: a look, not a measurement")
+    suite.add_argument("--list", action="store_true", help="print the names of the rows and stop")
+    suite.set_defaults(run=_bench, suites=names)
 
 
 def _positive(text: str) -> int:
@@ -232,15 +248,14 @@ def _info(options: argparse.Namespace) -> int:
 
     levels = ", ".join(_core.isa_levels())
     lowered = os.environ.get("RETROGRAD_ISA", "").strip()
-    blas = getattr(_core, "blas", None)
     lock = "with" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without"
     lines = {
         "retrograd": retrograd.__version__,
         "processor": cpu_model(),
         "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels})",
         "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
-        "BLAS": blas() if blas is not None else "none: normalization needs no matrix products",
-        "data types": "float32, float64, float16, bfloat16",
+        "BLAS": "none: matrix products are retrograd's own kernels",
+        "data types": "float32, float64; normalization also float16, bfloat16",
         "Python": f"{platform.python_version()}, {lock} the interpreter lock",
         "NumPy": np.__version__,
     }
@@ -262,11 +277,16 @@ def _why_threads() -> str:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .cases import NORM_BENCH_CASES, NORM_VERIFY_CASES
-    from .verify import verify_norm
+    from . import cases as problems
+    from . import verify
 
-    cases = list(dict.fromkeys(NORM_VERIFY_CASES + NORM_BENCH_CASES if options.all else NORM_VERIFY_CASES))
-    cases = [case for case in cases if _matches(case.name, options.rows)]
+    norms: tuple[Any, ...] = problems.NORM_VERIFY_CASES + (problems.NORM_BENCH_CASES if options.all else ())
+    lstms: tuple[Any, ...] = problems.LSTM_VERIFY_CASES + (problems.LSTM_BENCH_CASES if options.all else ())
+    verifiers: dict[Any, Callable[..., list[Any]]] = {
+        **dict.fromkeys(norms, verify.verify_norm),
+        **dict.fromkeys(lstms, verify.verify_lstm),
+    }
+    cases = [case for case in verifiers if _matches(case.name, options.rows)]
     if not cases:
         raise _UsageError(f"no case matches {' '.join(options.rows)}")
     levels = list(dict.fromkeys(options.isa)) or _core.isa_levels()
@@ -287,7 +307,7 @@ def _verify(options: argparse.Namespace) -> int:
     with _Report(columns, len(cases) * len(levels) * len(threads)) as report:
         for case in cases:
             report.start(case.name)
-            rows = verify_norm([case], levels, threads, progress=lambda row: report.advance())
+            rows = verifiers[case]([case], levels, threads, progress=lambda row: report.advance())
             row = max(rows, key=lambda row: row.error)
             good = all(row.ok for row in rows)
             report.row([case.name, f"{row.error:.3f}", row.what, row.isa, "" if good else "WRONG"], good)
@@ -310,10 +330,10 @@ def _verify(options: argparse.Namespace) -> int:
 # ---- bench -----------------------------------------------------------------------------------------------------------
 
 
-def _bench_norm(options: argparse.Namespace) -> int:
+def _bench(options: argparse.Namespace) -> int:
     from . import bench
 
-    names = bench.bench_names(options.rows)
+    names = bench.bench_names(options.suites, options.rows)
     if not names:
         raise _UsageError(f"no row matches {' '.join(options.rows)}; --list names them")
     if options.list:
@@ -325,7 +345,7 @@ def _bench_norm(options: argparse.Namespace) -> int:
         options.rounds or (3 if options.quick else 9),
         options.budget or (0.2 if options.quick else 2.0),
     )
-    columns = (
+    columns = [
         _Column("row", max(map(len, names)), right=False),
         _Column("pass", 8, right=False),
         _Column("threads", 7),
@@ -334,7 +354,9 @@ def _bench_norm(options: argparse.Namespace) -> int:
         _Column("torch µs", 9),
         _Column("vs torch", 8),
         _Column("of bound", 8),
-    )
+    ]
+    if "lstm" in options.suites:
+        columns += [_Column("GFLOPS", 6), _Column("over plain", 10)]
     overheads = sum(name.startswith("overhead_") for name in names)
     total = (len(names) - overheads) * len(settings.threads) + overheads
     wrong = False
@@ -346,15 +368,16 @@ def _bench_norm(options: argparse.Namespace) -> int:
             except OSError as error:
                 raise _UsageError(f"--csv {options.csv}: {error.strerror}") from None
         report = stack.enter_context(_Report(columns, total))
-        for result in bench.bench_norm(settings, report.start):
+        for result in bench.bench_rows(options.suites, settings, report.start):
             report.advance()
             if csv_file is not None:
                 csv_file.write(result.rows)
             for cells in _bench_lines(result):
-                report.row(cells)
+                report.row(cells[: len(columns)])
             if result.failed:
                 wrong = True
-                report.row([result.name, "WRONG", str(result.threads), "", "", "", "", ""], good=False)
+                cells = [result.name, "WRONG", str(result.threads)]
+                report.row(cells + [""] * (len(columns) - len(cells)), good=False)
             for note in result.notes:
                 report.note(f"{result.name}, threads {result.threads}: {note}")
         conditions = [bench.cpu_model(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
@@ -362,7 +385,7 @@ def _bench_norm(options: argparse.Namespace) -> int:
             torch = bench.torch_version()
             conditions.append("PyTorch is not installed: own times only" if torch is None else f"torch {torch}")
             conditions.append(f"float32, medians of {settings.rounds} rounds")
-            if not bench.measures_bandwidth():
+            if "norm" in options.suites and not bench.measures_bandwidth():
                 conditions.append("this build cannot measure the bandwidth bound")
         report.note("; ".join(conditions))
     return _WRONG if wrong else 0
@@ -382,6 +405,8 @@ def _bench_lines(result: Any) -> Iterator[list[str]]:
                 _microseconds(theirs[row.pass_]) if row.pass_ in theirs else "",
                 "" if row.ratio_vs_torch is None else f"{row.ratio_vs_torch:.2f}x",
                 "" if row.share_of_bound is None else f"{row.share_of_bound:.0%}",
+                "" if row.gflops is None else f"{row.gflops:.0f}" if row.gflops >= 10 else f"{row.gflops:.1f}",
+                "" if row.ratio_vs_plain is None else f"{1 / row.ratio_vs_plain - 1:+.0%}",
             ]
 
 

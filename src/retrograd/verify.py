@@ -9,11 +9,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, cases, normalization, reference
+from . import _core, cases, normalization, recurrent, reference
 from .activation import ACTIVATIONS, Activation
-from .cases import NormCase
+from .cases import LstmCase, LstmParameters, NormCase
 
-__all__ = ["NormErrors", "NormRow", "fused_activation", "verify_norm"]
+__all__ = [
+    "LstmErrors",
+    "LstmOracle",
+    "LstmResults",
+    "LstmRow",
+    "NormErrors",
+    "NormRow",
+    "fused_activation",
+    "lstm_errors",
+    "lstm_options",
+    "lstm_oracle",
+    "lstm_weights",
+    "run_lstm",
+    "verify_lstm",
+    "verify_norm",
+]
 
 Array = npt.NDArray[Any]
 
@@ -102,7 +117,155 @@ def _errors(case: NormCase, data: cases.NormData, got: _Results) -> NormErrors:
 
 
 def _same_bits(a: Iterable[Array], b: Iterable[Array]) -> bool:
-    return all(np.array_equal(p.view(np.uint8), q.view(np.uint8)) for p, q in zip(a, b, strict=True))
+    pairs = ((np.ascontiguousarray(p), np.ascontiguousarray(q)) for p, q in zip(a, b, strict=True))
+    return all(np.array_equal(p.view(np.uint8), q.view(np.uint8)) for p, q in pairs)
+
+
+# ---- LSTM ------------------------------------------------------------------------------------------------------------
+
+
+class LstmErrors(NamedTuple):
+    """The worst error of each result over its elements and over all cells, in units of the element's tolerance."""
+
+    y: float
+    hn: float
+    cn: float
+    dx: float
+    dwx: float
+    dwh: float
+    db: float
+    dpeephole: float
+    dh0: float
+    dc0: float
+
+
+class LstmRow(NamedTuple):
+    case: LstmCase
+    isa: str
+    threads: int
+    errors: LstmErrors
+    same_bits: bool  # as with the first of the thread counts
+    ok: bool  # all within tolerance, and the same bits
+
+    @property
+    def what(self) -> str:
+        """The name of the worst result."""
+        if not self.same_bits:
+            return "bits"
+        return LstmErrors._fields[self.errors.index(max(self.errors))]
+
+    @property
+    def error(self) -> float:
+        """The error of the worst result, in tolerances; infinite where the bits depend on the threads."""
+        return max(self.errors) if self.same_bits else math.inf
+
+
+def lstm_weights(data: cases.LstmData) -> list[recurrent.LstmWeights]:
+    return [recurrent.LstmWeights(*cell) for cell in data.weights]
+
+
+def lstm_options(case: LstmCase) -> dict[str, Any]:
+    """A case's options in the words of :func:`retrograd.lstm_forward`."""
+    return {
+        "bidirectional": case.directions == 2,
+        "batch_first": case.batch_first,
+        "lengths": case.lengths,
+        "batch_sizes": case.batch_sizes,
+        "activations": recurrent.LstmActivations(*(fused_activation(*named) for named in case.activations)),
+        "output_gate_reads": case.output_gate_reads,
+        "dropout": case.dropout,
+        "seed": case.seed,
+    }
+
+
+class LstmResults(NamedTuple):
+    """Outputs and all gradients: time first, parameters stacked."""
+
+    y: Array
+    hn: Array
+    cn: Array
+    dx: Array
+    dh0: Array
+    dc0: Array
+    cells: list[LstmParameters]
+
+    def arrays(self) -> list[Array]:
+        return [*self[:6], *(a for cell in self.cells for a in cell if a is not None)]
+
+
+def run_lstm(case: LstmCase, data: cases.LstmData, threads: int) -> LstmResults:
+    """Forward and backward, by the engine."""
+    need = ["dx", "dwx", "dwh", "dh0", "dc0"] + ["db"] * case.bias + ["dpeephole"] * (case.peephole != "none")
+    weights = lstm_weights(data)
+    y, hn, cn, cache = recurrent.lstm_forward(
+        data.x, weights, data.h0, data.c0, num_threads=threads, **lstm_options(case)
+    )
+    assert cache is not None
+    dx, dweights, dh0, dc0 = recurrent.lstm_backward(
+        data.dy, cache, dhn=data.dhn, dcn=data.dcn, need=need, num_threads=threads
+    )
+    assert dx is not None
+    assert dh0 is not None
+    assert dc0 is not None
+    if case.batch_first:
+        y, dx = y.swapaxes(0, 1), dx.swapaxes(0, 1)
+    return LstmResults(y, hn, cn, dx, dh0, dc0, [LstmParameters(*cell).stacked() for cell in dweights])
+
+
+class LstmOracle(NamedTuple):
+    expected: LstmResults
+    bound: cases.LstmBound
+
+
+def lstm_oracle(case: LstmCase, data: cases.LstmData) -> LstmOracle:
+    """The same by the oracle, and how far the engine may be from it."""
+    cells = [cell.stacked() for cell in data.weights]
+    x, dy = (a.swapaxes(0, 1) if case.batch_first else a for a in (data.x, data.dy))
+    masks = None
+    if case.dropout and case.layers > 1:
+        shape = (case.steps, case.samples, case.directions * case.units)
+        masks = [reference.philox_mask(case.seed, layer, shape, case.dropout) for layer in range(case.layers - 1)]
+    options: dict[str, Any] = {
+        "directions": case.directions,
+        "active": case.active,
+        "activations": case.activations,
+        "output_reads": case.output_gate_reads,
+        "masks": masks,
+    }
+    given = [reference.LstmCell(*cell) for cell in cells]
+    forward = reference.lstm_forward(x, given, data.h0, data.c0, **options)
+    backward = reference.lstm_backward(dy, data.dhn, data.dcn, x, given, data.h0, data.c0, **options)
+    bound = cases.lstm_bound(
+        x,
+        cells,
+        data.h0,
+        data.c0,
+        dy,
+        data.dhn,
+        data.dcn,
+        reference.activation_value,
+        reference.activation_input_slope,
+        **options,
+    )
+    gradients = [LstmParameters(*cell) for cell in backward.cells]
+    expected = LstmResults(forward.y, forward.hn, forward.cn, backward.dx, backward.dh0, backward.dc0, gradients)
+    return LstmOracle(expected, bound)
+
+
+def lstm_errors(got: LstmResults, oracle: LstmOracle) -> LstmErrors:
+    expected, bound = oracle
+    errors = dict.fromkeys(LstmErrors._fields, 0.0)
+    for name in ("y", "hn", "cn", "dx", "dh0", "dc0"):
+        errors[name] = cases.error_in_tolerances(*(getattr(results, name) for results in (got, expected, bound)))
+    for mine, right, allowed in zip(got.cells, expected.cells, bound.cells, strict=True):
+        for field, *triple in zip(LstmParameters._fields, mine, right, allowed, strict=True):
+            if triple[1] is not None:
+                error = cases.error_in_tolerances(*triple)
+                errors["d" + field] = max(errors["d" + field], error)
+    return LstmErrors(**errors)
+
+
+# ---- all of a kind ---------------------------------------------------------------------------------------------------
 
 
 def verify_norm(
@@ -133,6 +296,40 @@ def verify_norm(
                         errors = _errors(case, data, got)
                     first = got if first is None else first
                     row = NormRow(case, isa, threads, errors, same, same and max(errors) <= 1)
+                    rows.append(row)
+                    if progress is not None:
+                        progress(row)
+    finally:
+        _core.select_isa(before)
+    return rows
+
+
+def verify_lstm(
+    problems: Sequence[LstmCase] = cases.LSTM_VERIFY_CASES,
+    isa_levels: Sequence[str] | None = None,
+    thread_counts: Sequence[int] = (1, 2, 7),
+    progress: Callable[[LstmRow], None] | None = None,
+) -> list[LstmRow]:
+    """:func:`verify_norm` for LSTMs: each case at each instruction-set level and thread count."""
+    levels = list(_core.isa_levels()) if isa_levels is None else list(isa_levels)
+    before = _core.isa()
+    rows = []
+    try:
+        for case in problems:
+            data = cases.make_lstm_data(case)
+            oracle = lstm_oracle(case, data)
+            for isa in levels:
+                if not _core.select_isa(isa):
+                    raise ValueError(f"verify_lstm: isa is {isa!r}, this machine can run {_core.isa_levels()}")
+                first: LstmResults | None = None
+                errors: LstmErrors | None = None
+                for threads in thread_counts:
+                    got = run_lstm(case, data, threads)
+                    same = first is None or _same_bits(got.arrays(), first.arrays())
+                    if errors is None or not same:  # the same bits have the same errors
+                        errors = lstm_errors(got, oracle)
+                    first = got if first is None else first
+                    row = LstmRow(case, isa, threads, errors, same, same and max(errors) <= 1)
                     rows.append(row)
                     if progress is not None:
                         progress(row)

@@ -3,7 +3,9 @@
 // (tests/test_rooms.py looks).
 #include "../kernels.h"
 #include "activation.h"
+#include "lstm_range.h"
 #include "norm_range.h"
+#include "product.h"
 #include "stage.h"
 
 namespace rg {
@@ -22,12 +24,20 @@ constexpr NormKernels<A> make_norm_kernels() {
             store_block};
 }
 
+template <class A>
+constexpr LstmKernels<A> make_lstm_kernels() {
+    return {product<A>,         pack_columns<A>, pack_rows<A>,  lstm_forward_cells<A>, lstm_backward_cells<A>,
+            lstm_show_cells<A>, unit_sums<A>,    dropout_row<A>};
+}
+
 }  // namespace
 
 extern const KernelTable RG_TABLE;
 const KernelTable RG_TABLE = {RG_ISA_NAME,
                               make_norm_kernels<float>(),
                               make_norm_kernels<double>(),
+                              make_lstm_kernels<float>(),
+                              make_lstm_kernels<double>(),
                               {map_value<float>, map_input_slope<float>},
                               {map_value<double>, map_input_slope<double>},
                               add_streams};

@@ -82,10 +82,20 @@ constexpr int kLanes = RG_VECTOR_BYTES / int(sizeof(A));
 
 #endif
 
-template <class A>
-RG_INLINE Vec<A> splat(A value) {
-    return Vec<A>{} + value;
-}
+// Not Vec<A>{} + value: where -0.0 counts, that is an addition.
+#if defined(RG_ISA_AVX512)
+RG_INLINE Vec<float> splat(float value) { return _mm512_set1_ps(value); }
+RG_INLINE Vec<double> splat(double value) { return _mm512_set1_pd(value); }
+#elif defined(RG_ISA_AVX2)
+RG_INLINE Vec<float> splat(float value) { return _mm256_set1_ps(value); }
+RG_INLINE Vec<double> splat(double value) { return _mm256_set1_pd(value); }
+#elif defined(RG_ISA_NEON)
+RG_INLINE Vec<float> splat(float value) { return vdupq_n_f32(value); }
+RG_INLINE Vec<double> splat(double value) { return vdupq_n_f64(value); }
+#else
+RG_INLINE float splat(float value) { return value; }
+RG_INLINE double splat(double value) { return value; }
+#endif
 
 // Through memcpy: a vector type with a lowered alignment is split into scalars by GCC.
 template <class A>
@@ -216,6 +226,35 @@ RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) {
 RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) { return a / b; }
 #endif
 
+// 1 / b for b between 1 and 2.
+RG_INLINE Vec<double> invert_near_one(Vec<double> b) { return splat(1.0) / b; }
+#if defined(RG_ISA_AVX512)
+RG_INLINE Vec<float> invert_near_one(Vec<float> b) {
+    const Vec<float> rough = _mm512_rcp14_ps(b);  // 14 bits, 28 after one step
+    return fma(rough, _mm512_fnmadd_ps(b, rough, splat(1.0f)), rough);
+}
+#else
+RG_INLINE Vec<float> invert_near_one(Vec<float> b) { return splat(1.0f) / b; }
+#endif
+
+// The bound where x is beyond it; NaN stays NaN.
+#if defined(RG_ISA_AVX512)
+RG_INLINE Vec<float> at_most(Vec<float> x, Vec<float> bound) { return _mm512_min_ps(bound, x); }
+RG_INLINE Vec<double> at_most(Vec<double> x, Vec<double> bound) { return _mm512_min_pd(bound, x); }
+RG_INLINE Vec<float> at_least(Vec<float> x, Vec<float> bound) { return _mm512_max_ps(bound, x); }
+RG_INLINE Vec<double> at_least(Vec<double> x, Vec<double> bound) { return _mm512_max_pd(bound, x); }
+#elif defined(RG_ISA_AVX2)
+RG_INLINE Vec<float> at_most(Vec<float> x, Vec<float> bound) { return _mm256_min_ps(bound, x); }
+RG_INLINE Vec<double> at_most(Vec<double> x, Vec<double> bound) { return _mm256_min_pd(bound, x); }
+RG_INLINE Vec<float> at_least(Vec<float> x, Vec<float> bound) { return _mm256_max_ps(bound, x); }
+RG_INLINE Vec<double> at_least(Vec<double> x, Vec<double> bound) { return _mm256_max_pd(bound, x); }
+#else
+RG_INLINE Vec<float> at_most(Vec<float> x, Vec<float> bound) { return x > bound ? bound : x; }
+RG_INLINE Vec<double> at_most(Vec<double> x, Vec<double> bound) { return x > bound ? bound : x; }
+RG_INLINE Vec<float> at_least(Vec<float> x, Vec<float> bound) { return x < bound ? bound : x; }
+RG_INLINE Vec<double> at_least(Vec<double> x, Vec<double> bound) { return x < bound ? bound : x; }
+#endif
+
 // Asks for a cache line that will be wanted soon; any address will do.
 RG_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
@@ -259,6 +298,14 @@ struct Sum<float> {
 };
 RG_INLINE void add_to(double* p, float v) { *p += v; }
 
+// The same, for the sum of each lane.
+template <class A>
+struct LaneSums {
+    double lanes{};
+    RG_INLINE void add(A v) { lanes += v; }
+    RG_INLINE void store(double* p) const { *p = lanes; }
+};
+
 #else
 
 template <>
@@ -274,6 +321,28 @@ RG_INLINE void add_to(double* p, Vec<float> v) {
     store(p, load(p) + widen_low(v));
     store(p + kLanes<double>, load(p + kLanes<double>) + widen_high(v));
 }
+
+// The same, for the sum of each lane.
+template <class A>
+struct LaneSums;
+template <>
+struct LaneSums<float> {
+    Vec<double> low{}, high{};
+    RG_INLINE void add(Vec<float> v) {
+        low += widen_low(v);
+        high += widen_high(v);
+    }
+    RG_INLINE void store(double* p) const {
+        rg::store(p, low);
+        rg::store(p + kLanes<double>, high);
+    }
+};
+template <>
+struct LaneSums<double> {
+    Vec<double> lanes{};
+    RG_INLINE void add(Vec<double> v) { lanes += v; }
+    RG_INLINE void store(double* p) const { rg::store(p, lanes); }
+};
 
 #endif
 

@@ -77,7 +77,7 @@ template <class A>
 RG_INLINE Reduced<A> reduce(Vec<A> x) {
     using M = MathConstants<A>;
     Reduced<A> out;
-    out.shifted = x * splat(A(1.4426950408889634074)) + splat(M::kRound);
+    out.shifted = fma(x, splat(A(1.4426950408889634074)), splat(M::kRound));
     out.n = out.shifted - splat(M::kRound);
     out.r = fma(out.n, splat(-M::kLn2High), x);
     out.r = fma(out.n, splat(-M::kLn2Low), out.r);
@@ -103,23 +103,40 @@ RG_INLINE Vec<A> exp_tail(Vec<A> r) {
     return p;
 }
 
+// p * 2^n, also where that leaves the normal range
+#if defined(RG_ISA_AVX512)
+template <class A>
+RG_INLINE Vec<A> scale_by_power(Vec<A> p, Vec<A> n);
+template <>
+RG_INLINE Vec<float> scale_by_power<float>(Vec<float> p, Vec<float> n) {
+    return _mm512_scalef_ps(p, n);
+}
+template <>
+RG_INLINE Vec<double> scale_by_power<double>(Vec<double> p, Vec<double> n) {
+    return _mm512_scalef_pd(p, n);
+}
+#else
+template <class A>
+RG_INLINE Vec<A> scale_by_power(Vec<A> p, Vec<A> n) {
+    using M = MathConstants<A>;
+    // Two factors, so that neither leaves the normal range where the product does.
+    const Vec<A> half = n * splat(A(0.5)) + splat(M::kRound);
+    const Vec<A> rest = (n - (half - splat(M::kRound))) + splat(M::kRound);
+    return p * power_of_two<A>(half) * power_of_two<A>(rest);
+}
+#endif
+
 // e^r * 2^n
 template <class A>
 RG_INLINE Vec<A> exp_reduced(const Reduced<A>& a) {
-    using M = MathConstants<A>;
-    const Vec<A> p = fma(a.r * a.r, exp_tail<A>(a.r), a.r) + splat(A(1));
-    // Two factors, so that neither leaves the normal range where the product does.
-    const Vec<A> half = a.n * splat(A(0.5)) + splat(M::kRound);
-    const Vec<A> rest = (a.n - (half - splat(M::kRound))) + splat(M::kRound);
-    return p * power_of_two<A>(half) * power_of_two<A>(rest);
+    return scale_by_power<A>(fma(a.r * a.r, exp_tail<A>(a.r), a.r) + splat(A(1)), a.n);
 }
 
 // Within 1.1 ulp; subnormal results within one unit of the smallest subnormal.
 template <class A>
 RG_INLINE Vec<A> vexp(Vec<A> x) {
     using M = MathConstants<A>;
-    x = x < splat(M::kExpLow) ? splat(M::kExpLow) : x;
-    x = x > splat(M::kExpHigh) ? splat(M::kExpHigh) : x;
+    x = at_most(at_least(x, splat(M::kExpLow)), splat(M::kExpHigh));
     return exp_reduced<A>(reduce<A>(x));
 }
 
@@ -127,7 +144,7 @@ RG_INLINE Vec<A> vexp(Vec<A> x) {
 template <class A>
 RG_INLINE Vec<A> vexpm1_nonpositive(Vec<A> x) {
     using M = MathConstants<A>;
-    x = x < splat(M::kExpm1Low) ? splat(M::kExpm1Low) : x;
+    x = at_least(x, splat(M::kExpm1Low));
     const Reduced<A> a = reduce<A>(x);
     const Vec<A> p = fma(a.r * a.r, exp_tail<A>(a.r), a.r);
     const Vec<A> scale = power_of_two<A>(a.shifted);
@@ -138,7 +155,7 @@ RG_INLINE Vec<A> vexpm1_nonpositive(Vec<A> x) {
 template <class A>
 RG_INLINE Vec<A> vexpm1(Vec<A> x) {
     using M = MathConstants<A>;
-    x = x < splat(M::kExpm1Low) ? splat(M::kExpm1Low) : x;
+    x = at_least(x, splat(M::kExpm1Low));
     x = x > splat(M::kExpHigh) ? splat(M::kExpHigh) : x;
     const Reduced<A> a = reduce<A>(x);
     const Vec<A> p = fma(a.r * a.r, exp_tail<A>(a.r), a.r);
@@ -190,8 +207,9 @@ struct SigmoidPair {
 };
 template <class A>
 RG_INLINE SigmoidPair<A> vsigmoid_pair(Vec<A> x) {
-    const Vec<A> e = vexp<A>(splat(A(0)) - vabs<A>(x));
-    const Vec<A> s = divide_near_one(splat(A(1)), e + splat(A(1)));
+    using M = MathConstants<A>;
+    const Vec<A> e = exp_reduced<A>(reduce<A>(at_least(splat(A(0)) - vabs<A>(x), splat(M::kExpLow))));
+    const Vec<A> s = invert_near_one(e + splat(A(1)));
     const Vec<A> rest = e * s;
     return {x < splat(A(0)) ? rest : s, x < splat(A(0)) ? s : rest};
 }

@@ -1,0 +1,272 @@
+#include "gemm.h"
+
+#include <string.h>
+
+#include <algorithm>
+
+#include "parallel.h"
+#include "scratch.h"
+
+namespace rg {
+namespace {
+
+Buffer& panel_scratch() {
+    static thread_local Buffer buffer;
+    return buffer;
+}
+
+Buffer& row_scratch() {
+    static thread_local Buffer buffer;
+    return buffer;
+}
+
+// A quarter of the cache for packed panels, as much for the rows that meet them, the rest for what is written.
+template <class A>
+int64_t cached_elements() {
+    return cache_bytes() / 4 / int64_t(sizeof(A));
+}
+
+// How a result of rows x panels is cut into pieces: `row_step` by `panel_step`, about `wanted` pieces if there is work.
+struct Cut {
+    int64_t row_step, panel_step, row_pieces, panel_pieces;
+    int64_t pieces() const { return row_pieces * panel_pieces; }
+};
+
+Cut cut(int64_t rows, int64_t panels, int64_t panel_step, int64_t least_rows, int64_t wanted) {
+    Cut c;
+    c.panel_step = panel_step;
+    c.panel_pieces = ceil_div(panels, c.panel_step);
+    const int64_t row_pieces = std::min(ceil_div(wanted, c.panel_pieces), ceil_div(rows, least_rows));
+    c.row_step = ceil_div(rows, std::max<int64_t>(1, row_pieces));
+    c.row_pieces = ceil_div(rows, c.row_step);
+    return c;
+}
+
+// Panels are multiplied two at a time.
+int64_t even(int64_t panels) { return std::max<int64_t>(2, panels / 2 * 2); }
+
+template <class Body>
+void run_pieces(const Cut& c, double flops, int threads, const Body& body) {
+    parallel_for(c.pieces(), flops < kMinParallelFlops ? 1 : threads, flops >= kMinWakeFlops,
+                 [&](int64_t piece) { body(piece % c.row_pieces * c.row_step, piece / c.row_pieces * c.panel_step); });
+}
+
+int64_t pieces_wanted(double flops, int threads) {
+    return flops < kMinParallelFlops ? 1 : threads == 1 ? 1 : 8 * threads;
+}
+
+// One block of units of one gate as kPanel rows of the operand of dz * w; units that are not there are 0.
+template <class A>
+void pack_gate_rows(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int gate, int64_t block, int64_t units,
+                    int64_t column, int64_t columns, A* panel) {
+    const int64_t first = block * kPanel<A>;
+    const int64_t there = w.gate[gate] ? std::min(kPanel<A>, units - first) : 0;
+    if (there > 0) {
+        kernels.pack_rows(w.gate[gate] + first * w.row_stride + column * w.col_stride, w.row_stride, w.col_stride,
+                          columns, there, panel);
+    }
+    std::fill(panel + there * kPanel<A>, panel + kPanel<A> * kPanel<A>, A(0));
+}
+
+// Some rows in panels: where they lie, if they do, or packed.
+template <class A>
+StateArray<const A> as_panels(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_t row, int64_t rows,
+                              int64_t columns) {
+    // A caller's rows may end with the last column; ours are filled up.
+    const bool in_place = u.row == kPanel<A> && (u.panel != kPanel<A> || columns % kPanel<A> == 0);
+    if (in_place) return {u.data + row * u.row, u.row, u.panel};
+    const int64_t panel =
+        (rows + 1) * kPanel<A>;  // one more: multiples of 4096 bytes meet in the same places of a cache
+    A* packed = row_scratch().take<A>(ceil_div(columns, kPanel<A>) * panel);
+    for (int64_t column = 0; column < columns; column += kPanel<A>) {
+        kernels.pack_rows(u.data + row * u.row + column / kPanel<A> * u.panel, u.row, 1,
+                          std::min(kPanel<A>, columns - column), rows, packed + column / kPanel<A> * panel);
+    }
+    return {packed, kPanel<A>, panel};
+}
+
+}  // namespace
+
+template <class A>
+void project(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs, int64_t units,
+             const GateMatrix<const A>& w, const A* bias, A* gates, int threads) {
+    if (rows == 0) return;
+    const int64_t blocks = ceil_div(units, kPanel<A>), gates_row = 4 * blocks * kPanel<A>;
+    const int64_t block_elements = 4 * kPanel<A> * std::max<int64_t>(inputs, 1);
+    const double flops = 2.0 * double(rows) * double(gates_row) * double(inputs);
+    const int64_t wanted = pieces_wanted(flops, threads);
+    const int64_t most = std::max<int64_t>(1, cached_elements<A>() / block_elements);
+    const Cut pieces = cut(rows, blocks, std::min(most, ceil_div(blocks, wanted)), 256, wanted);
+    const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / std::max<int64_t>(inputs, 1));
+    run_pieces(pieces, flops, threads, [&](int64_t first_row, int64_t first_block) {
+        const int64_t last_row = std::min(rows, first_row + pieces.row_step);
+        const int64_t count = std::min(pieces.panel_step, blocks - first_block);
+        A* panels = panel_scratch().take<A>(count * block_elements);
+        for (int64_t j = 0; j < count; ++j) {
+            const int64_t unit = (first_block + j) * kPanel<A>, there = std::min(kPanel<A>, units - unit);
+            for (int k = 0; k < 4; ++k) {
+                kernels.pack_columns(w.gate[k] + unit * w.row_stride, w.row_stride, w.col_stride, there, inputs,
+                                     panels + (4 * j + k) * kPanel<A> * inputs);
+            }
+        }
+        for (int64_t row = first_row; row < last_row; row += near_rows) {
+            Product<A> p = {};
+            p.rows = std::min(near_rows, last_row - row);
+            const StateArray<const A> a = as_panels(kernels, u, row, p.rows, inputs);
+            p.a = a.data;
+            p.a_row = a.row;
+            p.a_step = 1;
+            p.a_group = a.panel;
+            p.depth = inputs;
+            p.cols = count * 4 * kPanel<A>;
+            p.panels = panels;
+            p.panel_stride = inputs * kPanel<A>;
+            p.base = bias + first_block * 4 * kPanel<A>;
+            p.base_row = 0;
+            p.c = gates + row * gates_row + first_block * 4 * kPanel<A>;
+            p.c_row = gates_row;
+            kernels.product(p);
+        }
+    });
+}
+
+template <class A>
+void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
+                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, int threads) {
+    if (rows == 0 || inputs == 0) return;
+    const int64_t blocks = ceil_div(units, kPanel<A>), dz_row = 4 * blocks * kPanel<A>;
+    const int64_t run_blocks = kGateRun / (4 * kPanel<A>), run = std::min(kGateRun, dz_row);
+    const double flops = 2.0 * double(rows) * double(dz_row) * double(inputs);
+    const int64_t wanted = pieces_wanted(flops, threads), panels = ceil_div(inputs, kPanel<A>);
+    const int64_t most = cached_elements<A>() / (run * kPanel<A>);
+    // Rows apart first: dz is the larger operand, and so each of its rows is read by one piece only.
+    const int64_t row_pieces = std::min(wanted, ceil_div(rows, 256));
+    const Cut pieces = cut(rows, panels, even(std::min(most, ceil_div(panels * row_pieces, wanted))), 64, wanted);
+    const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / run);
+    run_pieces(pieces, flops, threads, [&](int64_t first_row, int64_t first_panel) {
+        const int64_t last_row = std::min(rows, first_row + pieces.row_step);
+        const int64_t first_col = first_panel * kPanel<A>;
+        const int64_t cols = std::min(pieces.panel_step * kPanel<A>, inputs - first_col);
+        A* packed = panel_scratch().take<A>(ceil_div(cols, kPanel<A>) * kPanel<A> * run);
+        for (int64_t block = 0; block < blocks; block += run_blocks) {
+            const int64_t count = std::min(run_blocks, blocks - block), depth = count * 4 * kPanel<A>;
+            for (int64_t col = 0; col < cols; col += kPanel<A>) {
+                for (int64_t j = 0; j < 4 * count; ++j) {
+                    pack_gate_rows(kernels, w, int(j % 4), block + j / 4, units, first_col + col,
+                                   std::min(kPanel<A>, cols - col), packed + col * depth + j * kPanel<A> * kPanel<A>);
+                }
+            }
+            for (int64_t row = first_row; row < last_row; row += near_rows) {
+                Product<A> p = {};
+                p.a = dz + block * 4 * dz_panel + row * kPanel<A>;
+                p.a_row = kPanel<A>;
+                p.a_step = 1;
+                p.a_group = dz_panel;
+                p.rows = std::min(near_rows, last_row - row);
+                p.depth = depth;
+                p.cols = cols;
+                p.panels = packed;
+                p.panel_stride = depth * kPanel<A>;
+                p.c = du + row * du_row + first_col;
+                p.c_row = du_row;
+                p.base = block > 0 || accumulate ? p.c : nullptr;
+                p.base_row = du_row;
+                kernels.product(p);
+            }
+        }
+    });
+}
+
+template <class A>
+void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
+                     const StateArray<const A>& u, int64_t inputs, bool accumulate, const GateMatrix<A>& dw,
+                     int threads) {
+    if (inputs == 0) return;
+    const int64_t blocks = ceil_div(units, kPanel<A>), panels = ceil_div(inputs, kPanel<A>);
+    const int64_t run = std::max<int64_t>(1, std::min(kRowRun, rows));
+    const double flops = 8.0 * double(rows) * double(blocks * kPanel<A>) * double(inputs);
+    // A piece packs its columns of u once for all of its blocks of units: wide ones first, blocks apart second.
+    const int64_t most = std::max<int64_t>(1, 2 * cached_elements<A>() / (run * kPanel<A>));
+    const int64_t wanted = pieces_wanted(flops, threads), wide = ceil_div(panels, most);
+    const Cut pieces = cut(blocks, panels, even(ceil_div(panels, std::max(wide, ceil_div(wanted, blocks)))), 1, wanted);
+    run_pieces(pieces, flops, threads, [&](int64_t first_block, int64_t first_panel) {
+        const int64_t last_block = std::min(blocks, first_block + pieces.row_step);
+        const int64_t first_col = first_panel * kPanel<A>;
+        const int64_t cols = std::min(pieces.panel_step * kPanel<A>, inputs - first_col);
+        StateArray<const A> columns = u;
+        columns.data += first_panel * u.panel;
+        for (int64_t row = 0; row == 0 || row < rows; row += run) {  // once without rows too: 0 must be written
+            const int64_t depth = std::min(run, rows - row);
+            const StateArray<const A> panels_of_u = as_panels(kernels, columns, row, depth, cols);
+            for (int64_t block = first_block; block < last_block; ++block) {
+                const int64_t unit = block * kPanel<A>;
+                for (int k = 0; k < 4; ++k) {
+                    if (!dw.gate[k]) continue;
+                    Product<A> p = {};
+                    p.a = dz + (4 * block + k) * dz_panel + row * kPanel<A>;
+                    p.a_row = 1;
+                    p.a_step = kPanel<A>;
+                    p.a_group = kPanel<A> * kPanel<A>;
+                    p.rows = std::min(kPanel<A>, units - unit);
+                    p.depth = depth;
+                    p.cols = cols;
+                    p.panels = panels_of_u.data;
+                    p.panel_stride = panels_of_u.panel;
+                    p.c = dw.gate[k] + unit * dw.row_stride + first_col;
+                    p.c_row = dw.row_stride;
+                    p.base = row > 0 || accumulate ? p.c : nullptr;
+                    p.base_row = dw.row_stride;
+                    kernels.product(p);
+                }
+            }
+        }
+    });
+}
+
+template <class A>
+void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth, A* panels,
+                  int threads) {
+    const int64_t blocks = ceil_div(units, kPanel<A>), panel = depth * kPanel<A>;
+    const double work = 32.0 * double(blocks) * double(panel);  // about as long as so many operations
+    parallel_for(blocks, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t block) {
+        const int64_t unit = block * kPanel<A>, there = std::min(kPanel<A>, units - unit);
+        for (int k = 0; k < 4; ++k) {
+            A* to = panels + (4 * block + k) * panel;
+            if (w.gate[k]) {
+                kernels.pack_columns(w.gate[k] + unit * w.row_stride, w.row_stride, w.col_stride, there, depth, to);
+            } else {
+                std::fill(to, to + panel, A(0));
+            }
+        }
+    });
+}
+
+template <class A>
+void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
+                   A* panels, int threads) {
+    const int64_t blocks = ceil_div(units, kPanel<A>), panel = 4 * blocks * kPanel<A> * kPanel<A>;
+    const int64_t column_blocks = ceil_div(columns, kPanel<A>);
+    const double work = 8.0 * double(column_blocks) * double(panel);
+    parallel_for(column_blocks, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t c) {
+        const int64_t column = c * kPanel<A>;
+        for (int64_t j = 0; j < 4 * blocks; ++j) {
+            pack_gate_rows(kernels, w, int(j % 4), j / 4, units, column, std::min(kPanel<A>, columns - column),
+                           panels + c * panel + j * kPanel<A> * kPanel<A>);
+        }
+    });
+}
+
+#define RG_INSTANTIATE(A)                                                                                        \
+    template void project<A>(const LstmKernels<A>&, const StateArray<const A>&, int64_t, int64_t, int64_t,       \
+                             const GateMatrix<const A>&, const A*, A*, int);                                     \
+    template void input_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t, int64_t,         \
+                                    const GateMatrix<const A>&, bool, A*, int64_t, int);                         \
+    template void weight_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t,                 \
+                                     const StateArray<const A>&, int64_t, bool, const GateMatrix<A>&, int);      \
+    template void pack_forward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int); \
+    template void pack_backward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int);
+RG_INSTANTIATE(float)
+RG_INSTANTIATE(double)
+#undef RG_INSTANTIATE
+
+}  // namespace rg

@@ -1,0 +1,50 @@
+// The large products of an LSTM, over all time steps at once: cut into pieces for the team, operands packed piece by
+// piece into each thread's own scratch. Rows are samples of steps; gates are rows of gates, dz is in panels
+// (kernels.h).
+#pragma once
+
+#include "kernels.h"
+
+namespace rg {
+
+// A parameter of the four gates i f g o in the caller's own memory, [H][columns] each. Null: that gate has none.
+// Strides in elements; a vector has no columns.
+template <class A>
+struct GateMatrix {
+    A* gate[4] = {};
+    int64_t row_stride = 0, col_stride = 0;
+};
+
+// Sums over the inputs of a gate's gradients, and over rows, are added up in runs of so many terms: fixed numbers,
+// because bits depend on them.
+constexpr int64_t kGateRun = 1024, kRowRun = 256;
+
+// gates[rows][4 blocks] = u[rows][inputs] * w' + bias, where bias is a row of gates. u in rows or in panels.
+template <class A>
+void project(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs, int64_t units,
+             const GateMatrix<const A>& w, const A* bias, A* gates, int threads);
+
+// du[rows][inputs] (+)= dz * w
+template <class A>
+void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
+                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, int threads);
+
+// dw[units][inputs] (+)= dz' * u, for the gates that dw has. dw's columns are neighbours.
+template <class A>
+void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
+                     const StateArray<const A>& u, int64_t inputs, bool accumulate, const GateMatrix<A>& dw,
+                     int threads);
+
+// Panels for a[rows][depth] * w', of all gates: [4 * blocks][depth][kPanel].
+template <class A>
+void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth, A* panels,
+                  int threads);
+// Panels for dz * w: [blocks of columns][4 * kPanel * blocks][kPanel]. Gates that w lacks are 0.
+template <class A>
+void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
+                   A* panels, int threads);
+
+// Floating-point operations below which the team is not told, and below which sleeping members are left asleep.
+constexpr double kMinParallelFlops = 4e5, kMinWakeFlops = 1e7;
+
+}  // namespace rg

@@ -1,0 +1,321 @@
+// LSTM cells over a range of rows (samples) and of blocks of hidden units: everything of a time step but the products.
+//
+// What a step needs from the activations goes through one of two policies: StandardCell, the usual functions compiled
+// in, and CustomCell, any others through pointers. Both keep, for backward, what a gate's value and slope follow from.
+#pragma once
+
+#include "../kernels.h"
+#include "activation.h"
+#include "product.h"
+
+namespace rg {
+namespace {
+
+enum Gate { kInput, kForget, kCandidate, kOutput };
+
+// Sigmoid gates, a tanh candidate and tanh of the cell state: values are kept, slopes follow from them.
+template <class A>
+struct StandardCell {
+    RG_INLINE Vec<A> value(Gate gate, Vec<A> z) const { return gate == kCandidate ? vtanh<A>(z) : vsigmoid<A>(z); }
+    RG_INLINE Vec<A> kept(Gate, Vec<A>, Vec<A> value) const { return value; }
+    RG_INLINE Vec<A> restored(Gate, Vec<A> kept) const { return kept; }
+    RG_INLINE Vec<A> slope(Gate gate, Vec<A> kept) const {
+        const Vec<A> rest = splat(A(1)) - kept;
+        return gate == kCandidate ? rest * (splat(A(1)) + kept) : rest * kept;
+    }
+    RG_INLINE Vec<A> hidden(Vec<A> c) const { return vtanh<A>(c); }
+    RG_INLINE Vec<A> hidden_slope(Vec<A>, Vec<A> value) const { return (splat(A(1)) - value) * (splat(A(1)) + value); }
+};
+
+// One function of an activation: value or slope, with the parameters it takes.
+template <class A>
+struct BoundFunction {
+    ActivationFunction<A> function;
+    Vec<A> alpha, beta;
+    RG_INLINE Vec<A> operator()(Vec<A> z) const { return function(z, alpha, beta); }
+};
+
+template <ActivationKind kind, class A>
+Vec<A> slope_from_value(Vec<A> y, Vec<A> a, Vec<A> b) {
+    return activation_slope_times<kind, A>(y, splat(A(1)), a, b);
+}
+
+// Gates whose slope is cheap from the value keep the value, the others the pre-activation.
+template <class A>
+struct CustomCell {
+    struct Function {
+        BoundFunction<A> value, slope;
+        bool keeps_value;
+    };
+    Function function[4], psi;
+
+    explicit CustomCell(const LstmActivations& activations) {
+        for (int k = 0; k < 4; ++k) function[k] = bind(activations.gate[k], true);
+        psi = bind(activations.hidden, false);
+    }
+    static Function bind(const Activation& activation, bool may_keep_value) {
+        using K = ActivationKind;
+        const Vec<A> a = splat(A(activation.alpha)), b = splat(A(activation.beta));
+        const VectorActivation<A> found = vector_activation<A>(activation.kind);
+        Function f = {{found.value, a, b}, {found.input_slope, a, b}, false};
+        if (!may_keep_value) return f;
+        f.keeps_value = true;
+        if (activation.kind == K::sigmoid)
+            f.slope.function = slope_from_value<K::sigmoid, A>;
+        else if (activation.kind == K::tanh)
+            f.slope.function = slope_from_value<K::tanh, A>;
+        else if (activation.kind == K::relu)
+            f.slope.function = slope_from_value<K::relu, A>;
+        else
+            f.keeps_value = false;
+        return f;
+    }
+
+    RG_INLINE Vec<A> value(Gate gate, Vec<A> z) const { return function[gate].value(z); }
+    RG_INLINE Vec<A> kept(Gate gate, Vec<A> z, Vec<A> value) const { return function[gate].keeps_value ? value : z; }
+    RG_INLINE Vec<A> restored(Gate gate, Vec<A> kept) const {
+        return function[gate].keeps_value ? kept : function[gate].value(kept);
+    }
+    RG_INLINE Vec<A> slope(Gate gate, Vec<A> kept) const { return function[gate].slope(kept); }
+    RG_INLINE Vec<A> hidden(Vec<A> c) const { return psi.value(c); }
+    RG_INLINE Vec<A> hidden_slope(Vec<A> c, Vec<A>) const { return psi.slope(c); }
+};
+
+// Calls visit(first unit, valid lanes) for every vector of units; only the last may have less than all lanes valid.
+template <class A, class Visit>
+RG_INLINE void for_each_vector(int64_t blocks, int64_t units, const Visit& visit) {
+    for (int64_t u = 0; u < blocks * kPanel<A>; u += kLanes<A>) {
+        const int64_t rest = units - u;
+        visit(u, rest < kLanes<A> ? (rest < 0 ? 0 : rest) : int64_t(kLanes<A>));
+    }
+}
+
+template <class A>
+RG_INLINE void store_valid(A* p, int64_t valid, Vec<A> v) {
+    if (valid == kLanes<A>)
+        store(p, v);
+    else if (valid > 0)
+        store_part(p, valid, v);
+}
+template <class A>
+RG_INLINE Vec<A> load_valid(const A* p, int64_t valid) {
+    if (valid == kLanes<A>) return load(p);
+    return valid > 0 ? load_part(p, valid, splat(A(0))) : splat(A(0));
+}
+// Lanes beyond the last unit, where activations may be anything, become 0.
+template <class A>
+RG_INLINE Vec<A> keep_valid(Vec<A> v, int64_t valid) {
+    if (valid == kLanes<A>) return v;
+    A lane[kLanes<A>];
+    store(lane, v);
+    return load_valid(lane, valid);
+}
+
+// Unit u's place in a row of four gates: blocks of kPanel units, each i f g o.
+template <class A>
+RG_INLINE int64_t gate_column(int64_t u, Gate gate) {
+    return u / kPanel<A> * 4 * kPanel<A> + gate * kPanel<A> + u % kPanel<A>;
+}
+
+template <class A, class T>
+RG_INLINE T* state_at(const StateArray<T>& states, int64_t r, int64_t u) {
+    return states.data + u / kPanel<A> * states.panel + r * states.row + u % kPanel<A>;
+}
+
+//   i = phi_i(z_i + p_i c-)   f = phi_f(z_f + p_f c-)   g = phi_g(z_g + p_g c-)   c = f c- + i g
+//   o = phi_o(z_o + p_o c)    h = o psi(c)
+template <class A, class Cell>
+void forward_cells(const CellForward<A>& p, const Cell& cell) {
+    for (int64_t r = 0; r < p.rows; ++r) {
+        A* gates = p.gates + r * p.gates_row;
+        for_each_vector<A>(p.blocks, p.units, [&](int64_t u, int64_t valid) RG_INLINE_LAMBDA {
+            A* place[4];
+            for (int k = 0; k < 4; ++k) place[k] = gates + gate_column<A>(u, Gate(k));
+            Vec<A> c, c_prev = load(state_at<A>(p.c_prev, r, u));
+            if (p.phase != CellPhase::output) {
+                Vec<A> zi = load(place[kInput]), zf = load(place[kForget]), zg = load(place[kCandidate]);
+                if (p.peephole) {
+                    zi = fma(load(p.peephole + gate_column<A>(u, kInput)), c_prev, zi);
+                    zf = fma(load(p.peephole + gate_column<A>(u, kForget)), c_prev, zf);
+                    zg = fma(load(p.peephole + gate_column<A>(u, kCandidate)), c_prev, zg);
+                }
+                const Vec<A> i = cell.value(kInput, zi), f = cell.value(kForget, zf), g = cell.value(kCandidate, zg);
+                c = fma(f, c_prev, i * g);
+                store(place[kInput], cell.kept(kInput, zi, i));
+                store(place[kForget], cell.kept(kForget, zf, f));
+                store(place[kCandidate], cell.kept(kCandidate, zg, g));
+                store(state_at<A>(p.c_next, r, u), c);
+                if (p.c_new.data) store(state_at<A>(p.c_new, r, u), c);
+            } else {
+                c = load<A>(state_at<A>(p.c_new, r, u));
+            }
+            if (p.phase == CellPhase::state) return;
+            Vec<A> zo = load(place[kOutput]);
+            if (p.peephole) {
+                zo = fma(load(p.peephole + gate_column<A>(u, kOutput)), p.output_reads_old ? c_prev : c, zo);
+            }
+            const Vec<A> o = cell.value(kOutput, zo), h = o * cell.hidden(c);
+            store(place[kOutput], cell.kept(kOutput, zo, o));
+            store(state_at<A>(p.h_next, r, u), h);
+            if (p.y) store_valid(p.y + p.y_offset[r] + u, valid, h);
+            if (p.above.data) store_valid(state_at<A>(p.above, r, u), valid, h);
+        });
+    }
+}
+
+//   dh = dh + dy   dzo = dh psi(c) phi_o'   dc = dc + dh o psi'(c) + p_o dzo
+//   dzi = dc g phi_i'   dzf = dc c- phi_f'   dzg = dc i phi_g'   dc- = dc f + p_i dzi + p_f dzf + p_g dzg
+template <class A, class Cell>
+void backward_cells(const CellBackward<A>& p, const Cell& cell) {
+    for (int64_t r = 0; r < p.rows; ++r) {
+        const A* gates = p.gates + r * p.gates_row;
+        for_each_vector<A>(p.blocks, p.units, [&](int64_t u, int64_t valid) RG_INLINE_LAMBDA {
+            int64_t column[4];
+            Vec<A> kept[4];
+            A* dz[4];
+            for (int k = 0; k < 4; ++k) {
+                column[k] = gate_column<A>(u, Gate(k));
+                kept[k] = load(gates + column[k]);
+                dz[k] = p.dz + (u / kPanel<A> * 4 + k) * p.dz_panel + r * kPanel<A> + u % kPanel<A>;
+            }
+            const Vec<A> c_prev = load(state_at<A>(p.c_prev, r, u));
+            const Vec<A> i = cell.restored(kInput, kept[kInput]), f = cell.restored(kForget, kept[kForget]),
+                         g = cell.restored(kCandidate, kept[kCandidate]);
+            Vec<A> dc = load<A>(state_at<A>(p.dc, r, u)), dzo = splat(A(0));
+            if (p.phase != CellPhase::state) {
+                const Vec<A> o = cell.restored(kOutput, kept[kOutput]), c = fma(f, c_prev, i * g);
+                const Vec<A> a = cell.hidden(c);
+                Vec<A> dh = load(state_at<A>(p.dh, r, u));
+                if (p.dy) dh = dh + load_valid(p.dy + p.dy_offset[r] + u, valid);
+                dzo = keep_valid<A>(dh * a * cell.slope(kOutput, kept[kOutput]), valid);
+                dc = fma(dh * o, cell.hidden_slope(c, a), dc);
+                if (p.peephole && !p.output_reads_old) dc = fma(load(p.peephole + column[kOutput]), dzo, dc);
+                store(dz[kOutput], dzo);
+                if (p.c_new.data) store(state_at<A>(p.c_new, r, u), c);
+                if (p.dzo.data) store(state_at<A>(p.dzo, r, u), dzo);
+            }
+            if (p.phase == CellPhase::output) {
+                store(state_at<A>(p.dc, r, u), dc);
+                return;
+            }
+            const Vec<A> dzi = keep_valid<A>(dc * g * cell.slope(kInput, kept[kInput]), valid);
+            const Vec<A> dzf = keep_valid<A>(dc * c_prev * cell.slope(kForget, kept[kForget]), valid);
+            const Vec<A> dzg = keep_valid<A>(dc * i * cell.slope(kCandidate, kept[kCandidate]), valid);
+            dc = dc * f;
+            if (p.peephole) {
+                dc = fma(load(p.peephole + column[kInput]), dzi, dc);
+                dc = fma(load(p.peephole + column[kForget]), dzf, dc);
+                dc = fma(load(p.peephole + column[kCandidate]), dzg, dc);
+                if (p.output_reads_old) dc = fma(load(p.peephole + column[kOutput]), dzo, dc);
+            }
+            store(dz[kInput], dzi);
+            store(dz[kForget], dzf);
+            store(dz[kCandidate], dzg);
+            store(state_at<A>(p.dc, r, u), dc);
+        });
+    }
+}
+
+template <class A>
+void lstm_forward_cells(const CellForward<A>& p) {
+    if (p.activations->standard)
+        forward_cells(p, StandardCell<A>());
+    else
+        forward_cells(p, CustomCell<A>(*p.activations));
+}
+
+template <class A>
+void lstm_backward_cells(const CellBackward<A>& p) {
+    if (p.activations->standard)
+        backward_cells(p, StandardCell<A>());
+    else
+        backward_cells(p, CustomCell<A>(*p.activations));
+}
+
+// What a gate's kept number stands for, for callers who want to see gates: i f g o of one row into four arrays, and c.
+template <class A>
+void lstm_show_cells(const CellShow<A>& p) {
+    const CustomCell<A> cell(*p.activations);
+    for_each_vector<A>((p.units + kPanel<A> - 1) / kPanel<A>, p.units, [&](int64_t u, int64_t valid) {
+        Vec<A> value[4];
+        for (int k = 0; k < 4; ++k) {
+            value[k] = cell.restored(Gate(k), load(p.gates + gate_column<A>(u, Gate(k))));
+            if (p.values) store_valid(p.values + k * p.values_gate + u, valid, value[k]);
+        }
+        const Vec<A> c = fma(value[kForget], load(state_at<A>(p.c_prev, 0, u)), value[kInput] * value[kCandidate]);
+        if (p.c) store_valid(p.c + u, valid, c);
+    });
+}
+
+// ---- sums over rows ------------------------------------------------------------------------------------------------
+
+// sums[u] += sum over rows of dz[row][u] * state[row][u]; without a state, of dz alone.
+template <class A>
+void unit_sums(const A* dz, const A* state, int64_t state_row, int64_t rows, double* sums) {
+    constexpr int kChains = 4;  // of additions, to hide their latency
+    double part[kChains][kPanel<A>] = {};
+    LaneSums<A> sum[kChains][kPanelVectors<A>];
+    const auto add = [&](int64_t r, int chain) RG_INLINE_LAMBDA {
+#pragma GCC unroll 16
+        for (int v = 0; v < kPanelVectors<A>; ++v) {
+            const Vec<A> value = load(dz + r * kPanel<A> + v * kLanes<A>);
+            sum[chain][v].add(state ? value * load(state + r * state_row + v * kLanes<A>) : value);
+        }
+    };
+    int64_t r = 0;
+    for (; r + kChains <= rows; r += kChains) {
+#pragma GCC unroll 4
+        for (int chain = 0; chain < kChains; ++chain) add(r + chain, chain);
+    }
+    for (; r < rows; ++r) add(r, 0);
+    for (int chain = 0; chain < kChains; ++chain) {
+        for (int v = 0; v < kPanelVectors<A>; ++v) sum[chain][v].store(part[chain] + v * kLanes<A>);
+    }
+    for (int64_t u = 0; u < kPanel<A>; ++u) sums[u] += (part[0][u] + part[1][u]) + (part[2][u] + part[3][u]);
+}
+
+// ---- dropout -------------------------------------------------------------------------------------------------------
+
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011) for 16 counters that differ in their third word.
+RG_INLINE void philox(uint64_t row, uint32_t first, uint32_t layer, uint64_t seed, uint32_t (&word)[64]) {
+    uint32_t *const w0 = word, *const w1 = word + 16, *const w2 = word + 32, *const w3 = word + 48;
+    for (uint32_t lane = 0; lane < 16; ++lane) {
+        w0[lane] = uint32_t(row);
+        w1[lane] = uint32_t(row >> 32);
+        w2[lane] = first + lane;
+        w3[lane] = layer;
+    }
+    uint32_t key0 = uint32_t(seed), key1 = uint32_t(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        for (int lane = 0; lane < 16; ++lane) {
+            const uint64_t p = uint64_t(0xD2511F53u) * w0[lane], q = uint64_t(0xCD9E8D57u) * w2[lane];
+            w0[lane] = uint32_t(q >> 32) ^ w1[lane] ^ key0;
+            w2[lane] = uint32_t(p >> 32) ^ w3[lane] ^ key1;
+            w1[lane] = uint32_t(q);
+            w3[lane] = uint32_t(p);
+        }
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+}
+
+// Element j of the row is number j % 16 of group j / 64, its word (j % 64) / 16.
+template <class A>
+void dropout_row(const Dropout& dropout, uint64_t row, A* data, int64_t panel, int64_t width) {
+    const A scale = A(dropout.scale);
+    uint32_t word[64];
+    for (int64_t group = 0; group < width; group += 64) {
+        philox(row, uint32_t(group / 4), dropout.layer, dropout.seed, word);
+        for (int64_t first = group; first < group + 64 && first < width; first += kPanel<A>) {
+            A* at = data + first / kPanel<A> * panel;
+            const int64_t end = width - first < kPanel<A> ? width - first : kPanel<A>;
+            for (int64_t j = 0; j < end; ++j) {
+                const A value = at[j] * scale;
+                at[j] = word[first - group + j] < dropout.threshold ? A(0) : value;
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rg

@@ -1,0 +1,273 @@
+// Matrix products with one operand in panels, and the packing of panels.
+//
+// A panel is kPanel<A> columns of a matrix (one cache line of a row), [depth][kPanel]. Each element of a result is one
+// chain of fused multiply-adds along the depth and one last addition, whatever the tile it is computed in: its bits
+// depend neither on how many rows are computed together nor on who computes them.
+#pragma once
+
+#include "../kernels.h"
+#include "vec.h"
+
+namespace rg {
+namespace {
+
+constexpr int64_t kAhead = 16;
+RG_INLINE void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
+template <class A>
+constexpr int kPanelVectors = int(kPanel<A>) / kLanes<A>;
+
+// The most rows of a tile, and the panels that go with a number of rows: as many sums as the registers hold beside the
+// panels' vectors and one broadcast, and at least eight where they are cheap, to hide the latency of the multiply-add.
+#if defined(RG_ISA_AVX512)
+constexpr int kTileRows = 14, kMostPanels = 8;
+constexpr int tile_panels(int64_t rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : 2; }
+#elif defined(RG_ISA_AVX2) || defined(RG_ISA_NEON)
+constexpr int kTileRows = 6, kMostPanels = 2;
+constexpr int tile_panels(int64_t rows) { return rows <= 2 ? 2 : 1; }
+#else
+constexpr int kTileRows = 1, kMostPanels = 1;
+constexpr int tile_panels(int64_t) { return 1; }
+#endif
+
+// How the operand that is not in panels lies: rows or columns of panels, or anyhow.
+enum class Operand { rows, columns, any };
+
+// for r < R, j < P * kPanel: c[r][j] = base[r][j] + sum over k of a[r][k] * panels[k][j]
+template <class A, int R, int P, Operand form>
+void product_tile(const Product<A>& p, const A* a, const A* panels, const A* base, int64_t base_row, A* c,
+                  int64_t c_row) {
+    constexpr int V = kPanelVectors<A>;
+    Vec<A> sum[R][P * V];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < P * V; ++v) sum[r][v] = splat(A(0));
+    }
+    if (base == c) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int v = 0; v < P; ++v) prefetch_near(base + r * base_row + v * kPanel<A>);
+        }
+    }
+    // Known strides need no registers for the addresses of rows.
+    const int64_t a_row = form == Operand::rows ? kPanel<A> : form == Operand::columns ? 1 : p.a_row;
+    const int64_t a_step = form == Operand::rows ? 1 : form == Operand::columns ? kPanel<A> : p.a_step;
+    const int64_t panel_stride = p.panel_stride;
+    for (int64_t group = 0; group < p.depth; group += kPanel<A>) {
+        const int64_t end = p.depth - group < kPanel<A> ? p.depth - group : kPanel<A>;
+        const A* from = a;
+        a += p.a_group;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) prefetch_near(a + r * a_row);
+        for (int64_t k = 0; k < end; ++k) {
+#pragma GCC unroll 16
+            for (int v = 0; v < (R > 4 ? P : 0); ++v) prefetch_near(panels + v * panel_stride + kAhead * kPanel<A>);
+            Vec<A> b[P * V];
+#pragma GCC unroll 16
+            for (int v = 0; v < P * V; ++v) b[v] = load(panels + (v / V) * panel_stride + (v % V) * kLanes<A>);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const Vec<A> broadcast = splat(from[r * a_row]);
+#pragma GCC unroll 16
+                for (int v = 0; v < P * V; ++v) sum[r][v] = fma(broadcast, b[v], sum[r][v]);
+            }
+            from += a_step;
+            panels += kPanel<A>;
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+        for (int v = 0; v < P * V; ++v) {
+            const int64_t column = v * kLanes<A>;
+            store(c + r * c_row + column, base ? load(base + r * base_row + column) + sum[r][v] : sum[r][v]);
+        }
+    }
+}
+
+template <class A>
+using TileFunction = void (*)(const Product<A>&, const A*, const A*, const A*, int64_t, A*, int64_t);
+
+// The tile of `rows` rows, 1 <= rows <= R.
+template <class A, int P, Operand form,
+          int R = (P >= 8                     ? 1
+                   : P >= 4 && kTileRows > 4  ? 4
+                   : P >= 2 && kTileRows == 6 ? 2
+                                              : kTileRows)>
+TileFunction<A> tile_of(int64_t rows) {
+    if constexpr (R > 1) {
+        if (rows < R) return tile_of<A, P, form, R - 1>(rows);
+    }
+    return product_tile<A, R, P, form>;
+}
+
+template <class A, Operand form>
+TileFunction<A> tile_for(int64_t rows, int panels) {
+    if constexpr (kMostPanels >= 8) {
+        if (panels == 8) return tile_of<A, 8, form>(rows);
+    }
+    if constexpr (kMostPanels >= 4) {
+        if (panels == 4) return tile_of<A, 4, form>(rows);
+    }
+    if constexpr (kMostPanels >= 2) {
+        if (panels == 2) return tile_of<A, 2, form>(rows);
+    }
+    return tile_of<A, 1, form>(rows);
+}
+
+template <class A>
+TileFunction<A> tile_function(const Product<A>& p, int64_t rows, int panels) {
+    if (p.a_row == kPanel<A> && p.a_step == 1) return tile_for<A, Operand::rows>(rows, panels);
+    if (p.a_row == 1 && p.a_step == kPanel<A>) return tile_for<A, Operand::columns>(rows, panels);
+    return tile_for<A, Operand::any>(rows, panels);
+}
+
+// The last panel of a result whose columns do not fill it: through a tile of its own.
+template <class A>
+void product_tail(const Product<A>& p, const A* a, const A* panel, const A* base, A* c, int64_t rows, int64_t cols) {
+    A from[kTileRows * kPanel<A>] = {}, to[kTileRows * kPanel<A>];
+    for (int64_t r = 0; base && r < rows; ++r) {
+        for (int64_t j = 0; j < cols; ++j) from[r * kPanel<A> + j] = base[r * p.base_row + j];
+    }
+    tile_function(p, rows, 1)(p, a, panel, base ? from : nullptr, kPanel<A>, to, kPanel<A>);
+    for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t j = 0; j < cols; ++j) c[r * p.c_row + j] = to[r * kPanel<A> + j];
+    }
+}
+
+// Panels outside, rows inside: a panel comes from far once and from near for all rows but the first.
+template <class A>
+void product(const Product<A>& p) {
+    const int64_t tiles = (p.rows + kTileRows - 1) / kTileRows;
+    const int64_t full = p.cols / kPanel<A>, tail = p.cols % kPanel<A>;
+    if (tiles == 0) return;
+    // Rows are shared out evenly: `larger` tiles of `most` rows, the others of one less.
+    const int64_t most = (p.rows + tiles - 1) / tiles, larger = p.rows - (most - 1) * tiles;
+    for (int64_t panel = 0, wide = tile_panels(most); panel < full; panel += wide) {
+        while (panel + wide > full) wide /= 2;
+        const TileFunction<A> tile = tile_function(p, most, int(wide));
+        const TileFunction<A> smaller = larger < tiles ? tile_function(p, most - 1, int(wide)) : nullptr;
+        const A* b = p.panels + panel * p.panel_stride;
+        const int64_t column = panel * kPanel<A>;
+        for (int64_t t = 0, row = 0; t < tiles; ++t) {
+            (t < larger ? tile : smaller)(p, p.a + row * p.a_row, b,
+                                          p.base ? p.base + row * p.base_row + column : nullptr, p.base_row,
+                                          p.c + row * p.c_row + column, p.c_row);
+            row += t < larger ? most : most - 1;
+        }
+    }
+    if (tail == 0) return;
+    const int64_t column = full * kPanel<A>;
+    for (int64_t t = 0, row = 0; t < tiles; ++t) {
+        const int64_t rows = t < larger ? most : most - 1;
+        product_tail(p, p.a + row * p.a_row, p.panels + full * p.panel_stride,
+                     p.base ? p.base + row * p.base_row + column : nullptr, p.c + row * p.c_row + column, rows, tail);
+        row += rows;
+    }
+}
+
+// ---- packing -------------------------------------------------------------------------------------------------------
+
+// a0 b0 a1 b1 ...: the first half of both, and the second.
+#if defined(RG_ISA_AVX512)
+RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) {
+    const __m512i index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return _mm512_permutex2var_ps(a, index, b);
+}
+RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) {
+    const __m512i index = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return _mm512_permutex2var_ps(a, index, b);
+}
+RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) {
+    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), b);
+}
+RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) {
+    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), b);
+}
+#elif defined(RG_ISA_AVX2)
+RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
+}
+RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
+}
+RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) {
+    return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x20);
+}
+RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) {
+    return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x31);
+}
+#elif defined(RG_ISA_NEON)
+RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) { return vzip1q_f32(a, b); }
+RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) { return vzip2q_f32(a, b); }
+RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) { return vzip1q_f64(a, b); }
+RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) { return vzip2q_f64(a, b); }
+#endif
+
+// to[k][u] = from[u][k] for a square of kLanes by kLanes: log2(kLanes) perfect shuffles of the rows are the transpose.
+template <class A>
+RG_INLINE void transpose_square(const A* from, int64_t from_row, A* to) {
+#if defined(RG_ISA_SCALAR)
+    (void)from_row;
+    *to = *from;
+#else
+    constexpr int n = kLanes<A>;
+    Vec<A> row[n], shuffled[n];
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) row[i] = load(from + i * from_row);
+#pragma GCC unroll 4
+    for (int s = 1; s < n; s *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < n / 2; ++i) {
+            shuffled[2 * i] = interleave_low(row[i], row[i + n / 2]);
+            shuffled[2 * i + 1] = interleave_high(row[i], row[i + n / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < n; ++i) row[i] = shuffled[i];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) store(to + i * kPanel<A>, row[i]);
+#endif
+}
+
+// panel[k][u] = from[u * u_stride + k * k_stride] for u < units, 0 for the others: rows of a matrix become columns.
+template <class A>
+void pack_columns(const A* from, int64_t u_stride, int64_t k_stride, int64_t units, int64_t depth, A* panel) {
+    constexpr int n = kLanes<A>;
+    int64_t done = 0;
+    if (k_stride == 1 && units == kPanel<A>) {
+        for (; done + n <= depth; done += n) {
+            for (int u = 0; u < kPanel<A>; u += n) {
+                transpose_square(from + u * u_stride + done, u_stride, panel + done * kPanel<A> + u);
+            }
+        }
+    }
+    for (int64_t k = done; k < depth; ++k) {
+        for (int64_t u = 0; u < kPanel<A>; ++u) {
+            panel[k * kPanel<A> + u] = u < units ? from[u * u_stride + k * k_stride] : A(0);
+        }
+    }
+}
+
+// panel[k][u] = from[k * k_stride + u * u_stride] for u < units, 0 for the others, where u_stride is mostly 1.
+template <class A>
+void pack_rows(const A* from, int64_t k_stride, int64_t u_stride, int64_t units, int64_t depth, A* panel) {
+    if (u_stride != 1) {
+        pack_columns(from, u_stride, k_stride, units, depth, panel);
+        return;
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+        const A* row = from + k * k_stride;
+        A* to = panel + k * kPanel<A>;
+        for (int64_t u = 0; u < kPanel<A>; u += kLanes<A>) {
+            const int64_t rest = units - u;
+            store(to + u, rest >= kLanes<A> ? load(row + u)
+                          : rest > 0        ? load_part(row + u, rest, splat(A(0)))
+                                            : splat(A(0)));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rg

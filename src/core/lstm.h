@@ -1,0 +1,93 @@
+// LSTM drivers: layers, directions, time steps, ragged batches, and the cache between forward and backward.
+//
+// Samples of a ragged batch are put in `slots`, longest first; a time step has its first `active` slots. Rows are
+// (step, slot) pairs, steps in time's order, only those that take part: every array of rows is that long and no longer.
+#pragma once
+
+#include "shape.h"
+
+namespace rg {
+
+enum class Peephole : int32_t { none, diagonal, full };
+
+struct LstmShape {
+    int64_t steps = 0, samples = 0, inputs = 0, units = 0, layers = 1, directions = 1;
+    DType dtype = DType::f32;  // f32 or f64
+    LstmActivations activations;
+    Peephole peephole = Peephole::none;
+    bool output_reads_old = false;  // the output gate's peephole
+    double dropout = 0;             // between layers
+    uint64_t seed = 0;
+    const int64_t* active = nullptr;  // [steps], each from 0 to samples; null: all samples
+    const int64_t* order = nullptr;   // [samples], the sample in each slot; null: slots are samples
+};
+
+// [steps][samples][features]: strides in elements, features are neighbours. Null: not there.
+struct Sequence {
+    void* data = nullptr;
+    int64_t step = 0, sample = 0;
+};
+
+// [layers * directions][samples][units], likewise.
+struct States {
+    void* data = nullptr;
+    int64_t cell = 0, sample = 0;
+};
+
+// One parameter of the gates i f g o. Null: that gate has none. Strides in elements.
+struct GateArray {
+    void* gate[4] = {};
+    int64_t row_stride = 0, col_stride = 0;
+};
+
+// The parameters of one layer and direction, or their gradients: wx [H][inputs], wh [H][H], b [H], peephole [H] or
+// [H][H] for each gate. Columns of gradients are neighbours.
+struct CellArrays {
+    GateArray wx, wh, b, peephole;
+};
+
+struct LstmForward {
+    LstmShape shape;
+    Sequence x;
+    const CellArrays* cells = nullptr;  // [layers][directions]
+    States h0, c0;                      // null: 0
+    void* cache = nullptr;              // of lstm_cache_bytes; null: nothing is kept for backward
+    uint64_t stamp = 0;                 // what lstm_check_cache will say of it
+    int threads = 1;
+    Sequence y;     // [steps][samples][directions * units]; 0 where a sample does not take part
+    States hn, cn;  // may be h0, c0
+};
+
+struct LstmBackward {
+    LstmShape shape;
+    Sequence x;
+    const CellArrays* cells = nullptr;
+    const void* cache = nullptr;
+    Sequence dy;  // null: 0
+    States dhn, dcn;
+    bool accumulate = false;  // add to what the results hold
+    int threads = 1;
+    Sequence dx;
+    const CellArrays* dcells = nullptr;
+    States dh0, dc0;
+};
+
+// Only `shape` counts, and of `active` only its sum.
+int64_t lstm_cache_bytes(const LstmShape& shape);
+
+enum class CacheCheck { good, foreign, other_problem };
+struct CacheState {
+    CacheCheck check;
+    uint64_t stamp;
+};
+// Whether `cache` (of at least lstm_cache_bytes) is what a forward pass of this shape left.
+CacheState lstm_check_cache(const LstmShape& shape, const void* cache);
+
+void lstm_forward(const LstmForward& call);
+void lstm_backward(const LstmBackward& call);
+
+// The gates' values [steps][samples][4][units] and the cell states [steps][samples][units] that a cache holds of one
+// cell; 0 where a sample does not take part. Contiguous; null: not wanted.
+void lstm_show(const LstmShape& shape, const void* cache, int64_t cell, void* gates, void* states);
+
+}  // namespace rg

@@ -1,0 +1,423 @@
+#include <math.h>
+
+#include "lstm_rows.h"
+
+namespace rg {
+namespace {
+
+constexpr uint64_t kMagic = 0x314d54534c475230;  // "0RGLSTM1"
+
+// FNV-1a over everything that a cache's meaning depends on.
+class Fingerprint {
+public:
+    template <class T>
+    void add(T value) {
+        unsigned char bytes[sizeof(T)];
+        memcpy(bytes, &value, sizeof value);
+        for (const unsigned char byte : bytes) hash_ = (hash_ ^ byte) * 0x100000001b3u;
+    }
+    void add(const Activation& a) {
+        add(a.kind);
+        add(a.alpha);
+        add(a.beta);
+    }
+    uint64_t value() const { return hash_; }
+
+private:
+    uint64_t hash_ = 0xcbf29ce484222325u;
+};
+
+uint64_t fingerprint(const LstmShape& s) {
+    Fingerprint f;
+    for (const int64_t v : {s.steps, s.samples, s.inputs, s.units, s.layers, s.directions}) f.add(v);
+    f.add(s.dtype);
+    for (const Activation& a : s.activations.gate) f.add(a);
+    f.add(s.activations.hidden);
+    f.add(s.peephole);
+    f.add(s.output_reads_old);
+    f.add(s.dropout);
+    f.add(s.seed);
+    for (int64_t t = 0; s.active && t < s.steps; ++t) f.add(s.active[t]);
+    for (int64_t n = 0; s.order && n < s.samples; ++n) f.add(s.order[n]);
+    return f.value();
+}
+
+// Buffers that live as long as a call, kept by its thread for the next one.
+struct ForwardScratch {
+    Buffer inputs, outputs, weights, peepholes, bias, diagonals, states, home, c_new;
+    void trim() {
+        for (Buffer* b : {&inputs, &outputs, &weights, &peepholes, &bias, &diagonals, &states, &home, &c_new})
+            b->trim();
+    }
+};
+ForwardScratch& my_scratch() {
+    static thread_local ForwardScratch scratch;
+    return scratch;
+}
+
+// One layer of a forward pass. Arrays of two directions lie one after the other.
+template <class A>
+class ForwardLayer {
+public:
+    ForwardLayer(const LstmForward& call, const Rows<A>& rows, const LstmKernels<A>& kernels, int64_t layer,
+                 const int64_t* y_offset)
+        : call_(call), rows_(rows), kernels_(kernels), shape_(call.shape), layer_(layer), y_offset_(y_offset) {}
+
+    // u: the layer's input. above: where its output goes, or null for the caller's y. base: the cache, or null.
+    void run(const StateArray<const A>& u, A* above, A* base) {
+        above_ = above;
+        keeps_ = base != nullptr;
+        const int64_t steps = shape_.steps, directions = shape_.directions;
+        // Without a cache only a part of the gates is there at a time.
+        const int64_t segment =
+            keeps_ ? steps : std::max<int64_t>(1, (4 << 20) / (std::max<int64_t>(1, shape_.samples) * rows_.gates_row));
+        take_scratch(base, std::min(segment, steps));
+        for (int64_t d = 0; d < directions; ++d) prepare(d);
+        const Split split = split_sweep(rows_, call_.threads);
+        for (int64_t first = 0; first < steps; first += segment) {
+            const int64_t last = std::min(steps, first + segment);
+            for (int64_t d = 0; d < directions; ++d) {
+                first_row_[d] = rows_.first(d ? steps - last : first);
+                const int64_t end = rows_.first(d ? steps - first : last);
+                project(kernels_, {u.data + first_row_[d] * u.row, u.row, u.panel}, end - first_row_[d],
+                        rows_.layer_inputs(layer_), shape_.units, matrix<const A>(arrays(d).wx),
+                        bias_ + d * rows_.gates_row, cell_[d].gates, call_.threads);
+            }
+            const int64_t halves = two_halves() ? 2 : 1;
+            const double flops = 8.0 * double(rows_.rows) * double(rows_.state_row) * double(rows_.state_row);
+            sweep(split, (last - first) * halves, rows_.blocks, call_.threads, flops >= kMinWakeFlops,
+                  [&](int64_t step, const Group& group, int64_t first_block, int64_t last_block) {
+                      const int64_t p = first + step / halves;
+                      const CellPhase phase = halves == 1     ? CellPhase::whole
+                                              : step % 2 == 0 ? CellPhase::state
+                                                              : CellPhase::output;
+                      run_step(p, phase, group, first_block, last_block);
+                  });
+        }
+        for (int64_t d = 0; d < directions; ++d) finish(d);
+    }
+
+private:
+    // Peepholes that are matrices need all of the new cell state before the output gate.
+    bool two_halves() const { return shape_.peephole == Peephole::full && !shape_.output_reads_old; }
+    int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
+    const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
+    // The states of a step's slots, in panels; without a cache two steps take turns. And the row of its gates.
+    int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * home_panel(); }
+    int64_t home_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
+    StateArray<A> states_at(A* states, int64_t d, int64_t p, int64_t slot) const {
+        const int64_t row = keeps_ ? rows_.first(rows_.time(d, p)) : p % 2 * rows_.padded(shape_.samples);
+        return {states + (row + slot) * kPanel<A>, kPanel<A>, state_panel()};
+    }
+    int64_t gates_at(int64_t d, int64_t p) const {
+        return rows_.first(rows_.time(d, p)) - (keeps_ ? 0 : first_row_[d]);
+    }
+
+    void take_scratch(A* base, int64_t segment) {
+        ForwardScratch& scratch = my_scratch();
+        const int64_t directions = shape_.directions, samples = shape_.samples;
+        const int64_t state = rows_.blocks * home_panel();
+        bias_ = scratch.bias.take<A>(directions * rows_.gates_row);
+        weights_ = scratch.weights.take<A>(directions * rows_.gates_row * shape_.units);
+        home_ = scratch.home.take<A>(directions * 2 * state);
+        if (shape_.peephole == Peephole::diagonal) {
+            peephole_ = scratch.diagonals.take<A>(directions * rows_.gates_row);
+        } else if (shape_.peephole == Peephole::full) {
+            peephole_ = scratch.peepholes.take<A>(directions * rows_.gates_row * shape_.units);
+            c_new_ = scratch.c_new.take<A>(directions * samples * rows_.state_row);
+        }
+        const int64_t each = samples * segment * rows_.gates_row + 4 * state;
+        A* states = keeps_ ? nullptr : scratch.states.take<A>(directions * each);
+        for (int64_t d = 0; d < directions; ++d) {
+            if (keeps_) {
+                cell_[d] = cell_cache(rows_, base, cell_index(d));
+            } else {
+                A* gates = states + d * each;
+                A* c_prev = gates + samples * segment * rows_.gates_row;
+                cell_[d] = {gates, c_prev, c_prev + 2 * state};
+            }
+        }
+    }
+
+    A* home_h(int64_t d) const { return home_ + d * 2 * rows_.blocks * home_panel(); }
+    A* home_c(int64_t d) const { return home_h(d) + rows_.blocks * home_panel(); }
+
+    void prepare(int64_t d) {
+        pack_vector(arrays(d).b, shape_.units, bias_ + d * rows_.gates_row);
+        pack_forward(kernels_, matrix<const A>(arrays(d).wh), shape_.units, shape_.units, weights(d), call_.threads);
+        if (shape_.peephole == Peephole::diagonal) {
+            pack_vector(arrays(d).peephole, shape_.units, peephole_ + d * rows_.gates_row);
+        } else if (shape_.peephole == Peephole::full) {
+            pack_forward(kernels_, matrix<const A>(arrays(d).peephole), shape_.units, shape_.units, peephole(d),
+                         call_.threads);
+        }
+        for (int64_t slot = 0; slot < shape_.samples; ++slot) {
+            load_state(call_.h0, d, slot, home_h(d));
+            load_state(call_.c0, d, slot, home_c(d));
+        }
+        enter(d, 0, 0, shape_.samples, 0, rows_.blocks);
+    }
+    A* weights(int64_t d) const { return weights_ + d * rows_.gates_row * shape_.units; }
+    A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * shape_.units; }
+
+    void load_state(const States& states, int64_t d, int64_t slot, A* home) const {
+        const A* from = static_cast<const A*>(states.data);
+        if (from) from += cell_index(d) * states.cell + rows_.sample(slot) * states.sample;
+        for (int64_t block = 0; block < rows_.blocks; ++block) {
+            A* to = home + block * home_panel() + slot * kPanel<A>;
+            for (int64_t u = 0; u < kPanel<A>; ++u) {
+                const int64_t unit = block * kPanel<A> + u;
+                to[u] = from && unit < shape_.units ? from[unit] : A(0);
+            }
+        }
+    }
+
+    // Slots that take part in step p but not in the step before come from home.
+    void enter(int64_t d, int64_t p, int64_t first_slot, int64_t last_slot, int64_t first_block, int64_t last_block) {
+        const int64_t first = std::max(first_slot, rows_.active_at(d, p - 1));
+        const int64_t last = std::min(last_slot, rows_.active_at(d, p));
+        if (first >= last) return;
+        A* const to[2] = {states_at(cell_[d].h_prev, d, p, first).data, states_at(cell_[d].c_prev, d, p, first).data};
+        const A* const from[2] = {home_h(d) + first * kPanel<A>, home_c(d) + first * kPanel<A>};
+        for (int64_t block = first_block; block < last_block; ++block) {
+            for (int i = 0; i < 2; ++i) {
+                const A* source = from[i] + block * home_panel();
+                std::copy(source, source + (last - first) * kPanel<A>, to[i] + block * state_panel());
+            }
+        }
+    }
+
+    void multiply(const StateArray<A>& a, int64_t rows, const A* panels, int64_t panel, int64_t count, A* gates) const {
+        Product<A> product = {};
+        product.a = a.data;
+        product.a_row = a.row;
+        product.a_step = 1;
+        product.a_group = a.panel;
+        product.rows = rows;
+        product.depth = shape_.units;
+        product.cols = count * kPanel<A>;
+        product.panel_stride = shape_.units * kPanel<A>;
+        product.panels = panels + panel * product.panel_stride;
+        product.c = gates + panel * kPanel<A>;
+        product.c_row = rows_.gates_row;
+        product.base = product.c;
+        product.base_row = rows_.gates_row;
+        kernels_.product(product);
+    }
+
+    void run_step(int64_t p, CellPhase phase, const Group& group, int64_t first_block, int64_t last_block) {
+        const int64_t d = group.direction, slot = group.first_slot;
+        const int64_t rows = std::min(rows_.active_at(d, p), group.last_slot) - slot;
+        // Of these, so many go on to the next step; the others go home.
+        const int64_t going_on = std::min(rows, std::max<int64_t>(0, rows_.active_at(d, p + 1) - slot));
+        if (rows > 0) {
+            A* gates = cell_[d].gates + (gates_at(d, p) + slot) * rows_.gates_row;
+            const StateArray<A> h_prev = states_at(cell_[d].h_prev, d, p, slot);
+            const StateArray<A> c_prev = states_at(cell_[d].c_prev, d, p, slot), c_new = new_states(d, slot);
+            const bool full = shape_.peephole == Peephole::full;
+            const auto visit = [&](int64_t block, int64_t count) {
+                if (phase != CellPhase::output) {
+                    multiply(h_prev, rows, weights(d), 4 * block, 4 * count, gates);
+                    if (full && shape_.output_reads_old)
+                        multiply(c_prev, rows, peephole(d), 4 * block, 4 * count, gates);
+                    for (int64_t j = block; j < block + count && phase == CellPhase::state; ++j) {
+                        multiply(c_prev, rows, peephole(d), 4 * j, 3, gates);
+                    }
+                } else {
+                    for (int64_t j = block; j < block + count; ++j)
+                        multiply(c_new, rows, peephole(d), 4 * j + 3, 1, gates);
+                }
+                if (going_on > 0) {
+                    cells(p, phase, d, slot, block, count, 0, going_on, states_at(cell_[d].h_prev, d, p + 1, slot),
+                          states_at(cell_[d].c_prev, d, p + 1, slot));
+                }
+                if (going_on < rows) {
+                    cells(p, phase, d, slot, block, count, going_on, rows,
+                          {home_h(d) + slot * kPanel<A>, kPanel<A>, home_panel()},
+                          {home_c(d) + slot * kPanel<A>, kPanel<A>, home_panel()});
+                }
+            };
+            for_block_groups(first_block, last_block, blocks_together(rows), p % 2 == 1, visit);
+        }
+        if (phase != CellPhase::state && p + 1 < shape_.steps) {
+            enter(d, p + 1, group.first_slot, group.last_slot, first_block, last_block);
+        }
+    }
+
+    StateArray<A> new_states(int64_t d, int64_t slot) const {
+        if (!c_new_) return {};
+        return {c_new_ + (d * shape_.samples + slot) * rows_.state_row, rows_.state_row, kPanel<A>};
+    }
+
+    // Rows from first to last of the slots that begin with `slot`; their next states go to h_next and c_next.
+    void cells(int64_t p, CellPhase phase, int64_t d, int64_t slot, int64_t block, int64_t count, int64_t first,
+               int64_t last, const StateArray<A>& h_next, const StateArray<A>& c_next) const {
+        const int64_t t = rows_.time(d, p), unit = block * kPanel<A>;
+        const int64_t output_unit = d * shape_.units + unit;
+        CellForward<A> f = {};
+        f.activations = &shape_.activations;
+        f.phase = phase;
+        f.rows = last - first;
+        f.blocks = count;
+        f.units = std::min(count * kPanel<A>, shape_.units - unit);
+        f.gates_row = rows_.gates_row;
+        f.gates = cell_[d].gates + (gates_at(d, p) + slot + first) * rows_.gates_row + 4 * unit;
+        const StateArray<A> c_prev = part(states_at(cell_[d].c_prev, d, p, slot), first, block);
+        f.c_prev = {c_prev.data, c_prev.row, c_prev.panel};
+        f.peephole = shape_.peephole == Peephole::diagonal ? peephole_ + d * rows_.gates_row + 4 * unit : nullptr;
+        f.output_reads_old = shape_.output_reads_old;
+        f.c_next = part(c_next, first, block);
+        f.h_next = part(h_next, first, block);
+        if (c_new_) f.c_new = part(new_states(d, slot), first, block);
+        if (above_) {
+            const int64_t row = rows_.first(t) + slot + first;
+            // In rows a direction may begin anywhere; in panels it begins with one.
+            const int64_t column = rows_.above_panels ? output_unit / kPanel<A> * rows_.above_panel : output_unit;
+            f.above = {above_ + column + row * rows_.above_row, rows_.above_row, rows_.above_panel};
+        } else if (call_.y.data) {
+            f.y = static_cast<A*>(call_.y.data) + t * call_.y.step + output_unit;
+            f.y_offset = y_offset_ + slot + first;
+        }
+        kernels_.forward_cells(f);
+    }
+
+    static StateArray<A> part(StateArray<A> states, int64_t row, int64_t block) {
+        states.data += row * states.row + block * states.panel;
+        return states;
+    }
+
+    void finish(int64_t d) const {
+        for (const auto& [states, home] : {std::pair(&call_.hn, home_h(d)), std::pair(&call_.cn, home_c(d))}) {
+            if (!states->data) continue;
+            for (int64_t slot = 0; slot < shape_.samples; ++slot) {
+                const A* from = home + slot * kPanel<A>;
+                A* to =
+                    static_cast<A*>(states->data) + cell_index(d) * states->cell + rows_.sample(slot) * states->sample;
+                for (int64_t u = 0; u < shape_.units; ++u) to[u] = from[u / kPanel<A> * home_panel() + u % kPanel<A>];
+            }
+        }
+    }
+
+    const LstmForward& call_;
+    const Rows<A>& rows_;
+    const LstmKernels<A>& kernels_;
+    const LstmShape& shape_;
+    const int64_t layer_;
+    const int64_t* y_offset_;
+    bool keeps_ = false;
+    A *above_ = nullptr, *bias_ = nullptr, *weights_ = nullptr, *peephole_ = nullptr, *home_ = nullptr,
+      *c_new_ = nullptr;
+    CellCache<A> cell_[2] = {};
+    int64_t first_row_[2] = {};
+};
+
+template <class A>
+void forward(const LstmForward& call, A* base) {
+    const LstmShape& s = call.shape;
+    const Rows<A> rows(s);
+    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    ForwardScratch& scratch = my_scratch();
+    const std::vector<int64_t> y_offset = rows.offsets(call.y.sample);
+
+    StateArray<const A> u = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);
+    for (int64_t layer = 0; layer < s.layers; ++layer) {
+        A* above = nullptr;
+        if (layer + 1 < s.layers) {
+            // Without a cache two buffers take turns.
+            above = base ? cached_input(rows, base, layer + 1)
+                         : scratch.outputs.take<A>(2 * rows.above_elements) + layer % 2 * rows.above_elements;
+        }
+        ForwardLayer<A>(call, rows, kernels, layer, y_offset.data()).run(u, above, base);
+        if (!above) break;
+        if (s.dropout > 0) { drop_rows(rows, kernels, layer, {above, rows.above_row, rows.above_panel}, call.threads); }
+        u = {above, rows.above_row, rows.above_panel};
+    }
+    if (s.active && call.y.data) {
+        for (int64_t t = 0; t < s.steps; ++t) {
+            for (int64_t slot = s.active[t]; slot < s.samples; ++slot) {
+                A* y = static_cast<A*>(call.y.data) + t * call.y.step + y_offset[size_t(slot)];
+                std::fill(y, y + rows.output, A(0));
+            }
+        }
+    }
+    scratch.trim();
+}
+
+template <class A>
+int64_t cache_elements(const LstmShape& shape) {
+    const Rows<A> rows(shape);
+    return shape.layers * shape.directions * cell_elements(rows) + (shape.layers - 1) * rows.above_elements;
+}
+
+int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
+
+}  // namespace
+
+int64_t lstm_cache_bytes(const LstmShape& shape) {
+    const int64_t elements = shape.dtype == DType::f64 ? cache_elements<double>(shape) : cache_elements<float>(shape);
+    return int64_t(sizeof(CacheHeader)) + kCacheAlign + elements * size_of(shape.dtype);
+}
+
+CacheState lstm_check_cache(const LstmShape& shape, const void* cache) {
+    CacheHeader header;
+    memcpy(&header, cache, sizeof header);
+    if (header.magic != kMagic || header.offset > sizeof header + kCacheAlign) return {CacheCheck::foreign, 0};
+    const bool same = header.fingerprint == fingerprint(shape);
+    return {same ? CacheCheck::good : CacheCheck::other_problem, header.stamp};
+}
+
+void lstm_forward(const LstmForward& call) {
+    CacheHeader header = {};
+    char* base = nullptr;
+    if (call.cache) {
+        base = static_cast<char*>(call.cache) + sizeof header;
+        base += -reinterpret_cast<uintptr_t>(base) % kCacheAlign;
+        memcpy(call.cache, &header, sizeof header);  // no cache until it is whole
+    }
+    if (call.shape.dtype == DType::f64) {
+        forward(call, reinterpret_cast<double*>(base));
+    } else {
+        forward(call, reinterpret_cast<float*>(base));
+    }
+    if (call.cache) {
+        header = {kMagic, fingerprint(call.shape), call.stamp, uint64_t(base - static_cast<char*>(call.cache))};
+        memcpy(call.cache, &header, sizeof header);
+    }
+}
+
+namespace {
+
+template <class A>
+void show(const LstmShape& s, const void* cache, int64_t cell, A* gates, A* states) {
+    const Rows<A> rows(s);
+    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    Buffer room;
+    const CellCache<const A> kept = cell_cache(rows, cache_numbers<A>(s, cache, room), cell);
+    const int64_t all = s.steps * s.samples;
+    if (gates) std::fill(gates, gates + all * 4 * s.units, A(0));
+    if (states) std::fill(states, states + all * s.units, A(0));
+    rows.for_each_row(0, rows.rows, [&](int64_t row, int64_t t, int64_t sample) {
+        const int64_t place = t * s.samples + sample;
+        CellShow<A> c = {};
+        c.activations = &s.activations;
+        c.units = s.units;
+        c.gates = kept.gates + row * rows.gates_row;
+        c.c_prev = {kept.c_prev + row * kPanel<A>, kPanel<A>, rows.panel};
+        c.values = gates ? gates + place * 4 * s.units : nullptr;
+        c.values_gate = s.units;
+        c.c = states ? states + place * s.units : nullptr;
+        kernels.show_cells(c);
+    });
+}
+
+}  // namespace
+
+void lstm_show(const LstmShape& shape, const void* cache, int64_t cell, void* gates, void* states) {
+    if (shape.dtype == DType::f64) {
+        show(shape, cache, cell, static_cast<double*>(gates), static_cast<double*>(states));
+    } else {
+        show(shape, cache, cell, static_cast<float*>(gates), static_cast<float*>(states));
+    }
+}
+
+}  // namespace rg

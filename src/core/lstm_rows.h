@@ -1,0 +1,289 @@
+// What the LSTM drivers share: the rows of a ragged batch, the layout of the cache, and how the sweep through time is
+// split between threads.
+#pragma once
+
+#include <string.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "dispatch.h"
+#include "gemm.h"
+#include "lstm.h"
+#include "parallel.h"
+#include "scratch.h"
+
+namespace rg {
+
+template <class A>
+GateMatrix<A> matrix(const GateArray& array) {
+    GateMatrix<A> m;
+    for (int k = 0; k < 4; ++k) m.gate[k] = static_cast<A*>(array.gate[k]);
+    m.row_stride = array.row_stride;
+    m.col_stride = array.col_stride;
+    return m;
+}
+
+// Rows and sizes of one call.
+template <class A>
+struct Rows {
+    explicit Rows(const LstmShape& s)
+        : shape(s),
+          blocks(ceil_div(s.units, kPanel<A>)),
+          state_row(blocks * kPanel<A>),
+          gates_row(4 * state_row),
+          output(s.directions * s.units),
+          above_panels(s.directions == 1 || s.units % kPanel<A> == 0) {
+        if (s.active) {
+            first_row.resize(size_t(s.steps) + 1);
+            for (int64_t t = 0; t < s.steps; ++t) first_row[size_t(t) + 1] = first_row[size_t(t)] + s.active[t];
+        }
+        rows = first(s.steps);
+        panel = padded(rows) * kPanel<A>;
+        const int64_t output_panels = ceil_div(output, kPanel<A>);
+        above_row = above_panels ? kPanel<A> : output_panels * kPanel<A>;
+        above_panel = above_panels ? panel : kPanel<A>;
+        above_elements = above_panels ? output_panels * panel : rows * above_row;
+    }
+
+    // Panels a multiple of 4096 bytes apart would meet in the same few places of a cache.
+    static int64_t padded(int64_t rows) { return rows + (16 - rows % 64 + 64) % 64; }
+
+    int64_t first(int64_t t) const { return shape.active ? first_row[size_t(t)] : t * shape.samples; }
+    int64_t active(int64_t t) const { return shape.active ? shape.active[t] : shape.samples; }
+    int64_t sample(int64_t slot) const { return shape.order ? shape.order[slot] : slot; }
+    // The time of a direction's step number p, and the slots that take part in it; none before the first or after the
+    // last.
+    int64_t time(int64_t direction, int64_t p) const { return direction ? shape.steps - 1 - p : p; }
+    int64_t active_at(int64_t direction, int64_t p) const {
+        return p < 0 || p >= shape.steps ? 0 : active(time(direction, p));
+    }
+    int64_t layer_inputs(int64_t layer) const { return layer == 0 ? shape.inputs : output; }
+
+    // The sample of each slot, times its stride.
+    std::vector<int64_t> offsets(int64_t stride) const {
+        std::vector<int64_t> found(static_cast<size_t>(shape.samples));
+        for (int64_t slot = 0; slot < shape.samples; ++slot) found[size_t(slot)] = sample(slot) * stride;
+        return found;
+    }
+
+    // Calls visit(row, step, sample) for the rows from first to last.
+    template <class Visit>
+    void for_each_row(int64_t first, int64_t last, const Visit& visit) const {
+        if (!shape.active) {
+            for (int64_t r = first; r < last; ++r) visit(r, r / shape.samples, sample(r % shape.samples));
+            return;
+        }
+        int64_t t = std::upper_bound(first_row.begin(), first_row.end(), first) - first_row.begin() - 1;
+        for (int64_t r = first; r < last; ++r) {
+            while (first_row[size_t(t) + 1] <= r) ++t;
+            visit(r, t, sample(r - first_row[size_t(t)]));
+        }
+    }
+    template <class Visit>
+    void parallel_rows(int64_t width, int threads, const Visit& visit) const {
+        const int64_t elements = rows * width;
+        parallel_ranges(rows, elements < 1 << 15 ? 1 : threads, elements >= 1 << 20,
+                        [&](int64_t first, int64_t last) { for_each_row(first, last, visit); });
+    }
+
+    const LstmShape& shape;
+    int64_t blocks, state_row, gates_row;
+    int64_t output;  // features of a layer's output
+    // A layer's output where it is the input of the next: in panels, unless a direction ends within one.
+    bool above_panels;
+    int64_t above_row = 0, above_panel = 0, above_elements = 0;
+    int64_t rows = 0;
+    int64_t panel = 0;  // from one panel to the next, of arrays of all rows in panels
+    std::vector<int64_t> first_row;
+};
+
+// A sequence's rows as one matrix, if they are evenly spaced in the order of rows; -1 if not.
+template <class A>
+int64_t even_row_stride(const Rows<A>& rows, const Sequence& sequence) {
+    const LstmShape& s = rows.shape;
+    if (s.active || s.order) return -1;
+    if (s.samples == 1) return sequence.step;
+    if (s.steps == 1 || sequence.step == s.samples * sequence.sample) return sequence.sample;
+    return -1;
+}
+
+// ---- cache ---------------------------------------------------------------------------------------------------------
+
+// What the cache of one cell holds, each of `rows` rows. States are those a step found, not those it left: so they are
+// the operands of the products, and the new ones follow from them and the gates.
+template <class A>
+struct CellCache {
+    A* gates;            // in rows
+    A *c_prev, *h_prev;  // in panels
+};
+
+struct CacheHeader {
+    uint64_t magic, fingerprint, stamp, offset;  // offset: from the header to the first number
+};
+constexpr int64_t kCacheAlign = 64;
+
+template <class A>
+int64_t cell_elements(const Rows<A>& rows) {
+    return rows.rows * rows.gates_row + 2 * rows.blocks * rows.panel;
+}
+// T: A or const A.
+template <class A, class T>
+CellCache<T> cell_cache(const Rows<A>& rows, T* base, int64_t cell) {
+    T* gates = base + cell * cell_elements(rows);
+    T* c_prev = gates + rows.rows * rows.gates_row;
+    return {gates, c_prev, c_prev + rows.blocks * rows.panel};
+}
+// The input of layer 1, 2, ...: the output of the layer below, dropout applied.
+template <class A, class T>
+T* cached_input(const Rows<A>& rows, T* base, int64_t layer) {
+    const LstmShape& s = rows.shape;
+    return base + s.layers * s.directions * cell_elements(rows) + (layer - 1) * rows.above_elements;
+}
+
+// The numbers of a cache that lstm_forward filled. A cache that has been moved may no longer be aligned: then they are
+// copied to `room`.
+template <class A>
+const A* cache_numbers(const LstmShape& shape, const void* cache, Buffer& room) {
+    CacheHeader header;
+    memcpy(&header, cache, sizeof header);
+    const char* numbers = static_cast<const char*>(cache) + header.offset;
+    if (reinterpret_cast<uintptr_t>(numbers) % sizeof(A) == 0) return reinterpret_cast<const A*>(numbers);
+    const int64_t elements = (lstm_cache_bytes(shape) - int64_t(sizeof header) - kCacheAlign) / int64_t(sizeof(A));
+    A* copy = room.take<A>(elements);
+    memcpy(copy, numbers, size_t(elements) * sizeof(A));
+    return copy;
+}
+
+// ---- rows in and out -----------------------------------------------------------------------------------------------
+
+// A vector per gate as a row of gates; 0 where there is none.
+template <class A>
+void pack_vector(const GateArray& array, int64_t units, A* row) {
+    for (int64_t u = 0; u < ceil_div(units, kPanel<A>) * kPanel<A>; ++u) {
+        for (int k = 0; k < 4; ++k) {
+            const A* gate = static_cast<const A*>(array.gate[k]);
+            row[u / kPanel<A> * 4 * kPanel<A> + k * kPanel<A> + u % kPanel<A>] =
+                gate && u < units ? gate[u * array.row_stride] : A(0);
+        }
+    }
+}
+
+template <class A>
+void add_or_copy(const A* from, int64_t count, bool add, A* to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = add ? to[i] + from[i] : from[i];
+}
+
+// The rows of a sequence in panels, filled up with 0.
+template <class A>
+StateArray<const A> gather_panels(const Rows<A>& rows, const Sequence& from, int64_t width, Buffer& room, int threads) {
+    A* to = room.take<A>(ceil_div(width, kPanel<A>) * rows.panel);
+    rows.parallel_rows(width, threads, [&](int64_t row, int64_t t, int64_t sample) {
+        const A* source = static_cast<const A*>(from.data) + t * from.step + sample * from.sample;
+        A* target = to + row * kPanel<A>;
+        int64_t column = 0;
+        for (; column + kPanel<A> <= width; column += kPanel<A>, target += rows.panel) {
+            memcpy(target, source + column, kPanel<A> * sizeof(A));
+        }
+        if (column < width) {
+            std::copy(source + column, source + width, target);
+            std::fill(target + width - column, target + kPanel<A>, A(0));
+        }
+    });
+    return {to, kPanel<A>, rows.panel};
+}
+
+// Multiplies the output of a layer, or its gradient, by the mask between it and the layer above.
+template <class A>
+void drop_rows(const Rows<A>& rows, const LstmKernels<A>& kernels, int64_t layer, const StateArray<A>& data,
+               int threads) {
+    const LstmShape& s = rows.shape;
+    const Dropout dropout = {s.seed, uint32_t(layer), uint32_t(s.dropout * 0x1p32), 1 / (1 - s.dropout)};
+    rows.parallel_rows(4 * rows.output, threads, [&](int64_t row, int64_t t, int64_t sample) {
+        kernels.dropout_row(dropout, uint64_t(t * s.samples + sample), data.data + row * data.row, data.panel,
+                            rows.output);
+    });
+}
+
+// ---- threads -------------------------------------------------------------------------------------------------------
+
+// The sweep through time, split: groups of one direction and a range of slots, which never meet, and in each group
+// `parts` ranges of units, which meet after every step.
+struct Group {
+    int64_t direction, first_slot, last_slot;
+};
+struct Split {
+    std::vector<Group> groups;
+    int parts = 1;
+};
+
+template <class A>
+Split split_sweep(const Rows<A>& rows, int threads) {
+    const LstmShape& s = rows.shape;
+    Split split;
+    const double flops = 8.0 * double(rows.rows) * double(rows.state_row) * double(rows.state_row);
+    if (flops * double(s.directions) < kMinParallelFlops) threads = 1;
+    int64_t ranges = 1;
+    const int64_t each = std::max<int64_t>(1, threads / s.directions);
+    if (each > 1 && s.steps > 0) {
+        const int64_t weight_bytes = 4 * rows.state_row * rows.state_row * int64_t(sizeof(A));
+        const double step_flops = flops / double(s.steps);
+        // Slots apart need no meeting, but every thread reads all weights: worth it while they stay in its cache, or
+        // while enough rows share the reading.
+        const bool near = weight_bytes <= cache_bytes() * 3 / 4;
+        if (near || s.samples >= 10 * each) ranges = std::min(each, s.samples);
+        // Units apart share the weights out; a meeting takes about as long as this many operations.
+        if (ranges == 1 && step_flops >= 1e5) split.parts = int(std::min(each, rows.blocks));
+    }
+    for (int64_t d = 0; d < s.directions; ++d) {
+        // Boundaries so that ranges have about the same number of rows.
+        int64_t slot = 0, taken = 0;
+        for (int64_t r = 0; r < ranges; ++r) {
+            const int64_t first = slot, target = rows.rows * (r + 1) / ranges;
+            if (!s.active) {
+                slot = s.samples * (r + 1) / ranges;
+            } else {
+                while (slot < s.samples && (taken < target || r + 1 == ranges)) {
+                    for (int64_t t = 0; t < s.steps; ++t) taken += s.active[t] > slot;
+                    ++slot;
+                }
+            }
+            split.groups.push_back({d, first, slot});
+        }
+    }
+    return split;
+}
+
+// Runs body(step, group, first block, last block) for every step; the steps of a part come in order, and the parts of a
+// group wait for each other between steps.
+template <class Body>
+void sweep(const Split& split, int64_t steps, int64_t blocks, int threads, bool wake, const Body& body) {
+    const int64_t groups = int64_t(split.groups.size());
+    if (split.parts == 1) {
+        parallel_for(groups, threads, wake, [&](int64_t g) {
+            for (int64_t p = 0; p < steps; ++p) body(p, split.groups[size_t(g)], 0, blocks);
+        });
+        return;
+    }
+    parallel_phases(steps, int(groups) * split.parts, wake, [&](int64_t p, int part) {
+        const int64_t i = part % split.parts;
+        body(p, split.groups[size_t(part / split.parts)], blocks * i / split.parts, blocks * (i + 1) / split.parts);
+    });
+}
+
+// Blocks of units whose gates are computed together: as many as leave them in the first-level cache, and an even number
+// because panels are multiplied two at a time.
+inline int64_t blocks_together(int64_t rows) { return std::max<int64_t>(2, 48 / std::max<int64_t>(rows, 1) / 2 * 2); }
+
+// Calls visit(first block, count), from the front in even steps and from the back in odd ones: what a step read last
+// may still be in cache when the next one begins.
+template <class Visit>
+void for_block_groups(int64_t first, int64_t last, int64_t together, bool backwards, const Visit& visit) {
+    const int64_t groups = ceil_div(last - first, together);
+    for (int64_t g = 0; g < groups; ++g) {
+        const int64_t block = first + (backwards ? groups - 1 - g : g) * together;
+        visit(block, std::min(together, last - block));
+    }
+}
+
+}  // namespace rg

@@ -1,0 +1,63 @@
+// Memory that a thread keeps from call to call, and what it can count on finding in its cache.
+#pragma once
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+
+namespace rg {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Bytes of a core's second-level cache that can be counted on. Only the order of work depends on it.
+inline int64_t cache_bytes() {
+    static const int64_t bytes = [] {
+        long found = -1;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+        found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+        return (found > 0 ? int64_t(found) : int64_t(1) << 20) * 7 / 8;
+    }();
+    return bytes;
+}
+
+// A buffer that its thread keeps from call to call. Its contents last until a larger one is taken.
+class Buffer {
+public:
+    ~Buffer() { free(data_); }
+    template <class T>
+    T* take(int64_t count) {
+        const size_t bytes = (size_t(count) * sizeof(T) + 63) / 64 * 64;
+        if (bytes > capacity_) {
+            release();
+            const size_t size = std::max(bytes, kLeast);
+            if (posix_memalign(&data_, size >= kHuge ? kHugePage : 64, size) != 0) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+            // Operands that lie strided in small pages cost more to address than to read.
+            if (size >= kHuge) madvise(data_, size / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
+            capacity_ = size;
+        }
+        return static_cast<T*>(data_);
+    }
+    void trim() {
+        if (capacity_ > kKeep) release();
+    }
+
+private:
+    void release() {
+        free(data_);
+        data_ = nullptr;
+        capacity_ = 0;
+    }
+
+    static constexpr size_t kLeast = 4096, kKeep = 64u << 20, kHugePage = 2u << 20, kHuge = 2 * kHugePage;
+    void* data_ = nullptr;
+    size_t capacity_ = 0;
+};
+
+}  // namespace rg
