@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +36,24 @@ def placed(array: Array, memory: str, permutation: Sequence[int] = ()) -> Array:
             view = blank([*array.shape, 3])[..., 1]
         case _:
             return array.copy(order="C")
+    view[...] = array
+    return view
+
+
+def fenced(array: Array, at_end: bool) -> Array:
+    """A copy that begins where, or ends where, memory that must not even be read begins or ends."""
+    if not array.size:
+        return array.copy()
+    page = mmap.PAGESIZE
+    pages = -(-array.nbytes // page) + 2
+    memory = mmap.mmap(-1, pages * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    for fence in (start, start + (pages - 1) * page):
+        if protect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+    offset = (pages - 1) * page - array.nbytes if at_end else page
+    view = np.frombuffer(memory, array.dtype, array.size, offset).reshape(array.shape)
     view[...] = array
     return view
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from arrays import MEMORY, assert_same_bits, assert_untouched_around, placed
+from arrays import MEMORY, assert_same_bits, assert_untouched_around, fenced, placed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx_cases import OnnxLstm, collect_onnx_lstm_cases
@@ -1469,7 +1469,7 @@ import retrograd as rg
 
 rng = np.random.default_rng(0)
 def weights(inputs, units):
-    return rg.LstmWeights(*(rng.normal(0, 0.1, s).astype("f4") for s in ((4 * units, inputs), (4 * units, units))))
+    return LstmWeights(*(rng.normal(0, 0.1, s).astype("f4") for s in ((4 * units, inputs), (4 * units, units))))
 """
 FORK = (
     SETUP
@@ -1574,3 +1574,100 @@ print((resident() - before) / 2**20)
 """
     # A thousand caches are 500 MB; the allocator may keep a few.
     assert float(python(SETUP + script)) < 12
+
+
+# ---- in bounds -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("shape", [(3, 2, 1, 1), (2, 3, 10, 16), (4, 5, 16, 17), (3, 20, 33, 15), (2, 15, 7, 48)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_memory_beside_the_arrays_is_not_even_read(shape: tuple[int, ...], dtype: str, at_end: bool) -> None:
+    """Every array stands against a page without access: a kernel that reads a lane too far ends the test run."""
+    steps, samples, inputs, units = shape
+    rng = np.random.default_rng(0)
+
+    def fenced_normal(*extents: int) -> Array:
+        return fenced(rng.normal(0, 0.3, extents).astype(dtype), at_end)
+
+    def like(array: Array | None) -> Array | None:
+        return None if array is None else fenced(np.zeros_like(array), at_end)
+
+    lengths = rng.integers(0, steps + 1, samples)
+    size = rg.lstm_cache_size(steps, samples, inputs, units, num_layers=2, bidirectional=True, dtype=dtype)
+    for isa in _core.isa_levels():
+        _core.select_isa(isa)
+        for peephole in ((), (4 * units,), (4 * units, units)):
+            weights = [
+                LstmWeights(
+                    fenced_normal(4 * units, width),
+                    fenced_normal(4 * units, units),
+                    fenced_normal(4 * units),
+                    fenced_normal(*peephole) if peephole else None,
+                )
+                for width in (inputs, inputs, 2 * units, 2 * units)
+            ]
+            x, dy = fenced_normal(steps, samples, inputs), fenced_normal(steps, samples, 2 * units)
+            h0, c0, dhn, dcn = (fenced_normal(4, samples, units) for _ in range(4))
+            cache = fenced(np.zeros(size, np.uint8), at_end)
+            for chosen, threads in ((None, 1), (lengths, 2)):
+                result = rg.lstm_forward(
+                    x,
+                    weights,
+                    h0,
+                    c0,
+                    bidirectional=True,
+                    lengths=chosen,
+                    dropout=0.2,
+                    cache=cache,
+                    out={"y": like(dy), "hn": like(h0), "cn": like(c0)},
+                    num_threads=threads,
+                )
+                assert result.cache is not None
+                out = LstmGradients(like(x), [LstmWeights(*map(like, cell)) for cell in weights], like(h0), like(c0))
+                gradients = rg.lstm_backward(dy, result.cache, dhn=dhn, dcn=dcn, out=out, num_threads=threads)
+                assert np.isfinite(gradients.dx).all()
+                inference = rg.lstm_forward(
+                    x, weights, h0, c0, bidirectional=True, lengths=chosen, training=False, num_threads=threads
+                )
+                assert np.isfinite(inference.y).all()
+
+
+# ---- units apart -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("peephole", ["none", "diagonal", "full"])
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize(("samples", "lengths"), [(1, None), (3, (9, 4, 7))])
+def test_threads_that_share_the_units_of_a_step(
+    samples: int, lengths: tuple[int, ...] | None, directions: int, peephole: str
+) -> None:
+    """A batch too small to cut and steps long enough to meet in: the same bits as on one thread."""
+    steps, inputs, units = 9, 5, 600 if samples > 1 else 130
+    rng = np.random.default_rng(0)
+
+    def normal(*extents: int) -> Array:
+        return rng.normal(0, 0.05, extents).astype(np.float32)
+
+    shapes: dict[str, tuple[int, ...]] = {"diagonal": (4 * units,), "full": (4 * units, units)}
+    weights = [
+        LstmWeights(
+            normal(4 * units, inputs),
+            normal(4 * units, units),
+            normal(4 * units),
+            normal(*shapes[peephole]) if peephole in shapes else None,
+        )
+        for _ in range(directions)
+    ]
+    x, dy = normal(steps, samples, inputs), normal(steps, samples, directions * units)
+
+    def run(threads: int) -> list[Array]:
+        result = rg.lstm_forward(x, weights, bidirectional=directions == 2, lengths=lengths, num_threads=threads)
+        assert result.cache is not None
+        gradients = rg.lstm_backward(dy, result.cache, num_threads=threads)
+        cells = [array for cell in gradients.dweights for array in cell if array is not None]
+        return [result.y, result.hn, result.cn, gradients.dx, *cells]
+
+    alone = run(1)
+    for threads in (2, 3, 4, 7):
+        assert_same_bits(run(threads), alone)
