@@ -389,10 +389,17 @@ def test_help(arguments: list[str]) -> None:
 @pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW)])
 def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_torch: str) -> None:
     path = tmp_path / "out.csv"
-    command = [sys.executable, "-m", "retrograd", "bench", suite, "--budget", "60", "--rows", row]
+    # A test run in the background of a shell ignores the signal, and its children would too.
+    listening = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    start = f"{listening}; import runpy; runpy.run_module('retrograd', run_name='__main__')"
+    command = [sys.executable, "-c", start, "bench", suite, "--budget", "60", "--rows", row]
     environment = {**os.environ, "PYTHONPATH": without_torch}
     with subprocess.Popen(
-        [*command, "--csv", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [*command, "--csv", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         deadline = time.monotonic() + 60
         while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:

@@ -1469,7 +1469,7 @@ import retrograd as rg
 
 rng = np.random.default_rng(0)
 def weights(inputs, units):
-    return LstmWeights(*(rng.normal(0, 0.1, s).astype("f4") for s in ((4 * units, inputs), (4 * units, units))))
+    return rg.LstmWeights(*(rng.normal(0, 0.1, s).astype("f4") for s in ((4 * units, inputs), (4 * units, units))))
 """
 FORK = (
     SETUP
