@@ -90,10 +90,10 @@ def test_verify_prints_one_plain_line_per_case() -> None:
 
 
 def test_verify_fails_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong(*arguments: object, **options: object) -> list[verify.NormRow]:
+    def wrong(*arguments: object, **options: object) -> list[verify.VerifyRow]:
         (case,) = [case for case in cases.NORM_VERIFY_CASES if case.name == SMALL_CASE]
         errors = verify.NormErrors(0.1, 0.1, 0.1, 17.0, 0.1, 0.1)
-        return [verify.NormRow(case, "scalar", 1, errors, same_bits=True, ok=False)]
+        return [verify.VerifyRow(case, "scalar", 1, errors, same_bits=True, ok=False)]
 
     monkeypatch.setattr(verify, "verify_norm", wrong)
     assert cli.main(["verify", "--rows", SMALL_CASE]) == 1
@@ -229,10 +229,10 @@ def test_an_lstm_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch)
     case = cases.LstmCase(40, 3, 4, 5, lengths=(40, 7, 20))
     seen = []
 
-    def wrong(problems: list[cases.LstmCase], *others: object) -> list[verify.LstmRow]:
+    def wrong(problems: list[cases.LstmCase], *others: object) -> list[verify.VerifyRow]:
         seen.extend(problems)
         errors = verify.LstmErrors(*[17.0 * (name == "dwh") for name in verify.LstmErrors._fields])
-        return [verify.LstmRow(problems[0], "scalar", 1, errors, same_bits=True, ok=False)]
+        return [verify.VerifyRow(problems[0], "scalar", 1, errors, same_bits=True, ok=False)]
 
     assert list(bench._lstm_failures(case, _core.isa(), [1, 2])) == []
     monkeypatch.setattr(bench, "verify_lstm", wrong)

@@ -1,7 +1,5 @@
 #include "gemm.h"
 
-#include <string.h>
-
 #include <algorithm>
 
 #include "parallel.h"
@@ -68,6 +66,21 @@ void pack_gate_rows(const LstmKernels<A>& kernels, const GateMatrix<const A>& w,
     std::fill(panel + there * kPanel<A>, panel + kPanel<A> * kPanel<A>, A(0));
 }
 
+// One block of units of all gates as panels of the operand of a * w'; a gate that is not there is 0.
+template <class A>
+void pack_block_columns(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t block, int64_t units,
+                        int64_t depth, A* panels) {
+    const int64_t unit = block * kPanel<A>, there = std::min(kPanel<A>, units - unit), panel = depth * kPanel<A>;
+    for (int k = 0; k < 4; ++k) {
+        A* to = panels + k * panel;
+        if (w.gate[k]) {
+            kernels.pack_columns(w.gate[k] + unit * w.row_stride, w.row_stride, w.col_stride, there, depth, to);
+        } else {
+            std::fill(to, to + panel, A(0));
+        }
+    }
+}
+
 // Some rows in panels: where they lie, if they do, or packed.
 template <class A>
 StateArray<const A> as_panels(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_t row, int64_t rows,
@@ -75,8 +88,7 @@ StateArray<const A> as_panels(const LstmKernels<A>& kernels, const StateArray<co
     // A caller's rows may end with the last column; ours are filled up.
     const bool in_place = u.row == kPanel<A> && (u.panel != kPanel<A> || columns % kPanel<A> == 0);
     if (in_place) return {u.data + row * u.row, u.row, u.panel};
-    const int64_t panel =
-        (rows + 1) * kPanel<A>;  // one more: multiples of 4096 bytes meet in the same places of a cache
+    const int64_t panel = (rows + 1) * kPanel<A>;  // one more: so that they do not meet in the same places of a cache
     A* packed = row_scratch().take<A>(ceil_div(columns, kPanel<A>) * panel);
     for (int64_t column = 0; column < columns; column += kPanel<A>) {
         kernels.pack_rows(u.data + row * u.row + column / kPanel<A> * u.panel, u.row, 1,
@@ -103,11 +115,7 @@ void project(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_
         const int64_t count = std::min(pieces.panel_step, blocks - first_block);
         A* panels = panel_scratch().take<A>(count * block_elements);
         for (int64_t j = 0; j < count; ++j) {
-            const int64_t unit = (first_block + j) * kPanel<A>, there = std::min(kPanel<A>, units - unit);
-            for (int k = 0; k < 4; ++k) {
-                kernels.pack_columns(w.gate[k] + unit * w.row_stride, w.row_stride, w.col_stride, there, inputs,
-                                     panels + (4 * j + k) * kPanel<A> * inputs);
-            }
+            pack_block_columns(kernels, w, first_block + j, units, inputs, panels + 4 * j * kPanel<A> * inputs);
         }
         for (int64_t row = first_row; row < last_row; row += near_rows) {
             Product<A> p = {};
@@ -229,15 +237,7 @@ void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, i
     const int64_t blocks = ceil_div(units, kPanel<A>), panel = depth * kPanel<A>;
     const double work = 32.0 * double(blocks) * double(panel);  // about as long as so many operations
     parallel_for(blocks, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t block) {
-        const int64_t unit = block * kPanel<A>, there = std::min(kPanel<A>, units - unit);
-        for (int k = 0; k < 4; ++k) {
-            A* to = panels + (4 * block + k) * panel;
-            if (w.gate[k]) {
-                kernels.pack_columns(w.gate[k] + unit * w.row_stride, w.row_stride, w.col_stride, there, depth, to);
-            } else {
-                std::fill(to, to + panel, A(0));
-            }
-        }
+        pack_block_columns(kernels, w, block, units, depth, panels + 4 * block * panel);
     });
 }
 

@@ -13,6 +13,7 @@ template <class A>
 struct GateMatrix {
     A* gate[4] = {};
     int64_t row_stride = 0, col_stride = 0;
+    bool empty() const { return !gate[0] && !gate[1] && !gate[2] && !gate[3]; }
 };
 
 // Sums over the inputs of a gate's gradients, and over rows, are added up in runs of so many terms: fixed numbers,

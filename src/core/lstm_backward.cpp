@@ -43,9 +43,8 @@ public:
         for (int64_t d = 0; d < shape_.directions; ++d) prepare(d);
         const Split split = split_sweep(rows_, call_.threads);
         const int64_t halves = two_halves() ? 2 : 1;
-        const double flops = 8.0 * double(rows_.rows) * double(rows_.state_row) * double(rows_.state_row);
         // One more step at the end carries the gradient to the initial state.
-        sweep(split, (shape_.steps + 1) * halves, rows_.blocks, call_.threads, flops >= kMinWakeFlops,
+        sweep(split, (shape_.steps + 1) * halves, rows_.blocks, call_.threads,
               [&](int64_t step, const Group& group, int64_t first_block, int64_t last_block) {
                   const CellPhase phase = halves == 1     ? CellPhase::whole
                                           : step % 2 == 0 ? CellPhase::output
@@ -236,7 +235,7 @@ private:
 
     void weights_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>& u, int64_t inputs) const {
         const GateMatrix<A> dw = matrix<A>(gradient);
-        if (!std::any_of(dw.gate, dw.gate + 4, [](const A* gate) { return gate != nullptr; })) return;
+        if (dw.empty()) return;
         weight_gradient(kernels_, dz(d), rows_.panel, rows_.rows, shape_.units, u, inputs, call_.accumulate, dw,
                         call_.threads);
     }
@@ -244,7 +243,7 @@ private:
     // Sums over all rows of dz, or of dz times a state for each gate.
     void vector_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>* states) const {
         const GateMatrix<A> to = matrix<A>(gradient);
-        if (!std::any_of(to.gate, to.gate + 4, [](const A* gate) { return gate != nullptr; })) return;
+        if (to.empty()) return;
         const int64_t elements = rows_.rows * rows_.gates_row;
         parallel_for(rows_.blocks, elements < 1 << 15 ? 1 : call_.threads, elements >= 1 << 20, [&](int64_t block) {
             const int64_t unit = block * kPanel<A>;

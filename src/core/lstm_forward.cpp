@@ -1,5 +1,3 @@
-#include <math.h>
-
 #include "lstm_rows.h"
 
 namespace rg {
@@ -84,8 +82,7 @@ public:
                         bias_ + d * rows_.gates_row, cell_[d].gates, call_.threads);
             }
             const int64_t halves = two_halves() ? 2 : 1;
-            const double flops = 8.0 * double(rows_.rows) * double(rows_.state_row) * double(rows_.state_row);
-            sweep(split, (last - first) * halves, rows_.blocks, call_.threads, flops >= kMinWakeFlops,
+            sweep(split, (last - first) * halves, rows_.blocks, call_.threads,
                   [&](int64_t step, const Group& group, int64_t first_block, int64_t last_block) {
                       const int64_t p = first + step / halves;
                       const CellPhase phase = halves == 1     ? CellPhase::whole

@@ -215,6 +215,7 @@ struct Group {
 struct Split {
     std::vector<Group> groups;
     int parts = 1;
+    bool wake = false;  // worth waking sleeping members for
 };
 
 template <class A>
@@ -222,6 +223,7 @@ Split split_sweep(const Rows<A>& rows, int threads) {
     const LstmShape& s = rows.shape;
     Split split;
     const double flops = 8.0 * double(rows.rows) * double(rows.state_row) * double(rows.state_row);
+    split.wake = flops >= kMinWakeFlops;
     if (flops * double(s.directions) < kMinParallelFlops) threads = 1;
     int64_t ranges = 1;
     const int64_t each = std::max<int64_t>(1, threads / s.directions);
@@ -257,15 +259,15 @@ Split split_sweep(const Rows<A>& rows, int threads) {
 // Runs body(step, group, first block, last block) for every step; the steps of a part come in order, and the parts of a
 // group wait for each other between steps.
 template <class Body>
-void sweep(const Split& split, int64_t steps, int64_t blocks, int threads, bool wake, const Body& body) {
+void sweep(const Split& split, int64_t steps, int64_t blocks, int threads, const Body& body) {
     const int64_t groups = int64_t(split.groups.size());
     if (split.parts == 1) {
-        parallel_for(groups, threads, wake, [&](int64_t g) {
+        parallel_for(groups, threads, split.wake, [&](int64_t g) {
             for (int64_t p = 0; p < steps; ++p) body(p, split.groups[size_t(g)], 0, blocks);
         });
         return;
     }
-    parallel_phases(steps, int(groups) * split.parts, wake, [&](int64_t p, int part) {
+    parallel_phases(steps, int(groups) * split.parts, split.wake, [&](int64_t p, int part) {
         const int64_t i = part % split.parts;
         body(p, split.groups[size_t(part / split.parts)], blocks * i / split.parts, blocks * (i + 1) / split.parts);
     });

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,8 @@ __all__ = [
     "LstmErrors",
     "LstmOracle",
     "LstmResults",
-    "LstmRow",
     "NormErrors",
-    "NormRow",
+    "VerifyRow",
     "fused_activation",
     "lstm_errors",
     "lstm_options",
@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+_C = TypeVar("_C", NormCase, LstmCase)
+_R = TypeVar("_R")  # the results of a run
 
 
 class NormErrors(NamedTuple):
@@ -42,27 +44,6 @@ class NormErrors(NamedTuple):
     dx: float
     dgamma: float
     dbeta: float
-
-
-class NormRow(NamedTuple):
-    case: NormCase
-    isa: str
-    threads: int
-    errors: NormErrors
-    same_bits: bool  # as with the first of the thread counts
-    ok: bool  # all within tolerance, and the same bits
-
-    @property
-    def what(self) -> str:
-        """The name of the worst result."""
-        if not self.same_bits:
-            return "bits"
-        return NormErrors._fields[self.errors.index(max(self.errors))]
-
-    @property
-    def error(self) -> float:
-        """The error of the worst result, in tolerances; infinite where the bits depend on the threads."""
-        return max(self.errors) if self.same_bits else math.inf
 
 
 class _Results(NamedTuple):
@@ -137,27 +118,6 @@ class LstmErrors(NamedTuple):
     dpeephole: float
     dh0: float
     dc0: float
-
-
-class LstmRow(NamedTuple):
-    case: LstmCase
-    isa: str
-    threads: int
-    errors: LstmErrors
-    same_bits: bool  # as with the first of the thread counts
-    ok: bool  # all within tolerance, and the same bits
-
-    @property
-    def what(self) -> str:
-        """The name of the worst result."""
-        if not self.same_bits:
-            return "bits"
-        return LstmErrors._fields[self.errors.index(max(self.errors))]
-
-    @property
-    def error(self) -> float:
-        """The error of the worst result, in tolerances; infinite where the bits depend on the threads."""
-        return max(self.errors) if self.same_bits else math.inf
 
 
 def lstm_weights(data: cases.LstmData) -> list[recurrent.LstmWeights]:
@@ -268,68 +228,99 @@ def lstm_errors(got: LstmResults, oracle: LstmOracle) -> LstmErrors:
 # ---- all of a kind ---------------------------------------------------------------------------------------------------
 
 
+class VerifyRow(NamedTuple):
+    case: NormCase | LstmCase
+    isa: str
+    threads: int
+    errors: NormErrors | LstmErrors
+    same_bits: bool  # as with the first of the thread counts
+    ok: bool  # all within tolerance, and the same bits
+
+    @property
+    def what(self) -> str:
+        """The name of the worst result."""
+        if not self.same_bits:
+            return "bits"
+        return self.errors._fields[self.errors.index(max(self.errors))]
+
+    @property
+    def error(self) -> float:
+        """The error of the worst result, in tolerances; infinite where the bits depend on the threads."""
+        return max(self.errors) if self.same_bits else math.inf
+
+
 def verify_norm(
     problems: Sequence[NormCase] = cases.NORM_VERIFY_CASES,
     isa_levels: Sequence[str] | None = None,
     thread_counts: Sequence[int] = (1, 2, 7),
-    progress: Callable[[NormRow], None] | None = None,
-) -> list[NormRow]:
+    progress: Callable[[VerifyRow], None] | None = None,
+) -> list[VerifyRow]:
     """Run each case at each instruction-set level (by default all this machine has) and thread count.
 
     `progress` is called with each row as it is done. The level in force is the same afterwards as before.
     """
-    levels = list(_core.isa_levels()) if isa_levels is None else list(isa_levels)
-    before = _core.isa()
-    rows = []
-    try:
-        for case in problems:
-            data = cases.make_norm_data(case)
-            for isa in levels:
-                if not _core.select_isa(isa):
-                    raise ValueError(f"verify_norm: isa is {isa!r}, this machine can run {_core.isa_levels()}")
-                first: _Results | None = None
-                errors: NormErrors | None = None
-                for threads in thread_counts:
-                    got = _run(case, data, threads)
-                    same = first is None or _same_bits(got, first)
-                    if errors is None or not same:  # the same bits have the same errors
-                        errors = _errors(case, data, got)
-                    first = got if first is None else first
-                    row = NormRow(case, isa, threads, errors, same, same and max(errors) <= 1)
-                    rows.append(row)
-                    if progress is not None:
-                        progress(row)
-    finally:
-        _core.select_isa(before)
-    return rows
+
+    def prepare(case: NormCase) -> _Prepared[_Results]:
+        data = cases.make_norm_data(case)
+        return _Prepared(partial(_run, case, data), tuple, partial(_errors, case, data))
+
+    return _verify("verify_norm", problems, prepare, isa_levels, thread_counts, progress)
 
 
 def verify_lstm(
     problems: Sequence[LstmCase] = cases.LSTM_VERIFY_CASES,
     isa_levels: Sequence[str] | None = None,
     thread_counts: Sequence[int] = (1, 2, 7),
-    progress: Callable[[LstmRow], None] | None = None,
-) -> list[LstmRow]:
+    progress: Callable[[VerifyRow], None] | None = None,
+) -> list[VerifyRow]:
     """:func:`verify_norm` for LSTMs: each case at each instruction-set level and thread count."""
+
+    def prepare(case: LstmCase) -> _Prepared[LstmResults]:
+        data = cases.make_lstm_data(case)
+        oracle = lstm_oracle(case, data)
+        return _Prepared(partial(run_lstm, case, data), LstmResults.arrays, partial(lstm_errors, oracle=oracle))
+
+    return _verify("verify_lstm", problems, prepare, isa_levels, thread_counts, progress)
+
+
+class _Prepared(Generic[_R]):
+    """What does not depend on the level or the threads: how to run a case, take its results apart, and judge them."""
+
+    def __init__(
+        self,
+        run: Callable[[int], _R],
+        arrays: Callable[[_R], Iterable[Array]],
+        errors: Callable[[_R], NormErrors | LstmErrors],
+    ) -> None:
+        self.run, self.arrays, self.errors = run, arrays, errors
+
+
+def _verify(
+    function: str,
+    problems: Sequence[_C],
+    prepare: Callable[[_C], _Prepared[_R]],
+    isa_levels: Sequence[str] | None,
+    thread_counts: Sequence[int],
+    progress: Callable[[VerifyRow], None] | None,
+) -> list[VerifyRow]:
     levels = list(_core.isa_levels()) if isa_levels is None else list(isa_levels)
     before = _core.isa()
     rows = []
     try:
         for case in problems:
-            data = cases.make_lstm_data(case)
-            oracle = lstm_oracle(case, data)
+            prepared = prepare(case)
             for isa in levels:
                 if not _core.select_isa(isa):
-                    raise ValueError(f"verify_lstm: isa is {isa!r}, this machine can run {_core.isa_levels()}")
-                first: LstmResults | None = None
-                errors: LstmErrors | None = None
+                    raise ValueError(f"{function}: isa is {isa!r}, this machine can run {_core.isa_levels()}")
+                first: _R | None = None
+                errors: NormErrors | LstmErrors | None = None
                 for threads in thread_counts:
-                    got = run_lstm(case, data, threads)
-                    same = first is None or _same_bits(got.arrays(), first.arrays())
+                    got = prepared.run(threads)
+                    same = first is None or _same_bits(prepared.arrays(got), prepared.arrays(first))
                     if errors is None or not same:  # the same bits have the same errors
-                        errors = lstm_errors(got, oracle)
+                        errors = prepared.errors(got)
                     first = got if first is None else first
-                    row = LstmRow(case, isa, threads, errors, same, same and max(errors) <= 1)
+                    row = VerifyRow(case, isa, threads, errors, same, same and max(errors) <= 1)
                     rows.append(row)
                     if progress is not None:
                         progress(row)
