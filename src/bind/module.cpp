@@ -12,6 +12,7 @@
 #include "../core/norm.h"
 #include "../core/parallel.h"
 #include "lstm.h"
+#include "optimizer.h"
 #include "view.h"
 
 using namespace rg::bind;
@@ -295,4 +296,5 @@ NB_MODULE(_core, m) {
              nb::arg("statistics"), nb::arg("sum_dz"), nb::arg("sum_dz_xhat"), nb::arg("threads"));
 
     bind_lstm(m);
+    bind_optimizer(m);
 }

@@ -218,6 +218,41 @@ struct ActivationKernels {
     void (*input_slope)(const Activation& activation, const A* z, int64_t count, A* slope);
 };
 
+// ---- optimizers ----------------------------------------------------------------------------------------------------
+
+// A running average: x' = keep * x + take * new.
+template <class A>
+struct RunningAverage {
+    A keep, take;
+};
+
+// With g = clip(scale * gradient) + l2 * p + l1 * sign(p):
+//   sgd:      d = g
+//   adam:     m' = first(m, g), v' = second(v, g * g), w = v' or its largest so far;  d = m' / (sqrt(w) + eps)
+//   rmsprop:  s' = second(s, g * g), a' = second(a, g) or 0;  d = g / (sqrt(s' - a' * a' + eps_inside) + eps)
+//   with a velocity:  u' = momentum * u + gain * d, and d is u', or momentum * u' + gain * d (nesterov)
+//   p' = p + (rate * d - decay * p)
+template <class A>
+struct OptimizerRule {
+    OptimizerKind kind;
+    bool nesterov;
+    A scale, low, high;
+    A l2, l1;
+    RunningAverage<A> first, second;
+    A eps, eps_inside;
+    A momentum, gain;
+    A rate, decay;
+};
+
+template <class A>
+struct OptimizerKernels {
+    // arrays: as OptimizerArray, `count` neighbouring elements each; null: the rule does without. The gradient is read
+    // only, the others are updated in place.
+    void (*step)(const OptimizerRule<A>& rule, A* const* arrays, int64_t count);
+    // In double precision, the sum of squares.
+    double (*sum_squares)(const A* x, int64_t count);
+};
+
 struct KernelTable {
     const char* isa;
     NormKernels<float> f32;
@@ -226,6 +261,8 @@ struct KernelTable {
     LstmKernels<double> lstm_f64;
     ActivationKernels<float> activation_f32;
     ActivationKernels<double> activation_f64;
+    OptimizerKernels<float> optimizer_f32;
+    OptimizerKernels<double> optimizer_f64;
     // dst = the sum of 1 to 3 sources: what a machine's memory can do at best, for benchmarks.
     void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
 };
@@ -261,6 +298,17 @@ inline const ActivationKernels<float>& activation_kernels<float>(const KernelTab
 template <>
 inline const ActivationKernels<double>& activation_kernels<double>(const KernelTable& table) {
     return table.activation_f64;
+}
+
+template <class A>
+const OptimizerKernels<A>& optimizer_kernels(const KernelTable& table);
+template <>
+inline const OptimizerKernels<float>& optimizer_kernels<float>(const KernelTable& table) {
+    return table.optimizer_f32;
+}
+template <>
+inline const OptimizerKernels<double>& optimizer_kernels<double>(const KernelTable& table) {
+    return table.optimizer_f64;
 }
 
 }  // namespace rg

@@ -99,4 +99,11 @@ struct NormShape {
     int64_t channels_per_set = 1;  // K
 };
 
+// The update that an optimizer makes; kernels.h has the formulas.
+enum class OptimizerKind : int32_t { sgd, adam, rmsprop };
+
+// The arrays of one parameter, all of its shape. What the states are is the kind's: velocity (sgd); first moment,
+// second moment, largest second moment (adam); square, mean, velocity (rmsprop).
+enum OptimizerArray { kParameter, kGradient, kState, kOptimizerArrays = kState + 3 };
+
 }  // namespace rg

@@ -27,6 +27,7 @@ from .normalization import (
     layer_norm_backward,
     layer_norm_forward,
 )
+from .optimizer import adam_step, global_norm, rmsprop_step, sgd_step
 from .recurrent import (
     LstmActivations,
     LstmCache,
@@ -53,12 +54,14 @@ __all__ = [
     "NormGradients",
     "NormStatistics",
     "RunningUpdate",
+    "adam_step",
     "batch_norm_backward",
     "batch_norm_forward",
     "batch_norm_gradient_sums",
     "batch_norm_statistics",
     "combine_statistics",
     "get_num_threads",
+    "global_norm",
     "group_norm_backward",
     "group_norm_forward",
     "instance_norm_backward",
@@ -69,7 +72,9 @@ __all__ = [
     "lstm_cache",
     "lstm_cache_size",
     "lstm_forward",
+    "rmsprop_step",
     "set_num_threads",
+    "sgd_step",
 ]
 
 __version__ = _metadata.version("retrograd")

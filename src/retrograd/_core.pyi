@@ -66,3 +66,15 @@ class LstmProblem:
     def check_cache(self, active: object | None, order: object | None, seed: int, cache: object) -> tuple[str, int]: ...
 
     def show(self, active: object | None, order: object | None, seed: int, cache: object, cell: int, gates: object | None, cells: object | None) -> None: ...
+
+class OptimizerRule:
+    """An optimizer's update with its numbers."""
+
+    def __init__(self, kind: int, nesterov: bool, scale: float, low: float, high: float, l2: float, l1: float, keep_first: float, keep_second: float, eps: float, eps_inside: float, momentum: float, gain: float, rate: float, decay: float, maximum_norm: float, norm_of_each: bool, known_norm: float, clip_before_scale: bool) -> None: ...
+
+    def step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, overlap_checked: bool, threads: int) -> bool:
+        """
+        Updates in place; false if an argument is not plainly right, and then nothing is written.
+        """
+
+def global_norm(arrays: object, threads: int) -> float | None: ...

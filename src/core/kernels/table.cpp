@@ -5,6 +5,7 @@
 #include "activation.h"
 #include "lstm_range.h"
 #include "norm_range.h"
+#include "optimizer_range.h"
 #include "product.h"
 #include "stage.h"
 
@@ -40,6 +41,8 @@ const KernelTable RG_TABLE = {RG_ISA_NAME,
                               make_lstm_kernels<double>(),
                               {map_value<float>, map_input_slope<float>},
                               {map_value<double>, map_input_slope<double>},
+                              {optimizer_step<float>, sum_squares<float>},
+                              {optimizer_step<double>, sum_squares<double>},
                               add_streams};
 
 }  // namespace rg

@@ -1,0 +1,151 @@
+// One optimizer step over a range of a parameter: every array is read once and written once. The contracts are in
+// ../kernels.h. Elementwise, so the bits of an element depend on its own numbers only.
+#pragma once
+
+#include <math.h>
+
+#include "../kernels.h"
+#include "norm_range.h"
+
+namespace rg {
+namespace {
+
+#if defined(RG_ISA_AVX512)
+RG_INLINE Vec<float> root(Vec<float> x) { return _mm512_sqrt_ps(x); }
+RG_INLINE Vec<double> root(Vec<double> x) { return _mm512_sqrt_pd(x); }
+#elif defined(RG_ISA_AVX2)
+RG_INLINE Vec<float> root(Vec<float> x) { return _mm256_sqrt_ps(x); }
+RG_INLINE Vec<double> root(Vec<double> x) { return _mm256_sqrt_pd(x); }
+#elif defined(RG_ISA_NEON)
+RG_INLINE Vec<float> root(Vec<float> x) { return vsqrtq_f32(x); }
+RG_INLINE Vec<double> root(Vec<double> x) { return vsqrtq_f64(x); }
+#else
+RG_INLINE float root(float x) { return sqrtf(x); }
+RG_INLINE double root(double x) { return sqrt(x); }
+#endif
+
+// The larger of two, NaN if either is.
+template <class A>
+RG_INLINE Vec<A> larger(Vec<A> a, Vec<A> b) {
+    return a != a ? a : a > b ? a : b;
+}
+
+template <class A>
+RG_INLINE Vec<A> sign_of(Vec<A> x) {
+    const Vec<A> zero{}, one = splat(A(1));
+    return x > zero ? one : x < zero ? -one : zero;
+}
+
+template <class A>
+RG_INLINE Vec<A> averaged(const RunningAverage<A>& average, Vec<A> old, Vec<A> now) {
+    return fma(splat(average.keep), old, splat(average.take) * now);
+}
+
+// kFirst, kSecond: whether the optional states of the kind are there, in their order.
+template <OptimizerKind kKind, bool kRegularized, bool kFirst, bool kSecond, class A>
+void optimizer_step_as(const OptimizerRule<A>& rule, A* const* arrays, int64_t count) {
+    A* const parameter = arrays[kParameter];
+    const A* const gradient = arrays[kGradient];
+    A *const state0 = arrays[kState], *const state1 = arrays[kState + 1], *const state2 = arrays[kState + 2];
+    const Vec<A> scale = splat(rule.scale), low = splat(rule.low), high = splat(rule.high), l2 = splat(rule.l2),
+                 l1 = splat(rule.l1), eps = splat(rule.eps), eps_inside = splat(rule.eps_inside),
+                 momentum = splat(rule.momentum), gain = splat(rule.gain), rate = splat(rule.rate),
+                 decay = splat(-rule.decay);
+    const RunningAverage<A> first = rule.first, second = rule.second;
+    const bool nesterov = rule.nesterov;
+
+    for_vectors(parameter, count, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        const Vec<A> p = read(parameter + i, n);
+        Vec<A> g = at_least(at_most(scale * read(gradient + i, n), high), low);
+        if constexpr (kRegularized) g = fma(l2, p, fma(l1, sign_of<A>(p), g));
+
+        Vec<A> d = g;
+        if constexpr (kKind == OptimizerKind::adam) {
+            const Vec<A> m = averaged<A>(first, read(state0 + i, n), g);
+            Vec<A> v = averaged<A>(second, read(state1 + i, n), g * g);
+            write<false>(state0 + i, n, m);
+            write<false>(state1 + i, n, v);
+            if constexpr (kFirst) {
+                v = larger<A>(v, read(state2 + i, n));
+                write<false>(state2 + i, n, v);
+            }
+            d = m / (root(v) + eps);
+        }
+        if constexpr (kKind == OptimizerKind::rmsprop) {
+            const Vec<A> s = averaged<A>(second, read(state0 + i, n), g * g);
+            write<false>(state0 + i, n, s);
+            Vec<A> spread = s;
+            if constexpr (kFirst) {
+                const Vec<A> mean = averaged<A>(second, read(state1 + i, n), g);
+                write<false>(state1 + i, n, mean);
+                // A variance that rounding has made negative is 0.
+                spread = at_least(fma(-mean, mean, s), Vec<A>{});
+            }
+            d = g / (root(spread + eps_inside) + eps);
+        }
+        constexpr bool kVelocity = kKind == OptimizerKind::sgd ? kFirst : kKind == OptimizerKind::rmsprop && kSecond;
+        if constexpr (kVelocity) {
+            A* const velocity = kKind == OptimizerKind::sgd ? state0 : state2;
+            const Vec<A> share = gain * d, u = fma(momentum, read(velocity + i, n), share);
+            write<false>(velocity + i, n, u);
+            d = nesterov ? fma(momentum, u, share) : u;
+        }
+        write<false>(parameter + i, n, p + fma(decay, p, rate * d));
+    });
+}
+
+template <class A>
+void optimizer_step(const OptimizerRule<A>& rule, A* const* arrays, int64_t count) {
+    using K = OptimizerKind;
+    with_flag(rule.l2 != 0 || rule.l1 != 0, [&](auto regularized) {
+        constexpr bool kRegularized = decltype(regularized)::value;
+        if (rule.kind == K::sgd) {
+            with_flag(arrays[kState] != nullptr, [&](auto velocity) {
+                optimizer_step_as<K::sgd, kRegularized, decltype(velocity)::value, false>(rule, arrays, count);
+            });
+        } else if (rule.kind == K::adam) {
+            with_flag(arrays[kState + 2] != nullptr, [&](auto largest) {
+                optimizer_step_as<K::adam, kRegularized, decltype(largest)::value, false>(rule, arrays, count);
+            });
+        } else {
+            with_flag(arrays[kState + 1] != nullptr, [&](auto mean) {
+                with_flag(arrays[kState + 2] != nullptr, [&](auto velocity) {
+                    constexpr bool kMean = decltype(mean)::value, kVelocity = decltype(velocity)::value;
+                    optimizer_step_as<K::rmsprop, kRegularized, kMean, kVelocity>(rule, arrays, count);
+                });
+            });
+        }
+    });
+}
+
+// Squares in double, where those of any float are exact and cannot leave the range.
+struct SquareSum {
+    Vec<double> low{}, high{};
+    RG_INLINE void add(Vec<double> v) { low = fma(v, v, low); }
+#if defined(RG_ISA_SCALAR)
+    RG_INLINE void add(float v) { add(double(v)); }
+#else
+    RG_INLINE void add(Vec<float> v) {
+        low = fma(widen_low(v), widen_low(v), low);
+        high = fma(widen_high(v), widen_high(v), high);
+    }
+#endif
+    RG_INLINE double total() const { return add_lanes(low + high); }
+};
+
+template <class A>
+double sum_squares(const A* x, int64_t count) {
+    constexpr int64_t lanes = kLanes<A>;
+    SquareSum chain[2];
+    int64_t i = 0;
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+        chain[0].add(load(x + i));
+        chain[1].add(load(x + i + lanes));
+    }
+    for (; i + lanes <= count; i += lanes) chain[0].add(load(x + i));
+    if (i < count) chain[0].add(load_part(x + i, count - i, splat(A(0))));
+    return chain[0].total() + chain[1].total();
+}
+
+}  // namespace
+}  // namespace rg

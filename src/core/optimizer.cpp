@@ -1,0 +1,262 @@
+#include "optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "dispatch.h"
+#include "parallel.h"
+
+namespace rg {
+namespace {
+
+constexpr int64_t kBlock = 8192;           // elements of a parameter that are one piece of work
+constexpr int64_t kStage = 512;            // elements of a strided array that are gathered at a time
+constexpr int64_t kMinParallel = 1 << 15;  // elements in all from which a second thread pays
+constexpr int64_t kMinWake = 1 << 17;      // and from which it pays to wake one
+
+// Puts the axes in the order of the parameter's memory and joins those that every array walks in one stride, so that
+// whatever is contiguous in any order of axes ends as one run.
+void simplify(OptimizerParameter& parameter) {
+    std::vector<OptimizerAxis>& axes = parameter.axes;
+    axes.erase(std::remove_if(axes.begin(), axes.end(), [](const OptimizerAxis& a) { return a.extent == 1; }),
+               axes.end());
+    const int lead = parameter.array[kParameter] ? kParameter : kGradient;
+    std::stable_sort(axes.begin(), axes.end(), [=](const OptimizerAxis& a, const OptimizerAxis& b) {
+        return std::llabs(a.stride[lead]) > std::llabs(b.stride[lead]);
+    });
+    std::vector<OptimizerAxis> joined;
+    for (const OptimizerAxis& inner : axes) {
+        const bool joins = !joined.empty() && [&] {
+            for (int k = 0; k < kOptimizerArrays; ++k) {
+                if (joined.back().stride[k] != inner.stride[k] * inner.extent) return false;
+            }
+            return true;
+        }();
+        if (joins) {
+            const int64_t extent = joined.back().extent * inner.extent;
+            joined.back() = inner;
+            joined.back().extent = extent;
+        } else {
+            joined.push_back(inner);
+        }
+    }
+    const auto contiguous = [&](const OptimizerAxis& axis) {
+        for (int k = 0; k < kOptimizerArrays; ++k) {
+            if (parameter.array[k] && axis.stride[k] != 1) return false;
+        }
+        return true;
+    };
+    if (joined.size() == 1 && contiguous(joined[0])) joined.clear();
+    axes = std::move(joined);
+}
+
+// Calls body(offset, stride, count) for every straight run of elements [first, last), in the order of the axes.
+template <class Body>
+void for_runs(const OptimizerParameter& parameter, int64_t first, int64_t last, const Body& body) {
+    if (parameter.axes.empty()) {
+        int64_t offset[kOptimizerArrays], stride[kOptimizerArrays];
+        std::fill(offset, offset + kOptimizerArrays, first);
+        std::fill(stride, stride + kOptimizerArrays, int64_t(1));
+        return body(offset, stride, last - first);
+    }
+    const OptimizerAxis& inner = parameter.axes.back();
+    while (first < last) {
+        const int64_t count = std::min(last - first, inner.extent - first % inner.extent);
+        int64_t offset[kOptimizerArrays] = {}, index = first;
+        for (size_t i = parameter.axes.size(); i-- > 0;) {
+            const OptimizerAxis& axis = parameter.axes[i];
+            for (int k = 0; k < kOptimizerArrays; ++k) offset[k] += index % axis.extent * axis.stride[k];
+            index /= axis.extent;
+        }
+        body(offset, inner.stride, count);
+        first += count;
+    }
+}
+
+template <class A>
+A* at(const OptimizerParameter& parameter, int array, int64_t offset) {
+    A* data = static_cast<A*>(parameter.array[array]);
+    return data ? data + offset : nullptr;
+}
+
+template <class A>
+constexpr DType kDType = sizeof(A) == sizeof(double) ? DType::f64 : DType::f32;
+
+template <class A>
+void step_range(const OptimizerRule<A>& rule, const OptimizerParameter& parameter, int64_t first, int64_t last) {
+    const OptimizerKernels<A>& kernels = optimizer_kernels<A>(kernel_table());
+    const NormKernels<A>& staging = norm_kernels<A>(kernel_table());
+    for_runs(parameter, first, last, [&](const int64_t* offset, const int64_t* stride, int64_t count) {
+        A* run[kOptimizerArrays];
+        bool straight = true;
+        for (int k = 0; k < kOptimizerArrays; ++k) {
+            run[k] = at<A>(parameter, k, offset[k]);
+            straight = straight && (!run[k] || stride[k] == 1);
+        }
+        if (straight) return kernels.step(rule, run, count);
+        A buffer[kOptimizerArrays][kStage];
+        for (int64_t i = 0; i < count; i += kStage) {
+            const int64_t n = std::min(kStage, count - i);
+            A* staged[kOptimizerArrays] = {};
+            for (int k = 0; k < kOptimizerArrays; ++k) {
+                if (!run[k]) continue;
+                staged[k] = buffer[k];
+                staging.load(kDType<A>, run[k] + i * stride[k], stride[k], n, buffer[k]);
+            }
+            kernels.step(rule, staged, n);
+            for (int k = 0; k < kOptimizerArrays; ++k) {
+                if (!run[k] || k == kGradient) continue;
+                staging.store(kDType<A>, buffer[k], n, run[k] + i * stride[k], stride[k], false, false);
+            }
+        }
+    });
+}
+
+template <class A>
+double square_range(const OptimizerParameter& parameter, int64_t first, int64_t last) {
+    const OptimizerKernels<A>& kernels = optimizer_kernels<A>(kernel_table());
+    const NormKernels<A>& staging = norm_kernels<A>(kernel_table());
+    double sum = 0;
+    for_runs(parameter, first, last, [&](const int64_t* offset, const int64_t* stride, int64_t count) {
+        const A* run = at<A>(parameter, kGradient, offset[kGradient]);
+        if (stride[kGradient] == 1) {
+            sum += kernels.sum_squares(run, count);
+            return;
+        }
+        A buffer[kStage];
+        for (int64_t i = 0; i < count; i += kStage) {
+            const int64_t n = std::min(kStage, count - i);
+            staging.load(kDType<A>, run + i * stride[kGradient], stride[kGradient], n, buffer);
+            sum += kernels.sum_squares(buffer, n);
+        }
+    });
+    return sum;
+}
+
+// All blocks of all parameters, in order: one wake of the team serves them together.
+class Blocks {
+public:
+    Blocks(const std::vector<OptimizerParameter>& parameters, int threads) : parameters_(parameters) {
+        first_block_.push_back(0);
+        for (const OptimizerParameter& parameter : parameters) {
+            elements_ += parameter.elements;
+            first_block_.push_back(first_block_.back() + (parameter.elements + kBlock - 1) / kBlock);
+        }
+        threads_ = elements_ < kMinParallel ? 1 : threads;
+    }
+
+    int64_t count() const { return first_block_.back(); }
+    int64_t first_block(size_t parameter) const { return first_block_[parameter]; }
+
+    // body(block, parameter, first, last)
+    template <class Body>
+    void run(const Body& body) const {
+        parallel_ranges(count(), threads_, elements_ >= kMinWake, [&](int64_t first, int64_t last) {
+            size_t p = size_t(std::upper_bound(first_block_.begin(), first_block_.end(), first) - first_block_.begin());
+            --p;
+            for (int64_t block = first; block < last; ++block) {
+                while (block >= first_block_[p + 1]) ++p;
+                const int64_t begin = (block - first_block_[p]) * kBlock;
+                body(block, p, begin, std::min(begin + kBlock, parameters_[p].elements));
+            }
+        });
+    }
+
+private:
+    const std::vector<OptimizerParameter>& parameters_;
+    std::vector<int64_t> first_block_;
+    int64_t elements_ = 0;
+    int threads_ = 1;
+};
+
+// The sum of squares of each gradient, from blocks added in order.
+std::vector<double> square_sums(const std::vector<OptimizerParameter>& parameters, const Blocks& blocks) {
+    std::vector<double> partial(size_t(blocks.count())), sums(parameters.size());
+    blocks.run([&](int64_t block, size_t p, int64_t first, int64_t last) {
+        partial[size_t(block)] = parameters[p].dtype == DType::f64 ? square_range<double>(parameters[p], first, last)
+                                                                   : square_range<float>(parameters[p], first, last);
+    });
+    for (size_t p = 0; p < parameters.size(); ++p) {
+        for (int64_t b = blocks.first_block(p); b < blocks.first_block(p + 1); ++b) sums[p] += partial[size_t(b)];
+    }
+    return sums;
+}
+
+double norm_of_all(const std::vector<double>& sums) {
+    double sum = 0;
+    for (const double s : sums) sum += s;
+    return std::sqrt(sum);
+}
+
+template <class A>
+OptimizerRule<A> rounded(const OptimizerRule<double>& rule, double factor, bool clip_before_scale) {
+    OptimizerRule<A> out{};
+    out.kind = rule.kind;
+    out.nesterov = rule.nesterov;
+    out.scale = A(rule.scale * factor);
+    out.low = A(rule.low);
+    out.high = A(rule.high);
+    if (clip_before_scale) {
+        // clip(g) * scale is clip(g * scale) between the scaled bounds, to the last bit: rounding keeps order.
+        const auto scaled = [&](A bound) { return std::isinf(bound) && out.scale == 0 ? bound : bound * out.scale; };
+        out.low = scaled(out.low);
+        out.high = scaled(out.high);
+        if (out.scale < 0) std::swap(out.low, out.high);
+    }
+    out.l2 = A(rule.l2);
+    out.l1 = A(rule.l1);
+    out.first = {A(rule.first.keep), A(rule.first.take)};
+    out.second = {A(rule.second.keep), A(rule.second.take)};
+    out.eps = A(rule.eps);
+    out.eps_inside = A(rule.eps_inside);
+    out.momentum = A(rule.momentum);
+    out.gain = A(rule.gain);
+    out.rate = A(rule.rate);
+    out.decay = A(rule.decay);
+    return out;
+}
+
+}  // namespace
+
+void optimizer_step(const OptimizerRule<double>& rule, const NormClipping& clipping,
+                    std::vector<OptimizerParameter>& parameters, int threads) {
+    for (OptimizerParameter& parameter : parameters) {
+        if (!parameter.axes.empty()) simplify(parameter);
+    }
+    const Blocks blocks(parameters, threads);
+    std::vector<double> factor(clipping.each ? parameters.size() : 1, 1.0);  // of each gradient, or of all
+    if (clipping.maximum > 0) {
+        const bool given = !clipping.each && clipping.known > 0;
+        const std::vector<double> sums = given ? std::vector<double>() : square_sums(parameters, blocks);
+        const double all = given ? clipping.known : norm_of_all(sums);
+        const double unit = clipping.before_scale ? 1.0 : std::fabs(rule.scale);
+        for (size_t f = 0; f < factor.size(); ++f) {
+            const double norm = unit * (clipping.each ? std::sqrt(sums[f]) : all);
+            if (!(norm <= clipping.maximum)) factor[f] = clipping.maximum / norm;
+        }
+    }
+    std::vector<OptimizerRule<float>> rules32;
+    std::vector<OptimizerRule<double>> rules64;
+    for (const double f : factor) {
+        rules32.push_back(rounded<float>(rule, f, clipping.before_scale));
+        rules64.push_back(rounded<double>(rule, f, clipping.before_scale));
+    }
+    blocks.run([&](int64_t, size_t p, int64_t first, int64_t last) {
+        const size_t r = clipping.each ? p : 0;
+        if (parameters[p].dtype == DType::f64) {
+            step_range(rules64[r], parameters[p], first, last);
+        } else {
+            step_range(rules32[r], parameters[p], first, last);
+        }
+    });
+}
+
+double gradient_norm(std::vector<OptimizerParameter>& parameters, int threads) {
+    for (OptimizerParameter& parameter : parameters) {
+        if (!parameter.axes.empty()) simplify(parameter);
+    }
+    return norm_of_all(square_sums(parameters, Blocks(parameters, threads)));
+}
+
+}  // namespace rg

@@ -1,0 +1,399 @@
+"""Optimizer steps: parameters and their states updated in place, a whole list of them in one call.
+
+Each array is passed over once. With g the loss gradient after `gradient_scale` and clipping, plus
+`weight_decay * p + l1 * sign(p)`, the formulas are in the docstrings; docs/optimizer.md has them with the names that
+PyTorch, Keras and BNNS give to the same things.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from . import _core
+from ._args import Array, as_array, as_number, check_aligned, check_disjoint, thread_count
+
+__all__ = ["adam_step", "global_norm", "rmsprop_step", "sgd_step"]
+
+Arrays: TypeAlias = Array | Sequence[Array]
+VelocityOf: TypeAlias = Literal["gradient", "step", "descent"]
+
+_SGD: Final = 0
+_ADAM: Final = 1
+_RMSPROP: Final = 2
+_DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def sgd_step(
+    parameters: Arrays,
+    gradients: Arrays,
+    velocities: Arrays | None = None,
+    *,
+    learning_rate: float,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    velocity_of: VelocityOf = "gradient",
+    weight_decay: float = 0.0,
+    l1: float = 0.0,
+    gradient_scale: float = 1.0,
+    clip: tuple[float, float] | None = None,
+    maximum_norm: float | None = None,
+    maximum_norm_each: float | None = None,
+    known_norm: float | None = None,
+    clip_before_scale: bool = False,
+    num_threads: int | None = None,
+) -> None:
+    """One step of gradient descent, with momentum where there are velocities (zeros before the first step).
+
+    `velocity_of` says what a velocity u is made of::
+
+        "gradient"  u = momentum * u + g                     p -= learning_rate * u    (PyTorch)
+        "step"      u = momentum * u - learning_rate * g     p += u                    (Keras)
+        "descent"   u = momentum * u + learning_rate * g     p -= u
+
+    They differ only where the learning rate changes. Under `nesterov` the parameter moves as if by the velocity one
+    more time: by `momentum * u + g`, with the learning rate and sign of the form.
+    """
+    rate = _non_negative("sgd_step", "learning_rate", learning_rate)
+    decay = _non_negative("sgd_step", "momentum", momentum)
+    if velocities is None and (decay or nesterov):
+        what = f"momentum is {decay}" if decay else "nesterov is set"
+        raise ValueError(f"sgd_step: {what}, but there are no velocities")
+    if nesterov and not decay:
+        raise ValueError("sgd_step: nesterov is set, but momentum is 0")
+    gain, step = _velocity_form("sgd_step", velocity_of, rate)
+    if velocities is None:
+        gain, step = 1.0, -rate
+    rule = _rule(
+        _SGD,
+        _gradient_terms("sgd_step", gradient_scale, clip, weight_decay, l1),
+        _norm_terms("sgd_step", clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        nesterov=bool(nesterov),
+        momentum=decay,
+        gain=gain,
+        rate=step,
+    )
+    _step("sgd_step", rule, parameters, gradients, {"velocities": velocities}, num_threads)
+
+
+def adam_step(
+    parameters: Arrays,
+    gradients: Arrays,
+    first_moments: Arrays,
+    second_moments: Arrays,
+    largest_second_moments: Arrays | None = None,
+    *,
+    step: float,
+    learning_rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    epsilon_hat: bool = False,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+    l1: float = 0.0,
+    gradient_scale: float = 1.0,
+    clip: tuple[float, float] | None = None,
+    maximum_norm: float | None = None,
+    maximum_norm_each: float | None = None,
+    known_norm: float | None = None,
+    clip_before_scale: bool = False,
+    num_threads: int | None = None,
+) -> None:
+    """One step of Adam; of AdamW with `decoupled`, of AMSGrad with `largest_second_moments`. `step` counts from 1::
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        p -= learning_rate * mhat / (sqrt(vhat) + eps)    mhat = m / (1 - beta1**step), vhat = v / (1 - beta2**step)
+
+    `epsilon_hat`: eps is added to sqrt(v) and not to sqrt(vhat), as Keras and BNNS do. `decoupled`: weight decay is no
+    part of g, but moves the parameter by `-learning_rate * weight_decay * p`. AMSGrad puts the largest v so far in the
+    place of v. States are zeros before the first step.
+    """
+    count = as_number("adam_step", "step", step)
+    if not 1 <= count < math.inf:
+        raise ValueError(f"adam_step: step is {count:g}, must be at least 1: the first step is number 1")
+    rate = _non_negative("adam_step", "learning_rate", learning_rate)
+    keep_first = _fraction("adam_step", "beta1", beta1)
+    keep_second = _fraction("adam_step", "beta2", beta2)
+    # 1 - beta**step, without cancellation for a beta near 1
+    first_correction = -math.expm1(count * math.log(keep_first)) if keep_first else 1.0
+    second_correction = math.sqrt(-math.expm1(count * math.log(keep_second)) if keep_second else 1.0)
+    epsilon = _non_negative("adam_step", "eps", eps)
+    scale, low, high, l2, l1 = _gradient_terms("adam_step", gradient_scale, clip, weight_decay, l1)
+    rule = _rule(
+        _ADAM,
+        (scale, low, high, 0.0 if decoupled else l2, l1),
+        _norm_terms("adam_step", clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        keep_first=keep_first,
+        keep_second=keep_second,
+        # Both corrections are in the rate, so that one division is enough: eps goes along.
+        eps=epsilon if epsilon_hat else epsilon * second_correction,
+        rate=-rate * second_correction / first_correction,
+        decay=rate * l2 if decoupled else 0.0,
+    )
+    states = {
+        "first_moments": first_moments,
+        "second_moments": second_moments,
+        "largest_second_moments": largest_second_moments,
+    }
+    _step("adam_step", rule, parameters, gradients, states, num_threads)
+
+
+def rmsprop_step(
+    parameters: Arrays,
+    gradients: Arrays,
+    squares: Arrays,
+    means: Arrays | None = None,
+    velocities: Arrays | None = None,
+    *,
+    learning_rate: float = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    eps_inside_root: bool = False,
+    momentum: float = 0.0,
+    velocity_of: VelocityOf = "gradient",
+    weight_decay: float = 0.0,
+    l1: float = 0.0,
+    gradient_scale: float = 1.0,
+    clip: tuple[float, float] | None = None,
+    maximum_norm: float | None = None,
+    maximum_norm_each: float | None = None,
+    known_norm: float | None = None,
+    clip_before_scale: bool = False,
+    num_threads: int | None = None,
+) -> None:
+    """One step of RMSProp; the centered one with `means`, with momentum where there are velocities::
+
+        s = alpha * s + (1 - alpha) * g**2
+        a = alpha * a + (1 - alpha) * g             with `means`, else 0
+        d = g / (sqrt(s - a**2) + eps)              eps_inside_root: g / sqrt(s - a**2 + eps)
+        p -= learning_rate * d                      with velocities as in `sgd_step`, d in the place of g
+
+    States are zeros before the first step. `s - a**2` is 0 where rounding would make it negative.
+    """
+    rate = _non_negative("rmsprop_step", "learning_rate", learning_rate)
+    decay = _non_negative("rmsprop_step", "momentum", momentum)
+    if velocities is None and decay:
+        raise ValueError(f"rmsprop_step: momentum is {decay}, but there are no velocities")
+    gain, step = _velocity_form("rmsprop_step", velocity_of, rate)
+    if velocities is None:
+        gain, step = 1.0, -rate
+    epsilon = _non_negative("rmsprop_step", "eps", eps)
+    rule = _rule(
+        _RMSPROP,
+        _gradient_terms("rmsprop_step", gradient_scale, clip, weight_decay, l1),
+        _norm_terms("rmsprop_step", clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        keep_second=_fraction("rmsprop_step", "alpha", alpha),
+        eps=0.0 if eps_inside_root else epsilon,
+        eps_inside=epsilon if eps_inside_root else 0.0,
+        momentum=decay,
+        gain=gain,
+        rate=step,
+    )
+    states = {"squares": squares, "means": means, "velocities": velocities}
+    _step("rmsprop_step", rule, parameters, gradients, states, num_threads)
+
+
+def global_norm(arrays: Arrays, *, num_threads: int | None = None) -> float:
+    """The square root of the sum of squares of all elements of all arrays, added in float64 and in a fixed order."""
+    threads = thread_count("global_norm", num_threads)
+    given = _as_list("global_norm", "arrays", arrays)
+    norm = _core.global_norm(given, threads)
+    if norm is None:
+        plain = []
+        for i, value in enumerate(given):
+            array = as_array("global_norm", f"arrays[{i}]", value)
+            _check_dtype("global_norm", f"arrays[{i}]", array)
+            check_aligned("global_norm", f"arrays[{i}]", array)
+            plain.append(array)
+        norm = _core.global_norm(plain, threads)
+        assert norm is not None
+    return norm
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _finite(function: str, name: str, value: float) -> float:
+    number = as_number(function, name, value)
+    if not math.isfinite(number):
+        raise ValueError(f"{function}: {name} is {number}, must be finite")
+    return number
+
+
+def _non_negative(function: str, name: str, value: float) -> float:
+    number = as_number(function, name, value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{function}: {name} is {number}, must be a finite number of at least 0")
+    return number
+
+
+def _fraction(function: str, name: str, value: float) -> float:
+    number = as_number(function, name, value)
+    if not 0 <= number < 1:
+        raise ValueError(f"{function}: {name} is {number}, must be at least 0 and below 1")
+    return number
+
+
+def _velocity_form(function: str, velocity_of: str, rate: float) -> tuple[float, float]:
+    """(gain, rate): the velocity takes in gain * g, the parameter rate * velocity."""
+    forms = {"gradient": (1.0, -rate), "step": (-rate, 1.0), "descent": (rate, -1.0)}
+    if velocity_of not in forms:
+        raise ValueError(f"{function}: velocity_of is {velocity_of!r}; there are {', '.join(map(repr, forms))}")
+    return forms[velocity_of]
+
+
+def _gradient_terms(
+    function: str, gradient_scale: float, clip: tuple[float, float] | None, weight_decay: float, l1: float
+) -> tuple[float, float, float, float, float]:
+    """scale, low, high, l2, l1"""
+    low, high = -math.inf, math.inf
+    if clip is not None:
+        try:
+            low, high = clip
+        except (TypeError, ValueError):
+            raise TypeError(f"{function}: clip must be (low, high), not {clip!r}") from None
+        low, high = as_number(function, "the lower bound of clip", low), as_number(function, "its upper bound", high)
+        if not low <= high:
+            raise ValueError(f"{function}: clip is ({low}, {high}), and the first must not be above the second")
+    return (
+        _finite(function, "gradient_scale", gradient_scale),
+        low,
+        high,
+        _non_negative(function, "weight_decay", weight_decay),
+        _non_negative(function, "l1", l1),
+    )
+
+
+def _norm_terms(
+    function: str,
+    clip: tuple[float, float] | None,
+    maximum_norm: float | None,
+    maximum_norm_each: float | None,
+    known_norm: float | None,
+    clip_before_scale: bool,
+) -> tuple[float, bool, float, bool]:
+    """maximum norm or 0, of each, known norm or 0, before the scale"""
+    ways = {"clip": clip, "maximum_norm": maximum_norm, "maximum_norm_each": maximum_norm_each}
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"{function}: {chosen[0]} and {chosen[1]} are both given; clip in one way")
+    if known_norm is not None and maximum_norm is None:
+        raise ValueError(f"{function}: known_norm is given, but maximum_norm is not")
+    maximum = known = 0.0
+    for name in ("maximum_norm", "maximum_norm_each"):
+        if ways[name] is not None:
+            maximum = as_number(function, name, ways[name])  # type: ignore[arg-type]
+            if not 0 < maximum < math.inf:
+                raise ValueError(f"{function}: {name} is {maximum}, must be a finite number above 0")
+    if known_norm is not None:
+        known = as_number(function, "known_norm", known_norm)
+        if not 0 < known < math.inf:
+            raise ValueError(f"{function}: known_norm is {known}, must be a finite number above 0")
+    return maximum, maximum_norm_each is not None, known, bool(clip_before_scale)
+
+
+def _rule(
+    kind: int,
+    gradient: tuple[float, float, float, float, float],
+    norm: tuple[float, bool, float, bool],
+    *,
+    nesterov: bool = False,
+    keep_first: float = 0.0,
+    keep_second: float = 0.0,
+    eps: float = 0.0,
+    eps_inside: float = 0.0,
+    momentum: float = 0.0,
+    gain: float = 0.0,
+    rate: float,
+    decay: float = 0.0,
+) -> _core.OptimizerRule:
+    return _core.OptimizerRule(
+        kind, nesterov, *gradient, keep_first, keep_second, eps, eps_inside, momentum, gain, rate, decay, *norm
+    )
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+def _as_list(function: str, name: str, arrays: object) -> list[Any]:
+    if type(arrays) is list:
+        return arrays
+    if isinstance(arrays, np.ndarray) or not isinstance(arrays, Iterable):
+        return [as_array(function, name, arrays)]
+    return list(arrays)
+
+
+def _step(
+    function: str,
+    rule: _core.OptimizerRule,
+    parameters: Arrays,
+    gradients: Arrays,
+    states: dict[str, Arrays | None],
+    num_threads: int | None,
+) -> None:
+    threads = thread_count(function, num_threads)
+    single = isinstance(parameters, np.ndarray)
+    lists: dict[str, list[Any]] = {}
+    for name, arrays in {"parameters": parameters, "gradients": gradients, **states}.items():
+        if arrays is None:
+            continue
+        lists[name] = [arrays] if single else _as_list(function, name, arrays)
+        if len(lists[name]) != len(lists["parameters"]):
+            counts = len(lists[name]), len(lists["parameters"])
+            raise ValueError(f"{function}: there are {counts[0]} {name}, but {counts[1]} parameters")
+    held = [lists.get(name, []) for name in states] + [[], []]
+
+    def attempt(gradients: list[Any], overlap_checked: bool) -> bool:
+        return rule.step(lists["parameters"], gradients, held[0], held[1], held[2], overlap_checked, threads)
+
+    # What is plainly right is done by now; only if the engine has doubts is there time to look closely.
+    if attempt(lists["gradients"], False):
+        return
+    written, read = _checked(function, lists)
+    if attempt(list(read.values()), False):  # gradients that were not plain arrays are now
+        return
+    check_disjoint(function, written, read)
+    if not attempt(list(read.values()), True):
+        raise RuntimeError(f"{function}: the engine refused arrays that are in order; please report this")
+
+
+def _checked(function: str, lists: dict[str, list[Any]]) -> tuple[dict[str, Array], dict[str, Array]]:
+    """What is written and what is read, as arrays, by name. Raises if one of them is not as it should be."""
+    written: dict[str, Array] = {}
+    read: dict[str, Array] = {}
+    for i, parameter in enumerate(lists["parameters"]):
+        for name, arrays in lists.items():
+            label = f"{name}[{i}]"
+            array = arrays[i]
+            if name == "gradients":
+                read[label] = array = as_array(function, label, array)
+            elif not isinstance(array, np.ndarray):
+                raise TypeError(f"{function}: {label} must be an ndarray, not {type(array).__name__}: it is updated")
+            else:
+                written[label] = array
+                if not array.flags.writeable:
+                    raise ValueError(f"{function}: {label} is read-only")
+                steps = zip(array.shape, array.strides, strict=True)
+                if array.size and any(extent > 1 and step == 0 for extent, step in steps):
+                    raise ValueError(f"{function}: {label} has stride 0: several of its elements share memory")
+            _check_dtype(function, label, array)
+            check_aligned(function, label, array)
+            if array.shape != parameter.shape:
+                raise ValueError(
+                    f"{function}: {label} has shape {array.shape}, but parameters[{i}] has shape {parameter.shape}"
+                )
+            if array.dtype != parameter.dtype:
+                raise TypeError(
+                    f"{function}: {label} has dtype {array.dtype}, but parameters[{i}] has dtype {parameter.dtype}"
+                )
+    return written, read
+
+
+def _check_dtype(function: str, name: str, array: Array) -> None:
+    if array.dtype not in _DTYPES:
+        raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be native float32 or float64")
