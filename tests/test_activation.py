@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from arrays import MEMORY, assert_same_bits, assert_untouched_around, fenced, placed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import retrograd as rg
 from retrograd import Activation, _core, cases, reference
@@ -24,9 +27,9 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 # ---- the class -------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_29_and_their_numbers_are_apples() -> None:
-    numbers = [*range(9), 12, *range(15, 21), *range(22, 29), *range(30, 36)]
-    assert len(numbers) == 29
+def test_there_are_29_of_apples_with_their_numbers_and_one_of_ours() -> None:
+    numbers = [*range(9), 12, *range(15, 21), *range(22, 29), *range(30, 36), 64]
+    assert len(numbers) == 29 + 1
     assert [kind.code for kind in ACTIVATIONS.values()] == numbers
     assert tuple(ACTIVATIONS) == reference.ACTIVATIONS == tuple(ACTIVATION_PARAMETERS)
 
@@ -39,6 +42,7 @@ def test_there_are_29_and_their_numbers_are_apples() -> None:
         ("leaky_relu", 0.01, 0),
         ("scaled_tanh", 1, 1),
         ("hard_sigmoid", 1 / 6, 0.5),
+        ("closed_hard_sigmoid", 1 / 6, 0.5),
         ("softplus", 1, 1),
         ("elu", 1, 0),
         ("celu", 1, 0),
@@ -52,8 +56,8 @@ def test_customary_parameters(name: str, alpha: float, beta: float) -> None:
     assert (activation.name, activation.alpha, activation.beta) == (name, alpha, beta)
     assert isinstance(activation.alpha, float)
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    by_name, _ = rg.batch_norm_forward(x, activation=name)
-    by_object, _ = rg.batch_norm_forward(x, activation=activation)
+    by_name, _ = rg.batch_norm_forward(x, activation=name, slope_from="input")
+    by_object, _ = rg.batch_norm_forward(x, activation=activation, slope_from="input")
     np.testing.assert_array_equal(by_name, by_object)
 
 
@@ -137,15 +141,16 @@ def test_refusals(arguments: tuple[Any, ...], error: type[Exception], message: s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("abs",), r"'abs' cannot be fused: .*the sign of its input is lost.*multiply dy by its slope"),
-        (("silu",), r"'silu' cannot be fused: .*not monotone.*apply silu to the result"),
-        (("gelu",), r"'gelu' cannot be fused"),
-        (("gelu_tanh",), r"'gelu_tanh' cannot be fused"),
-        (("gelu_sigmoid",), r"'gelu_sigmoid' cannot be fused"),
-        (("hard_swish",), r"'hard_swish' cannot be fused"),
-        (("erf",), r"'erf' cannot be fused: .*an output near 1 or -1 no longer tells it"),
-        (("leaky_relu", 0.0), r"'leaky_relu' with alpha = 0: .*only for alpha > 0; use 'relu'"),
-        (("leaky_relu", -0.5), r"'leaky_relu' with alpha = -0.5: .*only for alpha > 0$"),
+        (("abs",), r"'abs': the output does not tell the slope: the sign of its input is lost"),
+        (("silu",), r"'silu': the output does not tell the slope: it is not monotone"),
+        (("gelu",), r"'gelu': the output does not tell"),
+        (("gelu_tanh",), r"'gelu_tanh': the output does not tell"),
+        (("gelu_sigmoid",), r"'gelu_sigmoid': the output does not tell"),
+        (("hard_swish",), r"'hard_swish': the output does not tell"),
+        (("erf",), r"'erf': .*an output near 1 or -1 no longer tells it"),
+        (("closed_hard_sigmoid",), r"'closed_hard_sigmoid': .*outputs 0 and 1 may be those of a bound"),
+        (("leaky_relu", 0.0), r"'leaky_relu' with alpha = 0: .*only for alpha > 0 \(or use 'relu'\)"),
+        (("leaky_relu", -0.5), r"'leaky_relu' with alpha = -0.5: .*only for alpha > 0"),
         (("clamped_leaky_relu", 0.0, 1.0), r"'clamped_leaky_relu' with alpha = 0"),
         (("elu", 0.0), r"'elu' with alpha = 0"),
         (("celu", -1.0), r"'celu' with alpha = -1"),
@@ -159,8 +164,12 @@ def test_a_normalization_refuses_what_the_output_cannot_tell(arguments: tuple[An
     activation = Activation(*arguments)
     assert eval(repr(activation), {"Activation": Activation}) == activation
     x = np.zeros((3, 4), np.float32)
-    with pytest.raises(ValueError, match=rf"^batch_norm_forward: activation {message}"):
+    with pytest.raises(ValueError, match=rf"^batch_norm_forward: activation {message}.*; slope_from='input' finds it"):
         rg.batch_norm_forward(x, activation=activation)
+    with pytest.raises(ValueError, match=rf"^activation_backward: activation {message}.*; give x instead of y"):
+        rg.activation_backward(x, activation, y=x)
+    rg.batch_norm_forward(x, activation=activation, slope_from="input")
+    rg.activation_backward(x, activation, x=x)
     with pytest.raises(ValueError, match=rf"^layer_norm_forward: activation {message}"):
         rg.layer_norm_forward(x, activation=arguments[0] if len(arguments) == 1 else activation)
 
@@ -172,7 +181,7 @@ def test_what_can_be_fused_is_what_the_cases_say() -> None:
         if name in FUSED_ACTIVATIONS:
             rg.batch_norm_forward(x, activation=activation)
         else:
-            with pytest.raises(ValueError, match="cannot be fused"):
+            with pytest.raises(ValueError, match="the output does not tell the slope"):
                 rg.batch_norm_forward(x, activation=activation)
     assert len(FUSED_ACTIVATIONS) == 22
 
@@ -180,11 +189,11 @@ def test_what_can_be_fused_is_what_the_cases_say() -> None:
 # ---- fused, element by element ---------------------------------------------------------------------------------------
 
 
-def run(activation: Activation, z: Array, dy: Array | float = 1.0) -> tuple[Array, Array]:
+def run(activation: Activation, z: Array, dy: Array | float = 1.0, slope_from: str = "output") -> tuple[Array, Array]:
     """y = f(z) and dz = dy f'(z): with constants 0 and 1 for statistics, z is x and dx is dz."""
     x = z.reshape(1, 1, -1)
-    zero, one = np.zeros(1), np.ones(1)
-    y, cache = rg.batch_norm_forward(x, training=False, mean=zero, var=one, eps=0.0, activation=activation)
+    options = {"training": False, "mean": np.zeros(1), "var": np.ones(1), "eps": 0.0}
+    y, cache = rg.batch_norm_forward(x, activation=activation, slope_from=slope_from, **options)
     slopes = np.broadcast_to(np.asarray(dy).astype(z.dtype), z.shape).reshape(x.shape)
     dz = rg.batch_norm_backward(slopes, cache, need="dx").dx
     assert dz is not None
@@ -394,8 +403,27 @@ def test_flat_pieces_ignore_dy(activation: Activation, z: list[float], dtype: st
     # Enough of them for whole vectors and a rest.
     points = np.tile(np.array(z, np.float64), 23).astype(storage)
     for dy in (3.0, math.inf, -math.inf, math.nan):
-        _, dz = run(activation, points, dy)
+        y, dz = run(activation, points, dy)
         np.testing.assert_array_equal(dz, np.zeros(points.shape))
+        slopes = np.full(points.shape, dy).astype(storage)
+        from_y = rg.activation_backward(slopes, activation, y=y)
+        from_x = rg.activation_backward(slopes, activation, x=points)
+        np.testing.assert_array_equal(from_y, np.zeros(points.shape))
+        np.testing.assert_array_equal(from_x, np.zeros(points.shape))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_slope_from_the_input_is_that_on_its_own(name: str, dtype: str, isa: str) -> None:
+    """With constants 0 and 1 for statistics z is x, to the bit, so the slope is found at x itself, kinks included."""
+    # Bounds that every type holds, so that the two round nothing.
+    alpha, beta = BOUNDS[name][0][:2]
+    activation = fused_activation(name, alpha, beta)
+    z = np.concatenate([np.linspace(-8, 8, 129), np.array([alpha, beta])]).astype(cases.storage_dtype(dtype))
+    y, dz = run(activation, z, 1.5, "input")
+    np.testing.assert_array_equal(y, rg.activation_forward(z, activation))
+    slopes = np.full(z.shape, 1.5).astype(z.dtype)
+    np.testing.assert_array_equal(dz, rg.activation_backward(slopes, activation, x=z))
 
 
 @pytest.mark.parametrize("name", FUSED_ACTIVATIONS)
@@ -439,11 +467,8 @@ def test_parameters_are_those_given(isa: str) -> None:
 
 
 def value_and_slope(name: str, z: Array, alpha: float, beta: float) -> tuple[Array, Array]:
-    y, slope = np.empty_like(z), np.empty_like(z)
-    code = ACTIVATIONS[name].code
-    _core.activation_value(code, alpha, beta, z, y)
-    _core.activation_slope(code, alpha, beta, z, slope)
-    return y, slope
+    activation = fused_activation(name, alpha, beta)
+    return rg.activation_forward(z, activation), rg.activation_backward(np.ones_like(z), activation, x=z)
 
 
 class Bound(NamedTuple):
@@ -475,6 +500,7 @@ BOUNDS: dict[str, list[Bound]] = {
         Bound(0, 0.0625, 1, 1),
     ],
     "hard_sigmoid": [Bound(0.25, 0.5, 1, 0), Bound(-0.125, 0.25, 1, 0), Bound(0, 0.5, 0, 0), Bound(0, 2, 0, 0)],
+    "closed_hard_sigmoid": [Bound(0.25, 0.5, 1, 0), Bound(-0.125, 0.25, 1, 0), Bound(0, 0.5, 0, 0), Bound(0, 2, 0, 0)],
     "softplus": [Bound(1, 1, 3, 3), Bound(2, -0.5, 3, 3), Bound(-0.5, 1, 3, 3), Bound(0, 1, 0, 0), Bound(1, 0, 2, 0)],
     "softsign": [Bound(0, 0, 2, 4)],
     "elu": [Bound(1, 0, 2, 1.1), Bound(-2, 0, 2, 2), Bound(0, 0, 0, 0)],
@@ -506,7 +532,7 @@ def parts(name: str, z: Array, alpha: float, beta: float, dtype: Any) -> tuple[A
     match name:
         case "linear_with_bias":
             return 2 * u * (np.abs(alpha * z) + abs(beta)), nothing
-        case "hard_sigmoid":
+        case "hard_sigmoid" | "closed_hard_sigmoid":
             return 2 * u * (np.minimum(np.abs(alpha * z), 2) + abs(beta)), nothing
         case "tanh_shrink":  # float is computed in double
             return nothing if dtype == np.float32 else 3 * u * np.minimum(np.abs(z), 1), nothing
@@ -552,7 +578,9 @@ def expected(name: str, bound: Bound, dtype: Any) -> Expected:
     kinks = np.array([0.0, -0.0, -3.0, 3.0, 6.0])
     z = np.concatenate([whole_range(dtype)[:: 10 if few else 1], *(p.astype(dtype) for p in (far, -far, kinks))])
     value = reference.activation_value(name, z, bound.alpha, bound.beta)
-    if name == "hard_sigmoid" and bound.alpha:  # a z + b is compared after rounding: at 0 and 1 it may be either
+    if (
+        name in ("hard_sigmoid", "closed_hard_sigmoid") and bound.alpha
+    ):  # a z + b is compared after rounding: at 0 and 1 it may be either
         ramp = bound.alpha * z.astype(value.dtype) + bound.beta
         sure = np.minimum(np.abs(ramp), np.abs(ramp - 1)) > 2 * np.finfo(dtype).eps
         z, value = z[sure], value[sure]
@@ -628,27 +656,188 @@ def test_huge_parameters_make_no_nan(name: str, alpha: float, beta: float, isa: 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_any_count_has_the_same_bits(name: str, dtype: Any, isa: str) -> None:
     """Around the width of a vector, in place as well, and nothing is written past the end."""
-    alpha, beta = ACTIVATION_PARAMETERS[name]
-    code = ACTIVATIONS[name].code
-    z = np.random.default_rng(5).normal(0, 3, 40).astype(dtype)
-    for function, whole in zip(
-        (_core.activation_value, _core.activation_slope), value_and_slope(name, z, alpha, beta), strict=True
-    ):
-        for count in (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33):
-            out = z.copy()
-            function(code, alpha, beta, out[:count], out[:count])
-            np.testing.assert_array_equal(out[:count], whole[:count])
-            np.testing.assert_array_equal(out[count:], z[count:])
+    activation = fused_activation(name, *ACTIVATION_PARAMETERS[name])
+    z, dy = np.random.default_rng(5).normal(0, 3, (2, 40)).astype(dtype)
+    value, dz = rg.activation_forward(z, activation), rg.activation_backward(dy, activation, x=z)
+    for count in (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33):
+        for source, whole in ((z, value), (dy, dz), (z, dz)):
+            out = source.copy()
+            part = out[:count]
+            if whole is value:
+                assert rg.activation_forward(part, activation, out=part) is part
+            else:
+                other = {"x": part if source is z else z[:count]}
+                assert (
+                    rg.activation_backward(dy[:count] if source is z else part, activation, out=part, **other) is part
+                )
+            np.testing.assert_array_equal(part, whole[:count])
+            np.testing.assert_array_equal(out[count:], source[count:])
+
+
+# ---- of arrays -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_and_type(name: str, dtype: str, isa: str) -> None:
+    """Arithmetic in float32 for 16 bits, rounded once: what the same call says of the same numbers in float32."""
+    storage = cases.storage_dtype(dtype)
+    alpha, beta = BOUNDS[name][0][:2]
+    activation = fused_activation(name, alpha, beta)
+    z, dy = np.random.default_rng(6).normal(0, 3, (2, 3, 50)).astype(storage)
+    wide = np.float64 if dtype == "float64" else np.float32
+    y = rg.activation_forward(z, activation)
+    dx = rg.activation_backward(dy, activation, x=z)
+    assert y.dtype == dx.dtype == storage
+    np.testing.assert_array_equal(y, rg.activation_forward(z.astype(wide), activation).astype(storage))
+    expected = rg.activation_backward(dy.astype(wide), activation, x=z.astype(wide))
+    np.testing.assert_array_equal(dx, expected.astype(storage))
+    # And it is right: within the slack of 6 ulp, or of a part that cancels.
+    exact = reference.apply_input_slope(name, z, dy, alpha, beta).astype(np.float64)
+    unit = float(np.finfo(wide).eps) + (0 if dtype in ("float32", "float64") else 2.0**-8)
+    np.testing.assert_allclose(dx.astype(np.float64), exact, rtol=8 * unit, atol=20 * unit)
+    if name in FUSED_ACTIVATIONS:
+        exact = reference.apply_slope(name, y, dy, alpha, beta).astype(np.float64)
+        by_output = rg.activation_backward(dy, activation, y=y).astype(np.float64)
+        np.testing.assert_allclose(by_output, exact, rtol=8 * unit, atol=20 * unit)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), level=st.sampled_from(_core.isa_levels()), threads=st.sampled_from((1, 2, 3, 7)))
+def test_any_shape_and_strides(data: st.DataObject, level: str, threads: int) -> None:
+    """Against the same elements in one run, bit by bit; nothing beside a result is written."""
+    assert _core.select_isa(level)
+    shape = data.draw(st.lists(st.sampled_from((0, 1, 2, 3, 5, 8, 17, 33, 130)), min_size=1, max_size=4).map(tuple))
+    if math.prod(shape) > 60_000:
+        shape = shape[:2]
+    dtype = cases.storage_dtype(data.draw(st.sampled_from(DTYPES)))
+    name = data.draw(st.sampled_from(("relu", "sigmoid", "clamp", "leaky_relu")))
+    activation = fused_activation(name, *ACTIVATION_PARAMETERS[name])
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    order = data.draw(st.permutations(range(len(shape))))
+
+    def array(values: Array) -> Array:
+        return placed(values, data.draw(st.sampled_from(MEMORY)), order)
+
+    x, dy, total = (array(rng.normal(0, 2, shape).astype(dtype)) for _ in range(3))
+    y = rg.activation_forward(x, activation, out=array(np.full(shape, math.nan, dtype)), num_threads=threads)
+    np.testing.assert_array_equal(y.ravel(), rg.activation_forward(x.ravel(), activation, num_threads=1))
+    for words in ({"x": x}, {"y": y}):
+        flat = {key: value.ravel() for key, value in words.items()}
+        expected = rg.activation_backward(dy.ravel(), activation, num_threads=1, **flat)
+        dx = array(np.full(shape, math.nan, dtype))
+        assert rg.activation_backward(dy, activation, out=dx, num_threads=threads, **words) is dx
+        np.testing.assert_array_equal(dx.ravel(), expected)
+        np.testing.assert_array_equal(rg.activation_backward(dy, activation, **words).ravel(), expected)
+        sums = total.copy()
+        rg.activation_backward(dy, activation, out=sums, accumulate=True, num_threads=threads, **words)
+        if dtype.itemsize > 2:
+            np.testing.assert_array_equal(sums.ravel(), (total.ravel() + expected))
+        for result in (y, dx):
+            assert_untouched_around(result)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_arrays_have_the_same_bits_at_any_number_of_threads(dtype: str, isa: str) -> None:
+    """Large enough to be shared, and for results to go past the cache; in place they do not."""
+    x, dy = np.random.default_rng(7).normal(0, 2, (2, 700, 1031)).astype(np.float32).astype(cases.storage_dtype(dtype))
+    expected = rg.activation_forward(x, "silu", num_threads=1), rg.activation_backward(dy, "silu", x=x, num_threads=1)
+    few = slice(0, 700, 233)
+    np.testing.assert_array_equal(expected[0][few], rg.activation_forward(x[few], "silu"))
+    for threads in (2, 3, 7):
+        y, dx = x.copy(), dy.copy()
+        rg.activation_backward(dx, "silu", x=y, out=dx, num_threads=threads)
+        rg.activation_forward(y, "silu", out=y, num_threads=threads)
+        assert_same_bits((y, dx), expected)
+        assert_same_bits([rg.activation_forward(x, "silu", num_threads=threads)], expected[:1])
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_outside_the_arrays_is_read(dtype: str, at_end: bool, isa: str) -> None:
+    """Arrays against pages without access: on their own, and with z made again."""
+    rng = np.random.default_rng(10)
+    storage = cases.storage_dtype(dtype)
+    parameters = np.float64 if dtype == "float64" else np.float32
+    for shape in ((3, 5), (7, 33), (2, 4099)):
+        x, dy = (fenced(rng.normal(size=shape).astype(storage), at_end) for _ in range(2))
+        out = fenced(np.zeros(shape, storage), at_end)
+        rg.activation_forward(x, "gelu", out=out)
+        rg.activation_backward(dy, "gelu", x=x, out=out)
+        rg.activation_backward(dy, "tanh", y=x, out=out)
+        gamma, beta = (fenced(rng.normal(size=shape[1]).astype(parameters), at_end) for _ in range(2))
+        for forward, backward in (
+            (rg.batch_norm_forward, rg.batch_norm_backward),
+            (rg.layer_norm_forward, rg.layer_norm_backward),
+        ):
+            _, cache = forward(x, gamma, beta, activation="gelu", slope_from="input", out=out)
+            backward(dy, cache, out={"dx": out})
+
+
+def test_accumulation_in_16_bits_rounds_once() -> None:
+    for dtype in ("float16", "bfloat16"):
+        storage = cases.storage_dtype(dtype)
+        x, dy, total = np.random.default_rng(8).normal(0, 2, (3, 1000)).astype(storage)
+        out = total.copy()
+        rg.activation_backward(dy, "tanh", x=x, out=out, accumulate=True)
+        wide = rg.activation_backward(dy.astype(np.float32), "tanh", x=x.astype(np.float32)) + total.astype(np.float32)
+        np.testing.assert_array_equal(out, wide.astype(storage))
+
+
+def test_scalars_and_array_likes() -> None:
+    y = rg.activation_forward(np.float32(-2.0), "abs")
+    assert (y.shape, y.dtype, float(y)) == ((), np.float32, 2.0)
+    np.testing.assert_array_equal(rg.activation_backward([1.0, 2.0], "relu", x=[-1.0, 3.0]), [0.0, 2.0])
+    assert rg.activation_forward(np.zeros((3, 0, 2)), "gelu").shape == (3, 0, 2)
+
+
+def test_activations_refuse() -> None:
+    x = np.arange(8, dtype=np.float32)
+    saved = x.copy()
+    forward, backward = rg.activation_forward, rg.activation_backward
+    calls: list[tuple[Any, type[Exception], str]] = [
+        (lambda: forward(x.astype(int), "relu"), TypeError, "activation_forward: x has dtype int64"),
+        (lambda: forward(x, "rellu"), ValueError, "activation_forward: activation 'rellu' is unknown"),
+        (lambda: forward(x, "relu", out=x[:4]), ValueError, r"activation_forward: out has shape \(4,\), .*\(8,\)"),
+        (lambda: forward(x[:6], "relu", out=x[2:]), ValueError, "activation_forward: out .*overlaps x"),
+        (lambda: forward(x, "relu", out=x[::-1]), ValueError, "activation_forward: out .*overlaps x"),
+        (lambda: forward(x, "relu", num_threads=0), ValueError, "activation_forward: the number of threads is 0"),
+        (lambda: backward(x, "relu"), ValueError, "activation_backward: .*give one of them, not neither"),
+        (lambda: backward(x, "relu", x=x, y=x), ValueError, "activation_backward: .*give one of them, not both"),
+        (lambda: backward(x, "relu", x=x[:3]), ValueError, r"activation_backward: x has shape \(3,\), .*\(8,\)"),
+        (
+            lambda: backward(x, "relu", y=x.astype(float)),
+            TypeError,
+            "activation_backward: y has dtype float64, must be",
+        ),
+        (lambda: backward(x, "relu", x=x, accumulate=True), ValueError, "activation_backward: accumulate=True adds to"),
+        (lambda: backward(x[:6], "relu", x=x[:6], out=x[2:]), ValueError, "activation_backward: out .*overlaps dy"),
+        (lambda: backward(x[:6] * 1, "relu", y=x[:6], out=x[2:]), ValueError, "activation_backward: out .*overlaps y"),
+        (lambda: backward(x, "silu", y=x), ValueError, "activation_backward: activation 'silu': .*give x instead"),
+    ]
+    for call, error, message in calls:
+        with pytest.raises(error, match="^" + message):
+            call()
+    np.testing.assert_array_equal(x, saved)
+
+
+def test_views_that_interleave_do_not_overlap() -> None:
+    room = np.random.default_rng(9).normal(size=40).astype(np.float32)
+    expected = rg.activation_forward(room[::2].copy(), "tanh")
+    rg.activation_forward(room[::2], "tanh", out=room[1::2])
+    np.testing.assert_array_equal(room[1::2], expected)
 
 
 def test_the_engine_checks_its_views() -> None:
     z = np.zeros(8, np.float32)
     for out, message in (
-        (np.zeros(7, np.float32), "out has the wrong size"),
-        (np.zeros(4, np.float64), "out has the wrong element size"),
-        (np.zeros(16, np.float32)[::2], "out is not contiguous"),
+        (np.zeros(7, np.float32), "out has the wrong shape"),
+        (np.zeros(8, np.float64), "out has the wrong element size"),
+        (np.broadcast_to(np.zeros(1, np.float32), 8), "read-only|stride 0"),
     ):
-        with pytest.raises(ValueError, match=message):
-            _core.activation_value(1, 0.0, 0.0, z, out)
-    with pytest.raises(ValueError, match="z has the wrong element size"):
-        _core.activation_slope(1, 0.0, 0.0, np.zeros(8, np.float16), z)
+        with pytest.raises((ValueError, BufferError), match=message):
+            _core.activation_forward(1, 0.0, 0.0, 0, z, out, False, 1)
+    with pytest.raises(ValueError, match="x has strides that are not whole elements"):
+        _core.activation_backward(1, 0.0, 0.0, 0, z, np.zeros(8, np.float16), True, z, False, False, 1)
+    with pytest.raises(ValueError, match="the output tells no slope"):
+        _core.activation_backward(ACTIVATIONS["gelu"].code, 0.0, 0.0, 0, z, z, False, z, False, False, 1)

@@ -5,6 +5,7 @@ A message names the function, the argument, and what was found beside what was e
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -180,6 +181,8 @@ FORWARD_REFUSALS: dict[str, Refusal] = {
     "activation needs its input": Refusal({"activation": "silu"}, ValueError, ("activation", "silu", "monotone")),
     "activation needs alpha": Refusal({"activation": "clamp"}, ValueError, ("activation", "clamp", "alpha")),
     "activation of another type": Refusal({"activation": 3}, TypeError, ("activation", "int")),
+    "slope from nowhere": Refusal({"slope_from": "y"}, ValueError, ("slope_from", "'y'", "'output' or 'input'")),
+    "slope_from unhashable": Refusal({"slope_from": ["input"]}, ValueError, ("slope_from", "'output' or 'input'")),
     "activation unhashable": Refusal({"activation": ["relu"]}, TypeError, ("activation", "list")),
     "no threads": Refusal({"num_threads": 0}, ValueError, ("threads", "0", "1")),
     "too many threads": Refusal({"num_threads": 5000}, ValueError, ("threads", "5000", "4096")),
@@ -439,6 +442,41 @@ def test_gradients_over_each_other_or_over_inputs(result: str, other: str, strid
     np.testing.assert_array_equal(room, saved)
 
 
+def test_beta_is_an_input_where_the_slope_is_found_from_it() -> None:
+    x, dy, gamma, room = data(seed=1), data(seed=2), np.ones(6, np.float32), np.zeros(8, np.float32)
+    beta, dbeta = room[:6], room[2:]
+    for slope_from in ("input", "output"):
+        _, cache = rg.batch_norm_forward(x, gamma, beta, activation="relu", slope_from=slope_from)
+        if slope_from == "input":
+            with pytest.raises(ValueError, match=r"^batch_norm_backward: out\.dbeta .*overlaps beta"):
+                rg.batch_norm_backward(dy, cache, out={"dbeta": dbeta})
+            assert not room.any()
+        else:
+            rg.batch_norm_backward(dy, cache, out={"dbeta": dbeta})
+
+
+def test_batch_norm_cache_refuses() -> None:
+    x, mean, var = data(), np.zeros(6), np.ones(6)
+    make = functools.partial(rg.batch_norm_cache, x, mean=mean, var=var)
+    for words, error, message in (
+        ({"activation": "relu"}, ValueError, "y is missing: the slope of 'relu' is found from it"),
+        ({"activation": "relu", "y": f32(4, 6)}, ValueError, r"y has shape \(4, 6\), but x has shape \(4, 6, 5\)"),
+        ({"activation": "relu", "y": np.zeros(SHAPE)}, TypeError, "y has dtype float64, must be float32"),
+        ({"activation": "relu", "y": unaligned(SHAPE)}, ValueError, "y is not aligned"),
+        ({"activation": "gelu", "y": x}, ValueError, "activation 'gelu': .*slope_from='input'"),
+        ({"gamma": f32(5)}, ValueError, r"gamma has shape \(5,\), but"),
+        ({"beta": np.ones(6)}, TypeError, "beta has dtype float64, must be float32"),
+        ({"mean": None}, ValueError, "mean is missing"),
+        ({"var": np.ones(3)}, ValueError, r"var has shape \(3,\), but"),
+        ({"slope_from": "z"}, ValueError, "slope_from is 'z', must be 'output' or 'input'"),
+        ({"eps": -1.0}, ValueError, "eps is -1"),
+    ):
+        with pytest.raises(error, match=f"^batch_norm_cache: {message}"):
+            make(**words)
+    with pytest.raises(ValueError, match=r"^batch_norm_cache: x is not aligned"):
+        rg.batch_norm_cache(unaligned(SHAPE), mean=mean, var=var)
+
+
 # ---- statistics calls ------------------------------------------------------------------------------------------------
 
 
@@ -470,7 +508,7 @@ def test_statistics_calls_refuse() -> None:
 
 
 def engine() -> _core.NormProblem:
-    return _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 0, 0.0, 0.0)
+    return _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 0, 0.0, 0.0, False)
 
 
 def test_engine_checks_every_view_itself() -> None:
@@ -524,6 +562,7 @@ def test_engine_checks_backward_too() -> None:
             "x": x,
             "y": None,
             "gamma": None,
+            "beta": None,
             "statistics": statistics,
             "statistics_given": False,
             "frozen": False,
@@ -557,6 +596,21 @@ def test_engine_checks_backward_too() -> None:
             backward(**{missing: None})
 
 
+def test_engine_looks_at_what_the_slope_is_found_from() -> None:
+    results = {"sum_dz": np.empty(6), "sum_dz_xhat": np.empty(6), "threads": 1}
+    arrays = {"dy": data(), "x": data(), "statistics": np.ones((2, 6)), **results}
+    by_input = _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 34, 0.0, 0.0, True)
+    by_input.gradient_sums(**arrays, y=None, gamma=None, beta=None)
+    for change in ({"gamma": f32(7)}, {"beta": f32(5)}, {"beta": f32(12)[::2]}):
+        with pytest.raises(ValueError, match=r"(gamma|beta) (has|is)"):
+            by_input.gradient_sums(**arrays, **{"y": None, "gamma": None, "beta": None} | change)
+    by_output = _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 1, 0.0, 0.0, False)
+    with pytest.raises(ValueError, match="an array that the call needs is missing"):
+        by_output.gradient_sums(**arrays, y=None, gamma=None, beta=None)
+    with pytest.raises(ValueError, match="the output tells no slope"):
+        _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 34, 0.0, 0.0, False)
+
+
 def test_engine_refuses_impossible_problems() -> None:
     for arguments in (
         ([4, 6], "rcr", 1),
@@ -567,7 +621,7 @@ def test_engine_refuses_impossible_problems() -> None:
         ([1] * 65, "n" * 65, 1),
     ):
         with pytest.raises(ValueError, match=r"\w"):
-            _core.NormProblem(*arguments, 0, 1e-5, 0, 0.0, 0.0)
+            _core.NormProblem(*arguments, 0, 1e-5, 0, 0.0, 0.0, False)
 
 
 def test_bfloat16_is_known_by_its_type() -> None:

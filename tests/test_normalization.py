@@ -80,6 +80,7 @@ class Problem(NamedTuple):
     activation: str = "identity"
     alpha: float = 0.0
     act_beta: float = 0.0
+    slope_from: Literal["output", "input"] = "output"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -92,6 +93,7 @@ class Problem(NamedTuple):
         """For the engine."""
         words: dict[str, Any] = {"eps": self.eps, "mean": self.mean, "var": self.var}
         words["activation"] = fused_activation(self.activation, self.alpha, self.act_beta)
+        words["slope_from"] = self.slope_from
         if self.kind == "layer":
             return words | {"axis": self.axis}
         if self.kind == "group":
@@ -130,8 +132,11 @@ class Problem(NamedTuple):
         """In units of the tolerances."""
         forward, bounds = self.oracle() if oracle is None else oracle
         options = self.options | {"frozen": self.frozen}
-        backward = reference.norm_backward(self.dy, self.x, got.y, self.gamma, **options)
-        back_bounds = backward_bound(self.dy, self.x, self.gamma, backward, **options)
+        backward = reference.norm_backward(
+            self.dy, self.x, got.y, self.gamma, self.beta, slope_from=self.slope_from, **options
+        )
+        slope_error = self.slope_error(forward) if self.slope_from == "input" else None
+        back_bounds = backward_bound(self.dy, self.x, self.gamma, backward, slope_error=slope_error, **options)
         errors = {
             "y": error_in_tolerances(got.y, forward.y, bounds.y),
             "dx": error_in_tolerances(got.dx, backward.dx, back_bounds.dx),
@@ -142,6 +147,12 @@ class Problem(NamedTuple):
             errors["mean"] = error_in_tolerances(got.mean, forward.mean, bounds.mean)
             errors["var"] = error_in_tolerances(got.var, forward.var, bounds.var)
         return errors
+
+    def slope_error(self, forward: reference.NormForward) -> Array:
+        def slope(z: Array) -> Array:
+            return reference.activation_input_slope(self.activation, z, self.alpha, self.act_beta)
+
+        return cases.input_slope_error(self.x, self.gamma, self.beta, forward, slope, **self.options)
 
     def check(self, isa_levels: Iterable[str] = ISA_LEVELS, threads: Sequence[int] = (1,)) -> Results:
         """Within tolerance at each level, and the same bits at all numbers of threads. Returns the last results."""
@@ -180,6 +191,7 @@ def make_problem(
         activation=activation,
         alpha=alpha,
         act_beta=beta,
+        slope_from=case.slope_from,
         **case.geometry,
     )
 
@@ -195,6 +207,37 @@ def test_every_norm_activation_layout_and_type(kind: Kind, activation: str, layo
     """At every instruction-set level, within tolerance, and the same bits at 1, 2, 3 and 7 threads."""
     # 8,550 elements: just enough (8,192) for the team to be asked.
     make_problem(kind, (3, 6, 19, 25), layout, activation, reach=3, dtype=dtype).check(threads=THREADS)
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("activation", ACTIVATION_PARAMETERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_slope_from_input_of_every_norm_activation_and_layout(
+    kind: Kind, activation: str, layout: cases.Layout
+) -> None:
+    """Any activation; the types go round. Levels and threads as above."""
+    number = KINDS.index(kind) + list(ACTIVATION_PARAMETERS).index(activation) + (layout == "last")
+    dtype = DTYPES[number % 4]
+    problem = make_problem(kind, (3, 6, 19, 25), layout, activation, reach=3, dtype=dtype, slope_from="input")
+    problem.check(threads=THREADS)
+
+
+@pytest.mark.parametrize("shape", [(2, 4099), (129, 2111), (3, 2, 4099), (5, 1), (1, 5)])
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_slope_from_input_of_more_and_of_less_than_a_block(
+    kind: Kind, layout: cases.Layout, shape: tuple[int, ...]
+) -> None:
+    num_groups = 2 if shape[1] % 2 == 0 else 1
+    for activation in ("gelu", "relu"):
+        problem = make_problem(kind, shape, layout, activation, num_groups=num_groups, slope_from="input")
+        problem.check(threads=(1, 3))
+
+
+@pytest.mark.parametrize("slope_from", ["output", "input"])
+def test_published_cases_are_of_both_kinds(slope_from: str) -> None:
+    found = {case.activation for case in cases.NORM_VERIFY_CASES if case.slope_from == slope_from}
+    assert found >= (set(FUSED_ACTIVATIONS) if slope_from == "output" else {"gelu", "silu", "closed_hard_sigmoid"})
 
 
 def test_published_cases() -> None:
@@ -222,11 +265,12 @@ def test_verify_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.error == row.errors.y > 1
 
 
+@pytest.mark.parametrize("slope_from", ["output", "input"])
 @pytest.mark.parametrize("parameters", ["none", "gamma", "beta"])
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gamma_and_beta_are_optional(kind: Kind, layout: cases.Layout, parameters: str) -> None:
-    problem = make_problem(kind, (3, 6, 5, 7), layout, "tanh")
+def test_gamma_and_beta_are_optional(kind: Kind, layout: cases.Layout, parameters: str, slope_from: str) -> None:
+    problem = make_problem(kind, (3, 6, 5, 7), layout, "tanh", slope_from=slope_from)
     if parameters != "gamma":
         problem = problem._replace(gamma=None)
     if parameters != "beta":
@@ -239,12 +283,13 @@ def test_gamma_and_beta_are_optional(kind: Kind, layout: cases.Layout, parameter
     assert (gradients.dbeta is not None) == (parameters == "beta")
 
 
+@pytest.mark.parametrize("slope_from", ["output", "input"])
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kind", "frozen"), [*((kind, False) for kind in KINDS), ("batch", True), ("instance", True)])
-def test_given_statistics(kind: Kind, dtype: str, layout: cases.Layout, frozen: bool) -> None:
+def test_given_statistics(kind: Kind, dtype: str, layout: cases.Layout, frozen: bool, slope_from: str) -> None:
     """Statistics that are not the data's own, with gradients through them, or as constants."""
-    problem = make_problem(kind, (3, 6, 23, 29), layout, "leaky_relu", dtype=dtype)
+    problem = make_problem(kind, (3, 6, 23, 29), layout, "leaky_relu", dtype=dtype, slope_from=slope_from)
     sets = reference.norm_forward(problem.x, **{k: v for k, v in problem.options.items() if k != "activation"}).mean
     rng = np.random.default_rng(1)
     problem = problem._replace(mean=rng.normal(0.2, 1, sets.shape), var=rng.uniform(0.2, 2, sets.shape), frozen=frozen)
@@ -261,6 +306,84 @@ def test_statistics_may_have_any_real_type() -> None:
         np.testing.assert_array_equal(y, expected)
     y, _ = rg.batch_norm_forward(x, mean=[1, 2, 3], var=(1, 4, 9))
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("slope_from", ["output", "input"])
+@pytest.mark.parametrize("activation", ["identity", "tanh"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_cache_without_a_forward_pass(frozen: bool, activation: str, slope_from: str) -> None:
+    problem = make_problem("batch", (3, 6, 23, 29), "last", activation, slope_from=slope_from)
+    rng = np.random.default_rng(3)
+    mean, var = rng.normal(0.2, 1, 6), rng.uniform(0.2, 2, 6)
+    problem = problem._replace(mean=mean, var=var, frozen=frozen)
+    y, cache = problem.forward()
+    y_if_needed = y if activation == "tanh" and slope_from == "output" else None
+    options = {"channel_axis": 3, "activation": activation, "slope_from": slope_from, "frozen": frozen}
+    made = rg.batch_norm_cache(problem.x, problem.gamma, problem.beta, mean=mean, var=var, y=y_if_needed, **options)
+    assert_same_bits(problem.backward(made), problem.backward(cache))
+    for mine, theirs in zip(
+        rg.batch_norm_gradient_sums(problem.dy, made), rg.batch_norm_gradient_sums(problem.dy, cache), strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+    # By default gradients flow through the statistics.
+    default = rg.batch_norm_cache(problem.x, mean=mean, var=var, channel_axis=3)
+    assert not default.frozen
+    empty = rg.batch_norm_cache(np.zeros((0, 3), np.float32), mean=np.zeros(3), var=np.ones(3))
+    assert rg.batch_norm_backward(np.zeros((0, 3), np.float32), empty).dx is not None
+
+
+def test_what_a_cache_keeps() -> None:
+    problem = make_problem("batch", (3, 6, 5), activation="relu")
+    y, cache = problem.forward()
+    assert cache.y is y
+    _, cache = problem._replace(slope_from="input").forward()
+    assert cache.y is None
+    assert cache.beta is problem.beta
+    assert cache.x is problem.x
+
+
+@pytest.mark.parametrize("layout", ["first", "last"])
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_gradient_sums_with_the_slope_from_the_input(activation: str, layout: cases.Layout) -> None:
+    """They are dbeta and dgamma, and give dx back."""
+    problem = make_problem("batch", (3, 6, 23, 29), layout, activation, slope_from="input", reach=2)
+    _, cache = problem.forward()
+    gradients = problem.backward(cache)
+    sums = rg.batch_norm_gradient_sums(problem.dy, cache)
+    np.testing.assert_array_equal(sums.sum_dz.astype(np.float32), gradients.dbeta)
+    np.testing.assert_array_equal(sums.sum_dz_xhat.astype(np.float32), gradients.dgamma)
+    np.testing.assert_array_equal(rg.batch_norm_backward(problem.dy, cache, sums=sums).dx, gradients.dx)
+
+
+def test_slope_from_input_at_the_kink_that_forward_saw() -> None:
+    """z is made again to the bit, so backward is on the side of a kink that forward was on."""
+    for kind, layout in itertools.product(KINDS, ("first", "last")):
+        problem = make_problem(kind, (3, 6, 23, 29), layout, "relu", slope_from="input")
+        for level in ISA_LEVELS:
+            assert _core.select_isa(level)
+            y, cache = problem.forward()
+            _, by_output = problem._replace(slope_from="output").forward()
+            assert np.count_nonzero(y == 0) > 100
+            ours, theirs = problem.backward(cache), problem.backward(by_output)
+            np.testing.assert_allclose(ours.dx, theirs.dx, rtol=1e-4, atol=1e-6)
+            np.testing.assert_array_equal(ours.dbeta, theirs.dbeta)
+
+
+def test_slope_from_input_in_place_and_accumulated() -> None:
+    problem = make_problem("layer", (64, 257), "first", "silu", slope_from="input")
+    y, cache = problem.forward()
+    expected = problem.backward(cache)
+    x, dy = problem.x.copy(), problem.dy.copy()
+    in_place = problem._replace(x=x, dy=dy)
+    y_in_place, cache = in_place.forward(out=x)
+    assert y_in_place is x
+    got = in_place.backward(cache, out=rg.NormGradients(dx=dy))
+    assert got.dx is dy
+    assert_same_bits((x, *got), (y, *expected))
+    total = [np.ones_like(a) for a in expected]
+    problem.backward(problem.forward()[1], out=rg.NormGradients(*total), accumulate=True)
+    for sums, gradient in zip(total, expected, strict=True):
+        np.testing.assert_allclose(sums, gradient + 1, rtol=1e-6, atol=1e-6)
 
 
 # ---- shapes and strides that hurt ------------------------------------------------------------------------------------
@@ -298,7 +421,8 @@ def problems(draw: st.DrawFn) -> tuple[Problem, str, str]:
     num_groups = draw(st.sampled_from(divisors)) if kind == "group" else 1
     dtype = cases.storage_dtype(draw(st.sampled_from(DTYPES)))
     arithmetic = np.float64 if dtype == np.float64 else np.float32
-    activation = draw(st.sampled_from(["identity", "identity", "relu", "tanh", "leaky_relu"]))
+    activation = draw(st.sampled_from(["identity", "identity", "relu", "tanh", "leaky_relu", "silu", "abs"]))
+    slope_from = draw(st.sampled_from(["output", "input"])) if activation in FUSED_ACTIVATIONS else "input"
     alpha, act_beta = ACTIVATION_PARAMETERS[activation]
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     permutation = draw(st.permutations(range(rank)))
@@ -329,6 +453,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, str, str]:
         activation=activation,
         alpha=alpha,
         act_beta=act_beta,
+        slope_from=slope_from,
     )
     return problem, draw(st.sampled_from(MEMORY)), draw(st.sampled_from(MEMORY))
 
@@ -1107,7 +1232,8 @@ def torch_results(torch: Any, problem: Problem) -> dict[str, Array]:
     x, gamma, beta = (tensor(a).requires_grad_() for a in (problem.x, problem.gamma, problem.beta))
     y = torch_norm(torch, problem, x, gamma, beta)
     if problem.activation != "identity":
-        y = getattr(torch, problem.activation)(y)
+        owner = torch.nn.functional if problem.activation in ("gelu", "silu", "elu") else torch
+        y = getattr(owner, problem.activation)(y)
     y.backward(tensor(problem.dy))
 
     def array(t: Any) -> Array:
@@ -1132,6 +1258,13 @@ REALISTIC: dict[str, Problem] = {
     "layer short": make_problem("layer", (2048, 64), axis=1),
     "group": make_problem("group", (8, 32, 28, 28), num_groups=8),
     "group last": make_problem("group", (8, 32, 28, 28), "last", num_groups=8),
+}
+BY_INPUT: dict[str, Problem] = {
+    "batch gelu": make_problem("batch", (16, 32, 14, 14), activation="gelu", slope_from="input"),
+    "batch last gelu": make_problem("batch", (16, 32, 14, 14), "last", "gelu", slope_from="input"),
+    "group silu": make_problem("group", (8, 32, 14, 14), "first", "silu", num_groups=8, slope_from="input"),
+    "layer silu": make_problem("layer", (512, 96), "first", "silu", axis=1, slope_from="input"),
+    "instance tanh": make_problem("instance", (8, 32, 14, 14), activation="tanh", slope_from="input"),
 }
 HUGE_MEANS: dict[str, Problem] = {
     f"{name} mean/std {ratio:g}": make_problem(kind, shape, layout, mean_over_std=ratio, **options)
@@ -1172,9 +1305,9 @@ def test_never_worse_than_pytorch(torch: Any, name: str, isa: str) -> None:
         assert errors[0] <= errors[1] + noise, (result, errors[0] / noise, errors[1] / noise)
 
 
-@pytest.mark.parametrize("name", REALISTIC)
+@pytest.mark.parametrize("name", REALISTIC | BY_INPUT)
 def test_gradients_agree_with_pytorch(torch: Any, name: str) -> None:
-    problem = REALISTIC[name]
+    problem = (REALISTIC | BY_INPUT)[name]
     theirs = torch_results(torch, problem)
     ours = problem.run(2)._asdict()
     for result, other in theirs.items():

@@ -62,6 +62,7 @@ INPUT_CASES: dict[str, tuple[float, float, tuple[float, ...]]] = {
     "erf": (0.0, 0.0, ()),
     "gelu": (0.0, 0.0, ()),
     "gelu_sigmoid": (0.0, 0.0, ()),
+    "closed_hard_sigmoid": (0.4, 0.45, (-1.125, 1.375)),
 }
 EVERY_CASE = CASES | INPUT_CASES
 # Parameters that leave only the input to tell the slope.
@@ -110,9 +111,9 @@ def assert_close(got: Any, expected: Any, *, atol: float = 0.0, rtol: float = 0.
     np.testing.assert_allclose(got.astype(np.longdouble), expected.astype(np.longdouble), atol=atol, rtol=rtol)
 
 
-def test_the_29_activations_are_covered() -> None:
+def test_all_activations_are_covered() -> None:
     assert set(EVERY_CASE) == set(reference.ACTIVATIONS)
-    assert (len(CASES), len(INPUT_CASES), len(reference.ACTIVATIONS)) == (22, 7, 29)
+    assert (len(CASES), len(INPUT_CASES), len(reference.ACTIVATIONS)) == (22, 8, 30)
 
 
 # --- finite differences -----------------------------------------------------------------------------------------------
@@ -199,11 +200,37 @@ def test_kinks_and_ends_of_those_that_need_the_input(
     assert_close(reference.activation_input_slope(name, z, alpha, beta), np.array(slope, float), rtol=EPS)
 
 
+def test_closed_hard_sigmoid_has_its_slope_at_the_bounds() -> None:
+    z = [-1.5, -1.0, 0.0, 1.0, 1.5]
+    for alpha, beta, slope in ((0.5, 0.5, [0, 0.5, 0.5, 0.5, 0]), (-0.5, 0.5, [0, -0.5, -0.5, -0.5, 0])):
+        value = [0, 0, 0.5, 1, 1] if alpha > 0 else [1, 1, 0.5, 0, 0]
+        np.testing.assert_array_equal(reference.activation_value("closed_hard_sigmoid", z, alpha, beta), value)
+        np.testing.assert_array_equal(reference.activation_input_slope("closed_hard_sigmoid", z, alpha, beta), slope)
+
+
+@pytest.mark.parametrize("name", EVERY_CASE)
+def test_apply_input_slope(name: str) -> None:
+    """A product, but for constant pieces, which give 0 whatever dy is."""
+    alpha, beta, _ = EVERY_CASE[name]
+    z = np.linspace(-9, 9, 721)
+    slope = reference.activation_input_slope(name, z, alpha, beta)
+    assert_close(reference.apply_input_slope(name, z, 3 * np.ones_like(z), alpha, beta), 3 * slope)
+    flat = slope == 0 if name in FLAT else np.zeros(z.shape, bool)
+    flat &= ~((name == "hard_swish") & (z == -1.5))  # a minimum
+    assert flat.any() == (name in FLAT)
+    infinite = reference.apply_input_slope(name, z, np.full_like(z, math.inf), alpha, beta)
+    np.testing.assert_array_equal(infinite == 0, flat)
+
+
+FLAT = ("relu", "clamp", "hard_sigmoid", "closed_hard_sigmoid", "clamped_leaky_relu", "hard_shrink", "soft_shrink")
+FLAT += ("threshold", "relu6", "hard_swish")
+
+
 def smooth_problem(
     kind: reference.Kind, activation: str, with_gamma: bool, with_beta: bool, frozen: bool
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Arrays, directions to move them in, and options, such that no z meets a kink anywhere on the stencils."""
-    alpha, act_beta, kinks = CASES[activation]
+    alpha, act_beta, kinks = EVERY_CASE[activation]
     options: dict[str, Any] = {
         "kind": kind,
         "num_groups": 2,
@@ -214,7 +241,7 @@ def smooth_problem(
     }
     if kind == "layer":
         options["axis"] = 1
-    rng = np.random.default_rng([KINDS.index(kind), list(CASES).index(activation), with_gamma, with_beta, frozen])
+    rng = np.random.default_rng([KINDS.index(kind), list(EVERY_CASE).index(activation), with_gamma, with_beta, frozen])
     while True:
         x = rng.normal(0.3, 1.5, size=(2, 4, 5))
         arrays: dict[str, Any] = {"x": x}
@@ -250,9 +277,27 @@ def moved(arrays: dict[str, Any], key: str, by: Any) -> dict[str, Any]:
 def test_gradients_are_the_derivative(kind: reference.Kind, activation: str, parameters: str, frozen: bool) -> None:
     with_gamma, with_beta = parameters in ("both", "gamma"), parameters in ("both", "beta")
     arrays, directions, options = smooth_problem(kind, activation, with_gamma, with_beta, frozen)
+    assert_derivative(arrays, directions, options, frozen, "output")
+
+
+@pytest.mark.parametrize("parameters", ["both", "none"])
+@pytest.mark.parametrize("activation", EVERY_CASE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_by_the_input_are_the_derivative(kind: reference.Kind, activation: str, parameters: str) -> None:
+    """The slope from gamma * xhat + beta, for every activation."""
+    for frozen in (False, True):
+        arrays, directions, options = smooth_problem(kind, activation, *(parameters == "both",) * 2, frozen)
+        assert_derivative(arrays, directions, options, frozen, "input")
+
+
+def assert_derivative(
+    arrays: dict[str, Any], directions: dict[str, Any], options: dict[str, Any], frozen: bool, slope_from: Any
+) -> None:
     dy = np.random.default_rng(7).normal(size=arrays["x"].shape)
     out = reference.norm_forward(**arrays, **options)
-    back = reference.norm_backward(dy, arrays["x"], out.y, arrays.get("gamma"), frozen=frozen, **options)
+    y = out.y if slope_from == "output" else None
+    parameters = (arrays.get("gamma"), arrays.get("beta"))
+    back = reference.norm_backward(dy, arrays["x"], y, *parameters, frozen=frozen, slope_from=slope_from, **options)
     for key, direction in directions.items():
 
         def loss(h: Any, key: str = key, direction: Array = direction) -> Any:
@@ -433,6 +478,7 @@ def decimal_value(name: str, z: Decimal) -> Decimal:
         "linear": lambda: a * z,
         "clamp": lambda: min(max(z, a), b),
         "hard_sigmoid": lambda: max(zero, min(one, a * z + b)),
+        "closed_hard_sigmoid": lambda: max(zero, min(one, a * z + b)),
         "softplus": lambda: a * (1 + (b * z).exp()).ln(),
         "softsign": lambda: z / (1 + abs(z)),
         "elu": lambda: a * (z.exp() - 1) if z < 0 else z,
@@ -557,7 +603,7 @@ def test_nan_goes_through_activations(name: str) -> None:
     # Under NaN the slope from the input is the slope from the output.
     slope = reference.activation_input_slope(name, math.nan, alpha, beta)
     if name in INPUT_CASES:
-        assert np.isnan(slope)
+        assert slope == alpha if name == "closed_hard_sigmoid" else np.isnan(slope)
         return
     assert_close(slope, reference.activation_slope(name, math.nan, alpha, beta))
     selected = {"relu", "clamp", "hard_shrink", "soft_shrink", "threshold", "relu6", "leaky_relu", "clamped_leaky_relu"}
@@ -828,7 +874,7 @@ def test_onnx_node_cases(case: OnnxCase) -> None:
 
 def torch_functions() -> dict[str, Callable[[Any], Any]]:
     f = pytest.importorskip("torch").nn.functional
-    p = {name: (alpha, beta) for name, (alpha, beta, _) in CASES.items()}
+    p = {name: (alpha, beta) for name, (alpha, beta, _) in EVERY_CASE.items()}
     return {
         "abs": lambda z: z.abs(),
         "gelu_tanh": lambda z: f.gelu(z, approximate="tanh"),
@@ -861,6 +907,9 @@ def torch_functions() -> dict[str, Callable[[Any], Any]]:
         "tanh_shrink": f.tanhshrink,
         "threshold": lambda z: f.threshold(z, *p["threshold"]),
         "relu6": f.relu6,
+        "closed_hard_sigmoid": lambda z: f.hardtanh(
+            p["closed_hard_sigmoid"][0] * z + p["closed_hard_sigmoid"][1], 0, 1
+        ),
     }
 
 

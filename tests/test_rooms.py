@@ -28,13 +28,14 @@ BIND = ROOT / "src" / "bind"
 # ---- Python ----------------------------------------------------------------------------------------------------------
 
 # What each module may import besides the standard library. Ours are named with a dot; "retrograd" is the whole package.
-FUNCTIONS = {".normalization", ".recurrent", ".activation", ".optimizer", "retrograd"}
+FUNCTIONS = {".normalization", ".recurrent", ".activation", ".elementwise", ".optimizer", "retrograd"}
 ROOMS: dict[str, set[str]] = {
-    "__init__": {"._core", "._threads", ".activation", ".normalization", ".optimizer", ".recurrent"},
+    "__init__": {"._core", "._threads", ".activation", ".elementwise", ".normalization", ".optimizer", ".recurrent"},
     "__main__": {".cli"},
     "_threads": {"._core"},
     "activation": set(),
     "_args": {"._core", "._threads", ".activation", "numpy"},
+    "elementwise": {"._core", "._args", ".activation", "numpy"},
     "normalization": {"._core", "._args", ".activation", "numpy"},
     "recurrent": {"._core", "._args", ".activation", "numpy"},
     "optimizer": {"._core", "._args", "numpy"},

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../core/dispatch.h"
+#include "../core/elementwise.h"
 #include "../core/norm.h"
 #include "../core/parallel.h"
 #include "lstm.h"
@@ -19,20 +20,38 @@ using namespace rg::bind;
 
 namespace {
 
+int64_t item_size(rg::DType dtype) { return dtype == rg::DType::f64 ? 8 : dtype == rg::DType::f32 ? 4 : 2; }
+
+// The arrays of a call that share its shape, as far as it has them.
+struct Views {
+    const View *x, *y, *dy, *dx;
+
+    void put_axis(int i, int64_t extent, int64_t itemsize, rg::Axis& axis) const {
+        const View* view[rg::kViews];
+        view[rg::kX] = x;
+        view[rg::kY] = y;
+        view[rg::kDy] = dy;
+        view[rg::kDx] = dx;
+        axis.extent = extent;
+        for (int v = 0; v < rg::kViews; ++v) axis.stride[v] = view[v] ? view[v]->stride(i, itemsize) : 0;
+    }
+};
+
 // A normalization of one shape and one set of options; made once, called many times, never changed.
 class NormProblem {
 public:
     // roles: one of 'n', 'c', 'r' per axis
     NormProblem(std::vector<int64_t> shape, const std::string& roles, int64_t channels_per_set, int dtype, double eps,
-                int activation, double alpha, double beta)
+                int activation, double alpha, double beta, bool slope_from_input)
         : shape_(std::move(shape)),
           channels_per_set_(channels_per_set),
           dtype_(static_cast<rg::DType>(dtype)),
-          itemsize_(dtype_ == rg::DType::f64   ? 8
-                    : dtype_ == rg::DType::f32 ? 4
-                                               : 2),
+          itemsize_(item_size(dtype_)),
           eps_(eps),
-          activation_{static_cast<rg::ActivationKind>(activation), alpha, beta} {
+          activation_{static_cast<rg::ActivationKind>(activation), alpha, beta},
+          needs_y_(activation_.kind != rg::ActivationKind::identity && !slope_from_input),
+          needs_beta_(activation_.kind != rg::ActivationKind::identity && slope_from_input) {
+        if (needs_y_ && !rg::output_tells_slope(activation_.kind)) throw nb::value_error("the output tells no slope");
         if (roles.size() != shape_.size()) throw nb::value_error("roles and shape differ in length");
         if (shape_.size() > rg::kMaxAxes) throw nb::value_error("too many axes");
         for (size_t i = 0; i < shape_.size(); ++i) {
@@ -78,26 +97,28 @@ public:
         return Outcome::done;
     }
 
-    // dx may be exactly in the place of dy.
+    // dx may be exactly in the place of dy. Of y and beta only what the slope is found from is looked at.
     Outcome backward(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle gamma_array,
-                     nb::handle statistics_array, bool statistics_given, bool frozen, nb::handle given_sum_dz_array,
-                     nb::handle given_sum_dz_xhat_array, double given_count, nb::handle dx_array,
-                     nb::handle dgamma_array, nb::handle dbeta_array, bool accumulate, bool overlap_checked,
-                     int threads) const {
-        const View dy(dy_array, "dy", Access::read), x(x_array, "x", Access::read), y(y_array, "y", Access::read),
-            gamma(gamma_array, "gamma", Access::read), statistics(statistics_array, "statistics", Access::read),
+                     nb::handle beta_array, nb::handle statistics_array, bool statistics_given, bool frozen,
+                     nb::handle given_sum_dz_array, nb::handle given_sum_dz_xhat_array, double given_count,
+                     nb::handle dx_array, nb::handle dgamma_array, nb::handle dbeta_array, bool accumulate,
+                     bool overlap_checked, int threads) const {
+        const View dy(dy_array, "dy", Access::read), x(x_array, "x", Access::read),
+            y(if_needed(y_array, needs_y_), "y", Access::read), gamma(gamma_array, "gamma", Access::read),
+            beta(if_needed(beta_array, needs_beta_), "beta", Access::read),
+            statistics(statistics_array, "statistics", Access::read),
             given_sum_dz(given_sum_dz_array, "sum_dz", Access::read),
             given_sum_dz_xhat(given_sum_dz_xhat_array, "sum_dz_xhat", Access::read);
         const View dx(dx_array, "dx", Access::write), dgamma(dgamma_array, "dgamma", Access::write),
             dbeta(dbeta_array, "dbeta", Access::write);
         for (const View* v : {&dy, &x, &y, &dx}) v->check_elements(shape_, itemsize_);
-        for (const View* v : {&gamma, &dgamma, &dbeta}) v->check_contiguous(parameter_shape_, arithmetic_size());
+        for (const View* v : {&gamma, &beta, &dgamma, &dbeta}) v->check_contiguous(parameter_shape_, arithmetic_size());
         statistics.check_vector(2 * sets_, sizeof(double));
         check_given(given_sum_dz, given_sum_dz_xhat);
         require(dy, x, statistics);
-        if (activation_.kind != rg::ActivationKind::identity) require(y);
+        if (needs_y_) require(y);
         if (!overlap_checked) {
-            const View *inputs[] = {&x, &y, &gamma, &statistics}, *results[] = {&dx, &dgamma, &dbeta};
+            const View *inputs[] = {&x, &y, &gamma, &beta, &statistics}, *results[] = {&dx, &dgamma, &dbeta};
             for (const View* out : results) {
                 for (const View* in : inputs) {
                     if (out->overlaps(*in)) return Outcome::overlap;
@@ -106,7 +127,7 @@ public:
             }
             if (dx.overlaps(dgamma) || dx.overlaps(dbeta) || dgamma.overlaps(dbeta)) return Outcome::overlap;
         }
-        rg::NormBackward call = backward_call(dy, x, y, gamma, statistics, &dx);
+        rg::NormBackward call = backward_call(dy, x, y, gamma, beta, statistics, &dx);
         call.statistics_given = statistics_given;
         call.frozen = frozen;
         call.accumulate = accumulate;
@@ -121,17 +142,22 @@ public:
         return Outcome::done;
     }
 
-    void gradient_sums(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle statistics_array,
-                       nb::handle sum_dz_array, nb::handle sum_dz_xhat_array, int threads) const {
-        const View dy(dy_array, "dy", Access::read), x(x_array, "x", Access::read), y(y_array, "y", Access::read),
+    void gradient_sums(nb::handle dy_array, nb::handle x_array, nb::handle y_array, nb::handle gamma_array,
+                       nb::handle beta_array, nb::handle statistics_array, nb::handle sum_dz_array,
+                       nb::handle sum_dz_xhat_array, int threads) const {
+        const View dy(dy_array, "dy", Access::read), x(x_array, "x", Access::read),
+            y(if_needed(y_array, needs_y_), "y", Access::read),
+            gamma(if_needed(gamma_array, needs_beta_), "gamma", Access::read),
+            beta(if_needed(beta_array, needs_beta_), "beta", Access::read),
             statistics(statistics_array, "statistics", Access::read), sum_dz(sum_dz_array, "sum_dz", Access::write),
-            sum_dz_xhat(sum_dz_xhat_array, "sum_dz_xhat", Access::write), none(nb::none(), "", Access::read);
+            sum_dz_xhat(sum_dz_xhat_array, "sum_dz_xhat", Access::write);
         for (const View* v : {&dy, &x, &y}) v->check_elements(shape_, itemsize_);
+        for (const View* v : {&gamma, &beta}) v->check_contiguous(parameter_shape_, arithmetic_size());
         statistics.check_vector(2 * sets_, sizeof(double));
         check_given(sum_dz, sum_dz_xhat);
         require(dy, x, statistics, sum_dz, sum_dz_xhat);
-        if (activation_.kind != rg::ActivationKind::identity) require(y);
-        rg::NormBackward call = backward_call(dy, x, y, none, statistics, nullptr);
+        if (needs_y_) require(y);
+        rg::NormBackward call = backward_call(dy, x, y, gamma, beta, statistics, nullptr);
         call.statistics_given = true;  // whoever adds up sums has statistics of more than x
         call.threads = threads > 0 ? threads : rg::num_threads();
         call.sum_dz = static_cast<double*>(sum_dz.data());
@@ -142,6 +168,8 @@ public:
 private:
     int64_t elements() const { return samples_ * channels_ * reduced_; }
     int64_t arithmetic_size() const { return dtype_ == rg::DType::f64 ? 8 : 4; }
+
+    static nb::handle if_needed(nb::handle array, bool needed) { return needed ? array : nb::handle(Py_None); }
 
     template <class... Views>
     static void require(const Views&... views) {
@@ -155,28 +183,18 @@ private:
         for (const View* v : {&sum_dz, &sum_dz_xhat}) v->check_vector(channels_, sizeof(double));
     }
 
-    struct Views {
-        const View *x, *y, *dy, *dx;
-    };
     rg::NormShape axes(const Views& views) const {
-        const View* view[rg::kViews];
-        view[rg::kX] = views.x;
-        view[rg::kY] = views.y;
-        view[rg::kDy] = views.dy;
-        view[rg::kDx] = views.dx;
         rg::NormShape shape;
         shape.channels_per_set = channels_per_set_;
         for (size_t i = 0; i < shape_.size(); ++i) {
             rg::AxisList& list = roles_[i] == rg::AxisRole::n   ? shape.n
                                  : roles_[i] == rg::AxisRole::c ? shape.c
                                                                 : shape.r;
-            rg::Axis& axis = list.axis[list.size++];
-            axis.extent = shape_[i];
-            for (int v = 0; v < rg::kViews; ++v) axis.stride[v] = view[v] ? view[v]->stride(int(i), itemsize_) : 0;
+            views.put_axis(int(i), shape_[i], itemsize_, list.axis[list.size++]);
         }
         return shape;
     }
-    rg::NormBackward backward_call(const View& dy, const View& x, const View& y, const View& gamma,
+    rg::NormBackward backward_call(const View& dy, const View& x, const View& y, const View& gamma, const View& beta,
                                    const View& statistics, const View* dx) const {
         rg::NormBackward call;
         call.shape = axes({&x, &y, &dy, dx});
@@ -187,6 +205,8 @@ private:
         call.y = y.data();
         call.dy = dy.data();
         call.gamma = gamma.data();
+        call.beta = beta.data();
+        call.slope_from_input = needs_beta_;
         call.mean = static_cast<const double*>(statistics.data());
         call.var = call.mean + sets_;
         return call;
@@ -199,31 +219,62 @@ private:
     int64_t itemsize_;
     double eps_;
     rg::Activation activation_;
+    bool needs_y_, needs_beta_;  // what backward finds the slope from: the output, or the input made again
     int64_t samples_ = 1, channels_ = 1, reduced_ = 1, sets_ = 0;
 };
 
-enum class ActivationPart { value, slope };
-
-template <class A>
-void activate(ActivationPart part, const rg::Activation& activation, const View& z, const View& out) {
-    const int64_t count = z.bytes() / int64_t(sizeof(A));
-    for (const View* v : {&z, &out}) v->check_vector(count, sizeof(A));
-    const rg::ActivationKernels<A>& kernels = rg::activation_kernels<A>(rg::kernel_table());
-    const auto function = part == ActivationPart::value ? kernels.value : kernels.input_slope;
-    const A* from = static_cast<const A*>(z.data());
-    A* to = static_cast<A*>(out.data());
-    without_lock(count, [&] { function(activation, from, count, to); });
+// The axes of arrays that must all have the shape of x.
+rg::AxisList checked_axes(const Views& views, int64_t itemsize) {
+    rg::AxisList list;
+    if (views.x->axes() > rg::kMaxAxes) throw nb::value_error("too many axes");
+    list.size = views.x->axes();
+    std::vector<int64_t> shape;
+    for (int i = 0; i < list.size; ++i) shape.push_back(views.x->extent(i));
+    for (const View* v : {views.x, views.y, views.dy, views.dx}) {
+        if (v) v->check_elements(shape, itemsize);
+    }
+    for (int i = 0; i < list.size; ++i) views.put_axis(i, shape[size_t(i)], itemsize, list.axis[i]);
+    return list;
 }
 
-template <ActivationPart part>
-void activation(int kind, double alpha, double beta, nb::handle z_array, nb::handle out_array) {
-    const View z(z_array, "z", Access::read), out(out_array, "out", Access::write);
-    const rg::Activation activation{static_cast<rg::ActivationKind>(kind), alpha, beta};
-    if (z.itemsize() == sizeof(double)) {
-        activate<double>(part, activation, z, out);
-    } else {
-        activate<float>(part, activation, z, out);
+bool overlaps_partly(const View& out, const View& in) { return out.overlaps(in) && !out.same_elements(in); }
+
+Outcome activation_forward(int kind, double alpha, double beta, int dtype, nb::handle x_array, nb::handle y_array,
+                           bool overlap_checked, int threads) {
+    const View x(x_array, "x", Access::read), y(y_array, "out", Access::write);
+    rg::ActivationForward call;
+    call.dtype = static_cast<rg::DType>(dtype);
+    call.axes = checked_axes({&x, &y, nullptr, nullptr}, item_size(call.dtype));
+    if (!overlap_checked && overlaps_partly(y, x)) return Outcome::overlap;
+    call.activation = {static_cast<rg::ActivationKind>(kind), alpha, beta};
+    call.x = x.data();
+    call.y = y.data();
+    call.threads = threads > 0 ? threads : rg::num_threads();
+    without_lock(x.bytes() / x.itemsize(), [&] { rg::activation_forward(call); });
+    return Outcome::done;
+}
+
+Outcome activation_backward(int kind, double alpha, double beta, int dtype, nb::handle dy_array, nb::handle from_array,
+                            bool slope_from_input, nb::handle dx_array, bool accumulate, bool overlap_checked,
+                            int threads) {
+    const View dy(dy_array, "dy", Access::read), from(from_array, slope_from_input ? "x" : "y", Access::read),
+        dx(dx_array, "out", Access::write);
+    rg::ActivationBackward call;
+    call.activation = {static_cast<rg::ActivationKind>(kind), alpha, beta};
+    if (!slope_from_input && !rg::output_tells_slope(call.activation.kind)) {
+        throw nb::value_error("the output tells no slope");
     }
+    call.dtype = static_cast<rg::DType>(dtype);
+    call.axes = checked_axes({&from, nullptr, &dy, &dx}, item_size(call.dtype));
+    if (!overlap_checked && (overlaps_partly(dx, from) || overlaps_partly(dx, dy))) return Outcome::overlap;
+    call.from = from.data();
+    call.slope_from_input = slope_from_input;
+    call.dy = dy.data();
+    call.accumulate = accumulate;
+    call.dx = dx.data();
+    call.threads = threads > 0 ? threads : rg::num_threads();
+    without_lock(dy.bytes() / dy.itemsize(), [&] { rg::activation_backward(call); });
+    return Outcome::done;
 }
 
 // Seconds for one pass of dst = sum(sources): the machine's limit, measured in the process that is compared with it.
@@ -270,30 +321,33 @@ NB_MODULE(_core, m) {
     m.def("stream_seconds", &stream_seconds, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"),
           nb::arg("threads"), "Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.");
 
-    m.def("activation_value", &activation<ActivationPart::value>, nb::arg("kind"), nb::arg("alpha"), nb::arg("beta"),
-          nb::arg("z"), nb::arg("out"), "out = f(z) over contiguous float32 or float64 arrays.");
-    m.def("activation_slope", &activation<ActivationPart::slope>, nb::arg("kind"), nb::arg("alpha"), nb::arg("beta"),
-          nb::arg("z"), nb::arg("out"), "out = f'(z), from z, over contiguous float32 or float64 arrays.");
-
     nb::enum_<Outcome>(m, "Outcome", "What became of a call; unless `done`, nothing was written.")
         .value("done", Outcome::done)
         .value("in_place", Outcome::in_place)
         .value("overlap", Outcome::overlap);
 
+    m.def("activation_forward", &activation_forward, nb::arg("kind"), nb::arg("alpha"), nb::arg("beta"),
+          nb::arg("dtype"), nb::arg("x"), nb::arg("y"), nb::arg("overlap_checked"), nb::arg("threads"), "y = f(x)");
+    m.def("activation_backward", &activation_backward, nb::arg("kind"), nb::arg("alpha"), nb::arg("beta"),
+          nb::arg("dtype"), nb::arg("dy"), nb::arg("slope_from"), nb::arg("slope_from_input"), nb::arg("dx"),
+          nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"),
+          "dx = dy * f', the slope found from x or from y.");
+
     nb::class_<NormProblem>(m, "NormProblem", "A normalization of one shape with one set of options.")
-        .def(nb::init<std::vector<int64_t>, const std::string&, int64_t, int, double, int, double, double>(),
+        .def(nb::init<std::vector<int64_t>, const std::string&, int64_t, int, double, int, double, double, bool>(),
              nb::arg("shape"), nb::arg("roles"), nb::arg("channels_per_set"), nb::arg("dtype"), nb::arg("eps"),
-             nb::arg("activation"), nb::arg("alpha"), nb::arg("beta"))
+             nb::arg("activation"), nb::arg("alpha"), nb::arg("beta"), nb::arg("slope_from_input"))
         .def("forward", &NormProblem::forward, nb::arg("x"), nb::arg("gamma").none(), nb::arg("beta").none(),
              nb::arg("y").none(), nb::arg("statistics"), nb::arg("statistics_given"), nb::arg("overlap_checked"),
              nb::arg("threads"))
         .def("backward", &NormProblem::backward, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
-             nb::arg("gamma").none(), nb::arg("statistics"), nb::arg("statistics_given"), nb::arg("frozen"),
-             nb::arg("sum_dz").none(), nb::arg("sum_dz_xhat").none(), nb::arg("count"), nb::arg("dx").none(),
-             nb::arg("dgamma").none(), nb::arg("dbeta").none(), nb::arg("accumulate"), nb::arg("overlap_checked"),
-             nb::arg("threads"))
+             nb::arg("gamma").none(), nb::arg("beta").none(), nb::arg("statistics"), nb::arg("statistics_given"),
+             nb::arg("frozen"), nb::arg("sum_dz").none(), nb::arg("sum_dz_xhat").none(), nb::arg("count"),
+             nb::arg("dx").none(), nb::arg("dgamma").none(), nb::arg("dbeta").none(), nb::arg("accumulate"),
+             nb::arg("overlap_checked"), nb::arg("threads"))
         .def("gradient_sums", &NormProblem::gradient_sums, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
-             nb::arg("statistics"), nb::arg("sum_dz"), nb::arg("sum_dz_xhat"), nb::arg("threads"));
+             nb::arg("gamma").none(), nb::arg("beta").none(), nb::arg("statistics"), nb::arg("sum_dz"),
+             nb::arg("sum_dz_xhat"), nb::arg("threads"));
 
     bind_lstm(m);
     bind_optimizer(m);

@@ -11,7 +11,8 @@
 
 namespace rg {
 
-// Activations that kernels apply on the way; the others are applied to a staged block by `activate` and `apply_slope`.
+// Activations that kernels apply on the way, their slope from y; all else is done on a staged block by
+// ActivationKernels.
 constexpr bool is_fused(ActivationKind kind) {
     return kind == ActivationKind::identity || kind == ActivationKind::relu || kind == ActivationKind::sigmoid ||
            kind == ActivationKind::tanh;
@@ -91,11 +92,6 @@ struct NormKernels {
     void (*col_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
                    const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride,
                    bool stream);
-
-    // y = f(z) of an activation whose slope follows from y, in place or not
-    void (*activate)(const Activation& activation, const A* z, int64_t count, A* y);
-    // dz = dy * f'(z), the slope taken from y; dz may be dy
-    void (*apply_slope)(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz);
 
     // Storage to arithmetic and back. `count` elements, `stride` elements apart in storage, neighbours in A.
     void (*load)(DType dtype, const void* src, int64_t stride, int64_t count, A* dst);
@@ -213,9 +209,11 @@ struct LstmKernels {
 template <class A>
 struct ActivationKernels {
     // y = f(z)
-    void (*value)(const Activation& activation, const A* z, int64_t count, A* y);
-    // slope = f'(z)
-    void (*input_slope)(const Activation& activation, const A* z, int64_t count, A* slope);
+    void (*activate)(const Activation& activation, const A* z, int64_t count, A* y);
+    // dz = dy * f'(z), the slope taken from z
+    void (*apply_input_slope)(const Activation& activation, const A* z, const A* dy, int64_t count, A* dz);
+    // dz = dy * f'(z), the slope taken from y; only for activations whose output tells it
+    void (*apply_output_slope)(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz);
 };
 
 // ---- optimizers ----------------------------------------------------------------------------------------------------

@@ -29,9 +29,11 @@ struct NormBackward {
     Activation activation;
     double eps = 0;
     const void* x = nullptr;
-    const void* y = nullptr;  // only read under an activation
+    const void* y = nullptr;  // only read under an activation whose slope comes from it
     const void* dy = nullptr;
     const void* gamma = nullptr;
+    const void* beta = nullptr;     // only read if slope_from_input
+    bool slope_from_input = false;  // the activation's slope comes from z, which is computed again
     const double* mean = nullptr;
     const double* var = nullptr;
     bool statistics_given = false;  // as in forward: they need not be those of x

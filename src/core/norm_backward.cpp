@@ -8,7 +8,8 @@ struct BackwardContext {
     const NormBackward& call;
     const Geometry& g;
     Storage<A> storage;
-    const A* gamma;
+    const A *gamma, *beta;
+    bool by_input;  // the slope comes from z
     bool stream;
     bool wants_sums;  // sums over dz are needed, and not given
 
@@ -17,19 +18,34 @@ struct BackwardContext {
           g(geometry),
           storage(kernel_table(), c.dtype, c.activation),
           gamma(static_cast<const A*>(c.gamma)),
+          beta(static_cast<const A*>(c.beta)),
+          by_input(c.slope_from_input && storage.has_activation()),
           stream(g.elements() * element_size(c.dtype) >= kMinStream && !c.accumulate && c.dx != c.dy && c.dx != c.x) {
         const bool for_dx = c.dx && !c.frozen && !c.given_sum_dz;
         wants_sums = for_dx || wants_parameters();
     }
     bool wants_parameters() const { return call.dgamma || call.dbeta || call.sum_dz; }
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
-    bool needs_x() const { return !call.frozen; }
+    double beta_at(int64_t channel) const { return beta ? double(beta[channel]) : 0.0; }
+    bool needs_y() const { return storage.has_activation() && !by_input; }
     // Whether kernels can read a block of x, dy and y where it lies.
     bool inputs_in_place(const Block& b) const {
-        return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.activates_staged() &&
-               (!storage.has_activation() || storage.in_place(b, kY));
+        return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.activates_staged() && !by_input &&
+               (!needs_y() || storage.in_place(b, kY));
     }
-    int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype) * (storage.has_activation() ? 3 : 2); }
+    int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype) * (needs_y() ? 3 : 2); }
+    // x of a block, if it is wanted or z is made of it, and dz. put_z(x, to) writes the block's z.
+    struct Inputs {
+        Run<const A> x;
+        Gradient<A> dz;
+    };
+    template <class PutZ>
+    Inputs read(const Block& b, Tile<A>& tile, bool want_x, const PutZ& put_z) const {
+        const bool has_x = want_x || by_input;
+        const Run<const A> x = has_x ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
+        if (!by_input) return {x, storage.read_dz(call.dy, call.y, b, tile)};
+        return {x, storage.read_dz_by_input(call.dy, b, tile, [&](A* to) { put_z(x, to); })};
+    }
     // Sets of one element, normalized by their own statistics, come out as beta whatever they are.
     bool constant_sets() const { return g.set_size() == 1 && !call.statistics_given && !call.frozen; }
     // The statistics that dx is computed with: 1 / std is 0 where dx is, exactly.
@@ -90,13 +106,20 @@ struct PlaneBackward : BackwardContext<A> {
 
     SetStatistics<A> statistics(int64_t set) const { return {call.mean[set], call.var[set], call.eps}; }
 
+    typename Base::Inputs read(int64_t set, int64_t item, const Block& b, bool want_x) const {
+        return Base::read(b, my_tile<A>(), want_x, [&](Run<const A> x, A* to) {
+            const int64_t c = blocks.channel(set, item);
+            const Affine<A> z(statistics(set), this->gamma_at(c), this->beta_at(c));
+            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, z.center, z.scale, z.shift,
+                                        ActivationKind::identity, to, b.cols, false);
+        });
+    }
+
     void begin(int64_t) {}
     void collect(int64_t set, int64_t item) {
         Block b = blocks.block(set, item);
         b.ahead = blocks.ahead(set, item, b);
-        Tile<A>& tile = my_tile<A>();
-        const Run<const A> x = storage.read(call.x, kX, b, tile.x);
-        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+        const auto [x, dz] = read(set, item, b, true);
         const SetStatistics<A> s = statistics(set);
         double* sums = partial + (set * plan.items + item) * 2;
         sums[0] = sums[1] = 0;
@@ -140,9 +163,8 @@ struct PlaneBackward : BackwardContext<A> {
     }
     bool pipelines() const {
         const Block b = blocks.block(0, 0);
-        return plan.pipelines(this->stream) && collects() && this->needs_x() && applies() && storage.in_place(b, kX) &&
-               storage.in_place(b, kDy) && storage.in_place(b, kDx) && !storage.activates_staged() &&
-               (!storage.has_activation() || storage.in_place(b, kY));
+        return plan.pipelines(this->stream) && collects() && !call.frozen && applies() && this->inputs_in_place(b) &&
+               storage.in_place(b, kDx);
     }
     void apply_and_collect(int64_t set, int64_t next, int64_t item) {
         Tile<A>& tile = my_tile<A>();
@@ -163,10 +185,10 @@ struct PlaneBackward : BackwardContext<A> {
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const Coefficients k = coefficients(set, item);
-        const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
-        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+        const auto in = read(set, item, b, !call.frozen);
+        const A* x = call.frozen ? nullptr : in.x.data;
         this->write(b, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_dx(x.data, dz, b.rows, b.cols, x.stride, k.s.center, k.s.rstd, k.s.offset, k.a, k.b,
+            storage.kernels.plane_dx(x, in.dz, b.rows, b.cols, in.x.stride, k.s.center, k.s.rstd, k.s.offset, k.a, k.b,
                                      k.k, out.data, out.stride, stream);
         });
     }
@@ -187,11 +209,11 @@ template <class A>
 struct ColumnBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
     using Base::call, Base::g, Base::storage;
-    static constexpr int64_t kVectors = 6;  // center, rstd, offset, a, b, k
+    const int64_t vectors = this->by_input ? 8 : 6;  // center, rstd, offset, a, b, k and, of z, scale and shift
     ColumnGrid grid;
     Plan plan;
     double* partial = nullptr;  // [set][chunk][2][C]
-    A* coefficients = nullptr;  // [set][kVectors][C]
+    A* coefficients = nullptr;  // [set][vectors][C]
     double* totals;             // [group][2][C]
 
     ColumnBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
@@ -199,7 +221,7 @@ struct ColumnBackward : BackwardContext<A> {
         CallScratch& scratch = my_call_scratch();
         if (plan.phased) {
             partial = scratch.partial.take<double>(g.N * grid.chunks * 2 * g.C);
-            coefficients = scratch.coefficients.take<A>(g.N * kVectors * g.C);
+            coefficients = scratch.coefficients.take<A>(g.N * vectors * g.C);
         }
         totals = scratch.totals.take<double>(plan.groups * 2 * g.C);
         memset(totals, 0, size_t(plan.groups * 2 * g.C) * sizeof(double));
@@ -212,8 +234,8 @@ struct ColumnBackward : BackwardContext<A> {
         return my_set_scratch().partial.take<double>(grid.chunks * 2 * g.C) + chunk * 2 * g.C;
     }
     A* coefficient(int64_t n) {
-        if (plan.phased) return coefficients + n * kVectors * g.C;
-        return my_set_scratch().coefficients.take<A>(kVectors * g.C);
+        if (plan.phased) return coefficients + n * vectors * g.C;
+        return my_set_scratch().coefficients.take<A>(vectors * g.C);
     }
     void begin(int64_t n) {
         A* v = coefficient(n);
@@ -224,8 +246,19 @@ struct ColumnBackward : BackwardContext<A> {
                 v[c] = stat.center;
                 v[g.C + c] = stat.rstd;
                 v[2 * g.C + c] = stat.offset;
+                if (!this->by_input) continue;
+                const Affine<A> z(stat, this->gamma_at(c), this->beta_at(c));
+                v[6 * g.C + c] = z.scale;
+                v[7 * g.C + c] = z.shift;
             }
         }
+    }
+    // v: the vectors from the block's first column on
+    typename Base::Inputs read(const A* v, const Block& b, bool want_x) const {
+        return Base::read(b, my_tile<A>(), want_x, [&](Run<const A> x, A* to) {
+            storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, v, v + 6 * g.C, v + 7 * g.C,
+                                      ActivationKind::identity, to, b.cols, false);
+        });
     }
     void collect(int64_t n, int64_t item) {
         const A* v = coefficient(n);
@@ -234,10 +267,8 @@ struct ColumnBackward : BackwardContext<A> {
         const int64_t col0 = grid.first_col(item);
         memset(sums + col0, 0, size_t(whole.cols) * sizeof(double));
         memset(sums + g.C + col0, 0, size_t(whole.cols) * sizeof(double));
-        Tile<A>& tile = my_tile<A>();
         grid.for_parts(whole, col0, this->inputs_in_place(whole), [&](const Block& b, int64_t col) {
-            const Run<const A> x = storage.read(call.x, kX, b, tile.x);
-            const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+            const auto [x, dz] = read(v + col, b, true);
             storage.kernels.col_sums(x.data, dz, b.rows, b.cols, x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
                                      sums + col, sums + g.C + col);
         });
@@ -282,10 +313,10 @@ struct ColumnBackward : BackwardContext<A> {
         const bool direct =
             this->inputs_in_place(whole) && storage.in_place(whole, kDx) && !call.accumulate && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
-            const Run<const A> x = this->needs_x() ? storage.read(call.x, kX, b, tile.x) : Run<const A>{nullptr, 0, 0};
-            const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+            const auto in = read(v + col, b, !call.frozen);
+            const A* x = call.frozen ? nullptr : in.x.data;
             this->write(b, tile, [&](Run<A> out, bool stream) {
-                storage.kernels.col_dx(x.data, dz, b.rows, b.cols, x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
+                storage.kernels.col_dx(x, in.dz, b.rows, b.cols, in.x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
                                        v + 3 * g.C + col, v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride,
                                        stream);
             });
@@ -323,19 +354,21 @@ struct RowBackward : BackwardContext<A> {
     }
     bool wants_row_sums() const { return call.dx && !call.frozen; }
 
-    struct Inputs {
-        Run<const A> x;
-        Gradient<A> dz;
-    };
-    // With rstd = 0, xhat and dx are exactly 0.
+    using Inputs = typename Base::Inputs;
     RowStatistics<A> statistics(int64_t row, int64_t rows) const {
-        RowStatistics<A> s(call.mean + row, call.var + row, rows, call.eps);
-        for (int64_t i = 0; i < rows && this->constant_sets(); ++i) s.rstd[i] = s.offset[i] = 0;
-        return s;
+        return {call.mean + row, call.var + row, rows, call.eps};
     }
-    Inputs read(const Block& b) const {
-        Tile<A>& tile = my_tile<A>();
-        return {storage.read(call.x, kX, b, tile.x), storage.read_dz(call.dy, call.y, b, tile)};
+    // With rstd = 0, xhat and dx are exactly 0.
+    void settle_constant(RowStatistics<A>& s, int64_t rows) const {
+        for (int64_t i = 0; i < rows && this->constant_sets(); ++i) s.rstd[i] = s.offset[i] = 0;
+    }
+    // s: as forward had them
+    Inputs read(const Block& b, const RowStatistics<A>& s, int64_t col) const {
+        return Base::read(b, my_tile<A>(), true, [&](Run<const A> x, A* to) {
+            storage.kernels.row_apply(x.data, b.rows, b.cols, x.stride, 0, s.center, s.rstd, s.offset, gamma_from(col),
+                                      this->beta ? this->beta + col : nullptr, ActivationKind::identity, to, b.cols,
+                                      false);
+        });
     }
     const A* gamma_from(int64_t col) const { return this->gamma ? this->gamma + col : nullptr; }
 
@@ -365,8 +398,9 @@ struct RowBackward : BackwardContext<A> {
         double* total = this->wants_parameters() ? totals + chunk * 2 * g.C : nullptr;
         grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
             const Block b = grid.place(row, rows, 0);
-            const Inputs in = read(b);
-            const RowStatistics<A> s = statistics(row, rows);
+            RowStatistics<A> s = statistics(row, rows);
+            const Inputs in = read(b, s, 0);
+            settle_constant(s, rows);
             double row_sums[2 * kRowGroup] = {};
             if (wants_row_sums()) {
                 storage.kernels.row_sums(in.x.data, in.dz, rows, b.cols, in.x.stride, s.center, s.rstd, s.offset,
@@ -377,12 +411,13 @@ struct RowBackward : BackwardContext<A> {
     }
     void collect_long(int64_t row, int64_t segment) {
         const Block b = grid.place(row, 1, segment);
-        const Inputs in = read(b);
-        const RowStatistics<A> s(call.mean + row, call.var + row, 1, call.eps);
+        const int64_t col = segment * grid.cols_per_segment;
+        const RowStatistics<A> s = statistics(row, 1);
+        const Inputs in = read(b, s, col);
         double* out = sums + (row * grid.segments + segment) * 2;
         out[0] = out[1] = 0;
-        storage.kernels.row_sums(in.x.data, in.dz, 1, b.cols, in.x.stride, s.center, s.rstd, s.offset,
-                                 gamma_from(segment * grid.cols_per_segment), out);
+        storage.kernels.row_sums(in.x.data, in.dz, 1, b.cols, in.x.stride, s.center, s.rstd, s.offset, gamma_from(col),
+                                 out);
     }
     void apply_long(int64_t segment) {
         double* total = this->wants_parameters() ? totals : nullptr;
@@ -393,8 +428,9 @@ struct RowBackward : BackwardContext<A> {
                 row_sums[1] += sums[(row * grid.segments + i) * 2 + 1];
             }
             const Block b = grid.place(row, 1, segment);
+            const int64_t col = segment * grid.cols_per_segment;
             const RowStatistics<A> s = statistics(row, 1);
-            write_block(b, read(b), s, row_sums, segment * grid.cols_per_segment, total);
+            write_block(b, read(b, s, col), s, row_sums, col, total);
         }
     }
     void run(const Crew& crew) {

@@ -1,5 +1,5 @@
-// What the normalization drivers share: sizes, scratch, geometry, blocks in and out of storage, scheduling, statistics.
-// Everything that decides how sums are cut follows from the shape alone.
+// What the drivers that work block by block share: sizes, scratch, geometry, blocks in and out of storage, scheduling,
+// statistics. Everything that decides how sums are cut follows from the shape alone.
 #pragma once
 
 #include <math.h>
@@ -109,6 +109,17 @@ struct Offsets {
     }
 };
 
+// The smallest stride goes last.
+inline void sort_by_stride(AxisList& list, int view) {
+    for (int i = 1; i < list.size; ++i) {
+        for (int j = i; j > 0; --j) {
+            Axis &before = list.axis[j - 1], &axis = list.axis[j];
+            if (magnitude(before.stride[view]) >= magnitude(axis.stride[view])) break;
+            std::swap(before, axis);
+        }
+    }
+}
+
 // Planes run along R, rows along C with R = 1 and one set a row, columns along C otherwise.
 enum class Family { plane, row, column };
 
@@ -122,12 +133,7 @@ struct Geometry {
         C = c.extent();
         R = r.extent();
         sets_per_n = C / std::max<int64_t>(1, K);
-        // The order inside a set is free: the smallest stride goes last.
-        for (int i = 1; i < r.size; ++i) {
-            for (int j = i; j > 0 && magnitude(r.axis[j - 1].stride[kX]) < magnitude(r.axis[j].stride[kX]); --j) {
-                std::swap(r.axis[j - 1], r.axis[j]);
-            }
-        }
+        sort_by_stride(r, kX);  // the order inside a set is free
         simplify(n);
         simplify(c);
         simplify(r);
@@ -315,9 +321,14 @@ template <class A>
 class Storage {
 public:
     Storage(const KernelTable& table, DType dtype, const Activation& activation)
-        : kernels(norm_kernels<A>(table)), dtype_(dtype), size_(element_size(dtype)), activation_(activation) {}
+        : kernels(norm_kernels<A>(table)),
+          activations(activation_kernels<A>(table)),
+          dtype_(dtype),
+          size_(element_size(dtype)),
+          activation_(activation) {}
 
     const NormKernels<A>& kernels;
+    const ActivationKernels<A>& activations;
 
     bool has_activation() const { return activation_.kind != ActivationKind::identity; }
     bool in_place(const Block& b, int view) const {
@@ -338,8 +349,19 @@ public:
         const Run<const A> out = read(y, kY, b, tile.y);
         if (is_fused(activation_.kind)) return {g.data, out.data, g.stride, out.stride, g.ahead, activation_.kind};
         for (int64_t row = 0; row < b.rows; ++row) {
-            kernels.apply_slope(activation_, out.data + row * out.stride, g.data + row * g.stride, b.cols,
-                                tile.dz + row * b.cols);
+            activations.apply_output_slope(activation_, out.data + row * out.stride, g.data + row * g.stride, b.cols,
+                                           tile.dz + row * b.cols);
+        }
+        return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
+    }
+    // The same with the slope from z, which put_z(to) writes: rows of b.cols, one after the other.
+    template <class PutZ>
+    Gradient<A> read_dz_by_input(const void* dy, const Block& b, Tile<A>& tile, const PutZ& put_z) const {
+        const Run<const A> g = read(dy, kDy, b, tile.dz);
+        put_z(tile.y);
+        for (int64_t row = 0; row < b.rows; ++row) {
+            activations.apply_input_slope(activation_, tile.y + row * b.cols, g.data + row * g.stride, b.cols,
+                                          tile.dz + row * b.cols);
         }
         return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
     }
@@ -380,7 +402,7 @@ public:
         }
     }
     void activate(const Block& b, Tile<A>& tile) const {
-        kernels.activate(activation_, tile.out, b.rows * b.cols, tile.out);
+        activations.activate(activation_, tile.out, b.rows * b.cols, tile.out);
     }
 
 private:
@@ -596,6 +618,14 @@ struct SetStatistics {
         rstd = A(exact_rstd);
         offset = A(exact_offset);
     }
+};
+
+// A channel's z = (x - center) * scale + shift, in forward and, to the same bits, in backward.
+template <class A>
+struct Affine {
+    A center, scale, shift;
+    Affine(const SetStatistics<A>& s, double gamma, double beta)
+        : center(s.center), scale(A(gamma * s.exact_rstd)), shift(A(beta + gamma * s.exact_offset)) {}
 };
 
 template <class A>

@@ -95,14 +95,10 @@ struct PlaneForward : ForwardContext<A> {
             }
         });
     }
-    struct Coefficients {
-        A center, scale, shift;
-    };
-    Coefficients coefficients(int64_t set, int64_t item) const {
+    Affine<A> coefficients(int64_t set, int64_t item) const {
         const SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
         const int64_t c = blocks.channel(set, item);
-        const double gamma = this->gamma_at(c);
-        return {s.center, A(gamma * s.exact_rstd), A(this->beta_at(c) + gamma * s.exact_offset)};
+        return {s, this->gamma_at(c), this->beta_at(c)};
     }
     bool pipelines() const {
         const Block b = blocks.block(0, 0);
@@ -110,7 +106,7 @@ struct PlaneForward : ForwardContext<A> {
                !storage.activates_staged();
     }
     void apply_and_collect(int64_t set, int64_t next, int64_t item) {
-        const Coefficients k = coefficients(set, item);
+        const Affine<A> k = coefficients(set, item);
         const Block b = blocks.block(set, item), next_b = blocks.block(next, item);
         const Run<const A> x = read_x(b), next_x = read_x(next_b);
         const Run<A> y = storage.target(call.y, kY, b, my_tile<A>(), true, false);
@@ -120,7 +116,7 @@ struct PlaneForward : ForwardContext<A> {
                                             storage.fused(), A(centers[next]), y.data, y.stride, sums);
     }
     void apply(int64_t set, int64_t item) {
-        const Coefficients k = coefficients(set, item);
+        const Affine<A> k = coefficients(set, item);
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = read_x(b);
@@ -201,10 +197,10 @@ struct ColumnForward : ForwardContext<A> {
             const int64_t set = n * g.sets_per_n + s;
             const SetStatistics<A> stat(call.mean[set], call.var[set], call.eps);
             for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
-                const double gamma = this->gamma_at(c);
-                center[c] = stat.center;
-                center[g.C + c] = A(gamma * stat.exact_rstd);
-                center[2 * g.C + c] = A(this->beta_at(c) + gamma * stat.exact_offset);
+                const Affine<A> k(stat, this->gamma_at(c), this->beta_at(c));
+                center[c] = k.center;
+                center[g.C + c] = k.scale;
+                center[2 * g.C + c] = k.shift;
             }
         }
     }

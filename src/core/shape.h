@@ -9,8 +9,8 @@ namespace rg {
 // How an element is stored. Arithmetic is float for all but f64.
 enum class DType : int32_t { f32, f64, f16, bf16 };
 
-// Numbers are Apple's (BNNSActivationFunction): the elementwise functions of floating-point numbers. Normalization
-// fuses those whose slope follows from the output; the slope from the input is there for all.
+// Numbers are Apple's (BNNSActivationFunction): the elementwise functions of floating-point numbers; from 64 on they
+// are ours. The slope from the input is there for all, that from the output for those where it follows.
 enum class ActivationKind : int32_t {
     identity = 0,
     relu = 1,
@@ -41,7 +41,15 @@ enum class ActivationKind : int32_t {
     erf = 33,
     gelu = 34,
     gelu_sigmoid = 35,
+    closed_hard_sigmoid = 64,  // ours
 };
+
+// Whether the slope follows from the output, for parameters that do not make two inputs share one.
+constexpr bool output_tells_slope(ActivationKind kind) {
+    using K = ActivationKind;
+    return kind != K::abs && kind != K::gelu_tanh && kind != K::hard_swish && kind != K::silu && kind != K::erf &&
+           kind != K::gelu && kind != K::gelu_sigmoid && kind != K::closed_hard_sigmoid;
+}
 
 struct Activation {
     ActivationKind kind = ActivationKind::identity;

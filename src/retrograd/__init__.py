@@ -9,6 +9,7 @@ from . import _core
 from ._threads import default_num_threads as _default_num_threads
 from ._threads import get_num_threads, set_num_threads
 from .activation import Activation
+from .elementwise import activation_backward, activation_forward
 from .normalization import (
     GradientSums,
     NormCache,
@@ -16,6 +17,7 @@ from .normalization import (
     NormStatistics,
     RunningUpdate,
     batch_norm_backward,
+    batch_norm_cache,
     batch_norm_forward,
     batch_norm_gradient_sums,
     batch_norm_statistics,
@@ -54,8 +56,11 @@ __all__ = [
     "NormGradients",
     "NormStatistics",
     "RunningUpdate",
+    "activation_backward",
+    "activation_forward",
     "adam_step",
     "batch_norm_backward",
+    "batch_norm_cache",
     "batch_norm_forward",
     "batch_norm_gradient_sums",
     "batch_norm_statistics",

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from . import _core
 from ._threads import checked_num_threads
-from .activation import Activation, check_fusable
+from .activation import Activation, check_output_tells_slope
 
 Array: TypeAlias = npt.NDArray[Any]
 Statistics: TypeAlias = npt.NDArray[np.float64]
@@ -27,7 +27,7 @@ _FLOAT64: Final = np.dtype(np.float64)
 # The engine's numbers for data types; bfloat16 is known by its name, so that ml_dtypes need not be imported.
 _DTYPE_CODES: Final = {_FLOAT32: 0, _FLOAT64: 1, np.dtype(np.float16): 2}
 _BFLOAT16_CODE: Final = 3
-# Activations whose output is compared with a parameter: there the parameter must be rounded as the output is.
+# Parameters that data are compared with, and that must be rounded as the data are.
 _BOUND_PARAMETERS: Final = {"clamp": ("alpha", "beta"), "clamped_leaky_relu": ("beta",), "threshold": ("beta",)}
 
 
@@ -45,6 +45,8 @@ class NormProblem(NamedTuple):
     set_size: int  # elements of a statistics set
     eps: float
     activation: Activation
+    needs_y: bool  # backward finds the activation's slope from the output
+    needs_beta: bool  # or from the input, which it makes again
 
     def __repr__(self) -> str:
         return f"<{self.function} of {self.dtype} {self.shape}>"
@@ -73,14 +75,14 @@ def as_activation(function: str, activation: str | Activation | None) -> Activat
         raise type(error)(f"{function}: {error}") from None
 
 
-def as_fused_activation(function: str, activation: str | Activation | None) -> Activation:
-    """Of a normalization, whose backward has only the output to find the slope from."""
-    fused = as_activation(function, activation)
+def as_output_activation(function: str, activation: str | Activation | None, instead: str) -> Activation:
+    """One whose slope is to be found from its output; `instead` says what to do where that is not possible."""
+    found = as_activation(function, activation)
     try:
-        check_fusable(fused)
+        check_output_tells_slope(found, instead)
     except ValueError as error:
         raise ValueError(f"{function}: {error}") from None
-    return fused
+    return found
 
 
 def as_axis(function: str, name: str, axis: int, rank: int) -> int:
@@ -120,12 +122,13 @@ def norm_problem(
     num_groups: int,
     eps: float,
     activation: str | Activation | None,
+    slope_from: str,
 ) -> NormProblem:
     """`axis` is the channel axis, or the first normalized axis of a layer norm."""
     try:
-        return _norm_problem(function, shape, dtype, axis, num_groups, eps, activation)
+        return _norm_problem(function, shape, dtype, axis, num_groups, eps, activation, slope_from)
     except TypeError:  # an unhashable argument, or a wrong type found inside: say which
-        return _norm_problem.__wrapped__(function, shape, dtype, axis, num_groups, eps, activation)
+        return _norm_problem.__wrapped__(function, shape, dtype, axis, num_groups, eps, activation, slope_from)
 
 
 @lru_cache(maxsize=512, typed=True)  # 1.0 is not the axis 1
@@ -137,14 +140,21 @@ def _norm_problem(
     num_groups: int,
     eps: float,
     activation: str | Activation | None,
+    slope_from: str,
 ) -> NormProblem:
     code = dtype_code(function, "x", dtype)
-    fused = as_fused_activation(function, activation)
+    if slope_from == "output":
+        fused = as_output_activation(function, activation, "slope_from='input' finds it from the input")
+    elif slope_from == "input":
+        fused = as_activation(function, activation)
+    else:
+        raise ValueError(f"{function}: slope_from is {slope_from!r}, must be 'output' or 'input'")
+    from_input = slope_from == "input"
     epsilon = as_number(function, "eps", eps)
     if not (0 <= epsilon < math.inf):
         raise ValueError(f"{function}: eps is {epsilon}, must be a finite number of at least 0")
     rank = len(shape)
-    kind = function.removesuffix("_forward").removesuffix("_statistics")
+    kind = function.removesuffix("_forward").removesuffix("_statistics").removesuffix("_cache")
     if kind == "layer_norm":
         if rank < 1:
             raise ValueError(f"{function}: x has 0 axes, needs at least 1")
@@ -175,8 +185,11 @@ def _norm_problem(
     arithmetic = _FLOAT64 if dtype == _FLOAT64 else _FLOAT32
     engine = None
     if math.prod(shape):
-        alpha, beta = _rounded_parameters(fused, dtype)
-        engine = _core.NormProblem(list(shape), roles, channels_per_set, code, epsilon, fused.code, alpha, beta)
+        # The input has the arithmetic's type, the output the data's.
+        alpha, beta = rounded_parameters(fused, arithmetic if from_input else dtype)
+        engine = _core.NormProblem(
+            list(shape), roles, channels_per_set, code, epsilon, fused.code, alpha, beta, from_input
+        )
     return NormProblem(
         kind,
         engine,
@@ -189,6 +202,8 @@ def _norm_problem(
         count,
         epsilon,
         fused,
+        bool(fused.code) and not from_input,
+        bool(fused.code) and from_input,
     )
 
 
@@ -199,7 +214,8 @@ def _as_groups(function: str, num_groups: int, channels: int) -> int:
     return groups
 
 
-def _rounded_parameters(activation: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
+def rounded_parameters(activation: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
+    """alpha and beta as the engine gets them; `dtype` is that of the data they are compared with."""
     values = {"alpha": activation.alpha, "beta": activation.beta}
     for name in _BOUND_PARAMETERS.get(activation.name, ()):
         values[name] = float(np.array(values[name]).astype(dtype))
@@ -301,16 +317,19 @@ def check_disjoint(
     function: str,
     results: Mapping[str, Array | None],
     inputs: Mapping[str, Array | None],
-    in_place: tuple[str, str] = ("", ""),
+    in_place: tuple[str, ...] = ("",),
 ) -> None:
-    """Raise if a result really shares memory with an input or another result; `in_place` is the pair that may."""
+    """Raise if a result really shares memory with an input or another result.
+
+    `in_place` names the result that may be exactly in the place of an input, and those inputs.
+    """
     present = {name: array for name, array in results.items() if array is not None}
     for name, result in present.items():
         others = {**inputs, **{other: array for other, array in present.items() if other < name}}
         for other, array in others.items():
             if array is None or not np.shares_memory(result, array):
                 continue
-            if (name, other) == in_place and same_elements(result, array):
+            if name == in_place[0] and other in in_place[1:] and same_elements(result, array):
                 continue
             raise ValueError(
                 f"{function}: {name} (shape {result.shape}, strides {result.strides}) overlaps {other} "

@@ -26,12 +26,6 @@ def stream_seconds(dst: object, sources: Sequence[object], non_temporal: bool, t
     Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.
     """
 
-def activation_value(kind: int, alpha: float, beta: float, z: object, out: object) -> None:
-    """out = f(z) over contiguous float32 or float64 arrays."""
-
-def activation_slope(kind: int, alpha: float, beta: float, z: object, out: object) -> None:
-    """out = f'(z), from z, over contiguous float32 or float64 arrays."""
-
 class Outcome(enum.Enum):
     """What became of a call; unless `done`, nothing was written."""
 
@@ -41,16 +35,22 @@ class Outcome(enum.Enum):
 
     overlap = 2
 
+def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: object, y: object, overlap_checked: bool, threads: int) -> Outcome:
+    """y = f(x)"""
+
+def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: object, slope_from: object, slope_from_input: bool, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome:
+    """dx = dy * f', the slope found from x or from y."""
+
 class NormProblem:
     """A normalization of one shape with one set of options."""
 
-    def __init__(self, shape: Sequence[int], roles: str, channels_per_set: int, dtype: int, eps: float, activation: int, alpha: float, beta: float) -> None: ...
+    def __init__(self, shape: Sequence[int], roles: str, channels_per_set: int, dtype: int, eps: float, activation: int, alpha: float, beta: float, slope_from_input: bool) -> None: ...
 
     def forward(self, x: object, gamma: object | None, beta: object | None, y: object | None, statistics: object, statistics_given: bool, overlap_checked: bool, threads: int) -> Outcome: ...
 
-    def backward(self, dy: object, x: object, y: object | None, gamma: object | None, statistics: object, statistics_given: bool, frozen: bool, sum_dz: object | None, sum_dz_xhat: object | None, count: float, dx: object | None, dgamma: object | None, dbeta: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome: ...
+    def backward(self, dy: object, x: object, y: object | None, gamma: object | None, beta: object | None, statistics: object, statistics_given: bool, frozen: bool, sum_dz: object | None, sum_dz_xhat: object | None, count: float, dx: object | None, dgamma: object | None, dbeta: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome: ...
 
-    def gradient_sums(self, dy: object, x: object, y: object | None, statistics: object, sum_dz: object, sum_dz_xhat: object, threads: int) -> None: ...
+    def gradient_sums(self, dy: object, x: object, y: object | None, gamma: object | None, beta: object | None, statistics: object, sum_dz: object, sum_dz_xhat: object, threads: int) -> None: ...
 
 class LstmProblem:
     """An LSTM of one shape with one set of options."""

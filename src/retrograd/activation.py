@@ -1,4 +1,4 @@
-"""The elementwise activations, and which of them can be fused into a normalization."""
+"""The elementwise activations, and of which of them the output tells the slope."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ACTIVATIONS", "Activation"]
 
 
 class _Kind(NamedTuple):
-    code: int  # Apple's number, which is also the engine's
+    code: int  # the engine's number: Apple's where Apple has one, ours from 64 on
     alpha: float | None = 0.0  # customary value; None: there is none, the caller must say
     beta: float | None = 0.0
 
@@ -44,6 +44,7 @@ ACTIVATIONS: Final[dict[str, _Kind]] = {
     "erf": _Kind(33),
     "gelu": _Kind(34),
     "gelu_sigmoid": _Kind(35),
+    "closed_hard_sigmoid": _Kind(64, alpha=1 / 6, beta=0.5),
 }
 
 # Why the output cannot tell the slope.
@@ -55,10 +56,11 @@ _NEEDS_INPUT: Final = {
     "hard_swish": "it is not monotone",
     "silu": "it is not monotone",
     "erf": "an output near 1 or -1 no longer tells it",
+    "closed_hard_sigmoid": "outputs 0 and 1 may be those of a bound, where it is alpha, or of beyond, where it is 0",
 }
 _NOT_ELEMENTWISE: Final = ("softmax", "log_softmax")
 
-# Where alpha must be positive to be fused, because at or below zero two inputs share an output.
+# Where the output tells the slope only for positive alpha: at or below zero two inputs share an output.
 _POSITIVE_ALPHA: Final = ("leaky_relu", "clamped_leaky_relu", "elu", "celu")
 # Where a zero makes the function constant and its inverse disappear.
 _NON_ZERO: Final = {"softplus": ("alpha", "beta"), "scaled_tanh": ("alpha",)}
@@ -67,9 +69,8 @@ _NON_ZERO: Final = {"softplus": ("alpha", "beta"), "scaled_tanh": ("alpha",)}
 class Activation:
     """An activation with its parameters: ``Activation("leaky_relu", alpha=0.1)``.
 
-    Wherever an activation is expected, its name alone stands for its customary parameters. A normalization takes only
-    those whose slope follows from their output. Instances are immutable and hashable. ``docs/activations.md`` has the
-    formulas.
+    Wherever an activation is expected, its name alone stands for its customary parameters. Instances are immutable and
+    hashable. ``docs/activations.md`` has the formulas, and says of which the output tells the slope.
     """
 
     __slots__ = ("_hash", "alpha", "beta", "code", "name")
@@ -139,23 +140,21 @@ def _check(name: str, alpha: float, beta: float) -> None:
         raise ValueError("activation 'celu' with alpha = 0 divides by 0; use 'relu'")
 
 
-def check_fusable(activation: Activation) -> None:
-    """Raise unless the slope follows from the output, which is all that a normalization keeps."""
+def check_output_tells_slope(activation: Activation, instead: str) -> None:
+    """Raise unless the slope follows from the output alone; `instead` says what to do about it."""
     name = activation.name
+    why = ""
     if name in _NEEDS_INPUT:
-        raise ValueError(
-            f"activation {name!r} cannot be fused: backward finds the slope from the output, and {_NEEDS_INPUT[name]}. "
-            f"Normalize without an activation, apply {name} to the result, and multiply dy by its slope before backward"
-        )
-    if name in _POSITIVE_ALPHA and not activation.alpha > 0:
-        hint = "; use 'relu'" if name == "leaky_relu" and activation.alpha == 0 else ""
-        raise ValueError(
-            f"activation {name!r} with alpha = {activation.alpha:g}: backward finds the slope from the output, which "
-            f"tells it only for alpha > 0{hint}"
-        )
-    for parameter in _NON_ZERO.get(name, ()):
-        if getattr(activation, parameter) == 0:
-            raise ValueError(f"activation {name!r} with {parameter} = 0 is constant: its output cannot tell the slope")
+        why = f": the output does not tell the slope: {_NEEDS_INPUT[name]}"
+    elif name in _POSITIVE_ALPHA and not activation.alpha > 0:
+        hint = " (or use 'relu')" if name == "leaky_relu" and activation.alpha == 0 else ""
+        why = f" with alpha = {activation.alpha:g}: the output tells the slope only for alpha > 0{hint}"
+    else:
+        for parameter in _NON_ZERO.get(name, ()):
+            if getattr(activation, parameter) == 0:
+                why = f" with {parameter} = 0 is constant: the output does not tell the slope"
+    if why:
+        raise ValueError(f"activation {name!r}{why}; {instead}")
 
 
 def _unknown(name: object) -> Exception:

@@ -830,6 +830,9 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     calls["batch_norm_statistics"] = lambda: retrograd.batch_norm_statistics(x)
     calls["combine_statistics"] = lambda: retrograd.combine_statistics((part, part))
     calls["batch_norm_gradient_sums"] = lambda: retrograd.batch_norm_gradient_sums(x, cache)
+    calls["batch_norm_cache"] = lambda: retrograd.batch_norm_cache(x, gamma, beta, mean=part.mean, var=part.var)
+    calls["activation_forward"] = lambda: retrograd.activation_forward(x, "relu", out=out)
+    calls["activation_backward"] = lambda: retrograd.activation_backward(x, "relu", x=x, out=out)
     sequence = x[:, None]
     cell = LstmWeights(np.ones((4, 4), np.float32), np.ones((4, 1), np.float32))
     y, hn, cn, lstm_cache = retrograd.lstm_forward(sequence, cell)

@@ -35,6 +35,7 @@ __all__ = [
     "backward_bound",
     "error_in_tolerances",
     "forward_bound",
+    "input_slope_error",
     "lstm_bound",
     "make_lstm_data",
     "make_norm_data",
@@ -82,9 +83,19 @@ ACTIVATION_PARAMETERS: Final[dict[str, tuple[float, float]]] = {
     "erf": (0.0, 0.0),
     "gelu": (0.0, 0.0),
     "gelu_sigmoid": (0.0, 0.0),
+    "closed_hard_sigmoid": (0.4, 0.45),
 }
-_SLOPE_NEEDS_INPUT: Final = {"abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu", "gelu_sigmoid"}
-# Those that a normalization can apply: their output tells the slope.
+_SLOPE_NEEDS_INPUT: Final = {
+    "abs",
+    "gelu_tanh",
+    "hard_swish",
+    "silu",
+    "erf",
+    "gelu",
+    "gelu_sigmoid",
+    "closed_hard_sigmoid",
+}
+# Those whose output tells the slope.
 FUSED_ACTIVATIONS: Final = tuple(name for name in ACTIVATION_PARAMETERS if name not in _SLOPE_NEEDS_INPUT)
 
 
@@ -107,6 +118,7 @@ class NormCase:
     dtype: str = "float32"
     mean_over_std: float = 0.0
     workload: str = ""
+    slope_from: Literal["output", "input"] = "output"
 
     @property
     def name(self) -> str:
@@ -121,6 +133,8 @@ class NormCase:
             words.append(f"axis{self.axis}")
         if self.activation != "identity":
             words.append(self.activation)
+        if self.slope_from != "output":
+            words.append(f"by_{self.slope_from}")
         if self.dtype != "float32":
             words.append(self.dtype)
         if self.mean_over_std:
@@ -235,6 +249,18 @@ def _verify_cases() -> Iterator[NormCase]:
         dtype = ("float32", "float64", "float16", "bfloat16")[number % 4]
         yield _activated(name, "batch", (6, 8, 11, 23), layouts[number % 2], dtype=dtype)
         yield _activated(name, kinds[number % 4], (6, 8, 11, 23), layouts[number // 4 % 2], num_groups=4)
+    # The slope from the input: of those that need it, and of some with kinks.
+    for number, name in enumerate((*sorted(_SLOPE_NEEDS_INPUT), "sigmoid", "relu", "threshold", "clamped_leaky_relu")):
+        dtype = ("float32", "float64", "float16", "bfloat16")[number // 2 % 4]
+        yield _activated(
+            name,
+            kinds[number % 4],
+            (6, 8, 11, 23),
+            layouts[number // 4 % 2],
+            num_groups=4,
+            dtype=dtype,
+            slope_from="input",
+        )
     # Sizes around a vector's lanes, primes, and 1: of rows, of columns, of planes.
     for size in (1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 65, 127):
         yield NormCase("layer", (7, size), axis=1)
@@ -555,7 +581,7 @@ def _activation_roundings(name: str, alpha: float, beta: float, double: bool) ->
             return _Roundings(argument=2, value=8, slope=6, slope_offset=2 * a * b)
         case "clamp":
             return _Roundings(value_offset=max(a, b))
-        case "hard_sigmoid" | "linear_with_bias":
+        case "hard_sigmoid" | "closed_hard_sigmoid" | "linear_with_bias":
             return _Roundings(argument=2, value=1, value_offset=b, slope=2)
         case "softplus":
             # The sum of max(t, 0) and log1p(exp(-|t|)) has one sign: 1 + 4 roundings, a, two products.
@@ -581,6 +607,10 @@ def _activation_roundings(name: str, alpha: float, beta: float, double: bool) ->
             return _Roundings(value=1, slope=2)
         case "threshold":
             return _Roundings(value_offset=b)
+        case "gelu" | "gelu_sigmoid" | "silu" | "hard_swish" | "erf":
+            return _Roundings(argument=2, value=12)  # 6 ulp
+        case "gelu_tanh":
+            return _Roundings(argument=7, value=12)  # alpha, beta and five operations
         case _:
             return _Roundings()
 
@@ -798,21 +828,10 @@ def forward_bound(
     dtype = _TYPES[x.dtype.name]
     u = dtype.unit
     index = _Indices(x.shape, kind, channel_axis, axis, num_groups)
-    mu, v, rstd = (index.per_set(s) for s in (expected.mean, expected.var, expected.rstd))
+    mu, v = (index.per_set(s) for s in (expected.mean, expected.var))
     mean_error, var_error = _statistics_error(dtype, index, mu, np.sqrt(v), mean is not None)
-
-    g = np.abs(index.spread_parameters(gamma, 1.0))
-    b = np.abs(index.spread_parameters(beta, 0.0))
     z = np.asarray(expected.z)
-    scaled = g * np.abs(_float64(expected.xhat))
-    # The center is the mean rounded to the arithmetic's type; what that leaves, times rstd, is at most this.
-    offset = g * index.spread_sets(np.abs(mu) * rstd) * u
-    # z = (x - center) * scale + shift. Of the product: the difference, rstd, gamma * rstd, and the product itself where
-    # there is no fused multiply-add: 4. (Rows: the same 4, and xhat, which is rounded before it meets gamma: 5.) Of
-    # shift: itself, and offset twice. Then the sum. What mean and rstd are off by comes on top.
-    z_error = u * (5 * scaled + b + 3 * offset + np.abs(_float64(z)))
-    z_error = z_error + g * index.spread_sets(rstd * mean_error)
-    z_error = z_error + scaled * index.spread_sets(0.5 * var_error * rstd * rstd)
+    z_error = _input_error(dtype, index, gamma, beta, expected, mean is not None)
 
     r = _activation_roundings(activation, alpha, act_beta, dtype.double)
     z_error = z_error + u * r.argument * np.abs(_float64(z))
@@ -826,8 +845,70 @@ def forward_bound(
         for sign in (-1, 1):
             moved = np.maximum(moved, np.abs(_float64(activate(z + sign * z_error) - np.asarray(expected.y))))
     y_error = moved + u * (r.value * magnitude + r.value_offset)
+    # Below the normal range a weight that is off by one of the smallest numbers is multiplied by z.
+    y_error = y_error + (2 + np.abs(_float64(z))) * _TYPES["float64" if dtype.double else "float32"].smallest * 2
     y_error = y_error + dtype.storage * (magnitude + y_error) + dtype.smallest
     return ForwardBound(y_error, mean_error.reshape(expected.mean.shape), var_error.reshape(expected.var.shape))
+
+
+def _input_error(
+    dtype: _Type, index: _Indices, gamma: Array | None, beta: Array | None, expected: Statistics, given: bool
+) -> Float64s:
+    """How far z, the input of the activation, may be off."""
+    u = dtype.unit
+    mu, v, rstd = (index.per_set(s) for s in (expected.mean, expected.var, expected.rstd))
+    mean_error, var_error = _statistics_error(dtype, index, mu, np.sqrt(v), given)
+    g = np.abs(index.spread_parameters(gamma, 1.0))
+    b = np.abs(index.spread_parameters(beta, 0.0))
+    scaled = g * np.abs(_float64(expected.xhat))
+    # The center is the mean rounded to the arithmetic's type; what that leaves, times rstd, is at most this.
+    offset = g * index.spread_sets(np.abs(mu) * rstd) * u
+    # z = (x - center) * scale + shift. Of the product: the difference, rstd, gamma * rstd, and the product itself where
+    # there is no fused multiply-add: 4. (Rows: the same 4, and xhat, which is rounded before it meets gamma: 5.) Of
+    # shift: itself, and offset twice. Then the sum. What mean and rstd are off by comes on top.
+    z_error = u * (5 * scaled + b + 3 * offset + np.abs(_float64(expected.z)))
+    z_error = z_error + g * index.spread_sets(rstd * mean_error)
+    return z_error + scaled * index.spread_sets(0.5 * var_error * rstd * rstd)
+
+
+@np.errstate(all="ignore")
+def input_slope_error(
+    x: Array,
+    gamma: Array | None,
+    beta: Array | None,
+    expected: Statistics,
+    input_slope: Callable[[Array], Array],
+    *,
+    kind: Kind,
+    channel_axis: int = 1,
+    axis: int = -1,
+    num_groups: int = 1,
+    eps: float = 1e-5,
+    mean: Array | None = None,
+    var: Array | None = None,
+    activation: str = "identity",
+    alpha: float = 0.0,
+    act_beta: float = 0.0,
+) -> Float64s:
+    """How far f'(z) may be off where backward makes z again. `input_slope` is f' as the oracle computes it.
+
+    As far as f' moves with the error of z: a kink within reach counts. Parameters that z is compared with are rounded,
+    and so is the ramp a z + b. Then 6 ulp of the slope itself, or of the parts of one that is a difference.
+    """
+    dtype = _TYPES[x.dtype.name]
+    u = dtype.unit
+    index = _Indices(x.shape, kind, channel_axis, axis, num_groups)
+    z = np.asarray(expected.z)
+    r = _activation_roundings(activation, alpha, act_beta, dtype.double)
+    reach = _input_error(dtype, index, gamma, beta, expected, mean is not None)
+    reach = reach + u * ((2 + r.argument) * np.abs(_float64(z)) + abs(alpha) + abs(act_beta))
+    if activation in ("hard_sigmoid", "closed_hard_sigmoid"):
+        reach = reach + 2 * u * abs(act_beta / alpha)
+    slope = input_slope(z)
+    moved = np.zeros(z.shape)
+    for sign in (-1, 1):
+        moved = np.maximum(moved, np.abs(_float64(input_slope(z + sign * reach) - slope)))
+    return moved + u * (12 * np.abs(_float64(slope)) + 4 * (activation in _SLOPE_IS_A_DIFFERENCE))
 
 
 @np.errstate(all="ignore")
@@ -848,8 +929,12 @@ def backward_bound(
     activation: str = "identity",
     alpha: float = 0.0,
     act_beta: float = 0.0,
+    slope_error: Float64s | None = None,
 ) -> BackwardBound:
-    """Tolerances of the gradients, where the oracle's backward was given the engine's y."""
+    """Tolerances of the gradients, where the oracle's backward was given the engine's y.
+
+    Or where the slope is found from the input: then `slope_error` says how far it may be off.
+    """
     dtype = _TYPES[x.dtype.name]
     u = dtype.unit
     index = _Indices(x.shape, kind, channel_axis, axis, num_groups)
@@ -867,7 +952,9 @@ def backward_bound(
     # dz: the slope's own roundings.
     r = _activation_roundings(activation, alpha, act_beta, dtype.double)
     dz_error = u * r.slope * np.abs(dz)
-    if r.slope_offset:  # 0 times an infinite dy is not 0
+    if slope_error is not None:
+        dz_error = u * np.abs(dz) + slope_error * np.abs(_float64(dy))
+    elif r.slope_offset:  # 0 times an infinite dy is not 0
         dz_error = dz_error + u * r.slope_offset * np.abs(_float64(dy))
 
     # xhat = (x - center) * rstd + offset. What is the same for all elements of a set adds up in a sum: the rounding of

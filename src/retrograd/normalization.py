@@ -1,8 +1,12 @@
 """Batch, instance, layer and group normalization: forward and backward, with fused activations.
 
 Forward returns ``(y, cache)``, backward takes ``(dy, cache)`` and returns :class:`NormGradients`. The cache refers to
-``x`` (and to ``y`` under an activation) rather than copying it: leave both as they are until backward has run. Only a
-forward in place (``out=x``) keeps a copy of ``x``, because backward needs it.
+``x`` and ``gamma`` rather than copying them: leave them as they are until backward has run. Only a forward in place
+(``out=x``) keeps a copy of ``x``, because backward needs it.
+
+Under an activation backward needs its slope. ``slope_from="output"`` finds it from ``y``, which the cache then refers
+to as well, and takes the activations whose output tells it; ``"input"`` finds it from the input of the activation,
+which backward makes again of ``x``, ``gamma`` and ``beta``, and takes any.
 
 Statistics are float64 whatever the data: ``mean``, and ``var``, the biased variance. Nothing is written when an
 argument is refused.
@@ -28,6 +32,7 @@ __all__ = [
     "NormStatistics",
     "RunningUpdate",
     "batch_norm_backward",
+    "batch_norm_cache",
     "batch_norm_forward",
     "batch_norm_gradient_sums",
     "batch_norm_statistics",
@@ -46,9 +51,9 @@ class NormCache(NamedTuple):
 
     problem: NormProblem
     x: Array
-    y: Array | None
+    y: Array | None  # None: the slope is not found from it
     gamma: Array | None
-    has_beta: bool
+    beta: Array | None
     statistics: Statistics  # [2, sets]: mean and variance
     given: bool  # they came from the caller
     frozen: bool  # they are constants
@@ -149,6 +154,7 @@ def batch_norm_forward(
     eps: float = 1e-5,
     channel_axis: int = 1,
     activation: str | Activation | None = None,
+    slope_from: str = "output",
     out: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
@@ -159,7 +165,7 @@ def batch_norm_forward(
     In evaluation (``training=False``) they are `mean` and `var`, or else the running ones, and are constants.
     """
     function = "batch_norm_forward"
-    problem, x = _problem(function, x, channel_axis, 1, eps, activation)
+    problem, x = _problem(function, x, channel_axis, 1, eps, activation, slope_from)
     running = _running(problem, function, running_mean, running_var, update, training)
     elements = problem.set_size if count is None else _args.as_count(function, "count", count)
     if not training and mean is None and var is None:
@@ -184,6 +190,7 @@ def instance_norm_forward(
     eps: float = 1e-5,
     channel_axis: int = 1,
     activation: str | Activation | None = None,
+    slope_from: str = "output",
     out: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
@@ -193,7 +200,7 @@ def instance_norm_forward(
     evaluation uses them for every sample.
     """
     function = "instance_norm_forward"
-    problem, x = _problem(function, x, channel_axis, 1, eps, activation)
+    problem, x = _problem(function, x, channel_axis, 1, eps, activation, slope_from)
     running = _running(problem, function, running_mean, running_var, update, training)
     if not training and mean is None and var is None:
         one_mean, one_var = _evaluation_statistics(function, running)
@@ -215,12 +222,13 @@ def layer_norm_forward(
     var: Array | None = None,
     eps: float = 1e-5,
     activation: str | Activation | None = None,
+    slope_from: str = "output",
     out: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``."""
     function = "layer_norm_forward"
-    problem, x = _problem(function, x, axis, 1, eps, activation)
+    problem, x = _problem(function, x, axis, 1, eps, activation, slope_from)
     return _forward(problem, function, x, gamma, beta, mean, var, False, out, num_threads)
 
 
@@ -235,19 +243,61 @@ def group_norm_forward(
     eps: float = 1e-5,
     channel_axis: int = 1,
     activation: str | Activation | None = None,
+    slope_from: str = "output",
     out: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize each sample over space and over groups of consecutive channels. Statistics: ``(N, num_groups)``."""
     function = "group_norm_forward"
-    problem, x = _problem(function, x, channel_axis, num_groups, eps, activation)
+    problem, x = _problem(function, x, channel_axis, num_groups, eps, activation, slope_from)
     return _forward(problem, function, x, gamma, beta, mean, var, False, out, num_threads)
+
+
+def batch_norm_cache(
+    x: Array,
+    gamma: Array | None = None,
+    beta: Array | None = None,
+    *,
+    mean: Array,
+    var: Array,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    activation: str | Activation | None = None,
+    y: Array | None = None,
+    slope_from: str = "output",
+    frozen: bool = False,
+) -> NormCache:
+    """The cache of a forward pass that used `mean` and `var`, without running it.
+
+    `y`, the output of that pass, is only looked at where the slope of an activation is found from it. Gradients flow
+    through the statistics, unless they are `frozen`: constants, as in evaluation.
+    """
+    function = "batch_norm_cache"
+    problem, x = _problem(function, x, channel_axis, 1, eps, activation, slope_from)
+    if gamma is not None:
+        gamma = _args.as_parameter(problem, function, "gamma", gamma)
+    if beta is not None:
+        beta = _args.as_parameter(problem, function, "beta", beta)
+    statistics = _args.as_statistics(problem, function, mean, var)
+    _args.check_aligned(function, "x", x)
+    if not problem.needs_y:
+        y = None
+    elif y is None:
+        raise ValueError(
+            f"{function}: y is missing: the slope of {problem.activation.name!r} is found from it; "
+            "slope_from='input' needs none"
+        )
+    else:
+        y = _args.as_array(function, "y", y)
+        _args.check_data(function, "y", y, problem)
+        _args.check_aligned(function, "y", y)
+    return NormCache(problem, x, y, gamma, beta, statistics, True, bool(frozen))
 
 
 def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int | None = None) -> NormStatistics:
     """Count, mean and biased variance of each channel, for :func:`combine_statistics` across workers."""
     function = "batch_norm_statistics"
-    problem, x = _problem(function, x, channel_axis, 1, 0.0, None)
+    problem, x = _problem(function, x, channel_axis, 1, 0.0, None, "output")
     statistics = np.zeros((2, *problem.statistics_shape))
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
@@ -276,11 +326,17 @@ def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
 
 
 def _problem(
-    function: str, x: Array, axis: int, num_groups: int, eps: float, activation: str | Activation | None
+    function: str,
+    x: Array,
+    axis: int,
+    num_groups: int,
+    eps: float,
+    activation: str | Activation | None,
+    slope_from: str,
 ) -> tuple[NormProblem, Array]:
     if type(x) is not np.ndarray:
         x = _args.as_array(function, "x", x)
-    return _args.norm_problem(function, x.shape, x.dtype, axis, num_groups, eps, activation), x
+    return _args.norm_problem(function, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from), x
 
 
 def _forward(
@@ -317,8 +373,8 @@ def _forward(
             outcome = None
         if outcome is not _DONE:
             x, gamma, beta = _checked_forward(problem, function, x, gamma, beta, y, statistics, given, threads)
-    saved_y = y if problem.activation.code else None
-    return y, _new_cache((problem, x, saved_y, gamma, beta is not None, statistics, given, frozen))
+    saved_y = y if problem.needs_y else None
+    return y, _new_cache((problem, x, saved_y, gamma, beta, statistics, given, frozen))
 
 
 def _checked_forward(
@@ -480,7 +536,8 @@ def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | 
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
         _args.check_aligned(function, "dy", dy)
-        problem.engine.gradient_sums(dy, cache.x, cache.y, cache.statistics, sum_dz, sum_dz_xhat, threads)
+        arrays = (dy, cache.x, cache.y, cache.gamma, cache.beta, cache.statistics)
+        problem.engine.gradient_sums(*arrays, sum_dz, sum_dz_xhat, threads)
     return GradientSums(problem.set_size, sum_dz, sum_dz_xhat)
 
 
@@ -542,7 +599,7 @@ def _backward(
     num_threads: int | None,
 ) -> NormGradients:
     problem = _checked_cache(function, kind, cache)
-    _, x, y, gamma, has_beta, statistics, given, frozen = cache
+    _, x, y, gamma, beta, statistics, given, frozen = cache
     dy = _checked_dy(function, dy, problem)
     buffers = dx, dgamma, dbeta = _buffers(function, problem, out)
     if need is not None:
@@ -550,7 +607,7 @@ def _backward(
     else:
         want_dx = True
         want_dgamma = dgamma is not None or (gamma is not None and sums is None)
-        want_dbeta = dbeta is not None or (has_beta and sums is None)
+        want_dbeta = dbeta is not None or (beta is not None and sums is None)
     sum_dz = sum_dz_xhat = None
     count = 1
     if sums is not None:
@@ -580,7 +637,7 @@ def _backward(
     outcome = None
     if plain and engine is not None:
         try:
-            outcome = engine.backward(dy, x, y, gamma, *settings, dx, dgamma, dbeta, accumulate, False, threads)
+            outcome = engine.backward(dy, x, y, gamma, beta, *settings, dx, dgamma, dbeta, accumulate, False, threads)
         except (ValueError, BufferError):
             outcome = None
     if outcome is not _DONE:
@@ -617,10 +674,13 @@ def _checked_backward(
         _args.check_aligned(function, "dy", dy)
         named = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
         inputs = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
+        if problem.needs_beta:
+            inputs["beta"] = cache.beta
         if copied:
             parameters = {name: array for name, array in named.items() if name != "out.dx"}
             _args.check_disjoint(function, parameters, {**inputs, "out.dx": dx})
-        arguments = (dy, cache.x, cache.y, cache.gamma, *settings, dx, to_dgamma, to_dbeta, accumulate)
+        arrays = (dy, cache.x, cache.y, cache.gamma, cache.beta)
+        arguments = (*arrays, *settings, dx, to_dgamma, to_dbeta, accumulate)
         if problem.engine.backward(*arguments, False, threads) is not _DONE:
             _args.check_disjoint(function, named, inputs, in_place=("out.dx", "dy"))
             problem.engine.backward(*arguments, True, threads)

@@ -35,6 +35,7 @@ __all__ = [
     "active_from_batch_sizes",
     "active_from_lengths",
     "adam_step",
+    "apply_input_slope",
     "apply_slope",
     "clipped_gradients",
     "lstm_backward",
@@ -81,9 +82,10 @@ ACTIVATIONS = (
     "erf",
     "gelu",
     "gelu_sigmoid",
+    "closed_hard_sigmoid",
 )
 # Of these the output does not tell the slope: two inputs share one, or (erf) nearly do.
-_SLOPE_NEEDS_INPUT = ("abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu", "gelu_sigmoid")
+_SLOPE_NEEDS_INPUT = ("abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu", "gelu_sigmoid", "closed_hard_sigmoid")
 
 # Strings, because these have more digits than a float64 literal keeps.
 _SELU_SCALE = "1.0507009873554804934193349852946"
@@ -140,6 +142,15 @@ def apply_slope(name: str, y: npt.ArrayLike, dy: npt.ArrayLike, alpha: float = 0
     return _dz(name, y, np.asarray(dy).astype(work), work, alpha, beta)
 
 
+@np.errstate(all="ignore")
+def apply_input_slope(name: str, z: npt.ArrayLike, dy: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
+    """dz = dy * f'(z), the slope from z. Where f is constant dz is 0, as in `apply_slope`."""
+    z, work = _working(z)
+    z = z.astype(work)
+    flat = _flat_input(name, z, alpha, beta)
+    return np.where(flat, 0.0, np.asarray(dy).astype(work) * _input_slope(name, z, alpha, beta))
+
+
 def _dz(name: str, y: Array, dy: Array, work: type[np.floating[Any]], a: float, b: float) -> Array:
     return np.where(_flat(name, y, a, b), 0.0, dy * _slope(name, y.astype(work), a, b))
 
@@ -163,7 +174,7 @@ def _value(name: str, z: Array, a: float, b: float) -> Array:
             y = a * z
         case "clamp":
             y = np.minimum(np.maximum(z, a), b)
-        case "hard_sigmoid":
+        case "hard_sigmoid" | "closed_hard_sigmoid":
             y = np.maximum(np.minimum(a * z + b, 1.0), 0.0)
         case "softplus":
             y = a * (np.maximum(b * z, 0.0) + np.log1p(np.exp(-np.abs(b * z))))
@@ -238,6 +249,9 @@ def _input_slope(name: str, z: Array, a: float, b: float) -> Array:
         case "hard_sigmoid":
             ramp = a * z + b
             slope = np.where((ramp <= 0) | (ramp >= 1), 0.0, a)
+        case "closed_hard_sigmoid":
+            ramp = a * z + b
+            slope = np.where((ramp < 0) | (ramp > 1), 0.0, a)
         case "softplus":
             slope = number(a) * b * _sigmoid(b * z)
         case "softsign":
@@ -279,6 +293,32 @@ def _input_slope(name: str, z: Array, a: float, b: float) -> Array:
         case _:
             raise ValueError(f"unknown activation {name!r}")
     return np.asarray(slope, dtype=number)
+
+
+def _flat_input(name: str, z: Array, a: float, b: float) -> npt.NDArray[np.bool_]:
+    """Where z lies on a constant piece of f, its kinks included where the slope there is 0. NaN never does."""
+    match name:
+        case "relu":
+            flat = z <= 0
+        case "clamp":
+            flat = (z <= a) | (z >= b)
+        case "hard_sigmoid":
+            flat = (a * z + b <= 0) | (a * z + b >= 1)
+        case "closed_hard_sigmoid":
+            flat = (a * z + b < 0) | (a * z + b > 1)
+        case "clamped_leaky_relu":
+            flat = np.where(z < 0, a * z, z) >= b
+        case "hard_shrink" | "soft_shrink":
+            flat = np.abs(z) < abs(a)
+        case "threshold":
+            flat = z <= a
+        case "relu6":
+            flat = (z <= 0) | (z >= 6)
+        case "hard_swish":
+            flat = z < -3
+        case _:
+            flat = np.zeros(z.shape, dtype=np.bool_)
+    return np.asarray(flat, dtype=np.bool_)
 
 
 def _flat(name: str, y: Array, alpha: float, beta: float) -> npt.NDArray[np.bool_]:
@@ -598,6 +638,7 @@ def norm_backward(
     x: npt.ArrayLike,
     y: npt.ArrayLike | None,
     gamma: npt.ArrayLike | None = None,
+    beta: npt.ArrayLike | None = None,
     *,
     kind: Kind,
     channel_axis: int = 1,
@@ -610,8 +651,12 @@ def norm_backward(
     activation: str = "identity",
     alpha: float = 0.0,
     act_beta: float = 0.0,
+    slope_from: Literal["output", "input"] = "output",
 ) -> NormBackward:
     """Gradients of `norm_forward`; y is its output, or the engine's, and may be None without an activation.
+
+    The activation's slope is found from y, or with `slope_from` "input" from z = gamma * xhat + beta: only then are y
+    not needed and `beta` looked at.
 
     With g = gamma * dz and means over the statistics set,
         dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),
@@ -626,6 +671,11 @@ def norm_backward(
     xhat, _, _, rstd = _standardize(form.split(x.astype(work)), form, eps, mean, var)
     if activation == "identity":
         dz = dy
+    elif slope_from == "input":
+        z = _parameter("gamma", gamma, 1.0, form, work) * xhat + _parameter("beta", beta, 0.0, form, work)
+        z = form.join(z)
+        slope = _input_slope(activation, z, alpha, act_beta)
+        dz = np.where(_flat_input(activation, z, alpha, act_beta), 0.0, dy * slope)
     elif y is None:
         raise ValueError(f"the slope of {activation} needs y")
     else:

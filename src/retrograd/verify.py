@@ -68,7 +68,8 @@ def _run(case: NormCase, data: cases.NormData, threads: int) -> _Results:
     forward = getattr(normalization, f"{case.kind}_norm_forward")
     backward = getattr(normalization, f"{case.kind}_norm_backward")
     activation = fused_activation(case.activation, case.alpha, case.beta)
-    y, cache = forward(data.x, data.gamma, data.beta, activation=activation, num_threads=threads, **options)
+    options |= {"activation": activation, "slope_from": case.slope_from}
+    y, cache = forward(data.x, data.gamma, data.beta, num_threads=threads, **options)
     gradients = backward(data.dy, cache, num_threads=threads)
     return _Results(y, cache.mean, cache.var, *gradients)
 
@@ -89,9 +90,15 @@ def _errors(case: NormCase, data: cases.NormData, got: _Results) -> NormErrors:
         lambda z: reference.activation_value(case.activation, z, case.alpha, case.beta),
         **options,
     )
-    # The slope follows from y as it was stored, so the oracle's backward starts from the engine's y.
-    backward = reference.norm_backward(data.dy, data.x, got.y, data.gamma, **options)
-    backward_bound = cases.backward_bound(data.dy, data.x, data.gamma, backward, **options)
+    slope_error = None
+    if case.slope_from == "input":
+        slope = partial(reference.activation_input_slope, case.activation, alpha=case.alpha, beta=case.beta)
+        slope_error = cases.input_slope_error(data.x, data.gamma, data.beta, forward, slope, **options)
+    # A slope from the output follows from y as it was stored, so the oracle's backward starts from the engine's y.
+    backward = reference.norm_backward(
+        data.dy, data.x, got.y, data.gamma, data.beta, slope_from=case.slope_from, **options
+    )
+    backward_bound = cases.backward_bound(data.dy, data.x, data.gamma, backward, slope_error=slope_error, **options)
     expected = (forward.y, forward.mean, forward.var, backward.dx, backward.dgamma, backward.dbeta)
     bounds = (*forward_bound, *backward_bound)
     return NormErrors(*(cases.error_in_tolerances(*triple) for triple in zip(got, expected, bounds, strict=True)))

@@ -138,7 +138,9 @@ RG_INLINE Vec<A> activation_value(Vec<A> z, Vec<A> a, Vec<A> b) {
     if constexpr (kind == K::scaled_tanh) return a * vtanh<A>(b * z);
     if constexpr (kind == K::linear) return a * z;
     if constexpr (kind == K::clamp) return clamp_between<A>(z, a, b);
-    if constexpr (kind == K::hard_sigmoid) return clamp_between<A>(fma(a, z, b), zero, one);
+    if constexpr (kind == K::hard_sigmoid || kind == K::closed_hard_sigmoid) {
+        return clamp_between<A>(fma(a, z, b), zero, one);
+    }
     if constexpr (kind == K::softplus) {
         const Vec<A> t = b * z;
         // a b z rather than a t, which is 0 * infinity where t overflows and a is 0.
@@ -173,67 +175,72 @@ RG_INLINE Vec<A> activation_value(Vec<A> z, Vec<A> a, Vec<A> b) {
     return z;
 }
 
-// f'(z) from z, for any finite a and b. At a kink it is the slope that the output would tell, where it can.
+// dy f'(z) with the slope from z, for any finite a and b. At a kink it is the slope that the output would tell, where
+// it can. Constant pieces are selected, not multiplied.
 template <ActivationKind kind, class A>
-RG_INLINE Vec<A> activation_input_slope(Vec<A> z, Vec<A> a, Vec<A> b) {
+RG_INLINE Vec<A> activation_input_slope_times(Vec<A> z, Vec<A> dy, Vec<A> a, Vec<A> b) {
     using K = ActivationKind;
     const Vec<A> zero = splat(A(0)), one = splat(A(1));
-    if constexpr (kind == K::relu) return z <= zero ? zero : one;
-    if constexpr (kind == K::leaky_relu) return z < zero ? a : one;
+    if constexpr (kind == K::relu) return z <= zero ? zero : dy;
+    if constexpr (kind == K::leaky_relu) return z < zero ? a * dy : dy;
     if constexpr (kind == K::sigmoid) {
         const SigmoidPair<A> s = vsigmoid_pair<A>(z);
-        return s.plus * s.minus;
+        return dy * (s.plus * s.minus);
     }
-    if constexpr (kind == K::tanh) return tanh_slope<A>(z);
-    if constexpr (kind == K::scaled_tanh) return a * (b * tanh_slope<A>(b * z));
+    if constexpr (kind == K::tanh) return dy * tanh_slope<A>(z);
+    if constexpr (kind == K::scaled_tanh) return dy * (a * (b * tanh_slope<A>(b * z)));
     if constexpr (kind == K::abs) {
         const Vec<A> left = z < zero ? zero - one : z;  // 0 at 0, and NaN at NaN
-        return z > zero ? one : left;
+        return dy * (z > zero ? one : left);
     }
-    if constexpr (kind == K::linear || kind == K::linear_with_bias) return a;
-    if constexpr (kind == K::clamp) return clamp_slope<A>(z, one, a, b);
-    if constexpr (kind == K::hard_sigmoid) return clamp_slope<A>(fma(a, z, b), a, zero, one);
-    if constexpr (kind == K::softplus) return a * (b * vsigmoid<A>(b * z));
+    if constexpr (kind == K::linear || kind == K::linear_with_bias) return a * dy;
+    if constexpr (kind == K::clamp) return clamp_slope<A>(z, dy, a, b);
+    if constexpr (kind == K::hard_sigmoid) return clamp_slope<A>(fma(a, z, b), a * dy, zero, one);
+    if constexpr (kind == K::closed_hard_sigmoid) {
+        const Vec<A> ramp = fma(a, z, b), above = ramp < zero ? zero : a * dy;
+        return ramp > one ? zero : above;
+    }
+    if constexpr (kind == K::softplus) return dy * (a * (b * vsigmoid<A>(b * z)));
     if constexpr (kind == K::softsign) {
         const Vec<A> inverse = one / (one + vabs<A>(z));  // squared last: (1 + |z|)^2 overflows sooner
-        return inverse * inverse;
+        return dy * (inverse * inverse);
     }
-    if constexpr (kind == K::elu) return z < zero ? a * vexp<A>(z) : one;
+    if constexpr (kind == K::elu) return z < zero ? dy * (a * vexp<A>(z)) : dy;
     if constexpr (kind == K::clamped_leaky_relu) {
-        const Vec<A> t = z < zero ? a * z : z, inside = z < zero ? a : one;
+        const Vec<A> t = z < zero ? a * z : z, inside = z < zero ? a * dy : dy;
         return t >= b ? zero : inside;
     }
-    if constexpr (kind == K::log_sigmoid) return vsigmoid_pair<A>(z).minus;
+    if constexpr (kind == K::log_sigmoid) return dy * vsigmoid_pair<A>(z).minus;
     if constexpr (kind == K::selu) {
-        return z < zero ? splat(A(kSeluLambda * kSeluAlpha)) * vexp<A>(z) : splat(A(kSeluLambda));
+        return z < zero ? dy * (splat(A(kSeluLambda * kSeluAlpha)) * vexp<A>(z)) : splat(A(kSeluLambda)) * dy;
     }
-    if constexpr (kind == K::celu) return z < zero ? vexp<A>(z / a) : one;
-    if constexpr (kind == K::hard_shrink || kind == K::soft_shrink) return vabs<A>(z) < vabs<A>(a) ? zero : one;
+    if constexpr (kind == K::celu) return z < zero ? dy * vexp<A>(z / a) : dy;
+    if constexpr (kind == K::hard_shrink || kind == K::soft_shrink) return vabs<A>(z) < vabs<A>(a) ? zero : dy;
     if constexpr (kind == K::tanh_shrink) {
         const Vec<A> t = vtanh<A>(z);
-        return t * t;
+        return dy * (t * t);
     }
-    if constexpr (kind == K::threshold) return z <= a ? zero : one;
-    if constexpr (kind == K::relu6) return clamp_slope<A>(z, one, zero, splat(A(6)));
-    if constexpr (kind == K::erf) return splat(A(kTwoOverRootPi)) * vexp_minus_square<A>(z, A(1));
+    if constexpr (kind == K::threshold) return z <= a ? zero : dy;
+    if constexpr (kind == K::relu6) return clamp_slope<A>(z, dy, zero, splat(A(6)));
+    if constexpr (kind == K::erf) return dy * (splat(A(kTwoOverRootPi)) * vexp_minus_square<A>(z, A(1)));
     if constexpr (kind == K::gelu) {
         const NormalDistribution<A> normal = normal_distribution<A>(z);
-        return normal.cumulative + weigh<A>(z, normal.density);
+        return dy * (normal.cumulative + weigh<A>(z, normal.density));
     }
     if constexpr (kind == K::gelu_tanh) {
         // t' = 2 a (1 + 3 b z^2)
         const SigmoidPair<A> s = vsigmoid_pair<A>(gelu_tanh_argument<A>(z, a, b));
         const Vec<A> finite = keep_finite<A>(z), square = keep_finite<A>(splat(A(3)) * finite * finite);
         const Vec<A> steepness = keep_finite<A>(fma(b, square, one));
-        return s.plus + splat(A(2)) * (s.plus * s.minus * finite * a * steepness);
+        return dy * (s.plus + splat(A(2)) * (s.plus * s.minus * finite * a * steepness));
     }
-    if constexpr (kind == K::gelu_sigmoid) return sigmoid_gate_slope<A>(splat(A(kGeluSigmoid)) * z);
-    if constexpr (kind == K::silu) return sigmoid_gate_slope<A>(z);
+    if constexpr (kind == K::gelu_sigmoid) return dy * sigmoid_gate_slope<A>(splat(A(kGeluSigmoid)) * z);
+    if constexpr (kind == K::silu) return dy * sigmoid_gate_slope<A>(z);
     if constexpr (kind == K::hard_swish) {
-        const Vec<A> ramp = (z + z + splat(A(3))) / splat(A(6)), right = z > splat(A(3)) ? one : ramp;
+        const Vec<A> ramp = (z + z + splat(A(3))) / splat(A(6)), right = z > splat(A(3)) ? dy : dy * ramp;
         return z < splat(A(-3)) ? zero : right;
     }
-    return one;
+    return dy;
 }
 
 // dy f'(z) with the slope from the output, for the kinds where it follows from that.
@@ -280,25 +287,25 @@ void activate_as(const Activation& activation, const A* z, int64_t count, A* y) 
     if (rest) store_part(y + i, rest, activation_value<kind, A>(load_part(z + i, rest, splat(A(1))), a, b));
 }
 
-template <ActivationKind kind, class A>
-void apply_slope_as(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz) {
+// from: z or y
+template <ActivationKind kind, bool kFromInput, class A>
+void apply_slope_as(const Activation& activation, const A* from, const A* dy, int64_t count, A* dz) {
     const Vec<A> a = splat(A(activation.alpha)), b = splat(A(activation.beta)), one = splat(A(1));
+    const auto product = [&](Vec<A> v, Vec<A> g) RG_INLINE_LAMBDA {
+        if constexpr (kFromInput) return activation_input_slope_times<kind, A>(v, g, a, b);
+        return activation_slope_times<kind, A>(v, g, a, b);
+    };
     int64_t i = 0;
-    for (; i + kLanes<A> <= count; i += kLanes<A>) {
-        store(dz + i, activation_slope_times<kind, A>(load(y + i), load(dy + i), a, b));
-    }
+    for (; i + kLanes<A> <= count; i += kLanes<A>) store(dz + i, product(load(from + i), load(dy + i)));
     const int64_t rest = count - i;
-    if (rest) {
-        const Vec<A> part =
-            activation_slope_times<kind, A>(load_part(y + i, rest, one), load_part(dy + i, rest, one), a, b);
-        store_part(dz + i, rest, part);
-    }
+    if (rest) store_part(dz + i, rest, product(load_part(from + i, rest, one), load_part(dy + i, rest, one)));
 }
 
 template <class A>
 struct ActivationFunctions {
     void (*value)(const Activation&, const A*, int64_t, A*);
-    void (*slope)(const Activation&, const A*, const A*, int64_t, A*);
+    void (*input_slope)(const Activation&, const A*, const A*, int64_t, A*);
+    void (*output_slope)(const Activation&, const A*, const A*, int64_t, A*);  // null: y does not tell
 };
 
 template <class A>
@@ -306,10 +313,14 @@ ActivationFunctions<A> activation_functions(const Activation& activation) {
     using K = ActivationKind;
 #define RG_CASE(name) \
     case K::name:     \
-        return {activate_as<K::name, A>, apply_slope_as<K::name, A>};
+        return {activate_as<K::name, A>, apply_slope_as<K::name, true, A>, apply_slope_as<K::name, false, A>};
+#define RG_INPUT_CASE(name) \
+    case K::name:           \
+        return {activate_as<K::name, A>, apply_slope_as<K::name, true, A>, nullptr};
     // With alpha = 0 the shrinks are the identity, also at y = 0.
     const bool shrink = activation.kind == K::hard_shrink || activation.kind == K::soft_shrink;
     switch (shrink && activation.alpha == 0 ? K::identity : activation.kind) {
+        RG_CASE(identity)
         RG_CASE(relu)
         RG_CASE(leaky_relu)
         RG_CASE(sigmoid)
@@ -331,20 +342,18 @@ ActivationFunctions<A> activation_functions(const Activation& activation) {
         RG_CASE(tanh_shrink)
         RG_CASE(threshold)
         RG_CASE(relu6)
-        case K::identity:
-            break;
-        // Normalization refuses these: their output does not tell the slope.
-        case K::abs:
-        case K::gelu_tanh:
-        case K::hard_swish:
-        case K::silu:
-        case K::erf:
-        case K::gelu:
-        case K::gelu_sigmoid:
-            break;
+        RG_INPUT_CASE(abs)
+        RG_INPUT_CASE(gelu_tanh)
+        RG_INPUT_CASE(hard_swish)
+        RG_INPUT_CASE(silu)
+        RG_INPUT_CASE(erf)
+        RG_INPUT_CASE(gelu)
+        RG_INPUT_CASE(gelu_sigmoid)
+        RG_INPUT_CASE(closed_hard_sigmoid)
     }
 #undef RG_CASE
-    return {activate_as<K::identity, A>, apply_slope_as<K::identity, A>};
+#undef RG_INPUT_CASE
+    return {activate_as<K::identity, A>, apply_slope_as<K::identity, true, A>, apply_slope_as<K::identity, false, A>};
 }
 
 template <class A>
@@ -353,8 +362,13 @@ void activate(const Activation& activation, const A* z, int64_t count, A* y) {
 }
 
 template <class A>
-void apply_slope(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz) {
-    activation_functions<A>(activation).slope(activation, y, dy, count, dz);
+void apply_input_slope(const Activation& activation, const A* z, const A* dy, int64_t count, A* dz) {
+    activation_functions<A>(activation).input_slope(activation, z, dy, count, dz);
+}
+
+template <class A>
+void apply_output_slope(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz) {
+    activation_functions<A>(activation).output_slope(activation, y, dy, count, dz);
 }
 
 // ---- one vector at a time, for kernels that do more with each than to activate it ----------------------------------
@@ -362,6 +376,11 @@ void apply_slope(const Activation& activation, const A* y, const A* dy, int64_t 
 // f(z) or f'(z) with the parameters a and b in every lane.
 template <class A>
 using ActivationFunction = Vec<A> (*)(Vec<A> z, Vec<A> a, Vec<A> b);
+
+template <ActivationKind kind, class A>
+Vec<A> activation_input_slope(Vec<A> z, Vec<A> a, Vec<A> b) {
+    return activation_input_slope_times<kind, A>(z, splat(A(1)), a, b);
+}
 
 template <class A>
 struct VectorActivation {
@@ -404,28 +423,10 @@ VectorActivation<A> vector_activation(ActivationKind kind) {
         RG_CASE(erf)
         RG_CASE(gelu)
         RG_CASE(gelu_sigmoid)
+        RG_CASE(closed_hard_sigmoid)
     }
 #undef RG_CASE
     return {activation_value<K::identity, A>, activation_input_slope<K::identity, A>};
-}
-
-template <class A>
-void map_vectors(ActivationFunction<A> function, const Activation& activation, const A* z, int64_t count, A* out) {
-    const Vec<A> a = splat(A(activation.alpha)), b = splat(A(activation.beta));
-    int64_t i = 0;
-    for (; i + kLanes<A> <= count; i += kLanes<A>) store(out + i, function(load(z + i), a, b));
-    const int64_t rest = count - i;
-    if (rest) store_part(out + i, rest, function(load_part(z + i, rest, splat(A(1))), a, b));
-}
-
-template <class A>
-void map_value(const Activation& activation, const A* z, int64_t count, A* y) {
-    map_vectors<A>(vector_activation<A>(activation.kind).value, activation, z, count, y);
-}
-
-template <class A>
-void map_input_slope(const Activation& activation, const A* z, int64_t count, A* slope) {
-    map_vectors<A>(vector_activation<A>(activation.kind).input_slope, activation, z, count, slope);
 }
 
 }  // namespace

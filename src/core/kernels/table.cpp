@@ -15,14 +15,10 @@ namespace {
 
 template <class A>
 constexpr NormKernels<A> make_norm_kernels() {
-    return {plane_moments<A>, plane_moments_wide<A>, plane_apply<A>,
-            plane_sums<A>,    plane_dx<A>,           plane_apply_moments<A>,
-            plane_dx_sums<A>, row_centers<A>,        row_moments<A>,
-            row_apply<A>,     row_apply_moments<A>,  row_sums<A>,
-            row_dx<A>,        col_moments<A>,        col_moments_wide<A>,
-            col_apply<A>,     col_sums<A>,           col_dx<A>,
-            activate<A>,      apply_slope<A>,        load_block,
-            store_block};
+    return {plane_moments<A>,       plane_moments_wide<A>, plane_apply<A>, plane_sums<A>,  plane_dx<A>,
+            plane_apply_moments<A>, plane_dx_sums<A>,      row_centers<A>, row_moments<A>, row_apply<A>,
+            row_apply_moments<A>,   row_sums<A>,           row_dx<A>,      col_moments<A>, col_moments_wide<A>,
+            col_apply<A>,           col_sums<A>,           col_dx<A>,      load_block,     store_block};
 }
 
 template <class A>
@@ -39,8 +35,8 @@ const KernelTable RG_TABLE = {RG_ISA_NAME,
                               make_norm_kernels<double>(),
                               make_lstm_kernels<float>(),
                               make_lstm_kernels<double>(),
-                              {map_value<float>, map_input_slope<float>},
-                              {map_value<double>, map_input_slope<double>},
+                              {activate<float>, apply_input_slope<float>, apply_output_slope<float>},
+                              {activate<double>, apply_input_slope<double>, apply_output_slope<double>},
                               {optimizer_step<float>, sum_squares<float>},
                               {optimizer_step<double>, sum_squares<double>},
                               add_streams};

@@ -1,0 +1,72 @@
+#include "elementwise.h"
+
+#include "norm_blocks.h"
+
+namespace rg {
+namespace {
+
+// Calls body(block) for blocks of at most kTile elements that cover an array.
+template <class Body>
+void for_blocks(AxisList axes, int threads, const Body& body) {
+    const int64_t elements = axes.extent();
+    if (elements == 0) return;
+    sort_by_stride(axes, kX);
+    simplify(axes);
+    const PlaneGrid grid(axes);
+    Crew(elements, threads).each(grid.blocks, [&](int64_t i) {
+        Block b;
+        grid.place(i, b);
+        body(b);
+    });
+}
+
+// A result too large for the cache goes past it, unless its lines are there because they have just been read.
+bool streams(const AxisList& axes, DType dtype, bool reads_result) {
+    return axes.extent() * element_size(dtype) >= kMinStream && !reads_result;
+}
+
+template <class A>
+void forward(const ActivationForward& call) {
+    const Storage<A> storage(kernel_table(), call.dtype, call.activation);
+    const bool stream = streams(call.axes, call.dtype, call.x == call.y);
+    for_blocks(call.axes, call.threads, [&](const Block& b) {
+        Tile<A>& tile = my_tile<A>();
+        const Run<const A> x = storage.read(call.x, kX, b, tile.x);
+        const Run<A> y = storage.target(call.y, kY, b, tile, !stream, false);
+        for (int64_t row = 0; row < b.rows; ++row) {
+            storage.activations.activate(call.activation, x.data + row * x.stride, b.cols, y.data + row * y.stride);
+        }
+        storage.finish(call.y, kY, b, y, tile, false, stream);
+    });
+}
+
+template <class A>
+void backward(const ActivationBackward& call) {
+    const Storage<A> storage(kernel_table(), call.dtype, call.activation);
+    const auto apply =
+        call.slope_from_input ? storage.activations.apply_input_slope : storage.activations.apply_output_slope;
+    const bool reads_result = call.accumulate || call.dx == call.dy || call.dx == call.from;
+    const bool stream = streams(call.axes, call.dtype, reads_result);
+    for_blocks(call.axes, call.threads, [&](const Block& b) {
+        Tile<A>& tile = my_tile<A>();
+        const Run<const A> from = storage.read(call.from, kX, b, tile.x), dy = storage.read(call.dy, kDy, b, tile.dz);
+        const Run<A> dx = storage.target(call.dx, kDx, b, tile, !stream && !call.accumulate, false);
+        for (int64_t row = 0; row < b.rows; ++row) {
+            apply(call.activation, from.data + row * from.stride, dy.data + row * dy.stride, b.cols,
+                  dx.data + row * dx.stride);
+        }
+        storage.finish(call.dx, kDx, b, dx, tile, call.accumulate, stream);
+    });
+}
+
+}  // namespace
+
+void activation_forward(const ActivationForward& call) {
+    call.dtype == DType::f64 ? forward<double>(call) : forward<float>(call);
+}
+
+void activation_backward(const ActivationBackward& call) {
+    call.dtype == DType::f64 ? backward<double>(call) : backward<float>(call);
+}
+
+}  // namespace rg

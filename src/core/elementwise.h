@@ -1,0 +1,34 @@
+// Activations of whole arrays: cut into blocks, which the team shares.
+#pragma once
+
+#include "shape.h"
+
+namespace rg {
+
+// Views are kX and kY.
+struct ActivationForward {
+    AxisList axes;
+    DType dtype = DType::f32;
+    Activation activation;
+    const void* x = nullptr;
+    int threads = 1;
+    void* y = nullptr;  // may be exactly x
+};
+
+// dx = dy * f'. Views are kX, kDy and kDx.
+struct ActivationBackward {
+    AxisList axes;
+    DType dtype = DType::f32;
+    Activation activation;
+    const void* from = nullptr;  // x or y, its strides those of kX
+    bool slope_from_input = true;
+    const void* dy = nullptr;
+    bool accumulate = false;  // add to dx
+    int threads = 1;
+    void* dx = nullptr;  // may be exactly dy or `from`
+};
+
+void activation_forward(const ActivationForward& call);
+void activation_backward(const ActivationBackward& call);
+
+}  // namespace rg

@@ -1,0 +1,82 @@
+"""Activations of arrays, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from . import _args, _core
+from ._args import Array
+from .activation import Activation
+
+__all__ = ["activation_backward", "activation_forward"]
+
+_DONE: Final = _core.Outcome.done
+
+
+def activation_forward(
+    x: Array, activation: str | Activation, *, out: Array | None = None, num_threads: int | None = None
+) -> Array:
+    """``f(x)``, element by element. `out` may be `x` itself."""
+    function = "activation_forward"
+    x = _args.as_array(function, "x", x)
+    code = _args.dtype_code(function, "x", x.dtype)
+    f = _args.as_activation(function, activation)
+    threads = _args.thread_count(function, num_threads)
+    _args.check_aligned(function, "x", x)
+    if out is None:
+        out = np.empty_like(x)
+    else:
+        _args.check_result(function, "out", out, x.shape, x.dtype)
+    arguments = (f.code, *_args.rounded_parameters(f, x.dtype), code, x, out)
+    if _core.activation_forward(*arguments, False, threads) is not _DONE:
+        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place=("out", "x"))
+        _core.activation_forward(*arguments, True, threads)
+    return out
+
+
+def activation_backward(
+    dy: Array,
+    activation: str | Activation,
+    *,
+    x: Array | None = None,
+    y: Array | None = None,
+    out: Array | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> Array:
+    """``dx = dy * f'``, with the slope found from the input `x` or from the output `y`, whichever is given.
+
+    The input serves every activation, the output those where it tells the slope. `out` may be `dy`, `x` or `y` itself;
+    with ``accumulate=True`` dx is added to it.
+    """
+    function = "activation_backward"
+    if (x is None) == (y is None):
+        given = "neither" if x is None else "both"
+        raise ValueError(f"{function}: the slope is found from x or from y: give one of them, not {given}")
+    dy = _args.as_array(function, "dy", dy)
+    code = _args.dtype_code(function, "dy", dy.dtype)
+    if y is None:
+        f = _args.as_activation(function, activation)
+    else:
+        f = _args.as_output_activation(function, activation, "give x instead of y")
+    name = "x" if y is None else "y"
+    known = _args.as_array(function, name, x if y is None else y)
+    if known.shape != dy.shape:
+        raise ValueError(f"{function}: {name} has shape {known.shape}, but dy has shape {dy.shape}")
+    _args.check_dtype(function, name, known, dy.dtype, "as dy is")
+    threads = _args.thread_count(function, num_threads)
+    _args.check_aligned(function, "dy", dy)
+    _args.check_aligned(function, name, known)
+    if out is not None:
+        _args.check_result(function, "out", out, dy.shape, dy.dtype)
+    elif accumulate:
+        raise ValueError(f"{function}: accumulate=True adds to out, which is missing")
+    else:
+        out = np.empty_like(dy)
+    arguments = (f.code, *_args.rounded_parameters(f, dy.dtype), code, dy, known, y is None, out, bool(accumulate))
+    if _core.activation_backward(*arguments, False, threads) is not _DONE:
+        _args.check_disjoint(function, {"out": out}, {"dy": dy, name: known}, in_place=("out", "dy", name))
+        _core.activation_backward(*arguments, True, threads)
+    return out
