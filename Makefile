@@ -6,19 +6,22 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+COUNT ?= 500000
 
 cpp := $(wildcard src/core/*.h src/core/*.cpp src/core/kernels/*.h src/core/kernels/*.cpp src/bind/*.h src/bind/*.cpp)
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint fuzz sanitize bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    check the engine on this machine against the float64 oracle"
-	@echo "make test    run the test suite (ARGS='-k batch' chooses)"
-	@echo "make lint    ruff, mypy, clang-format, and a build with warnings as errors"
-	@echo "make bench   time everything, against PyTorch if it is in .venv (ARGS='--quick' and others)"
-	@echo "make clean   remove everything that these have made"
+	@echo "make demo       check the engine on this machine against the float64 oracle"
+	@echo "make test       run the test suite (ARGS='-k batch' chooses)"
+	@echo "make lint       ruff, mypy, clang-format, and a build with warnings as errors"
+	@echo "make fuzz       COUNT=500000 random calls of retrograd.bnns under AddressSanitizer and UBSan (GCC)"
+	@echo "make sanitize   the same, after the tests that hurt under the same sanitizers"
+	@echo "make bench      time everything, against PyTorch if it is in .venv (ARGS='--quick' and others)"
+	@echo "make clean      remove everything that these have made"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv"
 
 demo: $(VENV)/.package-done
@@ -38,13 +41,29 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 	diff build/_core.pyi src/retrograd/_core.pyi  # the stub is generated: copy it over
 	$(BIN)/clang-format --dry-run -Werror $(cpp)
 
+# In a virtual environment of its own, which has nothing that dislikes the preloaded library. The interpreter is not
+# instrumented, so the sanitizer comes first, with the libstdc++ whose exceptions it watches; malloc in place of Python's
+# pools puts a guard, as wide as a vector, around every buffer. GCC only: Clang links its runtime in another way.
+sanitized = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:redzone=64 \
+    UBSAN_OPTIONS=print_stacktrace=1 $(VENV)-sanitize/bin/python
+fuzz: $(VENV)-sanitize/.package-done
+	$(sanitized) tests/fuzz_bnns.py --count $(COUNT) --jobs 2
+
+sanitize: $(VENV)-sanitize/.package-done
+	$(sanitized) -m pytest tests/sanitizer_sees.py
+	$(sanitized) -m pytest tests/test_normalization.py -k 'hurt or optional or no_elements or transposed or large_problems'
+	$(sanitized) -m pytest tests/test_activation.py
+	$(sanitized) -m pytest tests/test_recurrent.py -k 'not memory_growth'  # freed memory is kept, to see who uses it
+	$(MAKE) fuzz
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sanitize build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.made:
+$(VENV)/.made $(VENV)-sanitize/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "retrograd needs Python 3.10 or later")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@D)
 	@touch $@
 
 $(VENV)/.package-done: $(VENV)/.made $(build_inputs)
@@ -59,4 +78,9 @@ $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 $(VENV)/.warnings-done: $(VENV)/.made $(build_inputs)
 	$(PIP) wheel --quiet --no-deps --wheel-dir build/warnings-wheel \
 	    -Cbuild-dir=build/warnings -Ccmake.define.RETROGRAD_WERROR=ON .
+	@touch $@
+
+$(VENV)-sanitize/.package-done: $(VENV)-sanitize/.made $(build_inputs)
+	CXX=$(CXX) $(@D)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[test]' \
+	    -Cbuild-dir=build/sanitize -Ccmake.build-type=RelWithDebInfo -Ccmake.define.RETROGRAD_SANITIZE=ON
 	@touch $@

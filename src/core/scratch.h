@@ -9,6 +9,10 @@
 #include <algorithm>
 #include <new>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace rg {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -42,6 +46,12 @@ public:
 #endif
             capacity_ = size;
         }
+#if defined(__SANITIZE_ADDRESS__)
+        // What an earlier call needed beyond this one's end is out of bounds.
+        const size_t used = size_t(count) * sizeof(T);
+        ASAN_UNPOISON_MEMORY_REGION(data_, used);
+        ASAN_POISON_MEMORY_REGION(static_cast<char*>(data_) + used, capacity_ - used);
+#endif
         return static_cast<T*>(data_);
     }
     void trim() {

@@ -24,6 +24,11 @@
 #define RG_INLINE inline __attribute__((always_inline))
 #define RG_INLINE_LAMBDA __attribute__((always_inline))
 
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" void __asan_loadN(void*, size_t);
+extern "C" void __asan_storeN(void*, size_t);
+#endif
+
 namespace rg {
 namespace {
 
@@ -117,6 +122,22 @@ RG_INLINE To bit_cast(From from) {
     return to;
 }
 
+// AddressSanitizer does not see what masked and streaming intrinsics touch, so they say it.
+template <class A>
+RG_INLINE const A* reads(const A* p, [[maybe_unused]] int64_t n) {
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_loadN(const_cast<A*>(p), size_t(n) * sizeof(A));
+#endif
+    return p;
+}
+template <class A>
+RG_INLINE A* writes(A* p, [[maybe_unused]] int64_t n) {
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_storeN(p, size_t(n) * sizeof(A));
+#endif
+    return p;
+}
+
 // ---- fused multiply-add, parts of a vector -------------------------------------------------------------------------
 
 #if defined(RG_ISA_AVX512)
@@ -128,14 +149,14 @@ RG_INLINE __mmask16 first_lanes(int64_t n) { return __mmask16((1u << n) - 1); }
 
 // The first n lanes from memory (0 <= n < lanes), the others from fill.
 RG_INLINE Vec<float> load_part(const float* p, int64_t n, Vec<float> fill) {
-    return _mm512_mask_loadu_ps(fill, first_lanes(n), p);
+    return _mm512_mask_loadu_ps(fill, first_lanes(n), reads(p, n));
 }
 RG_INLINE Vec<double> load_part(const double* p, int64_t n, Vec<double> fill) {
-    return _mm512_mask_loadu_pd(fill, __mmask8(first_lanes(n)), p);
+    return _mm512_mask_loadu_pd(fill, __mmask8(first_lanes(n)), reads(p, n));
 }
-RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) { _mm512_mask_storeu_ps(writes(p, n), first_lanes(n), v); }
 RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) {
-    _mm512_mask_storeu_pd(p, __mmask8(first_lanes(n)), v);
+    _mm512_mask_storeu_pd(writes(p, n), __mmask8(first_lanes(n)), v);
 }
 
 RG_INLINE Vec<double> widen_low(Vec<float> v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
@@ -144,8 +165,8 @@ RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) {
     return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(low)), _mm512_cvtpd_ps(high), 1);
 }
 
-RG_INLINE void stream(float* p, Vec<float> v) { _mm512_stream_ps(p, v); }
-RG_INLINE void stream(double* p, Vec<double> v) { _mm512_stream_pd(p, v); }
+RG_INLINE void stream(float* p, Vec<float> v) { _mm512_stream_ps(writes(p, kLanes<float>), v); }
+RG_INLINE void stream(double* p, Vec<double> v) { _mm512_stream_pd(writes(p, kLanes<double>), v); }
 
 #elif defined(RG_ISA_AVX2)
 
@@ -160,14 +181,18 @@ RG_INLINE __m256i first_lanes_pd(int64_t n) {
 }
 RG_INLINE Vec<float> load_part(const float* p, int64_t n, Vec<float> fill) {
     const __m256i mask = first_lanes_ps(n);
-    return _mm256_blendv_ps(fill, _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask));
+    return _mm256_blendv_ps(fill, _mm256_maskload_ps(reads(p, n), mask), _mm256_castsi256_ps(mask));
 }
 RG_INLINE Vec<double> load_part(const double* p, int64_t n, Vec<double> fill) {
     const __m256i mask = first_lanes_pd(n);
-    return _mm256_blendv_pd(fill, _mm256_maskload_pd(p, mask), _mm256_castsi256_pd(mask));
+    return _mm256_blendv_pd(fill, _mm256_maskload_pd(reads(p, n), mask), _mm256_castsi256_pd(mask));
 }
-RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) { _mm256_maskstore_ps(p, first_lanes_ps(n), v); }
-RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) { _mm256_maskstore_pd(p, first_lanes_pd(n), v); }
+RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) {
+    _mm256_maskstore_ps(writes(p, n), first_lanes_ps(n), v);
+}
+RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) {
+    _mm256_maskstore_pd(writes(p, n), first_lanes_pd(n), v);
+}
 
 RG_INLINE Vec<double> widen_low(Vec<float> v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
 RG_INLINE Vec<double> widen_high(Vec<float> v) { return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)); }
@@ -175,8 +200,8 @@ RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) {
     return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
 }
 
-RG_INLINE void stream(float* p, Vec<float> v) { _mm256_stream_ps(p, v); }
-RG_INLINE void stream(double* p, Vec<double> v) { _mm256_stream_pd(p, v); }
+RG_INLINE void stream(float* p, Vec<float> v) { _mm256_stream_ps(writes(p, kLanes<float>), v); }
+RG_INLINE void stream(double* p, Vec<double> v) { _mm256_stream_pd(writes(p, kLanes<double>), v); }
 
 #else
 
