@@ -797,6 +797,7 @@ def test_activations_refuse() -> None:
     forward, backward = rg.activation_forward, rg.activation_backward
     calls: list[tuple[Any, type[Exception], str]] = [
         (lambda: forward(x.astype(int), "relu"), TypeError, "activation_forward: x has dtype int64"),
+        (lambda: forward(x, ["relu"]), TypeError, "activation_forward: activation must be a name .*, not list"),
         (lambda: forward(x, "rellu"), ValueError, "activation_forward: activation 'rellu' is unknown"),
         (lambda: forward(x, "relu", out=x[:4]), ValueError, r"activation_forward: out has shape \(4,\), .*\(8,\)"),
         (lambda: forward(x[:6], "relu", out=x[2:]), ValueError, "activation_forward: out .*overlaps x"),

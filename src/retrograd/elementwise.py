@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,15 +22,14 @@ def activation_forward(
     """``f(x)``, element by element. `out` may be `x` itself."""
     function = "activation_forward"
     x = _args.as_array(function, "x", x)
-    code = _args.dtype_code(function, "x", x.dtype)
-    f = _args.as_activation(function, activation)
+    settings = _settings(function, "x", activation, x.dtype, False)
     threads = _args.thread_count(function, num_threads)
     _args.check_aligned(function, "x", x)
     if out is None:
         out = np.empty_like(x)
     else:
         _args.check_result(function, "out", out, x.shape, x.dtype)
-    arguments = (f.code, *_args.rounded_parameters(f, x.dtype), code, x, out)
+    arguments = (*settings, x, out)
     if _core.activation_forward(*arguments, False, threads) is not _DONE:
         _args.check_disjoint(function, {"out": out}, {"x": x}, in_place=("out", "x"))
         _core.activation_forward(*arguments, True, threads)
@@ -56,11 +56,7 @@ def activation_backward(
         given = "neither" if x is None else "both"
         raise ValueError(f"{function}: the slope is found from x or from y: give one of them, not {given}")
     dy = _args.as_array(function, "dy", dy)
-    code = _args.dtype_code(function, "dy", dy.dtype)
-    if y is None:
-        f = _args.as_activation(function, activation)
-    else:
-        f = _args.as_output_activation(function, activation, "give x instead of y")
+    settings = _settings(function, "dy", activation, dy.dtype, y is not None)
     name = "x" if y is None else "y"
     known = _args.as_array(function, name, x if y is None else y)
     if known.shape != dy.shape:
@@ -75,8 +71,30 @@ def activation_backward(
         raise ValueError(f"{function}: accumulate=True adds to out, which is missing")
     else:
         out = np.empty_like(dy)
-    arguments = (f.code, *_args.rounded_parameters(f, dy.dtype), code, dy, known, y is None, out, bool(accumulate))
+    arguments = (*settings, dy, known, y is None, out, bool(accumulate))
     if _core.activation_backward(*arguments, False, threads) is not _DONE:
         _args.check_disjoint(function, {"out": out}, {"dy": dy, name: known}, in_place=("out", "dy", name))
         _core.activation_backward(*arguments, True, threads)
     return out
+
+
+def _settings(
+    function: str, name: str, activation: str | Activation, dtype: np.dtype[Any], by_output: bool
+) -> tuple[int, float, float, int]:
+    """The activation, its parameters and the data type, as the engine wants them. Checked once per combination."""
+    try:
+        return _checked_settings(function, name, activation, dtype, by_output)
+    except TypeError:  # an unhashable activation, or a wrong type found inside: say which
+        return _checked_settings.__wrapped__(function, name, activation, dtype, by_output)
+
+
+@lru_cache(maxsize=256)
+def _checked_settings(
+    function: str, name: str, activation: str | Activation, dtype: np.dtype[Any], by_output: bool
+) -> tuple[int, float, float, int]:
+    code = _args.dtype_code(function, name, dtype)
+    if by_output:
+        f = _args.as_output_activation(function, activation, "give x instead of y")
+    else:
+        f = _args.as_activation(function, activation)
+    return (f.code, *_args.rounded_parameters(f, dtype), code)
