@@ -23,7 +23,7 @@ import retrograd
 from retrograd import _core, bench, cases, cli, verify
 
 SMALL_CASE, SMALL_LSTM_CASE = "layer_norm_n7c17", "lstm_t5n3i4h7"
-SMALL_ROW, SMALL_LSTM_ROW = "layer_norm_n64c256", "lstm_t20n1i4h16"
+SMALL_ROW, SMALL_LSTM_ROW, SMALL_APPLE_ROW = "layer_norm_n64c256", "lstm_t20n1i4h16", "bnns_batch_norm_n8c16_sigmoid"
 
 
 def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -124,7 +124,7 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     columns = "case,provider,pass,threads,isa,p20,p50,p80,ratio_vs_torch,ratio_vs_plain,share_of_bound,gflops"
-    assert ",".join(rows[0]) == columns + ",device,version"
+    assert ",".join(rows[0]) == columns + ",added,device,version"
     own = [row for row in rows if row["provider"] == "retrograd"]
     assert [(row["case"], row["pass"]) for row in own] == [
         (SMALL_ROW, "forward"),
@@ -136,7 +136,7 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
         assert 0 < float(row["p20"]) <= float(row["p50"]) <= float(row["p80"]) < 1
         assert row["isa"] == _core.isa()
         assert row["version"] == retrograd.__version__
-        assert (row["ratio_vs_torch"], row["ratio_vs_plain"], row["gflops"]) == ("", "", "")
+        assert (row["ratio_vs_torch"], row["ratio_vs_plain"], row["gflops"], row["added"]) == ("", "", "", "")
     if hasattr(_core, "stream_seconds"):
         assert {row["provider"] for row in rows} == {"retrograd", "stream"}
         assert all(float(row["share_of_bound"]) > 0 for row in own[:2])
@@ -171,6 +171,64 @@ def test_bench_lstm_against_the_matrix_product(tmp_path: Path, without_torch: st
     assert 0 < float(step["share_of_bound"]) < 1
     assert float(limit["gflops"]) > float(step["gflops"])
     assert limit["version"] == np.__version__
+
+
+def test_bench_apple_against_the_array_functions(tmp_path: Path) -> None:
+    path, trap = tmp_path / "out.csv", tmp_path / "trap"
+    trap.mkdir()
+    (trap / "torch.py").write_text("raise SystemExit('the front ends have no need of PyTorch')\n")
+    chosen = ["--rows", SMALL_APPLE_ROW, "bnns_adam_*", "mps_*", "--threads", "2", "--csv", str(path)]
+    result = run("bench", "apple", "--quick", *chosen, PYTHONPATH=str(trap))
+    assert result.returncode == 0, result.stderr
+    header, *lines = result.stdout.splitlines()
+    assert header.split("  ")[-2:] == ["arrays µs", "added µs"]
+    assert "torch" not in header
+    rows = read_rows(path)
+    passes = {
+        SMALL_APPLE_ROW: ("forward", "backward"),
+        "bnns_adam_4_parameters": ("step",),
+        "mps_batch_norm_n128c256": ("forward", "backward"),
+    }
+    keys = [(case, pass_) for case, names in passes.items() for pass_ in names]
+    assert set(rows) == {(case, provider, pass_) for case, pass_ in keys for provider in ("retrograd", "arrays")}
+    printed = {(cells[0], cells[1]): cells for cells in map(str.split, lines)}
+    for case, pass_ in keys:
+        own, arrays = (rows[case, provider, pass_] for provider in ("retrograd", "arrays"))
+        assert float(printed[case, pass_][-1]) == pytest.approx(1e6 * float(own["added"]), abs=0.06)
+        assert arrays["added"] == ""
+        assert (own["threads"], own["ratio_vs_torch"], own["share_of_bound"]) == ("2", "", "")
+
+
+def test_front_ends_and_array_functions_agree_to_the_bit() -> None:
+    for case in bench.SUITES["apple"].cases:
+        assert list(bench._apple_failures(case, _core.isa(), [1, 2])) == [], case.name
+        apple, arrays = case.make()
+        assert list(apple.passes) == list(arrays.passes), case.name
+        assert list(apple.results) == list(arrays.results), case.name
+        before = {name: array.copy() for name, array in apple.results.items()}
+        for call in apple.passes.values():
+            call()
+        for name, array in apple.results.items():
+            assert not np.array_equal(array, before[name]), f"{case.name} does not write {name}"
+
+
+def test_a_front_end_that_differs_in_one_bit_is_not_timed() -> None:
+    """And the number of threads that the library uses is as it was."""
+    (case,) = (case for case in bench.SUITES["apple"].cases if case.name == SMALL_APPLE_ROW)
+
+    def off() -> bench.Pair:
+        apple, arrays = case.make()
+
+        def backward() -> None:
+            apple.passes["backward"]()
+            apple.results["dx"].view(np.int32)[3, 5] ^= 1
+
+        return bench.Pair(apple._replace(passes={**apple.passes, "backward": backward}), arrays)
+
+    threads = retrograd.get_num_threads()
+    failures = list(bench._apple_failures(case._replace(make=off), _core.isa(), [threads + 1]))
+    assert failures == [f"dx is not what the array functions compute, threads {threads + 1}"]
+    assert retrograd.get_num_threads() == threads
 
 
 @pytest.mark.usefixtures("torch")
@@ -243,7 +301,7 @@ def test_an_lstm_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch)
     assert list(bench._lstm_failures(case, _core.isa(), [1])) == ["float32 and float64 differ, threads 1"]
 
 
-@pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW)])
+@pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW), ("apple", SMALL_APPLE_ROW)])
 def test_bench_does_not_time_what_is_wrong(
     suite: str, row: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,12 +328,12 @@ class _Fixed:
         return self.times
 
 
-def measured(contest: bench._Contest, passes: tuple[str, ...], torch: Any) -> dict[tuple[str, str], bench.BenchRow]:
+def measured(contest: bench._Contest, torch: Any) -> dict[tuple[str, str], bench.BenchRow]:
     times = bench._take_turns(contest.slots, rounds=4, budget=1e-6)
     machine = bench._Machine("a machine", "scalar", torch)
     rows = [
         row
-        for index, pass_ in enumerate(passes)
+        for index, pass_ in enumerate(contest.passes)
         for row in bench._rows_of_pass("a_row", pass_, index, 2, contest, times, machine)
     ]
     return {(row.provider, row.pass_): row for row in rows}
@@ -289,7 +347,7 @@ def test_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
         [_Fixed("torch", 3.0, 8.0)],
         [_Fixed("stream", 0.5, 1.0), _Fixed("stream", 0.4, 1.5)],
     ]
-    rows = measured(bench._Contest(slots, "stream", []), ("forward", "backward"), torch)
+    rows = measured(bench._Contest(slots, "stream", []), torch)
     assert {key: (row.p50, row.ratio_vs_torch, row.share_of_bound) for key, row in rows.items()} == {
         ("retrograd", "forward"): (1.0, 3.0, 0.4),
         ("retrograd", "backward"): (2.0, 4.0, 0.5),
@@ -307,8 +365,8 @@ def test_operations_and_what_options_cost(monkeypatch: pytest.MonkeyPatch, torch
         [_Fixed("plain", 0.8, 2.0, 2.8)],
         [_Fixed("sgemm", 0.5, 1.0, 1.5)],
     ]
-    contest = bench._Contest(slots, "sgemm", [], flops=(1e9, 2e9, 3e9))
-    rows = measured(contest, ("forward", "backward", "step"), torch)
+    contest = bench._Contest(slots, "sgemm", [], ("forward", "backward", "step"), flops=(1e9, 2e9, 3e9))
+    rows = measured(contest, torch)
     assert {key: (row.ratio_vs_plain, row.share_of_bound, row.gflops) for key, row in rows.items()} == {
         ("retrograd", "forward"): (0.8, 0.5, 1.0),
         ("retrograd", "backward"): (1.0, 0.5, 1.0),
@@ -321,7 +379,25 @@ def test_operations_and_what_options_cost(monkeypatch: pytest.MonkeyPatch, torch
         ("sgemm", "step"): (None, None, 2.0),
     }
     result = bench.BenchResult("a_row", 2, tuple(rows.values()))
-    assert [line[-1] for line in cli._bench_lines(result)] == ["+25%", "+0%", "+7%"]
+    assert [line["over plain"] for line in cli._bench_lines(result)] == ["+25%", "+0%", "+7%"]
+
+
+def test_what_a_front_end_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of differences, which is not the difference of medians when the machine changes its pace."""
+    monkeypatch.setattr(bench, "_SETTLE_SECONDS", 0.0)
+
+    class Slowing(_Fixed):
+        def step(self) -> tuple[float, ...]:
+            self.calls = getattr(self, "calls", -1) + 1
+            return (self.times[self.calls],)
+
+    monkeypatch.setattr(bench, "_turn", lambda stepper, seconds: [stepper.step()])
+    apple, arrays = Slowing("retrograd", 0, 11e-6, 25e-6, 39e-6, 40e-6), Slowing("arrays", 0, 9e-6, 19e-6, 20e-6, 38e-6)
+    rows = measured(bench._Contest([[apple], [arrays]], None, [], ("step",)), None)
+    assert rows["retrograd", "step"].added == pytest.approx(4e-6)
+    assert (rows["arrays", "step"].added, rows["retrograd", "step"].share_of_bound) == (None, None)
+    (line,) = cli._bench_lines(bench.BenchResult("a_row", 2, tuple(rows.values())))
+    assert (line["added µs"], line["arrays µs"]) == ("+4.0", "19.5")
 
 
 def test_operations_of_real_steps() -> None:
@@ -343,7 +419,7 @@ def test_bench_lists_its_rows() -> None:
         result = run("bench", suite, "--list")
         assert result.returncode == 0
         assert result.stdout.splitlines() == expected
-    assert names["all"] == names["norm"] + names["lstm"]
+    assert names["all"] == names["norm"] + names["lstm"] + names["apple"]
     assert len(set(names["all"])) == len(names["all"])
     overheads = [name for name in names["all"] if name.startswith("overhead_")]
     assert sorted(overheads) == sorted(bench.overhead_calls())
@@ -378,7 +454,9 @@ def test_bad_arguments_end_with_2(arguments: list[str], complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["verify"], ["bench"], ["bench", "norm"], ["bench", "lstm"], ["bench", "all"]], ids=" ".join
+    "arguments",
+    [[], ["verify"], ["bench"], ["bench", "norm"], ["bench", "lstm"], ["bench", "apple"], ["bench", "all"]],
+    ids=" ".join,
 )
 def test_help(arguments: list[str]) -> None:
     result = run(*arguments, "--help")

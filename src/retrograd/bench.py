@@ -8,6 +8,10 @@ are medians over the rounds of the ratio of that round's medians. The bound is m
   an activation, read, dx written) of arrays of the same size, with ordinary and with non-temporal stores, whichever is
   faster;
 - of an LSTM, its matrix products at the speed of NumPy's own (BLAS) of two 1024 x 1024 matrices, by as many threads.
+
+The rival of a front end's row (``bnns_*``, ``mps_*``) are the array functions, which do the same work, to the bit.
+``added`` is what a call of the front end takes longer: the median over the rounds of the difference of that round's
+medians.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ import retrograd
 
 from . import _core
 from ._args import Array
+from .bench_apple import APPLE_CASES, AppleCase, Pair
 from .cases import (
     LSTM_BENCH_CASES,
     LSTM_STANDARD,
@@ -61,6 +66,7 @@ __all__ = [
     "cpu_model",
     "measures_bandwidth",
     "overhead_calls",
+    "torch_takes_part",
     "torch_version",
 ]
 
@@ -100,6 +106,7 @@ class BenchRow(NamedTuple):
     ratio_vs_plain: float | None  # the time without this row's options over this one's
     share_of_bound: float | None  # the bound's time over this one's
     gflops: float | None  # of matrix products
+    added: float | None  # this one's time less that of the array functions
     device: str
     version: str
 
@@ -121,7 +128,7 @@ class BenchResult(NamedTuple):
 
 
 class _Stepper(Protocol):
-    """Does one training step and returns the seconds of each of the suite's passes."""
+    """Does one training step and returns the seconds of each of the contest's passes."""
 
     name: str
 
@@ -214,6 +221,17 @@ def _median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
+def _median_difference(of: Sequence[float], less: Sequence[float]) -> float:
+    return statistics.median(a - b for a, b in zip(of, less, strict=True))
+
+
+def _seconds_per_call(call: Callable[[], object]) -> float:
+    start = clock()
+    for _ in range(_OVERHEAD_CALLS):
+        call()
+    return (clock() - start) / _OVERHEAD_CALLS
+
+
 # ---- the machine -----------------------------------------------------------------------------------------------------
 
 
@@ -254,8 +272,9 @@ class _Contest(NamedTuple):
     """Who takes turns at a row, the row's own implementation first. Those of a slot share its turn."""
 
     slots: list[list[_Stepper]]
-    bound: str  # which of them is the bound
+    bound: str | None  # which of them is the bound
     notes: list[str]
+    passes: tuple[str, ...] = ("forward", "backward")
     flops: tuple[float, ...] | None = None  # of each pass
     child_seconds: Callable[[], float] = float  # CPU time of processes of ours so far
 
@@ -641,7 +660,8 @@ def _lstm_contest(
 ) -> _Contest:
     flops = _lstm_flops(case)
     sgemm = _Sgemm(flops, threads, stack)
-    contest = _Contest([[_OurLstm(case, data, threads)]], "sgemm", [], flops, lambda: sgemm.cpu_seconds)
+    passes = ("forward", "backward", "step")
+    contest = _Contest([[_OurLstm(case, data, threads)]], "sgemm", [], passes, flops, lambda: sgemm.cpu_seconds)
     plain, plain_data = _plain(case, data)
     if plain != case:
         contest.slots.append([_OurLstm(plain, plain_data, threads, "plain")])
@@ -654,23 +674,71 @@ def _lstm_contest(
     return contest
 
 
+# ---- Apple's front ends ----------------------------------------------------------------------------------------------
+
+
+class _Calls:
+    """Each pass many times over: a single small call would drown in the noise of the clock."""
+
+    def __init__(self, name: str, passes: Mapping[str, Callable[[], object]], threads: int) -> None:
+        self.name = name
+        self._passes = tuple(passes.values())
+        self._threads = threads
+
+    def wake(self) -> None:
+        _wake_team(self._threads)
+
+    def step(self) -> tuple[float, ...]:
+        return tuple(map(_seconds_per_call, self._passes))
+
+
+@contextlib.contextmanager
+def _library_threads(threads: int) -> Iterator[None]:
+    """Metal has no word for a number of threads, so both sides use the library's."""
+    before = retrograd.get_num_threads()
+    retrograd.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        retrograd.set_num_threads(before)
+
+
+def _apple_failures(case: AppleCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
+    """The front end and the array functions agree to the bit."""
+    for number in threads:
+        with _library_threads(number):
+            pair = case.make()
+            for side in pair:
+                for call in side.passes.values():
+                    call()
+        for name, array in pair.arrays.results.items():
+            if pair.apple.results[name].tobytes() != array.tobytes():
+                yield f"{name} is not what the array functions compute, threads {number}"
+
+
+def _apple_contest(
+    case: AppleCase, pair: Pair, threads: int, machine: _Machine, stack: contextlib.ExitStack
+) -> _Contest:
+    stack.enter_context(_library_threads(threads))
+    apple = _Calls("retrograd", pair.apple.passes, threads)
+    arrays = _Calls("arrays", pair.arrays.passes, threads)
+    return _Contest([[apple], [arrays]], None, [], tuple(pair.apple.passes))
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
 class _Suite(NamedTuple):
-    title: str
-    passes: tuple[str, ...]
     cases: Sequence[Any]
     make_data: Callable[[Any], Any]
     failures: Callable[[Any, str, Sequence[int]], Iterator[str]]
     contest: Callable[[Any, Any, int, _Machine, contextlib.ExitStack], _Contest]
     overhead: Callable[[str], bool]  # whether a function is of this suite
+    against_torch: bool = True
 
 
 SUITES: Final[Mapping[str, _Suite]] = {
     "norm": _Suite(
-        "normalization",
-        ("forward", "backward"),
         NORM_BENCH_CASES,
         make_norm_data,
         _norm_failures,
@@ -678,13 +746,19 @@ SUITES: Final[Mapping[str, _Suite]] = {
         lambda name: not name.startswith("lstm_"),
     ),
     "lstm": _Suite(
-        "LSTM",
-        ("forward", "backward", "step"),
         LSTM_BENCH_CASES,
         make_lstm_data,
         _lstm_failures,
         _lstm_contest,
         lambda name: name.startswith("lstm_"),
+    ),
+    "apple": _Suite(
+        APPLE_CASES,
+        lambda case: case.make(),
+        _apple_failures,
+        _apple_contest,
+        lambda name: False,
+        against_torch=False,
     ),
 }
 
@@ -706,6 +780,12 @@ def bench_names(suites: Sequence[str] = tuple(SUITES), patterns: Sequence[str] =
     return names
 
 
+def torch_takes_part(suites: Sequence[str], patterns: Sequence[str] = ()) -> bool:
+    """Whether any of the chosen rows is timed against PyTorch."""
+    rows = (case.name for name in suites if SUITES[name].against_torch for case in SUITES[name].cases)
+    return any(_matches(row, patterns) for row in rows)
+
+
 def bench_rows(
     suites: Sequence[str], options: BenchOptions, started: Callable[[str], None] | None = None
 ) -> Iterator[BenchResult]:
@@ -718,7 +798,8 @@ def bench_rows(
                 continue
             if started is not None:
                 started(case.name)
-            machine = machine._replace(torch=_import_torch())
+            if suite.against_torch:
+                machine = machine._replace(torch=_import_torch())
             failures = tuple(suite.failures(case, machine.isa, options.threads))
             data = suite.make_data(case)
             for threads in options.threads:
@@ -744,7 +825,7 @@ def _bench_case(
             notes.append(f"other processes used {load.cpus():.1f} CPUs meanwhile: measure again")
     rows = [
         row
-        for index, pass_ in enumerate(suite.passes)
+        for index, pass_ in enumerate(contest.passes)
         for row in _rows_of_pass(case.name, pass_, index, threads, contest, times, machine)
     ]
     return BenchResult(case.name, threads, tuple(rows), notes=tuple(notes))
@@ -767,12 +848,13 @@ def _rows_of_pass(
         medians[provider] = [min(values) for values in zip(*(r.medians[index] for r in records), strict=True)]
         samples[provider] = min((r.samples[index] for r in records), key=statistics.median)
 
-    def ratio(rival: str, provider: str) -> float | None:
+    def ratio(rival: str | None, provider: str) -> float | None:
         if rival not in medians or rival == provider:
             return None
         return _median_ratio(medians[rival], medians[provider])
 
     ours = contest.slots[0][0].name
+    added = _median_difference(medians[ours], medians["arrays"]) if "arrays" in medians else None
     for provider, values in samples.items():
         quantiles = _quantiles(values)
         yield BenchRow(
@@ -786,6 +868,7 @@ def _rows_of_pass(
             ratio("plain", provider) if provider == ours else None,
             ratio(contest.bound, provider),
             None if contest.flops is None else contest.flops[index] / quantiles[1] / 1e9,
+            added if provider == ours else None,
             machine.device,
             _version_of(provider, machine),
         )
@@ -833,6 +916,11 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     calls["batch_norm_cache"] = lambda: retrograd.batch_norm_cache(x, gamma, beta, mean=part.mean, var=part.var)
     calls["activation_forward"] = lambda: retrograd.activation_forward(x, "relu", out=out)
     calls["activation_backward"] = lambda: retrograd.activation_backward(x, "relu", x=x, out=out)
+    states = [np.zeros_like(gamma), np.zeros_like(gamma)]
+    calls["sgd_step"] = lambda: retrograd.sgd_step(gamma, beta, learning_rate=0.1)
+    calls["adam_step"] = lambda: retrograd.adam_step(gamma, beta, *states, step=1)
+    calls["rmsprop_step"] = lambda: retrograd.rmsprop_step(gamma, beta, states[0])
+    calls["global_norm"] = lambda: retrograd.global_norm(gamma)
     sequence = x[:, None]
     cell = LstmWeights(np.ones((4, 4), np.float32), np.ones((4, 1), np.float32))
     y, hn, cn, lstm_cache = retrograd.lstm_forward(sequence, cell)
@@ -849,17 +937,11 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
 
 
 def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions, machine: _Machine) -> BenchResult:
-    def sample() -> float:
-        start = clock()
-        for _ in range(_OVERHEAD_CALLS):
-            call()
-        return (clock() - start) / _OVERHEAD_CALLS
-
-    sample()
+    _seconds_per_call(call)
     samples: list[float] = []
     deadline = clock() + min(options.budget, 0.2)
     while len(samples) < _LEAST_STEPS or clock() < deadline:
-        samples.append(sample())
+        samples.append(_seconds_per_call(call))
     quantiles = _quantiles(samples)
     row = BenchRow(
         name,
@@ -872,6 +954,7 @@ def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions
         ratio_vs_plain=None,
         share_of_bound=None,
         gflops=None,
+        added=None,
         device=machine.device,
         version=retrograd.__version__,
     )

@@ -1,4 +1,4 @@
-"""The command line: ``retrograd info | verify | bench norm | bench lstm | bench all``.
+"""The command line: ``retrograd info | verify | bench norm | bench lstm | bench apple | bench all``.
 
 Exit codes: 0 all is well, 1 a result was wrong, 2 the command line was, 130 interrupted.
 """
@@ -106,10 +106,16 @@ def _parser() -> argparse.ArgumentParser:
         "packed sequence. 'step' is forward and backward. 'over plain' is what a row's options cost over the same LSTM "
         "without them. "
     )
+    apple = (
+        "Rows named bnns_* and mps_* are calls of the front ends, in rounds that alternate with the array functions "
+        "doing the same work; they agree to the bit, or are not timed. 'added µs' is what a call of the front end "
+        "takes longer. "
+    )
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", turns + norm),
         ("lstm", ["lstm"], "LSTM", turns + lstm),
-        ("all", ["norm", "lstm"], "every suite", turns + norm + lstm),
+        ("apple", ["apple"], "what the front ends add", apple),
+        ("all", ["norm", "lstm", "apple"], "every suite", turns + norm + lstm + apple),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
     return parser
@@ -351,12 +357,13 @@ def _bench(options: argparse.Namespace) -> int:
         _Column("threads", 7),
         _Column("retrograd µs", 12),
         _Column("p20 to p80", 15),
-        _Column("torch µs", 9),
-        _Column("vs torch", 8),
-        _Column("of bound", 8),
     ]
+    if options.suites != ["apple"]:
+        columns += [_Column("torch µs", 9), _Column("vs torch", 8), _Column("of bound", 8)]
     if "lstm" in options.suites:
         columns += [_Column("GFLOPS", 6), _Column("over plain", 10)]
+    if "apple" in options.suites:
+        columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
     overheads = sum(name.startswith("overhead_") for name in names)
     total = (len(names) - overheads) * len(settings.threads) + overheads
     wrong = False
@@ -373,17 +380,18 @@ def _bench(options: argparse.Namespace) -> int:
             if csv_file is not None:
                 csv_file.write(result.rows)
             for cells in _bench_lines(result):
-                report.row(cells[: len(columns)])
+                report.row([cells[column.title] for column in columns])
             if result.failed:
                 wrong = True
-                cells = [result.name, "WRONG", str(result.threads)]
-                report.row(cells + [""] * (len(columns) - len(cells)), good=False)
+                words = [result.name, "WRONG", str(result.threads)]
+                report.row(words + [""] * (len(columns) - len(words)), good=False)
             for note in result.notes:
                 report.note(f"{result.name}, threads {result.threads}: {note}")
         conditions = [bench.cpu_model(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
-        if overheads < len(names):
+        if bench.torch_takes_part(options.suites, options.rows):
             torch = bench.torch_version()
             conditions.append("PyTorch is not installed: own times only" if torch is None else f"torch {torch}")
+        if overheads < len(names):
             conditions.append(f"float32, medians of {settings.rounds} rounds")
             if "norm" in options.suites and not bench.measures_bandwidth():
                 conditions.append("this build cannot measure the bandwidth bound")
@@ -391,23 +399,33 @@ def _bench(options: argparse.Namespace) -> int:
     return _WRONG if wrong else 0
 
 
-def _bench_lines(result: Any) -> Iterator[list[str]]:
-    """Ours, with the rival's time beside it."""
-    theirs = {row.pass_: row.p50 for row in result.rows if row.provider == "torch"}
+def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
+    """Ours by the columns' titles, with the rival's time beside it."""
+    rivals = {(row.provider, row.pass_): row.p50 for row in result.rows if row.provider != "retrograd"}
+
+    def time_of(rival: str, pass_: str) -> str:
+        return _microseconds(rivals[rival, pass_]) if (rival, pass_) in rivals else ""
+
     for row in result.rows:
         if row.provider == "retrograd":
-            yield [
-                row.case,
-                row.pass_,
-                str(row.threads),
-                _microseconds(row.p50),
-                f"{_microseconds(row.p20)} to {_microseconds(row.p80)}",
-                _microseconds(theirs[row.pass_]) if row.pass_ in theirs else "",
-                "" if row.ratio_vs_torch is None else f"{row.ratio_vs_torch:.2f}x",
-                "" if row.share_of_bound is None else f"{row.share_of_bound:.0%}",
-                "" if row.gflops is None else f"{row.gflops:.0f}" if row.gflops >= 10 else f"{row.gflops:.1f}",
-                "" if row.ratio_vs_plain is None else f"{1 / row.ratio_vs_plain - 1:+.0%}",
-            ]
+            yield {
+                "row": row.case,
+                "pass": row.pass_,
+                "threads": str(row.threads),
+                "retrograd µs": _microseconds(row.p50),
+                "p20 to p80": f"{_microseconds(row.p20)} to {_microseconds(row.p80)}",
+                "torch µs": time_of("torch", row.pass_),
+                "vs torch": _shown("{:.2f}x", row.ratio_vs_torch),
+                "of bound": _shown("{:.0%}", row.share_of_bound),
+                "GFLOPS": _shown("{:.0f}" if (row.gflops or 0) >= 10 else "{:.1f}", row.gflops),
+                "over plain": "" if row.ratio_vs_plain is None else f"{1 / row.ratio_vs_plain - 1:+.0%}",
+                "arrays µs": time_of("arrays", row.pass_),
+                "added µs": "" if row.added is None else f"{row.added * 1e6:+.1f}",
+            }
+
+
+def _shown(form: str, value: float | None) -> str:
+    return "" if value is None else form.format(value)
 
 
 def _microseconds(seconds: float) -> str:

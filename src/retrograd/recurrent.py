@@ -149,6 +149,14 @@ class LstmCache:
         i, f, g, o = np.moveaxis(values, 2, 0)
         return LstmGates(i, f, g, o, states)
 
+    def with_buffer(self, buffer: Buffer | bytes) -> LstmCache:
+        """The same pass, with the buffer that it has filled elsewhere."""
+        cache = _new_cache()
+        for field in LstmCache.__slots__:
+            setattr(cache, field, getattr(self, field))
+        cache.buffer, cache.stamp = _as_buffer("LstmCache.with_buffer", "buffer", self, buffer), None
+        return cache
+
     def __repr__(self) -> str:
         kept = "recomputes" if self.buffer is None else f"{self.buffer.nbytes} bytes"
         return f"LstmCache({self.problem!r}, {kept})"
@@ -432,7 +440,7 @@ def _cells(function: str, name: str, weights: Weights, result: bool = False) -> 
 def _cell(function: str, name: str, cell: Any, result: bool) -> _Cell:
     if type(cell) is LstmWeights:
         for part in cell:
-            if part is not None and type(part) is not np.ndarray:
+            if part is not None and type(part) is not np.ndarray and not _is_gate_tuple(part):
                 break
         else:
             return cell
@@ -444,6 +452,11 @@ def _cell(function: str, name: str, cell: Any, result: bool) -> _Cell:
     return tuple(
         None if part is None else _gate_arrays(function, f"{name}.{field}", part, result) for field, part in fields
     )
+
+
+def _is_gate_tuple(part: Any) -> bool:
+    """Whether these are four arrays as they should be: what else there is takes longer to look at."""
+    return type(part) is tuple and len(part) == 4 and all(a is None or type(a) is np.ndarray for a in part)
 
 
 def _gate_arrays(function: str, name: str, part: Any, result: bool) -> Any:

@@ -1,0 +1,328 @@
+"""Activation filters, and the functions that apply filters in general."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..elementwise import activation_backward, activation_forward
+from . import _constants as c
+from ._activation import Fused, elementwise, fused
+from ._failure import Invalid, Unsupported, status
+from ._filter import (
+    FLOAT32,
+    BNNSFilter,
+    accumulates,
+    checked_batch,
+    checked_descriptor,
+    checked_filter,
+    delta_geometry,
+    put,
+    same_place,
+    source_samples,
+    target_samples,
+)
+from ._memory import Array, Geometry, as_float, as_size, check_writable
+from ._names import constant_name
+from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
+
+__all__ = [
+    "BNNSFilterApply",
+    "BNNSFilterApplyBackwardBatch",
+    "BNNSFilterApplyBatch",
+    "BNNSFilterCreateLayerActivation",
+    "BNNSGetPointer",
+]
+
+_FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)
+_DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)
+_SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLogSoftmax)
+_PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel
+# Activations of which alpha can be trained: its gradient is weights_delta.
+_TRAINABLE: Final = (c.BNNSActivationFunctionLeakyRectifiedLinear, _PER_CHANNEL)
+
+
+class ActivationFilter(BNNSFilter):
+    """See :func:`BNNSFilterCreateLayerActivation`."""
+
+    def __init__(self, layer: Any, parameters: Any) -> None:
+        if not isinstance(layer, BNNSLayerParametersActivation):
+            shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
+            raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersActivation")
+        super().__init__(parameters)
+        self.input, self.output = _sample("i_desc", layer.i_desc), _sample("o_desc", layer.o_desc)
+        if self.input.elements != self.output.elements:
+            raise Invalid(f"i_desc has {self.input.elements} elements, o_desc {self.output.elements}")
+        if self.output.may_overlap:
+            raise Invalid(f"o_desc: elements share memory with strides {self.output.strides}")
+        self.function = layer.activation.function
+        if self.function == _PER_CHANNEL and layer.i_desc.layout != c.BNNSDataLayoutImageCHW:
+            raise Invalid("PReLUPerChannel needs i_desc.layout ImageCHW")
+        self.axes = self._softmax_axes(layer)
+        alpha, beta = as_float("alpha", layer.activation.alpha), as_float("beta", layer.activation.beta)
+        if self.function not in (*_SOFTMAXES, _PER_CHANNEL):
+            elementwise(BNNSActivation(self.function, alpha, beta))  # refuses what is none
+        # Where BNNSGetPointer leads: changed from outside, they hold for the next call.
+        channels = self.input.shape[0] if self.function == _PER_CHANNEL else 1
+        self.alpha, self.beta = self.arena.take((channels,), FLOAT32), self.arena.take((1,), FLOAT32)
+        self.alpha[...], self.beta[...] = alpha, beta
+        self._current: Fused | None = None
+        self._parameters = (alpha, beta)
+
+    def _softmax_axes(self, layer: BNNSLayerParametersActivation) -> tuple[int, ...]:
+        """NumPy's numbers of the axes that a softmax runs over, in a batch of samples."""
+        flags, rank = as_size("axis_flags", layer.axis_flags), len(self.input.extents)
+        if self.function not in _SOFTMAXES:
+            return ()
+        if flags >> rank:
+            raise Invalid(f"axis_flags is {flags:#x}, but i_desc has {rank} axes")
+        listed = [k for k in range(rank) if flags >> k & 1] or [0]
+        # Bit k is the axis of size[k], which is the k-th fastest, or the k-th slowest where sizes are listed so.
+        slowest_first = layer.i_desc.layout & 0x8001 == 0x8001
+        return tuple(1 + k if slowest_first else rank - k for k in listed)
+
+    def current(self) -> Fused:
+        """The activation with its parameters as they are now."""
+        parameters = self.alpha.item(0), self.beta.item(0)
+        if self._current is None or self._parameters != parameters:
+            structure = BNNSActivation(self.function, *parameters)
+            self._current, self._parameters = fused(structure, self.output.dtype, True), parameters
+        return self._current
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
+        batch = checked_batch(batch_size)
+        y = target_samples("out", self.output, target, batch, out_stride)
+        x = source_samples("in", self.input, source, batch, in_stride)
+        if np.may_share_memory(x, y) and not same_place(x, y):
+            x = x.copy()
+        if self.function in _SOFTMAXES:
+            put(y, self._softmax(x).reshape(y.shape), False)
+        elif self.function == _PER_CHANNEL:
+            x32 = x.astype(np.float32, copy=False)
+            put(y, np.where(x32 < 0, self.alpha[:, None, None] * x32, x32).reshape(y.shape), False)
+        else:
+            function = self.current().function
+            if x.dtype is y.dtype and x.shape == y.shape:
+                activation_forward(x, function, out=y, num_threads=self.threads)
+            else:
+                z = activation_forward(x.astype(np.float32, copy=False), function, num_threads=self.threads)
+                put(y, z.reshape(y.shape), False)
+
+    def _softmax(self, x: Array) -> npt.NDArray[np.float64]:
+        z = x.astype(np.float64)
+        with np.errstate(all="ignore"):
+            z -= z.max(axis=self.axes, keepdims=True)
+            total = np.exp(z).sum(axis=self.axes, keepdims=True)
+            result: npt.NDArray[np.float64]
+            result = np.exp(z) / total if self.function == c.BNNSActivationFunctionSoftmax else z - np.log(total)
+        return result
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        if out_delta is None:
+            raise Invalid("out_delta is NULL")
+        if bias_delta is not None:
+            raise Unsupported("bias_delta is given, but an activation has no bias")
+        checked_descriptor("out_delta", out_delta)
+        geometry = self._delta("out_delta", out_delta, self.output)
+        dy = source_samples("out_delta", geometry, out_delta.data, batch, out_delta_stride)
+        x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
+        y = None if out is None else source_samples("out", self.output, out, batch, out_stride)
+        dalpha = None if weights_delta is None else self._alpha_delta(weights_delta, x)
+        if in_delta is not None:
+            checked_descriptor("in_delta", in_delta)
+            geometry = self._delta("in_delta", in_delta, self.input)
+            dx = target_samples("in_delta", geometry, in_delta.data, batch, in_delta_stride)
+            accumulate = accumulates("in_delta", in_delta)
+        # In float64 or in the engine: nothing is written before all is known.
+        sums = None if dalpha is None else self._alpha_gradient(x, dy)
+        if in_delta is not None:
+            self._input_gradient(x, y, dy, dx, accumulate)
+        if dalpha is not None and sums is not None:
+            put(dalpha, sums.astype(np.float32).reshape(dalpha.shape), accumulates("weights_delta", weights_delta))
+
+    def _delta(self, name: str, descriptor: BNNSNDArrayDescriptor, like: Geometry) -> Geometry:
+        geometry = delta_geometry(name, descriptor, _DELTAS)
+        if geometry.extents != like.extents:
+            raise Invalid(f"{name} has sizes {geometry.extents}, the layer {like.extents} (fastest first)")
+        return geometry
+
+    def _alpha_delta(self, descriptor: Any, x: Array | None) -> Array:
+        name = "weights_delta"
+        if self.function not in _TRAINABLE:
+            raise Unsupported(f"{name} is given, but this activation has no parameter to train")
+        if x is None:
+            raise Invalid("in is NULL, and the gradient of alpha is found from it")
+        geometry = delta_geometry(name, checked_descriptor(name, descriptor), _DELTAS)
+        if geometry.elements != self.alpha.size or geometry.may_overlap:
+            raise Invalid(f"{name} has sizes {geometry.extents}, must have {self.alpha.size} elements")
+        accumulates(name, descriptor)
+        view: Array = descriptor.view()
+        check_writable(name, view)
+        return view
+
+    def _alpha_gradient(self, x: Array | None, dy: Array) -> Array:
+        assert x is not None  # _alpha_delta has looked
+        with np.errstate(all="ignore"):
+            terms = np.where(x < 0, x.astype(np.float64), 0.0) * dy.astype(np.float64).reshape(x.shape)
+        if self.function == _PER_CHANNEL:
+            return np.asarray(terms.sum(axis=(0, 2, 3)))
+        return np.asarray(terms.sum())
+
+    def _input_gradient(self, x: Array | None, y: Array | None, dy: Array, dx: Array, accumulate: bool) -> None:
+        shape = dx.shape
+        dy = dy.astype(np.float32, copy=False).reshape(shape)
+        if self.function in _SOFTMAXES:
+            if y is None:
+                if x is None:
+                    raise Invalid("in and out are NULL; one of them is needed")
+                y = self._softmax(x)
+            put(dx, self._softmax_gradient(y.astype(np.float64).reshape(shape), dy), accumulate)
+            return
+        if self.function == _PER_CHANNEL:
+            if x is None:
+                raise Invalid("in is NULL, and the activation's slope is found from it")
+            put(dx, np.where(x < 0, self.alpha[:, None, None] * dy, dy), accumulate)
+            return
+        chosen = self.current()
+        values: dict[str, Array]
+        if chosen.function.name == "identity":
+            values = {"x": dy}  # the slope is 1 wherever it is taken
+        elif chosen.slope_from == "output" and y is not None:
+            values = {"y": y}
+        elif x is not None:
+            values = {"x": x}
+        elif chosen.slope_from == "output":
+            raise Invalid("in and out are NULL; one of them is needed")
+        else:
+            raise Invalid("in is NULL, and the activation's slope is found from it")
+        values = {name: array.astype(np.float32, copy=False).reshape(shape) for name, array in values.items()}
+        others = [dy, *values.values()]
+        direct = dx.dtype is FLOAT32 and not any(np.may_share_memory(dx, a) and not same_place(dx, a) for a in others)
+        result = activation_backward(
+            dy,
+            chosen.function,
+            **values,
+            out=dx if direct else None,
+            accumulate=accumulate and direct,
+            num_threads=self.threads,
+        )
+        if not direct:
+            put(dx, result, accumulate)
+
+    def _softmax_gradient(self, y: npt.NDArray[np.float64], dy: Array) -> Array:
+        with np.errstate(all="ignore"):
+            if self.function == c.BNNSActivationFunctionSoftmax:
+                dx = y * (dy - (dy * y).sum(axis=self.axes, keepdims=True))
+            else:
+                dx = dy - np.exp(y) * dy.sum(axis=self.axes, keepdims=True, dtype=np.float64)
+            rounded: Array = dx.astype(np.float32)
+        return rounded
+
+
+def _sample(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    if descriptor.data_type not in _FLOATS:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
+    try:
+        return descriptor.geometry()
+    except Invalid as error:
+        raise Invalid(f"{name}: {error}") from None
+
+
+# ---- Apple's functions ----------------------------------------------------------------------------------------------
+
+
+@status(None)
+def BNNSFilterCreateLayerActivation(
+    layer_params: BNNSLayerParametersActivation, filter_params: BNNSFilterParameters | None = None
+) -> ActivationFilter | None:
+    """An activation filter: any elementwise function, softmax, log-softmax, or PReLU per channel. None on failure."""
+    return ActivationFilter(layer_params, filter_params)
+
+
+_USE: Final = "on a normalization filter use BNNSNormalizationFilterApplyBatch"
+_USE_BACKWARD: Final = "on a normalization filter use BNNSNormalizationFilterApplyBackwardBatch"
+
+
+@status(-1)
+def BNNSFilterApply(filter: BNNSFilter | None, in_: Any, out: Any) -> int:
+    """Apply an activation filter to one sample. 0, or -1 on failure."""
+    checked_filter(ActivationFilter, filter, _USE).apply(1, in_, 0, out, 0)
+    return 0
+
+
+@status(-1)
+def BNNSFilterApplyBatch(
+    filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int
+) -> int:
+    """Apply an activation filter to samples that begin `in_stride` and `out_stride` values apart. 0, or -1."""
+    checked_filter(ActivationFilter, filter, _USE).apply(batch_size, in_, in_stride, out, out_stride)
+    return 0
+
+
+@status(-1)
+def BNNSFilterApplyBackwardBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_: Any,
+    in_stride: int,
+    in_delta: BNNSNDArrayDescriptor | None,
+    in_delta_stride: int,
+    out: Any,
+    out_stride: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+    weights_delta: BNNSNDArrayDescriptor | None,
+    bias_delta: BNNSNDArrayDescriptor | None,
+) -> int:
+    """Gradients of an activation filter: of the input, and as `weights_delta` of alpha where that is trained.
+
+    The slope is found from `out` where that tells it, else from `in_`; what is not needed may be None. 0, or -1.
+    """
+    checked_filter(ActivationFilter, filter, _USE_BACKWARD).apply_backward(
+        batch_size,
+        in_,
+        in_stride,
+        in_delta,
+        in_delta_stride,
+        out,
+        out_stride,
+        out_delta,
+        out_delta_stride,
+        weights_delta,
+        bias_delta,
+    )
+    return 0
+
+
+@status(None)
+def _pointer(filter: BNNSFilter | None, target: int) -> BNNSNDArrayDescriptor:
+    checked = checked_filter(ActivationFilter, filter, "filter is not an activation filter: it has no alpha or beta")
+    if target not in (c.BNNSPointerSpecifierAlpha, c.BNNSPointerSpecifierBeta):
+        raise Invalid(f"target is {target!r}, must be BNNSPointerSpecifierAlpha or BNNSPointerSpecifierBeta")
+    return BNNSNDArrayDescriptor.from_array(checked.alpha if target == c.BNNSPointerSpecifierAlpha else checked.beta)
+
+
+def BNNSGetPointer(filter: BNNSFilter | None, target: int) -> BNNSNDArrayDescriptor:
+    """alpha or beta inside an activation filter, to read, train or set. On failure a descriptor without data."""
+    return _pointer(filter, target) or BNNSNDArrayDescriptor()

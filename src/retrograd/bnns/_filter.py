@@ -1,0 +1,137 @@
+"""What all filters have in common: their parameters, their memory, their end."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from . import _constants as c
+from ._failure import Invalid, status
+from ._memory import Arena, Array, Geometry, as_size, batch_view, check_writable, threads_of
+from ._names import constant_name
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+
+__all__ = [
+    "BNNSFilter",
+    "BNNSFilterDestroy",
+]
+
+_F = TypeVar("_F", bound="BNNSFilter")
+FLOAT32 = np.dtype(np.float32)
+
+
+class BNNSFilter:
+    """A layer with its state. Opaque: it is made, used and destroyed by the functions that take it."""
+
+    def __init__(self, parameters: Any) -> None:
+        if parameters is None:
+            parameters = BNNSFilterParameters()
+        if not isinstance(parameters, BNNSFilterParameters):
+            raise Invalid(f"filter_params is of type {type(parameters).__name__}, not BNNSFilterParameters")
+        self.uses_client_memory = bool(as_size("flags", parameters.flags) & c.BNNSFlagsUseClientPtr)
+        self.threads = threads_of(parameters.n_threads)
+        self.arena = Arena(parameters.alloc_memory, parameters.free_memory)
+        self.destroyed = False
+
+    def destroy(self) -> None:
+        """Give back everything. Later calls fail."""
+        if not self.destroyed:
+            self.destroyed = True
+            self.arena.give_back_all()
+
+    def __del__(self) -> None:
+        if hasattr(self, "destroyed"):  # it was made
+            self.destroy()
+
+
+def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
+    """A filter argument; `otherwise` says what to call for a filter of another kind."""
+    if filter is None:
+        raise Invalid("filter is NULL")
+    if not isinstance(filter, BNNSFilter):
+        raise Invalid(f"filter is of type {type(filter).__name__}, not a filter")
+    if filter.destroyed:
+        raise Invalid("filter has been destroyed")
+    if not isinstance(filter, kind):
+        raise Invalid(otherwise)
+    return filter
+
+
+def checked_batch(batch_size: Any) -> int:
+    batch = as_size("batch_size", batch_size)
+    if batch == 0:
+        raise Invalid("batch_size is 0")
+    return batch
+
+
+def _stride(name: str, stride: Any) -> int:
+    return stride if type(stride) is int and 0 <= stride <= c.SIZE_MAX else as_size(f"{name}_stride", stride)
+
+
+def source_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any) -> Array:
+    """Samples that a call reads, ``[batch, ...]``."""
+    return batch_view(name, geometry, data, batch, _stride(name, stride))
+
+
+def target_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any) -> Array:
+    """Samples that a call writes: no two elements may share memory."""
+    step = _stride(name, stride)
+    if batch > 1 and step < geometry.span:
+        raise Invalid(f"{name}_stride is {step}, but a sample of {name} spans {geometry.span} values")
+    if geometry.may_overlap:
+        raise Invalid(f"{name}: elements share memory with strides {geometry.strides} of sizes {geometry.extents}")
+    view = batch_view(name, geometry, data, batch, step)
+    check_writable(name, view)
+    return view
+
+
+def checked_descriptor(name: str, descriptor: Any) -> BNNSNDArrayDescriptor:
+    if not isinstance(descriptor, BNNSNDArrayDescriptor):
+        raise Invalid(f"{name} is of type {type(descriptor).__name__}, not BNNSNDArrayDescriptor")
+    return descriptor
+
+
+def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Geometry:
+    """Of a gradient that a call reads or writes."""
+    if descriptor.data is None:
+        raise Invalid(f"{name}.data is NULL")
+    if descriptor.data_type not in types:
+        allowed = " or ".join(constant_name("BNNSDataType", one) for one in types)
+        raise Invalid(f"{name}.data_type is {constant_name('BNNSDataType', descriptor.data_type)}, must be {allowed}")
+    try:
+        return descriptor.geometry()
+    except Invalid as error:
+        raise Invalid(f"{name}: {error}") from None
+
+
+def accumulates(name: str, descriptor: BNNSNDArrayDescriptor) -> bool:
+    flags = descriptor.flags
+    if flags not in (c.BNNSNDArrayFlagBackpropSet, c.BNNSNDArrayFlagBackpropAccumulate):
+        raise Invalid(f"{name}.flags is {flags!r}, must be 0 (set) or 1 (accumulate)")
+    return bool(flags)
+
+
+def same_place(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape are the same memory, element by element."""
+    return bool(a.ctypes.data == b.ctypes.data and a.strides == b.strides and a.dtype == b.dtype)
+
+
+def put(target: Array, values: Array, accumulate: bool) -> None:
+    """Write or add, rounding once."""
+    with np.errstate(all="ignore"):
+        if not accumulate:
+            target[...] = values
+        elif target.dtype == FLOAT32:
+            target += values
+        else:
+            target[...] = target.astype(np.float32) + values
+
+
+@status(None)
+def BNNSFilterDestroy(filter: BNNSFilter | None) -> None:
+    """Release what a filter holds. None is harmless, and so is a filter destroyed before."""
+    if filter is not None:
+        if not isinstance(filter, BNNSFilter):
+            raise Invalid(f"filter is of type {type(filter).__name__}, not a filter")
+        filter.destroy()

@@ -1,0 +1,553 @@
+"""Batch, instance, layer and group normalization filters.
+
+A training pass keeps a float32 copy of the input, because Apple's backward call has no pointer to it and the client may
+write over it (or have asked for the output in its place). Arithmetic is the engine's; here are shapes and rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..elementwise import activation_forward
+from ..normalization import (
+    NormCache,
+    NormGradients,
+    RunningUpdate,
+    batch_norm_backward,
+    batch_norm_forward,
+    group_norm_backward,
+    group_norm_forward,
+    instance_norm_backward,
+    instance_norm_forward,
+    layer_norm_backward,
+    layer_norm_forward,
+)
+from . import _constants as c
+from ._activation import Fused, fused
+from ._failure import Invalid, Unsupported, note, status
+from ._filter import (
+    FLOAT32,
+    BNNSFilter,
+    accumulates,
+    checked_batch,
+    checked_descriptor,
+    checked_filter,
+    delta_geometry,
+    put,
+    same_place,
+    source_samples,
+    target_samples,
+)
+from ._memory import Array, Geometry, as_float, as_size, check_writable, is_still_writable
+from ._names import constant_name
+from ._structures import BNNSFilterParameters, BNNSLayerParametersNormalization, BNNSNDArrayDescriptor
+
+__all__ = [
+    "BNNSFilterCreateLayerNormalization",
+    "BNNSNormalizationFilterApplyBackwardBatch",
+    "BNNSNormalizationFilterApplyBatch",
+]
+
+_FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)
+_DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)
+_LAYOUTS: Final = (
+    c.BNNSDataLayoutVector,
+    c.BNNSDataLayoutImageCHW,
+    c.BNNSDataLayout3DLastMajor,  # ImageCHW by another name
+    c.BNNSDataLayout3DFirstMajor,  # likewise, extents listed C, H, W
+)
+_PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
+# A copy of this many bytes is worth a team of threads.
+_LARGE_COPY: Final = 1 << 20
+
+
+class _Form(NamedTuple):
+    """How the engine is asked for a normalization."""
+
+    forward: Callable[..., tuple[Array, NormCache]]
+    backward: Callable[..., NormGradients]
+    shape: tuple[int, ...]  # of a sample
+    parameter_shape: tuple[int, ...]
+    options: dict[str, Any]
+
+
+class _Parameter:
+    """gamma or beta: the client's memory, or a copy of it."""
+
+    def __init__(self, name: str, descriptor: BNNSNDArrayDescriptor, owner: NormalizationFilter) -> None:
+        if descriptor.data_type not in _FLOATS:
+            shown = constant_name("BNNSDataType", descriptor.data_type)
+            raise Invalid(f"{name}.data_type is {shown}, which is not a floating-point type")
+        try:
+            view = descriptor.view()
+        except Invalid as error:
+            raise Invalid(f"{name}: {error}") from None
+        self.geometry = descriptor.geometry()
+        if not owner.uses_client_memory:
+            copy = owner.arena.take(view.shape, view.dtype)
+            copy[...] = view
+            view = copy
+        self._values = view
+
+    def as_array(self, shape: tuple[int, ...]) -> Array:
+        """As it is now, in float32, repeated along the leading axes of `shape` if it is shorter."""
+        values = self._values
+        if values.shape == shape and values.dtype is FLOAT32:
+            return values
+        own = _trailing_axes(shape, self.geometry.elements)
+        flat = values.reshape(own).astype(np.float32, copy=False)
+        return flat if own == shape else np.ascontiguousarray(np.broadcast_to(flat, shape))
+
+
+def _trailing_axes(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
+    """The shortest tail of `shape` that has so many elements."""
+    for first in range(len(shape), -1, -1):
+        if math.prod(shape[first:]) == elements:
+            return shape[first:]
+    raise AssertionError("the number of elements was checked")
+
+
+class NormalizationFilter(BNNSFilter):
+    """See :func:`BNNSFilterCreateLayerNormalization`."""
+
+    def __init__(self, norm_type: Any, layer: Any, parameters: Any, any_trainable: bool) -> None:
+        if not isinstance(layer, BNNSLayerParametersNormalization):
+            shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
+            raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersNormalization")
+        if norm_type not in (c.BNNSBatchNorm, c.BNNSInstanceNorm, c.BNNSLayerNorm, c.BNNSGroupNorm):
+            raise Invalid(f"normType is {norm_type!r}, must be from {c.BNNSBatchNorm} to {c.BNNSGroupNorm}")
+        super().__init__(parameters)
+        self.norm_type = norm_type
+        self.input, self.output = _sample("i_desc", layer.i_desc), _sample("o_desc", layer.o_desc)
+        if self.input.extents != self.output.extents:
+            raise Invalid(f"i_desc has sizes {self.input.extents}, o_desc {self.output.extents} (fastest first)")
+        if self.output.may_overlap:
+            raise Invalid(f"o_desc: elements share memory with strides {self.output.strides}")
+        self.momentum, self.epsilon = as_float("momentum", layer.momentum), as_float("epsilon", layer.epsilon)
+        if not 0 <= self.momentum <= 1:
+            raise Invalid(f"momentum is {self.momentum}, must be from 0 to 1")
+        if not 0 <= self.epsilon < math.inf:
+            raise Invalid(f"epsilon is {self.epsilon}, must be a finite number of at least 0")
+        self.activation = self._activation(layer, any_trainable)
+        shape = self.input.shape
+        self.channels = shape[0]
+        groups, axis = as_size("num_groups", layer.num_groups), as_size("normalization_axis", layer.normalization_axis)
+        if norm_type == c.BNNSGroupNorm and (groups == 0 or self.channels % groups):
+            raise Invalid(f"num_groups is {groups}, which does not divide the {self.channels} channels")
+        if norm_type == c.BNNSLayerNorm and axis >= len(shape):
+            raise Invalid(f"normalization_axis is {axis}, must be below {len(shape)}, the axes of i_desc")
+        self._groups, self._axis = groups, axis
+        # How many elements gamma and beta may have: for layer norms, of the whole sample or of the normalized axes.
+        self.parameter_sizes = (
+            {math.prod(shape), math.prod(shape[axis:])} if norm_type == c.BNNSLayerNorm else {self.channels}
+        )
+        self.moving_mean, self.moving_variance = (
+            self._moving(name, getattr(layer, name)) for name in ("moving_mean_desc", "moving_variance_desc")
+        )
+        try:
+            self.gamma, self.beta = (
+                self._parameter(name, getattr(layer, name)) for name in ("gamma_desc", "beta_desc")
+            )
+        except BaseException:
+            self.arena.give_back_all()
+            raise
+        self._forms = {wide: self._form(wide) for wide in (False, True)}
+        self._is_wide = any(p is not None and self._needs_wide(p.geometry.elements) for p in (self.gamma, self.beta))
+        self._key = object()  # of plans, in the descriptors' memory
+        self._kept: Array | None = None  # x of the last training pass, with room for more samples
+        self._cache: NormCache | None = None
+
+    def _activation(self, layer: BNNSLayerParametersNormalization, any_trainable: bool) -> Fused:
+        per_channel = layer.activation.function == c.BNNSActivationFunctionPReLUPerChannel
+        if per_channel and layer.i_desc.layout == c.BNNSDataLayoutVector:
+            raise Invalid("PReLUPerChannel needs an image")
+        return fused(layer.activation, self.output.dtype, any_trainable)
+
+    def _moving(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Array | None:
+        if descriptor.data is None or self.norm_type not in (c.BNNSBatchNorm, c.BNNSInstanceNorm):
+            return None
+        if descriptor.data_type != c.BNNSDataTypeFloat32:
+            shown = constant_name("BNNSDataType", descriptor.data_type)
+            raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
+        try:
+            geometry, view = descriptor.geometry(), descriptor.view()
+        except Invalid as error:
+            raise Invalid(f"{name}: {error}") from None
+        if geometry.extents != (self.channels,):
+            raise Invalid(f"{name} has sizes {geometry.extents}, must be a vector of {self.channels} channels")
+        return view
+
+    def _parameter(self, name: str, descriptor: BNNSNDArrayDescriptor) -> _Parameter | None:
+        if descriptor.data is None:
+            return None
+        elements = descriptor.geometry().elements
+        if elements not in self.parameter_sizes:
+            allowed = " or ".join(map(str, sorted(self.parameter_sizes)))
+            raise Invalid(f"{name} has {elements} elements, must have {allowed}")
+        return _Parameter(name, descriptor, self)
+
+    def _needs_wide(self, elements: int) -> bool:
+        """Whether a parameter of a layer norm has values for axes that are not normalized over."""
+        shape = self.input.shape
+        return self.norm_type == c.BNNSLayerNorm and elements != math.prod(shape[self._axis :])
+
+    def _form(self, wide: bool) -> _Form:
+        options: dict[str, Any] = {
+            "eps": self.epsilon,
+            "activation": self.activation.function,
+            "slope_from": self.activation.slope_from,
+            "num_threads": self.threads,
+        }
+        shape = self.input.shape
+        if self.norm_type == c.BNNSBatchNorm:
+            return _Form(batch_norm_forward, batch_norm_backward, shape, (self.channels,), options)
+        if self.norm_type == c.BNNSInstanceNorm:
+            return _Form(instance_norm_forward, instance_norm_backward, shape, (self.channels,), options)
+        if self.norm_type == c.BNNSGroupNorm:
+            options["num_groups"] = self._groups
+            return _Form(group_norm_forward, group_norm_backward, shape, (self.channels,), options)
+        if wide:
+            # Every element a channel of its own, and what is normalized together a group of them.
+            elements = math.prod(shape)
+            options["num_groups"] = math.prod(shape[: self._axis])
+            return _Form(group_norm_forward, group_norm_backward, (elements,), shape, options)
+        options["axis"] = 1 + self._axis
+        return _Form(layer_norm_forward, layer_norm_backward, shape, shape[self._axis :], options)
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any, training: bool) -> None:
+        batch = checked_batch(batch_size)
+        y = target_samples("out", self.output, target, batch, out_stride)
+        x = source_samples("in", self.input, source, batch, in_stride)
+        running = {}
+        if self.moving_mean is not None or self.moving_variance is not None:
+            running = self._running(training)
+        if training:
+            self._cache = None
+            x = self._keep(x)
+            result = y if y.dtype is FLOAT32 else np.empty(y.shape, np.float32)
+        elif x.dtype is not y.dtype:
+            x, result = x.astype(np.float32), np.empty(y.shape, np.float32)
+        else:
+            result = y
+            if np.may_share_memory(x, y) and not same_place(x, y):
+                x = x.copy()
+        cache = self._run(self._is_wide, x, result, running)
+        if result is not y:
+            put(y, result, False)
+        if training:
+            self._cache = cache._replace(y=None)  # backward is given y, and this one may not outlive the call
+
+    def _run(self, wide: bool, x: Array, result: Array, running: dict[str, Any]) -> NormCache:
+        form = self._forms[wide]
+        gamma = None if self.gamma is None else self.gamma.as_array(form.parameter_shape)
+        beta = None if self.beta is None else self.beta.as_array(form.parameter_shape)
+        if not wide:
+            return form.forward(x, gamma, beta, out=result, **form.options, **running)[1]
+        shape = (x.shape[0], *form.shape)
+        flat = _flattened(result)
+        gamma, beta = (None if p is None else p.reshape(-1) for p in (gamma, beta))
+        y, cache = form.forward(x.reshape(shape), gamma, beta, out=flat, **form.options)
+        if flat is None:
+            put(result, y.reshape(result.shape), False)
+        return cache
+
+    def _running(self, training: bool) -> dict[str, Any]:
+        """The engine's arguments for moving statistics."""
+        mean, variance = self.moving_mean, self.moving_variance
+        if not training:
+            if mean is None or variance is None:
+                return {}  # both or neither: statistics of different origins do not mix
+            return {"training": False, "running_mean": mean, "running_var": variance}
+        for name, array in (("moving_mean_desc", mean), ("moving_variance_desc", variance)):
+            if array is not None:
+                check_writable(name, array)
+        if mean is None:
+            mean = np.zeros(self.channels, np.float32)
+        if variance is None:
+            variance = np.zeros(self.channels, np.float32)
+        return {"running_mean": mean, "running_var": variance, "update": RunningUpdate.bnns(self.momentum)}
+
+    def _keep(self, x: Array) -> Array:
+        """A copy of x that lives until the next training pass."""
+        if self._kept is None or self._kept.shape[0] < x.shape[0]:
+            kept = self.arena.take(x.shape, FLOAT32)
+            self.arena.give_back(self._kept)
+            self._kept = kept
+        kept = self._kept[: x.shape[0]]
+        if x.nbytes >= _LARGE_COPY and x.dtype is FLOAT32 and not np.may_share_memory(x, kept):
+            activation_forward(x, "identity", out=kept, num_threads=self.threads)
+        else:
+            kept[...] = x
+        return kept
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        beta_delta: Any,
+        gamma_delta: Any,
+    ) -> None:
+        call = (batch_size, in_delta_stride, out_stride, out_delta_stride)
+        deltas = {"out_delta": out_delta, "in_delta": in_delta, "gamma_delta": gamma_delta, "beta_delta": beta_delta}
+        plan = self._known_plan(call, out, deltas)
+        if plan is None:
+            plan = self._plan(call, out, deltas)
+        cache = self._cache
+        if cache is None:
+            raise Invalid("there was no training pass before")
+        if cache.x.shape[0] != plan.batch:
+            raise Invalid(f"batch_size is {plan.batch}, but the training pass before had {cache.x.shape[0]} samples")
+        if plan.results:
+            self._run_backward(cache, plan)
+
+    def _known_plan(self, call: tuple[Any, ...], out: Any, deltas: dict[str, Any]) -> _Plan | None:
+        """The plan of an earlier call, if all that it was made of is still the same.
+
+        It is kept by the descriptors, each under the name that it had in the call, and they forget it when they change.
+        """
+        plan: _Plan | None = None
+        for name, descriptor in deltas.items():
+            if descriptor is None:
+                if plan is None or name in plan.present:
+                    return None
+                continue
+            known = descriptor.memo() if type(descriptor) is BNNSNDArrayDescriptor else None
+            kept = known.get((self._key, name)) if known else None
+            if kept is None or (plan is not None and kept is not plan):
+                return None
+            if name != "out_delta" and not is_still_writable(descriptor.data):
+                return None
+            plan = kept
+        return plan if plan is not None and plan.out is out and plan.call == call else None
+
+    def _plan(self, call: tuple[Any, ...], out: Any, deltas: dict[str, Any]) -> _Plan:
+        """Every check that does not depend on the training pass before."""
+        batch_size, in_delta_stride, out_stride, out_delta_stride = call
+        batch = checked_batch(batch_size)
+        out_delta, in_delta, *parameters = deltas.values()
+        if out_delta is None:
+            raise Invalid("out_delta is NULL")
+        dy = self._samples("out_delta", out_delta, self.output, batch, out_delta_stride, source_samples)
+        y = self._activation_output(out, out_stride, batch)
+        results = []
+        if in_delta is not None:
+            dx = self._samples("in_delta", in_delta, self.input, batch, in_delta_stride, target_samples)
+            results.append(_Result("dx", dx, accumulates("in_delta", in_delta)))
+        for name, delta, parameter in zip(_PARAMETERS, parameters, (self.gamma, self.beta), strict=True):
+            if delta is not None:
+                view = self._parameter_delta(name, delta, parameter)
+                results.append(_Result(_PARAMETERS[name], view, accumulates(name, delta)))
+        wide = self._is_wide or any(r.name != "dx" and self._needs_wide(r.view.size) for r in results)
+        form = self._forms[wide]
+        shape = (batch, *form.shape)
+        parameter_shape = (math.prod(form.parameter_shape),) if wide else form.parameter_shape
+        direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in results}
+        accumulate = bool(results) and results[0].accumulate
+        if any(r.accumulate is not accumulate or direct[r.name] is None for r in results):
+            accumulate = False
+            direct = {r.name: None if r.accumulate else direct[r.name] for r in results}
+        present = frozenset(name for name, descriptor in deltas.items() if descriptor is not None)
+        plan = _Plan(call, out, present, batch, dy, y, results, wide, shape, parameter_shape, direct, accumulate)
+        for name in present:
+            known = deltas[name].memo()
+            if known is not None:
+                known[self._key, name] = plan
+        return plan
+
+    def _run_backward(self, cache: NormCache, plan: _Plan) -> None:
+        if plan.wide != self._is_wide:
+            # A gradient of every element was asked for of a parameter that is absent: another form, another cache.
+            cache = self._run(True, cache.x, np.empty((cache.x.shape[0], *self.input.shape), np.float32), {})
+        form = self._forms[plan.wide]
+        gamma = y = None
+        if self.gamma is not None:
+            gamma = self.gamma.as_array(form.parameter_shape).reshape(plan.parameter_shape)
+        if plan.y is not None and self.activation.slope_from == "output":
+            y = _in_shape(plan.y, plan.shape)
+        cache = cache._replace(y=y, gamma=gamma)
+        dy = _in_shape(plan.dy, plan.shape)
+        out = plan.direct
+        try:
+            gradients = form.backward(
+                dy, cache, need=tuple(out), out=out, accumulate=plan.accumulate, num_threads=self.threads
+            )
+        except ValueError:
+            # The engine writes to no memory that it reads: if that was the trouble, arrays between help.
+            out = dict.fromkeys(out)
+            gradients = form.backward(dy, cache, need=tuple(out), num_threads=self.threads)
+        for name, view, accumulate in plan.results:
+            if out[name] is None:
+                values: Any = getattr(gradients, name)
+                if name != "dx" and view.size != values.size:  # of a parameter repeated along the leading axes
+                    values = values.reshape(-1, view.size).sum(axis=0, dtype=np.float64).astype(np.float32)
+                put(view, values.reshape(view.shape), accumulate)
+
+    def _samples(
+        self, name: str, descriptor: Any, like: Geometry, batch: int, stride: Any, of: Callable[..., Array]
+    ) -> Array:
+        descriptor = checked_descriptor(name, descriptor)
+        geometry = delta_geometry(name, descriptor, _DELTAS)
+        if geometry.extents != like.extents:
+            raise Invalid(f"{name} has sizes {geometry.extents}, the layer {like.extents} (fastest first)")
+        return of(name, geometry, descriptor.data, batch, stride)
+
+    def _activation_output(self, out: Any, out_stride: Any, batch: int) -> Array | None:
+        if self.activation.function.name == "identity":
+            return None
+        if self.activation.untrainable:
+            raise Unsupported(self.activation.untrainable)
+        if out is None:
+            raise Invalid("out is NULL, and the activation's slope is found from it")
+        return source_samples("out", self.output, out, batch, out_stride)
+
+    def _parameter_delta(self, name: str, descriptor: Any, parameter: _Parameter | None) -> Array:
+        geometry = delta_geometry(name, checked_descriptor(name, descriptor), _DELTAS)
+        if parameter is not None:
+            if geometry.proper_extents != parameter.geometry.proper_extents:
+                theirs = parameter.geometry.extents
+                raise Invalid(f"{name} has sizes {geometry.extents}, the parameter {theirs} (fastest first)")
+        elif geometry.elements not in self.parameter_sizes:
+            allowed = " or ".join(map(str, sorted(self.parameter_sizes)))
+            raise Invalid(f"{name} has {geometry.elements} elements, must have {allowed}")
+        if geometry.may_overlap:
+            raise Invalid(f"{name}: elements share memory with strides {geometry.strides}")
+        view: Array = descriptor.view()
+        check_writable(name, view)
+        return view
+
+
+class _Plan(NamedTuple):
+    """A backward call: what it was made of, and the arrays that it comes to."""
+
+    call: tuple[Any, ...]  # batch size and strides
+    out: Any
+    present: frozenset[str]  # the descriptors that are not NULL
+    batch: int
+    dy: Array
+    y: Array | None
+    results: list[_Result]
+    wide: bool
+    shape: tuple[int, ...]  # the engine's, of dy
+    parameter_shape: tuple[int, ...]
+    direct: dict[str, Array | None]  # where the engine writes by itself
+    accumulate: bool  # it adds by itself
+
+
+class _Result(NamedTuple):
+    """A gradient that backward produces."""
+
+    name: str  # the engine's
+    view: Array  # the client's memory
+    accumulate: bool
+
+    def direct(self, shape: tuple[int, ...]) -> Array | None:
+        """The client's memory in the engine's shape, if there is such a view of it."""
+        view = self.view
+        if view.dtype is not FLOAT32 or view.size != math.prod(shape):
+            return None
+        if view.shape == shape:
+            return view
+        if view.flags.c_contiguous:
+            return view.reshape(shape)
+        return _flattened(view) if self.name == "dx" else None
+
+
+def _in_shape(array: Array, shape: tuple[int, ...]) -> Array:
+    """For the engine to read, in float32."""
+    if array.dtype is not FLOAT32:
+        array = array.astype(np.float32)
+    return array if array.shape == shape else array.reshape(shape)
+
+
+def _flattened(array: Array) -> Array | None:
+    """``[N, ...]`` as ``[N, elements]`` over the same memory; None where samples have gaps."""
+    return array.reshape(array.shape[0], -1) if array[0].flags.c_contiguous else None
+
+
+def _sample(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    if descriptor.data_type not in _FLOATS:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
+    if descriptor.layout not in _LAYOUTS:
+        shown = constant_name("BNNSDataLayout", descriptor.layout)
+        raise Unsupported(f"{name}.layout is {shown}; it must be Vector, ImageCHW or 3D")
+    try:
+        return descriptor.geometry()
+    except Invalid as error:
+        raise Invalid(f"{name}: {error}") from None
+
+
+# ---- Apple's functions ----------------------------------------------------------------------------------------------
+
+
+@status(None)
+def BNNSFilterCreateLayerNormalization(
+    normType: int,
+    layer_params: BNNSLayerParametersNormalization,
+    filter_params: BNNSFilterParameters | None = None,
+    *,
+    slopes_from_input: bool = False,
+) -> NormalizationFilter | None:
+    """A normalization filter (normType: BNNSBatchNorm, BNNSInstanceNorm, BNNSLayerNorm or BNNSGroupNorm), or None.
+
+    Apple's backward finds an activation's slope from the output and so fails for those it cannot tell (abs, the GELUs,
+    SiLU...). `slopes_from_input`, which Apple does not have, trains them too.
+    """
+    return NormalizationFilter(normType, layer_params, filter_params, slopes_from_input)
+
+
+_OTHERWISE: Final = "filter is not a normalization filter"
+
+
+@status(-1)
+def BNNSNormalizationFilterApplyBatch(
+    filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int, training: bool
+) -> int:
+    """Normalize `batch_size` samples, which begin `in_stride` and `out_stride` values apart. 0, or -1 on failure."""
+    checked = checked_filter(NormalizationFilter, filter, _OTHERWISE)
+    checked.apply(batch_size, in_, in_stride, out, out_stride, bool(training))
+    return 0
+
+
+@status(-1)
+def BNNSNormalizationFilterApplyBackwardBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_delta: BNNSNDArrayDescriptor | None,
+    in_delta_stride: int,
+    out: Any,
+    out_stride: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+    beta_delta: BNNSNDArrayDescriptor | None,
+    gamma_delta: BNNSNDArrayDescriptor | None,
+) -> int:
+    """Gradients of the training pass before. Those whose descriptor is None are not produced. 0, or -1 on failure."""
+    checked = checked_filter(NormalizationFilter, filter, _OTHERWISE)
+    if not checked.uses_client_memory and (checked.gamma is not None or checked.beta is not None):
+        note("backward without BNNSFlagsUseClientPtr works with the copies of gamma and beta made with the filter")
+    checked.apply_backward(
+        batch_size,
+        in_delta,
+        in_delta_stride,
+        out,
+        out_stride,
+        out_delta,
+        out_delta_stride,
+        beta_delta,
+        gamma_delta,
+    )
+    return 0

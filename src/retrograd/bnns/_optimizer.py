@@ -1,0 +1,401 @@
+"""``BNNSOptimizerStep``: SGD with momentum, Adam and RMSProp, and their fields."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ..optimizer import adam_step, rmsprop_step, sgd_step
+from . import _constants as c
+from ._failure import Invalid, status
+from ._memory import Array, as_float, as_size, check_writable, is_still_writable, threads_of
+from ._names import constant_name
+from ._structures import BOOL, FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+
+__all__ = [
+    "BNNSOptimizerAdamFields",
+    "BNNSOptimizerAdamWithClippingFields",
+    "BNNSOptimizerRMSPropFields",
+    "BNNSOptimizerRMSPropWithClippingFields",
+    "BNNSOptimizerSGDMomentumFields",
+    "BNNSOptimizerSGDMomentumWithClippingFields",
+    "BNNSOptimizerStep",
+]
+
+_Descriptors: TypeAlias = Sequence[BNNSNDArrayDescriptor | None]
+_CLIP: Final = (("clip_gradients", BOOL), ("clip_gradients_min", FLOAT), ("clip_gradients_max", FLOAT))
+_CLIPPING: Final = (
+    ("clipping_func", UINT32),
+    ("clip_gradients_min", FLOAT),
+    ("clip_gradients_max", FLOAT),
+    ("clip_gradients_max_norm", FLOAT),
+    ("clip_gradients_use_norm", FLOAT),
+)
+_SCALES: Final = (("gradient_scale", FLOAT), ("regularization_scale", FLOAT))
+_ADAM: Final = (("learning_rate", FLOAT), ("beta1", FLOAT), ("beta2", FLOAT), ("time_step", FLOAT), ("epsilon", FLOAT))
+_RMSPROP: Final = (
+    ("learning_rate", FLOAT),
+    ("alpha", FLOAT),
+    ("epsilon", FLOAT),
+    ("centered", BOOL),
+    ("momentum", FLOAT),
+)
+
+
+class BNNSOptimizerSGDMomentumFields(Structure):
+    """SGD with momentum."""
+
+    _declared = (
+        ("learning_rate", FLOAT),
+        ("momentum", FLOAT),
+        *_SCALES,
+        *_CLIP,
+        ("nesterov", BOOL),
+        ("regularization_func", UINT32),
+        ("sgd_momentum_variant", UINT32),
+    )
+    __slots__ = tuple(name for name, _ in _declared)
+
+    learning_rate: float
+    momentum: float
+    gradient_scale: float
+    regularization_scale: float
+    clip_gradients: bool
+    clip_gradients_min: float
+    clip_gradients_max: float
+    nesterov: bool
+    regularization_func: int
+    sgd_momentum_variant: int
+
+
+class BNNSOptimizerSGDMomentumWithClippingFields(Structure):
+    """SGD with momentum, and clipping by value, norm or global norm."""
+
+    _declared = (
+        ("learning_rate", FLOAT),
+        ("momentum", FLOAT),
+        *_SCALES,
+        ("nesterov", BOOL),
+        ("regularization_func", UINT32),
+        ("sgd_momentum_variant", UINT32),
+        *_CLIPPING,
+    )
+    __slots__ = tuple(name for name, _ in _declared)
+
+    learning_rate: float
+    momentum: float
+    gradient_scale: float
+    regularization_scale: float
+    nesterov: bool
+    regularization_func: int
+    sgd_momentum_variant: int
+    clipping_func: int
+    clip_gradients_min: float
+    clip_gradients_max: float
+    clip_gradients_max_norm: float
+    clip_gradients_use_norm: float
+
+
+class BNNSOptimizerAdamFields(Structure):
+    """Adam, AdamW and AMSGrad. ``time_step`` is 1 at first, and the caller's to count."""
+
+    _declared = (*_ADAM, *_SCALES, *_CLIP, ("regularization_func", UINT32))
+    __slots__ = tuple(name for name, _ in _declared)
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    time_step: float
+    epsilon: float
+    gradient_scale: float
+    regularization_scale: float
+    clip_gradients: bool
+    clip_gradients_min: float
+    clip_gradients_max: float
+    regularization_func: int
+
+
+class BNNSOptimizerAdamWithClippingFields(Structure):
+    """Adam, AdamW and AMSGrad, and clipping by value, norm or global norm."""
+
+    _declared = (*_ADAM, *_SCALES, ("regularization_func", UINT32), *_CLIPPING)
+    __slots__ = tuple(name for name, _ in _declared)
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    time_step: float
+    epsilon: float
+    gradient_scale: float
+    regularization_scale: float
+    regularization_func: int
+    clipping_func: int
+    clip_gradients_min: float
+    clip_gradients_max: float
+    clip_gradients_max_norm: float
+    clip_gradients_use_norm: float
+
+
+class BNNSOptimizerRMSPropFields(Structure):
+    """RMSProp."""
+
+    _declared = (*_RMSPROP, *_SCALES, *_CLIP, ("regularization_func", UINT32))
+    __slots__ = tuple(name for name, _ in _declared)
+
+    learning_rate: float
+    alpha: float
+    epsilon: float
+    centered: bool
+    momentum: float
+    gradient_scale: float
+    regularization_scale: float
+    clip_gradients: bool
+    clip_gradients_min: float
+    clip_gradients_max: float
+    regularization_func: int
+
+
+class BNNSOptimizerRMSPropWithClippingFields(Structure):
+    """RMSProp, and clipping by value, norm or global norm."""
+
+    _declared = (*_RMSPROP, *_SCALES, ("regularization_func", UINT32), *_CLIPPING)
+    __slots__ = tuple(name for name, _ in _declared)
+
+    learning_rate: float
+    alpha: float
+    epsilon: float
+    centered: bool
+    momentum: float
+    gradient_scale: float
+    regularization_scale: float
+    regularization_func: int
+    clipping_func: int
+    clip_gradients_min: float
+    clip_gradients_max: float
+    clip_gradients_max_norm: float
+    clip_gradients_use_norm: float
+
+
+class _Function(NamedTuple):
+    fields: type[Structure]
+    decoupled: bool = False  # AdamW
+    largest: bool = False  # AMSGrad
+
+
+_SGD_FIELDS: Final = (BNNSOptimizerSGDMomentumFields, BNNSOptimizerSGDMomentumWithClippingFields)
+_ADAM_FIELDS: Final = (BNNSOptimizerAdamFields, BNNSOptimizerAdamWithClippingFields)
+_RMSPROP_FIELDS: Final = (BNNSOptimizerRMSPropFields, BNNSOptimizerRMSPropWithClippingFields)
+_FUNCTIONS: Final = {
+    c.BNNSOptimizerFunctionSGDMomentum: _Function(_SGD_FIELDS[0]),
+    c.BNNSOptimizerFunctionAdam: _Function(_ADAM_FIELDS[0]),
+    c.BNNSOptimizerFunctionRMSProp: _Function(BNNSOptimizerRMSPropFields),
+    c.BNNSOptimizerFunctionAdamW: _Function(_ADAM_FIELDS[0], decoupled=True),
+    c.BNNSOptimizerFunctionAdamAMSGrad: _Function(_ADAM_FIELDS[0], largest=True),
+    c.BNNSOptimizerFunctionAdamWAMSGrad: _Function(_ADAM_FIELDS[0], decoupled=True, largest=True),
+    c.BNNSOptimizerFunctionSGDMomentumWithClipping: _Function(_SGD_FIELDS[1]),
+    c.BNNSOptimizerFunctionAdamWithClipping: _Function(_ADAM_FIELDS[1]),
+    c.BNNSOptimizerFunctionRMSPropWithClipping: _Function(BNNSOptimizerRMSPropWithClippingFields),
+    c.BNNSOptimizerFunctionAdamWWithClipping: _Function(_ADAM_FIELDS[1], decoupled=True),
+    c.BNNSOptimizerFunctionAdamAMSGradWithClipping: _Function(_ADAM_FIELDS[1], largest=True),
+    c.BNNSOptimizerFunctionAdamWAMSGradWithClipping: _Function(_ADAM_FIELDS[1], decoupled=True, largest=True),
+}
+
+
+@status(-1)
+def BNNSOptimizerStep(
+    function: int,
+    OptimizerAlgFields: Structure,
+    number_of_parameters: int,
+    parameters: _Descriptors,
+    gradients: _Descriptors,
+    accumulators: _Descriptors | None,
+    filter_params: BNNSFilterParameters | None = None,
+) -> int:
+    """Update parameters in place by their gradients, all in one call. 0, or -1 on failure.
+
+    Accumulators are the caller's, zeros before the first step, by kind: all of the first, then all of the second...
+    SGD has one if there is momentum (else None); Adam two, AMSGrad three; RMSProp squares, then means if centered, then
+    steps if there is momentum.
+    """
+    chosen = _FUNCTIONS.get(function) if isinstance(function, int) else None
+    if chosen is None:
+        raise Invalid(f"function is {function!r}, must be from 1 to {len(_FUNCTIONS)}")
+    fields: Any = OptimizerAlgFields
+    if type(fields) is not chosen.fields:
+        shown = constant_name("BNNSOptimizerFunction", function)
+        raise Invalid(f"{shown} takes {chosen.fields.__name__}, not {type(fields).__name__}")
+    options = _options(fields, decoupled=chosen.decoupled)
+    if filter_params is not None:
+        if not isinstance(filter_params, BNNSFilterParameters):
+            raise Invalid(f"filter_params is of type {type(filter_params).__name__}, not BNNSFilterParameters")
+        options["num_threads"] = threads_of(filter_params.n_threads)
+    count = as_size("number_of_parameters", number_of_parameters)
+    kinds, momentum = _accumulators(fields, chosen)
+    values, slopes, *states = _arrays(parameters, gradients, accumulators, count, kinds)
+    if isinstance(fields, _SGD_FIELDS):
+        # Apple's third variant under Nesterov is the second.
+        variants = {0: "step", 1: "gradient", 2: "gradient" if fields.nesterov else "descent"}
+        velocity_of = variants.get(fields.sgd_momentum_variant)
+        if velocity_of is None:
+            raise Invalid(f"sgd_momentum_variant is {fields.sgd_momentum_variant!r}, must be 0, 1 or 2")
+        sgd_step(
+            values,
+            slopes,
+            *states,
+            momentum=momentum,
+            nesterov=bool(fields.nesterov and momentum),
+            velocity_of=velocity_of,  # type: ignore[arg-type]
+            **options,
+        )
+    elif isinstance(fields, _ADAM_FIELDS):
+        adam_step(
+            values,
+            slopes,
+            *states,
+            step=as_float("time_step", fields.time_step),
+            beta1=as_float("beta1", fields.beta1),
+            beta2=as_float("beta2", fields.beta2),
+            eps=as_float("epsilon", fields.epsilon),
+            epsilon_hat=True,
+            decoupled=chosen.decoupled,
+            **options,
+        )
+    elif isinstance(fields, _RMSPROP_FIELDS):
+        rmsprop_step(
+            values,
+            slopes,
+            states[0],
+            means=states[1] if fields.centered else None,
+            velocities=states[-1] if momentum else None,
+            alpha=as_float("alpha", fields.alpha),
+            eps=as_float("epsilon", fields.epsilon),
+            momentum=momentum,
+            velocity_of="step",
+            **options,
+        )
+    return 0
+
+
+def _options(fields: Any, *, decoupled: bool) -> dict[str, Any]:
+    """What all optimizers have: rate, scale, clipping, regularization."""
+    options: dict[str, Any] = {
+        "learning_rate": as_float("learning_rate", fields.learning_rate),
+        "gradient_scale": as_float("gradient_scale", fields.gradient_scale),
+        "clip_before_scale": True,
+    }
+    strength = as_float("regularization_scale", fields.regularization_scale)
+    if decoupled:  # the weight decay itself, whatever the function says
+        options["weight_decay"] = strength
+    elif fields.regularization_func == c.BNNSOptimizerRegularizationL1:
+        options["l1"] = strength
+    elif fields.regularization_func == c.BNNSOptimizerRegularizationL2:
+        options["weight_decay"] = strength
+    elif fields.regularization_func != c.BNNSOptimizerRegularizationNone:
+        raise Invalid(f"regularization_func is {fields.regularization_func!r}, must be 0, 1 or 2")
+
+    if hasattr(fields, "clipping_func"):
+        clipping = fields.clipping_func
+    else:
+        clipping = c.BNNSOptimizerClippingByValue if fields.clip_gradients else c.BNNSOptimizerClippingNone
+    if clipping == c.BNNSOptimizerClippingByValue:
+        low, high = fields.clip_gradients_min, fields.clip_gradients_max
+        options["clip"] = as_float("clip_gradients_min", low), as_float("clip_gradients_max", high)
+    elif clipping == c.BNNSOptimizerClippingByNorm:
+        options["maximum_norm_each"] = as_float("clip_gradients_max_norm", fields.clip_gradients_max_norm)
+    elif clipping == c.BNNSOptimizerClippingByGlobalNorm:
+        options["maximum_norm"] = as_float("clip_gradients_max_norm", fields.clip_gradients_max_norm)
+        options["known_norm"] = as_float("clip_gradients_use_norm", fields.clip_gradients_use_norm) or None
+    elif clipping != c.BNNSOptimizerClippingNone:
+        raise Invalid(f"clipping_func is {clipping!r}, must be from 0 to 3")
+    return options
+
+
+def _accumulators(fields: Any, chosen: _Function) -> tuple[int, float]:
+    """How many kinds of them there are, and the momentum, on which that depends."""
+    if isinstance(fields, _ADAM_FIELDS):
+        return 3 if chosen.largest else 2, 0.0
+    momentum = as_float("momentum", fields.momentum)
+    always = 0 if isinstance(fields, _SGD_FIELDS) else 1 + bool(fields.centered)
+    return always + int(momentum != 0), momentum
+
+
+class _Lists(NamedTuple):
+    """The arrays of a call, checked, and the views of the descriptors that they are."""
+
+    views: list[Array | None]
+    arrays: list[list[Array]]  # parameters, gradients, accumulators by kind
+
+
+def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kinds: int) -> list[list[Array]]:
+    """Lists of `count` arrays: of parameters, gradients, and accumulators by kind.
+
+    The first parameter's descriptor keeps them: while all descriptors still have the same views, nothing has changed.
+    """
+    given = [("parameters", parameters, 1), ("gradients", gradients, 1)]
+    if kinds:
+        given.append(("accumulators", accumulators, kinds))
+    descriptors: list[Any] = []
+    for name, listed, groups in given:
+        if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
+            shown = "NULL" if listed is None else f"of type {type(listed).__name__}"
+            raise Invalid(f"{name} is {shown}, must be a list of descriptors")
+        if len(listed) < groups * count:
+            raise Invalid(f"{name} has {len(listed)} descriptors, must have {groups * count}")
+        descriptors += listed[: groups * count]
+    if count == 0:
+        return [[] for _ in range(2 + kinds)]
+    if all(type(descriptor) is BNNSNDArrayDescriptor for descriptor in descriptors):
+        views = [descriptor._view for descriptor in descriptors]
+        memo = descriptors[0].memo()
+        known: _Lists | None = None if memo is None else memo.get(_Lists)
+        written = descriptors[:count] + descriptors[2 * count :]
+        if (
+            known is not None
+            and len(views) == len(known.views)
+            and all(map(operator.is_, views, known.views))
+            and all(is_still_writable(descriptor.data) for descriptor in written)
+        ):
+            return known.arrays
+    checked = []
+    for index, descriptor in enumerate(descriptors):
+        part, number = divmod(index, count)
+        name = ("parameters", "gradients", "accumulators")[min(part, 2)]
+        label = f"{name}[{number + count * max(part - 2, 0)}]"
+        checked.append(_checked_array(label, descriptor, name != "gradients"))
+    arrays = [checked[first : first + count] for first in range(0, len(checked), count)]
+    _check_shapes(arrays[0], arrays[1:])
+    memo = descriptors[0].memo()
+    if memo is not None:
+        memo[_Lists] = _Lists(list(checked), arrays)
+    return arrays
+
+
+def _checked_array(name: str, descriptor: Any, written: bool) -> Array:
+    if not isinstance(descriptor, BNNSNDArrayDescriptor):
+        shown = "NULL" if descriptor is None else f"of type {type(descriptor).__name__}"
+        raise Invalid(f"{name} is {shown}, must be a BNNSNDArrayDescriptor")
+    if descriptor.data_type != c.BNNSDataTypeFloat32:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
+    try:
+        view = descriptor.view()
+    except Invalid as error:
+        raise Invalid(f"{name}: {error}") from None
+    if not view.flags.c_contiguous:
+        raise Invalid(f"{name} is not contiguous: strides {descriptor.stride!r} of sizes {descriptor.size!r}")
+    if written:
+        check_writable(name, view)
+    return view
+
+
+def _check_shapes(parameters: list[Array], others: list[list[Array]]) -> None:
+    """`others`: the gradients, then the accumulators by kind."""
+    for kind, arrays in enumerate(others):
+        for index, (array, parameter) in enumerate(zip(arrays, parameters, strict=True)):
+            if array.shape != parameter.shape:
+                name = f"accumulators of kind {kind}" if kind else "gradients"
+                raise Invalid(
+                    f"{name}, number {index}, has sizes {array.shape[::-1]}, its parameter {parameter.shape[::-1]} "
+                    "(fastest first)"
+                )

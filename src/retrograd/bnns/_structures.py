@@ -1,0 +1,721 @@
+"""Apple's BNNS structures: Apple's field names and order, C's value semantics, C's memory image.
+
+A new structure is filled with zeros, as in C. Assigning a structure to a field of another copies it, as in C. Any value
+may be assigned to a field; whether it makes sense is for the functions to say, which answer with a status.
+
+Pointers are Python objects: ``data`` holds anything with a buffer, so that its bounds are known, or None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _constants as c
+from ._memory import C_FUNCTION, Geometry, address_of, data_type_of, geometry_of, view_of
+from ._names import constant_name
+
+__all__ = [
+    "Address",
+    "BNNSActivation",
+    "BNNSFilterParameters",
+    "BNNSLSTMDataDescriptor",
+    "BNNSLSTMGateDescriptor",
+    "BNNSLayerParametersActivation",
+    "BNNSLayerParametersLSTM",
+    "BNNSLayerParametersNormalization",
+    "BNNSNDArrayDescriptor",
+]
+
+_S = TypeVar("_S", bound="Structure")
+_DIMENSIONS: Final = c.BNNS_MAX_TENSOR_DIMENSION
+_ZEROS: Final = (0,) * _DIMENSIONS
+
+
+class Address(int):
+    """A pointer of a memory image: a number from elsewhere that leads nowhere here."""
+
+    def __repr__(self) -> str:
+        return f"Address({int(self):#x})"
+
+
+class _Number(NamedTuple):
+    """How a number lies in memory."""
+
+    code: str  # of the struct module
+    zero: Any
+
+
+UINT32: Final = _Number("I", 0)
+INT32: Final = _Number("i", 0)
+SIZE: Final = _Number("Q", 0)
+FLOAT: Final = _Number("f", 0.0)
+BOOL: Final = _Number("?", False)
+POINTER: Final = _Number("Q", None)
+FUNCTION: Final = _Number("Q", None)
+DIMENSIONS: Final = _Number(f"{_DIMENSIONS}Q", _ZEROS)  # size and stride
+
+
+class _Field(NamedTuple):
+    name: str
+    offset: int
+    kind: _Number | type[Structure]
+    length: int  # 0: the field itself; otherwise it is an array of so many structures
+
+
+class _Derived(dict[str, Any]):
+    """What functions have worked out from a structure, by name, until one of its fields changes."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Structure:
+    """What all structures have in common."""
+
+    __slots__ = ("_derived",)
+    # Its own; or, in a structure that is part of another, a weak reference to that of the outermost.
+    _derived: _Derived | weakref.ReferenceType[_Derived]
+    _declared: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    _layout: ClassVar[tuple[_Field, ...]] = ()
+    _fields: ClassVar[Mapping[str, _Field]] = {}
+    sizeof: ClassVar[int] = 0
+
+    def __init_subclass__(cls) -> None:
+        # C's rule: every field lies at a multiple of its own alignment, and so does the end at the largest of them.
+        fields, offset, largest = [], 0, 1
+        for name, declared in cls._declared:
+            kind, count = (
+                declared if isinstance(declared, tuple) and not isinstance(declared, _Number) else (declared, 0)
+            )
+            if isinstance(kind, _Number):
+                size, alignment = struct.calcsize(f"<{kind.code}"), struct.calcsize(f"<{kind.code[-1]}")
+            else:
+                size, alignment = kind.sizeof, 8
+            offset = -(-offset // alignment) * alignment
+            fields.append(_Field(name, offset, kind, count))
+            offset += size * max(count, 1)
+            largest = max(largest, alignment)
+        cls._layout = tuple(fields)
+        cls._fields = {field.name: field for field in fields}
+        cls.sizeof = -(-offset // largest) * largest
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        object.__setattr__(self, "_derived", _Derived())
+        if len(values) > len(self._layout):
+            raise TypeError(f"{type(self).__name__} has {len(self._layout)} fields, not {len(values)}")
+        given = dict(zip(self._fields, values, strict=False))
+        for name in named:
+            if name not in self._fields:
+                raise TypeError(f"{type(self).__name__} has no field {name!r}; it has {', '.join(self._fields)}")
+            if name in given:
+                raise TypeError(f"{type(self).__name__}: {name} is given twice")
+        given.update(named)
+        for field in self._layout:
+            name, _, kind, count = field
+            if name in given:
+                setattr(self, name, given[name])
+            elif isinstance(kind, _Number):
+                # No one has worked out anything from it yet: nothing to forget.
+                object.__setattr__(self, f"_{name}" if kind is DIMENSIONS else name, kind.zero)
+            else:
+                self._put(name, _Copies([kind() for _ in range(count)]) if count else kind())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        field = self._fields.get(name)
+        if field is None or isinstance(field.kind, _Number):
+            object.__setattr__(self, name, value)
+        else:
+            self._put(name, _copies(field, value) if field.length else _copied(field.kind, name, value))
+        self._changed()
+
+    def _put(self, name: str, value: Structure | _Copies) -> None:
+        """Take in structures that belong to no one else."""
+        for part in value if isinstance(value, _Copies) else (value,):
+            part._join(self._derived)
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise TypeError(f"{type(self).__name__}.{name}: a C structure has all its fields")
+
+    def _join(self, outer: _Derived | weakref.ReferenceType[_Derived]) -> None:
+        """Become part of another structure: what changes here changes there."""
+        outermost = weakref.ref(outer) if isinstance(outer, _Derived) else outer
+        object.__setattr__(self, "_derived", outermost)
+        for name, _, kind, count in self._layout:
+            if not isinstance(kind, _Number):
+                value = getattr(self, name)
+                for part in value if count else (value,):
+                    part._join(outermost)
+
+    def memo(self) -> dict[Any, Any] | None:
+        """Where functions keep what they have worked out, until a field changes; None for a part of another."""
+        own = self._derived
+        return own if isinstance(own, _Derived) else None
+
+    def _changed(self) -> None:
+        """Forget what was worked out from this structure, or from the outermost that it is part of."""
+        own = self._derived
+        derived = own if isinstance(own, _Derived) else own()
+        if derived:
+            derived.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Deep copies and pickles go by the fields."""
+        values: list[Any] = [getattr(self, name) for name in self._fields]
+        for index, value in enumerate(values):
+            if isinstance(value, Dimensions):
+                values[index] = tuple(value)
+            elif isinstance(value, _Copies):
+                values[index] = list(value)
+        return type(self), tuple(values)
+
+    def __copy__(self: _S) -> _S:
+        return type(self)(*(getattr(self, field.name) for field in self._layout))
+
+    copy = __copy__
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_same(getattr(self, name), getattr(other, name)) for name in self._fields)
+
+    __hash__ = None  # type: ignore[assignment]  # its fields change
+
+    def __repr__(self) -> str:
+        """Fields that are not zero."""
+        shown = []
+        for name, _, kind, _ in self._layout:
+            value = getattr(self, name)
+            if isinstance(kind, _Number):
+                zero = value is kind.zero or (isinstance(value, (int, float, Dimensions)) and value == kind.zero)
+                if not zero:
+                    shown.append(f"{name}={_text(name, value)}")
+            elif any(one != kind() for one in (value if isinstance(value, _Copies) else (value,))):
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def to_bytes(self) -> bytes:
+        """The structure as C has it in memory (64-bit, little-endian). A buffer's pointer is its address here."""
+        image = bytearray(self.sizeof)
+        self._write(image, 0)
+        return bytes(image)
+
+    def _write(self, image: bytearray, start: int) -> None:
+        for name, offset, kind, count in self._layout:
+            value = getattr(self, name)
+            if isinstance(kind, _Number):
+                try:
+                    numbers = _numbers(kind, value)
+                    struct.pack_into(f"<{kind.code}", image, start + offset, *numbers)
+                except (struct.error, TypeError, ValueError, OverflowError) as error:
+                    raise ValueError(
+                        f"{type(self).__name__}.{name} is {value!r}, which C cannot hold: {error}"
+                    ) from None
+            else:
+                for index, one in enumerate(value if count else (value,)):
+                    one._write(image, start + offset + index * kind.sizeof)
+
+    @classmethod
+    def from_bytes(cls: type[_S], image: Any, memory: Mapping[int, Any] | Callable[[int], Any] | None = None) -> _S:
+        """Read a memory image, of this machine or dumped from another.
+
+        Pointers that are not NULL become what `memory` says of their address: a mapping from addresses to buffers, or a
+        function of the address. Those it does not know become an :class:`Address`, which no function here will follow.
+        """
+        view = memoryview(image).cast("B")
+        if len(view) != cls.sizeof:
+            raise ValueError(f"{cls.__name__}.from_bytes: the image has {len(view)} bytes, the structure {cls.sizeof}")
+        return cls._read(view, 0, memory.get if isinstance(memory, Mapping) else memory or (lambda address: None))
+
+    @classmethod
+    def _read(cls: type[_S], view: memoryview, start: int, memory: Callable[[int], Any]) -> _S:
+        values: dict[str, Any] = {}
+        for name, offset, kind, count in cls._layout:
+            at = start + offset
+            if not isinstance(kind, _Number):
+                parts = [kind._read(view, at + index * kind.sizeof, memory) for index in range(max(count, 1))]
+                values[name] = parts if count else parts[0]
+                continue
+            numbers = struct.unpack_from(f"<{kind.code}", view, at)
+            if kind is DIMENSIONS:
+                values[name] = numbers
+            elif kind is POINTER or kind is FUNCTION:
+                (address,) = numbers
+                found = memory(address) if address else None
+                values[name] = Address(address) if address and found is None else found
+            else:
+                (values[name],) = numbers
+        return cls(**values)
+
+
+class _Copies(list[Any]):
+    """A C array of structures: of fixed length, and what is assigned to an entry is copied into it."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        old = self[index]
+        new = _copied(type(old), "an entry", value)
+        new._join(old._derived)
+        super().__setitem__(index, new)
+        new._changed()
+
+    def _fixed(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a C array has a fixed length, and its entries stay where they are")
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _fixed
+    __delitem__ = __iadd__ = __imul__ = _fixed
+
+
+def _copies(field: _Field, values: Any) -> _Copies:
+    entries = [_copied(field.kind, field.name, value) for value in values]
+    if len(entries) != field.length:
+        raise ValueError(f"{field.name} has {field.length} entries, not {len(entries)}")
+    return _Copies(entries)
+
+
+def _copied(kind: Any, name: str, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
+    return value.copy()
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Pointers are equal if they are the same, everything else by value."""
+    if a is b:
+        return True
+    return bool(isinstance(a, (int, float, tuple, Structure, _Copies, Dimensions)) and type(a) is type(b) and a == b)
+
+
+def _numbers(kind: _Number, value: Any) -> tuple[Any, ...]:
+    if kind is DIMENSIONS:
+        return tuple(value)
+    if kind is POINTER:
+        return (address_of(value),)
+    if kind is FUNCTION:
+        return (_function_address(value),)
+    return (value,)
+
+
+def _function_address(function: Any) -> int:
+    """Of a ctypes function; a Python function has none that C could call, and is written as NULL."""
+    if isinstance(function, Address):
+        return int(function)
+    if isinstance(function, C_FUNCTION):
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
+
+
+_PREFIXES: Final = {
+    "layout": "BNNSDataLayout",
+    "data_type": "BNNSDataType",
+    "table_data_type": "BNNSDataType",
+    "function": "BNNSActivationFunction",
+}
+
+
+def _text(name: str, value: Any) -> str:
+    if name in _PREFIXES:
+        return constant_name(_PREFIXES[name], value)
+    if isinstance(value, np.ndarray):
+        return f"<{value.dtype} array {value.shape}>"
+    return repr(value)
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+
+
+class Dimensions(Sequence[int]):
+    """``size`` or ``stride`` of a descriptor: eight numbers, which can be read and set one by one."""
+
+    __slots__ = ("_field", "_owner")
+
+    def __init__(self, owner: BNNSNDArrayDescriptor, field: str) -> None:
+        self._owner, self._field = owner, field
+
+    def _values(self) -> tuple[int, ...]:
+        values: tuple[int, ...] = getattr(self._owner, self._field)
+        return values
+
+    def __len__(self) -> int:
+        return _DIMENSIONS
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values()[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        values = list(self._values())
+        values[index] = value
+        setattr(self._owner, self._field.removeprefix("_"), values)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (Sequence, np.ndarray)) and self._values() == _eight(tuple(other))
+
+    __hash__ = None  # type: ignore[assignment]  # its numbers change
+
+    def __repr__(self) -> str:
+        values = self._values()
+        used = max((k + 1 for k, value in enumerate(values) if value != 0), default=0)
+        return repr(values[:used])
+
+
+def _eight(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values + _ZEROS[len(values) :]
+
+
+class BNNSNDArrayDescriptor(Structure):
+    """An array: its layout, extents, strides in values, type, and memory.
+
+    ``stride[0]`` is that of the fastest axis whatever the layout; 0 means contiguous. :meth:`from_array` describes a
+    NumPy array.
+    """
+
+    __slots__ = (
+        "_geometry",
+        "_size",
+        "_stride",
+        "_view",
+        "data",
+        "data_bias",
+        "data_scale",
+        "data_type",
+        "flags",
+        "layout",
+        "table_data",
+        "table_data_type",
+    )
+    _declared = (
+        ("flags", UINT32),
+        ("layout", UINT32),
+        ("size", DIMENSIONS),
+        ("stride", DIMENSIONS),
+        ("data", POINTER),
+        ("data_type", UINT32),
+        ("table_data", POINTER),
+        ("table_data_type", UINT32),
+        ("data_scale", FLOAT),
+        ("data_bias", FLOAT),
+    )
+
+    flags: int
+    layout: int
+    data: Any
+    data_type: int
+    table_data: Any
+    table_data_type: int
+    data_scale: float
+    data_bias: float
+    _size: tuple[int, ...]
+    _stride: tuple[int, ...]
+    # What the fields mean, worked out once: see _memory. A change of any field forgets it.
+    _geometry: Geometry | None
+    _view: npt.NDArray[Any] | None
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        object.__setattr__(self, "_geometry", None)
+        object.__setattr__(self, "_view", None)
+        super().__init__(*values, **named)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("size", "stride"):
+            values = (value,) if isinstance(value, int) else tuple(value)
+            if len(values) > _DIMENSIONS:
+                raise ValueError(f"{name} has {_DIMENSIONS} entries, not {len(values)}")
+            name, value = f"_{name}", _eight(values)
+        if name != "flags":
+            object.__setattr__(self, "_view", None)
+            if name != "data":
+                object.__setattr__(self, "_geometry", None)
+        object.__setattr__(self, name, value)
+        self._changed()
+
+    @property
+    def size(self) -> Dimensions:
+        """Extents; only the first *rank* count."""
+        return Dimensions(self, "_size")
+
+    @size.setter
+    def size(self, values: Sequence[int]) -> None: ...  # __setattr__ does it
+
+    @property
+    def stride(self) -> Dimensions:
+        """Steps in values; only the first *rank* count, 0 means contiguous."""
+        return Dimensions(self, "_stride")
+
+    @stride.setter
+    def stride(self, values: Sequence[int]) -> None: ...
+
+    def geometry(self) -> Geometry:
+        """Extents and strides, fastest first, and the element type; raises where they make no sense."""
+        geometry = self._geometry
+        if geometry is None:
+            geometry = geometry_of(self.layout, self._size, self._stride, self.data_type)
+            object.__setattr__(self, "_geometry", geometry)
+        return geometry
+
+    def view(self) -> npt.NDArray[Any]:
+        """The array itself, over ``data``, slowest axis first; raises where it would leave the buffer."""
+        view, data = self._view, self.data
+        # Of all that can be said of an array's memory, this alone may change while others refer to it.
+        if view is None or (type(data) is np.ndarray and data.flags.writeable is not view.flags.writeable):
+            view = view_of(self.geometry(), self.data)
+            object.__setattr__(self, "_view", view)
+        return view
+
+    @classmethod
+    def from_array(
+        cls, array: npt.NDArray[Any], layout: int | None = None, *, flags: int = c.BNNSNDArrayFlagBackpropSet
+    ) -> BNNSNDArrayDescriptor:
+        """Describe a NumPy array, whose last axis is the fastest, over its own memory.
+
+        By default as Vector, RowMajorMatrix, ImageCHW (of shape ``(C, H, W)``), or from rank 4 on as ``nDFirstMajor``,
+        which lists extents in NumPy's order. An array of any other type than ndarray is taken as NumPy sees it.
+        """
+        array = np.asarray(array)
+        rank = max(array.ndim, 1)
+        if layout is None:
+            if rank > _DIMENSIONS:
+                raise ValueError(f"from_array: the array has {rank} axes, a descriptor at most {_DIMENSIONS}")
+            layout = _DEFAULT_LAYOUTS[rank]
+        if layout >> 16 != rank:
+            name = constant_name("BNNSDataLayout", layout)
+            raise ValueError(f"from_array: the array has {rank} axes, {name} has {layout >> 16}")
+        extents, steps = array.shape[::-1] or (1,), array.strides[::-1] or (array.itemsize,)
+        if any(step % array.itemsize for step in steps):
+            raise ValueError(f"from_array: strides of {array.strides} bytes are not multiples of {array.itemsize}")
+        strides = [step // array.itemsize for step in steps]
+        if any(b < a for a, b in zip([1, *strides], strides, strict=False)):
+            raise ValueError(f"from_array: strides {array.strides} must not decrease from the last axis to the first")
+        return cls(
+            flags=flags,
+            layout=layout,
+            size=extents[::-1] if is_first_major(layout) else extents,
+            stride=_ZEROS if array.flags.c_contiguous else strides,
+            data=array,
+            data_type=data_type_of(array.dtype),
+        )
+
+
+def is_first_major(layout: int) -> bool:
+    """Whether extents are listed slowest first."""
+    return layout & 0x8001 == 0x8001
+
+
+_DEFAULT_LAYOUTS: Final = {
+    1: c.BNNSDataLayoutVector,
+    2: c.BNNSDataLayoutRowMajorMatrix,
+    3: c.BNNSDataLayoutImageCHW,
+    **{rank: rank << 16 | 0x8001 for rank in range(4, _DIMENSIONS + 1)},
+}
+
+
+class BNNSActivation(Structure):
+    """An activation function with its parameters; filled with zeros, the identity."""
+
+    __slots__ = (
+        "alpha",
+        "beta",
+        "function",
+        "ioffset",
+        "ioffset_per_channel",
+        "iscale",
+        "iscale_per_channel",
+        "ishift",
+        "ishift_per_channel",
+    )
+    _declared = (
+        ("function", UINT32),
+        ("alpha", FLOAT),
+        ("beta", FLOAT),
+        ("iscale", INT32),
+        ("ioffset", INT32),
+        ("ishift", INT32),
+        ("iscale_per_channel", POINTER),
+        ("ioffset_per_channel", POINTER),
+        ("ishift_per_channel", POINTER),
+    )
+
+    function: int
+    alpha: float
+    beta: float
+    iscale: int
+    ioffset: int
+    ishift: int
+    iscale_per_channel: Any
+    ioffset_per_channel: Any
+    ishift_per_channel: Any
+
+
+class BNNSFilterParameters(Structure):
+    """How a filter works: flags, number of threads (0: the library's choice), and where its memory comes from.
+
+    ``alloc_memory(memptr, alignment, size)`` puts a writable buffer into ``memptr[0]`` and returns 0, and
+    ``free_memory(buffer)`` takes it back; or both are ctypes functions of C's own signatures.
+    """
+
+    __slots__ = ("alloc_memory", "flags", "free_memory", "n_threads")
+    _declared = (("flags", UINT32), ("n_threads", SIZE), ("alloc_memory", FUNCTION), ("free_memory", FUNCTION))
+
+    flags: int
+    n_threads: int
+    alloc_memory: Any
+    free_memory: Any
+
+
+# ---- layers ---------------------------------------------------------------------------------------------------------
+
+
+class BNNSLayerParametersNormalization(Structure):
+    """A normalization layer."""
+
+    __slots__ = (
+        "activation",
+        "beta_desc",
+        "epsilon",
+        "gamma_desc",
+        "i_desc",
+        "momentum",
+        "moving_mean_desc",
+        "moving_variance_desc",
+        "normalization_axis",
+        "num_groups",
+        "o_desc",
+    )
+    _declared = (
+        ("i_desc", BNNSNDArrayDescriptor),
+        ("o_desc", BNNSNDArrayDescriptor),
+        ("beta_desc", BNNSNDArrayDescriptor),
+        ("gamma_desc", BNNSNDArrayDescriptor),
+        ("moving_mean_desc", BNNSNDArrayDescriptor),
+        ("moving_variance_desc", BNNSNDArrayDescriptor),
+        ("momentum", FLOAT),
+        ("epsilon", FLOAT),
+        ("activation", BNNSActivation),
+        ("num_groups", SIZE),
+        ("normalization_axis", SIZE),
+    )
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    beta_desc: BNNSNDArrayDescriptor
+    gamma_desc: BNNSNDArrayDescriptor
+    moving_mean_desc: BNNSNDArrayDescriptor
+    moving_variance_desc: BNNSNDArrayDescriptor
+    momentum: float
+    epsilon: float
+    activation: BNNSActivation
+    num_groups: int
+    normalization_axis: int
+
+
+class BNNSLayerParametersActivation(Structure):
+    """An activation layer. Bits of ``axis_flags`` choose the axes of a softmax; 0 stands for that of ``size[0]``."""
+
+    __slots__ = ("activation", "axis_flags", "i_desc", "o_desc")
+    _declared = (
+        ("i_desc", BNNSNDArrayDescriptor),
+        ("o_desc", BNNSNDArrayDescriptor),
+        ("activation", BNNSActivation),
+        ("axis_flags", UINT32),
+    )
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    activation: BNNSActivation
+    axis_flags: int
+
+
+class BNNSLSTMGateDescriptor(Structure):
+    """Weights of one gate. Peepholes (``cw_desc``) are full matrices."""
+
+    __slots__ = ("activation", "b_desc", "cw_desc", "hw_desc", "iw_desc")
+    _declared = (
+        ("iw_desc", (BNNSNDArrayDescriptor, 2)),
+        ("hw_desc", BNNSNDArrayDescriptor),
+        ("cw_desc", BNNSNDArrayDescriptor),
+        ("b_desc", BNNSNDArrayDescriptor),
+        ("activation", BNNSActivation),
+    )
+
+    iw_desc: list[BNNSNDArrayDescriptor]
+    hw_desc: BNNSNDArrayDescriptor
+    cw_desc: BNNSNDArrayDescriptor
+    b_desc: BNNSNDArrayDescriptor
+    activation: BNNSActivation
+
+
+class BNNSLSTMDataDescriptor(Structure):
+    """A sequence and the states beside it."""
+
+    __slots__ = ("cell_state_desc", "data_desc", "hidden_desc")
+    _declared = (
+        ("data_desc", BNNSNDArrayDescriptor),
+        ("hidden_desc", BNNSNDArrayDescriptor),
+        ("cell_state_desc", BNNSNDArrayDescriptor),
+    )
+
+    data_desc: BNNSNDArrayDescriptor
+    hidden_desc: BNNSNDArrayDescriptor
+    cell_state_desc: BNNSNDArrayDescriptor
+
+
+class BNNSLayerParametersLSTM(Structure):
+    """An LSTM: sizes, options, data and gates."""
+
+    __slots__ = (
+        "batch_size",
+        "candidate_gate",
+        "dropout",
+        "forget_gate",
+        "hidden_activation",
+        "hidden_size",
+        "input_descriptor",
+        "input_gate",
+        "input_size",
+        "lstm_flags",
+        "num_layers",
+        "output_descriptor",
+        "output_gate",
+        "seq_len",
+        "sequence_descriptor",
+    )
+    _declared = (
+        ("input_size", SIZE),
+        ("hidden_size", SIZE),
+        ("batch_size", SIZE),
+        ("num_layers", SIZE),
+        ("seq_len", SIZE),
+        ("dropout", FLOAT),
+        ("lstm_flags", UINT32),
+        ("sequence_descriptor", BNNSNDArrayDescriptor),
+        ("input_descriptor", BNNSLSTMDataDescriptor),
+        ("output_descriptor", BNNSLSTMDataDescriptor),
+        ("input_gate", BNNSLSTMGateDescriptor),
+        ("forget_gate", BNNSLSTMGateDescriptor),
+        ("candidate_gate", BNNSLSTMGateDescriptor),
+        ("output_gate", BNNSLSTMGateDescriptor),
+        ("hidden_activation", BNNSActivation),
+    )
+
+    input_size: int
+    hidden_size: int
+    batch_size: int
+    num_layers: int
+    seq_len: int
+    dropout: float
+    lstm_flags: int
+    sequence_descriptor: BNNSNDArrayDescriptor
+    input_descriptor: BNNSLSTMDataDescriptor
+    output_descriptor: BNNSLSTMDataDescriptor
+    input_gate: BNNSLSTMGateDescriptor
+    forget_gate: BNNSLSTMGateDescriptor
+    candidate_gate: BNNSLSTMGateDescriptor
+    output_gate: BNNSLSTMGateDescriptor
+    hidden_activation: BNNSActivation

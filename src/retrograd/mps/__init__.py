@@ -1,0 +1,75 @@
+"""Apple's Metal Performance Shaders for matrices, on the processor: batch normalization and its gradient.
+
+The names, the argument labels and the rules are Swift's: ``MPSMatrixBatchNormalizationGradient(device=device)``,
+``kernel.epsilon = 0.001``, ``kernel.encode(to=commandBuffer, gradientMatrix=...)``. A label that is a word of Python
+has an underscore after it. :mod:`retrograd.mps.pyobjc` has the same objects under PyObjC's names. Failure is an
+exception, and nothing is written. ``docs/mps.md`` tells more.
+"""
+
+from __future__ import annotations
+
+from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
+from ._batch_normalization import MPSMatrixBatchNormalization, MPSMatrixBatchNormalizationGradient
+from ._kernel import MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel
+from ._matrix import (
+    MPSMatrix,
+    MPSMatrixDescriptor,
+    MPSTemporaryMatrix,
+    MPSTemporaryVector,
+    MPSVector,
+    MPSVectorDescriptor,
+)
+from ._metal import (
+    MPSSupportsMTLDevice,
+    MTLBuffer,
+    MTLCommandBuffer,
+    MTLCommandQueue,
+    MTLCopyAllDevices,
+    MTLCreateSystemDefaultDevice,
+    MTLDevice,
+)
+from ._types import (
+    FLT_MIN,
+    MPSCNNNeuronType,
+    MPSDataType,
+    MPSKernelOptions,
+    MTLCommandBufferStatus,
+    MTLOrigin,
+    MTLResourceOptions,
+    MTLSize,
+    NSError,
+    NSUIntegerMax,
+)
+
+__all__ = [
+    "FLT_MIN",
+    "MPSCNNNeuronType",
+    "MPSDataType",
+    "MPSKernel",
+    "MPSKernelOptions",
+    "MPSMatrix",
+    "MPSMatrixBatchNormalization",
+    "MPSMatrixBatchNormalizationGradient",
+    "MPSMatrixBinaryKernel",
+    "MPSMatrixDescriptor",
+    "MPSMatrixUnaryKernel",
+    "MPSSupportsMTLDevice",
+    "MPSTemporaryMatrix",
+    "MPSTemporaryVector",
+    "MPSVector",
+    "MPSVectorDescriptor",
+    "MTLBuffer",
+    "MTLCommandBuffer",
+    "MTLCommandBufferStatus",
+    "MTLCommandQueue",
+    "MTLCopyAllDevices",
+    "MTLCreateSystemDefaultDevice",
+    "MTLDevice",
+    "MTLOrigin",
+    "MTLResourceOptions",
+    "MTLSize",
+    "NSError",
+    "NSKeyedArchiver",
+    "NSKeyedUnarchiver",
+    "NSUIntegerMax",
+]

@@ -1,0 +1,485 @@
+"""The parts of Metal that kernels need: a device, buffers, a command queue and its command buffers.
+
+Encoding checks and records work; `commit` hands it over. The buffers of one queue run in the order of their commits,
+one at a time: on the queue's own thread, or on a thread that waits for one of them, which would be idle otherwise.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from _thread import allocate_lock, get_ident
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ._types import MTLCommandBufferStatus, MTLResourceOptions, NSError, Setting, as_label, as_unsigned
+
+Handler: TypeAlias = Callable[[Any], object]
+Work: TypeAlias = Callable[[], None]
+
+_LOG: Final = logging.getLogger("retrograd.mps")
+# While callers wait for their own buffers there is nothing for the queue's thread to do, and waking it for every commit
+# would cost more than a small kernel. Then it looks by itself this often, and sleeps after so many looks in vain.
+_LOOK_SECONDS: Final = 0.001
+_LOOKS: Final = 50
+
+_NOT_ENQUEUED: Final = MTLCommandBufferStatus.notEnqueued
+_ENQUEUED: Final = MTLCommandBufferStatus.enqueued
+_COMMITTED: Final = MTLCommandBufferStatus.committed
+_SCHEDULED: Final = MTLCommandBufferStatus.scheduled
+_COMPLETED: Final = MTLCommandBufferStatus.completed
+_ERROR: Final = MTLCommandBufferStatus.error
+
+
+class MTLBuffer:
+    """Memory. Made by :meth:`MTLDevice.makeBuffer`."""
+
+    label = Setting[str | None](as_label, None, "A name for people.")
+
+    def __init__(self, device: MTLDevice, memory: memoryview, options: MTLResourceOptions) -> None:
+        self._device = device
+        self._memory = memory
+        self._options = options
+        self._label: str | None = None
+        self._has_deallocator = False
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self._address: int = self._bytes.__array_interface__["data"][0]
+
+    @property
+    def device(self) -> MTLDevice:
+        return self._device
+
+    @property
+    def length(self) -> int:
+        return self._bytes.size
+
+    @property
+    def resourceOptions(self) -> MTLResourceOptions:
+        return self._options
+
+    def contents(self) -> memoryview:
+        """The bytes themselves, without a copy."""
+        return self._memory
+
+    def didModifyRange(self, range: object) -> None:
+        """Nothing to do: processor and device share the memory."""
+
+    def __repr__(self) -> str:
+        return f"<MTLBuffer of {self._bytes.size} bytes>"
+
+
+class MTLDevice:
+    """The processor, in the place of a GPU."""
+
+    _buffer_type: ClassVar[type[MTLBuffer]] = MTLBuffer
+    _queue_type: ClassVar[type[MTLCommandQueue]]
+
+    @property
+    def name(self) -> str:
+        return "retrograd CPU"
+
+    @property
+    def hasUnifiedMemory(self) -> bool:
+        return True
+
+    def makeBuffer(
+        self,
+        *,
+        length: int | None = None,
+        bytes: Any = None,
+        bytesNoCopy: Any = None,
+        options: int = 0,
+        deallocator: Callable[[Any, int], object] | None = None,
+    ) -> MTLBuffer:
+        """A buffer of `length` zeros, of a copy of `bytes`, or, without a copy, over the memory of `bytesNoCopy`.
+
+        The last two are anything with a contiguous buffer (an ndarray, bytearray, mmap, ctypes array), of which
+        `length` bytes are taken, all by default. `deallocator(bytesNoCopy, length)` is called when the buffer is gone.
+        """
+        function = "MTLDevice.makeBuffer"
+        flags = MTLResourceOptions(as_unsigned(f"{function}: options", options))
+        size = None if length is None else as_unsigned(f"{function}: length", length)
+        if bytes is not None and bytesNoCopy is not None:
+            raise ValueError(f"{function}: give bytes or bytesNoCopy, not both")
+        if deallocator is not None and not callable(deallocator):
+            raise TypeError(f"{function}: deallocator must be callable, not {type(deallocator).__name__}")
+        if bytes is None and bytesNoCopy is None:
+            if size is None:
+                raise ValueError(f"{function}: needs length, bytes or bytesNoCopy")
+            _check_length(function, size, None)
+            return self._buffer_type(self, np.zeros(size, np.uint8).data, flags)
+        name, source = ("bytes", bytes) if bytesNoCopy is None else ("bytesNoCopy", bytesNoCopy)
+        memory = _memory_of(function, name, source)
+        if size is None:
+            size = memory.nbytes
+        _check_length(function, size, memory.nbytes)
+        if bytesNoCopy is None:
+            memory = np.frombuffer(memory, np.uint8, size).copy().data
+        buffer = self._buffer_type(self, memory[:size], flags)
+        if deallocator is not None:
+            buffer._has_deallocator = True
+            weakref.finalize(buffer, deallocator, source, size).atexit = False
+        return buffer
+
+    def makeCommandQueue(self, maxCommandBufferCount: int = 64) -> MTLCommandQueue:
+        """A queue. The number of its unfinished command buffers is not limited."""
+        as_unsigned("MTLDevice.makeCommandQueue: maxCommandBufferCount", maxCommandBufferCount)
+        return self._queue_type(self)
+
+    def __repr__(self) -> str:
+        return "<MTLDevice: the processor>"
+
+
+def _memory_of(function: str, name: str, source: object) -> memoryview:
+    if isinstance(source, int):
+        raise TypeError(
+            f"{function}: {name} is an address; give the memory itself, as (ctypes.c_char * n).from_address(address)"
+        )
+    try:
+        memory = memoryview(source)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{function}: {name} must have a buffer, and {type(source).__name__} has none") from None
+    if not memory.c_contiguous:
+        raise ValueError(f"{function}: {name} is not contiguous (strides {memory.strides}); a buffer is one block")
+    if not memory.nbytes:
+        raise ValueError(f"{function}: {name} is empty")
+    return memory.cast("B")
+
+
+def _check_length(function: str, length: int, available: int | None) -> None:
+    if length == 0:
+        raise ValueError(f"{function}: length is 0, must be at least 1")
+    if available is not None and length > available:
+        raise ValueError(f"{function}: length is {length}, but the memory has {available} bytes")
+
+
+# ---- queue -----------------------------------------------------------------------------------------------------------
+
+
+class _Executor:
+    """Runs committed command buffers in order. Outlives its queue by what it has left to do."""
+
+    def __init__(self) -> None:
+        self.enqueued: deque[MTLCommandBuffer] = deque()  # places kept for buffers to be committed
+        self.ready: deque[MTLCommandBuffer] = deque()
+        self.running: MTLCommandBuffer | None = None
+        self.runner = 0  # the thread that runs it
+        self.start()
+
+    def start(self) -> None:
+        self.order = allocate_lock()  # held while the deques are changed together
+        self.turn = allocate_lock()  # held by the runner
+        self.working = allocate_lock()  # held by the runner while the engine works
+        self.wakeups: SimpleQueue[bool] = SimpleQueue()  # False: the queue is gone
+        self.thread: threading.Thread | None = None
+        self.asleep = True
+        self.prompt = True  # wake the thread at every commit: nobody waited for the last buffer
+        self.commits = 0
+
+    def after_fork(self) -> None:
+        """In the child, where neither the thread nor whoever held the locks exists."""
+        lost = list(self.ready)
+        self.ready.clear()
+        if self.running is not None and self.runner != get_ident():
+            lost.insert(0, self.running)
+            self.running = None
+            self.runner = 0
+        self.start()
+        for buffer in lost:
+            buffer._completed_handlers.clear()  # the parent calls them
+            buffer._finish(RuntimeError("the process forked before this command buffer ended; it ends in the parent"))
+
+    def commit(self, buffer: MTLCommandBuffer) -> None:
+        with self.order:
+            buffer._check_open("MTLCommandBuffer.commit")
+            if self.enqueued:
+                if buffer._status != _ENQUEUED:
+                    self.enqueued.append(buffer)
+                buffer._status = _COMMITTED
+                while self.enqueued and self.enqueued[0]._status == _COMMITTED:
+                    self.ready.append(self.enqueued.popleft())
+            else:
+                buffer._status = _COMMITTED
+                self.ready.append(buffer)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.serve, name="MTLCommandQueue", daemon=True)
+                self.thread.start()
+            self.commits += 1
+        if self.asleep or self.prompt:
+            self.wakeups.put(True)
+
+    def run(self, last: MTLCommandBuffer | None) -> None:
+        """Run what is ready, in order, up to `last`. Needs the turn."""
+        self.runner = get_ident()
+        try:
+            while self.ready and (last is None or last._status < _COMPLETED):
+                self.running = self.ready.popleft()
+                self.running._run()
+        finally:
+            self.running = None
+            self.runner = 0
+
+    def help(self, buffer: MTLCommandBuffer) -> None:
+        """Run buffers up to this one, unless another thread is at it."""
+        turn = self.turn
+        if not turn.acquire(False):
+            return
+        try:
+            self.run(buffer)
+        finally:
+            turn.release()
+            if self.ready:  # committed meanwhile by others, who may have found the turn taken
+                self.wakeups.put(True)
+
+    def serve(self) -> None:
+        """The queue's thread."""
+        looks = commits = 0
+        while True:
+            try:
+                if not self.wakeups.get(timeout=None if self.asleep else _LOOK_SECONDS):
+                    return
+            except Empty:
+                looks += 1
+            if commits != self.commits:
+                commits = self.commits
+                self.prompt = bool(self.ready)  # or else those who committed have run their buffers, too
+            if self.ready:
+                looks = 0
+                with self.turn:
+                    try:
+                        self.run(None)
+                    except BaseException:  # a handler that wants to exit: the thread must live on
+                        _LOG.exception("a command buffer was left")
+            self.asleep = looks >= _LOOKS
+            if self.asleep:
+                looks = 0
+                self.asleep = not self.ready  # a commit just before may have found the thread awake
+
+
+_executors: Final[weakref.WeakSet[_Executor]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for executor in list(_executors):
+        executor.after_fork()
+
+
+_exiting = False
+
+
+def _before_exit() -> None:
+    """Let no thread be inside the engine when the interpreter is taken down; what has not begun stays undone."""
+    global _exiting
+    _exiting = True
+    for executor in list(_executors):
+        with executor.working:
+            pass
+
+
+atexit.register(_before_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class MTLCommandQueue:
+    """Command buffers in order. Several queues are independent of each other."""
+
+    label = Setting[str | None](as_label, None, "A name for people.")
+
+    _command_buffer_type: ClassVar[type[MTLCommandBuffer]]
+
+    def __init__(self, device: MTLDevice) -> None:
+        self._device = device
+        self._label: str | None = None
+        self._executor = _Executor()
+        _executors.add(self._executor)
+
+    def __del__(self) -> None:
+        executor = getattr(self, "_executor", None)
+        if executor is not None:
+            executor.wakeups.put(False)
+
+    @property
+    def device(self) -> MTLDevice:
+        return self._device
+
+    def makeCommandBuffer(self) -> MTLCommandBuffer:
+        return self._command_buffer_type(self)
+
+    def makeCommandBufferWithUnretainedReferences(self) -> MTLCommandBuffer:
+        """The same: what work needs is always kept alive."""
+        return self._command_buffer_type(self)
+
+
+class MTLCommandBuffer:
+    """Work that runs once, in order, after `commit`."""
+
+    label = Setting[str | None](as_label, None, "A name for people.")
+
+    _error_type: ClassVar[type[NSError]] = NSError
+
+    def __init__(self, queue: MTLCommandQueue) -> None:
+        self._queue = queue
+        self._label: str | None = None
+        self._status = _NOT_ENQUEUED
+        self._error: NSError | None = None
+        self._work: list[Work] = []
+        self._scheduled_handlers: list[Handler] = []
+        self._completed_handlers: list[Handler] = []
+        self._start_time = self._end_time = 0.0
+        self._done = allocate_lock()
+        self._done.acquire()
+
+    @property
+    def commandQueue(self) -> MTLCommandQueue:
+        return self._queue
+
+    @property
+    def device(self) -> MTLDevice:
+        return self._queue._device
+
+    @property
+    def retainedReferences(self) -> bool:
+        return True
+
+    @property
+    def status(self) -> MTLCommandBufferStatus:
+        return self._status
+
+    @property
+    def error(self) -> NSError | None:
+        """Why the status is `error`."""
+        return self._error
+
+    @property
+    def gpuStartTime(self) -> float:
+        """When the work began, in seconds of a clock of no particular origin; 0 before."""
+        return self._start_time
+
+    @property
+    def gpuEndTime(self) -> float:
+        return self._end_time
+
+    def addScheduledHandler(self, handler: Handler) -> None:
+        """Call `handler(self)` before the work."""
+        self._check_open("MTLCommandBuffer.addScheduledHandler")
+        self._scheduled_handlers.append(_checked_handler("addScheduledHandler", handler))
+
+    def addCompletedHandler(self, handler: Handler) -> None:
+        """Call `handler(self)` after the work. Whoever waits for the buffer waits for its handlers too."""
+        self._check_open("MTLCommandBuffer.addCompletedHandler")
+        self._completed_handlers.append(_checked_handler("addCompletedHandler", handler))
+
+    def enqueue(self) -> None:
+        """Keep a place: buffers of this queue that are enqueued or committed later run later."""
+        executor = self._queue._executor
+        with executor.order:
+            if self._status != _NOT_ENQUEUED:
+                raise RuntimeError(f"MTLCommandBuffer.enqueue: the buffer is {self._status.name} already")
+            self._status = _ENQUEUED
+            executor.enqueued.append(self)
+
+    def commit(self) -> None:
+        """Hand the work over. Returns at once."""
+        self._queue._executor.commit(self)
+
+    def waitUntilScheduled(self) -> None:
+        """Return when the work has begun, which here means when it is done."""
+        self._wait("waitUntilScheduled")
+
+    def waitUntilCompleted(self) -> None:
+        """Return when the work and the completion handlers are done, by doing them if they have not begun."""
+        self._wait("waitUntilCompleted")
+
+    def _wait(self, function: str) -> None:
+        if self._status < _COMMITTED:
+            raise RuntimeError(f"MTLCommandBuffer.{function}: the buffer has not been committed and would never finish")
+        executor = self._queue._executor
+        if self._status < _COMPLETED and executor.runner == get_ident():
+            raise RuntimeError(f"MTLCommandBuffer.{function}: called by a handler, which it would wait for")
+        executor.help(self)
+        self._done.acquire()
+        self._done.release()
+
+    def _check_open(self, function: str) -> None:
+        if self._status >= _COMMITTED:
+            raise RuntimeError(f"{function}: the command buffer has been committed already")
+
+    def _run(self) -> None:
+        self._status = _SCHEDULED
+        if self._scheduled_handlers:
+            self._call(self._scheduled_handlers)
+        self._start_time = time.perf_counter()
+        failure: BaseException | None = None
+        try:
+            working = self._queue._executor.working
+            for work in self._work:
+                with working:
+                    if _exiting:
+                        raise RuntimeError("the interpreter is ending")
+                    work()
+        except BaseException as error:
+            failure = error
+        self._end_time = time.perf_counter()
+        self._finish(failure)
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure  # an interrupt, which the waiting caller must see
+
+    def _finish(self, failure: BaseException | None) -> None:
+        self._work = []
+        if failure is None:
+            self._status = _COMPLETED
+        else:
+            self._error = self._error_type(f"{type(failure).__name__}: {failure}")
+            self._error.__cause__ = failure
+            self._status = _ERROR
+        try:
+            if self._completed_handlers and not _exiting:
+                self._call(self._completed_handlers)
+        finally:
+            self._done.release()
+
+    def _call(self, handlers: list[Handler]) -> None:
+        for handler in handlers:
+            try:
+                handler(self)
+            except Exception:
+                _LOG.exception("a handler of %r failed", self)
+        handlers.clear()
+
+    def __repr__(self) -> str:
+        return f"<MTLCommandBuffer {self._label or ''}: {self._status.name}>"
+
+
+def _checked_handler(function: str, handler: Handler) -> Handler:
+    if not callable(handler):
+        raise TypeError(f"MTLCommandBuffer.{function}: handler must be callable, not {type(handler).__name__}")
+    return handler
+
+
+MTLDevice._queue_type = MTLCommandQueue
+MTLCommandQueue._command_buffer_type = MTLCommandBuffer
+
+_default_device: Final = MTLDevice()
+
+
+def MTLCreateSystemDefaultDevice() -> MTLDevice:
+    """The one device there is."""
+    return _default_device
+
+
+def MTLCopyAllDevices() -> list[MTLDevice]:
+    return [_default_device]
+
+
+def MPSSupportsMTLDevice(device: MTLDevice | None) -> bool:
+    return isinstance(device, MTLDevice)

@@ -1,0 +1,95 @@
+"""The neurons of the kernels, in the engine's words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..activation import Activation
+from ._types import MPSCNNNeuronType
+
+Array = npt.NDArray[np.float64]
+
+
+class Curve(NamedTuple):
+    """A neuron that the engine does not have. Arithmetic decides: outside of its domain it is NaN or infinite."""
+
+    value: Callable[[Array], Array]
+    slope: Callable[[Array], Array]
+
+
+def _activation(name: str, parameters: str = "") -> Callable[[float, float, float], Activation]:
+    """An activation whose alpha and beta are the named parameters."""
+
+    def make(a: float, b: float, c: float) -> Activation:
+        given = {"a": a, "b": b, "c": c}
+        return Activation(name, *(given[parameter] for parameter in parameters))
+
+    return make
+
+
+def _power(a: float, b: float, c: float) -> Curve:
+    return Curve(lambda z: (a * z + b) ** c, lambda z: a * c * (a * z + b) ** (c - 1))
+
+
+def _exponential(a: float, b: float, c: float) -> Curve:
+    if c == -1:
+        return Curve(lambda z: np.exp(a * z + b), lambda z: a * np.exp(a * z + b))
+    base = np.float64(c)  # NumPy's powers and logarithms do not raise
+    return Curve(lambda z: base ** (a * z + b), lambda z: a * np.log(base) * base ** (a * z + b))
+
+
+def _logarithm(a: float, b: float, c: float) -> Curve:
+    if c == -1:
+        return Curve(lambda z: np.log(a * z + b), lambda z: a / (a * z + b))
+    base = np.float64(c)
+    return Curve(lambda z: np.log(a * z + b) / np.log(base), lambda z: a / ((a * z + b) * np.log(base)))
+
+
+_TYPES: Final = MPSCNNNeuronType
+_MAKERS: Final[dict[MPSCNNNeuronType, tuple[str, Callable[[float, float, float], Any]]]] = {
+    # the parameters it has, and what makes it of a, b, c
+    _TYPES.none: ("", lambda a, b, c: None),
+    _TYPES.reLU: ("a", _activation("leaky_relu", "a")),
+    _TYPES.linear: ("ab", _activation("linear_with_bias", "ab")),
+    _TYPES.sigmoid: ("", _activation("sigmoid")),
+    _TYPES.hardSigmoid: ("ab", _activation("closed_hard_sigmoid", "ab")),
+    _TYPES.tanH: ("ab", _activation("scaled_tanh", "ab")),
+    _TYPES.absolute: ("", _activation("abs")),
+    _TYPES.softPlus: ("ab", _activation("softplus", "ab")),
+    _TYPES.softSign: ("", _activation("softsign")),
+    _TYPES.elu: ("a", _activation("elu", "a")),
+    _TYPES.reLUN: ("ab", _activation("clamped_leaky_relu", "ab")),
+    _TYPES.power: ("abc", _power),
+    _TYPES.exponential: ("abc", _exponential),
+    _TYPES.logarithm: ("abc", _logarithm),
+    _TYPES.geLU: ("", _activation("gelu")),
+}
+
+
+def as_neuron_type(name: str, value: object) -> MPSCNNNeuronType:
+    """A type that a kernel of matrices can have."""
+    try:
+        kind = MPSCNNNeuronType(value)  # type: ignore[arg-type]
+    except ValueError:
+        raise ValueError(f"{name} is {value!r}, which is no MPSCNNNeuronType; they are 0 to 15") from None
+    if kind not in _MAKERS:
+        reason = "it has a parameter for each channel" if kind is _TYPES.pReLU else "it is not a function"
+        raise ValueError(f"{name} is {kind.name} ({kind.value}), which these kernels do not take: {reason}")
+    return kind
+
+
+@lru_cache(maxsize=256)
+def neuron(kind: MPSCNNNeuronType, a: float, b: float, c: float) -> Activation | Curve | None:
+    """What to compute; None: nothing. Raises ValueError for parameters that make no function."""
+    parameters, make = _MAKERS[kind]
+    for name, value in zip("abc", (a, b, c), strict=True):
+        if name in parameters and math.isnan(value):
+            raise ValueError(f"neuron {kind.name}: parameter{name.upper()} is NaN")
+    made: Activation | Curve | None = make(a, b, c)
+    return made

@@ -1,0 +1,228 @@
+"""Numbers, enumerations and small structures of Metal and Metal Performance Shaders, under Swift's names."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Callable
+from enum import IntEnum, IntFlag
+from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
+
+import numpy as np
+
+NSUIntegerMax: Final = 2**64 - 1
+FLT_MIN: Final = float(np.finfo(np.float32).tiny)
+
+
+class MPSDataType(IntEnum):
+    invalid = 0
+    floatBit = 0x10000000
+    float16 = 0x10000010
+    float32 = 0x10000020
+    signedBit = 0x20000000
+    int8 = 0x20000008
+    int16 = 0x20000010
+    int32 = 0x20000020
+    int64 = 0x20000040
+    uInt8 = 8
+    uInt16 = 16
+    uInt32 = 32
+    uInt64 = 64
+    normalizedBit = 0x40000000
+    unorm1 = 0x40000001
+    unorm8 = 0x40000008
+
+
+# The types an element of a matrix or vector can have.
+NUMPY_TYPES: Final[dict[int, np.dtype[Any]]] = {
+    MPSDataType.float16: np.dtype(np.float16),
+    MPSDataType.float32: np.dtype(np.float32),
+    MPSDataType.int8: np.dtype(np.int8),
+    MPSDataType.int16: np.dtype(np.int16),
+    MPSDataType.int32: np.dtype(np.int32),
+    MPSDataType.int64: np.dtype(np.int64),
+    MPSDataType.uInt8: np.dtype(np.uint8),
+    MPSDataType.uInt16: np.dtype(np.uint16),
+    MPSDataType.uInt32: np.dtype(np.uint32),
+    MPSDataType.uInt64: np.dtype(np.uint64),
+    MPSDataType.unorm8: np.dtype(np.uint8),
+}
+
+
+class MPSCNNNeuronType(IntEnum):
+    none = 0
+    reLU = 1
+    linear = 2
+    sigmoid = 3
+    hardSigmoid = 4
+    tanH = 5
+    absolute = 6
+    softPlus = 7
+    softSign = 8
+    elu = 9
+    pReLU = 10
+    reLUN = 11
+    power = 12
+    exponential = 13
+    logarithm = 14
+    geLU = 15
+    count = 16  # not a function
+
+
+class MPSKernelOptions(IntFlag):
+    none = 0
+    skipAPIValidation = 1
+    allowReducedPrecision = 2
+    disableInternalTiling = 4
+    insertDebugGroups = 8
+    verbose = 16
+
+
+class MTLResourceOptions(IntFlag):
+    cpuCacheModeDefaultCache = 0
+    storageModeShared = 0
+    cpuCacheModeWriteCombined = 1
+    storageModeManaged = 16
+    storageModePrivate = 32
+    storageModeMemoryless = 48
+    hazardTrackingModeUntracked = 0x100
+    hazardTrackingModeTracked = 0x200
+
+
+class MTLCommandBufferStatus(IntEnum):
+    notEnqueued = 0
+    enqueued = 1
+    committed = 2
+    scheduled = 3
+    completed = 4
+    error = 5
+
+
+class MTLOrigin(NamedTuple):
+    """Where a window begins. In matrix kernels x counts rows, y counts columns, and z is 0."""
+
+    x: int = 0
+    y: int = 0
+    z: int = 0
+
+
+class MTLSize(NamedTuple):
+    width: int = 0
+    height: int = 0
+    depth: int = 0
+
+
+class NSError(RuntimeError):
+    """What `error` of a command buffer holds; its cause is the exception itself."""
+
+    @property
+    def localizedDescription(self) -> str:
+        return str(self)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def as_unsigned(name: str, value: object) -> int:
+    """An NSUInteger, as a plain int."""
+    try:
+        number = int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
+    if not 0 <= number <= NSUIntegerMax:
+        raise ValueError(f"{name} is {number}, must be from 0 to 2**64 - 1")
+    return number
+
+
+def as_float(name: str, value: object) -> float:
+    """A C float, as the Python float of the same value."""
+    try:
+        return ctypes.c_float(value).value  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    return ctypes.c_float(float(value)).value
+
+
+def as_bool(name: str, value: object) -> bool:
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name} must be a bool, not {value!r}")
+
+
+def as_label(name: str, value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{name} must be a str or None, not {type(value).__name__}")
+
+
+def as_origin(name: str, value: object) -> MTLOrigin:
+    if not isinstance(value, tuple) or len(value) != 3:
+        raise TypeError(f"{name} must be an MTLOrigin or a tuple of 3 ints, not {value!r}")
+    return MTLOrigin(*(as_unsigned(f"{name}.{axis}", part) for axis, part in zip("xyz", value, strict=True)))
+
+
+def as_options(name: str, value: object) -> MPSKernelOptions:
+    return MPSKernelOptions(as_unsigned(name, value))
+
+
+def as_data_type(name: str, value: object) -> MPSDataType:
+    number = as_unsigned(name, value)
+    if number not in NUMPY_TYPES:
+        known = ", ".join(MPSDataType(code).name for code in NUMPY_TYPES)
+        raise ValueError(f"{name} is {number:#x}, which is no type of elements; there are {known}")
+    return MPSDataType(number)
+
+
+# ---- members ---------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+class Setting(Generic[T]):
+    """A member with a default, checked when set and kept in the attribute of the same name after an underscore.
+
+    The classes read that attribute themselves and never the member: the PyObjC face has a method under its name.
+    """
+
+    writable = True
+
+    def __init__(self, check: Callable[[str, object], T], default: T, doc: str) -> None:
+        self.check = check
+        self.default = default
+        self.__doc__ = doc
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.attribute = "_" + name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object, owner: type) -> Setting[T] | T:
+        if instance is None:
+            return self
+        value: T = getattr(instance, self.attribute)
+        return value
+
+    def __set__(self, instance: object, value: Any) -> None:
+        if not self.writable:
+            raise AttributeError(f"{type(instance).__name__}.{self.name} is read-only")
+        setattr(instance, self.attribute, self.check(f"{type(instance).__name__}.{self.name}", value))
+
+
+class Members:
+    """Only members can be set: a misspelt one, or one that PyObjC has as a method, is refused."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            for base in type(self).__mro__:
+                if name in base.__dict__:
+                    if hasattr(base.__dict__[name], "__set__"):
+                        break
+                    raise AttributeError(f"{type(self).__name__}.{name} is a method; it cannot be set")
+            else:
+                raise AttributeError(f"{type(self).__name__} has no member {name}")
+        object.__setattr__(self, name, value)

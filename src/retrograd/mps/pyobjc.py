@@ -1,0 +1,465 @@
+"""The kernels under PyObjC's names: a script for its Metal, MetalPerformanceShaders and Foundation modules runs after
+
+    import retrograd.mps.pyobjc as Metal
+    import retrograd.mps.pyobjc as MetalPerformanceShaders
+
+The classes are those of :mod:`retrograd.mps` with members as methods (``matrix.rows()``, ``kernel.setEpsilon_(x)``),
+selectors with an underscore for each colon, and ``alloc()``. Objects of the two spellings go together in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from types import FunctionType
+from typing import Any, Final
+
+from . import _archive, _batch_normalization, _matrix, _metal, _types
+from ._kernel import MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel
+from ._types import (
+    FLT_MIN,
+    MPSCNNNeuronType,
+    MPSDataType,
+    MPSKernelOptions,
+    MTLCommandBufferStatus,
+    MTLOrigin,
+    MTLResourceOptions,
+    MTLSize,
+    NSUIntegerMax,
+    Setting,
+)
+
+__all__ = [
+    "FLT_MIN",
+    "MPSCNNNeuronTypeAbsolute",
+    "MPSCNNNeuronTypeCount",
+    "MPSCNNNeuronTypeELU",
+    "MPSCNNNeuronTypeExponential",
+    "MPSCNNNeuronTypeGeLU",
+    "MPSCNNNeuronTypeHardSigmoid",
+    "MPSCNNNeuronTypeLinear",
+    "MPSCNNNeuronTypeLogarithm",
+    "MPSCNNNeuronTypeNone",
+    "MPSCNNNeuronTypePReLU",
+    "MPSCNNNeuronTypePower",
+    "MPSCNNNeuronTypeReLU",
+    "MPSCNNNeuronTypeReLUN",
+    "MPSCNNNeuronTypeSigmoid",
+    "MPSCNNNeuronTypeSoftPlus",
+    "MPSCNNNeuronTypeSoftSign",
+    "MPSCNNNeuronTypeTanH",
+    "MPSDataTypeFloat16",
+    "MPSDataTypeFloat32",
+    "MPSDataTypeFloatBit",
+    "MPSDataTypeInt8",
+    "MPSDataTypeInt16",
+    "MPSDataTypeInt32",
+    "MPSDataTypeInt64",
+    "MPSDataTypeInvalid",
+    "MPSDataTypeNormalizedBit",
+    "MPSDataTypeSignedBit",
+    "MPSDataTypeUInt8",
+    "MPSDataTypeUInt16",
+    "MPSDataTypeUInt32",
+    "MPSDataTypeUInt64",
+    "MPSDataTypeUnorm1",
+    "MPSDataTypeUnorm8",
+    "MPSKernel",
+    "MPSKernelOptionsAllowReducedPrecision",
+    "MPSKernelOptionsDisableInternalTiling",
+    "MPSKernelOptionsInsertDebugGroups",
+    "MPSKernelOptionsNone",
+    "MPSKernelOptionsSkipAPIValidation",
+    "MPSKernelOptionsVerbose",
+    "MPSMatrix",
+    "MPSMatrixBatchNormalization",
+    "MPSMatrixBatchNormalizationGradient",
+    "MPSMatrixBinaryKernel",
+    "MPSMatrixDescriptor",
+    "MPSMatrixUnaryKernel",
+    "MPSSupportsMTLDevice",
+    "MPSTemporaryMatrix",
+    "MPSTemporaryVector",
+    "MPSVector",
+    "MPSVectorDescriptor",
+    "MTLBuffer",
+    "MTLCommandBuffer",
+    "MTLCommandBufferStatusCommitted",
+    "MTLCommandBufferStatusCompleted",
+    "MTLCommandBufferStatusEnqueued",
+    "MTLCommandBufferStatusError",
+    "MTLCommandBufferStatusNotEnqueued",
+    "MTLCommandBufferStatusScheduled",
+    "MTLCommandQueue",
+    "MTLCopyAllDevices",
+    "MTLCreateSystemDefaultDevice",
+    "MTLDevice",
+    "MTLOrigin",
+    "MTLOriginMake",
+    "MTLResourceCPUCacheModeDefaultCache",
+    "MTLResourceCPUCacheModeWriteCombined",
+    "MTLResourceHazardTrackingModeTracked",
+    "MTLResourceHazardTrackingModeUntracked",
+    "MTLResourceStorageModeManaged",
+    "MTLResourceStorageModeMemoryless",
+    "MTLResourceStorageModePrivate",
+    "MTLResourceStorageModeShared",
+    "MTLSize",
+    "MTLSizeMake",
+    "NSError",
+    "NSKeyedArchiver",
+    "NSKeyedUnarchiver",
+    "NSUIntegerMax",
+]
+
+# ---- constants -------------------------------------------------------------------------------------------------------
+
+MPSDataTypeInvalid: Final[int] = MPSDataType.invalid.value
+MPSDataTypeFloatBit: Final[int] = MPSDataType.floatBit.value
+MPSDataTypeFloat16: Final[int] = MPSDataType.float16.value
+MPSDataTypeFloat32: Final[int] = MPSDataType.float32.value
+MPSDataTypeSignedBit: Final[int] = MPSDataType.signedBit.value
+MPSDataTypeInt8: Final[int] = MPSDataType.int8.value
+MPSDataTypeInt16: Final[int] = MPSDataType.int16.value
+MPSDataTypeInt32: Final[int] = MPSDataType.int32.value
+MPSDataTypeInt64: Final[int] = MPSDataType.int64.value
+MPSDataTypeUInt8: Final[int] = MPSDataType.uInt8.value
+MPSDataTypeUInt16: Final[int] = MPSDataType.uInt16.value
+MPSDataTypeUInt32: Final[int] = MPSDataType.uInt32.value
+MPSDataTypeUInt64: Final[int] = MPSDataType.uInt64.value
+MPSDataTypeNormalizedBit: Final[int] = MPSDataType.normalizedBit.value
+MPSDataTypeUnorm1: Final[int] = MPSDataType.unorm1.value
+MPSDataTypeUnorm8: Final[int] = MPSDataType.unorm8.value
+MPSCNNNeuronTypeNone: Final[int] = MPSCNNNeuronType.none.value
+MPSCNNNeuronTypeReLU: Final[int] = MPSCNNNeuronType.reLU.value
+MPSCNNNeuronTypeLinear: Final[int] = MPSCNNNeuronType.linear.value
+MPSCNNNeuronTypeSigmoid: Final[int] = MPSCNNNeuronType.sigmoid.value
+MPSCNNNeuronTypeHardSigmoid: Final[int] = MPSCNNNeuronType.hardSigmoid.value
+MPSCNNNeuronTypeTanH: Final[int] = MPSCNNNeuronType.tanH.value
+MPSCNNNeuronTypeAbsolute: Final[int] = MPSCNNNeuronType.absolute.value
+MPSCNNNeuronTypeSoftPlus: Final[int] = MPSCNNNeuronType.softPlus.value
+MPSCNNNeuronTypeSoftSign: Final[int] = MPSCNNNeuronType.softSign.value
+MPSCNNNeuronTypeELU: Final[int] = MPSCNNNeuronType.elu.value
+MPSCNNNeuronTypePReLU: Final[int] = MPSCNNNeuronType.pReLU.value
+MPSCNNNeuronTypeReLUN: Final[int] = MPSCNNNeuronType.reLUN.value
+MPSCNNNeuronTypePower: Final[int] = MPSCNNNeuronType.power.value
+MPSCNNNeuronTypeExponential: Final[int] = MPSCNNNeuronType.exponential.value
+MPSCNNNeuronTypeLogarithm: Final[int] = MPSCNNNeuronType.logarithm.value
+MPSCNNNeuronTypeGeLU: Final[int] = MPSCNNNeuronType.geLU.value
+MPSCNNNeuronTypeCount: Final[int] = MPSCNNNeuronType.count.value
+MPSKernelOptionsNone: Final[int] = MPSKernelOptions.none.value
+MPSKernelOptionsSkipAPIValidation: Final[int] = MPSKernelOptions.skipAPIValidation.value
+MPSKernelOptionsAllowReducedPrecision: Final[int] = MPSKernelOptions.allowReducedPrecision.value
+MPSKernelOptionsDisableInternalTiling: Final[int] = MPSKernelOptions.disableInternalTiling.value
+MPSKernelOptionsInsertDebugGroups: Final[int] = MPSKernelOptions.insertDebugGroups.value
+MPSKernelOptionsVerbose: Final[int] = MPSKernelOptions.verbose.value
+MTLCommandBufferStatusNotEnqueued: Final[int] = MTLCommandBufferStatus.notEnqueued.value
+MTLCommandBufferStatusEnqueued: Final[int] = MTLCommandBufferStatus.enqueued.value
+MTLCommandBufferStatusCommitted: Final[int] = MTLCommandBufferStatus.committed.value
+MTLCommandBufferStatusScheduled: Final[int] = MTLCommandBufferStatus.scheduled.value
+MTLCommandBufferStatusCompleted: Final[int] = MTLCommandBufferStatus.completed.value
+MTLCommandBufferStatusError: Final[int] = MTLCommandBufferStatus.error.value
+MTLResourceCPUCacheModeDefaultCache: Final[int] = MTLResourceOptions.cpuCacheModeDefaultCache.value
+MTLResourceStorageModeShared: Final[int] = MTLResourceOptions.storageModeShared.value
+MTLResourceCPUCacheModeWriteCombined: Final[int] = MTLResourceOptions.cpuCacheModeWriteCombined.value
+MTLResourceStorageModeManaged: Final[int] = MTLResourceOptions.storageModeManaged.value
+MTLResourceStorageModePrivate: Final[int] = MTLResourceOptions.storageModePrivate.value
+MTLResourceStorageModeMemoryless: Final[int] = MTLResourceOptions.storageModeMemoryless.value
+MTLResourceHazardTrackingModeUntracked: Final[int] = MTLResourceOptions.hazardTrackingModeUntracked.value
+MTLResourceHazardTrackingModeTracked: Final[int] = MTLResourceOptions.hazardTrackingModeTracked.value
+
+# ---- from one spelling to the other ----------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """Enumerations are numbers to PyObjC."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def _named(keywords: tuple[str, ...], arguments: tuple[Any, ...]) -> dict[str, Any]:
+    if len(arguments) != len(keywords):
+        raise TypeError(f"the selector has {len(keywords)} arguments ({', '.join(keywords)}), not {len(arguments)}")
+    return dict(zip(keywords, arguments, strict=True))
+
+
+def _method(swift_name: str, *keywords: str) -> Callable[..., Any]:
+    """A selector that is a method of Swift's, its arguments being those of the keywords."""
+
+    def send(self: Any, *arguments: Any) -> Any:
+        return _plain(getattr(self, swift_name)(**_named(keywords, arguments)))
+
+    return send
+
+
+def _init(*keywords: str) -> Callable[..., Any]:
+    """A selector that is an initializer."""
+
+    def send(self: Any, *arguments: Any) -> Any:
+        type(self).__init__(self, **_named(keywords, arguments))
+        return self
+
+    return send
+
+
+def _factory(*keywords: str) -> Any:
+    """A selector of the class that makes an object."""
+    return classmethod(lambda cls, *arguments: cls(**_named(keywords, arguments)))
+
+
+def _function(function: Callable[..., Any]) -> Any:
+    """A selector of the class that computes something."""
+    return staticmethod(function)
+
+
+def _with_error(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A selector whose last argument is where an error would go: what it returns comes with the error, or None."""
+
+    def send(*arguments: Any) -> tuple[Any, Any]:
+        *most, out = arguments
+        if out is not None:
+            raise TypeError("the last argument, for the error, must be None")
+        try:
+            return function(*most), None
+        except (ValueError, TypeError, RuntimeError) as error:
+            return None, NSError(str(error))
+
+    return send
+
+
+def _face(swift: type, **selectors: Any) -> Any:
+    """A subclass of Swift's class with its members as methods, and with these selectors.
+
+    The classes themselves never use their public members, so that a subclass can redefine them.
+    """
+    members: dict[str, Any] = {"alloc": classmethod(_alloc), "__doc__": swift.__doc__}
+    for base in reversed(swift.__mro__):
+        for name, member in vars(base).items():
+            if isinstance(member, (property, Setting)):
+                members[name] = _getter(member)
+                if member.writable if isinstance(member, Setting) else member.fset:
+                    members[f"set{name[0].upper()}{name[1:]}_"] = _setter(member)
+    members.update(selectors)
+    for selector, member in members.items():
+        if isinstance(member, FunctionType):
+            member.__name__ = member.__qualname__ = selector
+    return type(swift.__name__, (swift,), members)
+
+
+def _alloc(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _getter(member: Any) -> Callable[[Any], Any]:
+    def get(self: Any) -> Any:
+        return _plain(member.__get__(self, type(self)))
+
+    get.__doc__ = member.__doc__
+    return get
+
+
+def _setter(member: Any) -> Callable[[Any, Any], None]:
+    def set_(self: Any, value: Any) -> None:
+        member.__set__(self, value)
+
+    return set_
+
+
+# ---- Metal -----------------------------------------------------------------------------------------------------------
+
+
+class varlist:
+    """Memory of unknown length, as PyObjC gives it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def as_buffer(self, count: int) -> memoryview:
+        """The first `count` bytes, without a copy."""
+        if not 0 <= count <= self._memory.nbytes:
+            raise ValueError(f"as_buffer: count is {count}, but there are {self._memory.nbytes} bytes")
+        return self._memory[:count]
+
+
+def MTLOriginMake(x: int, y: int, z: int) -> MTLOrigin:
+    return MTLOrigin(x, y, z)
+
+
+def MTLSizeMake(width: int, height: int, depth: int) -> MTLSize:
+    return MTLSize(width, height, depth)
+
+
+NSError: Any = _face(_types.NSError)
+
+MTLBuffer: Any = _face(
+    _metal.MTLBuffer,
+    contents=lambda self: varlist(self._memory),
+    didModifyRange_=_method("didModifyRange", "range"),
+)
+
+MTLCommandBuffer: Any = _face(
+    _metal.MTLCommandBuffer,
+    _error_type=NSError,
+    addCompletedHandler_=_method("addCompletedHandler", "handler"),
+    addScheduledHandler_=_method("addScheduledHandler", "handler"),
+    GPUStartTime=_method("gpuStartTime"),
+    GPUEndTime=_method("gpuEndTime"),
+)
+
+MTLCommandQueue: Any = _face(
+    _metal.MTLCommandQueue,
+    _command_buffer_type=MTLCommandBuffer,
+    commandBuffer=_method("makeCommandBuffer"),
+    commandBufferWithUnretainedReferences=_method("makeCommandBufferWithUnretainedReferences"),
+)
+
+MTLDevice: Any = _face(
+    _metal.MTLDevice,
+    _buffer_type=MTLBuffer,
+    _queue_type=MTLCommandQueue,
+    newCommandQueue=_method("makeCommandQueue"),
+    newCommandQueueWithMaxCommandBufferCount_=_method("makeCommandQueue", "maxCommandBufferCount"),
+    newBufferWithLength_options_=_method("makeBuffer", "length", "options"),
+    newBufferWithBytes_length_options_=_method("makeBuffer", "bytes", "length", "options"),
+    newBufferWithBytesNoCopy_length_options_deallocator_=_method(
+        "makeBuffer", "bytesNoCopy", "length", "options", "deallocator"
+    ),
+)
+
+_default_device: Final = MTLDevice()
+
+
+def MTLCreateSystemDefaultDevice() -> Any:
+    """The one device there is."""
+    return _default_device
+
+
+def MTLCopyAllDevices() -> list[Any]:
+    return [_default_device]
+
+
+def MPSSupportsMTLDevice(device: Any) -> bool:
+    return _metal.MPSSupportsMTLDevice(device)
+
+
+# ---- Foundation ------------------------------------------------------------------------------------------------------
+
+NSKeyedArchiver: Any = _face(
+    _archive.NSKeyedArchiver,
+    initRequiringSecureCoding_=_init("requiringSecureCoding"),
+    archivedDataWithRootObject_requiringSecureCoding_error_=_function(
+        _with_error(_archive.NSKeyedArchiver.archivedData)
+    ),
+    encodeObject_forKey_=_method("encode", "value", "forKey"),
+    encodeBool_forKey_=_method("encode", "value", "forKey"),
+    encodeInteger_forKey_=_method("encode", "value", "forKey"),
+    encodeDouble_forKey_=_method("encode", "value", "forKey"),
+    encodeFloat_forKey_=_method("encode", "value", "forKey"),
+)
+
+NSKeyedUnarchiver: Any = _face(
+    _archive.NSKeyedUnarchiver,
+    unarchivedObjectOfClass_fromData_error_=_function(_with_error(_archive.NSKeyedUnarchiver.unarchivedObject)),
+    initForReadingFromData_error_=_with_error(_init("forReadingFrom")),
+    containsValueForKey_=_method("containsValue", "forKey"),
+    decodeObjectOfClass_forKey_=_method("decodeObject", "of", "forKey"),
+    decodeBoolForKey_=_method("decodeBool", "forKey"),
+    decodeIntegerForKey_=_method("decodeInteger", "forKey"),
+    decodeDoubleForKey_=_method("decodeDouble", "forKey"),
+    decodeFloatForKey_=_method("decodeFloat", "forKey"),
+)
+
+# ---- Metal Performance Shaders ---------------------------------------------------------------------------------------
+
+MPSMatrixDescriptor: Any = _face(
+    _matrix.MPSMatrixDescriptor,
+    matrixDescriptorWithRows_columns_rowBytes_dataType_=_factory("rows", "columns", "rowBytes", "dataType"),
+    matrixDescriptorWithRows_columns_matrices_rowBytes_matrixBytes_dataType_=_factory(
+        "rows", "columns", "matrices", "rowBytes", "matrixBytes", "dataType"
+    ),
+    matrixDescriptorWithDimensions_columns_rowBytes_dataType_=_factory("dimensions", "columns", "rowBytes", "dataType"),
+    rowBytesForColumns_dataType_=_function(_matrix.MPSMatrixDescriptor.rowBytes),
+    rowBytesFromColumns_dataType_=_function(_matrix.MPSMatrixDescriptor.rowBytes),
+)
+
+MPSVectorDescriptor: Any = _face(
+    _matrix.MPSVectorDescriptor,
+    vectorDescriptorWithLength_dataType_=_factory("length", "dataType"),
+    vectorDescriptorWithLength_vectors_vectorBytes_dataType_=_factory("length", "vectors", "vectorBytes", "dataType"),
+    vectorBytesForLength_dataType_=_function(_matrix.MPSVectorDescriptor.vectorBytes),
+)
+
+MPSMatrix: Any = _face(
+    _matrix.MPSMatrix,
+    initWithBuffer_descriptor_=_init("buffer", "descriptor"),
+    initWithBuffer_offset_descriptor_=_init("buffer", "offset", "descriptor"),
+    initWithDevice_descriptor_=_init("device", "descriptor"),
+    synchronizeOnCommandBuffer_=_method("synchronize", "on"),
+)
+
+MPSVector: Any = _face(
+    _matrix.MPSVector,
+    initWithBuffer_descriptor_=_init("buffer", "descriptor"),
+    initWithBuffer_offset_descriptor_=_init("buffer", "offset", "descriptor"),
+    initWithDevice_descriptor_=_init("device", "descriptor"),
+    synchronizeOnCommandBuffer_=_method("synchronize", "on"),
+)
+
+MPSTemporaryMatrix: Any = _face(
+    _matrix.MPSTemporaryMatrix,
+    temporaryMatrixWithCommandBuffer_matrixDescriptor_=_factory("commandBuffer", "matrixDescriptor"),
+    prefetchStorageWithCommandBuffer_matrixDescriptorList_=_function(_matrix.MPSTemporaryMatrix.prefetchStorage),
+)
+
+MPSTemporaryVector: Any = _face(
+    _matrix.MPSTemporaryVector,
+    temporaryVectorWithCommandBuffer_descriptor_=_factory("commandBuffer", "descriptor"),
+    prefetchStorageWithCommandBuffer_descriptorList_=_function(_matrix.MPSTemporaryVector.prefetchStorage),
+)
+
+_KERNEL: Final[dict[str, Any]] = {
+    "_default_device": staticmethod(MTLCreateSystemDefaultDevice),
+    "supportsSecureCoding": _function(lambda: True),
+    "initWithDevice_": _init("device"),
+    "initWithCoder_": _init("coder"),
+    "initWithCoder_device_": _init("coder", "device"),
+    "encodeWithCoder_": _method("encode", "with_"),
+    "copyWithZone_": _method("copy", "with_"),
+    "copyWithZone_device_": _method("copy", "with_", "device"),
+    "setNeuronType_parameterA_parameterB_parameterC_": _method(
+        "setNeuronType", "neuronType", "parameterA", "parameterB", "parameterC"
+    ),
+    "neuronType": lambda self: self._neuron[0].value,
+}
+
+MPSMatrixBatchNormalization: Any = _face(
+    _batch_normalization.MPSMatrixBatchNormalization,
+    **_KERNEL,
+    encodeToCommandBuffer_inputMatrix_meanVector_varianceVector_gammaVector_betaVector_resultMatrix_=_method(
+        "encode",
+        "commandBuffer",
+        "inputMatrix",
+        "meanVector",
+        "varianceVector",
+        "gammaVector",
+        "betaVector",
+        "resultMatrix",
+    ),
+)
+
+MPSMatrixBatchNormalizationGradient: Any = _face(
+    _batch_normalization.MPSMatrixBatchNormalizationGradient,
+    **_KERNEL,
+    encodeToCommandBuffer_gradientMatrix_inputMatrix_meanVector_varianceVector_gammaVector_betaVector_resultGradientForDataMatrix_resultGradientForGammaVector_resultGradientForBetaVector_=_method(
+        "encode",
+        "to",
+        "gradientMatrix",
+        "inputMatrix",
+        "mean",
+        "varianceVector",
+        "gammaVector",
+        "betaVector",
+        "resultGradientForDataMatrix",
+        "resultGradientForGammaVector",
+        "resultGradientForBetaVector",
+    ),
+)

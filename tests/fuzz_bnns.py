@@ -1,0 +1,510 @@
+"""Random and mutated descriptors against every function of retrograd.bnns.
+
+Whatever the structures say, a call answers with a status, raises nothing, and neither reads nor writes outside a
+buffer; where it fails, no destination has changed. Buffers lie between guards that are compared after every call; under
+``make sanitize`` reads beyond them are found too. A failure prints the seed that repeats it:
+
+    python tests/fuzz_bnns.py --count 500000
+    python tests/fuzz_bnns.py --seed 1234 --count 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import multiprocessing
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from retrograd import bnns
+from retrograd.bnns._failure import UNEXPECTED
+from retrograd.bnns._structures import DIMENSIONS, Structure
+
+GUARD = 64  # bytes on either side of a buffer
+PATTERN = 0xA5
+SLOW = 20.0  # seconds: no call on buffers of a few kilobytes takes that long
+INTEGERS = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 64, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62]
+INTEGERS += [2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)]
+FLOATS = [0.0, 1.0, -1.0, 0.5, 0.9, 1e-3, 1e38, 1e300, -1e-45, float("nan"), float("inf"), -float("inf")]
+STRANGE = [None, "text", b"", 1.5, [], {}, object(), np.zeros(0, np.float32), np.array([None] * 4), True]
+TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
+LAYOUTS = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataLayout")]
+FUNCTIONS = list(range(37))
+
+
+class Broken(Exception):
+    """A promise that was not kept."""
+
+
+@dataclass
+class Memory:
+    """The client's buffers, each between two guards."""
+
+    random: np.random.Generator
+    blocks: list[np.ndarray] = field(default_factory=list)
+    buffers: list[np.ndarray] = field(default_factory=list)
+
+    def take(self, size: int, dtype: Any = np.float32) -> np.ndarray:
+        bytes_ = size * np.dtype(dtype).itemsize
+        block = np.full(bytes_ + 2 * GUARD, PATTERN, np.uint8)
+        buffer = block[GUARD : GUARD + bytes_].view(dtype)
+        if np.dtype(dtype).kind == "u":
+            buffer[:] = self.random.integers(0, 5, size)
+        else:
+            buffer[:] = self.random.normal(0, 1, size)
+        self.blocks.append(block)
+        self.buffers.append(buffer)
+        return buffer
+
+    def state(self) -> list[bytes]:
+        return [buffer.tobytes() for buffer in self.buffers]
+
+    def check_guards(self) -> None:
+        for block in self.blocks:
+            if (block[:GUARD] != PATTERN).any() or (block[-GUARD:] != PATTERN).any():
+                raise Broken("a call wrote outside a buffer")
+
+
+@dataclass
+class Case:
+    """Structures and arguments to be mutated, and calls that use them: (name, call, answers that mean failure)."""
+
+    roots: list[Any]
+    calls: Callable[[], Iterator[tuple[str, Callable[[], Any], Callable[[Any], bool]]]]
+
+
+def slots(root: Any) -> Iterator[tuple[Any, Any]]:
+    """Everything that can be set: (owner, name or index)."""
+    if isinstance(root, dict):
+        for key in root:
+            yield root, key
+        return
+    for name, _, kind, *_ in root._layout:
+        value = getattr(root, name)
+        if kind is DIMENSIONS:
+            for k in range(5):
+                yield value, k
+        elif isinstance(value, Structure):
+            yield from slots(value)
+        elif isinstance(value, list):
+            for one in value:
+                yield from slots(one)
+        else:
+            yield root, name
+
+
+def mutate(random: np.random.Generator, memory: Memory, roots: list[Any]) -> None:
+    places = [place for root in roots if root is not None for place in slots(root)]
+    for _ in range(int(random.choice([0, 1, 1, 1, 2, 3, 8]))):
+        owner, key = places[random.integers(len(places))]
+        value = new_value(random, memory, key)
+        with contextlib.suppress(TypeError, ValueError):  # not even Python lets that be assigned
+            if isinstance(owner, Structure):
+                setattr(owner, key, value)
+            else:
+                owner[key] = value
+
+
+def new_value(random: np.random.Generator, memory: Memory, key: Any) -> Any:
+    def one_of(values: list[Any]) -> Any:
+        return values[random.integers(len(values))]
+
+    kind = random.random()
+    if kind < 0.06:
+        return one_of(STRANGE)
+    if key in ("data", "in", "out", "cache", "source", "target"):
+        if kind < 0.3:
+            return one_of([None, bytes(64), bytearray(12), 4096, memoryview(bytearray(64))[::2]])
+        if kind < 0.6:
+            return one_of(memory.buffers)
+        if kind < 0.8:
+            return one_of(memory.buffers)[:: int(random.integers(1, 3))]
+        return memory.take(int(random.integers(0, 40)))
+    if key == "data_type":
+        return one_of(TYPES)
+    if key == "layout":
+        return one_of(LAYOUTS)
+    if key == "function" and kind < 0.8:
+        return one_of(FUNCTIONS)
+    if key in FLOAT_FIELDS:
+        return one_of(FLOATS)
+    return one_of(INTEGERS) if kind < 0.7 else int(random.integers(0, 9))
+
+
+FLOAT_FIELDS = {
+    name
+    for structure in vars(bnns).values()
+    if isinstance(structure, type) and issubclass(structure, Structure)
+    for name, _, kind, *_ in structure._layout
+    if getattr(kind, "code", "") == "f"
+}
+
+
+def through_images(random: np.random.Generator, memory: Memory, root: Structure) -> Structure:
+    """The structure with some bytes of its C image changed; pointers that survive lead to the same buffers."""
+    image = bytearray(root.to_bytes())
+    for _ in range(int(random.integers(1, 5))):
+        image[random.integers(len(image))] = random.integers(256)
+    known = {int(buffer.ctypes.data): buffer for buffer in memory.buffers}
+    return type(root).from_bytes(image, known)
+
+
+def status(answer: Any) -> bool:
+    if answer not in (0, -1) or isinstance(answer, bool):
+        raise Broken(f"the answer is {answer!r}, neither 0 nor -1")
+    return bool(answer)
+
+
+def run(seed: int, tally: Counter[str]) -> None:
+    random = np.random.default_rng(seed)
+    memory = Memory(random)
+    case = CASES[seed % len(CASES)](random, memory)
+    mutate(random, memory, case.roots)
+    if random.random() < 0.2:
+        for index, root in enumerate(case.roots):
+            if isinstance(root, Structure) and random.random() < 0.5:
+                with contextlib.suppress(ValueError):  # it holds what C cannot
+                    case.roots[index] = through_images(random, memory, root)
+    for name, call, failed in case.calls():
+        before = memory.state()
+        start = time.monotonic()
+        with np.errstate(all="ignore"):
+            answer = call()
+        if time.monotonic() - start > SLOW:
+            raise Broken(f"{name} took {time.monotonic() - start:.0f} seconds")
+        memory.check_guards()
+        if failed(answer):
+            if UNEXPECTED in (bnns.last_error() or ""):
+                raise Broken(f"{name} did not expect this: {bnns.last_error()}")
+            tally[f"{name} refused"] += 1
+            if memory.state() != before:
+                raise Broken(f"{name} failed and has changed a buffer: {bnns.last_error()}")
+        else:
+            tally[f"{name} done"] += 1
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------------
+
+
+def sample(shape: list[int], data: Any = None, **fields: Any) -> bnns.BNNSNDArrayDescriptor:
+    layout = bnns.BNNSDataLayoutImageCHW if len(shape) == 3 else bnns.BNNSDataLayoutVector
+    return bnns.BNNSNDArrayDescriptor(
+        layout=layout, size=shape[::-1], data=data, data_type=bnns.BNNSDataTypeFloat32, **fields
+    )
+
+
+def filter_parameters(random: np.random.Generator) -> Any:
+    if random.random() < 0.5:
+        return None
+
+    def alloc(memptr: list[Any], alignment: int, size: int) -> int:
+        memptr[0] = bytearray(size)
+        return 0
+
+    allocator = (alloc, lambda block: None) if random.random() < 0.2 else (None, None)
+    return bnns.BNNSFilterParameters(int(random.integers(0, 2)), int(random.integers(0, 3)), *allocator)
+
+
+def normalization(random: np.random.Generator, memory: Memory) -> Case:
+    shape = [int(n) for n in random.integers(1, 5, 3 if random.random() < 0.7 else 1)]
+    size, batch = int(np.prod(shape)), int(random.integers(1, 4))
+    kind = int(random.integers(2, 6))
+    parameter = size if kind == bnns.BNNSLayerNorm else shape[0]
+
+    def vector(present: bool, count: int = parameter) -> bnns.BNNSNDArrayDescriptor:
+        return sample([count], memory.take(count)) if present else bnns.BNNSNDArrayDescriptor()
+
+    chosen = random.random(5) < 0.5
+    layer = bnns.BNNSLayerParametersNormalization(
+        i_desc=sample(shape),
+        o_desc=sample(shape),
+        beta_desc=vector(chosen[0]),
+        gamma_desc=vector(chosen[1]),
+        moving_mean_desc=vector(chosen[2], shape[0]),
+        moving_variance_desc=vector(chosen[3], shape[0]),
+        momentum=0.9,
+        epsilon=1e-3,
+        activation=bnns.BNNSActivation(int(random.integers(0, 36)), 0.5, 1.0),
+        num_groups=1,
+    )
+    x, y, dy, dx = (memory.take(batch * size) for _ in range(4))
+    arguments = {"kind": kind, "batch": batch, "in": x, "in_stride": size, "out": y, "out_stride": size, "training": 1}
+    deltas = {"batch": batch, "in_delta_stride": size, "out": y, "out_stride": size, "out_delta_stride": size}
+    roots = [
+        layer, filter_parameters(random), arguments, deltas,
+        sample(shape, dx, flags=int(random.integers(0, 2))), sample(shape, dy), vector(chosen[4]), vector(True),
+    ]  # fmt: skip
+
+    def calls() -> Iterator[Any]:
+        layer, parameters, a, d, in_delta, out_delta, beta_delta, gamma_delta = roots
+        made = []
+
+        def create() -> Any:
+            made.append(bnns.BNNSFilterCreateLayerNormalization(a["kind"], layer, parameters))
+            return made[0]
+
+        yield "BNNSFilterCreateLayerNormalization", create, lambda answer: answer is None
+        if random.random() < 0.1:
+            bnns.BNNSFilterDestroy(made[0])
+        yield (
+            "BNNSNormalizationFilterApplyBatch",
+            lambda: bnns.BNNSNormalizationFilterApplyBatch(
+                made[0], a["batch"], a["in"], a["in_stride"], a["out"], a["out_stride"], a["training"]
+            ),
+            status,
+        )
+        yield (
+            "BNNSNormalizationFilterApplyBackwardBatch",
+            lambda: bnns.BNNSNormalizationFilterApplyBackwardBatch(
+                made[0],
+                d["batch"],
+                in_delta,
+                d["in_delta_stride"],
+                d["out"],
+                d["out_stride"],
+                out_delta,
+                d["out_delta_stride"],
+                beta_delta if beta_delta.data is not None else None,
+                gamma_delta,
+            ),
+            status,
+        )
+        bnns.BNNSFilterDestroy(made[0])
+
+    return Case(roots, calls)
+
+
+def activation(random: np.random.Generator, memory: Memory) -> Case:
+    shape = [int(n) for n in random.integers(1, 5, 3)]
+    size, batch = int(np.prod(shape)), int(random.integers(1, 4))
+    layer = bnns.BNNSLayerParametersActivation(
+        i_desc=sample(shape),
+        o_desc=sample(shape),
+        activation=bnns.BNNSActivation(int(random.integers(0, 36)), 0.5, 1.0),
+        axis_flags=int(random.integers(0, 8)),
+    )
+    x, y, dy, dx = (memory.take(batch * size) for _ in range(4))
+    a = {"batch": batch, "in": x, "in_stride": size, "out": y, "out_stride": size, "in_delta_stride": size}
+    a |= {"out_delta_stride": size, "target": 0}
+    weights = sample([1], memory.take(1)) if random.random() < 0.3 else None
+    roots = [layer, filter_parameters(random), a, sample(shape, dx), sample(shape, dy), weights]
+
+    def calls() -> Iterator[Any]:
+        layer, parameters, a, in_delta, out_delta, weights_delta = roots
+        made = []
+
+        def create() -> Any:
+            made.append(bnns.BNNSFilterCreateLayerActivation(layer, parameters))
+            return made[0]
+
+        yield "BNNSFilterCreateLayerActivation", create, lambda answer: answer is None
+        yield "BNNSFilterApply", lambda: bnns.BNNSFilterApply(made[0], a["in"], a["out"]), status
+        yield (
+            "BNNSFilterApplyBatch",
+            lambda: bnns.BNNSFilterApplyBatch(made[0], a["batch"], a["in"], a["in_stride"], a["out"], a["out_stride"]),
+            status,
+        )
+        yield (
+            "BNNSFilterApplyBackwardBatch",
+            lambda: bnns.BNNSFilterApplyBackwardBatch(
+                made[0],
+                a["batch"],
+                a["in"],
+                a["in_stride"],
+                in_delta,
+                a["in_delta_stride"],
+                a["out"],
+                a["out_stride"],
+                out_delta,
+                a["out_delta_stride"],
+                weights_delta,
+                None,
+            ),
+            status,
+        )
+        yield "BNNSGetPointer", lambda: bnns.BNNSGetPointer(made[0], a["target"]), lambda answer: answer.data is None
+
+    return Case(roots, calls)
+
+
+def array(memory: Memory, layout: int, *size: int, flags: int = 0, data: Any = None) -> bnns.BNNSNDArrayDescriptor:
+    data = memory.take(int(np.prod(size))) if data is None else data
+    return bnns.BNNSNDArrayDescriptor(
+        flags=flags, layout=layout, size=size, data=data, data_type=bnns.BNNSDataTypeFloat32
+    )
+
+
+def lstm_data(random: np.random.Generator, memory: Memory, sizes: list[int], width: int) -> Any:
+    layers, directions, batch, hidden, steps = sizes
+    layout = bnns.BNNSDataLayoutSNE if random.random() < 0.7 else bnns.BNNSDataLayoutNSE
+    axes = (batch, steps) if layout == bnns.BNNSDataLayoutSNE else (steps, batch)
+    sequence = bnns.BNNSLSTMDataDescriptor(data_desc=array(memory, layout, width, *axes))
+    for name in ("hidden_desc", "cell_state_desc"):
+        if random.random() < 0.6:
+            state = array(memory, bnns.BNNSDataLayout4DLastMajor, hidden, batch, directions, layers)
+            setattr(sequence, name, state)
+    return sequence
+
+
+def lstm_structure(random: np.random.Generator, memory: Memory, sizes: list[int], inputs: int, parts: Any) -> Any:
+    layers, directions, batch, hidden, steps = sizes
+    last = bnns.BNNSDataLayout4DLastMajor
+    split = layers > 1 and inputs != directions * hidden
+    flags = int(random.integers(0, 2)) * bnns.BNNSLayerFlagsLSTMDefaultActivations
+    flags |= bnns.BNNSLayerFlagsLSTMBidirectional if directions == 2 else 0
+    structure = bnns.BNNSLayerParametersLSTM(
+        inputs, hidden, batch, layers, steps, float(random.choice([0.0, 0.3])), flags,
+        input_descriptor=lstm_data(random, memory, sizes, inputs),
+        output_descriptor=lstm_data(random, memory, sizes, directions * hidden),
+        hidden_activation=bnns.BNNSActivation(int(random.integers(0, 36)), 0.5, 1.0),
+    )  # fmt: skip
+    for name in ("input_gate", "forget_gate", "candidate_gate", "output_gate"):
+        gate = getattr(structure, name)
+        gate.activation = bnns.BNNSActivation(int(random.integers(0, 36)), 0.5, 1.0)
+        gate.iw_desc[0] = array(memory, last, inputs, hidden, directions, 1 if split else layers)
+        if split:
+            gate.iw_desc[1] = array(memory, last, directions * hidden, hidden, directions, layers - 1)
+        gate.hw_desc = array(memory, last, hidden, hidden, directions, layers)
+        if parts[0]:
+            gate.cw_desc = array(memory, last, hidden, hidden, directions, layers)
+        if parts[1]:
+            gate.b_desc = array(memory, bnns.BNNSDataLayout3DLastMajor, hidden, directions, layers)
+    if parts[2]:
+        counts = memory.take(steps, np.uint32)
+        counts[:] = random.integers(0, batch + 1, steps)
+        structure.sequence_descriptor = bnns.BNNSNDArrayDescriptor(
+            layout=bnns.BNNSDataLayoutVector, size=(steps,), data=counts, data_type=bnns.BNNSDataTypeUInt32
+        )
+    return structure
+
+
+def lstm(random: np.random.Generator, memory: Memory) -> Case:
+    sizes = [int(random.integers(1, high)) for high in (3, 3, 4, 5, 4)]
+    inputs, parts = int(random.integers(1, 5)), random.random(3) < 0.4
+    layer = lstm_structure(random, memory, sizes, inputs, parts)
+    deltas = lstm_structure(random, memory, sizes, inputs, parts)
+    arguments: dict[str, Any] = {"cache": None, "capacity": 0}
+    capacity = bnns.BNNSComputeLSTMTrainingCacheCapacity(layer)
+    if random.random() < 0.7 and capacity != bnns.SIZE_MAX:
+        arguments = {"cache": memory.take(capacity + int(random.integers(0, 3)), np.uint8), "capacity": capacity}
+    roots = [layer, deltas, filter_parameters(random), arguments]
+
+    def calls() -> Iterator[Any]:
+        layer, deltas, parameters, a = roots
+        yield (
+            "BNNSComputeLSTMTrainingCacheCapacity",
+            lambda: bnns.BNNSComputeLSTMTrainingCacheCapacity(layer),
+            lambda answer: answer == bnns.SIZE_MAX,
+        )
+        yield (
+            "BNNSDirectApplyLSTMBatchTrainingCaching",
+            lambda: bnns.BNNSDirectApplyLSTMBatchTrainingCaching(layer, parameters, a["cache"], a["capacity"]),
+            status,
+        )
+        if random.random() < 0.2 and a["cache"] is not None:
+            with contextlib.suppress(TypeError, ValueError, IndexError):
+                a["cache"][random.integers(len(a["cache"]))] ^= 1
+        yield (
+            "BNNSDirectApplyLSTMBatchBackward",
+            lambda: bnns.BNNSDirectApplyLSTMBatchBackward(layer, deltas, parameters, a["cache"], a["capacity"]),
+            status,
+        )
+
+    return Case(roots, calls)
+
+
+def optimizer(random: np.random.Generator, memory: Memory) -> Case:
+    function, count = int(random.integers(1, 13)), int(random.integers(0, 4))
+    kind = {1: bnns.BNNSOptimizerSGDMomentumFields, 3: bnns.BNNSOptimizerRMSPropFields}.get(
+        function, bnns.BNNSOptimizerAdamFields
+    )
+    if function >= 7:
+        kind = {
+            7: bnns.BNNSOptimizerSGDMomentumWithClippingFields,
+            9: bnns.BNNSOptimizerRMSPropWithClippingFields,
+        }.get(function, bnns.BNNSOptimizerAdamWithClippingFields)
+    fields = kind()
+    for name in fields._fields:
+        if name in FLOAT_FIELDS:
+            setattr(fields, name, 0.5)
+    if hasattr(fields, "time_step"):
+        fields.time_step = 1
+    sizes = [int(n) for n in random.integers(1, 20, count)]
+    lists = [
+        [array(memory, bnns.BNNSDataLayoutVector, size) for _ in range(kinds) for size in sizes] for kinds in (1, 1, 3)
+    ]
+    arguments = {"function": function, "count": count}
+    roots = [fields, arguments, filter_parameters(random), *(one for group in lists for one in group)]
+
+    def calls() -> Iterator[Any]:
+        fields, a, parameters, *descriptors = roots
+        groups = [descriptors[:count], descriptors[count : 2 * count], descriptors[2 * count :]]
+        yield (
+            "BNNSOptimizerStep",
+            lambda: bnns.BNNSOptimizerStep(a["function"], fields, a["count"], *groups, parameters),
+            status,
+        )
+
+    return Case(roots, calls)
+
+
+# An LSTM takes as long as all the others together.
+CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
+    normalization, activation, optimizer, normalization, activation, optimizer, normalization, lstm
+]  # fmt: skip
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+def work(first: int, count: int, step: int, report: bool) -> Counter[str]:
+    tally: Counter[str] = Counter()
+    start = time.monotonic()
+    for index in range(count):
+        seed = first + index * step
+        try:
+            run(seed, tally)
+        except Exception:
+            raise Broken(f"{traceback.format_exc()}repeat it with --seed {seed} --count 1") from None
+        if report and sys.stderr.isatty() and index % 500 == 499:
+            rate = (index + 1) / (time.monotonic() - start)
+            print(f"\r{index + 1} of {count}, {rate:.0f} a second", end="", file=sys.stderr, flush=True)
+    if report and sys.stderr.isatty():
+        print(file=sys.stderr)
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fuzz retrograd.bnns.")
+    parser.add_argument("--count", type=int, default=20000, help="cases to run (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
+    options = parser.parse_args()
+    logging.getLogger("retrograd.bnns").propagate = False
+    jobs = max(1, min(options.jobs, options.count))
+    try:
+        if jobs == 1:
+            tally = work(options.seed, options.count, 1, True)
+        else:
+            parts = [(options.seed + k, (options.count - k + jobs - 1) // jobs, jobs, k == 0) for k in range(jobs)]
+            with multiprocessing.get_context("fork").Pool(jobs) as pool:
+                tally = sum(pool.starmap(work, parts), Counter())
+    except Broken as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name, number in sorted(tally.items()):
+        print(f"{number:9}  {name}")
+    print(f"{options.count} cases, nothing found")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""A short run of fuzz_bnns.py; ``make fuzz`` has the long one, under sanitizers."""
+
+from __future__ import annotations
+
+import logging
+
+import fuzz_bnns
+import pytest
+
+
+def test_random_and_mutated_descriptors() -> None:
+    logging.getLogger("retrograd.bnns").propagate = False
+    try:
+        tally = fuzz_bnns.work(0, 8000, 1, False)
+    finally:
+        logging.getLogger("retrograd.bnns").propagate = True
+    functions = {name.rsplit(" ", 1)[0] for name in tally}
+    for name in functions:  # neither all refused nor all accepted: mutation does something, and not too much
+        assert tally[f"{name} refused"] > 0, name
+        assert tally[f"{name} done"] > 0, name
+
+
+def test_the_guards_are_seen() -> None:
+    import numpy as np
+
+    memory = fuzz_bnns.Memory(np.random.default_rng(0))
+    memory.take(4)
+    memory.check_guards()
+    memory.blocks[0][-1] = 0
+    with pytest.raises(fuzz_bnns.Broken, match="outside"):
+        memory.check_guards()
+
+
+def test_an_exception_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(random: object, memory: object) -> fuzz_bnns.Case:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(fuzz_bnns, "CASES", [raises])
+    with pytest.raises(fuzz_bnns.Broken, match="repeat it with --seed 5 --count 1"):
+        fuzz_bnns.work(5, 1, 1, False)

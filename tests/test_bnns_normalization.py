@@ -1,0 +1,1149 @@
+"""BNNS normalization filters, section by section of Apple's documented behaviour."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import retrograd as rg
+from retrograd import bnns
+from retrograd.activation import ACTIVATIONS
+
+Descriptor = bnns.BNNSNDArrayDescriptor
+KINDS = {
+    "batch": bnns.BNNSBatchNorm,
+    "instance": bnns.BNNSInstanceNorm,
+    "layer": bnns.BNNSLayerNorm,
+    "group": bnns.BNNSGroupNorm,
+}
+F32, F16, BF16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16, bnns.BNNSDataTypeBFloat16
+TYPES = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}
+
+
+def image(shape: tuple[int, ...], data: Any = None, *, flags: int = 0, data_type: int = F32, **fields: Any) -> Any:
+    """ImageCHW of a shape (C, H, W), or Vector of (C,)."""
+    layout = bnns.BNNSDataLayoutImageCHW if len(shape) == 3 else bnns.BNNSDataLayoutVector
+    return Descriptor(flags=flags, layout=layout, size=shape[::-1], data=data, data_type=data_type, **fields)
+
+
+def described(array: np.ndarray | None, **fields: Any) -> Any:
+    return Descriptor() if array is None else Descriptor.from_array(array, **fields)
+
+
+class Layer:
+    """A filter and the arrays around it."""
+
+    def __init__(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        *,
+        gamma: np.ndarray | None = None,
+        beta: np.ndarray | None = None,
+        mean: np.ndarray | None = None,
+        variance: np.ndarray | None = None,
+        momentum: float = 0.9,
+        epsilon: float = 1e-3,
+        activation: Any = None,
+        groups: int = 0,
+        axis: int = 0,
+        parameters: Any = None,
+        types: tuple[int, int] = (F32, F32),
+        **options: Any,
+    ) -> None:
+        self.kind, self.shape, self.types = kind, shape, types
+        self.size = int(np.prod(shape))
+        self.parameters = bnns.BNNSLayerParametersNormalization(
+            i_desc=image(shape, data_type=types[0]),
+            o_desc=image(shape, data_type=types[1]),
+            beta_desc=described(beta),
+            gamma_desc=described(gamma),
+            moving_mean_desc=described(mean),
+            moving_variance_desc=described(variance),
+            momentum=momentum,
+            epsilon=epsilon,
+            activation=activation or bnns.BNNSActivation(),
+            num_groups=groups,
+            normalization_axis=axis,
+        )
+        self.filter = bnns.BNNSFilterCreateLayerNormalization(KINDS[kind], self.parameters, parameters, **options)
+        self.made = self.filter is not None
+
+    def forward(self, x: np.ndarray, training: bool = True, y: np.ndarray | None = None) -> np.ndarray:
+        y = np.empty(x.shape, TYPES[self.types[1]]) if y is None else y
+        status = bnns.BNNSNormalizationFilterApplyBatch(self.filter, len(x), x, self.size, y, self.size, training)
+        assert status == 0, bnns.last_error()
+        return y
+
+    def backward(self, dy: np.ndarray, y: np.ndarray | None, **deltas: Any) -> int:
+        """deltas: descriptors in_delta, beta_delta, gamma_delta."""
+        out_delta = image(self.shape, dy, data_type=next(t for t, d in TYPES.items() if d == dy.dtype))
+        return bnns.BNNSNormalizationFilterApplyBackwardBatch(
+            self.filter,
+            len(dy),
+            deltas.get("in_delta"),
+            self.size,
+            y,
+            self.size,
+            out_delta,
+            self.size,
+            deltas.get("beta_delta"),
+            deltas.get("gamma_delta"),
+        )
+
+    def gradients(self, dy: np.ndarray, y: np.ndarray, parameter: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+        dx = np.full(dy.shape, np.nan, np.float32)
+        dbeta, dgamma = np.full(parameter, np.nan, np.float32), np.full(parameter, np.nan, np.float32)
+        status = self.backward(
+            dy, y, in_delta=image(self.shape, dx), beta_delta=described(dbeta), gamma_delta=described(dgamma)
+        )
+        assert status == 0, bnns.last_error()
+        return dx, dgamma, dbeta
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.3, 1.2, shape).astype(np.float32)
+
+
+def tanh() -> Any:
+    return bnns.BNNSActivation(bnns.BNNSActivationFunctionTanh)
+
+
+# ---- the worked example ----------------------------------------------------------------------------------------------
+
+X = np.array([1, 3, 2, -1, -2, 4, 0.5, 2.5], np.float32).reshape(2, 2, 1, 2)
+DY = np.array([0.5, -1, 2, 0.25, 1, 0.75, -0.5, 1.5], np.float32).reshape(2, 2, 1, 2)
+GAMMA, BETA = np.array([1.5, -0.5], np.float32), np.array([0.25, 1], np.float32)
+GAMMA4, BETA4 = np.array([1.5, 1, -0.5, 0.75], np.float32), np.array([0.25, 0, 1, -0.5], np.float32)
+# y, dx, dgamma, dbeta, moving mean and variance afterwards, as the specification prints them
+WORKED = {
+    "batch": (
+        "-0.0771420954 0.8431257988 0.5614505476 0.9390679950 -0.9668171710 0.9550647777 0.8282463049 0.4238890401",
+        "0.2582416045 -0.2098805154 -0.1169423765 -0.0998495940 -0.0941252185 0.0457641293 0.2042871028 0.0125048677",
+        "-0.3255175454 2.3616528698",
+        "0.3390386718 2.4725574837",
+        "0.15 0.1",
+        "1.425 1.0875",
+    ),
+    "instance": (
+        "-0.8480733528 0.9412901832 0.4622045067 0.9051281798 -0.8482602723 0.9413660542 0.9051031006 0.4623135992",
+        "0.0001904831 -0.0001904831 -0.0001130763 0.0001130763 0.0000054180 -0.0000054180 0.0003169728 -0.0003169728",
+        "-0.4493027106 2.7963678730",
+        "0.3922399775 2.7069247478",
+        "0.15 0.1",
+        "1.4 1.0625",
+    ),
+    "group": (
+        "-0.0034883287 0.9657127562 0.6330632439 0.9425549235 -0.9576240334 0.9694548031 0.8231953403 0.6183008559",
+        "0.4858302997 0.0313606393 -0.3657816124 -0.1514093267 0.0153001244 0.1030099837 0.0428698520 -0.1611799601",
+        "-0.2288992666 1.1335841364",
+        "0.5606692925 1.9917407740",
+        "0 0",
+        "1 1",
+    ),
+    "layer": (
+        "-0.0034883287 0.8283781679 0.6330632439 -0.9275700169 -0.9576240334 0.8402729930 0.8231953403 -0.0831818280",
+        "0.5060641797 -0.0207521779 -0.3098347267 -0.1754772751 -0.0064264177 -0.1662190200 -0.1102723135 0.2829177512",
+        "-0.2043088908 -0.1017764586 0.6613118209 0.7743998662",
+        "0.5829501264 -0.0933336381 1.0372871426 1.5245246411",
+        "0 0",
+        "1 1",
+    ),
+}
+
+
+# y of batch norm in inference afterwards
+LATER = "0.8662115342 0.9990577257 0.0892005622 0.9099385922 -0.9852362822 0.9999235614 0.6686529345 -0.1490641924"
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_worked_example(kind: str) -> None:
+    y, dx, dgamma, dbeta, moved_mean, moved_variance = (numbers(text) for text in WORKED[kind])
+    mean, variance = np.zeros(2, np.float32), np.ones(2, np.float32)
+    gamma, beta = (GAMMA4, BETA4) if kind == "layer" else (GAMMA, BETA)
+    layer = Layer(kind, (2, 1, 2), gamma=gamma, beta=beta, mean=mean, variance=variance, activation=tanh(), groups=1)
+    got = layer.forward(X)
+    assert np.allclose(got.ravel(), y, rtol=1e-6, atol=1e-7)
+    assert np.allclose(mean, moved_mean, rtol=1e-6)
+    assert np.allclose(variance, moved_variance, rtol=1e-6)
+    for result, expected in zip(layer.gradients(DY, got, gamma.shape), (dx, dgamma, dbeta), strict=True):
+        assert np.allclose(result.ravel(), expected, rtol=2e-6, atol=3e-8)
+    if kind == "batch":
+        assert np.allclose(layer.forward(X, training=False).ravel(), numbers(LATER), rtol=2e-6)
+
+
+def test_apples_published_check() -> None:
+    """Instance norm of 1..9, 10..90, 100..900, epsilon 0, no beta, inference: population variance."""
+    x = np.array([[[[10**k * (i + 1) for i in range(9)]] for k in range(3)]], np.float32)
+    layer = Layer("instance", (3, 1, 9), gamma=np.ones(3, np.float32), epsilon=0.0)
+    expected = [-1.549, -1.162, -0.775, -0.387, 0, 0.387, 0.775, 1.162, 1.549]
+    assert np.allclose(layer.forward(x, training=False), np.broadcast_to(expected, (1, 3, 1, 9)), atol=5e-4)
+
+
+# ---- the array functions, bit for bit --------------------------------------------------------------------------------
+
+FORWARD: dict[str, Callable[..., Any]] = {
+    "batch": rg.batch_norm_forward,
+    "instance": rg.instance_norm_forward,
+    "layer": lambda x, g, b, **k: rg.layer_norm_forward(x, g, b, axis=1, **k),
+    "group": lambda x, g, b, **k: rg.group_norm_forward(x, g, b, num_groups=2, **k),
+}
+BACKWARD: dict[str, Callable[..., Any]] = {kind: getattr(rg, f"{kind}_norm_backward") for kind in KINDS}
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 3])
+@pytest.mark.parametrize("shape", [(4, 3, 5), (6,)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_agrees_with_the_array_functions_bit_for_bit(kind: str, shape: tuple[int, ...], threads: int) -> None:
+    x, dy = normal(7, *shape), normal(7, *shape, seed=1)
+    parameter = shape if kind == "layer" else shape[:1]
+    gamma, beta = normal(*parameter, seed=2), normal(*parameter, seed=3)
+    layer = Layer(
+        kind,
+        shape,
+        gamma=gamma,
+        beta=beta,
+        activation=tanh(),
+        groups=2,
+        parameters=bnns.BNNSFilterParameters(1, threads),
+    )
+    y = layer.forward(x)
+    expected, cache = FORWARD[kind](x, gamma, beta, eps=float(np.float32(1e-3)), activation="tanh")
+    assert np.array_equal(y, expected)
+    for got, want in zip(layer.gradients(dy, y, parameter), BACKWARD[kind](dy, cache), strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_a_large_batch_is_kept_by_threads(isa: str) -> None:
+    x, dy = normal(64, 16, 20, 20), normal(64, 16, 20, 20, seed=1)
+    layer = Layer("batch", (16, 20, 20))
+    y = layer.forward(x.copy())
+    expected, cache = rg.batch_norm_forward(x, eps=float(np.float32(1e-3)))
+    assert np.array_equal(y, expected)
+    assert np.array_equal(layer.gradients(dy, y, (16,))[0], rg.batch_norm_backward(dy, cache).dx)
+
+
+# ---- shapes, strides, layouts (section 4) ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["ImageCHW", "3DLastMajor", "3DFirstMajor"])
+def test_layouts_that_are_images(layout: str) -> None:
+    number = getattr(bnns, f"BNNSDataLayout{layout}")
+    x = normal(3, 4, 2, 5)
+    layer = Layer("batch", (4, 2, 5))
+    sample = Descriptor(layout=number, size=(4, 2, 5) if layout == "3DFirstMajor" else (5, 2, 4), data_type=F32)
+    layer.parameters.i_desc = layer.parameters.o_desc = sample
+    layer.filter = bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, layer.parameters, None)
+    assert np.array_equal(layer.forward(x), rg.batch_norm_forward(x, eps=float(np.float32(1e-3)))[0])
+
+
+def test_vector_entries_are_channels() -> None:
+    x = normal(9, 5)
+    assert np.array_equal(Layer("batch", (5,)).forward(x), rg.batch_norm_forward(x, eps=float(np.float32(1e-3)))[0])
+
+
+@given(data=st.data())
+def test_batch_and_descriptor_strides(data: st.DataObject) -> None:
+    """Any gaps, in any of the four arrays: elements between are neither read nor written."""
+    c, h, w, n = (data.draw(st.integers(1, 4)) for _ in range(4))
+
+    def draw() -> tuple[Any, int, np.ndarray, np.ndarray]:
+        s0 = data.draw(st.integers(1, 3))
+        s1 = s0 * w + data.draw(st.integers(0, 2))
+        s2 = s1 * h + data.draw(st.integers(0, 3))
+        batch = s2 * c + data.draw(st.integers(0, 5))
+        memory = np.full((n - 1) * batch + (w - 1) * s0 + (h - 1) * s1 + (c - 1) * s2 + 1, np.nan, np.float32)
+        view = np.lib.stride_tricks.as_strided(memory, (n, c, h, w), [4 * s for s in (batch, s2, s1, s0)])
+        return image((c, h, w), memory, stride=(s0, s1, s2)), batch, memory, view
+
+    (i, i_step, x_memory, x), (o, o_step, y_memory, y) = draw(), draw()
+    (di, di_step, _, dx), (do, do_step, dy_memory, dy) = draw(), draw()
+    kind = data.draw(st.sampled_from(list(KINDS)))
+    x[...], dy[...] = normal(n, c, h, w), normal(n, c, h, w, seed=1)
+    parameters = bnns.BNNSLayerParametersNormalization(
+        i_desc=i, o_desc=o, epsilon=0.01, num_groups=1, activation=tanh()
+    )
+    filter = bnns.BNNSFilterCreateLayerNormalization(KINDS[kind], parameters)
+    status = bnns.BNNSNormalizationFilterApplyBatch(filter, n, x_memory, i_step, y_memory, o_step, True)
+    assert status == 0, bnns.last_error()
+    options = {"num_groups": 1} if kind == "group" else {"axis": 1} if kind == "layer" else {}
+    forward = getattr(rg, f"{kind}_norm_forward")
+    expected, cache = forward(np.ascontiguousarray(x), eps=float(np.float32(0.01)), activation="tanh", **options)
+    assert np.allclose(y, expected, rtol=1e-5, atol=1e-6)  # other strides may add in another order
+    assert np.isnan(y_memory).sum() == y_memory.size - y.size
+    dy_before = dy_memory.copy()
+    status = bnns.BNNSNormalizationFilterApplyBackwardBatch(
+        filter, n, di, di_step, y_memory, o_step, do, do_step, None, None
+    )
+    assert status == 0, bnns.last_error()
+    want = BACKWARD[kind](np.ascontiguousarray(dy), cache).dx
+    assert np.allclose(dx, want, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(dy_memory, dy_before, equal_nan=True)  # left alone, though Apple may not
+
+
+@pytest.mark.parametrize("gamma_form", ["none", "full", "short"])
+@pytest.mark.parametrize("beta_form", ["none", "full", "short"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_layer_norm_axes_and_parameter_forms(axis: int, gamma_form: str, beta_form: str) -> None:
+    """Statistics over C,H,W or H,W or W; parameters of the whole sample or of the normalized axes."""
+    shape = (3, 4, 5)
+    x, dy = normal(6, *shape), normal(6, *shape, seed=1)
+    forms = {"none": None, "full": shape, "short": shape[axis:]}
+    gamma, beta = (
+        None if forms[form] is None else normal(*forms[form], seed=seed)  # type: ignore[misc]
+        for form, seed in ((gamma_form, 2), (beta_form, 3))
+    )
+    layer = Layer("layer", shape, gamma=gamma, beta=beta, activation=tanh(), axis=axis)
+    y = layer.forward(x)
+    axes = tuple(range(1 + axis, 4))
+    wide = x.astype(np.float64)
+    r = 1 / np.sqrt(wide.var(axes, keepdims=True) + np.float64(np.float32(1e-3)))
+    xhat = (wide - wide.mean(axes, keepdims=True)) * r
+    g = np.ones(shape) if gamma is None else np.broadcast_to(gamma, shape)
+    b = np.zeros(shape) if beta is None else np.broadcast_to(beta, shape)
+    assert np.allclose(y, np.tanh(g * xhat + b), atol=1e-6)
+    dz = dy * (1 - np.tanh(g * xhat + b) ** 2)
+    full = (dz * xhat).sum(0), dz.sum(0)
+    for deltas in (shape, shape[axis:]):  # of an absent parameter either form may be asked for
+        if any(p is not None and p.shape != deltas for p in (gamma, beta)):
+            continue
+        dx, dgamma, dbeta = layer.gradients(dy, y, deltas)
+        inner = g * dz
+        mean = inner.mean(axes, keepdims=True), (inner * xhat).mean(axes, keepdims=True)
+        assert np.allclose(dx, r * (inner - mean[0] - xhat * mean[1]), atol=3e-6)
+        over = tuple(range(3 - len(deltas)))
+        assert np.allclose(dgamma, full[0].sum(over), atol=1e-5)
+        assert np.allclose(dbeta, full[1].sum(over), atol=1e-5)
+
+
+@pytest.mark.parametrize(("groups", "channels"), [(1, 6), (2, 6), (3, 6), (6, 6)])
+def test_groups_are_blocks_of_consecutive_channels(groups: int, channels: int) -> None:
+    x = normal(2, channels, 3, 2)
+    y = Layer("group", (channels, 3, 2), groups=groups).forward(x)
+    blocks = x.reshape(2, groups, -1).astype(np.float64)
+    expected = (blocks - blocks.mean(2, keepdims=True)) / np.sqrt(blocks.var(2, keepdims=True) + 1e-3)
+    assert np.allclose(y, expected.reshape(x.shape), atol=1e-6)
+
+
+# ---- statistics (sections 6 and 7) -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["batch", "instance"])
+def test_moving_statistics_are_weighed_by_momentum(kind: str) -> None:
+    mean, variance = normal(3), np.abs(normal(3, seed=5)) + 1
+    before = mean.astype(np.float64), variance.astype(np.float64)
+    x = normal(4, 3, 2, 5)
+    Layer(kind, (3, 2, 5), mean=mean, variance=variance, momentum=0.75).forward(x)
+    wide = x.astype(np.float64)
+    if kind == "batch":
+        batch = wide.mean((0, 2, 3)), wide.var((0, 2, 3))
+    else:
+        batch = wide.mean((2, 3)).mean(0), wide.var((2, 3)).mean(0)
+    assert np.allclose(mean, 0.75 * before[0] + 0.25 * batch[0], rtol=1e-6)
+    assert np.allclose(variance, 0.75 * before[1] + 0.25 * batch[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("flags", [0, bnns.BNNSFlagsUseClientPtr])
+def test_moving_statistics_are_written_to_the_client_with_and_without_the_flag(flags: int) -> None:
+    mean = np.zeros(3, np.float32)
+    Layer(
+        "batch", (3, 2, 5), mean=mean, variance=np.ones(3, np.float32), parameters=bnns.BNNSFilterParameters(flags)
+    ).forward(normal(4, 3, 2, 5))
+    assert mean.all()
+
+
+@pytest.mark.parametrize("kind", ["batch", "instance"])
+def test_inference_uses_moving_statistics_and_changes_nothing(kind: str) -> None:
+    mean, variance = normal(3), np.abs(normal(3, seed=5)) + 1
+    before = mean.copy(), variance.copy()
+    x = normal(4, 3, 2, 5)
+    y = Layer(kind, (3, 2, 5), mean=mean, variance=variance).forward(x, training=False)
+    assert np.allclose(y, (x - mean[:, None, None]) / np.sqrt(variance[:, None, None] + 1e-3), atol=1e-6)
+    assert np.array_equal(mean, before[0])
+    assert np.array_equal(variance, before[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_without_moving_statistics_uses_the_current(kind: str) -> None:
+    x = normal(4, 3, 2, 5)
+    layer = Layer(kind, (3, 2, 5), groups=1)
+    assert np.array_equal(layer.forward(x, training=False), layer.forward(x))
+
+
+def test_layer_and_group_norm_ignore_moving_statistics() -> None:
+    mean = np.full(3, 7, np.float32)
+    for kind in ("layer", "group"):
+        x = normal(4, 3, 2, 5)
+        y = Layer(kind, (3, 2, 5), mean=mean, variance=mean, groups=1).forward(x)
+        assert np.array_equal(y, Layer(kind, (3, 2, 5), groups=1).forward(x, training=False))
+    assert np.array_equal(mean, np.full(3, 7))
+
+
+@pytest.mark.parametrize("present", ["mean", "variance"])
+def test_only_one_moving_array(present: str) -> None:
+    """It is updated in training; inference ignores it, not to mix statistics."""
+    array = np.full(3, 2, np.float32)
+    layer = Layer("batch", (3, 2, 5), **{present: array})  # type: ignore[arg-type]
+    x = normal(4, 3, 2, 5)
+    trained = layer.forward(x)
+    wide = x.astype(np.float64)
+    batch = wide.mean((0, 2, 3)) if present == "mean" else wide.var((0, 2, 3))
+    assert np.allclose(array, 1.8 + 0.1 * batch, rtol=1e-6)
+    assert np.array_equal(layer.forward(x, training=False), trained)
+
+
+# ---- parameters, memory, threads (sections 1, 10, 13) ----------------------------------------------------------------
+
+
+def test_null_parameters_are_one_and_zero() -> None:
+    x = normal(4, 3, 2, 5)
+    plain = Layer("batch", (3, 2, 5)).forward(x)
+    assert np.array_equal(Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32)).forward(x), plain)
+    assert np.array_equal(Layer("batch", (3, 2, 5), beta=np.zeros(3, np.float32)).forward(x), plain)
+
+
+def test_client_memory_is_read_at_every_call_with_the_flag_only() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    for flags in (0, bnns.BNNSFlagsUseClientPtr):
+        gamma = np.ones(3, np.float32)
+        layer = Layer("batch", (3, 2, 5), gamma=gamma, parameters=bnns.BNNSFilterParameters(flags))
+        y, (dx, *_) = layer.forward(x), layer.gradients(dy, x, (3,))
+        gamma[:] = 2
+        factor = 2 if flags else 1
+        assert np.allclose(layer.forward(x), factor * y, rtol=1e-6)
+        assert np.allclose(layer.gradients(dy, x, (3,))[0], factor * dx, rtol=1e-6)
+
+
+def test_parameters_of_any_type_and_stride() -> None:
+    x = normal(4, 3, 2, 5)
+    gamma = np.array([1.5, -0.25, 2.0], np.float32)
+    expected = Layer("batch", (3, 2, 5), gamma=gamma).forward(x)
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        assert np.array_equal(Layer("batch", (3, 2, 5), gamma=gamma.astype(dtype)).forward(x), expected)
+    spread = np.zeros(6, np.float32)
+    spread[::2] = gamma
+    assert np.array_equal(Layer("batch", (3, 2, 5), gamma=spread[::2]).forward(x), expected)
+
+
+@pytest.mark.parametrize("hint", [0, 1, 2, 5, 2**63, bnns.SIZE_MAX])
+def test_the_number_of_threads_is_a_hint(hint: int) -> None:
+    x = normal(4, 3, 2, 5)
+    y = Layer("batch", (3, 2, 5), parameters=bnns.BNNSFilterParameters(0, hint)).forward(x)
+    assert np.array_equal(y, Layer("batch", (3, 2, 5)).forward(x))
+
+
+class Allocator:
+    def __init__(self, limit: int = 100) -> None:
+        self.given: list[bytearray] = []
+        self.freed: list[Any] = []
+        self.limit = limit
+
+    def alloc(self, memptr: Any, alignment: int, size: int) -> int:
+        assert alignment >= 8
+        assert alignment & (alignment - 1) == 0
+        if len(self.given) >= self.limit:
+            return 12  # ENOMEM
+        self.given.append(bytearray(size))
+        memptr[0] = self.given[-1]
+        return 0
+
+    def free(self, block: Any) -> None:
+        assert any(block is one for one in self.given)
+        assert not any(block is one for one in self.freed)
+        self.freed.append(block)
+
+    def parameters(self) -> Any:
+        return bnns.BNNSFilterParameters(0, 0, self.alloc, self.free)
+
+
+def test_memory_comes_from_the_clients_allocator_and_goes_back() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    allocator = Allocator()
+    layer = Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32), parameters=allocator.parameters())
+    assert [len(block) for block in allocator.given] == [12]
+    y = layer.forward(x)
+    assert len(allocator.given) == 2
+    assert len(allocator.given[1]) >= x.nbytes
+    layer.forward(x)
+    assert len(allocator.given) == 2  # kept from pass to pass
+    assert np.array_equal(y, Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32)).forward(x))
+    layer.gradients(dy, y, (3,))
+    bnns.BNNSFilterDestroy(layer.filter)
+    bnns.BNNSFilterDestroy(layer.filter)
+    assert len(allocator.freed) == len(allocator.given)
+
+
+def test_garbage_collection_gives_memory_back() -> None:
+    allocator = Allocator()
+    layer = Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32), parameters=allocator.parameters())
+    layer.forward(normal(4, 3, 2, 5))
+    del layer
+    gc.collect()
+    assert len(allocator.freed) == len(allocator.given) == 2
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_an_allocator_that_fails(limit: int) -> None:
+    allocator = Allocator(limit)
+    layer = Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32), parameters=allocator.parameters())
+    assert layer.made is (limit == 1)
+    if layer.made:
+        x = normal(4, 3, 2, 5)
+        y = np.full_like(x, 7)
+        assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 30, y, 30, True) == -1
+        assert (y == 7).all()
+    assert "alloc_memory returned 12" in (bnns.last_error() or "")
+    del layer
+    gc.collect()
+    assert len(allocator.freed) == len(allocator.given)
+
+
+@pytest.mark.parametrize(
+    "alloc",
+    [
+        lambda *_: 0,
+        lambda *_: 1 / 0,
+        lambda m, a, s: m.__setitem__(0, bytes(s)) or 0,
+        lambda m, a, s: m.__setitem__(0, bytearray(1)) or 0,
+        5,
+    ],
+    ids=["nothing", "raises", "read-only", "short", "no function"],
+)
+def test_an_allocator_that_misbehaves(alloc: Any) -> None:
+    layer = Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32), parameters=bnns.BNNSFilterParameters(0, 0, alloc))
+    assert not layer.made
+
+
+def test_an_allocator_of_ctypes() -> None:
+    libc = ctypes.CDLL(None)
+    count = []
+    alloc_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
+
+    @alloc_type
+    def alloc(memptr: Any, alignment: int, size: int) -> int:
+        count.append(size)
+        return int(libc.posix_memalign(memptr, ctypes.c_size_t(alignment), ctypes.c_size_t(size)))
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def free(pointer: int) -> None:
+        count.pop()
+        libc.free(ctypes.c_void_p(pointer))
+
+    layer = Layer(
+        "batch", (3, 2, 5), gamma=np.ones(3, np.float32), parameters=bnns.BNNSFilterParameters(0, 0, alloc, free)
+    )
+    x = normal(4, 3, 2, 5)
+    assert np.array_equal(layer.forward(x), Layer("batch", (3, 2, 5)).forward(x))
+    assert len(count) == 2
+    bnns.BNNSFilterDestroy(layer.filter)
+    assert not count
+
+
+def test_inference_from_several_threads() -> None:
+    layer = Layer("batch", (3, 8, 8), mean=np.zeros(3, np.float32), variance=np.ones(3, np.float32))
+    inputs = [normal(4, 3, 8, 8, seed=seed) for seed in range(40)]
+    expected = [layer.forward(x, training=False) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for got, want in zip(pool.map(lambda x: layer.forward(x, training=False), inputs), expected, strict=True):
+            assert np.array_equal(got, want)
+
+
+# ---- forward in place, backward (section 8) --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_in_place(kind: str, training: bool) -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer, other = (Layer(kind, (3, 2, 5), groups=1, activation=tanh()) for _ in range(2))
+    y = other.forward(x, training)
+    place = x.copy()
+    layer.forward(place, training, y=place)
+    assert np.array_equal(place, y)
+    if training:
+        parameter = (3, 2, 5) if kind == "layer" else (3,)
+        for got, want in zip(layer.gradients(dy, place, parameter), other.gradients(dy, y, parameter), strict=True):
+            assert np.array_equal(got, want)
+
+
+def test_output_half_over_the_input() -> None:
+    memory = np.zeros(150, np.float32)
+    x = normal(4, 3, 2, 5)
+    for training in (True, False):
+        memory[:120] = x.ravel()
+        layer = Layer("batch", (3, 2, 5))
+        status = bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, memory, 30, memory[15:], 30, training)
+        assert status == 0, bnns.last_error()
+        assert np.array_equal(memory[15:135].reshape(x.shape), Layer("batch", (3, 2, 5)).forward(x, training))
+
+
+def test_the_client_may_change_its_input_before_backward() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer, other = Layer("batch", (3, 2, 5)), Layer("batch", (3, 2, 5))
+    scratch = x.copy()
+    y = layer.forward(scratch)
+    scratch[:] = np.nan
+    other.forward(x)
+    assert np.array_equal(layer.gradients(dy, y, (3,))[0], other.gradients(dy, y, (3,))[0])
+
+
+def test_gradients_that_are_null_are_not_produced_and_all_null_is_no_error() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer = Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32), activation=tanh())
+    y = layer.forward(x)
+    dx, dgamma, dbeta = layer.gradients(dy, y, (3,))
+    assert layer.backward(dy, y) == 0
+    one = np.empty_like(x)
+    assert layer.backward(dy, y, in_delta=image((3, 2, 5), one)) == 0
+    assert np.array_equal(one, dx)
+    for name, want in (("beta_delta", dbeta), ("gamma_delta", dgamma)):
+        small = np.empty(3, np.float32)
+        assert layer.backward(dy, y, **{name: described(small)}) == 0
+        assert np.array_equal(small, want)
+
+
+@pytest.mark.parametrize("flags", [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)])
+def test_each_gradient_is_set_or_accumulated_by_its_own_flag(flags: tuple[int, int, int]) -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer = Layer("group", (3, 2, 5), groups=1, activation=tanh())
+    y = layer.forward(x)
+    plain = layer.gradients(dy, y, (3,))
+    results = [np.full_like(x, 10), np.full(3, 10, np.float32), np.full(3, 10, np.float32)]
+    status = layer.backward(
+        dy,
+        y,
+        in_delta=image((3, 2, 5), results[0], flags=flags[0]),
+        gamma_delta=described(results[1], flags=flags[1]),
+        beta_delta=described(results[2], flags=flags[2]),
+    )
+    assert status == 0
+    for got, want, flag in zip(results, plain, flags, strict=True):
+        assert np.allclose(got, want + 10 * flag, rtol=1e-6)
+        if not flag:
+            assert np.array_equal(got, want)
+
+
+def test_backward_may_run_twice_and_inference_may_come_between() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer = Layer("batch", (3, 2, 5), activation=tanh())
+    y = layer.forward(x)
+    first = layer.gradients(dy, y, (3,))
+    layer.forward(normal(9, 3, 2, 5), training=False)
+    for got, want in zip(layer.gradients(dy, y, (3,)), first, strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_backward_needs_a_training_pass_of_the_same_batch() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer = Layer("batch", (3, 2, 5))
+    dx = np.full_like(x, 7)
+    assert layer.backward(dy, None, in_delta=image((3, 2, 5), dx)) == -1
+    layer.forward(x, training=False)
+    assert layer.backward(dy, None, in_delta=image((3, 2, 5), dx)) == -1
+    assert "no training pass" in (bnns.last_error() or "")
+    layer.forward(x)
+    assert layer.backward(dy[:3], None, in_delta=image((3, 2, 5), dx)) == -1
+    assert "batch_size is 3, but the training pass before had 4" in (bnns.last_error() or "")
+    assert (dx == 7).all()
+
+
+def test_gamma_gradient_of_an_absent_gamma() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    absent, ones = Layer("batch", (3, 2, 5)), Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32))
+    y = absent.forward(x)
+    ones.forward(x)
+    for got, want in zip(absent.gradients(dy, y, (3,)), ones.gradients(dy, y, (3,)), strict=True):
+        assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("shift", [0, 7])
+def test_input_gradient_over_the_output_gradient(shift: int) -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer = Layer("batch", (3, 2, 5), activation=tanh())
+    y = layer.forward(x)
+    want = layer.gradients(dy, y, (3,))[0]
+    memory = np.zeros(140, np.float32)
+    memory[:120] = dy.ravel()
+    dx = memory[shift:][:120]
+    status = bnns.BNNSNormalizationFilterApplyBackwardBatch(
+        layer.filter, 4, image((3, 2, 5), dx), 30, y, 30, image((3, 2, 5), memory), 30, None, None
+    )
+    assert status == 0, bnns.last_error()
+    assert np.array_equal(dx.reshape(x.shape), want)
+
+
+def test_input_gradient_over_the_output() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer = Layer("batch", (3, 2, 5), activation=tanh())
+    y = layer.forward(x)
+    want = layer.gradients(dy, y, (3,))[0]
+    assert layer.backward(dy, y, in_delta=image((3, 2, 5), y)) == 0
+    assert np.array_equal(y, want)
+
+
+# ---- fused activations (section 9) -----------------------------------------------------------------------------------
+
+PARAMETERS = {"alpha": 0.75, "beta": 1.25}
+ELEMENTWISE = {kind.code: name for name, kind in ACTIVATIONS.items() if kind.code <= 35}
+REJECTED = ("Softmax", "LogSoftmax", "Gumbel", "GumbelMax", "IntegerLinearSaturate", "IntegerLinearSaturatePerChannel")
+CLASS_X = ("Abs", "GELUApproximation", "GELUApproximation2", "SiLU", "GELU", "Erf")
+
+
+def activation(code: int, alpha: float = 0.75, beta: float = 1.25) -> Any:
+    return bnns.BNNSActivation(code, alpha, beta)
+
+
+@pytest.mark.parametrize("code", ELEMENTWISE)
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_with_every_elementwise_activation(code: int, training: bool) -> None:
+    x = normal(4, 3, 2, 5)
+    y = Layer("batch", (3, 2, 5), activation=activation(code)).forward(x, training)
+    z = Layer("batch", (3, 2, 5)).forward(x)
+    kind = ACTIVATIONS[ELEMENTWISE[code]]
+    given_ = {name: value for name, value in PARAMETERS.items() if getattr(kind, name) != 0.0}
+    expected = rg.activation_forward(z, rg.Activation(ELEMENTWISE[code], **given_))
+    assert np.allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_activations_that_are_not_elementwise_are_rejected(name: str) -> None:
+    assert not Layer("batch", (3, 2, 5), activation=activation(getattr(bnns, f"BNNSActivationFunction{name}"))).made
+
+
+@pytest.mark.parametrize("code", ELEMENTWISE)
+def test_backward_with_every_activation_that_its_output_tells(code: int) -> None:
+    """Against finite differences of the filter's own forward pass; class X fails."""
+    name = ELEMENTWISE[code]
+    x, dy = normal(3, 2, 2, 3), normal(3, 2, 2, 3, seed=1)
+    layer = Layer("batch", (2, 2, 3), activation=activation(code))
+    y = layer.forward(x)
+    dx = np.full_like(x, 7)
+    status = layer.backward(dy, y, in_delta=image((2, 2, 3), dx))
+    trainable = name not in ("abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu")
+    assert status == (0 if trainable else -1), bnns.last_error()
+    if not trainable:
+        assert (dx == 7).all()
+        opted = Layer("batch", (2, 2, 3), activation=activation(code), slopes_from_input=True)
+        y = opted.forward(x)
+        assert opted.backward(dy, y, in_delta=image((2, 2, 3), dx)) == 0
+    kind = ACTIVATIONS[name]
+    given_ = {p: v for p, v in PARAMETERS.items() if getattr(kind, p) != 0.0}
+    _, cache = rg.batch_norm_forward(
+        x, eps=float(np.float32(1e-3)), activation=rg.Activation(name, **given_), slope_from="input"
+    )
+    assert np.allclose(dx, rg.batch_norm_backward(dy, cache).dx, rtol=2e-3, atol=2e-5)
+
+
+def test_activation_parameters_that_hide_the_slope() -> None:
+    """Leaky ReLUs and ELUs need alpha > 0; alpha 0 of a leaky ReLU is a ReLU."""
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    cases = {
+        ("LeakyRectifiedLinear", -0.5): -1,
+        ("LeakyRectifiedLinear", 0.0): 0,
+        ("ClampedLeakyRectifiedLinear", -0.5): -1,
+        ("ClampedLeakyRectifiedLinear", 0.0): 0,
+        ("ELU", 0.0): -1,
+        ("CELU", -1.0): -1,
+        ("Softplus", 0.0): -1,
+        ("ScaledTanh", 0.0): -1,
+    }
+    for (name, alpha), expected in cases.items():
+        layer = Layer("batch", (3, 2, 5), activation=activation(getattr(bnns, f"BNNSActivationFunction{name}"), alpha))
+        y = layer.forward(x)
+        assert layer.backward(dy, y, in_delta=image((3, 2, 5), np.empty_like(x))) == expected, (name, alpha)
+
+
+def test_leaky_relu_with_alpha_zero_is_relu() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    results = []
+    for code in (bnns.BNNSActivationFunctionLeakyRectifiedLinear, bnns.BNNSActivationFunctionRectifiedLinear):
+        layer = Layer("batch", (3, 2, 5), activation=activation(code, 0.0))
+        y = layer.forward(x)
+        results.append((y, *layer.gradients(dy, y, (3,))))
+    for got, want in zip(*results, strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_prelu_per_channel_runs_forward_and_does_not_train() -> None:
+    x = normal(4, 3, 2, 5)
+    layer = Layer("batch", (3, 2, 5), activation=activation(bnns.BNNSActivationFunctionPReLUPerChannel, 0.25))
+    z = Layer("batch", (3, 2, 5)).forward(x)
+    y = layer.forward(x)
+    assert np.allclose(y, np.where(z < 0, 0.25 * z, z), rtol=1e-6)
+    assert layer.backward(x, y, in_delta=image((3, 2, 5), np.empty_like(x))) == -1
+    assert not Layer("batch", (3,), activation=activation(bnns.BNNSActivationFunctionPReLUPerChannel)).made
+
+
+def test_backward_needs_the_output_under_an_activation_only() -> None:
+    x = normal(4, 3, 2, 5)
+    gelu = activation(bnns.BNNSActivationFunctionGELUApproximationSigmoid)
+    for act, expected in ((None, 0), (tanh(), -1), (gelu, -1)):
+        layer = Layer("batch", (3, 2, 5), activation=act)
+        layer.forward(x)
+        assert layer.backward(x, None, in_delta=image((3, 2, 5), np.empty_like(x))) == expected
+
+
+# ---- data types (section 12) -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("types", [(a, b) for a in TYPES for b in TYPES])
+def test_samples_of_every_floating_point_type(types: tuple[int, int], training: bool) -> None:
+    x = normal(4, 3, 2, 5).astype(TYPES[types[0]])
+    y = Layer("batch", (3, 2, 5), activation=tanh(), types=types).forward(x, training)
+    wide, _ = rg.batch_norm_forward(x.astype(np.float32), eps=float(np.float32(1e-3)), activation="tanh")
+    assert np.array_equal(y, wide.astype(TYPES[types[1]]))  # arithmetic in float32, rounded once
+
+
+@pytest.mark.parametrize("delta", [F32, BF16])
+@pytest.mark.parametrize("types", [(F32, F32), (F16, F16), (BF16, BF16), (F16, F32)])
+def test_gradients_of_float32_and_bfloat16(types: tuple[int, int], delta: int) -> None:
+    x, dy = normal(4, 3, 2, 5).astype(TYPES[types[0]]), normal(4, 3, 2, 5, seed=1).astype(TYPES[delta])
+    layer = Layer("batch", (3, 2, 5), activation=tanh(), types=types)
+    y = layer.forward(x)
+    results = [np.ones((4, 3, 2, 5), TYPES[delta]), np.ones(3, TYPES[delta]), np.ones(3, TYPES[delta])]
+    for flags in (0, 1):
+        status = layer.backward(
+            dy,
+            y,
+            in_delta=image((3, 2, 5), results[0], data_type=delta, flags=flags),
+            gamma_delta=described(results[1], flags=flags),
+            beta_delta=described(results[2], flags=flags),
+        )
+        assert status == 0, bnns.last_error()
+    _, cache = rg.batch_norm_forward(x.astype(np.float32), eps=float(np.float32(1e-3)), activation="tanh")
+    cache = cache._replace(y=y.astype(np.float32))
+    wanted = rg.batch_norm_backward(dy.astype(np.float32), cache, need=("dx", "dgamma", "dbeta"))
+    for got, want in zip(results, wanted, strict=True):
+        assert np.allclose(got.astype(np.float64), 2 * want, rtol=2e-2 if delta == BF16 else 1e-6, atol=1e-7)
+
+
+def test_clamp_in_float16_knows_its_own_bounds() -> None:
+    """0.1 rounds down in float16: an output at the bound must still be seen as clamped."""
+    x = normal(4, 3, 2, 5).astype(np.float16)
+    layer = Layer("batch", (3, 2, 5), activation=activation(8, -0.1, 0.1), types=(F16, F16))
+    y = layer.forward(x)
+    dbeta = np.empty(3, np.float32)
+    ones = np.ones((4, 3, 2, 5), np.float32)
+    assert layer.backward(ones, y, beta_delta=described(dbeta)) == 0
+    z = Layer("batch", (3, 2, 5), types=(F16, F32)).forward(x)
+    assert np.array_equal(dbeta, (np.abs(z) < np.float16(0.1)).sum((0, 2, 3)))
+
+
+# ---- what must fail (section 11) -------------------------------------------------------------------------------------
+
+
+def bad_layers() -> Iterator[tuple[str, Callable[[Any], Any], str]]:
+    """(name, what is done to good parameters, reason)"""
+
+    def put(path: str, value: Any) -> Callable[[Any], Any]:
+        def change(parameters: Any) -> None:
+            *owners, last = path.split(".")
+            for owner in owners:
+                parameters = getattr(parameters, owner)
+            setattr(parameters, last, value)
+
+        return change
+
+    yield "layout", put("i_desc.layout", bnns.BNNSDataLayoutRowMajorMatrix), "layout is BNNSDataLayoutRowMajorMatrix"
+    yield "zero extent", put("i_desc.size", (5, 0, 3)), "extent is 0"
+    yield "extents differ", put("o_desc.size", (5, 2, 4)), "o_desc"
+    yield "decreasing strides", put("o_desc.stride", (4, 1, 30)), r"stride\[1\] is 1, below"
+    yield "overlap", put("o_desc.stride", (1, 2, 30)), "share memory"
+    yield "integers", put("i_desc.data_type", bnns.BNNSDataTypeInt8), "BNNSDataTypeInt8"
+    yield "gamma size", put("gamma_desc", described(np.ones(4, np.float32))), "gamma_desc has 4 elements, must have 3"
+    yield "beta type", put("beta_desc", described(np.ones(3, np.int32))), "beta_desc.data_type"
+    yield "gamma short", put("gamma_desc", image((3,), np.ones(2, np.float32))), "gamma_desc: .* spans 12 bytes"
+    yield "moving size", put("moving_mean_desc", described(np.ones(2, np.float32))), "moving_mean_desc"
+    yield "moving type", put("moving_variance_desc", described(np.ones(3, np.float16))), "must be BNNSDataTypeFloat32"
+    for value in (-0.1, 1.5, float("nan"), "x", None):
+        yield f"momentum {value}", put("momentum", value), "momentum"
+    for value in (-1e-3, float("nan"), float("inf")):
+        yield f"epsilon {value}", put("epsilon", value), "epsilon"
+    yield "activation", put("activation.function", 99), "activation function is 0x63"
+    yield "alpha", put("activation", bnns.BNNSActivation(2, float("nan"))), "NaN"
+    yield "string", put("i_desc.size", ("a", 1, 1)), "must be an integer"
+    yield "address", put("gamma_desc.data", 4096), "address"
+
+
+@pytest.mark.parametrize(("change", "reason"), [case[1:] for case in bad_layers()], ids=[c[0] for c in bad_layers()])
+def test_creation_fails(change: Callable[[Any], Any], reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    parameters = Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32)).parameters
+    change(parameters)
+    with caplog.at_level(logging.INFO, "retrograd.bnns"):
+        assert bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, parameters) is None
+    assert caplog.records[-1].getMessage() == bnns.last_error()
+    assert re.search(reason, bnns.last_error() or ""), bnns.last_error()
+
+
+@pytest.mark.parametrize(
+    ("norm_type", "fields", "reason"),
+    [
+        (bnns.BNNSGroupNorm, {"num_groups": 0}, "num_groups is 0"),
+        (bnns.BNNSGroupNorm, {"num_groups": 2}, "num_groups is 2, which does not divide the 3"),
+        (bnns.BNNSLayerNorm, {"normalization_axis": 3}, "normalization_axis is 3"),
+        (bnns.BNNSConvolution, {}, "normType is 0"),
+        (6, {}, "normType is 6"),
+        ("batch", {}, "normType is 'batch'"),
+    ],
+)
+def test_creation_fails_by_type(norm_type: Any, fields: dict[str, int], reason: str) -> None:
+    parameters = Layer("batch", (3, 2, 5)).parameters
+    for name, value in fields.items():
+        setattr(parameters, name, value)
+    assert bnns.BNNSFilterCreateLayerNormalization(norm_type, parameters) is None
+    assert reason in (bnns.last_error() or "")
+
+
+def test_layer_norm_of_a_vector_has_axis_0_only() -> None:
+    assert Layer("layer", (5,), axis=0).made
+    assert not Layer("layer", (5,), axis=1).made
+
+
+def test_creation_fails_without_parameters() -> None:
+    for nothing in (None, 5, bnns.BNNSActivation()):
+        assert bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, nothing) is None  # type: ignore[arg-type]
+    good = Layer("batch", (3, 2, 5)).parameters
+    assert bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, good, "x") is None  # type: ignore[arg-type]
+
+
+def test_unsupported_combinations_are_logged_as_information(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "retrograd.bnns"):
+        Layer("batch", (3, 2, 5), activation=activation(bnns.BNNSActivationFunctionSoftmax))
+        Layer("batch", (3, 2, 5), momentum=2)
+    assert [record.levelno for record in caplog.records] == [logging.INFO, logging.ERROR]
+
+
+def test_the_last_error_is_kept_per_thread() -> None:
+    Layer("batch", (3, 2, 5), momentum=2)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(bnns.last_error).result() is None
+    assert "momentum is 2.0" in (bnns.last_error() or "")
+
+
+def test_too_few_arguments_are_pythons_own_affair() -> None:
+    with pytest.raises(TypeError, match="missing"):
+        bnns.BNNSNormalizationFilterApplyBatch(None, 3)  # type: ignore[call-arg]
+
+
+APPLY = {"batch": 4, "in": "x", "in_stride": 30, "out": "y", "out_stride": 30}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"filter": None}, "filter is NULL"),
+        ({"filter": 3}, "not a filter"),
+        ({"in": None}, "in: data is NULL"),
+        ({"out": None}, "out: data is NULL"),
+        ({"batch": 0}, "batch_size is 0"),
+        ({"batch": -1}, "batch_size"),
+        ({"batch": 5}, "out has 480 bytes, but 5 samples of 30 values, 30 apart, span 600"),
+        ({"batch": 2**62}, "out has 480 bytes"),
+        ({"out_stride": 29}, "out_stride is 29, but a sample of out spans 30"),
+        ({"in_stride": 31}, "in has 480 bytes"),
+        ({"out_stride": bnns.SIZE_MAX}, "out has 480 bytes"),
+        ({"in_stride": "x"}, "in_stride is 'x'"),
+        ({"out": bytes(480)}, "out is read-only"),
+        ({"in": bytes(479)}, "in has 479 bytes"),
+        ({"out": bytearray(479)}, "out has 479 bytes"),
+        ({"in": memoryview(bytearray(484))[1:481]}, "aligned"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_apply_fails_and_touches_nothing(changes: dict[str, Any], reason: str, training: bool) -> None:
+    mean = np.zeros(3, np.float32)
+    layer = Layer("batch", (3, 2, 5), mean=mean, variance=np.ones(3, np.float32))
+    x, y = normal(4, 3, 2, 5), np.full((4, 3, 2, 5), 7, np.float32)
+    call = {"filter": layer.filter, **APPLY, "in": x, "out": y, **changes}
+    status = bnns.BNNSNormalizationFilterApplyBatch(
+        call["filter"], call["batch"], call["in"], call["in_stride"], call["out"], call["out_stride"], training
+    )
+    if reason == "aligned" and training:  # copied first, and a copy is aligned
+        assert status == 0
+        return
+    assert status == -1
+    assert reason in (bnns.last_error() or "")
+    assert (y == 7).all()
+    assert not mean.any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"out_delta": None}, "out_delta is NULL"),
+        ({"out_delta": image((3, 2, 5))}, "out_delta.data is NULL"),
+        ({"in_delta": image((3, 2, 5))}, "in_delta.data is NULL"),
+        ({"gamma_delta": Descriptor()}, "gamma_delta.data is NULL"),
+        ({"out_delta": image((3, 2, 4), np.zeros(200, np.float32))}, "out_delta has sizes (4, 2, 3)"),
+        ({"in_delta": image((3, 5, 2), np.zeros(200, np.float32))}, "in_delta has sizes (2, 5, 3)"),
+        ({"gamma_delta": described(np.zeros(4, np.float32))}, "gamma_delta has sizes (4,)"),
+        ({"beta_delta": described(np.zeros(2, np.float32))}, "beta_delta has sizes (2,)"),
+        ({"out_delta": image((3, 2, 5), np.zeros(200, np.float16), data_type=F16)}, "out_delta.data_type"),
+        ({"gamma_delta": described(np.zeros(3, np.float16))}, "gamma_delta.data_type"),
+        ({"in_delta": image((3, 2, 5), np.zeros(119, np.float32))}, "in_delta has 476 bytes"),
+        ({"in_delta": image((3, 2, 5), bytes(480))}, "in_delta is read-only"),
+        ({"in_delta": image((3, 2, 5), bytearray(480), flags=2)}, "in_delta.flags is 2"),
+        ({"in_delta": image((3, 2, 5), bytearray(480), stride=(1, 2, 10))}, "share memory"),
+        ({"in_delta_stride": 29}, "in_delta_stride is 29"),
+        ({"out": None}, "out is NULL"),
+        ({"out": np.zeros(119, np.float32)}, "out has 476 bytes"),
+        ({"batch": 3}, "batch_size is 3"),
+        ({"out_delta": 3}, "out_delta is of type int"),
+        ({"filter": None}, "filter is NULL"),
+    ],
+)
+def test_backward_fails_and_touches_nothing(changes: dict[str, Any], reason: str) -> None:
+    ones = np.ones(3, np.float32)
+    layer = Layer("batch", (3, 2, 5), gamma=ones, beta=ones, activation=tanh())
+    x = normal(4, 3, 2, 5)
+    y = layer.forward(x)
+    results = [np.full_like(x, 7), np.full(3, 7, np.float32), np.full(3, 7, np.float32)]
+    call: dict[str, Any] = {
+        "filter": layer.filter,
+        "batch": 4,
+        "in_delta": image((3, 2, 5), results[0]),
+        "in_delta_stride": 30,
+        "out": y,
+        "out_delta": image((3, 2, 5), x),
+        "beta_delta": described(results[1]),
+        "gamma_delta": described(results[2]),
+        **changes,
+    }
+    status = bnns.BNNSNormalizationFilterApplyBackwardBatch(
+        call["filter"],
+        call["batch"],
+        call["in_delta"],
+        call["in_delta_stride"],
+        call["out"],
+        30,
+        call["out_delta"],
+        30,
+        call["beta_delta"],
+        call["gamma_delta"],
+    )
+    assert status == -1
+    assert reason in (bnns.last_error() or "")
+    assert all((result == 7).all() for result in results)
+
+
+def test_every_change_of_a_descriptor_is_noticed_by_the_next_call() -> None:
+    """What a call has worked out is kept with its descriptors, and must not outlive a change."""
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer = Layer("batch", (3, 2, 5), gamma=np.ones(3, np.float32), activation=tanh())
+    y = layer.forward(x)
+    dx, dgamma, dbeta = layer.gradients(dy, y, (3,))
+    results = [np.empty_like(x), np.empty(3, np.float32), np.empty(3, np.float32)]
+    out_delta, in_delta = image((3, 2, 5), dy), image((3, 2, 5), results[0])
+    gamma_delta, beta_delta = described(results[1]), described(results[2])
+
+    def run(out: Any = y, gamma: Any = gamma_delta, beta: Any = beta_delta, stride: int = 30) -> int:
+        return bnns.BNNSNormalizationFilterApplyBackwardBatch(
+            layer.filter, 4, in_delta, stride, out, 30, out_delta, 30, beta, gamma
+        )
+
+    for _ in range(2):  # planned, then remembered
+        assert run() == 0
+        assert np.array_equal(results[0], dx)
+    assert run(gamma=beta_delta, beta=gamma_delta) == 0  # the same descriptors in other places
+    assert np.array_equal(results[1], dbeta)
+    assert np.array_equal(results[2], dgamma)
+    assert run() == 0
+    elsewhere = np.empty_like(x)
+    in_delta.data = elsewhere
+    assert run() == 0
+    assert np.array_equal(elsewhere, dx)
+    in_delta.flags = 1
+    assert run() == 0
+    assert np.allclose(elsewhere, 2 * dx, rtol=1e-6)
+    in_delta.flags = 0
+    out_delta.data = 2 * dy
+    assert run() == 0
+    assert np.allclose(elsewhere, 2 * dx, rtol=1e-5)
+    assert run(out=None) == -1
+    assert run(out=y.copy()) == 0
+    assert run(gamma=None) == 0
+    assert run(stride=29) == -1
+    in_delta.size[0] = 4
+    assert run() == -1
+    in_delta.size[0] = 5
+    assert run() == 0
+    results[1].flags.writeable = False
+    assert run() == -1
+    assert "gamma_delta is read-only" in (bnns.last_error() or "")
+    results[1].flags.writeable = True
+    assert run() == 0
+    other = Layer("batch", (3, 2, 5), activation=tanh())
+    other.forward(2 * x)
+    layer.filter, first = other.filter, layer.filter
+    assert run() == 0  # another filter has plans of its own
+    layer.filter = first
+    layer.forward(x[:3])
+    assert run() == -1
+
+
+def test_read_only_moving_statistics_fail_in_training_only() -> None:
+    mean = np.zeros(3, np.float32)
+    mean.flags.writeable = False
+    layer = Layer("batch", (3, 2, 5), mean=mean, variance=np.ones(3, np.float32))
+    x, y = normal(4, 3, 2, 5), np.full((4, 3, 2, 5), 7, np.float32)
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 30, y, 30, True) == -1
+    assert (y == 7).all()
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 30, y, 30, False) == 0
+
+
+def test_a_destroyed_filter_fails() -> None:
+    layer = Layer("batch", (3, 2, 5))
+    bnns.BNNSFilterDestroy(layer.filter)
+    x = normal(4, 3, 2, 5)
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 30, x, 30, True) == -1
+    assert "destroyed" in (bnns.last_error() or "")
+    assert bnns.BNNSFilterDestroy(None) is None
+
+
+def test_the_general_functions_fail_on_a_normalization_filter() -> None:
+    filter = Layer("batch", (3, 2, 5)).filter
+    x = normal(4, 3, 2, 5)
+    assert bnns.BNNSFilterApply(filter, x, x) == -1
+    assert bnns.BNNSFilterApplyBatch(filter, 4, x, 30, x, 30) == -1
+    assert "BNNSNormalizationFilterApplyBatch" in (bnns.last_error() or "")
+    d = image((3, 2, 5), x)
+    assert bnns.BNNSFilterApplyBackwardBatch(filter, 4, x, 30, d, 30, x, 30, d, 30, None, None) == -1
+    assert bnns.BNNSGetPointer(filter, bnns.BNNSPointerSpecifierAlpha).data is None
+
+
+def test_nan_and_infinity_come_out_as_arithmetic_says() -> None:
+    x = normal(4, 3, 2, 5)
+    x[0, 0, 0, 0], x[0, 1, 0, 0] = np.nan, np.inf
+    y = Layer("batch", (3, 2, 5)).forward(x)
+    assert np.isnan(y[:, 0]).all()
+    assert np.isnan(y[:, 1]).any()
+    assert np.isfinite(y[:, 2]).all()
+
+
+def test_against_torch(torch: Any) -> None:
+    x, dy = normal(5, 6, 3, 4), normal(5, 6, 3, 4, seed=1)
+    gamma, beta = normal(6, seed=2), normal(6, seed=3)
+    layer = Layer("group", (6, 3, 4), gamma=gamma, beta=beta, groups=3, activation=tanh())
+    y = layer.forward(x)
+    tx, tg, tb = (torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in (x, gamma, beta))
+    ty = torch.tanh(torch.nn.functional.group_norm(tx, 3, tg, tb, float(np.float32(1e-3))))
+    ty.backward(torch.tensor(dy, dtype=torch.float64))
+    assert np.allclose(y, ty.detach().numpy(), atol=1e-6)
+    for got, want in zip(layer.gradients(dy, y, (6,)), (tx.grad, tg.grad, tb.grad), strict=True):
+        assert np.allclose(got, want.numpy(), atol=1e-5)

@@ -1,0 +1,597 @@
+"""retrograd.mps: device, buffers, command queues and command buffers; what runs when, and on which thread."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrograd.mps import (
+    MPSDataType,
+    MPSMatrix,
+    MPSMatrixBatchNormalization,
+    MPSMatrixDescriptor,
+    MPSSupportsMTLDevice,
+    MPSVector,
+    MPSVectorDescriptor,
+    MTLCommandBuffer,
+    MTLCommandBufferStatus,
+    MTLCommandQueue,
+    MTLCopyAllDevices,
+    MTLCreateSystemDefaultDevice,
+    MTLResourceOptions,
+)
+
+Array = np.ndarray[Any, Any]
+DEVICE = MTLCreateSystemDefaultDevice()
+STATUS = MTLCommandBufferStatus
+
+
+def record(buffer: MTLCommandBuffer, work: Callable[[], None]) -> None:
+    """Anything as the work of a command buffer; the kernels put theirs there in the same way."""
+    buffer._work.append(work)
+
+
+def finished(queue: MTLCommandQueue, *work: Callable[[], None]) -> MTLCommandBuffer:
+    buffer = queue.makeCommandBuffer()
+    for item in work:
+        record(buffer, item)
+    buffer.commit()
+    buffer.waitUntilCompleted()
+    return buffer
+
+
+def add_one(memory: Array) -> tuple[MPSMatrixBatchNormalization, tuple[Any, ...]]:
+    """A kernel and its operands: memory += 1, in place."""
+    rows, columns = memory.shape
+    descriptor = MPSMatrixDescriptor(
+        rows=rows, columns=columns, rowBytes=memory.strides[0], dataType=MPSDataType.float32
+    )
+    matrix = MPSMatrix(buffer=DEVICE.makeBuffer(bytesNoCopy=memory), descriptor=descriptor)
+
+    def vector(value: float) -> MPSVector:
+        array = np.full(columns, value, np.float32)
+        described = MPSVectorDescriptor(length=columns, dataType=MPSDataType.float32)
+        return MPSVector(buffer=DEVICE.makeBuffer(bytes=array), descriptor=described)
+
+    kernel = MPSMatrixBatchNormalization(device=DEVICE)
+    kernel.epsilon = 0
+    return kernel, (matrix, vector(0), vector(1), None, vector(1), matrix)
+
+
+# ---- device and buffers ----------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_device() -> None:
+    assert MTLCreateSystemDefaultDevice() is DEVICE
+    assert MTLCopyAllDevices() == [DEVICE]
+    assert MPSSupportsMTLDevice(DEVICE)
+    assert not MPSSupportsMTLDevice(None)
+    assert isinstance(DEVICE.name, str)
+    assert DEVICE.hasUnifiedMemory
+
+
+def test_a_new_buffer_is_zero_and_writable() -> None:
+    buffer = DEVICE.makeBuffer(length=10, options=MTLResourceOptions.storageModeShared)
+    contents = buffer.contents()
+    assert (buffer.length, bytes(contents), buffer.device) == (10, bytes(10), DEVICE)
+    contents[3] = 7
+    assert bytes(buffer.contents())[3] == 7
+    buffer.label = "weights"
+    assert buffer.label == "weights"
+    assert buffer.resourceOptions == 0
+    buffer.didModifyRange((0, 10))
+
+
+def test_bytes_are_copied() -> None:
+    source = np.arange(4, dtype=np.float32)
+    buffer = DEVICE.makeBuffer(bytes=source, length=12)
+    source[0] = 9
+    assert np.frombuffer(buffer.contents(), np.float32).tolist() == [0, 1, 2]
+    assert DEVICE.makeBuffer(bytes=b"abc").length == 3
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: np.zeros(16, np.uint8), lambda: bytearray(16), lambda: (ctypes.c_char * 16)()]
+)
+def test_memory_of_the_caller_is_used_without_a_copy(make: Callable[[], Any]) -> None:
+    memory = make()
+    buffer = DEVICE.makeBuffer(bytesNoCopy=memory, length=8)
+    assert buffer.length == 8
+    buffer.contents()[2] = 5
+    assert bytes(memoryview(memory).cast("B"))[2] == 5
+
+
+def test_the_deallocator_is_called_when_nothing_uses_the_buffer() -> None:
+    memory, called = np.zeros((4, 3), np.float32), []
+    buffer = DEVICE.makeBuffer(bytesNoCopy=memory, deallocator=lambda pointer, length: called.append((pointer, length)))
+    descriptor = MPSMatrixDescriptor(rows=4, columns=3, rowBytes=12, dataType=MPSDataType.float32)
+    matrix = MPSMatrix(buffer=buffer, descriptor=descriptor)
+    kernel, (_, mean, var, _, beta, _) = add_one(np.zeros((4, 3), np.float32))
+    work = DEVICE.makeCommandQueue().makeCommandBuffer()
+    kernel.encode(work, matrix, mean, var, None, beta, matrix)
+    del buffer, matrix
+    gc.collect()
+    assert not called  # the work needs it
+    work.commit()
+    work.waitUntilCompleted()
+    gc.collect()
+    assert len(called) == 1
+    assert called[0][0] is memory
+    assert called[0][1] == 48
+    assert (memory == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, ValueError, "needs length"),
+        ({"length": 0}, ValueError, "length is 0"),
+        ({"length": -1}, ValueError, "length is -1"),
+        ({"length": 2.0}, TypeError, "length must be an int"),
+        ({"bytes": b""}, ValueError, "bytes is empty"),
+        ({"bytes": b"abc", "length": 4}, ValueError, "length is 4, but the memory has 3 bytes"),
+        ({"bytesNoCopy": bytearray(3), "length": 4}, ValueError, "length is 4, but the memory has 3 bytes"),
+        ({"bytesNoCopy": 12345, "length": 4}, TypeError, "is an address"),
+        ({"bytesNoCopy": [1, 2]}, TypeError, "list has none"),
+        ({"bytesNoCopy": np.zeros((4, 4))[:, ::2]}, ValueError, "not contiguous"),
+        ({"bytes": b"a", "bytesNoCopy": bytearray(1)}, ValueError, "not both"),
+        ({"length": 4, "options": -1}, ValueError, "options is -1"),
+        ({"bytesNoCopy": bytearray(4), "deallocator": 5}, TypeError, "deallocator must be callable"),
+    ],
+)
+def test_buffer_refusals(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DEVICE.makeBuffer(**arguments)
+
+
+# ---- the life of a command buffer ------------------------------------------------------------------------------------
+
+
+def test_status_through_its_life() -> None:
+    queue = DEVICE.makeCommandQueue()
+    buffer = queue.makeCommandBuffer()
+    assert (buffer.commandQueue, buffer.device, buffer.error) == (queue, DEVICE, None)
+    assert buffer.retainedReferences
+    seen = [buffer.status]
+    gate = threading.Event()
+    record(buffer, lambda: seen.append(buffer.status))
+    record(buffer, lambda: None if gate.wait(10) else pytest.fail("nobody opened the gate"))
+    buffer.enqueue()
+    seen.append(buffer.status)
+    buffer.commit()
+    while buffer.status == STATUS.committed:
+        time.sleep(0.001)
+    gate.set()
+    buffer.waitUntilCompleted()
+    seen.append(buffer.status)
+    assert seen == [STATUS.notEnqueued, STATUS.enqueued, STATUS.scheduled, STATUS.completed]
+    assert 0 < buffer.gpuStartTime <= buffer.gpuEndTime
+    buffer.waitUntilCompleted()  # again, at once
+    buffer.waitUntilScheduled()
+
+
+def test_commit_runs_the_work_without_being_waited_for() -> None:
+    queue, main = DEVICE.makeCommandQueue(), threading.get_ident()
+    for _ in range(3):
+        done, threads = threading.Event(), []
+        buffer = queue.makeCommandBuffer()
+        record(buffer, lambda threads=threads: threads.append(threading.get_ident()))  # type: ignore[misc]
+        buffer.addCompletedHandler(lambda _, done=done: done.set())  # type: ignore[misc]
+        buffer.commit()
+        assert done.wait(10)
+        assert threads
+        assert threads[0] != main
+        finished(queue)  # lets the queue's thread believe that somebody always waits
+
+
+def test_nothing_runs_before_commit() -> None:
+    memory = np.zeros((3, 4), np.float32)
+    kernel, operands = add_one(memory)
+    buffer = DEVICE.makeCommandQueue().makeCommandBuffer()
+    kernel.encode(buffer, *operands)
+    time.sleep(0.01)
+    assert not memory.any()
+    buffer.commit()
+    buffer.waitUntilCompleted()
+    assert (memory == 1).all()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_buffers_run_in_the_order_of_their_commits(wait: bool) -> None:
+    queue, ran = DEVICE.makeCommandQueue(), []
+    buffers = [queue.makeCommandBuffer() for _ in range(50)]
+    for k, buffer in enumerate(buffers):
+        record(buffer, lambda k=k: ran.append(k))  # type: ignore[misc]
+    order = list(np.random.default_rng(0).permutation(50))
+    for k in order:
+        buffers[k].commit()
+        if wait and k % 7 == 0:
+            buffers[k].waitUntilCompleted()
+    buffers[order[-1]].waitUntilCompleted()
+    assert ran == order
+    assert all(buffer.status == STATUS.completed for buffer in buffers)
+
+
+def test_an_enqueued_buffer_keeps_its_place() -> None:
+    queue, ran = DEVICE.makeCommandQueue(), []
+    first, second, third = (queue.makeCommandBuffer() for _ in range(3))
+    for name, buffer in (("first", first), ("second", second), ("third", third)):
+        record(buffer, lambda name=name: ran.append(name))  # type: ignore[misc]
+    first.enqueue()
+    second.enqueue()
+    third.commit()
+    second.commit()
+    time.sleep(0.01)
+    assert ran == []
+    first.commit()
+    third.waitUntilCompleted()
+    assert ran == ["first", "second", "third"]
+
+
+def test_work_of_one_buffer_runs_in_the_order_of_its_encodes() -> None:
+    memory = np.zeros((5, 3), np.float32)
+    kernel, operands = add_one(memory)
+    buffer = DEVICE.makeCommandQueue().makeCommandBuffer()
+    for _ in range(10):
+        kernel.encode(buffer, *operands)
+    buffer.commit()
+    buffer.waitUntilCompleted()
+    assert (memory == 10).all()
+
+
+def test_queues_are_independent() -> None:
+    gate = threading.Event()
+    slow, fast = DEVICE.makeCommandQueue(), DEVICE.makeCommandQueue(maxCommandBufferCount=2)
+    blocked = slow.makeCommandBuffer()
+    record(blocked, lambda: None if gate.wait(10) else pytest.fail("nobody opened the gate"))
+    blocked.commit()
+    assert finished(fast).status == STATUS.completed
+    assert blocked.status < STATUS.completed
+    gate.set()
+    blocked.waitUntilCompleted()
+
+
+def test_a_committed_buffer_takes_nothing_more() -> None:
+    kernel, operands = add_one(np.zeros((3, 4), np.float32))
+    buffer = finished(DEVICE.makeCommandQueue())
+    for action in (
+        buffer.commit,
+        lambda: buffer.addCompletedHandler(print),
+        lambda: buffer.addScheduledHandler(print),
+        lambda: kernel.encode(buffer, *operands),
+    ):
+        with pytest.raises(RuntimeError, match="has been committed already"):
+            action()
+    with pytest.raises(RuntimeError, match="completed already"):
+        buffer.enqueue()
+
+
+def test_waiting_for_what_was_not_committed_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="has not been committed"):
+        DEVICE.makeCommandQueue().makeCommandBuffer().waitUntilCompleted()
+
+
+def test_an_error_in_the_work_is_told_and_stays_in_its_buffer() -> None:
+    queue, ran = DEVICE.makeCommandQueue(), []
+
+    def fail() -> None:
+        raise ZeroDivisionError("as intended")
+
+    bad = finished(queue, fail, lambda: ran.append("after the error"))
+    assert bad.status == STATUS.error
+    assert "ZeroDivisionError: as intended" in str(bad.error)
+    assert isinstance(bad.error.__cause__, ZeroDivisionError)  # type: ignore[union-attr]
+    assert "as intended" in bad.error.localizedDescription  # type: ignore[union-attr]
+    assert finished(queue, lambda: ran.append("next")).status == STATUS.completed
+    assert ran == ["next"]
+
+
+def test_an_interrupt_while_waiting_is_raised() -> None:
+    queue = DEVICE.makeCommandQueue()
+    finished(queue)
+    buffer = queue.makeCommandBuffer()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    record(buffer, interrupt)
+    queue._executor.asleep = queue._executor.prompt = False  # the caller runs it
+    buffer.commit()
+    with pytest.raises(KeyboardInterrupt):
+        buffer.waitUntilCompleted()
+    assert buffer.status == STATUS.error
+    assert finished(queue).status == STATUS.completed
+
+
+# ---- handlers --------------------------------------------------------------------------------------------------------
+
+
+def test_handlers_are_called_before_and_after_the_work_in_order() -> None:
+    queue, seen = DEVICE.makeCommandQueue(), []
+    buffer = queue.makeCommandBuffer()
+    buffer.addCompletedHandler(lambda b: seen.append(("completed", b is buffer, b.status)))
+    buffer.addCompletedHandler(lambda b: seen.append("second"))
+    buffer.addScheduledHandler(lambda b: seen.append("scheduled"))
+    record(buffer, lambda: seen.append("work"))
+    buffer.commit()
+    buffer.waitUntilCompleted()
+    assert seen == ["scheduled", "work", ("completed", True, STATUS.completed), "second"]
+
+
+def test_a_handler_that_raises_is_logged_and_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    queue, seen = DEVICE.makeCommandQueue(), []
+
+    def fail(buffer: MTLCommandBuffer) -> None:
+        raise ValueError("as intended")
+
+    for wait in (True, False):
+        buffer = queue.makeCommandBuffer()
+        buffer.addCompletedHandler(fail)
+        done = threading.Event()
+        buffer.addCompletedHandler(lambda b, done=done: (seen.append(b.status), done.set()))  # type: ignore[misc]
+        with caplog.at_level(logging.ERROR, "retrograd.mps"):
+            buffer.commit()
+            if wait:
+                buffer.waitUntilCompleted()
+            assert done.wait(10)
+    assert seen == [STATUS.completed] * 2
+    assert len([entry for entry in caplog.records if entry.exc_info]) == 2
+    assert finished(queue).status == STATUS.completed
+
+
+def test_a_handler_that_exits_does_not_end_the_queue(caplog: pytest.LogCaptureFixture) -> None:
+    queue = DEVICE.makeCommandQueue()
+    buffer = queue.makeCommandBuffer()
+    buffer.addCompletedHandler(lambda _: sys.exit("as intended"))
+    with caplog.at_level(logging.ERROR, "retrograd.mps"):
+        buffer.commit()
+        while buffer.status < STATUS.completed:
+            time.sleep(0.001)
+        done = threading.Event()
+        following = queue.makeCommandBuffer()
+        following.addCompletedHandler(lambda _: done.set())
+        following.commit()
+        assert done.wait(10)
+    assert len(caplog.records) == 1
+
+
+def test_a_handler_may_commit_more_work() -> None:
+    queue, ran, done = DEVICE.makeCommandQueue(), [], threading.Event()
+
+    def again(buffer: MTLCommandBuffer) -> None:
+        ran.append(len(ran))
+        if len(ran) == 5:
+            done.set()
+            return
+        following = queue.makeCommandBuffer()
+        following.addCompletedHandler(again)
+        following.commit()
+
+    buffer = queue.makeCommandBuffer()
+    buffer.addCompletedHandler(again)
+    buffer.commit()
+    buffer.waitUntilCompleted()
+    assert done.wait(10)
+    assert ran == [0, 1, 2, 3, 4]
+
+
+def test_a_handler_that_waits_for_its_own_queue_is_told() -> None:
+    queue, seen = DEVICE.makeCommandQueue(), []
+
+    def wait(buffer: MTLCommandBuffer) -> None:
+        following = queue.makeCommandBuffer()
+        following.commit()
+        try:
+            following.waitUntilCompleted()
+        except RuntimeError as error:
+            seen.append(str(error))
+
+    buffer = queue.makeCommandBuffer()
+    buffer.addCompletedHandler(wait)
+    buffer.commit()
+    buffer.waitUntilCompleted()
+    assert "called by a handler" in seen[0]
+
+
+def test_handlers_must_be_callable() -> None:
+    with pytest.raises(TypeError, match="must be callable"):
+        DEVICE.makeCommandQueue().makeCommandBuffer().addCompletedHandler(None)  # type: ignore[arg-type]
+
+
+# ---- threads, processes ----------------------------------------------------------------------------------------------
+
+
+def test_many_threads_on_one_queue_and_many_waiters() -> None:
+    queue = DEVICE.makeCommandQueue()
+    memories = [np.zeros((20, 30), np.float32) for _ in range(6)]
+    failures: list[BaseException] = []
+
+    def use(memory: Array) -> None:
+        try:
+            kernel, operands = add_one(memory)
+            for step in range(60):
+                buffer = queue.makeCommandBuffer()
+                kernel.encode(buffer, *operands)
+                buffer.commit()
+                if step % 3:
+                    buffer.waitUntilCompleted()
+                    assert (memory == step + 1).all()
+            last = queue.makeCommandBuffer()
+            last.commit()
+            waiters = [threading.Thread(target=last.waitUntilCompleted) for _ in range(3)]
+            for waiter in waiters:
+                waiter.start()
+            for waiter in waiters:
+                waiter.join(20)
+                assert not waiter.is_alive()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(memory,)) for memory in memories]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert all((memory == 60).all() for memory in memories)
+
+
+def test_python_runs_while_a_kernel_does() -> None:
+    """The interpreter lock is released. It is not taken from anyone meanwhile, only given up: by sleeping, or by us."""
+    memory = np.zeros((4000, 1000), np.float32)
+    kernel, operands = add_one(memory)
+    buffer = DEVICE.makeCommandQueue().makeCommandBuffer()
+    kernel.encode(buffer, *operands)
+    interval, moments = sys.getswitchinterval(), []
+    sys.setswitchinterval(60)
+    try:
+        buffer.commit()
+        while buffer.status < STATUS.completed:
+            moments.append(time.perf_counter())
+            time.sleep(0)
+    finally:
+        sys.setswitchinterval(interval)
+    buffer.waitUntilCompleted()
+    assert sum(buffer.gpuStartTime < moment < buffer.gpuEndTime for moment in moments) > 10
+    assert (memory == 1).all()
+
+
+def test_a_queue_that_is_gone_ends_its_thread() -> None:
+    queue = DEVICE.makeCommandQueue()
+    finished(queue)
+    thread = queue._executor.thread
+    assert thread is not None
+    assert thread.daemon
+    del queue
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_thread_sleeps_when_there_is_nothing_to_do() -> None:
+    queue = DEVICE.makeCommandQueue()
+    finished(queue)
+    for _ in range(500):
+        if queue._executor.asleep:
+            break
+        time.sleep(0.01)
+    assert queue._executor.asleep
+    assert finished(queue).status == STATUS.completed
+
+
+OLD_QUEUE = DEVICE.makeCommandQueue()
+
+
+def _in_a_child(connection: Any, pending: MTLCommandBuffer) -> None:
+    memory = np.zeros((30, 40), np.float32)
+    kernel, operands = add_one(memory)
+    for queue in (OLD_QUEUE, DEVICE.makeCommandQueue()):
+        for _ in range(2):
+            buffer = queue.makeCommandBuffer()
+            kernel.encode(buffer, *operands)
+            buffer.commit()
+            buffer.waitUntilCompleted()
+    unfinished = OLD_QUEUE.makeCommandBuffer()
+    done = threading.Event()
+    unfinished.addCompletedHandler(lambda _: done.set())
+    unfinished.commit()  # run by the child's own thread
+    arrived = done.wait(10)
+    pending.waitUntilCompleted()
+    connection.send((float(memory.min()), float(memory.max()), arrived, pending.status, str(pending.error)))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_old_and_new_queues_work_in_a_child_after_fork() -> None:
+    gate, called = threading.Event(), []
+    finished(OLD_QUEUE)
+    running = OLD_QUEUE.makeCommandBuffer()
+    record(running, lambda: None if gate.wait(20) else pytest.fail("nobody opened the gate"))
+    running.addCompletedHandler(lambda _: called.append(os.getpid()))
+    running.commit()
+    while running.status == STATUS.committed:
+        time.sleep(0.001)
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    child = context.Process(target=_in_a_child, args=(theirs, running))
+    child.start()
+    try:
+        assert mine.poll(30), "the child hangs"
+        low, high, arrived, status, error = mine.recv()
+    finally:
+        gate.set()
+        child.join(10)
+        child.kill()
+    assert (low, high, arrived) == (4.0, 4.0, True)
+    assert status == STATUS.error  # it ends in the parent
+    assert "forked" in error
+    running.waitUntilCompleted()
+    assert running.status == STATUS.completed
+    assert called == [os.getpid()]
+    assert finished(OLD_QUEUE).status == STATUS.completed
+
+
+EXIT = """
+import atexit, time
+import numpy as np
+from retrograd.mps import *
+device = MTLCreateSystemDefaultDevice()
+queue = device.makeCommandQueue()
+memory = np.zeros((3000, 1000), np.float32)
+described = MPSMatrixDescriptor(rows=3000, columns=1000, rowBytes=4000, dataType=MPSDataType.float32)
+matrix = MPSMatrix(buffer=device.makeBuffer(bytesNoCopy=memory), descriptor=described)
+vector = MPSVector(device=device, descriptor=MPSVectorDescriptor(length=1000, dataType=MPSDataType.float32))
+kernel = MPSMatrixBatchNormalization(device=device)
+kernel.epsilon = 1
+buffers = [queue.makeCommandBuffer() for _ in range(5)]
+for buffer in buffers:
+    for _ in range(20):
+        kernel.encode(buffer, matrix, vector, vector, None, None, matrix)
+{ending}
+"""
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "pass",  # not committed
+        "buffers[0].commit()",
+        "[buffer.commit() for buffer in buffers]",
+        "[buffer.commit() for buffer in buffers]; time.sleep(0.02)",
+        "[buffer.commit() for buffer in buffers]; time.sleep(0.05)",
+        "[buffer.commit() for buffer in buffers]; buffers[0].waitUntilCompleted()",
+        "buffers[0].addCompletedHandler(lambda b: time.sleep(60)); buffers[0].commit(); time.sleep(0.5)",
+        "atexit.register(lambda: (buffers[0].commit(), buffers[0].waitUntilCompleted()))",
+    ],
+)
+def test_the_interpreter_ends_whatever_is_going_on(ending: str) -> None:
+    began = time.monotonic()
+    script = EXIT.format(ending=ending)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert time.monotonic() - began < 30
+
+
+def test_a_wait_after_the_end_is_told() -> None:
+    """By a function that was registered before the package was imported, and so is called last."""
+    script = EXIT.format(ending="").replace(
+        "import atexit, time\n",
+        "import atexit, time\n"
+        "def last():\n    buffers[0].commit()\n    buffers[0].waitUntilCompleted()\n    print(buffers[0].error)\n"
+        "atexit.register(last)\n",
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "the interpreter is ending" in run.stdout
