@@ -90,7 +90,7 @@ def main() -> int:
             rate = 0.01 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
             array -= np.float32(rate) * mean / (np.sqrt(square) + np.float32(1e-8))
         if step % 50 == 0:
-            print(f"step {step:3}: mean squared error {np.mean(losses[-50:]):.4f}")
+            print(f"step {step:3}: loss {np.mean(losses[-50:]):.4f}")
 
     fell = np.mean(losses[-20:]) < 0.2 * np.mean(losses[:20])
     if not fell:

@@ -69,6 +69,17 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in slugs, f"{target}: no such heading"
 
 
+def test_tests_that_the_map_names_exist() -> None:
+    """docs/apple.md says which test holds which of Apple's features."""
+    text = (ROOT / "docs" / "apple.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", text))
+    there = set()
+    for path in (ROOT / "tests").glob("test_*.py"):
+        there |= set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    assert len(named) > 150
+    assert named <= there, named - there
+
+
 def test_activation_table_is_complete() -> None:
     """Names, numbers and customary parameters in docs/activations.md are those in force."""
     from retrograd.activation import ACTIVATIONS
