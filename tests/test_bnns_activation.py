@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from typing import Any
 
 import ml_dtypes
@@ -217,6 +219,40 @@ def test_prelu_needs_an_image_and_its_input() -> None:
     status, dx = backward(create(29), normal(4, *SHAPE), None, normal(4, *SHAPE))
     assert status == -1
     assert (dx == 7).all()
+
+
+def test_a_pointer_into_a_filter_keeps_its_memory() -> None:
+    libc = ctypes.CDLL(None)
+    layer = bnns.BNNSLayerParametersActivation(image(), image(), bnns.BNNSActivation(2, 0.25))
+    parameters = bnns.BNNSFilterParameters(0, 0, libc.posix_memalign, libc.free)
+    pointer = bnns.BNNSGetPointer(bnns.BNNSFilterCreateLayerActivation(layer, parameters), 0)
+    gc.collect()
+    assert pointer.view().tolist() == [0.25]
+
+
+def test_constant_slopes_need_neither_input_nor_output() -> None:
+    dy = normal(4, *SHAPE)
+    for code, slope in ((0, 1.0), (7, 0.75), (20, 0.75)):
+        status, dx = backward(create(code), dy)
+        assert status == 0
+        assert np.allclose(dx, slope * dy, rtol=1e-6)
+
+
+def test_gradients_over_one_another_are_refused() -> None:
+    dy = normal(4, *SHAPE)
+    memory = np.full(120, 7, np.float32)
+    status = bnns.BNNSFilterApplyBackwardBatch(
+        create(2), 4, dy, 30, image(memory), 30, None, 30, image(dy), 30, Descriptor.from_array(memory[:1]), None
+    )
+    assert status == -1
+    assert (memory == 7).all()
+
+
+def test_infinity_is_quiet() -> None:
+    x = np.full((1, *SHAPE), -np.inf, np.float32)
+    y = np.empty_like(x)
+    assert bnns.BNNSFilterApplyBatch(create(29, alpha=0.0), 1, x, 30, y, 30) == 0
+    assert backward(create(29, alpha=0.0), x, x)[0] == 0
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

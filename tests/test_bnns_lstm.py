@@ -807,6 +807,32 @@ def test_directions_of_the_output_that_lie_apart() -> None:
     layer.check_gradients(layer.expected_backward())
 
 
+def test_read_only_inputs_beside_outputs_that_lie_apart() -> None:
+    """Only what is written has to be writable, also where results go by way of temporaries."""
+    layer = Layer(directions=2, batch_sizes=[2, 1, 1])
+    assert layer.values.y is not None
+    assert layer.batch_sizes is not None
+    layer.params.output_descriptor.data_desc = spread(layer.values.y.reshape(3, 2, 2, 4), (0, 3, 0, 2))[0]
+    layer.batch_sizes.flags.writeable = False
+    assert bnns.BNNSDirectApplyLSTMBatchTrainingCaching(layer.params, None, None, 0) == 0, bnns.last_error()
+
+
+def test_tensors_that_move_their_memory_are_looked_at_anew(torch: Any) -> None:
+    """What speaks only DLPack may put its numbers elsewhere between two calls."""
+    layer = Layer()
+    assert layer.values.x is not None
+    tensor = torch.from_numpy(layer.values.x.copy())
+    layer.params.input_descriptor.data_desc.data = tensor
+    assert bnns.BNNSDirectApplyLSTMBatchTrainingCaching(layer.params, None, None, 0) == 0, bnns.last_error()
+    assert layer.values.y is not None
+    first = layer.values.y.copy()
+    tensor.data = 2 * tensor
+    assert bnns.BNNSDirectApplyLSTMBatchTrainingCaching(layer.params, None, None, 0) == 0
+    assert not np.array_equal(layer.values.y, first)
+    tensor.resize_(1)
+    assert bnns.BNNSDirectApplyLSTMBatchTrainingCaching(layer.params, None, None, 0) == -1
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_layouts_strides_and_zero_extents(data: st.DataObject) -> None:
@@ -1560,7 +1586,7 @@ def test_interleaved_arrays_do_not_overlap() -> None:
                 pool[..., k] = arrays[field]
                 strides = [step // 4 for step in reversed(pool.strides[:-1])]
                 desc = describe(pool[..., k])
-                assert desc.stride == tuple(strides)
+                assert desc.geometry().strides == tuple(strides)
                 setattr(getattr(params, gate), name, desc)
                 arrays[field] = pool[..., k]
     layer.check()

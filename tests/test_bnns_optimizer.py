@@ -254,6 +254,33 @@ def test_every_change_of_a_descriptor_is_noticed_by_the_next_call() -> None:
     assert run() == -1
 
 
+def test_the_same_descriptors_in_other_groups() -> None:
+    arrays = [np.full(2, k, np.float32) for k in range(6)]
+    listed = described(arrays)
+    momentum = bnns.BNNSOptimizerSGDMomentumFields(
+        learning_rate=1, momentum=0.5, gradient_scale=1, sgd_momentum_variant=1
+    )
+    assert bnns.BNNSOptimizerStep(1, momentum, 2, listed[:2], listed[2:4], listed[4:6]) == 0
+    for k, array in enumerate(arrays):
+        array[:] = k
+    plain = bnns.BNNSOptimizerSGDMomentumFields(learning_rate=1, gradient_scale=1)
+    assert bnns.BNNSOptimizerStep(1, plain, 3, listed[:3], listed[3:6], None) == 0
+    assert [float(array[0]) for array in arrays] == [-3, -3, -3, 3, 4, 5]
+
+
+def test_tensors_that_move_their_memory_are_looked_at_anew(torch: Any) -> None:
+    tensor, fields = torch.zeros(4), bnns.BNNSOptimizerSGDMomentumFields(learning_rate=1, gradient_scale=1)
+    parameters = [Descriptor(layout=0x10000, size=(4,), data=tensor, data_type=0x10020)]
+    gradients = described([np.ones(4, np.float32)])
+    for _ in range(2):
+        assert bnns.BNNSOptimizerStep(1, fields, 1, parameters, gradients, None) == 0
+    tensor.data = torch.full((4,), 10.0)
+    assert bnns.BNNSOptimizerStep(1, fields, 1, parameters, gradients, None) == 0
+    assert tensor.tolist() == [9, 9, 9, 9]
+    tensor.resize_(1)
+    assert bnns.BNNSOptimizerStep(1, fields, 1, parameters, gradients, None) == -1
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 

@@ -294,6 +294,8 @@ def test_an_array_of_structures_copies_too() -> None:
         gate.iw_desc.append(descriptor)
     with pytest.raises(TypeError, match="BNNSNDArrayDescriptor"):
         gate.iw_desc[0] = 3  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="stay where they are"):
+        gate.iw_desc[0:2] = [descriptor, descriptor]
     with pytest.raises(ValueError, match="2 entries, not 1"):
         gate.iw_desc = [descriptor]
 
@@ -506,7 +508,10 @@ def test_zero_strides_are_contiguous_after_given_ones() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"layout": 0x30000, "size": (2, 3, 2), "stride": (3, 2, 12)}, r"stride\[1\] is 2, below stride\[0\]"),
+        (
+            {"layout": 0x30000, "size": (2, 3, 2), "stride": (3, 2, 12)},
+            r"stride\[1\] is 2, below that of a faster axis",
+        ),
         ({"layout": 0x30000, "size": (2, 0, 2)}, "an extent is 0"),
         ({"layout": 0x12345, "size": (2,)}, "layout is 0x12345"),
         ({"layout": "SNE", "size": (2,)}, "layout is 'SNE'"),
@@ -561,6 +566,48 @@ def test_from_array_chooses_the_layout_by_rank() -> None:
     assert layouts == {1: 0x10000, 2: 0x20000, 3: 0x30000, **{n: n << 16 | 0x8001 for n in range(4, 9)}}
     sne = bnns.BNNSNDArrayDescriptor.from_array(np.zeros((5, 3, 2), np.float32), bnns.BNNSDataLayoutSNE)
     assert sne.size == (2, 3, 5)
+
+
+def test_from_array_does_not_mind_the_strides_of_single_axes() -> None:
+    for part in (
+        np.zeros((1, 4, 3), np.float32).swapaxes(0, 1),
+        np.arange(12, dtype=np.float32).reshape(4, 3)[:, None, ::2],
+    ):
+        descriptor = bnns.BNNSNDArrayDescriptor.from_array(part)
+        assert np.array_equal(descriptor.view(), part)
+        assert np.shares_memory(descriptor.view(), part)
+
+
+def test_a_single_axis_does_not_hide_that_strides_decrease() -> None:
+    descriptor = bnns.BNNSNDArrayDescriptor(
+        layout=0x30000, size=(3, 1, 3), stride=(4, 1, 2), data=np.zeros(64, np.float32), data_type=0x10020
+    )
+    with pytest.raises(Invalid, match=r"stride\[2\] is 2, below that of a faster axis, which is 4"):
+        descriptor.view()
+
+
+def test_buffers_of_odd_kinds() -> None:
+    class Offset(ctypes.Structure):
+        _fields_ = [("Offset", ctypes.c_float), ("Other", ctypes.c_float)]
+
+    assert flat((Offset * 2)()).shape == (4,)
+    assert flat(np.array(3, np.float32), 1).tolist() == [3]
+
+    class Sub(np.ndarray):
+        pass
+
+    whole = np.zeros((), np.float32).view(Sub)
+    flat(whole, 1)[0] = 5
+    assert float(whole) == 5
+
+
+def test_a_batch_of_one_may_have_any_stride() -> None:
+    x = np.ones(4, np.float32)
+    layer = bnns.BNNSLayerParametersActivation(
+        bnns.BNNSNDArrayDescriptor.from_array(x), bnns.BNNSNDArrayDescriptor.from_array(x), bnns.BNNSActivation(4)
+    )
+    filter = bnns.BNNSFilterCreateLayerActivation(layer)
+    assert bnns.BNNSFilterApplyBatch(filter, 1, x, bnns.SIZE_MAX, x, bnns.SIZE_MAX) == 0
 
 
 def test_from_array_refuses_with_a_reason() -> None:

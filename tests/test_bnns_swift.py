@@ -96,6 +96,10 @@ def test_where_swift_throws_this_raises() -> None:
     x = SHAPE.descriptor(normal(4, 3, 2, 5))
     with pytest.raises(BNNS.Error, match="arrayDescriptorInvalidData: output has no data"):
         swift.apply(batchSize=4, input=x, output=SHAPE.descriptor(), for_=BNNS.LearningPhase.training)
+    with pytest.raises(BNNS.Error, match=r"layerApplyFail: input is .* not what the layer was made for"):
+        swift.apply(
+            batchSize=1, input=BNNS.Shape.vector(30).descriptor(x.data), output=x, for_=BNNS.LearningPhase.training
+        )
     with pytest.raises(BNNS.Error, match=r"layerApplyFail: .*out has 480 bytes"):
         swift.apply(batchSize=5, input=x, output=x, for_=BNNS.LearningPhase.training)
     with pytest.raises(BNNS.Error, match=r"layerApplyFail: .*no training pass"):

@@ -461,9 +461,10 @@ def _update_running(
         return
     if update.unbiased and count > 1:  # of one element there is only the biased variance
         var = var * (count / (count - 1))
-    for array, batch in zip(running, (mean, var), strict=True):
-        # In float64, rounded once.
-        array[...] = update.keep * array.astype(np.float64, copy=False) + (1.0 - update.keep) * batch
+    with np.errstate(all="ignore"):  # infinity travels
+        for array, batch in zip(running, (mean, var), strict=True):
+            # In float64, rounded once.
+            array[...] = update.keep * array.astype(np.float64, copy=False) + (1.0 - update.keep) * batch
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ def _rounded(function: Activation, output: np.dtype[Any]) -> Activation:
         return function
     kind = ACTIVATIONS[function.name]
     values = {name: getattr(function, name) for name in ("alpha", "beta") if getattr(kind, name) != 0.0}
-    for name in names:
-        values[name] = float(np.asarray(values[name]).astype(output))
+    with np.errstate(over="ignore"):
+        for name in names:
+            values[name] = float(np.asarray(values[name]).astype(output))
     return Activation(function.name, **values)

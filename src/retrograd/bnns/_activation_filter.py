@@ -19,13 +19,13 @@ from ._filter import (
     checked_descriptor,
     checked_filter,
     delta_geometry,
+    delta_samples,
     put,
-    same_place,
+    sample_geometry,
     source_samples,
     target_samples,
 )
-from ._memory import Array, Geometry, as_float, as_size, check_writable
-from ._names import constant_name
+from ._memory import Array, as_float, as_size, check_disjoint, check_writable, is_first_major, same_elements
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
 
 __all__ = [
@@ -36,8 +36,6 @@ __all__ = [
     "BNNSGetPointer",
 ]
 
-_FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)
-_DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)
 _SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLogSoftmax)
 _PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel
 # Activations of which alpha can be trained: its gradient is weights_delta.
@@ -52,7 +50,7 @@ class ActivationFilter(BNNSFilter):
             shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
             raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersActivation")
         super().__init__(parameters)
-        self.input, self.output = _sample("i_desc", layer.i_desc), _sample("o_desc", layer.o_desc)
+        self.input, self.output = sample_geometry("i_desc", layer.i_desc), sample_geometry("o_desc", layer.o_desc)
         if self.input.elements != self.output.elements:
             raise Invalid(f"i_desc has {self.input.elements} elements, o_desc {self.output.elements}")
         if self.output.may_overlap:
@@ -80,8 +78,7 @@ class ActivationFilter(BNNSFilter):
             raise Invalid(f"axis_flags is {flags:#x}, but i_desc has {rank} axes")
         listed = [k for k in range(rank) if flags >> k & 1] or [0]
         # Bit k is the axis of size[k], which is the k-th fastest, or the k-th slowest where sizes are listed so.
-        slowest_first = layer.i_desc.layout & 0x8001 == 0x8001
-        return tuple(1 + k if slowest_first else rank - k for k in listed)
+        return tuple(1 + k if is_first_major(layer.i_desc.layout) else rank - k for k in listed)
 
     def current(self) -> Fused:
         """The activation with its parameters as they are now."""
@@ -97,16 +94,18 @@ class ActivationFilter(BNNSFilter):
         batch = checked_batch(batch_size)
         y = target_samples("out", self.output, target, batch, out_stride)
         x = source_samples("in", self.input, source, batch, in_stride)
-        if np.may_share_memory(x, y) and not same_place(x, y):
+        if not x.flags.aligned or (np.may_share_memory(x, y) and not same_elements(x, y)):
             x = x.copy()
         if self.function in _SOFTMAXES:
             put(y, self._softmax(x).reshape(y.shape), False)
         elif self.function == _PER_CHANNEL:
             x32 = x.astype(np.float32, copy=False)
-            put(y, np.where(x32 < 0, self.alpha[:, None, None] * x32, x32).reshape(y.shape), False)
+            with np.errstate(all="ignore"):
+                values = np.where(x32 < 0, self.alpha[:, None, None] * x32, x32)
+            put(y, values.reshape(y.shape), False)
         else:
             function = self.current().function
-            if x.dtype is y.dtype and x.shape == y.shape:
+            if x.dtype is y.dtype and x.shape == y.shape and y.flags.aligned:
                 activation_forward(x, function, out=y, num_threads=self.threads)
             else:
                 z = activation_forward(x.astype(np.float32, copy=False), function, num_threads=self.threads)
@@ -142,17 +141,15 @@ class ActivationFilter(BNNSFilter):
             raise Invalid("out_delta is NULL")
         if bias_delta is not None:
             raise Unsupported("bias_delta is given, but an activation has no bias")
-        checked_descriptor("out_delta", out_delta)
-        geometry = self._delta("out_delta", out_delta, self.output)
-        dy = source_samples("out_delta", geometry, out_delta.data, batch, out_delta_stride)
+        dy = delta_samples("out_delta", out_delta, self.output, batch, out_delta_stride, source_samples)
         x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
         y = None if out is None else source_samples("out", self.output, out, batch, out_stride)
         dalpha = None if weights_delta is None else self._alpha_delta(weights_delta, x)
         if in_delta is not None:
-            checked_descriptor("in_delta", in_delta)
-            geometry = self._delta("in_delta", in_delta, self.input)
-            dx = target_samples("in_delta", geometry, in_delta.data, batch, in_delta_stride)
+            dx = delta_samples("in_delta", in_delta, self.input, batch, in_delta_stride, target_samples)
             accumulate = accumulates("in_delta", in_delta)
+            if dalpha is not None:
+                check_disjoint({"in_delta": dx, "weights_delta": dalpha}, {})
         # In float64 or in the engine: nothing is written before all is known.
         sums = None if dalpha is None else self._alpha_gradient(x, dy)
         if in_delta is not None:
@@ -160,19 +157,13 @@ class ActivationFilter(BNNSFilter):
         if dalpha is not None and sums is not None:
             put(dalpha, sums.astype(np.float32).reshape(dalpha.shape), accumulates("weights_delta", weights_delta))
 
-    def _delta(self, name: str, descriptor: BNNSNDArrayDescriptor, like: Geometry) -> Geometry:
-        geometry = delta_geometry(name, descriptor, _DELTAS)
-        if geometry.extents != like.extents:
-            raise Invalid(f"{name} has sizes {geometry.extents}, the layer {like.extents} (fastest first)")
-        return geometry
-
     def _alpha_delta(self, descriptor: Any, x: Array | None) -> Array:
         name = "weights_delta"
         if self.function not in _TRAINABLE:
             raise Unsupported(f"{name} is given, but this activation has no parameter to train")
         if x is None:
             raise Invalid("in is NULL, and the gradient of alpha is found from it")
-        geometry = delta_geometry(name, checked_descriptor(name, descriptor), _DELTAS)
+        geometry = delta_geometry(name, checked_descriptor(name, descriptor))
         if geometry.elements != self.alpha.size or geometry.may_overlap:
             raise Invalid(f"{name} has sizes {geometry.extents}, must have {self.alpha.size} elements")
         accumulates(name, descriptor)
@@ -190,7 +181,7 @@ class ActivationFilter(BNNSFilter):
 
     def _input_gradient(self, x: Array | None, y: Array | None, dy: Array, dx: Array, accumulate: bool) -> None:
         shape = dx.shape
-        dy = dy.astype(np.float32, copy=False).reshape(shape)
+        dy = dy.astype(np.float32, copy=not dy.flags.aligned).reshape(shape)
         if self.function in _SOFTMAXES:
             if y is None:
                 if x is None:
@@ -201,27 +192,30 @@ class ActivationFilter(BNNSFilter):
         if self.function == _PER_CHANNEL:
             if x is None:
                 raise Invalid("in is NULL, and the activation's slope is found from it")
-            put(dx, np.where(x < 0, self.alpha[:, None, None] * dy, dy), accumulate)
+            with np.errstate(all="ignore"):
+                values = np.where(x < 0, self.alpha[:, None, None] * dy, dy)
+            put(dx, values, accumulate)
             return
         chosen = self.current()
-        values: dict[str, Array]
-        if chosen.function.name == "identity":
-            values = {"x": dy}  # the slope is 1 wherever it is taken
+        at: dict[str, Array]
+        if chosen.function.name in ("identity", "linear", "linear_with_bias"):
+            at = {"x": dy}  # the slope is the same wherever it is taken
         elif chosen.slope_from == "output" and y is not None:
-            values = {"y": y}
+            at = {"y": y}
         elif x is not None:
-            values = {"x": x}
+            at = {"x": x}
         elif chosen.slope_from == "output":
             raise Invalid("in and out are NULL; one of them is needed")
         else:
             raise Invalid("in is NULL, and the activation's slope is found from it")
-        values = {name: array.astype(np.float32, copy=False).reshape(shape) for name, array in values.items()}
-        others = [dy, *values.values()]
-        direct = dx.dtype is FLOAT32 and not any(np.may_share_memory(dx, a) and not same_place(dx, a) for a in others)
+        at = {name: array.astype(np.float32, copy=not array.flags.aligned).reshape(shape) for name, array in at.items()}
+        others = [dy, *at.values()]
+        direct = dx.dtype is FLOAT32 and dx.flags.aligned
+        direct = direct and not any(np.may_share_memory(dx, a) and not same_elements(dx, a) for a in others)
         result = activation_backward(
             dy,
             chosen.function,
-            **values,
+            **at,
             out=dx if direct else None,
             accumulate=accumulate and direct,
             num_threads=self.threads,
@@ -237,16 +231,6 @@ class ActivationFilter(BNNSFilter):
                 dx = dy - np.exp(y) * dy.sum(axis=self.axes, keepdims=True, dtype=np.float64)
             rounded: Array = dx.astype(np.float32)
         return rounded
-
-
-def _sample(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-    if descriptor.data_type not in _FLOATS:
-        shown = constant_name("BNNSDataType", descriptor.data_type)
-        raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
-    try:
-        return descriptor.geometry()
-    except Invalid as error:
-        raise Invalid(f"{name}: {error}") from None
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------

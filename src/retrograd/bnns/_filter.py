@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from . import _constants as c
-from ._failure import Invalid, status
+from ._failure import Invalid, Unsupported, status
 from ._memory import Arena, Array, Geometry, as_size, batch_view, check_writable, threads_of
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
@@ -18,7 +19,9 @@ __all__ = [
 ]
 
 _F = TypeVar("_F", bound="BNNSFilter")
-FLOAT32 = np.dtype(np.float32)
+FLOAT32: Final = np.dtype(np.float32)
+FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)  # of samples and parameters
+DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)  # of gradients
 
 
 class BNNSFilter:
@@ -35,14 +38,11 @@ class BNNSFilter:
         self.destroyed = False
 
     def destroy(self) -> None:
-        """Give back everything. Later calls fail."""
+        """Give back and forget everything. Later calls fail."""
         if not self.destroyed:
-            self.destroyed = True
             self.arena.give_back_all()
-
-    def __del__(self) -> None:
-        if hasattr(self, "destroyed"):  # it was made
-            self.destroy()
+            vars(self).clear()
+            self.destroyed = True
 
 
 def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
@@ -92,12 +92,34 @@ def checked_descriptor(name: str, descriptor: Any) -> BNNSNDArrayDescriptor:
     return descriptor
 
 
-def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Geometry:
+def sample_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    """Of a layer's input or output."""
+    if descriptor.data_type not in FLOATS:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
+    try:
+        return descriptor.geometry()
+    except Invalid as error:
+        raise Invalid(f"{name}: {error}") from None
+
+
+def delta_samples(
+    name: str, descriptor: Any, like: Geometry, batch: int, stride: Any, samples: Callable[..., Array]
+) -> Array:
+    """Gradients of a layer's input or output; `samples`: how they are used."""
+    descriptor = checked_descriptor(name, descriptor)
+    geometry = delta_geometry(name, descriptor)
+    if geometry.extents != like.extents:
+        raise Invalid(f"{name} has sizes {geometry.extents}, the layer {like.extents} (fastest first)")
+    return samples(name, geometry, descriptor.data, batch, stride)
+
+
+def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
     """Of a gradient that a call reads or writes."""
     if descriptor.data is None:
         raise Invalid(f"{name}.data is NULL")
-    if descriptor.data_type not in types:
-        allowed = " or ".join(constant_name("BNNSDataType", one) for one in types)
+    if descriptor.data_type not in DELTAS:
+        allowed = " or ".join(constant_name("BNNSDataType", one) for one in DELTAS)
         raise Invalid(f"{name}.data_type is {constant_name('BNNSDataType', descriptor.data_type)}, must be {allowed}")
     try:
         return descriptor.geometry()
@@ -110,11 +132,6 @@ def accumulates(name: str, descriptor: BNNSNDArrayDescriptor) -> bool:
     if flags not in (c.BNNSNDArrayFlagBackpropSet, c.BNNSNDArrayFlagBackpropAccumulate):
         raise Invalid(f"{name}.flags is {flags!r}, must be 0 (set) or 1 (accumulate)")
     return bool(flags)
-
-
-def same_place(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape are the same memory, element by element."""
-    return bool(a.ctypes.data == b.ctypes.data and a.strides == b.strides and a.dtype == b.dtype)
 
 
 def put(target: Array, values: Array, accumulate: bool) -> None:

@@ -28,16 +28,20 @@ from ..recurrent import (
 from . import _constants as c
 from ._activation import elementwise
 from ._failure import Invalid, Unsupported, note, status
+from ._filter import FLOAT32, accumulates
 from ._memory import (
     Arena,
     Array,
     as_float,
     as_size,
     bytes_of,
+    check_disjoint,
     check_writable,
     dtype_of,
     extents_of,
     geometry,
+    keeps_still,
+    shares_memory,
     threads_of,
     view_of,
 )
@@ -54,7 +58,6 @@ __all__ = [
 _SCALARS: Final = ("input_size", "hidden_size", "batch_size", "num_layers", "seq_len")
 _GATES: Final = ("input_gate", "forget_gate", "candidate_gate", "output_gate")  # the engine's i f g o
 _KNOWN_FLAGS: Final = c.BNNSLayerFlagsLSTMBidirectional | c.BNNSLayerFlagsLSTMDefaultActivations
-_FLOAT32: Final = np.dtype(np.float32)
 _MOST_BYTES: Final = 2**62  # of anything: beyond it byte counts would leave 64 bits
 
 # After the engine's part of a training cache: a mark, the seed of its dropout, which optional arrays there were, and
@@ -296,10 +299,7 @@ class _Temporaries:
 
     def give_back(self) -> None:
         for array in self._taken:
-            try:
-                self._arena.give_back(array)
-            except Invalid as error:
-                note(str(error))  # results are there, and that has not changed them
+            self._arena.give_back(array)
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         array = self._arena.take(shape, dtype)
@@ -316,7 +316,7 @@ class _Temporaries:
                 assert view is not None
                 found[name] = view
                 continue
-            array = self.take(shape if view is None else view.shape, _FLOAT32)
+            array = self.take(shape if view is None else view.shape, FLOAT32)
             if start == "zero":
                 array.fill(0)
             if view is not None:
@@ -472,7 +472,7 @@ def _view(
 ) -> Array:
     """The array of the extents that the scalar fields imply, which come fastest first; its own are slowest first."""
     dtype = dtype_of(desc.data_type)
-    if dtype.kind not in "iu" if integers else dtype != _FLOAT32:
+    if dtype.kind not in "iu" if integers else dtype != FLOAT32:
         wanted = "an integer" if integers else "BNNSDataTypeFloat32"
         raise Unsupported(f"data_type is {constant_name('BNNSDataType', desc.data_type)}, must be {wanted}")
     extents = extents_of(desc.layout or no_layout, desc._size)
@@ -528,40 +528,10 @@ def _cells(sizes: _Sizes, arrays: Arrays) -> list[LstmWeights]:
 # ---- overlaps -------------------------------------------------------------------------------------------------------
 
 
-def _bounds(array: Array) -> tuple[int, int]:
-    return np.lib.array_utils.byte_bounds(array)
-
-
-def _share_memory(a: Array, b: Array) -> bool:
-    try:
-        return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]  # any int will do
-    except np.exceptions.TooHardError:
-        return True  # strides so odd that it takes long to say
-
-
-def _same_elements(a: Array, b: Array) -> bool:
-    steps = zip(a.shape, a.strides, b.strides, strict=True)
-    return a.shape == b.shape and _bounds(a) == _bounds(b) and all(n == 1 or p == q for n, p, q in steps)
-
-
-def _check_disjoint(results: Arrays, inputs: Arrays, in_place: Mapping[str, str]) -> None:
-    """No result shares memory with an input or another result, but for those exactly in the place of their input."""
-    spans = {name: _bounds(array) for name, array in (*inputs.items(), *results.items())}
-    others: dict[str, Array] = dict(inputs)
-    for name, result in results.items():
-        low, high = spans[name]
-        for other, array in others.items():
-            if low < spans[other][1] and spans[other][0] < high and _share_memory(result, array):
-                if in_place.get(name) == other and _same_elements(result, array):
-                    continue
-                raise Invalid(f"{name} overlaps {other} in memory")
-        others[name] = result
-
-
 def _check_apart(cache: Array, arrays: Arrays) -> None:
     """The training cache must not share memory with these; with all that it sees itself the engine compares it."""
     for name, array in arrays.items():
-        if _share_memory(cache, array):
+        if shares_memory(cache, array):
             raise Invalid(f"training_cache_ptr overlaps {name} in memory")
 
 
@@ -619,30 +589,41 @@ class _Gradients(NamedTuple):
 
 
 def _inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
-    known: Any = _checked("layer_params", params)._derived
+    known: Any = _checked("layer_params", params).memo()
     inputs: _Inputs | None = known.get("lstm inputs")
     if inputs is None:
-        inputs = known["lstm inputs"] = _read_inputs(params)
+        inputs = _read_inputs(params)
+        if _keep_still(params):
+            known["lstm inputs"] = inputs
     return inputs
 
 
 def _outputs(params: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Outputs:
-    known: Any = params._derived
+    known: Any = params.memo()
     outputs: _Outputs | None = known.get("lstm outputs")
     if outputs is None:
-        outputs = known["lstm outputs"] = _read_outputs(params, inputs)
+        outputs = _read_outputs(params, inputs)
+        if _keep_still(params):
+            known["lstm outputs"] = outputs
     return outputs
 
 
 def _gradients(deltas: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Gradients:
-    known: Any = _checked("layer_delta_params", deltas)._derived
+    known: Any = _checked("layer_delta_params", deltas).memo()
     gradients: _Gradients | None = known.get("lstm gradients")
     if gradients is None or gradients.serial != inputs.serial:
         try:
-            gradients = known["lstm gradients"] = _read_gradients(deltas, inputs)
+            gradients = _read_gradients(deltas, inputs)
         except (Invalid, Unsupported) as error:
             raise type(error)(f"layer_delta_params: {error}") from None
+        if _keep_still(deltas):
+            known["lstm gradients"] = gradients
     return gradients
+
+
+def _keep_still(params: BNNSLayerParametersLSTM) -> bool:
+    """Whether what was worked out of a structure's buffers holds for the next call too."""
+    return all(keeps_still(descriptor.data) for descriptor in _descriptors(params).values())
 
 
 def _read_inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
@@ -705,11 +686,11 @@ def _read_outputs(params: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Outputs:
     names = {_Y: "y", _HN: "hn", _CN: "cn"}
     descriptors = _descriptors(params)
     arrays = _arrays(descriptors, names, sizes, results=True)
-    _check_disjoint(arrays, inputs.arrays, {_HN: _H0, _CN: _C0})
+    check_disjoint(arrays, inputs.arrays, {_HN: _H0, _CN: _C0})
     shapes = {_Y: sizes.outputs(), _HN: sizes.states(), _CN: sizes.states()}
     targets = [_Target(names[name], array, shapes[name], array.ndim != 3) for name, array in arrays.items()]
     simplest = _simplest(targets)
-    unseen = {} if isinstance(simplest, dict) else arrays
+    unseen = {} if isinstance(simplest, dict) else dict(arrays)
     for name in (_LENGTHS, _H0, _C0):
         if name in inputs.arrays and inputs.arrays[name].ndim != 3:
             unseen[name] = inputs.arrays[name]
@@ -730,9 +711,9 @@ def _read_gradients(deltas: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Gradie
         if name not in inputs.arrays and name not in (_H0, _C0):
             raise Invalid(f"{name} asks for the gradient of an array that layer_params does not have")
     values = {f"layer_params.{name}": array for name, array in inputs.arrays.items()}
-    _check_disjoint(arrays, {**values, **incoming}, {})
+    check_disjoint(arrays, {**values, **incoming})
 
-    adds = {name: _accumulates(name, descriptors[name]) for name in arrays}
+    adds = {name: accumulates(name, descriptors[name]) for name in arrays}
     accumulate = any(adds.values())
     need = {_need(name) for name in arrays}
     targets = []
@@ -775,15 +756,6 @@ def _check_still_writable(owners: Arrays) -> None:
 
 def _need(name: str) -> str:
     return _NEEDS[name if name in _NEEDS else name.partition(".")[2]]
-
-
-def _accumulates(name: str, desc: BNNSNDArrayDescriptor) -> bool:
-    flags = as_size("flags", desc.flags)
-    if flags > c.BNNSNDArrayFlagBackpropAccumulate:
-        raise Invalid(
-            f"{name}: flags is {flags}, must be BNNSNDArrayFlagBackpropSet or BNNSNDArrayFlagBackpropAccumulate"
-        )
-    return flags == c.BNNSNDArrayFlagBackpropAccumulate
 
 
 def _out(sizes: _Sizes, targets: Arrays) -> LstmGradients:

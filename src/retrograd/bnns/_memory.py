@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -44,6 +46,7 @@ _OPAQUE_LAYOUTS: Final = (
 _LAYOUTS: Final = frozenset(
     value for name, value in vars(c).items() if name.startswith("BNNSDataLayout") and value not in _OPAQUE_LAYOUTS
 )
+_FIELD_NAME: Final = re.compile(":[^:]*:")  # in the format of a structure
 _C_FLOAT: Final = struct.Struct("<f")
 C_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # every ctypes function is one
 
@@ -118,20 +121,21 @@ def extents_of(layout: Any, size: Sequence[Any]) -> tuple[int, ...]:
         raise Invalid(f"layout is {name}, which is none")
     rank = layout >> 16
     extents = tuple(as_size(f"size[{k}]", size[k]) for k in range(rank))
-    # Of the generic layouts, those that end in 1 list extents slowest first.
-    return extents[::-1] if layout & 0x8001 == 0x8001 else extents
+    return extents[::-1] if is_first_major(layout) else extents
 
 
 def geometry(dtype: np.dtype[Any], extents: tuple[int, ...], given: Sequence[Any]) -> Geometry:
     """`given`: strides in values, fastest first; 0, or none at all for the slow axes, means contiguous."""
     strides: list[int] = []
-    contiguous, reach, may_overlap = 1, 0, False
+    contiguous, fastest, reach, may_overlap = 1, 0, 0, False
     for k, extent in enumerate(extents):
         if extent == 0:
             raise Invalid(f"an extent is 0: sizes, fastest first, are {extents}")
         stride = (as_size(f"stride[{k}]", given[k]) if k < len(given) else 0) or contiguous
-        if strides and stride < strides[-1] and extent > 1:
-            raise Invalid(f"stride[{k}] is {stride}, below stride[{k - 1}], which is {strides[-1]}")
+        if extent > 1:
+            if stride < fastest:
+                raise Invalid(f"stride[{k}] is {stride}, below that of a faster axis, which is {fastest}")
+            fastest = stride
         strides.append(stride)
         contiguous = stride * extent
         # Unless each axis steps over all that the faster ones span.
@@ -169,7 +173,7 @@ def bytes_of(data: Any) -> npt.NDArray[np.uint8]:
     except Exception as error:
         raise Invalid(f"data of type {type(data).__name__} gives no buffer: {error}") from None
     if view is not None:
-        if not view.contiguous or "O" in view.format:
+        if not view.contiguous or "O" in _FIELD_NAME.sub("", view.format):
             raise Invalid("data is not one run of numbers in memory")
         return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     if not hasattr(data, "__dlpack__"):
@@ -195,8 +199,8 @@ def _array_bytes(array: Array) -> npt.NDArray[np.uint8]:
         raise Invalid(f"data is an array with negative strides, {array.strides}")
     # From the first element to the last: what lies between belongs to the same allocation.
     reach = sum((extent - 1) * step for extent, step in zip(array.shape, array.strides, strict=True)) + array.itemsize
-    first = array[(slice(0, 1),) * array.ndim].reshape(1).view(np.uint8)
-    return np.lib.stride_tricks.as_strided(first, (reach,), (1,))
+    first = array.reshape(1) if array.ndim == 0 else array[(slice(0, 1),) * array.ndim].reshape(1)
+    return np.lib.stride_tricks.as_strided(first.view(np.uint8), (reach,), (1,))
 
 
 def view_of(geometry: Geometry, data: Any) -> Array:
@@ -227,8 +231,48 @@ def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int
             f"{name} has {memory.nbytes} bytes, but {batch} samples of {geometry.span} values, {stride} apart, "
             f"span {needed}"
         )
-    view: Array = np.ndarray((batch, *geometry.shape), geometry.dtype, memory, 0, (stride * size, *geometry.steps))
+    step = stride * size if batch > 1 else 0  # a step that no one takes may be any number
+    view: Array = np.ndarray((batch, *geometry.shape), geometry.dtype, memory, 0, (step, *geometry.steps))
     return view
+
+
+def keeps_still(data: Any) -> bool:
+    """Whether an object's memory stays where it is while a view of it exists. What only speaks DLPack may move it."""
+    return data is None or isinstance(data, np.ndarray) or not hasattr(type(data), "__dlpack__")
+
+
+def is_first_major(layout: int) -> bool:
+    """Whether extents are listed slowest first."""
+    return layout & 0x8001 == 0x8001
+
+
+def shares_memory(a: Array, b: Array) -> bool:
+    """Whether two arrays have an element in common, as far as can be said in a short time."""
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]  # any int will do
+    except np.exceptions.TooHardError:
+        return True
+
+
+def same_elements(a: Array, b: Array) -> bool:
+    """Whether two arrays are the same memory, element by element."""
+    if a.shape != b.shape or a.dtype != b.dtype or a.ctypes.data != b.ctypes.data:
+        return False
+    return all(n == 1 or p == q for n, p, q in zip(a.shape, a.strides, b.strides, strict=True))
+
+
+def check_disjoint(
+    results: Mapping[str, Array], inputs: Mapping[str, Array], in_place: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """No result shares memory with an input or another result, but for those exactly in the place of their input."""
+    others: dict[str, Array] = dict(inputs)
+    for name, result in results.items():
+        for other, array in others.items():
+            if shares_memory(result, array) and not (in_place.get(name) == other and same_elements(result, array)):
+                raise Invalid(f"{name} overlaps {other} in memory")
+        others[name] = result
 
 
 def check_writable(name: str, array: Array) -> None:
@@ -258,6 +302,13 @@ def threads_of(n_threads: Any) -> int | None:
     return min(as_size("n_threads", n_threads), os.cpu_count() or 1) or None
 
 
+def _c_memory(address: int, size: int, owner: Arena) -> Any:
+    """Memory of a C allocator. Arrays over it hold the arena, which holds the memory."""
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined]
+    return memory
+
+
 class Arena:
     """Memory that a filter keeps, from the client's allocator where there is one.
 
@@ -282,12 +333,13 @@ class Arena:
         if isinstance(self._alloc, C_FUNCTION):
             pointer = ctypes.c_void_p()
             try:
-                code = self._alloc(ctypes.byref(pointer), self._ALIGNMENT, size)
+                # As size_t: without a prototype ctypes would pass ints of 32 bits.
+                code = self._alloc(ctypes.byref(pointer), ctypes.c_size_t(self._ALIGNMENT), ctypes.c_size_t(size))
             except ctypes.ArgumentError as error:
                 raise Invalid(f"alloc_memory is not int (void **, size_t, size_t): {error}") from None
             block: Any = pointer.value
             if code == 0 and block:
-                memory = np.frombuffer(memoryview((ctypes.c_ubyte * size).from_address(block)), np.uint8)
+                memory = np.frombuffer(memoryview(_c_memory(block, size, self)), np.uint8)
         else:
             memptr: list[Any] = [None]
             try:
@@ -299,12 +351,16 @@ class Arena:
                 memory = bytes_of(block)
         if code != 0 or block is None:
             raise Invalid(f"alloc_memory returned {code!r} for {size} bytes and put {block!r} into *memptr")
-        if memory.size < size or not memory.flags.writeable or memory.ctypes.data % dtype.itemsize:
+        address = memory.ctypes.data
+        if address in self._taken:
+            raise Invalid(f"alloc_memory gave the block at {address:#x} twice")
+        if memory.size < size or not memory.flags.writeable or address % dtype.itemsize:
+            self._release(block)
             raise Invalid(
-                f"alloc_memory gave {memory.size} bytes at {memory.ctypes.data:#x}, "
+                f"alloc_memory gave {memory.size} bytes at {address:#x}, "
                 f"{'' if memory.flags.writeable else 'not '}writable; asked for were {size}"
             )
-        self._taken[memory.ctypes.data] = block
+        self._taken[address] = block
         array: Array = np.ndarray(shape, dtype, memory)
         return array
 
@@ -313,6 +369,10 @@ class Arena:
         if array is not None and self._alloc is not None:
             self._release(self._taken.pop(array.ctypes.data))
 
+    def __del__(self) -> None:
+        if hasattr(self, "_taken"):  # it was made
+            self.give_back_all()
+
     def give_back_all(self) -> None:
         while self._taken:
             self._release(self._taken.popitem()[1])
@@ -320,10 +380,7 @@ class Arena:
     def _release(self, block: Any) -> None:
         if self._free is None:
             return
-        if isinstance(self._free, C_FUNCTION):
-            self._free(ctypes.c_void_p(block))
-            return
         try:
-            self._free(block)
+            self._free(ctypes.c_void_p(block) if isinstance(self._free, C_FUNCTION) else block)
         except Exception as error:
             note(f"free_memory raised {type(error).__name__}: {error}")

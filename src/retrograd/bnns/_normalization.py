@@ -31,18 +31,29 @@ from ._activation import Fused, fused
 from ._failure import Invalid, Unsupported, note, status
 from ._filter import (
     FLOAT32,
+    FLOATS,
     BNNSFilter,
     accumulates,
     checked_batch,
     checked_descriptor,
     checked_filter,
     delta_geometry,
+    delta_samples,
     put,
-    same_place,
+    sample_geometry,
     source_samples,
     target_samples,
 )
-from ._memory import Array, Geometry, as_float, as_size, check_writable, is_still_writable
+from ._memory import (
+    Array,
+    as_float,
+    as_size,
+    check_disjoint,
+    check_writable,
+    is_still_writable,
+    keeps_still,
+    same_elements,
+)
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSLayerParametersNormalization, BNNSNDArrayDescriptor
 
@@ -52,8 +63,6 @@ __all__ = [
     "BNNSNormalizationFilterApplyBatch",
 ]
 
-_FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)
-_DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)
 _LAYOUTS: Final = (
     c.BNNSDataLayoutVector,
     c.BNNSDataLayoutImageCHW,
@@ -61,6 +70,8 @@ _LAYOUTS: Final = (
     c.BNNSDataLayout3DFirstMajor,  # likewise, extents listed C, H, W
 )
 _PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
+# Where a descriptor keeps the plan of a backward call, by the name that it had there.
+_PLANS: Final = {name: ("plan", name) for name in ("out_delta", "in_delta", *_PARAMETERS)}
 # A copy of this many bytes is worth a team of threads.
 _LARGE_COPY: Final = 1 << 20
 
@@ -76,31 +87,39 @@ class _Form(NamedTuple):
 
 
 class _Parameter:
-    """gamma or beta: the client's memory, or a copy of it."""
+    """gamma or beta: the client's memory, or a copy of what was there."""
 
     def __init__(self, name: str, descriptor: BNNSNDArrayDescriptor, owner: NormalizationFilter) -> None:
-        if descriptor.data_type not in _FLOATS:
+        if descriptor.data_type not in FLOATS:
             shown = constant_name("BNNSDataType", descriptor.data_type)
             raise Invalid(f"{name}.data_type is {shown}, which is not a floating-point type")
-        try:
-            view = descriptor.view()
-        except Invalid as error:
-            raise Invalid(f"{name}: {error}") from None
         self.geometry = descriptor.geometry()
+        self._client = descriptor.copy()
+        values = _viewed(name, self._client)
+        self._copy = None
         if not owner.uses_client_memory:
-            copy = owner.arena.take(view.shape, view.dtype)
-            copy[...] = view
-            view = copy
-        self._values = view
+            self._copy = owner.arena.take(values.shape, values.dtype)
+            self._copy[...] = values
+
+    def client(self) -> Array | None:
+        """The client's memory, if it is used."""
+        return self._client.view() if self._copy is None else None
 
     def as_array(self, shape: tuple[int, ...]) -> Array:
         """As it is now, in float32, repeated along the leading axes of `shape` if it is shorter."""
-        values = self._values
-        if values.shape == shape and values.dtype is FLOAT32:
+        values = self._client.view() if self._copy is None else self._copy
+        flags = values.flags
+        if values.shape == shape and values.dtype is FLOAT32 and flags.c_contiguous and flags.aligned:
             return values
         own = _trailing_axes(shape, self.geometry.elements)
-        flat = values.reshape(own).astype(np.float32, copy=False)
-        return flat if own == shape else np.ascontiguousarray(np.broadcast_to(flat, shape))
+        return np.require(np.broadcast_to(values.reshape(own), shape), np.float32, ["C", "A"])
+
+
+def _viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
+    try:
+        return descriptor.view()
+    except Invalid as error:
+        raise Invalid(f"{name}: {error}") from None
 
 
 def _trailing_axes(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
@@ -122,7 +141,12 @@ class NormalizationFilter(BNNSFilter):
             raise Invalid(f"normType is {norm_type!r}, must be from {c.BNNSBatchNorm} to {c.BNNSGroupNorm}")
         super().__init__(parameters)
         self.norm_type = norm_type
-        self.input, self.output = _sample("i_desc", layer.i_desc), _sample("o_desc", layer.o_desc)
+        for name in ("i_desc", "o_desc"):
+            layout = getattr(layer, name).layout
+            if layout not in _LAYOUTS:
+                shown = constant_name("BNNSDataLayout", layout)
+                raise Unsupported(f"{name}.layout is {shown}; it must be Vector, ImageCHW or 3D")
+        self.input, self.output = sample_geometry("i_desc", layer.i_desc), sample_geometry("o_desc", layer.o_desc)
         if self.input.extents != self.output.extents:
             raise Invalid(f"i_desc has sizes {self.input.extents}, o_desc {self.output.extents} (fastest first)")
         if self.output.may_overlap:
@@ -145,19 +169,22 @@ class NormalizationFilter(BNNSFilter):
         self.parameter_sizes = (
             {math.prod(shape), math.prod(shape[axis:])} if norm_type == c.BNNSLayerNorm else {self.channels}
         )
-        self.moving_mean, self.moving_variance = (
-            self._moving(name, getattr(layer, name)) for name in ("moving_mean_desc", "moving_variance_desc")
-        )
-        try:
-            self.gamma, self.beta = (
-                self._parameter(name, getattr(layer, name)) for name in ("gamma_desc", "beta_desc")
+        self._moving = {
+            name: descriptor.copy()
+            for name, descriptor in (
+                ("moving_mean_desc", layer.moving_mean_desc),
+                ("moving_variance_desc", layer.moving_variance_desc),
             )
-        except BaseException:
-            self.arena.give_back_all()
-            raise
+            if descriptor.data is not None and norm_type in (c.BNNSBatchNorm, c.BNNSInstanceNorm)
+        }
+        for name, descriptor in self._moving.items():
+            self._check_moving(name, descriptor)
+        check_disjoint({name: descriptor.view() for name, descriptor in self._moving.items()}, {})
+        self.gamma = self._parameter("gamma_desc", layer.gamma_desc)
+        self.beta = self._parameter("beta_desc", layer.beta_desc)
         self._forms = {wide: self._form(wide) for wide in (False, True)}
         self._is_wide = any(p is not None and self._needs_wide(p.geometry.elements) for p in (self.gamma, self.beta))
-        self._key = object()  # of plans, in the descriptors' memory
+        self._key = object()  # of its plans
         self._kept: Array | None = None  # x of the last training pass, with room for more samples
         self._cache: NormCache | None = None
 
@@ -167,19 +194,14 @@ class NormalizationFilter(BNNSFilter):
             raise Invalid("PReLUPerChannel needs an image")
         return fused(layer.activation, self.output.dtype, any_trainable)
 
-    def _moving(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Array | None:
-        if descriptor.data is None or self.norm_type not in (c.BNNSBatchNorm, c.BNNSInstanceNorm):
-            return None
+    def _check_moving(self, name: str, descriptor: BNNSNDArrayDescriptor) -> None:
         if descriptor.data_type != c.BNNSDataTypeFloat32:
             shown = constant_name("BNNSDataType", descriptor.data_type)
             raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
-        try:
-            geometry, view = descriptor.geometry(), descriptor.view()
-        except Invalid as error:
-            raise Invalid(f"{name}: {error}") from None
-        if geometry.extents != (self.channels,):
-            raise Invalid(f"{name} has sizes {geometry.extents}, must be a vector of {self.channels} channels")
-        return view
+        _viewed(name, descriptor)
+        extents = descriptor.geometry().extents
+        if extents != (self.channels,):
+            raise Invalid(f"{name} has sizes {extents}, must be a vector of {self.channels} channels")
 
     def _parameter(self, name: str, descriptor: BNNSNDArrayDescriptor) -> _Parameter | None:
         if descriptor.data is None:
@@ -224,24 +246,34 @@ class NormalizationFilter(BNNSFilter):
         batch = checked_batch(batch_size)
         y = target_samples("out", self.output, target, batch, out_stride)
         x = source_samples("in", self.input, source, batch, in_stride)
-        running = {}
-        if self.moving_mean is not None or self.moving_variance is not None:
-            running = self._running(training)
+        moving = {name: descriptor.view() for name, descriptor in self._moving.items()}
+        self._check_output(y, moving)
+        running = self._running(moving, training) if moving else {}
         if training:
-            self._cache = None
             x = self._keep(x)
-            result = y if y.dtype is FLOAT32 else np.empty(y.shape, np.float32)
+            result = y if y.dtype is FLOAT32 and y.flags.aligned else np.empty(y.shape, np.float32)
         elif x.dtype is not y.dtype:
             x, result = x.astype(np.float32), np.empty(y.shape, np.float32)
         else:
-            result = y
-            if np.may_share_memory(x, y) and not same_place(x, y):
+            if not x.flags.aligned or (np.may_share_memory(x, y) and not same_elements(x, y)):
                 x = x.copy()
+            result = y if y.flags.aligned else np.empty(y.shape, y.dtype)
         cache = self._run(self._is_wide, x, result, running)
         if result is not y:
             put(y, result, False)
         if training:
             self._cache = cache._replace(y=None)  # backward is given y, and this one may not outlive the call
+
+    def _check_output(self, y: Array, moving: dict[str, Array]) -> None:
+        """The output may lie over the input, but over nothing else that the filter has of the client."""
+        inputs = dict(moving)
+        if self.uses_client_memory:
+            for name, parameter in (("gamma_desc", self.gamma), ("beta_desc", self.beta)):
+                values = None if parameter is None else parameter.client()
+                if values is not None:
+                    inputs[name] = values
+        if inputs:
+            check_disjoint({"out": y}, inputs)
 
     def _run(self, wide: bool, x: Array, result: Array, running: dict[str, Any]) -> NormCache:
         form = self._forms[wide]
@@ -257,16 +289,15 @@ class NormalizationFilter(BNNSFilter):
             put(result, y.reshape(result.shape), False)
         return cache
 
-    def _running(self, training: bool) -> dict[str, Any]:
+    def _running(self, moving: dict[str, Array], training: bool) -> dict[str, Any]:
         """The engine's arguments for moving statistics."""
-        mean, variance = self.moving_mean, self.moving_variance
+        mean, variance = moving.get("moving_mean_desc"), moving.get("moving_variance_desc")
         if not training:
             if mean is None or variance is None:
                 return {}  # both or neither: statistics of different origins do not mix
             return {"training": False, "running_mean": mean, "running_var": variance}
-        for name, array in (("moving_mean_desc", mean), ("moving_variance_desc", variance)):
-            if array is not None:
-                check_writable(name, array)
+        for name, array in moving.items():
+            check_writable(name, array)
         if mean is None:
             mean = np.zeros(self.channels, np.float32)
         if variance is None:
@@ -275,12 +306,16 @@ class NormalizationFilter(BNNSFilter):
 
     def _keep(self, x: Array) -> Array:
         """A copy of x that lives until the next training pass."""
-        if self._kept is None or self._kept.shape[0] < x.shape[0]:
-            kept = self.arena.take(x.shape, FLOAT32)
-            self.arena.give_back(self._kept)
-            self._kept = kept
-        kept = self._kept[: x.shape[0]]
-        if x.nbytes >= _LARGE_COPY and x.dtype is FLOAT32 and not np.may_share_memory(x, kept):
+        room = self._kept
+        if room is None or room.shape[0] < x.shape[0]:
+            room = self.arena.take(x.shape, FLOAT32)
+            self._kept, room = room, self._kept
+            self._cache = None
+            self.arena.give_back(room)
+            room = self._kept
+        self._cache = None  # from here on what it refers to is overwritten
+        kept = room[: x.shape[0]]
+        if x.nbytes >= _LARGE_COPY and x.dtype is FLOAT32 and x.flags.aligned and not np.may_share_memory(x, kept):
             activation_forward(x, "identity", out=kept, num_threads=self.threads)
         else:
             kept[...] = x
@@ -302,18 +337,19 @@ class NormalizationFilter(BNNSFilter):
     ) -> None:
         call = (batch_size, in_delta_stride, out_stride, out_delta_stride)
         deltas = {"out_delta": out_delta, "in_delta": in_delta, "gamma_delta": gamma_delta, "beta_delta": beta_delta}
-        plan = self._known_plan(call, out, deltas)
+        plan = self._known_plan(call, deltas)
         if plan is None:
-            plan = self._plan(call, out, deltas)
+            plan = self._plan(call, deltas)
         cache = self._cache
         if cache is None:
             raise Invalid("there was no training pass before")
         if cache.x.shape[0] != plan.batch:
             raise Invalid(f"batch_size is {plan.batch}, but the training pass before had {cache.x.shape[0]} samples")
         if plan.results:
-            self._run_backward(cache, plan)
+            y = self._activation_output(out, out_stride, plan.batch)
+            self._run_backward(cache, plan, y)
 
-    def _known_plan(self, call: tuple[Any, ...], out: Any, deltas: dict[str, Any]) -> _Plan | None:
+    def _known_plan(self, call: tuple[Any, ...], deltas: dict[str, Any]) -> _Plan | None:
         """The plan of an earlier call, if all that it was made of is still the same.
 
         It is kept by the descriptors, each under the name that it had in the call, and they forget it when they change.
@@ -325,59 +361,70 @@ class NormalizationFilter(BNNSFilter):
                     return None
                 continue
             known = descriptor.memo() if type(descriptor) is BNNSNDArrayDescriptor else None
-            kept = known.get((self._key, name)) if known else None
+            kept = known.get(_PLANS[name]) if known else None
             if kept is None or (plan is not None and kept is not plan):
                 return None
             if name != "out_delta" and not is_still_writable(descriptor.data):
                 return None
             plan = kept
-        return plan if plan is not None and plan.out is out and plan.call == call else None
+        if plan is None or plan.owner is not self._key or plan.call != call:
+            return None
+        return plan if all(type(number) is int for number in call) else None
 
-    def _plan(self, call: tuple[Any, ...], out: Any, deltas: dict[str, Any]) -> _Plan:
-        """Every check that does not depend on the training pass before."""
-        batch_size, in_delta_stride, out_stride, out_delta_stride = call
+    def _plan(self, call: tuple[Any, ...], deltas: dict[str, Any]) -> _Plan:
+        """Every check that depends on the descriptors alone."""
+        batch_size, in_delta_stride, _, out_delta_stride = call
         batch = checked_batch(batch_size)
         out_delta, in_delta, *parameters = deltas.values()
         if out_delta is None:
             raise Invalid("out_delta is NULL")
-        dy = self._samples("out_delta", out_delta, self.output, batch, out_delta_stride, source_samples)
-        y = self._activation_output(out, out_stride, batch)
-        results = []
+        dy = delta_samples("out_delta", out_delta, self.output, batch, out_delta_stride, source_samples)
+        results = {}
         if in_delta is not None:
-            dx = self._samples("in_delta", in_delta, self.input, batch, in_delta_stride, target_samples)
-            results.append(_Result("dx", dx, accumulates("in_delta", in_delta)))
+            dx = delta_samples("in_delta", in_delta, self.input, batch, in_delta_stride, target_samples)
+            results["in_delta"] = _Result("dx", dx, accumulates("in_delta", in_delta))
         for name, delta, parameter in zip(_PARAMETERS, parameters, (self.gamma, self.beta), strict=True):
             if delta is not None:
                 view = self._parameter_delta(name, delta, parameter)
-                results.append(_Result(_PARAMETERS[name], view, accumulates(name, delta)))
-        wide = self._is_wide or any(r.name != "dx" and self._needs_wide(r.view.size) for r in results)
+                results[name] = _Result(_PARAMETERS[name], view, accumulates(name, delta))
+        check_disjoint({name: result.view for name, result in results.items()}, {})
+        wide = self._is_wide or any(r.name != "dx" and self._needs_wide(r.view.size) for r in results.values())
         form = self._forms[wide]
         shape = (batch, *form.shape)
         parameter_shape = (math.prod(form.parameter_shape),) if wide else form.parameter_shape
-        direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in results}
-        accumulate = bool(results) and results[0].accumulate
-        if any(r.accumulate is not accumulate or direct[r.name] is None for r in results):
+        wanted = list(results.values())
+        direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in wanted}
+        accumulate = bool(wanted) and wanted[0].accumulate
+        if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
             accumulate = False
-            direct = {r.name: None if r.accumulate else direct[r.name] for r in results}
-        present = frozenset(name for name, descriptor in deltas.items() if descriptor is not None)
-        plan = _Plan(call, out, present, batch, dy, y, results, wide, shape, parameter_shape, direct, accumulate)
-        for name in present:
-            known = deltas[name].memo()
-            if known is not None:
-                known[self._key, name] = plan
+            direct = {r.name: None if r.accumulate else direct[r.name] for r in wanted}
+        present = {name: descriptor for name, descriptor in deltas.items() if descriptor is not None}
+        plan = _Plan(
+            self._key, call, frozenset(present), batch, dy, wanted, wide, shape, parameter_shape, direct, accumulate
+        )
+        if all(keeps_still(descriptor.data) for descriptor in present.values()):
+            for name, descriptor in present.items():
+                known = descriptor.memo()
+                if known is not None:
+                    known[_PLANS[name]] = plan
         return plan
 
-    def _run_backward(self, cache: NormCache, plan: _Plan) -> None:
+    def _run_backward(self, cache: NormCache, plan: _Plan, y: Array | None) -> None:
         if plan.wide != self._is_wide:
             # A gradient of every element was asked for of a parameter that is absent: another form, another cache.
             cache = self._run(True, cache.x, np.empty((cache.x.shape[0], *self.input.shape), np.float32), {})
         form = self._forms[plan.wide]
-        gamma = y = None
+        # gamma as it is now, and beta where z is made again.
+        gamma = beta = None
         if self.gamma is not None:
             gamma = self.gamma.as_array(form.parameter_shape).reshape(plan.parameter_shape)
-        if plan.y is not None and self.activation.slope_from == "output":
-            y = _in_shape(plan.y, plan.shape)
-        cache = cache._replace(y=y, gamma=gamma)
+        if self.activation.slope_from == "output":
+            y = None if y is None else _in_shape(y, plan.shape)
+            cache = cache._replace(y=y, gamma=gamma)
+        else:
+            if self.beta is not None:
+                beta = self.beta.as_array(form.parameter_shape).reshape(plan.parameter_shape)
+            cache = cache._replace(gamma=gamma, beta=beta)
         dy = _in_shape(plan.dy, plan.shape)
         out = plan.direct
         try:
@@ -395,26 +442,17 @@ class NormalizationFilter(BNNSFilter):
                     values = values.reshape(-1, view.size).sum(axis=0, dtype=np.float64).astype(np.float32)
                 put(view, values.reshape(view.shape), accumulate)
 
-    def _samples(
-        self, name: str, descriptor: Any, like: Geometry, batch: int, stride: Any, of: Callable[..., Array]
-    ) -> Array:
-        descriptor = checked_descriptor(name, descriptor)
-        geometry = delta_geometry(name, descriptor, _DELTAS)
-        if geometry.extents != like.extents:
-            raise Invalid(f"{name} has sizes {geometry.extents}, the layer {like.extents} (fastest first)")
-        return of(name, geometry, descriptor.data, batch, stride)
-
     def _activation_output(self, out: Any, out_stride: Any, batch: int) -> Array | None:
         if self.activation.function.name == "identity":
             return None
         if self.activation.untrainable:
             raise Unsupported(self.activation.untrainable)
         if out is None:
-            raise Invalid("out is NULL, and the activation's slope is found from it")
+            raise Invalid("out is NULL; under an activation it is needed")
         return source_samples("out", self.output, out, batch, out_stride)
 
     def _parameter_delta(self, name: str, descriptor: Any, parameter: _Parameter | None) -> Array:
-        geometry = delta_geometry(name, checked_descriptor(name, descriptor), _DELTAS)
+        geometry = delta_geometry(name, checked_descriptor(name, descriptor))
         if parameter is not None:
             if geometry.proper_extents != parameter.geometry.proper_extents:
                 theirs = parameter.geometry.extents
@@ -432,12 +470,11 @@ class NormalizationFilter(BNNSFilter):
 class _Plan(NamedTuple):
     """A backward call: what it was made of, and the arrays that it comes to."""
 
+    owner: object  # the filter's key
     call: tuple[Any, ...]  # batch size and strides
-    out: Any
     present: frozenset[str]  # the descriptors that are not NULL
     batch: int
     dy: Array
-    y: Array | None
     results: list[_Result]
     wide: bool
     shape: tuple[int, ...]  # the engine's, of dy
@@ -456,7 +493,7 @@ class _Result(NamedTuple):
     def direct(self, shape: tuple[int, ...]) -> Array | None:
         """The client's memory in the engine's shape, if there is such a view of it."""
         view = self.view
-        if view.dtype is not FLOAT32 or view.size != math.prod(shape):
+        if view.dtype is not FLOAT32 or view.size != math.prod(shape) or not view.flags.aligned:
             return None
         if view.shape == shape:
             return view
@@ -467,7 +504,7 @@ class _Result(NamedTuple):
 
 def _in_shape(array: Array, shape: tuple[int, ...]) -> Array:
     """For the engine to read, in float32."""
-    if array.dtype is not FLOAT32:
+    if array.dtype is not FLOAT32 or not array.flags.aligned:
         array = array.astype(np.float32)
     return array if array.shape == shape else array.reshape(shape)
 
@@ -475,19 +512,6 @@ def _in_shape(array: Array, shape: tuple[int, ...]) -> Array:
 def _flattened(array: Array) -> Array | None:
     """``[N, ...]`` as ``[N, elements]`` over the same memory; None where samples have gaps."""
     return array.reshape(array.shape[0], -1) if array[0].flags.c_contiguous else None
-
-
-def _sample(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-    if descriptor.data_type not in _FLOATS:
-        shown = constant_name("BNNSDataType", descriptor.data_type)
-        raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
-    if descriptor.layout not in _LAYOUTS:
-        shown = constant_name("BNNSDataLayout", descriptor.layout)
-        raise Unsupported(f"{name}.layout is {shown}; it must be Vector, ImageCHW or 3D")
-    try:
-        return descriptor.geometry()
-    except Invalid as error:
-        raise Invalid(f"{name}: {error}") from None
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ..optimizer import adam_step, rmsprop_step, sgd_step
 from . import _constants as c
 from ._failure import Invalid, status
-from ._memory import Array, as_float, as_size, check_writable, is_still_writable, threads_of
+from ._memory import Array, as_float, as_size, check_writable, is_still_writable, keeps_still, threads_of
 from ._names import constant_name
 from ._structures import BOOL, FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
@@ -348,7 +348,7 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
     if all(type(descriptor) is BNNSNDArrayDescriptor for descriptor in descriptors):
         views = [descriptor._view for descriptor in descriptors]
         memo = descriptors[0].memo()
-        known: _Lists | None = None if memo is None else memo.get(_Lists)
+        known: _Lists | None = None if memo is None else memo.get((_Lists, count, kinds))
         written = descriptors[:count] + descriptors[2 * count :]
         if (
             known is not None
@@ -366,8 +366,8 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
     arrays = [checked[first : first + count] for first in range(0, len(checked), count)]
     _check_shapes(arrays[0], arrays[1:])
     memo = descriptors[0].memo()
-    if memo is not None:
-        memo[_Lists] = _Lists(list(checked), arrays)
+    if memo is not None and all(keeps_still(descriptor.data) for descriptor in descriptors):
+        memo[_Lists, count, kinds] = _Lists(list(checked), arrays)
     return arrays
 
 

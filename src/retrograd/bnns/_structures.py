@@ -18,7 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _constants as c
-from ._memory import C_FUNCTION, Geometry, address_of, data_type_of, geometry_of, view_of
+from ._memory import (
+    C_FUNCTION,
+    Geometry,
+    address_of,
+    data_type_of,
+    geometry_of,
+    is_first_major,
+    keeps_still,
+    view_of,
+)
 from ._names import constant_name
 
 __all__ = [
@@ -258,6 +267,8 @@ class _Copies(list[Any]):
     """A C array of structures: of fixed length, and what is assigned to an entry is copied into it."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, slice):
+            self._fixed()
         old = self[index]
         new = _copied(type(old), "an entry", value)
         new._join(old._derived)
@@ -465,8 +476,8 @@ class BNNSNDArrayDescriptor(Structure):
         view, data = self._view, self.data
         # Of all that can be said of an array's memory, this alone may change while others refer to it.
         if view is None or (type(data) is np.ndarray and data.flags.writeable is not view.flags.writeable):
-            view = view_of(self.geometry(), self.data)
-            object.__setattr__(self, "_view", view)
+            view = view_of(self.geometry(), data)
+            object.__setattr__(self, "_view", view if keeps_still(data) else None)
         return view
 
     @classmethod
@@ -491,21 +502,19 @@ class BNNSNDArrayDescriptor(Structure):
         if any(step % array.itemsize for step in steps):
             raise ValueError(f"from_array: strides of {array.strides} bytes are not multiples of {array.itemsize}")
         strides = [step // array.itemsize for step in steps]
-        if any(b < a for a, b in zip([1, *strides], strides, strict=False)):
+        taken = [stride for stride, extent in zip(strides, extents, strict=True) if extent > 1]
+        if not array.flags.c_contiguous and any(b < a for a, b in zip([1, *taken], taken, strict=False)):
             raise ValueError(f"from_array: strides {array.strides} must not decrease from the last axis to the first")
         return cls(
             flags=flags,
             layout=layout,
             size=extents[::-1] if is_first_major(layout) else extents,
-            stride=_ZEROS if array.flags.c_contiguous else strides,
+            stride=_ZEROS
+            if array.flags.c_contiguous
+            else [s if n > 1 else 0 for s, n in zip(strides, extents, strict=True)],
             data=array,
             data_type=data_type_of(array.dtype),
         )
-
-
-def is_first_major(layout: int) -> bool:
-    """Whether extents are listed slowest first."""
-    return layout & 0x8001 == 0x8001
 
 
 _DEFAULT_LAYOUTS: Final = {

@@ -10,6 +10,7 @@ from typing import Any, Final
 from . import _constants as c
 from ._failure import last_error
 from ._filter import BNNSFilterDestroy
+from ._memory import Geometry, is_first_major
 from ._names import constant_name
 from ._normalization import (
     BNNSFilterCreateLayerNormalization,
@@ -21,7 +22,6 @@ from ._structures import (
     BNNSFilterParameters,
     BNNSLayerParametersNormalization,
     BNNSNDArrayDescriptor,
-    is_first_major,
 )
 
 __all__ = [
@@ -316,6 +316,7 @@ class NormalizationLayer:
         if not isinstance(for_, LearningPhase):
             raise TypeError(f"for_ must be a LearningPhase, not {for_!r}")
         _check_data(input=input, output=output)
+        self._check_like(input=input, output=output)
         status = BNNSNormalizationFilterApplyBatch(
             self._filter,
             batchSize,
@@ -356,6 +357,21 @@ class NormalizationLayer:
         )
         if status:
             raise BNNSError("layerApplyFail", last_error())
+
+    def _check_like(self, **descriptors: BNNSNDArrayDescriptor) -> None:
+        """The C call takes memory alone; its type and sizes are those that the layer was made with."""
+        for name, descriptor in descriptors.items():
+            made: Geometry | None = getattr(self._filter, name, None)  # None: it was destroyed
+            try:
+                given = descriptor.geometry()
+            except ValueError as error:
+                raise BNNSError("layerApplyFail", f"{name}: {error}") from None
+            if made is not None and (given.dtype, given.extents, given.strides) != (
+                made.dtype,
+                made.extents,
+                made.strides,
+            ):
+                raise BNNSError("layerApplyFail", f"{name} is {descriptor!r}, which is not what the layer was made for")
 
     def close(self) -> None:
         """Release the layer's memory now."""
