@@ -465,11 +465,11 @@ CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
-def work(first: int, count: int, step: int, report: bool) -> Counter[str]:
+def work(first: int, count: int, report: bool) -> Counter[str]:
     tally: Counter[str] = Counter()
     start = time.monotonic()
     for index in range(count):
-        seed = first + index * step
+        seed = first + index
         try:
             run(seed, tally)
         except Exception:
@@ -492,9 +492,10 @@ def main() -> int:
     jobs = max(1, min(options.jobs, options.count))
     try:
         if jobs == 1:
-            tally = work(options.seed, options.count, 1, True)
+            tally = work(options.seed, options.count, True)
         else:
-            parts = [(options.seed + k, (options.count - k + jobs - 1) // jobs, jobs, k == 0) for k in range(jobs)]
+            ends = [options.count * k // jobs for k in range(jobs + 1)]
+            parts = [(options.seed + ends[k], ends[k + 1] - ends[k], k == 0) for k in range(jobs)]
             with multiprocessing.get_context("fork").Pool(jobs) as pool:
                 tally = sum(pool.starmap(work, parts), Counter())
     except Broken as error:

@@ -11,7 +11,7 @@ import pytest
 def test_random_and_mutated_descriptors() -> None:
     logging.getLogger("retrograd.bnns").propagate = False
     try:
-        tally = fuzz_bnns.work(0, 8000, 1, False)
+        tally = fuzz_bnns.work(0, 8000, False)
     finally:
         logging.getLogger("retrograd.bnns").propagate = True
     functions = {name.rsplit(" ", 1)[0] for name in tally}
@@ -37,4 +37,4 @@ def test_an_exception_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fuzz_bnns, "CASES", [raises])
     with pytest.raises(fuzz_bnns.Broken, match="repeat it with --seed 5 --count 1"):
-        fuzz_bnns.work(5, 1, 1, False)
+        fuzz_bnns.work(5, 1, False)
