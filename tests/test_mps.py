@@ -38,6 +38,9 @@ from retrograd.mps import (
     MTLCreateSystemDefaultDevice,
     MTLDevice,
     MTLOrigin,
+    MTLOriginMake,
+    MTLSize,
+    MTLSizeMake,
     NSUIntegerMax,
 )
 from retrograd.normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
@@ -483,6 +486,14 @@ def test_a_parameter_that_is_nan_is_refused_at_encode(name: str) -> None:
         forward(kernel, X, MEAN, VAR, None, None)
 
 
+def test_parameters_of_0_and_minus_0_are_different() -> None:
+    x, zero, one = f32((1,), (2,)), f32(0), f32(1)
+    for sign in (1, -1, 1):
+        kernel = forward_kernel(epsilon=0)
+        kernel.setNeuronType(MPSCNNNeuronType.power, sign * 0.0, sign * 0.0, -1)
+        assert forward(kernel, x, zero, one, None, None).ravel().tolist() == [sign * np.inf] * 2
+
+
 def test_neuron_getters() -> None:
     for kernel in (forward_kernel(), gradient_kernel()):
         assert kernel.neuronType() is MPSCNNNeuronType.none
@@ -595,6 +606,8 @@ def test_members_are_kept_and_plain() -> None:
     [
         ("epsilon", "0.1", TypeError),
         ("epsilon", None, TypeError),
+        ("epsilon", np.array([1.0, 2.0]), TypeError),
+        ("epsilon", 10**400, ValueError),
         ("batchStart", -1, ValueError),
         ("batchStart", 2**64, ValueError),
         ("batchSize", 1.0, TypeError),
@@ -614,6 +627,26 @@ def test_members_of_a_wrong_kind_are_refused(member: str, value: object, error: 
     with pytest.raises(error, match=member):
         setattr(kernel, member, value)
     assert getattr(kernel, member) == before
+
+
+def test_a_parameter_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(ValueError, match="setNeuronType: parameterB is an int too large for a float"):
+        forward_kernel().setNeuronType(MPSCNNNeuronType.tanH, 1, 10**400)
+
+
+def test_options_are_written_as_in_swift() -> None:
+    kernel = forward_kernel()
+    kernel.options = [MPSKernelOptions.verbose, MPSKernelOptions.skipAPIValidation]  # type: ignore[assignment]
+    assert kernel.options == MPSKernelOptions.verbose | MPSKernelOptions.skipAPIValidation
+    kernel.options = []  # type: ignore[assignment]
+    assert kernel.options == MPSKernelOptions.none
+    assert (MTLOriginMake(1, 2, 0), MTLSizeMake(1, 2, 3)) == (MTLOrigin(1, 2, 0), MTLSize(1, 2, 3))
+
+
+def test_encode_with_anything_but_an_archiver_is_refused() -> None:
+    for kernel in (forward_kernel(), gradient_kernel()):
+        with pytest.raises(TypeError, match="encode: with_ must be an NSKeyedArchiver, not int"):
+            kernel.encode(with_=5)
 
 
 def test_only_members_can_be_set() -> None:
@@ -1223,6 +1256,25 @@ def test_results_that_overlap_are_refused() -> None:
     assert_same_bits([memory], [saved])
 
 
+def test_an_overlap_too_hard_to_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find one is NP-hard; the search has a bound, and what it does not find within counts as one."""
+
+    def give_up(a: Array, b: Array, max_work: int = -1) -> bool:
+        assert 0 < max_work < 10**7
+        raise np.exceptions.TooHardError
+
+    both = matrix(np.zeros((8, 12), np.float32))
+    operands = forward_operands(inputMatrix=both, resultMatrix=both)
+    kernel = forward_kernel(
+        sourceNumberOfFeatureVectors=4, sourceInputFeatureChannels=3, resultMatrixOrigin=MTLOrigin(1, 6, 0)
+    )
+    kernel.encode(**operands)
+    kernel.epsilon = 1  # so that the operands are looked at again
+    monkeypatch.setattr(np, "shares_memory", give_up)
+    with pytest.raises(ValueError, match="resultMatrix overlaps inputMatrix"):
+        kernel.encode(**operands)
+
+
 def test_results_in_read_only_memory_are_refused() -> None:
     frozen = X.copy()
     frozen.flags.writeable = False
@@ -1311,6 +1363,31 @@ def test_matrix_descriptor_refusals(changed: dict[str, int], message: str) -> No
     arguments: dict[str, Any] = {"rows": 4, "columns": 3, "rowBytes": 12, "dataType": MPSDataType.float32} | changed
     with pytest.raises(ValueError, match=message):
         MPSMatrixDescriptor(**arguments)
+
+
+@pytest.mark.parametrize("place", ["buffer", "device"])
+@pytest.mark.parametrize(
+    "descriptor",
+    [
+        MPSMatrixDescriptor(rows=4, columns=3, rowBytes=16, matrixBytes=2**64 - 16, dataType=MPSDataType.float32),
+        MPSMatrixDescriptor(rows=2**64 - 1, columns=0, rowBytes=0, dataType=MPSDataType.float32),
+        MPSMatrixDescriptor(rows=2**40, columns=0, matrices=2**40, rowBytes=0, dataType=MPSDataType.float32),
+        MPSVectorDescriptor(length=3, vectorBytes=2**64 - 4, dataType=MPSDataType.float32),
+    ],
+)
+def test_what_cannot_be_addressed_is_refused(descriptor: Any, place: str) -> None:
+    memory = {"buffer": DEVICE.makeBuffer(length=64)} if place == "buffer" else {"device": DEVICE}
+    make: Any = MPSMatrix if isinstance(descriptor, MPSMatrixDescriptor) else MPSVector
+    with pytest.raises(ValueError, match=r"descriptor has extents .* and strides .*, more than the"):
+        make(descriptor=descriptor, **memory)
+
+
+def test_row_bytes_has_an_older_spelling() -> None:
+    row_bytes: Any = MPSMatrixDescriptor.rowBytes
+    assert row_bytes(fromColumns=5, dataType=MPSDataType.float32) == 32
+    for columns in ({}, {"forColumns": 5, "fromColumns": 5}):
+        with pytest.raises(TypeError, match="olumns"):
+            row_bytes(dataType=MPSDataType.float32, **columns)
 
 
 def test_vector_descriptor_refusals() -> None:

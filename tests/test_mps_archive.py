@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import plistlib
 from collections.abc import Callable
 from typing import Any
@@ -136,6 +137,19 @@ def test_values_by_key() -> None:
     assert not unarchiver.containsValue(forKey="y")
     assert members(unarchiver.decodeObject(MPSMatrixBatchNormalization, "kernel")) == members(forward())
     unarchiver.finishDecoding()
+
+
+def test_no_coder_is_not_a_default_kernel() -> None:
+    for cls in (MPSMatrixBatchNormalization, MPSMatrixBatchNormalizationGradient):
+        with pytest.raises(TypeError, match="coder must be an NSKeyedUnarchiver, not NoneType"):
+            cls(coder=None, device=DEVICE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_pickling_is_refused(make: Callable[[], Any]) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="cannot be pickled; archive it with NSKeyedArchiver"):
+            pickle.dumps(make(), protocol)
 
 
 def test_what_cannot_be_archived_is_refused() -> None:

@@ -7,6 +7,8 @@ import gc
 import logging
 import multiprocessing
 import os
+import random
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -31,6 +34,8 @@ from retrograd.mps import (
     MTLCopyAllDevices,
     MTLCreateSystemDefaultDevice,
     MTLResourceOptions,
+    MTLStorageMode,
+    NSMakeRange,
 )
 
 Array = np.ndarray[Any, Any]
@@ -50,6 +55,23 @@ def finished(queue: MTLCommandQueue, *work: Callable[[], None]) -> MTLCommandBuf
     buffer.commit()
     buffer.waitUntilCompleted()
     return buffer
+
+
+def leave_to_the_caller(queue: MTLCommandQueue) -> None:
+    """Let the queue's thread sleep through the commits that follow."""
+    executor = queue._executor
+    finished(queue)
+    while not executor.asleep:
+        time.sleep(0.001)
+    executor.asleep = executor.prompt = False
+
+
+def within(seconds: float, action: Callable[[], object]) -> None:
+    """Fail, rather than hang, if the action takes longer."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
 
 
 def add_one(memory: Array) -> tuple[MPSMatrixBatchNormalization, tuple[Any, ...]]:
@@ -80,6 +102,9 @@ def test_there_is_one_device() -> None:
     assert not MPSSupportsMTLDevice(None)
     assert isinstance(DEVICE.name, str)
     assert DEVICE.hasUnifiedMemory
+    assert not DEVICE.isLowPower
+    assert DEVICE.registryID >= 0
+    assert 2**20 < DEVICE.recommendedMaxWorkingSetSize <= DEVICE.maxBufferLength
 
 
 def test_a_new_buffer_is_zero_and_writable() -> None:
@@ -91,7 +116,25 @@ def test_a_new_buffer_is_zero_and_writable() -> None:
     buffer.label = "weights"
     assert buffer.label == "weights"
     assert buffer.resourceOptions == 0
-    buffer.didModifyRange((0, 10))
+    buffer.didModifyRange(NSMakeRange(0, 10))
+    assert (buffer.storageMode, buffer.allocatedSize) == (MTLStorageMode.shared, 10)
+    managed = DEVICE.makeBuffer(length=1, options=[MTLResourceOptions.storageModeManaged])
+    assert managed.storageMode == MTLStorageMode.managed
+    assert DEVICE.makeBuffer(length=1, options=[]).resourceOptions == 0
+
+
+def test_contents_belong_to_who_asked_for_them() -> None:
+    buffer = DEVICE.makeBuffer(length=4)
+    with buffer.contents() as contents:
+        contents[1] = 5
+    assert bytes(buffer.contents()) == b"\0\5\0\0"
+
+
+def test_only_members_can_be_set() -> None:
+    queue = DEVICE.makeCommandQueue()
+    for thing in (DEVICE, DEVICE.makeBuffer(length=1), queue, queue.makeCommandBuffer()):
+        with pytest.raises(AttributeError, match="lable"):
+            thing.lable = "misspelt"  # type: ignore[union-attr]
 
 
 def test_bytes_are_copied() -> None:
@@ -139,6 +182,7 @@ def test_the_deallocator_is_called_when_nothing_uses_the_buffer() -> None:
         ({}, ValueError, "needs length"),
         ({"length": 0}, ValueError, "length is 0"),
         ({"length": -1}, ValueError, "length is -1"),
+        ({"length": 2**63}, ValueError, "length is 9223372036854775808, but maxBufferLength is"),
         ({"length": 2.0}, TypeError, "length must be an int"),
         ({"bytes": b""}, ValueError, "bytes is empty"),
         ({"bytes": b"abc", "length": 4}, ValueError, "length is 4, but the memory has 3 bytes"),
@@ -146,6 +190,7 @@ def test_the_deallocator_is_called_when_nothing_uses_the_buffer() -> None:
         ({"bytesNoCopy": 12345, "length": 4}, TypeError, "is an address"),
         ({"bytesNoCopy": [1, 2]}, TypeError, "list has none"),
         ({"bytesNoCopy": np.zeros((4, 4))[:, ::2]}, ValueError, "not contiguous"),
+        ({"bytesNoCopy": np.zeros(4, ml_dtypes.bfloat16)}, TypeError, r"bytesNoCopy .* bfloat16 .* view\(np.uint8\)"),
         ({"bytes": b"a", "bytesNoCopy": bytearray(1)}, ValueError, "not both"),
         ({"length": 4, "options": -1}, ValueError, "options is -1"),
         ({"bytesNoCopy": bytearray(4), "deallocator": 5}, TypeError, "deallocator must be callable"),
@@ -178,6 +223,7 @@ def test_status_through_its_life() -> None:
     seen.append(buffer.status)
     assert seen == [STATUS.notEnqueued, STATUS.enqueued, STATUS.scheduled, STATUS.completed]
     assert 0 < buffer.gpuStartTime <= buffer.gpuEndTime
+    assert (buffer.kernelStartTime, buffer.kernelEndTime) == (buffer.gpuStartTime, buffer.gpuEndTime)
     buffer.waitUntilCompleted()  # again, at once
     buffer.waitUntilScheduled()
 
@@ -294,6 +340,9 @@ def test_an_error_in_the_work_is_told_and_stays_in_its_buffer() -> None:
     assert "ZeroDivisionError: as intended" in str(bad.error)
     assert isinstance(bad.error.__cause__, ZeroDivisionError)  # type: ignore[union-attr]
     assert "as intended" in bad.error.localizedDescription  # type: ignore[union-attr]
+    assert (bad.error.domain, bad.error.code) == ("MTLCommandBufferErrorDomain", 1)  # type: ignore[union-attr]
+    assert bad.error.userInfo == {"NSLocalizedDescription": str(bad.error)}  # type: ignore[union-attr]
+    assert bad.error is bad.error
     assert finished(queue, lambda: ran.append("next")).status == STATUS.completed
     assert ran == ["next"]
 
@@ -307,12 +356,96 @@ def test_an_interrupt_while_waiting_is_raised() -> None:
         raise KeyboardInterrupt
 
     record(buffer, interrupt)
-    queue._executor.asleep = queue._executor.prompt = False  # the caller runs it
+    leave_to_the_caller(queue)
     buffer.commit()
     with pytest.raises(KeyboardInterrupt):
         buffer.waitUntilCompleted()
     assert buffer.status == STATUS.error
     assert finished(queue).status == STATUS.completed
+
+
+class Alarm(BaseException):
+    """What the signals of the next test raise: like KeyboardInterrupt, and nobody else's."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers")
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_an_interrupt_at_any_moment_of_a_wait_leaves_the_queue_alive(scheduled: bool) -> None:
+    queue, rng = DEVICE.makeCommandQueue(), random.Random(0)
+
+    def work() -> None:
+        for _ in range(rng.randrange(200)):
+            pass
+
+    def alarm(number: int, frame: object) -> None:
+        raise Alarm
+
+    interrupted = 0
+    before = signal.signal(signal.SIGALRM, alarm)
+    gc.disable()  # others' callbacks of the collector would swallow the exception
+    try:
+        for _ in range(4000):
+            buffer = queue.makeCommandBuffer()
+            record(buffer, work)
+            if scheduled:
+                buffer.addScheduledHandler(lambda _: work())
+            buffer.commit()
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 1.5e-4))
+                    buffer.waitUntilCompleted()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Alarm:
+                interrupted += 1
+            end = time.monotonic() + 10
+            while not buffer._ended:
+                assert time.monotonic() < end, "the buffer never ends"
+                time.sleep(0)
+            if buffer.status == STATUS.error:
+                assert "Alarm" in str(buffer.error) or "while the command buffer ended" in str(buffer.error)
+            else:
+                assert buffer.status == STATUS.completed
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()
+    assert interrupted
+    within(10, lambda: finished(queue))
+
+
+def test_an_interrupt_fails_the_buffer_that_the_waiter_was_running() -> None:
+    """Be it one that somebody else has committed before."""
+    queue = DEVICE.makeCommandQueue()
+    leave_to_the_caller(queue)
+    first, second = queue.makeCommandBuffer(), queue.makeCommandBuffer()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    record(first, interrupt)
+    first.commit()
+    second.commit()
+    with pytest.raises(KeyboardInterrupt):
+        second.waitUntilCompleted()
+    assert first.status == STATUS.error
+    assert "KeyboardInterrupt" in str(first.error)
+    within(10, second.waitUntilCompleted)
+    assert second.status == STATUS.completed
+
+
+def test_debug_groups_and_blit_encoders_do_nothing() -> None:
+    buffer = DEVICE.makeCommandQueue().makeCommandBuffer()
+    buffer.pushDebugGroup("step")
+    encoder = buffer.makeBlitCommandEncoder()
+    encoder.synchronize(resource=DEVICE.makeBuffer(length=4))
+    encoder.endEncoding()
+    buffer.popDebugGroup()
+    with pytest.raises(TypeError, match="resource must be an MTLBuffer, not int"):
+        encoder.synchronize(resource=5)  # type: ignore[arg-type]
+    buffer.commit()
+    with pytest.raises(RuntimeError, match="committed already"):
+        buffer.makeBlitCommandEncoder()
 
 
 # ---- handlers --------------------------------------------------------------------------------------------------------
@@ -365,6 +498,57 @@ def test_a_handler_that_exits_does_not_end_the_queue(caplog: pytest.LogCaptureFi
         following.commit()
         assert done.wait(10)
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_a_scheduled_handler_that_exits_fails_its_buffer(
+    ending: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = DEVICE.makeCommandQueue()
+
+    def end(buffer: MTLCommandBuffer) -> None:
+        raise ending("as intended")
+
+    with caplog.at_level(logging.CRITICAL, "retrograd.mps"):
+        buffer = queue.makeCommandBuffer()
+        buffer.addScheduledHandler(end)
+        buffer.commit()  # the queue's thread runs it
+        done = threading.Event()
+        buffer_after = queue.makeCommandBuffer()
+        buffer_after.addCompletedHandler(lambda _: done.set())
+        buffer_after.commit()
+        assert done.wait(10)
+        within(10, buffer.waitUntilCompleted)
+    assert buffer.status == STATUS.error
+    assert "as intended" in str(buffer.error)
+
+    leave_to_the_caller(queue)
+    buffer = queue.makeCommandBuffer()
+    buffer.addScheduledHandler(end)
+    buffer.commit()
+    with pytest.raises(ending):
+        buffer.waitUntilCompleted()
+    assert buffer.status == STATUS.error
+    assert finished(queue).status == STATUS.completed
+
+
+@pytest.mark.parametrize("when", ["addScheduledHandler", "addCompletedHandler"])
+def test_a_handler_that_waits_for_its_own_buffer_is_told(when: str) -> None:
+    seen: list[str] = []
+
+    def wait(buffer: MTLCommandBuffer) -> None:
+        try:
+            buffer.waitUntilCompleted()
+        except RuntimeError as error:
+            seen.append(str(error))
+
+    buffer = DEVICE.makeCommandQueue().makeCommandBuffer()
+    getattr(buffer, when)(wait)
+    buffer.commit()
+    within(10, buffer.waitUntilCompleted)
+    assert len(seen) == 1
+    assert "called by a handler" in seen[0]
+    buffer.waitUntilCompleted()
 
 
 def test_a_handler_may_commit_more_work() -> None:
@@ -480,6 +664,58 @@ def test_a_queue_that_is_gone_ends_its_thread() -> None:
     assert not thread.is_alive()
 
 
+def test_a_place_that_is_given_up_holds_nobody_up() -> None:
+    queue, ran = DEVICE.makeCommandQueue(), []
+    finished(queue)
+    place, following = queue.makeCommandBuffer(), queue.makeCommandBuffer()
+    place.enqueue()
+    record(following, lambda: ran.append("following"))
+    following.commit()
+    done = threading.Event()
+    last = queue.makeCommandBuffer()
+    last.addCompletedHandler(lambda _: done.set())
+    last.commit()
+    del following, last  # committed, they run all the same
+    time.sleep(0.1)  # the queue's thread sleeps
+    assert not ran
+    del place
+    gc.collect()
+    assert done.wait(10)
+    assert ran == ["following"]
+
+
+def test_a_buffer_that_was_enqueued_and_dropped_does_not_keep_its_queue() -> None:
+    queue = DEVICE.makeCommandQueue()
+    finished(queue)
+    thread = queue._executor.thread
+    assert thread is not None
+    buffer = queue.makeCommandBuffer()
+    buffer.enqueue()
+    del queue, buffer
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_without_a_thread_the_waiter_runs_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    queue = DEVICE.makeCommandQueue()
+    buffers = [queue.makeCommandBuffer() for _ in range(3)]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        buffers[0].commit()
+        buffers[1].commit()
+        buffers[0].waitUntilCompleted()
+    assert [buffer.status for buffer in buffers] == [STATUS.completed, STATUS.committed, STATUS.notEnqueued]
+    done = threading.Event()
+    buffers[2].addCompletedHandler(lambda _: done.set())
+    buffers[2].commit()
+    assert done.wait(10)  # a thread was made
+    assert buffers[1].status == STATUS.completed
+
+
 def test_the_thread_sleeps_when_there_is_nothing_to_do() -> None:
     queue = DEVICE.makeCommandQueue()
     finished(queue)
@@ -543,8 +779,67 @@ def test_old_and_new_queues_work_in_a_child_after_fork() -> None:
     assert finished(OLD_QUEUE).status == STATUS.completed
 
 
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_while_queues_are_busy() -> None:
+    queues, stop = [DEVICE.makeCommandQueue() for _ in range(3)], threading.Event()
+
+    def keep_busy(queue: MTLCommandQueue) -> None:
+        while not stop.is_set():
+            buffers = [queue.makeCommandBuffer() for _ in range(20)]
+            for buffer in buffers:
+                buffer.commit()
+            buffers[-1].waitUntilCompleted()
+
+    threads = [threading.Thread(target=keep_busy, args=(queue,)) for queue in queues]
+    for thread in threads:
+        thread.start()
+    endings = []
+    try:
+        for _ in range(60):
+            child = os.fork()
+            if not child:
+                signal.alarm(10)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                well = all(finished(queue).status == STATUS.completed for queue in queues)
+                os._exit(0 if well else 1)
+            endings.append(os.waitpid(child, 0)[1])
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+    assert not any(endings), endings
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_by_a_handler() -> None:
+    """In the child its buffer ends, and those behind it do not run."""
+    queue, ran, endings = DEVICE.makeCommandQueue(), [], []
+    leave_to_the_caller(queue)
+    first, second = queue.makeCommandBuffer(), queue.makeCommandBuffer()
+
+    def fork(buffer: MTLCommandBuffer) -> None:
+        endings.append(os.fork())
+
+    record(first, lambda: ran.append("first"))
+    record(second, lambda: ran.append("second"))
+    first.addCompletedHandler(fork)
+    first.commit()
+    second.commit()
+    first.waitUntilCompleted()
+    if endings[0] == 0:
+        signal.alarm(10)
+        second.waitUntilCompleted()
+        well = ran == ["first"] and first.status == STATUS.completed and second.status == STATUS.error
+        os._exit(0 if well and finished(queue).status == STATUS.completed else 1)
+    assert os.waitpid(endings[0], 0)[1] == 0
+    second.waitUntilCompleted()
+    assert ran == ["first", "second"]
+
+
 EXIT = """
-import atexit, time
+import atexit, threading, time
 import numpy as np
 from retrograd.mps import *
 device = MTLCreateSystemDefaultDevice()
@@ -584,11 +879,28 @@ def test_the_interpreter_ends_whatever_is_going_on(ending: str) -> None:
     assert time.monotonic() - began < 30
 
 
+def test_a_wait_at_the_end_needs_no_thread() -> None:
+    """From Python 3.12 on none can be started by then."""
+    ending = """
+def refuse(self):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+def last():
+    threading.Thread.start = refuse
+    buffers[0].commit()
+    buffers[0].waitUntilCompleted()
+    print(buffers[0].status.name)
+atexit.register(last)
+"""
+    script = EXIT.format(ending=ending)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "completed\n", "")
+
+
 def test_a_wait_after_the_end_is_told() -> None:
     """By a function that was registered before the package was imported, and so is called last."""
     script = EXIT.format(ending="").replace(
-        "import atexit, time\n",
-        "import atexit, time\n"
+        "import atexit, threading, time\n",
+        "import atexit, threading, time\n"
         "def last():\n    buffers[0].commit()\n    buffers[0].waitUntilCompleted()\n    print(buffers[0].error)\n"
         "atexit.register(last)\n",
     )

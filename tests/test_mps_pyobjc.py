@@ -143,6 +143,7 @@ def test_the_remaining_selectors() -> None:
     commands.commit()
     commands.waitUntilScheduled()
     assert 0 < commands.GPUStartTime() <= commands.GPUEndTime()
+    assert 0 < commands.kernelStartTime() <= commands.kernelEndTime()
 
     row = MPS.MPSMatrixDescriptor.rowBytesForColumns_dataType_(5, MPS.MPSDataTypeFloat32)
     assert row == MPS.MPSMatrixDescriptor.rowBytesFromColumns_dataType_(5, MPS.MPSDataTypeFloat32) == 32
@@ -176,6 +177,42 @@ def test_the_remaining_selectors() -> None:
         kernel.setNeuronType_parameterA_parameterB_parameterC_(1, 2)
 
 
+def test_a_script_for_managed_memory() -> None:
+    """What it does to keep two copies of the memory alike is accepted, and does nothing."""
+    device = Metal.MTLCreateSystemDefaultDevice()
+    assert device.recommendedMaxWorkingSetSize() <= device.maxBufferLength()
+    assert (device.isLowPower(), device.registryID()) == (False, 0)
+    buffer = device.newBufferWithLength_options_(16, Metal.MTLResourceStorageModeManaged)
+    assert (buffer.storageMode(), buffer.allocatedSize()) == (Metal.MTLStorageModeManaged, 16)
+    buffer.didModifyRange_(Foundation.NSMakeRange(0, buffer.length()))
+    assert Foundation.NSMakeRange(3, 5).location == 3
+    commands = device.newCommandQueue().commandBuffer()
+    commands.pushDebugGroup_("read back")
+    encoder = commands.blitCommandEncoder()
+    encoder.setLabel_("blit")
+    encoder.synchronizeResource_(buffer)
+    encoder.endEncoding()
+    commands.popDebugGroup()
+    commands.commit()
+    commands.waitUntilCompleted()
+    assert (encoder.label(), commands.status()) == ("blit", 4)
+
+
+def test_an_origin_can_be_changed_in_part() -> None:
+    kernel = MPS.MPSMatrixBatchNormalization.alloc().initWithDevice_(Metal.MTLCreateSystemDefaultDevice())
+    origin = kernel.sourceMatrixOrigin()
+    origin.x = 4
+    origin[1] = 5
+    assert kernel.sourceMatrixOrigin() == (0, 0, 0)  # it is a copy
+    kernel.setSourceMatrixOrigin_(origin)
+    origin.z = 6
+    assert kernel.sourceMatrixOrigin() == Metal.MTLOriginMake(4, 5, 0) == (4, 5, 0)
+    assert kernel.sourceMatrixOrigin() != origin
+    assert (len(origin), list(origin), origin[-1]) == (3, [4, 5, 6], 6)
+    with pytest.raises(TypeError, match=r"sourceMatrixOrigin\.x must be an int"):
+        kernel.setSourceMatrixOrigin_(Metal.MTLOrigin("1"))
+
+
 def test_a_method_is_not_overwritten_by_swift_s_spelling() -> None:
     kernel = MPS.MPSMatrixBatchNormalization.alloc().initWithDevice_(Metal.MTLCreateSystemDefaultDevice())
     with pytest.raises(AttributeError, match="epsilon is a method"):
@@ -204,6 +241,15 @@ def test_memory_without_a_copy() -> None:
     assert memory[1] == 5
     with pytest.raises(ValueError, match="count is 17, but there are 16 bytes"):
         buffer.contents().as_buffer(17)
+    assert buffer.contents().as_tuple(8) == (0, 0, 0, 0, 0, 0, 160, 64)
+    assert buffer.contents()[7] == 64
+    with pytest.raises(ValueError, match="count is 17, but there are 16 bytes"):
+        buffer.contents().as_tuple(17)
+    with pytest.raises(IndexError, match="index is 16, but there are 16 bytes"):
+        buffer.contents()[16]
+    with buffer.contents().as_buffer(16) as contents:
+        contents[0] = 1
+    assert buffer.contents()[0] == 1
     buffer.didModifyRange_((0, 16))
 
 
@@ -250,6 +296,10 @@ def test_archives() -> None:
     nothing, error = Foundation.NSKeyedUnarchiver.unarchivedObjectOfClass_fromData_error_(type(kernel), b"no", None)
     assert nothing is None
     assert "not a binary property list" in error.localizedDescription()
+    assert (error.domain(), error.code()) == ("NSCocoaErrorDomain", 4864)
+    assert error.userInfo()["NSLocalizedDescription"] == error.localizedDescription()
+    with pytest.raises(TypeError, match="coder must be an NSKeyedUnarchiver, not NoneType"):
+        MPS.MPSMatrixBatchNormalization.alloc().initWithCoder_device_(None, device)
 
     archiver = Foundation.NSKeyedArchiver.alloc().initRequiringSecureCoding_(True)
     kernel.encodeWithCoder_(archiver)
@@ -277,3 +327,14 @@ def test_an_error_of_the_work_is_an_nserror() -> None:
     commands.waitUntilCompleted()
     assert commands.status() == Metal.MTLCommandBufferStatusError
     assert "as intended" in commands.error().localizedDescription()
+    assert (commands.error().domain(), commands.error().code()) == ("MTLCommandBufferErrorDomain", 1)
+
+
+def test_only_members_can_be_set() -> None:
+    queue = Metal.MTLCreateSystemDefaultDevice().newCommandQueue()
+    buffer = queue.device().newBufferWithLength_options_(1, 0)
+    for thing in (queue, queue.commandBuffer(), buffer):
+        with pytest.raises(AttributeError):
+            thing.lable = "misspelt"
+        with pytest.raises(AttributeError, match="label"):
+            thing.label = "not PyObjC's spelling"

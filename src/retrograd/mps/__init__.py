@@ -21,6 +21,7 @@ from ._matrix import (
 )
 from ._metal import (
     MPSSupportsMTLDevice,
+    MTLBlitCommandEncoder,
     MTLBuffer,
     MTLCommandBuffer,
     MTLCommandQueue,
@@ -35,9 +36,14 @@ from ._types import (
     MPSKernelOptions,
     MTLCommandBufferStatus,
     MTLOrigin,
+    MTLOriginMake,
     MTLResourceOptions,
     MTLSize,
+    MTLSizeMake,
+    MTLStorageMode,
     NSError,
+    NSMakeRange,
+    NSRange,
     NSUIntegerMax,
 )
 
@@ -58,6 +64,7 @@ __all__ = [
     "MPSTemporaryVector",
     "MPSVector",
     "MPSVectorDescriptor",
+    "MTLBlitCommandEncoder",
     "MTLBuffer",
     "MTLCommandBuffer",
     "MTLCommandBufferStatus",
@@ -66,10 +73,15 @@ __all__ = [
     "MTLCreateSystemDefaultDevice",
     "MTLDevice",
     "MTLOrigin",
+    "MTLOriginMake",
     "MTLResourceOptions",
     "MTLSize",
+    "MTLSizeMake",
+    "MTLStorageMode",
     "NSError",
     "NSKeyedArchiver",
     "NSKeyedUnarchiver",
+    "NSMakeRange",
+    "NSRange",
     "NSUIntegerMax",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import is_
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Final, NoReturn, TypeVar, cast
 
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
 from ._matrix import TemporaryStorage
@@ -19,6 +19,8 @@ from ._types import (
     as_origin,
     as_unsigned,
 )
+
+_ABSENT: Final[Any] = object()  # None is a mistake where a coder is asked for
 
 T = TypeVar("T")
 Kernel = TypeVar("Kernel", bound="MPSKernel")
@@ -59,19 +61,20 @@ class MPSKernel(Members):
         # A face of another spelling has no settings of its own, and those of its base.
         cls._settings = tuple(settings.values())
 
-    def __init__(self, device: MTLDevice | None = None, *, coder: NSKeyedUnarchiver | None = None) -> None:
+    def __init__(self, device: MTLDevice | None = None, *, coder: NSKeyedUnarchiver = _ABSENT) -> None:
         """`device` is needed, unless there is a coder, which does without one."""
         function = type(self).__name__
-        if device is None and coder is not None:
-            device = self._default_device()
+        if coder is not _ABSENT:
+            if not isinstance(coder, NSKeyedUnarchiver):
+                raise TypeError(f"{function}: coder must be an NSKeyedUnarchiver, not {type(coder).__name__}")
+            if device is None:
+                device = self._default_device()
         if not isinstance(device, MTLDevice):
             raise TypeError(f"{function}: device must be an MTLDevice, not {type(device).__name__}")
         self._device = device
         for setting in self._settings:
             setattr(self, setting.attribute, setting.default)
-        if coder is not None:
-            if not isinstance(coder, NSKeyedUnarchiver):
-                raise TypeError(f"{function}: coder must be an NSKeyedUnarchiver, not {type(coder).__name__}")
+        if coder is not _ABSENT:
             self._restore(coder)
 
     @property
@@ -94,6 +97,9 @@ class MPSKernel(Members):
 
     def __deepcopy__(self: Kernel, memo: object) -> Kernel:
         return MPSKernel.copy(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} cannot be pickled; archive it with NSKeyedArchiver.archivedData")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{'' if self._label is None else ' ' + self._label}>"  # type: ignore[attr-defined]
@@ -121,6 +127,13 @@ class MPSKernel(Members):
         raise NotImplementedError(f"{function}: {type(self).__name__} does nothing by itself")
 
     # ---- archives
+
+    def _encode_with(self, coder: NSKeyedArchiver) -> None:
+        if not isinstance(coder, NSKeyedArchiver):
+            raise TypeError(
+                f"{type(self).__name__}.encode: with_ must be an NSKeyedArchiver, not {type(coder).__name__}"
+            )
+        self._archive(coder)
 
     def _archive(self, archiver: NSKeyedArchiver) -> None:
         for setting in self._settings:
@@ -165,8 +178,6 @@ class MPSMatrixUnaryKernel(MPSKernel):
     batchSize = KernelSetting[int](as_unsigned, NSUIntegerMax, "How many matrices at most; by default all there are.")
     _sourceMatrixOrigin: MTLOrigin
     _resultMatrixOrigin: MTLOrigin
-    _batchStart: int
-    _batchSize: int
 
 
 class MPSMatrixBinaryKernel(MPSKernel):
@@ -182,5 +193,3 @@ class MPSMatrixBinaryKernel(MPSKernel):
     _primarySourceMatrixOrigin: MTLOrigin
     _secondarySourceMatrixOrigin: MTLOrigin
     _resultMatrixOrigin: MTLOrigin
-    _batchStart: int
-    _batchSize: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._metal import MTLBuffer, MTLCommandBuffer, MTLDevice
-from ._types import NUMPY_TYPES, Members, MPSDataType, Setting, as_data_type, as_unsigned
+from ._types import LARGEST_SIZE, NUMPY_TYPES, Members, MPSDataType, Setting, as_data_type, as_unsigned
 
 Array = npt.NDArray[Any]
 
@@ -30,7 +31,7 @@ class _Stride(Setting[int]):
         return self.recommend if instance is None else super().__get__(instance, owner)
 
 
-def _recommended(name: str, elements: int, dataType: int) -> int:
+def _recommended(name: str, elements: object, dataType: object) -> int:
     """Floating point is rounded up to 16 bytes, integers to 4 elements; a single element is not."""
     count = as_unsigned(name, elements)
     data_type = as_data_type("dataType", dataType)
@@ -41,9 +42,12 @@ def _recommended(name: str, elements: int, dataType: int) -> int:
     return -(-count * size // step) * step
 
 
-def _row_bytes(forColumns: int, dataType: int) -> int:
-    """A stride in bytes that suits rows of so many columns."""
-    return _recommended("MPSMatrixDescriptor.rowBytes: forColumns", forColumns, dataType)
+def _row_bytes(forColumns: int | None = None, dataType: int | None = None, *, fromColumns: int | None = None) -> int:
+    """A stride in bytes that suits rows of so many columns. `fromColumns` is an old name of `forColumns`."""
+    function = "MPSMatrixDescriptor.rowBytes"
+    if forColumns is not None and fromColumns is not None:
+        raise TypeError(f"{function}: fromColumns means forColumns; give one")
+    return _recommended(f"{function}: forColumns", forColumns if fromColumns is None else fromColumns, dataType)
 
 
 def _vector_bytes(forLength: int, dataType: int) -> int:
@@ -202,6 +206,7 @@ class _Storage(Members):
                 raise TypeError(f"{function}: device must be an MTLDevice, not {type(device).__name__}")
             if self._offset:
                 raise ValueError(f"{function}: offset is {self._offset}, but without a buffer it must be 0")
+            self._check_size(function)
             self._device = device
         elif not isinstance(buffer, MTLBuffer):
             raise TypeError(f"{function}: buffer must be an MTLBuffer, not {type(buffer).__name__}")
@@ -209,10 +214,20 @@ class _Storage(Members):
             self._device = buffer._device
             self._place(function, buffer)
 
+    def _check_size(self, function: str) -> None:
+        """NumPy's bounds: of each stride, even one that is not used, and of all elements, an extent of 0 taken as 1."""
+        elements = math.prod(extent or 1 for extent in self._shape)
+        if max(*self._strides, self._extent, elements * self._dtype.itemsize) > LARGEST_SIZE:
+            raise ValueError(
+                f"{function}: descriptor has extents {self._shape} and strides {self._strides}, more than the "
+                f"{LARGEST_SIZE} bytes that can be addressed"
+            )
+
     def _place(self, function: str, buffer: MTLBuffer) -> None:
         end, size = self._offset + self._extent, self._dtype.itemsize
         if end > buffer._bytes.size:
             raise ValueError(f"{function}: buffer has {buffer._bytes.size} bytes, but the descriptor needs {end}")
+        self._check_size(function)
         if (buffer._address + self._offset) % size:
             raise ValueError(
                 f"{function}: offset is {self._offset} in a buffer at address {buffer._address:#x}, which is not a "

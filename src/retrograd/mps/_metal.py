@@ -14,14 +14,24 @@ import time
 import weakref
 from _thread import allocate_lock, get_ident
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ._types import MTLCommandBufferStatus, MTLResourceOptions, NSError, Setting, as_label, as_unsigned
+from ._types import (
+    LARGEST_SIZE,
+    MTLCommandBufferStatus,
+    MTLResourceOptions,
+    MTLStorageMode,
+    NSError,
+    Setting,
+    as_flags,
+    as_label,
+    as_unsigned,
+)
 
 Handler: TypeAlias = Callable[[Any], object]
 Work: TypeAlias = Callable[[], None]
@@ -42,6 +52,8 @@ _ERROR: Final = MTLCommandBufferStatus.error
 
 class MTLBuffer:
     """Memory. Made by :meth:`MTLDevice.makeBuffer`."""
+
+    __slots__ = ("__weakref__", "_address", "_bytes", "_device", "_has_deallocator", "_label", "_memory", "_options")
 
     label = Setting[str | None](as_label, None, "A name for people.")
 
@@ -66,9 +78,18 @@ class MTLBuffer:
     def resourceOptions(self) -> MTLResourceOptions:
         return self._options
 
+    @property
+    def storageMode(self) -> MTLStorageMode:
+        """What the options say. The memory is the processor's in any case."""
+        return MTLStorageMode(self._options >> 4 & 3)
+
+    @property
+    def allocatedSize(self) -> int:
+        return self._bytes.size
+
     def contents(self) -> memoryview:
         """The bytes themselves, without a copy."""
-        return self._memory
+        return self._memory[:]  # a view of its own, which the caller may release
 
     def didModifyRange(self, range: object) -> None:
         """Nothing to do: processor and device share the memory."""
@@ -79,6 +100,8 @@ class MTLBuffer:
 
 class MTLDevice:
     """The processor, in the place of a GPU."""
+
+    __slots__ = ()
 
     _buffer_type: ClassVar[type[MTLBuffer]] = MTLBuffer
     _queue_type: ClassVar[type[MTLCommandQueue]]
@@ -91,13 +114,34 @@ class MTLDevice:
     def hasUnifiedMemory(self) -> bool:
         return True
 
+    @property
+    def registryID(self) -> int:
+        return 0
+
+    @property
+    def isLowPower(self) -> bool:
+        return False
+
+    @property
+    def maxBufferLength(self) -> int:
+        """What can be addressed; the memory there is may be less."""
+        return LARGEST_SIZE
+
+    @property
+    def recommendedMaxWorkingSetSize(self) -> int:
+        """Bytes of memory of this machine, where the system tells."""
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return LARGEST_SIZE
+
     def makeBuffer(
         self,
         *,
         length: int | None = None,
         bytes: Any = None,
         bytesNoCopy: Any = None,
-        options: int = 0,
+        options: int | Iterable[int] = 0,
         deallocator: Callable[[Any, int], object] | None = None,
     ) -> MTLBuffer:
         """A buffer of `length` zeros, of a copy of `bytes`, or, without a copy, over the memory of `bytesNoCopy`.
@@ -106,7 +150,7 @@ class MTLDevice:
         `length` bytes are taken, all by default. `deallocator(bytesNoCopy, length)` is called when the buffer is gone.
         """
         function = "MTLDevice.makeBuffer"
-        flags = MTLResourceOptions(as_unsigned(f"{function}: options", options))
+        flags = MTLResourceOptions(as_flags(f"{function}: options", options))
         size = None if length is None else as_unsigned(f"{function}: length", length)
         if bytes is not None and bytesNoCopy is not None:
             raise ValueError(f"{function}: give bytes or bytesNoCopy, not both")
@@ -148,6 +192,11 @@ def _memory_of(function: str, name: str, source: object) -> memoryview:
         memory = memoryview(source)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{function}: {name} must have a buffer, and {type(source).__name__} has none") from None
+    except ValueError:  # an array of a type that buffers cannot tell
+        dtype = getattr(source, "dtype", type(source).__name__)
+        raise TypeError(
+            f"{function}: {name} is of {dtype} elements, which have no buffer; give view(np.uint8)"
+        ) from None
     if not memory.c_contiguous:
         raise ValueError(f"{function}: {name} is not contiguous (strides {memory.strides}); a buffer is one block")
     if not memory.nbytes:
@@ -158,6 +207,8 @@ def _memory_of(function: str, name: str, source: object) -> memoryview:
 def _check_length(function: str, length: int, available: int | None) -> None:
     if length == 0:
         raise ValueError(f"{function}: length is 0, must be at least 1")
+    if length > LARGEST_SIZE:
+        raise ValueError(f"{function}: length is {length}, but maxBufferLength is {LARGEST_SIZE}")
     if available is not None and length > available:
         raise ValueError(f"{function}: length is {length}, but the memory has {available} bytes")
 
@@ -166,19 +217,24 @@ def _check_length(function: str, length: int, available: int | None) -> None:
 
 
 class _Executor:
-    """Runs committed command buffers in order. Outlives its queue by what it has left to do."""
+    """Runs committed command buffers in order. Outlives its queue by what it has left to do.
+
+    A signal may raise an exception in any wait. So a lock is taken by `with` alone, and a buffer leaves `ready` only
+    after its end: whatever was cut short, the next one who has the turn goes on with it.
+    """
 
     def __init__(self) -> None:
-        self.enqueued: deque[MTLCommandBuffer] = deque()  # places kept for buffers to be committed
+        # Places in the order, which do not keep a buffer alive, and those of their buffers that have been committed.
+        self.enqueued: deque[weakref.ref[MTLCommandBuffer]] = deque()
+        self.held: set[MTLCommandBuffer] = set()
         self.ready: deque[MTLCommandBuffer] = deque()
-        self.running: MTLCommandBuffer | None = None
-        self.runner = 0  # the thread that runs it
+        self.runner = 0  # the thread that runs the first of them
+        self.turn = allocate_lock()  # held by the runner
+        self.working = allocate_lock()  # held by the runner while the engine works
         self.start()
 
     def start(self) -> None:
-        self.order = allocate_lock()  # held while the deques are changed together
-        self.turn = allocate_lock()  # held by the runner
-        self.working = allocate_lock()  # held by the runner while the engine works
+        self.order = allocate_lock()  # held while buffers are put into the order, and to fall asleep
         self.wakeups: SimpleQueue[bool] = SimpleQueue()  # False: the queue is gone
         self.thread: threading.Thread | None = None
         self.asleep = True
@@ -189,56 +245,93 @@ class _Executor:
         """In the child, where neither the thread nor whoever held the locks exists."""
         lost = list(self.ready)
         self.ready.clear()
-        if self.running is not None and self.runner != get_ident():
-            lost.insert(0, self.running)
-            self.running = None
+        if self.runner == get_ident():  # the work or a handler of this buffer has forked; it ends here, too
+            self.ready.append(lost.pop(0))
+        else:
             self.runner = 0
+            self.turn = allocate_lock()
+            self.working = allocate_lock()
         self.start()
         for buffer in lost:
-            buffer._completed_handlers.clear()  # the parent calls them
-            buffer._finish(RuntimeError("the process forked before this command buffer ended; it ends in the parent"))
+            if not buffer._ended:
+                buffer._lose(RuntimeError("the process forked before this command buffer ended; it ends in the parent"))
+
+    def enqueue(self, buffer: MTLCommandBuffer) -> None:
+        with self.order:
+            if buffer._status != _NOT_ENQUEUED:
+                raise RuntimeError(f"MTLCommandBuffer.enqueue: the buffer is {buffer._status.name} already")
+            self.enqueued.append(weakref.ref(buffer, self.place_given_up))
+            buffer._status = _ENQUEUED
+
+    def place_given_up(self, place: object) -> None:
+        self.wakeups.put(True)  # buffers may have been held up by it
 
     def commit(self, buffer: MTLCommandBuffer) -> None:
         with self.order:
             buffer._check_open("MTLCommandBuffer.commit")
             if self.enqueued:
                 if buffer._status != _ENQUEUED:
-                    self.enqueued.append(buffer)
+                    self.enqueued.append(weakref.ref(buffer))
                 buffer._status = _COMMITTED
-                while self.enqueued and self.enqueued[0]._status == _COMMITTED:
-                    self.ready.append(self.enqueued.popleft())
+                self.held.add(buffer)
+                self.advance()
             else:
                 buffer._status = _COMMITTED
                 self.ready.append(buffer)
-            if self.thread is None:
-                self.thread = threading.Thread(target=self.serve, name="MTLCommandQueue", daemon=True)
-                self.thread.start()
             self.commits += 1
-        if self.asleep or self.prompt:
+            wake = self.asleep or self.prompt
+            if self.thread is None:
+                self.start_thread()
+        if wake and self.wakeups.empty():  # or else the thread, once woken, sees this buffer too
             self.wakeups.put(True)
 
-    def run(self, last: MTLCommandBuffer | None) -> None:
-        """Run what is ready, in order, up to `last`. Needs the turn."""
-        self.runner = get_ident()
+    def advance(self) -> None:
+        """Move what no place holds up any more from `held` to `ready`. Needs the order."""
+        while self.enqueued:
+            buffer = self.enqueued[0]()
+            if buffer is not None:
+                if buffer._status < _COMMITTED:
+                    return
+                if buffer._status == _COMMITTED:
+                    self.ready.append(buffer)
+                self.held.discard(buffer)
+            self.enqueued.popleft()
+
+    def start_thread(self) -> None:
+        thread = threading.Thread(target=self.serve, name="MTLCommandQueue", daemon=True)
         try:
-            while self.ready and (last is None or last._status < _COMPLETED):
-                self.running = self.ready.popleft()
-                self.running._run()
-        finally:
-            self.running = None
-            self.runner = 0
+            thread.start()
+        except (
+            RuntimeError
+        ):  # too many, or the interpreter ends: who waits runs the buffers, the next commit tries again
+            return
+        self.thread = thread
+
+    def run_next(self, last: MTLCommandBuffer | None) -> bool:
+        """Run the first buffer that is ready. False: there is none, or `last` has ended."""
+        with self.turn:
+            if not self.ready or (last is not None and last._ended):
+                return False
+            buffer = self.ready[0]
+            self.runner = get_ident()
+            try:
+                if not buffer._ended:
+                    buffer._run()
+            finally:
+                self.runner = 0
+                if buffer._ended:
+                    self.ready.popleft()
+            return True
 
     def help(self, buffer: MTLCommandBuffer) -> None:
-        """Run buffers up to this one, unless another thread is at it."""
-        turn = self.turn
-        if not turn.acquire(False):
-            return
-        try:
-            self.run(buffer)
-        finally:
-            turn.release()
-            if self.ready:  # committed meanwhile by others, who may have found the turn taken
-                self.wakeups.put(True)
+        """Run buffers up to this one."""
+        if self.enqueued:
+            with self.order:
+                self.advance()
+        while self.ready and not buffer._ended and self.run_next(buffer):
+            pass
+        if self.ready:  # of others, who may have relied on this thread
+            self.wakeups.put(True)
 
     def serve(self) -> None:
         """The queue's thread."""
@@ -249,20 +342,25 @@ class _Executor:
                     return
             except Empty:
                 looks += 1
+            if self.enqueued:
+                with self.order:
+                    self.advance()
             if commits != self.commits:
                 commits = self.commits
                 self.prompt = bool(self.ready)  # or else those who committed have run their buffers, too
             if self.ready:
                 looks = 0
-                with self.turn:
-                    try:
-                        self.run(None)
-                    except BaseException:  # a handler that wants to exit: the thread must live on
-                        _LOG.exception("a command buffer was left")
-            self.asleep = looks >= _LOOKS
-            if self.asleep:
+                try:
+                    while self.ready and self.run_next(None):
+                        pass
+                except BaseException:  # a handler that wants to exit: the thread must live on
+                    _LOG.exception("a command buffer was left")
+            if looks < _LOOKS:
+                self.asleep = False
+            else:
                 looks = 0
-                self.asleep = not self.ready  # a commit just before may have found the thread awake
+                with self.order:  # a commit finds the thread asleep, or is found by it
+                    self.asleep = not self.ready
 
 
 _executors: Final[weakref.WeakSet[_Executor]] = weakref.WeakSet()
@@ -293,6 +391,8 @@ if hasattr(os, "register_at_fork"):
 class MTLCommandQueue:
     """Command buffers in order. Several queues are independent of each other."""
 
+    __slots__ = ("__weakref__", "_device", "_executor", "_label")
+
     label = Setting[str | None](as_label, None, "A name for people.")
 
     _command_buffer_type: ClassVar[type[MTLCommandBuffer]]
@@ -320,23 +420,62 @@ class MTLCommandQueue:
         return self._command_buffer_type(self)
 
 
+class MTLBlitCommandEncoder:
+    """Copies between processor and device, which share the memory: nothing to do."""
+
+    __slots__ = ("_label",)
+
+    label = Setting[str | None](as_label, None, "A name for people.")
+
+    def __init__(self) -> None:
+        self._label: str | None = None
+
+    def synchronize(self, resource: MTLBuffer) -> None:
+        if not isinstance(resource, MTLBuffer):
+            raise TypeError(
+                f"MTLBlitCommandEncoder.synchronize: resource must be an MTLBuffer, not {type(resource).__name__}"
+            )
+
+    def endEncoding(self) -> None:
+        """Nothing to do."""
+
+
 class MTLCommandBuffer:
     """Work that runs once, in order, after `commit`."""
+
+    __slots__ = (
+        "__weakref__",
+        "_completed_handlers",
+        "_done",
+        "_end_time",
+        "_ended",
+        "_error",
+        "_failure",
+        "_label",
+        "_queue",
+        "_scheduled_handlers",
+        "_start_time",
+        "_status",
+        "_work",
+    )
 
     label = Setting[str | None](as_label, None, "A name for people.")
 
     _error_type: ClassVar[type[NSError]] = NSError
+    _blit_encoder_type: ClassVar[type[MTLBlitCommandEncoder]] = MTLBlitCommandEncoder
 
     def __init__(self, queue: MTLCommandQueue) -> None:
         self._queue = queue
         self._label: str | None = None
         self._status = _NOT_ENQUEUED
+        self._failure: BaseException | None = None
         self._error: NSError | None = None
         self._work: list[Work] = []
         self._scheduled_handlers: list[Handler] = []
         self._completed_handlers: list[Handler] = []
         self._start_time = self._end_time = 0.0
-        self._done = allocate_lock()
+        self._ended = False  # the work and the handlers are done
+        self._done = allocate_lock()  # released then
         self._done.acquire()
 
     @property
@@ -358,6 +497,12 @@ class MTLCommandBuffer:
     @property
     def error(self) -> NSError | None:
         """Why the status is `error`."""
+        if self._status == _ERROR and self._error is None:
+            # Without a reason: an interrupt came between the failure and its record.
+            failure = self._failure or KeyboardInterrupt("while the command buffer ended")
+            error = self._error_type(f"{type(failure).__name__}: {failure}")
+            error.__cause__ = failure
+            self._error = error
         return self._error
 
     @property
@@ -368,6 +513,27 @@ class MTLCommandBuffer:
     @property
     def gpuEndTime(self) -> float:
         return self._end_time
+
+    @property
+    def kernelStartTime(self) -> float:
+        """The same: there is no other processor to hand the work to."""
+        return self._start_time
+
+    @property
+    def kernelEndTime(self) -> float:
+        return self._end_time
+
+    def pushDebugGroup(self, string: str) -> None:
+        """Nothing to do: there is no debugger of command buffers."""
+        if not isinstance(string, str):
+            raise TypeError(f"MTLCommandBuffer.pushDebugGroup: string must be a str, not {type(string).__name__}")
+
+    def popDebugGroup(self) -> None:
+        """Nothing to do."""
+
+    def makeBlitCommandEncoder(self) -> MTLBlitCommandEncoder:
+        self._check_open("MTLCommandBuffer.makeBlitCommandEncoder")
+        return self._blit_encoder_type()
 
     def addScheduledHandler(self, handler: Handler) -> None:
         """Call `handler(self)` before the work."""
@@ -381,12 +547,7 @@ class MTLCommandBuffer:
 
     def enqueue(self) -> None:
         """Keep a place: buffers of this queue that are enqueued or committed later run later."""
-        executor = self._queue._executor
-        with executor.order:
-            if self._status != _NOT_ENQUEUED:
-                raise RuntimeError(f"MTLCommandBuffer.enqueue: the buffer is {self._status.name} already")
-            self._status = _ENQUEUED
-            executor.enqueued.append(self)
+        self._queue._executor.enqueue(self)
 
     def commit(self) -> None:
         """Hand the work over. Returns at once."""
@@ -403,50 +564,62 @@ class MTLCommandBuffer:
     def _wait(self, function: str) -> None:
         if self._status < _COMMITTED:
             raise RuntimeError(f"MTLCommandBuffer.{function}: the buffer has not been committed and would never finish")
+        if self._ended:
+            return
         executor = self._queue._executor
-        if self._status < _COMPLETED and executor.runner == get_ident():
+        if executor.runner == get_ident():
             raise RuntimeError(f"MTLCommandBuffer.{function}: called by a handler, which it would wait for")
         executor.help(self)
-        self._done.acquire()
-        self._done.release()
+        if not self._ended:
+            with self._done:
+                pass
 
     def _check_open(self, function: str) -> None:
         if self._status >= _COMMITTED:
             raise RuntimeError(f"{function}: the command buffer has been committed already")
 
     def _run(self) -> None:
-        self._status = _SCHEDULED
-        if self._scheduled_handlers:
-            self._call(self._scheduled_handlers)
-        self._start_time = time.perf_counter()
+        """Ends the buffer whatever happens, an interrupt at any moment included."""
         failure: BaseException | None = None
         try:
-            working = self._queue._executor.working
-            for work in self._work:
-                with working:
-                    if _exiting:
-                        raise RuntimeError("the interpreter is ending")
-                    work()
-        except BaseException as error:
-            failure = error
-        self._end_time = time.perf_counter()
-        self._finish(failure)
-        if failure is not None and not isinstance(failure, Exception):
-            raise failure  # an interrupt, which the waiting caller must see
-
-    def _finish(self, failure: BaseException | None) -> None:
-        self._work = []
-        if failure is None:
-            self._status = _COMPLETED
-        else:
-            self._error = self._error_type(f"{type(failure).__name__}: {failure}")
-            self._error.__cause__ = failure
-            self._status = _ERROR
-        try:
+            try:
+                self._status = _SCHEDULED
+                if self._scheduled_handlers:
+                    self._call(self._scheduled_handlers)
+                self._start_time = time.perf_counter()
+                working = self._queue._executor.working
+                for work in self._work:
+                    with working:
+                        if _exiting:
+                            raise RuntimeError("the interpreter is ending")
+                        work()
+            except BaseException as error:
+                failure = error
+            self._end_time = time.perf_counter()
+            self._work = []
+            self._failure = failure
+            self._status = _COMPLETED if failure is None else _ERROR
             if self._completed_handlers and not _exiting:
                 self._call(self._completed_handlers)
         finally:
+            # No call before the last: an interrupt could come after any.
+            if self._status < _COMPLETED:
+                self._failure = failure
+                self._status = _ERROR
+            self._ended = True
             self._done.release()
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure  # an interrupt, which the waiting caller must see
+
+    def _lose(self, failure: BaseException) -> None:
+        """End in a forked child. The parent runs the work and calls the handlers."""
+        self._work = []
+        self._completed_handlers.clear()
+        if self._status < _COMPLETED:
+            self._failure = failure
+            self._status = _ERROR
+        self._ended = True
+        self._done.release()
 
     def _call(self, handlers: list[Handler]) -> None:
         for handler in handlers:

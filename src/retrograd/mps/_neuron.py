@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -51,6 +52,7 @@ def _logarithm(a: float, b: float, c: float) -> Curve:
     return Curve(lambda z: np.log(a * z + b) / np.log(base), lambda z: a / ((a * z + b) * np.log(base)))
 
 
+_PARAMETERS: Final = struct.Struct("3d")
 _TYPES: Final = MPSCNNNeuronType
 _MAKERS: Final[dict[MPSCNNNeuronType, tuple[str, Callable[[float, float, float], Any]]]] = {
     # the parameters it has, and what makes it of a, b, c
@@ -84,12 +86,18 @@ def as_neuron_type(name: str, value: object) -> MPSCNNNeuronType:
     return kind
 
 
-@lru_cache(maxsize=256)
 def neuron(kind: MPSCNNNeuronType, a: float, b: float, c: float) -> Activation | Curve | None:
     """What to compute; None: nothing. Raises ValueError for parameters that make no function."""
-    parameters, make = _MAKERS[kind]
+    return _made(kind, _PARAMETERS.pack(a, b, c))
+
+
+@lru_cache(maxsize=256)
+def _made(kind: MPSCNNNeuronType, parameters: bytes) -> Activation | Curve | None:
+    """Remembered by the bits of the parameters: 0 and -0 are equal, and make different functions."""
+    used, make = _MAKERS[kind]
+    a, b, c = _PARAMETERS.unpack(parameters)
     for name, value in zip("abc", (a, b, c), strict=True):
-        if name in parameters and math.isnan(value):
+        if name in used and math.isnan(value):
             raise ValueError(f"neuron {kind.name}: parameter{name.upper()} is NaN")
     made: Activation | Curve | None = make(a, b, c)
     return made

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 import numpy as np
 
 NSUIntegerMax: Final = 2**64 - 1
+LARGEST_SIZE: Final = int(np.iinfo(np.intp).max)  # of anything in memory, in bytes
 FLT_MIN: Final = float(np.finfo(np.float32).tiny)
 
 
@@ -89,6 +90,13 @@ class MTLResourceOptions(IntFlag):
     hazardTrackingModeTracked = 0x200
 
 
+class MTLStorageMode(IntEnum):
+    shared = 0
+    managed = 1
+    private = 2
+    memoryless = 3
+
+
 class MTLCommandBufferStatus(IntEnum):
     notEnqueued = 0
     enqueued = 1
@@ -112,12 +120,46 @@ class MTLSize(NamedTuple):
     depth: int = 0
 
 
+class NSRange(NamedTuple):
+    location: int = 0
+    length: int = 0
+
+
+def MTLOriginMake(x: int, y: int, z: int) -> MTLOrigin:
+    return MTLOrigin(x, y, z)
+
+
+def MTLSizeMake(width: int, height: int, depth: int) -> MTLSize:
+    return MTLSize(width, height, depth)
+
+
+def NSMakeRange(location: int, length: int) -> NSRange:
+    return NSRange(location, length)
+
+
 class NSError(RuntimeError):
     """What `error` of a command buffer holds; its cause is the exception itself."""
+
+    def __init__(self, description: str, domain: str = "MTLCommandBufferErrorDomain", code: int = 1) -> None:
+        super().__init__(description)
+        self._domain = domain
+        self._code = code
 
     @property
     def localizedDescription(self) -> str:
         return str(self)
+
+    @property
+    def domain(self) -> str:
+        return self._domain
+
+    @property
+    def code(self) -> int:
+        return self._code
+
+    @property
+    def userInfo(self) -> dict[str, str]:
+        return {"NSLocalizedDescription": str(self)}
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -134,15 +176,14 @@ def as_unsigned(name: str, value: object) -> int:
     return number
 
 
-def as_float(name: str, value: object) -> float:
+def as_float(name: str, value: Any) -> float:
     """A C float, as the Python float of the same value."""
-    try:
-        return ctypes.c_float(value).value  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    if isinstance(value, str) or not hasattr(value, "__float__"):
+    if isinstance(value, str) or not hasattr(value, "__float__") or (isinstance(value, np.ndarray) and value.ndim):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    return ctypes.c_float(float(value)).value
+    try:
+        return ctypes.c_float(float(value)).value
+    except OverflowError:
+        raise ValueError(f"{name} is an {type(value).__name__} too large for a float") from None
 
 
 def as_bool(name: str, value: object) -> bool:
@@ -157,14 +198,26 @@ def as_label(name: str, value: object) -> str | None:
     raise TypeError(f"{name} must be a str or None, not {type(value).__name__}")
 
 
-def as_origin(name: str, value: object) -> MTLOrigin:
-    if not isinstance(value, tuple) or len(value) != 3:
-        raise TypeError(f"{name} must be an MTLOrigin or a tuple of 3 ints, not {value!r}")
-    return MTLOrigin(*(as_unsigned(f"{name}.{axis}", part) for axis, part in zip("xyz", value, strict=True)))
+def as_origin(name: str, value: Any) -> MTLOrigin:
+    try:
+        x, y, z = value
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be an MTLOrigin or a tuple of 3 ints, not {value!r}") from None
+    return MTLOrigin(as_unsigned(f"{name}.x", x), as_unsigned(f"{name}.y", y), as_unsigned(f"{name}.z", z))
+
+
+def as_flags(name: str, value: object) -> int:
+    """A set of options: a number, or the several that Swift writes in brackets."""
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        return as_unsigned(name, value)
+    flags = 0
+    for flag in value:
+        flags |= as_unsigned(name, flag)
+    return flags
 
 
 def as_options(name: str, value: object) -> MPSKernelOptions:
-    return MPSKernelOptions(as_unsigned(name, value))
+    return MPSKernelOptions(as_flags(name, value))
 
 
 def as_data_type(name: str, value: object) -> MPSDataType:

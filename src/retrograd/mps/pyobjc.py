@@ -22,9 +22,12 @@ from ._types import (
     MPSDataType,
     MPSKernelOptions,
     MTLCommandBufferStatus,
-    MTLOrigin,
     MTLResourceOptions,
     MTLSize,
+    MTLSizeMake,
+    MTLStorageMode,
+    NSMakeRange,
+    NSRange,
     NSUIntegerMax,
     Setting,
 )
@@ -82,6 +85,7 @@ __all__ = [
     "MPSTemporaryVector",
     "MPSVector",
     "MPSVectorDescriptor",
+    "MTLBlitCommandEncoder",
     "MTLBuffer",
     "MTLCommandBuffer",
     "MTLCommandBufferStatusCommitted",
@@ -106,9 +110,15 @@ __all__ = [
     "MTLResourceStorageModeShared",
     "MTLSize",
     "MTLSizeMake",
+    "MTLStorageModeManaged",
+    "MTLStorageModeMemoryless",
+    "MTLStorageModePrivate",
+    "MTLStorageModeShared",
     "NSError",
     "NSKeyedArchiver",
     "NSKeyedUnarchiver",
+    "NSMakeRange",
+    "NSRange",
     "NSUIntegerMax",
 ]
 
@@ -159,6 +169,10 @@ MTLCommandBufferStatusCommitted: Final[int] = MTLCommandBufferStatus.committed.v
 MTLCommandBufferStatusScheduled: Final[int] = MTLCommandBufferStatus.scheduled.value
 MTLCommandBufferStatusCompleted: Final[int] = MTLCommandBufferStatus.completed.value
 MTLCommandBufferStatusError: Final[int] = MTLCommandBufferStatus.error.value
+MTLStorageModeShared: Final[int] = MTLStorageMode.shared.value
+MTLStorageModeManaged: Final[int] = MTLStorageMode.managed.value
+MTLStorageModePrivate: Final[int] = MTLStorageMode.private.value
+MTLStorageModeMemoryless: Final[int] = MTLStorageMode.memoryless.value
 MTLResourceCPUCacheModeDefaultCache: Final[int] = MTLResourceOptions.cpuCacheModeDefaultCache.value
 MTLResourceStorageModeShared: Final[int] = MTLResourceOptions.storageModeShared.value
 MTLResourceCPUCacheModeWriteCombined: Final[int] = MTLResourceOptions.cpuCacheModeWriteCombined.value
@@ -168,12 +182,18 @@ MTLResourceStorageModeMemoryless: Final[int] = MTLResourceOptions.storageModeMem
 MTLResourceHazardTrackingModeUntracked: Final[int] = MTLResourceOptions.hazardTrackingModeUntracked.value
 MTLResourceHazardTrackingModeTracked: Final[int] = MTLResourceOptions.hazardTrackingModeTracked.value
 
+_COCOA_ERRORS: Final = "NSCocoaErrorDomain"
+_CORRUPT: Final = 4864
+_INVALID_VALUE: Final = 4866
+
 # ---- from one spelling to the other ----------------------------------------------------------------------------------
 
 
 def _plain(value: Any) -> Any:
-    """Enumerations are numbers to PyObjC."""
-    return value.value if isinstance(value, Enum) else value
+    """Enumerations are numbers to PyObjC, and an origin is a copy that can be changed."""
+    if isinstance(value, Enum):
+        return value.value
+    return MTLOrigin(*value) if isinstance(value, _types.MTLOrigin) else value
 
 
 def _named(keywords: tuple[str, ...], arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -206,12 +226,7 @@ def _factory(*keywords: str) -> Any:
     return classmethod(lambda cls, *arguments: cls(**_named(keywords, arguments)))
 
 
-def _function(function: Callable[..., Any]) -> Any:
-    """A selector of the class that computes something."""
-    return staticmethod(function)
-
-
-def _with_error(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_error(function: Callable[..., Any], code: int) -> Callable[..., Any]:
     """A selector whose last argument is where an error would go: what it returns comes with the error, or None."""
 
     def send(*arguments: Any) -> tuple[Any, Any]:
@@ -221,7 +236,7 @@ def _with_error(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*most), None
         except (ValueError, TypeError, RuntimeError) as error:
-            return None, NSError(str(error))
+            return None, NSError(str(error), _COCOA_ERRORS, code)
 
     return send
 
@@ -231,7 +246,7 @@ def _face(swift: type, **selectors: Any) -> Any:
 
     The classes themselves never use their public members, so that a subclass can redefine them.
     """
-    members: dict[str, Any] = {"alloc": classmethod(_alloc), "__doc__": swift.__doc__}
+    members: dict[str, Any] = {"__slots__": (), "alloc": classmethod(_alloc), "__doc__": swift.__doc__}
     for base in reversed(swift.__mro__):
         for name, member in vars(base).items():
             if isinstance(member, (property, Setting)):
@@ -279,13 +294,47 @@ class varlist:
             raise ValueError(f"as_buffer: count is {count}, but there are {self._memory.nbytes} bytes")
         return self._memory[:count]
 
+    def as_tuple(self, count: int) -> tuple[int, ...]:
+        """The first `count` bytes, as numbers."""
+        if not 0 <= count <= self._memory.nbytes:
+            raise ValueError(f"as_tuple: count is {count}, but there are {self._memory.nbytes} bytes")
+        return tuple(self._memory[:count])
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self._memory.nbytes:
+            raise IndexError(f"index is {index}, but there are {self._memory.nbytes} bytes")
+        return self._memory[index]
+
+
+class MTLOrigin:
+    """Where a window begins: x counts rows, y counts columns, and z is 0. Its parts can be set, by name or number."""
+
+    __slots__ = ("x", "y", "z")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self.x, self.y, self.z = x, y, z
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.x, self.y, self.z)[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        setattr(self, "xyz"[index], value)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MTLOrigin):
+            other = other[:]
+        return other == self[:] if isinstance(other, tuple) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"<MTLOrigin x={self.x} y={self.y} z={self.z}>"
+
 
 def MTLOriginMake(x: int, y: int, z: int) -> MTLOrigin:
     return MTLOrigin(x, y, z)
-
-
-def MTLSizeMake(width: int, height: int, depth: int) -> MTLSize:
-    return MTLSize(width, height, depth)
 
 
 NSError: Any = _face(_types.NSError)
@@ -296,9 +345,17 @@ MTLBuffer: Any = _face(
     didModifyRange_=_method("didModifyRange", "range"),
 )
 
+MTLBlitCommandEncoder: Any = _face(
+    _metal.MTLBlitCommandEncoder,
+    synchronizeResource_=_method("synchronize", "resource"),
+)
+
 MTLCommandBuffer: Any = _face(
     _metal.MTLCommandBuffer,
     _error_type=NSError,
+    _blit_encoder_type=MTLBlitCommandEncoder,
+    blitCommandEncoder=_method("makeBlitCommandEncoder"),
+    pushDebugGroup_=_method("pushDebugGroup", "string"),
     addCompletedHandler_=_method("addCompletedHandler", "handler"),
     addScheduledHandler_=_method("addScheduledHandler", "handler"),
     GPUStartTime=_method("gpuStartTime"),
@@ -346,8 +403,8 @@ def MPSSupportsMTLDevice(device: Any) -> bool:
 NSKeyedArchiver: Any = _face(
     _archive.NSKeyedArchiver,
     initRequiringSecureCoding_=_init("requiringSecureCoding"),
-    archivedDataWithRootObject_requiringSecureCoding_error_=_function(
-        _with_error(_archive.NSKeyedArchiver.archivedData)
+    archivedDataWithRootObject_requiringSecureCoding_error_=staticmethod(
+        _with_error(_archive.NSKeyedArchiver.archivedData, _INVALID_VALUE)
     ),
     encodeObject_forKey_=_method("encode", "value", "forKey"),
     encodeBool_forKey_=_method("encode", "value", "forKey"),
@@ -358,8 +415,10 @@ NSKeyedArchiver: Any = _face(
 
 NSKeyedUnarchiver: Any = _face(
     _archive.NSKeyedUnarchiver,
-    unarchivedObjectOfClass_fromData_error_=_function(_with_error(_archive.NSKeyedUnarchiver.unarchivedObject)),
-    initForReadingFromData_error_=_with_error(_init("forReadingFrom")),
+    unarchivedObjectOfClass_fromData_error_=staticmethod(
+        _with_error(_archive.NSKeyedUnarchiver.unarchivedObject, _CORRUPT)
+    ),
+    initForReadingFromData_error_=_with_error(_init("forReadingFrom"), _CORRUPT),
     containsValueForKey_=_method("containsValue", "forKey"),
     decodeObjectOfClass_forKey_=_method("decodeObject", "of", "forKey"),
     decodeBoolForKey_=_method("decodeBool", "forKey"),
@@ -377,15 +436,15 @@ MPSMatrixDescriptor: Any = _face(
         "rows", "columns", "matrices", "rowBytes", "matrixBytes", "dataType"
     ),
     matrixDescriptorWithDimensions_columns_rowBytes_dataType_=_factory("dimensions", "columns", "rowBytes", "dataType"),
-    rowBytesForColumns_dataType_=_function(_matrix.MPSMatrixDescriptor.rowBytes),
-    rowBytesFromColumns_dataType_=_function(_matrix.MPSMatrixDescriptor.rowBytes),
+    rowBytesForColumns_dataType_=staticmethod(_matrix.MPSMatrixDescriptor.rowBytes),
+    rowBytesFromColumns_dataType_=staticmethod(_matrix.MPSMatrixDescriptor.rowBytes),
 )
 
 MPSVectorDescriptor: Any = _face(
     _matrix.MPSVectorDescriptor,
     vectorDescriptorWithLength_dataType_=_factory("length", "dataType"),
     vectorDescriptorWithLength_vectors_vectorBytes_dataType_=_factory("length", "vectors", "vectorBytes", "dataType"),
-    vectorBytesForLength_dataType_=_function(_matrix.MPSVectorDescriptor.vectorBytes),
+    vectorBytesForLength_dataType_=staticmethod(_matrix.MPSVectorDescriptor.vectorBytes),
 )
 
 MPSMatrix: Any = _face(
@@ -407,18 +466,18 @@ MPSVector: Any = _face(
 MPSTemporaryMatrix: Any = _face(
     _matrix.MPSTemporaryMatrix,
     temporaryMatrixWithCommandBuffer_matrixDescriptor_=_factory("commandBuffer", "matrixDescriptor"),
-    prefetchStorageWithCommandBuffer_matrixDescriptorList_=_function(_matrix.MPSTemporaryMatrix.prefetchStorage),
+    prefetchStorageWithCommandBuffer_matrixDescriptorList_=staticmethod(_matrix.MPSTemporaryMatrix.prefetchStorage),
 )
 
 MPSTemporaryVector: Any = _face(
     _matrix.MPSTemporaryVector,
     temporaryVectorWithCommandBuffer_descriptor_=_factory("commandBuffer", "descriptor"),
-    prefetchStorageWithCommandBuffer_descriptorList_=_function(_matrix.MPSTemporaryVector.prefetchStorage),
+    prefetchStorageWithCommandBuffer_descriptorList_=staticmethod(_matrix.MPSTemporaryVector.prefetchStorage),
 )
 
 _KERNEL: Final[dict[str, Any]] = {
     "_default_device": staticmethod(MTLCreateSystemDefaultDevice),
-    "supportsSecureCoding": _function(lambda: True),
+    "supportsSecureCoding": staticmethod(lambda: True),
     "initWithDevice_": _init("device"),
     "initWithCoder_": _init("coder"),
     "initWithCoder_device_": _init("coder", "device"),
