@@ -749,7 +749,7 @@ def _in_a_child(connection: Any, pending: MTLCommandBuffer) -> None:
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*fork:RuntimeWarning")  # JAX minds any fork
 def test_old_and_new_queues_work_in_a_child_after_fork() -> None:
     gate, called = threading.Event(), []
     finished(OLD_QUEUE)
@@ -780,7 +780,7 @@ def test_old_and_new_queues_work_in_a_child_after_fork() -> None:
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*fork:RuntimeWarning")  # JAX minds any fork
 def test_a_fork_while_queues_are_busy() -> None:
     queues, stop = [DEVICE.makeCommandQueue() for _ in range(3)], threading.Event()
 
@@ -812,7 +812,7 @@ def test_a_fork_while_queues_are_busy() -> None:
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*fork:RuntimeWarning")  # JAX minds any fork
 def test_a_fork_by_a_handler() -> None:
     """In the child its buffer ends, and those behind it do not run."""
     queue, ran, endings = DEVICE.makeCommandQueue(), [], []
