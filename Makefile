@@ -53,7 +53,7 @@ fuzz: $(VENV)-sanitize/.package-done
 sanitize: $(VENV)-sanitize/.package-done
 	$(sanitized) -m pytest tests/sanitizer_sees.py
 	$(sanitized) -m pytest tests/test_normalization.py -k 'hurt or optional or no_elements or transposed or large_problems'
-	$(sanitized) -m pytest tests/test_activation.py
+	$(sanitized) -m pytest tests/test_activation.py tests/test_linear.py tests/test_loss.py
 	$(sanitized) -m pytest tests/test_recurrent.py -k 'not memory_growth'  # freed memory is kept, to see who uses it
 	$(MAKE) fuzz
 

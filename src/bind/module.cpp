@@ -14,6 +14,7 @@
 #include "../core/parallel.h"
 #include "lstm.h"
 #include "optimizer.h"
+#include "training.h"
 #include "view.h"
 
 using namespace rg::bind;
@@ -324,7 +325,8 @@ NB_MODULE(_core, m) {
     nb::enum_<Outcome>(m, "Outcome", "What became of a call; unless `done`, nothing was written.")
         .value("done", Outcome::done)
         .value("in_place", Outcome::in_place)
-        .value("overlap", Outcome::overlap);
+        .value("overlap", Outcome::overlap)
+        .value("out_of_range", Outcome::out_of_range);
 
     m.def("activation_forward", &activation_forward, nb::arg("kind"), nb::arg("alpha"), nb::arg("beta"),
           nb::arg("dtype"), nb::arg("x"), nb::arg("y"), nb::arg("overlap_checked"), nb::arg("threads"), "y = f(x)");
@@ -351,4 +353,5 @@ NB_MODULE(_core, m) {
 
     bind_lstm(m);
     bind_optimizer(m);
+    bind_training(m);
 }

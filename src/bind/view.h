@@ -116,7 +116,8 @@ void without_lock(int64_t elements, const Work& work) {
 }
 
 // What became of a call. Anything but `done`: nothing was written, and the caller decides what to do about it. Views
-// are compared by the ranges they span, so `overlap` may be a false alarm for views that interleave.
-enum class Outcome { done, in_place, overlap };
+// are compared by the ranges they span, so `overlap` may be a false alarm for views that interleave. `out_of_range`: an
+// index is.
+enum class Outcome { done, in_place, overlap, out_of_range };
 
 }  // namespace rg::bind

@@ -1,5 +1,7 @@
 #include "elementwise.h"
 
+#include <cstring>
+
 #include "norm_blocks.h"
 
 namespace rg {
@@ -59,7 +61,26 @@ void backward(const ActivationBackward& call) {
     });
 }
 
+// The generator numbers elements by row: these rows are of one length, and of a layer that no LSTM has. Masks depend on
+// both numbers.
+constexpr int64_t kDropoutRow = 4096;
+constexpr uint32_t kDropoutLayer = 0xffffffffu;
+
 }  // namespace
+
+template <class A>
+void dropout(const DropoutCall<A>& call) {
+    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    const Dropout mask = {call.seed, kDropoutLayer, uint32_t(call.rate * 0x1p32), 1 / (1 - call.rate)};
+    Crew(call.count, call.threads).each(ceil_div(call.count, kDropoutRow), [&](int64_t row) {
+        const int64_t first = row * kDropoutRow, count = std::min(kDropoutRow, call.count - first);
+        A* y = call.y + first;
+        if (call.y != call.x) memcpy(y, call.x + first, size_t(count) * sizeof(A));
+        kernels.dropout_row(mask, uint64_t(row), y, kPanel<A>, count);
+    });
+}
+template void dropout<float>(const DropoutCall<float>&);
+template void dropout<double>(const DropoutCall<double>&);
 
 void activation_forward(const ActivationForward& call) {
     call.dtype == DType::f64 ? forward<double>(call) : forward<float>(call);

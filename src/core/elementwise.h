@@ -1,4 +1,4 @@
-// Activations of whole arrays: cut into blocks, which the team shares.
+// Activations and dropout of whole arrays: cut into blocks, which the team shares.
 #pragma once
 
 #include "shape.h"
@@ -28,7 +28,20 @@ struct ActivationBackward {
     void* dx = nullptr;  // may be exactly dy or `from`
 };
 
+// y = x * mask / (1 - rate). The mask is a matter of the seed and of an element's number.
+template <class A>
+struct DropoutCall {
+    int64_t count = 0;
+    const A* x = nullptr;
+    double rate = 0;
+    uint64_t seed = 0;
+    int threads = 1;
+    A* y = nullptr;  // may be exactly x
+};
+
 void activation_forward(const ActivationForward& call);
 void activation_backward(const ActivationBackward& call);
+template <class A>
+void dropout(const DropoutCall<A>& call);
 
 }  // namespace rg

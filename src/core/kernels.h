@@ -251,6 +251,21 @@ struct OptimizerKernels {
     double (*sum_squares)(const A* x, int64_t count);
 };
 
+// ---- losses --------------------------------------------------------------------------------------------------------
+
+template <class A>
+struct LossKernels {
+    // sums[0] = the largest of the row, sums[1] = sum(e^(x - largest)), and where wanted sums[2] = sum(x - largest).
+    // exps[i] = e^(x[i] - largest); null: not wanted; may be x.
+    void (*softmax_row)(const A* x, int64_t count, bool want_total, A* exps, double* sums);
+    // y = y * scale + shift
+    void (*scale_row)(A* y, int64_t count, A scale, A shift);
+    // With d = y - target: value = square * d^2 for |d| <= delta, else delta * (|d| - delta / 2); gradient = slope *
+    // clip(d, -delta, delta). Either may be null. Returns the sum of the values.
+    double (*difference)(const A* y, const A* target, int64_t count, A square, A delta, A slope, A* values,
+                         A* gradient);
+};
+
 struct KernelTable {
     const char* isa;
     NormKernels<float> f32;
@@ -261,6 +276,8 @@ struct KernelTable {
     ActivationKernels<double> activation_f64;
     OptimizerKernels<float> optimizer_f32;
     OptimizerKernels<double> optimizer_f64;
+    LossKernels<float> loss_f32;
+    LossKernels<double> loss_f64;
     // dst = the sum of 1 to 3 sources: what a machine's memory can do at best, for benchmarks.
     void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
 };
@@ -307,6 +324,17 @@ inline const OptimizerKernels<float>& optimizer_kernels<float>(const KernelTable
 template <>
 inline const OptimizerKernels<double>& optimizer_kernels<double>(const KernelTable& table) {
     return table.optimizer_f64;
+}
+
+template <class A>
+const LossKernels<A>& loss_kernels(const KernelTable& table);
+template <>
+inline const LossKernels<float>& loss_kernels<float>(const KernelTable& table) {
+    return table.loss_f32;
+}
+template <>
+inline const LossKernels<double>& loss_kernels<double>(const KernelTable& table) {
+    return table.loss_f64;
 }
 
 }  // namespace rg

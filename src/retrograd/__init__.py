@@ -9,7 +9,9 @@ from . import _core
 from ._threads import default_num_threads as _default_num_threads
 from ._threads import get_num_threads, set_num_threads
 from .activation import Activation
-from .elementwise import activation_backward, activation_forward
+from .elementwise import activation_backward, activation_forward, dropout
+from .linear import LinearGradients, embedding_backward, embedding_forward, linear_backward, linear_forward
+from .loss import huber, mean_squared_error, softmax_cross_entropy
 from .normalization import (
     GradientSums,
     NormCache,
@@ -46,6 +48,7 @@ from .recurrent import (
 __all__ = [
     "Activation",
     "GradientSums",
+    "LinearGradients",
     "LstmActivations",
     "LstmCache",
     "LstmGates",
@@ -65,21 +68,29 @@ __all__ = [
     "batch_norm_gradient_sums",
     "batch_norm_statistics",
     "combine_statistics",
+    "dropout",
+    "embedding_backward",
+    "embedding_forward",
     "get_num_threads",
     "global_norm",
     "group_norm_backward",
     "group_norm_forward",
+    "huber",
     "instance_norm_backward",
     "instance_norm_forward",
     "layer_norm_backward",
     "layer_norm_forward",
+    "linear_backward",
+    "linear_forward",
     "lstm_backward",
     "lstm_cache",
     "lstm_cache_size",
     "lstm_forward",
+    "mean_squared_error",
     "rmsprop_step",
     "set_num_threads",
     "sgd_step",
+    "softmax_cross_entropy",
 ]
 
 __version__ = _metadata.version("retrograd")

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -112,6 +112,13 @@ def as_count(function: str, name: str, value: int, least: int = 1) -> int:
     if count < least:
         raise ValueError(f"{function}: {name} is {count}, must be at least {least}")
     return count
+
+
+def as_seed(function: str, seed: int) -> int:
+    number = as_count(function, "seed", seed, least=0)
+    if number >= 1 << 64:
+        raise ValueError(f"{function}: seed is {number}, must be below 2**64")
+    return number
 
 
 def norm_problem(
@@ -231,6 +238,8 @@ def as_array(function: str, name: str, value: object) -> Array:
 
 
 def check_aligned(function: str, name: str, array: Array) -> None:
+    if array.flags.carray:
+        return
     size = array.itemsize
     if not array.flags.aligned or any(step % size for step in array.strides):
         raise ValueError(
@@ -278,6 +287,52 @@ def check_dtype(function: str, name: str, array: Array, dtype: np.dtype[Any], wh
         if array.dtype == dtype.newbyteorder():
             dtype_code(function, name, array.dtype)  # raises: byte order
         raise TypeError(f"{function}: {name} has dtype {array.dtype}, must be {dtype} {why}")
+
+
+def is_float64(function: str, name: str, array: Array) -> bool:
+    """Of arrays that are float32 or float64: which of the two."""
+    dtype = array.dtype
+    if dtype is _FLOAT32:
+        return False
+    if dtype is _FLOAT64:
+        return True
+    if dtype in (_FLOAT32, _FLOAT64):
+        return dtype == _FLOAT64
+    if dtype.newbyteorder() in (_FLOAT32, _FLOAT64):
+        dtype_code(function, name, dtype)  # raises: byte order
+    raise TypeError(f"{function}: {name} has dtype {dtype}; it must be float32 or float64")
+
+
+def as_indices(function: str, name: str, value: object) -> tuple[Array, Array]:
+    """Integers of any type: as they are, and as the engine wants them, flat and int64."""
+    array = value if type(value) is np.ndarray else as_array(function, name, value)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be of integers")
+    flat = array.reshape(-1)
+    if flat.dtype.itemsize == 8 and flat.dtype.kind == "u":
+        flat = np.minimum(flat, np.iinfo(np.int64).max)  # what is beyond is out of range either way
+    return array, np.ascontiguousarray(flat, dtype=np.int64)
+
+
+def raise_out_of_range(
+    function: str, name: str, indices: Array, limit: int, what: str, ignored: int | None = None
+) -> NoReturn:
+    """Say which of the indices is not in [0, limit)."""
+    outside = (indices < 0) | (indices >= limit)
+    if ignored is not None:
+        outside &= indices != ignored
+    position = tuple(int(i) for i in np.argwhere(outside)[0])
+    place = f"[{', '.join(map(str, position))}]" if position else ""
+    value = int(indices[position])
+    also = "" if ignored is None else f", and ignore_index is {ignored}"
+    raise ValueError(f"{function}: {name}{place} is {value}, but {what} {limit}, counted from 0{also}")
+
+
+def contiguous_result(array: Array, keep: bool = False) -> Array:
+    """The array itself, or where the engine cannot write to it as it lies a stand-in, with its numbers if `keep`."""
+    if array.flags.c_contiguous:
+        return array
+    return array.copy(order="C") if keep else np.empty(array.shape, array.dtype)
 
 
 def check_data(function: str, name: str, array: Array, problem: NormProblem) -> None:
@@ -335,6 +390,14 @@ def check_disjoint(
                 f"{function}: {name} (shape {result.shape}, strides {result.strides}) overlaps {other} "
                 f"(shape {array.shape}, strides {array.strides}) without being exactly in its place"
             )
+
+
+def all_contiguous(*arrays: Array | None) -> bool:
+    """Whether the engine sees these as they lie, and so whatever overlaps them."""
+    for array in arrays:  # a generator would take longer than the flags
+        if array is not None and not array.flags.c_contiguous:
+            return False
+    return True
 
 
 def thread_count(function: str, num_threads: int | None) -> int:

@@ -35,6 +35,8 @@ class Outcome(enum.Enum):
 
     overlap = 2
 
+    out_of_range = 3
+
 def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: object, y: object, overlap_checked: bool, threads: int) -> Outcome:
     """y = f(x)"""
 
@@ -78,3 +80,24 @@ class OptimizerRule:
         """
 
 def global_norm(arrays: object, threads: int) -> float | None: ...
+
+def linear_forward(f64: bool, x: object, w: object, b: object | None, y: object, overlap_checked: bool, threads: int) -> Outcome:
+    """y = x w' + b"""
+
+def linear_backward(f64: bool, dy: object, x: object, w: object, dx: object | None, dw: object | None, db: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome:
+    """dx = dy w, dw = dy' x, db = the sum of dy's rows."""
+
+def embedding_forward(f64: bool, indices: object, table: object, y: object, overlap_checked: bool, threads: int) -> Outcome:
+    """y[p] = table[indices[p]]"""
+
+def embedding_backward(f64: bool, dy: object, indices: object, dtable: object, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome:
+    """dtable[indices[p]] += dy[p], in the order of p."""
+
+def softmax_cross_entropy(f64: bool, logits: object, labels: object, ignored: int, smoothing: float, mean: bool, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> tuple[Outcome, float]:
+    """The loss and its gradient."""
+
+def difference_loss(f64: bool, y: object, target: object, square: float, delta: float, slope: float, values: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> tuple[Outcome, float]:
+    """The sum of the losses of y - target, and the gradient."""
+
+def dropout(f64: bool, x: object, rate: float, seed: int, y: object, overlap_checked: bool, threads: int) -> Outcome:
+    """y = x * mask / (1 - rate)"""

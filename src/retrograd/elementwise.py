@@ -1,4 +1,4 @@
-"""Activations of arrays, and their gradients."""
+"""Activations of arrays and their gradients, and dropout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import _args, _core
 from ._args import Array
 from .activation import Activation
 
-__all__ = ["activation_backward", "activation_forward"]
+__all__ = ["activation_backward", "activation_forward", "dropout"]
 
 _DONE: Final = _core.Outcome.done
 
@@ -75,6 +75,38 @@ def activation_backward(
     if _core.activation_backward(*arguments, False, threads) is not _DONE:
         _args.check_disjoint(function, {"out": out}, {"dy": dy, name: known}, in_place=("out", "dy", name))
         _core.activation_backward(*arguments, True, threads)
+    return out
+
+
+def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_threads: int | None = None) -> Array:
+    """``x`` with a share `rate` of its elements set to 0 and the others multiplied by ``1 / (1 - rate)``.
+
+    Which elements are dropped is a matter of `seed` and of an element's number in C order, so the same call on dy is
+    backward: ``dx = dropout(dy, rate, seed=seed)``. A dropped element is 0 whatever it was, NaN included. `out` may be
+    `x` itself.
+    """
+    function = "dropout"
+    x = _args.as_array(function, "x", x)
+    f64 = _args.is_float64(function, "x", x)
+    share = _args.as_number(function, "rate", rate)
+    if not 0 <= share < 1:
+        raise ValueError(f"{function}: rate is {share}, must be at least 0 and below 1")
+    number = _args.as_seed(function, seed)
+    threads = _args.thread_count(function, num_threads)
+    _args.check_aligned(function, "x", x)
+    if out is None:
+        out = np.empty(x.shape, x.dtype)
+    else:
+        _args.check_result(function, "out", out, x.shape, x.dtype)
+    written = _args.contiguous_result(out)
+    if not _args.all_contiguous(x, out):
+        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place=("out", "x"))
+    arguments = (f64, np.ascontiguousarray(x).reshape(-1), share, number, written.reshape(-1))
+    if _core.dropout(*arguments, False, threads) is not _DONE:
+        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place=("out", "x"))
+        _core.dropout(*arguments, True, threads)
+    if written is not out:
+        out[...] = written
     return out
 
 

@@ -657,18 +657,11 @@ def _bind(
     bound.active = bound.order = None
     if lengths is not None or batch_sizes is not None:
         bound.active, bound.order = _ragged(function, problem.steps, problem.samples, lengths, batch_sizes)
-    bound.seed = seed if type(seed) is int and 0 <= seed < 1 << 64 else _as_seed(function, seed)
+    bound.seed = seed if type(seed) is int and 0 <= seed < 1 << 64 else _args.as_seed(function, seed)
     bound.h0 = None if h0 is None else problem.states(_state(function, "h0", h0, problem))
     bound.c0 = None if c0 is None else problem.states(_state(function, "c0", c0, problem))
     bound.buffer = bound.stamp = None
     return bound
-
-
-def _as_seed(function: str, seed: int) -> int:
-    number = _args.as_count(function, "seed", seed, least=0)
-    if number >= 1 << 64:
-        raise ValueError(f"{function}: seed is {number}, must be below 2**64")
-    return number
 
 
 def _state(function: str, name: str, value: object, problem: _Problem) -> Array:

@@ -1,4 +1,4 @@
-"""The oracle: normalization, LSTM, their gradients and optimizer steps in plain NumPy, slow on purpose.
+"""The oracle: normalization, LSTM, linear layers, losses, their gradients and optimizer steps, slow NumPy on purpose.
 
 Nothing here is shared with the engine, so the two cannot share a mistake. Arithmetic is float64 for float32, float16
 and bfloat16 data and `numpy.longdouble` for float64 data, so that the oracle is the more precise of the two. (Where the
@@ -38,8 +38,14 @@ __all__ = [
     "apply_input_slope",
     "apply_slope",
     "clipped_gradients",
+    "dropout_mask",
+    "embedding_backward",
+    "huber",
+    "linear_backward",
+    "linear_forward",
     "lstm_backward",
     "lstm_forward",
+    "mean_squared_error",
     "norm_backward",
     "norm_forward",
     "philox4x32",
@@ -47,6 +53,7 @@ __all__ = [
     "rmsprop_step",
     "running_update",
     "sgd_step",
+    "softmax_cross_entropy",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -1054,6 +1061,70 @@ def philox_mask(seed: int, layer: int, shape: tuple[int, int, int], p: float) ->
     word = np.take_along_axis(drawn, ((j % 64) // 16).astype(np.intp)[..., None], axis=-1)
     dropped = word.reshape(shape) < math.floor(p * 2**32)
     return np.where(dropped, 0.0, 1 / (1 - p))
+
+
+def dropout_mask(seed: int, shape: tuple[int, ...], rate: float) -> Array:
+    """Of an array by itself: its elements in C order are rows of 4096 of a layer that no LSTM has."""
+    count = math.prod(shape)
+    mask = philox_mask(seed, 0xFFFFFFFF, (-(-count // 4096), 1, 4096), rate)
+    return mask.reshape(-1)[:count].reshape(shape)
+
+
+# --- linear layers and embeddings -------------------------------------------------------------------------------------
+
+
+def linear_forward(x: Array, w: Array, b: Array | None = None) -> Array:
+    y: Array = np.einsum("...i,oi->...o", _wide(x), _wide(w))
+    return y if b is None else y + _wide(b)
+
+
+def linear_backward(dy: Array, x: Array, w: Array) -> tuple[Array, Array, Array]:
+    """dx, dw and db."""
+    dy, x, w = _wide(dy), _wide(x), _wide(w)
+    rows = math.prod(x.shape[:-1])
+    flat = dy.reshape(rows, w.shape[0])
+    return np.einsum("...o,oi->...i", dy, w), np.einsum("ro,ri->oi", flat, x.reshape(rows, w.shape[1])), flat.sum(0)
+
+
+def embedding_backward(dy: Array, indices: Array, rows: int) -> Array:
+    dy = _wide(dy)
+    dtable = np.zeros((rows, dy.shape[-1]), dy.dtype)
+    for position in np.ndindex(indices.shape):
+        dtable[indices[position]] += dy[position]
+    return dtable
+
+
+# --- losses: the loss of every element or row, and the gradient of their sum ------------------------------------------
+
+
+def softmax_cross_entropy(
+    logits: Array, labels: Array, *, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> tuple[Array, Array]:
+    """The cross entropy of softmax(logits) and the smoothed targets; rows with `ignore_index` have none."""
+    x = _wide(logits)
+    V = x.shape[-1]
+    kept = labels != ignore_index
+    target = np.full(x.shape, label_smoothing / max(V, 1), x.dtype)
+    for position in map(tuple, np.argwhere(kept)):
+        row = target[position]
+        row[labels[position]] += 1 - label_smoothing
+    d = x - x.max(-1, keepdims=True, initial=-math.inf)
+    log_sum = np.log(np.exp(d).sum(-1, keepdims=True))
+    # A target of 0 leaves out even an infinite distance.
+    terms = np.where(target == 0, 0.0, target * (log_sum - d))
+    losses = np.where(kept, terms.sum(-1), 0.0)
+    return losses, np.where(kept[..., None], np.exp(d - log_sum) - target, 0.0)
+
+
+def mean_squared_error(y: Array, target: Array) -> tuple[Array, Array]:
+    d = _wide(y) - _wide(target)
+    return d**2, 2 * d
+
+
+def huber(y: Array, target: Array, *, delta: float = 1.0) -> tuple[Array, Array]:
+    d = _wide(y) - _wide(target)
+    inside = np.abs(d) <= delta
+    return np.where(inside, d**2 / 2, delta * (np.abs(d) - delta / 2)), np.where(inside, d, delta * np.sign(d))
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 // (tests/test_rooms.py looks).
 #include "../kernels.h"
 #include "activation.h"
+#include "loss_range.h"
 #include "lstm_range.h"
 #include "norm_range.h"
 #include "optimizer_range.h"
@@ -39,6 +40,8 @@ const KernelTable RG_TABLE = {RG_ISA_NAME,
                               {activate<double>, apply_input_slope<double>, apply_output_slope<double>},
                               {optimizer_step<float>, sum_squares<float>},
                               {optimizer_step<double>, sum_squares<double>},
+                              {softmax_row<float>, scale_row<float>, difference<float>},
+                              {softmax_row<double>, scale_row<double>, difference<double>},
                               add_streams};
 
 }  // namespace rg

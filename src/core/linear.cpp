@@ -1,0 +1,301 @@
+#include "linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "dispatch.h"
+#include "parallel.h"
+#include "scratch.h"
+
+namespace rg {
+namespace {
+
+// Sums over features, and over rows, are added up in runs of so many terms: fixed numbers, because bits depend on them.
+constexpr int64_t kFeatureRun = 512, kRowRun = 128;
+
+// Floating-point operations below which the team is not told, and below which sleeping members are left asleep.
+constexpr double kMinParallelFlops = 2e6, kMinWakeFlops = 1e7;
+// Elements copied or added, likewise.
+constexpr int64_t kMinParallelElements = 1 << 15, kMinWakeElements = 1 << 17;
+
+Buffer& panel_scratch() {
+    static thread_local Buffer buffer;
+    return buffer;
+}
+
+Buffer& row_scratch() {
+    static thread_local Buffer buffer;
+    return buffer;
+}
+
+// A quarter of the cache for packed panels, as much for the rows that meet them, the rest for what is written.
+template <class A>
+int64_t cached_elements() {
+    return cache_bytes() / 4 / int64_t(sizeof(A));
+}
+
+// c[rows][cols] (+)= a[rows][depth] * b[depth][cols] + bias[cols], cut into pieces that can be computed in any order:
+// bits depend on the runs of the depth alone.
+template <class A>
+class MatrixProduct {
+public:
+    MatrixProduct() = default;
+    MatrixProduct(int64_t rows, int64_t depth, int64_t cols, int64_t run, Matrix<const A> a, Matrix<const A> b,
+                  const A* bias, bool accumulate, Matrix<A> c)
+        : rows_(rows),
+          depth_(depth),
+          cols_(cols),
+          run_(run),
+          longest_(std::max<int64_t>(1, std::min(run, depth))),
+          a_(a),
+          b_(b),
+          bias_(bias),
+          accumulate_(accumulate),
+          c_(c) {
+        if (c_.col_stride != 1) {  // then its rows are neighbours, and so they are columns
+            std::swap(rows_, cols_);
+            std::swap(a_, b_);
+            a_ = a_.transposed();
+            b_ = b_.transposed();
+            c_ = c_.transposed();
+        }
+    }
+
+    double flops() const { return 2.0 * double(rows_) * double(cols_) * double(std::max<int64_t>(depth_, 1)); }
+
+    // Cuts the result into about `wanted` pieces, and says how many there are.
+    int64_t cut(int64_t wanted) {
+        if (rows_ == 0 || cols_ == 0) return 0;
+        // Both operands are packed again for every piece, so pieces should be large in both directions.
+        constexpr int64_t kLeastRows = 128, kLeastPanels = 4;
+        const int64_t panels = ceil_div(cols_, kPanel<A>);
+        const int64_t most = std::max<int64_t>(2, cached_elements<A>() / (longest_ * kPanel<A>));
+        const int64_t row_pieces = std::max<int64_t>(1, std::min(wanted, rows_ / kLeastRows));
+        const int64_t col_pieces =
+            std::max(ceil_div(panels, most),
+                     std::min(ceil_div(wanted, row_pieces), std::max<int64_t>(1, panels / kLeastPanels)));
+        row_step_ = ceil_div(rows_, row_pieces);
+        col_step_ = ceil_div(ceil_div(panels, col_pieces), 2) * 2 * kPanel<A>;  // panels are multiplied two at a time
+        across_ = ceil_div(cols_, col_step_);
+        return ceil_div(rows_, row_step_) * across_;
+    }
+
+    void run(const LstmKernels<A>& kernels, int64_t piece) const {
+        const int64_t row = piece / across_ * row_step_, col = piece % across_ * col_step_;
+        const int64_t rows = std::min(row_step_, rows_ - row), cols = std::min(col_step_, cols_ - col);
+        // Rows are read as they lie if few columns meet them: packing would not pay.
+        const bool in_place = a_.col_stride == 1 && cols <= 4 * kPanel<A>;
+        const int64_t near_rows = in_place ? rows : std::min(rows, kNearRows);
+        A* panels = panel_scratch().take<A>(ceil_div(cols, kPanel<A>) * kPanel<A> * longest_);
+        A* packed = row_scratch().take<A>(in_place ? 1 : packed_elements(near_rows));
+        for (int64_t k = 0; k == 0 || k < depth_; k += run_) {  // once without a depth too: 0 must be written
+            Product<A> p = {};
+            p.depth = std::min(run_, depth_ - k);
+            p.cols = cols;
+            p.panels = panels;
+            p.panel_stride = p.depth * kPanel<A>;
+            p.c_row = c_.row_stride;
+            pack_panels(kernels, k, p.depth, col, cols, panels);
+            for (int64_t r = row; r < row + rows; r += near_rows) {
+                p.rows = std::min(near_rows, row + rows - r);
+                p.c = c_.data + r * c_.row_stride + col;
+                p.base = k > 0 || accumulate_ ? p.c : bias_ ? bias_ + col : nullptr;
+                p.base_row = k > 0 || accumulate_ ? p.c_row : 0;
+                const A* from = a_.data + r * a_.row_stride + k * a_.col_stride;
+                if (a_.col_stride != 1) {
+                    multiply_columns(kernels, from, p, packed);
+                    continue;
+                }
+                if (!in_place) pack_as_rows(kernels, from, p.rows, p.depth, packed);
+                p.a = in_place ? from : packed;
+                p.a_row = in_place ? a_.row_stride : kPanel<A>;
+                p.a_step = 1;
+                p.a_group = in_place ? kPanel<A> : (p.rows + 1) * kPanel<A>;
+                kernels.product(p);
+            }
+        }
+    }
+
+private:
+    static constexpr int64_t kNearRows = 112;  // whole tiles of 14 and whole blocks of 16, few enough to stay near
+
+    int64_t packed_elements(int64_t rows) const {
+        if (a_.col_stride != 1) return ceil_div(rows, kPanel<A>) * kPanel<A> * longest_;
+        return ceil_div(longest_, kPanel<A>) * kPanel<A> * (rows + 1);
+    }
+    void pack_panels(const LstmKernels<A>& kernels, int64_t k, int64_t depth, int64_t col, int64_t cols,
+                     A* panels) const {
+        for (int64_t j = 0; j < cols; j += kPanel<A>) {
+            const A* from = b_.data + k * b_.row_stride + (col + j) * b_.col_stride;
+            const int64_t units = std::min(kPanel<A>, cols - j);
+            if (b_.col_stride == 1) {
+                kernels.pack_rows(from, b_.row_stride, 1, units, depth, panels + j * depth);
+            } else {
+                kernels.pack_columns(from, b_.col_stride, b_.row_stride, units, depth, panels + j * depth);
+            }
+        }
+    }
+    // [group of depth][row][kPanel]; one row more from group to group, so that they do not meet in the same places of
+    // a cache.
+    void pack_as_rows(const LstmKernels<A>& kernels, const A* from, int64_t rows, int64_t depth, A* packed) const {
+        constexpr int64_t kFew = 16;  // rows at a time: all of their lines stay near, whatever their distance
+        for (int64_t r = 0; r < rows; r += kFew) {
+            for (int64_t k = 0; k < depth; k += kPanel<A>) {
+                kernels.pack_rows(from + r * a_.row_stride + k, a_.row_stride, 1, std::min(kPanel<A>, depth - k),
+                                  std::min(kFew, rows - r), packed + k * (rows + 1) + r * kPanel<A>);
+            }
+        }
+    }
+    // Columns of a lie together: blocks of kPanel rows of the result, [block][depth][kPanel]. Two panels stay near
+    // while all blocks go past them.
+    void multiply_columns(const LstmKernels<A>& kernels, const A* from, const Product<A>& whole, A* packed) const {
+        const int64_t block = whole.depth * kPanel<A>, wide = 2 * kPanel<A>;
+        for (int64_t r = 0; r < whole.rows; r += kPanel<A>) {
+            kernels.pack_rows(from + r * a_.row_stride, a_.col_stride, a_.row_stride,
+                              std::min(kPanel<A>, whole.rows - r), whole.depth, packed + r * whole.depth);
+        }
+        Product<A> p = whole;
+        p.a_row = 1;
+        p.a_step = kPanel<A>;
+        p.a_group = kPanel<A> * kPanel<A>;
+        for (int64_t j = 0; j < whole.cols; j += wide) {
+            p.cols = std::min(wide, whole.cols - j);
+            p.panels = whole.panels + j / kPanel<A> * whole.panel_stride;
+            for (int64_t r = 0; r < whole.rows; r += kPanel<A>) {
+                p.rows = std::min(kPanel<A>, whole.rows - r);
+                p.a = packed + r / kPanel<A> * block;
+                p.c = whole.c + r * whole.c_row + j;
+                if (whole.base) p.base = whole.base + r * whole.base_row + j;
+                kernels.product(p);
+            }
+        }
+    }
+
+    int64_t rows_ = 0, depth_ = 0, cols_ = 0, run_ = 1, longest_ = 1;
+    Matrix<const A> a_, b_;
+    const A* bias_ = nullptr;
+    bool accumulate_ = false;
+    Matrix<A> c_;
+    int64_t row_step_ = 0, col_step_ = 0, across_ = 0;
+};
+
+// The sums of one panel of columns over all rows.
+template <class A>
+void sum_rows(const LstmKernels<A>& kernels, const LinearBackward<A>& call, int64_t col) {
+    const int64_t units = std::min(kPanel<A>, call.outputs - col);
+    double sums[kPanel<A>] = {};
+    A* packed = row_scratch().take<A>(kRowRun * kPanel<A>);
+    for (int64_t r = 0; r < call.rows; r += kRowRun) {
+        const int64_t rows = std::min(kRowRun, call.rows - r);
+        kernels.pack_rows(call.dy.data + r * call.dy.row_stride + col * call.dy.col_stride, call.dy.row_stride,
+                          call.dy.col_stride, units, rows, packed);
+        kernels.unit_sums(packed, nullptr, 0, rows, sums);
+    }
+    for (int64_t u = 0; u < units; ++u) {
+        A& db = call.db[col + u];
+        db = A(call.accumulate ? double(db) + sums[u] : sums[u]);
+    }
+}
+
+// More pieces share better, fewer pack less.
+int64_t pieces_wanted(double flops, int threads) {
+    if (flops < kMinParallelFlops || threads == 1) return 1;
+    return (flops < 1e8 ? 2 : 4) * threads;
+}
+
+}  // namespace
+
+template <class A>
+void linear_forward(const LinearForward<A>& call) {
+    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    MatrixProduct<A> y(call.rows, call.inputs, call.outputs, kFeatureRun, call.x, call.w.transposed(), call.b, false,
+                       call.y);
+    const double flops = y.flops();
+    const int64_t pieces = y.cut(pieces_wanted(flops, call.threads));
+    parallel_for(pieces, flops < kMinParallelFlops ? 1 : call.threads, flops >= kMinWakeFlops,
+                 [&](int64_t piece) { y.run(kernels, piece); });
+}
+
+template <class A>
+void linear_backward(const LinearBackward<A>& call) {
+    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    MatrixProduct<A> dx, dw;
+    if (call.dx.data) {
+        dx = {call.rows, call.outputs, call.inputs, kFeatureRun, call.dy, call.w, nullptr, call.accumulate, call.dx};
+    }
+    if (call.dw.data) {
+        dw = {call.outputs, call.rows, call.inputs,     kRowRun, call.dy.transposed(),
+              call.x,       nullptr,   call.accumulate, call.dw};
+    }
+    const double flops = dx.flops() + dw.flops();
+    const int64_t wanted = pieces_wanted(flops, call.threads);
+    const int64_t dx_pieces = dx.cut(wanted), dw_pieces = dw.cut(wanted);
+    const int64_t db_pieces = call.db ? ceil_div(call.outputs, kPanel<A>) : 0;
+    parallel_for(dx_pieces + dw_pieces + db_pieces, flops < kMinParallelFlops ? 1 : call.threads,
+                 flops >= kMinWakeFlops, [&](int64_t piece) {
+                     if (piece < dx_pieces) return dx.run(kernels, piece);
+                     if (piece < dx_pieces + dw_pieces) return dw.run(kernels, piece - dx_pieces);
+                     sum_rows(kernels, call, (piece - dx_pieces - dw_pieces) * kPanel<A>);
+                 });
+}
+
+template <class A>
+void embedding_forward(const EmbeddingForward<A>& call) {
+    const int64_t elements = call.positions * call.width;
+    if (elements == 0) return;
+    const bool straight = call.table.col_stride == 1;
+    parallel_ranges(call.positions, elements < kMinParallelElements ? 1 : call.threads, elements >= kMinWakeElements,
+                    [&](int64_t first, int64_t last) {
+                        for (int64_t p = first; p < last; ++p) {
+                            const A* from = call.table.data + call.indices[p] * call.table.row_stride;
+                            A* to = call.y + p * call.width;
+                            if (straight) {
+                                memcpy(to, from, size_t(call.width) * sizeof(A));
+                            } else {
+                                for (int64_t j = 0; j < call.width; ++j) to[j] = from[j * call.table.col_stride];
+                            }
+                        }
+                    });
+}
+
+// Every thread owns columns and goes through all positions, so that each element is added up in their order.
+template <class A>
+void embedding_backward(const EmbeddingBackward<A>& call) {
+    if (call.table_rows == 0 || call.width == 0) return;
+    const int64_t elements = call.positions * call.width + (call.accumulate ? 0 : call.table_rows * call.width);
+    const int64_t panels = ceil_div(call.width, kPanel<A>);
+    const int threads = elements < kMinParallelElements ? 1 : call.threads;
+    const int64_t step = ceil_div(panels, std::min<int64_t>(panels, threads)) * kPanel<A>, col = call.dtable.col_stride;
+    parallel_for(ceil_div(call.width, step), threads, elements >= kMinWakeElements, [&](int64_t piece) {
+        const int64_t first = piece * step, count = std::min(step, call.width - first);
+        A* const part = call.dtable.data + first * col;
+        for (int64_t r = 0; r < call.table_rows && !call.accumulate; ++r) {
+            A* to = part + r * call.dtable.row_stride;
+            if (col == 1) {
+                std::fill(to, to + count, A(0));
+            } else {
+                for (int64_t j = 0; j < count; ++j) to[j * col] = A(0);
+            }
+        }
+        for (int64_t p = 0; p < call.positions; ++p) {
+            A* to = part + call.indices[p] * call.dtable.row_stride;
+            const A* from = call.dy + p * call.width + first;
+            if (col == 1) {
+                for (int64_t j = 0; j < count; ++j) to[j] += from[j];
+            } else {
+                for (int64_t j = 0; j < count; ++j) to[j * col] += from[j];
+            }
+        }
+    });
+}
+
+#define RG_INSTANTIATE(A)                                           \
+    template void linear_forward<A>(const LinearForward<A>&);       \
+    template void linear_backward<A>(const LinearBackward<A>&);     \
+    template void embedding_forward<A>(const EmbeddingForward<A>&); \
+    template void embedding_backward<A>(const EmbeddingBackward<A>&);
+RG_INSTANTIATE(float)
+RG_INSTANTIATE(double)
+#undef RG_INSTANTIATE
+
+}  // namespace rg

@@ -1,0 +1,78 @@
+#include "loss.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "dispatch.h"
+#include "parallel.h"
+#include "scratch.h"
+
+namespace rg {
+namespace {
+
+constexpr int64_t kBlock = 8192;  // elements whose losses are one sum; a fixed number, because bits depend on it
+constexpr int64_t kMinParallel = 1 << 13, kMinWake = 1 << 15;  // elements, for which an exponential is computed each
+constexpr int64_t kMinParallelPlain = 1 << 15, kMinWakePlain = 1 << 17;
+
+template <class A>
+double row_loss(const LossKernels<A>& kernels, const CrossEntropy<A>& call, int64_t row) {
+    A* const gradient = call.gradient ? call.gradient + row * call.gradient_row : nullptr;
+    const int64_t label = call.labels[row];
+    if (label == call.ignored) {
+        if (gradient) std::fill(gradient, gradient + call.classes, A(0));
+        return 0;
+    }
+    const A* const x = call.logits + row * call.logits_row;
+    const double at_label = double(x[label]), classes = double(call.classes);
+    double sums[3];
+    kernels.softmax_row(x, call.classes, call.smoothing > 0, gradient, sums);
+    const double largest = sums[0], sum = sums[1];
+    if (gradient) {
+        // At the label p - 1 is -(sum of the others) / sum, without cancellation where p is almost 1.
+        const double others = double(gradient[label]) - sum;
+        const double share = call.smoothing / classes;
+        kernels.scale_row(gradient, call.classes, A(call.weight / sum), A(-call.weight * share));
+        gradient[label] = A(call.weight * (others / sum + (call.smoothing - share)));
+    }
+    double loss = std::log(sum) - (1 - call.smoothing) * (at_label - largest);
+    if (call.smoothing > 0) loss -= call.smoothing * (sums[2] / classes);
+    return loss;
+}
+
+}  // namespace
+
+template <class A>
+double softmax_cross_entropy(const CrossEntropy<A>& call) {
+    const LossKernels<A>& kernels = loss_kernels<A>(kernel_table());
+    const int64_t elements = call.rows * call.classes;
+    parallel_for(call.rows, elements < kMinParallel ? 1 : call.threads, elements >= kMinWake,
+                 [&](int64_t row) { call.losses[row] = row_loss(kernels, call, row); });
+    double sum = 0;
+    for (int64_t row = 0; row < call.rows; ++row) sum += call.losses[row];
+    return sum;
+}
+
+template <class A>
+double difference_loss(const DifferenceLoss<A>& call) {
+    const LossKernels<A>& kernels = loss_kernels<A>(kernel_table());
+    const int64_t blocks = ceil_div(call.count, kBlock);
+    std::vector<double> sums(static_cast<size_t>(blocks));
+    parallel_for(blocks, call.count < kMinParallelPlain ? 1 : call.threads, call.count >= kMinWakePlain,
+                 [&](int64_t block) {
+                     const int64_t first = block * kBlock, count = std::min(kBlock, call.count - first);
+                     sums[size_t(block)] = kernels.difference(
+                         call.y + first, call.target + first, count, A(call.square), A(call.delta), A(call.slope),
+                         call.values ? call.values + first : nullptr, call.gradient ? call.gradient + first : nullptr);
+                 });
+    double sum = 0;
+    for (const double s : sums) sum += s;
+    return sum;
+}
+
+template double softmax_cross_entropy<float>(const CrossEntropy<float>&);
+template double softmax_cross_entropy<double>(const CrossEntropy<double>&);
+template double difference_loss<float>(const DifferenceLoss<float>&);
+template double difference_loss<double>(const DifferenceLoss<double>&);
+
+}  // namespace rg

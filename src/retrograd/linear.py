@@ -1,0 +1,285 @@
+"""Linear layers and embeddings, forward and backward.
+
+The leading axes of x and dy are rows: they may be any number. Where they cannot be seen as one axis without a copy, and
+where a result's last axis is not contiguous, a copy is made; weights and tables are used in any strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from . import _args, _core
+from ._args import Array
+
+__all__ = [
+    "LinearGradients",
+    "embedding_backward",
+    "embedding_forward",
+    "linear_backward",
+    "linear_forward",
+]
+
+_DONE: Final = _core.Outcome.done
+_OUT_OF_RANGE: Final = _core.Outcome.out_of_range
+
+
+class LinearGradients(NamedTuple):
+    """Gradients by name; None for those not asked for. Also the form of ``out=``: buffers to be written."""
+
+    dx: Array | None = None
+    dw: Array | None = None
+    db: Array | None = None
+
+
+_GRADIENTS: Final = LinearGradients._fields
+
+
+def linear_forward(
+    x: Array, w: Array, b: Array | None = None, *, out: Array | None = None, num_threads: int | None = None
+) -> Array:
+    """``y[..., o] = sum_i x[..., i] * w[o, i] + b[o]`` for x [..., I], w [O, I] and b [O]."""
+    function = "linear_forward"
+    x = x if type(x) is np.ndarray else _args.as_array(function, "x", x)
+    w = w if type(w) is np.ndarray else _args.as_array(function, "w", w)
+    f64 = _args.is_float64(function, "x", x)
+    _check_operands(function, x, w)
+    outputs = w.shape[0]
+    bias = None
+    if b is not None:
+        b = b if type(b) is np.ndarray else _args.as_array(function, "b", b)
+        bias = _as_bias(function, b, w)
+    threads = _args.thread_count(function, num_threads)
+    shape = (*x.shape[:-1], outputs)
+    if out is None:
+        out = y = np.empty(shape, x.dtype)
+    else:
+        _args.check_result(function, "out", out, shape, x.dtype)
+        y = _stand_in(out)
+        if not _args.all_contiguous(x, b, out):
+            _args.check_disjoint(function, {"out": out}, {"x": x, "w": w, "b": b})
+    arguments = (f64, _as_rows(x), w, bias, _as_rows(y))
+    if _core.linear_forward(*arguments, False, threads) is not _DONE:
+        _args.check_disjoint(function, {"out": out}, {"x": x, "w": w, "b": b})
+        _core.linear_forward(*arguments, True, threads)
+    if y is not out:
+        out[...] = y
+    return out
+
+
+def linear_backward(
+    dy: Array,
+    x: Array,
+    w: Array,
+    *,
+    need: Sequence[str] = _GRADIENTS,
+    out: LinearGradients | Mapping[str, Array | None] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> LinearGradients:
+    """``dx = dy w``, ``dw = dy' x`` and ``db``, the sum of dy over its rows; those that `need` names.
+
+    Gradients overwrite the buffers of `out`, or are added to them with ``accumulate=True``. The sums of db are in
+    float64.
+    """
+    function = "linear_backward"
+    dy = dy if type(dy) is np.ndarray else _args.as_array(function, "dy", dy)
+    x = x if type(x) is np.ndarray else _args.as_array(function, "x", x)
+    w = w if type(w) is np.ndarray else _args.as_array(function, "w", w)
+    f64 = _args.is_float64(function, "x", x)
+    _check_operands(function, x, w)
+    shape = (*x.shape[:-1], w.shape[0])
+    if dy.shape != shape:
+        raise ValueError(
+            f"{function}: dy has shape {dy.shape}, but x of shape {x.shape} and w of shape {w.shape} need {shape}"
+        )
+    _args.check_dtype(function, "dy", dy, x.dtype, "as x is")
+    _args.check_aligned(function, "dy", dy)
+    dx, dw, db = buffers = _buffers(function, out)
+    want_dx, want_dw, want_db = (True, True, True) if need is _GRADIENTS else _check_need(function, need, buffers)
+    if accumulate:
+        for name, wanted, buffer in zip(_GRADIENTS, (want_dx, want_dw, want_db), buffers, strict=True):
+            if wanted and buffer is None:
+                raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
+    threads = _args.thread_count(function, num_threads)
+    to_dx, dx = _result(function, "out.dx", want_dx, dx, x.shape, x.dtype, accumulate)
+    to_dw, dw = _result(function, "out.dw", want_dw, dw, w.shape, x.dtype, accumulate)
+    to_db, db = _result(function, "out.db", want_db, db, w.shape[:1], x.dtype, accumulate)
+    gradients = LinearGradients(dx, dw, db)
+
+    def check_disjoint() -> None:
+        named = {f"out.{name}": array for name, array in gradients._asdict().items()}
+        _args.check_disjoint(function, named, {"dy": dy, "x": x, "w": w})
+
+    if out is not None and not _args.all_contiguous(dy, x, dx, dw, db):
+        check_disjoint()
+    rows = None if to_dx is None else _as_rows(to_dx)
+    arguments = (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate))
+    if _core.linear_backward(*arguments, False, threads) is not _DONE:
+        check_disjoint()
+        _core.linear_backward(*arguments, True, threads)
+    for array, computed in ((dx, to_dx), (dw, to_dw), (db, to_db)):
+        if array is not None and array is not computed:
+            array[...] = computed
+    return gradients
+
+
+def embedding_forward(
+    indices: Array, table: Array, *, out: Array | None = None, num_threads: int | None = None
+) -> Array:
+    """``y[..., :] = table[indices[...]]`` for integers `indices` of any type and shape, and table [rows, E]."""
+    function = "embedding_forward"
+    table = _args.as_array(function, "table", table)
+    f64 = _args.is_float64(function, "table", table)
+    if table.ndim != 2:
+        raise ValueError(f"{function}: table has shape {table.shape}, must have 2 axes, [rows, E]")
+    _args.check_aligned(function, "table", table)
+    indices, positions = _args.as_indices(function, "indices", indices)
+    threads = _args.thread_count(function, num_threads)
+    shape = (*indices.shape, table.shape[1])
+    if out is None:
+        out = np.empty(shape, table.dtype)
+    else:
+        _args.check_result(function, "out", out, shape, table.dtype)
+    y = _args.contiguous_result(out)
+    if not _args.all_contiguous(indices, out):
+        _args.check_disjoint(function, {"out": out}, {"indices": indices, "table": table})
+    arguments = (f64, positions, table, _as_rows(y))
+    outcome = _core.embedding_forward(*arguments, False, threads)
+    if outcome is _OUT_OF_RANGE:
+        _args.raise_out_of_range(function, "indices", indices, len(table), "the rows of table are")
+    if outcome is not _DONE:
+        _args.check_disjoint(function, {"out": out}, {"indices": indices, "table": table})
+        _core.embedding_forward(*arguments, True, threads)
+    if y is not out:
+        out[...] = y
+    return out
+
+
+def embedding_backward(
+    dy: Array,
+    indices: Array,
+    rows: int,
+    *,
+    out: Array | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> Array:
+    """``dtable[indices[...]] += dy[..., :]`` on zeros [rows, E], or on `out` with ``accumulate=True``.
+
+    What belongs to one row is added in the order of positions, one after the other.
+    """
+    function = "embedding_backward"
+    dy = _args.as_array(function, "dy", dy)
+    f64 = _args.is_float64(function, "dy", dy)
+    indices, positions = _args.as_indices(function, "indices", indices)
+    if dy.shape[:-1] != indices.shape or dy.ndim == 0:
+        raise ValueError(
+            f"{function}: dy has shape {dy.shape}, but indices of shape {indices.shape} need one row for each of them"
+        )
+    _args.check_aligned(function, "dy", dy)
+    count = _args.as_count(function, "rows", rows, least=0)
+    threads = _args.thread_count(function, num_threads)
+    shape = (count, dy.shape[-1])
+    if out is not None:
+        _args.check_result(function, "out", out, shape, dy.dtype)
+    elif accumulate:
+        raise ValueError(f"{function}: accumulate=True adds to out, which is missing")
+    else:
+        out = np.empty(shape, dy.dtype)
+    if not _args.all_contiguous(dy, indices):
+        _args.check_disjoint(function, {"out": out}, {"dy": dy, "indices": indices})
+    arguments = (f64, np.ascontiguousarray(_as_rows(dy)), positions, out, bool(accumulate))
+    outcome = _core.embedding_backward(*arguments, False, threads)
+    if outcome is _OUT_OF_RANGE:
+        _args.raise_out_of_range(function, "indices", indices, count, "rows is")
+    if outcome is not _DONE:
+        _args.check_disjoint(function, {"out": out}, {"dy": dy, "indices": indices})
+        _core.embedding_backward(*arguments, True, threads)
+    return out
+
+
+def _check_operands(function: str, x: Array, w: Array) -> None:
+    if w.ndim != 2:
+        raise ValueError(f"{function}: w has shape {w.shape}, must have 2 axes, [outputs, inputs]")
+    if x.ndim == 0 or x.shape[-1] != w.shape[1]:
+        last = f"the last axis of x is {x.shape[-1]}" if x.ndim else "x has no axes"
+        raise ValueError(f"{function}: w has shape {w.shape}, whose inputs are {w.shape[1]}, but {last}")
+    if w.dtype is not x.dtype:
+        _args.check_dtype(function, "w", w, x.dtype, "as x is")
+    _args.check_aligned(function, "x", x)
+    _args.check_aligned(function, "w", w)
+
+
+def _as_bias(function: str, b: Array, w: Array) -> Array:
+    if b.shape != w.shape[:1]:
+        raise ValueError(f"{function}: b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
+    _args.check_dtype(function, "b", b, w.dtype, "as x is")
+    return b if b.flags.c_contiguous and b.flags.aligned else np.array(b, order="C")
+
+
+def _as_rows(array: Array) -> Array:
+    """All axes but the last as one; a copy where that cannot be seen otherwise."""
+    if array.ndim == 2:
+        return array
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+def _stand_in(array: Array, keep: bool = False, or_columns: bool = False) -> Array:
+    """The array itself if the engine can write to it as it lies: rows of neighbours, or with `or_columns` columns."""
+    if array.flags.c_contiguous:
+        return array
+    if array.ndim == 2:
+        if array.strides[1] == array.itemsize or array.shape[1] == 1:
+            return array
+        if or_columns and (array.strides[0] == array.itemsize or array.shape[0] == 1):
+            return array
+    return _args.contiguous_result(array, keep)
+
+
+def _buffers(
+    function: str, out: LinearGradients | Mapping[str, Array | None] | None
+) -> tuple[Array | None, Array | None, Array | None]:
+    if out is None:
+        return (None, None, None)
+    if isinstance(out, LinearGradients):
+        return (out.dx, out.dw, out.db)
+    if isinstance(out, Mapping):
+        for name in set(out) - set(_GRADIENTS):
+            raise ValueError(f"{function}: out has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
+        return (out.get("dx"), out.get("dw"), out.get("db"))
+    raise TypeError(f"{function}: out must be LinearGradients or a mapping, not {type(out).__name__}")
+
+
+def _check_need(
+    function: str, need: Sequence[str], buffers: tuple[Array | None, Array | None, Array | None]
+) -> tuple[bool, bool, bool]:
+    wanted = {need} if isinstance(need, str) else set(need)
+    for name in wanted - set(_GRADIENTS):
+        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
+    for name, buffer in zip(_GRADIENTS, buffers, strict=True):
+        if buffer is not None and name not in wanted:
+            raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")
+    return "dx" in wanted, "dw" in wanted, "db" in wanted
+
+
+def _result(
+    function: str,
+    name: str,
+    wanted: bool,
+    buffer: Array | None,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    accumulate: bool,
+) -> tuple[Array | None, Array | None]:
+    """What the engine writes, and what is returned."""
+    if not wanted:
+        return None, None
+    if buffer is None:
+        fresh = np.empty(shape, dtype)
+        return fresh, fresh
+    _args.check_result(function, name, buffer, shape, dtype)
+    return _stand_in(buffer, accumulate, or_columns=name == "out.dw"), buffer
