@@ -52,6 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "optimizer": {"._core", "._args", "numpy"},
     "bnns": {".activation", ".elementwise", ".normalization", ".optimizer", ".recurrent", "numpy", "ml_dtypes"},
     "mps": {".activation", ".elementwise", ".normalization", "numpy", "ml_dtypes"},
+    "nn": {"numpy", "safetensors", "retrograd"},
     "reference": {"numpy"},
     "cases": {"numpy", "ml_dtypes"},
     "verify": {"._core", ".reference", ".cases", "numpy"} | FUNCTIONS,
@@ -61,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": {"._core", "._threads", ".reference", ".cases", ".verify", ".bench", "numpy", "rich", "torch"} | FUNCTIONS,
 }
 # Only inside functions: importing a module must not import these.
-LAZY = {"torch", "jax", "rich", "ml_dtypes", "mpi4py", "scipy"}
+LAZY = {"torch", "jax", "rich", "ml_dtypes", "mpi4py", "safetensors", "scipy"}
 
 
 class Import(NamedTuple):

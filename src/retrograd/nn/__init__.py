@@ -1,0 +1,44 @@
+"""A small library for training on the CPU: layers, losses, optimizers and checkpoints over retrograd's functions.
+
+Nothing records what is computed: a layer's ``forward`` keeps what its ``backward`` needs, and a model calls them in its
+own order. ``docs/nn.md`` shows how.
+"""
+
+from .checkpoint import load, save
+from .layers import Activation, Dropout, Embedding, Linear
+from .losses import Huber, Loss, MeanSquaredError, SoftmaxCrossEntropy
+from .lstm import LSTM, LstmState
+from .module import KeyDifferences, Module, Sequential
+from .norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
+from .optim import SGD, Adam, AdamW, Optimizer, RMSProp
+from .schedules import Constant, Cosine, StepDecay
+
+__all__ = [
+    "LSTM",
+    "SGD",
+    "Activation",
+    "Adam",
+    "AdamW",
+    "BatchNorm",
+    "Constant",
+    "Cosine",
+    "Dropout",
+    "Embedding",
+    "GroupNorm",
+    "Huber",
+    "InstanceNorm",
+    "KeyDifferences",
+    "LayerNorm",
+    "Linear",
+    "Loss",
+    "LstmState",
+    "MeanSquaredError",
+    "Module",
+    "Optimizer",
+    "RMSProp",
+    "Sequential",
+    "SoftmaxCrossEntropy",
+    "StepDecay",
+    "load",
+    "save",
+]

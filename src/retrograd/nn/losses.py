@@ -1,0 +1,129 @@
+"""Losses: forward gives the loss, backward its gradient."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+import retrograd as rg
+
+from .module import Array, Memory
+
+__all__ = ["Huber", "Loss", "MeanSquaredError", "Reduction", "SoftmaxCrossEntropy"]
+
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+
+
+class Loss:
+    """How far results are from their targets: a number if the reduction is "mean" or "sum", else one for each.
+
+    The gradient is in memory that is used again: it holds until the next forward or backward.
+    """
+
+    def __init__(self, reduction: Reduction, num_threads: int | None) -> None:
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f"{type(self).__name__}: reduction is {reduction!r}; there are 'mean', 'sum' and 'none'")
+        self.reduction: Reduction = reduction
+        self.num_threads = num_threads
+        self._memory = Memory()
+        self._dy: Array | None = None
+        self._shape: tuple[int, ...] = ()
+
+    def forward(self, y: Array, target: Array, *, want_gradient: bool = True) -> Any:
+        """The loss; its gradient is computed along the way if wanted."""
+        self._dy = None
+        out = self._memory.take("dy", y.shape, y.dtype) if want_gradient else None
+        loss, self._dy = self._compute(y, target, want_gradient, out)
+        self._shape = np.shape(loss)
+        return loss
+
+    def backward(self, dloss: Any = None) -> Array:
+        """The gradient of forward's first argument. `dloss` is that of the loss: a factor, 1 if None.
+
+        With reduction "none" it may be an array of the shape of the losses.
+        """
+        if self._dy is None:
+            raise RuntimeError(f"{type(self).__name__}.backward: there was no forward pass that wanted the gradient")
+        if dloss is None:
+            return self._dy
+        factor = np.asarray(dloss, self._dy.dtype)
+        if factor.ndim:
+            if factor.shape != self._shape:
+                raise ValueError(
+                    f"{type(self).__name__}.backward: dloss has shape {factor.shape}, but the loss has {self._shape}"
+                )
+            factor = factor.reshape(factor.shape + (1,) * (self._dy.ndim - factor.ndim))
+        scaled = self._memory.take("scaled", self._dy.shape, self._dy.dtype)
+        np.multiply(self._dy, factor, out=scaled)
+        return scaled
+
+    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
+        raise NotImplementedError(f"{type(self).__name__} has no _compute")
+
+
+class SoftmaxCrossEntropy(Loss):
+    """Minus the logarithm of the probability that the softmax of `y` (logits, classes last) gives to a label.
+
+    Labels are integers of the shape of y without its last axis. Those that are `ignore_index` do not count.
+    `label_smoothing` takes that share of probability from the label and spreads it over all classes.
+    """
+
+    def __init__(
+        self,
+        *,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+        num_threads: int | None = None,
+    ) -> None:
+        super().__init__(reduction, num_threads)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+
+    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
+        return rg.softmax_cross_entropy(
+            y,
+            target,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction=self.reduction,
+            want_gradient=want_gradient,
+            out=out,
+            num_threads=self.num_threads,
+        )
+
+
+class MeanSquaredError(Loss):
+    """``(y - target)**2``"""
+
+    def __init__(self, *, reduction: Reduction = "mean", num_threads: int | None = None) -> None:
+        super().__init__(reduction, num_threads)
+
+    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
+        return rg.mean_squared_error(
+            y,
+            target,
+            reduction=self.reduction,
+            want_gradient=want_gradient,
+            out=out,
+            num_threads=self.num_threads,
+        )
+
+
+class Huber(Loss):
+    """``e**2 / 2`` for errors e = y - target up to `delta`, and ``delta * (|e| - delta / 2)`` beyond."""
+
+    def __init__(self, *, delta: float = 1.0, reduction: Reduction = "mean", num_threads: int | None = None) -> None:
+        super().__init__(reduction, num_threads)
+        self.delta = delta
+
+    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
+        return rg.huber(
+            y,
+            target,
+            delta=self.delta,
+            reduction=self.reduction,
+            want_gradient=want_gradient,
+            out=out,
+            num_threads=self.num_threads,
+        )

@@ -1,0 +1,223 @@
+"""BatchNorm, InstanceNorm, LayerNorm and GroupNorm, each with an activation if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+import retrograd as rg
+
+from .module import Array, Module
+
+__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm"]
+
+_GRADIENTS: Final = rg.NormGradients._fields
+
+
+class _Norm(Module):
+    """gamma and beta, unless `affine` is False; eps; the activation, whose slope backward finds from its input."""
+
+    gamma: Array
+    dgamma: Array
+    beta: Array
+    dbeta: Array
+    _backward: Callable[..., rg.NormGradients]
+
+    def _start(
+        self,
+        shape: tuple[int, ...],
+        eps: float,
+        affine: bool,
+        activation: str | rg.Activation | None,
+        dtype: npt.DTypeLike,
+    ) -> None:
+        self.affine = affine
+        self.eps = eps
+        self.activation = rg.Activation(activation) if isinstance(activation, str) else activation
+        self._shape = shape
+        if affine:
+            self.add_parameter("gamma", np.ones(shape, dtype))
+            self.add_parameter("beta", np.zeros(shape, dtype))
+
+    def _result(self, result: tuple[Array, rg.NormCache]) -> Array:
+        y, cache = result
+        self.keep(cache=cache)
+        return y
+
+    def backward(self, dy: Array, *, accumulate: bool = False, need_dx: bool = True) -> Array | None:
+        cache: rg.NormCache = self.kept("cache")
+        if not (need_dx or self.affine):
+            return None
+        dx = self.reuse("dx", cache.x.shape, cache.x.dtype) if need_dx else None
+        if dx is not None and accumulate:
+            dx.fill(0)
+        need = [name for name, wanted in zip(_GRADIENTS, (need_dx, self.affine, self.affine), strict=True) if wanted]
+        out = rg.NormGradients(dx, self.dgamma, self.dbeta) if self.affine else rg.NormGradients(dx)
+        self._backward(dy, cache, need=need, out=out, accumulate=accumulate, num_threads=self.num_threads)
+        return dx
+
+    def _parameters_of_norm(self) -> tuple[Array | None, Array | None]:
+        return (self.gamma, self.beta) if self.affine else (None, None)
+
+    def describe(self) -> str:
+        size = str(self._shape[0]) if len(self._shape) == 1 else str(self._shape)
+        fused = "" if self.activation is None else f", activation={self.activation!r}"
+        return f"{size}, eps={self.eps}" + ("" if self.affine else ", affine=False") + fused
+
+
+class _RunningNorm(_Norm):
+    """The running statistics that evaluation uses."""
+
+    running_mean: Array
+    running_var: Array
+
+    def _start_running(self, running: bool, update: rg.RunningUpdate, channel_axis: int, dtype: npt.DTypeLike) -> None:
+        self.running, self.update, self.channel_axis = running, update, channel_axis
+        if running:
+            self.add_buffer("running_mean", np.zeros(self._shape, dtype))
+            self.add_buffer("running_var", np.ones(self._shape, dtype))
+
+    def _run(self, function: Callable[..., tuple[Array, rg.NormCache]], x: Array) -> Array:
+        result = function(
+            x,
+            *self._parameters_of_norm(),
+            training=self.training or not self.running,
+            running_mean=self.running_mean if self.running else None,
+            running_var=self.running_var if self.running else None,
+            update=self.update,
+            eps=self.eps,
+            channel_axis=self.channel_axis,
+            activation=self.activation,
+            slope_from="input",
+            out=self.reuse("y", x.shape, x.dtype),
+            num_threads=self.num_threads,
+        )
+        return self._result(result)
+
+
+class BatchNorm(_RunningNorm):
+    """Each channel is normalized over samples and space; x has channels at `channel_axis`.
+
+    Evaluation uses the running statistics, which follow the batches as `update` says; without them (``running=False``)
+    it uses those of the batch, as training does.
+    """
+
+    _backward = staticmethod(rg.batch_norm_backward)
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        running: bool = True,
+        update: rg.RunningUpdate | None = None,
+        channel_axis: int = 1,
+        activation: str | rg.Activation | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self._start((channels,), eps, affine, activation, dtype)
+        self._start_running(running, update or rg.RunningUpdate.pytorch(), channel_axis, dtype)
+
+    def forward(self, x: Array) -> Array:
+        return self._run(rg.batch_norm_forward, x)
+
+
+class InstanceNorm(_RunningNorm):
+    """Each channel of each sample is normalized over space. By default nothing is learned and nothing runs along."""
+
+    _backward = staticmethod(rg.instance_norm_backward)
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        eps: float = 1e-5,
+        affine: bool = False,
+        running: bool = False,
+        update: rg.RunningUpdate | None = None,
+        channel_axis: int = 1,
+        activation: str | rg.Activation | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self._start((channels,), eps, affine, activation, dtype)
+        self._start_running(running, update or rg.RunningUpdate.pytorch(), channel_axis, dtype)
+
+    def forward(self, x: Array) -> Array:
+        return self._run(rg.instance_norm_forward, x)
+
+
+class LayerNorm(_Norm):
+    """The last axes, whose extents are `shape`, are normalized together."""
+
+    _backward = staticmethod(rg.layer_norm_backward)
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        activation: str | rg.Activation | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._start(extents, eps, affine, activation, dtype)
+
+    def forward(self, x: Array) -> Array:
+        axes = len(self._shape)
+        if x.shape[-axes:] != self._shape:
+            raise ValueError(f"LayerNorm.forward: x has shape {x.shape}, but its last axes must be {self._shape}")
+        result = rg.layer_norm_forward(
+            x,
+            *self._parameters_of_norm(),
+            axis=-axes,
+            eps=self.eps,
+            activation=self.activation,
+            slope_from="input",
+            out=self.reuse("y", x.shape, x.dtype),
+            num_threads=self.num_threads,
+        )
+        return self._result(result)
+
+
+class GroupNorm(_Norm):
+    """Each sample is normalized over space and over groups of consecutive channels."""
+
+    _backward = staticmethod(rg.group_norm_backward)
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int,
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        channel_axis: int = 1,
+        activation: str | rg.Activation | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        if groups < 1 or channels % groups:
+            raise ValueError(f"GroupNorm: {channels} channels cannot be cut into {groups} groups")
+        self._start((channels,), eps, affine, activation, dtype)
+        self.groups, self.channel_axis = groups, channel_axis
+
+    def forward(self, x: Array) -> Array:
+        result = rg.group_norm_forward(
+            x,
+            *self._parameters_of_norm(),
+            num_groups=self.groups,
+            eps=self.eps,
+            channel_axis=self.channel_axis,
+            activation=self.activation,
+            slope_from="input",
+            out=self.reuse("y", x.shape, x.dtype),
+            num_threads=self.num_threads,
+        )
+        return self._result(result)
+
+    def describe(self) -> str:
+        return f"{self.groups}, {super().describe()}"

@@ -1,0 +1,227 @@
+"""Optimizers: all parameters of a module in one call of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+import retrograd as rg
+
+from .module import Array, Module, load_arrays
+
+__all__ = ["SGD", "Adam", "AdamW", "LearningRate", "Optimizer", "RMSProp"]
+
+# A number, or a function of the number of steps done so far.
+LearningRate: TypeAlias = float | Callable[[int], float]
+VelocityOf: TypeAlias = Literal["gradient", "step", "descent"]
+Clip: TypeAlias = tuple[float, float] | None
+
+
+class Optimizer:
+    """Moves the parameters of a module by their gradients. A part of a model is a module too: ``SGD(model.head)``.
+
+    `learning_rate` can be set at any time. `steps` counts the steps done. Options that all optimizers have, and what
+    they mean, are those of :func:`retrograd.sgd_step`; they are checked when the optimizer is made.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., None],
+        module: Module,
+        learning_rate: LearningRate,
+        states: tuple[str, ...],
+        options: dict[str, Any],
+        num_threads: int | None,
+    ) -> None:
+        parameters = module.parameters()
+        if not parameters:
+            raise ValueError(f"{type(self).__name__}: the {type(module).__name__} has no parameters")
+        self.learning_rate = learning_rate
+        self._function = function
+        self._steps = np.zeros((), np.int64)
+        self._names: Final = list(parameters)
+        self._parameters: Final = list(parameters.values())
+        self._gradients: Final = list(module.gradients().values())
+        self._state: Final = {state: [np.zeros_like(array) for array in self._parameters] for state in states}
+        self._options: Final = {**options, "num_threads": num_threads}
+        self._run([], [], {state: [] for state in states}, 1.0)  # checks the options
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been done."""
+        return int(self._steps)
+
+    def current_rate(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.learning_rate(self.steps) if callable(self.learning_rate) else self.learning_rate)
+
+    def step(self, *, gradient_scale: float = 1.0) -> None:
+        """Update all parameters. `gradient_scale` multiplies the gradients: 1 / the number of micro-batches, say."""
+        self._run(self._parameters, self._gradients, self._state, gradient_scale)
+        self._steps += 1
+
+    def _run(
+        self,
+        parameters: list[Array],
+        gradients: list[Array],
+        states: dict[str, list[Array]],
+        gradient_scale: float,
+    ) -> None:
+        self._function(
+            parameters,
+            gradients,
+            **states,
+            learning_rate=self.current_rate(),
+            gradient_scale=gradient_scale,
+            **self._options,
+            **self._step_options(),
+        )
+
+    def _step_options(self) -> dict[str, Any]:
+        """Options that change from step to step."""
+        return {}
+
+    def arrays(self) -> dict[str, Array]:
+        """The state by name: "steps", and "<kind>.<parameter>". The arrays themselves, not copies."""
+        return {
+            "steps": self._steps,
+            **{
+                f"{state}.{name}": array
+                for state, arrays in self._state.items()
+                for name, array in zip(self._names, arrays, strict=True)
+            },
+        }
+
+    def state_dict(self) -> dict[str, Array]:
+        """Copies of the state, by name."""
+        return {name: array.copy() for name, array in self.arrays().items()}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Copy a state that an optimizer of this kind gave. Nothing is written if something does not fit."""
+        load_arrays(f"{type(self).__name__}.load_state_dict", self.arrays(), state, strict=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self._names)} parameters, {self.steps} steps)"
+
+
+class SGD(Optimizer):
+    """Gradient descent, with velocities if there is a `momentum`. `velocity_of` chooses between the forms in use."""
+
+    def __init__(
+        self,
+        module: Module,
+        learning_rate: LearningRate,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        velocity_of: VelocityOf = "gradient",
+        weight_decay: float = 0.0,
+        l1: float = 0.0,
+        clip: Clip = None,
+        maximum_norm: float | None = None,
+        maximum_norm_each: float | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        options = {
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "velocity_of": velocity_of,
+            "weight_decay": weight_decay,
+            "l1": l1,
+            "clip": clip,
+            "maximum_norm": maximum_norm,
+            "maximum_norm_each": maximum_norm_each,
+        }
+        states = ("velocities",) if momentum else ()
+        super().__init__(rg.sgd_step, module, learning_rate, states, options, num_threads)
+
+
+class Adam(Optimizer):
+    """Adam; with `decoupled` weight decay it is :class:`AdamW`, with `amsgrad` the largest second moment counts."""
+
+    def __init__(
+        self,
+        module: Module,
+        learning_rate: LearningRate = 1e-3,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        epsilon_hat: bool = False,
+        amsgrad: bool = False,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+        l1: float = 0.0,
+        clip: Clip = None,
+        maximum_norm: float | None = None,
+        maximum_norm_each: float | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        options = {
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": eps,
+            "epsilon_hat": epsilon_hat,
+            "weight_decay": weight_decay,
+            "decoupled": decoupled,
+            "l1": l1,
+            "clip": clip,
+            "maximum_norm": maximum_norm,
+            "maximum_norm_each": maximum_norm_each,
+        }
+        states: tuple[str, ...] = ("first_moments", "second_moments")
+        if amsgrad:
+            states += ("largest_second_moments",)
+        super().__init__(rg.adam_step, module, learning_rate, states, options, num_threads)
+
+    def _step_options(self) -> dict[str, Any]:
+        return {"step": self.steps + 1}
+
+
+class AdamW(Adam):
+    """Adam whose weight decay, 0.01 by default, is apart from the gradient."""
+
+    def __init__(
+        self, module: Module, learning_rate: LearningRate = 1e-3, *, weight_decay: float = 0.01, **options: Any
+    ) -> None:
+        """Options are those of :class:`Adam`."""
+        super().__init__(module, learning_rate, weight_decay=weight_decay, decoupled=True, **options)
+
+
+class RMSProp(Optimizer):
+    """RMSProp, `centered` if wanted, with velocities if there is a `momentum`."""
+
+    def __init__(
+        self,
+        module: Module,
+        learning_rate: LearningRate = 1e-2,
+        *,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        eps_inside_root: bool = False,
+        centered: bool = False,
+        momentum: float = 0.0,
+        velocity_of: VelocityOf = "gradient",
+        weight_decay: float = 0.0,
+        l1: float = 0.0,
+        clip: Clip = None,
+        maximum_norm: float | None = None,
+        maximum_norm_each: float | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        options = {
+            "alpha": alpha,
+            "eps": eps,
+            "eps_inside_root": eps_inside_root,
+            "momentum": momentum,
+            "velocity_of": velocity_of,
+            "weight_decay": weight_decay,
+            "l1": l1,
+            "clip": clip,
+            "maximum_norm": maximum_norm,
+            "maximum_norm_each": maximum_norm_each,
+        }
+        states = ("squares",) + ("means",) * centered + ("velocities",) * (momentum != 0)
+        super().__init__(rg.rmsprop_step, module, learning_rate, states, options, num_threads)
