@@ -394,10 +394,7 @@ def check_disjoint(
 
 def all_contiguous(*arrays: Array | None) -> bool:
     """Whether the engine sees these as they lie, and so whatever overlaps them."""
-    for array in arrays:  # a generator would take longer than the flags
-        if array is not None and not array.flags.c_contiguous:
-            return False
-    return True
+    return all(array is None or array.flags.c_contiguous for array in arrays)
 
 
 def thread_count(function: str, num_threads: int | None) -> int:

@@ -53,6 +53,7 @@ from ._memory import (
     is_still_writable,
     keeps_still,
     same_elements,
+    shares_memory,
 )
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSLayerParametersNormalization, BNNSNDArrayDescriptor
@@ -247,7 +248,8 @@ class NormalizationFilter(BNNSFilter):
         y = target_samples("out", self.output, target, batch, out_stride)
         x = source_samples("in", self.input, source, batch, in_stride)
         moving = {name: descriptor.view() for name, descriptor in self._moving.items()}
-        self._check_output(y, moving)
+        if moving or self.uses_client_memory:
+            self._check_output(y, moving)
         running = self._running(moving, training) if moving else {}
         if training:
             x = self._keep(x)
@@ -266,14 +268,14 @@ class NormalizationFilter(BNNSFilter):
 
     def _check_output(self, y: Array, moving: dict[str, Array]) -> None:
         """The output may lie over the input, but over nothing else that the filter has of the client."""
-        inputs = dict(moving)
+        for name, array in moving.items():
+            if shares_memory(y, array):
+                raise Invalid(f"out overlaps {name} in memory")
         if self.uses_client_memory:
             for name, parameter in (("gamma_desc", self.gamma), ("beta_desc", self.beta)):
                 values = None if parameter is None else parameter.client()
-                if values is not None:
-                    inputs[name] = values
-        if inputs:
-            check_disjoint({"out": y}, inputs)
+                if values is not None and shares_memory(y, values):
+                    raise Invalid(f"out overlaps {name} in memory")
 
     def _run(self, wide: bool, x: Array, result: Array, running: dict[str, Any]) -> NormCache:
         form = self._forms[wide]
