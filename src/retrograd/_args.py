@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
@@ -395,6 +395,33 @@ def check_disjoint(
 def all_contiguous(*arrays: Array | None) -> bool:
     """Whether the engine sees these as they lie, and so whatever overlaps them."""
     return all(array is None or array.flags.c_contiguous for array in arrays)
+
+
+def gradient_buffers(function: str, out: object, kind: type[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The caller's buffers by the fields of `kind`, a NamedTuple of gradients; `out` is one, a mapping or None."""
+    if isinstance(out, kind):
+        return out
+    names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    if out is None:
+        return (None,) * len(names)
+    if not isinstance(out, Mapping):
+        raise TypeError(f"{function}: out must be {kind.__name__} or a mapping, not {type(out).__name__}")
+    for name in set(out) - set(names):
+        raise ValueError(f"{function}: out has {name!r}; the gradients are {', '.join(names)}")
+    return tuple(map(out.get, names))
+
+
+def needed_gradients(
+    function: str, need: Sequence[str], names: tuple[str, ...], buffers: tuple[Array | None, ...]
+) -> tuple[bool, ...]:
+    """Which of the gradients `need` names; a buffer for one that it does not name is a mistake."""
+    wanted = {need} if isinstance(need, str) else set(need)
+    for name in wanted - set(names):
+        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(names)}")
+    for name, buffer in zip(names, buffers, strict=True):
+        if buffer is not None and name not in wanted:
+            raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")
+    return tuple(name in wanted for name in names)
 
 
 def thread_count(function: str, num_threads: int | None) -> int:

@@ -98,8 +98,10 @@ def linear_backward(
         )
     _args.check_dtype(function, "dy", dy, x.dtype, "as x is")
     _args.check_aligned(function, "dy", dy)
-    dx, dw, db = buffers = _buffers(function, out)
-    want_dx, want_dw, want_db = (True, True, True) if need is _GRADIENTS else _check_need(function, need, buffers)
+    dx, dw, db = buffers = _args.gradient_buffers(function, out, LinearGradients)
+    want_dx = want_dw = want_db = True
+    if need is not _GRADIENTS:
+        want_dx, want_dw, want_db = _args.needed_gradients(function, need, _GRADIENTS, buffers)
     if accumulate:
         for name, wanted, buffer in zip(_GRADIENTS, (want_dx, want_dw, want_db), buffers, strict=True):
             if wanted and buffer is None:
@@ -238,32 +240,6 @@ def _stand_in(array: Array, keep: bool = False, or_columns: bool = False) -> Arr
         if or_columns and (array.strides[0] == array.itemsize or array.shape[0] == 1):
             return array
     return _args.contiguous_result(array, keep)
-
-
-def _buffers(
-    function: str, out: LinearGradients | Mapping[str, Array | None] | None
-) -> tuple[Array | None, Array | None, Array | None]:
-    if out is None:
-        return (None, None, None)
-    if isinstance(out, LinearGradients):
-        return (out.dx, out.dw, out.db)
-    if isinstance(out, Mapping):
-        for name in set(out) - set(_GRADIENTS):
-            raise ValueError(f"{function}: out has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
-        return (out.get("dx"), out.get("dw"), out.get("db"))
-    raise TypeError(f"{function}: out must be LinearGradients or a mapping, not {type(out).__name__}")
-
-
-def _check_need(
-    function: str, need: Sequence[str], buffers: tuple[Array | None, Array | None, Array | None]
-) -> tuple[bool, bool, bool]:
-    wanted = {need} if isinstance(need, str) else set(need)
-    for name in wanted - set(_GRADIENTS):
-        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
-    for name, buffer in zip(_GRADIENTS, buffers, strict=True):
-        if buffer is not None and name not in wanted:
-            raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")
-    return "dx" in wanted, "dw" in wanted, "db" in wanted
 
 
 def _result(

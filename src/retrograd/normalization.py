@@ -559,35 +559,6 @@ def _checked_dy(function: str, dy: Array, problem: NormProblem) -> Array:
     return dy
 
 
-def _buffers(
-    function: str, problem: NormProblem, out: NormGradients | Mapping[str, Array | None] | None
-) -> tuple[Array | None, Array | None, Array | None]:
-    """The caller's buffers for dx, dgamma and dbeta."""
-    if out is None:
-        return (None, None, None)
-    if isinstance(out, NormGradients):
-        dx, dgamma, dbeta = out
-    elif isinstance(out, Mapping):
-        for name in set(out) - set(_GRADIENTS):
-            raise ValueError(f"{function}: out has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
-        dx, dgamma, dbeta = out.get("dx"), out.get("dgamma"), out.get("dbeta")
-    else:
-        raise TypeError(f"{function}: out must be NormGradients or a mapping, not {type(out).__name__}")
-    return dx, dgamma, dbeta
-
-
-def _check_need(
-    function: str, need: Sequence[str], buffers: tuple[Array | None, Array | None, Array | None]
-) -> tuple[bool, bool, bool]:
-    wanted = {need} if isinstance(need, str) else set(need)
-    for name in wanted - set(_GRADIENTS):
-        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
-    for name, buffer in zip(_GRADIENTS, buffers, strict=True):
-        if buffer is not None and name not in wanted:
-            raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")
-    return "dx" in wanted, "dgamma" in wanted, "dbeta" in wanted
-
-
 def _backward(
     kind: str,
     function: str,
@@ -602,9 +573,9 @@ def _backward(
     problem = _checked_cache(function, kind, cache)
     _, x, y, gamma, beta, statistics, given, frozen = cache
     dy = _checked_dy(function, dy, problem)
-    buffers = dx, dgamma, dbeta = _buffers(function, problem, out)
+    buffers = dx, dgamma, dbeta = _args.gradient_buffers(function, out, NormGradients)
     if need is not None:
-        want_dx, want_dgamma, want_dbeta = _check_need(function, need, buffers)
+        want_dx, want_dgamma, want_dbeta = _args.needed_gradients(function, need, _GRADIENTS, buffers)
     else:
         want_dx = True
         want_dgamma = dgamma is not None or (gamma is not None and sums is None)

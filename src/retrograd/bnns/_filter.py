@@ -28,10 +28,7 @@ class BNNSFilter:
     """A layer with its state. Opaque: it is made, used and destroyed by the functions that take it."""
 
     def __init__(self, parameters: Any) -> None:
-        if parameters is None:
-            parameters = BNNSFilterParameters()
-        if not isinstance(parameters, BNNSFilterParameters):
-            raise Invalid(f"filter_params is of type {type(parameters).__name__}, not BNNSFilterParameters")
+        parameters = checked_parameters(parameters)
         self.uses_client_memory = bool(as_size("flags", parameters.flags) & c.BNNSFlagsUseClientPtr)
         self.threads = threads_of(parameters.n_threads)
         self.arena = Arena(parameters.alloc_memory, parameters.free_memory)
@@ -43,6 +40,23 @@ class BNNSFilter:
             self.arena.give_back_all()
             vars(self).clear()
             self.destroyed = True
+
+
+def checked_parameters(parameters: Any) -> BNNSFilterParameters:
+    """A filter_params argument; NULL stands for defaults."""
+    if parameters is None:
+        return BNNSFilterParameters()
+    if not isinstance(parameters, BNNSFilterParameters):
+        raise Invalid(f"filter_params is of type {type(parameters).__name__}, not BNNSFilterParameters")
+    return parameters
+
+
+def viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
+    """A descriptor's array; why there is none is said with its name."""
+    try:
+        return descriptor.view()
+    except Invalid as error:
+        raise Invalid(f"{name}: {error}") from None
 
 
 def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:

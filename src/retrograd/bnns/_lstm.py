@@ -28,7 +28,7 @@ from ..recurrent import (
 from . import _constants as c
 from ._activation import elementwise
 from ._failure import Invalid, Unsupported, note, status
-from ._filter import FLOAT32, accumulates
+from ._filter import FLOAT32, accumulates, checked_parameters
 from ._memory import (
     Arena,
     Array,
@@ -215,8 +215,7 @@ def _checked(name: str, params: object) -> BNNSLayerParametersLSTM:
 def _filter(params: BNNSFilterParameters | None) -> tuple[int | None, Arena]:
     if params is None:
         return None, _SYSTEM_MEMORY
-    if not isinstance(params, BNNSFilterParameters):
-        raise Invalid(f"filter_params is of type {type(params).__name__}, must be BNNSFilterParameters or None")
+    params = checked_parameters(params)
     return threads_of(params.n_threads), Arena(params.alloc_memory, params.free_memory)
 
 

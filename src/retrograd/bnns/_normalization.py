@@ -43,6 +43,7 @@ from ._filter import (
     sample_geometry,
     source_samples,
     target_samples,
+    viewed,
 )
 from ._memory import (
     Array,
@@ -96,7 +97,7 @@ class _Parameter:
             raise Invalid(f"{name}.data_type is {shown}, which is not a floating-point type")
         self.geometry = descriptor.geometry()
         self._client = descriptor.copy()
-        values = _viewed(name, self._client)
+        values = viewed(name, self._client)
         self._copy = None
         if not owner.uses_client_memory:
             self._copy = owner.arena.take(values.shape, values.dtype)
@@ -114,13 +115,6 @@ class _Parameter:
             return values
         own = _trailing_axes(shape, self.geometry.elements)
         return np.require(np.broadcast_to(values.reshape(own), shape), np.float32, ["C", "A"])
-
-
-def _viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
-    try:
-        return descriptor.view()
-    except Invalid as error:
-        raise Invalid(f"{name}: {error}") from None
 
 
 def _trailing_axes(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
@@ -199,7 +193,7 @@ class NormalizationFilter(BNNSFilter):
         if descriptor.data_type != c.BNNSDataTypeFloat32:
             shown = constant_name("BNNSDataType", descriptor.data_type)
             raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
-        _viewed(name, descriptor)
+        viewed(name, descriptor)
         extents = descriptor.geometry().extents
         if extents != (self.channels,):
             raise Invalid(f"{name} has sizes {extents}, must be a vector of {self.channels} channels")
@@ -310,12 +304,11 @@ class NormalizationFilter(BNNSFilter):
         """A copy of x that lives until the next training pass."""
         room = self._kept
         if room is None or room.shape[0] < x.shape[0]:
-            room = self.arena.take(x.shape, FLOAT32)
-            self._kept, room = room, self._kept
-            self._cache = None
-            self.arena.give_back(room)
-            room = self._kept
-        self._cache = None  # from here on what it refers to is overwritten
+            room = self.arena.take(x.shape, FLOAT32)  # where there is none, the pass before stays
+        self._cache = None  # from here on what it refers to is given back or overwritten
+        if room is not self._kept:
+            self.arena.give_back(self._kept)
+            self._kept = room
         kept = room[: x.shape[0]]
         if x.nbytes >= _LARGE_COPY and x.dtype is FLOAT32 and x.flags.aligned and not np.may_share_memory(x, kept):
             activation_forward(x, "identity", out=kept, num_threads=self.threads)

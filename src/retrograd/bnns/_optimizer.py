@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ..optimizer import adam_step, rmsprop_step, sgd_step
 from . import _constants as c
 from ._failure import Invalid, status
+from ._filter import checked_parameters, viewed
 from ._memory import Array, as_float, as_size, check_writable, is_still_writable, keeps_still, threads_of
 from ._names import constant_name
 from ._structures import BOOL, FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
@@ -227,9 +228,7 @@ def BNNSOptimizerStep(
         raise Invalid(f"{shown} takes {chosen.fields.__name__}, not {type(fields).__name__}")
     options = _options(fields, decoupled=chosen.decoupled)
     if filter_params is not None:
-        if not isinstance(filter_params, BNNSFilterParameters):
-            raise Invalid(f"filter_params is of type {type(filter_params).__name__}, not BNNSFilterParameters")
-        options["num_threads"] = threads_of(filter_params.n_threads)
+        options["num_threads"] = threads_of(checked_parameters(filter_params).n_threads)
     count = as_size("number_of_parameters", number_of_parameters)
     kinds, momentum = _accumulators(fields, chosen)
     values, slopes, *states = _arrays(parameters, gradients, accumulators, count, kinds)
@@ -323,7 +322,7 @@ def _accumulators(fields: Any, chosen: _Function) -> tuple[int, float]:
 class _Lists(NamedTuple):
     """The arrays of a call, checked, and the views of the descriptors that they are."""
 
-    views: list[Array | None]
+    views: list[Array]
     arrays: list[list[Array]]  # parameters, gradients, accumulators by kind
 
 
@@ -352,7 +351,6 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
         written = descriptors[:count] + descriptors[2 * count :]
         if (
             known is not None
-            and len(views) == len(known.views)
             and all(map(operator.is_, views, known.views))
             and all(is_still_writable(descriptor.data) for descriptor in written)
         ):
@@ -367,7 +365,7 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
     _check_shapes(arrays[0], arrays[1:])
     memo = descriptors[0].memo()
     if memo is not None and all(keeps_still(descriptor.data) for descriptor in descriptors):
-        memo[_Lists, count, kinds] = _Lists(list(checked), arrays)
+        memo[_Lists, count, kinds] = _Lists(checked, arrays)
     return arrays
 
 
@@ -378,10 +376,7 @@ def _checked_array(name: str, descriptor: Any, written: bool) -> Array:
     if descriptor.data_type != c.BNNSDataTypeFloat32:
         shown = constant_name("BNNSDataType", descriptor.data_type)
         raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
-    try:
-        view = descriptor.view()
-    except Invalid as error:
-        raise Invalid(f"{name}: {error}") from None
+    view = viewed(name, descriptor)
     if not view.flags.c_contiguous:
         raise Invalid(f"{name} is not contiguous: strides {descriptor.stride!r} of sizes {descriptor.size!r}")
     if written:
