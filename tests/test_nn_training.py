@@ -427,6 +427,28 @@ def test_a_checkpoint_without_an_optimizer(tmp_path: Path) -> None:
         nn.load(path, again, nn.SGD(again, 0.1))
 
 
+def test_a_checkpoint_with_arrays_of_ones_own(tmp_path: Path) -> None:
+    model, optimizer = small()
+    path = tmp_path / "model.safetensors"
+    h, position = np.arange(12.0, dtype=np.float32).reshape(3, 4).T, np.array(7)
+    nn.save(path, model, optimizer, arrays={"h": h, "position": position}, metadata={"hidden": 3})
+    assert nn.read_metadata(path) == {"hidden": 3}
+    place = {"h": np.zeros((4, 3), np.float32), "position": np.array(0)}
+    assert nn.load(path, model, arrays=place) == {"hidden": 3}
+    np.testing.assert_array_equal(place["h"], h)
+    assert place["position"] == 7
+    assert nn.load(path, model, optimizer) == {"hidden": 3}  # the model and the optimizer are enough
+    before = bits(*small(seed=1))
+    for wrong, message in (
+        ({"h": place["h"]}, "arrays: the state has, and this has not, position"),
+        ({**place, "h": np.zeros((4, 4), np.float32)}, r"h has shape \(4, 3\), but here it has shape \(4, 4\)"),
+    ):
+        other, moments = small(seed=1)
+        with pytest.raises(ValueError, match=message):
+            nn.load(path, other, moments, arrays=wrong)
+        assert bits(other, moments) == before
+
+
 def test_others_can_read_a_checkpoint(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
@@ -489,6 +511,8 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(ValueError, match=r"model.safetensors|Sequential|Adam"):
             nn.load(path, model, optimizer)
         assert bits(model, optimizer) == before
+        with pytest.raises(ValueError, match=r"model\.safetensors"):
+            nn.read_metadata(path)
 
     arrays = {f"model.{name}": array for name, array in model.state_dict().items()}
     save_file(arrays, path, metadata={"format": "pt"})

@@ -4,7 +4,7 @@ Nothing records what is computed: a layer's ``forward`` keeps what its ``backwar
 own order. ``docs/nn.md`` shows how.
 """
 
-from .checkpoint import load, save
+from .checkpoint import load, read_metadata, save
 from .layers import Activation, Dropout, Embedding, Linear
 from .losses import Huber, Loss, MeanSquaredError, SoftmaxCrossEntropy
 from .lstm import LSTM, LstmState
@@ -40,5 +40,6 @@ __all__ = [
     "SoftmaxCrossEntropy",
     "StepDecay",
     "load",
+    "read_metadata",
     "save",
 ]

@@ -8,10 +8,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+
 from .module import Array, Module, check_arrays, copy_arrays
 from .optim import Optimizer
 
-__all__ = ["load", "save"]
+__all__ = ["load", "read_metadata", "save", "write_whole"]
 
 # Keys of the file's metadata: what is in it, as JSON, and a checksum of that and of all arrays.
 _HEADER: Final = "retrograd.nn"
@@ -24,49 +26,71 @@ def save(
     model: Module,
     optimizer: Optimizer | None = None,
     *,
+    arrays: Mapping[str, Array] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the state of a model, and of its optimizer, to a safetensors file; `metadata` is anything that JSON takes.
 
+    `arrays` are any others that training needs to go on, such as the states of an LSTM between two pieces of a stream.
     The file is replaced once the new one is complete on the disk: whatever happens, one of them is there.
     """
     from safetensors.numpy import save as to_bytes
 
-    arrays = {f"model.{name}": array for name, array in model.state_dict().items()}
+    everything = {f"model.{name}": array for name, array in model.state_dict().items()}
     if optimizer is not None:
-        arrays.update((f"optimizer.{name}", array) for name, array in optimizer.state_dict().items())
+        everything.update((f"optimizer.{name}", array) for name, array in optimizer.state_dict().items())
+    everything.update((f"array.{name}", np.array(array, order="C")) for name, array in (arrays or {}).items())
     header = {
         "version": _VERSION,
         "optimizer": None if optimizer is None else type(optimizer).__name__,
         "metadata": dict(metadata or {}),
     }
     text = json.dumps(header, allow_nan=False)
-    _write(os.path.realpath(path), to_bytes(arrays, {_HEADER: text, _CRC: _checksum(text, arrays)}))
+    write_whole(path, to_bytes(everything, {_HEADER: text, _CRC: _checksum(text, everything)}))
 
 
 def load(
-    path: str | os.PathLike[str], model: Module, optimizer: Optimizer | None = None, *, strict: bool = True
+    path: str | os.PathLike[str],
+    model: Module,
+    optimizer: Optimizer | None = None,
+    *,
+    arrays: Mapping[str, Array] | None = None,
+    strict: bool = True,
 ) -> dict[str, Any]:
-    """Copy what :func:`save` wrote into a model, and into its optimizer, and return the metadata.
+    """Copy what :func:`save` wrote into a model, its optimizer and the `arrays`, and return the metadata.
 
     A file that is damaged, or that something else wrote, is refused, and so is one whose names, shapes or types are not
     those of the model (with ``strict=False`` names may differ). Nothing is changed then.
     """
-    header, arrays = _read(path)
-    state = {name.removeprefix("model."): a for name, a in arrays.items() if name.startswith("model.")}
+    header, everything = _read(path)
+    state = _below("model.", everything)
     own = {**model.parameters(), **model.buffers()}
     check_arrays(f"load: {os.fspath(path)}: {type(model).__name__}", own, state, strict)
+    others = _below("array.", everything)
+    if arrays is not None:
+        check_arrays(f"load: {os.fspath(path)}: arrays", arrays, others, strict=True)
     if optimizer is not None:
         kind = type(optimizer).__name__
         if header["optimizer"] != kind:
             there = f"the state of {header['optimizer']}" if header["optimizer"] else "no optimizer's state"
             raise ValueError(f"load: {os.fspath(path)} has {there}, not that of {kind}")
-        moments = {name.removeprefix("optimizer."): a for name, a in arrays.items() if name.startswith("optimizer.")}
+        moments = _below("optimizer.", everything)
         check_arrays(f"load: {os.fspath(path)}: {kind}", optimizer.arrays(), moments, strict=True)
         copy_arrays(optimizer.arrays(), moments)
     copy_arrays(own, state)
+    copy_arrays(arrays or {}, others)
     metadata: dict[str, Any] = header["metadata"]
     return metadata
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The metadata of a file that :func:`save` wrote: it may tell how to make the model. Refuses what `load` refuses."""
+    metadata: dict[str, Any] = _read(path)[0]["metadata"]
+    return metadata
+
+
+def _below(prefix: str, everything: Mapping[str, Array]) -> dict[str, Array]:
+    return {name.removeprefix(prefix): array for name, array in everything.items() if name.startswith(prefix)}
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -98,20 +122,22 @@ def _checksum(text: str, arrays: Mapping[str, Array]) -> str:
     return f"{total:08x}"
 
 
-def _write(path: str, content: bytes) -> None:
-    temporary = f"{path}.{os.getpid()}.part"
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace a file, or the one that a link leads to, once the new one is complete on the disk."""
+    place = os.path.realpath(path)
+    temporary = f"{place}.{os.getpid()}.part"
     try:
         with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, place)
     except BaseException:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
     if os.name == "posix":  # the new name is to last, too
-        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        folder = os.open(os.path.dirname(place), os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
