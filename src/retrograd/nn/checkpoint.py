@@ -15,9 +15,9 @@ from .optim import Optimizer
 
 __all__ = ["load", "read_metadata", "save", "write_whole"]
 
-# Keys of the file's metadata: what is in it, as JSON, and a checksum of that and of all arrays.
+# The one key of the file's metadata (with more, their order would change from save to save). Its text is the checksum
+# of all that follows it and of all arrays, and then, as JSON, what is in the file.
 _HEADER: Final = "retrograd.nn"
-_CRC: Final = "retrograd.nn.crc32"
 _VERSION: Final = 1
 
 
@@ -46,7 +46,7 @@ def save(
         "metadata": dict(metadata or {}),
     }
     text = json.dumps(header, allow_nan=False)
-    write_whole(path, to_bytes(everything, {_HEADER: text, _CRC: _checksum(text, everything)}))
+    write_whole(path, to_bytes(everything, {_HEADER: f"{_checksum(text, everything)} {text}"}))
 
 
 def load(
@@ -103,12 +103,13 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Array
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
     except SafetensorError as error:
         raise ValueError(f"load: {name} is not a whole safetensors file: {error}") from None
-    if _HEADER not in said or _CRC not in said:
+    if _HEADER not in said:
         raise ValueError(f"load: {name} is a safetensors file, but retrograd.nn.save did not write it")
-    checksum = _checksum(said[_HEADER], arrays)
-    if checksum != said[_CRC]:
-        raise ValueError(f"load: {name} is damaged: its checksum is {checksum}, must be {said[_CRC]}")
-    header: dict[str, Any] = json.loads(said[_HEADER])
+    should, _, text = said[_HEADER].partition(" ")
+    checksum = _checksum(text, arrays)
+    if checksum != should:
+        raise ValueError(f"load: {name} is damaged: its checksum is {checksum}, must be {should}")
+    header: dict[str, Any] = json.loads(text)
     if header["version"] != _VERSION:
         raise ValueError(f"load: {name} has version {header['version']}, this release reads version {_VERSION}")
     return header, arrays
