@@ -15,7 +15,7 @@ build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo       check the engine on this machine against the float64 oracle"
+	@echo "make demo       train a language model on the text of Python's standard library, for about a minute"
 	@echo "make test       run the test suite (ARGS='-k batch' chooses)"
 	@echo "make lint       ruff, mypy, clang-format, and a build with warnings as errors"
 	@echo "make fuzz       COUNT=500000 random calls of retrograd.bnns under AddressSanitizer and UBSan (GCC)"
@@ -25,7 +25,7 @@ help:
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv"
 
 demo: $(VENV)/.package-done
-	$(BIN)/retrograd verify $(ARGS)
+	$(BIN)/retrograd train text --output runs/demo --overwrite --learning-rate 0.005 --steps 2500 --time-limit 70 $(ARGS)
 
 test: $(VENV)/.package-done
 	$(BIN)/python -m pytest $(ARGS)
@@ -58,7 +58,7 @@ sanitize: $(VENV)-sanitize/.package-done
 	$(MAKE) fuzz
 
 clean:
-	rm -rf $(VENV) $(VENV)-sanitize build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-sanitize build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made $(VENV)-sanitize/.made:
@@ -67,11 +67,11 @@ $(VENV)/.made $(VENV)-sanitize/.made:
 	@touch $@
 
 $(VENV)/.package-done: $(VENV)/.made $(build_inputs)
-	$(PIP) install --quiet --editable '.[test]'
+	$(PIP) install --quiet --editable '.[test,plot]'
 	@touch $@
 
 $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
-	$(PIP) install --quiet --editable '.[test,lint]'
+	$(PIP) install --quiet --editable '.[test,plot,lint]'
 	@touch $(VENV)/.package-done $@
 
 # In a build directory of its own: the warnings of an incremental build are those of the files it compiled.

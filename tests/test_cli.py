@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 import retrograd
-from retrograd import _core, bench, cases, cli, verify
+from retrograd import _core, bench, bench_train, cases, cli, verify
 
 SMALL_CASE, SMALL_LSTM_CASE = "layer_norm_n7c17", "lstm_t5n3i4h7"
 SMALL_ROW, SMALL_LSTM_ROW, SMALL_APPLE_ROW = "layer_norm_n64c256", "lstm_t20n1i4h16", "bnns_batch_norm_n8c16_sigmoid"
+SMALL_TRAIN_ROW = "train_h64n1"
 
 
 def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -124,7 +125,7 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     columns = "case,provider,pass,threads,isa,p20,p50,p80,ratio_vs_torch,ratio_vs_plain,share_of_bound,gflops"
-    assert ",".join(rows[0]) == columns + ",added,device,version"
+    assert ",".join(rows[0]) == columns + ",added,tokens_per_second,peak_bytes,device,version"
     own = [row for row in rows if row["provider"] == "retrograd"]
     assert [(row["case"], row["pass"]) for row in own] == [
         (SMALL_ROW, "forward"),
@@ -136,7 +137,8 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
         assert 0 < float(row["p20"]) <= float(row["p50"]) <= float(row["p80"]) < 1
         assert row["isa"] == _core.isa()
         assert row["version"] == retrograd.__version__
-        assert (row["ratio_vs_torch"], row["ratio_vs_plain"], row["gflops"], row["added"]) == ("", "", "", "")
+        for column in ("ratio_vs_torch", "ratio_vs_plain", "gflops", "added", "tokens_per_second", "peak_bytes"):
+            assert row[column] == "", column
     if hasattr(_core, "stream_seconds"):
         assert {row["provider"] for row in rows} == {"retrograd", "stream"}
         assert all(float(row["share_of_bound"]) > 0 for row in own[:2])
@@ -231,15 +233,54 @@ def test_a_front_end_that_differs_in_one_bit_is_not_timed() -> None:
     assert retrograd.get_num_threads() == threads
 
 
+def test_bench_train_counts_tokens_and_memory(tmp_path: Path, without_torch: str) -> None:
+    path = tmp_path / "out.csv"
+    chosen = ["--rows", SMALL_TRAIN_ROW, "--threads", "2", "--csv", str(path)]
+    result = run("bench", "train", "--quick", *chosen, PYTHONPATH=without_torch)
+    assert result.returncode == 0, result.stderr
+    header, line, *_ = result.stdout.splitlines()
+    assert header.split()[-4:] == ["tokens/s", "MiB", "torch", "MiB"]
+    assert "of bound" not in header
+    (row,) = read_rows(path).values()
+    assert (row["provider"], row["pass"], row["threads"], row["gflops"]) == ("retrograd", "step", "2", "")
+    assert float(row["tokens_per_second"]) == pytest.approx(64 / float(row["p50"]), rel=1e-4)
+    if Path("/proc/self/status").exists():
+        # Parameters, gradients, two moments and the LSTM's cache; some may be in memory that the process had before.
+        weights = bench_train.make_train_data(bench_train.TRAIN_CASES[0]).weights
+        assert 0 < int(row["peak_bytes"]) < 32 * sum(array.nbytes for array in weights.values())
+        assert line.split()[-1] == f"{int(row['peak_bytes']) / 2**20:.1f}"
+
+
+def test_the_same_training_in_torch(torch: Any) -> None:
+    case = bench_train.TrainCase(9, 3, 5, 11)
+    assert list(bench_train.train_failures(case, torch, [1, 2])) == []
+    contest = prepared("train", case, torch)
+    assert [[stepper.name for stepper in slot] for slot in contest.slots] == [["retrograd"], ["torch", "torch"]]
+    assert contest.tokens == 15
+    assert (contest.peaks.keys(), contest.notes) == ({"retrograd", "torch"}, [])
+
+
+def test_training_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against float64 and at every number of threads, step by step."""
+    case = bench_train.TrainCase(9, 3, 5, 11)
+    assert list(bench_train.train_failures(case, None, [1, 2])) == []
+    losses = iter([[3.0, 2.5, 2.0, 1.5], [3.0, 2.5, 2.0, 1.25], [3.0, 2.5001, 1.0, 1.5]])
+    monkeypatch.setattr(bench_train, "_losses", lambda training: next(losses))
+    assert list(bench_train.train_failures(case, None, [1, 2])) == [
+        "the losses depend on the number of threads",
+        "the loss of step 2 is 2, by float64 1",
+    ]
+
+
 @pytest.mark.usefixtures("torch")
 def test_bench_takes_turns_with_torch(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
-    chosen = ["--rows", SMALL_ROW, SMALL_LSTM_ROW, "--threads", "1", "--csv", str(path)]
+    chosen = ["--rows", SMALL_ROW, SMALL_LSTM_ROW, SMALL_TRAIN_ROW, "--threads", "1", "--csv", str(path)]
     result = run("bench", "all", "--quick", *chosen)
     assert result.returncode == 0, result.stderr
     assert "computes something else" not in result.stdout
     rows = read_rows(path)
-    for case, last in ((SMALL_ROW, "backward"), (SMALL_LSTM_ROW, "step")):
+    for case, last in ((SMALL_ROW, "backward"), (SMALL_LSTM_ROW, "step"), (SMALL_TRAIN_ROW, "step")):
         assert float(rows[case, "torch", last]["p50"]) > 0
         assert float(rows[case, "retrograd", last]["ratio_vs_torch"]) > 0
 
@@ -301,7 +342,10 @@ def test_an_lstm_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch)
     assert list(bench._lstm_failures(case, _core.isa(), [1])) == ["float32 and float64 differ, threads 1"]
 
 
-@pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW), ("apple", SMALL_APPLE_ROW)])
+@pytest.mark.parametrize(
+    ("suite", "row"),
+    [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW), ("apple", SMALL_APPLE_ROW), ("train", SMALL_TRAIN_ROW)],
+)
 def test_bench_does_not_time_what_is_wrong(
     suite: str, row: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -419,7 +463,7 @@ def test_bench_lists_its_rows() -> None:
         result = run("bench", suite, "--list")
         assert result.returncode == 0
         assert result.stdout.splitlines() == expected
-    assert names["all"] == names["norm"] + names["lstm"] + names["apple"]
+    assert names["all"] == names["norm"] + names["lstm"] + names["apple"] + names["train"]
     assert len(set(names["all"])) == len(names["all"])
     overheads = [name for name in names["all"] if name.startswith("overhead_")]
     assert sorted(overheads) == sorted(bench.overhead_calls())
@@ -455,7 +499,16 @@ def test_bad_arguments_end_with_2(arguments: list[str], complaint: str) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["verify"], ["bench"], ["bench", "norm"], ["bench", "lstm"], ["bench", "apple"], ["bench", "all"]],
+    [
+        [],
+        ["verify"],
+        ["bench"],
+        ["bench", "norm"],
+        ["bench", "lstm"],
+        ["bench", "apple"],
+        ["bench", "train"],
+        ["bench", "all"],
+    ],
     ids=" ".join,
 )
 def test_help(arguments: list[str]) -> None:

@@ -53,16 +53,18 @@ ROOMS: dict[str, set[str]] = {
     "bnns": {".activation", ".elementwise", ".normalization", ".optimizer", ".recurrent", "numpy", "ml_dtypes"},
     "mps": {".activation", ".elementwise", ".normalization", "numpy", "ml_dtypes"},
     "nn": {"numpy", "safetensors", "retrograd"},
+    "train": {".nn", "numpy", "rich", "matplotlib", "retrograd"},
     "reference": {"numpy"},
     "cases": {"numpy", "ml_dtypes"},
     "verify": {"._core", ".reference", ".cases", "numpy"} | FUNCTIONS,
     "bench_apple": {".bnns", ".mps", "._args", ".cases", "numpy"} | FUNCTIONS,
-    "bench": {".bench_apple", "._core", "._args", "._threads", ".reference", ".cases", ".verify", "numpy", "torch"}
+    "bench_train": {".nn", "._args", "numpy", "torch"},
+    "bench": {".bench_apple", ".bench_train", "._core", "._args", ".cases", ".verify", "numpy", "torch"} | FUNCTIONS,
+    "cli": {".train", "._core", "._threads", ".reference", ".cases", ".verify", ".bench", "numpy", "rich", "torch"}
     | FUNCTIONS,
-    "cli": {"._core", "._threads", ".reference", ".cases", ".verify", ".bench", "numpy", "rich", "torch"} | FUNCTIONS,
 }
 # Only inside functions: importing a module must not import these.
-LAZY = {"torch", "jax", "rich", "ml_dtypes", "mpi4py", "safetensors", "scipy"}
+LAZY = {"matplotlib", "torch", "jax", "rich", "ml_dtypes", "mpi4py", "safetensors", "scipy"}
 
 
 class Import(NamedTuple):

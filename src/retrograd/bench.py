@@ -12,6 +12,8 @@ are medians over the rounds of the ratio of that round's medians. The bound is m
 The rival of a front end's row (``bnns_*``, ``mps_*``) are the array functions, which do the same work, to the bit.
 ``added`` is what a call of the front end takes longer: the median over the rounds of the difference of that round's
 medians.
+
+A row of the suite ``train`` is a whole training step of a model, optimizer included (see :mod:`.bench_train`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TextIO
 
 import numpy as np
@@ -39,6 +42,16 @@ import retrograd
 from . import _core
 from ._args import Array
 from .bench_apple import APPLE_CASES, AppleCase, Pair
+from .bench_train import (
+    TRAIN_CASES,
+    OurTraining,
+    TorchTraining,
+    TrainCase,
+    TrainData,
+    make_train_data,
+    peak_bytes,
+    train_failures,
+)
 from .cases import (
     LSTM_BENCH_CASES,
     LSTM_STANDARD,
@@ -107,6 +120,8 @@ class BenchRow(NamedTuple):
     share_of_bound: float | None  # the bound's time over this one's
     gflops: float | None  # of matrix products
     added: float | None  # this one's time less that of the array functions
+    tokens_per_second: float | None
+    peak_bytes: int | None  # of training, above the library's own
     device: str
     version: str
 
@@ -277,6 +292,8 @@ class _Contest(NamedTuple):
     passes: tuple[str, ...] = ("forward", "backward")
     flops: tuple[float, ...] | None = None  # of each pass
     child_seconds: Callable[[], float] = float  # CPU time of processes of ours so far
+    tokens: int | None = None  # of a training step
+    peaks: Mapping[str, int | None] = MappingProxyType({})  # of memory, by name
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -725,6 +742,24 @@ def _apple_contest(
     return _Contest([[apple], [arrays]], None, [], tuple(pair.apple.passes))
 
 
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def _train_failures(case: TrainCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
+    return train_failures(case, _import_torch(), threads)
+
+
+def _train_contest(
+    case: TrainCase, data: TrainData, threads: int, machine: _Machine, stack: contextlib.ExitStack
+) -> _Contest:
+    slots: list[list[_Stepper]] = [[OurTraining(case, data, threads)]]
+    if machine.torch is not None:
+        machine.torch.set_num_threads(threads)
+        slots.append([TorchTraining(machine.torch, case, data, fused) for fused in (False, True)])
+    peaks = {slot[0].name: peak_bytes(case, slot[0].name, threads) for slot in slots}
+    return _Contest(slots, None, [], ("step",), tokens=case.tokens, peaks=peaks)
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -759,6 +794,13 @@ SUITES: Final[Mapping[str, _Suite]] = {
         _apple_contest,
         lambda name: False,
         against_torch=False,
+    ),
+    "train": _Suite(
+        TRAIN_CASES,
+        make_train_data,
+        _train_failures,
+        _train_contest,
+        lambda name: False,
     ),
 }
 
@@ -869,6 +911,8 @@ def _rows_of_pass(
             ratio(contest.bound, provider),
             None if contest.flops is None else contest.flops[index] / quantiles[1] / 1e9,
             added if provider == ours else None,
+            None if contest.tokens is None else contest.tokens / quantiles[1],
+            contest.peaks.get(provider),
             machine.device,
             _version_of(provider, machine),
         )
@@ -965,6 +1009,8 @@ def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions
         share_of_bound=None,
         gflops=None,
         added=None,
+        tokens_per_second=None,
+        peak_bytes=None,
         device=machine.device,
         version=retrograd.__version__,
     )

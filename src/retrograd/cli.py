@@ -1,6 +1,7 @@
-"""The command line: ``retrograd info | verify | bench norm | bench lstm | bench apple | bench all``.
+"""The command line: ``retrograd train | sample | forecast | info | verify | bench``.
 
-Exit codes: 0 all is well, 1 a result was wrong, 2 the command line was, 130 interrupted.
+Exit codes: 0 all is well; 1 a result was wrong, or could not be written; 2 the command line was, or the data; 128 plus
+the number of the signal that ended it, so 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ import numpy as np
 import retrograd
 
 from . import _core, _threads
+from .train.command import add_commands
+from .train.run import RunError
+from .train.settings import InputError
 
 __all__ = ["main"]
 
@@ -33,9 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         sys.stdout.flush()
         return code
-    except _UsageError as error:
+    except (_UsageError, InputError) as error:
         print(f"retrograd: error: {error}", file=sys.stderr)
         return _USAGE
+    except RunError as error:
+        print(f"retrograd: error: {error}", file=sys.stderr)
+        return _WRONG
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -51,11 +58,14 @@ class _UsageError(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="retrograd",
-        description="Training on CPUs: what is in force, whether it is right, how fast it is.",
-        epilog="Exit codes: 0 all is well, 1 a result was wrong, 2 a bad command line, 130 interrupted.",
+        description="Training on CPUs: models of your own data; and whether the engine is right here, and how fast.",
+        epilog="Exit codes: 0 all is well; 1 a result was wrong, or could not be written; 2 a bad command line, or bad "
+        "data; 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"retrograd {retrograd.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    add_commands(commands)
 
     info = commands.add_parser(
         "info",
@@ -111,11 +121,18 @@ def _parser() -> argparse.ArgumentParser:
         "doing the same work; they agree to the bit, or are not timed. 'added µs' is what a call of the front end "
         "takes longer. "
     )
+    train = (
+        "Rows named train_* are whole training steps of a character model (embedding, LSTM, layer norm, linear head, "
+        "softmax cross entropy, Adam), in rounds that alternate with PyTorch's, by its default or its fused Adam, "
+        "whichever is faster. Their first losses agree, or they are not timed. 'MiB' is the peak of memory above the "
+        "loaded library's. "
+    )
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", turns + norm),
         ("lstm", ["lstm"], "LSTM", turns + lstm),
         ("apple", ["apple"], "what the front ends add", apple),
-        ("all", ["norm", "lstm", "apple"], "every suite", turns + norm + lstm + apple),
+        ("train", ["train"], "training steps of a whole model", train),
+        ("all", ["norm", "lstm", "apple", "train"], "every suite", turns + norm + lstm + apple + train),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
     return parser
@@ -359,11 +376,15 @@ def _bench(options: argparse.Namespace) -> int:
         _Column("p20 to p80", 15),
     ]
     if options.suites != ["apple"]:
-        columns += [_Column("torch µs", 9), _Column("vs torch", 8), _Column("of bound", 8)]
+        columns += [_Column("torch µs", 9), _Column("vs torch", 8)]
+    if "norm" in options.suites or "lstm" in options.suites:
+        columns += [_Column("of bound", 8)]
     if "lstm" in options.suites:
         columns += [_Column("GFLOPS", 6), _Column("over plain", 10)]
     if "apple" in options.suites:
         columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
+    if "train" in options.suites:
+        columns += [_Column("tokens/s", 8), _Column("MiB", 6), _Column("torch MiB", 9)]
     overheads = sum(name.startswith("overhead_") for name in names)
     total = (len(names) - overheads) * len(settings.threads) + overheads
     wrong = False
@@ -401,10 +422,10 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
     """Ours by the columns' titles, with the rival's time beside it."""
-    rivals = {(row.provider, row.pass_): row.p50 for row in result.rows if row.provider != "retrograd"}
+    rivals = {(row.provider, row.pass_): row for row in result.rows if row.provider != "retrograd"}
 
     def time_of(rival: str, pass_: str) -> str:
-        return _microseconds(rivals[rival, pass_]) if (rival, pass_) in rivals else ""
+        return _microseconds(rivals[rival, pass_].p50) if (rival, pass_) in rivals else ""
 
     for row in result.rows:
         if row.provider == "retrograd":
@@ -421,11 +442,18 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "over plain": "" if row.ratio_vs_plain is None else f"{1 / row.ratio_vs_plain - 1:+.0%}",
                 "arrays µs": time_of("arrays", row.pass_),
                 "added µs": "" if row.added is None else f"{row.added * 1e6:+.1f}",
+                "tokens/s": _shown("{:.0f}", row.tokens_per_second),
+                "MiB": _mebibytes(row),
+                "torch MiB": _mebibytes(rivals.get(("torch", row.pass_))),
             }
 
 
 def _shown(form: str, value: float | None) -> str:
     return "" if value is None else form.format(value)
+
+
+def _mebibytes(row: Any) -> str:
+    return "" if row is None or row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f}"
 
 
 def _microseconds(seconds: float) -> str:

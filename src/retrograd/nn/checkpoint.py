@@ -84,7 +84,7 @@ def load(
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata of a file that :func:`save` wrote: it may tell how to make the model. Refuses what `load` refuses."""
+    """The metadata of a file of :func:`save`, which may tell how to make the model. Refuses what `load` refuses."""
     metadata: dict[str, Any] = _read(path)[0]["metadata"]
     return metadata
 

@@ -1,0 +1,248 @@
+"""The rows of ``retrograd bench train``: whole training steps of a character model, against the same in PyTorch.
+
+The model is an embedding, an LSTM, a layer norm and a linear head under softmax cross entropy, trained by Adam with
+truncated backpropagation: each step goes on from the states where the last one ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import nn
+from ._args import Array
+
+__all__ = [
+    "TRAIN_CASES",
+    "OurTraining",
+    "TorchTraining",
+    "TrainCase",
+    "TrainData",
+    "make_train_data",
+    "peak_bytes",
+    "train_failures",
+]
+
+_RATE: Final = 1e-3
+_WINDOWS: Final = 32  # pieces of text that training goes through again and again
+_CHECKED_STEPS: Final = 4
+_TOLERANCE: Final = 1e-4  # of a loss: float32 over some thousand steps of an LSTM
+
+clock = time.perf_counter
+
+
+class TrainCase(NamedTuple):
+    hidden: int
+    samples: int
+    steps: int = 64
+    characters: int = 96
+
+    @property
+    def name(self) -> str:
+        return f"train_h{self.hidden}n{self.samples}"
+
+    @property
+    def tokens(self) -> int:
+        """Characters that a training step sees."""
+        return self.steps * self.samples
+
+
+TRAIN_CASES: Final = tuple(TrainCase(hidden, samples) for hidden in (64, 128, 256, 512) for samples in (1, 16, 64))
+
+
+class TrainData(NamedTuple):
+    text: Array  # [windows * steps + 1, samples]
+    weights: dict[str, Array]  # by the names of our model's parameters
+
+    def window(self, number: int, case: TrainCase) -> tuple[Array, Array]:
+        """Characters, and the character after each."""
+        first = number % _WINDOWS * case.steps
+        return self.text[first : first + case.steps], self.text[first + 1 : first + 1 + case.steps]
+
+
+def make_train_data(case: TrainCase) -> TrainData:
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, case.characters, (_WINDOWS * case.steps + 1, case.samples))
+    return TrainData(text, _Characters(case, np.float32, rng).state_dict())
+
+
+class _Characters(nn.Module):
+    def __init__(self, case: TrainCase, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
+        hidden = case.hidden
+        self.embedding = nn.Embedding(case.characters, hidden, dtype=dtype, rng=rng)
+        self.lstm = nn.LSTM(hidden, hidden, dtype=dtype, rng=rng)
+        self.norm = nn.LayerNorm(hidden, dtype=dtype)
+        self.head = nn.Linear(hidden, case.characters, dtype=dtype, rng=rng)
+
+    def forward(self, x: Array, state: nn.LstmState | None) -> Array:
+        return self.head.forward(self.norm.forward(self.lstm.forward(self.embedding.forward(x), state)))
+
+    def backward(self, dlogits: Array) -> None:
+        gradient: Any = dlogits
+        for layer in (self.head, self.norm, self.lstm, self.embedding):
+            gradient = layer.backward(gradient)
+
+
+class OurTraining:
+    name = "retrograd"
+
+    def __init__(self, case: TrainCase, data: TrainData, threads: int, dtype: npt.DTypeLike = np.float32) -> None:
+        self._case, self._data, self._number = case, data, 0
+        self._model = _Characters(case, dtype, np.random.default_rng(0)).set_num_threads(threads)
+        self._model.load_state_dict({name: array.astype(dtype) for name, array in data.weights.items()})
+        self._loss = nn.SoftmaxCrossEntropy(num_threads=threads)
+        self._optimizer = nn.Adam(self._model, _RATE, num_threads=threads)
+        self._state: nn.LstmState | None = None
+
+    def train(self) -> float:
+        """One training step; the loss before it."""
+        x, labels = self._data.window(self._number, self._case)
+        self._number += 1
+        loss: float = self._loss.forward(self._model.forward(x, self._state), labels)
+        self._model.backward(self._loss.backward())
+        self._optimizer.step()
+        self._state = self._model.lstm.state
+        return loss
+
+    def wake(self) -> None:
+        pass
+
+    def step(self) -> tuple[float]:
+        start = clock()
+        self.train()
+        return (clock() - start,)
+
+
+# PyTorch's names of the parameters. It has a second bias, which is 0 and learns as the first does.
+_TORCH_NAMES: Final = {
+    "embedding.table": "0.weight",
+    "lstm.layer0.wx": "1.weight_ih_l0",
+    "lstm.layer0.wh": "1.weight_hh_l0",
+    "lstm.layer0.b": "1.bias_ih_l0",
+    "norm.gamma": "2.weight",
+    "norm.beta": "2.bias",
+    "head.w": "3.weight",
+    "head.b": "3.bias",
+}
+
+
+class TorchTraining:
+    """PyTorch as its users write it: eager, autograd, Adam in its default or in its fused form."""
+
+    name = "torch"
+
+    def __init__(self, torch: Any, case: TrainCase, data: TrainData, fused: bool) -> None:
+        self._case, self._number = case, 0
+        hidden, layers = case.hidden, torch.nn
+        self._model = layers.ModuleList(
+            (
+                layers.Embedding(case.characters, hidden),
+                layers.LSTM(hidden, hidden),
+                layers.LayerNorm(hidden),
+                layers.Linear(hidden, case.characters),
+            )
+        )
+        weights = {_TORCH_NAMES[name]: torch.from_numpy(array) for name, array in data.weights.items()}
+        self._model.load_state_dict({**weights, "1.bias_hh_l0": torch.zeros(4 * hidden)})
+        self._model[1].bias_hh_l0.requires_grad_(False)
+        learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.Adam(learned, lr=_RATE, fused=fused)
+        self._cross_entropy = layers.functional.cross_entropy
+        self._data = data._replace(text=torch.from_numpy(data.text))
+        self._state: Any = None
+
+    def train(self) -> Any:
+        """One training step; the loss before it."""
+        x, labels = self._data.window(self._number, self._case)
+        self._number += 1
+        embedding, lstm, norm, head = self._model
+        y, (h, c) = lstm(embedding(x), self._state)
+        self._state = h.detach(), c.detach()
+        logits = head(norm(y))
+        loss = self._cross_entropy(logits.view(-1, self._case.characters), labels.reshape(-1))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+    def wake(self) -> None:
+        pass
+
+    def step(self) -> tuple[float]:
+        start = clock()
+        self.train()
+        return (clock() - start,)
+
+
+def train_failures(case: TrainCase, torch: Any | None, threads: Sequence[int]) -> Iterator[str]:
+    """The first losses must be those of float64, those of PyTorch, and at any number of threads the same."""
+    data = make_train_data(case)
+    ours = {number: _losses(OurTraining(case, data, number)) for number in threads}
+    rivals = {"float64": _losses(OurTraining(case, data, max(threads), np.float64))}
+    if torch is not None:
+        torch.set_num_threads(max(threads))
+        for fused in (False, True):
+            rivals["torch, fused" if fused else "torch"] = _losses(TorchTraining(torch, case, data, fused))
+    first, *others = ours.values()
+    if any(losses != first for losses in others):
+        yield "the losses depend on the number of threads"
+    for name, losses in rivals.items():
+        for step, (own, theirs) in enumerate(zip(first, losses, strict=True)):
+            if not abs(own - theirs) <= _TOLERANCE * abs(theirs):
+                yield f"the loss of step {step} is {own:.7g}, by {name} {theirs:.7g}"
+                break
+
+
+def _losses(training: OurTraining | TorchTraining) -> list[float]:
+    return [float(training.train()) for _ in range(_CHECKED_STEPS)]
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+_STATUS: Final = Path("/proc/self/status")
+_MEMORY_STEPS: Final = 3
+
+
+def peak_bytes(case: TrainCase, provider: str, threads: int) -> int | None:
+    """How far training raises the memory of a process above what the loaded library takes. None except on Linux."""
+    if not _STATUS.exists():
+        return None
+    program = f"from retrograd import bench_train as b; b.print_growth(b.{case!r}, {provider!r}, {threads})"
+    result = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ, check=True
+    )
+    return int(result.stdout)
+
+
+def print_growth(case: TrainCase, provider: str, threads: int) -> None:
+    """In a process of its own. A small model is trained first: what a library loads on its first use is not counted."""
+    data = make_train_data(case)
+    small = TrainCase(8, 1, 4)
+    for number, (problem, given) in enumerate(((small, make_train_data(small)), (case, data))):
+        if number == 1:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+            before = _kilobytes("VmRSS")
+        training: OurTraining | TorchTraining
+        if provider == "retrograd":
+            training = OurTraining(problem, given, threads)
+        else:
+            torch = importlib.import_module("torch")
+            torch.set_num_threads(threads)
+            training = TorchTraining(torch, problem, given, fused=True)
+        for _ in range(_MEMORY_STEPS):
+            training.train()
+    print(1024 * (_kilobytes("VmHWM") - before))
+
+
+def _kilobytes(field: str) -> int:
+    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1])

@@ -1,0 +1,385 @@
+"""The loop that trains: steps, validation, checkpoints, and what a run leaves in its folder."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Final, Literal
+
+from .. import nn
+from ..nn.checkpoint import write_whole
+from .chart import Chart, Line, png
+from .progress import Progress, clock, count
+from .report import Block, Prose, Section, Table, page, plain
+from .settings import InputError
+from .task import Task
+
+__all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "read_checkpoint"]
+
+MODEL: Final = "model.safetensors"
+CHECKPOINT: Final = "checkpoint.safetensors"
+# The model of the last validation that the run has planned, while MODEL is a better one from when the time was over.
+_PLANNED: Final = "model-as-planned.safetensors"
+HISTORY: Final = "history.csv"
+REPORT: Final = "report.html"
+CURVES: Final = "curves.png"
+FILES: Final = (MODEL, CHECKPOINT, _PLANNED, HISTORY, REPORT, CURVES)
+
+
+class RunError(Exception):
+    """Training failed after it had begun. The message says what is left, and how to go on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What was known at one validation: the mean loss since the one before, and the time since the run began."""
+
+    step: int
+    loss: float | None  # none before the first step
+    validation: float
+    learning_rate: float
+    items: int
+    seconds: float
+
+
+class Run:
+    """One training run in its folder. `train` does all of it; `why` tells how it ended."""
+
+    def __init__(self, task: Task, folder: Path, files: list[str], progress: Progress) -> None:
+        self._task, self._folder, self._files, self._progress = task, folder, files, progress
+        self._records: list[Record] = []
+        self._best: float | None = None
+        self._pending: list[float] = []  # losses since the last record
+        self._items = 0
+        self._seconds_before = 0.0
+        self._began = time.monotonic()
+        self._saved = -math.inf
+        self.why: Literal["finished", "time limit", "interrupted"] = "finished"
+        self.signal: int | None = None
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def resume(self, metadata: Mapping[str, Any]) -> None:
+        """Go on from the checkpoint in the folder, whose metadata are these."""
+        task, path = self._task, self._folder / CHECKPOINT
+        source = task.source()
+        if metadata["source"] != source:
+            changed = [name for name, value in source.items() if metadata["source"].get(name) != value]
+            raise InputError(
+                f"{path}: the data are not those that the run began with: "
+                + "; ".join(f"{name} was {metadata['source'].get(name)}, is {source[name]}" for name in changed)
+            )
+        try:
+            nn.load(path, task.model, task.optimizer, arrays=task.arrays())
+            self._records = [Record(**record) for record in metadata["records"]]
+            self._best = metadata["best"]
+            self._pending = [float(loss) for loss in metadata["pending"]]
+            self._items, self._seconds_before = int(metadata["items"]), float(metadata["seconds"])
+            if (self._folder / _PLANNED).exists():
+                os.replace(self._folder / _PLANNED, self._folder / MODEL)
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path} cannot be resumed: {error}") from None
+
+    def _save(self) -> None:
+        task = self._task
+        metadata = {
+            **self._about(),
+            "files": self._files,
+            "source": task.source(),
+            "records": [dataclasses.asdict(record) for record in self._records],
+            "best": self._best,
+            "pending": self._pending,
+            "items": self._items,
+            "seconds": self._seconds(),
+        }
+        self._write(
+            CHECKPOINT,
+            lambda path: nn.save(path, task.model, task.optimizer, arrays=task.arrays(), metadata=metadata),
+        )
+        self._write(HISTORY, lambda path: write_whole(path, self._history().encode()))
+        self._saved = time.monotonic()
+
+    def _save_model(self) -> None:
+        self._write(MODEL, lambda path: nn.save(path, self._task.model, metadata=self._about()))
+
+    def _about(self) -> dict[str, Any]:
+        task = self._task
+        settings = task.settings.without_resumable().record()
+        return {"kind": task.kind, "settings": settings, "description": task.description()}
+
+    def _write(self, name: str, write: Any) -> None:
+        path = self._folder / name
+        try:
+            write(path)
+        except OSError as error:
+            left = ""
+            if (self._folder / CHECKPOINT).exists():
+                left = f"; the last checkpoint is whole: {self._how_to_resume()}"
+            raise RunError(f"{path} could not be written: {error.strerror or error}{left}") from None
+
+    def _history(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(["step", "loss", "validation", "learning_rate", self._task.items, "seconds"])
+        writer.writerows(dataclasses.astuple(record) for record in self._records)
+        return text.getvalue()
+
+    def _how_to_resume(self) -> str:
+        return f"retrograd train {self._task.kind} --resume {_quoted(self._folder)}"
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Train until all steps are done, the time is over or a signal comes; then save, and report."""
+        task, progress = self._task, self._progress
+        for name, value in task.overview():
+            progress.say(f"{name:<12} {value}")
+        progress.say(f"{'run':<12} {self._folder}")
+        progress.say()
+        self._began = time.monotonic()
+        first = task.optimizer.steps
+        if first:
+            progress.say(f"resumed at step {count(first)} of {count(task.steps)}")
+        task.model.train()
+        progress.begin(first, task.steps)
+        try:
+            with _Stop() as stop:
+                self._loop(first, stop)
+                self._save()
+            if stop.signal is not None:
+                self.why, self.signal = "interrupted", stop.signal
+        finally:
+            progress.end()
+        done = task.optimizer.steps
+        if self.why == "interrupted":
+            progress.say(f"Stopped at step {count(done)} of {count(task.steps)}. Everything is saved. To go on:")
+            progress.say(f"  {self._how_to_resume()}")
+            return
+        if self.why == "time limit":
+            progress.say(f"The time is over at step {count(done)} of {count(task.steps)}. To go on:")
+            progress.say(f"  {self._how_to_resume()}")
+        self._report()
+
+    def _loop(self, first: int, stop: _Stop) -> None:
+        task, settings, progress = self._task, self._task.settings, self._progress
+        items_before, shown = self._items, -math.inf
+        if not self._records:
+            self._validate()
+            progress.say(self._line(self._records[-1]))
+        while task.optimizer.steps < task.steps:
+            now = time.monotonic()
+            if stop.signal is not None:
+                return
+            if settings.time_limit is not None and now - self._began >= settings.time_limit:
+                self.why = "time limit"
+                return
+            if now - self._saved >= settings.checkpoint_every:
+                self._save()
+            loss, items = task.step()
+            done = task.optimizer.steps
+            if not math.isfinite(loss):
+                raise RunError(
+                    f"the loss is {loss} at step {count(done)}: a smaller --learning-rate (it is "
+                    f"{settings.learning_rate:g}) or --maximum-norm may help; the last checkpoint is whole"
+                )
+            self._pending.append(loss)
+            self._items += items
+            if done % task.validate_every == 0 or done == task.steps:
+                self._validate()
+                speed = f"  {count(self._speed(items_before))} {task.items}/s  {self._left(first)}"
+                progress.say(self._line(self._records[-1]) + speed)
+            elif now - shown >= 0.1:  # a bar that changes faster cannot be read
+                shown = now
+                progress.step(done, self._numbers(loss, self._speed(items_before), first))
+
+    def _validate(self) -> None:
+        task = self._task
+        validation = task.validate()
+        if not math.isfinite(validation):
+            raise RunError(f"the validation is {validation} at step {count(task.optimizer.steps)}")
+        self._records.append(self._record(validation))
+        self._pending.clear()
+        if self._best is None or validation < self._best:
+            self._best = validation
+            self._save_model()
+
+    def _record(self, validation: float) -> Record:
+        done = self._task.optimizer.steps
+        loss = math.fsum(self._pending) / len(self._pending) if self._pending else None
+        rate = self._task.optimizer.current_rate()
+        return Record(done, loss, validation, rate, self._items, self._seconds())
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._began
+
+    def _speed(self, items_before: int) -> float:
+        return (self._items - items_before) / max(time.monotonic() - self._began, 1e-9)
+
+    def _left(self, first: int) -> str:
+        """The time that is left, by the steps done since `first`."""
+        task = self._task
+        here, elapsed = task.optimizer.steps - first, time.monotonic() - self._began
+        left = elapsed / here * (task.steps - task.optimizer.steps)
+        if task.settings.time_limit is not None:
+            left = min(left, max(task.settings.time_limit - elapsed, 0))
+        return f"{clock(left)} left"
+
+    def _numbers(self, loss: float, speed: float, first: int) -> str:
+        parts = [f"loss {loss:.3f}"]
+        if self._records:
+            parts.append(f"validation {self._records[-1].validation:.3f}")
+        return "  ".join([*parts, f"{count(speed)} {self._task.items}/s", self._left(first)])
+
+    def _line(self, record: Record) -> str:
+        width = len(count(self._task.steps))
+        loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
+        return f"step {count(record.step):>{width}}{loss}  validation {record.validation:.3f} {self._task.measure}"
+
+    # ---- what it leaves ----------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        task, progress = self._task, self._progress
+        records = list(self._records)
+        if self._pending:
+            # The time was over between two validations. What follows is no part of the checkpoint, so that a resumed
+            # run does what one that never stopped would have done.
+            records.append(self._record(task.validate()))
+            progress.say(self._line(records[-1]))
+            if self._best is not None and records[-1].validation < self._best:
+                os.replace(self._folder / MODEL, self._folder / _PLANNED)
+                self._save_model()
+        nn.load(self._folder / MODEL, task.model)
+        task.model.eval()
+        results = task.results()
+        headline: list[Block] = [*task.headline(), Prose(self._summary(records))]
+        progress.say()
+        for section in (Section("", headline), *results):
+            if not all(isinstance(block, Chart) for block in section.blocks):
+                progress.say(plain(section).rstrip("\n"))
+                progress.say()
+        charts = self._charts(records)
+        settings = Table(
+            ["setting", "value"], [[name, _shown(value)] for name, value in task.settings.record().items()]
+        )
+        sections = [
+            Section("Result", headline),
+            Section("Learning", charts),
+            *results,
+            Section("Data and model", [Table(["", ""], [list(row) for row in task.overview()])]),
+            Section("Settings", [settings]),
+        ]
+        title = f"A {task.kind} model, trained with retrograd"
+        document = page(title, str(self._folder), sections)
+        self._write(REPORT, lambda path: write_whole(path, document.encode("utf-8", "replace")))
+        written = [REPORT]
+        try:
+            picture = png(charts)
+            self._write(CURVES, lambda path: write_whole(path, picture))
+            written.append(CURVES)
+        except ImportError:
+            progress.say("No picture of the curves was written: pip install matplotlib, or open the report.")
+        progress.say(f"{'model':<12} {self._folder / MODEL}")
+        for name in written:
+            progress.say(f"{Path(name).stem:<12} {self._folder / name}")
+
+    def _summary(self, records: list[Record]) -> str:
+        task = self._task
+        first, best, last = records[0], min(records, key=lambda record: record.validation), records[-1]
+        said = f"{count(last.step)} steps of {count(task.steps)} in {clock(last.seconds)}, "
+        said += f"at {count(last.items / max(last.seconds, 1e-9))} {task.items}/s. Validation "
+        if best.step == 0:
+            return said + f"did not fall: before the first step it was {first.validation:.3f} {task.measure}."
+        return said + (
+            f"fell from {first.validation:.3f} before the first step to {best.validation:.3f} {task.measure} "
+            f"after step {count(best.step)}."
+        )
+
+    def _charts(self, records: list[Record]) -> list[Chart]:
+        task = self._task
+        steps = [record.step for record in records]
+        speeds = [
+            (after.items - before.items) / max(after.seconds - before.seconds, 1e-9)
+            for before, after in itertools.pairwise(records)
+        ]
+        return [
+            Chart(
+                "Learning curves",
+                "step",
+                task.measure,
+                [
+                    Line("training", *_known(steps, [record.loss for record in records])),
+                    Line("validation", steps, [record.validation for record in records]),
+                ],
+            ),
+            Chart("Learning rate", "step", "rate", [Line("rate", steps, [record.learning_rate for record in records])]),
+            Chart("Speed, validation included", "step", f"{task.items}/s", [Line("speed", steps[1:], speeds)]),
+        ]
+
+
+class _Stop:
+    """While it is entered, the first Ctrl-C (or SIGTERM) is noted; a second Ctrl-C interrupts as always."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+def read_checkpoint(folder: Path, kind: str) -> dict[str, Any]:
+    """The metadata of the checkpoint in a folder, if it is one of this kind."""
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise InputError(f"{folder} has no {CHECKPOINT}: there is no run to resume")
+    try:
+        metadata = nn.read_metadata(path)
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} cannot be resumed: {error}") from None
+    names = {"kind", "settings", "files", "source", "records", "best", "pending", "items", "seconds"}
+    if not names <= metadata.keys():
+        raise InputError(
+            f"{path} was not written by retrograd train: it lacks {', '.join(sorted(names - set(metadata)))}"
+        )
+    if metadata["kind"] != kind:
+        raise InputError(f"{path} is of retrograd train {metadata['kind']}, not of retrograd train {kind}")
+    return metadata
+
+
+def _known(steps: list[int], losses: list[float | None]) -> tuple[list[int], list[float]]:
+    known = [(step, loss) for step, loss in zip(steps, losses, strict=True) if loss is not None]
+    return [step for step, _ in known], [loss for _, loss in known]
+
+
+def _quoted(path: Path) -> str:
+    import shlex
+
+    return shlex.quote(os.fspath(path))
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

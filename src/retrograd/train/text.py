@@ -1,0 +1,624 @@
+"""A language model of characters or bytes: an LSTM that learns what comes next in a text, and writes more of it."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import itertools
+import math
+import os
+import platform
+import stat
+import sysconfig
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .. import nn
+from .report import Block, Prose, Sample, Section, Table
+from .settings import InputError, Settings, option
+from .task import Array, Task, new_optimizer
+
+__all__ = ["Alphabet", "Corpus", "TextModel", "TextSettings", "TextTask", "load_text_model", "sample"]
+
+_PIECE: Final = 1 << 20  # bytes of a file read at a time
+_CODE_POINTS: Final = 0x110000
+_UNKNOWN: Final = "\N{REPLACEMENT CHARACTER}"
+_BITS: Final = 1 / math.log(2)  # in a nat
+
+# An alphabet of this size is always granted. Beyond it characters must be needed: of the text at most this share is
+# left to the unknown symbol.
+_USUAL_ALPHABET: Final = 128
+_UNKNOWN_SHARE: Final = 1e-4
+
+_PASSES: Final = 10  # over the training text, if the settings do not say how many steps
+_MOST_STEPS: Final = 20_000
+_LEAST_STEPS: Final = 500
+
+# Folders of the standard library that are no Python as people write it: tests, other packages, tables.
+_NOT_LIBRARY: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSettings(Settings):
+    """Settings of a text model."""
+
+    level: str = option("auto", "what a symbol is; auto: char if all is UTF-8", choices=("auto", "char", "byte"))
+    alphabet: int = option(
+        4096, "most symbols at level char; what is too rare is one unknown symbol", minimum=2, maximum=65536
+    )
+    embedding: int = option(64, "size of a symbol's vector", minimum=1, maximum=65536)
+    hidden: int = option(256, "size of the LSTM", minimum=1, maximum=65536)
+    layers: int = option(1, "LSTM layers", minimum=1, maximum=64)
+    dropout: float = option(0.0, "share dropped between layers and before the output", minimum=0, maximum=0.95)
+    batch: int = option(32, "columns of text read side by side", minimum=1, maximum=65536)
+    unroll: int = option(64, "symbols that gradients flow back through", minimum=1, maximum=65536)
+    steps: int | None = option(
+        None,
+        f"steps (default: {_PASSES} passes over the text, from {_LEAST_STEPS} to {_MOST_STEPS} steps)",
+        minimum=1,
+        maximum=2**53,
+    )
+    validation: float = option(0.05, "share of the text, its end, that is held out", minimum=1e-6, maximum=0.5)
+    validation_items: int = option(65536, "most held-out symbols that a validation reads", minimum=1)
+    validate_every: int = option(250, "steps between validations", minimum=1)
+
+
+# ---- symbols ---------------------------------------------------------------------------------------------------------
+
+
+class Alphabet:
+    """The symbols of a model and their numbers.
+
+    At level "char" number 0 is the unknown symbol, which stands for every character that is not in `characters`; it is
+    read but never written. At level "byte" the 256 bytes are their own numbers.
+    """
+
+    def __init__(self, level: str, characters: str = "") -> None:
+        self.level, self.characters = level, characters
+        self._numbers = {character: number for number, character in enumerate(characters, 1)}
+
+    def __len__(self) -> int:
+        return 256 if self.level == "byte" else len(self.characters) + 1
+
+    @property
+    def unknown(self) -> int | None:
+        """The number of the unknown symbol, if there is one."""
+        return None if self.level == "byte" else 0
+
+    @property
+    def start(self) -> int:
+        """What a text is taken to follow when nothing else is known: a new line, or else the most frequent symbol."""
+        return ord("\n") if self.level == "byte" else self._numbers.get("\n", 1)
+
+    def encode(self, text: str) -> Array:
+        """The numbers of a text's symbols."""
+        if self.level == "char":
+            return np.array([self._numbers.get(character, 0) for character in text], np.int64)
+        try:
+            # What a terminal could not decode is in the text as surrogates: these are its bytes again.
+            return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64)
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text has {text[error.start]!r} at {error.start}, which UTF-8 cannot write") from None
+
+    def decode(self, numbers: Iterable[int]) -> Iterator[str]:
+        """The text of numbers, as soon as it is complete; bytes that are no UTF-8 become U+FFFD."""
+        if self.level == "char":
+            for number in numbers:
+                yield self.characters[number - 1] if number else _UNKNOWN
+            return
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for number in numbers:
+            if text := decoder.decode(bytes([number])):
+                yield text
+        if text := decoder.decode(b"", final=True):
+            yield text
+
+    def record(self) -> dict[str, Any]:
+        """It as JSON takes it."""
+        return {"level": self.level, "characters": self.characters}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Alphabet:
+        level, characters = record["level"], record["characters"]
+        if level not in ("char", "byte") or not isinstance(characters, str):
+            raise ValueError(f"its alphabet is of level {level!r}")
+        return cls(level, characters)
+
+
+# ---- the text --------------------------------------------------------------------------------------------------------
+
+
+class _NotUtf8(InputError):
+    def __init__(self, path: Path, offset: int) -> None:
+        super().__init__(f"{path} is not UTF-8 at byte {offset:,}")
+
+
+class Corpus:
+    """Files as one sequence of numbers, in a file of its own: no more of it is in memory than is being read."""
+
+    def __init__(self, files: Sequence[Path], level: str, most: int, scratch: str | os.PathLike[str]) -> None:
+        """At level "char" the alphabet has at most `most` symbols. `close` deletes what is in `scratch`."""
+        self.why_bytes = ""
+        self.crc32, self.bytes, self.length, self.unknown = 0, 0, 0, 0
+        self.files, self.distinct = len(files), 256
+        for path in files:
+            _check_file(path)
+        alphabet = Alphabet("byte")
+        if level != "byte":
+            try:
+                alphabet = self._choose_alphabet(files, most)
+            except _NotUtf8 as error:
+                if level == "char":
+                    raise InputError(f"{error}; --level byte reads any file") from None
+                self.why_bytes = str(error)
+        self.alphabet: Final = alphabet
+        self.dtype: Final = np.dtype(np.uint8 if len(alphabet) <= 256 else np.uint16)
+        try:
+            self._file = tempfile.TemporaryFile(dir=scratch, buffering=0)  # noqa: SIM115 (close does it)
+        except OSError as error:
+            raise InputError(f"{os.fspath(scratch)}: {error.strerror}") from None
+        try:
+            self._write(files, scratch)
+        except BaseException:
+            self.close()
+            raise
+
+    def _choose_alphabet(self, files: Sequence[Path], most: int) -> Alphabet:
+        counts = np.zeros(_CODE_POINTS, np.int64)
+        for codes in self._symbols(files, "char"):
+            found = np.bincount(codes)
+            counts[: len(found)] += found
+        present = np.flatnonzero(counts)
+        present = present[np.lexsort((present, -counts[present]))]
+        covered = np.cumsum(counts[present])
+        enough = np.searchsorted(covered, self.length * (1 - _UNKNOWN_SHARE)) + 1
+        kept = min(len(present), most - 1, max(int(enough), _USUAL_ALPHABET - 1))
+        self.distinct = len(present)
+        self.unknown = self.length - int(covered[kept - 1]) if kept else 0
+        return Alphabet("char", "".join(map(chr, present[:kept])))
+
+    def _write(self, files: Sequence[Path], scratch: str | os.PathLike[str]) -> None:
+        seen = self.crc32 if self.alphabet.level == "char" else None
+        numbers = np.arange(256, dtype=self.dtype)
+        if self.alphabet.level == "char":
+            numbers = np.zeros(_CODE_POINTS, self.dtype)
+            for number, character in enumerate(self.alphabet.characters, 1):
+                numbers[ord(character)] = number
+        for codes in self._symbols(files, self.alphabet.level):
+            rest = numbers[codes].view(np.uint8).data
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError as error:
+                raise InputError(
+                    f"{os.fspath(scratch)}: the text's {self.length:,} symbols so far could not be kept there: "
+                    f"{error.strerror}"
+                ) from None
+        if seen not in (None, self.crc32):
+            raise InputError("the text changed while it was read")
+
+    def _symbols(self, files: Sequence[Path], level: str) -> Iterator[Array]:
+        """The code points or bytes of all files in pieces; `crc32`, `bytes` and `length` are counted on the way."""
+        self.crc32, self.bytes, self.length = 0, 0, 0
+        for path in files:
+            decoder, size = codecs.getincrementaldecoder("utf-8")(), 0
+            for piece in itertools.chain(_pieces(path), [b""]):
+                self.crc32 = zlib.crc32(piece, self.crc32)
+                if level == "byte":
+                    codes = np.frombuffer(piece, np.uint8)
+                else:
+                    waiting = len(decoder.getstate()[0])
+                    try:
+                        text = decoder.decode(piece, final=not piece)
+                    except UnicodeDecodeError as error:
+                        raise _NotUtf8(path, size - waiting + error.start) from None
+                    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+                size += len(piece)
+                self.length += len(codes)
+                if len(codes):
+                    yield codes
+            self.bytes += size
+            self.crc32 = zlib.crc32(size.to_bytes(8, "little"), self.crc32)  # where a file ends counts, too
+
+    def read(self, start: int, out: Array) -> None:
+        """Fill a contiguous array of `dtype` with the symbols from `start` on."""
+        self._file.seek(start * self.dtype.itemsize)
+        rest = out.view(np.uint8).data
+        while rest:
+            got = self._file.readinto(rest)
+            if not got:
+                raise EOFError(f"the text ends before symbol {start + len(out)}")
+            rest = rest[got:]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _check_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(mode):  # what is read twice must be the same both times
+        raise InputError(f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}; name files of text")
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                yield piece
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+
+
+def standard_library() -> list[Path]:
+    """The sources of Python's standard library in an order that mixes its parts."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    names = [path.relative_to(folder) for path in folder.rglob("*.py")]
+    names = [name for name in names if not _NOT_LIBRARY & set(name.parts[:-1]) and (folder / name).is_file()]
+    if not names:
+        raise InputError(f"{folder} has no sources of Python's standard library; name files of text")
+    return [folder / name for name in sorted(names, key=lambda name: (zlib.crc32(name.as_posix().encode()), name))]
+
+
+class Columns:
+    """Stretches of a text side by side, a piece of each at a time."""
+
+    def __init__(self, corpus: Corpus, starts: Sequence[int], length: int, unroll: int) -> None:
+        """From each start `length` symbols are read, at most `unroll` at a time, and what follows each of them."""
+        self._corpus, self._starts, self._length = corpus, starts, length
+        self.pieces: Final = -(-length // unroll)
+        # Files are read in groups of pieces, of some megabytes for all columns together.
+        self._group = max(1, min(self.pieces, (1 << 22) // (len(starts) * unroll * corpus.dtype.itemsize)))
+        self._loaded = -1
+        self._block = np.empty((len(starts), self._group * unroll + 1), corpus.dtype)
+        self._tokens = np.empty((unroll + 1, len(starts)), np.int64)
+
+    def _edge(self, piece: int) -> int:
+        return piece * self._length // self.pieces
+
+    def piece(self, index: int) -> tuple[Array, Array]:
+        """Symbols ``[T, columns]`` and those that follow each, in memory that the next call uses again."""
+        group = index // self._group
+        begin = self._edge(group * self._group)
+        if group != self._loaded:
+            self._loaded = -1
+            width = self._edge(min((group + 1) * self._group, self.pieces)) - begin + 1
+            for row, start in zip(self._block, self._starts, strict=True):
+                self._corpus.read(start + begin, row[:width])
+            self._loaded = group
+        first, last = self._edge(index) - begin, self._edge(index + 1) - begin
+        tokens = self._tokens[: last - first + 1]
+        tokens[...] = self._block[:, first : last + 1].T
+        return tokens[:-1], tokens[1:]
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+class TextModel(nn.Module):
+    """Logits ``[T, N, V]`` of the symbols that follow ``tokens [T, N]``."""
+
+    def __init__(self, symbols: int, settings: TextSettings, rng: np.random.Generator) -> None:
+        hidden, between = settings.hidden, settings.dropout if settings.layers > 1 else 0.0
+        self.embedding = nn.Embedding(symbols, settings.embedding, rng=rng)
+        self.lstm = nn.LSTM(settings.embedding, hidden, layers=settings.layers, dropout=between, rng=rng)
+        self.norm = nn.LayerNorm(hidden)
+        self.dropout = nn.Dropout(settings.dropout, rng=rng)
+        self.head = nn.Linear(hidden, symbols, rng=rng)
+
+    def forward(self, tokens: Array, state: nn.LstmState | tuple[Array, Array] | None = None) -> Array:
+        """`state` is where the sequences begin; ``lstm.state`` is where they end."""
+        y = self.lstm.forward(self.embedding.forward(tokens), state)
+        return self.head.forward(self.dropout.forward(self.norm.forward(y)))
+
+    def backward(self, dlogits: Array) -> None:
+        dy = dlogits
+        layers: list[nn.Module] = [self.head, self.dropout, self.norm, self.lstm, self.embedding]
+        for layer in layers:
+            dy = layer.backward(dy)
+
+
+class TextTask(Task):
+    """Learn what comes next in files of text, or in the sources of Python's standard library if none are named.
+
+    The training text is cut into `batch` columns that are read side by side, `unroll` symbols at a time. Each piece
+    begins in the states in which the one before it ended; at the end of the columns all begins again.
+    """
+
+    kind = "text"
+    settings: TextSettings
+    model: TextModel
+
+    def __init__(
+        self, settings: TextSettings, files: Sequence[str | os.PathLike[str]], *, scratch: str | os.PathLike[str]
+    ) -> None:
+        """`scratch` is a folder for the text as numbers, which are deleted by `close`."""
+        self.settings = settings
+        self._files = [Path(name) for name in files]
+        self._corpus = Corpus(self._files or standard_library(), settings.level, settings.alphabet, scratch)
+        try:
+            self._prepare()
+        except MemoryError:
+            self.close()
+            raise InputError(
+                f"there is not enough memory for --layers {settings.layers} of --hidden {settings.hidden}, "
+                f"--embedding {settings.embedding} and --batch {settings.batch}; choose smaller ones"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self) -> None:
+        settings, corpus = self.settings, self._corpus
+        self.alphabet = corpus.alphabet
+        self._unit = "byte" if self.alphabet.level == "byte" else "character"
+        self.measure, self.items = f"bits per {self._unit}", f"{self._unit}s"
+        self._check_length()
+        held_out = _held_out(corpus.length, settings.validation)
+        self._train_length = corpus.length - held_out
+
+        length = (self._train_length - 1) // settings.batch
+        starts = [column * length for column in range(settings.batch)]
+        self._columns = Columns(corpus, starts, length, settings.unroll)
+        self._validation = self._validation_columns(held_out)
+
+        self.model = TextModel(len(self.alphabet), settings, np.random.default_rng(settings.seed))
+        self.model.set_num_threads(settings.threads)
+        passes = _PASSES * self._columns.pieces
+        self.steps = settings.steps or min(max(passes, _LEAST_STEPS), _MOST_STEPS)
+        self.validate_every = settings.validate_every
+        self.optimizer = new_optimizer(self.model, settings, self.steps)
+        self._loss = nn.SoftmaxCrossEntropy(num_threads=settings.threads)
+        self._total = nn.SoftmaxCrossEntropy(reduction="sum", num_threads=settings.threads)
+        shape = (settings.layers, settings.batch, settings.hidden)
+        self._h, self._c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+
+    def _check_length(self) -> None:
+        settings, there = self.settings, self._corpus.length
+        what = str(self._files[0]) if len(self._files) == 1 else "the text"
+        if not there:
+            raise InputError(f"{what} is empty")
+        train = settings.batch * settings.unroll + 1
+        needed = max(train + 2, math.floor(train / (1 - settings.validation)))
+        while needed - _held_out(needed, settings.validation) < train:
+            needed += 1
+        if there < needed:
+            raise InputError(
+                f"{what} has {there:,} {self._unit}s, but --batch {settings.batch} and --unroll {settings.unroll} need "
+                f"at least {needed:,}, validation included; choose smaller ones"
+            )
+
+    def _validation_columns(self, held_out: int) -> Columns:
+        """Columns spread over all that is held out. Few of them, so that little is read without what came before."""
+        labels = held_out - 1
+        used = min(labels, self.settings.validation_items)
+        columns = max(1, min(64, used // 256))
+        starts = [self._train_length + column * (labels // columns) for column in range(columns)]
+        unroll = max(1, min(64, (1 << 22) // (columns * len(self.alphabet))))  # logits are fresh memory each time
+        return Columns(self._corpus, starts, used // columns, unroll)
+
+    def step(self) -> tuple[float, int]:
+        index = self.optimizer.steps % self._columns.pieces
+        if index == 0:
+            self._h.fill(0)
+            self._c.fill(0)
+        tokens, labels = self._columns.piece(index)
+        loss = self._loss.forward(self.model.forward(tokens, (self._h, self._c)), labels)
+        self.model.backward(self._loss.backward())
+        self.optimizer.step()
+        self._h[...], self._c[...] = self.model.lstm.state
+        return loss * _BITS, labels.size
+
+    def validate(self) -> float:
+        training, state, total, symbols = self.model.training, None, 0.0, 0
+        self.model.eval()
+        for index in range(self._validation.pieces):
+            tokens, labels = self._validation.piece(index)
+            total += self._total.forward(self.model.forward(tokens, state), labels, want_gradient=False)
+            state, symbols = self.model.lstm.state, symbols + labels.size
+        if training:
+            self.model.train()
+        return total / symbols * _BITS
+
+    def arrays(self) -> dict[str, Array]:
+        return {"h": self._h, "c": self._c}
+
+    def source(self) -> dict[str, Any]:
+        # By its contents, not by its place: files may be moved before a run is resumed.
+        corpus = self._corpus
+        return {"files": corpus.files, "bytes": corpus.bytes, "crc32": f"{corpus.crc32:08x}"}
+
+    def _where(self) -> str:
+        if not self._files:
+            return f"the standard library of Python {platform.python_version()}"
+        return str(self._files[0]) if len(self._files) == 1 else f"{len(self._files)} files"
+
+    def description(self) -> dict[str, Any]:
+        return self.alphabet.record()
+
+    def overview(self) -> list[tuple[str, str]]:
+        settings, corpus = self.settings, self._corpus
+        level = "characters" if self.alphabet.level == "char" else "bytes"
+        if corpus.why_bytes:
+            level += f", because {corpus.why_bytes}"
+        alphabet = f"{len(self.alphabet)} bytes"
+        if self.alphabet.level == "char":
+            kept = len(self.alphabet.characters)
+            alphabet = f"{kept} characters"
+            if kept < corpus.distinct:
+                share = 100 * corpus.unknown / corpus.length
+                alphabet = (
+                    f"{kept} of {corpus.distinct:,} characters; the others, {share:.2g} %, are one unknown symbol"
+                )
+        held_out = corpus.length - self._train_length
+        layers = "an LSTM" if settings.layers == 1 else f"{settings.layers} LSTM layers"
+        passes = self.steps / self._columns.pieces
+        return [
+            ("text", f"{self._where()}: {corpus.bytes:,} bytes"),
+            ("level", level),
+            ("alphabet", alphabet),
+            ("split", f"{self._train_length:,} {self._unit}s to learn from, {held_out:,} held out"),
+            ("model", f"{layers} of {settings.hidden}, {self.model.num_parameters:,} parameters"),
+            (
+                "training",
+                f"{self.steps:,} steps of {settings.batch} x {settings.unroll} {self._unit}s, {passes:.2g} passes",
+            ),
+        ]
+
+    def close(self) -> None:
+        self._corpus.close()
+
+    # ---- results -----------------------------------------------------------------------------------------------------
+
+    def results(self) -> list[Section]:
+        bits, counted = self.validate(), self._counted()
+        rows = [[f"all {len(self.alphabet)} symbols equally likely", f"{math.log2(len(self.alphabet)):.3f}"]]
+        names = ("frequency of each symbol", "the symbol before", "the two symbols before")
+        rows += [[name, f"{value:.3f}"] for name, value in zip(names, counted, strict=False)]
+        rows.append(["this model", f"{bits:.3f}"])
+        unit = self._unit
+        compared: list[Block] = [
+            Prose(
+                f"Bits that each {unit} of the held-out text takes: the fewer, the better was it foreseen. The model "
+                f"takes {bits:.3f}, {bits / min(counted):.0%} of what counting in the training text comes to."
+            ),
+            Table(["what foresees", self.measure], rows, highlight=len(rows) - 1),
+        ]
+        written = "".join(sample(self.model, self.alphabet, 600, temperature=0.7, seed=0))
+        return [
+            Section("Compared with counting", compared),
+            Section("Written by the model", [Prose("Temperature 0.7, and nothing to begin with."), Sample(written)]),
+        ]
+
+    def _counted(self) -> list[float]:
+        """Bits per symbol of the validation text by counts of one, two and three symbols, where their table is small.
+
+        A count of n symbols is shrunk towards what n - 1 say. The first four million symbols are counted.
+        """
+        size, counts = len(self.alphabet), list[Array]()
+        while len(counts) < 3 and size ** (len(counts) + 1) <= 1 << 24:
+            counts.append(np.zeros(size ** (len(counts) + 1), np.int32))
+        for text in self._training_text(4_000_000):
+            code = text.astype(np.int64)
+            for order, table in enumerate(counts):
+                if order:
+                    code = code[:-1] * size + text[order:]
+                np.add.at(table, code, 1)
+        bits, symbols = np.zeros(len(counts)), 0
+        for index in range(self._validation.pieces):
+            tokens, labels = self._validation.piece(index)
+            # Two symbols are before all but the first of a piece, which makes do with one, twice.
+            contexts = np.zeros_like(tokens), tokens, np.concatenate([tokens[:1], tokens[:-1]]) * size + tokens
+            probability = np.full(labels.shape, 1 / size)
+            for order, (table, context) in enumerate(zip(counts, contexts, strict=False)):
+                total = counts[order - 1][context] if order else counts[0].sum()
+                probability = (table[context * size + labels] + 5 * probability) / (total + 5)
+                bits[order] -= np.log2(probability).sum()
+            symbols += labels.size
+        return [float(value) / symbols for value in bits]
+
+    def _training_text(self, most: int) -> Iterator[Array]:
+        length = min(self._train_length, most)
+        for start in range(0, length, _PIECE):
+            text = np.empty(min(_PIECE, length - start), self._corpus.dtype)
+            self._corpus.read(start, text)
+            yield text
+
+
+def _held_out(length: int, share: float) -> int:
+    """How many symbols at the end of a text are not learned from: one to begin with, and at least one to foresee."""
+    return max(2, round(length * share))
+
+
+# ---- the trained model -----------------------------------------------------------------------------------------------
+
+
+def load_text_model(path: str | os.PathLike[str]) -> tuple[TextModel, Alphabet]:
+    """The model of a run, by its folder or by the file itself, ready to write."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "model.safetensors"
+    try:
+        metadata = nn.read_metadata(path)
+        if metadata.get("kind") != "text":
+            raise ValueError(f"it is of the kind {metadata.get('kind')!r}, not 'text'")
+        alphabet = Alphabet.from_record(metadata["description"])
+        settings = TextSettings.from_record(metadata["settings"])
+        model = TextModel(len(alphabet), settings, np.random.default_rng(0))
+        nn.load(path, model)
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+        raise InputError(f"{path} is no text model: {error}") from None
+    return model.eval(), alphabet
+
+
+def sample(
+    model: TextModel,
+    alphabet: Alphabet,
+    length: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    prompt: str = "",
+    seed: int = 0,
+) -> Iterator[str]:
+    """Text that follows the prompt, `length` symbols of it, in pieces as they are written.
+
+    Logits are divided by `temperature`: below 1 likely symbols become likelier, and at 0 the likeliest is always taken.
+    With `top_k` only so many likeliest come into question. Equal seeds give equal text. The model is in evaluation
+    from then on.
+    """
+    if length < 0:
+        raise InputError(f"the length is {length}, must be at least 0")
+    if not (0 <= temperature < math.inf):
+        raise InputError(f"the temperature is {temperature}, must be a number and at least 0")
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top-k is {top_k}, must be at least 1")
+    given = alphabet.encode(prompt)
+    if not len(given):
+        given = np.array([alphabet.start])
+    draw = _chooser(alphabet, temperature, top_k, np.random.default_rng(seed))
+    return alphabet.decode(_numbers(model.eval(), given, length, draw))
+
+
+def _numbers(model: TextModel, given: Array, length: int, draw: Callable[[Array], int]) -> Iterator[int]:
+    state, logits = None, np.empty(0)
+    for start in range(0, len(given), 256):
+        logits = model.forward(given[start : start + 256, None], state)[-1, 0]
+        state = model.lstm.state
+    for left in range(length, 0, -1):
+        number = draw(logits)
+        yield number
+        if left > 1:
+            logits = model.forward(np.array([[number]]), state)[0, 0]
+            state = model.lstm.state
+
+
+def _chooser(
+    alphabet: Alphabet, temperature: float, top_k: int | None, rng: np.random.Generator
+) -> Callable[[Array], int]:
+    """What chooses a symbol by its logits."""
+
+    def choose(logits: Array) -> int:
+        logits = logits.astype(np.float64)
+        if alphabet.unknown is not None:
+            logits[alphabet.unknown] = -math.inf
+        best = logits.max()
+        if temperature == 0:
+            return int(logits.argmax())
+        if top_k is not None and top_k < len(logits):
+            logits[np.argsort(-logits, kind="stable")[top_k:]] = -math.inf
+        with np.errstate(over="ignore", divide="ignore"):  # a tiny temperature makes all but the best impossible
+            weights = np.exp((logits - best) / temperature)
+        reached = np.cumsum(weights)
+        return int(np.searchsorted(reached, rng.random() * reached[-1], side="right"))
+
+    return choose

@@ -1,0 +1,390 @@
+"""The loop of retrograd train, with a task small enough to know everything about it."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrograd import nn
+from retrograd.train import run as runs
+from retrograd.train.progress import Progress, clock, count
+from retrograd.train.report import Block, Prose, Sample, Section
+from retrograd.train.run import CHECKPOINT, MODEL, Run, RunError, read_checkpoint
+from retrograd.train.settings import InputError, Settings
+from retrograd.train.task import Task, new_optimizer
+
+
+class LineTask(Task):
+    """Fit a line through noise, with a state that every step changes and passes on."""
+
+    kind = "line"
+    items = "points"
+    measure = "squared error"
+    validate_every = 5
+
+    def __init__(self, settings: Settings, steps: int = 23) -> None:
+        self.settings, self.steps = settings, steps
+        self.model = nn.Sequential(nn.Linear(3, 1, rng=settings.seed), nn.Dropout(0.1, rng=settings.seed))
+        self.optimizer = new_optimizer(self.model, settings, steps)
+        self._loss = nn.MeanSquaredError()
+        self._state = np.zeros(3, np.float32)
+        self.before_step: Any = lambda step: None
+        self.number_of_rows = 1000
+
+    def _batch(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        x = np.random.default_rng(seed).standard_normal((8, 3), dtype=np.float32)
+        return x, x.sum(axis=1, keepdims=True)
+
+    def step(self) -> tuple[float, int]:
+        self.before_step(self.optimizer.steps)
+        x, target = self._batch(self.optimizer.steps)
+        self._state += x[0]
+        loss = self._loss.forward(self.model.forward(x + 0.01 * self._state), target)
+        self.model.backward(self._loss.backward())
+        self.optimizer.step()
+        return float(loss), 8
+
+    def validate(self) -> float:
+        x, target = self._batch(10**6)
+        self.model.eval()
+        loss = float(self._loss.forward(self.model.forward(x), target, want_gradient=False))
+        self.model.train()
+        return loss
+
+    def source(self) -> dict[str, Any]:
+        return {"rows": self.number_of_rows, "crc32": "abc"}
+
+    def description(self) -> dict[str, Any]:
+        return {"columns": 3}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"state": self._state}
+
+    def overview(self) -> list[tuple[str, str]]:
+        return [("data", "made up")]
+
+    def headline(self) -> list[Block]:
+        return [Prose("It fits.")]
+
+    def results(self) -> list[Section]:
+        return [Section("Weights", [Sample(str(self.model.parameters()["0.w"]))])]
+
+
+def train(folder: Path, settings: Settings | None = None, **attributes: Any) -> Run:
+    folder.mkdir(exist_ok=True)
+    task = LineTask(settings or Settings())
+    for name, value in attributes.items():
+        setattr(task, name, value)
+    run = Run(task, folder, ["data"], Progress())
+    run.train()
+    return run
+
+
+def resume(folder: Path, settings: Settings | None = None, **attributes: Any) -> Run:
+    task = LineTask(settings or Settings())
+    for name, value in attributes.items():
+        setattr(task, name, value)
+    run = Run(task, folder, ["data"], Progress())
+    run.resume(read_checkpoint(folder, "line"))
+    run.train()
+    return run
+
+
+def outcome(folder: Path) -> tuple[bytes, dict[str, bytes], Any]:
+    """What must not depend on whether the run was stopped: the model, the state of training, the history."""
+    from safetensors.numpy import load_file
+
+    arrays = {name: array.tobytes() for name, array in load_file(folder / CHECKPOINT).items()}
+    metadata = nn.read_metadata(folder / CHECKPOINT)
+    records = [{k: v for k, v in record.items() if k != "seconds"} for record in metadata["records"]]
+    about = {name: metadata[name] for name in ("best", "pending", "items", "source", "kind")}
+    return (folder / MODEL).read_bytes(), arrays, (records, about)
+
+
+# ---- a run, stopped and not ------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_a_model_a_history_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(tmp_path / "run")
+    assert run.why == "finished"
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names - {"curves.png"} == {"model.safetensors", "checkpoint.safetensors", "history.csv", "report.html"}
+    rows = list(csv.DictReader((tmp_path / "run" / "history.csv").read_text().splitlines()))
+    assert [int(row["step"]) for row in rows] == [0, 5, 10, 15, 20, 23]
+    assert [int(row["points"]) for row in rows] == [0, 40, 80, 120, 160, 184]
+    assert all(float(a["seconds"]) < float(b["seconds"]) for a, b in itertools.pairwise(rows))
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "It fits." in report
+    assert all(title in report for title in ("Learning curves", "Learning rate", "Speed"))
+    assert "<svg" in report
+    assert all(name in report for name in Settings().record())
+    output = capsys.readouterr().out
+    line = r"^step +\d+  loss [\d.]+  validation [\d.]+ squared error  [\d,]+ points/s  0:00 left$"
+    assert len(re.findall(line, output, re.M)) == 5
+    assert "It fits." in output
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
+    about = nn.load(tmp_path / "run" / MODEL, model)
+    assert about == {"kind": "line", "settings": Settings().record(), "description": {"columns": 3}}
+
+
+def test_the_model_is_the_best_of_all_validations(tmp_path: Path) -> None:
+    scores = iter([4.0, 3.0, 1.0, 2.0, 1.0, 5.0])
+    weights: list[bytes] = []
+
+    class Scored(LineTask):
+        def validate(self) -> float:
+            weights.append(self.model.parameters()["0.w"].tobytes())
+            return next(scores)
+
+    task = Scored(Settings())
+    Run(task, tmp_path, [], Progress()).train()
+    assert task.model.parameters()["0.w"].tobytes() == weights[2]  # the first of equals
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
+    nn.load(tmp_path / MODEL, model)
+    assert model.parameters()["0.w"].tobytes() == weights[2]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 5, 6, 20, 22])
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, stop: int) -> None:
+    train(tmp_path / "whole")
+
+    def interrupt(step: int) -> None:
+        if step == stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run = train(tmp_path / "parts", before_step=interrupt)
+    assert run.why == "interrupted"
+    assert run.signal == signal.SIGINT
+    assert not (tmp_path / "parts" / "report.html").exists()
+    assert read_checkpoint(tmp_path / "parts", "line")["items"] == 8 * (stop + 1)
+    run = resume(tmp_path / "parts")
+    assert run.why == "finished"
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+def test_a_time_limit_ends_in_a_report_and_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "whole")
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+
+    def tick(step: int) -> None:
+        now[0] += 1
+
+    capsys.readouterr()
+    limited = Settings(time_limit=8.0)
+    run = train(tmp_path / "parts", limited, before_step=tick)
+    assert run.why == "time limit"
+    output = capsys.readouterr().out
+    assert "The time is over at step 8 of 23." in output
+    assert f"retrograd train line --resume {tmp_path / 'parts'}" in output
+    assert re.search(r"^step +8  loss [\d.]+  validation [\d.]+ squared error$", output, re.M)
+    assert (tmp_path / "parts" / "report.html").exists()
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
+    nn.load(tmp_path / "parts" / MODEL, model)  # that of step 8, the best by then
+    task = LineTask(Settings())
+    nn.load(tmp_path / "parts" / CHECKPOINT, task.model)
+    assert model.parameters()["0.w"].tobytes() == task.model.parameters()["0.w"].tobytes()
+    run = resume(tmp_path / "parts", limited, before_step=tick)  # 8 more
+    assert run.why == "time limit"
+    resume(tmp_path / "parts")
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+    metadata = nn.read_metadata(tmp_path / "parts" / CHECKPOINT)
+    assert [record["step"] for record in metadata["records"]] == [0, 5, 10, 15, 20, 23]
+    assert {path.name for path in (tmp_path / "parts").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
+
+
+def test_a_model_from_when_the_time_was_over_is_no_part_of_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scored(LineTask):
+        """Validations get worse from step 5 on, but for one at a step where none is planned."""
+
+        def validate(self) -> float:
+            return -1.0 if self.optimizer.steps == 8 else 1.0 + abs(self.optimizer.steps - 5)
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    Run(Scored(Settings()), whole, [], Progress()).train()
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    task = Scored(Settings(time_limit=8.0))
+    task.before_step = lambda step: now.__setitem__(0, step + 1.0)
+    Run(task, parts, [], Progress()).train()
+    assert (parts / MODEL).read_bytes() != (whole / MODEL).read_bytes()
+    run = Run(Scored(Settings()), parts, [], Progress())
+    run.resume(read_checkpoint(parts, "line"))
+    run.train()
+    assert outcome(parts) == outcome(whole)
+
+
+def test_a_time_limit_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(tmp_path, Settings(time_limit=0.0))
+    assert run.why == "time limit"
+    assert "Validation did not fall: before the first step it was" in capsys.readouterr().out
+    assert (tmp_path / MODEL).exists()
+
+
+def test_a_finished_run_resumed_does_nothing_but_report(tmp_path: Path) -> None:
+    train(tmp_path)
+    before = outcome(tmp_path)
+    (tmp_path / "report.html").unlink()
+    assert resume(tmp_path).why == "finished"
+    assert outcome(tmp_path) == before
+    assert (tmp_path / "report.html").exists()
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    def twice(step: int) -> None:
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, before_step=twice)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_checkpoints_come_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    save = nn.save
+
+    def noting(path: Any, model: nn.Module, optimizer: Any = None, **options: Any) -> None:
+        if optimizer is not None:
+            steps.append(optimizer.steps)
+        save(path, model, optimizer, **options)
+
+    monkeypatch.setattr(runs.nn, "save", noting)
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+
+    def tick(step: int) -> None:
+        now[0] += 10
+
+    train(tmp_path, Settings(checkpoint_every=60.0), before_step=tick)
+    assert steps == [0, 6, 12, 18, 23]
+
+
+# ---- what can go wrong -----------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    class Diverging(LineTask):
+        def step(self) -> tuple[float, int]:
+            loss, items = super().step()
+            return (math.nan if self.optimizer.steps == 8 else loss), items
+
+    task = Diverging(Settings())
+    with pytest.raises(RunError, match=r"the loss is nan at step 8: a smaller --learning-rate \(it is 0.003\)"):
+        Run(task, tmp_path, [], Progress()).train()
+    assert read_checkpoint(tmp_path, "line")["items"] == 0  # from before the first step
+
+
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(step: int) -> None:
+        if step == 12:
+            monkeypatch.setattr(os, "fsync", full)
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RunError) as error:
+        train(tmp_path, Settings(checkpoint_every=0.0), before_step=fill)
+    assert re.fullmatch(
+        rf".*(model|checkpoint)\.safetensors could not be written: No space left on device; the last checkpoint is "
+        rf"whole: retrograd train line --resume {tmp_path}",
+        str(error.value),
+    )
+    monkeypatch.undo()
+    assert read_checkpoint(tmp_path, "line")["items"] == 12 * 8
+    assert not list(tmp_path.glob("*.part"))
+    resume(tmp_path)
+    train(tmp_path / "whole")
+    assert outcome(tmp_path) == outcome(tmp_path / "whole")
+
+
+def test_other_data_are_not_resumed_on(tmp_path: Path) -> None:
+    train(tmp_path)
+    before = (tmp_path / CHECKPOINT).read_bytes()
+    with pytest.raises(InputError, match="the data are not those that the run began with: rows was 1000, is 999"):
+        resume(tmp_path, number_of_rows=999)
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no checkpoint\.safetensors: there is no run to resume"):
+        read_checkpoint(tmp_path, "line")
+    train(tmp_path)
+    path = tmp_path / CHECKPOINT
+    with pytest.raises(InputError, match="is of retrograd train line, not of retrograd train text"):
+        read_checkpoint(tmp_path, "text")
+    content = path.read_bytes()
+    for wrong, why in (
+        (content[:-1], "is not a whole safetensors file"),
+        (content[:-1] + bytes([content[-1] ^ 1]), "is damaged: its checksum"),
+        (b"\x80\x04\x95import os", "is not a whole safetensors file"),
+        (b"", "is not a whole safetensors file"),
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(InputError, match=why):
+            read_checkpoint(tmp_path, "line")
+    nn.save(path, LineTask(Settings()).model, metadata={"kind": "line"})
+    with pytest.raises(InputError, match="was not written by retrograd train: it lacks best, files"):
+        read_checkpoint(tmp_path, "line")
+    path.write_bytes(content)
+    metadata = read_checkpoint(tmp_path, "line")
+    task = LineTask(Settings())
+    task.model = nn.Sequential(nn.Linear(4, 1))
+    task.optimizer = new_optimizer(task.model, task.settings, 5)
+    with pytest.raises(InputError, match=r"cannot be resumed: load: .*the state has, and this has not"):
+        Run(task, tmp_path, [], Progress()).resume(metadata)
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_settings_come_back_from_a_record() -> None:
+    settings = Settings(learning_rate=0.1, maximum_norm=None, seed=5)
+    record = settings.record()
+    assert Settings.from_record(record) == settings
+    for name, value in (
+        ("learning_rate", "0.1"),
+        ("learning_rate", -1.0),
+        ("learning_rate", math.nan),
+        ("seed", 1.5),
+        ("seed", True),
+        ("optimizer", "lion"),
+        ("optimizer", None),
+    ):
+        with pytest.raises(InputError, match=f"its setting {name} is "):
+            Settings.from_record({**record, name: value})
+    del record["seed"]
+    with pytest.raises(InputError, match="it has no setting 'seed'"):
+        Settings.from_record(record)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop"])
+def test_each_optimizer_can_be_chosen(tmp_path: Path, name: str) -> None:
+    train(tmp_path, Settings(optimizer=name, schedule="constant", maximum_norm=None))
+    metadata = nn.read_metadata(tmp_path / CHECKPOINT)
+    assert metadata["records"][-1]["validation"] < metadata["records"][0]["validation"]
+    assert metadata["records"][-1]["learning_rate"] == pytest.approx(3e-3)
+
+
+def test_numbers_for_people() -> None:
+    assert [clock(s) for s in (0, 59.4, 59.6, 3599, 3661)] == ["0:00", "0:59", "1:00", "59:59", "1:01:01"]
+    assert count(41209.7) == "41,210"
