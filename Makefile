@@ -25,7 +25,7 @@ help:
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv"
 
 demo: $(VENV)/.package-done
-	$(BIN)/retrograd train text --output runs/demo --overwrite --learning-rate 0.005 --steps 2500 --time-limit 70 $(ARGS)
+	$(BIN)/retrograd train text --output runs/demo --overwrite --learning-rate 0.005 --steps 2000 --validate-every 200 --time-limit 75 $(ARGS)
 
 test: $(VENV)/.package-done
 	$(BIN)/python -m pytest $(ARGS)

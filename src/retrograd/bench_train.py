@@ -35,7 +35,7 @@ __all__ = [
 _RATE: Final = 1e-3
 _WINDOWS: Final = 32  # pieces of text that training goes through again and again
 _CHECKED_STEPS: Final = 4
-_TOLERANCE: Final = 1e-4  # of a loss: float32 over some thousand steps of an LSTM
+_TOLERANCE: Final = 1e-4  # of a loss: a few updates apart, float32 sums in another order
 
 clock = time.perf_counter
 

@@ -111,20 +111,15 @@ def linear_backward(
     to_dw, dw = _result(function, "out.dw", want_dw, dw, w.shape, x.dtype, accumulate)
     to_db, db = _result(function, "out.db", want_db, db, w.shape[:1], x.dtype, accumulate)
     gradients = LinearGradients(dx, dw, db)
-
-    def check_disjoint() -> None:
-        named = {f"out.{name}": array for name, array in gradients._asdict().items()}
-        _args.check_disjoint(function, named, {"dy": dy, "x": x, "w": w})
-
     if out is not None and not _args.all_contiguous(dy, x, dx, dw, db):
-        check_disjoint()
+        _check_apart(function, gradients, dy, x, w)
     rows = None if to_dx is None else _as_rows(to_dx)
     arguments = (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate))
     if _core.linear_backward(*arguments, False, threads) is not _DONE:
-        check_disjoint()
+        _check_apart(function, gradients, dy, x, w)
         _core.linear_backward(*arguments, True, threads)
-    for array, computed in ((dx, to_dx), (dw, to_dw), (db, to_db)):
-        if array is not None and array is not computed:
+    for array, computed in zip(gradients, (to_dx, to_dw, to_db), strict=True):
+        if array is not computed and array is not None:
             array[...] = computed
     return gradients
 
@@ -216,6 +211,11 @@ def _check_operands(function: str, x: Array, w: Array) -> None:
     _args.check_aligned(function, "w", w)
 
 
+def _check_apart(function: str, gradients: LinearGradients, dy: Array, x: Array, w: Array) -> None:
+    named = {f"out.{name}": array for name, array in gradients._asdict().items()}
+    _args.check_disjoint(function, named, {"dy": dy, "x": x, "w": w})
+
+
 def _as_bias(function: str, b: Array, w: Array) -> Array:
     if b.shape != w.shape[:1]:
         raise ValueError(f"{function}: b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
@@ -225,9 +225,12 @@ def _as_bias(function: str, b: Array, w: Array) -> Array:
 
 def _as_rows(array: Array) -> Array:
     """All axes but the last as one; a copy where that cannot be seen otherwise."""
-    if array.ndim == 2:
+    shape = array.shape
+    if len(shape) == 2:
         return array
-    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+    if len(shape) == 3:
+        return array.reshape(shape[0] * shape[1], shape[2])
+    return array.reshape(math.prod(shape[:-1]), shape[-1])
 
 
 def _stand_in(array: Array, keep: bool = False, or_columns: bool = False) -> Array:

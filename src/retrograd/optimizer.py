@@ -278,6 +278,8 @@ def _norm_terms(
     clip_before_scale: bool,
 ) -> tuple[float, bool, float, bool]:
     """maximum norm or 0, of each, known norm or 0, before the scale"""
+    if maximum_norm is None and maximum_norm_each is None and known_norm is None:
+        return 0.0, False, 0.0, bool(clip_before_scale)
     ways = {"clip": clip, "maximum_norm": maximum_norm, "maximum_norm_each": maximum_norm_each}
     chosen = [name for name, value in ways.items() if value is not None]
     if len(chosen) > 1:
@@ -338,28 +340,32 @@ def _step(
 ) -> None:
     threads = thread_count(function, num_threads)
     single = isinstance(parameters, np.ndarray)
-    lists: dict[str, list[Any]] = {}
-    for name, arrays in {"parameters": parameters, "gradients": gradients, **states}.items():
-        if arrays is None:
-            continue
-        lists[name] = [arrays] if single else _as_list(function, name, arrays)
-        if len(lists[name]) != len(lists["parameters"]):
-            counts = len(lists[name]), len(lists["parameters"])
-            raise ValueError(f"{function}: there are {counts[0]} {name}, but {counts[1]} parameters")
-    held = [lists.get(name, []) for name in states] + [[], []]
-
-    def attempt(gradients: list[Any], overlap_checked: bool) -> bool:
-        return rule.step(lists["parameters"], gradients, held[0], held[1], held[2], overlap_checked, threads)
+    moved = [parameters] if single else _as_list(function, "parameters", parameters)
+    slopes = _of_each(function, "gradients", gradients, moved, single)
+    held = [
+        [] if arrays is None else _of_each(function, name, arrays, moved, single) for name, arrays in states.items()
+    ]
+    held += [[], []]
 
     # What is plainly right is done by now; only if the engine has doubts is there time to look closely.
-    if attempt(lists["gradients"], False):
+    if rule.step(moved, slopes, held[0], held[1], held[2], False, threads):
         return
-    written, read = _checked(function, lists)
-    if attempt(list(read.values()), False):  # gradients that were not plain arrays are now
+    given = {name: arrays for name, arrays in zip(states, held, strict=False) if states[name] is not None}
+    written, read = _checked(function, {"parameters": moved, "gradients": slopes, **given})
+    slopes = list(read.values())  # gradients that were not plain arrays are now
+    if rule.step(moved, slopes, held[0], held[1], held[2], False, threads):
         return
     check_disjoint(function, written, read)
-    if not attempt(list(read.values()), True):
+    if not rule.step(moved, slopes, held[0], held[1], held[2], True, threads):
         raise RuntimeError(f"{function}: the engine refused arrays that are in order; please report this")
+
+
+def _of_each(function: str, name: str, arrays: object, parameters: list[Any], single: bool) -> list[Any]:
+    """As many arrays as there are parameters."""
+    found = [arrays] if single else _as_list(function, name, arrays)
+    if len(found) != len(parameters):
+        raise ValueError(f"{function}: there are {len(found)} {name}, but {len(parameters)} parameters")
+    return found
 
 
 def _checked(function: str, lists: dict[str, list[Any]]) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,15 @@ from .init import Rng, generator, glorot_bound, normal, uniform
 from .module import Array, Module
 
 __all__ = ["Activation", "Dropout", "Embedding", "Linear"]
+
+
+# By whether dx is wanted and whether there is a bias.
+_NEEDED: Final = {
+    (True, True): rg.LinearGradients._fields,
+    (True, False): ("dx", "dw"),
+    (False, True): ("dw", "db"),
+    (False, False): ("dw",),
+}
 
 
 class Linear(Module):
@@ -65,12 +74,11 @@ class Linear(Module):
         dx = self.reuse("dx", x.shape, x.dtype) if need_dx else None
         if dx is not None and accumulate:
             dx.fill(0)
-        need = [name for name, wanted in (("dx", need_dx), ("dw", True), ("db", self.bias)) if wanted]
         rg.linear_backward(
             dy,
             x,
             self.w,
-            need=need,
+            need=_NEEDED[bool(need_dx), bool(self.bias)],
             out=rg.LinearGradients(dx, self.dw, self.db if self.bias else None),
             accumulate=accumulate,
             num_threads=self.num_threads,

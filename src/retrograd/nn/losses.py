@@ -35,7 +35,7 @@ class Loss:
         self._dy = None
         out = self._memory.take("dy", y.shape, y.dtype) if want_gradient else None
         loss, self._dy = self._compute(y, target, want_gradient, out)
-        self._shape = np.shape(loss)
+        self._shape = loss.shape if isinstance(loss, np.ndarray) else ()
         return loss
 
     def backward(self, dloss: Any = None) -> Array:

@@ -14,7 +14,7 @@ from .module import Array, Module
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm"]
 
-_GRADIENTS: Final = rg.NormGradients._fields
+_ALL: Final = rg.NormGradients._fields
 
 
 class _Norm(Module):
@@ -54,7 +54,7 @@ class _Norm(Module):
         dx = self.reuse("dx", cache.x.shape, cache.x.dtype) if need_dx else None
         if dx is not None and accumulate:
             dx.fill(0)
-        need = [name for name, wanted in zip(_GRADIENTS, (need_dx, self.affine, self.affine), strict=True) if wanted]
+        need = _ALL if need_dx and self.affine else ("dx",) if need_dx else ("dgamma", "dbeta")
         out = rg.NormGradients(dx, self.dgamma, self.dbeta) if self.affine else rg.NormGradients(dx)
         self._backward(dy, cache, need=need, out=out, accumulate=accumulate, num_threads=self.num_threads)
         return dx

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -39,14 +40,15 @@ class Optimizer:
         if not parameters:
             raise ValueError(f"{type(self).__name__}: the {type(module).__name__} has no parameters")
         self.learning_rate = learning_rate
-        self._function = function
         self._steps = np.zeros((), np.int64)
         self._names: Final = list(parameters)
         self._parameters: Final = list(parameters.values())
         self._gradients: Final = list(module.gradients().values())
         self._state: Final = {state: [np.zeros_like(array) for array in self._parameters] for state in states}
-        self._options: Final = {**options, "num_threads": num_threads}
-        self._run([], [], {state: [] for state in states}, 1.0)  # checks the options
+        options = {**options, "num_threads": num_threads}
+        self._step: Final = partial(function, self._parameters, self._gradients, **self._state, **options)
+        nothing = partial(function, [], [], **{state: [] for state in states}, **options)
+        self._run(nothing, 1.0)  # checks the options
 
     @property
     def steps(self) -> int:
@@ -59,25 +61,11 @@ class Optimizer:
 
     def step(self, *, gradient_scale: float = 1.0) -> None:
         """Update all parameters. `gradient_scale` multiplies the gradients: 1 / the number of micro-batches, say."""
-        self._run(self._parameters, self._gradients, self._state, gradient_scale)
+        self._run(self._step, gradient_scale)
         self._steps += 1
 
-    def _run(
-        self,
-        parameters: list[Array],
-        gradients: list[Array],
-        states: dict[str, list[Array]],
-        gradient_scale: float,
-    ) -> None:
-        self._function(
-            parameters,
-            gradients,
-            **states,
-            learning_rate=self.current_rate(),
-            gradient_scale=gradient_scale,
-            **self._options,
-            **self._step_options(),
-        )
+    def _run(self, function: Callable[..., None], gradient_scale: float) -> None:
+        function(learning_rate=self.current_rate(), gradient_scale=gradient_scale, **self._step_options())
 
     def _step_options(self) -> dict[str, Any]:
         """Options that change from step to step."""
