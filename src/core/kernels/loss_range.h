@@ -21,10 +21,12 @@ A largest_of(const A* x, int64_t count) {
     }
     for (; i + lanes <= count; i += lanes) most[0] = at_least(most[0], load(x + i));
     if (i < count) most[1] = at_least(most[1], load_part(x + i, count - i, none));
-    A lane[kLanes<A>], result = A(-__builtin_inf());
+    A lane[kLanes<A>];
     store(lane, at_least(most[0], most[1]));
-    for (int64_t k = 0; k < lanes; ++k) result = lane[k] > result ? lane[k] : result;
-    return result;
+    for (int64_t half = lanes / 2; half > 0; half /= 2) {  // no chain: a row may be shorter than one
+        for (int64_t k = 0; k < half; ++k) lane[k] = lane[k + half] > lane[k] ? lane[k + half] : lane[k];
+    }
+    return lane[0];
 }
 
 template <class A, bool kTotal, bool kStore>
