@@ -477,6 +477,31 @@ def test_lstm_hands_over_every_option() -> None:
     assert np.array_equal(y, expected.y)
 
 
+@pytest.mark.parametrize("shape", [(6, 3), (2, 3)], ids=["more numbers than rows", "fewer"])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_lstm_with_an_embedding_is_both_of_them(shape: tuple[int, int], batch_first: bool) -> None:
+    options: dict[str, Any] = {"bidirectional": True, "batch_first": batch_first, "dtype": np.float64}
+    apart = nn.Sequential(
+        embedding=nn.Embedding(7, 4, padding_index=2, dtype=np.float64, rng=0), lstm=nn.LSTM(4, 3, rng=1, **options)
+    )
+    embedding = nn.Embedding(7, 4, padding_index=2, dtype=np.float64, rng=0)
+    both = nn.LSTM(4, 3, embedding=embedding, rng=1, **options)
+    assert sorted(both.parameters()) == sorted(name.removeprefix("lstm.") for name in apart.parameters())
+    for number in range(3):
+        x = np.random.default_rng(number).integers(0, 7, shape)
+        y = apart.forward(x)
+        np.testing.assert_array_equal(both.forward(x), y)
+        apart.backward(y - 1, accumulate=number == 2)
+        assert both.backward(y - 1, accumulate=number == 2) is None
+        for name, gradient in apart.gradients().items():
+            np.testing.assert_allclose(both.gradients()[name.removeprefix("lstm.")], gradient, rtol=1e-12, atol=1e-14)
+        assert not embedding.dtable[2].any()
+    with pytest.raises(ValueError, match=r"LSTM.forward: x has shape \(2, 3, 4\), must be .*: there is an embedding"):
+        both.forward(np.zeros((2, 3, 4), int))
+    with pytest.raises(ValueError, match="LSTM: inputs is 5, but the embedding has 4 features"):
+        nn.LSTM(5, 3, embedding=embedding)
+
+
 def test_lstm_drops_anew_each_time() -> None:
     lstm, x = lstm_and_input(layers=2, dropout=0.5)
     first, second = lstm.forward(x).copy(), lstm.forward(x).copy()

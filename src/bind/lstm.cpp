@@ -90,15 +90,18 @@ public:
         return lstm_cache_bytes(ragged(arrays, active_array, nb::none(), 0));
     }
 
-    Outcome forward(nb::handle x_array, nb::handle cells_list, nb::handle h0_array, nb::handle c0_array,
-                    nb::handle active, nb::handle order, uint64_t seed, nb::handle cache_array, uint64_t stamp,
-                    nb::handle y_array, nb::handle hn_array, nb::handle cn_array, bool overlap_checked,
+    // With numbers, [steps][samples], x is a table whose rows they choose.
+    Outcome forward(nb::handle x_array, nb::handle numbers_array, nb::handle cells_list, nb::handle h0_array,
+                    nb::handle c0_array, nb::handle active, nb::handle order, uint64_t seed, nb::handle cache_array,
+                    uint64_t stamp, nb::handle y_array, nb::handle hn_array, nb::handle cn_array, bool overlap_checked,
                     int threads) const {
         Arrays arrays;
         LstmForward call;
         call.shape = ragged(arrays, active, order, seed);
         const View& x = arrays.add(x_array, "x", Access::read);
-        call.x = sequence(x, shape_.inputs);
+        const View& numbers = arrays.add(numbers_array, "x", Access::read);
+        call.x = numbers.present() ? table(x, x.present() ? x.extent(0) : 0) : sequence(x, shape_.inputs);
+        call.lookup = lookup(numbers, x);
         std::vector<CellArrays> cells = parameters(arrays, cells_list, Access::read);
         call.cells = cells.data();
         const View& h0 = arrays.add(h0_array, "h0", Access::read);
@@ -117,6 +120,7 @@ public:
         call.hn = states(hn);
         call.cn = states(cn);
         if (!x.present()) throw nb::value_error("x is missing");
+        if (!in_range(call.shape, call.lookup)) return Outcome::out_of_range;
         if (!overlap_checked && arrays.overlap({{&hn, &h0}, {&cn, &c0}})) return Outcome::overlap;
         call.threads = threads > 0 ? threads : num_threads();
         without_lock(work(), [&] { lstm_forward(call); });
@@ -124,14 +128,17 @@ public:
     }
 
     Outcome backward(nb::handle dy_array, nb::handle dhn_array, nb::handle dcn_array, nb::handle x_array,
-                     nb::handle cells_list, nb::handle active, nb::handle order, uint64_t seed, nb::handle cache_array,
-                     nb::handle dx_array, nb::handle dcells_list, nb::handle dh0_array, nb::handle dc0_array,
-                     bool accumulate, bool overlap_checked, int threads) const {
+                     nb::handle numbers_array, nb::handle cells_list, nb::handle active, nb::handle order,
+                     uint64_t seed, nb::handle cache_array, nb::handle dx_array, nb::handle dcells_list,
+                     nb::handle dh0_array, nb::handle dc0_array, bool accumulate, bool overlap_checked,
+                     int threads) const {
         Arrays arrays;
         LstmBackward call;
         call.shape = ragged(arrays, active, order, seed);
         const View& x = arrays.add(x_array, "x", Access::read);
-        call.x = sequence(x, shape_.inputs);
+        const View& numbers = arrays.add(numbers_array, "x", Access::read);
+        call.x = numbers.present() ? table(x, x.present() ? x.extent(0) : 0) : sequence(x, shape_.inputs);
+        call.lookup = lookup(numbers, x);
         const std::vector<CellArrays> cells = parameters(arrays, cells_list, Access::read);
         call.cells = cells.data();
         const View& cache = checked_cache(arrays, cache_array, call.shape);
@@ -139,7 +146,8 @@ public:
         call.dy = sequence(arrays.add(dy_array, "dy", Access::read), shape_.directions * shape_.units);
         call.dhn = states(arrays.add(dhn_array, "dhn", Access::read));
         call.dcn = states(arrays.add(dcn_array, "dcn", Access::read));
-        call.dx = sequence(arrays.add(dx_array, "out.dx", Access::write), shape_.inputs);
+        const View& dx = arrays.add(dx_array, "out.dx", Access::write);
+        call.dx = numbers.present() ? table(dx, call.lookup.rows) : sequence(dx, shape_.inputs);
         std::vector<CellArrays> dcells;
         if (!dcells_list.is_none()) {
             dcells = parameters(arrays, dcells_list, Access::write);
@@ -148,6 +156,7 @@ public:
         call.dh0 = states(arrays.add(dh0_array, "out.dh0", Access::write));
         call.dc0 = states(arrays.add(dc0_array, "out.dc0", Access::write));
         if (!x.present()) throw nb::value_error("x is missing");
+        if (!in_range(call.shape, call.lookup)) return Outcome::out_of_range;
         if (!overlap_checked && arrays.overlap({})) return Outcome::overlap;
         call.accumulate = accumulate;
         call.threads = threads > 0 ? threads : num_threads();
@@ -228,6 +237,32 @@ private:
             throw nb::value_error("the last axis of a sequence is not contiguous");
         }
         return {view.data(), view.stride(0, itemsize_), view.stride(1, itemsize_)};
+    }
+
+    Sequence table(const View& view, int64_t rows) const {
+        view.check_elements({rows, shape_.inputs}, itemsize_);
+        if (view.present() && shape_.inputs > 1 && view.stride(1, itemsize_) != 1) {
+            throw nb::value_error("the last axis of a table is not contiguous");
+        }
+        return {view.data(), view.stride(0, itemsize_), 0};
+    }
+
+    Lookup lookup(const View& numbers, const View& table) const {
+        if (!numbers.present()) return {};
+        numbers.check_contiguous({shape_.steps, shape_.samples}, sizeof(int64_t));
+        return {static_cast<const int64_t*>(numbers.data()), table.present() ? table.extent(0) : 0};
+    }
+
+    // Numbers of samples that do not take part are not looked at.
+    static bool in_range(const LstmShape& shape, const Lookup& lookup) {
+        for (int64_t t = 0; lookup.numbers && t < shape.steps; ++t) {
+            const int64_t* numbers = lookup.numbers + t * shape.samples;
+            for (int64_t slot = 0; slot < (shape.active ? shape.active[t] : shape.samples); ++slot) {
+                const int64_t number = numbers[shape.order ? shape.order[slot] : slot];
+                if (number < 0 || number >= lookup.rows) return false;
+            }
+        }
+        return true;
     }
 
     States states(const View& view) const {
@@ -326,14 +361,15 @@ void bind_lstm(nb::module_& m) {
              nb::arg("directions"), nb::arg("dtype"), nb::arg("activations"), nb::arg("peephole"),
              nb::arg("output_reads_old"), nb::arg("dropout"))
         .def("cache_bytes", &LstmProblem::cache_bytes, nb::arg("active").none())
-        .def("forward", &LstmProblem::forward, nb::arg("x"), nb::arg("cells"), nb::arg("h0").none(),
-             nb::arg("c0").none(), nb::arg("active").none(), nb::arg("order").none(), nb::arg("seed"),
-             nb::arg("cache").none(), nb::arg("stamp"), nb::arg("y").none(), nb::arg("hn").none(), nb::arg("cn").none(),
-             nb::arg("overlap_checked"), nb::arg("threads"))
+        .def("forward", &LstmProblem::forward, nb::arg("x"), nb::arg("numbers").none(), nb::arg("cells"),
+             nb::arg("h0").none(), nb::arg("c0").none(), nb::arg("active").none(), nb::arg("order").none(),
+             nb::arg("seed"), nb::arg("cache").none(), nb::arg("stamp"), nb::arg("y").none(), nb::arg("hn").none(),
+             nb::arg("cn").none(), nb::arg("overlap_checked"), nb::arg("threads"))
         .def("backward", &LstmProblem::backward, nb::arg("dy").none(), nb::arg("dhn").none(), nb::arg("dcn").none(),
-             nb::arg("x"), nb::arg("cells"), nb::arg("active").none(), nb::arg("order").none(), nb::arg("seed"),
-             nb::arg("cache"), nb::arg("dx").none(), nb::arg("dcells").none(), nb::arg("dh0").none(),
-             nb::arg("dc0").none(), nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"))
+             nb::arg("x"), nb::arg("numbers").none(), nb::arg("cells"), nb::arg("active").none(),
+             nb::arg("order").none(), nb::arg("seed"), nb::arg("cache"), nb::arg("dx").none(), nb::arg("dcells").none(),
+             nb::arg("dh0").none(), nb::arg("dc0").none(), nb::arg("accumulate"), nb::arg("overlap_checked"),
+             nb::arg("threads"))
         .def("check_cache", &LstmProblem::check_cache, nb::arg("active").none(), nb::arg("order").none(),
              nb::arg("seed"), nb::arg("cache"))
         .def("show", &LstmProblem::show, nb::arg("active").none(), nb::arg("order").none(), nb::arg("seed"),

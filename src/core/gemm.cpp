@@ -232,6 +232,21 @@ void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_pane
 }
 
 template <class A>
+void sum_by_number(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* numbers, int64_t count,
+                   A* sums, int64_t sums_panel, int threads) {
+    const double work = double(panels) * double(rows + count) * double(kPanel<A>);
+    parallel_for(panels, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t panel) {
+        const A* from = dz + panel * dz_panel;
+        A* const to = sums + panel * sums_panel;
+        std::fill(to, to + count * kPanel<A>, A(0));
+        for (int64_t row = 0; row < rows; ++row, from += kPanel<A>) {
+            A* sum = to + numbers[row] * kPanel<A>;
+            for (int64_t u = 0; u < kPanel<A>; ++u) sum[u] += from[u];
+        }
+    });
+}
+
+template <class A>
 void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth, A* panels,
                   int threads) {
     const int64_t blocks = ceil_div(units, kPanel<A>), panel = depth * kPanel<A>;
@@ -256,14 +271,15 @@ void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, 
     });
 }
 
-#define RG_INSTANTIATE(A)                                                                                        \
-    template void project<A>(const LstmKernels<A>&, const StateArray<const A>&, int64_t, int64_t, int64_t,       \
-                             const GateMatrix<const A>&, const A*, A*, int);                                     \
-    template void input_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t, int64_t,         \
-                                    const GateMatrix<const A>&, bool, A*, int64_t, int);                         \
-    template void weight_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t,                 \
-                                     const StateArray<const A>&, int64_t, bool, const GateMatrix<A>&, int);      \
-    template void pack_forward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int); \
+#define RG_INSTANTIATE(A)                                                                                           \
+    template void project<A>(const LstmKernels<A>&, const StateArray<const A>&, int64_t, int64_t, int64_t,          \
+                             const GateMatrix<const A>&, const A*, A*, int);                                        \
+    template void input_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t, int64_t,            \
+                                    const GateMatrix<const A>&, bool, A*, int64_t, int);                            \
+    template void weight_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t,                    \
+                                     const StateArray<const A>&, int64_t, bool, const GateMatrix<A>&, int);         \
+    template void sum_by_number<A>(const A*, int64_t, int64_t, int64_t, const int64_t*, int64_t, A*, int64_t, int); \
+    template void pack_forward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int);    \
     template void pack_backward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int);
 RG_INSTANTIATE(float)
 RG_INSTANTIATE(double)

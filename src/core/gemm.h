@@ -36,6 +36,11 @@ void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_pane
                      const StateArray<const A>& u, int64_t inputs, bool accumulate, const GateMatrix<A>& dw,
                      int threads);
 
+// sums[panels][count][kPanel]: what dz has in rows of each number, added in the order of rows.
+template <class A>
+void sum_by_number(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* numbers, int64_t count,
+                   A* sums, int64_t sums_panel, int threads);
+
 // Panels for a[rows][depth] * w', of all gates: [4 * blocks][depth][kPanel].
 template <class A>
 void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth, A* panels,

@@ -46,9 +46,17 @@ struct CellArrays {
     GateArray wx, wh, b, peephole;
 };
 
+// x as rows of a table [rows][inputs], by their numbers [steps][samples], in range where samples take part. Then `x` is
+// the table and `dx` its gradient, with `step` from row to row: products with x need as many rows as the table has.
+struct Lookup {
+    const int64_t* numbers = nullptr;  // null: x is a sequence
+    int64_t rows = 0;
+};
+
 struct LstmForward {
     LstmShape shape;
     Sequence x;
+    Lookup lookup;
     const CellArrays* cells = nullptr;  // [layers][directions]
     States h0, c0;                      // null: 0
     void* cache = nullptr;              // of lstm_cache_bytes; null: nothing is kept for backward
@@ -61,6 +69,7 @@ struct LstmForward {
 struct LstmBackward {
     LstmShape shape;
     Sequence x;
+    Lookup lookup;
     const CellArrays* cells = nullptr;
     const void* cache = nullptr;
     Sequence dy;  // null: 0

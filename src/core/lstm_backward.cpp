@@ -4,10 +4,10 @@ namespace rg {
 namespace {
 
 struct BackwardScratch {
-    Buffer inputs, dinputs, outputs, dz, weights, peepholes, output_peepholes, diagonals, states, c_new, dzo;
+    Buffer inputs, dinputs, outputs, dz, weights, peepholes, output_peepholes, diagonals, states, c_new, dzo, sums;
     void trim() {
         for (Buffer* b : {&inputs, &dinputs, &outputs, &dz, &weights, &peepholes, &output_peepholes, &diagonals,
-                          &states, &c_new, &dzo}) {
+                          &states, &c_new, &dzo, &sums}) {
             b->trim();
         }
     }
@@ -51,13 +51,15 @@ public:
                                                           : CellPhase::state;
                   run_step(shape_.steps - 1 - step / halves, phase, group, first_block, last_block);
               });
+        if (looks_up()) add_up();
         for (int64_t d = 0; d < shape_.directions; ++d) finish(d, u);
     }
 
     // du (+)= the gradient of the layer's input
     void input_gradients(bool accumulate, A* du, int64_t du_row) const {
         for (int64_t d = 0; d < shape_.directions; ++d) {
-            input_gradient(kernels_, dz(d), rows_.panel, rows_.rows, shape_.units, rows_.layer_inputs(layer_),
+            const InputSlopes slopes = input_slopes(d);
+            input_gradient(kernels_, slopes.dz, slopes.panel, slopes.rows, shape_.units, rows_.layer_inputs(layer_),
                            matrix<const A>(arrays(d).wx), accumulate || d > 0, du, du_row, call_.threads);
         }
     }
@@ -67,6 +69,7 @@ private:
     bool wants_c_new() const { return shape_.peephole != Peephole::none && !shape_.output_reads_old; }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
+    bool looks_up() const { return layer_ == 0 && call_.lookup.numbers; }
     int64_t state_elements() const { return shape_.samples * rows_.state_row; }
 
     A* dz(int64_t d) const { return dz_ + d * 4 * rows_.blocks * rows_.panel; }
@@ -77,6 +80,30 @@ private:
     A* dc(int64_t d) const { return dh(d) + state_elements(); }
     A* c_new(int64_t d) const { return c_new_ + d * rows_.rows * rows_.state_row; }
     A* dzo(int64_t d) const { return dzo_ + d * state_elements(); }
+
+    // What the products with the layer's input see of dz: all rows, or their sums by the rows of a table.
+    struct InputSlopes {
+        const A* dz;
+        int64_t panel, rows;
+    };
+    InputSlopes input_slopes(int64_t d) const {
+        if (!looks_up()) return {dz(d), rows_.panel, rows_.rows};
+        return {sums_ + d * 4 * rows_.blocks * sums_panel(), sums_panel(), call_.lookup.rows};
+    }
+    int64_t sums_panel() const { return Rows<A>::padded(call_.lookup.rows) * kPanel<A>; }
+
+    void add_up() {
+        std::vector<int64_t> numbers(static_cast<size_t>(rows_.rows));
+        rows_.for_each_row(0, rows_.rows, [&](int64_t row, int64_t t, int64_t sample) {
+            numbers[size_t(row)] = call_.lookup.numbers[t * shape_.samples + sample];
+        });
+        const int64_t panels = 4 * rows_.blocks;
+        sums_ = my_scratch().sums.take<A>(shape_.directions * panels * sums_panel());
+        for (int64_t d = 0; d < shape_.directions; ++d) {
+            sum_by_number(dz(d), rows_.panel, rows_.rows, panels, numbers.data(), call_.lookup.rows,
+                          sums_ + d * panels * sums_panel(), sums_panel(), call_.threads);
+        }
+    }
 
     void take_scratch() {
         BackwardScratch& scratch = my_scratch();
@@ -216,8 +243,9 @@ private:
         const CellArrays& gradients = call_.dcells[cell_index(d)];
         const StateArray<const A> h_prev = {cell_[d].h_prev, kPanel<A>, rows_.panel};
         const StateArray<const A> c_prev = {cell_[d].c_prev, kPanel<A>, rows_.panel};
-        weights_gradient(d, gradients.wx, u, rows_.layer_inputs(layer_));
-        weights_gradient(d, gradients.wh, h_prev, shape_.units);
+        const InputSlopes all = {dz(d), rows_.panel, rows_.rows};
+        weights_gradient(input_slopes(d), gradients.wx, u, rows_.layer_inputs(layer_));
+        weights_gradient(all, gradients.wh, h_prev, shape_.units);
         vector_gradient(d, gradients.b, nullptr);
         const StateArray<const A> c_new_rows = {c_new_ ? c_new(d) : nullptr, rows_.state_row, kPanel<A>};
         const StateArray<const A> output_state = wants_c_new() ? c_new_rows : c_prev;
@@ -228,15 +256,16 @@ private:
             GateArray first = gradients.peephole, last = gradients.peephole;
             first.gate[3] = nullptr;
             for (int k = 0; k < 3; ++k) last.gate[k] = nullptr;
-            weights_gradient(d, first, c_prev, shape_.units);
-            weights_gradient(d, last, output_state, shape_.units);
+            weights_gradient(all, first, c_prev, shape_.units);
+            weights_gradient(all, last, output_state, shape_.units);
         }
     }
 
-    void weights_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>& u, int64_t inputs) const {
+    void weights_gradient(const InputSlopes& slopes, const GateArray& gradient, const StateArray<const A>& u,
+                          int64_t inputs) const {
         const GateMatrix<A> dw = matrix<A>(gradient);
         if (dw.empty()) return;
-        weight_gradient(kernels_, dz(d), rows_.panel, rows_.rows, shape_.units, u, inputs, call_.accumulate, dw,
+        weight_gradient(kernels_, slopes.dz, slopes.panel, slopes.rows, shape_.units, u, inputs, call_.accumulate, dw,
                         call_.threads);
     }
 
@@ -276,7 +305,7 @@ private:
     const int64_t layer_;
     const OutputGradient<A>* dy_ = nullptr;
     A *dz_ = nullptr, *weights_ = nullptr, *peephole_ = nullptr, *output_peephole_ = nullptr, *states_ = nullptr,
-      *c_new_ = nullptr, *dzo_ = nullptr;
+      *c_new_ = nullptr, *dzo_ = nullptr, *sums_ = nullptr;
     CellCache<const A> cell_[2] = {};
 };
 
@@ -324,11 +353,13 @@ void backward(const LstmBackward& call) {
             for (int64_t slot = 0; slot < s.samples; ++slot) dy.slot_offset[size_t(slot)] = slot * below_row;
             continue;
         }
-        StateArray<const A> x;
-        if (call.dcells) x = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);
+        StateArray<const A> x = {static_cast<const A*>(call.x.data), call.x.step, kPanel<A>};
+        if (call.dcells && !call.lookup.numbers) {
+            x = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);
+        }
         pass.run(dy, x);
         if (!call.dx.data) continue;
-        const int64_t dx_row = even_row_stride(rows, call.dx);
+        const int64_t dx_row = call.lookup.numbers ? call.dx.step : even_row_stride(rows, call.dx);
         if (dx_row >= 0) {
             pass.input_gradients(call.accumulate, static_cast<A*>(call.dx.data), dx_row);
         } else {

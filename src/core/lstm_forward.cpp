@@ -42,9 +42,9 @@ uint64_t fingerprint(const LstmShape& s) {
 
 // Buffers that live as long as a call, kept by its thread for the next one.
 struct ForwardScratch {
-    Buffer inputs, outputs, weights, peepholes, bias, diagonals, states, home, c_new;
+    Buffer inputs, outputs, weights, peepholes, bias, diagonals, states, home, c_new, table;
     void trim() {
-        for (Buffer* b : {&inputs, &outputs, &weights, &peepholes, &bias, &diagonals, &states, &home, &c_new})
+        for (Buffer* b : {&inputs, &outputs, &weights, &peepholes, &bias, &diagonals, &states, &home, &c_new, &table})
             b->trim();
     }
 };
@@ -71,15 +71,15 @@ public:
             keeps_ ? steps : std::max<int64_t>(1, (4 << 20) / (std::max<int64_t>(1, shape_.samples) * rows_.gates_row));
         take_scratch(base, std::min(segment, steps));
         for (int64_t d = 0; d < directions; ++d) prepare(d);
+        for (int64_t d = 0; d < directions && looks_up(); ++d) project_rows(u, call_.lookup.rows, d, table(d));
         const Split split = split_sweep(rows_, call_.threads);
         for (int64_t first = 0; first < steps; first += segment) {
             const int64_t last = std::min(steps, first + segment);
             for (int64_t d = 0; d < directions; ++d) {
                 first_row_[d] = rows_.first(d ? steps - last : first);
                 const int64_t end = rows_.first(d ? steps - first : last);
-                project(kernels_, {u.data + first_row_[d] * u.row, u.row, u.panel}, end - first_row_[d],
-                        rows_.layer_inputs(layer_), shape_.units, matrix<const A>(arrays(d).wx),
-                        bias_ + d * rows_.gates_row, cell_[d].gates, call_.threads);
+                if (looks_up()) continue;
+                project_rows({u.data + first_row_[d] * u.row, u.row, u.panel}, end - first_row_[d], d, cell_[d].gates);
             }
             const int64_t halves = two_halves() ? 2 : 1;
             sweep(split, (last - first) * halves, rows_.blocks, call_.threads,
@@ -99,6 +99,7 @@ private:
     bool two_halves() const { return shape_.peephole == Peephole::full && !shape_.output_reads_old; }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
+    bool looks_up() const { return layer_ == 0 && call_.lookup.numbers; }
     // The states of a step's slots, in panels; without a cache two steps take turns. And the row of its gates.
     int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * home_panel(); }
     int64_t home_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
@@ -114,6 +115,7 @@ private:
         ForwardScratch& scratch = my_scratch();
         const int64_t directions = shape_.directions, samples = shape_.samples;
         const int64_t state = rows_.blocks * home_panel();
+        if (looks_up()) table_ = scratch.table.take<A>(directions * call_.lookup.rows * rows_.gates_row);
         bias_ = scratch.bias.take<A>(directions * rows_.gates_row);
         weights_ = scratch.weights.take<A>(directions * rows_.gates_row * shape_.units);
         home_ = scratch.home.take<A>(directions * 2 * state);
@@ -154,6 +156,12 @@ private:
         }
         enter(d, 0, 0, shape_.samples, 0, rows_.blocks);
     }
+    void project_rows(const StateArray<const A>& u, int64_t rows, int64_t d, A* gates) const {
+        project(kernels_, u, rows, rows_.layer_inputs(layer_), shape_.units, matrix<const A>(arrays(d).wx),
+                bias_ + d * rows_.gates_row, gates, call_.threads);
+    }
+    // The table's rows as gates.
+    A* table(int64_t d) const { return table_ + d * call_.lookup.rows * rows_.gates_row; }
     A* weights(int64_t d) const { return weights_ + d * rows_.gates_row * shape_.units; }
     A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * shape_.units; }
 
@@ -214,6 +222,7 @@ private:
             const bool full = shape_.peephole == Peephole::full;
             const auto visit = [&](int64_t block, int64_t count) {
                 if (phase != CellPhase::output) {
+                    if (looks_up()) look_up(d, rows_.time(d, p), slot, rows, block, count, gates);
                     multiply(h_prev, rows, weights(d), 4 * block, 4 * count, gates);
                     if (full && shape_.output_reads_old)
                         multiply(c_prev, rows, peephole(d), 4 * block, 4 * count, gates);
@@ -238,6 +247,15 @@ private:
         }
         if (phase != CellPhase::state && p + 1 < shape_.steps) {
             enter(d, p + 1, group.first_slot, group.last_slot, first_block, last_block);
+        }
+    }
+
+    void look_up(int64_t d, int64_t t, int64_t slot, int64_t rows, int64_t block, int64_t count, A* gates) const {
+        const int64_t first = 4 * block * kPanel<A>, size = 4 * count * kPanel<A>;
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t number = call_.lookup.numbers[t * shape_.samples + rows_.sample(slot + r)];
+            memcpy(gates + r * rows_.gates_row + first, table(d) + number * rows_.gates_row + first,
+                   size_t(size) * sizeof(A));
         }
     }
 
@@ -303,7 +321,7 @@ private:
     const int64_t* y_offset_;
     bool keeps_ = false;
     A *above_ = nullptr, *bias_ = nullptr, *weights_ = nullptr, *peephole_ = nullptr, *home_ = nullptr,
-      *c_new_ = nullptr;
+      *c_new_ = nullptr, *table_ = nullptr;
     CellCache<A> cell_[2] = {};
     int64_t first_row_[2] = {};
 };
@@ -316,7 +334,8 @@ void forward(const LstmForward& call, A* base) {
     ForwardScratch& scratch = my_scratch();
     const std::vector<int64_t> y_offset = rows.offsets(call.y.sample);
 
-    StateArray<const A> u = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);
+    StateArray<const A> u = {static_cast<const A*>(call.x.data), call.x.step, kPanel<A>};
+    if (!call.lookup.numbers) u = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);
     for (int64_t layer = 0; layer < s.layers; ++layer) {
         A* above = nullptr;
         if (layer + 1 < s.layers) {

@@ -78,17 +78,17 @@ def make_train_data(case: TrainCase) -> TrainData:
 class _Characters(nn.Module):
     def __init__(self, case: TrainCase, dtype: npt.DTypeLike, rng: np.random.Generator) -> None:
         hidden = case.hidden
-        self.embedding = nn.Embedding(case.characters, hidden, dtype=dtype, rng=rng)
-        self.lstm = nn.LSTM(hidden, hidden, dtype=dtype, rng=rng)
+        embedding = nn.Embedding(case.characters, hidden, dtype=dtype, rng=rng)
+        self.lstm = nn.LSTM(hidden, hidden, embedding=embedding, dtype=dtype, rng=rng)
         self.norm = nn.LayerNorm(hidden, dtype=dtype)
         self.head = nn.Linear(hidden, case.characters, dtype=dtype, rng=rng)
 
     def forward(self, x: Array, state: nn.LstmState | None) -> Array:
-        return self.head.forward(self.norm.forward(self.lstm.forward(self.embedding.forward(x), state)))
+        return self.head.forward(self.norm.forward(self.lstm.forward(x, state)))
 
     def backward(self, dlogits: Array) -> None:
         gradient: Any = dlogits
-        for layer in (self.head, self.norm, self.lstm, self.embedding):
+        for layer in (self.head, self.norm, self.lstm):
             gradient = layer.backward(gradient)
 
 
@@ -124,7 +124,7 @@ class OurTraining:
 
 # PyTorch's names of the parameters. It has a second bias, which is 0 and learns as the first does.
 _TORCH_NAMES: Final = {
-    "embedding.table": "0.weight",
+    "lstm.embedding.table": "0.weight",
     "lstm.layer0.wx": "1.weight_ih_l0",
     "lstm.layer0.wh": "1.weight_hh_l0",
     "lstm.layer0.b": "1.bias_ih_l0",

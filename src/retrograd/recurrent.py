@@ -123,10 +123,11 @@ class LstmCache:
     Without a buffer backward computes it again. Opaque but for :meth:`gates` and `buffer`.
     """
 
-    __slots__ = ("active", "buffer", "c0", "cells", "h0", "order", "problem", "seed", "stamp", "x")
+    __slots__ = ("active", "buffer", "c0", "cells", "h0", "numbers", "order", "problem", "seed", "stamp", "x")
 
     problem: _Problem
-    x: Array  # time first
+    x: Array  # time first, or the table
+    numbers: Array | None  # of its rows, time first
     cells: list[_Cell]
     h0: Array | None  # [cells, N, H]
     c0: Array | None
@@ -213,6 +214,7 @@ def lstm_forward(
     h0: Array | None = None,
     c0: Array | None = None,
     *,
+    table: Array | None = None,
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: npt.ArrayLike | None = None,
@@ -232,6 +234,10 @@ def lstm_forward(
     `weights` is the :class:`LstmWeights` of the one cell, with states ``[N, H]``; or a sequence of them, one per layer
     and direction (directions of a layer next to each other), with states ``[cells, N, H]``. States not given are 0.
 
+    With a `table` ``[rows, I]`` x are integers ``[T, N]`` (``[N, T]``), and the input is ``table[x]``: an embedding. It
+    is faster than looking them up first if x is larger than the table, because rows are multiplied once, however often
+    they occur. The gradient ``dx`` is then that of the table.
+
     `lengths` (``[N]``, any order, 0 allowed) ends each sample's sequence; `batch_sizes` (``[T]``) says how many of the
     first samples take part in each step. Outputs of samples that do not take part are 0, their states are carried.
 
@@ -249,6 +255,7 @@ def lstm_forward(
         weights,
         h0,
         c0,
+        table,
         bidirectional,
         batch_first,
         lengths,
@@ -286,6 +293,7 @@ def lstm_cache(
     h0: Array | None = None,
     c0: Array | None = None,
     *,
+    table: Array | None = None,
     bidirectional: bool = False,
     batch_first: bool = False,
     lengths: npt.ArrayLike | None = None,
@@ -307,6 +315,7 @@ def lstm_cache(
         weights,
         h0,
         c0,
+        table,
         bidirectional,
         batch_first,
         lengths,
@@ -386,7 +395,8 @@ def lstm_backward(
 
     dx, dweights, dh0, dc0 = given
     if "dx" in wanted:
-        dx = _result(function, "dx", dx, problem.x_shape, problem.dtype, accumulate)
+        x_shape = problem.x_shape if cache.numbers is None else cache.x.shape
+        dx = _result(function, "dx", dx, x_shape, problem.dtype, accumulate)
     if "dh0" in wanted:
         dh0 = _result(function, "dh0", dh0, problem.state_shape, problem.dtype, accumulate)
     if "dc0" in wanted:
@@ -399,7 +409,7 @@ def lstm_backward(
 
     buffer = _filled_buffer(function, cache, threads)
     results = _Results(
-        None if dx is None else problem.sequence(dx),
+        dx if dx is None or cache.numbers is not None else problem.sequence(dx),
         dcells,
         None if dh0 is None else problem.states(dh0),
         None if dc0 is None else problem.states(dc0),
@@ -615,6 +625,7 @@ def _bind(
     weights: Weights,
     h0: Array | None,
     c0: Array | None,
+    table: Array | None,
     bidirectional: bool,
     batch_first: bool,
     lengths: npt.ArrayLike | None,
@@ -626,14 +637,18 @@ def _bind(
     training: bool,
 ) -> LstmCache:
     """Everything that forward reads, in the engine's form."""
-    if type(x) is not np.ndarray:
+    numbers = None
+    if table is not None:
+        x, numbers = _looked_up(function, x, table, batch_first)
+    elif type(x) is not np.ndarray:
         x = _args.as_array(function, "x", x)
     cells, single = _cells(function, "weights", weights)
     units = _units(function, cells[0][1])
     peephole = 0 if single and cells[0][3] is None else _peephole_kind(function, cells, units)
+    shape = x.shape if numbers is None else (*(numbers.shape[::-1] if batch_first else numbers.shape), x.shape[1])
     key: Any = (
         function,
-        x.shape,
+        shape,
         x.dtype,
         len(cells),
         single,
@@ -652,7 +667,8 @@ def _bind(
         problem = _problem.__wrapped__(*key)
     bound = _new_cache()
     bound.problem = problem
-    bound.x = problem.sequence(x)
+    bound.x = problem.sequence(x) if numbers is None else x
+    bound.numbers = numbers
     bound.cells = cells
     bound.active = bound.order = None
     if lengths is not None or batch_sizes is not None:
@@ -662,6 +678,19 @@ def _bind(
     bound.c0 = None if c0 is None else problem.states(_state(function, "c0", c0, problem))
     bound.buffer = bound.stamp = None
     return bound
+
+
+def _looked_up(function: str, x: object, table: object, batch_first: bool) -> tuple[Array, Array]:
+    """The table, and the numbers of its rows, time first."""
+    rows = _args.as_array(function, "table", table)
+    if rows.ndim != 2:
+        raise ValueError(f"{function}: table has shape {rows.shape}, must have 2 axes, [rows, I]")
+    numbers, flat = _args.as_indices(function, "x", x)
+    if numbers.ndim != 2:
+        axes = "(N, T)" if batch_first else "(T, N)"
+        raise ValueError(f"{function}: x has shape {numbers.shape}, must have the 2 axes {axes}: there is a table")
+    flat = flat.reshape(numbers.shape)
+    return rows, np.ascontiguousarray(flat.T) if batch_first else flat
 
 
 def _state(function: str, name: str, value: object, problem: _Problem) -> Array:
@@ -735,7 +764,7 @@ def _run_forward(
     if _is_plain(cache.cells, dtype) and (h0 is None or h0.dtype is dtype) and (c0 is None or c0.dtype is dtype):
         try:
             outcome = problem.engine.forward(
-                cache.x, cache.cells, h0, c0, cache.active, cache.order, cache.seed, cache.buffer, stamp,
+                cache.x, cache.numbers, cache.cells, h0, c0, cache.active, cache.order, cache.seed, cache.buffer, stamp,
                 y, hn, cn, False, threads,
             )  # fmt: skip
         except (ValueError, BufferError):
@@ -752,8 +781,8 @@ def _run_forward(
     _args.check_disjoint(function, results, inputs)
     to_y, to_hn, to_cn = (None if a is None else _unit_stride(a, copy=False) for a in (y, hn, cn))
     problem.engine.forward(
-        cache.x, cache.cells, cache.h0, cache.c0, cache.active, cache.order, cache.seed, cache.buffer, stamp,
-        to_y, to_hn, to_cn, True, threads,
+        cache.x, cache.numbers, cache.cells, cache.h0, cache.c0, cache.active, cache.order, cache.seed, cache.buffer,
+        stamp, to_y, to_hn, to_cn, True, threads,
     )  # fmt: skip
     for array, target in ((y, to_y), (hn, to_hn), (cn, to_cn)):
         if array is not None and target is not None and array is not target:
@@ -772,7 +801,8 @@ def _named(name: str, cells: Sequence[_Cell]) -> Iterator[tuple[str, Any]]:
 
 
 def _named_inputs(cache: LstmCache) -> dict[str, Array | None]:
-    return {"x": cache.x, **dict(_named("weights", cache.cells))}
+    own = {"x": cache.x} if cache.numbers is None else {"table": cache.x, "x": cache.numbers}
+    return {**own, **dict(_named("weights", cache.cells))}
 
 
 def _unit_stride(array: Array, copy: bool = True) -> Array:
@@ -785,8 +815,13 @@ def _unit_stride(array: Array, copy: bool = True) -> Array:
 def _check_inputs(function: str, cache: LstmCache) -> None:
     """Say what is wrong with x, the states or the weights; convert what can be converted."""
     problem = cache.problem
-    _args.check_aligned(function, "x", cache.x)
+    _args.check_aligned(function, "x" if cache.numbers is None else "table", cache.x)
     cache.x = _unit_stride(cache.x)
+    if cache.numbers is not None:
+        numbers = np.where(_taking_part(cache), cache.numbers, 0)
+        if numbers.any() and not 0 <= numbers.min() <= numbers.max() < len(cache.x):
+            given = numbers.T if problem.batch_first else numbers
+            _args.raise_out_of_range(function, "x", given, len(cache.x), "the rows of table are")
     for name in ("h0", "c0"):
         state = getattr(cache, name)
         if state is not None:
@@ -794,6 +829,18 @@ def _check_inputs(function: str, cache: LstmCache) -> None:
             _args.check_aligned(function, name, state)
             setattr(cache, name, _unit_stride(state))
     cache.cells = [_checked_cell(function, problem, index, cell) for index, cell in enumerate(cache.cells)]
+
+
+def _taking_part(cache: LstmCache) -> npt.NDArray[np.bool_]:
+    """Which samples take part in which steps, [T, N]."""
+    problem = cache.problem
+    active = np.full(problem.steps, problem.samples) if cache.active is None else cache.active
+    slots = np.arange(problem.samples) < active[:, None]
+    if cache.order is None:
+        return slots
+    samples = np.empty_like(slots)
+    samples[:, cache.order] = slots
+    return samples
 
 
 def _checked_cell(function: str, problem: _Problem, index: int, cell: _Cell) -> _Cell:
@@ -988,7 +1035,7 @@ def _run_backward(
     if _is_plain(cache.cells, problem.dtype):
         try:
             outcome = problem.engine.backward(
-                dy, dhn, dcn, cache.x, cache.cells, cache.active, cache.order, cache.seed, buffer,
+                dy, dhn, dcn, cache.x, cache.numbers, cache.cells, cache.active, cache.order, cache.seed, buffer,
                 *results, accumulate, False, threads,
             )  # fmt: skip
         except (ValueError, BufferError):
@@ -1022,8 +1069,8 @@ def _run_backward(
         return fresh
 
     problem.engine.backward(
-        incoming["dy"], incoming["dhn"], incoming["dcn"], cache.x, cache.cells, cache.active, cache.order, cache.seed,
-        buffer, target(results.dx),
+        incoming["dy"], incoming["dhn"], incoming["dcn"], cache.x, cache.numbers, cache.cells, cache.active,
+        cache.order, cache.seed, buffer, target(results.dx),
         None if results.dcells is None else [tuple(map(target, cell)) for cell in results.dcells],
         target(results.dh0), target(results.dc0), accumulate, True, threads,
     )  # fmt: skip

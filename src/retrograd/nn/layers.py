@@ -136,6 +136,10 @@ class Embedding(Module):
             accumulate=accumulate,
             num_threads=self.num_threads,
         )
+        self.keep_padding()
+
+    def keep_padding(self) -> None:
+        """The padding's row does not learn."""
         if self.padding_index is not None:
             self.dtable[self.padding_index] = 0
 

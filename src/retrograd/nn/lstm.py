@@ -11,7 +11,7 @@ import numpy.typing as npt
 import retrograd as rg
 
 from .init import Rng, generator, glorot_bound, orthogonal, uniform
-from .layers import new_stream, next_seed
+from .layers import Embedding, new_stream, next_seed
 from .module import Array, Module
 
 __all__ = ["LSTM", "LstmState"]
@@ -55,6 +55,9 @@ class LSTM(Module):
     has ``wx [4H, I]``, ``wh [4H, H]``, ``b [4H]`` and perhaps ``peephole``. After a forward pass `state` has the final
     states; after a backward pass whose forward was given states, `dstate` has their gradients.
 
+    With an `embedding`, which becomes a child, x are integers ``[T, N]``, and the LSTM sees the rows of its table. It
+    computes what the two do one after the other, but rows are multiplied once, however often they occur.
+
     `init`: "pytorch" draws everything between ∓1/sqrt(hidden); "keras" draws wx as Glorot says and wh with
     orthonormal columns, and starts with b = 0 and peephole = 0. Both add `forget_bias` to the bias of the forget gate.
     """
@@ -66,6 +69,7 @@ class LSTM(Module):
         inputs: int,
         hidden: int,
         *,
+        embedding: Embedding | None = None,
         layers: int = 1,
         bidirectional: bool = False,
         batch_first: bool = False,
@@ -88,6 +92,9 @@ class LSTM(Module):
             raise ValueError(f"LSTM: peephole is {peephole!r}; there are 'diagonal' and 'full'")
         if not 0 <= dropout < 1:
             raise ValueError(f"LSTM: dropout is {dropout}, must be at least 0 and below 1")
+        if embedding is not None and embedding.table.shape[1] != inputs:
+            raise ValueError(f"LSTM: inputs is {inputs}, but the embedding has {embedding.table.shape[1]} features")
+        self.embedding = embedding
         self.inputs, self.hidden, self.layers, self.bidirectional = inputs, hidden, layers, bidirectional
         self.dropout, self.recompute = dropout, recompute
         self.batch_first, self.output_gate_reads = batch_first, output_gate_reads
@@ -129,28 +136,33 @@ class LSTM(Module):
 
         `lengths` and `batch_sizes` are those of :func:`retrograd.lstm_forward`.
         """
-        if x.ndim != 3 or x.shape[2] != self.inputs:
+        table = None
+        if self.embedding is not None:
+            x, table = self._look_up(x, self.embedding)
+        elif x.ndim != 3 or x.shape[2] != self.inputs:
             axes = "(N, T, I)" if self.batch_first else "(T, N, I)"
             raise ValueError(f"LSTM.forward: x has shape {x.shape}, must be {axes} with I = {self.inputs}")
         steps, samples = (x.shape[1], x.shape[0]) if self.batch_first else x.shape[:2]
         h0, c0 = state if state is not None else (None, None)
+        dtype = x.dtype if table is None else table.dtype
         # The states before last are free: those of the last pass may be where this one begins.
         turn = 1 - self._kept.get("turn", 0)
         shape = (len(self._weights), samples, self.hidden)
         out = {
-            "y": self.reuse("y", (*x.shape[:2], self.hidden * (1 + self.bidirectional)), x.dtype),
-            "hn": self.reuse(f"h{turn}", shape, x.dtype),
-            "cn": self.reuse(f"c{turn}", shape, x.dtype),
+            "y": self.reuse("y", (*x.shape[:2], self.hidden * (1 + self.bidirectional)), dtype),
+            "hn": self.reuse(f"h{turn}", shape, dtype),
+            "cn": self.reuse(f"c{turn}", shape, dtype),
         }
         # In evaluation nothing is kept; should backward run all the same, it runs forward again.
         keeps = self.training and not self.recompute
-        cache = self._cache_buffer(steps, samples, x.dtype, lengths, batch_sizes) if keeps else None
+        cache = self._cache_buffer(steps, samples, dtype, lengths, batch_sizes) if keeps else None
         drops = self.training and self.dropout > 0
         result = rg.lstm_forward(
             x,
             self._weights,
             h0,
             c0,
+            table=table,
             bidirectional=self.bidirectional,
             batch_first=self.batch_first,
             lengths=lengths,
@@ -168,6 +180,16 @@ class LSTM(Module):
             self.stream[1] += 1
         self.keep(cache=result.cache, state=LstmState(result.hn, result.cn), turn=turn)
         return result.y
+
+    def _look_up(self, x: Array, embedding: Embedding) -> tuple[Array, Array | None]:
+        """What the engine is given: numbers and the table, or where there are few of them their rows."""
+        x = np.asarray(x)
+        if x.ndim != 2:
+            axes = "(N, T)" if self.batch_first else "(T, N)"
+            raise ValueError(f"LSTM.forward: x has shape {x.shape}, must be {axes}: there is an embedding")
+        if x.size <= len(embedding.table):
+            return embedding.forward(x), None
+        return x, embedding.table
 
     def _cache_buffer(
         self,
@@ -205,9 +227,15 @@ class LSTM(Module):
         """`dstate` are the gradients of the final states, 0 if None."""
         cache: rg.LstmCache = self.kept("cache")
         dhn, dcn = dstate if dstate is not None else (None, None)
-        x = cache.x.transpose(1, 0, 2) if self.batch_first else cache.x
-        shape = (len(self._weights), cache.x.shape[1], self.hidden)
-        dx = self.reuse("dx", x.shape, x.dtype) if need_dx else None
+        x = cache.x.transpose(1, 0, 2) if self.batch_first and cache.numbers is None else cache.x
+        samples = cache.x.shape[1] if cache.numbers is None else cache.numbers.shape[1]
+        shape = (len(self._weights), samples, self.hidden)
+        embedding = self.embedding
+        need_dx = need_dx or embedding is not None
+        if embedding is not None and cache.numbers is not None:
+            dx: Array | None = embedding.dtable
+        else:
+            dx = self.reuse("dx", x.shape, x.dtype) if need_dx else None
         dh0 = None if cache.h0 is None else self.reuse("dh0", shape, x.dtype)
         dc0 = None if cache.c0 is None else self.reuse("dc0", shape, x.dtype)
         need = None
@@ -215,7 +243,7 @@ class LSTM(Module):
             need = self._need_weights + ["dh0"] * (dh0 is not None) + ["dc0"] * (dc0 is not None)
         if accumulate:
             for array in (dx, dh0, dc0):
-                if array is not None:
+                if array is not None and not (embedding is not None and array is embedding.dtable):
                     array.fill(0)
         rg.lstm_backward(
             dy,
@@ -228,7 +256,14 @@ class LSTM(Module):
             num_threads=self.num_threads,
         )
         self.keep(dstate=LstmState(dh0, dc0))
-        return dx
+        if embedding is None:
+            return dx
+        if cache.numbers is None:
+            assert dx is not None
+            embedding.backward(dx, accumulate=accumulate)
+        else:
+            embedding.keep_padding()
+        return None
 
     def describe(self) -> str:
         extra = f", dropout={self.dropout}" if self.dropout else ""
