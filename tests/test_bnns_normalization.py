@@ -7,6 +7,7 @@ import gc
 import logging
 import re
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -1166,7 +1167,11 @@ def test_every_change_of_a_descriptor_is_noticed_by_the_next_call() -> None:
         == -1
     )
     assert run(out=y.copy()) == 0
+    results[1][:] = 7
     assert run(gamma=None) == 0
+    assert (results[1] == 7).all()
+    assert run() == 0
+    assert (results[1] != 7).all()
     assert run(stride=29) == -1
     in_delta.size[0] = 4
     assert run() == -1
@@ -1344,6 +1349,167 @@ def test_tensors_that_move_their_memory_are_looked_at_anew(torch: Any) -> None:
     gamma.data, result.data = torch.full((3,), 2.0), torch.zeros(x.shape)
     assert np.allclose(run(), 2 * y, rtol=1e-6)
     assert np.allclose(result.numpy(), 2 * dx, rtol=1e-6)
+
+
+def test_arrays_may_be_given_other_shapes_and_types_between_calls() -> None:
+    """A plan that is kept has views of its own: of the memory, whatever the client's array says of it by then."""
+    x, dy, dx = normal(4, 6), normal(4, 6, seed=1), np.zeros((4, 6), np.float32)
+    layer = Layer("batch", (6,), activation=tanh())
+    in_delta, out_delta = image((6,), dx), image((6,), dy)
+    y = layer.forward(x)
+
+    def run() -> int:
+        return bnns.BNNSNormalizationFilterApplyBackwardBatch(
+            layer.filter, 4, in_delta, 6, y, 6, out_delta, 6, None, None
+        )
+
+    assert run() == 0
+    before = dx.copy()
+    dx[...] = 0
+    dx.shape = (2, 12)
+    dx.dtype = dy.dtype = np.dtype(np.int32)
+    assert run() == 0
+    assert np.array_equal(dx.view(np.float32).reshape(4, 6), before)
+    other = np.zeros(24, np.float32)
+    x.shape = (24,)  # neither does forward look at the shape
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 6, other, 6, True) == 0
+    assert np.array_equal(other.reshape(4, 6), y)
+
+
+def test_numbers_that_are_no_integers_are_refused_by_a_remembered_call_too() -> None:
+    layer, dx = Layer("batch", (6,)), np.full((4, 6), 7, np.float32)
+    layer.forward(normal(4, 6))
+    deltas = image((6,), dx), image((6,), normal(4, 6, seed=1))
+    for batch, stride, status in ((4, 6, 0), (4.0, 6.0, -1), (4, 6, 0), (4, 6.0, -1), (np.int64(4), np.int64(6), 0)):
+        dx[...] = 7
+        call: tuple[Any, ...] = (layer.filter, batch, deltas[0], stride, None, stride, deltas[1], stride, None, None)
+        assert bnns.BNNSNormalizationFilterApplyBackwardBatch(*call) == status
+        assert (dx == 7).all() == (status != 0)
+
+
+def test_memory_is_read_as_the_descriptor_says() -> None:
+    x, y = normal(4, 6), np.zeros((4, 6), np.int32)
+    layer = Layer("batch", (6,))
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x.view(np.int32), 6, y, 6, True) == 0
+    assert np.array_equal(y.view(np.float32), layer.forward(x))
+
+
+def test_one_sample_of_the_right_shape_with_gaps_between_its_values() -> None:
+    layer = Layer("batch", (6,))
+    x, y = normal(1, 6), np.full((1, 6), 7, np.float32)
+    for part in ("i_desc", "o_desc"):
+        parameters = layer.parameters.copy()
+        getattr(parameters, part).stride = (2,)
+        filter = bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, parameters)
+        assert bnns.BNNSNormalizationFilterApplyBatch(filter, 1, x, 6, y, 6, True) == -1
+        assert "span 44" in (bnns.last_error() or "")
+    assert (y == 7).all()
+
+
+def test_samples_of_another_step_than_the_arrays_shape_tells() -> None:
+    memory = normal(4, 6)
+    layer = Layer("batch", (6,))
+    y = np.full((4, 6), 7, np.float32)
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, memory, 5, y, 6, True) == 0  # samples overlap
+    samples = np.lib.stride_tricks.as_strided(memory, (4, 6), (20, 4))
+    assert np.array_equal(y, layer.forward(samples.copy()))
+    y[...] = 7
+    for stride in (5, 7):
+        assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, memory, 6, y, stride, True) == -1
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 3, memory, 6, y, 6, True) == 0
+    assert (y[3] == 7).all()
+    assert (y[:3] != 7).all()
+
+
+OVERLAPS: dict[str, Callable[[np.ndarray], Any]] = {
+    "itself": lambda memory: memory,
+    "a view": lambda memory: memory[:].reshape(4, 6),
+    "a view of a view": lambda memory: memory.view(np.uint8)[:].view(np.float32),
+    "a buffer": memoryview,
+    "an array over a buffer": lambda memory: np.frombuffer(memoryview(memory), np.float32).reshape(4, 6),
+    "an array over an address": lambda memory: np.ctypeslib.as_array(
+        (ctypes.c_float * 24).from_address(memory.ctypes.data)
+    ).reshape(4, 6),
+}
+
+
+@pytest.mark.parametrize("part", ["gamma", "beta", "mean", "variance"])
+@pytest.mark.parametrize("made", OVERLAPS)
+def test_an_output_over_the_clients_own_is_seen_however_it_was_made(part: str, made: str) -> None:
+    memory = np.ones(24, np.float32)
+    own: dict[str, Any] = {name: np.ones(6, np.float32) for name in ("gamma", "beta", "mean", "variance")}
+    own[part] = memory[9:15]
+    layer = Layer("batch", (6,), parameters=bnns.BNNSFilterParameters(bnns.BNNSFlagsUseClientPtr), **own)
+    x, dy = normal(4, 6), normal(4, 6, seed=1)
+    y = layer.forward(x)  # one that lies elsewhere
+    gradients = layer.gradients(dy, y, (6,))
+    before = memory.copy()
+    for training in (True, False):
+        out = OVERLAPS[made](memory)
+        assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 6, out, 6, training) == -1
+        assert "out overlaps" in (bnns.last_error() or "")
+    assert np.array_equal(memory, before)
+    for got, want in zip(layer.gradients(dy, y, (6,)), gradients, strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_an_output_beside_the_clients_own_in_one_array() -> None:
+    memory = np.zeros(36, np.float32)
+    memory[24:30] = 1
+    flags = bnns.BNNSFilterParameters(bnns.BNNSFlagsUseClientPtr)
+    layer = Layer(
+        "batch", (6,), gamma=memory[24:30], mean=memory[30:], variance=np.ones(6, np.float32), parameters=flags
+    )
+    other = Layer("batch", (6,), gamma=np.ones(6, np.float32))
+    x = normal(4, 6)
+    assert np.array_equal(layer.forward(x, y=memory[:24].reshape(4, 6)), other.forward(x))
+    assert np.array_equal(memory[24:30], np.ones(6))
+
+
+def test_statistics_made_read_only_and_writable_again_between_passes() -> None:
+    mean, variance = np.zeros(3, np.float32), np.ones(3, np.float32)
+    layer = Layer("batch", (3, 2, 5), mean=mean, variance=variance)
+    x = normal(4, 3, 2, 5)
+    layer.forward(x)
+    after = mean.copy()
+    for array in (mean, variance):
+        array.flags.writeable = False
+        y = np.full(x.shape, 7, np.float32)
+        assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 30, y, 30, True) == -1
+        assert "read-only" in (bnns.last_error() or "")
+        assert (y == 7).all()
+        layer.forward(x, training=False)
+        array.flags.writeable = True
+    assert np.array_equal(mean, after)
+    layer.forward(x)
+    assert not np.array_equal(mean, after)
+
+
+def test_moving_statistics_that_move_are_looked_at_anew(torch: Any) -> None:
+    mean, variance = torch.zeros(3), torch.ones(3)
+    layer = Layer("batch", (3, 2, 5))
+    layer.parameters.moving_mean_desc, layer.parameters.moving_variance_desc = image((3,), mean), image((3,), variance)
+    layer.filter = bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, layer.parameters)
+    x = normal(4, 3, 2, 5)
+    layer.forward(x)
+    first = mean.clone()
+    mean.data = torch.zeros(3)
+    layer.forward(x)
+    assert torch.equal(mean, first)
+
+
+def test_a_filter_keeps_no_array_of_a_forward_pass() -> None:
+    x, y = normal(4, 6), np.empty((4, 6), np.float32)
+    layer = Layer("batch", (6,), activation=tanh())
+    layer.forward(x, y=y)
+    references = [weakref.ref(array) for array in (x, y)]
+    del x, y
+    assert [reference() for reference in references] == [None, None]
+    memory = bytearray(96)
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, memory, 6, memory, 6, True) == 0
+    memory.extend(b"more")  # which it could not if someone had a view of it
+    short = memory[:92]
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, short, 6, short, 6, True) == -1
 
 
 def test_a_destroyed_filter_fails() -> None:

@@ -281,6 +281,44 @@ def test_tensors_that_move_their_memory_are_looked_at_anew(torch: Any) -> None:
     assert bnns.BNNSOptimizerStep(1, fields, 1, parameters, gradients, None) == -1
 
 
+def test_lists_that_change_after_a_step() -> None:
+    fields = bnns.BNNSOptimizerAdamFields(0.1, 0.9, 0.99, 1, 1e-8, 1)
+    w, g, a = normal(0), normal(1), zeros(2)
+    lists = {"parameters": described(w), "gradients": described(g), "accumulators": described(a)}
+
+    def run() -> int:
+        return bnns.BNNSOptimizerStep(bnns.BNNSOptimizerFunctionAdam, fields, 3, *lists.values())
+
+    assert run() == 0
+    assert run() == 0
+    for name, listed in lists.items():
+        before = [array.copy() for array in w + a]
+        for wrong in (None, 7, listed):
+            kept, listed[1] = listed[1], wrong  # type: ignore[assignment]
+            assert run() == -1
+            assert f"{name}[1] is" in (bnns.last_error() or "")
+            listed[1] = kept
+        assert all(np.array_equal(now, then) for now, then in zip(w + a, before, strict=True))
+    for array in (*w, *a):
+        array.flags.writeable = False
+        assert run() == -1
+        array.flags.writeable = True
+    lists["parameters"] = tuple(lists["parameters"])  # type: ignore[assignment]
+    assert run() == 0
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "gradient_scale", "regularization_scale", "beta1", "beta2"])
+def test_numbers_of_the_fields_change_between_steps(name: str) -> None:
+    fields = bnns.BNNSOptimizerAdamFields(0.1, 0.9, 0.99, 1, 1e-8, 1)
+    w, g, a = normal(0), normal(1), zeros(2)
+    lists = described(w), described(g), described(a)
+    for value, status in ((getattr(fields, name), 0), ("0.5", -1), (None, -1), (np.float64(0.5), 0), (10**400, -1)):
+        setattr(fields, name, value)
+        before = w[0].copy()
+        assert bnns.BNNSOptimizerStep(bnns.BNNSOptimizerFunctionAdam, fields, 3, *lists) == status, bnns.last_error()
+        assert np.array_equal(before, w[0]) is (status != 0)
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 

@@ -652,6 +652,33 @@ def test_python_runs_while_a_kernel_does() -> None:
     assert (memory == 1).all()
 
 
+def test_the_thread_leaves_buffers_to_callers_who_run_them() -> None:
+    """It looks while they do, finds a buffer that has not ended, and must not take that for one no one waits for."""
+    queue = DEVICE.makeCommandQueue()
+    finished(queue)
+    prompts = []
+    for _ in range(10):
+        queue._executor.prompt = False
+        finished(queue, lambda: time.sleep(0.01))  # longer than the thread ever goes without a look
+        prompts.append(queue._executor.prompt)
+    assert sum(prompts) <= 1  # it may have looked between a commit and the wait
+
+
+def test_a_buffer_behind_one_that_a_caller_runs_is_not_forgotten() -> None:
+    queue, ran = DEVICE.makeCommandQueue(), threading.Event()
+    leave_to_the_caller(queue)
+
+    def commit_another() -> None:
+        behind = queue.makeCommandBuffer()
+        record(behind, ran.set)
+        behind.commit()
+        time.sleep(0.01)  # the queue's thread looks, and leaves it
+        assert not ran.is_set()
+
+    assert finished(queue, commit_another).error is None
+    assert ran.wait(10)
+
+
 def test_a_queue_that_is_gone_ends_its_thread() -> None:
     queue = DEVICE.makeCommandQueue()
     finished(queue)

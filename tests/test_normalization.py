@@ -342,6 +342,24 @@ def test_what_a_cache_keeps() -> None:
     assert cache.x is problem.x
 
 
+def test_the_same_pass_with_other_arrays() -> None:
+    problem = make_problem("batch", (3, 6, 5), activation="tanh")
+    y, cache = problem.forward()
+    expected = problem.backward(cache)
+    assert problem.gamma is not None
+    copies = y.copy(), problem.gamma.copy(), None
+    bare = cache.with_arrays(None, None, None)
+    assert (bare.y, bare.gamma, bare.beta) == (None, None, None)
+    same = bare.with_arrays(*copies)
+    y[...], problem.gamma[...] = np.nan, np.nan  # which are not looked at any more
+    got = rg.batch_norm_backward(problem.dy, same, need=("dx", "dgamma", "dbeta"))
+    for name in rg.NormGradients._fields:
+        assert_same_bits(getattr(got, name), getattr(expected, name))
+    for wrong in (copies[0][:2], copies[0].astype(np.float16), copies[0].astype(np.float64), None):
+        with pytest.raises(ValueError, match=r"y has|missing"):
+            rg.batch_norm_backward(problem.dy, bare.with_arrays(wrong, copies[1], None), need="dx")
+
+
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_gradient_sums_with_the_slope_from_the_input(activation: str, layout: cases.Layout) -> None:

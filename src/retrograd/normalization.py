@@ -74,6 +74,11 @@ class NormCache(NamedTuple):
         """``1 / sqrt(var + eps)``"""
         return 1.0 / np.sqrt(self.var + self.problem.eps)
 
+    def with_arrays(self, y: Array | None, gamma: Array | None, beta: Array | None) -> NormCache:
+        """The same pass, with these arrays instead, of the shapes and types that the pass had."""
+        problem, x, _, _, _, statistics, given, frozen = self
+        return _new_cache((problem, x, y, gamma, beta, statistics, given, frozen))
+
     def __repr__(self) -> str:
         return f"NormCache({self.problem!r})"
 

@@ -152,11 +152,7 @@ class LstmCache:
 
     def with_buffer(self, buffer: Buffer | bytes) -> LstmCache:
         """The same pass, with the buffer that it has filled elsewhere."""
-        cache = _new_cache()
-        for field in LstmCache.__slots__:
-            setattr(cache, field, getattr(self, field))
-        cache.buffer, cache.stamp = _as_buffer("LstmCache.with_buffer", "buffer", self, buffer), None
-        return cache
+        return _with_buffer(self, _as_buffer("LstmCache.with_buffer", "buffer", self, buffer), None)
 
     def __repr__(self) -> str:
         kept = "recomputes" if self.buffer is None else f"{self.buffer.nbytes} bytes"
@@ -197,6 +193,7 @@ _READS: Final = {"new": False, "old": True}
 _DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))  # in the engine's order
 _DTYPE_CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _DONE: Final = _core.Outcome.done
+_BYTE: Final = np.dtype(np.uint8)
 _STAMPS: Final = itertools.count(secrets.randbits(62))  # no two forward passes of a process share one
 _NONE4: Final = (None, None, None, None)
 _new_cache: Final[Callable[[], LstmCache]] = partial(LstmCache.__new__, LstmCache)
@@ -701,18 +698,31 @@ def _state(function: str, name: str, value: object, problem: _Problem) -> Array:
     return array
 
 
+def _with_buffer(cache: LstmCache, buffer: Array, stamp: int | None) -> LstmCache:
+    made = _new_cache()
+    made.problem, made.x, made.cells = cache.problem, cache.x, cache.cells
+    made.h0, made.c0 = cache.h0, cache.c0
+    made.active, made.order, made.seed = cache.active, cache.order, cache.seed
+    made.buffer, made.stamp = buffer, stamp
+    return made
+
+
 def _as_buffer(function: str, name: str, cache: LstmCache, buffer: object) -> Array:
-    try:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        contiguous = view.c_contiguous
-    except (TypeError, ValueError, BufferError) as error:
-        raise TypeError(f"{function}: {name} must be a buffer of bytes: {error}") from None
-    if not contiguous:
-        raise ValueError(f"{function}: {name} is not contiguous")
+    if type(buffer) is np.ndarray and buffer.dtype is _BYTE and buffer.ndim == 1 and buffer.flags.c_contiguous:
+        array = buffer[:]
+    else:
+        try:
+            view = memoryview(buffer)  # type: ignore[arg-type]
+            contiguous = view.c_contiguous
+        except (TypeError, ValueError, BufferError) as error:
+            raise TypeError(f"{function}: {name} must be a buffer of bytes: {error}") from None
+        if not contiguous:
+            raise ValueError(f"{function}: {name} is not contiguous")
+        array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     least = cache.problem.engine.cache_bytes(cache.active)
-    if view.nbytes < least:
-        raise ValueError(f"{function}: {name} has {view.nbytes} bytes, this problem needs {least} (lstm_cache_size)")
-    return np.frombuffer(view, np.uint8)
+    if array.size < least:
+        raise ValueError(f"{function}: {name} has {array.size} bytes, this problem needs {least} (lstm_cache_size)")
+    return array
 
 
 def _outputs(
@@ -898,12 +908,9 @@ def _filled_buffer(function: str, cache: LstmCache, threads: int) -> Array:
     """The buffer of a forward pass: the one there is, checked, or a new one."""
     engine = cache.problem.engine
     if cache.buffer is None:
-        fresh = _new_cache()
-        for field in LstmCache.__slots__:
-            setattr(fresh, field, getattr(cache, field))
-        fresh.buffer = np.empty(engine.cache_bytes(cache.active), np.uint8)
-        _run_forward(function, fresh, None, None, None, threads)
-        return fresh.buffer
+        buffer = np.empty(engine.cache_bytes(cache.active), np.uint8)
+        _run_forward(function, _with_buffer(cache, buffer, cache.stamp), None, None, None, threads)
+        return buffer
     state, stamp = engine.check_cache(cache.active, cache.order, cache.seed, cache.buffer)
     if state == "foreign":
         raise ValueError(f"{function}: cache holds nothing that a finished lstm_forward has written")

@@ -20,6 +20,7 @@ from ._filter import (
     checked_filter,
     delta_geometry,
     delta_samples,
+    in_shape,
     put,
     sample_geometry,
     source_samples,
@@ -94,7 +95,7 @@ class ActivationFilter(BNNSFilter):
         batch = checked_batch(batch_size)
         y = target_samples("out", self.output, target, batch, out_stride)
         x = source_samples("in", self.input, source, batch, in_stride)
-        if not x.flags.aligned or (np.may_share_memory(x, y) and not same_elements(x, y)):
+        if not x.flags.aligned or not _in_place_or_apart(x, y):
             x = x.copy()
         if self.function in _SOFTMAXES:
             put(y, self._softmax(x).reshape(y.shape), False)
@@ -181,7 +182,7 @@ class ActivationFilter(BNNSFilter):
 
     def _input_gradient(self, x: Array | None, y: Array | None, dy: Array, dx: Array, accumulate: bool) -> None:
         shape = dx.shape
-        dy = dy.astype(np.float32, copy=not dy.flags.aligned).reshape(shape)
+        dy = in_shape(dy, shape)
         if self.function in _SOFTMAXES:
             if y is None:
                 if x is None:
@@ -197,25 +198,23 @@ class ActivationFilter(BNNSFilter):
             put(dx, values, accumulate)
             return
         chosen = self.current()
-        at: dict[str, Array]
         if chosen.function.name in ("identity", "linear", "linear_with_bias"):
-            at = {"x": dy}  # the slope is the same wherever it is taken
+            known, by_output = dy, False  # the slope is the same wherever it is taken
         elif chosen.slope_from == "output" and y is not None:
-            at = {"y": y}
+            known, by_output = in_shape(y, shape), True
         elif x is not None:
-            at = {"x": x}
+            known, by_output = in_shape(x, shape), False
         elif chosen.slope_from == "output":
             raise Invalid("in and out are NULL; one of them is needed")
         else:
             raise Invalid("in is NULL, and the activation's slope is found from it")
-        at = {name: array.astype(np.float32, copy=not array.flags.aligned).reshape(shape) for name, array in at.items()}
-        others = [dy, *at.values()]
-        direct = dx.dtype is FLOAT32 and dx.flags.aligned
-        direct = direct and not any(np.may_share_memory(dx, a) and not same_elements(dx, a) for a in others)
+        direct = dx.dtype is FLOAT32 and dx.flags.aligned and _in_place_or_apart(dx, dy)
+        direct = direct and (known is dy or _in_place_or_apart(dx, known))
         result = activation_backward(
             dy,
             chosen.function,
-            **at,
+            x=None if by_output else known,
+            y=known if by_output else None,
             out=dx if direct else None,
             accumulate=accumulate and direct,
             num_threads=self.threads,
@@ -231,6 +230,11 @@ class ActivationFilter(BNNSFilter):
                 dx = dy - np.exp(y) * dy.sum(axis=self.axes, keepdims=True, dtype=np.float64)
             rounded: Array = dx.astype(np.float32)
         return rounded
+
+
+def _in_place_or_apart(result: Array, array: Array) -> bool:
+    """Whether a result is exactly in the place of what it is computed from, or surely not over it."""
+    return not np.may_share_memory(result, array) or same_elements(result, array)
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------

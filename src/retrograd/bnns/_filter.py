@@ -61,6 +61,8 @@ def viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
 
 def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
     """A filter argument; `otherwise` says what to call for a filter of another kind."""
+    if type(filter) is kind and not filter.destroyed:
+        return filter
     if filter is None:
         raise Invalid("filter is NULL")
     if not isinstance(filter, BNNSFilter):
@@ -73,6 +75,8 @@ def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
 
 
 def checked_batch(batch_size: Any) -> int:
+    if type(batch_size) is int and 0 < batch_size <= c.SIZE_MAX:
+        return batch_size
     batch = as_size("batch_size", batch_size)
     if batch == 0:
         raise Invalid("batch_size is 0")
@@ -146,6 +150,13 @@ def accumulates(name: str, descriptor: BNNSNDArrayDescriptor) -> bool:
     if flags not in (c.BNNSNDArrayFlagBackpropSet, c.BNNSNDArrayFlagBackpropAccumulate):
         raise Invalid(f"{name}.flags is {flags!r}, must be 0 (set) or 1 (accumulate)")
     return bool(flags)
+
+
+def in_shape(array: Array, shape: tuple[int, ...]) -> Array:
+    """For the engine to read, in float32."""
+    if array.dtype is not FLOAT32 or not array.flags.aligned:
+        array = array.astype(np.float32)
+    return array if array.shape == shape else array.reshape(shape)
 
 
 def put(target: Array, values: Array, accumulate: bool) -> None:

@@ -40,6 +40,7 @@ from ._memory import (
     dtype_of,
     extents_of,
     geometry,
+    is_writable,
     keeps_still,
     shares_memory,
     threads_of,
@@ -63,7 +64,7 @@ _MOST_BYTES: Final = 2**62  # of anything: beyond it byte counts would leave 64 
 # After the engine's part of a training cache: a mark, the seed of its dropout, which optional arrays there were, and
 # once more the first bytes of all, where the engine says what the rest is.
 _TRAILER: Final = struct.Struct("<8sQQ32s")
-_FIRST_BYTES: Final = 32
+_FIRST: Final = struct.Struct("32s")
 _MARK: Final = b"RGBNNSL1"
 
 _X: Final = "input_descriptor.data_desc"
@@ -158,9 +159,9 @@ def BNNSDirectApplyLSTMBatchTrainingCaching(
     finally:
         temporaries.give_back()
     if cache is not None:
-        memory = cache.data
-        first = memory[:_FIRST_BYTES].tobytes()
-        _TRAILER.pack_into(memory, cache.size - _TRAILER.size, _MARK, seed, inputs.present, first)
+        content = cache.data
+        (first,) = _FIRST.unpack_from(content)
+        _TRAILER.pack_into(content, cache.size - _TRAILER.size, _MARK, seed, inputs.present, first)
     return 0
 
 
@@ -238,8 +239,9 @@ def _cache_bytes(pointer: Any, capacity: Any, least: int) -> Array:
 
 def _filled(inputs: _Inputs, memory: Array) -> LstmCache:
     """What a forward call with the same parameters has left."""
-    mark, seed, present, first = _TRAILER.unpack_from(memory.data, memory.size - _TRAILER.size)
-    if mark != _MARK or first != memory.data[:_FIRST_BYTES]:
+    content = memory.data
+    mark, seed, present, first = _TRAILER.unpack_from(content, memory.size - _TRAILER.size)
+    if mark != _MARK or first != _FIRST.unpack_from(content)[0]:
         raise Invalid("training_cache_ptr holds nothing that a finished forward call has written")
     if present != inputs.present:
         raise Invalid("training_cache_ptr is of a layer with other biases, peepholes or initial states than this one")
@@ -748,9 +750,9 @@ def _owners(arrays: Arrays, descriptors: Mapping[str, BNNSNDArrayDescriptor]) ->
 
 def _check_still_writable(owners: Arrays) -> None:
     """Alone of all that can be said of an array's memory, this may change while others refer to it."""
-    for name, array in owners.items():
-        if not array.flags.writeable:
-            check_writable(name, array)  # raises
+    if not all(map(is_writable, owners.values())):
+        for name, array in owners.items():
+            check_writable(name, array)
 
 
 def _need(name: str) -> str:

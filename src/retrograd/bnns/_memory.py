@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -48,6 +49,7 @@ _LAYOUTS: Final = frozenset(
 )
 _FIELD_NAME: Final = re.compile(":[^:]*:")  # in the format of a structure
 _C_FLOAT: Final = struct.Struct("<f")
+_BYTE: Final = np.dtype(np.uint8)
 C_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # every ctypes function is one
 
 
@@ -62,6 +64,7 @@ class Geometry(NamedTuple):
     elements: int
     span: int  # values from the first to the last, both included
     may_overlap: bool  # two elements could share memory
+    dense: bool  # nothing lies between two elements
     proper_extents: tuple[int, ...]  # those that are not 1
 
 
@@ -112,6 +115,22 @@ def as_float(name: str, value: Any) -> float:
     return rounded
 
 
+class Floats:
+    """Several fields of a structure as C floats."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._fields: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*names)
+        self._image = struct.Struct(f"<{len(names)}f")
+
+    def __call__(self, structure: Any) -> tuple[float, ...]:
+        values = self._fields(structure)
+        try:
+            return self._image.unpack(self._image.pack(*values))
+        except Exception:  # one is no number, or too large
+            return tuple(map(as_float, self._names, values))
+
+
 def extents_of(layout: Any, size: Sequence[Any]) -> tuple[int, ...]:
     """Extents fastest first; zeros are left in."""
     if not isinstance(layout, int) or layout not in _LAYOUTS:
@@ -141,15 +160,17 @@ def geometry(dtype: np.dtype[Any], extents: tuple[int, ...], given: Sequence[Any
         # Unless each axis steps over all that the faster ones span.
         may_overlap = may_overlap or (extent > 1 and stride <= reach)
         reach += (extent - 1) * stride
+    elements = math.prod(extents)
     return Geometry(
         dtype,
         extents,
         tuple(strides),
         extents[::-1],
         tuple(stride * dtype.itemsize for stride in reversed(strides)),
-        math.prod(extents),
+        elements,
         reach + 1,
         may_overlap,
+        not may_overlap and reach + 1 == elements,
         tuple(extent for extent in extents if extent != 1),
     )
 
@@ -187,6 +208,8 @@ def bytes_of(data: Any) -> npt.NDArray[np.uint8]:
 
 
 def _array_bytes(array: Array) -> npt.NDArray[np.uint8]:
+    if type(array) is np.ndarray and array.dtype is _BYTE and array.ndim == 1 and array.flags.c_contiguous:
+        return array
     if array.dtype.hasobject:
         raise Invalid(f"data is an array of {array.dtype}, not of numbers")
     if array.size == 0:
@@ -217,9 +240,17 @@ def view_of(geometry: Geometry, data: Any) -> Array:
 
 
 def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int) -> Array:
-    """`batch` samples of a geometry, `stride` values apart, as ``[batch, ...]``."""
+    """`batch` samples of a geometry, `stride` values apart, as ``[batch, ...]``: `data` itself if it is just that."""
     memory = data
-    if type(data) is not np.ndarray or not data.flags.c_contiguous or data.dtype.hasobject:
+    if type(data) is np.ndarray and data.flags.c_contiguous and not data.dtype.hasobject:
+        if (
+            geometry.dense
+            and data.dtype is geometry.dtype
+            and (stride == geometry.elements or batch == 1)
+            and data.shape == (batch, *geometry.shape)
+        ):
+            return data
+    else:
         try:
             memory = bytes_of(data)
         except Invalid as error:
@@ -256,6 +287,12 @@ def shares_memory(a: Array, b: Array) -> bool:
         return True
 
 
+def owner_of(array: Array) -> Array | None:
+    """The array whose own memory this one lies in, if there is such an array. Of two of them none lies in both."""
+    owner = array if array.base is None else array.base
+    return owner if type(owner) is np.ndarray and owner.flags.owndata else None
+
+
 def same_elements(a: Array, b: Array) -> bool:
     """Whether two arrays are the same memory, element by element."""
     if a.shape != b.shape or a.dtype != b.dtype or a.ctypes.data != b.ctypes.data:
@@ -278,6 +315,9 @@ def check_disjoint(
 def check_writable(name: str, array: Array) -> None:
     if not array.flags.writeable:
         raise Invalid(f"{name} is read-only")
+
+
+is_writable: Final[Callable[[Array], bool]] = operator.attrgetter("flags.writeable")
 
 
 def is_still_writable(data: Any) -> bool:

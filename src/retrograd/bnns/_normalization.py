@@ -39,6 +39,7 @@ from ._filter import (
     checked_filter,
     delta_geometry,
     delta_samples,
+    in_shape,
     put,
     sample_geometry,
     source_samples,
@@ -53,6 +54,7 @@ from ._memory import (
     check_writable,
     is_still_writable,
     keeps_still,
+    owner_of,
     same_elements,
     shares_memory,
 )
@@ -72,8 +74,8 @@ _LAYOUTS: Final = (
     c.BNNSDataLayout3DFirstMajor,  # likewise, extents listed C, H, W
 )
 _PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
-# Where a descriptor keeps the plan of a backward call, by the name that it had there.
-_PLANS: Final = {name: ("plan", name) for name in ("out_delta", "in_delta", *_PARAMETERS)}
+# Where a descriptor keeps the plan of a backward call: a key for each part that it can have there.
+_DELTAS: Final = tuple(("plan", name) for name in ("out_delta", "in_delta", *_PARAMETERS))
 # A copy of this many bytes is worth a team of threads.
 _LARGE_COPY: Final = 1 << 20
 
@@ -102,6 +104,10 @@ class _Parameter:
         if not owner.uses_client_memory:
             self._copy = owner.arena.take(values.shape, values.dtype)
             self._copy[...] = values
+            values = self._copy
+        # What the engine takes as it is, and where it stays.
+        stays = self._copy is not None or keeps_still(descriptor.data)
+        self._plain = values if stays and _is_plain(values) else None
 
     def client(self) -> Array | None:
         """The client's memory, if it is used."""
@@ -109,12 +115,18 @@ class _Parameter:
 
     def as_array(self, shape: tuple[int, ...]) -> Array:
         """As it is now, in float32, repeated along the leading axes of `shape` if it is shorter."""
+        values = self._plain
+        if values is not None and values.shape == shape:
+            return values
         values = self._client.view() if self._copy is None else self._copy
-        flags = values.flags
-        if values.shape == shape and values.dtype is FLOAT32 and flags.c_contiguous and flags.aligned:
+        if values.shape == shape and _is_plain(values):
             return values
         own = _trailing_axes(shape, self.geometry.elements)
         return np.require(np.broadcast_to(values.reshape(own), shape), np.float32, ["C", "A"])
+
+
+def _is_plain(array: Array) -> bool:
+    return array.dtype is FLOAT32 and array.flags.c_contiguous and array.flags.aligned
 
 
 def _trailing_axes(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
@@ -179,6 +191,10 @@ class NormalizationFilter(BNNSFilter):
         self.beta = self._parameter("beta_desc", layer.beta_desc)
         self._forms = {wide: self._form(wide) for wide in (False, True)}
         self._is_wide = any(p is not None and self._needs_wide(p.geometry.elements) for p in (self.gamma, self.beta))
+        self._moving_data = [descriptor.data for descriptor in self._moving.values()]
+        self._update = RunningUpdate.bnns(self.momentum)
+        self._training_options: dict[str, Any] | None = None
+        self._owners = self._client_owners()
         self._key = object()  # of its plans
         self._kept: Array | None = None  # x of the last training pass, with room for more samples
         self._cache: NormCache | None = None
@@ -235,16 +251,23 @@ class NormalizationFilter(BNNSFilter):
         options["axis"] = 1 + self._axis
         return _Form(layer_norm_forward, layer_norm_backward, shape, shape[self._axis :], options)
 
+    def _client_owners(self) -> frozenset[int] | None:
+        """Which arrays own what the output may not lie over, by their numbers: the filter's descriptors hold them."""
+        arrays = [descriptor.view() for descriptor in self._moving.values()]
+        parameters = (parameter.client() for parameter in (self.gamma, self.beta) if parameter is not None)
+        arrays += [array for array in parameters if array is not None]
+        owners = [owner_of(array) for array in arrays]
+        return None if any(owner is None for owner in owners) else frozenset(map(id, owners))
+
     # ---- forward ----------------------------------------------------------------------------------------------------
 
     def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any, training: bool) -> None:
         batch = checked_batch(batch_size)
         y = target_samples("out", self.output, target, batch, out_stride)
         x = source_samples("in", self.input, source, batch, in_stride)
-        moving = {name: descriptor.view() for name, descriptor in self._moving.items()}
-        if moving or self.uses_client_memory:
-            self._check_output(y, moving)
-        running = self._running(moving, training) if moving else {}
+        if not self._is_apart(y):
+            self._check_output(y)
+        options = self._engine_options(training)
         if training:
             x = self._keep(x)
             result = y if y.dtype is FLOAT32 and y.flags.aligned else np.empty(y.shape, np.float32)
@@ -254,16 +277,22 @@ class NormalizationFilter(BNNSFilter):
             if not x.flags.aligned or (np.may_share_memory(x, y) and not same_elements(x, y)):
                 x = x.copy()
             result = y if y.flags.aligned else np.empty(y.shape, y.dtype)
-        cache = self._run(self._is_wide, x, result, running)
+        cache = self._run(self._is_wide, x, result, options)
         if result is not y:
             put(y, result, False)
         if training:
-            self._cache = cache._replace(y=None)  # backward is given y, and this one may not outlive the call
+            # Backward is given y, and the parameters as they are then; these may not outlive the call.
+            self._cache = cache.with_arrays(None, None, None)
 
-    def _check_output(self, y: Array, moving: dict[str, Array]) -> None:
+    def _is_apart(self, y: Array) -> bool:
+        """Whether a glance tells that the output lies over nothing that the filter has of the client."""
+        owner = owner_of(y)
+        return owner is not None and self._owners is not None and id(owner) not in self._owners
+
+    def _check_output(self, y: Array) -> None:
         """The output may lie over the input, but over nothing else that the filter has of the client."""
-        for name, array in moving.items():
-            if shares_memory(y, array):
+        for name, descriptor in self._moving.items():
+            if shares_memory(y, descriptor.view()):
                 raise Invalid(f"out overlaps {name} in memory")
         if self.uses_client_memory:
             for name, parameter in (("gamma_desc", self.gamma), ("beta_desc", self.beta)):
@@ -271,19 +300,32 @@ class NormalizationFilter(BNNSFilter):
                 if values is not None and shares_memory(y, values):
                     raise Invalid(f"out overlaps {name} in memory")
 
-    def _run(self, wide: bool, x: Array, result: Array, running: dict[str, Any]) -> NormCache:
+    def _run(self, wide: bool, x: Array, result: Array, options: dict[str, Any]) -> NormCache:
         form = self._forms[wide]
         gamma = None if self.gamma is None else self.gamma.as_array(form.parameter_shape)
         beta = None if self.beta is None else self.beta.as_array(form.parameter_shape)
         if not wide:
-            return form.forward(x, gamma, beta, out=result, **form.options, **running)[1]
+            return form.forward(x, gamma, beta, out=result, **options)[1]
         shape = (x.shape[0], *form.shape)
         flat = _flattened(result)
         gamma, beta = (None if p is None else p.reshape(-1) for p in (gamma, beta))
-        y, cache = form.forward(x.reshape(shape), gamma, beta, out=flat, **form.options)
+        y, cache = form.forward(x.reshape(shape), gamma, beta, out=flat, **options)
         if flat is None:
             put(result, y.reshape(result.shape), False)
         return cache
+
+    def _engine_options(self, training: bool) -> dict[str, Any]:
+        """What the engine is told besides x, y and the parameters. Of training it is kept while it holds."""
+        known = self._training_options
+        if training and known is not None and all(map(is_still_writable, self._moving_data)):
+            return known
+        options = self._forms[self._is_wide].options
+        if self._moving:
+            moving = {name: descriptor.view() for name, descriptor in self._moving.items()}
+            options = {**options, **self._running(moving, training)}
+        if training and all(map(keeps_still, self._moving_data)):
+            self._training_options = options
+        return options
 
     def _running(self, moving: dict[str, Array], training: bool) -> dict[str, Any]:
         """The engine's arguments for moving statistics."""
@@ -298,7 +340,7 @@ class NormalizationFilter(BNNSFilter):
             mean = np.zeros(self.channels, np.float32)
         if variance is None:
             variance = np.zeros(self.channels, np.float32)
-        return {"running_mean": mean, "running_var": variance, "update": RunningUpdate.bnns(self.momentum)}
+        return {"running_mean": mean, "running_var": variance, "update": self._update}
 
     def _keep(self, x: Array) -> Array:
         """A copy of x that lives until the next training pass."""
@@ -309,7 +351,7 @@ class NormalizationFilter(BNNSFilter):
         if room is not self._kept:
             self.arena.give_back(self._kept)
             self._kept = room
-        kept = room[: x.shape[0]]
+        kept = room if room.shape[0] == x.shape[0] else room[: x.shape[0]]
         if x.nbytes >= _LARGE_COPY and x.dtype is FLOAT32 and x.flags.aligned and not np.may_share_memory(x, kept):
             activation_forward(x, "identity", out=kept, num_threads=self.threads)
         else:
@@ -331,7 +373,7 @@ class NormalizationFilter(BNNSFilter):
         gamma_delta: Any,
     ) -> None:
         call = (batch_size, in_delta_stride, out_stride, out_delta_stride)
-        deltas = {"out_delta": out_delta, "in_delta": in_delta, "gamma_delta": gamma_delta, "beta_delta": beta_delta}
+        deltas = (out_delta, in_delta, gamma_delta, beta_delta)
         plan = self._known_plan(call, deltas)
         if plan is None:
             plan = self._plan(call, deltas)
@@ -344,39 +386,36 @@ class NormalizationFilter(BNNSFilter):
             y = self._activation_output(out, out_stride, plan.batch)
             self._run_backward(cache, plan, y)
 
-    def _known_plan(self, call: tuple[Any, ...], deltas: dict[str, Any]) -> _Plan | None:
+    def _known_plan(self, call: tuple[Any, ...], deltas: tuple[Any, ...]) -> _Plan | None:
         """The plan of an earlier call, if all that it was made of is still the same.
 
-        It is kept by the descriptors, each under the name that it had in the call, and they forget it when they change.
+        It is kept by the descriptors, each by the part that it had in the call, and they forget it when they change.
         """
-        plan: _Plan | None = None
-        for name, descriptor in deltas.items():
-            if descriptor is None:
-                if plan is None or name in plan.present:
-                    return None
-                continue
-            known = descriptor.memo() if type(descriptor) is BNNSNDArrayDescriptor else None
-            kept = known.get(_PLANS[name]) if known else None
-            if kept is None or (plan is not None and kept is not plan):
-                return None
-            if name != "out_delta" and not is_still_writable(descriptor.data):
-                return None
-            plan = kept
+        plan = _kept_plan(deltas[0], _DELTAS[0])
         if plan is None or plan.owner is not self._key or plan.call != call:
             return None
-        return plan if all(type(number) is int for number in call) else None
+        for number in (1, 2, 3):
+            descriptor = deltas[number]
+            if descriptor is None:
+                if plan.present[number]:
+                    return None
+            elif _kept_plan(descriptor, _DELTAS[number]) is not plan or not is_still_writable(descriptor.data):
+                return None
+        a, b, c, d = call
+        return plan if type(a) is type(b) is type(c) is type(d) is int else None  # 1.0 is equal to 1
 
-    def _plan(self, call: tuple[Any, ...], deltas: dict[str, Any]) -> _Plan:
+    def _plan(self, call: tuple[Any, ...], deltas: tuple[Any, ...]) -> _Plan:
         """Every check that depends on the descriptors alone."""
         batch_size, in_delta_stride, _, out_delta_stride = call
         batch = checked_batch(batch_size)
-        out_delta, in_delta, *parameters = deltas.values()
+        out_delta, in_delta, *parameters = deltas
         if out_delta is None:
             raise Invalid("out_delta is NULL")
-        dy = delta_samples("out_delta", out_delta, self.output, batch, out_delta_stride, source_samples)
+        # As views of our own: the client's arrays may be given other shapes while the plan is kept.
+        dy = delta_samples("out_delta", out_delta, self.output, batch, out_delta_stride, source_samples).view()
         results = {}
         if in_delta is not None:
-            dx = delta_samples("in_delta", in_delta, self.input, batch, in_delta_stride, target_samples)
+            dx = delta_samples("in_delta", in_delta, self.input, batch, in_delta_stride, target_samples).view()
             results["in_delta"] = _Result("dx", dx, accumulates("in_delta", in_delta))
         for name, delta, parameter in zip(_PARAMETERS, parameters, (self.gamma, self.beta), strict=True):
             if delta is not None:
@@ -393,49 +432,63 @@ class NormalizationFilter(BNNSFilter):
         if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
             accumulate = False
             direct = {r.name: None if r.accumulate else direct[r.name] for r in wanted}
-        present = {name: descriptor for name, descriptor in deltas.items() if descriptor is not None}
+        out = NormGradients(**direct)
         plan = _Plan(
-            self._key, call, frozenset(present), batch, dy, wanted, wide, shape, parameter_shape, direct, accumulate
+            self._key,
+            call,
+            tuple(descriptor is not None for descriptor in deltas),
+            batch,
+            dy,
+            wanted,
+            wide,
+            shape,
+            parameter_shape,
+            None if all(array is not None for array in out) else tuple(direct),
+            out,
+            [r for r in wanted if direct[r.name] is None],
+            accumulate,
         )
+        present = {key: descriptor for key, descriptor in zip(_DELTAS, deltas, strict=True) if descriptor is not None}
         if all(keeps_still(descriptor.data) for descriptor in present.values()):
-            for name, descriptor in present.items():
+            for key, descriptor in present.items():
                 known = descriptor.memo()
                 if known is not None:
-                    known[_PLANS[name]] = plan
+                    known[key] = plan
         return plan
 
     def _run_backward(self, cache: NormCache, plan: _Plan, y: Array | None) -> None:
         if plan.wide != self._is_wide:
             # A gradient of every element was asked for of a parameter that is absent: another form, another cache.
-            cache = self._run(True, cache.x, np.empty((cache.x.shape[0], *self.input.shape), np.float32), {})
+            cache = self._run(
+                True, cache.x, np.empty((cache.x.shape[0], *self.input.shape), np.float32), self._forms[True].options
+            )
         form = self._forms[plan.wide]
         # gamma as it is now, and beta where z is made again.
         gamma = beta = None
         if self.gamma is not None:
             gamma = self.gamma.as_array(form.parameter_shape).reshape(plan.parameter_shape)
         if self.activation.slope_from == "output":
-            y = None if y is None else _in_shape(y, plan.shape)
-            cache = cache._replace(y=y, gamma=gamma)
+            y = None if y is None else in_shape(y, plan.shape)
         else:
+            y = None
             if self.beta is not None:
                 beta = self.beta.as_array(form.parameter_shape).reshape(plan.parameter_shape)
-            cache = cache._replace(gamma=gamma, beta=beta)
-        dy = _in_shape(plan.dy, plan.shape)
-        out = plan.direct
+        cache = cache.with_arrays(y, gamma, beta)
+        dy = in_shape(plan.dy, plan.shape)
+        rest = plan.rest
         try:
             gradients = form.backward(
-                dy, cache, need=tuple(out), out=out, accumulate=plan.accumulate, num_threads=self.threads
+                dy, cache, need=plan.need, out=plan.out, accumulate=plan.accumulate, num_threads=self.threads
             )
         except ValueError:
             # The engine writes to no memory that it reads: if that was the trouble, arrays between help.
-            out = dict.fromkeys(out)
-            gradients = form.backward(dy, cache, need=tuple(out), num_threads=self.threads)
-        for name, view, accumulate in plan.results:
-            if out[name] is None:
-                values: Any = getattr(gradients, name)
-                if name != "dx" and view.size != values.size:  # of a parameter repeated along the leading axes
-                    values = values.reshape(-1, view.size).sum(axis=0, dtype=np.float64).astype(np.float32)
-                put(view, values.reshape(view.shape), accumulate)
+            rest = plan.results
+            gradients = form.backward(dy, cache, need=[result.name for result in rest], num_threads=self.threads)
+        for name, view, accumulate in rest:
+            values: Any = getattr(gradients, name)
+            if name != "dx" and view.size != values.size:  # of a parameter repeated along the leading axes
+                values = values.reshape(-1, view.size).sum(axis=0, dtype=np.float64).astype(np.float32)
+            put(view, values.reshape(view.shape), accumulate)
 
     def _activation_output(self, out: Any, out_stride: Any, batch: int) -> Array | None:
         if self.activation.function.name == "identity":
@@ -467,14 +520,16 @@ class _Plan(NamedTuple):
 
     owner: object  # the filter's key
     call: tuple[Any, ...]  # batch size and strides
-    present: frozenset[str]  # the descriptors that are not NULL
+    present: tuple[bool, ...]  # which of the descriptors are not NULL
     batch: int
     dy: Array
     results: list[_Result]
     wide: bool
     shape: tuple[int, ...]  # the engine's, of dy
     parameter_shape: tuple[int, ...]
-    direct: dict[str, Array | None]  # where the engine writes by itself
+    need: tuple[str, ...] | None  # None: the gradients that `out` has arrays for, which are all
+    out: NormGradients  # where the engine writes by itself
+    rest: list[_Result]  # the others
     accumulate: bool  # it adds by itself
 
 
@@ -497,11 +552,9 @@ class _Result(NamedTuple):
         return _flattened(view) if self.name == "dx" else None
 
 
-def _in_shape(array: Array, shape: tuple[int, ...]) -> Array:
-    """For the engine to read, in float32."""
-    if array.dtype is not FLOAT32 or not array.flags.aligned:
-        array = array.astype(np.float32)
-    return array if array.shape == shape else array.reshape(shape)
+def _kept_plan(descriptor: Any, key: tuple[str, str]) -> _Plan | None:
+    known = descriptor.memo() if type(descriptor) is BNNSNDArrayDescriptor else None
+    return known.get(key) if known else None
 
 
 def _flattened(array: Array) -> Array | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
 
 from ..optimizer import adam_step, rmsprop_step, sgd_step
 from . import _constants as c
 from ._failure import Invalid, status
 from ._filter import checked_parameters, viewed
-from ._memory import Array, as_float, as_size, check_writable, is_still_writable, keeps_still, threads_of
+from ._memory import Array, Floats, as_float, as_size, check_writable, is_writable, keeps_still, threads_of
 from ._names import constant_name
 from ._structures import BOOL, FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
@@ -184,6 +186,9 @@ class _Function(NamedTuple):
     largest: bool = False  # AMSGrad
 
 
+_COMMON_FLOATS: Final = Floats("learning_rate", "gradient_scale", "regularization_scale")
+_ADAM_FLOATS: Final = Floats("time_step", "beta1", "beta2", "epsilon")
+_view_of: Final[Callable[[Any], Array | None]] = operator.attrgetter("_view")
 _SGD_FIELDS: Final = (BNNSOptimizerSGDMomentumFields, BNNSOptimizerSGDMomentumWithClippingFields)
 _ADAM_FIELDS: Final = (BNNSOptimizerAdamFields, BNNSOptimizerAdamWithClippingFields)
 _RMSPROP_FIELDS: Final = (BNNSOptimizerRMSPropFields, BNNSOptimizerRMSPropWithClippingFields)
@@ -226,7 +231,7 @@ def BNNSOptimizerStep(
     if type(fields) is not chosen.fields:
         shown = constant_name("BNNSOptimizerFunction", function)
         raise Invalid(f"{shown} takes {chosen.fields.__name__}, not {type(fields).__name__}")
-    options = _options(fields, decoupled=chosen.decoupled)
+    options = _options(fields, chosen.decoupled)
     if filter_params is not None:
         options["num_threads"] = threads_of(checked_parameters(filter_params).n_threads)
     count = as_size("number_of_parameters", number_of_parameters)
@@ -248,14 +253,15 @@ def BNNSOptimizerStep(
             **options,
         )
     elif isinstance(fields, _ADAM_FIELDS):
+        step, beta1, beta2, eps = _ADAM_FLOATS(fields)
         adam_step(
             values,
             slopes,
             *states,
-            step=as_float("time_step", fields.time_step),
-            beta1=as_float("beta1", fields.beta1),
-            beta2=as_float("beta2", fields.beta2),
-            eps=as_float("epsilon", fields.epsilon),
+            step=step,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
             epsilon_hat=True,
             decoupled=chosen.decoupled,
             **options,
@@ -276,14 +282,10 @@ def BNNSOptimizerStep(
     return 0
 
 
-def _options(fields: Any, *, decoupled: bool) -> dict[str, Any]:
+def _options(fields: Any, decoupled: bool) -> dict[str, Any]:
     """What all optimizers have: rate, scale, clipping, regularization."""
-    options: dict[str, Any] = {
-        "learning_rate": as_float("learning_rate", fields.learning_rate),
-        "gradient_scale": as_float("gradient_scale", fields.gradient_scale),
-        "clip_before_scale": True,
-    }
-    strength = as_float("regularization_scale", fields.regularization_scale)
+    rate, scale, strength = _COMMON_FLOATS(fields)
+    options: dict[str, Any] = {"learning_rate": rate, "gradient_scale": scale, "clip_before_scale": True}
     if decoupled:  # the weight decay itself, whatever the function says
         options["weight_decay"] = strength
     elif fields.regularization_func == c.BNNSOptimizerRegularizationL1:
@@ -324,6 +326,15 @@ class _Lists(NamedTuple):
 
     views: list[Array]
     arrays: list[list[Array]]  # parameters, gradients, accumulators by kind
+    written: list[Array]  # the client's arrays whose memory is written
+
+    def hold(self, descriptors: list[Any]) -> bool:
+        """Whether these descriptors are as they were."""
+        try:
+            same = all(map(operator.is_, map(_view_of, descriptors), self.views))
+        except AttributeError:  # of what is no descriptor
+            return False
+        return same and all(map(is_writable, self.written))
 
 
 def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kinds: int) -> list[list[Array]]:
@@ -336,7 +347,7 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
         given.append(("accumulators", accumulators, kinds))
     descriptors: list[Any] = []
     for name, listed, groups in given:
-        if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
+        if type(listed) is not list and (not isinstance(listed, Sequence) or isinstance(listed, (str, bytes))):
             shown = "NULL" if listed is None else f"of type {type(listed).__name__}"
             raise Invalid(f"{name} is {shown}, must be a list of descriptors")
         if len(listed) < groups * count:
@@ -344,17 +355,10 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
         descriptors += listed[: groups * count]
     if count == 0:
         return [[] for _ in range(2 + kinds)]
-    if all(type(descriptor) is BNNSNDArrayDescriptor for descriptor in descriptors):
-        views = [descriptor._view for descriptor in descriptors]
-        memo = descriptors[0].memo()
-        known: _Lists | None = None if memo is None else memo.get((_Lists, count, kinds))
-        written = descriptors[:count] + descriptors[2 * count :]
-        if (
-            known is not None
-            and all(map(operator.is_, views, known.views))
-            and all(is_still_writable(descriptor.data) for descriptor in written)
-        ):
-            return known.arrays
+    memo = descriptors[0].memo() if type(descriptors[0]) is BNNSNDArrayDescriptor else None
+    known: _Lists | None = memo.get((_Lists, count, kinds)) if memo else None
+    if known is not None and known.hold(descriptors):
+        return known.arrays
     checked = []
     for index, descriptor in enumerate(descriptors):
         part, number = divmod(index, count)
@@ -363,9 +367,10 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
         checked.append(_checked_array(label, descriptor, name != "gradients"))
     arrays = [checked[first : first + count] for first in range(0, len(checked), count)]
     _check_shapes(arrays[0], arrays[1:])
-    memo = descriptors[0].memo()
     if memo is not None and all(keeps_still(descriptor.data) for descriptor in descriptors):
-        memo[_Lists, count, kinds] = _Lists(checked, arrays)
+        written = [descriptor.data for descriptor in descriptors[:count] + descriptors[2 * count :]]
+        owners = [array for array in written if isinstance(array, np.ndarray)]
+        memo[_Lists, count, kinds] = _Lists(checked, arrays, owners)
     return arrays
 
 

@@ -210,8 +210,13 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
         outputs = tuple(call.optional_vector(name, results[i], result=True) for i, name in enumerate(names) if i)
         over_input = "inputMatrix" in call.check_overlap(names[0], ("inputMatrix", "gradientMatrix"))
         epsilon, neuron = self._arithmetic(function)
+        need: tuple[str, ...] | None
         need = ("dx", *(("dgamma", "dbeta")[i] for i, vector in enumerate(outputs) if vector is not None))
         summed = (False, *(vector is not None and len(vector) == 1 < len(batch) for vector in outputs))
+        # What the engine can write to; for the others it gives back arrays of its own.
+        direct = (not over_input, *(vector is not None and vector.dtype == _FLOAT32 for vector in outputs))
+        if all(direct) and not any(summed) and not isinstance(neuron, Curve):
+            need = None
         plan = _GradientPlan(
             epsilon,
             neuron,
@@ -219,8 +224,6 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
             need=need,
             summed=summed,
         )
-        # What the engine can write to; for the others it gives back arrays of its own.
-        direct = (not over_input, *(vector is not None and vector.dtype == _FLOAT32 for vector in outputs))
         jobs = []
         for k in batch:
             targets = (dx[k], *(_of_matrix(vector, k) for vector in outputs))
@@ -411,7 +414,7 @@ class _GradientPlan(NamedTuple):
     epsilon: float
     neuron: Neuron
     frozen: bool
-    need: tuple[str, ...]
+    need: tuple[str, ...] | None  # None: the three that there are arrays for
     summed: tuple[bool, ...]  # of dx, dgamma and dbeta: it is the sum over all matrices
 
 

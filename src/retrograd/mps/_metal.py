@@ -38,9 +38,9 @@ Work: TypeAlias = Callable[[], None]
 
 _LOG: Final = logging.getLogger("retrograd.mps")
 # While callers wait for their own buffers there is nothing for the queue's thread to do, and waking it for every commit
-# would cost more than a small kernel. Then it looks by itself this often, and sleeps after so many looks in vain.
-_LOOK_SECONDS: Final = 0.001
-_LOOKS: Final = 50
+# would cost more than a small kernel. Then it looks by itself, after so many seconds each, and sleeps after the last
+# look in vain. A buffer that nobody waits for, after many that somebody did, begins that much later.
+_LOOKS: Final = (0.001, 0.002, 0.004, *[0.008] * 6)
 
 _NOT_ENQUEUED: Final = MTLCommandBufferStatus.notEnqueued
 _ENQUEUED: Final = MTLCommandBufferStatus.enqueued
@@ -338,24 +338,25 @@ class _Executor:
         looks = commits = 0
         while True:
             try:
-                if not self.wakeups.get(timeout=None if self.asleep else _LOOK_SECONDS):
+                if not self.wakeups.get(timeout=None if self.asleep else _LOOKS[looks]):
                     return
             except Empty:
                 looks += 1
             if self.enqueued:
                 with self.order:
                     self.advance()
+            waits = self.ready and not self.runner  # or else a caller runs what is ready, and wakes this thread after
             if commits != self.commits:
                 commits = self.commits
-                self.prompt = bool(self.ready)  # or else those who committed have run their buffers, too
-            if self.ready:
+                self.prompt = bool(waits)  # or else those who committed have run their buffers, too
+            if waits:
                 looks = 0
                 try:
                     while self.ready and self.run_next(None):
                         pass
                 except BaseException:  # a handler that wants to exit: the thread must live on
                     _LOG.exception("a command buffer was left")
-            if looks < _LOOKS:
+            if looks < len(_LOOKS):
                 self.asleep = False
             else:
                 looks = 0
