@@ -700,7 +700,7 @@ def _state(function: str, name: str, value: object, problem: _Problem) -> Array:
 
 def _with_buffer(cache: LstmCache, buffer: Array, stamp: int | None) -> LstmCache:
     made = _new_cache()
-    made.problem, made.x, made.cells = cache.problem, cache.x, cache.cells
+    made.problem, made.x, made.numbers, made.cells = cache.problem, cache.x, cache.numbers, cache.cells
     made.h0, made.c0 = cache.h0, cache.c0
     made.active, made.order, made.seed = cache.active, cache.order, cache.seed
     made.buffer, made.stamp = buffer, stamp
