@@ -524,6 +524,12 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path, monkeypatch: pyte
     save_file(arrays, path, metadata={"retrograd.nn": "00000000 {}"})
     with pytest.raises(ValueError, match=r"is damaged: its checksum is [0-9a-f]{8}, must be 00000000"):
         nn.load(path, model)
+    from retrograd.nn.checkpoint import _checksum
+
+    for text in ("[", "[" * 100_000, "7", "{}", '{"version": 1}', '{"version": 1, "optimizer": null, "metadata": 3}'):
+        save_file(arrays, path, metadata={"retrograd.nn": f"{_checksum(text, arrays)} {text}"})
+        with pytest.raises(ValueError, match=r"has version None|has a header that"):
+            nn.load(path, model)
     with monkeypatch.context() as patch:
         patch.setattr("retrograd.nn.checkpoint._VERSION", 2)
         nn.save(path, model)
@@ -556,6 +562,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         nn.save(path, model, metadata={"x": float("nan")})
     assert path.read_bytes() == content
 
+    with pytest.raises(OSError, match="no regular file"):
+        nn.save(os.devnull, model)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
     link = tmp_path / "latest"
     link.symlink_to(path)
     nn.save(link, model, optimizer)

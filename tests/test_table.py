@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import os
+import threading
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
@@ -78,6 +80,8 @@ def test_what_csv_writes_is_read(
         ("a, b\n1, 2\n3, 4\n", {"a": [1, 3], "b": [2, 4]}),
         ("1,2\n3,4\n", {"column1": [1, 3], "column2": [2, 4]}),
         ("a,\n1,2\n3,4\n", {"a": [1, 3], "column2": [2, 4]}),
+        ("a\tb\n1,5\t2\n3\t4,25\n", {"a": [1.5, 3], "b": [2, 4.25]}),
+        ("a,b\n1,2\n3,4\n,\n,\n", {"a": [1, 3], "b": [2, 4]}),
     ],
 )
 def test_forms(file: Path, text: str, columns: dict[str, list[float]]) -> None:
@@ -117,7 +121,10 @@ def test_interpolation_fills_gaps_only(file: Path) -> None:
 def test_columns_of_text_are_left_out(file: Path) -> None:
     table = read(file, "city,a,empty\nRome,1,\nOslo,2,\n")
     assert list(table.columns) == ["a"]
-    assert table.notes == ("Column 'city' is text and is left out.", "Column 'empty' is empty and is left out.")
+    assert table.notes == (
+        "Column 'city' is text ('Rome') and is left out.",
+        "Column 'empty' is empty and is left out.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,12 +132,14 @@ def test_columns_of_text_are_left_out(file: Path) -> None:
     [
         ("", "is empty"),
         ("\ufeff \n\n", "is empty"),
+        (",,\n,,\n", "is empty"),
         ("a,b\n", "has a header and no rows; a series needs at least 2"),
         ("a,b\n1,2\n", "has 1 row of data; a series needs at least 2"),
         ("a,b\n1,2\n3\n", "line 3 has 1 cell, but the first row has 2"),
         ("a,b\n1,2\n3,4,5\n", "line 3 has 3 cells, but the first row has 2"),
         ("a,b,a\n1,2,3\n4,5,6\n", "columns 1 and 3 are both called 'a'"),
-        ("a,b\nx,y\nz,w\n", "has no column of numbers; its columns are 'a', 'b'"),
+        ("a,b\nx,7%\nz,8%\n", "has no column of numbers; its columns are 'a', 'b'. Column 'a' is text ('x')"),
+        ("a,b\n1,1e200\n2,2e200\n", "2 cells are not numbers from -1e+100 to 1e+100: line 2, column 'b': '1e200'"),
         ('a,b\n1,2\n"3,4\n', "after line 2"),
         (b"a,b\n1,2\n3,\xe4\n", "is not UTF-8: line 3 has byte 0xe4"),
         (b"\x89PNG\r\n\x1a\n\0\0\0", "is not a text file: byte 8 is 0"),
@@ -142,9 +151,24 @@ def test_files_that_are_no_tables(file: Path, text: str | bytes, words: str) -> 
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.csv", tmp_path):
+    for path in (tmp_path / "none.csv", tmp_path, Path(os.devnull)):  # a device may have no end
         with pytest.raises(InputError, match=path.name):
             read_table(path)
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=["a\n1\n2\n"])
+    writer.start()
+    assert read_table(pipe).columns["a"].tolist() == [1, 2]
+    writer.join()
+
+
+def test_commas_that_may_be_thousands_are_told(file: Path) -> None:
+    (note,) = read(file, "a;b\n1,234;5\n22,500;6\n").notes
+    assert note == "Commas are decimal marks, not thousands: '1,234' is read as 1.234."
+    assert read(file, "a;b\n1,234;5\n0,500;6\n").notes == ()
 
 
 @settings(deadline=None)
@@ -230,6 +254,13 @@ def test_clocks_that_change_zone_are_read_as_utc(file: Path) -> None:
     times = read(file, dated(stamps)).times
     assert str(times.step) == "1 hour"
     assert times.after(1) == ["2020-03-29T02:00:00Z"]
+
+
+def test_times_beyond_the_calendar_of_python(file: Path) -> None:
+    times = read(file, "date,a\n9998-12-31,1\n9999-12-31,2\n").times
+    assert times.after(1) == ["10000-12-31T00:00:00"]
+    times = read(file, "date,a\n0001-01-01T00:00+23:00,1\n0001-01-01T00:00+22:00,2\n").times
+    assert times.label(0) == "0000-12-31T01:00:00Z"
 
 
 def test_times_that_go_back_are_refused(file: Path) -> None:

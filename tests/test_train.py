@@ -317,6 +317,27 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint(tmp_path: Path, monkeyp
     assert outcome(tmp_path) == outcome(tmp_path / "whole")
 
 
+def test_a_model_is_there_even_if_the_last_one_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Improving(LineTask):
+        def validate(self) -> float:
+            if self.optimizer.steps == 8:  # the validation when the time is over
+                monkeypatch.setattr(Run, "_save_model", interrupted)
+            return 10.0 - self.optimizer.steps
+
+    def interrupted(run: Run) -> None:
+        raise KeyboardInterrupt
+
+    now = [0.0]
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    task = Improving(Settings(time_limit=8.0))
+    task.before_step = lambda step: now.__setitem__(0, step + 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        Run(task, tmp_path, [], Progress()).train()
+    assert nn.read_metadata(tmp_path / MODEL)["kind"] == "line"
+
+
 def test_other_data_are_not_resumed_on(tmp_path: Path) -> None:
     train(tmp_path)
     before = (tmp_path / CHECKPOINT).read_bytes()

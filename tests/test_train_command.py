@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import random
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -97,6 +99,39 @@ def test_a_second_run_does_not_touch_the_first(tmp_path: Path, text: Path) -> No
     assert one.read_bytes() != two.read_bytes()
 
 
+def test_what_is_in_the_folder_is_not_lost(tmp_path: Path, text: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    data = own / "history.csv"
+    data.write_bytes(text.read_bytes())
+    refused = run("train", "text", data, *SMALL, "--output", own, "--overwrite", cwd=tmp_path, code=2)
+    assert f"the run would replace its own data, {data}: name another folder" in refused.stderr
+    refused = run("train", "text", text, *SMALL, "--output", own, cwd=tmp_path, code=2)
+    assert f"{own} has a history.csv already: --overwrite replaces it" in refused.stderr
+    (own / "model.safetensors").mkdir()
+    refused = run("train", "text", text, *SMALL, "--output", own, "--overwrite", cwd=tmp_path, code=2)
+    assert "model.safetensors cannot be replaced: Is a directory" in refused.stderr
+    assert data.read_bytes() == text.read_bytes()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
+def test_two_runs_do_not_share_a_folder(tmp_path: Path, text: Path) -> None:
+    first = subprocess.Popen(
+        command("train", "text", text, *LONG, "--output", "run"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None
+    while not first.stdout.readline().startswith("step"):
+        pass
+    for again in ((text, *SMALL, "--output", "run", "--overwrite"), ("--resume", "run")):
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "checkpoint.safetensors").exists():
+            assert time.monotonic() < deadline
+        assert "a run is going on in run" in run("train", "text", *again, cwd=tmp_path, code=2).stderr
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=60)
+    assert first.returncode == 130
+
+
 def test_threads_do_not_change_the_model(tmp_path: Path, text: Path) -> None:
     for threads in (1, 2):
         run("train", "text", text, *SMALL, "--threads", threads, "--output", f"t{threads}", cwd=tmp_path)
@@ -143,6 +178,74 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_in_the_same_bits(
 def history(folder: Path) -> dict[str, list[str]]:
     header, *rows = (line.split(",") for line in (folder / "history.csv").read_text().splitlines())
     return {name: [row[column] for row in rows] for column, name in enumerate(header)}
+
+
+@pytest.mark.parametrize("folder", ["a b", 'it\'s "ü"', "-dash"])
+def test_the_command_that_goes_on_is_one_for_a_shell(tmp_path: Path, text: Path, folder: str) -> None:
+    result = run("train", "text", text, *SMALL, f"--output={folder}", "--time-limit", "0", cwd=tmp_path)
+    shown = re.search(r"^  retrograd (.* --resume .*)$", result.stdout, re.M)
+    assert shown, result.stdout
+    assert "resumed" not in run(*shlex.split(shown[1]), cwd=tmp_path).stdout  # no step was done
+    assert (tmp_path / folder / "report.html").exists()
+
+
+def test_nobody_has_to_listen(tmp_path: Path, text: Path) -> None:
+    train = " ".join(command("train", "text", text, *SMALL, "--output"))
+    for name, script in (("pipe", f"{train} pipe | head -n 1"), ("closed", f"{train} closed >&-")):
+        result = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.stderr == ""
+        assert (tmp_path / name / "report.html").exists()
+
+
+def test_an_output_of_few_characters(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("naïve café ☃\n" * 300, encoding="utf-8")
+    for arguments in (
+        ("train", "text", "a.txt", *SMALL, "--output", "run"),
+        ("sample", "run", "--length", "40", "--prompt", "é"),
+    ):
+        result = subprocess.run(
+            command(*arguments),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "\\xe9" in result.stdout
+
+
+def test_the_model_is_missed_before_a_run_goes_on(tmp_path: Path, text: Path) -> None:
+    run("train", "text", text, *SMALL, "--output", "run", cwd=tmp_path)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    assert "model.safetensors" in run("train", "text", "--resume", "run", cwd=tmp_path, code=2).stderr
+
+
+def test_forged_checkpoints(tmp_path: Path, text: Path) -> None:
+    from retrograd.train.text import TextSettings, TextTask
+
+    run("train", "text", text, *SMALL, "--output", "run", cwd=tmp_path)
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    metadata = nn.read_metadata(path)
+    settings = TextSettings.from_record(metadata["settings"])
+    with contextlib.closing(TextTask(settings, [text], scratch=tmp_path)) as task:
+        nn.load(path, task.model, task.optimizer, arrays=task.arrays())
+        for change in (
+            {"settings": None},
+            {"settings": {**metadata["settings"], "hidden": 20000, "layers": 64}},
+            {"files": [5]},
+            {"source": []},
+            {"source": {}},
+            {"records": [{}]},
+            {"records": [{**metadata["records"][0], "validation": "1"}]},
+            {"best": None},
+            {"pending": ["x"]},
+            {"items": {}},
+            {"seconds": 10**400},
+        ):
+            nn.save(path, task.model, task.optimizer, arrays=task.arrays(), metadata={**metadata, **change})
+            result = run("train", "text", "--resume", "run", cwd=tmp_path, code=2)
+            assert "checkpoint.safetensors" in result.stderr
 
 
 def test_what_a_resumed_run_may_not_change(tmp_path: Path, text: Path) -> None:
@@ -274,11 +377,12 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, text: Path) -> N
     run("train", "text", "--resume", "saved", "--time-limit", "1", cwd=tmp_path)
 
 
-def test_a_terminal_gets_a_bar(tmp_path: Path, text: Path) -> None:
+def in_terminal(*arguments: object, cwd: Path) -> str:
+    """What a terminal is sent."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        command("train", "text", text, *LONG, "--time-limit", "3", "--output", "run"),
-        cwd=tmp_path,
+        command(*arguments),
+        cwd=cwd,
         stdout=slave,
         stderr=slave,
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "40"},
@@ -298,7 +402,20 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, text: Path) -> None:
             output += piece
     os.close(master)
     assert process.wait(timeout=30) == 0
-    shown = output.decode(errors="replace")
+    return output.decode(errors="replace")
+
+
+def test_a_terminal_is_not_controlled_by_what_a_model_writes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\x1b[31m\x07" * 1000)
+    run("train", "text", "a.txt", *SMALL, "--output", "run", cwd=tmp_path)
+    assert "\x1b" in run("sample", "run", "--length", "200", cwd=tmp_path).stdout
+    shown = in_terminal("sample", "run", "--length", "200", "--prompt", "\x1b[31m", cwd=tmp_path)
+    assert "\x1b" not in shown
+    assert shown.startswith("␛[31m")
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path, text: Path) -> None:
+    shown = in_terminal("train", "text", text, *LONG, "--time-limit", "3", "--output", "run", cwd=tmp_path)
     assert "━" in shown
     assert re.search(r"loss [\d.]+  validation [\d.]+  [\d,]+ \w+/s  0:0\d left", shown)
     assert "The time is over at step" in shown
@@ -416,6 +533,10 @@ def test_forecasts_that_are_refused(tmp_path: Path, table: Path, text: Path) -> 
     refused("5 rows", "run", "short.csv")
     refused("must be three files", "run", table, "--output", table)
     refused("ends in .svg or .png", "run", table, "--plot", "a.jpg")
+    refused(". is a folder, and cannot be written to", "run", table, "--output", ".")
+    os.mkfifo(tmp_path / "pipe.svg")
+    refused("pipe.svg is no regular file", "run", table, "--plot", "pipe.svg")
+    refused("pipe.svg is no regular file", "run", table, "--output", "pipe.csv")
     refused("there is no such file", "absent", table)
     refused("could not be written", "run", table, "--output", "no/such/folder.csv", code=1)
     run("train", "text", text, *SMALL, "--output", "text", cwd=tmp_path)

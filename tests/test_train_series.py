@@ -588,7 +588,10 @@ def test_files_that_are_no_series_models(trained: SeriesTask, tmp_path: Path) ->
         {"description": {"plan": {**metadata["description"]["plan"], "window": 0}}},
         {"description": {"plan": {**metadata["description"]["plan"], "targets": ["z"]}}},
         {"description": {"plan": {**metadata["description"]["plan"], "horizon": 3}}},
-        {"settings": {**metadata["settings"], "hidden": 9}},
+        {"description": {"plan": {**metadata["description"]["plan"], "horizon": 2**40}}},  # more than any memory
+        {"description": []},
+        {"settings": {**metadata["settings"], "hidden": 7}},
+        {"settings": {**metadata["settings"], "hidden": 65536, "layers": 64}},
         {"settings": {}},
     ):
         nn.save(other, trained.model, metadata={**metadata, **damage})

@@ -311,7 +311,7 @@ def refused(files: list[Any], config: TextSettings, message: str, scratch: Path)
 
 def test_files_that_cannot_be_read(tmp_path: Path, prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused([tmp_path / "none.txt"], SMALL, r"none\.txt: No such file", tmp_path)
-    refused([prose, tmp_path], SMALL, "is a folder; name files of text", tmp_path)
+    refused([prose, tmp_path], SMALL, "is a folder", tmp_path)
     refused(["a\0b"], SMALL, "null", tmp_path)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
@@ -660,12 +660,20 @@ def test_files_that_are_no_text_model(trained: Path, tmp_path: Path) -> None:
         ({"kind": "series"}, "of the kind 'series', not 'text'"),
         ({"description": {}}, "level"),
         ({"description": {"level": "word", "characters": ""}}, "level 'word'"),
-        ({"description": {"level": "byte", "characters": ""}}, "shape"),
-        ({"settings": {**about["settings"], "hidden": 17}}, "shape"),
+        ({"description": {"level": "byte", "characters": ""}}, "bytes, but settings of a model of"),
+        ({"description": {"level": "char", "characters": ""}}, "empty"),
+        ({"description": {"level": "char", "characters": "\ud800" * (len(alphabet) - 1)}}, "surrogates"),
+        ({"settings": {**about["settings"], "hidden": 15}}, "shape"),
+        ({"settings": {**about["settings"], "hidden": 65536, "layers": 64}}, r"bytes, but settings of a model of 2,"),
+        ({"settings": {**about["settings"], "embedding": 65536}}, "bytes, but settings of a model of"),
+        ({"settings": {**about["settings"], "learning_rate": 10**400}}, "its setting learning_rate is 1000"),
         ({"settings": {**about["settings"], "hidden": -1}}, "its setting hidden is -1"),
         ({"settings": {}}, "no setting"),
         ({"settings": None}, "no text model"),
     ):
         nn.save(path, model, metadata={**about, **change})
         refused(path, message)
+    model.head.w[0, 0] = np.nan
+    nn.save(path, model, metadata=about)
+    refused(path, r"head\.w has values that are no numbers")
     assert len(alphabet) == len(Alphabet.from_record(alphabet.record()))

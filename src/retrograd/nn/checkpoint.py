@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zlib
@@ -109,9 +110,15 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Array
     checksum = _checksum(text, arrays)
     if checksum != should:
         raise ValueError(f"load: {name} is damaged: its checksum is {checksum}, must be {should}")
-    header: dict[str, Any] = json.loads(text)
-    if header["version"] != _VERSION:
-        raise ValueError(f"load: {name} has version {header['version']}, this release reads version {_VERSION}")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("version") != _VERSION:
+        version = header.get("version") if isinstance(header, dict) else None
+        raise ValueError(f"load: {name} has version {version}, this release reads version {_VERSION}")
+    if not isinstance(header.get("metadata"), dict) or "optimizer" not in header:
+        raise ValueError(f"load: {name} has a header that retrograd.nn.save does not write")
     return header, arrays
 
 
@@ -126,6 +133,8 @@ def _checksum(text: str, arrays: Mapping[str, Array]) -> str:
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace a file, or the one that a link leads to, once the new one is complete on the disk."""
     place = os.path.realpath(path)
+    if os.path.exists(place) and not os.path.isfile(place):  # a device, say, would be gone
+        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
     temporary = f"{place}.{os.getpid()}.part"
     try:
         with open(temporary, "wb") as file:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +15,10 @@ from typing import Any
 import retrograd as rg
 
 from ..nn.checkpoint import write_whole
-from .chart import png, stacked_svg
+from .chart import png, stacked_svg, visible
+from .files import MODEL, check_room
 from .progress import Progress
-from .run import CHECKPOINT, FILES, MODEL, Run, RunError, read_checkpoint
+from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
 from .series import SeriesSettings, SeriesTask, forecast, load_series_model
 from .settings import InputError, Settings
 from .table import read_table
@@ -42,7 +45,7 @@ def add_commands(commands: Any) -> None:
         "Its measure is bits per character on the last part of the text, which it does not train on.",
     )
     text.add_argument("files", nargs="*", metavar="FILE", help="text (default: Python's own standard library)")
-    _add_training(text, TextSettings, _text_task)
+    _add_training(text, TextTask.kind, TextSettings, _text_task)
     series = kinds.add_parser(
         "series",
         help="a forecast of columns of numbers",
@@ -50,7 +53,7 @@ def add_commands(commands: Any) -> None:
         "linear. It is compared with simple baselines on the last part of the time, which it does not train on.",
     )
     series.add_argument("files", nargs="?", metavar="DATA.csv", help="the table")
-    _add_training(series, SeriesSettings, _series_task)
+    _add_training(series, SeriesTask.kind, SeriesSettings, _series_task)
 
     sample = commands.add_parser(
         "sample",
@@ -93,6 +96,7 @@ def add_commands(commands: Any) -> None:
 
 def _add_training(
     parser: argparse.ArgumentParser,
+    kind: str,
     settings: type[Settings],
     make: Callable[[Settings, list[str], Path], Task],
 ) -> None:
@@ -103,7 +107,7 @@ def _add_training(
         "--resume", metavar="DIR", help="go on with the run in this folder, to the same bits as if it had not stopped"
     )
     settings.add_arguments(parser)
-    parser.set_defaults(run=_train, settings=settings, make=make)
+    parser.set_defaults(run=_train, kind=kind, settings=settings, make=make)
 
 
 def _text_task(settings: Settings, files: list[str], folder: Path) -> Task:
@@ -122,45 +126,49 @@ def _series_task(settings: Settings, files: list[str], folder: Path) -> Task:
 
 
 def _train(options: argparse.Namespace) -> int:
-    kind: type[Settings] = options.settings
-    given = {name: getattr(options, name) for name, *_ in kind.options() if hasattr(options, name)}
+    settings: type[Settings] = options.settings
+    given = {name: getattr(options, name) for name, *_ in settings.options() if hasattr(options, name)}
     files = [options.files] if isinstance(options.files, str) else list(options.files or [])
-    name = options.make.__name__.split("_")[1]
-    with Progress() as progress:
-        if options.resume is not None:
-            return _resume(options, name, kind, given, files, progress)
-        settings = kind.from_given(given)
-        with _new_folder(options, name, files) as folder:
+    _print_anything()
+    try:
+        with Progress() as progress:
+            if options.resume is not None:
+                return _resume(options, given, files, progress)
+            return _begin(options, settings.from_given(given), files, progress)
+    except MemoryError:
+        raise RunError("there is not enough memory; smaller sizes (--hidden, --layers, --batch) need less") from None
+
+
+def _begin(options: argparse.Namespace, settings: Settings, files: list[str], progress: Progress) -> int:
+    with contextlib.ExitStack() as held:
+        with _new_folder(options, files) as folder:
+            held.enter_context(_alone_in(folder))
             _use_threads(settings)
-            task = options.make(settings, files, folder)
-        with contextlib.closing(task):
+            task = held.enter_context(contextlib.closing(options.make(settings, files, folder)))
             for old in FILES:
-                (folder / old).unlink(missing_ok=True)
-            return _run(Run(task, folder, [os.path.abspath(file) for file in files], progress))
+                try:
+                    (folder / old).unlink(missing_ok=True)
+                except OSError as error:
+                    raise InputError(f"{folder / old} cannot be replaced: {error.strerror}") from None
+        return _run(Run(task, folder, [os.path.abspath(file) for file in files], progress))
 
 
-def _resume(
-    options: argparse.Namespace,
-    name: str,
-    kind: type[Settings],
-    given: dict[str, Any],
-    files: list[str],
-    progress: Progress,
-) -> int:
-    folder = Path(options.resume)
+def _resume(options: argparse.Namespace, given: dict[str, Any], files: list[str], progress: Progress) -> int:
+    folder, kind = Path(options.resume), options.settings
     for setting in given:
         if setting not in kind.RESUMABLE:
             raise InputError(f"--{setting.replace('_', '-')} cannot change when a run is resumed")
     if options.output is not None or options.overwrite:
         raise InputError("--resume goes on in the folder of the run; --output and --overwrite are for a new one")
-    metadata = read_checkpoint(folder, name)
+    metadata = read_checkpoint(folder, options.kind)
     try:
         settings = kind.from_record({**metadata["settings"], **given})
+        check_room(folder / CHECKPOINT, settings.least_weights())
     except InputError as error:
         raise InputError(f"{folder / CHECKPOINT}: {error}") from None
     _use_threads(settings)
     files = files or metadata["files"]  # which may be given again, if they have moved
-    with contextlib.closing(options.make(settings, files, folder)) as task:
+    with _alone_in(folder), contextlib.closing(options.make(settings, files, folder)) as task:
         run = Run(task, folder, [os.path.abspath(file) for file in files], progress)
         run.resume(metadata)
         return _run(run)
@@ -177,14 +185,13 @@ def _run(run: Run) -> int:
 
 
 @contextlib.contextmanager
-def _new_folder(options: argparse.Namespace, kind: str, files: list[str]) -> Iterator[Path]:
+def _new_folder(options: argparse.Namespace, files: list[str]) -> Iterator[Path]:
     """The folder of a new run; if it cannot begin, a folder that was made for it goes away."""
     if options.output is not None:
         folder = Path(options.output)
-        if (folder / CHECKPOINT).exists() and not options.overwrite:
-            raise InputError(f"{folder} has a run already: --resume {folder} goes on with it, --overwrite replaces it")
+        _check_free(folder, files, options.overwrite)
     else:
-        folder = _unused(Path("runs") / f"{kind}-{Path(files[0]).stem if files else 'stdlib'}")
+        folder = _unused(Path("runs") / f"{options.kind}-{Path(files[0]).stem if files else 'stdlib'}")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,6 +206,49 @@ def _new_folder(options: argparse.Namespace, kind: str, files: list[str]) -> Ite
         raise
 
 
+def _check_free(folder: Path, files: list[str], overwrite: bool) -> None:
+    """Nothing that is in the folder goes away without a word, and the data never do."""
+    there = [name for name in FILES if (folder / name).exists()]
+    for name in there:
+        if any(os.path.exists(file) and os.path.samefile(folder / name, file) for file in files):
+            raise InputError(f"the run would replace its own data, {folder / name}: name another folder")
+    if CHECKPOINT in there and not overwrite:
+        where = quoted(folder)
+        raise InputError(f"{folder} has a run already: --resume {where} goes on with it, --overwrite replaces it")
+    if there and not overwrite:
+        raise InputError(f"{folder} has a {there[0]} already: --overwrite replaces it")
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two runs at once would replace each other's files: the second is refused."""
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise InputError(f"a run is going on in {folder}") from None
+    except OSError:
+        pass  # some file systems have no locks
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _print_anything() -> None:
+    """What the standard output's encoding lacks is printed as an escape; where there is no output, nowhere."""
+    if sys.stdout is None:  # closed, as by >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it stays open to the end)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def _unused(folder: Path) -> Path:
     candidate, number = folder, 1
     while candidate.exists():
@@ -211,6 +261,7 @@ def _unused(folder: Path) -> Path:
 
 
 def _sample(options: argparse.Namespace) -> int:
+    _print_anything()
     model, alphabet = load_text_model(options.model)
     pieces = sample(
         model,
@@ -221,19 +272,22 @@ def _sample(options: argparse.Namespace) -> int:
         prompt=options.prompt,
         seed=options.seed,
     )
-    if options.prompt:
-        print(options.prompt, end="")
-    for piece in pieces:
-        print(piece, end="", flush=sys.stdout.isatty())
+    # What a model writes may control a terminal; a file or a pipe gets it as it is.
+    terminal = sys.stdout.isatty()
+    for piece in itertools.chain([options.prompt], pieces):
+        print(visible(piece) if terminal else piece, end="", flush=terminal)
     print()
     return 0
 
 
 def _forecast(options: argparse.Namespace) -> int:
+    _print_anything()
     forecaster = load_series_model(options.model)
     table = read_table(options.data, gaps=options.gaps or forecaster.settings.gaps)
     output = Path(options.output or f"{Path(options.data).stem}-forecast.csv")
+    _check_replaceable(output)
     picture = Path(options.plot) if options.plot else output.with_suffix(".svg")
+    _check_replaceable(picture)
     if picture.suffix not in (".svg", ".png"):
         raise InputError(f"--plot {picture}: a picture ends in .svg or .png")
     if len({path.resolve() for path in (output, picture, Path(options.data))}) < 3:
@@ -256,6 +310,12 @@ def _forecast(options: argparse.Namespace) -> int:
     print(f"{'forecast':<12} {output}")
     print(f"{'picture':<12} {picture}")
     return 0
+
+
+def _check_replaceable(path: Path) -> None:
+    # A file is written by its replacement: a device would be gone.
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}, and cannot be written to")
 
 
 def _whole(minimum: int) -> Callable[[str], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,10 @@ class Progress:
 
     def say(self, text: str = "") -> None:
         if self._bar is None:
-            print(text, flush=True)
+            try:
+                print(text, flush=True)
+            except BrokenPipeError:  # whoever read along is gone; the run goes on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         else:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 

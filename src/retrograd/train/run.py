@@ -8,6 +8,7 @@ import io
 import itertools
 import math
 import os
+import shlex
 import signal
 import threading
 import time
@@ -19,14 +20,14 @@ from typing import Any, Final, Literal
 from .. import nn
 from ..nn.checkpoint import write_whole
 from .chart import Chart, Line, png
+from .files import MODEL, UNUSABLE, load_weights
 from .progress import Progress, clock, count
 from .report import Block, Prose, Section, Table, page, plain
 from .settings import InputError
 from .task import Task
 
-__all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "read_checkpoint"]
+__all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "quoted", "read_checkpoint"]
 
-MODEL: Final = "model.safetensors"
 CHECKPOINT: Final = "checkpoint.safetensors"
 # The model of the last validation that the run has planned, while MODEL is a better one from when the time was over.
 _PLANNED: Final = "model-as-planned.safetensors"
@@ -80,14 +81,15 @@ class Run:
                 + "; ".join(f"{name} was {metadata['source'].get(name)}, is {source[name]}" for name in changed)
             )
         try:
-            nn.load(path, task.model, task.optimizer, arrays=task.arrays())
-            self._records = [Record(**record) for record in metadata["records"]]
-            self._best = metadata["best"]
-            self._pending = [float(loss) for loss in metadata["pending"]]
-            self._items, self._seconds_before = int(metadata["items"]), float(metadata["seconds"])
             if (self._folder / _PLANNED).exists():
                 os.replace(self._folder / _PLANNED, self._folder / MODEL)
-        except (ValueError, TypeError, KeyError) as error:
+            load_weights(self._folder / MODEL, task.model)  # only to see that the end of the run will find it
+            nn.load(path, task.model, task.optimizer, arrays=task.arrays())
+            self._records = [_read_record(record) for record in metadata["records"]]
+            self._best = _number(metadata["best"])
+            self._pending = [_number(loss) for loss in metadata["pending"]]
+            self._items, self._seconds_before = int(_number(metadata["items"])), _number(metadata["seconds"])
+        except UNUSABLE as error:
             raise InputError(f"{path} cannot be resumed: {error}") from None
 
     def _save(self) -> None:
@@ -129,13 +131,13 @@ class Run:
 
     def _history(self) -> str:
         text = io.StringIO()
-        writer = csv.writer(text)
+        writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["step", "loss", "validation", "learning_rate", self._task.items, "seconds"])
         writer.writerows(dataclasses.astuple(record) for record in self._records)
         return text.getvalue()
 
     def _how_to_resume(self) -> str:
-        return f"retrograd train {self._task.kind} --resume {_quoted(self._folder)}"
+        return f"retrograd train {self._task.kind} --resume {quoted(self._folder)}"
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -188,10 +190,7 @@ class Run:
             loss, items = task.step()
             done = task.optimizer.steps
             if not math.isfinite(loss):
-                raise RunError(
-                    f"the loss is {loss} at step {count(done)}: a smaller --learning-rate (it is "
-                    f"{settings.learning_rate:g}) or --maximum-norm may help; the last checkpoint is whole"
-                )
+                raise self._diverged("loss", loss)
             self._pending.append(loss)
             self._items += items
             if done % task.validate_every == 0 or done == task.steps:
@@ -202,11 +201,19 @@ class Run:
                 shown = now
                 progress.step(done, self._numbers(loss, self._speed(items_before), first))
 
+    def _diverged(self, what: str, value: float) -> RunError:
+        # No word of resuming: it would end in the same way.
+        kept = f"; the best model so far is {self._folder / MODEL}" if self._best is not None else ""
+        return RunError(
+            f"the {what} is {value} at step {count(self._task.optimizer.steps)}: a smaller --learning-rate (it is "
+            f"{self._task.settings.learning_rate:g}) or --maximum-norm may help{kept}"
+        )
+
     def _validate(self) -> None:
         task = self._task
         validation = task.validate()
         if not math.isfinite(validation):
-            raise RunError(f"the validation is {validation} at step {count(task.optimizer.steps)}")
+            raise self._diverged("validation", validation)
         self._records.append(self._record(validation))
         self._pending.clear()
         if self._best is None or validation < self._best:
@@ -256,9 +263,12 @@ class Run:
             records.append(self._record(task.validate()))
             progress.say(self._line(records[-1]))
             if self._best is not None and records[-1].validation < self._best:
-                os.replace(self._folder / MODEL, self._folder / _PLANNED)
+                self._write(_PLANNED, lambda path: write_whole(path, (self._folder / MODEL).read_bytes()))
                 self._save_model()
-        nn.load(self._folder / MODEL, task.model)
+        try:
+            nn.load(self._folder / MODEL, task.model)
+        except (OSError, ValueError) as error:
+            raise RunError(f"the best model cannot be read again: {error}") from None
         task.model.eval()
         results = task.results()
         headline: list[Block] = [*task.headline(), Prose(self._summary(records))]
@@ -357,17 +367,36 @@ def read_checkpoint(folder: Path, kind: str) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{folder} has no {CHECKPOINT}: there is no run to resume")
     try:
-        metadata = nn.read_metadata(path)
-    except (ValueError, OSError) as error:
+        metadata = dict(nn.read_metadata(path))
+    except UNUSABLE as error:
         raise InputError(f"{path} cannot be resumed: {error}") from None
-    names = {"kind", "settings", "files", "source", "records", "best", "pending", "items", "seconds"}
+    kinds = {"settings": dict, "files": list, "source": dict, "records": list, "pending": list}
+    names = {"kind", "best", "items", "seconds", *kinds}
     if not names <= metadata.keys():
         raise InputError(
             f"{path} was not written by retrograd train: it lacks {', '.join(sorted(names - set(metadata)))}"
         )
     if metadata["kind"] != kind:
         raise InputError(f"{path} is of retrograd train {metadata['kind']}, not of retrograd train {kind}")
+    wrong = [name for name, wanted in kinds.items() if not isinstance(metadata[name], wanted)]
+    if wrong or not all(isinstance(file, str) for file in metadata["files"]):
+        raise InputError(f"{path} was not written by retrograd train: see its {', '.join(wrong) or 'files'}")
     return metadata
+
+
+def _number(value: Any) -> Any:
+    """A number of a checkpoint, if it is one."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a number")
+    return value
+
+
+def _read_record(values: dict[str, Any]) -> Record:
+    record = Record(**values)
+    for name, value in dataclasses.asdict(record).items():
+        if not (name == "loss" and value is None):
+            _number(value)
+    return record
 
 
 def _known(steps: list[int], losses: list[float | None]) -> tuple[list[int], list[float]]:
@@ -375,10 +404,10 @@ def _known(steps: list[int], losses: list[float | None]) -> tuple[list[int], lis
     return [step for step, _ in known], [loss for _, loss in known]
 
 
-def _quoted(path: Path) -> str:
-    import shlex
-
-    return shlex.quote(os.fspath(path))
+def quoted(path: Path) -> str:
+    """A path as a shell takes it after an option."""
+    name = os.fspath(path)
+    return shlex.quote(os.path.join(".", name) if name.startswith("-") else name)
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -20,6 +19,7 @@ import retrograd as rg
 from .. import nn
 from . import report
 from .chart import Band, Chart, Line
+from .files import check_room, load_weights, opened_model
 from .report import Block, Prose, Section
 from .settings import InputError, Settings, option
 from .table import Table, counted, read_table
@@ -81,6 +81,9 @@ class SeriesSettings(Settings):
     loss: str = option("huber", "what is made small", choices=("huber", "mse"))
     validation: float = option(0.15, "share of the rows that choose the best weights", minimum=0.01, maximum=0.45)
     test: float = option(0.15, "share of the rows, the last, that judge the result", minimum=0.01, maximum=0.45)
+
+    def least_weights(self) -> int:
+        return 4 * self.hidden * (1 + (2 * self.layers - 1) * self.hidden)
 
 
 @dataclass(frozen=True)
@@ -434,21 +437,14 @@ class Forecaster:
 
 def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
     """The model of a run, by its folder or by the file itself."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / "model.safetensors"
-    try:
-        metadata = nn.read_metadata(path)
-        if metadata.get("kind") != SeriesTask.kind:
-            raise ValueError(f"it is of the kind {metadata.get('kind')!r}, not {SeriesTask.kind!r}")
+    with opened_model(path, SeriesTask.kind) as (file, metadata):
         plan = Plan.from_record(metadata["description"]["plan"])
         settings = SeriesSettings.from_record(metadata["settings"])
+        inputs, outputs = len(plan.columns), plan.horizon * len(plan.targets)
+        ends = 4 * settings.hidden * inputs + outputs * (settings.hidden + plan.lags * inputs)
+        check_room(file, settings.least_weights() + ends)
         model = SeriesModel.of(plan, settings)
-        nn.load(path, model)
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
-        raise InputError(f"{path} is no series model: {error}") from None
+        load_weights(file, model)
     return Forecaster(model.eval(), plan, settings)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,7 +117,7 @@ class Settings:
             fits = (value is None and optional) or (
                 isinstance(value, (int, float) if kind is float else kind)
                 and isinstance(value, bool) == (kind is bool)
-                and (kind not in (int, float) or limits.minimum <= value <= limits.maximum)
+                and (kind not in (int, float) or _within(value, limits))
                 and (limits.choices is None or value in limits.choices)
             )
             if not fits:
@@ -129,6 +130,10 @@ class Settings:
         defaults = {name: default for name, _, _, default, _ in self.options() if name in self.RESUMABLE}
         return dataclasses.replace(self, **defaults)
 
+    def least_weights(self) -> int:
+        """No model of these settings has fewer weights."""
+        return 0
+
     def record(self) -> dict[str, Any]:
         """All settings by name, as JSON takes them."""
         return dataclasses.asdict(self)
@@ -136,6 +141,10 @@ class Settings:
 
 def _shown(default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _within(value: float, limits: _Limits) -> bool:
+    return limits.minimum <= value <= limits.maximum and abs(value) < sys.float_info.max
 
 
 def _reader(kind: type, optional: bool, limits: _Limits) -> Any:
@@ -149,7 +158,7 @@ def _reader(kind: type, optional: bool, limits: _Limits) -> Any:
         except ValueError:
             what = {int: "a whole number", float: "a number"}[kind]
             raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
-        if kind is not str and not (limits.minimum <= value <= limits.maximum and math.isfinite(value)):
+        if kind is not str and not _within(value, limits):
             bounds = f"from {limits.minimum:g} to {limits.maximum:g}"
             if limits.maximum == math.inf:
                 bounds = f"at least {limits.minimum:g}"

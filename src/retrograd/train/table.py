@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .files import check_data
 from .settings import InputError
 
 __all__ = ["Step", "Table", "Times", "counted", "read_table"]
@@ -26,6 +27,7 @@ _DELIMITERS: Final = (",", ";", "\t", "|")
 _GAPS: Final = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INFINITE: Final = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
 _SHOWN: Final = 10  # of a list of faults
 _LARGEST: Final = 1e100  # so that sums of squares are finite
 
@@ -133,7 +135,9 @@ class Times:
     def _render(self, value: Any) -> str:
         if not self.pattern:
             return f"{value:.12g}"
-        moment: datetime = value.astype("datetime64[us]").item()
+        moment: Any = value.astype("datetime64[us]").item()
+        if not isinstance(moment, datetime):  # beyond the years 1 to 9999, which datetime knows
+            return str(value.astype("datetime64[s]")) + self.zone
         pattern = self.pattern.replace("%q", str((moment.month + 2) // 3))
         # Not every C library pads years to four digits.
         return moment.strftime(pattern.replace("%Y", f"{moment.year:04d}")) + self.zone
@@ -157,15 +161,19 @@ class Table:
 def read_table(path: str | os.PathLike[str], *, gaps: str = "refuse") -> Table:
     """Read a CSV file. With `gaps` "interpolate" gaps are filled in on a line between their neighbours."""
     name = os.fspath(path)
+    check_data(path, pipes=True)
     try:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
     text = _decode(name, content)
-    cells, lines = _cells(name, text)
-    mark = _decimal_mark(cells) if _sniff(text) == ";" else "."
+    delimiter = _sniff(text)
+    cells, lines = _cells(name, text, delimiter)
+    mark = "." if delimiter == "," else _decimal_mark(cells)
     names, cells, lines, notes = _take_header(name, cells, lines, mark)
+    if mark == "," and (example := _thousands(cells)):
+        notes.append(f"Commas are decimal marks, not thousands: {example!r} is read as {example.replace(',', '.')}.")
     for row, line in zip(cells, lines, strict=True):
         if len(row) != len(names):
             raise InputError(f"{name}: line {line} has {counted(len(row), 'cell')}, but the first row has {len(names)}")
@@ -180,7 +188,8 @@ def read_table(path: str | os.PathLike[str], *, gaps: str = "refuse") -> Table:
     if times is None:
         times = _index(columns)
     if not columns:
-        raise InputError(f"{name} has no column of numbers; its columns are {_quoted(names)}")
+        why = "".join(f" {note}" for note in notes)
+        raise InputError(f"{name} has no column of numbers; its columns are {_quoted(names)}.{why}")
     return Table(name, columns, times, tuple(notes), hashlib.sha256(content).hexdigest())
 
 
@@ -212,15 +221,20 @@ def _parse(text: Iterable[str], delimiter: str) -> Iterable[tuple[int, list[str]
         before = reader.line_num
 
 
-def _cells(name: str, text: str) -> tuple[list[list[str]], list[int]]:
+def _cells(name: str, text: str, delimiter: str) -> tuple[list[list[str]], list[int]]:
     cells, lines = [], []
     try:
-        for line, row in _parse(io.StringIO(text, newline=""), _sniff(text)):
+        for line, row in _parse(io.StringIO(text, newline=""), delimiter):
             cells.append(row)
             lines.append(line)
     except csv.Error as error:
         last = lines[-1] if lines else 0
         raise InputError(f"{name}: after line {last}: {error}") from None
+    while cells and not any(cells[-1]):  # spreadsheets leave rows of delimiters at the end
+        cells.pop()
+        lines.pop()
+    if not cells:
+        raise InputError(f"{name} is empty")
     return cells, lines
 
 
@@ -235,7 +249,7 @@ def _sniff(text: str) -> str:
             continue
         if not rows or len(rows[0]) < 2:
             continue
-        marks = ",." if delimiter == ";" else "."
+        marks = "." if delimiter == "," else ",."
         known = [any(_is_known(cell, mark) for mark in marks) for row in rows[1:] or rows for cell in row]
         score = sum(known) / len(known), len(rows[0])
         if score > best_score:
@@ -244,9 +258,15 @@ def _sniff(text: str) -> str:
 
 
 def _decimal_mark(cells: Sequence[Sequence[str]]) -> str:
-    """Where cells are parted by semicolons, a number with a comma says that all decimals have one."""
+    """Where cells are not parted by commas, a number with a comma says that all decimals have one."""
     found = any("," in cell and _NUMBER.fullmatch(cell.replace(",", ".")) for row in cells for cell in row)
     return "," if found else "."
+
+
+def _thousands(cells: Sequence[Sequence[str]]) -> str | None:
+    """A number with a comma, if all that have one could as well be whole thousands."""
+    numbers = [cell for row in cells for cell in row if "," in cell and _as_number(cell, ",") is not None]
+    return numbers[0] if numbers and all(_THOUSANDS.fullmatch(cell) for cell in numbers) else None
 
 
 def _is_known(cell: str, mark: str) -> bool:
@@ -292,8 +312,9 @@ def _numbers(
         if len(absent) == len(cells):
             notes.append(f"Column {column!r} is empty and is left out.")
             continue
-        if not there.any() and not any(_INFINITE.fullmatch(cells[row]) for row in wrong):
-            notes.append(f"Column {column!r} is text and is left out.")
+        too_large = any(_as_number(cells[row], mark) or _INFINITE.fullmatch(cells[row]) for row in wrong)
+        if not there.any() and not too_large:
+            notes.append(f"Column {column!r} is text ({_short(cells[wrong[0]])}) and is left out.")
             continue
         faults += ((row, f"line {lines[row]}, column {column!r}: {cells[row]!r}") for row in wrong)
         missing += ((row, f"line {lines[row]}, column {column!r}") for row in sorted(absent))
@@ -414,14 +435,14 @@ def _read_dates(cells: Sequence[str], pattern: str) -> tuple[Array, list[int], s
         moments.append(read[0])
         zones.append(read[1])
     if len(set(zones)) > 1:
-        moments = [moment - _offset(zone) for moment, zone in zip(moments, zones, strict=True)]
-        zones = ["Z"]
+        offsets = np.array([_minutes(zone) for zone in zones], "timedelta64[m]")
+        return np.array(moments, "datetime64[us]") - offsets, wrong, "Z"
     return np.array(moments, "datetime64[us]"), wrong, zones[0] if zones else ""
 
 
-def _offset(zone: str) -> Any:
+def _minutes(zone: str) -> int:
     sign, digits = (-1 if "-" in zone else 1), re.sub(r"\D", "", zone) or "0000"
-    return np.timedelta64(sign * (60 * int(digits[:2]) + int(digits[2:])), "m").astype("timedelta64[us]").item()
+    return sign * (60 * int(digits[:2]) + int(digits[2:]))
 
 
 def _steadiness(values: Array, wrong: Sequence[int], zone: str) -> tuple[int, int]:
@@ -509,6 +530,10 @@ def _some(faults: Sequence[tuple[int, str]]) -> str:
 def counted(count: int, what: str) -> str:
     """So many things: 1 row, 1,200 rows."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _short(cell: str) -> str:
+    return repr(cell if len(cell) <= 40 else cell[:40] + "...")
 
 
 def _quoted(names: Iterable[str]) -> str:

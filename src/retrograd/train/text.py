@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import platform
-import stat
 import sysconfig
 import tempfile
 import zlib
@@ -19,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import nn
+from .files import check_data, check_room, load_weights, opened_model
 from .report import Block, Prose, Sample, Section, Table
 from .settings import InputError, Settings, option
 from .task import Array, Task, new_optimizer
@@ -66,6 +66,9 @@ class TextSettings(Settings):
     validation: float = option(0.05, "share of the text, its end, that is held out", minimum=1e-6, maximum=0.5)
     validation_items: int = option(65536, "most held-out symbols that a validation reads", minimum=1)
     validate_every: int = option(250, "steps between validations", minimum=1)
+
+    def least_weights(self) -> int:
+        return 4 * self.hidden * (self.embedding + (2 * self.layers - 1) * self.hidden)
 
 
 # ---- symbols ---------------------------------------------------------------------------------------------------------
@@ -127,6 +130,9 @@ class Alphabet:
         level, characters = record["level"], record["characters"]
         if level not in ("char", "byte") or not isinstance(characters, str):
             raise ValueError(f"its alphabet is of level {level!r}")
+        if level == "char" and not characters:
+            raise ValueError("its alphabet is empty")
+        characters.encode()  # a ValueError if a character is half of a pair, which nothing can print
         return cls(level, characters)
 
 
@@ -147,7 +153,7 @@ class Corpus:
         self.crc32, self.bytes, self.length, self.unknown = 0, 0, 0, 0
         self.files, self.distinct = len(files), 256
         for path in files:
-            _check_file(path)
+            check_data(path)
         alphabet = Alphabet("byte")
         if level != "byte":
             try:
@@ -239,15 +245,6 @@ class Corpus:
         self._file.close()
 
 
-def _check_file(path: Path) -> None:
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    if not stat.S_ISREG(mode):  # what is read twice must be the same both times
-        raise InputError(f"{path} is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}; name files of text")
-
-
 def _pieces(path: Path) -> Iterator[bytes]:
     try:
         with open(path, "rb", buffering=0) as file:
@@ -307,20 +304,22 @@ class TextModel(nn.Module):
 
     def __init__(self, symbols: int, settings: TextSettings, rng: np.random.Generator) -> None:
         hidden, between = settings.hidden, settings.dropout if settings.layers > 1 else 0.0
-        self.embedding = nn.Embedding(symbols, settings.embedding, rng=rng)
-        self.lstm = nn.LSTM(settings.embedding, hidden, layers=settings.layers, dropout=between, rng=rng)
+        embedding = nn.Embedding(symbols, settings.embedding, rng=rng)
+        self.lstm = nn.LSTM(
+            settings.embedding, hidden, embedding=embedding, layers=settings.layers, dropout=between, rng=rng
+        )
         self.norm = nn.LayerNorm(hidden)
         self.dropout = nn.Dropout(settings.dropout, rng=rng)
         self.head = nn.Linear(hidden, symbols, rng=rng)
 
     def forward(self, tokens: Array, state: nn.LstmState | tuple[Array, Array] | None = None) -> Array:
         """`state` is where the sequences begin; ``lstm.state`` is where they end."""
-        y = self.lstm.forward(self.embedding.forward(tokens), state)
+        y = self.lstm.forward(tokens, state)
         return self.head.forward(self.dropout.forward(self.norm.forward(y)))
 
     def backward(self, dlogits: Array) -> None:
         dy = dlogits
-        layers: list[nn.Module] = [self.head, self.dropout, self.norm, self.lstm, self.embedding]
+        layers: list[nn.Module] = [self.head, self.dropout, self.norm, self.lstm]
         for layer in layers:
             dy = layer.backward(dy)
 
@@ -542,21 +541,13 @@ def _held_out(length: int, share: float) -> int:
 
 def load_text_model(path: str | os.PathLike[str]) -> tuple[TextModel, Alphabet]:
     """The model of a run, by its folder or by the file itself, ready to write."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / "model.safetensors"
-    try:
-        metadata = nn.read_metadata(path)
-        if metadata.get("kind") != "text":
-            raise ValueError(f"it is of the kind {metadata.get('kind')!r}, not 'text'")
+    with opened_model(path, TextTask.kind) as (file, metadata):
         alphabet = Alphabet.from_record(metadata["description"])
         settings = TextSettings.from_record(metadata["settings"])
+        ends = len(alphabet) * (settings.embedding + settings.hidden)
+        check_room(file, settings.least_weights() + ends)
         model = TextModel(len(alphabet), settings, np.random.default_rng(0))
-        nn.load(path, model)
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
-        raise InputError(f"{path} is no text model: {error}") from None
+        load_weights(file, model)
     return model.eval(), alphabet
 
 
