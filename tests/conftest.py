@@ -20,7 +20,7 @@ from retrograd import _core
 
 # JAX is compared with on the CPU, and need not look for anything else when it starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-OPTIONAL = ("torch", "jax", "onnx")
+OPTIONAL = ("torch", "jax", "onnx", "matplotlib")
 _skipped: list[str] = []
 
 

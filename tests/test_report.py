@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retrograd.cli import main
 from retrograd.train import chart
 from retrograd.train.chart import Band, Chart, Line, one_line, visible
 from retrograd.train.report import Block, Prose, Sample, Section, Table, page, plain
@@ -326,3 +327,17 @@ def test_browser_shows_odd_charts(screenshot: Any) -> None:
     assert not console
     rows, _ = places(pixels, chart._LIGHT[0])
     assert len(rows) > 60  # four dots, and what the legends have
+
+
+def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> None:
+    text, folder = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("The cat sees the dog, and the dog runs to the house. " * 100)
+    sizes = "--hidden 16 --batch 4 --unroll 16 --steps 60 --validate-every 10".split()
+    assert main(["train", "text", str(text), "--output", str(folder), *sizes]) == 0
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    pixels, console = screenshot(report, 900, 1400, "--blink-settings=preferredColorScheme=1")
+    assert not console
+    for colour in chart._LIGHT[:2]:  # training and validation
+        rows, columns = places(pixels, colour)
+        assert columns.max() - columns.min() > 400
+        assert rows.max() - rows.min() > 50
