@@ -332,7 +332,7 @@ def test_browser_shows_odd_charts(screenshot: Any) -> None:
 def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> None:
     text, folder = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("The cat sees the dog, and the dog runs to the house. " * 100)
-    sizes = "--hidden 16 --batch 4 --unroll 16 --steps 60 --validate-every 10".split()
+    sizes = ["--hidden", "16", "--batch", "4", "--unroll", "16", "--steps", "60", "--validate-every", "10"]
     assert main(["train", "text", str(text), "--output", str(folder), *sizes]) == 0
     report = (folder / "report.html").read_text(encoding="utf-8")
     pixels, console = screenshot(report, 900, 1400, "--blink-settings=preferredColorScheme=1")
