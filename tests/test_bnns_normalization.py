@@ -231,10 +231,14 @@ def test_agrees_with_the_array_functions_bit_for_bit(kind: str, shape: tuple[int
         assert np.array_equal(got, want)
 
 
-def test_a_large_batch_is_kept_by_threads(isa: str) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_large_batch_is_kept_by_threads(in_place: bool, isa: str) -> None:
     x, dy = normal(64, 16, 20, 20), normal(64, 16, 20, 20, seed=1)
     layer = Layer("batch", (16, 20, 20))
-    y = layer.forward(x.copy())
+    memory = x.copy()
+    y = layer.forward(memory, y=memory if in_place else None)
+    if not in_place:
+        memory[:] = np.nan
     expected, cache = rg.batch_norm_forward(x, eps=float(np.float32(1e-3)))
     assert np.array_equal(y, expected)
     assert np.array_equal(layer.gradients(dy, y, (16,))[0], rg.batch_norm_backward(dy, cache).dx)
@@ -669,6 +673,40 @@ def test_output_half_over_the_input() -> None:
         status = bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, memory, 30, memory[15:], 30, training)
         assert status == 0, bnns.last_error()
         assert np.array_equal(memory[15:135].reshape(x.shape), Layer("batch", (3, 2, 5)).forward(x, training))
+
+
+def test_the_input_may_lie_where_its_copy_goes() -> None:
+    """The client knows that memory: its own allocator gave it."""
+    allocator = Allocator()
+    layer, other = Layer("batch", (3, 2, 5), parameters=allocator.parameters()), Layer("batch", (3, 2, 5))
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer.forward(x)
+    (block,) = allocator.given
+    for first in (0, 30):  # all of it; its tail, of fewer samples
+        memory = np.frombuffer(block, np.float32, 120)[first:].reshape(-1, 3, 2, 5)
+        memory[...] = x[: len(memory)]
+        y = layer.forward(memory)
+        assert np.array_equal(y, other.forward(x[: len(memory)]))
+        gradients = (one.gradients(dy[: len(y)], y, (3,)) for one in (layer, other))
+        assert all(map(np.array_equal, *gradients))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_input_with_gaps_or_unaligned_is_kept(kind: str) -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    parameter = (3, 2, 5) if kind == "layer" else (3,)
+    other = Layer(kind, (3, 2, 5), groups=1)
+    y = other.forward(x)
+    expected = other.gradients(dy, y, parameter)
+    gaps = np.full((4, 37), np.nan, np.float32)
+    gaps[:, :30] = x.reshape(4, 30)
+    unaligned = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:]
+    for memory, stride in ((gaps, 37), (unaligned, 30)):
+        layer, out = Layer(kind, (3, 2, 5), groups=1), np.empty_like(y)
+        status = bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, memory, stride, out, 30, True)
+        assert status == 0, bnns.last_error()
+        assert np.array_equal(out, y)
+        assert all(map(np.array_equal, layer.gradients(dy, out, parameter), expected))
 
 
 def test_the_client_may_change_its_input_before_backward() -> None:

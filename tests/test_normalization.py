@@ -102,9 +102,11 @@ class Problem(NamedTuple):
             words["training"] = False
         return words | {"channel_axis": self.channel_axis}
 
-    def forward(self, threads: int | None = None, out: Array | None = None) -> tuple[Array, rg.NormCache]:
+    def forward(
+        self, threads: int | None = None, out: Array | None = None, keep_x: Array | None = None
+    ) -> tuple[Array, rg.NormCache]:
         result: tuple[Array, rg.NormCache] = FORWARD[self.kind](
-            self.x, self.gamma, self.beta, out=out, num_threads=threads, **self.call
+            self.x, self.gamma, self.beta, out=out, keep_x=keep_x, num_threads=threads, **self.call
         )
         return result
 
@@ -1035,6 +1037,105 @@ def test_forward_in_place_then_backward(kind: Kind, dtype: str, activation: str,
         assert_untouched_around(x)
         if memory == "contiguous":
             assert_same_bits(got, problem.run())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("activation", ["identity", "leaky_relu", "softplus"])
+@pytest.mark.parametrize(
+    ("kind", "shape", "layout"),
+    [
+        ("batch", (128, 256), "first"),  # columns; the last of each family is large enough to stream and to pipeline
+        ("batch", (3, 6, 23, 29), "last"),
+        ("batch", (1100, 513), "first"),
+        ("batch", (3, 6, 23, 29), "first"),  # planes
+        ("instance", (4, 3, 250, 251), "first"),
+        ("group", (3, 6, 23, 29), "last"),
+        ("layer", (61, 37), "first"),  # rows
+        ("layer", (3, 9001), "first"),
+        ("layer", (1900, 301), "first"),
+    ],
+)
+def test_the_copy_of_x_is_x_and_changes_no_bits(
+    kind: Kind, shape: tuple[int, ...], layout: cases.Layout, activation: str, in_place: bool, isa: str
+) -> None:
+    problem = make_problem(kind, shape, layout, activation)
+    expected = problem.run(1)
+    for threads in (1, 2, 3):
+        x, keep = problem.x.copy(), np.full_like(problem.x, math.nan)
+        mine = problem._replace(x=x)
+        y, cache = mine.forward(threads, x if in_place else None, keep)
+        assert cache.x is keep
+        assert_same_bits([keep], [problem.x])
+        if not in_place:
+            assert_same_bits([x], [problem.x])
+            x.fill(math.nan)  # backward does not look at it
+        gradients = mine.backward(cache, threads, need=rg.NormGradients._fields)
+        assert_same_bits(Results(y, cache.mean, cache.var, *gradients), expected)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(drawn=problems(), level=st.sampled_from(ISA_LEVELS), threads=st.sampled_from(THREADS))
+def test_a_copy_of_x_in_any_memory(drawn: tuple[Problem, str, str], level: str, threads: int) -> None:
+    problem, y_memory, keep_memory = drawn
+    assert _core.select_isa(level)
+    order = tuple(reversed(range(problem.x.ndim)))
+    x = problem.x.copy()
+    out, keep = (placed(np.full_like(x, math.nan), memory, order) for memory in (y_memory, keep_memory))
+    y, cache = problem.forward(threads, out, keep)
+    assert cache.x is keep
+    assert_same_bits([keep, problem.x], [x, x])
+    for buffer in (out, keep):
+        assert_untouched_around(buffer)
+    # The axes of the copy may not join where the others' do, and a sum is then cut otherwise.
+    plain, _ = problem.forward(threads)
+    tolerance = {2: 2e-2, 4: 2e-5, 8: 1e-12}[x.itemsize]
+    np.testing.assert_allclose(y.astype(float), plain.astype(float), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_copy_of_x_has_every_number_of_a_half_type(dtype: str, isa: str) -> None:
+    x = np.arange(2**16, dtype=np.uint16).view(cases.storage_dtype(dtype)).reshape(256, 256)
+    keep = np.zeros_like(x)
+    rg.batch_norm_forward(x, keep_x=keep)
+    with np.errstate(invalid="ignore"):  # of NaNs that signal
+        there = ~np.isnan(x)
+        assert np.isnan(keep[~there]).all()
+    assert_same_bits([keep[there]], [x[there]])
+
+
+def test_a_copy_of_x_that_is_refused() -> None:
+    x, gamma = np.ones((4, 6), np.float32), np.ones(6, np.float32)
+    out, block = np.full_like(x, 7), np.full((2, 4, 6), 7, np.float32)
+    read_only = np.full_like(x, 7)
+    read_only.flags.writeable = False
+    refused: list[tuple[Any, type[Exception], str]] = [
+        (block[0, :3], ValueError, r"keep_x has shape \(3, 6\), the result has \(4, 6\)"),
+        (block[0].astype(np.float64), TypeError, "keep_x"),
+        (block[0].tolist(), TypeError, "keep_x must be an ndarray, not list"),
+        (read_only, ValueError, "keep_x is read-only"),
+        (x, ValueError, "keep_x .* overlaps x"),
+        (out, ValueError, "out .* overlaps keep_x"),
+        (np.lib.stride_tricks.as_strided(gamma, (4, 6), (4, 4)), ValueError, "keep_x .* overlaps gamma"),
+        (np.broadcast_to(block[0, 0], (4, 6)), ValueError, "keep_x"),
+    ]
+    for keep, error, message in refused:
+        with pytest.raises(error, match=message):
+            rg.batch_norm_forward(x, gamma, out=out, keep_x=keep)
+        assert (out == 7).all()
+        assert (block == 7).all()
+        assert (x == 1).all()
+    # Between the elements of x there is room.
+    pair = np.zeros((4, 6, 2), np.float32)
+    pair[..., 0] = rng_values = np.random.default_rng(0).standard_normal((4, 6), np.float32)
+    y, cache = rg.batch_norm_forward(pair[..., 0], keep_x=pair[..., 1])
+    assert_same_bits([cache.x, pair[..., 0]], [rng_values, rng_values])
+    np.testing.assert_allclose(y, rg.batch_norm_forward(rng_values)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_kept_of_nothing() -> None:
+    x = np.empty((0, 6), np.float32)
+    keep = np.empty_like(x)
+    assert rg.batch_norm_forward(x, keep_x=keep)[1].x is keep
 
 
 @pytest.mark.parametrize("activation", ["identity", "tanh"])

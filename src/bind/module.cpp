@@ -68,21 +68,31 @@ public:
         sets_ = samples_ * (channels_ / channels_per_set_);
     }
 
+    // y may be exactly in the place of x, if `keep` takes a copy of it.
     Outcome forward(nb::handle x_array, nb::handle gamma_array, nb::handle beta_array, nb::handle y_array,
-                    nb::handle statistics_array, bool statistics_given, bool overlap_checked, int threads) const {
+                    nb::handle keep_array, nb::handle statistics_array, bool statistics_given, bool overlap_checked,
+                    int threads) const {
         const View x(x_array, "x", Access::read), gamma(gamma_array, "gamma", Access::read),
-            beta(beta_array, "beta", Access::read), y(y_array, "out", Access::write);
+            beta(beta_array, "beta", Access::read), y(y_array, "out", Access::write),
+            keep(keep_array, "keep_x", Access::write);
         const View statistics(statistics_array, "statistics", statistics_given ? Access::read : Access::write);
-        for (const View* v : {&x, &y}) v->check_elements(shape_, itemsize_);
+        for (const View* v : {&x, &y, &keep}) v->check_elements(shape_, itemsize_);
         for (const View* v : {&gamma, &beta}) v->check_contiguous(parameter_shape_, arithmetic_size());
         statistics.check_vector(2 * sets_, sizeof(double));
         require(x, statistics);
+        if (keep.present()) require(y);
         if (!overlap_checked) {
-            if (y.overlaps(gamma) || y.overlaps(beta) || y.overlaps(statistics)) return Outcome::overlap;
-            if (y.overlaps(x)) return y.same_elements(x) ? Outcome::in_place : Outcome::overlap;
+            for (const View* in : {&gamma, &beta, &statistics}) {
+                if (y.overlaps(*in) || keep.overlaps(*in)) return Outcome::overlap;
+            }
+            if (keep.overlaps(x) || keep.overlaps(y)) return Outcome::overlap;
+            if (y.overlaps(x)) {
+                if (!y.same_elements(x)) return Outcome::overlap;
+                if (!keep.present()) return Outcome::in_place;
+            }
         }
         rg::NormForward call;
-        call.shape = axes({&x, &y, nullptr, nullptr});
+        call.shape = axes({&x, &y, &keep, nullptr});
         call.dtype = dtype_;
         call.activation = activation_;
         call.eps = eps_;
@@ -94,6 +104,7 @@ public:
         call.mean = static_cast<double*>(statistics.data());
         call.var = call.mean + sets_;
         call.y = y.data();
+        call.keep = keep.data();
         without_lock(elements(), [&] { rg::norm_forward(call); });
         return Outcome::done;
     }
@@ -340,8 +351,8 @@ NB_MODULE(_core, m) {
              nb::arg("shape"), nb::arg("roles"), nb::arg("channels_per_set"), nb::arg("dtype"), nb::arg("eps"),
              nb::arg("activation"), nb::arg("alpha"), nb::arg("beta"), nb::arg("slope_from_input"))
         .def("forward", &NormProblem::forward, nb::arg("x"), nb::arg("gamma").none(), nb::arg("beta").none(),
-             nb::arg("y").none(), nb::arg("statistics"), nb::arg("statistics_given"), nb::arg("overlap_checked"),
-             nb::arg("threads"))
+             nb::arg("y").none(), nb::arg("keep").none(), nb::arg("statistics"), nb::arg("statistics_given"),
+             nb::arg("overlap_checked"), nb::arg("threads"))
         .def("backward", &NormProblem::backward, nb::arg("dy"), nb::arg("x"), nb::arg("y").none(),
              nb::arg("gamma").none(), nb::arg("beta").none(), nb::arg("statistics"), nb::arg("statistics_given"),
              nb::arg("frozen"), nb::arg("sum_dz").none(), nb::arg("sum_dz_xhat").none(), nb::arg("count"),

@@ -6,6 +6,9 @@
 
 namespace rg {
 
+// Forward has no dy: in its shape that view is of `keep`.
+constexpr int kKeep = kDy;
+
 // Gamma, beta and their gradients are arrays of the arithmetic type (float, or double for f64) of length C.
 // Statistics are doubles, one per set, sets in the order [N][C / K].
 struct NormForward {
@@ -20,7 +23,8 @@ struct NormForward {
     int threads = 1;
     double* mean = nullptr;  // read if given, else written
     double* var = nullptr;   // likewise; the biased variance
-    void* y = nullptr;       // null: statistics only
+    void* y = nullptr;       // null: statistics only. It may be exactly in the place of x
+    void* keep = nullptr;    // not null: x is copied there, every element by who makes its y
 };
 
 struct NormBackward {

@@ -386,18 +386,20 @@ public:
     }
     void finish(void* base, int view, const Block& b, Run<A> result, Tile<A>& tile, bool accumulate,
                 bool stream) const {
-        if (result.data != tile.out) return;
+        if (result.data == tile.out) write(base, view, b, {tile.out, b.cols, 0}, accumulate, stream);
+    }
+    void write(void* base, int view, const Block& b, Run<const A> values, bool accumulate, bool stream) const {
         char* start = static_cast<char*>(base) + b.offset.at[view] * size_;
         const int64_t step = b.row_stride(view) * size_;
+        const bool one_run = b.row_stride(view) == b.cols && b.col_stride(view) == 1 && values.stride == b.cols;
         if (b.all_axes) {
-            scatter(start, view, b, accumulate);
-        } else if (b.rows == 1 || (b.row_stride(view) == b.cols && b.col_stride(view) == 1)) {
-            kernels.store(dtype_, tile.out, b.rows * b.cols, start, b.cols == 1 ? 1 : b.col_stride(view), accumulate,
-                          stream);
+            scatter(start, view, b, values, accumulate);
+        } else if (b.rows == 1 || one_run) {
+            store(values.data, b.rows * b.cols, start, b.cols == 1 ? 1 : b.col_stride(view), accumulate, stream);
         } else {
             for (int64_t row = 0; row < b.rows; ++row) {
-                kernels.store(dtype_, tile.out + row * b.cols, b.cols, start + row * step, b.col_stride(view),
-                              accumulate, stream);
+                store(values.data + row * values.stride, b.cols, start + row * step, b.col_stride(view), accumulate,
+                      stream);
             }
         }
     }
@@ -406,6 +408,13 @@ public:
     }
 
 private:
+    void store(const A* values, int64_t count, char* start, int64_t stride, bool accumulate, bool stream) const {
+        if (dtype_ == kOwnType<A> && stride == 1 && !accumulate && !stream) {
+            memcpy(start, values, size_t(count) * sizeof(A));
+        } else {
+            kernels.store(dtype_, values, count, start, stride, accumulate, stream);
+        }
+    }
     void load(const char* start, int view, const Block& b, A* dst) const {
         const int64_t step = b.row_stride(view) * size_;
         if (b.all_axes) {
@@ -422,13 +431,12 @@ private:
             }
         }
     }
-    void scatter(char* start, int view, const Block& b, bool accumulate) const {
+    void scatter(char* start, int view, const Block& b, Run<const A> values, bool accumulate) const {
         const int64_t step = b.row_stride(view) * size_;
-        const A* src = my_tile<A>().out;
         for (int64_t row = 0; row < b.rows; ++row) {
             for_runs(b, view, [&](int64_t offset, int64_t stride, int64_t done, int64_t count) {
-                kernels.store(dtype_, src + row * b.cols + done, count, start + row * step + offset * size_, stride,
-                              accumulate, false);
+                store(values.data + row * values.stride + done, count, start + row * step + offset * size_, stride,
+                      accumulate, false);
             });
         }
     }

@@ -26,8 +26,13 @@ struct ForwardContext {
         call.mean[set] = m.mean;
         call.var[set] = m.m2 / count;
     }
+    // Before y is written, which may be in the place of x.
+    void keep(const Block& b, Run<const A> x) const {
+        if (call.keep) storage.write(call.keep, kKeep, b, x, false, stream);
+    }
     template <class Kernel>
-    void write(const Block& b, Tile<A>& tile, Kernel kernel) const {
+    void write(const Block& b, Run<const A> x, Tile<A>& tile, Kernel kernel) const {
+        keep(b, x);
         const Run<A> out = storage.target(call.y, kY, b, tile, !storage.activates_staged(), stream);
         kernel(out, stream && out.data != tile.out);
         if (storage.activates_staged()) storage.activate(b, tile);
@@ -112,6 +117,7 @@ struct PlaneForward : ForwardContext<A> {
         const Run<A> y = storage.target(call.y, kY, b, my_tile<A>(), true, false);
         double* sums = partial + (next * items() + item) * 2;
         sums[0] = sums[1] = 0;
+        this->keep(b, x);
         storage.kernels.plane_apply_moments(x.data, next_x.data, b.rows, b.cols, x.stride, k.center, k.scale, k.shift,
                                             storage.fused(), A(centers[next]), y.data, y.stride, sums);
     }
@@ -120,7 +126,7 @@ struct PlaneForward : ForwardContext<A> {
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = read_x(b);
-        this->write(b, tile, [&](Run<A> out, bool stream) {
+        this->write(b, x, tile, [&](Run<A> out, bool stream) {
             storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, k.center, k.scale, k.shift, storage.fused(),
                                         out.data, out.stride, stream);
         });
@@ -277,7 +283,7 @@ struct ColumnForward : ForwardContext<A> {
             storage.in_place(whole, kX) && storage.in_place(whole, kY) && !storage.activates_staged() && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
             const Run<const A> x = storage.read(call.x, kX, b, tile.x);
-            this->write(b, tile, [&](Run<A> out, bool stream) {
+            this->write(b, x, tile, [&](Run<A> out, bool stream) {
                 storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, center + col, center + g.C + col,
                                           center + 2 * g.C + col, storage.fused(), out.data, out.stride, stream);
             });
@@ -306,7 +312,7 @@ struct RowForward : ForwardContext<A> {
 
     void write_block(int64_t row, const Block& b, Run<const A> x, int64_t col) {
         const RowStatistics<A> s(call.mean + row, call.var + row, b.rows, call.eps);
-        this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) {
+        this->write(b, x, my_tile<A>(), [&](Run<A> out, bool stream) {
             storage.kernels.row_apply(x.data, b.rows, b.cols, x.stride, x.ahead, s.center, s.rstd, s.offset,
                                       this->gamma ? this->gamma + col : nullptr,
                                       this->beta ? this->beta + col : nullptr, storage.fused(), out.data, out.stride,
@@ -360,6 +366,7 @@ struct RowForward : ForwardContext<A> {
                 const RowStatistics<A> s(call.mean + previous_row, call.var + previous_row, rows, call.eps);
                 const Run<const A> from = storage.read(call.x, kX, previous, nullptr);
                 const Run<A> to = storage.target(call.y, kY, previous, my_tile<A>(), true, false);
+                this->keep(previous, from);
                 storage.kernels.row_apply_moments(from.data, x.data, rows, b.cols, x.stride, s.center, s.rstd, s.offset,
                                                   this->gamma, this->beta, storage.fused(), centers, to.data, to.stride,
                                                   sums);

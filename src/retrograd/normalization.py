@@ -1,8 +1,9 @@
 """Batch, instance, layer and group normalization: forward and backward, with fused activations.
 
 Forward returns ``(y, cache)``, backward takes ``(dy, cache)`` and returns :class:`NormGradients`. The cache refers to
-``x`` and ``gamma`` rather than copying them: leave them as they are until backward has run. Only a forward in place
-(``out=x``) keeps a copy of ``x``, because backward needs it.
+``x`` and ``gamma`` rather than copying them: leave them as they are until backward has run. Where ``x`` does not last,
+``keep_x`` is an array that takes a copy, which the cache refers to instead. A forward in place (``out=x``) always keeps
+a copy, because backward needs it, and makes the array if none is given.
 
 Under an activation backward needs its slope. ``slope_from="output"`` finds it from ``y``, which the cache then refers
 to as well, and takes the activations whose output tells it; ``"input"`` finds it from the input of the activation,
@@ -161,6 +162,7 @@ def batch_norm_forward(
     activation: str | Activation | None = None,
     slope_from: str = "output",
     out: Array | None = None,
+    keep_x: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize each channel over samples and space: ``y = f(gamma * (x - mean) * rstd + beta)``.
@@ -175,7 +177,7 @@ def batch_norm_forward(
     elements = problem.set_size if count is None else _args.as_count(function, "count", count)
     if not training and mean is None and var is None:
         mean, var = _evaluation_statistics(function, running)
-    y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, num_threads)
+    y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
     if training and running is not None:
         _update_running(running, cache.mean, cache.var, elements, update)
     return y, cache
@@ -197,6 +199,7 @@ def instance_norm_forward(
     activation: str | Activation | None = None,
     slope_from: str = "output",
     out: Array | None = None,
+    keep_x: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize each channel of each sample over space.
@@ -211,7 +214,7 @@ def instance_norm_forward(
         one_mean, one_var = _evaluation_statistics(function, running)
         mean = np.broadcast_to(one_mean, problem.statistics_shape)
         var = np.broadcast_to(one_var, problem.statistics_shape)
-    y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, num_threads)
+    y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
     if training and running is not None and problem.statistics_shape[0]:
         _update_running(running, cache.mean.mean(axis=0), cache.var.mean(axis=0), problem.set_size, update)
     return y, cache
@@ -229,12 +232,13 @@ def layer_norm_forward(
     activation: str | Activation | None = None,
     slope_from: str = "output",
     out: Array | None = None,
+    keep_x: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``."""
     function = "layer_norm_forward"
     problem, x = _problem(function, x, axis, 1, eps, activation, slope_from)
-    return _forward(problem, function, x, gamma, beta, mean, var, False, out, num_threads)
+    return _forward(problem, function, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
 def group_norm_forward(
@@ -250,12 +254,13 @@ def group_norm_forward(
     activation: str | Activation | None = None,
     slope_from: str = "output",
     out: Array | None = None,
+    keep_x: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize each sample over space and over groups of consecutive channels. Statistics: ``(N, num_groups)``."""
     function = "group_norm_forward"
     problem, x = _problem(function, x, channel_axis, num_groups, eps, activation, slope_from)
-    return _forward(problem, function, x, gamma, beta, mean, var, False, out, num_threads)
+    return _forward(problem, function, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
 def batch_norm_cache(
@@ -307,7 +312,7 @@ def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int |
     if problem.engine is not None:
         threads = _args.thread_count(function, num_threads)
         _args.check_aligned(function, "x", x)
-        problem.engine.forward(x, None, None, None, statistics, False, True, threads)
+        problem.engine.forward(x, None, None, None, None, statistics, False, True, threads)
     return NormStatistics(problem.set_size, statistics[0], statistics[1])
 
 
@@ -354,6 +359,7 @@ def _forward(
     var: Array | None,
     frozen: bool,
     out: Array | None,
+    keep_x: Array | None,
     num_threads: int | None,
 ) -> tuple[Array, NormCache]:
     # The engine checks shapes, strides and bounds before it writes. Here only what it cannot see is looked at; when it
@@ -363,23 +369,24 @@ def _forward(
         (gamma is None or (type(gamma) is np.ndarray and gamma.dtype is arithmetic))
         and (beta is None or (type(beta) is np.ndarray and beta.dtype is arithmetic))
         and (out is None or (type(out) is np.ndarray and out.dtype is problem.dtype))
+        and (keep_x is None or (type(keep_x) is np.ndarray and keep_x.dtype is problem.dtype))
     )
     given = mean is not None or var is not None
     statistics = _args.as_statistics(problem, function, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
     engine = problem.engine
     y = np.empty_like(x) if out is None else out
-    if not plain or engine is None:
-        x, gamma, beta = _checked_forward(problem, function, x, gamma, beta, y, statistics, given, threads)
-    else:
+    outcome = None
+    if plain and engine is not None:
         try:
-            outcome = engine.forward(x, gamma, beta, y, statistics, given, False, threads)
+            outcome = engine.forward(x, gamma, beta, y, keep_x, statistics, given, False, threads)
         except (ValueError, BufferError):
             outcome = None
-        if outcome is not _DONE:
-            x, gamma, beta = _checked_forward(problem, function, x, gamma, beta, y, statistics, given, threads)
+    if outcome is not _DONE:
+        gamma, beta, keep_x = _checked_forward(problem, function, x, gamma, beta, y, keep_x, statistics, given, threads)
+    saved_x = x if keep_x is None else keep_x
     saved_y = y if problem.needs_y else None
-    return y, _new_cache((problem, x, saved_y, gamma, beta, statistics, given, frozen))
+    return y, _new_cache((problem, saved_x, saved_y, gamma, beta, statistics, given, frozen))
 
 
 def _checked_forward(
@@ -389,30 +396,33 @@ def _checked_forward(
     gamma: Array | None,
     beta: Array | None,
     y: Array,
+    keep_x: Array | None,
     statistics: Statistics,
     given: bool,
     threads: int,
-) -> tuple[Array, Array | None, Array | None]:
-    """Every check, in Python, and the call. Returns x, gamma and beta as they were used."""
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Every check, in Python, and the call. Returns gamma, beta and the copy of x as they were used."""
     if gamma is not None:
         gamma = _args.as_parameter(problem, function, "gamma", gamma)
     if beta is not None:
         beta = _args.as_parameter(problem, function, "beta", beta)
     _args.check_result(function, "out", y, problem.shape, problem.dtype)
+    if keep_x is not None:
+        _args.check_result(function, "keep_x", keep_x, problem.shape, problem.dtype)
     if problem.engine is None:
         if not given:
             statistics.fill(0.0)
-        return x, gamma, beta
+        return gamma, beta, keep_x
     _args.check_aligned(function, "x", x)
-    outcome = problem.engine.forward(x, gamma, beta, y, statistics, given, False, threads)
+    outcome = problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, False, threads)
     if outcome is not _DONE:
         if outcome is Outcome.overlap:
             inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0], "var": statistics[1]}
-            _args.check_disjoint(function, {"out": y}, inputs, in_place=("out", "x"))
-        if outcome is Outcome.in_place or _args.same_elements(x, y):
-            x = x.copy(order="K")
-        problem.engine.forward(x, gamma, beta, y, statistics, given, True, threads)
-    return x, gamma, beta
+            _args.check_disjoint(function, {"out": y, "keep_x": keep_x}, inputs, in_place=("out", "x"))
+        if keep_x is None and (outcome is Outcome.in_place or _args.same_elements(x, y)):
+            keep_x = np.empty_like(x)
+        problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, True, threads)
+    return gamma, beta, keep_x
 
 
 # ---- running statistics ---------------------------------------------------------------------------------------------

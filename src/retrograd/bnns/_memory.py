@@ -293,6 +293,14 @@ def owner_of(array: Array) -> Array | None:
     return owner if type(owner) is np.ndarray and owner.flags.owndata else None
 
 
+def are_apart(a: Array, b: Array) -> bool:
+    """Whether two arrays have nothing in common, not even what lies between their elements."""
+    one, other = owner_of(a), owner_of(b)
+    if one is not None and other is not None and one is not other:
+        return True  # sooner than NumPy could say
+    return not np.may_share_memory(a, b)
+
+
 def same_elements(a: Array, b: Array) -> bool:
     """Whether two arrays are the same memory, element by element."""
     if a.shape != b.shape or a.dtype != b.dtype or a.ctypes.data != b.ctypes.data:

@@ -1,7 +1,8 @@
 """Batch, instance, layer and group normalization filters.
 
 A training pass keeps a float32 copy of the input, because Apple's backward call has no pointer to it and the client may
-write over it (or have asked for the output in its place). Arithmetic is the engine's; here are shapes and rules.
+write over it (or have asked for the output in its place). The engine makes it while it makes the output, so that every
+thread copies what it reads anyway. Arithmetic is the engine's; here are shapes and rules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..elementwise import activation_forward
 from ..normalization import (
     NormCache,
     NormGradients,
@@ -48,6 +48,7 @@ from ._filter import (
 )
 from ._memory import (
     Array,
+    are_apart,
     as_float,
     as_size,
     check_disjoint,
@@ -76,8 +77,6 @@ _LAYOUTS: Final = (
 _PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
 # Where a descriptor keeps the plan of a backward call: a key for each part that it can have there.
 _DELTAS: Final = tuple(("plan", name) for name in ("out_delta", "in_delta", *_PARAMETERS))
-# A copy of this many bytes is worth a team of threads.
-_LARGE_COPY: Final = 1 << 20
 
 
 class _Form(NamedTuple):
@@ -269,20 +268,19 @@ class NormalizationFilter(BNNSFilter):
             self._check_output(y)
         options = self._engine_options(training)
         if training:
-            x = self._keep(x)
             result = y if y.dtype is FLOAT32 and y.flags.aligned else np.empty(y.shape, np.float32)
-        elif x.dtype is not y.dtype:
-            x, result = x.astype(np.float32), np.empty(y.shape, np.float32)
+            # Backward is given y, and the parameters as they are then; these may not outlive the call.
+            self._cache = self._train(x, result, options).with_arrays(None, None, None)
         else:
-            if not x.flags.aligned or (np.may_share_memory(x, y) and not same_elements(x, y)):
-                x = x.copy()
-            result = y if y.flags.aligned else np.empty(y.shape, y.dtype)
-        cache = self._run(self._is_wide, x, result, options)
+            if x.dtype is not y.dtype:
+                x, result = x.astype(np.float32), np.empty(y.shape, np.float32)
+            else:
+                if not x.flags.aligned or (np.may_share_memory(x, y) and not same_elements(x, y)):
+                    x = x.copy()
+                result = y if y.flags.aligned else np.empty(y.shape, y.dtype)
+            self._run(self._is_wide, x, result, None, options)
         if result is not y:
             put(y, result, False)
-        if training:
-            # Backward is given y, and the parameters as they are then; these may not outlive the call.
-            self._cache = cache.with_arrays(None, None, None)
 
     def _is_apart(self, y: Array) -> bool:
         """Whether a glance tells that the output lies over nothing that the filter has of the client."""
@@ -300,16 +298,28 @@ class NormalizationFilter(BNNSFilter):
                 if values is not None and shares_memory(y, values):
                     raise Invalid(f"out overlaps {name} in memory")
 
-    def _run(self, wide: bool, x: Array, result: Array, options: dict[str, Any]) -> NormCache:
+    def _train(self, x: Array, result: Array, options: dict[str, Any]) -> NormCache:
+        """The pass, and a copy of x."""
+        kept = self._room(x.shape)
+        if x.dtype is FLOAT32 and (are_apart(x, result) or same_elements(x, result)):
+            try:
+                return self._run(self._is_wide, x, result, kept, options)
+            except ValueError:
+                pass  # x is not aligned, or in memory that the client's allocator gave for the copy
+        kept[...] = x
+        return self._run(self._is_wide, kept, result, None, options)
+
+    def _run(self, wide: bool, x: Array, result: Array, kept: Array | None, options: dict[str, Any]) -> NormCache:
         form = self._forms[wide]
         gamma = None if self.gamma is None else self.gamma.as_array(form.parameter_shape)
         beta = None if self.beta is None else self.beta.as_array(form.parameter_shape)
         if not wide:
-            return form.forward(x, gamma, beta, out=result, **options)[1]
+            return form.forward(x, gamma, beta, out=result, keep_x=kept, **options)[1]
         shape = (x.shape[0], *form.shape)
         flat = _flattened(result)
         gamma, beta = (None if p is None else p.reshape(-1) for p in (gamma, beta))
-        y, cache = form.forward(x.reshape(shape), gamma, beta, out=flat, **options)
+        kept = None if kept is None else kept.reshape(shape)
+        y, cache = form.forward(x.reshape(shape), gamma, beta, out=flat, keep_x=kept, **options)
         if flat is None:
             put(result, y.reshape(result.shape), False)
         return cache
@@ -342,21 +352,16 @@ class NormalizationFilter(BNNSFilter):
             variance = np.zeros(self.channels, np.float32)
         return {"running_mean": mean, "running_var": variance, "update": self._update}
 
-    def _keep(self, x: Array) -> Array:
-        """A copy of x that lives until the next training pass."""
+    def _room(self, shape: tuple[int, ...]) -> Array:
+        """Where a copy of x lives until the next training pass."""
         room = self._kept
-        if room is None or room.shape[0] < x.shape[0]:
-            room = self.arena.take(x.shape, FLOAT32)  # where there is none, the pass before stays
+        if room is None or room.shape[0] < shape[0]:
+            room = self.arena.take(shape, FLOAT32)  # where there is none, the pass before stays
         self._cache = None  # from here on what it refers to is given back or overwritten
         if room is not self._kept:
             self.arena.give_back(self._kept)
             self._kept = room
-        kept = room if room.shape[0] == x.shape[0] else room[: x.shape[0]]
-        if x.nbytes >= _LARGE_COPY and x.dtype is FLOAT32 and x.flags.aligned and not np.may_share_memory(x, kept):
-            activation_forward(x, "identity", out=kept, num_threads=self.threads)
-        else:
-            kept[...] = x
-        return kept
+        return room if room.shape[0] == shape[0] else room[: shape[0]]
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -459,9 +464,8 @@ class NormalizationFilter(BNNSFilter):
     def _run_backward(self, cache: NormCache, plan: _Plan, y: Array | None) -> None:
         if plan.wide != self._is_wide:
             # A gradient of every element was asked for of a parameter that is absent: another form, another cache.
-            cache = self._run(
-                True, cache.x, np.empty((cache.x.shape[0], *self.input.shape), np.float32), self._forms[True].options
-            )
+            y_unused = np.empty((cache.x.shape[0], *self.input.shape), np.float32)
+            cache = self._run(True, cache.x, y_unused, None, self._forms[True].options)
         form = self._forms[plan.wide]
         # gamma as it is now, and beta where z is made again.
         gamma = beta = None
