@@ -521,6 +521,7 @@ def test_engine_checks_every_view_itself() -> None:
             "gamma": None,
             "beta": None,
             "y": f32(*SHAPE),
+            "keep": None,
             "statistics": statistics,
             "statistics_given": False,
             "overlap_checked": False,
@@ -536,6 +537,9 @@ def test_engine_checks_every_view_itself() -> None:
         {"x": unaligned(SHAPE)},
         {"y": f32(4, 6, 4)},
         {"y": np.zeros(SHAPE, np.float16)},
+        {"keep": f32(4, 6, 4)},
+        {"keep": np.zeros(SHAPE)},
+        {"keep": unaligned(SHAPE)},
         {"gamma": f32(5)},
         {"gamma": f32(12)[::2]},
         {"beta": np.ones(6)},
@@ -545,9 +549,10 @@ def test_engine_checks_every_view_itself() -> None:
     ):
         with pytest.raises(ValueError, match=r"\w+ (has|is)"):
             forward(**change)
-    for change in ({"y": read_only(f32(*SHAPE))}, {"statistics": read_only(np.zeros((2, 6)))}):
+    read_only_views = ("y", f32(*SHAPE)), ("keep", f32(*SHAPE)), ("statistics", np.zeros((2, 6)))
+    for name, array in read_only_views:
         with pytest.raises((ValueError, BufferError)):
-            forward(**change)
+            forward(**{name: read_only(array)})
     for missing in ("x", "statistics"):
         with pytest.raises(TypeError, match="forward"):
             forward(**{missing: None})
