@@ -134,7 +134,7 @@ def _train(options: argparse.Namespace) -> int:
         with Progress() as progress:
             if options.resume is not None:
                 return _resume(options, given, files, progress)
-            return _begin(options, settings.from_given(given), files, progress)
+            return _begin(options, settings(**given), files, progress)
     except MemoryError:
         raise RunError("there is not enough memory; smaller sizes (--hidden, --layers, --batch) need less") from None
 

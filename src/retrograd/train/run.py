@@ -23,7 +23,7 @@ from .chart import Chart, Line, png
 from .files import MODEL, UNUSABLE, load_weights
 from .progress import Progress, clock, count
 from .report import Block, Prose, Section, Table, page, plain
-from .settings import InputError
+from .settings import InputError, shown
 from .task import Task
 
 __all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "quoted", "read_checkpoint"]
@@ -278,9 +278,7 @@ class Run:
                 progress.say(plain(section).rstrip("\n"))
                 progress.say()
         charts = self._charts(records)
-        settings = Table(
-            ["setting", "value"], [[name, _shown(value)] for name, value in task.settings.record().items()]
-        )
+        settings = Table(["setting", "value"], [[name, shown(value)] for name, value in task.settings.record().items()])
         sections = [
             Section("Result", headline),
             Section("Learning", charts),
@@ -408,7 +406,3 @@ def quoted(path: Path) -> str:
     """A path as a shell takes it after an option."""
     name = os.fspath(path)
     return shlex.quote(os.path.join(".", name) if name.startswith("-") else name)
-
-
-def _shown(value: object) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-__all__ = ["InputError", "Settings", "option"]
+__all__ = ["InputError", "Settings", "option", "shown"]
 
 _S = TypeVar("_S", bound="Settings")
 
@@ -37,7 +37,7 @@ def option(
     choices: Sequence[str] | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """A setting. Its type is that of the annotation: int, float, str, bool, or one of them or None."""
+    """A setting. Its type is that of the annotation: int, float, str, or one of them or None."""
     return dataclasses.field(default=default, metadata={"limits": _Limits(help, minimum, maximum, choices, metavar)})
 
 
@@ -82,29 +82,16 @@ class Settings:
         own, others = parser.add_argument_group("data and model"), parser.add_argument_group("training")
         for name, kind, optional, default, limits in cls.options():
             group = others if name in common else own
-            flag, shown = "--" + name.replace("_", "-"), "" if default is None else f" (default: {_shown(default)})"
-            if kind is bool:
-                group.add_argument(
-                    flag,
-                    action=argparse.BooleanOptionalAction,
-                    default=argparse.SUPPRESS,
-                    help=f"{limits.help} (default: {'yes' if default else 'no'})",
-                )
-                continue
+            unless = "" if default is None else f" (default: {shown(default)})"
             metavar = limits.metavar or (None if limits.choices else {int: "N", float: "X", str: "TEXT"}[kind])
             group.add_argument(
-                flag,
+                "--" + name.replace("_", "-"),
                 type=_reader(kind, optional, limits),
                 choices=limits.choices,
                 metavar=metavar,
                 default=argparse.SUPPRESS,
-                help=(limits.help + shown).replace("%", "%%"),
+                help=(limits.help + unless).replace("%", "%%"),
             )
-
-    @classmethod
-    def from_given(cls: type[_S], given: Mapping[str, Any]) -> _S:
-        """Settings from those given by name; the others are the defaults. Names that are no settings are left alone."""
-        return cls(**{name: given[name] for name, *_ in cls.options() if name in given})
 
     @classmethod
     def from_record(cls: type[_S], record: Mapping[str, Any]) -> _S:
@@ -116,7 +103,7 @@ class Settings:
             value = record[name]
             fits = (value is None and optional) or (
                 isinstance(value, (int, float) if kind is float else kind)
-                and isinstance(value, bool) == (kind is bool)
+                and not isinstance(value, bool)
                 and (kind not in (int, float) or _within(value, limits))
                 and (limits.choices is None or value in limits.choices)
             )
@@ -139,8 +126,9 @@ class Settings:
         return dataclasses.asdict(self)
 
 
-def _shown(default: object) -> str:
-    return f"{default:g}" if isinstance(default, float) else str(default)
+def shown(value: object) -> str:
+    """A setting's value as people read it."""
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _within(value: float, limits: _Limits) -> bool:
