@@ -40,8 +40,12 @@ Cut cut(int64_t rows, int64_t panels, int64_t panel_step, int64_t least_rows, in
     return c;
 }
 
-// Panels are multiplied two at a time.
-int64_t even(int64_t panels) { return std::max<int64_t>(2, panels / 2 * 2); }
+// So many panels or a few more: as many as products of so many rows take at a time, or a multiple.
+template <class A>
+int64_t whole_tiles(const LstmKernels<A>& kernels, int64_t panels, int64_t rows) {
+    const int64_t wide = kernels.panels_at_once(rows);
+    return ceil_div(std::max<int64_t>(1, panels), wide) * wide;
+}
 
 template <class Body>
 void run_pieces(const Cut& c, double flops, int threads, const Body& body) {
@@ -149,7 +153,8 @@ void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel
     const int64_t most = cached_elements<A>() / (run * kPanel<A>);
     // Rows apart first: dz is the larger operand, and so each of its rows is read by one piece only.
     const int64_t row_pieces = std::min(wanted, ceil_div(rows, 256));
-    const Cut pieces = cut(rows, panels, even(std::min(most, ceil_div(panels * row_pieces, wanted))), 64, wanted);
+    const Cut pieces = cut(
+        rows, panels, whole_tiles(kernels, std::min(most, ceil_div(panels * row_pieces, wanted)), rows), 64, wanted);
     const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / run);
     run_pieces(pieces, flops, threads, [&](int64_t first_row, int64_t first_panel) {
         const int64_t last_row = std::min(rows, first_row + pieces.row_step);
@@ -196,7 +201,9 @@ void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_pane
     // A piece packs its columns of u once for all of its blocks of units: wide ones first, blocks apart second.
     const int64_t most = std::max<int64_t>(1, 2 * cached_elements<A>() / (run * kPanel<A>));
     const int64_t wanted = pieces_wanted(flops, threads), wide = ceil_div(panels, most);
-    const Cut pieces = cut(blocks, panels, even(ceil_div(panels, std::max(wide, ceil_div(wanted, blocks)))), 1, wanted);
+    const Cut pieces =
+        cut(blocks, panels, whole_tiles(kernels, ceil_div(panels, std::max(wide, ceil_div(wanted, blocks))), kPanel<A>),
+            1, wanted);
     run_pieces(pieces, flops, threads, [&](int64_t first_block, int64_t first_panel) {
         const int64_t last_block = std::min(blocks, first_block + pieces.row_step);
         const int64_t first_col = first_panel * kPanel<A>;

@@ -192,6 +192,8 @@ struct Dropout {
 template <class A>
 struct LstmKernels {
     void (*product)(const Product<A>& product);
+    // Panels that a product of so many rows takes at a time: results that are a multiple as wide waste nothing.
+    int64_t (*panels_at_once)(int64_t rows);
     // panel[k][u] = from[u * u_stride + k * k_stride] for u < units, 0 for the others. Fast for k_stride 1.
     void (*pack_columns)(const A* from, int64_t u_stride, int64_t k_stride, int64_t units, int64_t depth, A* panel);
     // The same, fast for u_stride 1.

@@ -206,7 +206,8 @@ private:
             }
             cells(p, phase, d, slot, rows, block, count);
         };
-        for_block_groups(first_block, last_block, blocks_together(std::max(rows, later_rows)), p % 2 == 1, visit);
+        for_block_groups(first_block, last_block, blocks_together(kernels_, std::max(rows, later_rows)), p % 2 == 1,
+                         visit);
     }
 
     void cells(int64_t p, CellPhase phase, int64_t d, int64_t slot, int64_t rows, int64_t block, int64_t count) const {

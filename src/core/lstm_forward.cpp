@@ -243,7 +243,7 @@ private:
                           {home_c(d) + slot * kPanel<A>, kPanel<A>, home_panel()});
                 }
             };
-            for_block_groups(first_block, last_block, blocks_together(rows), p % 2 == 1, visit);
+            for_block_groups(first_block, last_block, blocks_together(kernels_, rows), p % 2 == 1, visit);
         }
         if (phase != CellPhase::state && p + 1 < shape_.steps) {
             enter(d, p + 1, group.first_slot, group.last_slot, first_block, last_block);

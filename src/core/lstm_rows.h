@@ -273,9 +273,12 @@ void sweep(const Split& split, int64_t steps, int64_t blocks, int threads, const
     });
 }
 
-// Blocks of units whose gates are computed together: as many as leave them in the first-level cache, and an even number
-// because panels are multiplied two at a time.
-inline int64_t blocks_together(int64_t rows) { return std::max<int64_t>(2, 48 / std::max<int64_t>(rows, 1) / 2 * 2); }
+// Blocks of units whose gates are computed together: as many as leave them in the first-level cache.
+template <class A>
+int64_t blocks_together(const LstmKernels<A>& kernels, int64_t rows) {
+    const int64_t wide = kernels.panels_at_once(rows);
+    return std::max(wide, 48 / std::max<int64_t>(rows, 1) / wide * wide);
+}
 
 // Calls visit(first block, count), from the front in even steps and from the back in odd ones: what a step read last
 // may still be in cache when the next one begins.

@@ -22,14 +22,40 @@ constexpr int kPanelVectors = int(kPanel<A>) / kLanes<A>;
 // The most rows of a tile, and the panels that go with a number of rows: as many sums as the registers hold beside the
 // panels' vectors and one broadcast, and at least eight where they are cheap, to hide the latency of the multiply-add.
 #if defined(RG_ISA_AVX512)
-constexpr int kTileRows = 14, kMostPanels = 8;
-constexpr int tile_panels(int64_t rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : 2; }
+constexpr int kTileRows = 14;
+constexpr int tile_panels(int64_t rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : rows <= 9 ? 3 : 2; }
 #elif defined(RG_ISA_AVX2) || defined(RG_ISA_NEON)
-constexpr int kTileRows = 6, kMostPanels = 2;
+constexpr int kTileRows = 6;
 constexpr int tile_panels(int64_t rows) { return rows <= 2 ? 2 : 1; }
 #else
-constexpr int kTileRows = 1, kMostPanels = 1;
+constexpr int kTileRows = 1;
 constexpr int tile_panels(int64_t) { return 1; }
+#endif
+// The most rows of a tile with so many panels.
+constexpr int tile_rows(int panels) {
+    int rows = kTileRows;
+    while (rows > 1 && tile_panels(rows) < panels) --rows;
+    return rows;
+}
+
+// A multiply-add that reads and broadcasts its operand itself saves an instruction, and costs a reading for every panel
+// but the first. Some of each: instructions are what is scarce when another thread shares the core.
+#if defined(RG_ISA_AVX512) && !defined(__SANITIZE_ADDRESS__)
+constexpr int rows_read_in_place(int rows, int panels) { return panels == 2 ? rows * 4 / 7 : 0; }
+RG_INLINE Vec<float> fma_in_place(const float* a, Vec<float> b, Vec<float> c) {
+    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
+    return c;
+}
+RG_INLINE Vec<double> fma_in_place(const double* a, Vec<double> b, Vec<double> c) {
+    asm("vfmadd231pd %2%{1to8%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
+    return c;
+}
+#else
+constexpr int rows_read_in_place(int, int) { return 0; }
+template <class A>
+RG_INLINE Vec<A> fma_in_place(const A* a, Vec<A> b, Vec<A> c) {
+    return fma(splat(*a), b, c);
+}
 #endif
 
 // How the operand that is not in panels lies: rows or columns of panels, or anyhow.
@@ -71,9 +97,14 @@ void product_tile(const Product<A>& p, const A* a, const A* panels, const A* bas
             for (int v = 0; v < P * V; ++v) b[v] = load(panels + (v / V) * panel_stride + (v % V) * kLanes<A>);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
-                const Vec<A> broadcast = splat(from[r * a_row]);
+                if (r < rows_read_in_place(R, P)) {
 #pragma GCC unroll 16
-                for (int v = 0; v < P * V; ++v) sum[r][v] = fma(broadcast, b[v], sum[r][v]);
+                    for (int v = 0; v < P * V; ++v) sum[r][v] = fma_in_place(from + r * a_row, b[v], sum[r][v]);
+                } else {
+                    const Vec<A> broadcast = splat(from[r * a_row]);
+#pragma GCC unroll 16
+                    for (int v = 0; v < P * V; ++v) sum[r][v] = fma(broadcast, b[v], sum[r][v]);
+                }
             }
             from += a_step;
             panels += kPanel<A>;
@@ -93,11 +124,7 @@ template <class A>
 using TileFunction = void (*)(const Product<A>&, const A*, const A*, const A*, int64_t, A*, int64_t);
 
 // The tile of `rows` rows, 1 <= rows <= R.
-template <class A, int P, Operand form,
-          int R = (P >= 8                     ? 1
-                   : P >= 4 && kTileRows > 4  ? 4
-                   : P >= 2 && kTileRows == 6 ? 2
-                                              : kTileRows)>
+template <class A, int P, Operand form, int R = tile_rows(P)>
 TileFunction<A> tile_of(int64_t rows) {
     if constexpr (R > 1) {
         if (rows < R) return tile_of<A, P, form, R - 1>(rows);
@@ -105,18 +132,13 @@ TileFunction<A> tile_of(int64_t rows) {
     return product_tile<A, R, P, form>;
 }
 
-template <class A, Operand form>
+// And of so many panels, which are a width of tiles or what is left of one.
+template <class A, Operand form, int P = tile_panels(1)>
 TileFunction<A> tile_for(int64_t rows, int panels) {
-    if constexpr (kMostPanels >= 8) {
-        if (panels == 8) return tile_of<A, 8, form>(rows);
+    if constexpr (P > 1) {
+        if (panels < P) return tile_for<A, form, (P > 4 ? P / 2 : P - 1)>(rows, panels);
     }
-    if constexpr (kMostPanels >= 4) {
-        if (panels == 4) return tile_of<A, 4, form>(rows);
-    }
-    if constexpr (kMostPanels >= 2) {
-        if (panels == 2) return tile_of<A, 2, form>(rows);
-    }
-    return tile_of<A, 1, form>(rows);
+    return tile_of<A, P, form>(rows);
 }
 
 template <class A>
@@ -139,16 +161,25 @@ void product_tail(const Product<A>& p, const A* a, const A* panel, const A* base
     }
 }
 
+// Rows are shared out evenly: `larger` tiles of `most` rows, the others of one less.
+struct RowTiles {
+    int64_t tiles, most, larger;
+    explicit RowTiles(int64_t rows)
+        : tiles((rows + kTileRows - 1) / kTileRows),
+          most((rows + tiles - 1) / tiles),
+          larger(rows - (most - 1) * tiles) {}
+};
+
+int64_t panels_at_once(int64_t rows) { return rows == 0 ? 1 : tile_panels(RowTiles(rows).most); }
+
 // Panels outside, rows inside: a panel comes from far once and from near for all rows but the first.
 template <class A>
 void product(const Product<A>& p) {
-    const int64_t tiles = (p.rows + kTileRows - 1) / kTileRows;
+    if (p.rows == 0) return;
+    const auto [tiles, most, larger] = RowTiles(p.rows);
     const int64_t full = p.cols / kPanel<A>, tail = p.cols % kPanel<A>;
-    if (tiles == 0) return;
-    // Rows are shared out evenly: `larger` tiles of `most` rows, the others of one less.
-    const int64_t most = (p.rows + tiles - 1) / tiles, larger = p.rows - (most - 1) * tiles;
     for (int64_t panel = 0, wide = tile_panels(most); panel < full; panel += wide) {
-        while (panel + wide > full) wide /= 2;
+        while (panel + wide > full) wide = wide > 4 ? wide / 2 : wide - 1;
         const TileFunction<A> tile = tile_function(p, most, int(wide));
         const TileFunction<A> smaller = larger < tiles ? tile_function(p, most - 1, int(wide)) : nullptr;
         const A* b = p.panels + panel * p.panel_stride;

@@ -24,8 +24,9 @@ constexpr NormKernels<A> make_norm_kernels() {
 
 template <class A>
 constexpr LstmKernels<A> make_lstm_kernels() {
-    return {product<A>,         pack_columns<A>, pack_rows<A>,  lstm_forward_cells<A>, lstm_backward_cells<A>,
-            lstm_show_cells<A>, unit_sums<A>,    dropout_row<A>};
+    return {product<A>,         panels_at_once,        pack_columns<A>,
+            pack_rows<A>,       lstm_forward_cells<A>, lstm_backward_cells<A>,
+            lstm_show_cells<A>, unit_sums<A>,          dropout_row<A>};
 }
 
 }  // namespace
