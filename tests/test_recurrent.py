@@ -454,6 +454,44 @@ def test_full_lengths_are_no_lengths(name: str) -> None:
         assert_same_bits(run_lstm(full, data, 1).arrays(), expected)
 
 
+@pytest.mark.parametrize("given", ["h0", "c0", "both"])
+@variants
+def test_no_state_is_a_state_of_zeros(name: str, given: str, isa: str) -> None:
+    """What has no initial state skips products with it, and what is not asked for products that lead there."""
+    case = replace(VARIANTS[name], states=False)
+    data = cases.make_lstm_data(case)
+    zeros = np.zeros((case.cells, case.samples, case.units), case.dtype)
+    states = {state: zeros for state in ("h0", "c0") if given in (state, "both")}
+    for options in ({}, {"training": False}):
+        expected = flat(forward(case, data, **options)[:3])
+        assert_same_bits(flat(forward(case, data._replace(**states), **options)[:3]), expected)
+    none, zero = forward(case, data), forward(case, data._replace(**states))
+    weights = ["dx", "dwx", "dwh", "db"] + ["dpeephole"] * (case.peephole != "none")
+    asked = backward(data, zero.cache, need=[*weights, "dh0", "dc0"])
+    for more in (["dh0", "dc0"], ["dh0"], ["dc0"], []):
+        got = backward(data, none.cache, need=weights + more)
+        assert_same_bits(flat(got[:2]), flat(asked[:2]))
+        assert_same_bits(flat(got[2:]), [getattr(asked, name) if name in more else None for name in ("dh0", "dc0")])
+
+
+@pytest.mark.parametrize("part", ["wh", "peephole"])
+def test_the_first_step_of_a_sample_has_no_state(part: str, isa: str) -> None:
+    """In either direction, and also of one that begins later than others, or stops and goes on."""
+    for shape in ({}, OPTIONS["lengths"], OPTIONS["batch_sizes"]):
+        case = replace(BASE, directions=2, peephole="full", output_gate_reads="old", **shape)
+        data = cases.make_lstm_data(case)
+        expected = forward(case, data).y
+        broken = tuple(cell._replace(**{part: np.full_like(getattr(cell, part), math.nan)}) for cell in data.weights)
+        y = forward(case, data._replace(weights=broken)).y
+        active = np.ones((case.steps, case.samples), bool) if case.active is None else case.active
+        for direction, order in enumerate((slice(None), slice(None, None, -1))):
+            units = slice(direction * case.units, (direction + 1) * case.units)
+            begun = np.cumsum(active[order], axis=0)[order]
+            first, later = active & (begun == 1), active & (begun > 1)
+            assert_same_bits([y[first][:, units]], [expected[first][:, units]])
+            assert np.isnan(y[later][:, units]).all()
+
+
 def of_sample(data: LstmData, order: Sequence[int]) -> LstmData:
     """Only some samples, in another order."""
     pick = list(order)

@@ -67,6 +67,8 @@ public:
 private:
     bool two_halves() const { return shape_.peephole == Peephole::full && !shape_.output_reads_old; }
     bool wants_c_new() const { return shape_.peephole != Peephole::none && !shape_.output_reads_old; }
+    // Products for the gradients of the initial states; without full peepholes that of c takes none.
+    bool wants_initial() const { return call_.dh0.data || (call_.dc0.data && shape_.peephole == Peephole::full); }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
     bool looks_up() const { return layer_ == 0 && call_.lookup.numbers; }
@@ -187,7 +189,10 @@ private:
         const auto rows_at = [&](int64_t step) {
             return std::max<int64_t>(0, std::min(rows_.active_at(d, step), group.last_slot) - slot);
         };
-        const int64_t rows = rows_at(p), later_rows = rows_at(p + 1);
+        const int64_t rows = rows_at(p);
+        // To slots that begin with the later step it sends the gradients of their initial states.
+        const int64_t begun = wants_initial() ? shape_.samples : rows_.begun(d, p + 1);
+        const int64_t later_rows = std::min(rows_at(p + 1), std::max<int64_t>(0, begun - slot));
         const A* later = later_rows ? dz(d) + (rows_.first(rows_.time(d, p + 1)) + slot) * kPanel<A> : nullptr;
         A* dh_rows = dh(d) + slot * rows_.state_row;
         A* dc_rows = dc(d) + slot * rows_.state_row;
@@ -244,9 +249,8 @@ private:
         const CellArrays& gradients = call_.dcells[cell_index(d)];
         const StateArray<const A> h_prev = {cell_[d].h_prev, kPanel<A>, rows_.panel};
         const StateArray<const A> c_prev = {cell_[d].c_prev, kPanel<A>, rows_.panel};
-        const InputSlopes all = {dz(d), rows_.panel, rows_.rows};
         weights_gradient(input_slopes(d), gradients.wx, u, rows_.layer_inputs(layer_));
-        weights_gradient(all, gradients.wh, h_prev, shape_.units);
+        state_gradient(d, gradients.wh, h_prev);
         vector_gradient(d, gradients.b, nullptr);
         const StateArray<const A> c_new_rows = {c_new_ ? c_new(d) : nullptr, rows_.state_row, kPanel<A>};
         const StateArray<const A> output_state = wants_c_new() ? c_new_rows : c_prev;
@@ -257,8 +261,8 @@ private:
             GateArray first = gradients.peephole, last = gradients.peephole;
             first.gate[3] = nullptr;
             for (int k = 0; k < 3; ++k) last.gate[k] = nullptr;
-            weights_gradient(all, first, c_prev, shape_.units);
-            weights_gradient(all, last, output_state, shape_.units);
+            state_gradient(d, first, c_prev);
+            state_gradient(d, last, output_state);
         }
     }
 
@@ -268,6 +272,21 @@ private:
         if (dw.empty()) return;
         weight_gradient(kernels_, slopes.dz, slopes.panel, slopes.rows, shape_.units, u, inputs, call_.accumulate, dw,
                         call_.threads);
+    }
+
+    // The same for weights that multiply states. Often all states of the first step are 0: then its rows are left out.
+    void state_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>& states) const {
+        const int64_t count = rows_.active_at(d, 0), first = d ? rows_.rows - count : 0;
+        bool zero = true;
+        for (int64_t block = 0; block < rows_.blocks && zero; ++block) {
+            for (int64_t row = first; row < first + count && zero; ++row) {
+                const A* state = states.data + block * states.panel + row * states.row;
+                zero = std::all_of(state, state + kPanel<A>, [](A value) { return value == 0; });
+            }
+        }
+        const int64_t left_out = zero ? count : 0, from = d ? 0 : left_out;
+        const InputSlopes slopes = {dz(d) + from * kPanel<A>, rows_.panel, rows_.rows - left_out};
+        weights_gradient(slopes, gradient, {states.data + from * states.row, states.row, states.panel}, shape_.units);
     }
 
     // Sums over all rows of dz, or of dz times a state for each gate.

@@ -193,6 +193,7 @@ private:
     }
 
     void multiply(const StateArray<A>& a, int64_t rows, const A* panels, int64_t panel, int64_t count, A* gates) const {
+        if (rows == 0) return;
         Product<A> product = {};
         product.a = a.data;
         product.a_row = a.row;
@@ -215,6 +216,9 @@ private:
         const int64_t rows = std::min(rows_.active_at(d, p), group.last_slot) - slot;
         // Of these, so many go on to the next step; the others go home.
         const int64_t going_on = std::min(rows, std::max<int64_t>(0, rows_.active_at(d, p + 1) - slot));
+        // And so many have a state that is not 0: the others begin with this step, and none was given.
+        const int64_t begun = std::min(rows, std::max<int64_t>(0, rows_.begun(d, p) - slot));
+        const int64_t h_rows = call_.h0.data ? rows : begun, c_rows = call_.c0.data ? rows : begun;
         if (rows > 0) {
             A* gates = cell_[d].gates + (gates_at(d, p) + slot) * rows_.gates_row;
             const StateArray<A> h_prev = states_at(cell_[d].h_prev, d, p, slot);
@@ -223,11 +227,11 @@ private:
             const auto visit = [&](int64_t block, int64_t count) {
                 if (phase != CellPhase::output) {
                     if (looks_up()) look_up(d, rows_.time(d, p), slot, rows, block, count, gates);
-                    multiply(h_prev, rows, weights(d), 4 * block, 4 * count, gates);
+                    multiply(h_prev, h_rows, weights(d), 4 * block, 4 * count, gates);
                     if (full && shape_.output_reads_old)
-                        multiply(c_prev, rows, peephole(d), 4 * block, 4 * count, gates);
+                        multiply(c_prev, c_rows, peephole(d), 4 * block, 4 * count, gates);
                     for (int64_t j = block; j < block + count && phase == CellPhase::state; ++j) {
-                        multiply(c_prev, rows, peephole(d), 4 * j, 3, gates);
+                        multiply(c_prev, c_rows, peephole(d), 4 * j, 3, gates);
                     }
                 } else {
                     for (int64_t j = block; j < block + count; ++j)

@@ -37,6 +37,11 @@ struct Rows {
         if (s.active) {
             first_row.resize(size_t(s.steps) + 1);
             for (int64_t t = 0; t < s.steps; ++t) first_row[size_t(t) + 1] = first_row[size_t(t)] + s.active[t];
+            for (int64_t d = 0; d < s.directions; ++d) {
+                begun_slots[d].resize(size_t(s.steps) + 1);
+                for (int64_t p = 0; p < s.steps; ++p)
+                    begun_slots[d][size_t(p) + 1] = std::max(begun(d, p), active_at(d, p));
+            }
         }
         rows = first(s.steps);
         panel = padded(rows) * kPanel<A>;
@@ -57,6 +62,11 @@ struct Rows {
     int64_t time(int64_t direction, int64_t p) const { return direction ? shape.steps - 1 - p : p; }
     int64_t active_at(int64_t direction, int64_t p) const {
         return p < 0 || p >= shape.steps ? 0 : active(time(direction, p));
+    }
+    // The slots that have taken part in any step before number p, from 0 to `steps`.
+    int64_t begun(int64_t direction, int64_t p) const {
+        if (shape.active) return begun_slots[direction][size_t(p)];
+        return p == 0 ? 0 : shape.samples;
     }
     int64_t layer_inputs(int64_t layer) const { return layer == 0 ? shape.inputs : output; }
 
@@ -95,7 +105,7 @@ struct Rows {
     int64_t above_row = 0, above_panel = 0, above_elements = 0;
     int64_t rows = 0;
     int64_t panel = 0;  // from one panel to the next, of arrays of all rows in panels
-    std::vector<int64_t> first_row;
+    std::vector<int64_t> first_row, begun_slots[2];
 };
 
 // A sequence's rows as one matrix, if they are evenly spaced in the order of rows; -1 if not.
