@@ -42,10 +42,12 @@ uint64_t fingerprint(const LstmShape& s) {
 
 // Buffers that live as long as a call, kept by its thread for the next one.
 struct ForwardScratch {
-    Buffer inputs, outputs, weights, peepholes, bias, diagonals, states, home, c_new, table;
+    Buffer inputs, outputs, weights, input_weights, peepholes, bias, diagonals, states, home, c_new, table;
     void trim() {
-        for (Buffer* b : {&inputs, &outputs, &weights, &peepholes, &bias, &diagonals, &states, &home, &c_new, &table})
+        for (Buffer* b : {&inputs, &outputs, &weights, &input_weights, &peepholes, &bias, &diagonals, &states, &home,
+                          &c_new, &table}) {
             b->trim();
+        }
     }
 };
 ForwardScratch& my_scratch() {
@@ -73,12 +75,13 @@ public:
         for (int64_t d = 0; d < directions; ++d) prepare(d);
         for (int64_t d = 0; d < directions && looks_up(); ++d) project_rows(u, call_.lookup.rows, d, table(d));
         const Split split = split_sweep(rows_, call_.threads);
+        if (projects_by_step(split)) prepare_inputs(u);
         for (int64_t first = 0; first < steps; first += segment) {
             const int64_t last = std::min(steps, first + segment);
             for (int64_t d = 0; d < directions; ++d) {
                 first_row_[d] = rows_.first(d ? steps - last : first);
                 const int64_t end = rows_.first(d ? steps - first : last);
-                if (looks_up()) continue;
+                if (looks_up() || input_weights_) continue;
                 project_rows({u.data + first_row_[d] * u.row, u.row, u.panel}, end - first_row_[d], d, cell_[d].gates);
             }
             const int64_t halves = two_halves() ? 2 : 1;
@@ -99,6 +102,14 @@ private:
     bool two_halves() const { return shape_.peephole == Peephole::full && !shape_.output_reads_old; }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
+    // Whether the product with the layer's input is computed step by step too, so that gates are written once: worth it
+    // where all weights stay in a thread's cache and a step has rows enough to share the reading.
+    bool projects_by_step(const Split& split) const {
+        const int64_t inputs = rows_.layer_inputs(layer_);
+        const int64_t weight_bytes = rows_.gates_row * (inputs + shape_.units) * int64_t(sizeof(A));
+        const int64_t ranges = int64_t(split.groups.size()) / shape_.directions;
+        return !looks_up() && inputs > 0 && weight_bytes <= cache_bytes() * 3 / 4 && shape_.samples >= 8 * ranges;
+    }
     bool looks_up() const { return layer_ == 0 && call_.lookup.numbers; }
     // The states of a step's slots, in panels; without a cache two steps take turns. And the row of its gates.
     int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * home_panel(); }
@@ -156,12 +167,22 @@ private:
         }
         enter(d, 0, 0, shape_.samples, 0, rows_.blocks);
     }
+    void prepare_inputs(const StateArray<const A>& u) {
+        u_ = u;
+        const int64_t inputs = rows_.layer_inputs(layer_);
+        input_weights_ = my_scratch().input_weights.take<A>(shape_.directions * rows_.gates_row * inputs);
+        for (int64_t d = 0; d < shape_.directions; ++d) {
+            pack_forward(kernels_, matrix<const A>(arrays(d).wx), shape_.units, inputs, input_weights(d),
+                         call_.threads);
+        }
+    }
     void project_rows(const StateArray<const A>& u, int64_t rows, int64_t d, A* gates) const {
         project(kernels_, u, rows, rows_.layer_inputs(layer_), shape_.units, matrix<const A>(arrays(d).wx),
                 bias_ + d * rows_.gates_row, gates, call_.threads);
     }
     // The table's rows as gates.
     A* table(int64_t d) const { return table_ + d * call_.lookup.rows * rows_.gates_row; }
+    A* input_weights(int64_t d) const { return input_weights_ + d * rows_.gates_row * rows_.layer_inputs(layer_); }
     A* weights(int64_t d) const { return weights_ + d * rows_.gates_row * shape_.units; }
     A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * shape_.units; }
 
@@ -192,23 +213,35 @@ private:
         }
     }
 
+    // gates += a * panels, for `count` panels of all
     void multiply(const StateArray<A>& a, int64_t rows, const A* panels, int64_t panel, int64_t count, A* gates) const {
         if (rows == 0) return;
+        const A* base = gates + panel * kPanel<A>;
+        multiply({a.data, a.row, a.panel}, rows, shape_.units, panels, panel, count, base, rows_.gates_row, gates);
+    }
+    void multiply(const StateArray<const A>& a, int64_t rows, int64_t depth, const A* panels, int64_t panel,
+                  int64_t count, const A* base, int64_t base_row, A* gates) const {
         Product<A> product = {};
         product.a = a.data;
         product.a_row = a.row;
         product.a_step = 1;
         product.a_group = a.panel;
         product.rows = rows;
-        product.depth = shape_.units;
+        product.depth = depth;
         product.cols = count * kPanel<A>;
-        product.panel_stride = shape_.units * kPanel<A>;
+        product.panel_stride = depth * kPanel<A>;
         product.panels = panels + panel * product.panel_stride;
         product.c = gates + panel * kPanel<A>;
         product.c_row = rows_.gates_row;
-        product.base = product.c;
-        product.base_row = rows_.gates_row;
+        product.base = base;
+        product.base_row = base_row;
         kernels_.product(product);
+    }
+    // The input's part of gates, with the bias.
+    void multiply_input(int64_t d, int64_t row, int64_t rows, int64_t block, int64_t count, A* gates) const {
+        const int64_t panel = 4 * block;
+        multiply({u_.data + row * u_.row, u_.row, u_.panel}, rows, rows_.layer_inputs(layer_), input_weights(d), panel,
+                 4 * count, bias_ + d * rows_.gates_row + panel * kPanel<A>, 0, gates);
     }
 
     void run_step(int64_t p, CellPhase phase, const Group& group, int64_t first_block, int64_t last_block) {
@@ -226,6 +259,8 @@ private:
             const bool full = shape_.peephole == Peephole::full;
             const auto visit = [&](int64_t block, int64_t count) {
                 if (phase != CellPhase::output) {
+                    if (input_weights_)
+                        multiply_input(d, rows_.first(rows_.time(d, p)) + slot, rows, block, count, gates);
                     if (looks_up()) look_up(d, rows_.time(d, p), slot, rows, block, count, gates);
                     multiply(h_prev, h_rows, weights(d), 4 * block, 4 * count, gates);
                     if (full && shape_.output_reads_old)
@@ -324,8 +359,9 @@ private:
     const int64_t layer_;
     const int64_t* y_offset_;
     bool keeps_ = false;
-    A *above_ = nullptr, *bias_ = nullptr, *weights_ = nullptr, *peephole_ = nullptr, *home_ = nullptr,
-      *c_new_ = nullptr, *table_ = nullptr;
+    A *above_ = nullptr, *bias_ = nullptr, *weights_ = nullptr, *input_weights_ = nullptr, *peephole_ = nullptr,
+      *home_ = nullptr, *c_new_ = nullptr, *table_ = nullptr;
+    StateArray<const A> u_ = {};
     CellCache<A> cell_[2] = {};
     int64_t first_row_[2] = {};
 };
