@@ -38,6 +38,15 @@ constexpr int tile_rows(int panels) {
     return rows;
 }
 
+// The most that any tile has of both together.
+constexpr int kTilePanels = [] {
+    int most = 0;
+    for (int rows = 1; rows <= kTileRows; ++rows) {
+        most = rows * tile_panels(rows) > most ? rows * tile_panels(rows) : most;
+    }
+    return most;
+}();
+
 // A multiply-add that reads and broadcasts its operand itself saves an instruction, and costs a reading for every panel
 // but the first. Some of each: instructions are what is scarce when another thread shares the core.
 #if defined(RG_ISA_AVX512) && !defined(__SANITIZE_ADDRESS__)
@@ -148,17 +157,22 @@ TileFunction<A> tile_function(const Product<A>& p, int64_t rows, int panels) {
     return tile_for<A, Operand::any>(rows, panels);
 }
 
-// The last panel of a result whose columns do not fill it: through a tile of its own.
 template <class A>
-void product_tail(const Product<A>& p, const A* a, const A* panel, const A* base, A* c, int64_t rows, int64_t cols) {
-    A from[kTileRows * kPanel<A>] = {}, to[kTileRows * kPanel<A>];
-    for (int64_t r = 0; base && r < rows; ++r) {
-        for (int64_t j = 0; j < cols; ++j) from[r * kPanel<A> + j] = base[r * p.base_row + j];
-    }
-    tile_function(p, rows, 1)(p, a, panel, base ? from : nullptr, kPanel<A>, to, kPanel<A>);
-    for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t j = 0; j < cols; ++j) c[r * p.c_row + j] = to[r * kPanel<A> + j];
-    }
+RG_INLINE void copy_row(const A* from, int64_t cols, A* to) {
+    int64_t j = 0;
+    for (; j + kLanes<A> <= cols; j += kLanes<A>) store(to + j, load(from + j));
+    if (j < cols) store_part(to + j, cols - j, load_part(from + j, cols - j, splat(A(0))));
+}
+
+// The last panels of a result whose columns do not fill them: through a tile of its own.
+template <class A>
+void product_tail(const Product<A>& p, TileFunction<A> tile, const A* a, const A* panels, const A* base, A* c,
+                  int64_t rows, int64_t cols) {
+    const int64_t row = (cols + kPanel<A> - 1) / kPanel<A> * kPanel<A>;
+    A from[kTilePanels * kPanel<A>] = {}, to[kTilePanels * kPanel<A>];
+    for (int64_t r = 0; base && r < rows; ++r) copy_row(base + r * p.base_row, cols, from + r * row);
+    tile(p, a, panels, base ? from : nullptr, row, to, row);
+    for (int64_t r = 0; r < rows; ++r) copy_row(to + r * row, cols, c + r * p.c_row);
 }
 
 // Rows are shared out evenly: `larger` tiles of `most` rows, the others of one less.
@@ -177,27 +191,25 @@ template <class A>
 void product(const Product<A>& p) {
     if (p.rows == 0) return;
     const auto [tiles, most, larger] = RowTiles(p.rows);
-    const int64_t full = p.cols / kPanel<A>, tail = p.cols % kPanel<A>;
-    for (int64_t panel = 0, wide = tile_panels(most); panel < full; panel += wide) {
-        while (panel + wide > full) wide = wide > 4 ? wide / 2 : wide - 1;
+    const int64_t panels = (p.cols + kPanel<A> - 1) / kPanel<A>;
+    for (int64_t panel = 0, wide = tile_panels(most); panel < panels; panel += wide) {
+        while (panel + wide > panels) wide = wide > 4 ? wide / 2 : wide - 1;
         const TileFunction<A> tile = tile_function(p, most, int(wide));
         const TileFunction<A> smaller = larger < tiles ? tile_function(p, most - 1, int(wide)) : nullptr;
         const A* b = p.panels + panel * p.panel_stride;
-        const int64_t column = panel * kPanel<A>;
+        const int64_t column = panel * kPanel<A>, cols = p.cols - column;
         for (int64_t t = 0, row = 0; t < tiles; ++t) {
-            (t < larger ? tile : smaller)(p, p.a + row * p.a_row, b,
-                                          p.base ? p.base + row * p.base_row + column : nullptr, p.base_row,
-                                          p.c + row * p.c_row + column, p.c_row);
-            row += t < larger ? most : most - 1;
+            const TileFunction<A> multiply = t < larger ? tile : smaller;
+            const int64_t rows = t < larger ? most : most - 1;
+            const A *a = p.a + row * p.a_row, *base = p.base ? p.base + row * p.base_row + column : nullptr;
+            A* c = p.c + row * p.c_row + column;
+            if (cols >= wide * kPanel<A>) {
+                multiply(p, a, b, base, p.base_row, c, p.c_row);
+            } else {
+                product_tail(p, multiply, a, b, base, c, rows, cols);
+            }
+            row += rows;
         }
-    }
-    if (tail == 0) return;
-    const int64_t column = full * kPanel<A>;
-    for (int64_t t = 0, row = 0; t < tiles; ++t) {
-        const int64_t rows = t < larger ? most : most - 1;
-        product_tail(p, p.a + row * p.a_row, p.panels + full * p.panel_stride,
-                     p.base ? p.base + row * p.base_row + column : nullptr, p.c + row * p.c_row + column, rows, tail);
-        row += rows;
     }
 }
 
