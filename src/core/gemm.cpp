@@ -202,8 +202,8 @@ void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_pane
     const int64_t most = std::max<int64_t>(1, 2 * cached_elements<A>() / (run * kPanel<A>));
     const int64_t wanted = pieces_wanted(flops, threads), wide = ceil_div(panels, most);
     const Cut pieces =
-        cut(blocks, panels, whole_tiles(kernels, ceil_div(panels, std::max(wide, ceil_div(wanted, blocks))), kPanel<A>),
-            1, wanted);
+        cut(blocks, panels,
+            whole_tiles(kernels, ceil_div(panels, std::max(wide, ceil_div(wanted, 2 * blocks))), kPanel<A>), 1, wanted);
     run_pieces(pieces, flops, threads, [&](int64_t first_block, int64_t first_panel) {
         const int64_t last_block = std::min(blocks, first_block + pieces.row_step);
         const int64_t first_col = first_panel * kPanel<A>;
