@@ -123,44 +123,60 @@ RG_INLINE T* state_at(const StateArray<T>& states, int64_t r, int64_t u) {
 }
 
 //   i = phi_i(z_i + p_i c-)   f = phi_f(z_f + p_f c-)   g = phi_g(z_g + p_g c-)   c = f c- + i g
+template <class A, class Cell>
+void forward_states(const CellForward<A>& p, const Cell& cell) {
+    for (int64_t r = 0; r < p.rows; ++r) {
+        A* gates = p.gates + r * p.gates_row;
+        for_each_vector<A>(p.blocks, p.units, [&](int64_t u, int64_t) RG_INLINE_LAMBDA {
+            A* place[3];
+            for (int k = 0; k < 3; ++k) place[k] = gates + gate_column<A>(u, Gate(k));
+            const Vec<A> c_prev = load(state_at<A>(p.c_prev, r, u));
+            Vec<A> zi = load(place[kInput]), zf = load(place[kForget]), zg = load(place[kCandidate]);
+            if (p.peephole) {
+                zi = fma(load(p.peephole + gate_column<A>(u, kInput)), c_prev, zi);
+                zf = fma(load(p.peephole + gate_column<A>(u, kForget)), c_prev, zf);
+                zg = fma(load(p.peephole + gate_column<A>(u, kCandidate)), c_prev, zg);
+            }
+            const Vec<A> i = cell.value(kInput, zi), f = cell.value(kForget, zf), g = cell.value(kCandidate, zg);
+            const Vec<A> c = fma(f, c_prev, i * g);
+            store(place[kInput], cell.kept(kInput, zi, i));
+            store(place[kForget], cell.kept(kForget, zf, f));
+            store(place[kCandidate], cell.kept(kCandidate, zg, g));
+            store(state_at<A>(p.c_next, r, u), c);
+            if (p.c_new.data) store(state_at<A>(p.c_new, r, u), c);
+        });
+    }
+}
+
 //   o = phi_o(z_o + p_o c)    h = o psi(c)
 template <class A, class Cell>
-void forward_cells(const CellForward<A>& p, const Cell& cell) {
+void forward_outputs(const CellForward<A>& p, const Cell& cell) {
+    const StateArray<const A> read_by_peephole =
+        p.output_reads_old ? p.c_prev : StateArray<const A>{p.c_next.data, p.c_next.row, p.c_next.panel};
     for (int64_t r = 0; r < p.rows; ++r) {
         A* gates = p.gates + r * p.gates_row;
         for_each_vector<A>(p.blocks, p.units, [&](int64_t u, int64_t valid) RG_INLINE_LAMBDA {
-            A* place[4];
-            for (int k = 0; k < 4; ++k) place[k] = gates + gate_column<A>(u, Gate(k));
-            Vec<A> c, c_prev = load(state_at<A>(p.c_prev, r, u));
-            if (p.phase != CellPhase::output) {
-                Vec<A> zi = load(place[kInput]), zf = load(place[kForget]), zg = load(place[kCandidate]);
-                if (p.peephole) {
-                    zi = fma(load(p.peephole + gate_column<A>(u, kInput)), c_prev, zi);
-                    zf = fma(load(p.peephole + gate_column<A>(u, kForget)), c_prev, zf);
-                    zg = fma(load(p.peephole + gate_column<A>(u, kCandidate)), c_prev, zg);
-                }
-                const Vec<A> i = cell.value(kInput, zi), f = cell.value(kForget, zf), g = cell.value(kCandidate, zg);
-                c = fma(f, c_prev, i * g);
-                store(place[kInput], cell.kept(kInput, zi, i));
-                store(place[kForget], cell.kept(kForget, zf, f));
-                store(place[kCandidate], cell.kept(kCandidate, zg, g));
-                store(state_at<A>(p.c_next, r, u), c);
-                if (p.c_new.data) store(state_at<A>(p.c_new, r, u), c);
-            } else {
-                c = load<A>(state_at<A>(p.c_new, r, u));
-            }
-            if (p.phase == CellPhase::state) return;
-            Vec<A> zo = load(place[kOutput]);
+            A* place = gates + gate_column<A>(u, kOutput);
+            Vec<A> z = load(place);
             if (p.peephole) {
-                zo = fma(load(p.peephole + gate_column<A>(u, kOutput)), p.output_reads_old ? c_prev : c, zo);
+                z = fma(load(p.peephole + gate_column<A>(u, kOutput)), load(state_at<A>(read_by_peephole, r, u)), z);
             }
-            const Vec<A> o = cell.value(kOutput, zo), h = o * cell.hidden(c);
-            store(place[kOutput], cell.kept(kOutput, zo, o));
+            const Vec<A> c = load<A>(state_at<A>(p.c_next, r, u));
+            const Vec<A> o = cell.value(kOutput, z), h = o * cell.hidden(c);
+            store(place, cell.kept(kOutput, z, o));
             store(state_at<A>(p.h_next, r, u), h);
             if (p.y) store_valid(p.y + p.y_offset[r] + u, valid, h);
             if (p.above.data) store_valid(state_at<A>(p.above, r, u), valid, h);
         });
     }
+}
+
+// In two passes: the states of all cells first, because a processor fills the time that one function takes with others
+// only if they do not wait for it.
+template <class A, class Cell>
+void forward_cells(const CellForward<A>& p, const Cell& cell) {
+    if (p.phase != CellPhase::output) forward_states(p, cell);
+    if (p.phase != CellPhase::state) forward_outputs(p, cell);
 }
 
 //   dh = dh + dy   dzo = dh psi(c) phi_o'   dc = dc + dh o psi'(c) + p_o dzo
