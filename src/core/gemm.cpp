@@ -8,22 +8,6 @@
 namespace rg {
 namespace {
 
-Buffer& panel_scratch() {
-    static thread_local Buffer buffer;
-    return buffer;
-}
-
-Buffer& row_scratch() {
-    static thread_local Buffer buffer;
-    return buffer;
-}
-
-// A quarter of the cache for packed panels, as much for the rows that meet them, the rest for what is written.
-template <class A>
-int64_t cached_elements() {
-    return cache_bytes() / 4 / int64_t(sizeof(A));
-}
-
 // How a result of rows x panels is cut into pieces: `row_step` by `panel_step`, about `wanted` pieces if there is work.
 struct Cut {
     int64_t row_step, panel_step, row_pieces, panel_pieces;

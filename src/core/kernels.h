@@ -144,7 +144,7 @@ struct CellForward {
     const A* peephole;  // diagonals, as one row of gates; null: none
     bool output_reads_old;
     StateArray<A> c_next, h_next;
-    StateArray<A> c_new;  // the new cell state once more; read in the output phase
+    StateArray<A> c_new;  // the new cell state once more, for products with it
     StateArray<A> above;  // the input of the layer above
     A* y;                 // y + y_offset[r] + u is row r's output of unit u; null: not wanted
     const int64_t* y_offset;

@@ -18,22 +18,6 @@ constexpr double kMinParallelFlops = 2e6, kMinWakeFlops = 1e7;
 // Elements copied or added, likewise.
 constexpr int64_t kMinParallelElements = 1 << 15, kMinWakeElements = 1 << 17;
 
-Buffer& panel_scratch() {
-    static thread_local Buffer buffer;
-    return buffer;
-}
-
-Buffer& row_scratch() {
-    static thread_local Buffer buffer;
-    return buffer;
-}
-
-// A quarter of the cache for packed panels, as much for the rows that meet them, the rest for what is written.
-template <class A>
-int64_t cached_elements() {
-    return cache_bytes() / 4 / int64_t(sizeof(A));
-}
-
 // c[rows][cols] (+)= a[rows][depth] * b[depth][cols] + bias[cols], cut into pieces that can be computed in any order:
 // bits depend on the runs of the depth alone.
 template <class A>

@@ -70,4 +70,19 @@ private:
     size_t capacity_ = 0;
 };
 
+// Where a thread packs the operands of a product, panels and rows; a quarter of its cache for each, the rest for what
+// is written.
+inline Buffer& panel_scratch() {
+    static thread_local Buffer buffer;
+    return buffer;
+}
+inline Buffer& row_scratch() {
+    static thread_local Buffer buffer;
+    return buffer;
+}
+template <class A>
+int64_t cached_elements() {
+    return cache_bytes() / 4 / int64_t(sizeof(A));
+}
+
 }  // namespace rg
