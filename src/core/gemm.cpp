@@ -182,7 +182,8 @@ void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_pane
     const int64_t blocks = ceil_div(units, kPanel<A>), panels = ceil_div(inputs, kPanel<A>);
     const int64_t run = std::max<int64_t>(1, std::min(kRowRun, rows));
     const double flops = 8.0 * double(rows) * double(blocks * kPanel<A>) * double(inputs);
-    // A piece packs its columns of u once for all of its blocks of units: wide ones first, blocks apart second.
+    // A piece packs its columns of u once for all of its blocks of units: wide ones first, blocks apart second. Columns
+    // are cut only where blocks alone would leave less than half of the pieces.
     const int64_t most = std::max<int64_t>(1, 2 * cached_elements<A>() / (run * kPanel<A>));
     const int64_t wanted = pieces_wanted(flops, threads), wide = ceil_div(panels, most);
     const Cut pieces =

@@ -48,7 +48,7 @@ public:
     double flops() const { return 2.0 * double(rows_) * double(cols_) * double(std::max<int64_t>(depth_, 1)); }
 
     // Cuts the result into about `wanted` pieces, and says how many there are.
-    int64_t cut(int64_t wanted) {
+    int64_t cut(const LstmKernels<A>& kernels, int64_t wanted) {
         if (rows_ == 0 || cols_ == 0) return 0;
         // Both operands are packed again for every piece, so pieces should be large in both directions.
         constexpr int64_t kLeastRows = 128, kLeastPanels = 4;
@@ -59,7 +59,8 @@ public:
             std::max(ceil_div(panels, most),
                      std::min(ceil_div(wanted, row_pieces), std::max<int64_t>(1, panels / kLeastPanels)));
         row_step_ = ceil_div(rows_, row_pieces);
-        col_step_ = ceil_div(ceil_div(panels, col_pieces), 2) * 2 * kPanel<A>;  // panels are multiplied two at a time
+        const int64_t wide = kernels.panels_at_once(a_.col_stride == 1 ? row_step_ : kPanel<A>);
+        col_step_ = ceil_div(ceil_div(panels, col_pieces), wide) * wide * kPanel<A>;
         across_ = ceil_div(cols_, col_step_);
         return ceil_div(rows_, row_step_) * across_;
     }
@@ -130,10 +131,10 @@ private:
             }
         }
     }
-    // Columns of a lie together: blocks of kPanel rows of the result, [block][depth][kPanel]. Two panels stay near
-    // while all blocks go past them.
+    // Columns of a lie together: blocks of kPanel rows of the result, [block][depth][kPanel]. The panels of
+    // a tile stay near while all blocks go past them.
     void multiply_columns(const LstmKernels<A>& kernels, const A* from, const Product<A>& whole, A* packed) const {
-        const int64_t block = whole.depth * kPanel<A>, wide = 2 * kPanel<A>;
+        const int64_t block = whole.depth * kPanel<A>, wide = kernels.panels_at_once(kPanel<A>) * kPanel<A>;
         for (int64_t r = 0; r < whole.rows; r += kPanel<A>) {
             kernels.pack_rows(from + r * a_.row_stride, a_.col_stride, a_.row_stride,
                               std::min(kPanel<A>, whole.rows - r), whole.depth, packed + r * whole.depth);
@@ -195,7 +196,7 @@ void linear_forward(const LinearForward<A>& call) {
     MatrixProduct<A> y(call.rows, call.inputs, call.outputs, kFeatureRun, call.x, call.w.transposed(), call.b, false,
                        call.y);
     const double flops = y.flops();
-    const int64_t pieces = y.cut(pieces_wanted(flops, call.threads));
+    const int64_t pieces = y.cut(kernels, pieces_wanted(flops, call.threads));
     parallel_for(pieces, flops < kMinParallelFlops ? 1 : call.threads, flops >= kMinWakeFlops,
                  [&](int64_t piece) { y.run(kernels, piece); });
 }
@@ -213,7 +214,7 @@ void linear_backward(const LinearBackward<A>& call) {
     }
     const double flops = dx.flops() + dw.flops();
     const int64_t wanted = pieces_wanted(flops, call.threads);
-    const int64_t dx_pieces = dx.cut(wanted), dw_pieces = dw.cut(wanted);
+    const int64_t dx_pieces = dx.cut(kernels, wanted), dw_pieces = dw.cut(kernels, wanted);
     const int64_t db_pieces = call.db ? ceil_div(call.outputs, kPanel<A>) : 0;
     parallel_for(dx_pieces + dw_pieces + db_pieces, flops < kMinParallelFlops ? 1 : call.threads,
                  flops >= kMinWakeFlops, [&](int64_t piece) {

@@ -276,6 +276,7 @@ private:
 
     // The same for weights that multiply states. Often all states of the first step are 0: then its rows are left out.
     void state_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>& states) const {
+        if (matrix<A>(gradient).empty()) return;
         const int64_t count = rows_.active_at(d, 0), first = d ? rows_.rows - count : 0;
         bool zero = true;
         for (int64_t block = 0; block < rows_.blocks && zero; ++block) {

@@ -108,7 +108,8 @@ private:
         const int64_t inputs = rows_.layer_inputs(layer_);
         const int64_t weight_bytes = rows_.gates_row * (inputs + shape_.units) * int64_t(sizeof(A));
         const int64_t ranges = int64_t(split.groups.size()) / shape_.directions;
-        return !looks_up() && inputs > 0 && weight_bytes <= cache_bytes() * 3 / 4 && shape_.samples >= 8 * ranges;
+        const bool enough_rows = rows_.rows > 0 && rows_.rows >= 8 * ranges * shape_.steps;
+        return !looks_up() && inputs > 0 && enough_rows && weight_bytes <= cache_bytes() * 3 / 4;
     }
     bool looks_up() const { return layer_ == 0 && call_.lookup.numbers; }
     // The states of a step's slots, in panels; without a cache two steps take turns. And the row of its gates.
@@ -134,7 +135,7 @@ private:
             peephole_ = scratch.diagonals.take<A>(directions * rows_.gates_row);
         } else if (shape_.peephole == Peephole::full) {
             peephole_ = scratch.peepholes.take<A>(directions * rows_.gates_row * shape_.units);
-            c_new_ = scratch.c_new.take<A>(directions * samples * rows_.state_row);
+            if (two_halves()) c_new_ = scratch.c_new.take<A>(directions * samples * rows_.state_row);
         }
         const int64_t each = samples * segment * rows_.gates_row + 4 * state;
         A* states = keeps_ ? nullptr : scratch.states.take<A>(directions * each);
@@ -215,7 +216,6 @@ private:
 
     // gates += a * panels, for `count` panels of all
     void multiply(const StateArray<A>& a, int64_t rows, const A* panels, int64_t panel, int64_t count, A* gates) const {
-        if (rows == 0) return;
         const A* base = gates + panel * kPanel<A>;
         multiply({a.data, a.row, a.panel}, rows, shape_.units, panels, panel, count, base, rows_.gates_row, gates);
     }
