@@ -96,9 +96,12 @@ void product_tile(const Product<A>& p, const A* a, const A* panels, const A* bas
         const int64_t end = p.depth - group < kPanel<A> ? p.depth - group : kPanel<A>;
         const A* from = a;
         a += p.a_group;
+        if constexpr (form != Operand::columns) {
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) prefetch_near(a + r * a_row);
+            for (int r = 0; r < R; ++r) prefetch_near(a + r * a_row);
+        }
         for (int64_t k = 0; k < end; ++k) {
+            if constexpr (form == Operand::columns) prefetch_near(from + kAhead * kPanel<A>);
 #pragma GCC unroll 16
             for (int v = 0; v < (R > 4 ? P : 0); ++v) prefetch_near(panels + v * panel_stride + kAhead * kPanel<A>);
             Vec<A> b[P * V];
