@@ -131,8 +131,8 @@ private:
             }
         }
     }
-    // Columns of a lie together: blocks of kPanel rows of the result, [block][depth][kPanel]. The panels of
-    // a tile stay near while all blocks go past them.
+    // Columns of a lie together: blocks of kPanel rows of the result, [block][depth][kPanel]. The panels of a
+    // tile stay near while all blocks go past them.
     void multiply_columns(const LstmKernels<A>& kernels, const A* from, const Product<A>& whole, A* packed) const {
         const int64_t block = whole.depth * kPanel<A>, wide = kernels.panels_at_once(kPanel<A>) * kPanel<A>;
         for (int64_t r = 0; r < whole.rows; r += kPanel<A>) {

@@ -31,6 +31,8 @@ constexpr int tile_panels(int64_t rows) { return rows <= 2 ? 2 : 1; }
 constexpr int kTileRows = 1;
 constexpr int tile_panels(int64_t) { return 1; }
 #endif
+// Where less is left than so many panels, the next smaller number that there are tiles for.
+constexpr int fewer_panels(int panels) { return panels > 4 ? panels / 2 : panels - 1; }
 // The most rows of a tile with so many panels.
 constexpr int tile_rows(int panels) {
     int rows = kTileRows;
@@ -148,7 +150,7 @@ TileFunction<A> tile_of(int64_t rows) {
 template <class A, Operand form, int P = tile_panels(1)>
 TileFunction<A> tile_for(int64_t rows, int panels) {
     if constexpr (P > 1) {
-        if (panels < P) return tile_for<A, form, (P > 4 ? P / 2 : P - 1)>(rows, panels);
+        if (panels < P) return tile_for<A, form, fewer_panels(P)>(rows, panels);
     }
     return tile_of<A, P, form>(rows);
 }
@@ -195,10 +197,11 @@ void product(const Product<A>& p) {
     if (p.rows == 0) return;
     const auto [tiles, most, larger] = RowTiles(p.rows);
     const int64_t panels = (p.cols + kPanel<A> - 1) / kPanel<A>;
-    for (int64_t panel = 0, wide = tile_panels(most); panel < panels; panel += wide) {
-        while (panel + wide > panels) wide = wide > 4 ? wide / 2 : wide - 1;
-        const TileFunction<A> tile = tile_function(p, most, int(wide));
-        const TileFunction<A> smaller = larger < tiles ? tile_function(p, most - 1, int(wide)) : nullptr;
+    int wide = tile_panels(most);
+    for (int64_t panel = 0; panel < panels; panel += wide) {
+        while (panel + wide > panels) wide = fewer_panels(wide);
+        const TileFunction<A> tile = tile_function(p, most, wide);
+        const TileFunction<A> smaller = larger < tiles ? tile_function(p, most - 1, wide) : nullptr;
         const A* b = p.panels + panel * p.panel_stride;
         const int64_t column = panel * kPanel<A>, cols = p.cols - column;
         for (int64_t t = 0, row = 0; t < tiles; ++t) {
