@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "parallel.h"
-#include "scratch.h"
 
 namespace rg {
 namespace {
@@ -128,10 +127,11 @@ void project(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_
 
 template <class A>
 void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
-                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, int threads) {
+                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, Buffer& room,
+                    int threads) {
     if (rows == 0 || inputs == 0) return;
     const int64_t blocks = ceil_div(units, kPanel<A>), dz_row = 4 * blocks * kPanel<A>;
-    const int64_t run_blocks = kGateRun / (4 * kPanel<A>), run = std::min(kGateRun, dz_row);
+    const int64_t run = std::min(kGateRun, dz_row);
     const double flops = 2.0 * double(rows) * double(dz_row) * double(inputs);
     const int64_t wanted = pieces_wanted(flops, threads), panels = ceil_div(inputs, kPanel<A>);
     const int64_t most = cached_elements<A>() / (run * kPanel<A>);
@@ -140,33 +140,27 @@ void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel
     const Cut pieces = cut(
         rows, panels, whole_tiles(kernels, std::min(most, ceil_div(panels * row_pieces, wanted)), rows), 64, wanted);
     const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / run);
+    const int64_t panel = (dz_row + 1) * kPanel<A>;  // one more: so that they do not meet in the same places of a cache
+    A* packed = room.take<A>(panels * panel);
+    pack_backward(kernels, w, units, inputs, packed, panel, threads);
     run_pieces(pieces, flops, threads, [&](int64_t first_row, int64_t first_panel) {
         const int64_t last_row = std::min(rows, first_row + pieces.row_step);
         const int64_t first_col = first_panel * kPanel<A>;
-        const int64_t cols = std::min(pieces.panel_step * kPanel<A>, inputs - first_col);
-        A* packed = panel_scratch().take<A>(ceil_div(cols, kPanel<A>) * kPanel<A> * run);
-        for (int64_t block = 0; block < blocks; block += run_blocks) {
-            const int64_t count = std::min(run_blocks, blocks - block), depth = count * 4 * kPanel<A>;
-            for (int64_t col = 0; col < cols; col += kPanel<A>) {
-                for (int64_t j = 0; j < 4 * count; ++j) {
-                    pack_gate_rows(kernels, w, int(j % 4), block + j / 4, units, first_col + col,
-                                   std::min(kPanel<A>, cols - col), packed + col * depth + j * kPanel<A> * kPanel<A>);
-                }
-            }
+        for (int64_t gate = 0; gate < dz_row; gate += run) {
             for (int64_t row = first_row; row < last_row; row += near_rows) {
                 Product<A> p = {};
-                p.a = dz + block * 4 * dz_panel + row * kPanel<A>;
+                p.a = dz + gate / kPanel<A> * dz_panel + row * kPanel<A>;
                 p.a_row = kPanel<A>;
                 p.a_step = 1;
                 p.a_group = dz_panel;
                 p.rows = std::min(near_rows, last_row - row);
-                p.depth = depth;
-                p.cols = cols;
-                p.panels = packed;
-                p.panel_stride = depth * kPanel<A>;
+                p.depth = std::min(run, dz_row - gate);
+                p.cols = std::min(pieces.panel_step * kPanel<A>, inputs - first_col);
+                p.panels = packed + first_panel * panel + gate * kPanel<A>;
+                p.panel_stride = panel;
                 p.c = du + row * du_row + first_col;
                 p.c_row = du_row;
-                p.base = block > 0 || accumulate ? p.c : nullptr;
+                p.base = gate > 0 || accumulate ? p.c : nullptr;
                 p.base_row = du_row;
                 kernels.product(p);
             }
@@ -250,8 +244,8 @@ void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, i
 
 template <class A>
 void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
-                   A* panels, int threads) {
-    const int64_t blocks = ceil_div(units, kPanel<A>), panel = 4 * blocks * kPanel<A> * kPanel<A>;
+                   A* panels, int64_t panel, int threads) {
+    const int64_t blocks = ceil_div(units, kPanel<A>);
     const int64_t column_blocks = ceil_div(columns, kPanel<A>);
     const double work = 8.0 * double(column_blocks) * double(panel);
     parallel_for(column_blocks, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t c) {
@@ -263,16 +257,17 @@ void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, 
     });
 }
 
-#define RG_INSTANTIATE(A)                                                                                           \
-    template void project<A>(const LstmKernels<A>&, const StateArray<const A>&, int64_t, int64_t, int64_t,          \
-                             const GateMatrix<const A>&, const A*, A*, int);                                        \
-    template void input_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t, int64_t,            \
-                                    const GateMatrix<const A>&, bool, A*, int64_t, int);                            \
-    template void weight_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t,                    \
-                                     const StateArray<const A>&, int64_t, bool, const GateMatrix<A>&, int);         \
-    template void sum_by_number<A>(const A*, int64_t, int64_t, int64_t, const int64_t*, int64_t, A*, int64_t, int); \
-    template void pack_forward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int);    \
-    template void pack_backward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int);
+#define RG_INSTANTIATE(A)                                                                                            \
+    template void project<A>(const LstmKernels<A>&, const StateArray<const A>&, int64_t, int64_t, int64_t,           \
+                             const GateMatrix<const A>&, const A*, A*, int);                                         \
+    template void input_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t, int64_t,             \
+                                    const GateMatrix<const A>&, bool, A*, int64_t, Buffer&, int);                    \
+    template void weight_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t,                     \
+                                     const StateArray<const A>&, int64_t, bool, const GateMatrix<A>&, int);          \
+    template void sum_by_number<A>(const A*, int64_t, int64_t, int64_t, const int64_t*, int64_t, A*, int64_t, int);  \
+    template void pack_forward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int);     \
+    template void pack_backward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int64_t, \
+                                   int);
 RG_INSTANTIATE(float)
 RG_INSTANTIATE(double)
 #undef RG_INSTANTIATE

@@ -1,9 +1,10 @@
-// The large products of an LSTM, over all time steps at once: cut into pieces for the team, operands packed piece by
-// piece into each thread's own scratch. Rows are samples of steps; gates are rows of gates, dz is in panels
-// (kernels.h).
+// The large products of an LSTM, over all time steps at once: cut into pieces for the team. An operand that one piece
+// needs is packed by its thread, one that many need is packed once for all. Rows are samples of steps; gates are rows
+// of gates, dz is in panels (kernels.h).
 #pragma once
 
 #include "kernels.h"
+#include "scratch.h"
 
 namespace rg {
 
@@ -25,10 +26,11 @@ template <class A>
 void project(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs, int64_t units,
              const GateMatrix<const A>& w, const A* bias, A* gates, int threads);
 
-// du[rows][inputs] (+)= dz * w
+// du[rows][inputs] (+)= dz * w, which is packed in `room`
 template <class A>
 void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
-                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, int threads);
+                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, Buffer& room,
+                    int threads);
 
 // dw[units][inputs] (+)= dz' * u, for the gates that dw has. dw's columns are neighbours.
 template <class A>
@@ -45,10 +47,11 @@ void sum_by_number(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, 
 template <class A>
 void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth, A* panels,
                   int threads);
-// Panels for dz * w: [blocks of columns][4 * kPanel * blocks][kPanel]. Gates that w lacks are 0.
+// Panels for dz * w: [4 * kPanel * blocks][kPanel] for every kPanel columns, `panel` elements from one to the next.
+// Gates that w lacks are 0.
 template <class A>
 void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
-                   A* panels, int threads);
+                   A* panels, int64_t panel, int threads);
 
 // Floating-point operations below which the team is not told, and below which sleeping members are left asleep.
 constexpr double kMinParallelFlops = 4e5, kMinWakeFlops = 1e7;

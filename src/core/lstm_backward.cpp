@@ -55,12 +55,13 @@ public:
         for (int64_t d = 0; d < shape_.directions; ++d) finish(d, u);
     }
 
-    // du (+)= the gradient of the layer's input
+    // du (+)= the gradient of the layer's input. The sweep is over: its packed weights make room.
     void input_gradients(bool accumulate, A* du, int64_t du_row) const {
         for (int64_t d = 0; d < shape_.directions; ++d) {
             const InputSlopes slopes = input_slopes(d);
             input_gradient(kernels_, slopes.dz, slopes.panel, slopes.rows, shape_.units, rows_.layer_inputs(layer_),
-                           matrix<const A>(arrays(d).wx), accumulate || d > 0, du, du_row, call_.threads);
+                           matrix<const A>(arrays(d).wx), accumulate || d > 0, du, du_row, my_scratch().weights,
+                           call_.threads);
         }
     }
 
@@ -127,7 +128,8 @@ private:
 
     void prepare(int64_t d) {
         const int64_t units = shape_.units;
-        pack_backward(kernels_, matrix<const A>(arrays(d).wh), units, units, weights(d), call_.threads);
+        const int64_t panel = rows_.gates_row * kPanel<A>;
+        pack_backward(kernels_, matrix<const A>(arrays(d).wh), units, units, weights(d), panel, call_.threads);
         if (shape_.peephole == Peephole::diagonal) {
             pack_vector(arrays(d).peephole, units, peephole_ + d * rows_.gates_row);
         } else if (shape_.peephole == Peephole::full) {
@@ -137,16 +139,16 @@ private:
                 // The output gate alone, packed as if it were the only gate there is.
                 const A* w = output.gate[3];
                 for (int64_t column = 0; column < rows_.blocks; ++column) {
-                    A* panel = output_peephole(d) + column * rows_.state_row * kPanel<A>;
+                    A* to = output_peephole(d) + column * rows_.state_row * kPanel<A>;
                     const int64_t first = column * kPanel<A>, there = w ? units : 0;
                     if (w) {
                         kernels_.pack_rows(w + first * output.col_stride, output.row_stride, output.col_stride,
-                                           std::min(kPanel<A>, units - first), units, panel);
+                                           std::min(kPanel<A>, units - first), units, to);
                     }
-                    std::fill(panel + there * kPanel<A>, panel + rows_.state_row * kPanel<A>, A(0));
+                    std::fill(to + there * kPanel<A>, to + rows_.state_row * kPanel<A>, A(0));
                 }
             }
-            pack_backward(kernels_, all, units, units, peephole(d), call_.threads);
+            pack_backward(kernels_, all, units, units, peephole(d), panel, call_.threads);
         }
         for (int64_t slot = 0; slot < shape_.samples; ++slot) {
             load_state(call_.dhn, d, slot, dh(d));

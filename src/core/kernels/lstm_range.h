@@ -179,11 +179,23 @@ void forward_cells(const CellForward<A>& p, const Cell& cell) {
     if (p.phase != CellPhase::state) forward_outputs(p, cell);
 }
 
+// Asks for what backward_cells reads of a row. Rows lie far apart, and a processor expects neighbours.
+template <class A>
+RG_INLINE void prefetch_row(const CellBackward<A>& p, int64_t r) {
+    for (int64_t block = 0; block < p.blocks; ++block) {
+        for (int k = 0; k < 4; ++k) prefetch_near(p.gates + r * p.gates_row + (4 * block + k) * kPanel<A>);
+        prefetch_near(state_at<A>(p.c_prev, r, block * kPanel<A>));
+        if (p.dy) prefetch_near(p.dy + p.dy_offset[r] + block * kPanel<A>);
+    }
+}
+
 //   dh = dh + dy   dzo = dh psi(c) phi_o'   dc = dc + dh o psi'(c) + p_o dzo
 //   dzi = dc g phi_i'   dzf = dc c- phi_f'   dzg = dc i phi_g'   dc- = dc f + p_i dzi + p_f dzf + p_g dzg
 template <class A, class Cell>
 void backward_cells(const CellBackward<A>& p, const Cell& cell) {
+    constexpr int64_t kRowsAhead = 2;
     for (int64_t r = 0; r < p.rows; ++r) {
+        if (r + kRowsAhead < p.rows) prefetch_row(p, r + kRowsAhead);
         const A* gates = p.gates + r * p.gates_row;
         for_each_vector<A>(p.blocks, p.units, [&](int64_t u, int64_t valid) RG_INLINE_LAMBDA {
             int64_t column[4];
