@@ -6,6 +6,7 @@ import os as _os
 from importlib import metadata as _metadata
 
 from . import _core
+from ._memory import release_memory
 from ._threads import default_num_threads as _default_num_threads
 from ._threads import get_num_threads, set_num_threads
 from .activation import Activation
@@ -87,6 +88,7 @@ __all__ = [
     "lstm_cache_size",
     "lstm_forward",
     "mean_squared_error",
+    "release_memory",
     "rmsprop_step",
     "set_num_threads",
     "sgd_step",

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from . import _core
+from . import _core, _memory
 from ._threads import checked_num_threads
 from .activation import Activation, check_output_tells_slope
 
@@ -332,7 +332,7 @@ def contiguous_result(array: Array, keep: bool = False) -> Array:
     """The array itself, or where the engine cannot write to it as it lies a stand-in, with its numbers if `keep`."""
     if array.flags.c_contiguous:
         return array
-    return array.copy(order="C") if keep else np.empty(array.shape, array.dtype)
+    return array.copy(order="C") if keep else _memory.empty(array.shape, array.dtype)
 
 
 def check_data(function: str, name: str, array: Array, problem: NormProblem) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import _args, _core
+from . import _args, _core, _memory
 from ._args import Array
 from .activation import Activation
 
@@ -26,7 +26,7 @@ def activation_forward(
     threads = _args.thread_count(function, num_threads)
     _args.check_aligned(function, "x", x)
     if out is None:
-        out = np.empty_like(x)
+        out = _memory.empty_like(x)
     else:
         _args.check_result(function, "out", out, x.shape, x.dtype)
     arguments = (*settings, x, out)
@@ -70,7 +70,7 @@ def activation_backward(
     elif accumulate:
         raise ValueError(f"{function}: accumulate=True adds to out, which is missing")
     else:
-        out = np.empty_like(dy)
+        out = _memory.empty_like(dy)
     arguments = (*settings, dy, known, y is None, out, bool(accumulate))
     if _core.activation_backward(*arguments, False, threads) is not _DONE:
         _args.check_disjoint(function, {"out": out}, {"dy": dy, name: known}, in_place=("out", "dy", name))
@@ -95,7 +95,7 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
     threads = _args.thread_count(function, num_threads)
     _args.check_aligned(function, "x", x)
     if out is None:
-        out = np.empty(x.shape, x.dtype)
+        out = _memory.empty(x.shape, x.dtype)
     else:
         _args.check_result(function, "out", out, x.shape, x.dtype)
     written = _args.contiguous_result(out)

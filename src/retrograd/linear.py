@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import _args, _core
+from . import _args, _core, _memory
 from ._args import Array
 
 __all__ = [
@@ -55,7 +55,7 @@ def linear_forward(
     threads = _args.thread_count(function, num_threads)
     shape = (*x.shape[:-1], outputs)
     if out is None:
-        out = y = np.empty(shape, x.dtype)
+        out = y = _memory.empty(shape, x.dtype)
     else:
         _args.check_result(function, "out", out, shape, x.dtype)
         y = _stand_in(out)
@@ -138,7 +138,7 @@ def embedding_forward(
     threads = _args.thread_count(function, num_threads)
     shape = (*indices.shape, table.shape[1])
     if out is None:
-        out = np.empty(shape, table.dtype)
+        out = _memory.empty(shape, table.dtype)
     else:
         _args.check_result(function, "out", out, shape, table.dtype)
     y = _args.contiguous_result(out)
@@ -186,7 +186,7 @@ def embedding_backward(
     elif accumulate:
         raise ValueError(f"{function}: accumulate=True adds to out, which is missing")
     else:
-        out = np.empty(shape, dy.dtype)
+        out = _memory.empty(shape, dy.dtype)
     if not _args.all_contiguous(dy, indices):
         _args.check_disjoint(function, {"out": out}, {"dy": dy, "indices": indices})
     arguments = (f64, np.ascontiguousarray(_as_rows(dy)), positions, out, bool(accumulate))
@@ -258,7 +258,7 @@ def _result(
     if not wanted:
         return None, None
     if buffer is None:
-        fresh = np.empty(shape, dtype)
+        fresh = _memory.empty(shape, dtype)
         return fresh, fresh
     _args.check_result(function, name, buffer, shape, dtype)
     return _stand_in(buffer, accumulate, or_columns=name == "out.dw"), buffer

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from . import _args, _core
+from . import _args, _core, _memory
 from ._args import Array
 
 __all__ = ["huber", "mean_squared_error", "softmax_cross_entropy"]
@@ -136,7 +136,7 @@ def _difference(
     inputs = {"y": y, "target": target}
     if out is not None and not _args.all_contiguous(y, target, out):
         _args.check_disjoint(function, {"out": dy}, inputs, ("out", "y", "target"))
-    values = np.empty(y.shape, y.dtype) if reduction == "none" else None
+    values = _memory.empty(y.shape, y.dtype) if reduction == "none" else None
     weight = 1.0 / y.size if reduction == "mean" and y.size else 1.0
     flat_values, flat_dy = (None if a is None else a.reshape(-1) for a in (values, written))
     flat_y, flat_target = (np.ascontiguousarray(a).reshape(-1) for a in (y, target))
@@ -166,7 +166,7 @@ def _gradient(function: str, like: Array, wanted: bool, out: Array | None) -> tu
             raise ValueError(f"{function}: out is given, but want_gradient is not set")
         return None, None
     if out is None:
-        out = np.empty(like.shape, like.dtype)
+        out = _memory.empty(like.shape, like.dtype)
     else:
         _args.check_result(function, "out", out, like.shape, like.dtype)
     return out, _args.contiguous_result(out)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import _args
+from . import _args, _memory
 from ._args import Array, NormProblem, Statistics
 from ._core import Outcome
 from .activation import Activation
@@ -375,7 +375,7 @@ def _forward(
     statistics = _args.as_statistics(problem, function, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
     engine = problem.engine
-    y = np.empty_like(x) if out is None else out
+    y = _memory.empty_like(x) if out is None else out
     outcome = None
     if plain and engine is not None:
         try:
@@ -420,7 +420,7 @@ def _checked_forward(
             inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0], "var": statistics[1]}
             _args.check_disjoint(function, {"out": y, "keep_x": keep_x}, inputs, in_place=("out", "x"))
         if keep_x is None and (outcome is Outcome.in_place or _args.same_elements(x, y)):
-            keep_x = np.empty_like(x)
+            keep_x = _memory.empty_like(x)
         problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, True, threads)
     return gamma, beta, keep_x
 
@@ -615,7 +615,7 @@ def _backward(
         and (dbeta is None or (type(dbeta) is np.ndarray and dbeta.dtype is arithmetic))
     )
     if want_dx and dx is None:
-        dx = np.empty_like(x)
+        dx = _memory.empty_like(x)
     if want_dgamma and dgamma is None:
         dgamma = np.empty(problem.parameter_shape, arithmetic)
     if want_dbeta and dbeta is None:

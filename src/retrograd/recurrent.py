@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from . import _args, _core
+from . import _args, _core, _memory
 from ._args import Array
 from .activation import Activation
 
@@ -144,8 +144,8 @@ class LstmCache:
         if index >= problem.cells:
             raise ValueError(f"LstmCache.gates: cell is {index}, must be below {problem.cells}, the number of cells")
         buffer = _filled_buffer("LstmCache.gates", self, 0)
-        values = np.empty((problem.steps, problem.samples, 4, problem.units), problem.dtype)
-        states = np.empty((problem.steps, problem.samples, problem.units), problem.dtype)
+        values = _memory.empty((problem.steps, problem.samples, 4, problem.units), problem.dtype)
+        states = _memory.empty((problem.steps, problem.samples, problem.units), problem.dtype)
         problem.engine.show(self.active, self.order, self.seed, buffer, index, values, states)
         i, f, g, o = np.moveaxis(values, 2, 0)
         return LstmGates(i, f, g, o, states)
@@ -273,10 +273,10 @@ def lstm_forward(
         if not bound.buffer.flags.writeable:
             raise ValueError(f"{function}: cache is read-only")
     elif training and not recompute:
-        bound.buffer = np.empty(problem.engine.cache_bytes(bound.active), np.uint8)
+        bound.buffer = _memory.empty((problem.engine.cache_bytes(bound.active),), _BYTE)
     bound.stamp = next(_STAMPS)
     if out is None:
-        y = np.empty(problem.y_shape, problem.dtype)
+        y = _memory.empty(problem.y_shape, problem.dtype)
         hn, cn = np.empty(problem.state_shape, problem.dtype), np.empty(problem.state_shape, problem.dtype)
     else:
         y, hn, cn = _outputs(function, bound, out, recompute and training)
@@ -738,7 +738,7 @@ def _outputs(
     for name, shape in found.items():
         buffer = given.get(name)
         if buffer is None:
-            buffer = np.empty(shape, problem.dtype)
+            buffer = _memory.empty(shape, problem.dtype)
         else:
             _args.check_result(function, f"out.{name}", buffer, shape, problem.dtype)
         results.append(buffer)
@@ -819,7 +819,7 @@ def _unit_stride(array: Array, copy: bool = True) -> Array:
     """The array, or one of the same contents (or only shape) whose last axis is contiguous."""
     if array.shape[-1] <= 1 or array.strides[-1] == array.itemsize:
         return array
-    return np.ascontiguousarray(array) if copy else np.empty(array.shape, array.dtype)
+    return np.ascontiguousarray(array) if copy else _memory.empty(array.shape, array.dtype)
 
 
 def _check_inputs(function: str, cache: LstmCache) -> None:
@@ -908,7 +908,7 @@ def _filled_buffer(function: str, cache: LstmCache, threads: int) -> Array:
     """The buffer of a forward pass: the one there is, checked, or a new one."""
     engine = cache.problem.engine
     if cache.buffer is None:
-        buffer = np.empty(engine.cache_bytes(cache.active), np.uint8)
+        buffer = _memory.empty((engine.cache_bytes(cache.active),), _BYTE)
         _run_forward(function, _with_buffer(cache, buffer, cache.stamp), None, None, None, threads)
         return buffer
     state, stamp = engine.check_cache(cache.active, cache.order, cache.seed, cache.buffer)
@@ -967,7 +967,7 @@ def _result(
     if buffer is None:
         if accumulate:
             raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
-        return np.empty(shape, dtype)
+        return _memory.empty(shape, dtype)
     _args.check_result(function, f"out.{name}", buffer, shape, dtype)
     return buffer
 
@@ -1006,9 +1006,9 @@ def _new_gradient(cell: _Cell, wanted: frozenset[str]) -> _Cell:
         if part is None or name not in wanted:
             results.append(None)
         elif type(part) is tuple:
-            results.append(tuple(None if a is None else np.empty(a.shape, a.dtype) for a in part))
+            results.append(tuple(None if a is None else _memory.empty(a.shape, a.dtype) for a in part))
         else:
-            results.append(np.empty(part.shape, part.dtype))
+            results.append(_memory.empty(part.shape, part.dtype))
     return tuple(results)
 
 
