@@ -191,6 +191,21 @@ def test_release_memory_gives_back_what_waits() -> None:
     assert rg.release_memory() >= 4 * MIB
 
 
+def test_release_memory_gives_back_scratch_of_its_own_thread() -> None:
+    x, weights = lstm()
+    expected = rg.lstm_forward(x, weights, training=False).y
+    released: list[int] = []
+    thread = threading.Thread(target=lambda: released.append(rg.release_memory()))
+    thread.start()
+    thread.join()
+    assert released == [0]
+    packed = weights.wh
+    assert isinstance(packed, np.ndarray)
+    assert rg.release_memory() >= packed.nbytes
+    assert rg.release_memory() == 0
+    np.testing.assert_array_equal(rg.lstm_forward(x, weights, training=False).y, expected)
+
+
 def test_only_so_much_waits() -> None:
     arrays = [_memory.empty((60 * MIB // 4,), FLOAT32) for _ in range(12)]
     del arrays

@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "__init__": {"._core", "._memory", "._threads"} | (FUNCTIONS - {"retrograd"}),
     "__main__": {".cli"},
     "_threads": {"._core"},
-    "_memory": {"numpy"},
+    "_memory": {"._core", "numpy"},
     "activation": set(),
     "_args": {"._core", "._memory", "._threads", ".activation", "numpy"},
     "elementwise": {"._core", "._args", "._memory", ".activation", "numpy"},

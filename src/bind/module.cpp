@@ -12,6 +12,7 @@
 #include "../core/elementwise.h"
 #include "../core/norm.h"
 #include "../core/parallel.h"
+#include "../core/scratch.h"
 #include "lstm.h"
 #include "optimizer.h"
 #include "training.h"
@@ -330,6 +331,8 @@ NB_MODULE(_core, m) {
           "Put a level in force for all later calls; false if this machine cannot run it.");
     m.def("set_num_threads", &rg::set_num_threads, nb::arg("threads"));
     m.def("num_threads", &rg::num_threads);
+    m.def("release_scratch", &rg::Buffer::release_all,
+          "Give back the scratch memory that this thread keeps from call to call; returns its bytes.");
     m.def("stream_seconds", &stream_seconds, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"),
           nb::arg("threads"), "Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.");
 

@@ -32,7 +32,18 @@ inline int64_t cache_bytes() {
 // A buffer that its thread keeps from call to call. Its contents last until a larger one is taken.
 class Buffer {
 public:
-    ~Buffer() { free(data_); }
+    Buffer() : next_(first()), link_(&first()) {
+        if (next_) next_->link_ = &next_;
+        *link_ = this;
+    }
+    ~Buffer() {
+        free(data_);
+        *link_ = next_;
+        if (next_) next_->link_ = link_;
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
     template <class T>
     T* take(int64_t count) {
         const size_t bytes = (size_t(count) * sizeof(T) + 63) / 64 * 64;
@@ -57,15 +68,30 @@ public:
     void trim() {
         if (capacity_ > kKeep) release();
     }
+    // Gives back what this thread keeps, between calls, and says how many bytes it was.
+    static int64_t release_all() {
+        size_t bytes = 0;
+        for (Buffer* b = first(); b; b = b->next_) {
+            bytes += b->capacity_;
+            b->release();
+        }
+        return int64_t(bytes);
+    }
 
 private:
+    // The thread's buffers, each with the place of the pointer to it.
+    static Buffer*& first() {
+        static thread_local Buffer* buffers = nullptr;
+        return buffers;
+    }
     void release() {
         free(data_);
         data_ = nullptr;
         capacity_ = 0;
     }
 
-    static constexpr size_t kLeast = 4096, kKeep = 64u << 20, kHugePage = 2u << 20, kHuge = 2 * kHugePage;
+    static constexpr size_t kLeast = 4096, kKeep = 256u << 20, kHugePage = 2u << 20, kHuge = 2 * kHugePage;
+    Buffer *next_, **link_;
     void* data_ = nullptr;
     size_t capacity_ = 0;
 };

@@ -21,6 +21,11 @@ def set_num_threads(threads: int) -> None: ...
 
 def num_threads() -> int: ...
 
+def release_scratch() -> int:
+    """
+    Give back the scratch memory that this thread keeps from call to call; returns its bytes.
+    """
+
 def stream_seconds(dst: object, sources: Sequence[object], non_temporal: bool, threads: int) -> float:
     """
     Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from . import _core
+
 Array: TypeAlias = npt.NDArray[Any]
 
 _LARGE: Final = 1 << 20  # bytes; what is smaller the C library keeps by itself
@@ -62,12 +64,11 @@ def empty_like(array: Array) -> Array:
 
 
 def release_memory() -> int:
-    """Give the memory of earlier results that waits for later ones back to the system, and say how many bytes it was.
+    """Give memory that waits for later calls back to the system, and say how many bytes it was.
 
-    Results of 1 MiB and more are made in memory of earlier ones. No more is held than results once needed at the same
-    time, and no more than 512 MiB waits.
+    That is the memory of large results that are gone, and the scratch memory of the calling thread.
     """
-    return _release(math.inf)
+    return _release(math.inf) + _core.release_scratch()
 
 
 def _take(size: int) -> _Owner:
