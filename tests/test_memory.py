@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retrograd as rg
-from retrograd import _memory
+from retrograd import _core, _memory
 from retrograd._args import Array
 
 FLOAT32 = np.dtype(np.float32)
@@ -37,7 +37,12 @@ def begin(array: Array) -> int:
 
 
 def waiting() -> int:
-    return sum(memory.nbytes for memory in _memory._waiting.values())
+    return _core.waiting_memory()
+
+
+def held_by(array: Array) -> int:
+    assert array.base is not None
+    return memoryview(array.base).nbytes
 
 
 def data(*shape: int) -> Array:
@@ -165,8 +170,8 @@ def test_layout_is_that_of_numpy(memory: str, permutation: tuple[int, ...]) -> N
     assert ours.base is not None
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 1 << 30), (7,), (MIB // 4 - 1,), ((1 << 29) // 4 + 1,)])
-def test_small_and_huge_results_are_plain_arrays(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 1 << 30), (7,), (MIB // 4 - 1,)])
+def test_small_results_are_plain_arrays(shape: tuple[int, ...]) -> None:
     array = _memory.empty(shape, FLOAT32)
     assert (array.shape, array.dtype, array.base) == (shape, FLOAT32, None)
     del array
@@ -175,10 +180,32 @@ def test_small_and_huge_results_are_plain_arrays(shape: tuple[int, ...]) -> None
 
 def test_about_the_same_size_will_do() -> None:
     first = _memory.empty((100 * MIB // 4,), FLOAT32)
-    place = begin(first)
+    size, place = held_by(first), begin(first)
+    assert 100 * MIB <= size <= 112 * MIB
     del first
-    assert begin(_memory.empty((98 * MIB // 4,), FLOAT32)) == place
-    assert begin(_memory.empty((50 * MIB // 4,), FLOAT32)) != place
+    second = _memory.empty((98 * MIB // 4,), FLOAT32)
+    assert (begin(second), waiting()) == (place, 0)
+    del second
+    third = _memory.empty((50 * MIB // 4,), FLOAT32)  # which would waste it
+    assert (held_by(third) < 60 * MIB, waiting()) == (True, 0)
+
+
+def test_what_was_used_last_is_used_first() -> None:
+    first, second = (_memory.empty((MIB,), FLOAT32) for _ in range(2))
+    places = begin(first), begin(second)
+    del first
+    del second
+    again = [_memory.empty((MIB,), FLOAT32) for _ in range(2)]
+    assert (begin(again[1]), begin(again[0])) == places
+
+
+def test_too_large() -> None:
+    with pytest.raises(ValueError, match="too big"):
+        _memory.empty((1 << 62, 1 << 10), FLOAT32)
+    kept = _memory.empty((MIB,), FLOAT32)
+    with pytest.raises(MemoryError):
+        _memory.empty((1 << 50,), FLOAT32)
+    kept[:] = 1
 
 
 def test_release_memory_gives_back_what_waits() -> None:
@@ -209,7 +236,35 @@ def test_release_memory_gives_back_scratch_of_its_own_thread() -> None:
 def test_only_so_much_waits() -> None:
     arrays = [_memory.empty((60 * MIB // 4,), FLOAT32) for _ in range(12)]
     del arrays
-    assert 400 * MIB < waiting() <= 512 * MIB
+    before = waiting()
+    assert 400 * MIB < before <= 512 * MIB
+    assert held_by(_memory.empty((60 * MIB // 4,), FLOAT32)) <= 64 * MIB
+    assert waiting() == before
+
+
+def test_what_may_not_wait_leaves_the_others_alone() -> None:
+    small = _memory.empty((MIB,), FLOAT32)
+    huge = _memory.empty((600 * MIB,), np.dtype(np.uint8))
+    del small
+    before = waiting()
+    del huge
+    assert waiting() == before > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
+@pytest.mark.parametrize(("gone", "wanted", "limit"), [(400, 300, 600), (400, 1200, 1500)])
+def test_waiting_memory_makes_room(gone: int, wanted: int, limit: int) -> None:
+    program = f"""
+import numpy as np, resource
+from retrograd import _memory
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + ({limit} << 20),) * 2)
+byte = np.dtype(np.uint8)
+_memory.empty(({gone} << 20,), byte)
+_memory.empty(({wanted} << 20,), byte)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 @settings(max_examples=100, deadline=None)
@@ -222,8 +277,7 @@ def test_no_more_is_held_than_was_once_needed(steps: list[tuple[bool, int]]) -> 
     for make, number in steps:
         if make or not living:
             array = _memory.empty((MIB + number * 4096,), np.dtype(np.uint8))
-            assert array.base is not None
-            living.append((array, array.base.nbytes + 64))
+            living.append((array, held_by(array)))
         else:
             del living[number % len(living)]
         array = np.empty(0)
@@ -247,19 +301,30 @@ def test_threads_never_share_memory() -> None:
                     faults.append(f"thread {number}, turn {turn}")
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert not faults
 
 
-def test_memory_in_a_ring_of_references() -> None:
-    ring: list[object] = [_memory.empty((MIB,), FLOAT32)]
-    ring.append(ring)
+def test_memory_in_rings_of_references() -> None:
+    """They are given back whenever the collector runs, which may be in the middle of anything."""
+    several = [_memory.empty((MIB // 4,), FLOAT32) for _ in range(60)]
+    del several
+    pairs: list[tuple[int, int]] = []
+    for turn in range(2000):
+        ring: list[object] = [_memory.empty((MIB // 4,), FLOAT32)]
+        ring.append(ring)
+        pairs.extend((turn, number) for number in range(40))
     del ring
     gc.collect()
-    assert waiting() >= 4 * MIB
+    assert waiting() >= 60 * MIB
 
 
 def test_end_of_a_process_with_results() -> None:

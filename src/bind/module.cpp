@@ -10,6 +10,7 @@
 
 #include "../core/dispatch.h"
 #include "../core/elementwise.h"
+#include "../core/memory.h"
 #include "../core/norm.h"
 #include "../core/parallel.h"
 #include "../core/scratch.h"
@@ -21,6 +22,23 @@
 using namespace rg::bind;
 
 namespace {
+
+// What arrays of results lie in.
+class ResultMemory {
+public:
+    explicit ResultMemory(size_t bytes) : memory_(rg::take_memory(bytes)) {}
+    ~ResultMemory() { rg::give_memory(memory_); }
+    ResultMemory(const ResultMemory&) = delete;
+    ResultMemory& operator=(const ResultMemory&) = delete;
+
+    static int show(PyObject* self, Py_buffer* view, int flags) {
+        const rg::Memory& memory = nb::inst_ptr<ResultMemory>(self)->memory_;
+        return PyBuffer_FillInfo(view, self, memory.data, Py_ssize_t(memory.bytes), 0, flags);
+    }
+
+private:
+    rg::Memory memory_;
+};
 
 int64_t item_size(rg::DType dtype) { return dtype == rg::DType::f64 ? 8 : dtype == rg::DType::f32 ? 4 : 2; }
 
@@ -333,6 +351,12 @@ NB_MODULE(_core, m) {
     m.def("num_threads", &rg::num_threads);
     m.def("release_scratch", &rg::Buffer::release_all,
           "Give back the scratch memory that this thread keeps from call to call; returns its bytes.");
+    PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(ResultMemory::show)}, {0, nullptr}};
+    nb::class_<ResultMemory>(m, "ResultMemory", nb::type_slots(memory_slots),
+                             "A buffer of at least so many bytes. Its memory is kept for later ones when it is gone.")
+        .def(nb::init<size_t>(), nb::arg("bytes"));
+    m.def("waiting_memory", &rg::waiting_bytes, "Bytes that wait for later results.");
+    m.def("release_memory", &rg::release_memory, "Give them back to the system; returns how many there were.");
     m.def("stream_seconds", &stream_seconds, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"),
           nb::arg("threads"), "Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.");
 

@@ -3,11 +3,11 @@
 
 #include <stdint.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <new>
+
+#include "memory.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -50,11 +50,7 @@ public:
         if (bytes > capacity_) {
             release();
             const size_t size = std::max(bytes, kLeast);
-            if (posix_memalign(&data_, size >= kHuge ? kHugePage : 64, size) != 0) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
-            // Operands that lie strided in small pages cost more to address than to read.
-            if (size >= kHuge) madvise(data_, size / kHugePage * kHugePage, MADV_HUGEPAGE);
-#endif
+            data_ = allocate(size);
             capacity_ = size;
         }
 #if defined(__SANITIZE_ADDRESS__)
@@ -90,7 +86,7 @@ private:
         capacity_ = 0;
     }
 
-    static constexpr size_t kLeast = 4096, kKeep = 256u << 20, kHugePage = 2u << 20, kHuge = 2 * kHugePage;
+    static constexpr size_t kLeast = 4096, kKeep = 256u << 20;
     Buffer *next_, **link_;
     void* data_ = nullptr;
     size_t capacity_ = 0;

@@ -26,6 +26,19 @@ def release_scratch() -> int:
     Give back the scratch memory that this thread keeps from call to call; returns its bytes.
     """
 
+class ResultMemory:
+    """
+    A buffer of at least so many bytes. Its memory is kept for later ones when it is gone.
+    """
+
+    def __init__(self, bytes: int) -> None: ...
+
+def waiting_memory() -> int:
+    """Bytes that wait for later results."""
+
+def release_memory() -> int:
+    """Give them back to the system; returns how many there were."""
+
 def stream_seconds(dst: object, sources: Sequence[object], non_temporal: bool, threads: int) -> float:
     """
     Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.

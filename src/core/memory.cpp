@@ -1,0 +1,117 @@
+#include "memory.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace rg {
+namespace {
+
+constexpr size_t kLine = 64, kHugePage = 2u << 20, kHuge = 2 * kHugePage;
+constexpr size_t kMostWaiting = 512u << 20;
+
+// Sizes that differ by less than an eighth share their memory.
+size_t rounded(size_t bytes) {
+    size_t step = kLine;
+    while (bytes / step >= 16) step *= 2;
+    return (bytes + step - 1) / step * step;
+}
+
+// Never destroyed: results may outlive everything else in a process.
+class Pool {
+public:
+    Pool() {
+        // A child must not find the lock in the hands of a thread that it does not have.
+        pthread_atfork([] { pool().lock_.lock(); }, [] { pool().lock_.unlock(); }, [] { pool().lock_.unlock(); });
+    }
+    static Pool& pool() {
+        static Pool& only = *new Pool;
+        return only;
+    }
+
+    Memory take(size_t bytes) {
+        bytes = rounded(bytes);
+        const std::lock_guard<std::mutex> lock(lock_);
+        // The last one given back is the one most likely to be in a cache still.
+        for (size_t i = waiting_.size(); i-- > 0;) {
+            if (waiting_[i].bytes != bytes) continue;
+            const Memory memory = waiting_[i];
+            waiting_.erase(waiting_.begin() + ptrdiff_t(i));
+            waiting_bytes_ -= bytes;
+            return memory;
+        }
+        release(bytes);  // as much as is added, so that all together does not grow
+        try {
+            return {allocate(bytes), bytes};
+        } catch (const std::bad_alloc&) {
+            release(waiting_bytes_);
+            return {allocate(bytes), bytes};
+        }
+    }
+
+    void give(const Memory& memory) {
+        const std::lock_guard<std::mutex> lock(lock_);
+        if (memory.bytes > kMostWaiting) {
+            free(memory.data);
+            return;
+        }
+        try {
+            waiting_.push_back(memory);
+        } catch (const std::bad_alloc&) {
+            free(memory.data);
+            return;
+        }
+        waiting_bytes_ += memory.bytes;
+        if (waiting_bytes_ > kMostWaiting) release(waiting_bytes_ - kMostWaiting);
+    }
+
+    size_t release_all() {
+        const std::lock_guard<std::mutex> lock(lock_);
+        return release(waiting_bytes_);
+    }
+
+    size_t waiting_bytes() {
+        const std::lock_guard<std::mutex> lock(lock_);
+        return waiting_bytes_;
+    }
+
+private:
+    // At least so many bytes, if there are as many, of those that have waited longest.
+    size_t release(size_t bytes) {
+        size_t released = 0, count = 0;
+        for (; released < bytes && count < waiting_.size(); ++count) {
+            released += waiting_[count].bytes;
+            free(waiting_[count].data);
+        }
+        waiting_.erase(waiting_.begin(), waiting_.begin() + ptrdiff_t(count));
+        waiting_bytes_ -= released;
+        return released;
+    }
+
+    std::mutex lock_;
+    std::vector<Memory> waiting_;  // the longest first
+    size_t waiting_bytes_ = 0;
+};
+
+}  // namespace
+
+void* allocate(size_t bytes) {
+    void* data = nullptr;
+    if (posix_memalign(&data, bytes >= kHuge ? kHugePage : kLine, bytes) != 0) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+    // Operands that lie strided in small pages cost more to address than to read.
+    if (bytes >= kHuge) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
+    return data;
+}
+
+Memory take_memory(size_t bytes) { return Pool::pool().take(bytes); }
+void give_memory(Memory memory) { Pool::pool().give(memory); }
+int64_t waiting_bytes() { return int64_t(Pool::pool().waiting_bytes()); }
+int64_t release_memory() { return int64_t(Pool::pool().release_all()); }
+
+}  // namespace rg
