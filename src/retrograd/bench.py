@@ -64,7 +64,7 @@ from .cases import (
     make_norm_data,
 )
 from .normalization import NormGradients, NormStatistics
-from .recurrent import LstmGradients, LstmWeights
+from .recurrent import LstmGradients, LstmResult, LstmWeights
 from .verify import fused_activation, lstm_options, lstm_weights, verify_lstm, verify_norm
 
 __all__ = [
@@ -479,51 +479,38 @@ def _lstm_flops(case: LstmCase) -> tuple[float, float, float]:
 
 
 class _OurLstm:
+    """Ours as its users call it: no buffers given."""
+
     def __init__(self, case: LstmCase, data: LstmData, threads: int, name: str = "retrograd") -> None:
         self.name = name
         self._threads = threads
         self._x, self._dy, self._states = data.x, data.dy, (data.h0, data.c0)
         self._weights = lstm_weights(data)
-        states = (case.cells, case.samples, case.units)
-        self._out = {"y": np.zeros_like(data.dy), **{state: np.zeros(states, data.x.dtype) for state in ("hn", "cn")}}
-        zeros = [
-            LstmWeights(*(None if part is None else np.zeros_like(part) for part in cell)) for cell in data.weights
-        ]
-        self._gradients = LstmGradients(np.zeros_like(data.x), zeros)
-        self._options = lstm_options(case)
+        self._options = {**lstm_options(case), "num_threads": threads}
         for option in ("lengths", "batch_sizes"):
             if self._options[option] is not None:
                 self._options[option] = np.array(self._options[option])
-        size = retrograd.lstm_cache_size(
-            case.steps,
-            case.samples,
-            case.inputs,
-            case.units,
-            num_layers=case.layers,
-            bidirectional=case.directions == 2,
-            dtype=data.x.dtype,
-            lengths=self._options["lengths"],
-            batch_sizes=self._options["batch_sizes"],
-        )
-        self._options |= {"cache": np.zeros(size, np.uint8), "out": self._out, "num_threads": threads}
 
     def wake(self) -> None:
         _wake_team(self._threads)
 
-    def step(self) -> tuple[float, float, float]:
+    def _run(self) -> tuple[LstmResult, LstmGradients, tuple[float, float, float]]:
         start = clock()
-        cache = retrograd.lstm_forward(self._x, self._weights, *self._states, **self._options).cache
+        result = retrograd.lstm_forward(self._x, self._weights, *self._states, **self._options)
         middle = clock()
-        assert cache is not None
-        retrograd.lstm_backward(self._dy, cache, out=self._gradients, num_threads=self._threads)
+        assert result.cache is not None
+        gradients = retrograd.lstm_backward(self._dy, result.cache, num_threads=self._threads)
         end = clock()
-        return middle - start, end - middle, end - start
+        return result, gradients, (middle - start, end - middle, end - start)
+
+    def step(self) -> tuple[float, float, float]:
+        return self._run()[2]
 
     def results(self) -> list[Any]:
         """y, dx, and the gradients of wx, wh and b of every cell."""
-        self.step()
-        cells = [part for cell in self._gradients.dweights for part in cell[:3] if part is not None]
-        return [self._out["y"], self._gradients.dx, *cells]
+        result, gradients, _ = self._run()
+        cells = [part for cell in gradients.dweights for part in cell[:3] if part is not None]
+        return [result.y, gradients.dx, *cells]
 
 
 class _TorchLstm:
