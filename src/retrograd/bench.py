@@ -972,6 +972,7 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     calls["lstm_backward"] = lambda: retrograd.lstm_backward(y, lstm_cache, out=lstm_gradients)
     calls["lstm_cache"] = lambda: retrograd.lstm_cache(sequence, cell)
     calls["lstm_cache_size"] = lambda: retrograd.lstm_cache_size(2, 1, 4, 1)
+    calls["release_memory"] = retrograd.release_memory
     calls["get_num_threads"] = retrograd.get_num_threads
     calls["set_num_threads"] = lambda: retrograd.set_num_threads(retrograd.get_num_threads())
     return {f"overhead_{name}": call for name, call in calls.items()}
