@@ -12,8 +12,8 @@ namespace rg {
 namespace {
 
 // Into the first level, where prefetch() stops at the second: tiles come back for these lines within microseconds. A
-// panel is asked for so many steps ahead, a hundred cycles or two; longer did not help.
-constexpr int64_t kAhead = 16;
+// panel is asked for so many steps ahead, a few hundred cycles; longer did not help.
+constexpr int64_t kAhead = 32;
 RG_INLINE void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 template <class A>
