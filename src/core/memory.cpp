@@ -8,6 +8,10 @@
 #include <new>
 #include <vector>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace rg {
 namespace {
 
@@ -109,8 +113,22 @@ void* allocate(size_t bytes) {
     return data;
 }
 
-Memory take_memory(size_t bytes) { return Pool::pool().take(bytes); }
-void give_memory(Memory memory) { Pool::pool().give(memory); }
+void guard([[maybe_unused]] void* data, [[maybe_unused]] size_t used, [[maybe_unused]] size_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(data, used);
+    ASAN_POISON_MEMORY_REGION(static_cast<char*>(data) + used, bytes - used);
+#endif
+}
+
+Memory take_memory(size_t bytes) {
+    const Memory memory = Pool::pool().take(bytes);
+    guard(memory.data, bytes, memory.bytes);
+    return memory;
+}
+void give_memory(Memory memory) {
+    guard(memory.data, 0, memory.bytes);
+    Pool::pool().give(memory);
+}
 int64_t waiting_bytes() { return int64_t(Pool::pool().waiting_bytes()); }
 int64_t release_memory() { return int64_t(Pool::pool().release_all()); }
 

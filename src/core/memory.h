@@ -10,6 +10,9 @@ namespace rg {
 // Aligned to a cache line or better, for free(). Throws std::bad_alloc.
 void* allocate(size_t bytes);
 
+// Under AddressSanitizer all of it but the first `used` bytes is out of bounds from now on.
+void guard(void* data, size_t used, size_t bytes);
+
 struct Memory {
     void* data = nullptr;
     size_t bytes = 0;

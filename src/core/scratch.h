@@ -9,10 +9,6 @@
 
 #include "memory.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#endif
-
 namespace rg {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -53,12 +49,7 @@ public:
             data_ = allocate(size);
             capacity_ = size;
         }
-#if defined(__SANITIZE_ADDRESS__)
-        // What an earlier call needed beyond this one's end is out of bounds.
-        const size_t used = size_t(count) * sizeof(T);
-        ASAN_UNPOISON_MEMORY_REGION(data_, used);
-        ASAN_POISON_MEMORY_REGION(static_cast<char*>(data_) + used, capacity_ - used);
-#endif
+        guard(data_, size_t(count) * sizeof(T), capacity_);  // what an earlier call needed beyond is not this one's
         return static_cast<T*>(data_);
     }
     void trim() {
