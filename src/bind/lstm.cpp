@@ -80,6 +80,7 @@ public:
         shape_.activations.standard = gate[0].kind == K::sigmoid && gate[1].kind == K::sigmoid &&
                                       gate[2].kind == K::tanh && gate[3].kind == K::sigmoid &&
                                       shape_.activations.hidden.kind == K::tanh;
+        if (!lstm_fits(shape_)) throw nb::value_error("the sizes are too large");
         shape_.peephole = static_cast<Peephole>(peephole);
         shape_.output_reads_old = output_reads_old;
         shape_.dropout = layers > 1 ? dropout : 0;
@@ -194,7 +195,7 @@ public:
 
 private:
     // Elements, roughly, that a call touches.
-    int64_t work() const { return shape_.steps * shape_.samples * shape_.units * 16; }
+    double work() const { return double(shape_.steps) * double(shape_.samples) * double(shape_.units) * 16; }
 
     LstmShape ragged(Arrays& arrays, nb::handle active_array, nb::handle order_array, uint64_t seed) const {
         LstmShape shape = shape_;

@@ -74,6 +74,9 @@ public:
         if (needs_y_ && !rg::output_tells_slope(activation_.kind)) throw nb::value_error("the output tells no slope");
         if (roles.size() != shape_.size()) throw nb::value_error("roles and shape differ in length");
         if (shape_.size() > rg::kMaxAxes) throw nb::value_error("too many axes");
+        double bytes = 16;  // statistics and sums are two doubles for a set, which may have one element
+        for (const int64_t extent : shape_) bytes *= double(extent);
+        if (bytes >= 0x1p62) throw nb::value_error("the shape is too large");
         for (size_t i = 0; i < shape_.size(); ++i) {
             if (shape_[i] < 0) throw nb::value_error("negative extent");
             roles_.push_back(roles[i] == 'n' ? rg::AxisRole::n : roles[i] == 'c' ? rg::AxisRole::c : rg::AxisRole::r);
@@ -124,7 +127,7 @@ public:
         call.var = call.mean + sets_;
         call.y = y.data();
         call.keep = keep.data();
-        without_lock(elements(), [&] { rg::norm_forward(call); });
+        without_lock(double(elements()), [&] { rg::norm_forward(call); });
         return Outcome::done;
     }
 
@@ -169,7 +172,7 @@ public:
         call.dx = dx.data();
         call.dgamma = dgamma.data();
         call.dbeta = dbeta.data();
-        without_lock(elements(), [&] { rg::norm_backward(call); });
+        without_lock(double(elements()), [&] { rg::norm_backward(call); });
         return Outcome::done;
     }
 
@@ -193,7 +196,7 @@ public:
         call.threads = threads > 0 ? threads : rg::num_threads();
         call.sum_dz = static_cast<double*>(sum_dz.data());
         call.sum_dz_xhat = static_cast<double*>(sum_dz_xhat.data());
-        without_lock(elements(), [&] { rg::norm_backward(call); });
+        without_lock(double(elements()), [&] { rg::norm_backward(call); });
     }
 
 private:
@@ -281,7 +284,7 @@ Outcome activation_forward(int kind, double alpha, double beta, int dtype, nb::h
     call.x = x.data();
     call.y = y.data();
     call.threads = threads > 0 ? threads : rg::num_threads();
-    without_lock(x.bytes() / x.itemsize(), [&] { rg::activation_forward(call); });
+    without_lock(double(x.bytes() / x.itemsize()), [&] { rg::activation_forward(call); });
     return Outcome::done;
 }
 
@@ -304,7 +307,7 @@ Outcome activation_backward(int kind, double alpha, double beta, int dtype, nb::
     call.accumulate = accumulate;
     call.dx = dx.data();
     call.threads = threads > 0 ? threads : rg::num_threads();
-    without_lock(dy.bytes() / dy.itemsize(), [&] { rg::activation_backward(call); });
+    without_lock(double(dy.bytes() / dy.itemsize()), [&] { rg::activation_backward(call); });
     return Outcome::done;
 }
 
@@ -327,7 +330,7 @@ double stream_seconds(nb::handle dst_array, const std::vector<nb::object>& sourc
         throw nb::value_error("dst is not aligned to 64 bytes");
     const int count = int(sources.size());
     const int64_t lines = elements / 16;
-    const nb::gil_scoped_release release;
+    const LockReleased released;
     const auto start = std::chrono::steady_clock::now();
     rg::parallel_for(threads, threads, true, [&](int64_t part) {
         const int64_t first = lines * part / threads * 16, last = lines * (part + 1) / threads * 16;
@@ -341,6 +344,8 @@ double stream_seconds(nb::handle dst_array, const std::vector<nb::object>& sourc
 }  // namespace
 
 NB_MODULE(_core, m) {
+    // Objects that daemon threads hold at exit are not leaks that a user could do anything about.
+    nb::set_leak_warnings(false);
     m.doc() = "The engine of retrograd. Use the functions of the package instead: they check and explain.";
 
     m.def("isa", [] { return std::string(rg::kernel_table().isa); }, "The instruction-set level in force.");
@@ -355,6 +360,10 @@ NB_MODULE(_core, m) {
     nb::class_<ResultMemory>(m, "ResultMemory", nb::type_slots(memory_slots),
                              "A buffer of at least so many bytes. Its memory is kept for later ones when it is gone.")
         .def(nb::init<size_t>(), nb::arg("bytes"));
+    m.def(
+        "may_overlap_itself",
+        [](nb::handle array) { return may_overlap_itself(View(array, "the array", Access::read).buffer()); },
+        nb::arg("array"), "Whether elements of the array may share memory.");
     m.def("waiting_memory", &rg::waiting_bytes, "Bytes that wait for later results.");
     m.def("release_memory", &rg::release_memory, "Give them back to the system; returns how many there were.");
     m.def("stream_seconds", &stream_seconds, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"),

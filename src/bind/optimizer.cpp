@@ -28,8 +28,12 @@ public:
     ~Buffers() {
         for (Py_buffer& buffer : held_) PyBuffer_Release(&buffer);
     }
-    // Null if it is not an array of native floats or doubles that lie where they should, or may not be written.
+    // Null if it is not a plain array of native, aligned floats or doubles, or may not be written.
     const Py_buffer* take(PyObject* array, bool write) {
+        if (Py_TYPE(array) != plain_type_) {
+            if (PyObject_HasAttrString(array, "mask")) return nullptr;  // a masked array: its mask would be lost
+            plain_type_ = Py_TYPE(array);
+        }
         Py_buffer buffer;
         if (PyObject_GetBuffer(array, &buffer, write ? PyBUF_RECORDS : PyBUF_RECORDS_RO) != 0) {
             PyErr_Clear();
@@ -43,10 +47,10 @@ public:
         const char *low = static_cast<const char*>(b.buf), *high = low;
         for (int i = 0; i < b.ndim && b.len > 0; ++i) {
             if (b.strides[i] % b.itemsize != 0) return nullptr;
-            if (write && b.strides[i] == 0 && b.shape[i] > 1) return nullptr;
             const Py_ssize_t reach = (b.shape[i] - 1) * b.strides[i];
             (reach < 0 ? low : high) += reach;
         }
+        if (write && may_overlap_itself(b)) return nullptr;
         if (b.len > 0) ranges_.push_back({low, high + b.itemsize, write});
         return &b;
     }
@@ -65,6 +69,7 @@ public:
 private:
     std::deque<Py_buffer> held_;
     std::vector<Range> ranges_;
+    PyTypeObject* plain_type_ = nullptr;  // the last type that was found to have no mask
 };
 
 rg::DType dtype_of(const Py_buffer& buffer) { return buffer.format[0] == 'd' ? rg::DType::f64 : rg::DType::f32; }
@@ -165,7 +170,7 @@ public:
         }
         if (!overlap_checked && buffers.overlap()) return false;
         const int team = threads > 0 ? threads : rg::num_threads();
-        without_lock(elements_of(list), [&] { rg::optimizer_step(rule_, clipping_, list, team); });
+        without_lock(double(elements_of(list)), [&] { rg::optimizer_step(rule_, clipping_, list, team); });
         return true;
     }
 
@@ -191,7 +196,7 @@ std::optional<double> global_norm(nb::handle arrays, int threads) {
     }
     const int team = threads > 0 ? threads : rg::num_threads();
     double norm = 0;
-    without_lock(elements_of(list), [&] { norm = rg::gradient_norm(list, team); });
+    without_lock(double(elements_of(list)), [&] { norm = rg::gradient_norm(list, team); });
     return norm;
 }
 

@@ -22,6 +22,12 @@ int threads_of(int threads) { return threads > 0 ? threads : rg::num_threads(); 
 
 int64_t item_size(bool f64) { return f64 ? 8 : 4; }
 
+// Elements that would take about as long.
+template <class Call>
+double product_work(const Call& call) {
+    return double(call.rows) * double(call.outputs) * (1 + double(call.inputs) / 16);
+}
+
 template <class A>
 Matrix<A> matrix(const View& view) {
     if (!view.present()) return {};
@@ -56,7 +62,7 @@ void run_linear_forward(const View& x, const View& w, const View& b, const View&
     call.y = matrix<A>(y);
     require_neighbours(call.y, false);
     call.threads = threads_of(threads);
-    without_lock(call.rows * call.outputs * (1 + call.inputs / 16), [&] { rg::linear_forward(call); });
+    without_lock(product_work(call), [&] { rg::linear_forward(call); });
 }
 
 Outcome linear_forward(bool f64, nb::handle x_array, nb::handle w_array, nb::handle b_array, nb::handle y_array,
@@ -93,7 +99,7 @@ void run_linear_backward(const View& dy, const View& x, const View& w, const Vie
     require_neighbours(call.dw, true);
     call.db = static_cast<A*>(db.data());
     call.threads = threads_of(threads);
-    without_lock(call.rows * call.outputs * (1 + call.inputs / 16), [&] { rg::linear_backward(call); });
+    without_lock(product_work(call), [&] { rg::linear_backward(call); });
 }
 
 Outcome linear_backward(bool f64, nb::handle dy_array, nb::handle x_array, nb::handle w_array, nb::handle dx_array,
@@ -147,7 +153,7 @@ void run_embedding_forward(const int64_t* indices, int64_t positions, const View
     call.table = matrix<const A>(table);
     call.y = static_cast<A*>(y.data());
     call.threads = threads_of(threads);
-    without_lock(call.positions * call.width, [&] { rg::embedding_forward(call); });
+    without_lock(double(call.positions) * double(call.width), [&] { rg::embedding_forward(call); });
 }
 
 Outcome embedding_forward(bool f64, nb::handle indices_array, nb::handle table_array, nb::handle y_array,
@@ -179,7 +185,7 @@ void run_embedding_backward(const View& dy, const int64_t* indices, const View& 
     call.accumulate = accumulate;
     call.dtable = matrix<A>(dtable);
     call.threads = threads_of(threads);
-    without_lock((call.positions + call.table_rows) * call.width, [&] { rg::embedding_backward(call); });
+    without_lock(double(call.positions + call.table_rows) * double(call.width), [&] { rg::embedding_backward(call); });
 }
 
 Outcome embedding_backward(bool f64, nb::handle dy_array, nb::handle indices_array, nb::handle dtable_array,
@@ -220,7 +226,7 @@ double run_cross_entropy(const View& logits, const int64_t* labels, int64_t igno
     call.gradient_row = dx.row_stride;
     call.threads = threads_of(threads);
     double sum = 0;
-    without_lock(call.rows * call.classes, [&] { sum = rg::softmax_cross_entropy(call); });
+    without_lock(double(call.rows) * double(call.classes), [&] { sum = rg::softmax_cross_entropy(call); });
     return sum;
 }
 
@@ -265,7 +271,7 @@ double run_difference_loss(const View& y, const View& target, double square, dou
     call.gradient = static_cast<A*>(gradient.data());
     call.threads = threads_of(threads);
     double sum = 0;
-    without_lock(call.count, [&] { sum = rg::difference_loss(call); });
+    without_lock(double(call.count), [&] { sum = rg::difference_loss(call); });
     return sum;
 }
 
@@ -296,7 +302,7 @@ void run_dropout(const View& x, double rate, uint64_t seed, const View& y, int t
     call.seed = seed;
     call.y = static_cast<A*>(y.data());
     call.threads = threads_of(threads);
-    without_lock(call.count, [&] { rg::dropout(call); });
+    without_lock(double(call.count), [&] { rg::dropout(call); });
 }
 
 Outcome dropout(bool f64, nb::handle x_array, double rate, uint64_t seed, nb::handle y_array, bool overlap_checked,

@@ -5,15 +5,41 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "../core/shape.h"
 
 namespace rg::bind {
 
 namespace nb = nanobind;
 
 enum class Access { read, write };
+
+// Whether elements of an array may share memory. A sufficient test, and cheap: with the axes in the order of their
+// strides, each step must reach past all that the axes before it cover. Every view that slicing and transposing make
+// passes.
+inline bool may_overlap_itself(const Py_buffer& buffer) {
+    if (buffer.len == 0) return false;
+    std::pair<Py_ssize_t, Py_ssize_t> axes[kMaxAxes];  // stride and extent
+    int count = 0;
+    for (int i = 0; i < buffer.ndim; ++i) {
+        if (buffer.shape[i] > 1) axes[count++] = {std::abs(buffer.strides[i]), buffer.shape[i]};
+    }
+    std::sort(axes, axes + count);
+    Py_ssize_t covered = buffer.itemsize;
+    for (int i = 0; i < count; ++i) {
+        const auto [stride, extent] = axes[i];
+        if (stride < covered) return true;
+        covered += (extent - 1) * stride;
+    }
+    return false;
+}
 
 // A caller's array for the length of one call. None is allowed and is a null pointer.
 class View {
@@ -23,6 +49,7 @@ public:
         const int flags = access == Access::write ? PyBUF_STRIDED : PyBUF_STRIDED_RO;
         if (PyObject_GetBuffer(array.ptr(), &buffer_, flags) != 0) throw nb::python_error();
         held_ = true;
+        if (buffer_.ndim > kMaxAxes) fail("has too many axes");
         low_ = high_ = static_cast<const char*>(buffer_.buf);
         for (int i = 0; i < buffer_.ndim; ++i) {
             if (buffer_.shape[i] == 0) {
@@ -41,6 +68,7 @@ public:
     View& operator=(const View&) = delete;
 
     bool present() const { return held_; }
+    const Py_buffer& buffer() const { return buffer_; }
     void* data() const { return held_ ? buffer_.buf : nullptr; }
     int64_t bytes() const { return held_ ? buffer_.len : 0; }
     int64_t itemsize() const { return held_ ? buffer_.itemsize : 0; }
@@ -62,10 +90,8 @@ public:
         for (int i = 0; i < buffer_.ndim; ++i) {
             if (buffer_.shape[i] != shape[size_t(i)]) fail("has the wrong shape");
             if (buffer_.strides[i] % itemsize != 0) fail("has strides that are not whole elements");
-            // Without elements NumPy says strides of 0, and none of them counts.
-            const bool shared = buffer_.strides[i] == 0 && shape[size_t(i)] > 1 && buffer_.len > 0;
-            if (shared && access_ == Access::write) fail("has stride 0");
         }
+        if (access_ == Access::write && may_overlap_itself(buffer_)) fail("may overlap itself");
         check_item(itemsize);
     }
     // Contiguous as well: its elements are read one after the other.
@@ -103,14 +129,35 @@ private:
 };
 
 // Work this small is done sooner than another thread could take the interpreter lock.
-constexpr int64_t kKeepLock = 8192;
+constexpr double kKeepLock = 8192;  // elements
+
+// The interpreter lock is released for the life of this object.
+class LockReleased {
+public:
+    LockReleased() : state_(PyEval_SaveThread()) {}
+    ~LockReleased() {
+        // When the interpreter is shutting down, Python before 3.14 ends a thread that asks for the lock by unwinding
+        // its stack, which aborts the process in the first frame that may not throw. Such a thread waits here for the
+        // end.
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) pause();
+        }
+    }
+    LockReleased(const LockReleased&) = delete;
+    LockReleased& operator=(const LockReleased&) = delete;
+
+private:
+    PyThreadState* state_;
+};
 
 template <class Work>
-void without_lock(int64_t elements, const Work& work) {
+void without_lock(double elements, const Work& work) {
     if (elements < kKeepLock) {
         work();
     } else {
-        const nb::gil_scoped_release release;
+        const LockReleased released;
         work();
     }
 }

@@ -81,6 +81,10 @@ struct LstmBackward {
     States dh0, dc0;
 };
 
+// Whether the sizes of all arrays, the cache and the scratch of a problem fit in 64 bits. Everything below relies on
+// it.
+bool lstm_fits(const LstmShape& shape);
+
 // Only `shape` counts, and of `active` only its sum.
 int64_t lstm_cache_bytes(const LstmShape& shape);
 

@@ -12,10 +12,7 @@ struct BackwardScratch {
         }
     }
 };
-BackwardScratch& my_scratch() {
-    static thread_local BackwardScratch scratch;
-    return scratch;
-}
+BackwardScratch& my_scratch() { return kept_by_thread<BackwardScratch>(); }
 
 // Where the gradient of a layer's output is: at (step, slot) data + step_offset + slot_offset[slot].
 template <class A>

@@ -1,3 +1,5 @@
+#include <initializer_list>
+
 #include "lstm_rows.h"
 
 namespace rg {
@@ -50,10 +52,7 @@ struct ForwardScratch {
         }
     }
 };
-ForwardScratch& my_scratch() {
-    static thread_local ForwardScratch scratch;
-    return scratch;
-}
+ForwardScratch& my_scratch() { return kept_by_thread<ForwardScratch>(); }
 
 // One layer of a forward pass. Arrays of two directions lie one after the other.
 template <class A>
@@ -405,9 +404,32 @@ int64_t cache_elements(const LstmShape& shape) {
     return shape.layers * shape.directions * cell_elements(rows) + (shape.layers - 1) * rows.above_elements;
 }
 
+// The product of sizes that are not negative, capped: a cap of 2^61 bytes is 2^58 of the largest elements.
+int64_t capped_product(std::initializer_list<int64_t> factors) {
+    constexpr int64_t kCap = int64_t(1) << 61;
+    int64_t product = 1;
+    for (const int64_t factor : factors) {
+        if (factor == 0) return 0;
+        product = product > kCap / factor ? kCap : product * factor;
+    }
+    return product;
+}
+
 int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 
 }  // namespace
+
+bool lstm_fits(const LstmShape& s) {
+    constexpr int64_t kMost = int64_t(1) << 58, kWidest = 32;  // elements; a panel and what rows are padded by
+    for (const int64_t size : {s.steps, s.samples, s.inputs, s.units, s.layers}) {
+        if (size > kMost) return false;
+    }
+    const int64_t rows = capped_product({s.steps + 1, s.samples + 1}) + 64, units = s.units + kWidest;
+    const int64_t widest = std::max(s.inputs, s.directions * units) + kWidest, cells = s.layers * s.directions;
+    // A cell has four gates and two states a row and its output; weights have four gates.
+    return capped_product({rows, std::max(8 * units, widest), cells + 1}) < kMost &&
+           capped_product({8 * units, widest, cells + 1}) < kMost;
+}
 
 int64_t lstm_cache_bytes(const LstmShape& shape) {
     const int64_t elements = shape.dtype == DType::f64 ? cache_elements<double>(shape) : cache_elements<float>(shape);

@@ -157,7 +157,9 @@ template <class A>
 const A* cache_numbers(const LstmShape& shape, const void* cache, Buffer& room) {
     CacheHeader header;
     memcpy(&header, cache, sizeof header);
-    const char* numbers = static_cast<const char*>(cache) + header.offset;
+    // lstm_check_cache has seen this header, but another thread may have written to it since.
+    const uint64_t offset = std::min<uint64_t>(header.offset, sizeof header + kCacheAlign);
+    const char* numbers = static_cast<const char*>(cache) + offset;
     if (reinterpret_cast<uintptr_t>(numbers) % sizeof(A) == 0) return reinterpret_cast<const A*>(numbers);
     const int64_t elements = (lstm_cache_bytes(shape) - int64_t(sizeof header) - kCacheAlign) / int64_t(sizeof(A));
     A* copy = room.take<A>(elements);

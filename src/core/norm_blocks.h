@@ -42,24 +42,17 @@ struct Tile {
 };
 template <class A>
 Tile<A>& my_tile() {
-    static thread_local Tile<A> tile;
-    return tile;
+    return kept_by_thread<Tile<A>>();
 }
 
 struct CallScratch {
     Buffer partial, totals, coefficients, centers;
 };
-inline CallScratch& my_call_scratch() {
-    static thread_local CallScratch scratch;
-    return scratch;
-}
+inline CallScratch& my_call_scratch() { return kept_by_thread<CallScratch>(); }
 struct SetScratch {
     Buffer partial, coefficients;
 };
-inline SetScratch& my_set_scratch() {
-    static thread_local SetScratch scratch;
-    return scratch;
-}
+inline SetScratch& my_set_scratch() { return kept_by_thread<SetScratch>(); }
 
 inline void trim_scratch() {
     CallScratch& call = my_call_scratch();

@@ -7,10 +7,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -62,6 +64,14 @@ struct Progress {
     alignas(64) std::atomic<int64_t> begun{0};  // phases that someone has taken on
     std::atomic<bool> owned{false};             // its own member has come
     alignas(64) std::atomic<int64_t> done{0};   // phases that are done
+};
+
+// Where one member waits for work.
+struct alignas(64) Seat {
+    std::atomic<uint64_t> job{0};  // the last job that has work for this member
+    std::atomic<bool> parked{false};
+    std::mutex lock;
+    std::condition_variable unpark;
 };
 
 struct Job {
@@ -120,14 +130,18 @@ public:
 
 private:
     void run_job(bool wake) {
-        open_.store(true);
-        epoch_.fetch_add(1);
         // Small work wakes nobody, unless it comes so fast that members woken once will find more before they sleep
         // again.
-        const auto now = std::chrono::steady_clock::now();
-        if (parked_.load() > 0 && (wake || now - last_ < kSpinTime / 2)) {
-            { const std::lock_guard<std::mutex> lock(park_); }
-            unpark_.notify_all();
+        wake = wake || std::chrono::steady_clock::now() - last_ < kSpinTime / 2;
+        failed_.store(false, std::memory_order_relaxed);
+        open_.store(true);
+        ++jobs_;
+        for (int m = 1; m < std::min(job_.members, size_); ++m) {
+            Seat& seat = *seats_[size_t(m - 1)];
+            seat.job.store(jobs_);
+            if (!wake || !seat.parked.load()) continue;
+            { const std::lock_guard<std::mutex> lock(seat.lock); }
+            seat.unpark.notify_one();
         }
         work(0);
         open_.store(false);
@@ -135,6 +149,19 @@ private:
             pauses < kPausesBeforeYield ? pause_briefly() : void(sched_yield());
         }
         last_ = std::chrono::steady_clock::now();
+        if (failed_.load()) std::rethrow_exception(std::exchange(failure_, nullptr));
+    }
+
+    // Runs a piece of the job. An exception stops the job: no further pieces are run, and the caller gets the first
+    // one.
+    template <class Piece>
+    void attempt(const Piece& piece) {
+        if (failed_.load(std::memory_order_relaxed)) return;
+        try {
+            piece();
+        } catch (...) {
+            if (!failed_.exchange(true)) failure_ = std::current_exception();
+        }
     }
 
     void work(int member) {
@@ -145,7 +172,7 @@ private:
         int64_t first, last;
         for (int k = 0; k < job_.members; ++k) {
             Share& share = shares_[(member + k) % job_.members];
-            while (share.take(first, last)) job_.body(job_.context, first, last);
+            while (share.take(first, last)) attempt([&] { job_.body(job_.context, first, last); });
         }
         publish_streamed_stores();
     }
@@ -168,7 +195,7 @@ private:
         Progress& progress = progress_[part];
         int64_t expected = phase;
         if (!progress.begun.compare_exchange_strong(expected, phase + 1, std::memory_order_acq_rel)) return;
-        job_.phase_body(job_.context, phase, part);
+        attempt([&] { job_.phase_body(job_.context, phase, part); });
         progress.done.store(phase + 1, std::memory_order_release);
     }
 
@@ -186,18 +213,24 @@ private:
         }
         while (size_ < members) {
             try {
-                std::thread([this, member = size_] { live(member); }).detach();
-            } catch (const std::system_error&) {
-                return;  // the machine has no more threads to give: those there are will do
+                seats_.push_back(std::make_unique<Seat>());
+                std::thread([this, member = size_, &seat = *seats_.back()] { live(member, seat); }).detach();
+            } catch (const std::exception&) {
+                // The machine has no more threads to give: the ones there are do the work.
+                seats_.resize(size_t(size_ - 1));
+                return;
             }
             ++size_;
         }
     }
 
-    void live(int member) {
+    void live(int member, Seat& seat) {
+        // The C++ runtime allocates a thread's exception state on first use, and aborts if it cannot: not while a
+        // std::bad_alloc is on its way.
+        (void)std::uncaught_exceptions();
         uint64_t seen = 0;
         for (;;) {
-            seen = wait_for_work(seen);
+            seen = wait_for_work(seat, seen);
             // Announce first, then look: the caller closes first, then waits for those announced.
             active_.fetch_add(1);
             if (open_.load() && member < job_.members) work(member);
@@ -205,35 +238,34 @@ private:
         }
     }
 
-    uint64_t wait_for_work(uint64_t seen) {
+    static uint64_t wait_for_work(Seat& seat, uint64_t seen) {
         const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
         do {
             for (int i = 0; i < kPausesPerClockRead; ++i) {
-                const uint64_t epoch = epoch_.load();
-                if (epoch != seen) return epoch;
+                const uint64_t job = seat.job.load();
+                if (job != seen) return job;
                 pause_briefly();
             }
         } while (std::chrono::steady_clock::now() < deadline);
-        std::unique_lock<std::mutex> lock(park_);
-        parked_.fetch_add(1);
-        unpark_.wait(lock, [&] { return epoch_.load() != seen; });
-        parked_.fetch_sub(1);
-        return epoch_.load();
+        std::unique_lock<std::mutex> lock(seat.lock);
+        seat.parked.store(true);
+        seat.unpark.wait(lock, [&] { return seat.job.load() != seen; });
+        seat.parked.store(false);
+        return seat.job.load();
     }
 
     std::mutex turn_;
     int size_ = 1;  // members there are, the caller included
     int capacity_ = 0;
+    std::vector<std::unique_ptr<Seat>> seats_;  // of all members but the caller
     std::unique_ptr<Share[]> shares_;
     std::unique_ptr<Progress[]> progress_;
     std::chrono::steady_clock::time_point last_{};  // when the last job was done
+    uint64_t jobs_ = 0;
     Job job_;
+    std::exception_ptr failure_;
     alignas(64) std::atomic<int> active_{0};
-    alignas(64) std::atomic<uint64_t> epoch_{0};
-    std::atomic<bool> open_{false};
-    std::atomic<int> parked_{0};
-    std::mutex park_;
-    std::condition_variable unpark_;
+    std::atomic<bool> open_{false}, failed_{false};
 };
 
 std::atomic<Team*> team{nullptr};

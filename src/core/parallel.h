@@ -12,8 +12,8 @@ int num_threads();
 // Runs body(context, first, last) on ranges that cover [0, items), on at most `threads` threads including the caller's,
 // and returns when all are done. Ranges are handed out in order but finish in any, and where they are cut depends on
 // who comes first, so results must not depend on it. Calls from several threads at once are fine: the team serves one,
-// the others run alone. A body that throws (there is no memory even for scratch) ends the process: half of the work may
-// be done by then, and by others.
+// the others run alone. An exception from a body, such as std::bad_alloc for its scratch, ends the job early and is
+// thrown to the caller; part of the work is done by then.
 //
 // `wake`: whether the work is worth waking sleeping members for (it costs them tens of microseconds). Members that are
 // still awake from the last call join in either case.
@@ -24,7 +24,7 @@ template <class Body>
 void parallel_ranges(int64_t items, int threads, bool wake, const Body& body) {
     run_parallel(
         items, threads, wake,
-        [](void* context, int64_t first, int64_t last) noexcept { (*static_cast<const Body*>(context))(first, last); },
+        [](void* context, int64_t first, int64_t last) { (*static_cast<const Body*>(context))(first, last); },
         const_cast<Body*>(&body));
 }
 
@@ -45,7 +45,7 @@ template <class Body>
 void parallel_phases(int64_t phases, int parts, bool wake, const Body& body) {
     run_phases(
         phases, parts, wake,
-        [](void* context, int64_t phase, int part) noexcept { (*static_cast<const Body*>(context))(phase, part); },
+        [](void* context, int64_t phase, int part) { (*static_cast<const Body*>(context))(phase, part); },
         const_cast<Body*>(&body));
 }
 

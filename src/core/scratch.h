@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
+#include <new>
 
 #include "memory.h"
 
@@ -25,10 +27,37 @@ inline int64_t cache_bytes() {
     return bytes;
 }
 
+// What a thread keeps from call to call, freed when the thread ends. Not thread_local variables: the C library
+// allocates those on first use, and ends the process when it is out of memory. This throws std::bad_alloc.
+struct ThreadState {
+    struct Object {
+        virtual ~Object() = default;
+    };
+    static constexpr int kSlots = 16;
+
+    class Buffer* buffers = nullptr;        // all of the thread's buffers; declared first, so it outlives `slots`
+    std::unique_ptr<Object> slots[kSlots];  // one for each type
+};
+ThreadState& thread_state();
+int new_thread_slot();
+
+// The calling thread's T.
+template <class T>
+T& kept_by_thread() {
+    struct Holder final : ThreadState::Object {
+        T value;
+    };
+    static const int slot = new_thread_slot();
+    std::unique_ptr<ThreadState::Object>& object = thread_state().slots[slot];
+    if (!object) object = std::make_unique<Holder>();
+    return static_cast<Holder&>(*object).value;
+}
+
 // A buffer that its thread keeps from call to call. Its contents last until a larger one is taken.
 class Buffer {
 public:
-    Buffer() : next_(first()), link_(&first()) {
+    Buffer() : link_(&thread_state().buffers) {
+        next_ = *link_;
         if (next_) next_->link_ = &next_;
         *link_ = this;
     }
@@ -42,6 +71,7 @@ public:
 
     template <class T>
     T* take(int64_t count) {
+        if (count < 0 || size_t(count) > kMost / sizeof(T)) throw std::bad_alloc();
         const size_t bytes = (size_t(count) * sizeof(T) + 63) / 64 * 64;
         if (bytes > capacity_) {
             release();
@@ -58,7 +88,7 @@ public:
     // Gives back what this thread keeps, between calls, and says how many bytes it was.
     static int64_t release_all() {
         size_t bytes = 0;
-        for (Buffer* b = first(); b; b = b->next_) {
+        for (Buffer* b = thread_state().buffers; b; b = b->next_) {
             bytes += b->capacity_;
             b->release();
         }
@@ -66,33 +96,28 @@ public:
     }
 
 private:
-    // The thread's buffers, each with the place of the pointer to it.
-    static Buffer*& first() {
-        static thread_local Buffer* buffers = nullptr;
-        return buffers;
-    }
     void release() {
         free(data_);
         data_ = nullptr;
         capacity_ = 0;
     }
 
-    static constexpr size_t kLeast = 4096, kKeep = 256u << 20;
-    Buffer *next_, **link_;
+    static constexpr size_t kLeast = 4096, kKeep = 256u << 20, kMost = SIZE_MAX / 4;
+    Buffer *next_ = nullptr, **link_;  // a list; link_ is where the pointer to this one is
     void* data_ = nullptr;
     size_t capacity_ = 0;
 };
 
 // Where a thread packs the operands of a product, panels and rows; a quarter of its cache for each, the rest for what
 // is written.
-inline Buffer& panel_scratch() {
-    static thread_local Buffer buffer;
-    return buffer;
-}
-inline Buffer& row_scratch() {
-    static thread_local Buffer buffer;
-    return buffer;
-}
+struct PanelScratch {
+    Buffer buffer;
+};
+struct RowScratch {
+    Buffer buffer;
+};
+inline Buffer& panel_scratch() { return kept_by_thread<PanelScratch>().buffer; }
+inline Buffer& row_scratch() { return kept_by_thread<RowScratch>().buffer; }
 template <class A>
 int64_t cached_elements() {
     return cache_bytes() / 4 / int64_t(sizeof(A));

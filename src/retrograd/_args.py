@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core, _memory
+from ._overlap import find_overlap
 from ._threads import checked_num_threads
 from .activation import Activation, check_output_tells_slope
 
@@ -24,6 +26,7 @@ Statistics: TypeAlias = npt.NDArray[np.float64]
 
 _FLOAT32: Final = np.dtype(np.float32)
 _FLOAT64: Final = np.dtype(np.float64)
+_INT64: Final = np.dtype(np.int64)
 # The engine's numbers for data types; bfloat16 is known by its name, so that ml_dtypes need not be imported.
 _DTYPE_CODES: Final = {_FLOAT32: 0, _FLOAT64: 1, np.dtype(np.float16): 2}
 _BFLOAT16_CODE: Final = 3
@@ -231,10 +234,20 @@ def rounded_parameters(activation: Activation, dtype: np.dtype[Any]) -> tuple[fl
 
 def as_array(function: str, name: str, value: object) -> Array:
     """A plain ndarray over the caller's own memory where there is one."""
+    check_not_masked(function, name, value)
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{function}: {name} is not an array: {error}") from None
+
+
+def check_not_masked(function: str, name: str, value: object) -> None:
+    masked = sys.modules.get("numpy.ma")  # not imported: nobody has made a masked array
+    if masked is not None and isinstance(value, masked.MaskedArray):
+        raise TypeError(
+            f"{function}: {name} is a masked array, whose mask would be ignored; pass {name}.filled(value) or "
+            f"{name}.data"
+        )
 
 
 def check_aligned(function: str, name: str, array: Array) -> None:
@@ -304,23 +317,29 @@ def is_float64(function: str, name: str, array: Array) -> bool:
 
 
 def as_indices(function: str, name: str, value: object) -> tuple[Array, Array]:
-    """Integers of any type: as they are, and as the engine wants them, flat and int64."""
+    """Integers of any type: as they are, and copied for the engine, flat and int64."""
     array = value if type(value) is np.ndarray else as_array(function, name, value)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be of integers")
-    flat = array.reshape(-1)
-    if flat.dtype.itemsize == 8 and flat.dtype.kind == "u":
-        flat = np.minimum(flat, np.iinfo(np.int64).max)  # what is beyond is out of range either way
-    return array, np.ascontiguousarray(flat, dtype=np.int64)
+    # A copy: the engine checks indices once, and another thread may write to the caller's array after that.
+    flat = _memory.empty((array.size,), _INT64)
+    values = array.reshape(-1)
+    if array.dtype.itemsize == 8 and array.dtype.kind == "u":
+        values = np.minimum(values, np.iinfo(np.int64).max)  # what is beyond is out of range either way
+    np.copyto(flat, values, casting="unsafe")
+    return array, flat
 
 
 def raise_out_of_range(
     function: str, name: str, indices: Array, limit: int, what: str, ignored: int | None = None
 ) -> NoReturn:
     """Say which of the indices is not in [0, limit)."""
+    indices = indices.copy()  # another thread may be writing to them
     outside = (indices < 0) | (indices >= limit)
     if ignored is not None:
         outside &= indices != ignored
+    if not outside.any():
+        raise ValueError(f"{function}: {name} was changed by another thread during the call")
     position = tuple(int(i) for i in np.argwhere(outside)[0])
     place = f"[{', '.join(map(str, position))}]" if position else ""
     value = int(indices[position])
@@ -348,48 +367,45 @@ def check_result(function: str, name: str, array: object, shape: tuple[int, ...]
         return  # contiguous, aligned and writeable: most are
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{function}: {name} must be an ndarray, not {type(array).__name__}")
+    check_not_masked(function, name, array)
     if array.shape != shape:
         raise ValueError(f"{function}: {name} has shape {array.shape}, the result has {shape}")
     check_dtype(function, name, array, dtype, "as the result is")
     if not array.flags.writeable:
         raise ValueError(f"{function}: {name} is read-only")
     check_aligned(function, name, array)
-    if (
-        0 in array.strides
-        and array.size
-        and any(step == 0 and extent > 1 for step, extent in zip(array.strides, array.shape, strict=True))
-    ):
-        raise ValueError(f"{function}: {name} has stride 0: several elements of the result would share memory")
+    check_no_self_overlap(function, name, array)
 
 
-def same_elements(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape are the same memory, element by element."""
-    steps = zip(a.shape, a.strides, b.strides, strict=True)
-    return a.ctypes.data == b.ctypes.data and all(extent == 1 or p == q for extent, p, q in steps)
+def check_no_self_overlap(function: str, name: str, array: Array) -> None:
+    if _core.may_overlap_itself(array):
+        raise ValueError(
+            f"{function}: {name} overlaps itself: with shape {array.shape} and strides {array.strides} several of its "
+            "elements share memory"
+        )
 
 
 def check_disjoint(
     function: str,
     results: Mapping[str, Array | None],
     inputs: Mapping[str, Array | None],
-    in_place: tuple[str, ...] = ("",),
+    in_place: Mapping[str, tuple[str, ...]] | None = None,
 ) -> None:
-    """Raise if a result really shares memory with an input or another result.
+    """Raise if a result shares memory with an input or another result.
 
-    `in_place` names the result that may be exactly in the place of an input, and those inputs.
+    `in_place` has the inputs whose exact place a result may take.
     """
-    present = {name: array for name, array in results.items() if array is not None}
-    for name, result in present.items():
-        others = {**inputs, **{other: array for other, array in present.items() if other < name}}
-        for other, array in others.items():
-            if array is None or not np.shares_memory(result, array):
-                continue
-            if name == in_place[0] and other in in_place[1:] and same_elements(result, array):
-                continue
-            raise ValueError(
-                f"{function}: {name} (shape {result.shape}, strides {result.strides}) overlaps {other} "
-                f"(shape {array.shape}, strides {array.strides}) without being exactly in its place"
-            )
+    found = find_overlap(results, inputs, in_place)
+    if found is None:
+        return
+    result, other = ((name, inputs[name] if name in inputs else results[name]) for name in found)
+    (name, a), (other_name, b) = result, other
+    assert a is not None
+    assert b is not None
+    raise ValueError(
+        f"{function}: {name} (shape {a.shape}, strides {a.strides}) overlaps {other_name} (shape {b.shape}, strides "
+        f"{b.strides}) without being exactly in its place"
+    )
 
 
 def all_contiguous(*arrays: Array | None) -> bool:

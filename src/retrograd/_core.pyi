@@ -33,6 +33,9 @@ class ResultMemory:
 
     def __init__(self, bytes: int) -> None: ...
 
+def may_overlap_itself(array: object) -> bool:
+    """Whether elements of the array may share memory."""
+
 def waiting_memory() -> int:
     """Bytes that wait for later results."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import warnings
 from pathlib import Path
 
 from . import _core
@@ -11,6 +12,7 @@ from . import _core
 __all__ = ["default_num_threads", "get_num_threads", "set_num_threads"]
 
 _VARIABLE = "RETROGRAD_NUM_THREADS"
+_MOST = 4 * (os.cpu_count() or 1)
 
 
 def _affinity() -> int:
@@ -57,7 +59,7 @@ def default_num_threads() -> int:
     if text:
         if not text.isdecimal() or int(text) < 1:
             raise ValueError(f"{_VARIABLE}={text!r}: must be a whole number of at least 1")
-        return int(text)
+        return capped_num_threads(f"{_VARIABLE}={text}", int(text))
     cpus = _affinity()
     quota = _cgroup_quota()
     return max(1, cpus if quota is None else min(cpus, round(quota)))
@@ -78,6 +80,18 @@ def checked_num_threads(function: str, threads: int) -> int:
         count = operator.index(threads)
     except TypeError:
         raise TypeError(f"{function}: the number of threads must be an int, not {type(threads).__name__}") from None
-    if not 1 <= count <= 4096:
-        raise ValueError(f"{function}: the number of threads is {count}, must be from 1 to 4096")
-    return count
+    if count < 1:
+        raise ValueError(f"{function}: the number of threads is {count}, must be at least 1")
+    return capped_num_threads(function, count)
+
+
+def capped_num_threads(who: str, count: int) -> int:
+    """No more than a few for each CPU: the rest would only wait for each other. Results do not depend on it."""
+    if count <= _MOST:
+        return count
+    warnings.warn(
+        f"{who}: {count} threads are asked for; {_MOST} are used, 4 for each of the {_MOST // 4} CPUs",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return _MOST

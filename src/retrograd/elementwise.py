@@ -31,7 +31,7 @@ def activation_forward(
         _args.check_result(function, "out", out, x.shape, x.dtype)
     arguments = (*settings, x, out)
     if _core.activation_forward(*arguments, False, threads) is not _DONE:
-        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place=("out", "x"))
+        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place={"out": ("x",)})
         _core.activation_forward(*arguments, True, threads)
     return out
 
@@ -73,7 +73,7 @@ def activation_backward(
         out = _memory.empty_like(dy)
     arguments = (*settings, dy, known, y is None, out, bool(accumulate))
     if _core.activation_backward(*arguments, False, threads) is not _DONE:
-        _args.check_disjoint(function, {"out": out}, {"dy": dy, name: known}, in_place=("out", "dy", name))
+        _args.check_disjoint(function, {"out": out}, {"dy": dy, name: known}, in_place={"out": ("dy", name)})
         _core.activation_backward(*arguments, True, threads)
     return out
 
@@ -100,10 +100,10 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
         _args.check_result(function, "out", out, x.shape, x.dtype)
     written = _args.contiguous_result(out)
     if not _args.all_contiguous(x, out):
-        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place=("out", "x"))
+        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place={"out": ("x",)})
     arguments = (f64, np.ascontiguousarray(x).reshape(-1), share, number, written.reshape(-1))
     if _core.dropout(*arguments, False, threads) is not _DONE:
-        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place=("out", "x"))
+        _args.check_disjoint(function, {"out": out}, {"x": x}, in_place={"out": ("x",)})
         _core.dropout(*arguments, True, threads)
     if written is not out:
         out[...] = written

@@ -59,7 +59,7 @@ def softmax_cross_entropy(
     threads = _args.thread_count(function, num_threads)
     dlogits, written = _gradient(function, logits, want_gradient, out)
     if out is not None and not _args.all_contiguous(logits, labels, out):
-        _args.check_disjoint(function, {"out": dlogits}, {"logits": logits, "labels": labels}, ("out", "logits"))
+        _args.check_disjoint(function, {"out": dlogits}, {"logits": logits, "labels": labels}, {"out": ("logits",)})
     losses = np.empty(len(flat)) if reduction == "none" else None
     classes = logits.shape[-1]
     rows = np.ascontiguousarray(logits).reshape(len(flat), classes)
@@ -69,7 +69,7 @@ def softmax_cross_entropy(
     if outcome is _OUT_OF_RANGE:
         _args.raise_out_of_range(function, "labels", labels, classes, "the classes of logits are", ignored)
     if outcome is not _DONE:
-        _args.check_disjoint(function, {"out": dlogits}, {"logits": logits, "labels": labels}, ("out", "logits"))
+        _args.check_disjoint(function, {"out": dlogits}, {"logits": logits, "labels": labels}, {"out": ("logits",)})
         _, loss = _core.softmax_cross_entropy(*arguments, True, threads)
     if dlogits is not None and written is not dlogits:
         dlogits[...] = written
@@ -135,7 +135,7 @@ def _difference(
     dy, written = _gradient(function, y, want_gradient, out)
     inputs = {"y": y, "target": target}
     if out is not None and not _args.all_contiguous(y, target, out):
-        _args.check_disjoint(function, {"out": dy}, inputs, ("out", "y", "target"))
+        _args.check_disjoint(function, {"out": dy}, inputs, {"out": ("y", "target")})
     values = _memory.empty(y.shape, y.dtype) if reduction == "none" else None
     weight = 1.0 / y.size if reduction == "mean" and y.size else 1.0
     flat_values, flat_dy = (None if a is None else a.reshape(-1) for a in (values, written))
@@ -143,7 +143,7 @@ def _difference(
     arguments = (f64, flat_y, flat_target, square, delta, 2 * square * weight, flat_values, flat_dy)
     outcome, loss = _core.difference_loss(*arguments, False, threads)
     if outcome is not _DONE:
-        _args.check_disjoint(function, {"out": dy}, inputs, ("out", "y", "target"))
+        _args.check_disjoint(function, {"out": dy}, inputs, {"out": ("y", "target")})
         _, loss = _core.difference_loss(*arguments, True, threads)
     if dy is not None and written is not dy:
         dy[...] = written

@@ -24,6 +24,7 @@ import numpy as np
 from . import _args, _memory
 from ._args import Array, NormProblem, Statistics
 from ._core import Outcome
+from ._overlap import same_elements
 from .activation import Activation
 
 __all__ = [
@@ -418,8 +419,8 @@ def _checked_forward(
     if outcome is not _DONE:
         if outcome is Outcome.overlap:
             inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0], "var": statistics[1]}
-            _args.check_disjoint(function, {"out": y, "keep_x": keep_x}, inputs, in_place=("out", "x"))
-        if keep_x is None and (outcome is Outcome.in_place or _args.same_elements(x, y)):
+            _args.check_disjoint(function, {"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
+        if keep_x is None and (outcome is Outcome.in_place or same_elements(x, y)):
             keep_x = _memory.empty_like(x)
         problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, True, threads)
     return gamma, beta, keep_x
@@ -669,7 +670,7 @@ def _checked_backward(
         arrays = (dy, cache.x, cache.y, cache.gamma, cache.beta)
         arguments = (*arrays, *settings, dx, to_dgamma, to_dbeta, accumulate)
         if problem.engine.backward(*arguments, False, threads) is not _DONE:
-            _args.check_disjoint(function, named, inputs, in_place=("out.dx", "dy"))
+            _args.check_disjoint(function, named, inputs, in_place={"out.dx": ("dy",)})
             problem.engine.backward(*arguments, True, threads)
     for array, computed in ((dgamma, to_dgamma), (dbeta, to_dbeta)):
         if array is not None and array is not computed:

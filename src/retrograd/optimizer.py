@@ -14,7 +14,16 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 
 from . import _core
-from ._args import Array, as_array, as_number, check_aligned, check_disjoint, thread_count
+from ._args import (
+    Array,
+    as_array,
+    as_number,
+    check_aligned,
+    check_disjoint,
+    check_no_self_overlap,
+    check_not_masked,
+    thread_count,
+)
 
 __all__ = ["adam_step", "global_norm", "rmsprop_step", "sgd_step"]
 
@@ -384,9 +393,8 @@ def _checked(function: str, lists: dict[str, list[Any]]) -> tuple[dict[str, Arra
                 written[label] = array
                 if not array.flags.writeable:
                     raise ValueError(f"{function}: {label} is read-only")
-                steps = zip(array.shape, array.strides, strict=True)
-                if array.size and any(extent > 1 and step == 0 for extent, step in steps):
-                    raise ValueError(f"{function}: {label} has stride 0: several of its elements share memory")
+                check_not_masked(function, label, array)
+                check_no_self_overlap(function, label, array)
             _check_dtype(function, label, array)
             check_aligned(function, label, array)
             if array.shape != parameter.shape:

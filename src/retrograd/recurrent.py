@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from . import _args, _core, _memory
 from ._args import Array
+from ._overlap import same_elements
 from .activation import Activation
 
 __all__ = [
@@ -181,6 +182,7 @@ class LstmGradients(NamedTuple):
 
 
 _STANDARD: Final = LstmActivations()
+_MOST_ELEMENTS: Final = 1 << 58
 _NEEDS: Final = ("dx", "dwx", "dwh", "db", "dpeephole", "dh0", "dc0")
 _WEIGHT_NEEDS: Final = frozenset(_NEEDS[1:5])
 # Without `need`: everything, and the states' gradients if the states are there.
@@ -350,6 +352,7 @@ def lstm_cache_size(
     layers = _args.as_count(function, "num_layers", num_layers)
     directions = 2 if bidirectional else 1
     code = _dtype_code(function, "the array", np.dtype(dtype))
+    _check_fits(function, steps, samples, inputs, units, layers * directions)
     active, _ = _ragged(function, steps, samples, lengths, batch_sizes)
     nothing = [(0, 0.0, 0.0)] * 5
     engine = _core.LstmProblem(steps, samples, inputs, units, layers, directions, code, nothing, 0, False, 0.0)
@@ -551,6 +554,7 @@ def _problem(
     ]
     numbers = [(f.code, f.alpha, f.beta) for f in functions]
     layers = cells // directions
+    _check_fits(function, steps, samples, inputs, units, cells)
     engine = _core.LstmProblem(
         steps,
         samples,
@@ -580,6 +584,17 @@ def _problem(
         (*shape[:2], directions * units),
         (samples, units) if single else (cells, samples, units),
     )
+
+
+def _check_fits(function: str, steps: int, samples: int, inputs: int, units: int, cells: int) -> None:
+    """Refuse sizes whose arrays no machine could hold: the engine counts in 64 bits."""
+    rows, width = (steps + 1) * (samples + 1), max(8 * (units + 32), inputs + 32, 2 * units + 96)
+    elements = max(rows + 64, 8 * (units + 32)) * width * (cells + 1)
+    if elements >= _MOST_ELEMENTS:
+        raise ValueError(
+            f"{function}: T={steps}, N={samples}, I={inputs}, H={units} with {cells} cells takes about 2**"
+            f"{elements.bit_length()} elements, more than a process can address"
+        )
 
 
 def _ragged(
@@ -744,7 +759,7 @@ def _outputs(
         results.append(buffer)
     if recomputes:
         for name, before, after in (("h", cache.h0, results[1]), ("c", cache.c0, results[2])):
-            if before is not None and _args.same_elements(before, problem.states(after)):
+            if before is not None and same_elements(before, problem.states(after)):
                 raise ValueError(
                     f"{function}: out.{name}n is in the place of {name}0, which backward needs with recompute=True"
                 )
@@ -785,7 +800,7 @@ def _run_forward(
     _check_inputs(function, cache)
     inputs = {**_named_inputs(cache), "h0": h0, "c0": c0}
     for state, before, after in (("h0", h0, hn), ("c0", c0, cn)):
-        if before is not None and after is not None and _args.same_elements(before, after):
+        if before is not None and after is not None and same_elements(before, after):
             del inputs[state]
     results = {"out.y": y, "out.hn": hn, "out.cn": cn, "cache": cache.buffer}
     _args.check_disjoint(function, results, inputs)

@@ -1,0 +1,278 @@
+"""What must not end the process or wait for ever: exits, races, exhausted memory, sizes beyond 64 bits, idle threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import retrograd as rg
+from retrograd import _core
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and RLIMIT_AS")
+
+
+def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A script in a fresh interpreter, which may well die."""
+    command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+# ---- exits -----------------------------------------------------------------------------------------------------------
+
+EXIT = """
+    import sys, threading
+    import numpy as np
+    import retrograd as rg
+
+    x = np.random.default_rng(0).normal(size=(16, 32, 30, 30)).astype(np.float32)
+    w = rg.LstmWeights(*(np.ones(shape, np.float32) for shape in ((128, 8), (128, 32))))
+    sequence = np.ones((30, 16, 8), np.float32)
+    parameters, gradients = [np.ones(300_000, np.float32)], [np.ones(300_000, np.float32)]
+    labels, logits = np.zeros(2000, np.int64), np.ones((2000, 100), np.float32)
+    calls = [
+        lambda: rg.batch_norm_forward(x),
+        lambda: rg.activation_forward(x, "tanh"),
+        lambda: rg.lstm_backward(None, rg.lstm_forward(sequence, w).cache, dhn=np.ones((16, 32), np.float32)),
+        lambda: rg.linear_forward(logits, logits),
+        lambda: rg.softmax_cross_entropy(logits, labels),
+        lambda: rg.sgd_step(parameters, gradients, learning_rate=0.1),
+        lambda: rg.global_norm(gradients),
+        lambda: rg.dropout(logits, 0.5, seed=1),
+        lambda: rg.embedding_forward(labels, logits),
+    ]
+    inside = threading.Barrier(len(calls) + 1)
+
+    def work(call):
+        call()
+        inside.wait()
+        while True:
+            call()
+
+    for call in calls:
+        threading.Thread(target=work, args=(call,), daemon=True).start()
+    inside.wait()
+    print("leaving", flush=True)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_exit_while_daemon_threads_are_inside_kernels(attempt: int) -> None:
+    done = run(EXIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+
+
+# ---- races -----------------------------------------------------------------------------------------------------------
+
+RACE = """
+    import sys, threading
+    import numpy as np
+    import retrograd as rg
+
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(50, 32)).astype(np.float32)
+    indices = rng.integers(0, 50, (40, 64))
+    good = indices.copy()
+    w = rg.LstmWeights(*(rng.normal(size=shape).astype(np.float32) for shape in ((64, 32), (64, 16))))
+    dy, logits = np.ones((40, 64, 32), np.float32), rng.normal(size=(40, 64, 50)).astype(np.float32)
+    calls = {
+        "embedding_forward": lambda: rg.embedding_forward(indices, table),
+        "embedding_backward": lambda: rg.embedding_backward(dy, indices, 50),
+        "softmax_cross_entropy": lambda: rg.softmax_cross_entropy(logits, indices)[1],
+        "lstm": lambda: rg.lstm_backward(None, rg.lstm_forward(indices, w, table=table).cache,
+                                         dhn=np.ones((64, 16), np.float32)).dx,
+    }
+    call = calls[sys.argv[1]]
+    sys.setswitchinterval(1e-5)
+    stop = threading.Event()
+
+    def meddle():
+        while not stop.is_set():
+            indices[...] = 1 << 40
+            indices[...] = good
+
+    meddler = threading.Thread(target=meddle, daemon=True)
+    meddler.start()
+    outcomes = set()
+    for _ in range(150):
+        try:
+            outcomes.add(type(call()).__name__)
+        except ValueError as error:
+            assert " is 1099511627776, but " in str(error) or "changed by another thread" in str(error), error
+    stop.set()
+    meddler.join()
+    assert outcomes <= {"ndarray"}, outcomes
+    print("alive")
+"""
+
+
+@pytest.mark.parametrize("function", ["embedding_forward", "embedding_backward", "softmax_cross_entropy", "lstm"])
+def test_indices_that_another_thread_writes_never_reach_a_kernel(function: str) -> None:
+    done = run(RACE, function)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_lookup_keeps_the_indices_of_the_forward_pass() -> None:
+    rng = np.random.default_rng(0)
+    table, x = rng.normal(size=(9, 3)).astype(np.float32), rng.integers(0, 9, (6, 4))
+    weights = rg.LstmWeights(rng.normal(size=(20, 3)).astype(np.float32), rng.normal(size=(20, 5)).astype(np.float32))
+    dy = rng.normal(size=(6, 4, 5)).astype(np.float32)
+    cache = rg.lstm_forward(x, weights, table=table).cache
+    assert cache is not None
+    expected = rg.lstm_backward(dy, cache).dx
+    x[...] = 0
+    np.testing.assert_array_equal(rg.lstm_backward(dy, cache).dx, expected)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+MEMORY = """
+    import resource, sys
+    import numpy as np
+    import retrograd as rg
+
+    kind, threads, spare = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) << 10
+    rng = np.random.default_rng(0)
+
+    def norm():
+        y, cache = rg.batch_norm_forward(x, channel_axis=-1, activation="tanh", num_threads=threads)
+        return [y, *rg.batch_norm_backward(x, cache, num_threads=threads)]
+
+    def lstm():
+        result = rg.lstm_forward(sequence, w, num_threads=threads)
+        gradients = rg.lstm_backward(result.y, result.cache, num_threads=threads)
+        return [result.y, gradients.dx, *gradients.dweights[:2]]
+
+    def linear():
+        y = rg.linear_forward(square, square, num_threads=threads)
+        return [y, *rg.linear_backward(y, square, square, need=("dx", "dw"), num_threads=threads)[:2]]
+
+    if kind == "norm":
+        x = rng.normal(size=(3, 50, 50, 300)).astype(np.float32)
+    elif kind == "lstm":
+        sequence = rng.normal(size=(20, 30, 40)).astype(np.float32)
+        w = rg.LstmWeights(*(rng.normal(size=shape).astype(np.float32) * 0.1 for shape in ((600, 40), (600, 150))))
+    else:
+        square = rng.normal(size=(700, 700)).astype(np.float32)
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + spare, resource.RLIM_INFINITY))
+    try:
+        got = globals()[kind]()
+    except MemoryError:
+        got = None
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    right = globals()[kind]()  # the engine works as before
+    assert got is None or all(np.array_equal(a, b) for a, b in zip(got, right, strict=True))
+    print("no memory" if got is None else "done")
+"""
+
+
+@linux
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("kind", ["norm", "lstm", "linear"])
+def test_out_of_memory_is_a_memory_error(kind: str, threads: int) -> None:
+    """From almost nothing to spare to almost enough: wherever memory ends, in this thread or in a worker."""
+    outcomes = []
+    for spare in (0, 200, 1000, 3000, 5000, 9000, 13_000, 20_000, 40_000, 80_000, 1_000_000):
+        done = run(MEMORY, kind, threads, spare)
+        assert done.returncode == 0, (spare, done.stderr)
+        outcomes.append(done.stdout)
+    assert outcomes[0] == "no memory\n"
+    assert outcomes[-1] == "done\n"
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cells"),
+    [
+        ((2**58 + 256, 1, 1, 1), 1),
+        ((2**58, 2**58, 2**58, 2**58), 1),
+        ((2**31, 2**31, 1, 1), 1),
+        ((1, 1, 2**62, 1), 1),
+        ((0, 0, 0, 2**60), 1),
+        ((2**63, 1, 1, 1), 1),
+        ((10**30, 1, 1, 1), 1),
+        ((1, 1, 1, 1), 2**60),
+    ],
+)
+def test_cache_sizes_beyond_64_bits_are_refused(sizes: tuple[int, int, int, int], cells: int) -> None:
+    with pytest.raises(ValueError, match=r"^lstm_cache_size: T=\d+, N=\d+, I=\d+, H=\d+ with \d+ cells takes about"):
+        rg.lstm_cache_size(*sizes, num_layers=cells)
+
+
+def test_the_engine_refuses_sizes_beyond_64_bits_by_itself() -> None:
+    nothing = [(0, 0.0, 0.0)] * 5
+    for sizes in ((2**58 + 256, 1, 1, 1, 1), (2**31, 2**31, 1, 1, 1), (1, 1, 1, 2**40, 1), (1, 1, 1, 1, 2**60)):
+        with pytest.raises(ValueError, match="the sizes are too large"):
+            _core.LstmProblem(*sizes, 1, 0, nothing, 0, False, 0.0)
+    with pytest.raises(ValueError, match="the shape is too large"):
+        _core.NormProblem([2**31, 2**31], "nc", 1, 0, 1e-5, 0, 0.0, 0.0, False)
+
+
+def test_cache_sizes_grow_with_every_size_up_to_the_largest() -> None:
+    """Just below the limit nothing has wrapped around."""
+    sizes = [rg.lstm_cache_size(2**k, 1, 1, 1) for k in range(48)]
+    assert all(0 < a < b for a, b in zip(sizes, sizes[1:], strict=False))
+    assert sizes[-1] == pytest.approx(2**47 * (64 + 32) * 4, rel=1e-6)
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+def test_far_more_threads_than_processors_are_capped_with_a_warning() -> None:
+    most = 4 * (os.cpu_count() or 1)
+    x = np.random.default_rng(0).normal(size=(8, 4, 5000)).astype(np.float32)
+    expected, _ = rg.batch_norm_forward(x, num_threads=1)
+    with pytest.warns(RuntimeWarning, match=rf"^batch_norm_forward: 4000 threads are asked for; {most} are used"):
+        y, _ = rg.batch_norm_forward(x, num_threads=4000)
+    np.testing.assert_array_equal(y, expected)
+    with pytest.warns(RuntimeWarning, match=rf"^set_num_threads: 4000 threads are asked for; {most} are used"):
+        rg.set_num_threads(4000)
+    assert rg.get_num_threads() == most
+    rg.set_num_threads(most)
+    assert rg.get_num_threads() == most
+
+
+def sleeps(task: Path) -> int:
+    """How often a thread has gone to sleep."""
+    lines = (task / "status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
+
+
+IDLE = """
+    import os
+    from pathlib import Path
+    import numpy as np
+    import retrograd as rg
+    from test_robustness import sleeps
+
+    most = min(8, 4 * os.cpu_count())
+    tasks = Path("/proc/self/task")
+    x = np.random.default_rng(0).normal(size=(64, 64, 1000)).astype(np.float32)
+    before = set(tasks.iterdir())
+    rg.batch_norm_forward(x, num_threads=most)
+    team = sorted(set(tasks.iterdir()) - before, key=lambda task: int(task.name))
+    assert len(team) == most - 1, team
+    while any((task / "stat").read_text().split(") ")[1][0] != "S" for task in team):
+        os.sched_yield()
+    counts = [sleeps(task) for task in team]
+    for _ in range(200):
+        rg.batch_norm_forward(x, num_threads=2)
+    print([now - then for now, then in zip(map(sleeps, team), counts)][1:])
+"""
+
+
+@linux
+def test_a_call_wakes_only_the_threads_that_take_part() -> None:
+    most = min(8, 4 * (os.cpu_count() or 1))
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n" + textwrap.dedent(IDLE)
+    done = run(script)
+    assert (done.returncode, done.stdout) == (0, f"{[0] * (most - 2)}\n"), done.stderr
