@@ -346,6 +346,7 @@ double stream_seconds(nb::handle dst_array, const std::vector<nb::object>& sourc
 NB_MODULE(_core, m) {
     // Objects that daemon threads hold at exit are not leaks that a user could do anything about.
     nb::set_leak_warnings(false);
+    rg::prepare_exceptions();
     m.doc() = "The engine of retrograd. Use the functions of the package instead: they check and explain.";
 
     m.def("isa", [] { return std::string(rg::kernel_table().isa); }, "The instruction-set level in force.");

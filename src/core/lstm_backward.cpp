@@ -379,9 +379,9 @@ void backward(const LstmBackward& call) {
         }
         pass.run(dy, x);
         if (!call.dx.data) continue;
-        const int64_t dx_row = call.lookup.numbers ? call.dx.step : even_row_stride(rows, call.dx);
-        if (dx_row >= 0) {
-            pass.input_gradients(call.accumulate, static_cast<A*>(call.dx.data), dx_row);
+        const std::optional<int64_t> dx_row = call.lookup.numbers ? call.dx.step : even_row_stride(rows, call.dx);
+        if (dx_row) {
+            pass.input_gradients(call.accumulate, static_cast<A*>(call.dx.data), *dx_row);
         } else {
             A* dx = scratch.dinputs.take<A>(rows.rows * s.inputs);
             pass.input_gradients(false, dx, s.inputs);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "dispatch.h"
@@ -108,14 +109,14 @@ struct Rows {
     std::vector<int64_t> first_row, begun_slots[2];
 };
 
-// A sequence's rows as one matrix, if they are evenly spaced in the order of rows; -1 if not.
+// The row stride of a sequence as one matrix, if its rows are evenly spaced.
 template <class A>
-int64_t even_row_stride(const Rows<A>& rows, const Sequence& sequence) {
+std::optional<int64_t> even_row_stride(const Rows<A>& rows, const Sequence& sequence) {
     const LstmShape& s = rows.shape;
-    if (s.active || s.order) return -1;
+    if (s.active || s.order) return std::nullopt;
     if (s.samples == 1) return sequence.step;
     if (s.steps == 1 || sequence.step == s.samples * sequence.sample) return sequence.sample;
-    return -1;
+    return std::nullopt;
 }
 
 // ---- cache ---------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ struct Progress {
 // Where one member waits for work.
 struct alignas(64) Seat {
     std::atomic<uint64_t> job{0};  // the last job that has work for this member
-    std::atomic<bool> parked{false};
+    std::atomic<bool> ready{false}, parked{false};
     std::mutex lock;
     std::condition_variable unpark;
 };
@@ -220,14 +220,15 @@ private:
                 seats_.resize(size_t(size_ - 1));
                 return;
             }
+            // Only then is it sure that the thread can throw, even if memory ends before its first piece of work.
+            while (!seats_.back()->ready.load()) sched_yield();
             ++size_;
         }
     }
 
     void live(int member, Seat& seat) {
-        // The C++ runtime allocates a thread's exception state on first use, and aborts if it cannot: not while a
-        // std::bad_alloc is on its way.
-        (void)std::uncaught_exceptions();
+        prepare_exceptions();
+        seat.ready.store(true);
         uint64_t seen = 0;
         for (;;) {
             seen = wait_for_work(seat, seen);
@@ -282,6 +283,8 @@ Team& current_team() {
 }
 
 }  // namespace
+
+void prepare_exceptions() { (void)std::current_exception(); }
 
 void set_num_threads(int threads) { default_threads.store(std::max(threads, 1)); }
 int num_threads() { return default_threads.load(); }

@@ -9,6 +9,10 @@ namespace rg {
 void set_num_threads(int threads);
 int num_threads();
 
+// The C++ runtime allocates a thread's exception state when it first needs it, and aborts if it cannot. After this call
+// it is there, so that a later std::bad_alloc can be thrown.
+void prepare_exceptions();
+
 // Runs body(context, first, last) on ranges that cover [0, items), on at most `threads` threads including the caller's,
 // and returns when all are done. Ranges are handed out in order but finish in any, and where they are cut depends on
 // who comes first, so results must not depend on it. Calls from several threads at once are fine: the team serves one,

@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "parallel.h"
+
 namespace rg {
 namespace {
 
@@ -22,6 +24,7 @@ pthread_key_t thread_key() {
 ThreadState& thread_state() {
     const pthread_key_t key = thread_key();
     if (void* state = pthread_getspecific(key)) return *static_cast<ThreadState*>(state);
+    prepare_exceptions();
     auto fresh = std::make_unique<ThreadState>();
     if (pthread_setspecific(key, fresh.get()) != 0) throw std::bad_alloc();
     return *fresh.release();
