@@ -185,7 +185,6 @@ FORWARD_REFUSALS: dict[str, Refusal] = {
     "slope_from unhashable": Refusal({"slope_from": ["input"]}, ValueError, ("slope_from", "'output' or 'input'")),
     "activation unhashable": Refusal({"activation": ["relu"]}, TypeError, ("activation", "list")),
     "no threads": Refusal({"num_threads": 0}, ValueError, ("threads", "0", "1")),
-    "too many threads": Refusal({"num_threads": 5000}, ValueError, ("threads", "5000", "4096")),
     "threads float": Refusal({"num_threads": 2.0}, TypeError, ("threads", "float")),
     # out
     "out list": Refusal({"out": [1.0]}, TypeError, ("out", "list", "ndarray")),

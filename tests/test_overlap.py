@@ -55,9 +55,7 @@ def test_overlap_among_many_is_exact(data: st.DataObject) -> None:
     results = {name: array for name, array in arrays.items() if data.draw(st.booleans())}
     inputs = {name: array for name, array in arrays.items() if name not in results}
     taken = {name: addresses(array) for name, array in arrays.items()}
-    expected = any(
-        not taken[name].isdisjoint(taken[other]) for name in results for other in arrays if name != other
-    )
+    expected = any(not taken[name].isdisjoint(taken[other]) for name in results for other in arrays if name != other)
     found = _overlap.find_overlap(results, inputs)
     assert (found is not None) == expected
     if found is not None:

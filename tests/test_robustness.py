@@ -1,12 +1,14 @@
-"""What must not end the process or wait for ever: exits, races, exhausted memory, sizes beyond 64 bits, idle threads."""
+"""What must not end the process or make it wait: exits, races, exhausted memory, huge sizes, idle threads."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,7 +228,7 @@ def test_the_engine_refuses_sizes_beyond_64_bits_by_itself() -> None:
 def test_cache_sizes_grow_with_every_size_up_to_the_largest() -> None:
     """Just below the limit nothing has wrapped around."""
     sizes = [rg.lstm_cache_size(2**k, 1, 1, 1) for k in range(48)]
-    assert all(0 < a < b for a, b in zip(sizes, sizes[1:], strict=False))
+    assert all(0 < a < b for a, b in itertools.pairwise(sizes))
     assert sizes[-1] == pytest.approx(2**47 * (64 + 32) * 4, rel=1e-6)
 
 
@@ -282,3 +284,106 @@ def test_a_call_wakes_only_the_threads_that_take_part() -> None:
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n" + textwrap.dedent(IDLE)
     done = run(script)
     assert (done.returncode, done.stdout) == (0, f"{[0] * (most - 2)}\n"), done.stderr
+
+
+# ---- what random calls have found ------------------------------------------------------------------------------------
+
+
+def test_gradient_of_a_table_with_reversed_rows_stays_inside_its_buffer() -> None:
+    rng = np.random.default_rng(0)
+    table, x = rng.normal(size=(7, 3)).astype(np.float32), rng.integers(0, 7, (5, 5))
+    weights = rg.LstmWeights(rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(8, 2)).astype(np.float32))
+    cache = rg.lstm_forward(x, weights, table=table).cache
+    assert cache is not None
+    dy = rng.normal(size=(5, 5, 2)).astype(np.float32)
+    expected = rg.lstm_backward(dy, cache).dx
+    memory = np.full((60, 3), 7, np.float32)
+    rg.lstm_backward(dy, cache, out={"dx": memory[20:27][::-1]})
+    np.testing.assert_array_equal(memory[20:27][::-1], expected)
+    assert (memory[:20] == 7).all()
+    assert (memory[27:] == 7).all()
+
+
+def test_running_statistics_are_disjoint_from_the_arrays_of_the_pass() -> None:
+    memory = np.zeros(100, np.float32)
+    x, running_var = np.arange(40, dtype=np.float32).reshape(8, 5), memory[60:65]
+    y = memory[:40].reshape(8, 5)
+    with pytest.raises(ValueError, match=r"^batch_norm_forward: running_mean .* overlaps out "):
+        rg.batch_norm_forward(x, out=y, running_mean=memory[38:43], running_var=running_var)
+    with pytest.raises(ValueError, match=r"^batch_norm_forward: running_mean .* overlaps x "):
+        rg.batch_norm_forward(x, running_mean=x[3], running_var=running_var)
+    with pytest.raises(ValueError, match=r"^batch_norm_forward: running_mean .* overlaps gamma "):
+        rg.batch_norm_forward(x, memory[70:75], running_mean=memory[74:79], running_var=running_var)
+    repeated = np.lib.stride_tricks.as_strided(memory, (5,), (0,))
+    with pytest.raises(ValueError, match=r"^instance_norm_forward: running_var overlaps itself"):
+        rg.instance_norm_forward(x[..., None], running_mean=memory[80:85], running_var=repeated)
+    assert not memory.any()
+    np.testing.assert_array_equal(x.ravel(), np.arange(40))
+
+
+def test_combine_statistics_leaves_its_arguments_alone_and_checks_them() -> None:
+    mean, var = np.array([1.0, 2.0]), np.array([0.5, 0.25])
+    count = np.array(3)
+    total = rg.combine_statistics([rg.NormStatistics(count, mean, var), rg.NormStatistics(2, mean + 1, var)])
+    assert (int(count), total.count) == (3, 5)
+    np.testing.assert_allclose(total.mean, mean + 0.4)
+    np.testing.assert_allclose(total.var, var + 0.4 * 0.6)
+    with pytest.raises(TypeError, match=r"^combine_statistics: parts\[0\] must be NormStatistics, not int"):
+        rg.combine_statistics([3])
+    with pytest.raises(ValueError, match=r"^combine_statistics: parts\[1\]\.count is -1, must be at least 0"):
+        rg.combine_statistics([total, rg.NormStatistics(-1, mean, var)])
+    with pytest.raises(ValueError, match=r"^combine_statistics: parts\[1\] has shape \(\), but parts\[0\] has \(2,\)"):
+        rg.combine_statistics([total, rg.NormStatistics(1, np.array(1.0), np.array(1.0))])
+
+
+def test_statistics_of_one_set_keep_their_shape() -> None:
+    x = np.arange(16, dtype=np.float32)
+    _, cache = rg.layer_norm_forward(x, axis=0, mean=np.float64(7.5), var=np.float64(21.25))
+    assert cache.mean.shape == cache.var.shape == ()
+
+
+def test_cache_size_of_a_ragged_batch_needs_no_array_of_steps() -> None:
+    long = rg.lstm_cache_size(2**40, 2, 15, 3, lengths=[13, 5])
+    assert long == rg.lstm_cache_size(13, 2, 15, 3, lengths=[13, 5]) < rg.lstm_cache_size(13, 2, 15, 3)
+    assert rg.lstm_cache_size(3, 4, 15, 3, batch_sizes=[4, 2, 1]) == rg.lstm_cache_size(7, 1, 15, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda a, s: rg.adam_step([a], [a], None, [s], step=1), TypeError, "adam_step: first_moments is None"),
+        (lambda a, s: rg.rmsprop_step([a], [a], None), TypeError, "rmsprop_step: squares is None"),
+        (
+            lambda a, s: rg.adam_step([a], [s], [memoryview(a)], [s], step=1),
+            TypeError,
+            r"adam_step: first_moments\[0\] must be an ndarray, not memoryview",
+        ),
+        (
+            lambda a, s: rg.layer_norm_backward(a, rg.layer_norm_forward(a)[1], accumulate="yes"),
+            ValueError,
+            "layer_norm_backward: accumulate=True adds to buffers",
+        ),
+        (
+            lambda a, s: rg.layer_norm_backward(a, rg.layer_norm_forward(a)[1], accumulate=[], out={"dx": s}),
+            TypeError,
+            "layer_norm_backward: accumulate must be True or False, not list",
+        ),
+        (
+            lambda a, s: rg.layer_norm_backward(a, rg.layer_norm_forward(a)[1], need=[["dx"]]),
+            TypeError,
+            "layer_norm_backward: need must be a sequence of names",
+        ),
+        (lambda a, s: rg.layer_norm_forward(a, eps=10**400), ValueError, "layer_norm_forward: eps is too large"),
+        (
+            lambda a, s: rg.lstm_cache_size(1, 1, 1, 1, dtype="text"),
+            TypeError,
+            "lstm_cache_size: dtype is 'text'",
+        ),
+    ],
+)
+def test_errors_name_the_function_and_the_argument(call: Any, error: type[Exception], message: str) -> None:
+    array, state = np.ones((3, 4), np.float32), np.zeros((3, 4), np.float32)
+    with pytest.raises(error, match=f"^{message}"):
+        call(array, state)
+    assert (array == 1).all()
+    assert not state.any()

@@ -42,11 +42,13 @@ def python(script: str, *, expect: int = 0, **environment: str) -> str:
 
 
 def test_set_and_get() -> None:
-    for threads in (1, 2, 17, np.int64(3)):
+    for threads in (1, 2, 4, np.int64(3)):
         rg.set_num_threads(threads)
         assert rg.get_num_threads() == threads
-    for wrong in (0, -1, 4097):
-        with pytest.raises(ValueError, match=rf"^set_num_threads: the number of threads is {wrong}, must be from 1 to"):
+    for wrong in (0, -1):
+        with pytest.raises(
+            ValueError, match=rf"^set_num_threads: the number of threads is {wrong}, must be at least 1"
+        ):
             rg.set_num_threads(wrong)
     for untyped in (1.0, "2", None):
         with pytest.raises(TypeError, match=r"^set_num_threads: the number of threads must be an int, not \w+"):
@@ -59,7 +61,8 @@ PRINT_THREADS = "import retrograd; print(retrograd.get_num_threads())"
 
 def test_environment_sets_the_number() -> None:
     assert python(PRINT_THREADS, RETROGRAD_NUM_THREADS="3") == "3"
-    assert python(PRINT_THREADS, RETROGRAD_NUM_THREADS=" 5 ") == "5"
+    assert python(PRINT_THREADS, RETROGRAD_NUM_THREADS=" 4 ") == "4"
+    assert python(PRINT_THREADS, RETROGRAD_NUM_THREADS="100000") == str(_threads._MOST)
     assert python(PRINT_THREADS, RETROGRAD_NUM_THREADS="") == python(PRINT_THREADS)
 
 
@@ -194,7 +197,7 @@ def test_many_python_threads_at_once() -> None:
 def test_more_threads_than_work_and_than_processors() -> None:
     x = np.random.default_rng(1).normal(size=(3, 2, 5000)).astype(np.float32)
     expected, _ = rg.batch_norm_forward(x, num_threads=1)
-    for threads in (2, 16, 64):
+    for threads in (2, 3, _threads._MOST):
         y, _ = rg.batch_norm_forward(x, num_threads=threads)
         np.testing.assert_array_equal(y, expected)
 

@@ -86,9 +86,10 @@ public:
         shape_.dropout = layers > 1 ? dropout : 0;
     }
 
-    int64_t cache_bytes(nb::handle active_array) const {
-        Arrays arrays;
-        return lstm_cache_bytes(ragged(arrays, active_array, nb::none(), 0));
+    // rows: the samples that take part in a step, of all steps
+    int64_t cache_bytes(int64_t rows) const {
+        if (rows < 0 || rows > shape_.steps * shape_.samples) throw nb::value_error("rows are out of range");
+        return lstm_cache_bytes(shape_, rows);
     }
 
     // With numbers, [steps][samples], x is a table whose rows they choose.
@@ -361,7 +362,7 @@ void bind_lstm(nb::module_& m) {
              nb::arg("steps"), nb::arg("samples"), nb::arg("inputs"), nb::arg("units"), nb::arg("layers"),
              nb::arg("directions"), nb::arg("dtype"), nb::arg("activations"), nb::arg("peephole"),
              nb::arg("output_reads_old"), nb::arg("dropout"))
-        .def("cache_bytes", &LstmProblem::cache_bytes, nb::arg("active").none())
+        .def("cache_bytes", &LstmProblem::cache_bytes, nb::arg("rows"))
         .def("forward", &LstmProblem::forward, nb::arg("x"), nb::arg("numbers").none(), nb::arg("cells"),
              nb::arg("h0").none(), nb::arg("c0").none(), nb::arg("active").none(), nb::arg("order").none(),
              nb::arg("seed"), nb::arg("cache").none(), nb::arg("stamp"), nb::arg("y").none(), nb::arg("hn").none(),

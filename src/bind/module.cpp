@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -311,6 +312,19 @@ Outcome activation_backward(int kind, double alpha, double beta, int dtype, nb::
     return Outcome::done;
 }
 
+bool may_overlap(nb::handle results, nb::handle others) {
+    std::deque<View> views;
+    for (nb::handle array : results) views.emplace_back(array, "an array", Access::read);
+    const size_t written = views.size();
+    for (nb::handle array : others) views.emplace_back(array, "an array", Access::read);
+    for (size_t i = 0; i < written; ++i) {
+        for (size_t j = i + 1; j < views.size(); ++j) {
+            if (views[i].overlaps(views[j])) return true;
+        }
+    }
+    return false;
+}
+
 // Seconds for one pass of dst = sum(sources): the machine's limit, measured in the process that is compared with it.
 double stream_seconds(nb::handle dst_array, const std::vector<nb::object>& source_arrays, bool non_temporal,
                       int threads) {
@@ -365,6 +379,8 @@ NB_MODULE(_core, m) {
         "may_overlap_itself",
         [](nb::handle array) { return may_overlap_itself(View(array, "the array", Access::read).buffer()); },
         nb::arg("array"), "Whether elements of the array may share memory.");
+    m.def("may_overlap", &may_overlap, nb::arg("results"), nb::arg("others"),
+          "Whether the span of a result meets that of another array of either list; entries may be None.");
     m.def("waiting_memory", &rg::waiting_bytes, "Bytes that wait for later results.");
     m.def("release_memory", &rg::release_memory, "Give them back to the system; returns how many there were.");
     m.def("stream_seconds", &stream_seconds, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"),

@@ -85,7 +85,8 @@ struct LstmBackward {
 // it.
 bool lstm_fits(const LstmShape& shape);
 
-// Only `shape` counts, and of `active` only its sum.
+// rows: the samples that take part in a step, of all steps. Without it, as `shape.active` says.
+int64_t lstm_cache_bytes(const LstmShape& shape, int64_t rows);
 int64_t lstm_cache_bytes(const LstmShape& shape);
 
 enum class CacheCheck { good, foreign, other_problem };

@@ -399,9 +399,9 @@ void forward(const LstmForward& call, A* base) {
 }
 
 template <class A>
-int64_t cache_elements(const LstmShape& shape) {
-    const Rows<A> rows(shape);
-    return shape.layers * shape.directions * cell_elements(rows) + (shape.layers - 1) * rows.above_elements;
+int64_t cache_elements(const LstmShape& shape, int64_t rows) {
+    const RowSizes<A> sizes(shape, rows);
+    return shape.layers * shape.directions * cell_elements(sizes) + (shape.layers - 1) * sizes.above_elements;
 }
 
 // The product of sizes that are not negative, capped: a cap of 2^61 bytes is 2^58 of the largest elements.
@@ -431,8 +431,11 @@ bool lstm_fits(const LstmShape& s) {
            capped_product({8 * units, widest, cells + 1}) < kMost;
 }
 
-int64_t lstm_cache_bytes(const LstmShape& shape) {
-    const int64_t elements = shape.dtype == DType::f64 ? cache_elements<double>(shape) : cache_elements<float>(shape);
+int64_t lstm_cache_bytes(const LstmShape& shape) { return lstm_cache_bytes(shape, Rows<float>::count(shape)); }
+
+int64_t lstm_cache_bytes(const LstmShape& shape, int64_t rows) {
+    const int64_t elements =
+        shape.dtype == DType::f64 ? cache_elements<double>(shape, rows) : cache_elements<float>(shape, rows);
     return int64_t(sizeof(CacheHeader)) + kCacheAlign + elements * size_of(shape.dtype);
 }
 

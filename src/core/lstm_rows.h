@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -25,27 +26,17 @@ GateMatrix<A> matrix(const GateArray& array) {
     return m;
 }
 
-// Rows and sizes of one call.
+// Sizes of arrays of so many rows.
 template <class A>
-struct Rows {
-    explicit Rows(const LstmShape& s)
-        : shape(s),
-          blocks(ceil_div(s.units, kPanel<A>)),
+struct RowSizes {
+    RowSizes(const LstmShape& s, int64_t row_count)
+        : blocks(ceil_div(s.units, kPanel<A>)),
           state_row(blocks * kPanel<A>),
           gates_row(4 * state_row),
           output(s.directions * s.units),
-          above_panels(s.directions == 1 || s.units % kPanel<A> == 0) {
-        if (s.active) {
-            first_row.resize(size_t(s.steps) + 1);
-            for (int64_t t = 0; t < s.steps; ++t) first_row[size_t(t) + 1] = first_row[size_t(t)] + s.active[t];
-            for (int64_t d = 0; d < s.directions; ++d) {
-                begun_slots[d].resize(size_t(s.steps) + 1);
-                for (int64_t p = 0; p < s.steps; ++p)
-                    begun_slots[d][size_t(p) + 1] = std::max(begun(d, p), active_at(d, p));
-            }
-        }
-        rows = first(s.steps);
-        panel = padded(rows) * kPanel<A>;
+          above_panels(s.directions == 1 || s.units % kPanel<A> == 0),
+          rows(row_count),
+          panel(padded(rows) * kPanel<A>) {
         const int64_t output_panels = ceil_div(output, kPanel<A>);
         above_row = above_panels ? kPanel<A> : output_panels * kPanel<A>;
         above_panel = above_panels ? panel : kPanel<A>;
@@ -55,6 +46,35 @@ struct Rows {
     // Panels a multiple of 4096 bytes apart would meet in the same few places of a cache.
     static int64_t padded(int64_t rows) { return rows + (16 - rows % 64 + 64) % 64; }
 
+    int64_t blocks, state_row, gates_row;
+    int64_t output;  // features of a layer's output
+    // A layer's output where it is the input of the next: in panels, unless a direction ends within one.
+    bool above_panels;
+    int64_t above_row = 0, above_panel = 0, above_elements = 0;
+    int64_t rows;
+    int64_t panel;  // from one panel to the next, of arrays of all rows in panels
+};
+
+// The rows of one call.
+template <class A>
+struct Rows : RowSizes<A> {
+    using RowSizes<A>::output, RowSizes<A>::rows;
+
+    explicit Rows(const LstmShape& s) : RowSizes<A>(s, count(s)), shape(s) {
+        if (s.active) {
+            first_row.resize(size_t(s.steps) + 1);
+            for (int64_t t = 0; t < s.steps; ++t) first_row[size_t(t) + 1] = first_row[size_t(t)] + s.active[t];
+            for (int64_t d = 0; d < s.directions; ++d) {
+                begun_slots[d].resize(size_t(s.steps) + 1);
+                for (int64_t p = 0; p < s.steps; ++p)
+                    begun_slots[d][size_t(p) + 1] = std::max(begun(d, p), active_at(d, p));
+            }
+        }
+    }
+
+    static int64_t count(const LstmShape& s) {
+        return s.active ? std::accumulate(s.active, s.active + s.steps, int64_t(0)) : s.steps * s.samples;
+    }
     int64_t first(int64_t t) const { return shape.active ? first_row[size_t(t)] : t * shape.samples; }
     int64_t active(int64_t t) const { return shape.active ? shape.active[t] : shape.samples; }
     int64_t sample(int64_t slot) const { return shape.order ? shape.order[slot] : slot; }
@@ -99,13 +119,6 @@ struct Rows {
     }
 
     const LstmShape& shape;
-    int64_t blocks, state_row, gates_row;
-    int64_t output;  // features of a layer's output
-    // A layer's output where it is the input of the next: in panels, unless a direction ends within one.
-    bool above_panels;
-    int64_t above_row = 0, above_panel = 0, above_elements = 0;
-    int64_t rows = 0;
-    int64_t panel = 0;  // from one panel to the next, of arrays of all rows in panels
     std::vector<int64_t> first_row, begun_slots[2];
 };
 
@@ -135,7 +148,7 @@ struct CacheHeader {
 constexpr int64_t kCacheAlign = 64;
 
 template <class A>
-int64_t cell_elements(const Rows<A>& rows) {
+int64_t cell_elements(const RowSizes<A>& rows) {
     return rows.rows * rows.gates_row + 2 * rows.blocks * rows.panel;
 }
 // T: A or const A.

@@ -102,9 +102,19 @@ def as_number(function: str, name: str, value: float) -> float:
     if not isinstance(value, str):
         try:
             return float(value)
+        except OverflowError:
+            raise ValueError(f"{function}: {name} is too large for a float") from None
         except (TypeError, ValueError):
             pass
     raise TypeError(f"{function}: {name} must be a number, not {type(value).__name__}")
+
+
+def as_flag(function: str, name: str, value: object) -> bool:
+    if value is True or value is False:
+        return value
+    if isinstance(value, (int, np.bool_, np.integer)):
+        return bool(value)
+    raise TypeError(f"{function}: {name} must be True or False, not {type(value).__name__}")
 
 
 def as_count(function: str, name: str, value: int, least: int = 1) -> int:
@@ -270,7 +280,7 @@ def as_parameter(problem: NormProblem, function: str, name: str, value: object) 
             f"{problem.parameter_shape}"
         )
     check_dtype(function, name, array, problem.arithmetic, "for such data")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return array if array.flags.carray else np.array(array, order="C")
 
 
 def as_set_values(problem: NormProblem, function: str, name: str, value: object) -> Statistics:
@@ -283,7 +293,7 @@ def as_set_values(problem: NormProblem, function: str, name: str, value: object)
         )
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
         raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be of real numbers")
-    return np.ascontiguousarray(array, dtype=np.float64)
+    return np.asarray(array, dtype=np.float64, order="C")
 
 
 def as_statistics(problem: NormProblem, function: str, mean: object, var: object) -> Statistics:
@@ -430,13 +440,21 @@ def gradient_buffers(function: str, out: object, kind: type[tuple[Any, ...]]) ->
     return tuple(map(out.get, names))
 
 
+def needed_names(function: str, need: Sequence[str], names: tuple[str, ...]) -> frozenset[str]:
+    try:
+        wanted = frozenset((need,) if isinstance(need, str) else need)
+    except TypeError:
+        raise TypeError(f"{function}: need must be a sequence of names, not {need!r}") from None
+    for name in wanted.difference(names):
+        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(names)}")
+    return wanted
+
+
 def needed_gradients(
     function: str, need: Sequence[str], names: tuple[str, ...], buffers: tuple[Array | None, ...]
 ) -> tuple[bool, ...]:
     """Which of the gradients `need` names; a buffer for one that it does not name is a mistake."""
-    wanted = {need} if isinstance(need, str) else set(need)
-    for name in wanted - set(names):
-        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(names)}")
+    wanted = needed_names(function, need, names)
     for name, buffer in zip(names, buffers, strict=True):
         if buffer is not None and name not in wanted:
             raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")

@@ -36,6 +36,11 @@ class ResultMemory:
 def may_overlap_itself(array: object) -> bool:
     """Whether elements of the array may share memory."""
 
+def may_overlap(results: object, others: object) -> bool:
+    """
+    Whether the span of a result meets that of another array of either list; entries may be None.
+    """
+
 def waiting_memory() -> int:
     """Bytes that wait for later results."""
 
@@ -80,7 +85,7 @@ class LstmProblem:
 
     def __init__(self, steps: int, samples: int, inputs: int, units: int, layers: int, directions: int, dtype: int, activations: Sequence[tuple[int, float, float]], peephole: int, output_reads_old: bool, dropout: float) -> None: ...
 
-    def cache_bytes(self, active: object | None) -> int: ...
+    def cache_bytes(self, rows: int) -> int: ...
 
     def forward(self, x: object, numbers: object | None, cells: object, h0: object | None, c0: object | None, active: object | None, order: object | None, seed: int, cache: object | None, stamp: int, y: object | None, hn: object | None, cn: object | None, overlap_checked: bool, threads: int) -> Outcome: ...
 

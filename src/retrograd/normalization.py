@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import _args, _memory
+from . import _args, _core, _memory
 from ._args import Array, NormProblem, Statistics
 from ._core import Outcome
 from ._overlap import same_elements
@@ -174,7 +174,8 @@ def batch_norm_forward(
     """
     function = "batch_norm_forward"
     problem, x = _problem(function, x, channel_axis, 1, eps, activation, slope_from)
-    running = _running(problem, function, running_mean, running_var, update, training)
+    others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
+    running = _running(problem, function, running_mean, running_var, update, training, others)
     elements = problem.set_size if count is None else _args.as_count(function, "count", count)
     if not training and mean is None and var is None:
         mean, var = _evaluation_statistics(function, running)
@@ -210,7 +211,8 @@ def instance_norm_forward(
     """
     function = "instance_norm_forward"
     problem, x = _problem(function, x, channel_axis, 1, eps, activation, slope_from)
-    running = _running(problem, function, running_mean, running_var, update, training)
+    others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
+    running = _running(problem, function, running_mean, running_var, update, training, others)
     if not training and mean is None and var is None:
         one_mean, one_var = _evaluation_statistics(function, running)
         mean = np.broadcast_to(one_mean, problem.statistics_shape)
@@ -319,21 +321,35 @@ def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int |
 
 def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
     """The statistics of the data of all `parts` together, in the order given. Parts without elements change nothing."""
-    everything = list(parts)
+    function = "combine_statistics"
+    everything = [_checked_part(function, f"parts[{i}]", part) for i, part in enumerate(parts)]
     if not everything:
-        raise ValueError("combine_statistics: parts is empty, needs at least 1")
+        raise ValueError(f"{function}: parts is empty, needs at least 1")
     total, mean, var = everything[0]
-    for count, part_mean, part_var in everything[1:]:
-        if np.shape(part_mean) != np.shape(mean):
-            raise ValueError(f"combine_statistics: parts disagree in shape: {np.shape(mean)} and {np.shape(part_mean)}")
+    for i, (count, part_mean, part_var) in enumerate(everything[1:], 1):
+        if part_mean.shape != mean.shape:
+            raise ValueError(f"{function}: parts[{i}] has shape {part_mean.shape}, but parts[0] has {mean.shape}")
         if count:
             weight = count / (total + count)
             difference = part_mean - mean
             # Squares about the common mean: those about each part's own, and those of the means.
             var = var + weight * (part_var - var) + weight * (1.0 - weight) * difference * difference
             mean = mean + weight * difference
-            total += count
+            total = total + count
     return NormStatistics(total, mean, var)
+
+
+def _checked_part(function: str, name: str, part: object) -> NormStatistics:
+    if not isinstance(part, Sequence) or len(part) != 3:
+        raise TypeError(f"{function}: {name} must be NormStatistics, not {type(part).__name__}")
+    count = _args.as_count(function, f"{name}.count", part[0], least=0)
+    mean, var = (_args.as_array(function, f"{name}.{field}", a) for field, a in (("mean", part[1]), ("var", part[2])))
+    for field, array in (("mean", mean), ("var", var)):
+        if array.dtype.kind not in "fiu":
+            raise TypeError(f"{function}: {name}.{field} has dtype {array.dtype}; it must be of real numbers")
+    if mean.shape != var.shape:
+        raise ValueError(f"{function}: {name}.mean has shape {mean.shape}, but {name}.var has {var.shape}")
+    return NormStatistics(count, mean, var)
 
 
 def _problem(
@@ -436,7 +452,9 @@ def _running(
     running_var: Array | None,
     update: RunningUpdate,
     training: bool,
+    others: dict[str, Array | None],
 ) -> tuple[Array, Array] | None:
+    """Checked. Training writes to them after the pass, so they must not overlap its `others`, inputs or results."""
     if running_mean is None and running_var is None:
         return None
     if running_mean is None or running_var is None:
@@ -451,10 +469,14 @@ def _running(
                 f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} needs "
                 f"{problem.parameter_shape}"
             )
-        if training and not array.flags.writeable:
-            raise ValueError(f"{function}: {name} is read-only, and training updates it")
-    if training and np.may_share_memory(running_mean, running_var):
-        _args.check_disjoint(function, {"running_mean": running_mean}, {"running_var": running_var})
+        _args.check_not_masked(function, name, array)
+        if training:
+            if not array.flags.writeable:
+                raise ValueError(f"{function}: {name} is read-only, and training updates it")
+            if not array.flags.c_contiguous:
+                _args.check_no_self_overlap(function, name, array)
+    if training and _core.may_overlap((running_mean, running_var), others.values()):
+        _args.check_disjoint(function, {"running_mean": running_mean, "running_var": running_var}, others)
     if not isinstance(update, RunningUpdate):
         raise TypeError(f"{function}: update must be a RunningUpdate, not {type(update).__name__}")
     if not 0 <= update.keep <= 1:
@@ -608,6 +630,8 @@ def _backward(
             if wanted and buffer is None:
                 raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
     threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
+    if type(accumulate) is not bool:
+        accumulate = _args.as_flag(function, "accumulate", accumulate)
 
     dtype, arithmetic, engine = problem.dtype, problem.arithmetic, problem.engine
     plain = (

@@ -328,13 +328,16 @@ def _rule(
     )
 
 
+_NEEDED_STATES: Final = frozenset(("first_moments", "second_moments", "squares"))
+
+
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
 def _as_list(function: str, name: str, arrays: object) -> list[Any]:
     if type(arrays) is list:
         return arrays
-    if isinstance(arrays, np.ndarray) or not isinstance(arrays, Iterable):
+    if isinstance(arrays, (np.ndarray, memoryview)) or not isinstance(arrays, Iterable):
         return [as_array(function, name, arrays)]
     return list(arrays)
 
@@ -354,6 +357,9 @@ def _step(
     held = [
         [] if arrays is None else _of_each(function, name, arrays, moved, single) for name, arrays in states.items()
     ]
+    for name, arrays in states.items():
+        if arrays is None and name in _NEEDED_STATES:
+            raise TypeError(f"{function}: {name} is None; it is needed, zeros before the first step")
     held += [[], []]
 
     # What is plainly right is done by now; only if the engine has doubts is there time to look closely.

@@ -103,6 +103,9 @@ class _Problem(NamedTuple):
     def cell_inputs(self, cell: int) -> int:
         return self.inputs if cell < self.directions else self.directions * self.units
 
+    def cache_bytes(self, active: Array | None) -> int:
+        return self.engine.cache_bytes(self.steps * self.samples if active is None else int(active.sum()))
+
     def sequence(self, array: Array) -> Array:
         """x, y or a gradient of theirs, time first."""
         return array.transpose(1, 0, 2) if self.batch_first else array
@@ -275,7 +278,7 @@ def lstm_forward(
         if not bound.buffer.flags.writeable:
             raise ValueError(f"{function}: cache is read-only")
     elif training and not recompute:
-        bound.buffer = _memory.empty((problem.engine.cache_bytes(bound.active),), _BYTE)
+        bound.buffer = _memory.empty((problem.cache_bytes(bound.active),), _BYTE)
     bound.stamp = next(_STAMPS)
     if out is None:
         y = _memory.empty(problem.y_shape, problem.dtype)
@@ -351,12 +354,22 @@ def lstm_cache_size(
     units = _args.as_count(function, "hidden_size", hidden_size)
     layers = _args.as_count(function, "num_layers", num_layers)
     directions = 2 if bidirectional else 1
-    code = _dtype_code(function, "the array", np.dtype(dtype))
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"{function}: dtype is {dtype!r}: {error}") from None
+    code = _dtype_code(function, "the array", kind)
     _check_fits(function, steps, samples, inputs, units, layers * directions)
-    active, _ = _ragged(function, steps, samples, lengths, batch_sizes)
+    rows = steps * samples
+    if lengths is not None and batch_sizes is not None:
+        raise ValueError(f"{function}: lengths and batch_sizes are both given; one of them is enough")
+    if lengths is not None:
+        rows = int(_counts(function, "lengths", lengths, samples, "samples", steps, "steps").sum())
+    if batch_sizes is not None:
+        rows = int(_counts(function, "batch_sizes", batch_sizes, steps, "steps", samples, "samples").sum())
     nothing = [(0, 0.0, 0.0)] * 5
     engine = _core.LstmProblem(steps, samples, inputs, units, layers, directions, code, nothing, 0, False, 0.0)
-    return engine.cache_bytes(active)
+    return engine.cache_bytes(rows)
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
@@ -384,6 +397,8 @@ def lstm_backward(
         raise TypeError(f"{function}: cache must be what lstm_forward returned, not {type(cache).__name__}")
     problem = cache.problem
     threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
+    if type(accumulate) is not bool:
+        accumulate = _args.as_flag(function, "accumulate", accumulate)
     given = _NONE4 if out is None else _gradient_buffers(function, out)
     wanted = _wanted(function, cache, need, given)
     if dy is not None:
@@ -734,7 +749,7 @@ def _as_buffer(function: str, name: str, cache: LstmCache, buffer: object) -> Ar
         if not contiguous:
             raise ValueError(f"{function}: {name} is not contiguous")
         array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    least = cache.problem.engine.cache_bytes(cache.active)
+    least = cache.problem.cache_bytes(cache.active)
     if array.size < least:
         raise ValueError(f"{function}: {name} has {array.size} bytes, this problem needs {least} (lstm_cache_size)")
     return array
@@ -923,7 +938,7 @@ def _filled_buffer(function: str, cache: LstmCache, threads: int) -> Array:
     """The buffer of a forward pass: the one there is, checked, or a new one."""
     engine = cache.problem.engine
     if cache.buffer is None:
-        buffer = _memory.empty((engine.cache_bytes(cache.active),), _BYTE)
+        buffer = _memory.empty((cache.problem.cache_bytes(cache.active),), _BYTE)
         _run_forward(function, _with_buffer(cache, buffer, cache.stamp), None, None, None, threads)
         return buffer
     state, stamp = engine.check_cache(cache.active, cache.order, cache.seed, cache.buffer)
@@ -955,9 +970,7 @@ def _wanted(
         return _DEFAULT_NEEDS[
             cache.h0 is not None or given[2] is not None, cache.c0 is not None or given[3] is not None
         ]
-    names = frozenset((need,) if isinstance(need, str) else need)
-    for name in names.difference(_NEEDS):
-        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(_NEEDS)}")
+    names = _args.needed_names(function, need, _NEEDS)
     for name, field in (("db", 2), ("dpeephole", 3)):
         if name in names and all(cell[field] is None for cell in cache.cells):
             raise ValueError(f"{function}: need has {name!r}, but forward was given no {name[1:]}")
