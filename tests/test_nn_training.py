@@ -100,7 +100,7 @@ def problem(name: str) -> Problem:
         return norms(rng, np.float64), nn.Huber(delta=0.5), random(3, 4, 6), random(3, 4, 3, seed=1)
     if name == "norms in evaluation":
         model = norms(rng, np.float64)
-        model.forward(random(3, 4, 6))  # the running statistics have seen something
+        model.backward(model.forward(random(3, 4, 6)))  # the running statistics have seen something
         return model.eval(), nn.MeanSquaredError(reduction="sum"), random(3, 4, 6), random(3, 4, 3, seed=1)
     return forecaster(rng, np.float64), nn.MeanSquaredError(), random(7, 3, 6), random(7, 3, 2, seed=1)
 

@@ -29,6 +29,8 @@ class Loss:
         self._memory = Memory()
         self._dy: Array | None = None
         self._shape: tuple[int, ...] = ()
+        self._passes = 0  # forward since the last backward after them
+        self._used = False  # backward has given the last gradient
 
     def forward(self, y: Array, target: Array, *, want_gradient: bool = True) -> Any:
         """The loss; its gradient is computed along the way if wanted."""
@@ -36,6 +38,9 @@ class Loss:
         out = self._memory.take("dy", y.shape, y.dtype) if want_gradient else None
         loss, self._dy = self._compute(y, target, want_gradient, out)
         self._shape = loss.shape if isinstance(loss, np.ndarray) else ()
+        if want_gradient:
+            self._passes = 1 if self._used else self._passes + 1
+            self._used = False
         return loss
 
     def backward(self, dloss: Any = None) -> Array:
@@ -45,6 +50,12 @@ class Loss:
         """
         if self._dy is None:
             raise RuntimeError(f"{type(self).__name__}.backward: there was no forward pass that wanted the gradient")
+        if self._used and self._passes > 1:
+            raise RuntimeError(
+                f"{type(self).__name__}.backward: forward ran {self._passes} times, but only the last gradient is kept "
+                "and backward has returned it. Use a loss object for each place, or call backward after each forward"
+            )
+        self._used = True
         if dloss is None:
             return self._dy
         factor = np.asarray(dloss, self._dy.dtype)

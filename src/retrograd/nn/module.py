@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import math
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +45,157 @@ class Memory:
         return view
 
 
+# ---- which backward belongs to which forward -------------------------------------------------------------------------
+#
+# A module keeps what its last forward pass needs, so every backward must belong to that pass. Forward passes and
+# backward passes are numbered by one clock. A pass of a model spans the numbers of all passes inside it, which tells
+# whether a layer ran once, twice or not at all in the pass that the model's backward belongs to.
+
+_CLOCK: Final = itertools.count(1)
+
+
+class _Pass:
+    """The last forward pass of a module. Each module has one for life, so that a step allocates nothing."""
+
+    __slots__ = ("abandoned", "before", "began", "done", "ended", "inside", "shape", "training")
+
+    def __init__(self) -> None:
+        self.before = 0  # when the pass before it began
+        self.began = 0  # 0: there was none
+        self.ended = 0  # 0: it failed, or has not ended yet
+        self.training = False
+        self.shape: tuple[int, ...] | None = None  # of the result
+        self.done = False  # backward has used it
+        # A training pass before it was never used: the next backward may have been meant for that one.
+        self.abandoned = False
+        self.inside = False  # forward or backward is running
+
+
+class _Backward(NamedTuple):
+    """The outermost backward of this thread."""
+
+    module: Module
+    forward: _Pass | None  # what it belongs to, if the module ran forward as a whole
+    began: int
+
+
+class _Current(threading.local):
+    backward: _Backward | None = None
+
+
+_current: Final = _Current()
+
+
+def _tracked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def tracked(self: Module, *args: Any, **options: Any) -> Any:
+        now = self._pass
+        if now.inside:  # super().forward(x)
+            return forward(self, *args, **options)
+        now.abandoned = now.ended > 0 and not now.done and (now.training or now.abandoned)
+        now.before, now.began, now.ended = now.began, next(_CLOCK), 0
+        now.training, now.done, now.inside = self.training, False, True
+        try:
+            y = forward(self, *args, **options)
+        finally:
+            now.inside = False
+        now.shape = y.shape if isinstance(y, np.ndarray) else None
+        now.ended = next(_CLOCK)
+        return y
+
+    return tracked
+
+
+def _tracked_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(backward)
+    def tracked(self: Module, *args: Any, **options: Any) -> Any:
+        last = self._pass
+        if last.inside:  # super().backward(dy)
+            return backward(self, *args, **options)
+        current = _current.backward
+        outermost = current is None
+        if current is None:
+            whole = last.began > 0 and not last.done and last.training == self.training
+            current = _current.backward = _Backward(self, last if whole else None, next(_CLOCK))
+        last.inside = True
+        try:
+            if last.began:
+                _check_pass(self, last, args[0] if args else options.get("dy"), current)
+            dx = backward(self, *args, **options)
+        finally:
+            last.inside = False
+            if outermost:
+                _current.backward = None
+        warn = last.abandoned and not last.done and (outermost or current.forward is None)
+        last.done = True
+        if warn:
+            warnings.warn(
+                f"{_title(self)}: forward ran more than once since the last backward; this backward belongs to the "
+                "last of these passes. Run passes that need no backward in evaluation: eval()",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return dx
+
+    return tracked
+
+
+def _check_pass(module: Module, last: _Pass, dy: object, current: _Backward) -> None:
+    """Refuse a backward that does not belong to the module's last forward pass."""
+    if not last.ended:
+        raise RuntimeError(f"{_title(module)}: its last forward pass failed; run forward again")
+    if module._children and not module._kept:
+        return  # it has nothing to mix up, and its children check for themselves
+    if last.done:
+        raise RuntimeError(
+            f"{_title(module)}: backward has run already for its last forward pass, and there is one backward for each "
+            "forward. To run it again, run forward again. A layer used in two places must be two layers, because it "
+            "remembers its last forward pass only"
+        )
+    whole = current.forward
+    if whole is not None and whole is not last and last.began < current.began:
+        if not whole.began < last.began < whole.ended:
+            when = "before" if last.began < whole.began else "after"
+            raise RuntimeError(
+                f"{_title(module)}: its last forward pass was {when} that of {type(current.module).__name__}, whose "
+                "backward this is. Call backward right after the forward pass that it belongs to"
+            )
+        if whole.began < last.before:
+            raise RuntimeError(
+                f"{_title(module)}: it ran forward twice in one pass of {type(current.module).__name__}, but remembers "
+                "the last time only. Make it two layers, or pass both inputs through it as one batch"
+            )
+    if last.training != module.training:
+        modes = {True: "training", False: "evaluation"}
+        raise RuntimeError(
+            f"{_title(module)}: its last forward pass was in {modes[last.training]}, but it is in "
+            f"{modes[module.training]} now. Call backward right after the forward pass that it belongs to"
+        )
+    if last.shape is not None and isinstance(dy, np.ndarray) and dy.shape != last.shape:
+        raise ValueError(
+            f"{_title(module)}: dy has shape {dy.shape}, but the last forward pass gave y of shape {last.shape}"
+        )
+
+
+def _title(module: Module) -> str:
+    """What an error of backward begins with: the class, and where the module is in the model."""
+    model = _current.backward.module if _current.backward is not None else module
+    names = [repr(name) for name, inside in _walk(model) if inside is module and name]
+    kind = type(module).__name__
+    return f"{kind}.backward" + (f" (layer {' and '.join(names)} of {type(model).__name__})" if names else "")
+
+
+def _walk(module: Module, name: str = "", above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Module]]:
+    """A module and all below it by their dotted names; one that is in several places has several."""
+    yield name, module
+    for child, inside in module._children.items():
+        if inside is not module and inside not in above:
+            yield from _walk(inside, _dotted(name, child), (*above, module))
+
+
+# ---- modules ---------------------------------------------------------------------------------------------------------
+
+
 def _missing(name: str) -> Callable[..., Any]:
     def method(self: Module, *args: Any, **options: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no {name}")
@@ -58,6 +214,9 @@ class Module:
     All layers here have ``backward(dy, *, accumulate=False, need_dx=True)``. Gradients are overwritten; with
     `accumulate` they are added to what is there, all but ``dx``. With ``need_dx=False`` it is not computed, and None.
 
+    Each backward belongs to the module's last forward pass, and each forward pass has one backward. Anything else is
+    refused, such as a layer that is used twice in one pass.
+
     In training a module gives its results in memory that it will use again: they hold until its next forward or
     backward. In evaluation results are fresh arrays.
     """
@@ -69,12 +228,19 @@ class Module:
     _children: dict[str, Module]
     _memory: Memory
     _kept: dict[str, Any]
+    _pass: _Pass
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, track in (("forward", _tracked_forward), ("backward", _tracked_backward)):
+            if inspect.isfunction(method := cls.__dict__.get(name)):
+                setattr(cls, name, track(method))
 
     def __new__(cls: type[_M], *args: Any, **kwargs: Any) -> _M:
         self = super().__new__(cls)
         fields = self.__dict__
         fields["_parameters"], fields["_buffers"], fields["_children"] = [], [], {}
-        fields["_memory"], fields["_kept"] = Memory(), {}
+        fields["_memory"], fields["_kept"], fields["_pass"] = Memory(), {}, _Pass()
         return self
 
     # ---- for subclasses ----------------------------------------------------------------------------------------------
@@ -127,10 +293,10 @@ class Module:
         try:
             return self._kept[name]
         except KeyError:
-            raise RuntimeError(f"{type(self).__name__}.backward: there was no forward pass") from None
+            raise RuntimeError(f"{_title(self)}: there was no forward pass") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memory": Memory(), "_kept": {}}
+        return {**self.__dict__, "_memory": Memory(), "_kept": {}, "_pass": _Pass()}
 
     def _check_new(self, name: str) -> None:
         if not name.isidentifier() or hasattr(self, name):
@@ -162,12 +328,13 @@ class Module:
         def walk(name: str, module: Module) -> Iterator[tuple[str, Module]]:
             if id(module) in seen:
                 raise ValueError(
-                    f"{type(self).__name__}: {seen[id(module)]} and {name} are one module; each must be its own"
+                    f"{type(self).__name__}: {seen[id(module)]} and {name} are the same {type(module).__name__}; a "
+                    "module remembers its last forward pass only, so make one for each place"
                 )
             seen[id(module)] = name
             yield name, module
             for child, inside in module._children.items():
-                yield from walk(f"{name}.{child}" if name else child, inside)
+                yield from walk(_dotted(name, child), inside)
 
         return walk("", self)
 
@@ -243,6 +410,8 @@ class Sequential(Module):
             if hasattr(self, name):
                 raise ValueError(f"Sequential: the name {name!r} is taken")
             setattr(self, name, layer)
+        for _ in self.modules():  # refuses a layer that is in two places
+            pass
 
     def __len__(self) -> int:
         return len(self._children)

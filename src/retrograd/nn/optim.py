@@ -39,6 +39,14 @@ class Optimizer:
         parameters = module.parameters()
         if not parameters:
             raise ValueError(f"{type(self).__name__}: the {type(module).__name__} has no parameters")
+        places: dict[int, str] = {}
+        for name, array in parameters.items():
+            other = places.setdefault(array.ctypes.data, name)
+            if other != name and array.size:
+                raise ValueError(
+                    f"{type(self).__name__}: parameters {other} and {name} share memory, but have a gradient each; "
+                    "weights cannot be shared by two layers"
+                )
         self.learning_rate = learning_rate
         self._steps = np.zeros((), np.int64)
         self._names: Final = list(parameters)
