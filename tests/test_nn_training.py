@@ -4,8 +4,12 @@ bits at any number of threads, memory that does not grow, and checkpoints."""
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import signal
+import socket
 import stat
+import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +21,7 @@ import pytest
 
 import retrograd as rg
 from retrograd import nn
+from retrograd.nn.checkpoint import write_whole
 
 Array = npt.NDArray[Any]
 
@@ -537,6 +542,13 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path, monkeypatch: pyte
         nn.load(path, model)
     with pytest.raises(FileNotFoundError):
         nn.load(tmp_path / "absent", model)
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    for there, what in ((tmp_path, "a folder"), (os.devnull, "a device"), ("pipe", "a pipe"), ("socket", "a socket")):
+        for read in (lambda path: nn.load(path, model), nn.read_metadata):
+            with pytest.raises(ValueError, match=f"load: .* is {what}, not a file"):
+                read(tmp_path / there)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,7 +574,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         nn.save(path, model, metadata={"x": float("nan")})
     assert path.read_bytes() == content
 
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="it is a device, not a file"):
         nn.save(os.devnull, model)
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
     link = tmp_path / "latest"
@@ -573,3 +585,51 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     other = tmp_path / "plain"
     other.write_bytes(b"")
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)  # as the umask says
+
+
+def test_a_save_that_was_killed_leaves_nothing_after_the_next(tmp_path: Path) -> None:
+    model, optimizer = small()
+    path = tmp_path / "model.safetensors"
+    nn.save(path, model, optimizer)
+    content = path.read_bytes()
+    process = multiprocessing.get_context("spawn").Process(target=_killed_while_saving, args=(path,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert path.read_bytes() == content
+    assert {file.name for file in tmp_path.iterdir()} == {"model.safetensors", "model.safetensors.retrograd.part"}
+    nn.save(path, model, optimizer)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _killed_while_saving(path: Path) -> None:
+    os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+    nn.save(path, nn.Linear(300, 300))
+
+
+def test_saves_at_once_are_each_whole(tmp_path: Path) -> None:
+    path, contents = tmp_path / "file", [bytes([i]) * (1 << 20) for i in range(8)]
+    threads = [threading.Thread(target=lambda c=c: [write_whole(path, c) for _ in range(5)]) for c in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if path.exists():
+            assert path.read_bytes() in contents
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() in contents
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_where_a_save_writes_is_not_followed(tmp_path: Path) -> None:
+    path, own = tmp_path / "file", tmp_path / "own"
+    own.write_text("mine")
+    for make in (lambda part: part.symlink_to(own), os.mkfifo, Path.mkdir):
+        part = tmp_path / "file.retrograd.part"
+        make(part)
+        with pytest.raises(OSError, match=r"file\.retrograd\.part"):
+            write_whole(path, b"new")
+        assert own.read_text() == "mine"
+        assert not path.exists()
+        part.rmdir() if part.is_dir() else part.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import csv
 import itertools
 import math
@@ -13,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from retrograd import nn
 from retrograd.train import run as runs
@@ -106,7 +110,7 @@ def outcome(folder: Path) -> tuple[bytes, dict[str, bytes], Any]:
     arrays = {name: array.tobytes() for name, array in load_file(folder / CHECKPOINT).items()}
     metadata = nn.read_metadata(folder / CHECKPOINT)
     records = [{k: v for k, v in record.items() if k != "seconds"} for record in metadata["records"]]
-    about = {name: metadata[name] for name in ("best", "pending", "items", "source", "kind")}
+    about = {name: metadata[name] for name in ("pending", "items", "source", "kind")}
     return (folder / MODEL).read_bytes(), arrays, (records, about)
 
 
@@ -364,7 +368,7 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=why):
             read_checkpoint(tmp_path, "line")
     nn.save(path, LineTask(Settings()).model, metadata={"kind": "line"})
-    with pytest.raises(InputError, match="was not written by retrograd train: it lacks best, files"):
+    with pytest.raises(InputError, match="was not written by retrograd train: it lacks files, items"):
         read_checkpoint(tmp_path, "line")
     path.write_bytes(content)
     metadata = read_checkpoint(tmp_path, "line")
@@ -373,6 +377,90 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     task.optimizer = new_optimizer(task.model, task.settings, 5)
     with pytest.raises(InputError, match=r"cannot be resumed: load: .*the state has, and this has not"):
         Run(task, tmp_path, [], Progress()).resume(metadata)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
+    lambda inside: st.lists(inside, max_size=2) | st.dictionaries(st.text(max_size=3), inside, max_size=2),
+    max_leaves=3,
+)
+NUMBERS = st.sampled_from([-1, 0, 1, 2**31, 2**63, 10**30, 10**400, -0.5, 1e-300, 1e30, 1e300])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    train(folder, Settings(time_limit=60.0), steps=10)
+    return folder
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something is in nested dictionaries and lists."""
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, inside in items for place in places(inside, (*path, key)))]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_metadata_is_resumed_or_refused(checkpoint: Path, data: st.DataObject) -> None:
+    """A forged checkpoint is refused by an InputError, or the run goes on and ends; nothing else."""
+    path = checkpoint / CHECKPOINT
+    content = path.read_bytes()
+    try:
+        metadata = copy.deepcopy(nn.read_metadata(path))
+        for _ in range(data.draw(st.integers(1, 2))):
+            *above, key = data.draw(st.sampled_from([place for place in places(metadata) if place]))
+            target: Any = metadata
+            for step in above:
+                target = target[step]
+            if data.draw(st.booleans()):
+                target[key] = data.draw(NUMBERS | JSON)
+            else:
+                del target[key]
+        task = LineTask(Settings(), steps=10)
+        nn.load(path, task.model, task.optimizer, arrays=task.arrays())
+        nn.save(path, task.model, task.optimizer, arrays=task.arrays(), metadata=metadata)
+        with contextlib.suppress(InputError):
+            resumed = read_checkpoint(checkpoint, "line")
+            Settings.from_record(resumed["settings"])
+            run = Run(LineTask(Settings(), steps=20), checkpoint, ["data"], Progress())
+            run.resume(resumed)
+            run.train()
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("optimizer.steps", -5, r"AdamW: steps is -5, must be from 0 to 2\*\*53"),
+        ("optimizer.steps", 2**62, "AdamW: steps is 4611686018427387904, must be from 0"),
+        ("optimizer.steps", 21, "it has 21 steps, but the run has 20"),
+        ("optimizer.steps", 4, "'5' is not a whole number from 1 to 4"),
+        ("optimizer.first_moments.0.w", math.nan, r"first_moments\.0\.w has values that are no numbers"),
+        ("model.0.w", math.inf, r"0\.w has values that are no numbers"),
+        ("array.state", math.nan, "state has values that are no numbers"),
+    ],
+)
+def test_forged_arrays_of_a_checkpoint(checkpoint: Path, name: str, value: float, why: str) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    from retrograd.nn.checkpoint import _HEADER, _checksum
+
+    path = checkpoint / CHECKPOINT
+    content = path.read_bytes()
+    with safe_open(path, framework="numpy") as file:
+        text = file.metadata()[_HEADER].partition(" ")[2]
+        arrays = {key: file.get_tensor(key).copy() for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+    arrays[name][...] = value
+    try:
+        save_file(arrays, path, {_HEADER: f"{_checksum(text, arrays)} {text}"})
+        run = Run(LineTask(Settings(), steps=20), checkpoint, ["data"], Progress())
+        with pytest.raises(InputError, match=rf"checkpoint\.safetensors cannot be resumed: .*{why}"):
+            run.resume(read_checkpoint(checkpoint, "line"))
+    finally:
+        path.write_bytes(content)
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_forged_checkpoints(tmp_path: Path, text: Path) -> None:
             {"source": {}},
             {"records": [{}]},
             {"records": [{**metadata["records"][0], "validation": "1"}]},
-            {"best": None},
+            {"records": []},
             {"pending": ["x"]},
             {"items": {}},
             {"seconds": 10**400},
@@ -246,6 +246,11 @@ def test_forged_checkpoints(tmp_path: Path, text: Path) -> None:
             nn.save(path, task.model, task.optimizer, arrays=task.arrays(), metadata={**metadata, **change})
             result = run("train", "text", "--resume", "run", cwd=tmp_path, code=2)
             assert "checkpoint.safetensors" in result.stderr
+        task.optimizer.arrays()["steps"][...] = -5
+        nn.save(path, task.model, task.optimizer, arrays=task.arrays(), metadata=metadata)
+        result = run("train", "text", "--resume", "run", cwd=tmp_path, code=2)
+        assert "steps is -5, must be from 0" in result.stderr
+        assert result.stderr.count("\n") == 1
 
 
 def test_what_a_resumed_run_may_not_change(tmp_path: Path, text: Path) -> None:
@@ -302,6 +307,40 @@ def test_files_that_are_none(tmp_path: Path, text: Path) -> None:
     assert "the folder file/run cannot be made" in result.stderr
     assert "absent" in run("sample", "absent", cwd=tmp_path, code=2).stderr
     assert "text.txt" in run("sample", text, cwd=tmp_path, code=2).stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_pipes_are_refused_and_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("pipe", "run/model.safetensors", "run/checkpoint.safetensors"):
+        os.mkfifo(tmp_path / name)
+    for arguments in (
+        ("train", "text", "pipe"),
+        ("train", "series", "pipe"),
+        ("train", "text", "--resume", "run"),
+        ("sample", "pipe"),
+        ("sample", "run"),
+        ("forecast", "pipe", "pipe"),
+        ("forecast", "run", "pipe"),
+    ):
+        assert "is a pipe, not a file" in run(*arguments, cwd=tmp_path, code=2, timeout=60).stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_a_killed_run_left_half_written_goes_away(tmp_path: Path, text: Path, resume: bool) -> None:
+    run("train", "text", text, *SMALL, "--output", "run", cwd=tmp_path)
+    folder = tmp_path / "run"
+    left = ["model.safetensors.retrograd.part", "model-as-planned.safetensors.retrograd.part", "history.csv.4711.part"]
+    own = ["notes.txt.part", "model.safetensors.part", "other.retrograd.part"]
+    for name in (*left, *own):
+        (folder / name).write_text("x")
+    again = ("--resume", "run") if resume else (text, *SMALL, "--output", "run", "--overwrite")
+    run("train", "text", *again, cwd=tmp_path)
+    names = {path.name for path in folder.iterdir()}
+    assert not names & set(left)
+    assert set(own) <= names
 
 
 @pytest.mark.parametrize(
@@ -535,8 +574,10 @@ def test_forecasts_that_are_refused(tmp_path: Path, table: Path, text: Path) -> 
     refused("ends in .svg or .png", "run", table, "--plot", "a.jpg")
     refused(". is a folder, and cannot be written to", "run", table, "--output", ".")
     os.mkfifo(tmp_path / "pipe.svg")
-    refused("pipe.svg is no regular file", "run", table, "--plot", "pipe.svg")
-    refused("pipe.svg is no regular file", "run", table, "--output", "pipe.csv")
+    refused("pipe.svg is a pipe, and cannot be written to", "run", table, "--plot", "pipe.svg")
+    refused("pipe.svg is a pipe, and cannot be written to", "run", table, "--output", "pipe.csv")
+    refused("pipe.svg is a pipe, not a file", "run", "pipe.svg")
+    refused("pipe.svg is a pipe, not a file", "pipe.svg", table)
     refused("there is no such file", "absent", table)
     refused("could not be written", "run", table, "--output", "no/such/folder.csv", code=1)
     run("train", "text", text, *SMALL, "--output", "text", cwd=tmp_path)

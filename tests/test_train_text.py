@@ -315,7 +315,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, prose: Path, monkeypatch: pyt
     refused(["a\0b"], SMALL, "null", tmp_path)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
-        refused([tmp_path / "pipe"], SMALL, "pipe is no regular file", tmp_path)
+        refused([tmp_path / "pipe"], SMALL, "pipe is a pipe, not a file; save it to a file first", tmp_path)
 
     def denied(*args: Any, **options: Any) -> Any:
         raise PermissionError(13, "Permission denied")

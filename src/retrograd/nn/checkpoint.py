@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -14,12 +16,16 @@ import numpy as np
 from .module import Array, Module, check_arrays, copy_arrays
 from .optim import Optimizer
 
-__all__ = ["load", "read_metadata", "save", "write_whole"]
+__all__ = ["PART", "load", "not_a_file", "read_metadata", "save", "write_whole"]
 
 # The one key of the file's metadata (with more, their order would change from save to save). Its text is the checksum
 # of all that follows it and of all arrays, and then, as JSON, what is in the file.
 _HEADER: Final = "retrograd.nn"
 _VERSION: Final = 1
+
+# What follows the name of a file while its replacement is being written. A process that is killed leaves one behind,
+# which the next save of the file uses again.
+PART: Final = ".retrograd.part"
 
 
 def save(
@@ -76,7 +82,7 @@ def load(
             there = f"the state of {header['optimizer']}" if header["optimizer"] else "no optimizer's state"
             raise ValueError(f"load: {os.fspath(path)} has {there}, not that of {kind}")
         moments = _below("optimizer.", everything)
-        check_arrays(f"load: {os.fspath(path)}: {kind}", optimizer.arrays(), moments, strict=True)
+        optimizer.check_state(f"load: {os.fspath(path)}: {kind}", moments)
         copy_arrays(optimizer.arrays(), moments)
     copy_arrays(own, state)
     copy_arrays(arrays or {}, others)
@@ -98,6 +104,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Array
     from safetensors import SafetensorError, safe_open
 
     name = os.fspath(path)
+    if what := not_a_file(path):  # opening a pipe would wait for ever
+        raise ValueError(f"load: {name} is {what}, not a file")
     try:
         with safe_open(path, framework="numpy") as file:
             said = file.metadata() or {}
@@ -130,25 +138,81 @@ def _checksum(text: str, arrays: Mapping[str, Array]) -> str:
     return f"{total:08x}"
 
 
+def not_a_file(path: str | os.PathLike[str]) -> str | None:
+    """What is there instead of a regular file: "a folder", "a pipe"; None if it is a file. OSError if nothing is."""
+    mode = os.stat(path).st_mode
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return None if stat.S_ISREG(mode) else kinds.get(stat.S_IFMT(mode), "no regular file")
+
+
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace a file, or the one that a link leads to, once the new one is complete on the disk."""
     place = os.path.realpath(path)
-    if os.path.exists(place) and not os.path.isfile(place):  # a device, say, would be gone
-        raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
-    temporary = f"{place}.{os.getpid()}.part"
-    try:
-        with open(temporary, "wb") as file:
+    if os.path.exists(place) and (what := not_a_file(place)):  # a device, say, would be gone
+        raise OSError(errno.EINVAL, f"it is {what}, not a file", os.fspath(path))
+    temporary, posix = place + PART, os.name == "posix"
+    with _alone_at(temporary) as descriptor, _removed_on_failure(temporary):
+        os.ftruncate(descriptor, 0)
+        with open(descriptor, "wb", closefd=False) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, place)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
-    if os.name == "posix":  # the new name is to last, too
+        os.fsync(descriptor)
+        if posix:
+            os.replace(temporary, place)
+    if not posix:  # there an open file cannot be renamed
+        with _removed_on_failure(temporary):
+            os.replace(temporary, place)
+    if posix:  # the new name is to last, too
         folder = os.open(os.path.dirname(place), os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+@contextlib.contextmanager
+def _alone_at(path: str) -> Iterator[int]:
+    """Open a file, new or left by a process that was killed. Whoever else is writing to it is waited for."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    while True:
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is not a file", path)
+            _lock(descriptor)
+            if _is_at(descriptor, path):
+                yield descriptor
+                return
+            # The one before has finished in the meantime: what is open has its last name by now.
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(descriptor: int) -> None:
+    if os.name == "posix":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)

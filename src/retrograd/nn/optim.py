@@ -10,7 +10,7 @@ import numpy as np
 
 import retrograd as rg
 
-from .module import Array, Module, load_arrays
+from .module import Array, Module, check_arrays, copy_arrays
 
 __all__ = ["SGD", "Adam", "AdamW", "LearningRate", "Optimizer", "RMSProp"]
 
@@ -96,7 +96,14 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Copy a state that an optimizer of this kind gave. Nothing is written if something does not fit."""
-        load_arrays(f"{type(self).__name__}.load_state_dict", self.arrays(), state, strict=True)
+        self.check_state(f"{type(self).__name__}.load_state_dict", state)
+        copy_arrays(self.arrays(), state)
+
+    def check_state(self, function: str, state: Mapping[str, Array]) -> None:
+        """Refuse a state that does not fit; the error names the function."""
+        check_arrays(function, self.arrays(), state, strict=True)
+        if not 0 <= (steps := int(state["steps"])) < 2**53:
+            raise ValueError(f"{function}: steps is {steps}, must be from 0 to 2**53")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._names)} parameters, {self.steps} steps)"

@@ -14,9 +14,9 @@ from typing import Any
 
 import retrograd as rg
 
-from ..nn.checkpoint import write_whole
+from ..nn.checkpoint import not_a_file, write_whole
 from .chart import png, stacked_svg, visible
-from .files import MODEL, check_room
+from .files import MODEL, check_room, remove_parts
 from .progress import Progress
 from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
 from .series import SeriesSettings, SeriesTask, forecast, load_series_model
@@ -150,6 +150,7 @@ def _begin(options: argparse.Namespace, settings: Settings, files: list[str], pr
                     (folder / old).unlink(missing_ok=True)
                 except OSError as error:
                     raise InputError(f"{folder / old} cannot be replaced: {error.strerror}") from None
+            remove_parts(folder, FILES)
         return _run(Run(task, folder, [os.path.abspath(file) for file in files], progress))
 
 
@@ -170,6 +171,7 @@ def _resume(options: argparse.Namespace, given: dict[str, Any], files: list[str]
     files = files or metadata["files"]  # which may be given again, if they have moved
     with _alone_in(folder), contextlib.closing(options.make(settings, files, folder)) as task:
         run = Run(task, folder, [os.path.abspath(file) for file in files], progress)
+        remove_parts(folder, FILES)
         run.resume(metadata)
         return _run(run)
 
@@ -314,8 +316,8 @@ def _forecast(options: argparse.Namespace) -> int:
 
 def _check_replaceable(path: Path) -> None:
     # A file is written by its replacement: a device would be gone.
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is {'a folder' if path.is_dir() else 'no regular file'}, and cannot be written to")
+    if path.exists() and (what := not_a_file(path)):
+        raise InputError(f"{path} is {what}, and cannot be written to")
 
 
 def _whole(minimum: int) -> Callable[[str], int]:

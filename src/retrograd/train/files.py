@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from .. import nn
+from ..nn.checkpoint import PART, not_a_file
 from .settings import InputError
 
-__all__ = ["MODEL", "UNUSABLE", "check_data", "check_room", "load_weights", "opened_model"]
+__all__ = ["MODEL", "UNUSABLE", "check_data", "check_room", "load_weights", "opened_model", "remove_parts"]
 
 MODEL: Final = "model.safetensors"
 
@@ -25,15 +26,24 @@ UNUSABLE: Final = (
 )
 
 
-def check_data(path: str | os.PathLike[str], *, pipes: bool = False) -> None:
-    """Refuse what is no file of data: folders, devices (which may never end), and pipes unless they are read once."""
+def check_data(path: str | os.PathLike[str]) -> None:
+    """Refuse what is no file of data: folders, devices (which may never end), pipes (which can be read once only)."""
     name = os.fspath(path)
     try:
-        mode = os.stat(path).st_mode
+        what = not_a_file(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
-    if not (stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode))):
-        raise InputError(f"{name} is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}")
+    if what:
+        raise InputError(f"{name} is {what}, not a file" + ("; save it to a file first" if what == "a pipe" else ""))
+
+
+def remove_parts(folder: Path, names: Sequence[str]) -> None:
+    """Remove what a run that was killed left half-written. No other run may be going on in the folder."""
+    wanted = re.compile(f"({'|'.join(map(re.escape, names))})(\\.\\d+\\.part|{re.escape(PART)})")
+    for path in folder.iterdir():
+        if wanted.fullmatch(path.name) and path.is_file():
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from .. import nn
 from ..nn.checkpoint import write_whole
 from .chart import Chart, Line, png
@@ -35,6 +37,7 @@ HISTORY: Final = "history.csv"
 REPORT: Final = "report.html"
 CURVES: Final = "curves.png"
 FILES: Final = (MODEL, CHECKPOINT, _PLANNED, HISTORY, REPORT, CURVES)
+_LARGEST: Final = 1e100  # of the numbers in a checkpoint: their sums and products are finite
 
 
 class RunError(Exception):
@@ -85,10 +88,14 @@ class Run:
                 os.replace(self._folder / _PLANNED, self._folder / MODEL)
             load_weights(self._folder / MODEL, task.model)  # only to see that the end of the run will find it
             nn.load(path, task.model, task.optimizer, arrays=task.arrays())
-            self._records = [_read_record(record) for record in metadata["records"]]
-            self._best = _number(metadata["best"])
+            _check_finite(task)
+            if task.optimizer.steps > task.steps:
+                raise ValueError(f"it has {task.optimizer.steps} steps, but the run has {task.steps}")
+            self._records = _read_records(metadata["records"], task.optimizer.steps)
+            self._best = min(record.validation for record in self._records)
             self._pending = [_number(loss) for loss in metadata["pending"]]
-            self._items, self._seconds_before = int(_number(metadata["items"])), _number(metadata["seconds"])
+            self._items = _number(metadata["items"], whole=True, minimum=self._records[-1].items, maximum=2**63)
+            self._seconds_before = _number(metadata["seconds"], minimum=self._records[-1].seconds)
         except UNUSABLE as error:
             raise InputError(f"{path} cannot be resumed: {error}") from None
 
@@ -99,7 +106,6 @@ class Run:
             "files": self._files,
             "source": task.source(),
             "records": [dataclasses.asdict(record) for record in self._records],
-            "best": self._best,
             "pending": self._pending,
             "items": self._items,
             "seconds": self._seconds(),
@@ -362,14 +368,14 @@ class _Stop:
 def read_checkpoint(folder: Path, kind: str) -> dict[str, Any]:
     """The metadata of the checkpoint in a folder, if it is one of this kind."""
     path = folder / CHECKPOINT
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"{folder} has no {CHECKPOINT}: there is no run to resume")
     try:
         metadata = dict(nn.read_metadata(path))
     except UNUSABLE as error:
         raise InputError(f"{path} cannot be resumed: {error}") from None
     kinds = {"settings": dict, "files": list, "source": dict, "records": list, "pending": list}
-    names = {"kind", "best", "items", "seconds", *kinds}
+    names = {"kind", "items", "seconds", *kinds}
     if not names <= metadata.keys():
         raise InputError(
             f"{path} was not written by retrograd train: it lacks {', '.join(sorted(names - set(metadata)))}"
@@ -382,19 +388,35 @@ def read_checkpoint(folder: Path, kind: str) -> dict[str, Any]:
     return metadata
 
 
-def _number(value: Any) -> Any:
+def _check_finite(task: Task) -> None:
+    """Training that goes on from values that are no numbers would fail after its first step."""
+    model, optimizer = task.model, task.optimizer
+    for name, array in {**model.parameters(), **model.buffers(), **optimizer.arrays(), **task.arrays()}.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} has values that are no numbers")
+
+
+def _number(value: Any, *, whole: bool = False, minimum: float = -_LARGEST, maximum: float = _LARGEST) -> Any:
     """A number of a checkpoint, if it is one."""
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a number")
+    if type(value) not in ((int,) if whole else (int, float)) or not minimum <= value <= maximum:
+        raise ValueError(f"{str(value)[:40]!r} is not a {'whole ' * whole}number from {minimum:g} to {maximum:g}")
     return value
 
 
-def _read_record(values: dict[str, Any]) -> Record:
-    record = Record(**values)
-    for name, value in dataclasses.asdict(record).items():
-        if not (name == "loss" and value is None):
-            _number(value)
-    return record
+def _read_records(values: list[dict[str, Any]], steps: int) -> list[Record]:
+    """The records of a checkpoint after so many steps: one or more, each after the one before."""
+    records = list[Record]()
+    for value in values:
+        record, last = Record(**value), records[-1] if records else None
+        _number(record.step, whole=True, minimum=last.step + 1 if last else 0, maximum=steps)
+        _number(record.items, whole=True, minimum=last.items if last else 0, maximum=2**63)
+        _number(record.seconds, minimum=last.seconds if last else 0)
+        for number in (record.validation, record.learning_rate, 0 if record.loss is None else record.loss):
+            _number(number)
+        records.append(record)
+    if not records:
+        raise ValueError("it has no records")
+    return records
 
 
 def _known(steps: list[int], losses: list[float | None]) -> tuple[list[int], list[float]]:

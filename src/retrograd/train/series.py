@@ -218,7 +218,8 @@ class Windows:
         values = np.stack([columns[name] for name in names], axis=1)
         self.window, self.horizon, self.season = window, horizon, season
         self.scaled = np.clip((values - center) * factor, -_LIMIT, _LIMIT)
-        self.targets = values[:, [list(names).index(name) for name in targets]]
+        places = {name: place for place, name in enumerate(names)}
+        self.targets = values[:, [places[name] for name in targets]]
         self._single = self.scaled.astype(np.float32)
         self._ahead = np.arange(1, horizon + 1)
         self._back = np.arange(1 - window, 1)[:, None]
@@ -505,8 +506,8 @@ def forecast(forecaster: Forecaster, table: Table) -> Forecast:
         )
     if table.rows < plan.history:
         raise InputError(f"{table.name} has {table.rows} rows, but the model needs the last {plan.history}")
-    notes = list(table.notes)
-    further = [name for name in table.columns if name not in plan.columns]
+    notes, known = list(table.notes), set(plan.columns)
+    further = [name for name in table.columns if name not in known]
     if further:
         notes.append(f"The model does not know {_named('column', further)}.")
     if str(table.times.step) != plan.step:
@@ -717,7 +718,8 @@ class SeriesTask(Task):
     def overview(self) -> list[tuple[str, str]]:
         table, plan, times = self._table, self._plan, self._table.times
         first, middle, last = self._parts
-        inputs = [name for name in plan.columns if name not in plan.targets]
+        targets = set(plan.targets)
+        inputs = [name for name in plan.columns if name not in targets]
         season = "none" if plan.season == 1 else f"{plan.season} rows"
         if self.settings.season is None:
             season += " found" if plan.season == 1 else " (found in the training part)"
@@ -821,17 +823,19 @@ class SeriesTask(Task):
 
 
 def _targets(text: str | None, table: Table) -> tuple[str, ...]:
-    names = list(table.columns)
+    names = table.columns
     if text is None:
-        return (names[-1],)
+        return (next(reversed(names)),)
     wanted = [text] if text in names else [name.strip() for name in text.split(",")]
-    for at, name in enumerate(wanted):
+    seen = set[str]()
+    for name in wanted:
         if name == table.times.column and name not in names:
             raise InputError(f"--target: column {name!r} of {table.name} says when, and cannot be forecast")
         if name not in names:
             raise InputError(f"--target: {table.name} has no column of numbers {name!r}; it has {_listed(names)}")
-        if name in wanted[:at]:
+        if name in seen:
             raise InputError(f"--target: {name!r} is there twice")
+        seen.add(name)
     return tuple(wanted)
 
 

@@ -161,7 +161,7 @@ class Table:
 def read_table(path: str | os.PathLike[str], *, gaps: str = "refuse") -> Table:
     """Read a CSV file. With `gaps` "interpolate" gaps are filled in on a line between their neighbours."""
     name = os.fspath(path)
-    check_data(path, pipes=True)
+    check_data(path)
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -290,9 +290,10 @@ def _take_header(
     names = [cell or f"column{i}" for i, cell in zip(width, first, strict=True)]
     if not first[0] and "index" not in names:
         names[0] = "index"  # as pandas writes its own
-    for i, title in enumerate(names):
-        if title in names[:i]:
-            raise InputError(f"{name}: columns {names.index(title) + 1} and {i + 1} are both called {title!r}")
+    places: dict[str, int] = {}
+    for i, title in zip(width, names, strict=True):
+        if (first_place := places.setdefault(title, i)) != i:
+            raise InputError(f"{name}: columns {first_place} and {i} are both called {title!r}")
     return names, cells[1:], lines[1:], []
 
 
@@ -355,9 +356,10 @@ def _index(columns: dict[str, Array]) -> Times:
     """Take the column of numbers that says when, or number the rows."""
     rows = len(next(iter(columns.values()), ()))
     for column, values in columns.items():
+        if column.lower() not in _INDEX_NAMES or len(columns) == 1:
+            continue
         steps = np.diff(values)
-        steady = steps[0] > 0 and np.allclose(steps, steps[0], rtol=1e-6, atol=1e-9 * abs(values).max())
-        if column.lower() in _INDEX_NAMES and steady and len(columns) > 1:
+        if steps[0] > 0 and np.allclose(steps, steps[0], rtol=1e-6, atol=1e-9 * abs(values).max()):
             step = (values[-1] - values[0]) / (rows - 1)
             return Times(column, columns.pop(column), Step("index", float(step)))
     return Times("row", np.arange(1.0, rows + 1), Step("row", 1))
