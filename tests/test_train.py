@@ -24,7 +24,7 @@ from retrograd.train.progress import Progress, clock, count
 from retrograd.train.report import Block, Prose, Sample, Section
 from retrograd.train.run import CHECKPOINT, MODEL, Run, RunError, read_checkpoint
 from retrograd.train.settings import InputError, Settings
-from retrograd.train.task import Task, new_optimizer
+from retrograd.train.task import Task, new_optimizer, steps_between_validations
 
 
 class LineTask(Task):
@@ -190,7 +190,7 @@ def test_a_time_limit_ends_in_a_report_and_can_be_resumed(
     run = train(tmp_path / "parts", limited, before_step=tick)
     assert run.why == "time limit"
     output = capsys.readouterr().out
-    assert "The time is over at step 8 of 23." in output
+    assert "Time limit reached at step 8 of 23." in output
     assert f"retrograd train line --resume {tmp_path / 'parts'}" in output
     assert re.search(r"^step +8  loss [\d.]+  validation [\d.]+ squared error$", output, re.M)
     assert (tmp_path / "parts" / "report.html").exists()
@@ -461,6 +461,63 @@ def test_forged_arrays_of_a_checkpoint(checkpoint: Path, name: str, value: float
             run.resume(read_checkpoint(checkpoint, "line"))
     finally:
         path.write_bytes(content)
+
+
+# ---- early stopping --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 7, 20, 500, 1999, 20_000])
+def test_about_20_validations_however_long_the_run(steps: int) -> None:
+    every = steps_between_validations(Settings(), steps)
+    assert every >= 1
+    assert steps < 20 or 18 <= math.ceil(steps / every) <= 22
+    assert steps_between_validations(Settings(validate_every=33), steps) == 33
+
+
+class Overfitting(LineTask):
+    """Validation falls to step 10 and then rises; the steps are those of a line."""
+
+    def validate(self) -> float:
+        return 1 + abs(self.optimizer.steps - 10) / 10
+
+
+def overfit(folder: Path, patience: int | None = 3, steps: int = 50) -> Run:
+    folder.mkdir(exist_ok=True)
+    run = Run(Overfitting(Settings(patience=patience), steps), folder, ["data"], Progress())
+    if (folder / CHECKPOINT).exists():
+        run.resume(read_checkpoint(folder, "line"))
+    run.train()
+    return run
+
+
+def test_a_run_stops_when_validation_gets_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = overfit(tmp_path)
+    assert run.why == "no improvement"
+    said = "none of the last 3 validations was better than that of step 10"
+    output = capsys.readouterr().out
+    assert f"Stopped early at step 25 of 50: {said}. To go on anyway:\n  retrograd train line --resume" in output
+    assert "--patience none\n" in output
+    assert said in (tmp_path / "report.html").read_text()
+    metadata = nn.read_metadata(tmp_path / CHECKPOINT)
+    assert [record["step"] for record in metadata["records"]] == [0, 5, 10, 15, 20, 25]
+    # The model is that of step 10, not of the last.
+    other = LineTask(Settings(patience=3), 50)
+    for _ in range(10):
+        other.step()
+    nn.load(tmp_path / MODEL, run._task.model)
+    for name, array in other.model.parameters().items():
+        assert np.array_equal(array, run._task.model.parameters()[name])
+
+
+def test_a_run_that_stopped_early_can_go_on(tmp_path: Path) -> None:
+    overfit(tmp_path / "parts")
+    stopped = outcome(tmp_path / "parts")
+    assert overfit(tmp_path / "parts").why == "no improvement"  # and does nothing
+    assert outcome(tmp_path / "parts") == stopped
+    assert overfit(tmp_path / "parts", None).why == "finished"
+    assert overfit(tmp_path / "whole", None).why == "finished"
+    (_, *parts), (_, *whole) = outcome(tmp_path / "parts"), outcome(tmp_path / "whole")
+    assert parts == whole
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

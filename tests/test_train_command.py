@@ -25,7 +25,7 @@ SMALL = (
     *("--hidden", "16", "--embedding", "8", "--batch", "4", "--unroll", "16", "--steps", "60"),
     *("--validate-every", "20", "--validation-items", "256"),
 )
-LONG = (*SMALL, "--steps", "100000")
+LONG = (*SMALL, "--steps", "100000", "--patience", "none")
 
 
 def command(*arguments: object) -> list[str]:
@@ -85,6 +85,30 @@ def test_train_text_and_sample(tmp_path: Path, text: Path) -> None:
     assert run("sample", folder, "--length", "50", "--seed", "1", cwd=tmp_path).stdout != first
     greedy = run("sample", folder, "--length", "50", "--temperature", "0", cwd=tmp_path).stdout
     assert run("sample", folder, "--length", "50", "--temperature", "0", "--seed", "7", cwd=tmp_path).stdout == greedy
+
+
+def test_a_short_text_is_validated_often_and_stops_early(tmp_path: Path) -> None:
+    """It used to validate twice, and to end in weights worse than counting."""
+    (tmp_path / "a.txt").write_text(prose(600))
+    settings = ("--hidden", "64", "--batch", "4", "--unroll", "16", "--learning-rate", "0.02", "--steps", "400")
+    result = run("train", "text", "a.txt", *settings, "--output", "run", cwd=tmp_path)
+    scores = validations(result.stdout)
+    assert 6 < len(scores) < 21
+    assert min(scores) < scores[-1]
+    assert scores.index(min(scores)) == len(scores) - 6
+    stopped = re.search(r"^Stopped early at step (\d+) of 400: none of the last 5 validations .*\n  (retrograd .*)$",
+                        result.stdout, re.M)  # fmt: skip
+    assert stopped, result.stdout
+    assert int(stopped[1]) == 20 * (len(scores) - 1)
+    assert f"fell from {scores[0]:.3f} before the first step to {min(scores):.3f}" in result.stdout.replace("\n", " ")
+    best = (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert "Stopped early at step" in run("train", "text", "--resume", "run", cwd=tmp_path).stdout
+    again = run(*stopped[2].split()[1:], cwd=tmp_path).stdout
+    assert "Stopped early" not in again
+    assert len(history(tmp_path / "run")["step"]) == 21
+    if min(validations(again)[1:]) >= min(scores):
+        assert nn.read_metadata(tmp_path / "run" / "model.safetensors")["settings"]["patience"] == 5
+        assert (tmp_path / "run" / "model.safetensors").read_bytes() == best
 
 
 def test_a_second_run_does_not_touch_the_first(tmp_path: Path, text: Path) -> None:
@@ -457,7 +481,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, text: Path) -> None:
     shown = in_terminal("train", "text", text, *LONG, "--time-limit", "3", "--output", "run", cwd=tmp_path)
     assert "━" in shown
     assert re.search(r"loss [\d.]+  validation [\d.]+  [\d,]+ \w+/s  0:0\d left", shown)
-    assert "The time is over at step" in shown
+    assert "Time limit reached at step" in shown
 
 
 def test_help_names_every_setting(tmp_path: Path) -> None:
@@ -512,6 +536,34 @@ def test_train_series_and_forecast(tmp_path: Path, table: Path) -> None:
     assert (tmp_path / "sales-forecast.svg").read_text().startswith("<svg")
     run("forecast", folder, table, "--output", "a.csv", "--plot", "b.svg", cwd=tmp_path)
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "sales-forecast.csv").read_bytes()
+
+
+def test_a_forecast_repeats_the_verdict_and_can_use_a_baseline(tmp_path: Path) -> None:
+    """A trend that the held-out part does not have: then the last value is the best forecast."""
+    path = tmp_path / "trend.csv"
+    rng, rows = np.random.default_rng(3), np.arange(300)
+    trend = np.minimum(rows, 255) + rng.normal(0, 0.1, 300)
+    path.write_text("x\n" + "".join(f"{x:.6f}\n" for x in trend))
+    trained = run("train", "series", path, *QUICK, "--season", "1", "--output", "run", cwd=tmp_path).stdout
+    verdict = re.search(r"^The model LOSES to the naive forecast by \d+ %: use that instead [^)]*\)\.$", trained, re.M)
+    assert verdict, trained
+    assert "forecast (naive)" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    shown = run("forecast", "run", path, "--output", "a.csv", cwd=tmp_path).stdout
+    assert verdict[0].replace("\n", " ") in shown
+    assert "by           the naive baseline (the smallest error on held-out time; --use chooses another)" in shown
+    values = {}
+    for use in ("naive", "linear", "model"):
+        shown = run("forecast", "run", path, "--output", f"{use}.csv", "--use", use, cwd=tmp_path).stdout
+        assert verdict[0].replace("\n", " ") in shown
+        assert f"(--use {use})" in shown
+        values[use] = (tmp_path / f"{use}.csv").read_bytes()
+    assert len(set(values.values())) == 3
+    assert (tmp_path / "a.csv").read_bytes() == values["naive"]
+    first = values["naive"].decode().splitlines()[1].split(",")
+    assert float(first[1]) == pytest.approx(trend[-1], abs=1e-6)
+    assert float(first[2]) < trend[-1] < float(first[3])
+    assert "--use seasonal: " in run("forecast", "run", path, "--use", "seasonal", cwd=tmp_path, code=2).stderr
+    assert "invalid choice" in run("forecast", "run", path, "--use", "best", cwd=tmp_path, code=2).stderr
 
 
 def test_a_forecast_as_png(tmp_path: Path, table: Path) -> None:

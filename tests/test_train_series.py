@@ -15,6 +15,7 @@ from retrograd import nn
 from retrograd.train.chart import Chart
 from retrograd.train.report import Prose, Section, Table, page, plain
 from retrograd.train.series import (
+    USES,
     Forecaster,
     Plan,
     SeriesModel,
@@ -31,6 +32,7 @@ from retrograd.train.table import read_table
 
 Array = npt.NDArray[Any]
 SMALL = {"hidden": 8, "steps": 30, "batch": 16}
+BASELINES = {"slope", "start", "baseline_low", "baseline_high"}
 
 
 def noise(rows: int, seed: int = 0) -> Array:
@@ -75,6 +77,7 @@ def train(task: SeriesTask, steps: int | None = None) -> list[float]:
 def save(task: SeriesTask, folder: Path) -> Path:
     path = folder / "model.safetensors"
     metadata = {"kind": task.kind, "settings": task.settings.record(), "description": task.description()}
+    metadata["verdict"] = task.verdict()
     nn.save(path, task.model, metadata=metadata)
     return path
 
@@ -128,6 +131,7 @@ def test_backward_can_accumulate() -> None:
     model.forward(x)
     model.backward(dy)
     once = {name: gradient.copy() for name, gradient in model.gradients().items()}
+    model.forward(x)
     model.backward(dy, accumulate=True)
     for name, gradient in model.gradients().items():
         np.testing.assert_allclose(gradient, 2 * once[name], rtol=1e-5, atol=1e-6)
@@ -242,7 +246,9 @@ def test_what_comes_later_is_not_seen(tmp_path: Path) -> None:
     assert bits(tasks[0]) == bits(tasks[1])
     assert tasks[0].validate() == tasks[1].validate()
     assert tasks[2].description() == tasks[3].description()
-    assert bits(tasks[2]) == bits(tasks[3])
+    # The baselines beside the model have seen the validation part, as the model's band has.
+    two, three = ({n: b for n, b in bits(t).items() if n not in BASELINES} for t in tasks[2:])
+    assert two == three
     assert tasks[0].source() != tasks[1].source()
 
 
@@ -540,6 +546,70 @@ def test_a_forecast_goes_on_where_the_table_ends(trained: SeriesTask, weekly: Pa
     np.testing.assert_array_equal(chart.lines[1].y[1:], result.columns["y"])
 
 
+@pytest.mark.parametrize("use", USES)
+def test_a_forecast_by_any_of_the_baselines(trained: SeriesTask, weekly: Path, tmp_path: Path, use: str) -> None:
+    forecaster, table = load_series_model(tmp_path), read_table(weekly)
+    result = forecast(forecaster, table, use)
+    assert (result.by, result.why) == (USES[use], f"--use {use}")
+    y, windows = table.columns["y"], trained._windows
+    origins = np.array([299])
+    expected = {
+        "model": trained._forecaster.forecast(windows, origins)[0, :, 0],
+        "linear": trained._linear.forecast(windows, origins)[0, :, 0],
+        "seasonal": y[-7:],
+        "naive": np.full(7, y[-1]),
+    }[use]
+    np.testing.assert_allclose(result.columns["y"], expected, rtol=1e-12)
+    # The band holds 80 % of the errors on the validation part.
+    middle = trained._origins[1]
+    said, low, high = forecaster.by(USES[use], windows, middle)
+    truth = windows.truth(middle)
+    assert 0.7 <= ((low <= truth) & (truth <= high)).mean() <= 0.9
+    np.testing.assert_allclose(result.low["y"] - result.columns["y"], (low - said)[0, :, 0], rtol=1e-9, atol=1e-12)
+    assert [line.label for line in result.chart().lines] == ["past", f"forecast ({USES[use]})"]
+
+
+def test_the_forecast_is_that_of_the_winner(trained: SeriesTask, weekly: Path, tmp_path: Path) -> None:
+    forecaster, table = load_series_model(tmp_path), read_table(weekly)
+    assert forecaster.verdict is not None
+    assert dataclasses.asdict(forecaster.verdict) == trained.verdict()
+    assert str(forecaster.verdict) == said(trained)
+    assert list(forecaster.verdict.errors) == ["model", "naive", "seasonal naive", "linear"]
+    for best in forecaster.verdict.errors:
+        errors = {name: 1.0 + (name != best) for name in forecaster.verdict.errors}
+        verdict = dataclasses.replace(forecaster.verdict, errors=errors)
+        result = forecast(dataclasses.replace(forecaster, verdict=verdict), table)
+        assert (result.by, result.why) == (best, "the smallest error on held-out time; --use chooses another")
+    equal = dict.fromkeys(forecaster.verdict.errors, 1.0)
+    assert dataclasses.replace(forecaster.verdict, errors=equal).winner == "naive"
+
+
+def test_a_model_of_an_earlier_release(trained: SeriesTask, weekly: Path, tmp_path: Path) -> None:
+    """Without a verdict, the baselines and the settings that came later."""
+    plan = dataclasses.replace(trained._plan, lags=trained._plan.lags * (trained._plan.reference == "linear"))
+    record = {name: value for name, value in dataclasses.asdict(plan).items() if name != "baselines"}
+    settings = {k: v for k, v in trained.settings.record().items() if k not in ("patience", "validate_every")}
+    model = SeriesModel.of(dataclasses.replace(plan, baselines=False), trained.settings)
+    model.load_state_dict({n: a for n, a in trained.model.state_dict().items() if n in model.state_dict()})
+    path = tmp_path / "old.safetensors"
+    nn.save(path, model, metadata={"kind": "series", "settings": settings, "description": {"plan": record}})
+    old, table = load_series_model(path), read_table(weekly)
+    assert old.verdict is None
+    result = forecast(old, table)
+    assert (result.by, result.why) == ("model", "no comparison with the baselines was saved with it")
+    assert result.csv_text() == forecast(load_series_model(tmp_path), table, "model").csv_text()
+    for use in ("linear", "seasonal", "naive"):
+        with pytest.raises(InputError, match=f"--use {use}: the model was saved without its baselines; train it again"):
+            forecast(old, table, use)
+
+
+def test_a_seasonal_forecast_needs_a_season(tmp_path: Path) -> None:
+    path = write(tmp_path / "walk.csv", {"x": np.cumsum(noise(120))})
+    task = SeriesTask(SeriesSettings(season=1, **SMALL), path)
+    with pytest.raises(InputError, match="--use seasonal: the model was trained without a season"):
+        forecast(task._forecaster, read_table(path), "seasonal")
+
+
 def test_only_the_last_rows_count(trained: SeriesTask, weekly: Path, tmp_path: Path) -> None:
     forecaster, table = load_series_model(tmp_path), read_table(weekly)
     lines = weekly.read_text().splitlines()
@@ -593,6 +663,15 @@ def test_files_that_are_no_series_models(trained: SeriesTask, tmp_path: Path) ->
         {"settings": {**metadata["settings"], "hidden": 7}},
         {"settings": {**metadata["settings"], "hidden": 65536, "layers": 64}},
         {"settings": {}},
+        {"verdict": 5},
+        {"verdict": {}},
+        {"verdict": {**metadata["verdict"], "errors": {}}},
+        {"verdict": {**metadata["verdict"], "errors": dict.fromkeys(metadata["verdict"]["errors"], "\x1b[31m")}},
+        {"verdict": {**metadata["verdict"], "errors": dict.fromkeys(metadata["verdict"]["errors"], -1.0)}},
+        {"verdict": {**metadata["verdict"], "forecasts": 0}},
+        {"verdict": {**metadata["verdict"], "clear": None}},
+        {"description": {"plan": {**metadata["description"]["plan"], "baselines": False}}},
+        {"description": {"plan": {**metadata["description"]["plan"], "baselines": 1}}},
     ):
         nn.save(other, trained.model, metadata={**metadata, **damage})
         with pytest.raises(InputError, match="is no series model"):

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -523,6 +524,27 @@ def test_overview_and_results(prose: Path) -> None:
         assert len(sampled.text) == 600
 
 
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (3.6, r"The model is WORSE than counting pairs of symbols, by 20 % \(3\.600 bits .* more text than 5,700 char"),
+        (3.02, r"The model does not beat counting pairs of symbols: they hardly differ \(3\.020 "),
+        (2.4, r"The model beats counting pairs of symbols by 20 % \(2\.400 bits per character against 3\.000\)\.$"),
+    ],
+)  # fmt: skip
+def test_the_headline_tells_whether_counting_does_better(
+    prose: Path, monkeypatch: pytest.MonkeyPatch, bits: float, words: str
+) -> None:
+    with task_of(prose) as task:
+        monkeypatch.setattr(task, "validate", lambda: bits)
+        monkeypatch.setattr(task, "_counted", [4.0, 3.0, 3.1])
+        (block,) = task.headline()
+        assert isinstance(block, Prose)
+        assert re.match(words, block.text)
+        (table,) = (block for block in task.results()[0].blocks if isinstance(block, Table))
+        assert table.highlight == (2 if bits > 3 else 4)  # the best, whoever it is
+
+
 def test_counting_by_hand(tmp_path: Path) -> None:
     """One symbol, then two, of a text of two symbols and the unknown one, which never occurs."""
     path = tmp_path / "ab.txt"
@@ -530,7 +552,7 @@ def test_counting_by_hand(tmp_path: Path) -> None:
     path.write_text(text)
     with task_of(path, dataclasses.replace(SMALL, validation=0.1)) as task:
         train, held_out = text[: task._train_length], text[task._train_length :]
-        (one, two, _), single, double = task._counted(), 0.0, 0.0
+        (one, two, _), single, double = task._counted, 0.0, 0.0
         for before, symbol in itertools.pairwise(held_out):
             p = (train.count(symbol) + 5 / 3) / (len(train) + 5)
             pairs = sum(train[i : i + 2] == before + symbol for i in range(len(train)))

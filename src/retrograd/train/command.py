@@ -19,7 +19,7 @@ from .chart import png, stacked_svg, visible
 from .files import MODEL, check_room, remove_parts
 from .progress import Progress
 from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
-from .series import SeriesSettings, SeriesTask, forecast, load_series_model
+from .series import USES, SeriesSettings, SeriesTask, forecast, load_series_model
 from .settings import InputError, Settings
 from .table import read_table
 from .task import Task
@@ -75,8 +75,8 @@ def add_commands(commands: Any) -> None:
     forecast = commands.add_parser(
         "forecast",
         help="continue a time series",
-        description="Forecast the rows that follow a CSV file, with a model of retrograd train series. Writes a CSV "
-        "file and a picture.",
+        description="Forecast the rows that follow a CSV file, with a model of retrograd train series, or with the "
+        "baseline that it lost to. Writes a CSV file and a picture.",
     )
     forecast.add_argument("model", metavar="MODEL", help=f"the folder of a run, or its {MODEL}")
     forecast.add_argument("data", metavar="DATA.csv", help="a table with the columns that the model was trained on")
@@ -90,6 +90,12 @@ def add_commands(commands: Any) -> None:
         "--gaps",
         choices=("refuse", "interpolate"),
         help="what to do where numbers are missing (default: as in training)",
+    )
+    forecast.add_argument(
+        "--use",
+        choices=tuple(USES),
+        help="which forecast: the model's, or that of a baseline that it was compared with (default: the one with the "
+        "smallest error on held-out time)",
     )
     forecast.set_defaults(run=_forecast)
 
@@ -157,7 +163,7 @@ def _begin(options: argparse.Namespace, settings: Settings, files: list[str], pr
 def _resume(options: argparse.Namespace, given: dict[str, Any], files: list[str], progress: Progress) -> int:
     folder, kind = Path(options.resume), options.settings
     for setting in given:
-        if setting not in kind.RESUMABLE:
+        if setting not in kind.CHANGEABLE:
             raise InputError(f"--{setting.replace('_', '-')} cannot change when a run is resumed")
     if options.output is not None or options.overwrite:
         raise InputError("--resume goes on in the folder of the run; --output and --overwrite are for a new one")
@@ -294,7 +300,7 @@ def _forecast(options: argparse.Namespace) -> int:
         raise InputError(f"--plot {picture}: a picture ends in .svg or .png")
     if len({path.resolve() for path in (output, picture, Path(options.data))}) < 3:
         raise InputError(f"the data {options.data}, the output {output} and the plot {picture} must be three files")
-    result = forecast(forecaster, table)
+    result = forecast(forecaster, table, options.use)
     charts = [result.chart(target) for target in result.columns]
     try:
         drawn = png(charts) if picture.suffix == ".png" else stacked_svg(charts).encode()
@@ -309,6 +315,9 @@ def _forecast(options: argparse.Namespace) -> int:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from None
     for note in result.notes:
         print(note)
+    if forecaster.verdict is not None:
+        print(forecaster.verdict)
+    print(f"{'by':<12} {'the model' if result.by == 'model' else f'the {result.by} baseline'} ({result.why})")
     print(f"{'forecast':<12} {output}")
     print(f"{'picture':<12} {picture}")
     return 0

@@ -68,7 +68,7 @@ class Run:
         self._seconds_before = 0.0
         self._began = time.monotonic()
         self._saved = -math.inf
-        self.why: Literal["finished", "time limit", "interrupted"] = "finished"
+        self.why: Literal["finished", "no improvement", "time limit", "interrupted"] = "finished"
         self.signal: int | None = None
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ class Run:
         self._write(HISTORY, lambda path: write_whole(path, self._history().encode()))
         self._saved = time.monotonic()
 
-    def _save_model(self) -> None:
-        self._write(MODEL, lambda path: nn.save(path, self._task.model, metadata=self._about()))
+    def _save_model(self, **metadata: Any) -> None:
+        self._write(MODEL, lambda path: nn.save(path, self._task.model, metadata={**self._about(), **metadata}))
 
     def _about(self) -> dict[str, Any]:
         task = self._task
@@ -148,7 +148,7 @@ class Run:
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Train until all steps are done, the time is over or a signal comes; then save, and report."""
+        """Train to the last step, an early stop, the time limit or a signal; then save, and report."""
         task, progress = self._task, self._progress
         for name, value in task.overview():
             progress.say(f"{name:<12} {value}")
@@ -174,9 +174,25 @@ class Run:
             progress.say(f"  {self._how_to_resume()}")
             return
         if self.why == "time limit":
-            progress.say(f"The time is over at step {count(done)} of {count(task.steps)}. To go on:")
+            progress.say(f"Time limit reached at step {count(done)} of {count(task.steps)}. To go on:")
             progress.say(f"  {self._how_to_resume()}")
+        if self.why == "no improvement":
+            progress.say(
+                f"Stopped early at step {count(done)} of {count(task.steps)}: {self._stalled()}. To go on anyway:"
+            )
+            progress.say(f"  {self._how_to_resume()} --patience none")
         self._report()
+
+    def _stalled(self) -> str:
+        """Why the run stops early, or "" if it does not."""
+        patience, best = self._task.settings.patience, self._best_record(self._records)
+        since = len(self._records) - 1 - self._records.index(best)
+        if patience is None or since < patience:
+            return ""
+        return f"none of the last {since} validations was better than that of step {count(best.step)}"
+
+    def _best_record(self, records: list[Record]) -> Record:
+        return min(records, key=lambda record: record.validation)
 
     def _loop(self, first: int, stop: _Stop) -> None:
         task, settings, progress = self._task, self._task.settings, self._progress
@@ -190,6 +206,9 @@ class Run:
                 return
             if settings.time_limit is not None and now - self._began >= settings.time_limit:
                 self.why = "time limit"
+                return
+            if self._stalled():
+                self.why = "no improvement"
                 return
             if now - self._saved >= settings.checkpoint_every:
                 self._save()
@@ -276,7 +295,9 @@ class Run:
         except (OSError, ValueError) as error:
             raise RunError(f"the best model cannot be read again: {error}") from None
         task.model.eval()
-        results = task.results()
+        results, verdict = task.results(), task.verdict()
+        if verdict is not None:
+            self._save_model(verdict=verdict)
         headline: list[Block] = [*task.headline(), Prose(self._summary(records))]
         progress.say()
         for section in (Section("", headline), *results):
@@ -308,14 +329,17 @@ class Run:
 
     def _summary(self, records: list[Record]) -> str:
         task = self._task
-        first, best, last = records[0], min(records, key=lambda record: record.validation), records[-1]
+        first, best, last = records[0], self._best_record(records), records[-1]
         said = f"{count(last.step)} steps of {count(task.steps)} in {clock(last.seconds)}, "
-        said += f"at {count(last.items / max(last.seconds, 1e-9))} {task.items}/s. Validation "
+        said += f"at {count(last.items / max(last.seconds, 1e-9))} {task.items}/s. "
+        if self.why == "no improvement":
+            said += f"Stopped early: {self._stalled()}. "
+        said += "Validation "
         if best.step == 0:
             return said + f"did not fall: before the first step it was {first.validation:.3f} {task.measure}."
         return said + (
             f"fell from {first.validation:.3f} before the first step to {best.validation:.3f} {task.measure} "
-            f"after step {count(best.step)}."
+            f"after step {count(best.step)}, whose weights are the model."
         )
 
     def _charts(self, records: list[Record]) -> list[Chart]:

@@ -23,9 +23,10 @@ from .files import check_room, load_weights, opened_model
 from .report import Block, Prose, Section
 from .settings import InputError, Settings, option
 from .table import Table, counted, read_table
-from .task import Array, Task, new_optimizer
+from .task import Array, Task, new_optimizer, steps_between_validations
 
 __all__ = [
+    "USES",
     "Forecast",
     "Forecaster",
     "LinearFit",
@@ -33,6 +34,7 @@ __all__ = [
     "SeriesModel",
     "SeriesSettings",
     "SeriesTask",
+    "Verdict",
     "Windows",
     "find_season",
     "fit_linear",
@@ -50,6 +52,8 @@ _FEWEST_WINDOWS: Final = 4  # to train on
 _LIMIT: Final = 1e6  # of a scaled input: float32 must hold what the LSTM makes of it
 _BAND: Final = (0.1, 0.9)  # quantiles of the errors
 _NAMES: Final = {"last": "naive", "season": "seasonal naive", "linear": "linear"}
+# What --use calls them.
+USES: Final = {"model": "model", "linear": "linear", "seasonal": "seasonal naive", "naive": "naive"}
 
 
 @dataclass(frozen=True)
@@ -96,13 +100,18 @@ class Plan:
     horizon: int
     season: int  # 1: none
     reference: str  # "last", "season" or "linear"
-    lags: int  # rows that the linear reference reads; 0 if it is another
+    lags: int  # rows that the linear baseline reads; 0 if it was not saved
     step: str  # from row to row, in words
+    baselines: bool = False  # whether all of them were saved, which earlier releases did not
 
     @property
     def history(self) -> int:
         """Rows that must be there for a forecast: those of the window, and a season."""
         return max(self.window, self.season)
+
+    def simple(self) -> list[str]:
+        """The baselines that there are, by their keys in `_NAMES`."""
+        return [key for key in _NAMES if key != "season" or self.season > 1]
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Plan:
@@ -113,6 +122,8 @@ class Plan:
             and set(plan.targets) <= set(plan.columns)
             and all(isinstance(name, str) for name in (*plan.columns, plan.step))
             and all(type(size) is int and size >= 0 for size in sizes)
+            and type(plan.baselines) is bool
+            and (plan.lags > 0 or not plan.baselines)
             and plan.lags <= plan.window
             and min(sizes[:3]) >= 1
             and plan.reference in _NAMES
@@ -126,7 +137,8 @@ class SeriesModel(nn.Module):
 
     The linear layer begins as 0, so that an untrained model forecasts what its outputs are differences from. Buffers
     remember what was found in the training part: `center` and `factor` of each column, `unit` of each target, `slope`
-    and `start` of the linear reference; and from the validation part the band around a forecast, `low` and `high`.
+    and `start` of the linear baseline; and from the validation part the band around a forecast, `low` and `high`, and
+    with `baselines` that around each of theirs.
     """
 
     center: Array
@@ -136,6 +148,8 @@ class SeriesModel(nn.Module):
     start: Array
     low: Array
     high: Array
+    baseline_low: Array
+    baseline_high: Array
 
     def __init__(
         self,
@@ -144,6 +158,7 @@ class SeriesModel(nn.Module):
         targets: int,
         *,
         lags: int = 0,
+        baselines: int = 0,
         hidden: int = 64,
         layers: int = 1,
         dropout: float = 0.0,
@@ -166,6 +181,9 @@ class SeriesModel(nn.Module):
         self.add_buffer("start", np.zeros(horizon * targets))
         self.add_buffer("low", np.zeros((horizon, targets)))
         self.add_buffer("high", np.zeros((horizon, targets)))
+        if baselines:
+            self.add_buffer("baseline_low", np.zeros((baselines, horizon, targets)))
+            self.add_buffer("baseline_high", np.zeros((baselines, horizon, targets)))
 
     @classmethod
     def of(cls, plan: Plan, settings: SeriesSettings) -> SeriesModel:
@@ -174,6 +192,7 @@ class SeriesModel(nn.Module):
             plan.horizon,
             len(plan.targets),
             lags=plan.lags,
+            baselines=len(plan.simple()) if plan.baselines else 0,
             hidden=settings.hidden,
             layers=settings.layers,
             dropout=settings.dropout,
@@ -261,6 +280,13 @@ class Windows:
 
 def _chunks(origins: Array) -> list[Array]:
     return [origins[first : first + _CHUNK] for first in range(0, len(origins), _CHUNK)]
+
+
+def _band(errors: Array) -> tuple[Array, Array]:
+    """What to add to forecasts so that 80 % of what comes is between, by their errors ``[N, horizon, targets]``."""
+    # A few errors determine no quantiles: then all horizons share them.
+    low, high = np.quantile(errors, _BAND, axis=(0, 1) if len(errors) < 20 else 0)
+    return np.minimum(low, 0), np.maximum(high, 0)
 
 
 def _spread(origins: Array, most: int) -> Array:
@@ -394,12 +420,60 @@ def _autocorrelation(values: Array, lags: int) -> Array:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """How the model and the baselines did on held-out time."""
+
+    errors: dict[str, float]  # by name, as in `USES`: MAE, or the mean error in units of the naive forecast's
+    forecasts: int
+    clear: bool  # whether the model's lead, if there is one, is more than chance would make of it
+    targets: int
+
+    @property
+    def winner(self) -> str:
+        """The forecast with the smallest error; the model only if it is better than each baseline."""
+        return min(sorted(self.errors, key=lambda name: name == "model"), key=lambda name: self.errors[name])
+
+    def __str__(self) -> str:
+        """One sentence on the model and the best baseline."""
+        best = min((name for name in self.errors if name != "model"), key=lambda name: self.errors[name])
+        model, other = self.errors["model"], self.errors[best]
+        unit = "MAE" if self.targets == 1 else "mean error in units of the naive forecast's"
+        numbers = f"{unit} {model:.4g} against {other:.4g} in {counted(self.forecasts, 'forecast')} of held-out time"
+        the_other = "the linear baseline" if best == "linear" else f"the {best} forecast"
+        if abs(model - other) <= max(0.01 * other, 0.001 * self.errors["naive"]):
+            return f"The model does not beat {the_other}: they hardly differ ({numbers})."
+        if model > other:
+            by = f" by {100 * (model / other - 1):.0f} %" if other else ""
+            return f"The model LOSES to {the_other}{by}: use that instead ({numbers})."
+        by = f"{100 * (1 - model / other):.0f} %"
+        if self.clear:
+            return f"The model beats {the_other}, the best of the baselines, by {by} ({numbers})."
+        return f"The model does not clearly beat {the_other}: it is {by} better, which may be chance ({numbers})."
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], plan: Plan) -> Verdict:
+        verdict = cls(**record)
+        names = ["model", *(_NAMES[key] for key in plan.simple())]
+        if not (
+            list(verdict.errors) == names
+            and all(type(error) is float and 0 <= error < math.inf for error in verdict.errors.values())
+            and type(verdict.forecasts) is int
+            and verdict.forecasts > 0
+            and type(verdict.clear) is bool
+            and verdict.targets == len(plan.targets)
+        ):
+            raise ValueError(f"its verdict is {verdict.errors}")
+        return verdict
+
+
+@dataclass(frozen=True)
 class Forecaster:
     """A model with what it needs to forecast."""
 
     model: SeriesModel
     plan: Plan
     settings: SeriesSettings
+    verdict: Verdict | None = None  # none before a run has ended, and of earlier releases
 
     def windows(self, columns: Mapping[str, Array]) -> Windows:
         plan, model = self.plan, self.model
@@ -414,11 +488,39 @@ class Forecaster:
             factor=model.factor,
         )
 
+    def simple(self, which: str, windows: Windows, origins: Array) -> Array:
+        """The forecast of a baseline, by its key in `_NAMES`, ``[N, horizon, targets]``."""
+        if which == "linear":
+            return LinearFit(self.model.slope, self.model.start, 0.0, self.plan.lags).forecast(windows, origins)
+        return windows.seasonal(origins) if which == "season" else windows.last(origins)
+
     def reference(self, windows: Windows, origins: Array) -> Array:
         """What the model's outputs are differences from, ``[N, horizon, targets]``."""
-        if self.plan.reference == "linear":
-            return LinearFit(self.model.slope, self.model.start, 0.0, self.plan.lags).forecast(windows, origins)
-        return windows.seasonal(origins) if self.plan.reference == "season" else windows.last(origins)
+        return self.simple(self.plan.reference, windows, origins)
+
+    def by(self, name: str, windows: Windows, origins: Array) -> tuple[Array, Array, Array]:
+        """The forecast of the model or of a baseline, by its name in `USES`, and its band: low and high."""
+        if name == "model":
+            said = self.forecast(windows, origins)
+            return said, said + self.model.low, said + self.model.high
+        at = [_NAMES[key] for key in self.plan.simple()].index(name)
+        said = self.simple(self.plan.simple()[at], windows, origins)
+        return said, said + self.model.baseline_low[at], said + self.model.baseline_high[at]
+
+    def choose(self, use: str | None) -> tuple[str, str]:
+        """Which forecast is used, by its name in `USES`, and why: what --use says, or the winner on held-out time."""
+        if use is None:
+            if self.verdict is None:
+                return "model", "no comparison with the baselines was saved with it"
+            return self.verdict.winner, "the smallest error on held-out time; --use chooses another"
+        name = USES[use]
+        if name != "model" and not self.plan.baselines:
+            raise InputError(
+                f"--use {use}: the model was saved without its baselines; train it again with this release"
+            )
+        if name == "seasonal naive" and self.plan.season < 2:
+            raise InputError("--use seasonal: the model was trained without a season (--season)")
+        return name, f"--use {use}"
 
     def outputs(self, windows: Windows, origins: Array) -> Array:
         """What the model should say, ``[N, horizon * targets]``."""
@@ -444,15 +546,19 @@ def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
         inputs, outputs = len(plan.columns), plan.horizon * len(plan.targets)
         ends = 4 * settings.hidden * inputs + outputs * (settings.hidden + plan.lags * inputs)
         check_room(file, settings.least_weights() + ends)
+        record = metadata.get("verdict")
+        verdict = None if record is None or not plan.baselines else Verdict.from_record(record, plan)
         model = SeriesModel.of(plan, settings)
         load_weights(file, model)
-    return Forecaster(model.eval(), plan, settings)
+    return Forecaster(model.eval(), plan, settings, verdict)
 
 
 @dataclass(frozen=True)
 class Forecast:
     """The rows that follow a table, with a band that is to hold 80 % of what comes."""
 
+    by: str  # who forecasts, by the name in `USES`
+    why: str
     time_column: str
     times: list[str]
     columns: dict[str, Array]  # by target, [horizon] each
@@ -484,7 +590,7 @@ class Forecast:
             f"Forecast of {name}",
             self.time_column,
             name,
-            [Line("past", range(now + 1), self.past[name]), Line("forecast", ahead, values)],
+            [Line("past", range(now + 1), self.past[name]), Line(f"forecast ({self.by})", ahead, values)],
             [Band("80 % band", ahead, low, high, line=1)],
             x_ticks=_ticks(self.past_times + self.times),
         )
@@ -495,9 +601,12 @@ def _ticks(labels: Sequence[str]) -> list[tuple[float, str]]:
     return [(float(at), labels[at]) for at in range(0, len(labels), max(1, math.ceil(len(labels) / 5)))]
 
 
-def forecast(forecaster: Forecaster, table: Table) -> Forecast:
-    """Forecast the rows after the end of a table that has the columns of the training."""
-    plan, model = forecaster.plan, forecaster.model
+def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Forecast:
+    """Forecast the rows after the end of a table that has the columns of the training.
+
+    `use` is one of `USES`: the model or a baseline. None is the one with the smallest error on held-out time.
+    """
+    plan, (by, why) = forecaster.plan, forecaster.choose(use)
     missing = [name for name in plan.columns if name not in table.columns]
     if missing:
         raise InputError(
@@ -516,18 +625,20 @@ def forecast(forecaster: Forecaster, table: Table) -> Forecast:
     shown = max(plan.history, 3 * plan.horizon)
     recent = {name: table.columns[name][-shown:] for name in plan.columns}
     windows = forecaster.windows(recent)
-    values = forecaster.forecast(windows, np.array([len(windows.targets) - 1]))[0]
+    values, low, high = (part[0] for part in forecaster.by(by, windows, np.array([len(windows.targets) - 1])))
     rows = range(max(-table.rows, -3 * plan.horizon), 0)
 
     def by_target(numbers: Array) -> dict[str, Array]:
         return dict(zip(plan.targets, numbers.T, strict=True))
 
     return Forecast(
+        by,
+        why,
         table.times.column,
         table.times.after(plan.horizon),
         by_target(values),
-        by_target(values + model.low),
-        by_target(values + model.high),
+        by_target(low),
+        by_target(high),
         tuple(notes),
         [table.times.label(row) for row in rows],
         {name: table.columns[name][rows.start :] for name in plan.targets},
@@ -601,13 +712,16 @@ class SeriesTask(Task):
         self._windows = windows
         self._linear = fit_linear(windows, *self._origins[:2])
         reference = self._choose_reference()
-        lags = self._linear.lags if reference == "linear" else 0
-        self._plan = Plan(names, targets, window, horizon, season, reference, lags, str(table.times.step))
+        step, lags = str(table.times.step), self._linear.lags
+        self._plan = Plan(names, targets, window, horizon, season, reference, lags, step, baselines=True)
         self.model = model = SeriesModel.of(self._plan, settings).set_num_threads(settings.threads)
         self._forecaster = Forecaster(model, self._plan, settings)
         model.center[...], model.factor[...] = center, factor
-        if lags:
-            model.slope[...], model.start[...] = self._linear.slope, self._linear.start
+        model.slope[...], model.start[...] = self._linear.slope, self._linear.start
+        middle_origins = _spread(self._origins[1], _MOST_VALIDATED)
+        for at, key in enumerate(self._plan.simple()):
+            said = self._forecaster.simple(key, windows, middle_origins)
+            model.baseline_low[at], model.baseline_high[at] = _band(windows.truth(middle_origins) - said)
         # The unit of outputs: how wrong the reference is, as far as float32 can tell.
         origins = _spread(self._origins[0], _MOST_TESTED)
         truth, simple = windows.truth(origins), self._forecaster.reference(windows, origins)
@@ -620,7 +734,7 @@ class SeriesTask(Task):
         self._batches = count // self._batch  # of an epoch; the few windows left over wait for the next order
         self._order: tuple[int, Array] | None = None
         self.steps = settings.steps or max(200, min(1500, 100 * self._batches, 100_000 // window))
-        self.validate_every = max(1, self.steps // 30)
+        self.validate_every = steps_between_validations(settings, self.steps)
         self._loss: nn.Loss = nn.Huber(num_threads=settings.threads)
         if settings.loss == "mse":
             self._loss = nn.MeanSquaredError(num_threads=settings.threads)
@@ -700,11 +814,7 @@ class SeriesTask(Task):
     def validate(self) -> float:
         origins = _spread(self._origins[1], _MOST_VALIDATED)
         said = self._forecaster.forecast(self._windows, origins)
-        errors = self._windows.truth(origins) - said
-        # A few errors tell no quantiles: then all horizons share them.
-        few = len(origins) < 20
-        low, high = np.quantile(errors, _BAND, axis=(0, 1) if few else 0)
-        self.model.low[...], self.model.high[...] = np.minimum(low, 0), np.maximum(high, 0)
+        self.model.low[...], self.model.high[...] = _band(self._windows.truth(origins) - said)
         return _relative_error(said, self._windows, origins)
 
     def source(self) -> dict[str, Any]:
@@ -724,7 +834,9 @@ class SeriesTask(Task):
         if self.settings.season is None:
             season += " found" if plan.season == 1 else " (found in the training part)"
         by_validation = ", the best on the validation part" if self.settings.reference == "auto" else ""
-        cut = "" if self._linear.lags == plan.window else f" (of the last {self._linear.lags} rows)"
+        cut = ""
+        if plan.reference == "linear" and plan.lags < plan.window:
+            cut = f" (of the last {plan.lags} rows)"
         return [
             (
                 "data",
@@ -739,7 +851,7 @@ class SeriesTask(Task):
                 f"training {first:,} rows, validation {middle:,} from {times.label(first)}, "
                 f"test {last:,} from {times.label(first + middle)}",
             ),
-            ("corrects", f"the {_NAMES[plan.reference]} forecast{cut if plan.lags else ''}{by_validation}"),
+            ("corrects", f"the {_NAMES[plan.reference]} forecast{cut}{by_validation}"),
             (
                 "model",
                 f"batch norm, LSTM of {self.settings.layers} x {self.settings.hidden}, linear: "
@@ -751,17 +863,22 @@ class SeriesTask(Task):
 
     def _score(self) -> _Scores:
         windows, origins = self._windows, _spread(self._origins[2], _MOST_TESTED)
-        said = {"model": self._forecaster.forecast(windows, origins), "naive": windows.last(origins)}
-        if windows.season > 1:
-            said["seasonal naive"] = windows.seasonal(origins)
-        said["linear"] = self._linear.forecast(windows, origins)
+        said = {"model": self._forecaster.forecast(windows, origins)}
+        for key in self._plan.simple():
+            said[_NAMES[key]] = self._forecaster.simple(key, windows, origins)
         return _Scores(origins, windows.truth(origins), said)
+
+    def _judge(self, scores: _Scores) -> Verdict:
+        errors = {name: scores.overall(name) for name in scores.said}
+        best = min((name for name in errors if name != "model"), key=lambda name: errors[name])
+        return Verdict(errors, len(scores.origins), _is_clear(scores, best), len(self._plan.targets))
+
+    def verdict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self._judge(self._score()))
 
     def headline(self) -> list[Block]:
         """By how much the model beats the best of the baselines, or loses to it."""
-        scores = self._score()
-        best = min((name for name in scores.said if name != "model"), key=scores.overall)
-        return [Prose(_verdict(scores, best, self._plan))]
+        return [Prose(str(self._judge(self._score())))]
 
     def results(self) -> list[Section]:
         scores, plan = self._score(), self._plan
@@ -788,7 +905,7 @@ class SeriesTask(Task):
             )
         )
         by_horizon, held_out, ahead = [], [], []
-        following = forecast(self._forecaster, self._table)
+        following = forecast(dataclasses.replace(self._forecaster, verdict=self._judge(scores)), self._table)
         for at, name in enumerate(plan.targets[:_MOST_CHARTS]):
             by_horizon.append(_horizon_chart(scores, at, name))
             held_out.append(self._held_out_chart(scores, at, name))
@@ -837,24 +954,6 @@ def _targets(text: str | None, table: Table) -> tuple[str, ...]:
             raise InputError(f"--target: {name!r} is there twice")
         seen.add(name)
     return tuple(wanted)
-
-
-def _verdict(scores: _Scores, best: str, plan: Plan) -> str:
-    """One sentence on the model and the best baseline."""
-    model, other, naive = (scores.overall(name) for name in ("model", best, "naive"))
-    unit = "MAE" if len(plan.targets) == 1 else "mean error in units of the naive forecast's"
-    count = counted(len(scores.origins), "forecast")
-    numbers = f"{unit} {model:.4g} against {other:.4g} in {count} of held-out time"
-    the_other = "the linear baseline" if best == "linear" else f"the {best} forecast"
-    if abs(model - other) <= max(0.01 * other, 0.001 * naive):
-        return f"The model does not beat {the_other}: they hardly differ ({numbers})."
-    if model > other:
-        by = f" by {100 * (model / other - 1):.0f} %" if other else ""
-        return f"The model LOSES to {the_other}{by}: use that instead ({numbers})."
-    by = f"{100 * (1 - model / other):.0f} %"
-    if _is_clear(scores, best):
-        return f"The model beats {the_other}, the best of the baselines, by {by} ({numbers})."
-    return f"The model does not clearly beat {the_other}: it is {by} better, which may be chance ({numbers})."
 
 
 def _is_clear(scores: _Scores, best: str) -> bool:

@@ -47,6 +47,10 @@ class Settings:
 
     # What does not change the results may change when a run is resumed.
     RESUMABLE: ClassVar = frozenset({"threads", "time_limit", "checkpoint_every"})
+    # So may what only says when the run ends.
+    CHANGEABLE: ClassVar = RESUMABLE | {"patience"}
+    # What settings that earlier releases did not have were for them.
+    EARLIER: ClassVar = {"validate_every": None, "patience": None}
 
     optimizer: str = option("adamw", "how the weights move", choices=("sgd", "adam", "adamw", "rmsprop"))
     learning_rate: float = option(3e-3, "the largest learning rate", minimum=0)
@@ -57,6 +61,12 @@ class Settings:
     weight_decay: float = option(0.01, "how much weights shrink (adamw), or their L2 term (others)", minimum=0)
     momentum: float = option(0.9, "of sgd", minimum=0, maximum=1)
     maximum_norm: float | None = option(1.0, "clip the norm of all gradients to this, or none", minimum=1e-9)
+    validate_every: int | None = option(
+        None, "steps between validations (default: a twentieth of all steps)", minimum=1
+    )
+    patience: int | None = option(
+        5, "stop after so many validations in a row that are no better than the best, or none", minimum=1
+    )
     seed: int = option(0, "seed of initial weights, dropout and order", minimum=0, maximum=2**63 - 1)
     threads: int | None = option(None, "threads (default: what retrograd info says)", minimum=1, maximum=4096)
     time_limit: float | None = option(
@@ -96,7 +106,7 @@ class Settings:
     @classmethod
     def from_record(cls: type[_S], record: Mapping[str, Any]) -> _S:
         """Settings from a checkpoint, which has all of them, each within its limits."""
-        values = {}
+        values, record = {}, {**cls.EARLIER, **record}
         for name, kind, optional, _, limits in cls.options():
             if name not in record:
                 raise InputError(f"it has no setting {name!r}")

@@ -11,7 +11,7 @@ from .. import nn
 from .report import Block, Section
 from .settings import Settings
 
-__all__ = ["Array", "Task", "new_optimizer"]
+__all__ = ["Array", "Task", "new_optimizer", "steps_between_validations"]
 
 Array = npt.NDArray[Any]
 
@@ -60,12 +60,21 @@ class Task(abc.ABC):
     def results(self) -> list[Section]:
         """What the trained model can do. `model` has the best weights by now."""
 
+    def verdict(self) -> dict[str, Any] | None:
+        """What whoever uses the trained model should know of its results, as a JSON-serialisable dict."""
+        return None
+
     def close(self) -> None:  # noqa: B027 (most tasks hold memory only)
         """Give back what the task holds besides memory."""
 
     def headline(self) -> list[Block]:
         """What must be said first of the results."""
         return []
+
+
+def steps_between_validations(settings: Settings, steps: int) -> int:
+    """What the settings say, or else what makes about 20 validations, however long the run is."""
+    return settings.validate_every or max(1, round(steps / 20))
 
 
 def new_optimizer(model: nn.Module, settings: Settings, steps: int) -> nn.Optimizer:

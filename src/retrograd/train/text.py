@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -21,7 +22,7 @@ from .. import nn
 from .files import check_data, check_room, load_weights, opened_model
 from .report import Block, Prose, Sample, Section, Table
 from .settings import InputError, Settings, option
-from .task import Array, Task, new_optimizer
+from .task import Array, Task, new_optimizer, steps_between_validations
 
 __all__ = ["Alphabet", "Corpus", "TextModel", "TextSettings", "TextTask", "load_text_model", "sample"]
 
@@ -38,6 +39,13 @@ _UNKNOWN_SHARE: Final = 1e-4
 _PASSES: Final = 10  # over the training text, if the settings do not say how many steps
 _MOST_STEPS: Final = 20_000
 _LEAST_STEPS: Final = 500
+
+# What is counted, as a row of a table and in a sentence, by the number of symbols before.
+_COUNTS: Final = (
+    ("frequency of each symbol", "symbols"),
+    ("the symbol before", "pairs of symbols"),
+    ("the two symbols before", "triples of symbols"),
+)
 
 # Folders of the standard library that are no Python as people write it: tests, other packages, tables.
 _NOT_LIBRARY: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
@@ -65,7 +73,6 @@ class TextSettings(Settings):
     )
     validation: float = option(0.05, "share of the text, its end, that is held out", minimum=1e-6, maximum=0.5)
     validation_items: int = option(65536, "most held-out symbols that a validation reads", minimum=1)
-    validate_every: int = option(250, "steps between validations", minimum=1)
 
     def least_weights(self) -> int:
         return 4 * self.hidden * (self.embedding + (2 * self.layers - 1) * self.hidden)
@@ -372,7 +379,7 @@ class TextTask(Task):
         self.model.set_num_threads(settings.threads)
         passes = _PASSES * self._columns.pieces
         self.steps = settings.steps or min(max(passes, _LEAST_STEPS), _MOST_STEPS)
-        self.validate_every = settings.validate_every
+        self.validate_every = steps_between_validations(settings, self.steps)
         self.optimizer = new_optimizer(self.model, settings, self.steps)
         self._loss = nn.SoftmaxCrossEntropy(num_threads=settings.threads)
         self._total = nn.SoftmaxCrossEntropy(reduction="sum", num_threads=settings.threads)
@@ -476,26 +483,44 @@ class TextTask(Task):
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
+    def headline(self) -> list[Block]:
+        """By how much the model beats counting, or that it does not."""
+        bits, counted = self.validate(), self._counted
+        least = min(counted)
+        by = _COUNTS[counted.index(least)][1]
+        numbers = f"{bits:.3f} {self.measure} against {least:.3f}"
+        if abs(bits - least) <= max(0.01 * least, 0.005):
+            return [Prose(f"The model does not beat counting {by}: they hardly differ ({numbers}).")]
+        if bits > least:
+            worse = f"{100 * (bits / least - 1):.0f} %"
+            return [
+                Prose(
+                    f"The model is WORSE than counting {by}, by {worse} ({numbers}). It needs more text than "
+                    f"{self._train_length:,} {self._unit}s; a smaller --hidden or some --dropout may help."
+                )
+            ]
+        return [Prose(f"The model beats counting {by} by {100 * (1 - bits / least):.0f} % ({numbers}).")]
+
     def results(self) -> list[Section]:
-        bits, counted = self.validate(), self._counted()
+        bits, counted = self.validate(), self._counted
         rows = [[f"all {len(self.alphabet)} symbols equally likely", f"{math.log2(len(self.alphabet)):.3f}"]]
-        names = ("frequency of each symbol", "the symbol before", "the two symbols before")
-        rows += [[name, f"{value:.3f}"] for name, value in zip(names, counted, strict=False)]
+        rows += [[name, f"{value:.3f}"] for (name, _), value in zip(_COUNTS, counted, strict=False)]
         rows.append(["this model", f"{bits:.3f}"])
-        unit = self._unit
+        values = [float(row[1]) for row in rows]
         compared: list[Block] = [
             Prose(
-                f"Bits that each {unit} of the held-out text takes: the fewer, the better was it foreseen. The model "
-                f"takes {bits:.3f}, {bits / min(counted):.0%} of what counting in the training text comes to."
+                f"Bits that a predictor needs for each {self._unit} of the held-out text: lower is better. The rows "
+                "above the model count symbols, and how often they follow each other, in the training text."
             ),
-            Table(["what foresees", self.measure], rows, highlight=len(rows) - 1),
+            Table(["predictor", self.measure], rows, highlight=values.index(min(values))),
         ]
         written = "".join(sample(self.model, self.alphabet, 600, temperature=0.7, seed=0))
         return [
             Section("Compared with counting", compared),
-            Section("Written by the model", [Prose("Temperature 0.7, and nothing to begin with."), Sample(written)]),
+            Section("Written by the model", [Prose("Temperature 0.7, and no prompt."), Sample(written)]),
         ]
 
+    @functools.cached_property
     def _counted(self) -> list[float]:
         """Bits per symbol of the validation text by counts of one, two and three symbols, where their table is small.
 
