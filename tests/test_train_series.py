@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from retrograd import nn
 from retrograd.train.chart import Chart
@@ -566,7 +569,7 @@ def test_a_forecast_by_any_of_the_baselines(trained: SeriesTask, weekly: Path, t
     truth = windows.truth(middle)
     assert 0.7 <= ((low <= truth) & (truth <= high)).mean() <= 0.9
     np.testing.assert_allclose(result.low["y"] - result.columns["y"], (low - said)[0, :, 0], rtol=1e-9, atol=1e-12)
-    assert [line.label for line in result.chart().lines] == ["past", f"forecast ({USES[use]})"]
+    assert [line.label for line in result.chart().lines] == ["past", USES[use]]
 
 
 def test_the_forecast_is_that_of_the_winner(trained: SeriesTask, weekly: Path, tmp_path: Path) -> None:
@@ -679,6 +682,34 @@ def test_files_that_are_no_series_models(trained: SeriesTask, tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(InputError, match="is no series model"):
         load_series_model(tmp_path)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([-1, 0, 1, 3, 2**31, 2**63, 10**400, -0.5, 1e-300, 1e300, "", "y", "linear", "\x1b[31m"]),
+    st.lists(st.sampled_from(["y", "noise", 1]), max_size=3),
+    st.just({}),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_metadata_of_a_model_forecast_or_are_refused(
+    trained: SeriesTask, weekly: Path, tmp_path: Path, data: st.DataObject
+) -> None:
+    metadata, forged = nn.read_metadata(tmp_path / "model.safetensors"), tmp_path / "forged.safetensors"
+    parts = [metadata, metadata["description"]["plan"], metadata["settings"], metadata["verdict"]]
+    parts.append(metadata["verdict"]["errors"])
+    for _ in range(data.draw(st.integers(1, 2))):
+        part = data.draw(st.sampled_from(parts))
+        part[data.draw(st.sampled_from([*part, "another"]))] = data.draw(VALUES)
+    nn.save(forged, trained.model, metadata=metadata)
+    with contextlib.suppress(InputError):
+        forecaster = load_series_model(forged)
+        result = forecast(forecaster, read_table(weekly), data.draw(st.sampled_from([None, *USES])))
+        assert str(forecaster.verdict).isprintable()
+        assert np.isfinite(result.columns[result.chart().y_label]).all()
 
 
 def test_a_plan_survives_its_record() -> None:

@@ -590,7 +590,7 @@ class Forecast:
             f"Forecast of {name}",
             self.time_column,
             name,
-            [Line("past", range(now + 1), self.past[name]), Line(f"forecast ({self.by})", ahead, values)],
+            [Line("past", range(now + 1), self.past[name]), Line(self.by, ahead, values)],
             [Band("80 % band", ahead, low, high, line=1)],
             x_ticks=_ticks(self.past_times + self.times),
         )
@@ -900,8 +900,8 @@ class SeriesTask(Task):
         )
         blocks.append(
             Prose(
-                f"The band around a forecast is made of the errors on the validation part, to hold 80 % of what comes. "
-                f"On held-out time it held {100 * inside.mean():.0f} %."
+                f"The band around the model's forecasts is made of its errors on the validation part, to hold 80 % of "
+                f"what comes. On held-out time it held {100 * inside.mean():.0f} %."
             )
         )
         by_horizon, held_out, ahead = [], [], []
