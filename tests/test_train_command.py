@@ -547,7 +547,8 @@ def test_a_forecast_repeats_the_verdict_and_can_use_a_baseline(tmp_path: Path) -
     trained = run("train", "series", path, *QUICK, "--season", "1", "--output", "run", cwd=tmp_path).stdout
     verdict = re.search(r"^The model LOSES to the naive forecast by \d+ %: use that instead [^)]*\)\.$", trained, re.M)
     assert verdict, trained
-    ahead = (tmp_path / "run" / "report.html").read_text(encoding="utf-8").partition("Beyond the data")[2]
+    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    ahead = report.partition("Beyond the data")[2].partition("Data and model")[0]
     assert ">naive<" in ahead
     assert ">model<" not in ahead
     shown = run("forecast", "run", path, "--output", "a.csv", cwd=tmp_path).stdout

@@ -200,15 +200,16 @@ class Run:
         if not self._records:
             self._validate()
             progress.say(self._line(self._records[-1]))
+        stalled = bool(self._stalled())
         while task.optimizer.steps < task.steps:
             now = time.monotonic()
             if stop.signal is not None:
                 return
+            if stalled:
+                self.why = "no improvement"
+                return
             if settings.time_limit is not None and now - self._began >= settings.time_limit:
                 self.why = "time limit"
-                return
-            if self._stalled():
-                self.why = "no improvement"
                 return
             if now - self._saved >= settings.checkpoint_every:
                 self._save()
@@ -222,6 +223,7 @@ class Run:
                 self._validate()
                 speed = f"  {count(self._speed(items_before))} {task.items}/s  {self._left(first)}"
                 progress.say(self._line(self._records[-1]) + speed)
+                stalled = bool(self._stalled())
             elif now - shown >= 0.1:  # a bar that changes faster cannot be read
                 shown = now
                 progress.step(done, self._numbers(loss, self._speed(items_before), first))
@@ -414,10 +416,11 @@ def read_checkpoint(folder: Path, kind: str) -> dict[str, Any]:
 
 def _check_finite(task: Task) -> None:
     """Training that goes on from values that are no numbers would fail after its first step."""
-    model, optimizer = task.model, task.optimizer
-    for name, array in {**model.parameters(), **model.buffers(), **optimizer.arrays(), **task.arrays()}.items():
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} has values that are no numbers")
+    model = task.model
+    for arrays in (model.parameters(), model.buffers(), task.optimizer.arrays(), task.arrays()):
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise ValueError(f"{name} has values that are no numbers")
 
 
 def _number(value: Any, *, whole: bool = False, minimum: float = -_LARGEST, maximum: float = _LARGEST) -> Any:
