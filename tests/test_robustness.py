@@ -387,3 +387,20 @@ def test_errors_name_the_function_and_the_argument(call: Any, error: type[Except
         call(array, state)
     assert (array == 1).all()
     assert not state.any()
+
+
+def test_overlap_where_the_statistics_are_single_numbers() -> None:
+    memory = np.arange(3, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"^layer_norm_forward: out .* overlaps x "):
+        rg.layer_norm_forward(memory[::-1], axis=0, out=memory)
+    np.testing.assert_array_equal(memory, np.arange(3))
+
+
+def test_empty_arrays_may_be_anywhere() -> None:
+    """NumPy calls an array without elements aligned, whatever its address."""
+    memory = np.zeros(64, np.uint8)
+    empty, other = (np.ndarray((0, 7), np.float64, memory, offset) for offset in (2, 3))
+    assert rg.global_norm([empty, np.full(4, 2.0)]) == 4.0
+    rg.sgd_step([empty], [other], learning_rate=0.1)
+    assert rg.linear_forward(empty, np.ones((3, 7))).shape == (0, 3)
+    assert not memory.any()

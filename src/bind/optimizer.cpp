@@ -43,7 +43,7 @@ public:
         const Py_buffer& b = held_.back();
         const bool f32 = b.format && b.format[0] == 'f', f64 = b.format && b.format[0] == 'd';
         if (!(f32 || f64) || b.format[1] != 0 || b.ndim > rg::kMaxAxes) return nullptr;
-        if (reinterpret_cast<uintptr_t>(b.buf) % uintptr_t(b.itemsize) != 0) return nullptr;
+        if (b.len > 0 && reinterpret_cast<uintptr_t>(b.buf) % uintptr_t(b.itemsize) != 0) return nullptr;
         const char *low = static_cast<const char*>(b.buf), *high = low;
         for (int i = 0; i < b.ndim && b.len > 0; ++i) {
             if (b.strides[i] % b.itemsize != 0) return nullptr;

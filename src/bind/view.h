@@ -117,7 +117,9 @@ public:
 private:
     void check_item(int64_t itemsize) const {
         if (buffer_.itemsize != itemsize) fail("has the wrong element size");
-        if (reinterpret_cast<uintptr_t>(buffer_.buf) % uintptr_t(itemsize) != 0) fail("is not aligned to its elements");
+        if (buffer_.len > 0 && reinterpret_cast<uintptr_t>(buffer_.buf) % uintptr_t(itemsize) != 0) {
+            fail("is not aligned to its elements");
+        }
     }
     [[noreturn]] void fail(const char* why) const { throw nb::value_error((std::string(name_) + " " + why).c_str()); }
 

@@ -434,7 +434,7 @@ def _checked_forward(
     outcome = problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, False, threads)
     if outcome is not _DONE:
         if outcome is Outcome.overlap:
-            inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0], "var": statistics[1]}
+            inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0, ...], "var": statistics[1, ...]}
             _args.check_disjoint(function, {"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
         if keep_x is None and (outcome is Outcome.in_place or same_elements(x, y)):
             keep_x = _memory.empty_like(x)
