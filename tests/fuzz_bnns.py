@@ -10,27 +10,21 @@ buffer; where it fails, no destination has changed. Buffers lie between guards t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
-import multiprocessing
 import sys
-import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from fuzz_driver import Broken, Memory, main, timed
 
 from retrograd import bnns
 from retrograd.bnns._failure import UNEXPECTED
 from retrograd.bnns._structures import DIMENSIONS, Structure
 
-GUARD = 64  # bytes on either side of a buffer
-PATTERN = 0xA5
-SLOW = 20.0  # seconds: no call on buffers of a few kilobytes takes that long
 INTEGERS = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 64, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62]
 INTEGERS += [2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)]
 FLOATS = [0.0, 1.0, -1.0, 0.5, 0.9, 1e-3, 1e38, 1e300, -1e-45, float("nan"), float("inf"), -float("inf")]
@@ -38,39 +32,6 @@ STRANGE = [None, "text", b"", 1.5, [], {}, object(), np.zeros(0, np.float32), np
 TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
 LAYOUTS = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataLayout")]
 FUNCTIONS = list(range(37))
-
-
-class Broken(Exception):
-    """A promise that was not kept."""
-
-
-@dataclass
-class Memory:
-    """The client's buffers, each between two guards."""
-
-    random: np.random.Generator
-    blocks: list[np.ndarray] = field(default_factory=list)
-    buffers: list[np.ndarray] = field(default_factory=list)
-
-    def take(self, size: int, dtype: Any = np.float32) -> np.ndarray:
-        bytes_ = size * np.dtype(dtype).itemsize
-        block = np.full(bytes_ + 2 * GUARD, PATTERN, np.uint8)
-        buffer = block[GUARD : GUARD + bytes_].view(dtype)
-        if np.dtype(dtype).kind == "u":
-            buffer[:] = self.random.integers(0, 5, size)
-        else:
-            buffer[:] = self.random.normal(0, 1, size)
-        self.blocks.append(block)
-        self.buffers.append(buffer)
-        return buffer
-
-    def state(self) -> list[bytes]:
-        return [buffer.tobytes() for buffer in self.buffers]
-
-    def check_guards(self) -> None:
-        for block in self.blocks:
-            if (block[:GUARD] != PATTERN).any() or (block[-GUARD:] != PATTERN).any():
-                raise Broken("a call wrote outside a buffer")
 
 
 @dataclass
@@ -175,11 +136,8 @@ def run(seed: int, tally: Counter[str]) -> None:
                     case.roots[index] = through_images(random, memory, root)
     for name, call, failed in case.calls():
         before = memory.state()
-        start = time.monotonic()
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), timed(name):
             answer = call()
-        if time.monotonic() - start > SLOW:
-            raise Broken(f"{name} took {time.monotonic() - start:.0f} seconds")
         memory.check_guards()
         if failed(answer):
             if UNEXPECTED in (bnns.last_error() or ""):
@@ -462,50 +420,6 @@ CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
 ]  # fmt: skip
 
 
-# ---- the run ---------------------------------------------------------------------------------------------------------
-
-
-def work(first: int, count: int, report: bool) -> Counter[str]:
-    tally: Counter[str] = Counter()
-    start = time.monotonic()
-    for index in range(count):
-        seed = first + index
-        try:
-            run(seed, tally)
-        except Exception:
-            raise Broken(f"{traceback.format_exc()}repeat it with --seed {seed} --count 1") from None
-        if report and sys.stderr.isatty() and index % 500 == 499:
-            rate = (index + 1) / (time.monotonic() - start)
-            print(f"\r{index + 1} of {count}, {rate:.0f} a second", end="", file=sys.stderr, flush=True)
-    if report and sys.stderr.isatty():
-        print(file=sys.stderr)
-    return tally
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Fuzz retrograd.bnns.")
-    parser.add_argument("--count", type=int, default=20000, help="cases to run (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first case (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
-    options = parser.parse_args()
-    logging.getLogger("retrograd.bnns").propagate = False
-    jobs = max(1, min(options.jobs, options.count))
-    try:
-        if jobs == 1:
-            tally = work(options.seed, options.count, True)
-        else:
-            ends = [options.count * k // jobs for k in range(jobs + 1)]
-            parts = [(options.seed + ends[k], ends[k + 1] - ends[k], k == 0) for k in range(jobs)]
-            with multiprocessing.get_context("fork").Pool(jobs) as pool:
-                tally = sum(pool.starmap(work, parts), Counter())
-    except Broken as error:
-        print(error, file=sys.stderr)
-        return 1
-    for name, number in sorted(tally.items()):
-        print(f"{number:9}  {name}")
-    print(f"{options.count} cases, nothing found")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.getLogger("retrograd.bnns").propagate = False
+    sys.exit(main("retrograd.bnns", run))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 
 import fuzz_bnns
+import fuzz_driver
+import numpy as np
 import pytest
 
 
 def test_random_and_mutated_descriptors() -> None:
     logging.getLogger("retrograd.bnns").propagate = False
     try:
-        tally = fuzz_bnns.work(0, 8000, False)
+        tally = fuzz_driver.work(fuzz_bnns.run, 0, 8000)
     finally:
         logging.getLogger("retrograd.bnns").propagate = True
     functions = {name.rsplit(" ", 1)[0] for name in tally}
@@ -21,13 +23,11 @@ def test_random_and_mutated_descriptors() -> None:
 
 
 def test_the_guards_are_seen() -> None:
-    import numpy as np
-
-    memory = fuzz_bnns.Memory(np.random.default_rng(0))
+    memory = fuzz_driver.Memory(np.random.default_rng(0))
     memory.take(4)
     memory.check_guards()
     memory.blocks[0][-1] = 0
-    with pytest.raises(fuzz_bnns.Broken, match="outside"):
+    with pytest.raises(fuzz_driver.Broken, match="outside"):
         memory.check_guards()
 
 
@@ -36,5 +36,5 @@ def test_an_exception_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError("oops")
 
     monkeypatch.setattr(fuzz_bnns, "CASES", [raises])
-    with pytest.raises(fuzz_bnns.Broken, match="repeat it with --seed 5 --count 1"):
-        fuzz_bnns.work(5, 1, False)
+    with pytest.raises(fuzz_driver.Broken, match="repeat it with --seed 5 --count 1"):
+        fuzz_driver.work(fuzz_bnns.run, 5, 1)
