@@ -17,6 +17,7 @@ import pytest
 
 import retrograd
 from retrograd import _core
+from retrograd.bnns._failure import first_failure
 
 # JAX is compared with on the CPU, and need not look for anything else when it starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -71,6 +72,12 @@ def _engine_as_it_was() -> Iterator[None]:
     yield
     _core.select_isa(isa)
     retrograd.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _bnns_failures_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests make BNNS functions fail on purpose. Those of the warning itself set `seen` back to False."""
+    monkeypatch.setattr(first_failure, "seen", True)
 
 
 @pytest.fixture(params=_core.isa_levels())

@@ -137,7 +137,9 @@ def test_shapes_may_differ_if_elements_agree() -> None:
     assert np.array_equal(y.reshape(x.shape), rg.activation_forward(x, "tanh"))
     other = Descriptor(layout=bnns.BNNSDataLayoutVector, size=(29,), data_type=F32)
     assert create(bnns.BNNSActivationFunctionTanh, o_desc=other) is None
-    assert "i_desc has 30 elements, o_desc 29" in (bnns.last_error() or "")
+    assert "o_desc has 29 elements, expected 30 as in i_desc with its size=(W, H, C)=(5, 2, 3)" in (
+        bnns.last_error() or ""
+    )
 
 
 @pytest.mark.parametrize("shift", [0, 9])
@@ -275,8 +277,8 @@ def test_creation_fails_without_parameters() -> None:
     ("batch", "x", "y", "reason"),
     [
         (0, bytearray(480), bytearray(480), "batch_size is 0"),
-        (4, None, bytearray(480), "in: data is NULL"),
-        (4, bytearray(480), None, "out: data is NULL"),
+        (4, None, bytearray(480), "in is NULL"),
+        (4, bytearray(480), None, "out is NULL"),
         (4, bytearray(479), bytearray(480), "in has 479 bytes"),
         (4, bytearray(480), bytearray(479), "out has 479 bytes"),
         (4, bytearray(480), bytes(480), "out is read-only"),

@@ -700,7 +700,7 @@ def test_an_input_with_gaps_or_unaligned_is_kept(kind: str) -> None:
     expected = other.gradients(dy, y, parameter)
     gaps = np.full((4, 37), np.nan, np.float32)
     gaps[:, :30] = x.reshape(4, 30)
-    unaligned = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:]
+    unaligned = memoryview(b"\0" + x.tobytes())[1:]
     for memory, stride in ((gaps, 37), (unaligned, 30)):
         layer, out = Layer(kind, (3, 2, 5), groups=1), np.empty_like(y)
         status = bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, memory, stride, out, 30, True)
@@ -978,21 +978,29 @@ def bad_layers() -> Iterator[tuple[str, Callable[[Any], Any], str]]:
         return change
 
     yield "layout", put("i_desc.layout", bnns.BNNSDataLayoutRowMajorMatrix), "layout is BNNSDataLayoutRowMajorMatrix"
-    yield "zero extent", put("i_desc.size", (5, 0, 3)), "extent is 0"
+    yield "zero extent", put("i_desc.size", (5, 0, 3)), "extent must be at least 1"
     yield "extents differ", put("o_desc.size", (5, 2, 4)), "o_desc"
     yield "decreasing strides", put("o_desc.stride", (4, 1, 30)), r"stride\[1\] is 1, below that"
     yield "overlap", put("o_desc.stride", (1, 2, 30)), "share memory"
     yield "integers", put("i_desc.data_type", bnns.BNNSDataTypeInt8), "BNNSDataTypeInt8"
-    yield "gamma size", put("gamma_desc", described(np.ones(4, np.float32))), "gamma_desc has 4 elements, must have 3"
+    yield (
+        "gamma size",
+        put("gamma_desc", described(np.ones(4, np.float32))),
+        r"gamma_desc\.size is \(4,\), expected size=\(3,\)",
+    )
     yield "beta type", put("beta_desc", described(np.ones(3, np.int32))), "beta_desc.data_type"
-    yield "gamma short", put("gamma_desc", image((3,), np.ones(2, np.float32))), "gamma_desc: .* spans 12 bytes"
+    yield (
+        "gamma short",
+        put("gamma_desc", image((3,), np.ones(2, np.float32))),
+        r"gamma_desc\.data has 8 bytes, but size=\(3,\) spans 12",
+    )
     yield "moving size", put("moving_mean_desc", described(np.ones(2, np.float32))), "moving_mean_desc"
     yield "moving type", put("moving_variance_desc", described(np.ones(3, np.float16))), "must be BNNSDataTypeFloat32"
     for value in (-0.1, 1.5, float("nan"), "x", None):
         yield f"momentum {value}", put("momentum", value), "momentum"
     for value in (-1e-3, float("nan"), float("inf")):
         yield f"epsilon {value}", put("epsilon", value), "epsilon"
-    yield "activation", put("activation.function", 99), "activation function is 0x63"
+    yield "activation", put("activation.function", 99), r"activation\.function is 0x63"
     yield "alpha", put("activation", bnns.BNNSActivation(2, float("nan"))), "NaN"
     yield "string", put("i_desc.size", ("a", 1, 1)), "must be an integer"
     yield "address", put("gamma_desc.data", 4096), "address"
@@ -1066,11 +1074,14 @@ APPLY = {"batch": 4, "in": "x", "in_stride": 30, "out": "y", "out_stride": 30}
     [
         ({"filter": None}, "filter is NULL"),
         ({"filter": 3}, "not a filter"),
-        ({"in": None}, "in: data is NULL"),
-        ({"out": None}, "out: data is NULL"),
+        ({"in": None}, "in is NULL"),
+        ({"out": None}, "out is NULL"),
         ({"batch": 0}, "batch_size is 0"),
         ({"batch": -1}, "batch_size"),
-        ({"batch": 5}, "out has 480 bytes, but 5 samples of 30 values, 30 apart, span 600"),
+        (
+            {"batch": 5},
+            "out has 480 bytes, but 5 samples of size=(W, H, C)=(5, 2, 3), with 30 values from one to",
+        ),
         ({"batch": 2**62}, "out has 480 bytes"),
         ({"out_stride": 29}, "out_stride is 29, but a sample of out spans 30"),
         ({"in_stride": 31}, "in has 480 bytes"),
@@ -1103,14 +1114,26 @@ def test_apply_fails_and_touches_nothing(changes: dict[str, Any], reason: str, t
         ({"out_delta": image((3, 2, 5))}, "out_delta.data is NULL"),
         ({"in_delta": image((3, 2, 5))}, "in_delta.data is NULL"),
         ({"gamma_delta": Descriptor()}, "gamma_delta.data is NULL"),
-        ({"out_delta": image((3, 2, 4), np.zeros(200, np.float32))}, "out_delta has sizes (4, 2, 3)"),
-        ({"in_delta": image((3, 5, 2), np.zeros(200, np.float32))}, "in_delta has sizes (2, 5, 3)"),
-        ({"gamma_delta": described(np.zeros(4, np.float32))}, "gamma_delta has sizes (4,)"),
-        ({"beta_delta": described(np.zeros(2, np.float32))}, "beta_delta has sizes (2,)"),
+        (
+            {"out_delta": image((3, 2, 4), np.zeros(200, np.float32))},
+            "out_delta.size is (4, 2, 3), expected size=(W, H, C)=(5, 2, 3) as in o_desc",
+        ),
+        (
+            {"in_delta": image((3, 5, 2), np.zeros(200, np.float32))},
+            "in_delta.size is (2, 5, 3), expected size=(W, H, C)=(5, 2, 3) as in i_desc",
+        ),
+        (
+            {"gamma_delta": described(np.zeros(4, np.float32))},
+            "gamma_delta.size is (4,), expected size=(3,) as in gamma_desc",
+        ),
+        (
+            {"beta_delta": described(np.zeros(2, np.float32))},
+            "beta_delta.size is (2,), expected size=(3,) as in beta_desc",
+        ),
         ({"out_delta": image((3, 2, 5), np.zeros(200, np.float16), data_type=F16)}, "out_delta.data_type"),
         ({"gamma_delta": described(np.zeros(3, np.float16))}, "gamma_delta.data_type"),
-        ({"in_delta": image((3, 2, 5), np.zeros(119, np.float32))}, "in_delta has 476 bytes"),
-        ({"in_delta": image((3, 2, 5), bytes(480))}, "in_delta is read-only"),
+        ({"in_delta": image((3, 2, 5), np.zeros(119, np.float32))}, "in_delta.data has 476 bytes"),
+        ({"in_delta": image((3, 2, 5), bytes(480))}, "in_delta.data is read-only"),
         ({"in_delta": image((3, 2, 5), bytearray(480), flags=2)}, "in_delta.flags is 2"),
         ({"in_delta": image((3, 2, 5), bytearray(480), stride=(1, 2, 10))}, "share memory"),
         ({"in_delta_stride": 29}, "in_delta_stride is 29"),
@@ -1217,7 +1240,7 @@ def test_every_change_of_a_descriptor_is_noticed_by_the_next_call() -> None:
     assert run() == 0
     results[1].flags.writeable = False
     assert run() == -1
-    assert "gamma_delta is read-only" in (bnns.last_error() or "")
+    assert "gamma_delta.data is read-only" in (bnns.last_error() or "")
     results[1].flags.writeable = True
     assert run() == 0
     other = Layer("batch", (3, 2, 5), activation=tanh())
@@ -1423,13 +1446,6 @@ def test_numbers_that_are_no_integers_are_refused_by_a_remembered_call_too() -> 
         call: tuple[Any, ...] = (layer.filter, batch, deltas[0], stride, None, stride, deltas[1], stride, None, None)
         assert bnns.BNNSNormalizationFilterApplyBackwardBatch(*call) == status
         assert (dx == 7).all() == (status != 0)
-
-
-def test_memory_is_read_as_the_descriptor_says() -> None:
-    x, y = normal(4, 6), np.zeros((4, 6), np.int32)
-    layer = Layer("batch", (6,))
-    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x.view(np.int32), 6, y, 6, True) == 0
-    assert np.array_equal(y.view(np.float32), layer.forward(x))
 
 
 def test_one_sample_of_the_right_shape_with_gaps_between_its_values() -> None:

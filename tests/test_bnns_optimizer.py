@@ -245,7 +245,7 @@ def test_every_change_of_a_descriptor_is_noticed_by_the_next_call() -> None:
     assert run() == 0
     v[0].flags.writeable = False
     assert run() == -1
-    assert "accumulators[0] is read-only" in (bnns.last_error() or "")
+    assert "accumulators[0].data is read-only" in (bnns.last_error() or "")
     v[0].flags.writeable = True
     assert run() == 0
     parameters[0], gradients[0] = gradients[0], parameters[0]
@@ -352,13 +352,13 @@ def test_what_must_fail_and_touch_nothing() -> None:
         ({"parameters": 5}, "parameters is of type int"),
         ({"gradients": described(zeros(1))[:2]}, "gradients has 2 descriptors"),
         ({"gradients": [*described(zeros(1))[:2], None]}, "gradients[2] is NULL"),
-        ({"gradients": described(zeros(1))[::-1]}, "gradients, number 0, has sizes (1,)"),
+        ({"gradients": described(zeros(1))[::-1]}, "gradients[0].size is (1,), expected size=(columns, rows)=(3, 5)"),
         ({"gradients": half}, "gradients[0].data_type is BNNSDataTypeFloat16"),
-        ({"gradients": strided}, "gradients[0] is not contiguous"),
-        ({"gradients": [Descriptor(layout=0x10000, size=(3,), data_type=0x10020)] * 3}, "gradients[0]: data is NULL"),
+        ({"gradients": strided}, "gradients[0].stride is (2, 6), must be 0 or contiguous"),
+        ({"gradients": [Descriptor(layout=0x10000, size=(3,), data_type=0x10020)] * 3}, "gradients[0].data is NULL"),
         ({"accumulators": described(zeros(1))}, "accumulators has 3 descriptors, must have 6"),
         ({"accumulators": "nothing"}, "accumulators is of type str"),
-        ({"parameters": described([read_only(), *zeros(1)[1:]])}, "parameters[0] is read-only"),
+        ({"parameters": described([read_only(), *zeros(1)[1:]])}, "parameters[0].data is read-only"),
         ({"fields": adam(float("nan"), 0.9, 0.99, 1, 1e-8, 1)}, "learning_rate is nan"),
         ({"fields": adam(0.1, 1.0, 0.99, 1, 1e-8, 1)}, "beta1 is 1.0"),
         ({"fields": adam(0.1, 0.9, 0.99, 0, 1e-8, 1)}, "step is 0"),

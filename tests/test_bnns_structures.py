@@ -421,21 +421,19 @@ def flat(data: Any, count: int = 4) -> np.ndarray:
     [
         np.zeros(4, np.float32),
         np.zeros((2, 2), np.float32),
-        np.zeros(16, np.uint8),
-        np.zeros((2, 2), np.float32, order="F"),
         bytearray(16),
         memoryview(bytearray(16)),
         array.array("f", [0.0] * 4),
         (ctypes.c_float * 4)(),
         mmap.mmap(-1, 16),
     ],
-    ids=["array", "matrix", "bytes", "fortran", "bytearray", "memoryview", "array.array", "ctypes", "mmap"],
+    ids=["array", "matrix", "bytearray", "memoryview", "array.array", "ctypes", "mmap"],
 )
 def test_any_buffer_holds_data(data: Any) -> None:
     view = flat(data)
     view[:] = [1, 2, 3, 4]
     assert np.array_equal(flat(data), [1, 2, 3, 4])
-    with pytest.raises(Invalid, match=r"spans 20 bytes, but data has 16"):
+    with pytest.raises(Invalid, match=r"data has 16 bytes, but size=\(5,\) spans 20"):
         flat(data, 5)
 
 
@@ -457,16 +455,6 @@ def test_read_only_buffers_give_read_only_views() -> None:
     assert not flat(bytes(16)).flags.writeable
 
 
-def test_a_strided_array_is_the_memory_between_its_ends() -> None:
-    whole = np.arange(12, dtype=np.float32)
-    part = whole[2:10:3]  # elements 2, 5, 8: memory from 2 to 8
-    assert np.array_equal(flat(part, 7), whole[2:9])
-    with pytest.raises(Invalid, match="spans 32 bytes, but data has 28"):
-        flat(part, 8)
-    with pytest.raises(Invalid, match="negative strides"):
-        flat(whole[::-1])
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -474,9 +462,9 @@ def test_a_strided_array_is_the_memory_between_its_ends() -> None:
         (4711, "the address 0x1267"),
         ("text", "type str"),
         (np.array([None] * 8), "not of numbers"),
-        (memoryview(bytearray(32))[::2], "not one run"),
+        (memoryview(bytearray(32))[::2], "must be contiguous"),
         (object(), "type object"),
-        (np.float32(1), "spans 16 bytes, but data has 4"),
+        (np.float32(1), "data has 4 bytes, but size=.* spans 16"),
         (np.empty(0, np.float32), "data has 0"),
     ],
 )
@@ -512,13 +500,13 @@ def test_zero_strides_are_contiguous_after_given_ones() -> None:
             {"layout": 0x30000, "size": (2, 3, 2), "stride": (3, 2, 12)},
             r"stride\[1\] is 2, below that of a faster axis",
         ),
-        ({"layout": 0x30000, "size": (2, 0, 2)}, "an extent is 0"),
+        ({"layout": 0x30000, "size": (2, 0, 2)}, "an extent must be at least 1"),
         ({"layout": 0x12345, "size": (2,)}, "layout is 0x12345"),
         ({"layout": "SNE", "size": (2,)}, "layout is 'SNE'"),
         ({"layout": 0x10000, "size": ("x",)}, r"size\[0\] is 'x'"),
         ({"layout": 0x10000, "size": (-1,)}, "size_t cannot hold"),
         ({"layout": 0x10000, "size": (2**64,)}, "size_t cannot hold"),
-        ({"layout": 0x10000, "size": (2**63,)}, "spans 36893488147419103232 bytes"),
+        ({"layout": 0x10000, "size": (2**63,)}, "spans 36893488147419103232"),
         ({"layout": 0x30000, "size": (2, 2, 2), "stride": (1, 2**62, 2**63)}, "spans"),
         ({"layout": 0x10000, "size": (2,), "data_type": 0x10000}, "BNNSDataTypeFloatBit"),
         ({"layout": 0x10000, "size": (2,), "data_type": 0x40003}, "BNNSDataTypeUInt3"),
@@ -539,7 +527,7 @@ def test_a_changed_field_is_noticed() -> None:
     descriptor.stride = (2,)
     assert descriptor.view().strides == (8,)
     descriptor.data = b
-    with pytest.raises(Invalid, match="data has 16"):
+    with pytest.raises(Invalid, match="data has elements of type float16"):
         descriptor.view()
     descriptor.data_type = bnns.BNNSDataTypeFloat16
     assert descriptor.view().tolist() == [1.0] * 4
@@ -587,10 +575,6 @@ def test_a_single_axis_does_not_hide_that_strides_decrease() -> None:
 
 
 def test_buffers_of_odd_kinds() -> None:
-    class Offset(ctypes.Structure):
-        _fields_ = [("Offset", ctypes.c_float), ("Other", ctypes.c_float)]
-
-    assert flat((Offset * 2)()).shape == (4,)
     assert flat(np.array(3, np.float32), 1).tolist() == [3]
 
     class Sub(np.ndarray):

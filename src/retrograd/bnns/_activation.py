@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -49,9 +50,18 @@ def _elementwise(function: Any, alpha: float, beta: float) -> Activation:
             raise Unsupported(f"{shown} is not an elementwise function of floating-point numbers")
         if function == c.BNNSActivationFunctionPReLUPerChannel:
             raise Unsupported(f"{shown} has a parameter for each channel")
-        raise Invalid(f"activation function is {shown}, which is none")
+        raise Invalid(f"activation.function is {shown}, which is not a BNNSActivationFunction")
     kind = ACTIVATIONS[name]
-    return Activation(name, None if kind.alpha == 0.0 else alpha, None if kind.beta == 0.0 else beta)
+    try:
+        return Activation(name, None if kind.alpha == 0.0 else alpha, None if kind.beta == 0.0 else beta)
+    except ValueError as error:
+        raise Invalid(_in_apples_words(error, function)) from None
+
+
+def _in_apples_words(error: Exception, function: int) -> str:
+    """A message about an activation, with Apple's name for it."""
+    shown = constant_name("BNNSActivationFunction", function)
+    return re.sub(r"^activation '\w+'(:? )", rf"activation.function is {shown}: ", str(error))
 
 
 def fused(activation: BNNSActivation, output: np.dtype[Any], any_trainable: bool) -> Fused:
@@ -72,7 +82,7 @@ def fused(activation: BNNSActivation, output: np.dtype[Any], any_trainable: bool
     try:
         check_output_tells_slope(function, "a filter made with slopes_from_input=True trains it")
     except ValueError as error:
-        return Fused(function, "input", "" if any_trainable else str(error))
+        return Fused(function, "input", "" if any_trainable else _in_apples_words(error, activation.function))
     return Fused(function, "output", "")
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..elementwise import activation_backward, activation_forward
 from . import _constants as c
 from ._activation import Fused, elementwise, fused
-from ._failure import Invalid, Unsupported, status
+from ._failure import Invalid, Unsupported, renaming, status
 from ._filter import (
     FLOAT32,
     BNNSFilter,
@@ -21,12 +21,24 @@ from ._filter import (
     delta_geometry,
     delta_samples,
     in_shape,
+    overlapping,
     put,
     sample_geometry,
     source_samples,
     target_samples,
+    viewed,
 )
-from ._memory import Array, as_float, as_size, check_disjoint, check_writable, is_first_major, same_elements
+from ._memory import (
+    Array,
+    as_float,
+    as_size,
+    check_disjoint,
+    check_writable,
+    is_first_major,
+    listed,
+    same_elements,
+    size_of,
+)
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
 
 __all__ = [
@@ -39,6 +51,9 @@ __all__ = [
 
 _SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLogSoftmax)
 _PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel
+# Apple's names for the arguments of the array functions.
+_FORWARD_WORDS: Final = renaming({"x": "in", "out": "out"})
+_BACKWARD_WORDS: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
 # Activations of which alpha can be trained: its gradient is weights_delta.
 _TRAINABLE: Final = (c.BNNSActivationFunctionLeakyRectifiedLinear, _PER_CHANNEL)
 
@@ -53,9 +68,12 @@ class ActivationFilter(BNNSFilter):
         super().__init__(parameters)
         self.input, self.output = sample_geometry("i_desc", layer.i_desc), sample_geometry("o_desc", layer.o_desc)
         if self.input.elements != self.output.elements:
-            raise Invalid(f"i_desc has {self.input.elements} elements, o_desc {self.output.elements}")
+            raise Invalid(
+                f"o_desc has {self.output.elements} elements, expected {self.input.elements} as in i_desc with its "
+                f"{size_of(self.input)}"
+            )
         if self.output.may_overlap:
-            raise Invalid(f"o_desc: elements share memory with strides {self.output.strides}")
+            raise overlapping("o_desc", self.output)
         self.function = layer.activation.function
         if self.function == _PER_CHANNEL and layer.i_desc.layout != c.BNNSDataLayoutImageCHW:
             raise Invalid("PReLUPerChannel needs i_desc.layout ImageCHW")
@@ -142,12 +160,16 @@ class ActivationFilter(BNNSFilter):
             raise Invalid("out_delta is NULL")
         if bias_delta is not None:
             raise Unsupported("bias_delta is given, but an activation has no bias")
-        dy = delta_samples("out_delta", out_delta, self.output, batch, out_delta_stride, source_samples)
+        dy = delta_samples("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
         x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
         y = None if out is None else source_samples("out", self.output, out, batch, out_stride)
+        for name, delta in (("out_delta", out_delta), ("in_delta", in_delta), ("weights_delta", weights_delta)):
+            if delta is not None and getattr(delta, "data_type", None) == c.BNNSDataTypeBFloat16:
+                what = f"{name}.data_type is BNNSDataTypeBFloat16"
+                self.note_extension("BNNSFilterApplyBackwardBatch", what)
         dalpha = None if weights_delta is None else self._alpha_delta(weights_delta, x)
         if in_delta is not None:
-            dx = delta_samples("in_delta", in_delta, self.input, batch, in_delta_stride, target_samples)
+            dx = delta_samples("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
             accumulate = accumulates("in_delta", in_delta)
             if dalpha is not None:
                 check_disjoint({"in_delta": dx, "weights_delta": dalpha}, {})
@@ -165,11 +187,14 @@ class ActivationFilter(BNNSFilter):
         if x is None:
             raise Invalid("in is NULL, and the gradient of alpha is found from it")
         geometry = delta_geometry(name, checked_descriptor(name, descriptor))
-        if geometry.elements != self.alpha.size or geometry.may_overlap:
-            raise Invalid(f"{name} has sizes {geometry.extents}, must have {self.alpha.size} elements")
+        if geometry.elements != self.alpha.size:
+            size = listed(geometry.layout, geometry.extents)
+            raise Invalid(f"{name}.size is {size}, expected size={(self.alpha.size,)}")
+        if geometry.may_overlap:
+            raise overlapping(name, geometry)
         accumulates(name, descriptor)
-        view: Array = descriptor.view()
-        check_writable(name, view)
+        view = viewed(name, descriptor)
+        check_writable(f"{name}.data", view)
         return view
 
     def _alpha_gradient(self, x: Array | None, dy: Array) -> Array:
@@ -252,14 +277,14 @@ _USE: Final = "on a normalization filter use BNNSNormalizationFilterApplyBatch"
 _USE_BACKWARD: Final = "on a normalization filter use BNNSNormalizationFilterApplyBackwardBatch"
 
 
-@status(-1)
+@status(-1, words=_FORWARD_WORDS)
 def BNNSFilterApply(filter: BNNSFilter | None, in_: Any, out: Any) -> int:
     """Apply an activation filter to one sample. 0, or -1 on failure."""
     checked_filter(ActivationFilter, filter, _USE).apply(1, in_, 0, out, 0)
     return 0
 
 
-@status(-1)
+@status(-1, words=_FORWARD_WORDS)
 def BNNSFilterApplyBatch(
     filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int
 ) -> int:
@@ -268,7 +293,7 @@ def BNNSFilterApplyBatch(
     return 0
 
 
-@status(-1)
+@status(-1, words=_BACKWARD_WORDS)
 def BNNSFilterApplyBackwardBatch(
     filter: BNNSFilter | None,
     batch_size: int,
@@ -303,7 +328,7 @@ def BNNSFilterApplyBackwardBatch(
     return 0
 
 
-@status(None)
+@status(None, name="BNNSGetPointer")
 def _pointer(filter: BNNSFilter | None, target: int) -> BNNSNDArrayDescriptor:
     checked = checked_filter(ActivationFilter, filter, "filter is not an activation filter: it has no alpha or beta")
     if target not in (c.BNNSPointerSpecifierAlpha, c.BNNSPointerSpecifierBeta):

@@ -8,8 +8,19 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from . import _constants as c
-from ._failure import Invalid, Unsupported, status
-from ._memory import Arena, Array, Geometry, as_size, batch_view, check_writable, threads_of
+from ._failure import Invalid, Unsupported, note_extension, status
+from ._memory import (
+    Arena,
+    Array,
+    Geometry,
+    as_size,
+    batch_view,
+    check_writable,
+    listed,
+    size_of,
+    size_text,
+    threads_of,
+)
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
@@ -33,6 +44,13 @@ class BNNSFilter:
         self.threads = threads_of(parameters.n_threads)
         self.arena = Arena(parameters.alloc_memory, parameters.free_memory)
         self.destroyed = False
+        self._noted: set[str] = set()
+
+    def note_extension(self, function: str, what: str) -> None:
+        """Log what Apple's headers do not accept: once, however often it is done."""
+        if what not in self._noted:
+            self._noted.add(what)
+            note_extension(function, what)
 
     def destroy(self) -> None:
         """Give back and forget everything. Later calls fail."""
@@ -56,7 +74,7 @@ def viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
     try:
         return descriptor.view()
     except Invalid as error:
-        raise Invalid(f"{name}: {error}") from None
+        raise Invalid(f"{name}.{error}") from None
 
 
 def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
@@ -87,21 +105,30 @@ def _stride(name: str, stride: Any) -> int:
     return stride if type(stride) is int and 0 <= stride <= c.SIZE_MAX else as_size(f"{name}_stride", stride)
 
 
-def source_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any) -> Array:
-    """Samples that a call reads, ``[batch, ...]``."""
-    return batch_view(name, geometry, data, batch, _stride(name, stride))
+def source_samples(
+    name: str, geometry: Geometry, data: Any, batch: int, stride: Any, pointer: str | None = None
+) -> Array:
+    """Samples that a call reads, ``[batch, ...]``. `pointer` is what Apple calls `data` where that is not `name`."""
+    return batch_view(pointer or name, geometry, data, batch, _stride(name, stride))
 
 
-def target_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any) -> Array:
+def target_samples(
+    name: str, geometry: Geometry, data: Any, batch: int, stride: Any, pointer: str | None = None
+) -> Array:
     """Samples that a call writes: no two elements may share memory."""
     step = _stride(name, stride)
     if batch > 1 and step < geometry.span:
         raise Invalid(f"{name}_stride is {step}, but a sample of {name} spans {geometry.span} values")
     if geometry.may_overlap:
-        raise Invalid(f"{name}: elements share memory with strides {geometry.strides} of sizes {geometry.extents}")
-    view = batch_view(name, geometry, data, batch, step)
-    check_writable(name, view)
+        raise overlapping(name, geometry)
+    view = batch_view(pointer or name, geometry, data, batch, step)
+    check_writable(pointer or name, view)
     return view
+
+
+def overlapping(name: str, geometry: Geometry) -> Invalid:
+    """That a result's elements share memory."""
+    return Invalid(f"{name}.stride is {geometry.strides}, with which elements of {size_of(geometry)} share memory")
 
 
 def checked_descriptor(name: str, descriptor: Any) -> BNNSNDArrayDescriptor:
@@ -115,21 +142,34 @@ def sample_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
     if descriptor.data_type not in FLOATS:
         shown = constant_name("BNNSDataType", descriptor.data_type)
         raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
+    return geometry_of(name, descriptor)
+
+
+def geometry_of(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    """A descriptor's geometry; why there is none is said with its name."""
     try:
         return descriptor.geometry()
-    except Invalid as error:
-        raise Invalid(f"{name}: {error}") from None
+    except (Invalid, Unsupported) as error:
+        raise type(error)(f"{name}.{error}") from None
+
+
+def unlike(name: str, given: Geometry, like: str, expected: Geometry) -> Invalid:
+    """That two arrays differ in their extents; both in the order of the first one's layout."""
+    size = listed(given.layout, given.extents)
+    wanted = expected.extents
+    shown = size_text(given.layout, wanted) if len(wanted) == len(size) else size_of(expected)
+    return Invalid(f"{name}.size is {size}, expected {shown} as in {like}")
 
 
 def delta_samples(
-    name: str, descriptor: Any, like: Geometry, batch: int, stride: Any, samples: Callable[..., Array]
+    name: str, descriptor: Any, like: str, layer: Geometry, batch: int, stride: Any, samples: Callable[..., Array]
 ) -> Array:
-    """Gradients of a layer's input or output; `samples`: how they are used."""
+    """Gradients of a layer's input or output, described by `like`; `samples`: how they are used."""
     descriptor = checked_descriptor(name, descriptor)
     geometry = delta_geometry(name, descriptor)
-    if geometry.extents != like.extents:
-        raise Invalid(f"{name} has sizes {geometry.extents}, the layer {like.extents} (fastest first)")
-    return samples(name, geometry, descriptor.data, batch, stride)
+    if geometry.extents != layer.extents:
+        raise unlike(name, geometry, like, layer)
+    return samples(name, geometry, descriptor.data, batch, stride, f"{name}.data")
 
 
 def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
@@ -139,10 +179,7 @@ def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
     if descriptor.data_type not in DELTAS:
         allowed = " or ".join(constant_name("BNNSDataType", one) for one in DELTAS)
         raise Invalid(f"{name}.data_type is {constant_name('BNNSDataType', descriptor.data_type)}, must be {allowed}")
-    try:
-        return descriptor.geometry()
-    except Invalid as error:
-        raise Invalid(f"{name}: {error}") from None
+    return geometry_of(name, descriptor)
 
 
 def accumulates(name: str, descriptor: BNNSNDArrayDescriptor) -> bool:
@@ -170,7 +207,7 @@ def put(target: Array, values: Array, accumulate: bool) -> None:
             target[...] = target.astype(np.float32) + values
 
 
-@status(None)
+@status(None, clears=False)  # it often runs between a failure and who asks for the reason
 def BNNSFilterDestroy(filter: BNNSFilter | None) -> None:
     """Release what a filter holds. None is harmless, and so is a filter destroyed before."""
     if filter is not None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ from ..recurrent import (
 )
 from . import _constants as c
 from ._activation import elementwise
-from ._failure import Invalid, Unsupported, note, status
+from ._failure import Invalid, Unsupported, note, note_extension, renaming, status
 from ._filter import FLOAT32, accumulates, checked_parameters
 from ._memory import (
     Arena,
@@ -40,9 +41,12 @@ from ._memory import (
     dtype_of,
     extents_of,
     geometry,
+    is_first_major,
     is_writable,
     keeps_still,
+    listed,
     shares_memory,
+    size_of,
     threads_of,
     view_of,
 )
@@ -87,6 +91,38 @@ _NEEDS: Final = {
     "cw_desc": "dpeephole",
 }
 
+# Layouts of sequences by Apple's headers: those of macOS 12, and the generic ones that were used before.
+_DATA_LAYOUTS: Final = (
+    0,  # which stands for SNE
+    c.BNNSDataLayoutSNE,
+    c.BNNSDataLayoutNSE,
+    c.BNNSDataLayout3DLastMajor,
+    c.BNNSDataLayout3DFirstMajor,
+    c.BNNSDataLayout4DLastMajor,
+    c.BNNSDataLayout4DFirstMajor,
+)
+# Apple's names for the arguments of the array functions.
+_WEIGHTS: Final = {"wx": "iw_desc", "wh": "hw_desc", "b": "b_desc", "peephole": "cw_desc"}
+_WEIGHT: Final = re.compile(r"\b(?:out\.)?d?weights(?:\[\d+\])?\.(\w+) of gate ([ifgo])\b")
+_RENAMED: Final = renaming(
+    {
+        "x": _X,
+        "h0": _H0,
+        "c0": _C0,
+        "y": _Y,
+        "hn": _HN,
+        "cn": _CN,
+        "dx": f"layer_delta_params.{_X}",
+        "dh0": f"layer_delta_params.{_H0}",
+        "dc0": f"layer_delta_params.{_C0}",
+        "dy": f"layer_delta_params.{_Y}",
+        "dhn": f"layer_delta_params.{_HN}",
+        "dcn": f"layer_delta_params.{_CN}",
+        "batch_sizes": f"{_LENGTHS}.data",
+        "cache": "training_cache_ptr",
+    }
+)
+
 _seeds: Final = random.Random()
 _serials: Final = itertools.count()
 _SYSTEM_MEMORY: Final = Arena(None, None)
@@ -100,6 +136,14 @@ def seed_dropout(seed: int) -> None:
     Every forward call that drops takes the next seed of one sequence, which otherwise begins anywhere.
     """
     _seeds.seed(seed)
+
+
+def _words(message: str) -> str:
+    def gate(match: re.Match[str]) -> str:
+        side = "layer_delta_params." if "dweights" in match[0] else ""
+        return f"{side}{_GATES['ifgo'.index(match[2])]}.{_WEIGHTS.get(match[1], match[1])}"
+
+    return _WEIGHT.sub(gate, _RENAMED(message))
 
 
 # ---- the three functions --------------------------------------------------------------------------------------------
@@ -116,7 +160,7 @@ def BNNSComputeLSTMTrainingCacheCapacity(layer_params: BNNSLayerParametersLSTM) 
     return _capacity(sizes)
 
 
-@status(-1)
+@status(-1, words=_words)
 def BNNSDirectApplyLSTMBatchTrainingCaching(
     layer_params: BNNSLayerParametersLSTM,
     filter_params: BNNSFilterParameters | None,
@@ -165,7 +209,7 @@ def BNNSDirectApplyLSTMBatchTrainingCaching(
     return 0
 
 
-@status(-1)
+@status(-1, words=_words)
 def BNNSDirectApplyLSTMBatchBackward(
     layer_params: BNNSLayerParametersLSTM,
     layer_delta_params: BNNSLayerParametersLSTM,
@@ -228,10 +272,7 @@ def _cache_bytes(pointer: Any, capacity: Any, least: int) -> Array:
     capacity = as_size("training_cache_capacity", capacity)
     if capacity < least:
         raise Invalid(f"training_cache_capacity is {capacity}, but this layer needs {least}")
-    try:
-        memory = bytes_of(pointer)
-    except Invalid as error:
-        raise Invalid(f"training_cache_ptr: {error}") from None
+    memory = bytes_of("training_cache_ptr", pointer)
     if memory.size < capacity:
         raise Invalid(f"training_cache_capacity is {capacity}, but the buffer has {memory.size} bytes")
     return memory if memory.size == least else memory[:least]
@@ -436,7 +477,7 @@ def _arrays(
             try:
                 array = _array(name, descriptors[name], sizes, results)
             except (Invalid, Unsupported) as error:
-                raise type(error)(f"{name}: {error}") from None
+                raise type(error)(f"{name}.{error}") from None
             if array is not None:
                 found[name] = array
     return found
@@ -446,48 +487,56 @@ def _array(name: str, desc: BNNSNDArrayDescriptor, sizes: _Sizes, result: bool) 
     inputs, units, samples, layers, steps, directions = sizes
     first = sizes.first_layers
     if name == _LENGTHS:
-        return _view(desc, (steps,), result, integers=True)
+        return _view(desc, {"seq_len": steps}, result, integers=True)
     if name in (_X, _Y):
-        width = inputs if name == _X else sizes.width
+        width = {"input_size": inputs} if name == _X else {"directions * hidden_size": sizes.width}
         if desc.layout == c.BNNSDataLayoutNSE:
-            batch_first = _view(desc, (width, steps, samples), result)
+            batch_first = _view(desc, {**width, "seq_len": steps, "batch_size": samples}, result)
             time_first: Array = batch_first.swapaxes(0, 1)
             return time_first
         if name == _Y and isinstance(desc.layout, int) and desc.layout >> 16 >= 4:
-            return _reshaped(_view(desc, (units, directions, samples, steps), result), sizes.outputs())
-        return _view(desc, (width, samples, steps), result, no_layout=c.BNNSDataLayoutSNE)
+            four = {"hidden_size": units, "directions": directions, "batch_size": samples, "seq_len": steps}
+            return _reshaped(_view(desc, four, result), sizes.outputs())
+        three = {**width, "batch_size": samples, "seq_len": steps}
+        return _view(desc, three, result, no_layout=c.BNNSDataLayoutSNE)
     if name in (_H0, _C0, _HN, _CN):
-        return _reshaped(_view(desc, (units, samples, directions, layers), result), sizes.states())
+        state = {"hidden_size": units, "batch_size": samples, "directions": directions, "num_layers": layers}
+        return _reshaped(_view(desc, state, result), sizes.states())
     field = name.partition(".")[2]
     if field == "iw_desc[0]":
-        return _view(desc, (inputs, units, directions, first), result)
+        weights = {"input_size": inputs, "hidden_size": units, "directions": directions, "layers": first}
+        return _view(desc, weights, result)
     if field == "iw_desc[1]":  # which counts only where there are layers left for it
-        return _view(desc, (sizes.width, units, directions, layers - first), result) if layers > first else None
-    if field == "b_desc":
-        return _view(desc, (units, directions, layers), result)
-    return _view(desc, (units, units, directions, layers), result)
+        if layers == first:
+            return None
+        weights = {"directions * hidden_size": sizes.width, "hidden_size": units, "directions": directions}
+        return _view(desc, {**weights, "num_layers - 1": layers - first}, result)
+    tail = {"hidden_size": units, "directions": directions, "num_layers": layers}
+    return _view(desc, tail if field == "b_desc" else {"hidden_size of the step before": units, **tail}, result)
 
 
 def _view(
-    desc: BNNSNDArrayDescriptor, implied: tuple[int, ...], result: bool, integers: bool = False, no_layout: int = 0
+    desc: BNNSNDArrayDescriptor, implied: Mapping[str, int], result: bool, integers: bool = False, no_layout: int = 0
 ) -> Array:
     """The array of the extents that the scalar fields imply, which come fastest first; its own are slowest first."""
     dtype = dtype_of(desc.data_type)
     if dtype.kind not in "iu" if integers else dtype != FLOAT32:
         wanted = "an integer" if integers else "BNNSDataTypeFloat32"
         raise Unsupported(f"data_type is {constant_name('BNNSDataType', desc.data_type)}, must be {wanted}")
-    extents = extents_of(desc.layout or no_layout, desc._size)
-    full = implied + (1,) * (len(extents) - len(implied))
-    shape = geometry(dtype, full, desc._stride[: _matched(extents, full)])
+    layout = desc.layout or no_layout
+    extents = extents_of(layout, desc._size)
+    own = tuple(implied.values())
+    full = own + (1,) * (len(extents) - len(own))
+    shape = geometry(layout, dtype, full, desc._stride[: _matched(layout, extents, full, tuple(implied))])
     view = view_of(shape, desc.data)
     if result:
         check_writable("data", view)
         if shape.may_overlap:
-            raise Invalid(f"strides {shape.strides} of sizes {shape.extents} (fastest first) let elements overlap")
-    return view.reshape(implied[::-1])  # which drops slow axes of extent 1
+            raise Invalid(f"stride is {shape.strides}, with which elements of {size_of(shape)} share memory")
+    return view.reshape(own[::-1])  # which drops slow axes of extent 1
 
 
-def _matched(extents: tuple[int, ...], implied: tuple[int, ...]) -> int:
+def _matched(layout: int, extents: tuple[int, ...], implied: tuple[int, ...], names: tuple[str, ...]) -> int:
     """Compare a descriptor's extents with the implied ones, fastest first; how many of its axes count.
 
     0 stands for the implied extent. The slowest one given may also be the product of all that are left.
@@ -497,8 +546,19 @@ def _matched(extents: tuple[int, ...], implied: tuple[int, ...]) -> int:
         if extent not in (0, implied[k]):
             if k == last and extent == math.prod(implied[k:]):
                 return k + 1
-            raise Invalid(f"sizes, fastest first, are {extents}, but the scalar fields imply {implied}")
+            size, expected = listed(layout, extents), _expected(layout, len(extents), implied, names)
+            raise Invalid(f"size is {size}, expected {expected}, or 0 for any of these")
     return len(extents)
+
+
+def _expected(layout: int, rank: int, implied: tuple[int, ...], names: tuple[str, ...]) -> str:
+    """The ``size`` that a descriptor of this rank should have; of a low rank the last extent is a product."""
+    extents, words = [*implied[:rank]], [*names[:rank], *"1" * (rank - len(names))]
+    if len(implied) > rank:
+        extents[-1], words[-1] = math.prod(implied[rank - 1 :]), " * ".join(names[rank - 1 :])
+    if is_first_major(layout):
+        words.reverse()
+    return f"size=({', '.join(words)})={listed(layout, tuple(extents))}"
 
 
 def _reshaped(view: Array, shape: tuple[int, ...]) -> Array:
@@ -616,7 +676,7 @@ def _gradients(deltas: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Gradients:
         try:
             gradients = _read_gradients(deltas, inputs)
         except (Invalid, Unsupported) as error:
-            raise type(error)(f"layer_delta_params: {error}") from None
+            raise type(error)(f"layer_delta_params.{error}") from None
         if _keep_still(deltas):
             known["lstm gradients"] = gradients
     return gradients
@@ -637,6 +697,8 @@ def _read_inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
     for name in (_X, *(f"{gate}.{field}" for gate in _GATES for field in fields)):
         if name not in arrays:
             raise Invalid(f"{name}.data is NULL; it is needed")
+    for what in _extensions(params, arrays):
+        note_extension("BNNSLayerParametersLSTM", what)
     optional = (_H0, _C0, *(f"{gate}.{field}" for gate in _GATES for field in ("b_desc", "cw_desc")))
     cells = _cells(sizes, arrays)
     bare = None
@@ -660,6 +722,16 @@ def _read_inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
         arrays,
         bare,
     )
+
+
+def _extensions(params: BNNSLayerParametersLSTM, arrays: Arrays) -> Iterator[str]:
+    """What Apple's headers do not accept of a layer that is accepted here."""
+    counts = params.sequence_descriptor.data_type
+    if _LENGTHS in arrays and counts != c.BNNSDataTypeUInt32:
+        yield f"{_LENGTHS}.data_type is {constant_name('BNNSDataType', counts)}"
+    for name, descriptor in ((_X, params.input_descriptor.data_desc), (_Y, params.output_descriptor.data_desc)):
+        if descriptor.data is not None and descriptor.layout not in _DATA_LAYOUTS:
+            yield f"{name}.layout is {constant_name('BNNSDataLayout', descriptor.layout)}"
 
 
 def _activations(params: BNNSLayerParametersLSTM) -> LstmActivations:

@@ -10,7 +10,6 @@ import ctypes
 import math
 import operator
 import os
-import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._buffers import contiguous_bytes, elements_of
 from . import _constants as c
 from ._failure import Invalid, Unsupported, note
 from ._names import constant_name
@@ -47,15 +47,22 @@ _OPAQUE_LAYOUTS: Final = (
 _LAYOUTS: Final = frozenset(
     value for name, value in vars(c).items() if name.startswith("BNNSDataLayout") and value not in _OPAQUE_LAYOUTS
 )
-_FIELD_NAME: Final = re.compile(":[^:]*:")  # in the format of a structure
+# What size[0], size[1]... are called.
+_AXES: Final = {
+    c.BNNSDataLayoutRowMajorMatrix: "(columns, rows)",
+    c.BNNSDataLayoutColumnMajorMatrix: "(rows, columns)",
+    c.BNNSDataLayoutImageCHW: "(W, H, C)",
+    c.BNNSDataLayoutSNE: "(E, N, S)",
+    c.BNNSDataLayoutNSE: "(E, S, N)",
+}
 _C_FLOAT: Final = struct.Struct("<f")
-_BYTE: Final = np.dtype(np.uint8)
 C_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # every ctypes function is one
 
 
 class Geometry(NamedTuple):
     """An array without its memory. Extents and strides are fastest first, `shape` and `steps` slowest first."""
 
+    layout: int
     dtype: np.dtype[Any]
     extents: tuple[int, ...]
     strides: tuple[int, ...]  # in values
@@ -137,19 +144,37 @@ def extents_of(layout: Any, size: Sequence[Any]) -> tuple[int, ...]:
         name = constant_name("BNNSDataLayout", layout)
         if layout in _OPAQUE_LAYOUTS:
             raise Unsupported(f"layout {name} is opaque")
-        raise Invalid(f"layout is {name}, which is none")
+        raise Invalid(f"layout is {name}, which is not a BNNSDataLayout")
     rank = layout >> 16
-    extents = tuple(as_size(f"size[{k}]", size[k]) for k in range(rank))
+    return listed(layout, tuple(as_size(f"size[{k}]", size[k]) for k in range(rank)))
+
+
+def listed(layout: int, extents: tuple[int, ...]) -> tuple[int, ...]:
+    """Extents as a layout lists them in ``size`` from those that are fastest first, and the other way round."""
     return extents[::-1] if is_first_major(layout) else extents
 
 
-def geometry(dtype: np.dtype[Any], extents: tuple[int, ...], given: Sequence[Any]) -> Geometry:
+def size_text(layout: int, extents: tuple[int, ...]) -> str:
+    """The ``size`` that an array of these extents has in this layout, as a message shows it."""
+    size = listed(layout, extents)
+    if len(size) == 1:
+        return f"size={size}"
+    if layout in _AXES:
+        return f"size={_AXES[layout]}={size}"
+    return f"size={size} ({'slowest' if is_first_major(layout) else 'fastest'} first)"
+
+
+def size_of(geometry: Geometry) -> str:
+    return size_text(geometry.layout, geometry.extents)
+
+
+def geometry(layout: int, dtype: np.dtype[Any], extents: tuple[int, ...], given: Sequence[Any]) -> Geometry:
     """`given`: strides in values, fastest first; 0, or none at all for the slow axes, means contiguous."""
     strides: list[int] = []
     contiguous, fastest, reach, may_overlap = 1, 0, 0, False
     for k, extent in enumerate(extents):
         if extent == 0:
-            raise Invalid(f"an extent is 0: sizes, fastest first, are {extents}")
+            raise Invalid(f"size is {listed(layout, extents)}, and an extent must be at least 1")
         stride = (as_size(f"stride[{k}]", given[k]) if k < len(given) else 0) or contiguous
         if extent > 1:
             if stride < fastest:
@@ -162,6 +187,7 @@ def geometry(dtype: np.dtype[Any], extents: tuple[int, ...], given: Sequence[Any
         reach += (extent - 1) * stride
     elements = math.prod(extents)
     return Geometry(
+        layout,
         dtype,
         extents,
         tuple(strides),
@@ -176,100 +202,117 @@ def geometry(dtype: np.dtype[Any], extents: tuple[int, ...], given: Sequence[Any
 
 
 def geometry_of(layout: Any, size: Sequence[Any], stride: Sequence[Any], data_type: Any) -> Geometry:
-    return geometry(dtype_of(data_type), extents_of(layout, size), stride)
+    return geometry(layout, dtype_of(data_type), extents_of(layout, size), stride)
 
 
-def bytes_of(data: Any) -> npt.NDArray[np.uint8]:
-    """The memory behind any object that has some, as one run of bytes. Nothing is copied."""
-    if isinstance(data, np.ndarray):
-        return _array_bytes(data)
-    if data is None:
-        raise Invalid("data is NULL")
-    if isinstance(data, int):
-        raise Invalid(f"data is the address {int(data):#x}; here it must be a buffer, whose bounds are known")
+def bytes_of(name: str, data: Any) -> npt.NDArray[np.uint8]:
+    """The memory of a workspace, which has no type, as one run of bytes. Nothing is copied."""
     try:
-        view = memoryview(data)
-    except TypeError:
-        view = None
-    except Exception as error:
-        raise Invalid(f"data of type {type(data).__name__} gives no buffer: {error}") from None
-    if view is not None:
-        if not view.contiguous or "O" in _FIELD_NAME.sub("", view.format):
-            raise Invalid("data is not one run of numbers in memory")
-        return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
-    if not hasattr(data, "__dlpack__"):
-        raise Invalid(f"data is of type {type(data).__name__}, which has no buffer")
-    try:
-        return _array_bytes(np.from_dlpack(data))
-    except Invalid:
-        raise
-    except Exception as error:
-        raise Invalid(f"data of type {type(data).__name__} gives no buffer: {error}") from None
+        return contiguous_bytes(data)
+    except TypeError as error:
+        raise Invalid(f"{name} {error}") from None
 
 
-def _array_bytes(array: Array) -> npt.NDArray[np.uint8]:
-    if type(array) is np.ndarray and array.dtype is _BYTE and array.ndim == 1 and array.flags.c_contiguous:
-        return array
-    if array.dtype.hasobject:
-        raise Invalid(f"data is an array of {array.dtype}, not of numbers")
-    if array.size == 0:
-        return np.empty(0, np.uint8)
-    flat = type(array) is np.ndarray and array.flags.c_contiguous
-    if flat:
-        return array.reshape(-1).view(np.uint8)
-    array = np.asarray(array)
-    if any(step < 0 for step in array.strides):
-        raise Invalid(f"data is an array with negative strides, {array.strides}")
-    # From the first element to the last: what lies between belongs to the same allocation.
-    reach = sum((extent - 1) * step for extent, step in zip(array.shape, array.strides, strict=True)) + array.itemsize
-    first = array.reshape(1) if array.ndim == 0 else array[(slice(0, 1),) * array.ndim].reshape(1)
-    return np.lib.stride_tricks.as_strided(first.view(np.uint8), (reach,), (1,))
-
-
-def view_of(geometry: Geometry, data: Any) -> Array:
+def view_of(geometry: Geometry, data: Any, name: str = "data") -> Array:
     """The array over `data`, slowest axis first."""
-    memory = bytes_of(data)
+    memory = _memory(name, data, geometry.dtype, geometry.shape, geometry.steps)
     needed = geometry.span * geometry.dtype.itemsize
-    if needed > memory.size:
-        raise Invalid(
-            f"the array of sizes {geometry.extents} and strides {geometry.strides} (fastest first) spans {needed} "
-            f"bytes, but data has {memory.size}"
-        )
+    if needed > memory.nbytes:
+        gaps = "" if geometry.dense else f" and stride={geometry.strides}"
+        raise Invalid(f"{name} has {memory.nbytes} bytes, but {size_of(geometry)}{gaps} spans {needed}")
     view: Array = np.ndarray(geometry.shape, geometry.dtype, memory, 0, geometry.steps)
     return view
 
 
 def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int) -> Array:
     """`batch` samples of a geometry, `stride` values apart, as ``[batch, ...]``: `data` itself if it is just that."""
-    memory = data
-    if type(data) is np.ndarray and data.flags.c_contiguous and not data.dtype.hasobject:
-        if (
-            geometry.dense
-            and data.dtype is geometry.dtype
-            and (stride == geometry.elements or batch == 1)
-            and data.shape == (batch, *geometry.shape)
-        ):
-            return data
-    else:
-        try:
-            memory = bytes_of(data)
-        except Invalid as error:
-            raise Invalid(f"{name}: {error}") from None
+    shape = (batch, *geometry.shape)
     size = geometry.dtype.itemsize
+    steps = (stride * size if batch > 1 else 0, *geometry.steps)  # a step that no one takes may be any number
+    if type(data) is np.ndarray and data.dtype is geometry.dtype and data.flags.c_contiguous:
+        if data.shape == shape and geometry.dense and (stride == geometry.elements or batch == 1):
+            return data
+        memory: Array = data
+    else:
+        memory = _memory(name, data, geometry.dtype, shape, steps)
     needed = ((batch - 1) * stride + geometry.span) * size
     if needed > memory.nbytes:
         raise Invalid(
-            f"{name} has {memory.nbytes} bytes, but {batch} samples of {geometry.span} values, {stride} apart, "
-            f"span {needed}"
+            f"{name} has {memory.nbytes} bytes, but {batch} samples of {size_of(geometry)}, with {stride} values from "
+            f"one to the next, span {needed}"
         )
-    step = stride * size if batch > 1 else 0  # a step that no one takes may be any number
-    view: Array = np.ndarray((batch, *geometry.shape), geometry.dtype, memory, 0, (step, *geometry.steps))
+    view: Array = np.ndarray(shape, geometry.dtype, memory, 0, steps)
     return view
 
 
+def _memory(name: str, data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], steps: tuple[int, ...]) -> Array:
+    """The memory of `data`, in which an array of this type is to have this shape and these steps.
+
+    Raw memory holds any array. Elements that have a type must have this one. They may be contiguous, as any shape of as
+    many, or else the array must consist of the first of them, in their order and with their strides.
+    """
+    if data is None:
+        raise Invalid(f"{name} is NULL")
+    try:
+        array, typed = elements_of(data)
+    except TypeError as error:
+        raise Invalid(f"{name} {error}") from None
+    if not typed:
+        return array
+    if array.dtype != dtype and not (array.dtype.name == dtype.name == "bfloat16"):
+        raise Invalid(f"{name} has elements of type {_type_name(array.dtype)}, but {_disagreement(dtype)}")
+    if array.flags.c_contiguous:
+        return array
+    given, wanted = _axes(array.shape, array.strides), _axes(shape, steps)
+    first = len(given) - len(wanted)
+    if first < 0 or given[first + 1 :] != wanted[1:] or (wanted and not _begins(given[first], wanted[0])):
+        raise Invalid(
+            f"{name} is not contiguous: it has shape {array.shape} and strides of {array.strides} bytes, where the "
+            f"descriptor says shape {shape} and {steps}. Describe it with BNNSNDArrayDescriptor.from_array, or pass a "
+            "contiguous array"
+        )
+    # From the first element to the last: all of it is within one allocation.
+    reach = sum((extent - 1) * step for extent, step in wanted) + array.itemsize
+    corner = array[(slice(0, 1),) * array.ndim].reshape(1).view(np.uint8)
+    return np.lib.stride_tricks.as_strided(corner, (reach,), (1,))
+
+
+def _axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Extents and strides, without the axes that have one element, and with those joined that one stride covers."""
+    axes: list[tuple[int, int]] = []
+    for extent, stride in zip(shape, strides, strict=True):
+        if extent == 1:
+            continue
+        if axes and axes[-1][1] == extent * stride:
+            axes[-1] = (axes[-1][0] * extent, stride)
+        else:
+            axes.append((extent, stride))
+    return axes
+
+
+def _begins(given: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    """Whether an axis is the beginning of another."""
+    return given[1] == wanted[1] and wanted[0] <= given[0]
+
+
+def _type_name(dtype: np.dtype[Any]) -> str:
+    return str(dtype) if dtype.isnative else f"{dtype.str} (non-native byte order)"
+
+
+def _disagreement(dtype: np.dtype[Any]) -> str:
+    shown = constant_name("BNNSDataType", data_type_of(dtype))
+    return f"its descriptor says {shown}: pass an array of {dtype} (astype converts the values, view keeps the bits)"
+
+
 def keeps_still(data: Any) -> bool:
-    """Whether an object's memory stays where it is while a view of it exists. What only speaks DLPack may move it."""
-    return data is None or isinstance(data, np.ndarray) or not hasattr(type(data), "__dlpack__")
+    """Whether an object's memory stays where it is while a view of it exists. Without a buffer it may be moved."""
+    if data is None or isinstance(data, np.ndarray):
+        return True
+    try:
+        memoryview(data)
+    except Exception:
+        return False
+    return True
 
 
 def is_first_major(layout: int) -> bool:
@@ -339,7 +382,7 @@ def address_of(data: Any) -> int:
         return 0
     if isinstance(data, int):
         return int(data)
-    return int(data.ctypes.data) if isinstance(data, np.ndarray) else int(bytes_of(data).ctypes.data)
+    return int(data.ctypes.data) if isinstance(data, np.ndarray) else int(bytes_of("it", data).ctypes.data)
 
 
 # ---- filter parameters ----------------------------------------------------------------------------------------------
@@ -396,7 +439,7 @@ class Arena:
                 raise Invalid(f"alloc_memory raised {type(error).__name__}: {error}") from None
             block = memptr[0]
             if code == 0 and block is not None:
-                memory = bytes_of(block)
+                memory = bytes_of("the block of alloc_memory", block)
         if code != 0 or block is None:
             raise Invalid(f"alloc_memory returned {code!r} for {size} bytes and put {block!r} into *memptr")
         address = memory.ctypes.data

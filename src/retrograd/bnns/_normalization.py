@@ -8,7 +8,7 @@ thread copies what it reads anyway. Arithmetic is the engine's; here are shapes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from ..normalization import (
 )
 from . import _constants as c
 from ._activation import Fused, fused
-from ._failure import Invalid, Unsupported, note, status
+from ._failure import Invalid, Unsupported, renaming, status
 from ._filter import (
     FLOAT32,
     FLOATS,
@@ -39,15 +39,19 @@ from ._filter import (
     checked_filter,
     delta_geometry,
     delta_samples,
+    geometry_of,
     in_shape,
+    overlapping,
     put,
     sample_geometry,
     source_samples,
     target_samples,
+    unlike,
     viewed,
 )
 from ._memory import (
     Array,
+    Geometry,
     are_apart,
     as_float,
     as_size,
@@ -55,9 +59,11 @@ from ._memory import (
     check_writable,
     is_still_writable,
     keeps_still,
+    listed,
     owner_of,
     same_elements,
     shares_memory,
+    size_text,
 )
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSLayerParametersNormalization, BNNSNDArrayDescriptor
@@ -73,6 +79,26 @@ _LAYOUTS: Final = (
     c.BNNSDataLayoutImageCHW,
     c.BNNSDataLayout3DLastMajor,  # ImageCHW by another name
     c.BNNSDataLayout3DFirstMajor,  # likewise, extents listed C, H, W
+)
+# Of these Apple's headers have only the first two, and no word on the training of the functions.
+_OWN_LAYOUTS: Final = _LAYOUTS[2:]
+_OWN_TRAINABLE: Final = (c.BNNSActivationFunctionScaledTanh, c.BNNSActivationFunctionReLU6)
+_LEAKY: Final = (c.BNNSActivationFunctionLeakyRectifiedLinear, c.BNNSActivationFunctionClampedLeakyRectifiedLinear)
+# Apple's names for the arguments of the array functions.
+_WORDS: Final = renaming(
+    {
+        "x": "in",
+        "y": "out",
+        "dy": "out_delta.data",
+        "dx": "in_delta.data",
+        "dgamma": "gamma_delta.data",
+        "dbeta": "beta_delta.data",
+        "gamma": "gamma_desc.data",
+        "beta": "beta_desc.data",
+        "running_mean": "moving_mean_desc.data",
+        "running_var": "moving_variance_desc.data",
+        "eps": "epsilon",
+    }
 )
 _PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
 # Where a descriptor keeps the plan of a backward call: a key for each part that it can have there.
@@ -154,9 +180,9 @@ class NormalizationFilter(BNNSFilter):
                 raise Unsupported(f"{name}.layout is {shown}; it must be Vector, ImageCHW or 3D")
         self.input, self.output = sample_geometry("i_desc", layer.i_desc), sample_geometry("o_desc", layer.o_desc)
         if self.input.extents != self.output.extents:
-            raise Invalid(f"i_desc has sizes {self.input.extents}, o_desc {self.output.extents} (fastest first)")
+            raise unlike("o_desc", self.output, "i_desc", self.input)
         if self.output.may_overlap:
-            raise Invalid(f"o_desc: elements share memory with strides {self.output.strides}")
+            raise overlapping("o_desc", self.output)
         self.momentum, self.epsilon = as_float("momentum", layer.momentum), as_float("epsilon", layer.epsilon)
         if not 0 <= self.momentum <= 1:
             raise Invalid(f"momentum is {self.momentum}, must be from 0 to 1")
@@ -197,6 +223,30 @@ class NormalizationFilter(BNNSFilter):
         self._key = object()  # of its plans
         self._kept: Array | None = None  # x of the last training pass, with room for more samples
         self._cache: NormCache | None = None
+        for what in self._extensions(layer):
+            self.note_extension("BNNSFilterCreateLayerNormalization", what)
+
+    def _extensions(self, layer: BNNSLayerParametersNormalization) -> Iterator[str]:
+        """What Apple's headers do not accept of a layer that is accepted here."""
+        for name in ("i_desc", "o_desc"):
+            layout = getattr(layer, name).layout
+            if layout in _OWN_LAYOUTS:
+                yield f"{name}.layout is {constant_name('BNNSDataLayout', layout)}"
+        given = {"gamma_desc": self.gamma, "beta_desc": self.beta}
+        parameters = {name: parameter.geometry for name, parameter in given.items() if parameter is not None}
+        if len({geometry.dtype for geometry in parameters.values()}) > 1:
+            types = (constant_name("BNNSDataType", getattr(layer, name).data_type) for name in parameters)
+            yield f"gamma_desc.data_type and beta_desc.data_type differ ({' and '.join(types)})"
+        for name, geometry in parameters.items():
+            if self.norm_type != c.BNNSLayerNorm and len(geometry.extents) > 1:
+                yield f"{name}.layout is {constant_name('BNNSDataLayout', geometry.layout)}, not a vector"
+            if self.norm_type == c.BNNSLayerNorm and geometry.elements != self.input.elements:
+                yield f"{name} has the {geometry.elements} values of the normalized axes, not of the whole input"
+        function = layer.activation.function
+        if function in _OWN_TRAINABLE or (function in _LEAKY and as_float("alpha", layer.activation.alpha) == 0):
+            alpha = " with alpha 0" if function in _LEAKY else ""
+            shown = constant_name("BNNSActivationFunction", function)
+            yield f"activation.function is {shown}{alpha}, and backward trains it"
 
     def _activation(self, layer: BNNSLayerParametersNormalization, any_trainable: bool) -> Fused:
         per_channel = layer.activation.function == c.BNNSActivationFunctionPReLUPerChannel
@@ -208,19 +258,28 @@ class NormalizationFilter(BNNSFilter):
         if descriptor.data_type != c.BNNSDataTypeFloat32:
             shown = constant_name("BNNSDataType", descriptor.data_type)
             raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
+        geometry = geometry_of(name, descriptor)
+        if geometry.extents != (self.channels,):
+            size = listed(geometry.layout, geometry.extents)
+            raise Invalid(f"{name}.size is {size}, expected size={(self.channels,)}, one value for each channel")
         viewed(name, descriptor)
-        extents = descriptor.geometry().extents
-        if extents != (self.channels,):
-            raise Invalid(f"{name} has sizes {extents}, must be a vector of {self.channels} channels")
 
     def _parameter(self, name: str, descriptor: BNNSNDArrayDescriptor) -> _Parameter | None:
         if descriptor.data is None:
             return None
-        elements = descriptor.geometry().elements
-        if elements not in self.parameter_sizes:
-            allowed = " or ".join(map(str, sorted(self.parameter_sizes)))
-            raise Invalid(f"{name} has {elements} elements, must have {allowed}")
+        self._check_parameter_size(name, geometry_of(name, descriptor))
         return _Parameter(name, descriptor, self)
+
+    def _check_parameter_size(self, name: str, geometry: Geometry) -> None:
+        if geometry.elements in self.parameter_sizes:
+            return
+        size = listed(geometry.layout, geometry.extents)
+        expected = f"size={(self.channels,)}, one value for each channel"
+        if self.norm_type == c.BNNSLayerNorm:
+            shapes = {self.input.extents, self.input.extents[: len(self.input.extents) - self._axis]}
+            sizes = sorted(shapes, key=len, reverse=True)
+            expected = " or ".join(size_text(geometry.layout if len(e) == len(size) else 0, e) for e in sizes)
+        raise Invalid(f"{name}.size is {size}, expected {expected}")
 
     def _needs_wide(self, elements: int) -> bool:
         """Whether a parameter of a layer norm has values for axes that are not normalized over."""
@@ -345,7 +404,7 @@ class NormalizationFilter(BNNSFilter):
                 return {}  # both or neither: statistics of different origins do not mix
             return {"training": False, "running_mean": mean, "running_var": variance}
         for name, array in moving.items():
-            check_writable(name, array)
+            check_writable(f"{name}.data", array)
         if mean is None:
             mean = np.zeros(self.channels, np.float32)
         if variance is None:
@@ -417,10 +476,14 @@ class NormalizationFilter(BNNSFilter):
         if out_delta is None:
             raise Invalid("out_delta is NULL")
         # As views of our own: the client's arrays may be given other shapes while the plan is kept.
-        dy = delta_samples("out_delta", out_delta, self.output, batch, out_delta_stride, source_samples).view()
+        dy = delta_samples(
+            "out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples
+        ).view()
         results = {}
         if in_delta is not None:
-            dx = delta_samples("in_delta", in_delta, self.input, batch, in_delta_stride, target_samples).view()
+            dx = delta_samples(
+                "in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples
+            ).view()
             results["in_delta"] = _Result("dx", dx, accumulates("in_delta", in_delta))
         for name, delta, parameter in zip(_PARAMETERS, parameters, (self.gamma, self.beta), strict=True):
             if delta is not None:
@@ -505,17 +568,14 @@ class NormalizationFilter(BNNSFilter):
 
     def _parameter_delta(self, name: str, descriptor: Any, parameter: _Parameter | None) -> Array:
         geometry = delta_geometry(name, checked_descriptor(name, descriptor))
-        if parameter is not None:
-            if geometry.proper_extents != parameter.geometry.proper_extents:
-                theirs = parameter.geometry.extents
-                raise Invalid(f"{name} has sizes {geometry.extents}, the parameter {theirs} (fastest first)")
-        elif geometry.elements not in self.parameter_sizes:
-            allowed = " or ".join(map(str, sorted(self.parameter_sizes)))
-            raise Invalid(f"{name} has {geometry.elements} elements, must have {allowed}")
+        if parameter is None:
+            self._check_parameter_size(name, geometry)
+        elif geometry.proper_extents != parameter.geometry.proper_extents:
+            raise unlike(name, geometry, f"{name.removesuffix('_delta')}_desc", parameter.geometry)
         if geometry.may_overlap:
-            raise Invalid(f"{name}: elements share memory with strides {geometry.strides}")
-        view: Array = descriptor.view()
-        check_writable(name, view)
+            raise overlapping(name, geometry)
+        view = viewed(name, descriptor)
+        check_writable(f"{name}.data", view)
         return view
 
 
@@ -569,7 +629,7 @@ def _flattened(array: Array) -> Array | None:
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
 
-@status(None)
+@status(None, words=_WORDS)
 def BNNSFilterCreateLayerNormalization(
     normType: int,
     layer_params: BNNSLayerParametersNormalization,
@@ -586,9 +646,10 @@ def BNNSFilterCreateLayerNormalization(
 
 
 _OTHERWISE: Final = "filter is not a normalization filter"
+_COPIES: Final = "without BNNSFlagsUseClientPtr backward works with the copies of gamma and beta made with the filter"
 
 
-@status(-1)
+@status(-1, words=_WORDS)
 def BNNSNormalizationFilterApplyBatch(
     filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int, training: bool
 ) -> int:
@@ -598,7 +659,7 @@ def BNNSNormalizationFilterApplyBatch(
     return 0
 
 
-@status(-1)
+@status(-1, words=_WORDS)
 def BNNSNormalizationFilterApplyBackwardBatch(
     filter: BNNSFilter | None,
     batch_size: int,
@@ -614,7 +675,7 @@ def BNNSNormalizationFilterApplyBackwardBatch(
     """Gradients of the training pass before. Those whose descriptor is None are not produced. 0, or -1 on failure."""
     checked = checked_filter(NormalizationFilter, filter, _OTHERWISE)
     if not checked.uses_client_memory and (checked.gamma is not None or checked.beta is not None):
-        note("backward without BNNSFlagsUseClientPtr works with the copies of gamma and beta made with the filter")
+        checked.note_extension("BNNSNormalizationFilterApplyBackwardBatch", _COPIES)
     checked.apply_backward(
         batch_size,
         in_delta,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..optimizer import adam_step, rmsprop_step, sgd_step
 from . import _constants as c
-from ._failure import Invalid, status
-from ._filter import checked_parameters, viewed
+from ._failure import Invalid, Words, in_apples_words, renaming, status
+from ._filter import checked_parameters, unlike, viewed
 from ._memory import Array, Floats, as_float, as_size, check_writable, is_writable, keeps_still, threads_of
 from ._names import constant_name
 from ._structures import BOOL, FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
@@ -237,6 +238,22 @@ def BNNSOptimizerStep(
     count = as_size("number_of_parameters", number_of_parameters)
     kinds, momentum = _accumulators(fields, chosen)
     values, slopes, *states = _arrays(parameters, gradients, accumulators, count, kinds)
+    try:
+        _step(chosen, fields, momentum, values, slopes, states, options)
+    except (ValueError, TypeError) as error:
+        raise in_apples_words(error, _words(fields, count)) from None
+    return 0
+
+
+def _step(
+    chosen: _Function,
+    fields: Any,
+    momentum: float,
+    values: list[Array],
+    slopes: list[Array],
+    states: list[list[Array]],
+    options: dict[str, Any],
+) -> None:
     if isinstance(fields, _SGD_FIELDS):
         # Apple's third variant under Nesterov is the second.
         variants = {0: "step", 1: "gradient", 2: "gradient" if fields.nesterov else "descent"}
@@ -279,7 +296,32 @@ def BNNSOptimizerStep(
             velocity_of="step",
             **options,
         )
-    return 0
+
+
+def _words(fields: Any, count: int) -> Words:
+    """Apple's names for the arguments of the array functions."""
+    kinds: dict[str, int] = {"velocities": 0}
+    if isinstance(fields, _ADAM_FIELDS):
+        kinds = {"first_moments": 0, "second_moments": 1, "largest_second_moments": 2}
+    elif isinstance(fields, _RMSPROP_FIELDS):
+        kinds = {"squares": 0, "means": 1, "velocities": 1 + bool(fields.centered)}
+    names: dict[str, str | Callable[[int], str]] = {
+        "eps": "epsilon",
+        "step": "time_step",
+        "weight_decay": "regularization_scale",
+        "l1": "regularization_scale",
+        "clip": "(clip_gradients_min, clip_gradients_max)",
+        "maximum_norm": "clip_gradients_max_norm",
+        "maximum_norm_each": "clip_gradients_max_norm",
+        "known_norm": "clip_gradients_use_norm",
+    }
+    for name, kind in kinds.items():
+        names[name] = partial(_accumulator, kind * count)
+    return renaming(names)
+
+
+def _accumulator(first: int, index: int) -> str:
+    return f"accumulators[{first + index}]"
 
 
 def _options(fields: Any, decoupled: bool) -> dict[str, Any]:
@@ -359,14 +401,16 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
     known: _Lists | None = memo.get((_Lists, count, kinds)) if memo else None
     if known is not None and known.hold(descriptors):
         return known.arrays
-    checked = []
+    checked: list[Array] = []
     for index, descriptor in enumerate(descriptors):
         part, number = divmod(index, count)
         name = ("parameters", "gradients", "accumulators")[min(part, 2)]
         label = f"{name}[{number + count * max(part - 2, 0)}]"
-        checked.append(_checked_array(label, descriptor, name != "gradients"))
+        array = _checked_array(label, descriptor, name != "gradients")
+        if part and array.shape != checked[number].shape:
+            raise unlike(label, descriptor.geometry(), f"parameters[{number}]", descriptors[number].geometry())
+        checked.append(array)
     arrays = [checked[first : first + count] for first in range(0, len(checked), count)]
-    _check_shapes(arrays[0], arrays[1:])
     if memo is not None and all(keeps_still(descriptor.data) for descriptor in descriptors):
         written = [descriptor.data for descriptor in descriptors[:count] + descriptors[2 * count :]]
         owners = [array for array in written if isinstance(array, np.ndarray)]
@@ -383,19 +427,7 @@ def _checked_array(name: str, descriptor: Any, written: bool) -> Array:
         raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
     view = viewed(name, descriptor)
     if not view.flags.c_contiguous:
-        raise Invalid(f"{name} is not contiguous: strides {descriptor.stride!r} of sizes {descriptor.size!r}")
+        raise Invalid(f"{name}.stride is {descriptor.stride!r}, must be 0 or contiguous for size={descriptor.size!r}")
     if written:
-        check_writable(name, view)
+        check_writable(f"{name}.data", view)
     return view
-
-
-def _check_shapes(parameters: list[Array], others: list[list[Array]]) -> None:
-    """`others`: the gradients, then the accumulators by kind."""
-    for kind, arrays in enumerate(others):
-        for index, (array, parameter) in enumerate(zip(arrays, parameters, strict=True)):
-            if array.shape != parameter.shape:
-                name = f"accumulators of kind {kind}" if kind else "gradients"
-                raise Invalid(
-                    f"{name}, number {index}, has sizes {array.shape[::-1]}, its parameter {parameter.shape[::-1]} "
-                    "(fastest first)"
-                )

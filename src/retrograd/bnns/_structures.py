@@ -3,7 +3,8 @@
 A new structure is filled with zeros, as in C. Assigning a structure to a field of another copies it, as in C. Any value
 may be assigned to a field; whether it makes sense is for the functions to say, which answer with a status.
 
-Pointers are Python objects: ``data`` holds anything with a buffer, so that its bounds are known, or None.
+Pointers are Python objects: ``data`` holds an array or anything else with a buffer, so that its bounds are known, or
+None. What knows the type and layout of its elements must agree with its descriptor.
 """
 
 from __future__ import annotations

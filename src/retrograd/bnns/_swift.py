@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from . import _constants as c
-from ._failure import last_error
+from ._failure import last_error, raising
 from ._filter import BNNSFilterDestroy
 from ._memory import Geometry, is_first_major
 from ._names import constant_name
@@ -305,7 +305,8 @@ class NormalizationLayer:
             activation=activation.bnnsActivation,
             **type.fields,
         )
-        self._filter = BNNSFilterCreateLayerNormalization(type.norm_type, parameters, filterParameters)
+        with raising():
+            self._filter = BNNSFilterCreateLayerNormalization(type.norm_type, parameters, filterParameters)
         if self._filter is None:
             raise BNNSError("unableToCreateLayer", last_error())
 
@@ -317,15 +318,16 @@ class NormalizationLayer:
             raise TypeError(f"for_ must be a LearningPhase, not {for_!r}")
         _check_data(input=input, output=output)
         self._check_like(input=input, output=output)
-        status = BNNSNormalizationFilterApplyBatch(
-            self._filter,
-            batchSize,
-            input.data,
-            batch_stride(input),
-            output.data,
-            batch_stride(output),
-            for_ is LearningPhase.training,
-        )
+        with raising():
+            status = BNNSNormalizationFilterApplyBatch(
+                self._filter,
+                batchSize,
+                input.data,
+                batch_stride(input),
+                output.data,
+                batch_stride(output),
+                for_ is LearningPhase.training,
+            )
         if status:
             raise BNNSError("layerApplyFail", last_error())
 
@@ -343,18 +345,19 @@ class NormalizationLayer:
         """Gradients of the training pass before. `input` is Swift's; the layer remembers its own and does not look."""
         _check_data(outputGradient=outputGradient, generatingInputGradient=generatingInputGradient)
         _check_data(generatingBetaGradient=generatingBetaGradient, generatingGammaGradient=generatingGammaGradient)
-        status = BNNSNormalizationFilterApplyBackwardBatch(
-            self._filter,
-            batchSize,
-            generatingInputGradient,
-            0 if generatingInputGradient is None else batch_stride(generatingInputGradient),
-            output.data,
-            batch_stride(output),
-            outputGradient,
-            batch_stride(outputGradient),
-            generatingBetaGradient,
-            generatingGammaGradient,
-        )
+        with raising():
+            status = BNNSNormalizationFilterApplyBackwardBatch(
+                self._filter,
+                batchSize,
+                generatingInputGradient,
+                0 if generatingInputGradient is None else batch_stride(generatingInputGradient),
+                output.data,
+                batch_stride(output),
+                outputGradient,
+                batch_stride(outputGradient),
+                generatingBetaGradient,
+                generatingGammaGradient,
+            )
         if status:
             raise BNNSError("layerApplyFail", last_error())
 
