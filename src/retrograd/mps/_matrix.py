@@ -225,6 +225,12 @@ class _Storage(Members):
 
     def _place(self, function: str, buffer: MTLBuffer) -> None:
         end, size = self._offset + self._extent, self._dtype.itemsize
+        if buffer._dtype is not None and buffer._dtype != self._dtype:
+            raise TypeError(
+                f"{function}: descriptor.dataType is {self._dataType.name}, but the buffer has elements of type "
+                f"{buffer._dtype}: make it of an array of {self._dtype} (astype converts the values, view keeps the "
+                "bits), or of raw memory"
+            )
         if end > buffer._bytes.size:
             raise ValueError(f"{function}: buffer has {buffer._bytes.size} bytes, but the descriptor needs {end}")
         self._check_size(function)

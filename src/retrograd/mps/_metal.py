@@ -15,12 +15,14 @@ import weakref
 from _thread import allocate_lock, get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
+from mmap import PAGESIZE
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from .._buffers import elements_of
 from ._types import (
     LARGEST_SIZE,
     MTLCommandBufferStatus,
@@ -53,13 +55,26 @@ _ERROR: Final = MTLCommandBufferStatus.error
 class MTLBuffer:
     """Memory. Made by :meth:`MTLDevice.makeBuffer`."""
 
-    __slots__ = ("__weakref__", "_address", "_bytes", "_device", "_has_deallocator", "_label", "_memory", "_options")
+    __slots__ = (
+        "__weakref__",
+        "_address",
+        "_bytes",
+        "_device",
+        "_dtype",
+        "_has_deallocator",
+        "_label",
+        "_memory",
+        "_options",
+    )
 
     label = Setting[str | None](as_label, None, "A name for people.")
 
-    def __init__(self, device: MTLDevice, memory: memoryview, options: MTLResourceOptions) -> None:
+    def __init__(
+        self, device: MTLDevice, memory: memoryview, options: MTLResourceOptions, dtype: np.dtype[Any] | None = None
+    ) -> None:
         self._device = device
         self._memory = memory
+        self._dtype = dtype  # of the elements that it was made of; None: raw memory, which holds any
         self._options = options
         self._label: str | None = None
         self._has_deallocator = False
@@ -146,8 +161,9 @@ class MTLDevice:
     ) -> MTLBuffer:
         """A buffer of `length` zeros, of a copy of `bytes`, or, without a copy, over the memory of `bytesNoCopy`.
 
-        The last two are anything with a contiguous buffer (an ndarray, bytearray, mmap, ctypes array), of which
-        `length` bytes are taken, all by default. `deallocator(bytesNoCopy, length)` is called when the buffer is gone.
+        The last two are anything with contiguous memory (an ndarray, bytearray, mmap, ctypes array, tensor), of which
+        `length` bytes are taken, all by default. A buffer of elements of a type holds matrices and vectors of that type
+        alone; one of raw memory holds any. `deallocator(bytesNoCopy, length)` is called when the buffer is gone.
         """
         function = "MTLDevice.makeBuffer"
         flags = MTLResourceOptions(as_flags(f"{function}: options", options))
@@ -162,13 +178,19 @@ class MTLDevice:
             _check_length(function, size, None)
             return self._buffer_type(self, np.zeros(size, np.uint8).data, flags)
         name, source = ("bytes", bytes) if bytesNoCopy is None else ("bytesNoCopy", bytesNoCopy)
-        memory = _memory_of(function, name, source)
+        memory, dtype = _memory_of(function, name, source)
         if size is None:
             size = memory.nbytes
         _check_length(function, size, memory.nbytes)
         if bytesNoCopy is None:
             memory = np.frombuffer(memory, np.uint8, size).copy().data
-        buffer = self._buffer_type(self, memory[:size], flags)
+        buffer = self._buffer_type(self, memory[:size], flags, dtype)
+        if bytesNoCopy is not None and (buffer._address % PAGESIZE or size % PAGESIZE):
+            _LOG.info(
+                "%s: bytesNoCopy is %d bytes at %#x, not whole pages of %d bytes; this is accepted here, but not by "
+                "Apple's headers",
+                *(function, size, buffer._address, PAGESIZE),
+            )
         if deallocator is not None:
             buffer._has_deallocator = True
             weakref.finalize(buffer, deallocator, source, size).atexit = False
@@ -183,25 +205,17 @@ class MTLDevice:
         return "<MTLDevice: the processor>"
 
 
-def _memory_of(function: str, name: str, source: object) -> memoryview:
-    if isinstance(source, int):
-        raise TypeError(
-            f"{function}: {name} is an address; give the memory itself, as (ctypes.c_char * n).from_address(address)"
-        )
+def _memory_of(function: str, name: str, source: object) -> tuple[memoryview, np.dtype[Any] | None]:
+    """The memory, and the type of its elements if they have one."""
     try:
-        memory = memoryview(source)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{function}: {name} must have a buffer, and {type(source).__name__} has none") from None
-    except ValueError:  # an array of a type that buffers cannot tell
-        dtype = getattr(source, "dtype", type(source).__name__)
-        raise TypeError(
-            f"{function}: {name} is of {dtype} elements, which have no buffer; give view(np.uint8)"
-        ) from None
-    if not memory.c_contiguous:
-        raise ValueError(f"{function}: {name} is not contiguous (strides {memory.strides}); a buffer is one block")
-    if not memory.nbytes:
+        array, typed = elements_of(source)
+    except TypeError as error:
+        raise TypeError(f"{function}: {name} {error}") from None
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{function}: {name} is not contiguous (strides {array.strides}); a buffer is one block")
+    if not array.nbytes:
         raise ValueError(f"{function}: {name} is empty")
-    return memory.cast("B")
+    return array.reshape(-1).view(np.uint8).data, array.dtype if typed else None
 
 
 def _check_length(function: str, length: int, available: int | None) -> None:
