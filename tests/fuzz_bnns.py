@@ -1,8 +1,10 @@
 """Random and mutated descriptors against every function of retrograd.bnns.
 
 Whatever the structures say, a call answers with a status, raises nothing, and neither reads nor writes outside a
-buffer; where it fails, no destination has changed. Buffers lie between guards that are compared after every call; under
-``make sanitize`` reads beyond them are found too. A failure prints the seed that repeats it:
+buffer; where it fails, no destination has changed, and the reason speaks Apple's names. Buffers lie between guards that
+are compared after every call; under ``make sanitize`` reads beyond them are found too. Arrays of a type other than that
+of their descriptor are refused, and what lies between the elements of a strided array stays as it is. A failure prints
+the seed that repeats it:
 
     python tests/fuzz_bnns.py --count 500000
     python tests/fuzz_bnns.py --seed 1234 --count 1
@@ -12,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +36,44 @@ STRANGE = [None, "text", b"", 1.5, [], {}, object(), np.zeros(0, np.float32), np
 TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
 LAYOUTS = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataLayout")]
 FUNCTIONS = list(range(37))
+WRONG_TYPES = [np.float64, np.int64, np.int32, np.int16, np.int8, np.dtype(">f4"), np.complex64, np.bool_]
+NUMPY_TYPES = {
+    getattr(bnns, f"BNNSDataType{name}"): np.dtype(name.lower())
+    for name in ["Float32", "Float16", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"]
+}
+# Arguments and functions of the array API, which no message may mention.
+ENGINE_WORDS = re.compile(r"\b(\w+_(forward|backward|step)|running_mean|running_var|dgamma|dbeta|dwx|first_moments): ")
+
+
+@dataclass
+class Buffers(Memory):
+    """With arrays that know better than their descriptor."""
+
+    gaps: list[tuple[np.ndarray, bytes]] = field(default_factory=list)  # between the elements of strided arrays
+    strided_buffers: set[int] = field(default_factory=set)  # which no one else may use
+
+    def any(self) -> np.ndarray:
+        shared = [buffer for buffer in self.buffers if id(buffer) not in self.strided_buffers]
+        return shared[self.random.integers(len(shared))]
+
+    def strided(self, count: int) -> np.ndarray:
+        """Every second element, with gaps that no call may touch."""
+        whole = self.take(2 * count)
+        self.strided_buffers.add(id(whole))
+        self.gaps.append((whole[1::2], whole[1::2].tobytes()))
+        return whole[::2]
+
+    def wrong(self) -> np.ndarray:
+        """A buffer under another type, which is refused wherever it is given."""
+        array = self.any()
+        dtype = np.dtype(WRONG_TYPES[self.random.integers(len(WRONG_TYPES))])
+        flat = array.view(np.uint8)
+        return flat[: flat.size // dtype.itemsize * dtype.itemsize].view(dtype)
+
+    def check_guards(self) -> None:
+        super().check_guards()
+        if any(gap.tobytes() != before for gap, before in self.gaps):
+            raise Broken("a call wrote between the elements of a strided array")
 
 
 @dataclass
@@ -62,7 +104,7 @@ def slots(root: Any) -> Iterator[tuple[Any, Any]]:
             yield root, name
 
 
-def mutate(random: np.random.Generator, memory: Memory, roots: list[Any]) -> None:
+def mutate(random: np.random.Generator, memory: Buffers, roots: list[Any]) -> None:
     places = [place for root in roots if root is not None for place in slots(root)]
     for _ in range(int(random.choice([0, 1, 1, 1, 2, 3, 8]))):
         owner, key = places[random.integers(len(places))]
@@ -74,7 +116,7 @@ def mutate(random: np.random.Generator, memory: Memory, roots: list[Any]) -> Non
                 owner[key] = value
 
 
-def new_value(random: np.random.Generator, memory: Memory, key: Any) -> Any:
+def new_value(random: np.random.Generator, memory: Buffers, key: Any) -> Any:
     def one_of(values: list[Any]) -> Any:
         return values[random.integers(len(values))]
 
@@ -82,12 +124,16 @@ def new_value(random: np.random.Generator, memory: Memory, key: Any) -> Any:
     if kind < 0.06:
         return one_of(STRANGE)
     if key in ("data", "in", "out", "cache", "source", "target"):
-        if kind < 0.3:
-            return one_of([None, bytes(64), bytearray(12), 4096, memoryview(bytearray(64))[::2]])
-        if kind < 0.6:
-            return one_of(memory.buffers)
-        if kind < 0.8:
-            return one_of(memory.buffers)[:: int(random.integers(1, 3))]
+        if kind < 0.2:
+            return one_of([None, bytes(64), bytearray(12), 4096, memoryview(bytearray(64))[::2], memory.any().ctypes])
+        if kind < 0.4:
+            return memory.any()
+        if kind < 0.5:
+            return memoryview(memory.any()).cast("B") if kind < 0.45 else np.ma.masked_array(memory.any())
+        if kind < 0.65:
+            return memory.strided(int(random.integers(1, 40)))
+        if kind < 0.85:
+            return memory.wrong()
         return memory.take(int(random.integers(0, 40)))
     if key == "data_type":
         return one_of(TYPES)
@@ -109,7 +155,7 @@ FLOAT_FIELDS = {
 }
 
 
-def through_images(random: np.random.Generator, memory: Memory, root: Structure) -> Structure:
+def through_images(random: np.random.Generator, memory: Buffers, root: Structure) -> Structure:
     """The structure with some bytes of its C image changed; pointers that survive lead to the same buffers."""
     image = bytearray(root.to_bytes())
     for _ in range(int(random.integers(1, 5))):
@@ -126,7 +172,7 @@ def status(answer: Any) -> bool:
 
 def run(seed: int, tally: Counter[str]) -> None:
     random = np.random.default_rng(seed)
-    memory = Memory(random)
+    memory = Buffers(random)
     case = CASES[seed % len(CASES)](random, memory)
     mutate(random, memory, case.roots)
     if random.random() < 0.2:
@@ -140,13 +186,42 @@ def run(seed: int, tally: Counter[str]) -> None:
             answer = call()
         memory.check_guards()
         if failed(answer):
-            if UNEXPECTED in (bnns.last_error() or ""):
-                raise Broken(f"{name} did not expect this: {bnns.last_error()}")
+            check_reason(name, bnns.last_error() or "")
             tally[f"{name} refused"] += 1
             if memory.state() != before:
                 raise Broken(f"{name} failed and has changed a buffer: {bnns.last_error()}")
         else:
             tally[f"{name} done"] += 1
+            check_accepted(name, case.roots)
+
+
+def check_reason(name: str, reason: str) -> None:
+    if UNEXPECTED in reason:
+        raise Broken(f"{name} did not expect this: {reason}")
+    if not reason.startswith(f"{name}: ") or ENGINE_WORDS.search(reason):
+        raise Broken(f"{name} failed, and says: {reason!r}")
+
+
+def check_accepted(name: str, roots: list[Any]) -> None:
+    """That a call has not taken an array of another type for what its descriptor says."""
+    if name.endswith(("FilterApply", "FilterApplyBatch")):
+        sample = roots[0].i_desc.data_type, roots[0].o_desc.data_type
+        arguments = next(root for root in roots if isinstance(root, dict) and "in" in root)
+        pairs = [(arguments["in"], sample[0]), (arguments["out"], sample[1])]
+    elif name == "BNNSOptimizerStep":
+        count = operator.index(next(root["count"] for root in roots if isinstance(root, dict)))
+        pairs = [(root.data, root.data_type) for root in roots[3 : 3 + 2 * count]]
+    elif name == "BNNSDirectApplyLSTMBatchTrainingCaching":
+        sides = (roots[0].input_descriptor.data_desc, roots[0].output_descriptor.data_desc)
+        pairs = [(side.data, side.data_type) for side in sides]
+    else:
+        return
+    for data, data_type in pairs:
+        expected = NUMPY_TYPES.get(data_type)
+        if isinstance(data, np.ma.MaskedArray):
+            raise Broken(f"{name} took a masked array")
+        if isinstance(data, np.ndarray) and expected is not None and data.dtype != expected:
+            raise Broken(f"{name} took an array of {data.dtype} for {expected}")
 
 
 # ---- cases -----------------------------------------------------------------------------------------------------------
@@ -171,13 +246,15 @@ def filter_parameters(random: np.random.Generator) -> Any:
     return bnns.BNNSFilterParameters(int(random.integers(0, 2)), int(random.integers(0, 3)), *allocator)
 
 
-def normalization(random: np.random.Generator, memory: Memory) -> Case:
+def normalization(random: np.random.Generator, memory: Buffers) -> Case:
     shape = [int(n) for n in random.integers(1, 5, 3 if random.random() < 0.7 else 1)]
     size, batch = int(np.prod(shape)), int(random.integers(1, 4))
     kind = int(random.integers(2, 6))
     parameter = size if kind == bnns.BNNSLayerNorm else shape[0]
 
     def vector(present: bool, count: int = parameter) -> bnns.BNNSNDArrayDescriptor:
+        if present and random.random() < 0.2:
+            return sample([count], memory.strided(count), stride=(2,))
         return sample([count], memory.take(count)) if present else bnns.BNNSNDArrayDescriptor()
 
     chosen = random.random(5) < 0.5
@@ -240,7 +317,7 @@ def normalization(random: np.random.Generator, memory: Memory) -> Case:
     return Case(roots, calls)
 
 
-def activation(random: np.random.Generator, memory: Memory) -> Case:
+def activation(random: np.random.Generator, memory: Buffers) -> Case:
     shape = [int(n) for n in random.integers(1, 5, 3)]
     size, batch = int(np.prod(shape)), int(random.integers(1, 4))
     layer = bnns.BNNSLayerParametersActivation(
@@ -293,14 +370,14 @@ def activation(random: np.random.Generator, memory: Memory) -> Case:
     return Case(roots, calls)
 
 
-def array(memory: Memory, layout: int, *size: int, flags: int = 0, data: Any = None) -> bnns.BNNSNDArrayDescriptor:
+def array(memory: Buffers, layout: int, *size: int, flags: int = 0, data: Any = None) -> bnns.BNNSNDArrayDescriptor:
     data = memory.take(int(np.prod(size))) if data is None else data
     return bnns.BNNSNDArrayDescriptor(
         flags=flags, layout=layout, size=size, data=data, data_type=bnns.BNNSDataTypeFloat32
     )
 
 
-def lstm_data(random: np.random.Generator, memory: Memory, sizes: list[int], width: int) -> Any:
+def lstm_data(random: np.random.Generator, memory: Buffers, sizes: list[int], width: int) -> Any:
     layers, directions, batch, hidden, steps = sizes
     layout = bnns.BNNSDataLayoutSNE if random.random() < 0.7 else bnns.BNNSDataLayoutNSE
     axes = (batch, steps) if layout == bnns.BNNSDataLayoutSNE else (steps, batch)
@@ -312,7 +389,7 @@ def lstm_data(random: np.random.Generator, memory: Memory, sizes: list[int], wid
     return sequence
 
 
-def lstm_structure(random: np.random.Generator, memory: Memory, sizes: list[int], inputs: int, parts: Any) -> Any:
+def lstm_structure(random: np.random.Generator, memory: Buffers, sizes: list[int], inputs: int, parts: Any) -> Any:
     layers, directions, batch, hidden, steps = sizes
     last = bnns.BNNSDataLayout4DLastMajor
     split = layers > 1 and inputs != directions * hidden
@@ -344,7 +421,7 @@ def lstm_structure(random: np.random.Generator, memory: Memory, sizes: list[int]
     return structure
 
 
-def lstm(random: np.random.Generator, memory: Memory) -> Case:
+def lstm(random: np.random.Generator, memory: Buffers) -> Case:
     sizes = [int(random.integers(1, high)) for high in (3, 3, 4, 5, 4)]
     inputs, parts = int(random.integers(1, 5)), random.random(3) < 0.4
     layer = lstm_structure(random, memory, sizes, inputs, parts)
@@ -379,7 +456,7 @@ def lstm(random: np.random.Generator, memory: Memory) -> Case:
     return Case(roots, calls)
 
 
-def optimizer(random: np.random.Generator, memory: Memory) -> Case:
+def optimizer(random: np.random.Generator, memory: Buffers) -> Case:
     function, count = int(random.integers(1, 13)), int(random.integers(0, 4))
     kind = {1: bnns.BNNSOptimizerSGDMomentumFields, 3: bnns.BNNSOptimizerRMSPropFields}.get(
         function, bnns.BNNSOptimizerAdamFields

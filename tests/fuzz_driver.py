@@ -13,16 +13,20 @@ A target is a module with a function for one case:
     if __name__ == "__main__":
         sys.exit(main("retrograd.mps", run))
 
-``run`` raises :class:`Broken` for a promise that was not kept; any other exception is a finding too. `main` gives the
-target the options ``--count``, ``--seed`` and ``--jobs``, prints the tally, and on a finding the seed that repeats it.
-A test calls ``work(run, first, count)`` for a short run. `timed` is for single calls that must not hang.
+``run`` raises :class:`Broken` for a promise that was not kept; any other exception is a finding too, and so is a
+process that dies or that stays in one case. `main` gives the target the options ``--count``, ``--seed`` and ``--jobs``,
+prints the tally, and on a finding the seed that repeats it. A test calls ``work(run, first, count)`` for a short run.
+`timed` is for single calls that must not hang.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import math
 import multiprocessing
+import os
+import signal
 import sys
 import time
 import traceback
@@ -30,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,6 +42,7 @@ import numpy as np
 GUARD = 64  # bytes on either side of a buffer
 PATTERN = 0xA5
 SLOW = 20.0  # seconds: no call on buffers of a few kilobytes takes that long
+STUCK = 120.0  # seconds in one case, after which its process is ended
 
 Run: TypeAlias = Callable[[int, Counter[str]], None]
 
@@ -87,12 +93,14 @@ def timed(name: str) -> Iterator[None]:
         raise Broken(f"{name} took {time.monotonic() - start:.0f} seconds")
 
 
-def work(run: Run, first: int, count: int, report: bool = False) -> Counter[str]:
-    """Run the cases of `count` seeds, beginning with `first`."""
+def work(run: Run, first: int, count: int, report: bool = False, now: Any = None) -> Counter[str]:
+    """Run the cases of `count` seeds, beginning with `first`; `now.value` is always the seed of the case that runs."""
     tally: Counter[str] = Counter()
     start = time.monotonic()
     for index in range(count):
         seed = first + index
+        if now is not None:
+            now.value = seed
         try:
             run(seed, tally)
         except Exception:
@@ -105,22 +113,86 @@ def work(run: Run, first: int, count: int, report: bool = False) -> Counter[str]
     return tally
 
 
+@dataclass
+class Job:
+    """A process with a part of the cases."""
+
+    process: Any
+    answer: Connection  # a Counter, or the text of a finding
+    now: Any  # the seed of the case that it runs
+    seen: int = -1  # the last of those that was seen here, and when
+    since: float = 0.0
+
+    @staticmethod
+    def start(run: Run, first: int, count: int, report: bool) -> Job:
+        context = multiprocessing.get_context("fork")
+        mine, its = context.Pipe(duplex=False)
+        now = context.Value("q", first, lock=False)
+        process = context.Process(target=Job.main, args=(run, first, count, report, now, its), daemon=True)
+        process.start()
+        its.close()
+        return Job(process, mine, now)
+
+    @staticmethod
+    def main(run: Run, first: int, count: int, report: bool, now: Any, answer: Connection) -> None:
+        faulthandler.enable()  # a crash, or SIGABRT, shows where
+        try:
+            answer.send(work(run, first, count, report, now))
+        except Broken as error:
+            answer.send(str(error))
+
+    def result(self) -> Counter[str] | None:
+        """The tally, or None while there is none. Raises if there will never be one."""
+        repeat = f"repeat it with --seed {self.now.value} --count 1"
+        if self.answer.poll():
+            try:
+                tally: Counter[str] | str = self.answer.recv()
+            except EOFError:
+                self.process.join()
+                raise Broken(f"the process ended with {self.process.exitcode}; {repeat}") from None
+            if isinstance(tally, str):
+                raise Broken(tally)
+            return tally
+        if self.now.value != self.seen:
+            self.seen, self.since = self.now.value, time.monotonic()
+        elif time.monotonic() - self.since > STUCK:
+            os.kill(self.process.pid, signal.SIGABRT)
+            self.process.join(10)
+            raise Broken(f"a case has not ended after {STUCK:.0f} seconds; {repeat}")
+        return None
+
+
+def work_in_processes(run: Run, first: int, count: int, jobs: int) -> Counter[str]:
+    """As `work`, in processes of its own, so that one may crash or hang."""
+    ends = [first + count * k // jobs for k in range(jobs + 1)]
+    running = [Job.start(run, ends[k], ends[k + 1] - ends[k], k == 0) for k in range(jobs)]
+    tally: Counter[str] = Counter()
+    try:
+        while running:
+            wait([job.answer for job in running], timeout=1)
+            done = {id(job): job.result() for job in running}
+            for found in done.values():
+                tally.update(found or {})
+            running = [job for job in running if done[id(job)] is None]
+    finally:
+        for job in running:
+            job.process.kill()
+            job.process.join()
+    return tally
+
+
 def main(target: str, run: Run) -> int:
-    """The command line of a target. `run` must be a function of a module, so that other processes find it."""
+    """The command line of a target."""
     parser = argparse.ArgumentParser(description=f"Fuzz {target}.")
     parser.add_argument("--count", type=int, default=20000, help="cases to run (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first case (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     options = parser.parse_args()
-    jobs = max(1, min(options.jobs, options.count))
     try:
-        if jobs == 1:
-            tally = work(run, options.seed, options.count, True)
+        if options.count == 1:  # in this process, for a debugger
+            tally = work(run, options.seed, 1)
         else:
-            ends = [options.count * k // jobs for k in range(jobs + 1)]
-            parts = [(run, options.seed + ends[k], ends[k + 1] - ends[k], k == 0) for k in range(jobs)]
-            with multiprocessing.get_context("fork").Pool(jobs) as pool:
-                tally = sum(pool.starmap(work, parts), Counter())
+            tally = work_in_processes(run, options.seed, options.count, max(1, min(options.jobs, options.count)))
     except Broken as error:
         print(error, file=sys.stderr)
         return 1

@@ -23,7 +23,7 @@ def test_random_and_mutated_descriptors() -> None:
 
 
 def test_the_guards_are_seen() -> None:
-    memory = fuzz_driver.Memory(np.random.default_rng(0))
+    memory = fuzz_bnns.Buffers(np.random.default_rng(0))
     memory.take(4)
     memory.check_guards()
     memory.blocks[0][-1] = 0
@@ -38,3 +38,13 @@ def test_an_exception_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_bnns, "CASES", [raises])
     with pytest.raises(fuzz_driver.Broken, match="repeat it with --seed 5 --count 1"):
         fuzz_driver.work(fuzz_bnns.run, 5, 1)
+
+
+def test_a_write_between_the_elements_of_a_strided_array_is_seen() -> None:
+    memory = fuzz_bnns.Buffers(np.random.default_rng(0))
+    array = memory.strided(4)
+    array += 1
+    memory.check_guards()
+    memory.buffers[0][1] += 1
+    with pytest.raises(fuzz_driver.Broken, match="between the elements"):
+        memory.check_guards()
