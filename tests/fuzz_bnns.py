@@ -52,8 +52,11 @@ class Buffers(Memory):
     gaps: list[tuple[np.ndarray, bytes]] = field(default_factory=list)  # between the elements of strided arrays
     strided_buffers: set[int] = field(default_factory=set)  # which no one else may use
 
+    def shared(self) -> list[np.ndarray]:
+        return [buffer for buffer in self.buffers if id(buffer) not in self.strided_buffers]
+
     def any(self) -> np.ndarray:
-        shared = [buffer for buffer in self.buffers if id(buffer) not in self.strided_buffers]
+        shared = self.shared()
         return shared[self.random.integers(len(shared))]
 
     def strided(self, count: int) -> np.ndarray:
@@ -160,7 +163,7 @@ def through_images(random: np.random.Generator, memory: Buffers, root: Structure
     image = bytearray(root.to_bytes())
     for _ in range(int(random.integers(1, 5))):
         image[random.integers(len(image))] = random.integers(256)
-    known = {int(buffer.ctypes.data): buffer for buffer in memory.buffers}
+    known = {int(buffer.ctypes.data): buffer for buffer in memory.shared()}
     return type(root).from_bytes(image, known)
 
 
