@@ -38,6 +38,8 @@ def elements_of(data: Any) -> tuple[Array, bool]:
     """
     if isinstance(data, np.ndarray):
         return _checked(data), True
+    if type(data) in (bytearray, bytes) and data:
+        return np.frombuffer(data, _BYTE), False
     if isinstance(data, _POINTERS) or hasattr(data, "_as_parameter_"):
         shown = f"the address {int(data):#x}" if isinstance(data, (int, np.integer)) else f"a {type(data).__name__}"
         raise TypeError(f"is {shown}: pass the array, not its address")
@@ -51,7 +53,7 @@ def elements_of(data: Any) -> tuple[Array, bool]:
     if code in _RAW:
         if not view.contiguous:
             raise TypeError(f"is raw memory with strides {view.strides}, must be contiguous")
-        return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8), False
+        return np.frombuffer(view, _BYTE) if view.nbytes else np.empty(0, _BYTE), False
     if len(code) != 1 or code in "PO":  # structures, pointers
         raise TypeError(f"has elements of format {view.format!r}, which are not numbers")
     return _checked(np.asarray(view)), True
@@ -61,20 +63,24 @@ def contiguous_bytes(data: Any) -> npt.NDArray[np.uint8]:
     """An object's memory whatever its type, as one run of bytes: for workspaces. Refused as by :func:`elements_of`."""
     if type(data) is np.ndarray and data.dtype is _BYTE and data.ndim == 1 and data.flags.c_contiguous:
         return data
-    array, _ = elements_of(data)
+    array, typed = elements_of(data)
+    if not typed:
+        return array
     if array.flags.f_contiguous:
         array = array.T
     if not array.flags.c_contiguous:
         raise TypeError(f"is an array of shape {array.shape} with strides {array.strides}, must be contiguous")
-    return array.reshape(-1).view(np.uint8)
+    return array.reshape(-1).view(_BYTE)
 
 
 def _checked(array: Array) -> Array:
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError("is a masked array, whose mask would be lost: pass its filled() array")
     if array.dtype.hasobject:
         raise TypeError(f"is an array of {array.dtype}, not of numbers")
-    return array if type(array) is np.ndarray else array.view(np.ndarray)
+    if type(array) is np.ndarray:
+        return array
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("is a masked array, whose mask would be lost: pass its filled() array")
+    return array.view(np.ndarray)
 
 
 def _without_buffer(data: Any) -> Array:

@@ -163,19 +163,19 @@ class ActivationFilter(BNNSFilter):
         dy = delta_samples("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
         x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
         y = None if out is None else source_samples("out", self.output, out, batch, out_stride)
-        for name, delta in (("out_delta", out_delta), ("in_delta", in_delta), ("weights_delta", weights_delta)):
-            if delta is not None and getattr(delta, "data_type", None) == c.BNNSDataTypeBFloat16:
-                what = f"{name}.data_type is BNNSDataTypeBFloat16"
-                self.note_extension("BNNSFilterApplyBackwardBatch", what)
         dalpha = None if weights_delta is None else self._alpha_delta(weights_delta, x)
+        dx = None
         if in_delta is not None:
             dx = delta_samples("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
             accumulate = accumulates("in_delta", in_delta)
             if dalpha is not None:
                 check_disjoint({"in_delta": dx, "weights_delta": dalpha}, {})
+        for name, array in (("out_delta", dy), ("in_delta", dx), ("weights_delta", dalpha)):
+            if array is not None and array.dtype is not FLOAT32:
+                self.note_extension("BNNSFilterApplyBackwardBatch", f"{name}.data_type is BNNSDataTypeBFloat16")
         # In float64 or in the engine: nothing is written before all is known.
         sums = None if dalpha is None else self._alpha_gradient(x, dy)
-        if in_delta is not None:
+        if dx is not None:
             self._input_gradient(x, y, dy, dx, accumulate)
         if dalpha is not None and sums is not None:
             put(dalpha, sums.astype(np.float32).reshape(dalpha.shape), accumulates("weights_delta", weights_delta))

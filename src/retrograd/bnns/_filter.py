@@ -105,24 +105,21 @@ def _stride(name: str, stride: Any) -> int:
     return stride if type(stride) is int and 0 <= stride <= c.SIZE_MAX else as_size(f"{name}_stride", stride)
 
 
-def source_samples(
-    name: str, geometry: Geometry, data: Any, batch: int, stride: Any, pointer: str | None = None
-) -> Array:
-    """Samples that a call reads, ``[batch, ...]``. `pointer` is what Apple calls `data` where that is not `name`."""
-    return batch_view(pointer or name, geometry, data, batch, _stride(name, stride))
+def source_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "") -> Array:
+    """Samples that a call reads, ``[batch, ...]``; `field` is what `data` is called in a descriptor of this name."""
+    return batch_view(name, geometry, data, batch, _stride(name, stride), field)
 
 
-def target_samples(
-    name: str, geometry: Geometry, data: Any, batch: int, stride: Any, pointer: str | None = None
-) -> Array:
+def target_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "") -> Array:
     """Samples that a call writes: no two elements may share memory."""
     step = _stride(name, stride)
     if batch > 1 and step < geometry.span:
         raise Invalid(f"{name}_stride is {step}, but a sample of {name} spans {geometry.span} values")
     if geometry.may_overlap:
         raise overlapping(name, geometry)
-    view = batch_view(pointer or name, geometry, data, batch, step)
-    check_writable(pointer or name, view)
+    view = batch_view(name, geometry, data, batch, step, field)
+    if not view.flags.writeable:
+        check_writable(f"{name}{field}", view)
     return view
 
 
@@ -169,7 +166,7 @@ def delta_samples(
     geometry = delta_geometry(name, descriptor)
     if geometry.extents != layer.extents:
         raise unlike(name, geometry, like, layer)
-    return samples(name, geometry, descriptor.data, batch, stride, f"{name}.data")
+    return samples(name, geometry, descriptor.data, batch, stride, ".data")
 
 
 def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:

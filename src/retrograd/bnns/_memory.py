@@ -224,24 +224,26 @@ def view_of(geometry: Geometry, data: Any, name: str = "data") -> Array:
     return view
 
 
-def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int) -> Array:
-    """`batch` samples of a geometry, `stride` values apart, as ``[batch, ...]``: `data` itself if it is just that."""
+def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int, field: str = "") -> Array:
+    """`batch` samples of a geometry, `stride` values apart, as ``[batch, ...]``: `data` itself if it is just that.
+
+    `field` is what `data` is called in a descriptor of this name.
+    """
+    dtype = geometry.dtype
     shape = (batch, *geometry.shape)
-    size = geometry.dtype.itemsize
-    steps = (stride * size if batch > 1 else 0, *geometry.steps)  # a step that no one takes may be any number
-    if type(data) is np.ndarray and data.dtype is geometry.dtype and data.flags.c_contiguous:
-        if data.shape == shape and geometry.dense and (stride == geometry.elements or batch == 1):
-            return data
-        memory: Array = data
-    else:
-        memory = _memory(name, data, geometry.dtype, shape, steps)
-    needed = ((batch - 1) * stride + geometry.span) * size
+    plain = type(data) is np.ndarray and data.dtype is dtype and data.flags.c_contiguous
+    if plain and data.shape == shape and geometry.dense and (stride == geometry.elements or batch == 1):
+        array: Array = data
+        return array
+    steps = (stride * dtype.itemsize if batch > 1 else 0, *geometry.steps)  # a step that no one takes may be any number
+    memory: Array = data if plain else _memory(name + field, data, dtype, shape, steps)
+    needed = ((batch - 1) * stride + geometry.span) * dtype.itemsize
     if needed > memory.nbytes:
         raise Invalid(
-            f"{name} has {memory.nbytes} bytes, but {batch} samples of {size_of(geometry)}, with {stride} values from "
-            f"one to the next, span {needed}"
+            f"{name}{field} has {memory.nbytes} bytes, but {batch} samples of {size_of(geometry)}, with {stride} "
+            f"values from one to the next, span {needed}"
         )
-    view: Array = np.ndarray(shape, geometry.dtype, memory, 0, steps)
+    view: Array = np.ndarray(shape, dtype, memory, 0, steps)
     return view
 
 
