@@ -364,7 +364,10 @@ def test_what_must_fail_and_touch_nothing() -> None:
         ({"fields": adam(0.1, 0.9, 0.99, 0, 1e-8, 1)}, "step is 0"),
         ({"fields": adam(0.1, 0.9, 0.99, "x", 1e-8, 1)}, "time_step is 'x'"),
         ({"fields": adam(0.1, 0.9, 0.99, 1, 1e-8, 1, 0.1, regularization_func=3)}, "regularization_func is 3"),
-        ({"fields": adam(0.1, 0.9, 0.99, 1, 1e-8, 1, 0, True, 1, -1)}, "(clip_gradients_min, clip_gradients_max) is (1.0, -1.0)"),
+        (
+            {"fields": adam(0.1, 0.9, 0.99, 1, 1e-8, 1, 0, True, 1, -1)},
+            "(clip_gradients_min, clip_gradients_max) is (1.0, -1.0)",
+        ),
         ({"filter": 3}, "filter_params is of type int"),
     ]
     for changes, reason in cases:

@@ -73,8 +73,8 @@ def viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
     """A descriptor's array; why there is none is said with its name."""
     try:
         return descriptor.view()
-    except Invalid as error:
-        raise Invalid(f"{name}.{error}") from None
+    except (Invalid, Unsupported) as error:
+        raise type(error)(f"{name}.{error}") from None
 
 
 def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
