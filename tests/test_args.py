@@ -193,7 +193,7 @@ FORWARD_REFUSALS: dict[str, Refusal] = {
     "out of another type": Refusal({"out": np.zeros(SHAPE)}, TypeError, ("out", "float64", "float32")),
     "out byte order": Refusal({"out": swapped(f32(*SHAPE))}, TypeError, ("out", "byte order")),
     "out read-only": Refusal({"out": read_only(f32(*SHAPE))}, ValueError, ("out", "read-only")),
-    "out stride 0": Refusal({"out": stride_0(SHAPE)}, ValueError, ("out", "stride 0")),
+    "out stride 0": Refusal({"out": stride_0(SHAPE)}, ValueError, ("out", "overlaps itself")),
     "out unaligned": Refusal({"out": unaligned(SHAPE)}, ValueError, ("out", "align")),
 }
 
@@ -311,7 +311,7 @@ BACKWARD_REFUSALS: dict[str, Refusal] = {
     "dx of another shape": Refusal({"out": {"dx": f32(4, 6)}}, ValueError, ("out.dx", "(4, 6)", "(4, 6, 5)")),
     "dx of another type": Refusal({"out": {"dx": np.zeros(SHAPE)}}, TypeError, ("out.dx", "float64", "float32")),
     "dx read-only": Refusal({"out": {"dx": read_only(f32(*SHAPE))}}, ValueError, ("out.dx", "read-only")),
-    "dx stride 0": Refusal({"out": {"dx": stride_0(SHAPE)}}, ValueError, ("out.dx", "stride 0")),
+    "dx stride 0": Refusal({"out": {"dx": stride_0(SHAPE)}}, ValueError, ("out.dx", "overlaps itself")),
     "dx a list": Refusal({"out": {"dx": [1.0]}}, TypeError, ("out.dx", "list", "ndarray")),
     "dgamma too long": Refusal({"out": {"dgamma": f32(7)}}, ValueError, ("out.dgamma", "(7,)", "(6,)")),
     "dbeta double": Refusal({"out": {"dbeta": np.zeros(6)}}, TypeError, ("out.dbeta", "float64", "float32")),
@@ -319,7 +319,7 @@ BACKWARD_REFUSALS: dict[str, Refusal] = {
     "dgamma stride 0": Refusal(
         {"out": {"dgamma": np.lib.stride_tricks.as_strided(f32(1), (6,), (0,), writeable=True)}},
         ValueError,
-        ("out.dgamma", "stride 0"),
+        ("out.dgamma", "overlaps itself"),
     ),
     "a buffer that is not needed": Refusal(
         {"need": ["dx"], "out": {"dbeta": f32(6)}}, ValueError, ("out", "dbeta", "need")

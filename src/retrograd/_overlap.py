@@ -6,6 +6,7 @@ as an overlap: the caller is told, instead of waiting for hours or getting a wro
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -24,6 +25,7 @@ _MANY: Final = 16
 class _Span(NamedTuple):
     low: int  # first byte, and one past the last
     high: int
+    order: int  # as the caller lists them, results first
     name: str
     array: Array
     is_result: bool
@@ -56,23 +58,22 @@ def find_overlap(
     `in_place` has the inputs whose exact place a result may take.
     """
     allowed = in_place or {}
+    listed = [(name, array, arrays is results) for arrays in (results, inputs) for name, array in arrays.items()]
     spans = [
-        _Span(*_bounds(array), name, array, arrays is results)
-        for arrays in (results, inputs)
-        for name, array in arrays.items()
+        _Span(*_bounds(array), order, name, array, is_result)
+        for order, (name, array, is_result) in enumerate(listed)
         if array is not None and array.size
     ]
     for cluster in _clusters(spans):
         if len(cluster) >= _MANY and not allowed and not _marks_collide(cluster):
             continue
-        for i, one in enumerate(cluster):
-            for other in cluster[:i]:
-                result, second = (one, other) if one.is_result else (other, one)
-                if not result.is_result or not overlaps(one.array, other.array):
-                    continue
-                if second.name in allowed.get(result.name, ()) and same_elements(result.array, second.array):
-                    continue
-                return result.name, second.name
+        cluster.sort(key=lambda span: span.order)
+        for one, other in itertools.combinations(cluster, 2):
+            if not one.is_result or not overlaps(one.array, other.array):
+                continue
+            if other.name in allowed.get(one.name, ()) and same_elements(one.array, other.array):
+                continue
+            return one.name, other.name
     return None
 
 
@@ -104,7 +105,7 @@ def _marks_collide(cluster: list[_Span]) -> bool:
     """Mark what each array covers, inputs first: whether a result meets a mark. Takes time for elements, not pairs."""
     low, high = cluster[0].low, max(span.high for span in cluster)
     unit = 0
-    for _, _, _, array, _ in cluster:
+    for array in (span.array for span in cluster):
         steps = (stride for extent, stride in zip(array.shape, array.strides, strict=True) if extent > 1)
         unit = math.gcd(unit, array.itemsize, array.ctypes.data - low, *steps)
     try:

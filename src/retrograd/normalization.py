@@ -326,9 +326,9 @@ def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
     if not everything:
         raise ValueError(f"{function}: parts is empty, needs at least 1")
     total, mean, var = everything[0]
-    for i, (count, part_mean, part_var) in enumerate(everything[1:], 1):
+    for count, part_mean, part_var in everything[1:]:
         if part_mean.shape != mean.shape:
-            raise ValueError(f"{function}: parts[{i}] has shape {part_mean.shape}, but parts[0] has {mean.shape}")
+            raise ValueError(f"{function}: parts disagree in shape: {mean.shape} and {part_mean.shape}")
         if count:
             weight = count / (total + count)
             difference = part_mean - mean
@@ -475,7 +475,9 @@ def _running(
                 raise ValueError(f"{function}: {name} is read-only, and training updates it")
             if not array.flags.c_contiguous:
                 _args.check_no_self_overlap(function, name, array)
-    if training and _core.may_overlap((running_mean, running_var), others.values()):
+    if training and _core.may_overlap(
+        (running_mean, running_var), [array for array in others.values() if isinstance(array, np.ndarray)]
+    ):
         _args.check_disjoint(function, {"running_mean": running_mean, "running_var": running_var}, others)
     if not isinstance(update, RunningUpdate):
         raise TypeError(f"{function}: update must be a RunningUpdate, not {type(update).__name__}")

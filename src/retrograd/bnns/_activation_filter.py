@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .._overlap import same_elements
 from ..elementwise import activation_backward, activation_forward
 from . import _constants as c
 from ._activation import Fused, elementwise, fused
@@ -36,7 +37,6 @@ from ._memory import (
     check_writable,
     is_first_major,
     listed,
-    same_elements,
     size_of,
 )
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor

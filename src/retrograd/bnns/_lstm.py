@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .._overlap import overlaps
 from ..recurrent import (
     LstmActivations,
     LstmCache,
@@ -45,7 +46,6 @@ from ._memory import (
     is_writable,
     keeps_still,
     listed,
-    shares_memory,
     size_of,
     threads_of,
     view_of,
@@ -592,7 +592,7 @@ def _cells(sizes: _Sizes, arrays: Arrays) -> list[LstmWeights]:
 def _check_apart(cache: Array, arrays: Arrays) -> None:
     """The training cache must not share memory with these; with all that it sees itself the engine compares it."""
     for name, array in arrays.items():
-        if shares_memory(cache, array):
+        if overlaps(cache, array):
             raise Invalid(f"training_cache_ptr overlaps {name} in memory")
 
 
@@ -759,7 +759,7 @@ def _read_outputs(params: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Outputs:
     names = {_Y: "y", _HN: "hn", _CN: "cn"}
     descriptors = _descriptors(params)
     arrays = _arrays(descriptors, names, sizes, results=True)
-    check_disjoint(arrays, inputs.arrays, {_HN: _H0, _CN: _C0})
+    check_disjoint(arrays, inputs.arrays, {_HN: (_H0,), _CN: (_C0,)})
     shapes = {_Y: sizes.outputs(), _HN: sizes.states(), _CN: sizes.states()}
     targets = [_Target(names[name], array, shapes[name], array.ndim != 3) for name, array in arrays.items()]
     simplest = _simplest(targets)

@@ -12,13 +12,13 @@ import operator
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .._buffers import contiguous_bytes, elements_of
+from .._overlap import find_overlap
 from . import _constants as c
 from ._failure import Invalid, Unsupported, note
 from ._names import constant_name
@@ -322,16 +322,6 @@ def is_first_major(layout: int) -> bool:
     return layout & 0x8001 == 0x8001
 
 
-def shares_memory(a: Array, b: Array) -> bool:
-    """Whether two arrays have an element in common, as far as can be said in a short time."""
-    if not np.may_share_memory(a, b):
-        return False
-    try:
-        return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]  # any int will do
-    except np.exceptions.TooHardError:
-        return True
-
-
 def owner_of(array: Array) -> Array | None:
     """The array whose own memory this one lies in, if there is such an array. Of two of them none lies in both."""
     owner = array if array.base is None else array.base
@@ -346,23 +336,13 @@ def are_apart(a: Array, b: Array) -> bool:
     return not np.may_share_memory(a, b)
 
 
-def same_elements(a: Array, b: Array) -> bool:
-    """Whether two arrays are the same memory, element by element."""
-    if a.shape != b.shape or a.dtype != b.dtype or a.ctypes.data != b.ctypes.data:
-        return False
-    return all(n == 1 or p == q for n, p, q in zip(a.shape, a.strides, b.strides, strict=True))
-
-
 def check_disjoint(
-    results: Mapping[str, Array], inputs: Mapping[str, Array], in_place: Mapping[str, str] = MappingProxyType({})
+    results: Mapping[str, Array], inputs: Mapping[str, Array], in_place: Mapping[str, tuple[str, ...]] | None = None
 ) -> None:
     """No result shares memory with an input or another result, but for those exactly in the place of their input."""
-    others: dict[str, Array] = dict(inputs)
-    for name, result in results.items():
-        for other, array in others.items():
-            if shares_memory(result, array) and not (in_place.get(name) == other and same_elements(result, array)):
-                raise Invalid(f"{name} overlaps {other} in memory")
-        others[name] = result
+    found = find_overlap(results, inputs, in_place)
+    if found is not None:
+        raise Invalid(f"{found[0]} overlaps {found[1]} in memory")
 
 
 def check_writable(name: str, array: Array) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from .._overlap import overlaps, same_elements
 from ..normalization import (
     NormCache,
     NormGradients,
@@ -61,8 +62,6 @@ from ._memory import (
     keeps_still,
     listed,
     owner_of,
-    same_elements,
-    shares_memory,
     size_text,
 )
 from ._names import constant_name
@@ -349,12 +348,12 @@ class NormalizationFilter(BNNSFilter):
     def _check_output(self, y: Array) -> None:
         """The output may lie over the input, but over nothing else that the filter has of the client."""
         for name, descriptor in self._moving.items():
-            if shares_memory(y, descriptor.view()):
+            if overlaps(y, descriptor.view()):
                 raise Invalid(f"out overlaps {name} in memory")
         if self.uses_client_memory:
             for name, parameter in (("gamma_desc", self.gamma), ("beta_desc", self.beta)):
                 values = None if parameter is None else parameter.client()
-                if values is not None and shares_memory(y, values):
+                if values is not None and overlaps(y, values):
                     raise Invalid(f"out overlaps {name} in memory")
 
     def _train(self, x: Array, result: Array, options: dict[str, Any]) -> NormCache:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .._overlap import overlaps, same_elements
 from ..activation import Activation
 from ..normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
@@ -23,7 +24,6 @@ from ._types import FLT_MIN, MPSCNNNeuronType, MTLOrigin, NSUIntegerMax, as_bool
 
 _FLOAT32: Final = np.dtype(np.float32)
 _FLOAT16: Final = np.dtype(np.float16)
-_OVERLAP_WORK: Final = 100_000  # steps of a search, together some milliseconds
 _NO_NEURON: Final = (MPSCNNNeuronType.none, 0.0, 0.0, 0.0)
 
 Neuron: TypeAlias = Activation | Curve | None
@@ -340,9 +340,9 @@ class _Call:
                 if other._low >= high or other._high <= low or i == j or (other_result and j < i):
                     continue
                 mine, its = (v if len(v) == 1 else v[self.start : self.stop] for v in (view, other_view))
-                if name == in_place and other_name in sources and _same_elements(mine, its):
+                if name == in_place and other_name in sources and same_elements(mine, its):
                     found.append(other_name)
-                elif _share_memory(mine, its):
+                elif overlaps(mine, its):
                     raise ValueError(
                         f"{self.function}: {name} overlaps {other_name} without being exactly in its place"
                     )
@@ -361,20 +361,6 @@ def _open(function: str, name: str, commandBuffer: MTLCommandBuffer | None) -> l
         raise _wrong_type(function, name, commandBuffer, MTLCommandBuffer)
     commandBuffer._check_open(function)
     return commandBuffer._work
-
-
-def _same_elements(a: Array, b: Array) -> bool:
-    return a.__array_interface__["data"] == b.__array_interface__["data"] and all(
-        extent == 1 or p == q for extent, p, q in zip(a.shape, a.strides, b.strides, strict=True)
-    )
-
-
-def _share_memory(a: Array, b: Array) -> bool:
-    """Strides can make this a puzzle for hours. What takes longer than all that anyone would lay out counts as yes."""
-    try:
-        return np.shares_memory(a, b, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
 
 
 def _of_matrix(vector: Array | None, k: int) -> Array | None:
