@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 import retrograd as rg
-from retrograd import _core, _overlap
+from retrograd import _core, _overlap, nn
 
 Array = np.ndarray[Any, Any]
 
@@ -174,6 +174,8 @@ def test_masked_arrays_are_refused() -> None:
         lambda: rg.sgd_step([masked], [x], learning_rate=0.1),
         lambda: rg.sgd_step([x], [masked], learning_rate=0.1),
         lambda: rg.global_norm([x, masked]),
+        lambda: nn.Linear(3, 2).forward(masked),
+        lambda: nn.Embedding(4, 2).forward(np.ma.masked_array(indices)),
         lambda: rg.lstm_forward(
             np.ma.masked_array(np.ones((1, 2, 3), np.float32)),
             rg.LstmWeights(np.ones((16, 3), np.float32), np.ones((16, 4), np.float32)),

@@ -121,7 +121,7 @@ class Embedding(Module):
 
     def forward(self, x: Array) -> Array:
         """`x` holds integers, in any shape."""
-        x = np.asarray(x)
+        x = np.asanyarray(x)
         self.keep(indices=x)
         y = self.reuse("y", (*x.shape, self.table.shape[1]), self.table.dtype)
         return rg.embedding_forward(x, self.table, out=y, num_threads=self.num_threads)

@@ -183,7 +183,7 @@ class LSTM(Module):
 
     def _look_up(self, x: Array, embedding: Embedding) -> tuple[Array, Array | None]:
         """What the engine is given: numbers and the table, or where there are few of them their rows."""
-        x = np.asarray(x)
+        x = np.asanyarray(x)
         if x.ndim != 2:
             axes = "(N, T)" if self.batch_first else "(T, N)"
             raise ValueError(f"LSTM.forward: x has shape {x.shape}, must be {axes}: there is an embedding")
