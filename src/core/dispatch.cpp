@@ -1,5 +1,9 @@
 #include "dispatch.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 
 namespace rg {
@@ -14,11 +18,20 @@ extern const KernelTable kNeonTable;
 
 namespace {
 
+#if defined(__x86_64__)
+// By hand: __builtin_cpu_supports knows f16c from GCC 11 and Clang 19 on. That the system saves AVX registers follows
+// from its answer for avx2.
+bool has_f16c() {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
+
 std::vector<const KernelTable*> available_tables() {
     std::vector<const KernelTable*> tables{&kScalarTable};
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
         tables.push_back(&kAvx2Table);
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {

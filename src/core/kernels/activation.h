@@ -27,6 +27,7 @@ RG_INLINE Vec<double> tanh_shrink_value(Vec<double> z) {
                                         -18888466084.0 / 194896477400625};
     const Vec<double> z2 = z * z;
     Vec<double> p = splat(coefficient[9]);
+#pragma GCC unroll 16
     for (int k = 8; k >= 0; --k) p = fma(p, z2, splat(coefficient[k]));
     return vabs<double>(z) < splat(0.25) ? p * z2 * z : z - vtanh<double>(z);
 }
@@ -278,27 +279,25 @@ RG_INLINE Vec<A> activation_slope_times(Vec<A> y, Vec<A> dy, Vec<A> a, Vec<A> b)
     return dy;
 }
 
+// Whole vectors only.
 template <ActivationKind kind, class A>
 void activate_as(const Activation& activation, const A* z, int64_t count, A* y) {
     const Vec<A> a = splat(A(activation.alpha)), b = splat(A(activation.beta));
-    int64_t i = 0;
-    for (; i + kLanes<A> <= count; i += kLanes<A>) store(y + i, activation_value<kind, A>(load(z + i), a, b));
-    const int64_t rest = count - i;
-    if (rest) store_part(y + i, rest, activation_value<kind, A>(load_part(z + i, rest, splat(A(1))), a, b));
+    for (int64_t i = 0; i < count; i += kLanes<A>) store(y + i, activation_value<kind, A>(load(z + i), a, b));
 }
 
-// from: z or y
+// Whole vectors only. from: z or y
 template <ActivationKind kind, bool kFromInput, class A>
 void apply_slope_as(const Activation& activation, const A* from, const A* dy, int64_t count, A* dz) {
-    const Vec<A> a = splat(A(activation.alpha)), b = splat(A(activation.beta)), one = splat(A(1));
-    const auto product = [&](Vec<A> v, Vec<A> g) RG_INLINE_LAMBDA {
-        if constexpr (kFromInput) return activation_input_slope_times<kind, A>(v, g, a, b);
-        return activation_slope_times<kind, A>(v, g, a, b);
-    };
-    int64_t i = 0;
-    for (; i + kLanes<A> <= count; i += kLanes<A>) store(dz + i, product(load(from + i), load(dy + i)));
-    const int64_t rest = count - i;
-    if (rest) store_part(dz + i, rest, product(load_part(from + i, rest, one), load_part(dy + i, rest, one)));
+    const Vec<A> a = splat(A(activation.alpha)), b = splat(A(activation.beta));
+    for (int64_t i = 0; i < count; i += kLanes<A>) {
+        const Vec<A> v = load(from + i), g = load(dy + i);
+        if constexpr (kFromInput) {
+            store(dz + i, activation_input_slope_times<kind, A>(v, g, a, b));
+        } else {
+            store(dz + i, activation_slope_times<kind, A>(v, g, a, b));
+        }
+    }
 }
 
 template <class A>
@@ -356,19 +355,46 @@ ActivationFunctions<A> activation_functions(const Activation& activation) {
     return {activate_as<K::identity, A>, apply_slope_as<K::identity, true, A>, apply_slope_as<K::identity, false, A>};
 }
 
+// The last elements of a range, which are no whole vector, filled up with ones.
+template <class A>
+struct Rest {
+    A lane[kLanes<A>];
+    Rest(const A* p, int64_t n) { store(lane, load_part(p, n, splat(A(1)))); }
+};
+
 template <class A>
 void activate(const Activation& activation, const A* z, int64_t count, A* y) {
-    activation_functions<A>(activation).value(activation, z, count, y);
+    const auto function = activation_functions<A>(activation).value;
+    const int64_t rest = count % kLanes<A>, whole = count - rest;
+    function(activation, z, whole, y);
+    if (rest) {
+        Rest<A> last(z + whole, rest);
+        function(activation, last.lane, kLanes<A>, last.lane);
+        store_part(y + whole, rest, load(last.lane));
+    }
+}
+
+template <class A>
+RG_INLINE void apply_slope(void (*function)(const Activation&, const A*, const A*, int64_t, A*),
+                           const Activation& activation, const A* from, const A* dy, int64_t count, A* dz) {
+    const int64_t rest = count % kLanes<A>, whole = count - rest;
+    function(activation, from, dy, whole, dz);
+    if (rest) {
+        const Rest<A> last(from + whole, rest);
+        Rest<A> slopes(dy + whole, rest);
+        function(activation, last.lane, slopes.lane, kLanes<A>, slopes.lane);
+        store_part(dz + whole, rest, load(slopes.lane));
+    }
 }
 
 template <class A>
 void apply_input_slope(const Activation& activation, const A* z, const A* dy, int64_t count, A* dz) {
-    activation_functions<A>(activation).input_slope(activation, z, dy, count, dz);
+    apply_slope(activation_functions<A>(activation).input_slope, activation, z, dy, count, dz);
 }
 
 template <class A>
 void apply_output_slope(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz) {
-    activation_functions<A>(activation).output_slope(activation, y, dy, count, dz);
+    apply_slope(activation_functions<A>(activation).output_slope, activation, y, dy, count, dz);
 }
 
 // ---- one vector at a time, for kernels that do more with each than to activate it ----------------------------------

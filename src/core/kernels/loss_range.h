@@ -68,7 +68,7 @@ template <class A>
 void scale_row(A* y, int64_t count, A scale, A shift) {
     const Vec<A> by = splat(scale), plus = splat(shift);
     for_vectors(y, count,
-                [&](int64_t i, int64_t n) RG_INLINE_LAMBDA { write<false>(y + i, n, fma(read(y + i, n), by, plus)); });
+                [&](int64_t i, int64_t n) RG_INLINE_LAMBDA { write(y + i, n, fma(read(y + i, n), by, plus)); });
 }
 
 template <class A>
@@ -80,8 +80,8 @@ double difference(const A* y, const A* target, int64_t count, A square, A delta,
         const Vec<A> d = read(y + i, n) - read(target + i, n), size = vabs<A>(d);
         const Vec<A> value = size <= bound ? by * d * d : bound * (size - half);
         sum.add(value);
-        if (values) write<false>(values + i, n, value);
-        if (gradient) write<false>(gradient + i, n, steep * at_least(at_most(d, bound), -bound));
+        if (values) write(values + i, n, value);
+        if (gradient) write(gradient + i, n, steep * at_least(at_most(d, bound), -bound));
     };
     int64_t i = 0;
     for (; i + lanes <= count; i += lanes) part(i, 0);

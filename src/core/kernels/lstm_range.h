@@ -129,6 +129,7 @@ void forward_states(const CellForward<A>& p, const Cell& cell) {
         A* gates = p.gates + r * p.gates_row;
         for_each_vector<A>(p.blocks, p.units, [&](int64_t u, int64_t) RG_INLINE_LAMBDA {
             A* place[3];
+#pragma GCC unroll 4
             for (int k = 0; k < 3; ++k) place[k] = gates + gate_column<A>(u, Gate(k));
             const Vec<A> c_prev = load(state_at<A>(p.c_prev, r, u));
             Vec<A> zi = load(place[kInput]), zf = load(place[kForget]), zg = load(place[kCandidate]);
@@ -183,6 +184,7 @@ void forward_cells(const CellForward<A>& p, const Cell& cell) {
 template <class A>
 RG_INLINE void prefetch_row(const CellBackward<A>& p, int64_t r) {
     for (int64_t block = 0; block < p.blocks; ++block) {
+#pragma GCC unroll 4
         for (int k = 0; k < 4; ++k) prefetch_near(p.gates + r * p.gates_row + (4 * block + k) * kPanel<A>);
         prefetch_near(state_at<A>(p.c_prev, r, block * kPanel<A>));
         if (p.dy) prefetch_near(p.dy + p.dy_offset[r] + block * kPanel<A>);
@@ -201,6 +203,7 @@ void backward_cells(const CellBackward<A>& p, const Cell& cell) {
             int64_t column[4];
             Vec<A> kept[4];
             A* dz[4];
+#pragma GCC unroll 4
             for (int k = 0; k < 4; ++k) {
                 column[k] = gate_column<A>(u, Gate(k));
                 kept[k] = load(gates + column[k]);
@@ -266,6 +269,7 @@ void lstm_show_cells(const CellShow<A>& p) {
     const CustomCell<A> cell(*p.activations);
     for_each_vector<A>((p.units + kPanel<A> - 1) / kPanel<A>, p.units, [&](int64_t u, int64_t valid) {
         Vec<A> value[4];
+#pragma GCC unroll 4
         for (int k = 0; k < 4; ++k) {
             value[k] = cell.restored(Gate(k), load(p.gates + gate_column<A>(u, Gate(k))));
             if (p.values) store_valid(p.values + k * p.values_gate + u, valid, value[k]);
@@ -296,7 +300,9 @@ void unit_sums(const A* dz, const A* state, int64_t state_row, int64_t rows, dou
         for (int chain = 0; chain < kChains; ++chain) add(r + chain, chain);
     }
     for (; r < rows; ++r) add(r, 0);
+#pragma GCC unroll 4
     for (int chain = 0; chain < kChains; ++chain) {
+#pragma GCC unroll 16
         for (int v = 0; v < kPanelVectors<A>; ++v) sum[chain][v].store(part[chain] + v * kLanes<A>);
     }
     for (int64_t u = 0; u < kPanel<A>; ++u) sums[u] += (part[0][u] + part[1][u]) + (part[2][u] + part[3][u]);

@@ -13,19 +13,25 @@ namespace {
 constexpr int kChains = 4;  // independent sums, to hide the latency of addition
 constexpr int kFlush = 16;
 
-// The first n lanes, or all of them for n = 0.
+// The first n lanes, or all of them for n = 0. A vector of one lane has no parts.
+template <class A>
+constexpr bool kHasParts = kLanes<A> > 1;
 template <class A>
 RG_INLINE Vec<A> read(const A* p, int64_t n) {
-    return n ? load_part(p, n, splat(A(0))) : load(p);
+    return kHasParts<A> && n ? load_part(p, n, splat(A(0))) : load(p);
 }
-// A streamed vector passes the cache by and must be aligned; for_vectors sees to that.
-template <bool kStream, class A>
+template <class A>
 RG_INLINE void write(A* p, int64_t n, Vec<A> v) {
-    n ? store_part(p, n, v) : kStream ? stream(p, v) : store(p, v);
+    kHasParts<A> && n ? store_part(p, n, v) : store(p, v);
+}
+// A streamed vector bypasses the cache and must be aligned; for_vectors ensures that.
+template <class A>
+RG_INLINE void write(bool streamed, A* p, int64_t n, Vec<A> v) {
+    streamed && !(kHasParts<A> && n) ? stream(p, v) : write(p, n, v);
 }
 template <class A>
 RG_INLINE void add(double* p, int64_t n, Vec<A> v) {
-    n ? add_to_part<A>(p, n, v) : add_to(p, v);
+    kHasParts<A> && n ? add_to_part<A>(p, n, v) : add_to(p, v);
 }
 
 // f(z) for a fused activation, and dz of it: they take no parameters.
@@ -60,6 +66,28 @@ template <class Body>
 RG_INLINE void with_flag(bool value, Body body) {
     value ? body(Flag<true>{}) : body(Flag<false>{});
 }
+// The same where the flag is worth a copy of the kernel: sigmoid and tanh take longer than a branch, and they are most
+// of a kernel's code.
+struct RuntimeFlag {
+    bool value;
+};
+template <ActivationKind kAct, class Body>
+RG_INLINE void with_flag_if_cheap(bool value, Body body) {
+    if constexpr (kAct == ActivationKind::sigmoid || kAct == ActivationKind::tanh) {
+        body(RuntimeFlag{value});
+    } else {
+        with_flag(value, body);
+    }
+}
+// Whether to stream, where the level can.
+template <ActivationKind kAct, class Body>
+RG_INLINE void with_stream(bool stream, Body body) {
+    if constexpr (kCanStream) {
+        with_flag_if_cheap<kAct>(stream, body);
+    } else {
+        body(Flag<false>{});
+    }
+}
 
 // Elements before the first whole vector that is aligned in `out`, at most `cols`.
 template <class A>
@@ -73,13 +101,17 @@ RG_INLINE int64_t aligned_head(const A* out, int64_t cols) {
 // Calls body(i, n) for every vector of a run that is written to `out`, n = 0 for whole ones. Whole ones are aligned in
 // `out`: a store across two cache lines costs two. Only elementwise passes may do so: where a sum is cut must not
 // depend on an address.
+//
+// The body is compiled in twice, for parts and for whole vectors: the loop around both serves the head and the tail.
 template <class A, class Body>
 RG_INLINE void for_vectors(const A* out, int64_t cols, Body body) {
     constexpr int64_t lanes = kLanes<A>;
-    int64_t i = aligned_head(out, cols);
-    if (i) body(int64_t(0), i);
-    for (; i + lanes <= cols; i += lanes) body(i, int64_t(0));
-    if (i < cols) body(i, cols - i);
+    int64_t i = 0, n = aligned_head(out, cols);
+    do {
+        if (kHasParts<A> && n) body(i, n);
+        for (i += n; i + lanes <= cols; i += lanes) body(i, int64_t(0));
+        n = cols - i;
+    } while (kHasParts<A> && n > 0);
 }
 
 // Two running sums over vectors of A, four chains each.
@@ -92,28 +124,34 @@ struct PairSum {
     RG_INLINE void flush() {
         first_total.add((first[0] + first[1]) + (first[2] + first[3]));
         second_total.add((second[0] + second[1]) + (second[2] + second[3]));
+#pragma GCC unroll 4
         for (int k = 0; k < kChains; ++k) first[k] = second[k] = Vec<A>{};
         pending = 0;
     }
-    // Feeds `cols` elements: term(i, chain) handles a whole vector at i, last(i, n) the rest.
-    template <class Term, class Last>
-    RG_INLINE void run(int64_t cols, Term term, Last last) {
+    // Feeds `cols` elements: term(i, chain) handles a whole vector at i, last(i, n) the rest; each(i, vectors) is called
+    // after that many whole vectors from i on were added.
+    template <class Term, class Each, class Last>
+    RG_INLINE void run(int64_t cols, Term term, Each each, Last last) {
         constexpr int64_t lanes = kLanes<A>;
         int64_t i = 0;
         while (cols - i >= kChains * lanes) {
             const int64_t steps = (cols - i) / (kChains * lanes);
             const int64_t now = steps < kFlush - pending ? steps : kFlush - pending;
             for (int64_t step = 0; step < now; ++step, i += kChains * lanes) {
+#pragma GCC unroll 4
                 for (int k = 0; k < kChains; ++k) term(i + k * lanes, first[k], second[k]);
+                each(i, kChains);
             }
             pending += int(now);
             if (pending >= kFlush) flush();
         }
         // Constant indices: a chain that is found by a variable lives in memory, not in a register.
+        const int64_t left = i;
         if (i + lanes <= cols) term(i, first[0], second[0]), i += lanes;
         if (i + lanes <= cols) term(i, first[1], second[1]), i += lanes;
         if (i + lanes <= cols) term(i, first[2], second[2]), i += lanes;
-        if (i < cols) last(i, cols - i, first[3], second[3]);
+        each(left, int((i - left) / lanes));
+        if (kHasParts<A> && i < cols) last(i, cols - i, first[3], second[3]);
         if (++pending >= kFlush) flush();
     }
     RG_INLINE void total(double* sums) {
@@ -123,7 +161,19 @@ struct PairSum {
     }
 };
 
-// The sums of x - center and of its square over runs; each(i) is called for every whole vector, after it was added.
+// Calls body(i) for so many vectors from i on: compiled in once, or, where the number is a constant, unrolled.
+template <class A, class Body>
+RG_INLINE void repeat(int64_t i, int vectors, Body body) {
+#pragma GCC unroll 1
+    for (int k = 0; k < vectors; ++k) body(i + k * kLanes<A>);
+}
+template <class A, class Body>
+RG_INLINE void repeat_unrolled(int64_t i, int vectors, Body body) {
+#pragma GCC unroll 4
+    for (int k = 0; k < vectors; ++k) body(i + k * kLanes<A>);
+}
+
+// The sums of x - center and of its square over runs; each as in PairSum.
 template <class A>
 struct MomentSum {
     PairSum<A> sum;
@@ -139,10 +189,7 @@ struct MomentSum {
         };
         sum.run(
             cols,
-            [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-                add(load(x + i), s, q);
-                each(i);
-            },
+            [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA { add(load(x + i), s, q); }, each,
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
                 RG_INLINE_LAMBDA { add(load_part(x + i, n, center), s, q); });
     }
@@ -153,7 +200,9 @@ template <class A>
 void plane_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, double* sums) {
     MomentSum<A> sum(center);
     for (int64_t row = 0; row < rows; ++row, x += x_stride) {
-        sum.run(x, cols, [&](int64_t i) RG_INLINE_LAMBDA { prefetch(x + i + ahead); });
+        sum.run(x, cols, [&](int64_t i, int vectors) RG_INLINE_LAMBDA {
+            repeat_unrolled<A>(i, vectors, [&](int64_t j) RG_INLINE_LAMBDA { prefetch(x + j + ahead); });
+        });
     }
     sum.total(sums);
 }
@@ -165,6 +214,7 @@ void plane_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride
     for (int64_t row = 0; row < rows; ++row, x += x_stride) {
         int64_t i = 0;
         for (; i + 8 <= cols; i += 8) {
+#pragma GCC unroll 8
             for (int k = 0; k < 8; ++k) {
                 const double d = double(x[i + k]) - center;
                 s[k] += d;
@@ -177,19 +227,20 @@ void plane_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride
             q[k] += d * d;
         }
     }
+#pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
         sums[0] += s[k];
         sums[1] += q[k];
     }
 }
 
-template <ActivationKind kAct, bool kStream, class A>
-void plane_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift, A* y,
-                    int64_t y_stride) {
+template <ActivationKind kAct, class Streamed, class A>
+void plane_apply_as(Streamed streamed, const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale,
+                    A shift, A* y, int64_t y_stride) {
     const Vec<A> c = splat(center), m = splat(scale), b = splat(shift);
     for (int64_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
         for_vectors(y, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-            write<kStream>(y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b)));
+            write(streamed.value, y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b)));
         });
     }
 }
@@ -198,8 +249,8 @@ template <class A>
 void plane_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift,
                  ActivationKind activation, A* y, int64_t y_stride, bool stream) {
     with_fused(activation, [&](auto fused) {
-        with_flag(stream, [&](auto streamed) {
-            plane_apply_as<fused.kind, streamed.value>(x, rows, cols, x_stride, center, scale, shift, y, y_stride);
+        with_stream<fused.kind>(stream, [&](auto streamed) {
+            plane_apply_as<fused.kind>(streamed, x, rows, cols, x_stride, center, scale, shift, y, y_stride);
         });
     });
 }
@@ -223,6 +274,7 @@ void plane_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols,
                 if (kAct != ActivationKind::identity) prefetch(y + i + g.ahead);
                 add(load(x + i), read_dz<kAct>(dy + i, y + i, 0), s, q);
             },
+            [](int64_t, int) {},
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) {
                 add(load_part(x + i, n, c), read_dz<kAct>(dy + i, y + i, n), s, q);
             });
@@ -238,21 +290,21 @@ void plane_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, i
     });
 }
 
-template <ActivationKind kAct, bool kStream, class A>
-void plane_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, A center, A rstd,
-                 A offset, A a, A b, A k, A* dx, int64_t dx_stride) {
+template <ActivationKind kAct, class Streamed, class A>
+void plane_dx_as(Streamed streamed, const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride,
+                 A center, A rstd, A offset, A a, A b, A k, A* dx, int64_t dx_stride) {
     const Vec<A> c = splat(center), m = splat(rstd), o = splat(offset), va = splat(a), vb = splat(b), vk = splat(k);
     const A *dy = g.dy, *y = g.y;
     for (int64_t row = 0; row < rows; ++row, dy += g.dy_stride, y += g.y_stride, dx += dx_stride) {
         if (x) {
             for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> rest = fma(vb, fma(read(x + i, n) - c, m, o), vk);
-                write<kStream>(dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
+                write(streamed.value, dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
             });
             x += x_stride;
         } else {
             for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                write<kStream>(dx + i, n, va * read_dz<kAct>(dy + i, y + i, n));
+                write(streamed.value, dx + i, n, va * read_dz<kAct>(dy + i, y + i, n));
             });
         }
     }
@@ -262,25 +314,33 @@ template <class A>
 void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A rstd,
               A offset, A a, A b, A k, A* dx, int64_t dx_stride, bool stream) {
     with_fused(dz.activation, [&](auto fused) {
-        with_flag(stream, [&](auto streamed) {
-            plane_dx_as<fused.kind, streamed.value>(x, dz, rows, cols, x_stride, center, rstd, offset, a, b, k, dx,
-                                                    dx_stride);
+        with_stream<fused.kind>(stream, [&](auto streamed) {
+            plane_dx_as<fused.kind>(streamed, x, dz, rows, cols, x_stride, center, rstd, offset, a, b, k, dx,
+                                    dx_stride);
         });
     });
 }
 
-// Computes and streams one run while another of the same length is summed. sum(each) sums and calls each(i) for every
-// whole vector on its way; put(i, n) computes and writes vectors of the other, aligned in `out`.
+// Computes and streams one run while another of the same length is summed. sum(each) sums and calls each(i, vectors) as
+// PairSum does; put(i, n) computes and writes vectors of the other, aligned in `out`. The ends come last, in one loop,
+// so that put is compiled in once for parts.
 template <class A, class Sum, class Put>
 RG_INLINE void put_beside(const A* out, int64_t cols, Sum sum, Put put) {
     constexpr int64_t lanes = kLanes<A>;
     const int64_t head = aligned_head(out, cols);
-    if (head) put(int64_t(0), head);
     const int64_t whole = (cols - head) / lanes * lanes;  // elements in aligned vectors
-    sum([&](int64_t i) RG_INLINE_LAMBDA {
-        if (i < whole) put(head + i, int64_t(0));
+    sum([&](int64_t first, int vectors) RG_INLINE_LAMBDA {
+        repeat<A>(first, vectors, [&](int64_t i) RG_INLINE_LAMBDA {
+            if (i < whole) put(head + i, int64_t(0));
+        });
     });
-    if (head + whole < cols) put(head + whole, cols - head - whole);
+    if constexpr (kHasParts<A>) {
+        int64_t i = 0, n = head;
+#pragma GCC unroll 1
+        for (int end = 0; end < 2; ++end, i = head + whole, n = cols - i) {
+            if (n) put(i, n);
+        }
+    }
 }
 
 template <ActivationKind kAct, class A>
@@ -292,7 +352,7 @@ void plane_apply_moments_as(const A* x, const A* next_x, int64_t rows, int64_t c
         put_beside(
             y, cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next_x, cols, each); },
             [&](int64_t i, int64_t n)
-                RG_INLINE_LAMBDA { write<true>(y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b))); });
+                RG_INLINE_LAMBDA { write(true, y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b))); });
     }
     sum.total(next_sums);
 }
@@ -326,15 +386,15 @@ void plane_dx_sums_as(const A* x, const Gradient<A>& g, const A* next_x, const G
                     cols,
                     [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
                         add(load(next_x + i), read_dz<kAct>(next_dy + i, next_y + i, 0), s, q);
-                        each(i);
                     },
+                    each,
                     [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
                         add(load_part(next_x + i, n, next_c), read_dz<kAct>(next_dy + i, next_y + i, n), s, q);
                     });
             },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> rest = fma(vb, fma(read(x + i, n) - c, m, o), vk);
-                write<true>(dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
+                write(true, dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
             });
         x += x_stride, next_x += x_stride, dx += dx_stride;
         dy += g.dy_stride, next_dy += g.dy_stride, y += g.y_stride, next_y += g.y_stride;
@@ -397,15 +457,17 @@ void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const
 }
 
 // Without gamma the product is skipped; without beta a zero is added, which costs nothing.
-template <ActivationKind kAct, bool kStream, bool kGamma, class A>
-void row_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
-                  const A* rstd, const A* offset, const A* gamma, const A* beta, A* y, int64_t y_stride) {
+template <ActivationKind kAct, class Streamed, class Scaled, class A>
+void row_apply_as(Streamed streamed, Scaled scaled, const A* x, int64_t rows, int64_t cols, int64_t x_stride,
+                  int64_t ahead, const A* center, const A* rstd, const A* offset, const A* gamma, const A* beta, A* y,
+                  int64_t y_stride) {
     for (int64_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
         const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
         for_vectors(y, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
             prefetch(x + i + ahead);
             const Vec<A> xhat = fma(read(x + i, n) - c, m, o), b = beta ? read(beta + i, n) : Vec<A>{};
-            write<kStream>(y + i, n, value_of<kAct, A>(kGamma ? fma(xhat, read(gamma + i, n), b) : xhat + b));
+            const Vec<A> z = scaled.value ? fma(xhat, read(gamma + i, n), b) : xhat + b;
+            write(streamed.value, y + i, n, value_of<kAct, A>(z));
         });
     }
 }
@@ -415,27 +477,28 @@ void row_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t
                const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y, int64_t y_stride,
                bool stream) {
     with_fused(activation, [&](auto fused) {
-        with_flag(stream, [&](auto streamed) {
-            with_flag(gamma, [&](auto scaled) {
-                row_apply_as<fused.kind, streamed.value, scaled.value>(x, rows, cols, x_stride, ahead, center, rstd,
-                                                                       offset, gamma, beta, y, y_stride);
+        with_stream<fused.kind>(stream, [&](auto streamed) {
+            with_flag_if_cheap<fused.kind>(gamma, [&](auto scaled) {
+                row_apply_as<fused.kind>(streamed, scaled, x, rows, cols, x_stride, ahead, center, rstd, offset, gamma,
+                                         beta, y, y_stride);
             });
         });
     });
 }
 
-template <ActivationKind kAct, bool kGamma, class A>
-void row_apply_moments_as(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                          const A* rstd, const A* offset, const A* gamma, const A* beta, const double* next_center,
-                          A* y, int64_t y_stride, double* next_sums) {
+template <ActivationKind kAct, class Scaled, class A>
+void row_apply_moments_as(Scaled scaled, const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride,
+                          const A* center, const A* rstd, const A* offset, const A* gamma, const A* beta,
+                          const double* next_center, A* y, int64_t y_stride, double* next_sums) {
     for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride, next_sums += 2) {
         const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
-        MomentSum<A> sum(A(next_center[row]));
+        MomentSum<A> sum{A(next_center[row])};  // braces: parentheses would declare a function
         put_beside(
             y, cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next_x, cols, each); },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> xhat = fma(read(x + i, n) - c, m, o), b = beta ? read(beta + i, n) : Vec<A>{};
-                write<true>(y + i, n, value_of<kAct, A>(kGamma ? fma(xhat, read(gamma + i, n), b) : xhat + b));
+                const Vec<A> z = scaled.value ? fma(xhat, read(gamma + i, n), b) : xhat + b;
+                write(true, y + i, n, value_of<kAct, A>(z));
             });
         sum.total(next_sums);
     }
@@ -446,9 +509,9 @@ void row_apply_moments(const A* x, const A* next_x, int64_t rows, int64_t cols, 
                        const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation,
                        const double* next_center, A* y, int64_t y_stride, double* next_sums) {
     with_fused(activation, [&](auto fused) {
-        with_flag(gamma, [&](auto scaled) {
-            row_apply_moments_as<fused.kind, scaled.value>(x, next_x, rows, cols, x_stride, center, rstd, offset, gamma,
-                                                           beta, next_center, y, y_stride, next_sums);
+        with_flag_if_cheap<fused.kind>(gamma, [&](auto scaled) {
+            row_apply_moments_as<fused.kind>(scaled, x, next_x, rows, cols, x_stride, center, rstd, offset, gamma, beta,
+                                             next_center, y, y_stride, next_sums);
         });
     });
 }
@@ -470,6 +533,7 @@ void row_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, i
             [&](int64_t i, Vec<A>& s, Vec<A>& q) {
                 add(load(x + i), read_dz<kAct>(dy + i, y + i, 0), kGamma ? load(gamma + i) : c, s, q);
             },
+            [](int64_t, int) {},
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) {
                 add(load_part(x + i, n, c), read_dz<kAct>(dy + i, y + i, n), kGamma ? read(gamma + i, n) : c, s, q);
             });
@@ -504,12 +568,14 @@ struct RowBlock {
 template <ActivationKind kAct, bool kStream, int kStrip, class A>
 RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
     Vec<A> gamma[kStrip], sum[kStrip] = {}, sum_xhat[kStrip] = {};
+#pragma GCC unroll 4
     for (int v = 0; v < kStrip; ++v) gamma[v] = t.gamma ? read(t.gamma + i + v * kLanes<A>, n) : splat(A(1));
     const A *x = t.x + i, *dy = t.dz.dy + i, *y = t.dz.y + i;
     A* dx = t.dx ? t.dx + i : nullptr;
     for (int64_t row = 0; row < t.rows; ++row, x += t.x_stride, dy += t.dz.dy_stride, y += t.dz.y_stride) {
         const Vec<A> center = splat(t.center[row]), rstd = splat(t.rstd[row]), offset = splat(t.offset[row]);
         const Vec<A> slope_b = splat(t.b[row]), slope_k = splat(t.k[row]);
+#pragma GCC unroll 4
         for (int v = 0; v < kStrip; ++v) {
             const int64_t j = v * kLanes<A>;
             if (kStream) {  // what is not streamed is small, and in cache
@@ -520,10 +586,11 @@ RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
             const Vec<A> xhat = fma(read(x + j, n) - center, rstd, offset), dz = read_dz<kAct>(dy + j, y + j, n);
             sum[v] += dz;
             sum_xhat[v] = fma(dz, xhat, sum_xhat[v]);
-            if (dx) write<kStream>(dx + j, n, fma(rstd, gamma[v] * dz, fma(slope_b, xhat, slope_k)));
+            if (dx) write(kStream, dx + j, n, fma(rstd, gamma[v] * dz, fma(slope_b, xhat, slope_k)));
         }
         if (dx) dx += t.dx_stride;
     }
+#pragma GCC unroll 4
     for (int v = 0; v < kStrip; ++v) {
         const int64_t j = i + v * kLanes<A>;
         if (t.dgamma) add<A>(t.dgamma + j, n, sum_xhat[v]);
@@ -535,11 +602,14 @@ RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
 template <ActivationKind kAct, bool kStream, class A>
 void row_dx_as(const RowBlock<A>& t, int64_t cols) {
     constexpr int64_t lanes = kLanes<A>, strip = 4;
-    int64_t i = aligned_head(t.dx, cols);
-    if (i) row_dx_strip<kAct, kStream, 1>(t, 0, i);
-    for (; i + strip * lanes <= cols; i += strip * lanes) row_dx_strip<kAct, kStream, strip>(t, i, 0);
-    for (; i + lanes <= cols; i += lanes) row_dx_strip<kAct, kStream, 1>(t, i, 0);
-    if (i < cols) row_dx_strip<kAct, kStream, 1>(t, i, cols - i);
+    int64_t i = 0, n = aligned_head(t.dx, cols);
+    while (i < cols) {
+        for (; n == 0 && i + strip * lanes <= cols; i += strip * lanes) row_dx_strip<kAct, kStream, strip>(t, i, 0);
+        if (cols - i < lanes && n == 0) n = cols - i;
+        if (i < cols) row_dx_strip<kAct, kStream, 1>(t, i, n);  // the head, single vectors, the tail
+        i += n ? n : lanes;
+        n = 0;
+    }
 }
 
 template <class A>
@@ -558,31 +628,59 @@ void row_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64
 // Rows whose sums stay in registers before they are added to the doubles in memory.
 constexpr int kColumnRows = 8;
 
-// Calls body(first_row, rows, i, n): for each group of rows, then for each vector of columns, aligned as `run` is.
+// A group of rows: a full one has a constant size, and its loop is unrolled.
+template <int kRows>
+struct FullGroup {
+    template <class Body>
+    RG_INLINE void each(Body body) const {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) body();
+    }
+};
+struct AnyGroup {
+    int64_t rows;
+    template <class Body>
+    RG_INLINE void each(Body body) const {
+        for (int64_t r = 0; r < rows; ++r) body();
+    }
+};
+
+// Calls body(first_row, group, i, n): for each group of rows, then for each vector of columns, aligned as `run` is.
 // Columns do not mix, so where they are cut changes nothing.
+//
+// The body is compiled in twice: for whole vectors of whole groups, and for everything else.
 template <int kRows, class A, class Body>
 RG_INLINE void for_columns(const A* run, int64_t rows, int64_t cols, Body body) {
-    int64_t row = 0;
-    for (; row + kRows <= rows; row += kRows) {
-        for_vectors(run, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA { body(row, int64_t(kRows), i, n); });
-    }
-    if (row < rows) {
-        for_vectors(run, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA { body(row, rows - row, i, n); });
+    constexpr int64_t lanes = kLanes<A>;
+    const int64_t head = aligned_head(run, cols);
+    for (int64_t row = 0; row < rows; row += kRows) {
+        const AnyGroup group{rows - row < kRows ? rows - row : kRows};
+        int64_t i = 0, n = head;
+        do {
+            if (group.rows == kRows && n == 0) {
+                for (; i + lanes <= cols; i += lanes) body(row, FullGroup<kRows>(), i, int64_t(0));
+            }
+            if (kHasParts<A> && n == 0 && cols - i < lanes) n = cols - i;
+            if (i < cols) body(row, group, i, n);
+            i += n ? n : lanes;
+            n = 0;
+        } while (i < cols);
     }
 }
 
 template <class A>
 void col_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, double* sum,
                  double* sum_sq) {
-    for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n);
         Vec<A> s = splat(A(0)), q = splat(A(0));
         const A* p = x + row * x_stride + i;
-        for (int64_t k = 0; k < group; ++k, p += x_stride) {
+        group.each([&]() RG_INLINE_LAMBDA {
             const Vec<A> d = read(p, n) - c;
             s += d;
             q = fma(d, d, q);
-        }
+            p += x_stride;
+        });
         add<A>(sum + i, n, s);
         add<A>(sum_sq + i, n, q);
     });
@@ -600,16 +698,17 @@ void col_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride, 
     }
 }
 
-template <ActivationKind kAct, bool kStream, class A>
-void col_apply_as(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
-                  const A* shift, A* y, int64_t y_stride) {
-    for_columns<4, A>(y, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+template <ActivationKind kAct, class Streamed, class A>
+void col_apply_as(Streamed streamed, const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
+                  const A* scale, const A* shift, A* y, int64_t y_stride) {
+    for_columns<4, A>(y, rows, cols, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n), m = read(scale + i, n), b = read(shift + i, n);
         const A* p = x + row * x_stride + i;
         A* out = y + row * y_stride + i;
-        for (int64_t k = 0; k < group; ++k, p += x_stride, out += y_stride) {
-            write<kStream>(out, n, value_of<kAct, A>(fma(read(p, n) - c, m, b)));
-        }
+        group.each([&]() RG_INLINE_LAMBDA {
+            write(streamed.value, out, n, value_of<kAct, A>(fma(read(p, n) - c, m, b)));
+            p += x_stride, out += y_stride;
+        });
     });
 }
 
@@ -617,8 +716,8 @@ template <class A>
 void col_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
                const A* shift, ActivationKind activation, A* y, int64_t y_stride, bool stream) {
     with_fused(activation, [&](auto fused) {
-        with_flag(stream && y_stride % kLanes<A> == 0, [&](auto streamed) {
-            col_apply_as<fused.kind, streamed.value>(x, rows, cols, x_stride, center, scale, shift, y, y_stride);
+        with_stream<fused.kind>(stream && y_stride % kLanes<A> == 0, [&](auto streamed) {
+            col_apply_as<fused.kind>(streamed, x, rows, cols, x_stride, center, scale, shift, y, y_stride);
         });
     });
 }
@@ -626,15 +725,16 @@ void col_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A
 template <ActivationKind kAct, class A>
 void col_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
                  const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat) {
-    for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n), m = read(rstd + i, n), o = read(offset + i, n);
         Vec<A> s = splat(A(0)), q = splat(A(0));
         const A *p = x + row * x_stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
-        for (int64_t k = 0; k < group; ++k, p += x_stride, dy += g.dy_stride, y += g.y_stride) {
+        group.each([&]() RG_INLINE_LAMBDA {
             const Vec<A> dz = read_dz<kAct>(dy, y, n);
             s += dz;
             q = fma(dz, fma(read(p, n) - c, m, o), q);
-        }
+            p += x_stride, dy += g.dy_stride, y += g.y_stride;
+        });
         add<A>(sum_dz + i, n, s);
         add<A>(sum_dz_xhat + i, n, q);
     });
@@ -648,26 +748,29 @@ void col_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int
     });
 }
 
-template <ActivationKind kAct, bool kStream, class A>
-void col_dx_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-               const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride) {
-    for_columns<4, A>(dx, rows, cols, [&](int64_t row, int64_t group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+template <ActivationKind kAct, class Streamed, class A>
+void col_dx_as(Streamed streamed, const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride,
+               const A* center, const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx,
+               int64_t dx_stride) {
+    for_columns<4, A>(dx, rows, cols, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> va = read(a + i, n);
         const A *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
         A* out = dx + row * dx_stride + i;
         if (!x) {
-            for (int64_t r = 0; r < group; ++r, dy += g.dy_stride, y += g.y_stride, out += dx_stride) {
-                write<kStream>(out, n, va * read_dz<kAct>(dy, y, n));
-            }
+            group.each([&]() RG_INLINE_LAMBDA {
+                write(streamed.value, out, n, va * read_dz<kAct>(dy, y, n));
+                dy += g.dy_stride, y += g.y_stride, out += dx_stride;
+            });
             return;
         }
         const Vec<A> c = read(center + i, n), m = read(rstd + i, n), o = read(offset + i, n);
         const Vec<A> vb = read(b + i, n), vk = read(k + i, n);
         const A* p = x + row * x_stride + i;
-        for (int64_t r = 0; r < group; ++r, p += x_stride, dy += g.dy_stride, y += g.y_stride, out += dx_stride) {
+        group.each([&]() RG_INLINE_LAMBDA {
             const Vec<A> rest = fma(vb, fma(read(p, n) - c, m, o), vk);
-            write<kStream>(out, n, fma(va, read_dz<kAct>(dy, y, n), rest));
-        }
+            write(streamed.value, out, n, fma(va, read_dz<kAct>(dy, y, n), rest));
+            p += x_stride, dy += g.dy_stride, y += g.y_stride, out += dx_stride;
+        });
     });
 }
 
@@ -675,9 +778,8 @@ template <class A>
 void col_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
             const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream) {
     with_fused(dz.activation, [&](auto fused) {
-        with_flag(stream && dx_stride % kLanes<A> == 0, [&](auto streamed) {
-            col_dx_as<fused.kind, streamed.value>(x, dz, rows, cols, x_stride, center, rstd, offset, a, b, k, dx,
-                                                  dx_stride);
+        with_stream<fused.kind>(stream && dx_stride % kLanes<A> == 0, [&](auto streamed) {
+            col_dx_as<fused.kind>(streamed, x, dz, rows, cols, x_stride, center, rstd, offset, a, b, k, dx, dx_stride);
         });
     });
 }

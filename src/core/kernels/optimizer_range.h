@@ -63,21 +63,21 @@ void optimizer_step_as(const OptimizerRule<A>& rule, A* const* arrays, int64_t c
         if constexpr (kKind == OptimizerKind::adam) {
             const Vec<A> m = averaged<A>(first, read(state0 + i, n), g);
             Vec<A> v = averaged<A>(second, read(state1 + i, n), g * g);
-            write<false>(state0 + i, n, m);
-            write<false>(state1 + i, n, v);
+            write(state0 + i, n, m);
+            write(state1 + i, n, v);
             if constexpr (kFirst) {
                 v = larger<A>(v, read(state2 + i, n));
-                write<false>(state2 + i, n, v);
+                write(state2 + i, n, v);
             }
             d = m / (root(v) + eps);
         }
         if constexpr (kKind == OptimizerKind::rmsprop) {
             const Vec<A> s = averaged<A>(second, read(state0 + i, n), g * g);
-            write<false>(state0 + i, n, s);
+            write(state0 + i, n, s);
             Vec<A> spread = s;
             if constexpr (kFirst) {
                 const Vec<A> mean = averaged<A>(second, read(state1 + i, n), g);
-                write<false>(state1 + i, n, mean);
+                write(state1 + i, n, mean);
                 // A variance that rounding has made negative is 0.
                 spread = at_least(fma(-mean, mean, s), Vec<A>{});
             }
@@ -87,10 +87,10 @@ void optimizer_step_as(const OptimizerRule<A>& rule, A* const* arrays, int64_t c
         if constexpr (kVelocity) {
             A* const velocity = kKind == OptimizerKind::sgd ? state0 : state2;
             const Vec<A> share = gain * d, u = fma(momentum, read(velocity + i, n), share);
-            write<false>(velocity + i, n, u);
+            write(velocity + i, n, u);
             d = nesterov ? fma(momentum, u, share) : u;
         }
-        write<false>(parameter + i, n, p + fma(decay, p, rate * d));
+        write(parameter + i, n, p + fma(decay, p, rate * d));
     });
 }
 

@@ -278,6 +278,13 @@ RG_INLINE Vec<float> at_least(Vec<float> x, Vec<float> bound) { return x < bound
 RG_INLINE Vec<double> at_least(Vec<double> x, Vec<double> bound) { return x < bound ? bound : x; }
 #endif
 
+// Whether stream() bypasses the cache; where it does not it is store().
+#if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
+constexpr bool kCanStream = true;
+#else
+constexpr bool kCanStream = false;
+#endif
+
 // Asks for a cache line that will be wanted soon; any address will do.
 RG_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 

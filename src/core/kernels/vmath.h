@@ -100,6 +100,7 @@ RG_INLINE Vec<A> expm1_reduced(Vec<A> r) {
     constexpr auto& coefficient = MathConstants<A>::kExpTail;
     constexpr int degree = int(sizeof coefficient / sizeof(A)) - 1;
     Vec<A> tail = splat(coefficient[degree]);
+#pragma GCC unroll 32
     for (int k = degree - 1; k >= 0; --k) tail = fma(tail, r, splat(coefficient[k]));
     return fma(r * r, tail, r);
 }
@@ -172,6 +173,7 @@ RG_INLINE Vec<A> vlog1p_unit(Vec<A> u) {
     const Vec<A> s = u / (u + splat(A(2)));
     const Vec<A> s2 = s * s;
     Vec<A> p = splat(A(1) / A(2 * MathConstants<A>::kAtanhTerms + 1));
+#pragma GCC unroll 32
     for (int k = MathConstants<A>::kAtanhTerms - 1; k >= 1; --k) p = fma(p, s2, splat(A(1) / A(2 * k + 1)));
     const Vec<A> twice = s + s;
     return fma(twice * s2, p, twice);
@@ -251,6 +253,7 @@ RG_INLINE Vec<A> vscaled_erfc(Vec<A> x) {
     const Vec<A> center = splat(MathConstants<A>::kErfcCenter);
     const Vec<A> s = splat(A(1)) / (x + center), t = (x - center) * s;
     Vec<A> p = splat(coefficient[degree]);
+#pragma GCC unroll 32
     for (int k = degree - 1; k >= 0; --k) p = fma(p, t, splat(coefficient[k]));
     return p * s;
 }
@@ -260,6 +263,7 @@ template <class A>
 RG_INLINE Vec<A> verf_small(Vec<A> x) {
     const Vec<A> minus_square = splat(A(0)) - x * x;
     Vec<A> p = splat(A(0));
+#pragma GCC unroll 32
     for (int k = MathConstants<A>::kErfTerms - 1; k >= 0; --k) {
         p = fma(p, minus_square, splat(A(kTwoOverRootPi * inverse_factorial(k) / (2 * k + 1))));
     }
