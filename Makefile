@@ -7,11 +7,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 COUNT ?= 500000
+TSAN_SECONDS ?= 60
 
 cpp := $(wildcard src/core/*.h src/core/*.cpp src/core/kernels/*.h src/core/kernels/*.cpp src/bind/*.h src/bind/*.cpp)
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
+cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp)
 
-.PHONY: help demo test lint fuzz sanitize bench clean
+.PHONY: help demo test lint fuzz sanitize aarch64 tsan bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +22,8 @@ help:
 	@echo "make lint       ruff, mypy, clang-format, and a build with warnings as errors"
 	@echo "make fuzz       COUNT=500000 random calls of retrograd.bnns under AddressSanitizer and UBSan (GCC)"
 	@echo "make sanitize   the same, after the tests that hurt under the same sanitizers"
+	@echo "make aarch64    the core for 64-bit ARM under QEMU: NEON against scalar (g++-aarch64-linux-gnu, qemu-user-static)"
+	@echo "make tsan       the core under ThreadSanitizer, many threads calling at once"
 	@echo "make bench      time everything, against PyTorch if it is in .venv (ARGS='--quick' and others)"
 	@echo "make clean      remove everything that these have made"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv"
@@ -39,7 +43,7 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 	$(BIN)/mypy
 	$(BIN)/python -m nanobind.stubgen -q -m retrograd._core -o build/_core.pyi
 	diff build/_core.pyi src/retrograd/_core.pyi  # the stub is generated: copy it over
-	$(BIN)/clang-format --dry-run -Werror $(cpp)
+	$(BIN)/clang-format --dry-run -Werror $(cpp) $(cpp_tests)
 
 # In a virtual environment of its own, which has nothing that dislikes the preloaded library. The interpreter is not
 # instrumented, so the sanitizer comes first, with the libstdc++ whose exceptions it watches; malloc in place of Python's
@@ -56,6 +60,23 @@ sanitize: $(VENV)-sanitize/.package-done
 	$(sanitized) -m pytest tests/test_activation.py tests/test_linear.py tests/test_loss.py
 	$(sanitized) -m pytest tests/test_recurrent.py -k 'not memory_growth'  # freed memory is kept, to see who uses it
 	$(MAKE) fuzz
+
+# The core and its tests without Python. CMake and Ninja come from the virtual environment where the machine has none.
+core_build = PATH="$$PATH:$(abspath $(BIN))" cmake -G Ninja -S . -DRETROGRAD_EXTENSION=OFF -DRETROGRAD_WERROR=ON
+aarch64: $(VENV)/.cmake-done
+	$(core_build) -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	    -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
+	PATH="$$PATH:$(abspath $(BIN))" cmake --build build/aarch64
+	qemu-aarch64-static build/aarch64/levels --quick
+
+tsan: $(VENV)/.cmake-done
+	$(core_build) -B build/tsan -DRETROGRAD_TSAN=ON
+	PATH="$$PATH:$(abspath $(BIN))" cmake --build build/tsan
+	TSAN_OPTIONS=halt_on_error=1 build/tsan/threads --seconds $(TSAN_SECONDS)
+
+$(VENV)/.cmake-done: $(VENV)/.made
+	$(PIP) install --quiet cmake ninja
+	@touch $@
 
 clean:
 	rm -rf $(VENV) $(VENV)-sanitize build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,12 @@
 #include "dispatch.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(RG_SCALAR_ONLY)
+#define RG_X86
+#elif defined(__aarch64__) && !defined(RG_SCALAR_ONLY)
+#define RG_ARM
+#endif
+
+#if defined(RG_X86)
 #include <cpuid.h>
 #endif
 
@@ -9,16 +15,16 @@
 namespace rg {
 
 extern const KernelTable kScalarTable;
-#if defined(__x86_64__)
+#if defined(RG_X86)
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
-#elif defined(__aarch64__)
+#elif defined(RG_ARM)
 extern const KernelTable kNeonTable;
 #endif
 
 namespace {
 
-#if defined(__x86_64__)
+#if defined(RG_X86)
 // By hand: __builtin_cpu_supports knows f16c from GCC 11 and Clang 19 on. That the system saves AVX registers follows
 // from its answer for avx2.
 bool has_f16c() {
@@ -29,7 +35,7 @@ bool has_f16c() {
 
 std::vector<const KernelTable*> available_tables() {
     std::vector<const KernelTable*> tables{&kScalarTable};
-#if defined(__x86_64__)
+#if defined(RG_X86)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
         tables.push_back(&kAvx2Table);
@@ -38,7 +44,7 @@ std::vector<const KernelTable*> available_tables() {
             tables.push_back(&kAvx512Table);
         }
     }
-#elif defined(__aarch64__)
+#elif defined(RG_ARM)
     tables.push_back(&kNeonTable);
 #endif
     return tables;
