@@ -1,0 +1,541 @@
+"""What a call of an array function should have given, by the oracle: for fuzz_arrays.py.
+
+`disagreement` takes a call as it was made: the arguments before it (`old`), those after it, and its answer. Bounds are
+those of retrograd.cases where it has some, else roundings of the sizes of the terms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import retrograd as rg
+from retrograd import cases, reference
+
+Array = np.ndarray[Any, Any]
+Triple = tuple[str, Any, Any, Any]  # name, got, expected, tolerance
+
+ROUNDINGS = 64  # of an elementwise function, in units of its terms
+
+
+def disagreement(name: str, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: dict[int, Any]) -> str | None:
+    """ "" if the oracle agrees, None if it cannot say."""
+    oracle = ORACLES.get(name)
+    triples = None if oracle is None else oracle(old, new, answer, notes)
+    if triples is None:
+        return None
+    for label, got, expected, tolerance in triples:
+        if np.abs(expected).max(initial=0) > 1e30:  # near the end of the range: it may overflow on the way
+            return None
+        error = cases.error_in_tolerances(np.asarray(got), np.asarray(expected), np.asarray(tolerance, np.float64))
+        if error > 1:
+            return f"{label} is {error:.3g} tolerances from the oracle"
+    return ""
+
+
+def unit(dtype: Any) -> float:
+    return float(np.finfo(np.float16).eps if np.dtype(dtype).itemsize == 2 else np.finfo(dtype).eps)
+
+
+def wide(values: Any) -> Array:
+    return np.asarray(values).astype(np.longdouble)
+
+
+def roundings(got: Any, *terms: Any, count: float = ROUNDINGS) -> Array:
+    """A tolerance of that many roundings of these sizes, in the type of the result; bfloat16 has 2**-8."""
+    dtype = np.asarray(got).dtype
+    eps = 2.0**-8 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)
+    smallest = 1e-38 if dtype.name == "bfloat16" else float(np.finfo(dtype).tiny)
+    size: Any = sum(np.abs(wide(term)) for term in terms)
+    return np.asarray(count * eps * size + smallest, np.float64)
+
+
+# ---- normalization ---------------------------------------------------------------------------------------------------
+
+
+def activation_options(activation: Any) -> dict[str, Any] | None:
+    if activation is None:
+        return {}
+    if not isinstance(activation, (str, rg.Activation)):
+        return None
+    f = activation if isinstance(activation, rg.Activation) else rg.Activation(activation)
+    return {"activation": f.name, "alpha": f.alpha, "act_beta": f.beta}
+
+
+def usual(*values: Any) -> bool:
+    """Whether these are arrays of the types that have bounds, or nothing."""
+    return all(
+        value is None
+        or (isinstance(value, np.ndarray) and (value.dtype.name in cases._TYPES or value.dtype.kind in "iu"))
+        for value in values
+    )
+
+
+def norm_forward(
+    kind: Any, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any
+) -> Iterator[Triple] | None:
+    x, eps, running = old["x"], float(old.get("eps", 1e-5)), old.get("running_mean")
+    activation = activation_options(old.get("activation"))
+    if activation is None or not 1e-8 <= eps <= 1 or not usual(x, old.get("gamma"), old.get("beta"), running):
+        return None
+    options: dict[str, Any] = {"kind": kind, "eps": eps, **activation}
+    options |= {key: int(old[key]) for key in ("axis", "channel_axis", "num_groups") if key in old}
+    mean, var = old.get("mean"), old.get("var")
+    training = old.get("training", True)
+    if mean is None and not training:
+        mean, var = running, old["running_var"]
+    if mean is not None:
+        if not usual(mean, var) or np.min(var, initial=0) < 0:
+            return None
+        if kind == "instance":
+            shape = (x.shape[0], x.shape[options["channel_axis"]])
+            mean, var = np.broadcast_to(mean, shape), np.broadcast_to(var, shape)
+        options |= {"mean": mean, "var": var}
+    return norm_forward_triples(old, new, answer, options, running if training and mean is None else None)
+
+
+def norm_forward_triples(
+    old: dict[str, Any], new: dict[str, Any], answer: Any, options: dict[str, Any], running: Any
+) -> Iterator[Triple]:
+    x, gamma, beta = old["x"], old.get("gamma"), old.get("beta")
+    y, cache = answer
+    expected = reference.norm_forward(x, gamma, beta, **options)
+    alpha, act_beta, name = (
+        options.get("alpha", 0.0),
+        options.get("act_beta", 0.0),
+        options.get("activation", "identity"),
+    )
+    bound = cases.forward_bound(
+        x, gamma, beta, expected, lambda z: reference.activation_value(name, z, alpha, act_beta), **options
+    )
+    if new.get("out") is not None and y is not new["out"]:
+        yield "an array that is not out", 1, 0, 0
+    yield "y", y, expected.y, bound.y
+    yield "mean", cache.mean, expected.mean, bound.mean
+    yield "var", cache.var, expected.var, bound.var
+    if new.get("keep_x") is not None:
+        yield "keep_x", new["keep_x"], x, 0.0
+    if running is not None:
+        update = old.get("update", rg.RunningUpdate.pytorch())
+        count = old.get("count") or cache.problem.set_size
+        news = reference.running_update(
+            running, old["running_var"], cache.mean, cache.var, count, update.keep, update.unbiased
+        )
+        for label, right in zip(("running_mean", "running_var"), news, strict=True):
+            yield label, new[label], right, roundings(new[label], old[label], right, count=4)
+
+
+def norm_backward(
+    kind: Any, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any
+) -> Iterator[Triple] | None:
+    cache = old["cache"]
+    note = notes.get(id(cache))
+    if note is None or old.get("sums") is not None or not usual(old["dy"], cache.x) or cache.problem.eps < 1e-8:
+        return None
+    if cache.problem.activation.name in ("hard_shrink", "threshold"):  # y may not tell on which side of a jump z was
+        return None
+    return norm_backward_triples(old["dy"], cache, note, answer, old)
+
+
+def norm_gradients(dy: Array, cache: Any, note: dict[str, Any]) -> tuple[Any, Any]:
+    """The oracle's gradients and their bounds."""
+    problem = cache.problem
+    f = problem.activation
+    options = {key: value for key, value in note.items() if key != "slope_from"}
+    options |= {"eps": problem.eps, "activation": f.name, "alpha": f.alpha, "act_beta": f.beta}
+    if cache.given:
+        options |= {"mean": cache.mean, "var": cache.var}
+    x, gamma, beta = (None if a is None else np.array(a) for a in (cache.x, cache.gamma, cache.beta))
+    assert x is not None
+    y = None if cache.y is None else np.array(cache.y)
+    slope_error = None
+    if y is None and f.name != "identity":
+        forward = reference.norm_forward(x, gamma, beta, **options)
+        slope = partial(reference.activation_input_slope, f.name, alpha=f.alpha, beta=f.beta)
+        slope_error = cases.input_slope_error(x, gamma, beta, forward, slope, **options)
+    slope_from = "output" if y is not None else "input"
+    right = reference.norm_backward(dy, x, y, gamma, beta, slope_from=slope_from, frozen=cache.frozen, **options)
+    return right, cases.backward_bound(dy, x, gamma, right, slope_error=slope_error, frozen=cache.frozen, **options)
+
+
+def norm_backward_triples(
+    dy: Array, cache: Any, note: dict[str, Any], answer: Any, old: dict[str, Any]
+) -> Iterator[Triple]:
+    right, bound = norm_gradients(dy, cache, note)
+    for name in ("dx", "dgamma", "dbeta"):
+        got = getattr(answer, name)
+        if got is not None:
+            yield from accumulated(name, got, getattr(right, name), getattr(bound, name), old)
+
+
+def accumulated(name: str, got: Any, right: Any, bound: Any, old: dict[str, Any]) -> Iterator[Triple]:
+    """A gradient, or what it was added to."""
+    if old.get("accumulate"):
+        start = old["out"][name] if isinstance(old["out"], dict) else getattr(old["out"], name)
+        right = wide(start) + right
+        bound = bound + roundings(got, start, right, count=4)
+    yield name, got, right, bound
+
+
+def gradient_sums(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    cache = old["cache"]
+    if id(cache) not in notes or not usual(old["dy"], cache.x) or cache.problem.eps < 1e-8:
+        return None
+    if cache.problem.activation.name in ("hard_shrink", "threshold"):
+        return None
+    right, bound = norm_gradients(old["dy"], cache, notes[id(cache)])
+    return iter(
+        [
+            ("sum_dz", answer.sum_dz, right.dbeta, bound.dbeta),
+            ("sum_dz_xhat", answer.sum_dz_xhat, right.dgamma, bound.dgamma),
+        ]
+    )
+
+
+def statistics(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    x = old["x"]
+    if not usual(x):
+        return None
+    options: dict[str, Any] = {"kind": "batch", "channel_axis": int(old.get("channel_axis", 1))}
+    right = reference.norm_forward(x, **options)
+    bound = cases.forward_bound(x, None, None, right, lambda z: z, **options)
+    return iter([("mean", answer.mean, right.mean, bound.mean), ("var", answer.var, right.var, bound.var)])
+
+
+def combine_statistics(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    parts = old["parts"]
+    if not all(
+        isinstance(part, rg.NormStatistics) and isinstance(part.count, int) and part.count >= 0 for part in parts
+    ):
+        return None
+    if not parts[0].count or not all(usual(part.mean, part.var) for part in parts):
+        return None
+    total = sum(part.count for part in parts)
+    mean = sum(part.count * wide(part.mean) for part in parts) / total
+    var = sum(part.count * (wide(part.var) + (wide(part.mean) - mean) ** 2) for part in parts) / total
+    size = np.max([np.abs(part.mean) for part in parts if part.count], axis=0, initial=1.0)
+    return iter([("mean", answer.mean, mean, 1e-14 * size * len(parts)), ("var", answer.var, var, 1e-14 * size**2 * 8)])
+
+
+# ---- elementwise, linear, losses -------------------------------------------------------------------------------------
+
+
+def activation_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    options, x = activation_options(old["activation"]), old["x"]
+    if not options or not usual(x) or x.dtype.itemsize < 4:
+        return None
+    right = reference.activation_value(options["activation"], x, options["alpha"], options["act_beta"])
+    size = 1 + abs(options["alpha"]) + abs(options["act_beta"])
+    return iter([("y", answer, right, roundings(answer, right, np.minimum(np.abs(x), 1) * size))])
+
+
+def activation_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    options, dy = activation_options(old["activation"]), old["dy"]
+    by_input = old.get("x") is not None
+    known = old["x"] if by_input else old["y"]
+    if not options or not usual(dy, known) or dy.dtype.itemsize < 4 or not by_input:
+        return None
+    apply = reference.apply_input_slope
+    right = apply(options["activation"], known, dy, options["alpha"], options["act_beta"])
+    size = 1 + abs(options["alpha"]) + abs(options["act_beta"])
+    bound = roundings(answer, right, wide(dy) * size)
+    if old.get("accumulate"):
+        right, bound = wide(old["out"]) + right, bound + roundings(answer, old["out"], right, count=4)
+    return iter([("dx", answer, right, bound)])
+
+
+def dropout(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    x = old["x"]
+    if not usual(x):
+        return None
+    right = wide(x) * reference.dropout_mask(int(old["seed"]), x.shape, float(old["rate"]))
+    return iter([("y", answer, right, roundings(answer, right, count=2))])
+
+
+def linear_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    x, w, b = old["x"], old["w"], old.get("b")
+    if not usual(x, w, b):
+        return None
+    right = reference.linear_forward(x, w, b)
+    size = reference.linear_forward(np.abs(x), np.abs(w), None if b is None else np.abs(b))
+    return iter([("y", answer, right, roundings(answer, size, count=8 + 2 * math.sqrt(x.shape[-1])))])
+
+
+def linear_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    dy, x, w = (old[name] for name in ("dy", "x", "w"))
+    if not usual(dy, x, w):
+        return None
+    right, size = reference.linear_backward(dy, x, w), reference.linear_backward(*map(np.abs, (dy, x, w)))
+    count = 8 + 2 * math.sqrt(max(dy.size, 1))
+    return (
+        triple
+        for name, got, exact, terms in zip(answer._fields, answer, right, size, strict=True)
+        if got is not None
+        for triple in accumulated(name, got, exact, roundings(got, terms, count=count), old)
+    )
+
+
+def embedding_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    if not usual(old["table"]):
+        return None
+    return iter([("y", answer, old["table"][np.asarray(old["indices"]).astype(np.int64)], 0.0)])
+
+
+def embedding_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    dy, indices = old["dy"], np.asarray(old["indices"]).astype(np.int64)
+    if not usual(dy):
+        return None
+    right, size = (reference.embedding_backward(d, indices, int(old["rows"])) for d in (dy, np.abs(dy)))
+    start = wide(old["out"]) if old.get("accumulate") else np.zeros(right.shape)
+    return iter([("dtable", answer, start + right, roundings(answer, size, start, count=8 + indices.size))])
+
+
+def losses(
+    old: dict[str, Any], answer: Any, right: Array, slope: Array, sizes: tuple[Any, Any], count: int, like: Array
+) -> Iterator[Triple]:
+    loss, gradient = answer
+    reduction = old.get("reduction", "mean")
+    weight = 1 / max(count, 1) if reduction == "mean" else 1.0
+    bound = roundings(like, right, sizes[0])
+    if reduction == "none":
+        yield "loss", loss, right, bound
+    else:
+        total = np.sum(right) * weight if count or reduction == "sum" else math.nan
+        yield "loss", loss, total, np.sum(bound) * weight + 1e-12 * np.abs(right).sum()
+    if gradient is not None:
+        yield (
+            "gradient",
+            gradient,
+            weight * slope,
+            weight * roundings(like, slope, sizes[1]) + np.finfo(like.dtype).tiny,
+        )
+
+
+def softmax_cross_entropy(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    logits, labels = old["logits"], np.asarray(old["labels"]).astype(np.int64)
+    if not usual(logits) or not logits.shape[-1]:
+        return None
+    ignored, smoothing = int(old.get("ignore_index", -100)), float(old.get("label_smoothing", 0.0))
+    right, slope = reference.softmax_cross_entropy(logits, labels, ignore_index=ignored, label_smoothing=smoothing)
+    reach = 1 + np.ptp(wide(logits), axis=-1)
+    count = int((labels != ignored).sum())
+    return losses(old, answer, right, slope, (reach, reach[..., None]), count, logits)
+
+
+def difference(name: str, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    y, target = old["y"], old["target"]
+    if not usual(y, target):
+        return None
+    options = {"delta": float(old["delta"])} if "delta" in old else {}
+    right, slope = getattr(reference, name)(y, target, **options)
+    return losses(old, answer, right, slope, (0.0, 0.0), y.size, y)
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+STATES = {  # and their names in the oracle
+    "sgd_step": {"velocities": "velocity"},
+    "adam_step": {"first_moments": "m", "second_moments": "v", "largest_second_moments": "largest"},
+    "rmsprop_step": {"squares": "square", "means": "mean", "velocities": "velocity"},
+}
+CLIPPING = ("clip", "maximum_norm", "maximum_norm_each", "known_norm", "clip_before_scale")
+
+
+def optimizer(name: str, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    lists = ["parameters", "gradients", *(state for state in STATES[name] if old.get(state) is not None)]
+    if "means" in lists:  # the variance is a difference, whose terms the sizes below do not show
+        return None
+    before, after = ({key: one_list(side[key]) for key in lists} for side in (old, new))
+    if not all(usual(*arrays) for side in (before, after) for arrays in side.values()):
+        return None
+    known = {*STATES[name], "parameters", "gradients", "gradient_scale", "num_threads", *CLIPPING}
+    options = {key: value for key, value in old.items() if key not in known and value is not None}
+    if any(np.min(a, initial=0) < 0 for key in lists if key in ("squares", "second_moments") for a in before[key]):
+        return None
+    return optimizer_triples(name, before, after, lists, options, old)
+
+
+def one_list(arrays: Any) -> list[Any]:
+    return [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
+
+
+def optimizer_triples(
+    name: str, before: Any, after: Any, lists: list[str], options: dict[str, Any], old: dict[str, Any]
+) -> Iterator[Triple]:
+    clipping = {key: old[key] for key in CLIPPING if old.get(key) is not None}
+    gradients = reference.clipped_gradients(before["gradients"], scale=old.get("gradient_scale", 1.0), **clipping)
+    step: Callable[..., Any] = getattr(reference, name)
+    if name == "adam_step":
+        options.setdefault("learning_rate", 1e-3)
+    for index, gradient in enumerate(gradients):
+        p, states = before["parameters"][index], {STATES[name][key]: before[key][index] for key in lists[2:]}
+        right = step(p, gradient, **states, **options)
+        sizes = {key: np.abs(state) for key, state in states.items()}
+        if options.get("velocity_of") == "step" and "velocity" in sizes:
+            sizes["velocity"] = -sizes["velocity"]
+        terms = step(np.abs(p), np.abs(gradient), **sizes, **options)
+        for label, exact, size in zip(("parameters", *lists[2:]), right, terms, strict=True):
+            got = after[label][index]
+            tolerance = roundings(got, exact, size, p if label == "parameters" else 0.0)
+            if label == "parameters" and name != "sgd_step":  # the step is of the size of the learning rate
+                tolerance = tolerance + roundings(got, options["learning_rate"], 1e-3)
+            yield f"{label}[{index}]", got, exact, tolerance
+
+
+def global_norm(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    arrays = one_list(old["arrays"])
+    if not usual(*arrays) or any(a is None for a in arrays):
+        return None
+    right = math.sqrt(sum(float(np.sum(wide(a) ** 2)) for a in arrays))
+    return iter([("norm", answer, right, 1e-12 * right)])
+
+
+# ---- LSTM ------------------------------------------------------------------------------------------------------------
+
+
+def lstm_options(
+    old: dict[str, Any], steps: int, samples: int, units: int, layers: int, training: bool
+) -> dict[str, Any] | None:
+    activations = old.get("activations", rg.LstmActivations())
+    if not isinstance(activations, rg.LstmActivations):
+        return None
+    named = []
+    for f in activations:
+        options = activation_options(f)
+        if not options or options["activation"] in ("hard_shrink", "threshold"):
+            return None
+        named.append((options["activation"], options["alpha"], options["act_beta"]))
+    active = None
+    if old.get("lengths") is not None:
+        active = reference.active_from_lengths(old["lengths"], steps)
+    elif old.get("batch_sizes") is not None:
+        active = reference.active_from_batch_sizes(old["batch_sizes"], samples)
+    directions = 2 if old.get("bidirectional") else 1
+    rate, masks = float(old.get("dropout", 0.0)), None
+    if rate and layers > 1 and training:
+        shape = (steps, samples, directions * units)
+        masks = [reference.philox_mask(int(old.get("seed", 0)), layer, shape, rate) for layer in range(layers - 1)]
+    return {
+        "directions": directions,
+        "active": active,
+        "activations": named,
+        "output_reads": old.get("output_gate_reads", "new"),
+        "masks": masks,
+    }
+
+
+def lstm_inputs(old: dict[str, Any]) -> tuple[Any, ...] | None:
+    """x time first, cells, h0 and c0 in the oracle's form, and whether there is one cell given as such."""
+    weights = old["weights"]
+    single = not isinstance(weights[0], list)
+    if any(part is not None and not isinstance(part, (list, np.ndarray)) for part in (weights if single else [])):
+        return None
+    if single != (type(weights).__name__ == "Parts"):
+        return None
+    cells = [cases.LstmParameters(*cell).stacked() for cell in ([weights] if single else weights)]
+    x = old["x"]
+    if old.get("table") is not None:
+        x = old["table"][x.astype(np.int64)]
+    if old.get("batch_first"):
+        x = x.swapaxes(0, 1)
+    states = [None if old.get(n) is None else (old[n][None] if single else old[n]) for n in ("h0", "c0")]
+    arrays = [x, *(a for cell in cells for a in cell), *states]
+    if not usual(*arrays) or x.ndim != 3 or x.size == 0:
+        return None
+    return x, cells, *states, single
+
+
+def lstm_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    if not isinstance(old["weights"], list) or not old["weights"]:
+        return None
+    found = lstm_inputs(old)
+    if found is None:
+        return None
+    x, cells, h0, c0, single = found
+    units = cells[0].wh.shape[-1]
+    layers = len(cells) // (2 if old.get("bidirectional") else 1)
+    options = lstm_options(old, *x.shape[:2], units, layers, bool(old.get("training", True)))
+    if options is None:
+        return None
+    right = reference.lstm_forward(x, [reference.LstmCell(*cell) for cell in cells], h0, c0, **options)
+    bound = cases.lstm_bound(
+        x, cells, h0, c0, None, None, None, reference.activation_value, reference.activation_input_slope, **options
+    )
+    y = answer.y.swapaxes(0, 1) if old.get("batch_first") else answer.y
+    hn, cn = (a[None] if single else a for a in (answer.hn, answer.cn))
+    return iter([("y", y, right.y, bound.y), ("hn", hn, right.hn, bound.hn), ("cn", cn, right.cn, bound.cn)])
+
+
+def lstm_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    lstm = notes.get(id(old["cache"]))
+    found = None if lstm is None else lstm_inputs(lstm.arguments)
+    if found is None or old.get("accumulate") or not usual(*(old[name] for name in ("dy", "dhn", "dcn"))):
+        return None
+    x, cells, h0, c0, single = found
+    for array in (x, h0, c0, *(a for cell in cells for a in cell)):
+        if array is not None and not np.abs(array).max(initial=0) < 1e3:
+            return None
+    options = lstm_options(lstm.arguments, *x.shape[:2], lstm.units, lstm.cells // lstm.directions, True)
+    if options is None:
+        return None
+    dy = old["dy"]
+    if dy is not None and lstm.batch_first:
+        dy = dy.swapaxes(0, 1)
+    dhn, dcn = (None if old[name] is None else (old[name][None] if single else old[name]) for name in ("dhn", "dcn"))
+    given = [reference.LstmCell(*cell) for cell in cells]
+    right = reference.lstm_backward(dy, dhn, dcn, x, given, h0, c0, **options)
+    bound = cases.lstm_bound(
+        x, cells, h0, c0, dy, dhn, dcn, reference.activation_value, reference.activation_input_slope, **options
+    )
+    return lstm_gradients(lstm, answer, right, bound, single)
+
+
+def lstm_gradients(lstm: Any, answer: Any, right: Any, bound: Any, single: bool) -> Iterator[Triple]:
+    if answer.dx is not None:
+        if lstm.arguments.get("table") is not None:
+            indices = np.asarray(lstm.arguments["x"]).astype(np.int64)
+            indices = indices.T if lstm.batch_first else indices
+            rows = len(lstm.arguments["table"])
+            table, allowed = (reference.embedding_backward(d, indices, rows) for d in (right.dx, bound.dx))
+            size = reference.embedding_backward(np.abs(right.dx), indices, rows)
+            yield "dx", answer.dx, table, allowed + roundings(answer.dx, size, count=8 + indices.size)
+        else:
+            yield "dx", answer.dx.swapaxes(0, 1) if lstm.batch_first else answer.dx, right.dx, bound.dx
+    for name in ("dh0", "dc0"):
+        got = getattr(answer, name)
+        if got is not None:
+            yield name, got[None] if single else got, getattr(right, name), getattr(bound, name)
+    if answer.dweights is not None:
+        given = [answer.dweights] if single else answer.dweights
+        for index, (cell, exact, allowed) in enumerate(zip(given, right.cells, bound.cells, strict=True)):
+            for field, got, expected, tolerance in zip(rg.LstmWeights._fields, cell, exact, allowed, strict=True):
+                if got is not None and expected is not None:
+                    found = np.stack(got) if isinstance(got, (list, tuple)) else np.asarray(got).reshape(expected.shape)
+                    yield f"d{field}[{index}]", found, expected, tolerance
+
+
+KINDS = ("batch", "instance", "layer", "group")
+ORACLES: dict[str, Callable[..., Iterator[Triple] | None]] = {
+    **{f"{kind}_norm_forward": partial(norm_forward, kind) for kind in KINDS},
+    **{f"{kind}_norm_backward": partial(norm_backward, kind) for kind in KINDS},
+    **{name: partial(optimizer, name) for name in STATES},
+    **{name: partial(difference, name) for name in ("mean_squared_error", "huber")},
+    "batch_norm_gradient_sums": gradient_sums,
+    "batch_norm_statistics": statistics,
+    "combine_statistics": combine_statistics,
+    "activation_forward": activation_forward,
+    "activation_backward": activation_backward,
+    "dropout": dropout,
+    "linear_forward": linear_forward,
+    "linear_backward": linear_backward,
+    "embedding_forward": embedding_forward,
+    "embedding_backward": embedding_backward,
+    "softmax_cross_entropy": softmax_cross_entropy,
+    "global_norm": global_norm,
+    "lstm_forward": lstm_forward,
+    "lstm_backward": lstm_backward,
+}
