@@ -162,7 +162,7 @@ def overlapping(make: Maker, other: Array, like: Array) -> Any:
     if other.shape == like.shape and make.chance():
         return other if make.chance(0.7) else other[::-1] if other.ndim else other
     number = make.memory.block_of(other)
-    if number is None or not like.size:
+    if number is None or not like.size or like.dtype.hasobject:
         return other
     block = make.memory.blocks[number]
     room = (block.size - 2 * GUARD - like.size * like.itemsize) // like.itemsize
@@ -260,7 +260,7 @@ def one_case(name: str, make: Maker, arguments: Arguments, tally: Counter[str]) 
         raise Broken(f"{name} took a masked array, whose mask it does not know")
     if fault:
         raise Broken(f"{name} took {fault}")
-    found = [np.array(array) for array in (*leaves(answer), *results)]
+    found = [copied(array) for array in (*leaves(answer), *results)]
     if make.chance(0.3):
         disagreement = compare(name, old, arguments, answer, memory)
         tally[f"{name} compared"] += disagreement is not None

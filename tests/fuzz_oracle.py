@@ -126,7 +126,8 @@ def norm_forward_triples(
             running, old["running_var"], cache.mean, cache.var, count, update.keep, update.unbiased
         )
         for label, right in zip(("running_mean", "running_var"), news, strict=True):
-            yield label, new[label], right, roundings(new[label], old[label], right, count=4)
+            batch = np.abs(cache.mean if label == "running_mean" else cache.var)
+            yield label, new[label], right, roundings(new[label], old[label], batch.max(initial=0), count=4)
 
 
 def norm_backward(
@@ -387,6 +388,8 @@ def optimizer_triples(
 
 
 def global_norm(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    if not isinstance(old["arrays"], (list, tuple, np.ndarray)):
+        return None
     arrays = one_list(old["arrays"])
     if not usual(*arrays) or any(a is None for a in arrays):
         return None
