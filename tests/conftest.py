@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import retrograd
 from retrograd import _core
@@ -21,6 +22,9 @@ from retrograd.bnns._failure import first_failure
 
 # JAX is compared with on the CPU, and need not look for anything else when it starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# No example is too slow: a busy machine is no fault of ours.
+settings.register_profile("retrograd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("retrograd")
 OPTIONAL = ("torch", "jax", "onnx", "matplotlib")
 _skipped: list[str] = []
 

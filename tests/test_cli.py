@@ -12,12 +12,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE, wait_until
 
 import retrograd
 from retrograd import _core, bench, bench_train, cases, cli, verify
@@ -27,7 +27,7 @@ SMALL_ROW, SMALL_LSTM_ROW, SMALL_APPLE_ROW = "layer_norm_n64c256", "lstm_t20n1i4
 SMALL_TRAIN_ROW = "train_h64n1"
 
 
-def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "retrograd", *arguments],
         capture_output=True,
@@ -72,7 +72,7 @@ def test_the_installed_command_is_the_same() -> None:
     command = Path(sys.executable).with_name("retrograd")
     if not command.exists():
         pytest.skip("the package's command is not beside this interpreter")
-    result = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (result.returncode, result.stdout) == (0, f"retrograd {retrograd.__version__}\n")
 
 
@@ -532,12 +532,9 @@ def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_t
         text=True,
         env=environment,
     ) as process:
-        deadline = time.monotonic() + 60
-        while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.3)
+        wait_until(lambda: path.exists() and path.stat().st_size)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert errors == "interrupted\n"
     assert path.read_text().startswith("case,provider,pass")
@@ -549,7 +546,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         ["bash", "-c", f"set -o pipefail; {command} | head -n 1"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert result.stdout.startswith("case")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,7 +34,12 @@ def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     # Python 3.12 and later warn of any fork beside threads; that ours survives it is what the example shows.
     warnings = ["-W", "error", "-W", "ignore::DeprecationWarning:multiprocessing.popen_fork"]
     run = subprocess.run(
-        [sys.executable, *warnings, str(path)], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+        [sys.executable, *warnings, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        cwd=tmp_path,
     )
     assert run.returncode == 0, run.stderr
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
@@ -23,7 +24,7 @@ def test_there_is_one_for_each_kernel() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_loss_falls(path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert run.returncode == 0, run.stderr
     losses = [float(number) for number in re.findall(r"loss:? +([0-9.]+)", run.stdout)]

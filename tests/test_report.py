@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import PATIENCE
 
 from retrograd.cli import main
 from retrograd.train import chart
@@ -259,7 +260,7 @@ def screenshot(browser: str, tmp_path: Path) -> Any:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         pixels = np.rint(image.imread(folder / "page.png")[..., :3] * 255).astype(int)

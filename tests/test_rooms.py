@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "retrograd"
@@ -288,7 +289,7 @@ def test_a_kernel_object_exports_its_table_alone(tmp_path: Path) -> None:
         command += [f'-DRG_ISA_NAME="{level.name}"', *level.options, "-c", str(CORE / "kernels" / "table.cpp")]
         running[level] = target, subprocess.Popen([*command, "-o", str(target)], stderr=subprocess.PIPE, text=True)
     for level, (target, process) in running.items():
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
         symbols = exported(nm, target)
         assert len(symbols) == 1, symbols

@@ -13,11 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import PATIENCE, wait_until
 
 from retrograd import nn
 
@@ -32,7 +32,7 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-W", "error", "-m", "retrograd", *map(str, arguments)]
 
 
-def run(*arguments: object, cwd: Path, code: int = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, cwd: Path, code: int = 0, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
         command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, encoding="utf-8"
     )
@@ -147,12 +147,10 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, text: Path) -> None:
     while not first.stdout.readline().startswith("step"):
         pass
     for again in ((text, *SMALL, "--output", "run", "--overwrite"), ("--resume", "run")):
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "run" / "checkpoint.safetensors").exists():
-            assert time.monotonic() < deadline
+        wait_until((tmp_path / "run" / "checkpoint.safetensors").exists)
         assert "a run is going on in run" in run("train", "text", *again, cwd=tmp_path, code=2).stderr
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=60)
+    first.communicate(timeout=PATIENCE)
     assert first.returncode == 130
 
 
@@ -174,7 +172,7 @@ def interrupt(folder: Path, *arguments: object, cwd: Path, number: int = signal.
         if "loss" in line:
             process.send_signal(number)
             break
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=PATIENCE)
     assert errors == ""
     assert process.returncode == 128 + number
     return "".join(lines) + rest
@@ -410,7 +408,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, text: Path) -> N
     if shutil.which("unshare") is None:
         pytest.skip("there is no unshare to make a small file system with")
     settings = ("--hidden", "64", "--embedding", "8", "--batch", "4", "--unroll", "16")
-    settings += ("--steps", "3000", "--validate-every", "3000", "--checkpoint-every", "0")
+    settings += ("--steps", "1000000", "--validate-every", "1000000", "--checkpoint-every", "0")  # the disk ends it
     script = f"""
         mkdir small && mount -t tmpfs -o size=3m tmpfs small || exit 99
         {" ".join(command("train", "text", text, *settings, "--output", "small/run"))} &
@@ -425,7 +423,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, text: Path) -> N
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert (tmp_path / "code").read_text() == "1\n", result.stdout + result.stderr
@@ -452,19 +450,16 @@ def in_terminal(*arguments: object, cwd: Path) -> str:
     )
     os.close(slave)
     output = b""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        ready, _, _ = select.select([master], [], [], 1.0)
-        if ready:
-            try:
-                piece = os.read(master, 65536)
-            except OSError:  # Linux says so when the other end is closed
-                break
-            if not piece:
-                break
-            output += piece
+    while select.select([master], [], [], PATIENCE)[0]:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # Linux says so when the other end is closed
+            break
+        if not piece:
+            break
+        output += piece
     os.close(master)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     return output.decode(errors="replace")
 
 
