@@ -6,24 +6,25 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-COUNT ?= 500000
-TSAN_SECONDS ?= 60
+COUNT ?= 200000
+SECONDS ?= 150
 
 cpp := $(wildcard src/core/*.h src/core/*.cpp src/core/kernels/*.h src/core/kernels/*.cpp src/bind/*.h src/bind/*.cpp)
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp)
 
-.PHONY: help demo test lint fuzz sanitize aarch64 tsan bench clean
+.PHONY: help demo test lint fuzz sanitize stress aarch64 tsan bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       train a language model on the text of Python's standard library, for about a minute"
 	@echo "make test       run the test suite (ARGS='-k batch' chooses)"
 	@echo "make lint       ruff, mypy, clang-format, and a build with warnings as errors"
-	@echo "make fuzz       COUNT=500000 random calls of retrograd.bnns under AddressSanitizer and UBSan (GCC)"
+	@echo "make fuzz       COUNT=200000 random calls each of bnns, mps and the array functions, under sanitizers (GCC)"
 	@echo "make sanitize   the same, after the tests that hurt under the same sanitizers"
+	@echo "make stress     many threads, forks, exits, kills, too little memory: SECONDS=150 in all"
 	@echo "make aarch64    the core for 64-bit ARM under QEMU: NEON against scalar (g++-aarch64-linux-gnu, qemu-user-static)"
-	@echo "make tsan       the core under ThreadSanitizer, many threads calling at once"
+	@echo "make tsan       the core under ThreadSanitizer, many threads calling at once: SECONDS=150"
 	@echo "make bench      time everything, against PyTorch if it is in .venv (ARGS='--quick' and others)"
 	@echo "make clean      remove everything that these have made"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv"
@@ -47,12 +48,17 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 
 # In a virtual environment of its own, which has nothing that dislikes the preloaded library. The interpreter is not
 # instrumented, so the sanitizer comes first, with the libstdc++ whose exceptions it watches; malloc in place of Python's
-# pools puts a guard, as wide as a vector, around every buffer. GCC only: Clang links its runtime in another way.
+# pools puts a guard, as wide as a vector, around every buffer. What is larger than 4 GiB cannot be allocated. GCC only:
+# Clang links its runtime in another way.
 sanitized = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:redzone=64 \
+    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096:redzone=64 \
     UBSAN_OPTIONS=print_stacktrace=1 $(VENV)-sanitize/bin/python
-fuzz: $(VENV)-sanitize/.package-done
-	$(sanitized) tests/fuzz_bnns.py --count $(COUNT) --jobs 2
+fuzz: $(patsubst tests/fuzz_%.py,fuzz-%,$(wildcard tests/fuzz_bnns.py tests/fuzz_mps.py tests/fuzz_arrays.py))
+fuzz-%: $(VENV)-sanitize/.package-done
+	$(sanitized) tests/fuzz_$*.py --count $(COUNT) --jobs 2
+
+stress: $(VENV)/.package-done
+	$(BIN)/python tests/stress.py --seconds $(SECONDS) $(ARGS)
 
 sanitize: $(VENV)-sanitize/.package-done
 	$(sanitized) -m pytest tests/sanitizer_sees.py
@@ -72,7 +78,7 @@ aarch64: $(VENV)/.cmake-done
 tsan: $(VENV)/.cmake-done
 	$(core_build) -B build/tsan -DRETROGRAD_TSAN=ON
 	PATH="$$PATH:$(abspath $(BIN))" cmake --build build/tsan
-	TSAN_OPTIONS=halt_on_error=1 build/tsan/threads --seconds $(TSAN_SECONDS)
+	TSAN_OPTIONS=halt_on_error=1 build/tsan/threads --seconds $(SECONDS)
 
 $(VENV)/.cmake-done: $(VENV)/.made
 	$(PIP) install --quiet cmake ninja

@@ -283,7 +283,7 @@ def compare(name: str, old: Arguments, arguments: Arguments, answer: Any, memory
     for array in (*leaves(old), *leaves(answer)):
         if array.size > MANY or array.dtype.kind not in "fViu":
             return None
-        values = array.astype(np.float64) if array.dtype.kind in "fV" else np.zeros(0)
+        values = np.asarray(array).astype(np.float64) if array.dtype.kind in "fV" else np.zeros(0)
         if not np.isfinite(values).all() or np.abs(values).max(initial=0) > 1e7:
             return None
     return disagreement(name, old, arguments, answer, memory.notes)

@@ -45,8 +45,6 @@ class Memory:
         if values.dtype.hasobject:  # pointers are not for patterns
             return values
         layout = str(self.random.choice(list(layouts if self.misaligned else layouts.replace("M", ""))))
-        if values.size > MANY:  # one element seen many times: of memory there is only that
-            return np.broadcast_to(self.place(np.ones((), values.dtype)), values.shape)
         item, extents = values.itemsize, list(values.shape)
         order = list(range(values.ndim))
         gap = shift = 0

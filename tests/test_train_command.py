@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from waiting import PATIENCE, wait_until
+from waiting import ATTEMPTS, PATIENCE, wait_until
 
 from retrograd import nn
 
@@ -161,19 +161,23 @@ def test_threads_do_not_change_the_model(tmp_path: Path, text: Path) -> None:
 
 
 def interrupt(folder: Path, *arguments: object, cwd: Path, number: int = signal.SIGINT) -> str:
-    """Start training, and stop it by a signal once it has validated."""
-    process = subprocess.Popen(
-        command(*arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if "loss" in line:
-            process.send_signal(number)
+    """Start training, and stop it by a signal once it has validated. One that ends before is tried again."""
+    for _ in range(ATTEMPTS):
+        process = subprocess.Popen(
+            command(*arguments), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "loss" in line:
+                process.send_signal(number)
+                break
+        rest, errors = process.communicate(timeout=PATIENCE)
+        assert errors == ""
+        if process.returncode:
             break
-    rest, errors = process.communicate(timeout=PATIENCE)
-    assert errors == ""
+        shutil.rmtree(folder)
     assert process.returncode == 128 + number
     return "".join(lines) + rest
 
