@@ -12,6 +12,7 @@ succeeds gives the same bits at another thread count, and a sample of the result
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import math
 import os
@@ -51,8 +52,8 @@ class Subclass(np.ndarray[Any, Any]):
 # ---- mutations -------------------------------------------------------------------------------------------------------
 
 
-def slots(value: Any, at: Any = None) -> Iterator[tuple[Any, Any]]:
-    """Every place of an argument tree that can be set: (container, key). NamedTuples are made dicts or lists first."""
+def slots(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place of an argument tree that can be set: (container, key)."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield value, key
@@ -82,7 +83,7 @@ def mutate(make: Maker, arguments: Arguments) -> None:
 def changed(make: Maker, value: Any, arguments: Arguments) -> Any:
     kind = make.random.random()
     if kind < 0.05:
-        return make.one_of(*STRANGE)
+        return copy.deepcopy(make.one_of(*STRANGE))  # of which a later mutation may change a part
     if isinstance(value, np.ndarray):
         return changed_array(make, value, arguments)
     if isinstance(value, bool) or value is None:
@@ -95,11 +96,11 @@ def changed(make: Maker, value: Any, arguments: Arguments) -> Any:
         return make.one_of(*WORDS)
     if isinstance(value, (list, tuple)) and value:
         return make.one_of(value[:-1], [*value, value[0]], value[::-1], [], tuple(value), list(value))
-    return make.one_of(*STRANGE)
+    return copy.deepcopy(make.one_of(*STRANGE))
 
 
 def changed_array(make: Maker, array: Array, arguments: Arguments) -> Any:
-    """The array in some other form. What a mutation sees of memory lies in the same blocks, or in new ones."""
+    """The array in some other form, in the memory of the case."""
     random, memory = make.random, make.memory
     small = array.size <= MANY
     match int(random.integers(13)) if small else 4:
@@ -139,8 +140,7 @@ def changed_array(make: Maker, array: Array, arguments: Arguments) -> Any:
                 steps = [int(random.integers(0, 3)) * array.itemsize for _ in array.shape]
                 inside = sum((extent - 1) * step for extent, step in zip(array.shape, steps, strict=True))
                 if inside < max(array.size, 1) * array.itemsize:
-                    copy = memory.place(np.array(array), "C")
-                    return as_strided(copy, array.shape, steps)
+                    return as_strided(memory.place(np.array(array), "C"), array.shape, steps)
         case 8:
             view = array.tolist() if array.dtype.kind == "V" else memoryview(np.ascontiguousarray(array))
             return make.one_of(array.tolist(), view, array.view(Subclass))

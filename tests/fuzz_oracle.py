@@ -37,10 +37,6 @@ def disagreement(name: str, old: dict[str, Any], new: dict[str, Any], answer: An
     return ""
 
 
-def unit(dtype: Any) -> float:
-    return float(np.finfo(np.float16).eps if np.dtype(dtype).itemsize == 2 else np.finfo(dtype).eps)
-
-
 def wide(values: Any) -> Array:
     return np.asarray(values).astype(np.longdouble)
 
