@@ -537,7 +537,7 @@ def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_t
         text=True,
         env=environment,
     ) as process:
-        wait_until(lambda: path.exists() and path.stat().st_size)
+        wait_until(lambda: process.poll() is not None or (path.exists() and path.stat().st_size))
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130

@@ -144,10 +144,9 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, text: Path) -> None:
         command("train", "text", text, *LONG, "--output", "run"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     assert first.stdout is not None
-    while not first.stdout.readline().startswith("step"):
-        pass
+    assert any(line.startswith("step") for line in first.stdout)
     for again in ((text, *SMALL, "--output", "run", "--overwrite"), ("--resume", "run")):
-        wait_until((tmp_path / "run" / "checkpoint.safetensors").exists)
+        wait_until(lambda: first.poll() is not None or (tmp_path / "run" / "checkpoint.safetensors").exists())
         assert "a run is going on in run" in run("train", "text", *again, cwd=tmp_path, code=2).stderr
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=PATIENCE)
