@@ -181,8 +181,10 @@ def indices(seconds: float) -> Progress:
     def scribble() -> None:
         order = random.Random(1)
         while not stop.is_set():
-            for _ in range(50):
-                shared[order.randrange(40), order.randrange(30)] = order.choice(nonsense)
+            for value in (order.choice(nonsense), 0):  # so that many checks find nothing wrong
+                shared[order.randrange(40), :] = value
+                for _ in range(order.randrange(100)):
+                    pass
             shared[...] = 0
 
     writer = threading.Thread(target=scribble, daemon=True)
