@@ -496,24 +496,26 @@ def one_part(name: str, seconds: float) -> Row:
     """In a process of its own, which a crash may end."""
     start = time.monotonic()
     command = [sys.executable, __file__, "--part", name, "--seconds", str(seconds)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
     note = ""
-    watchdog = threading.Timer(seconds + 2 * HANG, lambda: os.killpg(process.pid, signal.SIGKILL))
-    watchdog.start()
-    for line in process.stdout:
-        note = line.strip()
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as process,
+    ):
+        assert process.stdout is not None
+        watchdog = threading.Timer(seconds + 2 * HANG, lambda: os.killpg(process.pid, signal.SIGKILL))
+        watchdog.start()
+        for line in process.stdout:
+            note = line.strip()
+            if sys.stdout.isatty():
+                print(f"\r\x1b[K{name:10} {time.monotonic() - start:5.0f} s  {note}", end="", flush=True)
+        code = process.wait()
+        watchdog.cancel()
         if sys.stdout.isatty():
-            print(f"\r\x1b[K{name:10} {time.monotonic() - start:5.0f} s  {note}", end="", flush=True)
-    errors = process.stderr.read() if process.stderr else ""
-    code = process.wait()
-    watchdog.cancel()
-    if sys.stdout.isatty():
-        print("\r\x1b[K", end="")
-    if code:
-        note = last_line(errors) if code == 1 else f"the process ended with {code}: {last_line(errors)}"
+            print("\r\x1b[K", end="")
+        if code:
+            errors.seek(0)
+            reason = last_line(errors.read())
+            note = reason if code == 1 else f"the process ended with {code}: {reason}"
     row = Row(name, code == 0, time.monotonic() - start, note)
     print(f"{row.part:10} {'held' if row.held else 'FAILED':8} {row.seconds:5.0f} s  {row.note}", flush=True)
     return row
