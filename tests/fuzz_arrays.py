@@ -229,8 +229,7 @@ def run(seed: int, tally: Counter[str]) -> None:
     make.enormous = make.may_be_enormous and make.chance(0.04)
     make.large = not make.enormous and make.chance(0.02)
     with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*threads are asked for", RuntimeWarning)
+        warnings.simplefilter("ignore")
         try:
             arguments = GENERATORS[name](make)
             mutate(make, arguments)
@@ -240,6 +239,8 @@ def run(seed: int, tally: Counter[str]) -> None:
             if make.enormous:
                 return
             raise
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*threads are asked for", RuntimeWarning)
         one_case(name, make, arguments, tally)
 
 

@@ -437,6 +437,8 @@ def lstm_inputs(old: dict[str, Any]) -> tuple[Any, ...] | None:
         return None
     cells = [cases.LstmParameters(*cell).stacked() for cell in ([weights] if single else weights)]
     x = old["x"]
+    if not usual(x, old.get("table")):
+        return None
     if old.get("table") is not None:
         x = old["table"][x.astype(np.int64)]
     if old.get("batch_first"):
