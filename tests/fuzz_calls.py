@@ -407,12 +407,9 @@ def dropout(make: Maker) -> Arguments:
 
 
 def linear_sizes(make: Maker) -> tuple[tuple[int, ...], int, int]:
-    """Rows, inputs and outputs. The inputs are summed over, so they are never enormous: that would only take long."""
-    return (
-        make.shape(0, 3, 200),
-        make.extent(),
-        make.one_of(*ENORMOUS) if make.enormous and make.chance(0.3) else make.extent(),
-    )
+    """Rows, inputs and outputs. An enormous one is an extent of a result: sums over it alone would only take long."""
+    outputs = make.one_of(*ENORMOUS) if make.enormous and make.chance(0.3) else make.extent()
+    return make.shape(0, 3, 200), make.extent(int(make.enormous)), outputs
 
 
 def linear_forward(make: Maker) -> Arguments:
