@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from waiting import PATIENCE
 
 import retrograd as rg
 from retrograd import nn
@@ -594,7 +595,7 @@ def test_a_save_that_was_killed_leaves_nothing_after_the_next(tmp_path: Path) ->
     content = path.read_bytes()
     process = multiprocessing.get_context("spawn").Process(target=_killed_while_saving, args=(path,))
     process.start()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
     assert path.read_bytes() == content
     assert {file.name for file in tmp_path.iterdir()} == {"model.safetensors", "model.safetensors.retrograd.part"}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import PATIENCE
 
 import retrograd as rg
 from retrograd import _core
@@ -22,7 +23,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """A script in a fresh interpreter, which may well die."""
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 # ---- exits -----------------------------------------------------------------------------------------------------------

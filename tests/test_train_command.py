@@ -32,9 +32,9 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-W", "error", "-m", "retrograd", *map(str, arguments)]
 
 
-def run(*arguments: object, cwd: Path, code: int = 0, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
-        command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False, encoding="utf-8"
+        command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, check=False, encoding="utf-8"
     )
     assert result.returncode == code, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
@@ -349,7 +349,7 @@ def test_pipes_are_refused_and_not_waited_for(tmp_path: Path) -> None:
         ("forecast", "pipe", "pipe"),
         ("forecast", "run", "pipe"),
     ):
-        assert "is a pipe, not a file" in run(*arguments, cwd=tmp_path, code=2, timeout=60).stderr
+        assert "is a pipe, not a file" in run(*arguments, cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
