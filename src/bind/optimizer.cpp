@@ -31,7 +31,8 @@ public:
     // Null if it is not a plain array of native, aligned floats or doubles, or may not be written.
     const Py_buffer* take(PyObject* array, bool write) {
         if (Py_TYPE(array) != plain_type_) {
-            if (PyObject_HasAttrString(array, "mask")) return nullptr;  // a masked array: its mask would be lost
+            static PyObject* const mask = PyUnicode_InternFromString("mask");
+            if (PyObject_HasAttr(array, mask)) return nullptr;  // a masked array: its mask would be lost
             plain_type_ = Py_TYPE(array);
         }
         Py_buffer buffer;
