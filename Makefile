@@ -83,7 +83,7 @@ wheel: $(VENV)/.wheel-tools-done
 	rm -rf dist build/wheel build/wheel-venv
 	$(BIN)/python -m build --sdist --outdir dist
 	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheel dist/retrograd-*.tar.gz
-	$(BIN)/auditwheel repair --wheel-dir dist build/wheel/retrograd-*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/retrograd-*.whl
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip --disable-pip-version-check install --quiet dist/retrograd-*.whl
 	cd build/wheel-venv && bin/retrograd info && bin/retrograd verify

@@ -12,7 +12,7 @@ from . import _core
 __all__ = ["default_num_threads", "get_num_threads", "set_num_threads"]
 
 _VARIABLE = "RETROGRAD_NUM_THREADS"
-_MOST = 4 * (os.cpu_count() or 1)
+_MOST = max(8, 4 * (os.cpu_count() or 1))
 
 
 def _affinity() -> int:
@@ -90,7 +90,7 @@ def capped_num_threads(who: str, count: int) -> int:
     if count <= _MOST:
         return count
     warnings.warn(
-        f"{who}: {count} threads are asked for; {_MOST} are used, 4 for each of the {_MOST // 4} CPUs",
+        f"{who}: {count} threads are asked for; {_MOST} are used, for {os.cpu_count()} CPUs",
         RuntimeWarning,
         stacklevel=4,
     )
