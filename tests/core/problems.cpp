@@ -151,7 +151,8 @@ private:
     uint64_t state_;
 };
 
-// ---- normalization ---------------------------------------------------------------------------------------------------
+// ---- normalization
+// ---------------------------------------------------------------------------------------------------
 
 enum class Layout { channels_first, channels_last, layer, group, instance };
 
@@ -216,7 +217,8 @@ std::vector<Output> norm_forward(const NormSizes& sizes, const NormOptions& o, D
     const Values data = random.take(a.count);
     Block x(dtype, a.x_count, sizes.shift), y(dtype, a.count, sizes.shift + 1);
     for (int64_t i = 0; i < a.count; ++i) x.set(a.x_at[size_t(i)], data[size_t(i)]);
-    const Block gamma(arithmetic(dtype), random.take(a.channels), 0), beta(arithmetic(dtype), random.take(a.channels), 0);
+    const Block gamma(arithmetic(dtype), random.take(a.channels), 0),
+        beta(arithmetic(dtype), random.take(a.channels), 0);
     Block mean(DType::f64, a.sets, 0), var(DType::f64, a.sets, 0);
     rg::NormForward call;
     call.shape = a.shape;
@@ -290,13 +292,13 @@ void add_norms(std::vector<Problem>& problems, bool large) {
         problems.push_back({"norm backward, " + name, dtypes, 64,
                             [=](DType dtype, int threads) { return norm_backward(s, o, dtype, threads); }});
     };
-    const Activation activations[] = {{}, {Kind::relu, 0, 0}, {Kind::sigmoid, 0, 0}, {Kind::tanh, 0, 0},
-                                      {Kind::gelu, 0, 0}};
+    const Activation activations[] = {
+        {}, {Kind::relu, 0, 0}, {Kind::sigmoid, 0, 0}, {Kind::tanh, 0, 0}, {Kind::gelu, 0, 0}};
     int turn = 0;
     for (const Activation& activation : activations) {
         const bool from_input = activation.kind == Kind::gelu;
-        const NormOptions plain{activation, true, true, from_input, false}, bare{activation, false, false, from_input, false},
-            adding{activation, true, false, from_input, true};
+        const NormOptions plain{activation, true, true, from_input, false},
+            bare{activation, false, false, from_input, false}, adding{activation, true, false, from_input, true};
         for (const int64_t size : {1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 67, 131}) {
             const int64_t shift = size % 4;
             for (const NormOptions& o : {plain, bare, adding}) {
@@ -325,17 +327,36 @@ void add_norms(std::vector<Problem>& problems, bool large) {
 // ---- activations ----------------------------------------------------------------------------------------------------
 
 void add_activations(std::vector<Problem>& problems) {
-    const Activation activations[] = {
-        {Kind::identity, 0, 0},       {Kind::relu, 0, 0},           {Kind::leaky_relu, 0.1, 0},
-        {Kind::sigmoid, 0, 0},        {Kind::tanh, 0, 0},           {Kind::scaled_tanh, 1.5, 0.7},
-        {Kind::abs, 0, 0},            {Kind::linear, 0.7, 0},       {Kind::clamp, -1.3, 1.7},
-        {Kind::gelu_tanh, 0.8, 0.04}, {Kind::hard_sigmoid, 0.3, 0.47}, {Kind::softplus, 1.2, 0.9},
-        {Kind::softsign, 0, 0},       {Kind::elu, 0.9, 0},          {Kind::clamped_leaky_relu, 0.1, 2.1},
-        {Kind::linear_with_bias, 0.7, 0.2}, {Kind::log_sigmoid, 0, 0}, {Kind::selu, 0, 0},
-        {Kind::celu, 1.3, 0},         {Kind::hard_shrink, 0.6, 0},  {Kind::soft_shrink, 0.6, 0},
-        {Kind::tanh_shrink, 0, 0},    {Kind::threshold, 0.4, 0.3},  {Kind::hard_swish, 0, 0},
-        {Kind::silu, 0, 0},           {Kind::relu6, 0, 0},          {Kind::erf, 0, 0},
-        {Kind::gelu, 0, 0},           {Kind::gelu_sigmoid, 0, 0},   {Kind::closed_hard_sigmoid, 0.3, 0.47}};
+    const Activation activations[] = {{Kind::identity, 0, 0},
+                                      {Kind::relu, 0, 0},
+                                      {Kind::leaky_relu, 0.1, 0},
+                                      {Kind::sigmoid, 0, 0},
+                                      {Kind::tanh, 0, 0},
+                                      {Kind::scaled_tanh, 1.5, 0.7},
+                                      {Kind::abs, 0, 0},
+                                      {Kind::linear, 0.7, 0},
+                                      {Kind::clamp, -1.3, 1.7},
+                                      {Kind::gelu_tanh, 0.8, 0.04},
+                                      {Kind::hard_sigmoid, 0.3, 0.47},
+                                      {Kind::softplus, 1.2, 0.9},
+                                      {Kind::softsign, 0, 0},
+                                      {Kind::elu, 0.9, 0},
+                                      {Kind::clamped_leaky_relu, 0.1, 2.1},
+                                      {Kind::linear_with_bias, 0.7, 0.2},
+                                      {Kind::log_sigmoid, 0, 0},
+                                      {Kind::selu, 0, 0},
+                                      {Kind::celu, 1.3, 0},
+                                      {Kind::hard_shrink, 0.6, 0},
+                                      {Kind::soft_shrink, 0.6, 0},
+                                      {Kind::tanh_shrink, 0, 0},
+                                      {Kind::threshold, 0.4, 0.3},
+                                      {Kind::hard_swish, 0, 0},
+                                      {Kind::silu, 0, 0},
+                                      {Kind::relu6, 0, 0},
+                                      {Kind::erf, 0, 0},
+                                      {Kind::gelu, 0, 0},
+                                      {Kind::gelu_sigmoid, 0, 0},
+                                      {Kind::closed_hard_sigmoid, 0.3, 0.47}};
     for (const Activation& activation : activations) {
         for (const int64_t count : {1, 3, 4, 5, 8, 9, 17, 31, 257}) {
             const auto input = [=](Random& random) {
@@ -518,11 +539,11 @@ private:
 
 void add_lstms(std::vector<Problem>& problems, bool large) {
     const auto add = [&](const LstmSizes& s) {
-        const std::string name = "t" + std::to_string(s.steps) + "n" + std::to_string(s.samples) + "i" +
-                                 std::to_string(s.inputs) + "h" + std::to_string(s.units) + "l" +
-                                 std::to_string(s.layers) + "d" + std::to_string(s.directions) +
-                                 (s.custom ? " custom" : "") + (s.ragged ? " ragged" : "") + (s.lookup ? " lookup" : "") +
-                                 " peephole " + std::to_string(int(s.peephole)) + (s.dropout > 0 ? " dropout" : "");
+        const std::string name =
+            "t" + std::to_string(s.steps) + "n" + std::to_string(s.samples) + "i" + std::to_string(s.inputs) + "h" +
+            std::to_string(s.units) + "l" + std::to_string(s.layers) + "d" + std::to_string(s.directions) +
+            (s.custom ? " custom" : "") + (s.ragged ? " ragged" : "") + (s.lookup ? " lookup" : "") + " peephole " +
+            std::to_string(int(s.peephole)) + (s.dropout > 0 ? " dropout" : "");
         problems.push_back({"lstm " + name, kWideTypes, 128,
                             [=](DType dtype, int threads) { return LstmProblem(s, dtype).run(threads); }});
     };
@@ -549,7 +570,8 @@ void add_lstms(std::vector<Problem>& problems, bool large) {
     if (large) add({12, 20, 70, 130, 2, 2});
 }
 
-// ---- linear layers, embeddings, losses, dropout ----------------------------------------------------------------------
+// ---- linear layers, embeddings, losses, dropout
+// ----------------------------------------------------------------------
 
 template <class A>
 std::vector<Output> linear(int64_t rows, int64_t inputs, int64_t outputs, bool transposed, DType dtype, int threads) {
@@ -724,54 +746,55 @@ void add_optimizers(std::vector<Problem>& problems) {
     int number = 0;
     for (const Options& o : all) {
         for (const int64_t count : {1, 3, 8, 17, 31, 9001}) {
-            problems.push_back(
-                {"optimizer " + std::to_string(number) + " of " + std::to_string(count), kWideTypes, 16,
-                 [=](DType dtype, int threads) {
-                     Random random(static_cast<uint64_t>(count) + 3);
-                     std::vector<Block> blocks;
-                     for (int k = 0; k < rg::kOptimizerArrays; ++k) {
-                         Values values = random.take(count, k == rg::kGradient ? 1 : 1.0 / 4);
-                         // Second moments and squares are positive, and larger than the square of a mean.
-                         for (double& v : values) v = k >= rg::kState ? 2 + std::fabs(v) : v;
-                         if (k == rg::kState + 1 && o.kind == rg::OptimizerKind::rmsprop) {
-                             for (double& v : values) v /= 8;
-                         }
-                         blocks.emplace_back(dtype, values, k % 3);
-                     }
-                     std::vector<rg::OptimizerParameter> parameters(1);
-                     rg::OptimizerParameter& p = parameters[0];
-                     p.dtype = dtype;
-                     p.elements = count;
-                     for (int k = 0; k < rg::kOptimizerArrays; ++k) {
-                         if (k < rg::kState || o.optional_state[k - rg::kState]) p.array[k] = blocks[size_t(k)].data();
-                     }
-                     rg::OptimizerRule<double> rule{};
-                     rule.kind = o.kind;
-                     rule.nesterov = o.nesterov;
-                     rule.scale = 0.5;
-                     rule.low = -1.25;
-                     rule.high = 1.5;
-                     rule.l2 = o.regularized ? 0.25 : 0;
-                     rule.l1 = o.regularized ? 0.125 : 0;
-                     rule.first = {0.875, 0.125};
-                     rule.second = {0.9375, 0.0625};
-                     rule.eps = 1e-3;
-                     rule.eps_inside = 1e-2;
-                     rule.momentum = 0.75;
-                     rule.gain = 1;
-                     rule.rate = -0.125;
-                     rule.decay = 0.03125;
-                     rg::NormClipping clipping;
-                     clipping.maximum = o.regularized ? 0.5 : 0;
-                     const Block norm(DType::f64, 1, 0);
-                     *norm.as<double>() = rg::gradient_norm(parameters, threads);
-                     rg::optimizer_step(rule, clipping, parameters, threads);
-                     std::vector<Output> outputs = {norm.output("norm")};
-                     for (int k = 0; k < rg::kOptimizerArrays; ++k) {
-                         outputs.push_back(blocks[size_t(k)].output("array " + std::to_string(k)));
-                     }
-                     return outputs;
-                 }});
+            problems.push_back({"optimizer " + std::to_string(number) + " of " + std::to_string(count), kWideTypes, 16,
+                                [=](DType dtype, int threads) {
+                                    Random random(static_cast<uint64_t>(count) + 3);
+                                    std::vector<Block> blocks;
+                                    for (int k = 0; k < rg::kOptimizerArrays; ++k) {
+                                        Values values = random.take(count, k == rg::kGradient ? 1 : 1.0 / 4);
+                                        // Second moments and squares are positive, and larger than the square of a
+                                        // mean.
+                                        for (double& v : values) v = k >= rg::kState ? 2 + std::fabs(v) : v;
+                                        if (k == rg::kState + 1 && o.kind == rg::OptimizerKind::rmsprop) {
+                                            for (double& v : values) v /= 8;
+                                        }
+                                        blocks.emplace_back(dtype, values, k % 3);
+                                    }
+                                    std::vector<rg::OptimizerParameter> parameters(1);
+                                    rg::OptimizerParameter& p = parameters[0];
+                                    p.dtype = dtype;
+                                    p.elements = count;
+                                    for (int k = 0; k < rg::kOptimizerArrays; ++k) {
+                                        if (k < rg::kState || o.optional_state[k - rg::kState])
+                                            p.array[k] = blocks[size_t(k)].data();
+                                    }
+                                    rg::OptimizerRule<double> rule{};
+                                    rule.kind = o.kind;
+                                    rule.nesterov = o.nesterov;
+                                    rule.scale = 0.5;
+                                    rule.low = -1.25;
+                                    rule.high = 1.5;
+                                    rule.l2 = o.regularized ? 0.25 : 0;
+                                    rule.l1 = o.regularized ? 0.125 : 0;
+                                    rule.first = {0.875, 0.125};
+                                    rule.second = {0.9375, 0.0625};
+                                    rule.eps = 1e-3;
+                                    rule.eps_inside = 1e-2;
+                                    rule.momentum = 0.75;
+                                    rule.gain = 1;
+                                    rule.rate = -0.125;
+                                    rule.decay = 0.03125;
+                                    rg::NormClipping clipping;
+                                    clipping.maximum = o.regularized ? 0.5 : 0;
+                                    const Block norm(DType::f64, 1, 0);
+                                    *norm.as<double>() = rg::gradient_norm(parameters, threads);
+                                    rg::optimizer_step(rule, clipping, parameters, threads);
+                                    std::vector<Output> outputs = {norm.output("norm")};
+                                    for (int k = 0; k < rg::kOptimizerArrays; ++k) {
+                                        outputs.push_back(blocks[size_t(k)].output("array " + std::to_string(k)));
+                                    }
+                                    return outputs;
+                                }});
         }
         ++number;
     }
@@ -797,14 +820,14 @@ Values values_of(const Output& output) {
 }
 
 double unit_of(DType dtype) {
-    return dtype == DType::f64   ? 0x1p-52
-           : dtype == DType::f32 ? 0x1p-23
-           : dtype == DType::f16 ? 0x1p-10
-                                 : 0x1p-7;
+    return dtype == DType::f64 ? 0x1p-52 : dtype == DType::f32 ? 0x1p-23 : dtype == DType::f16 ? 0x1p-10 : 0x1p-7;
 }
 
 const char* name_of(DType dtype) {
-    return dtype == DType::f64 ? "float64" : dtype == DType::f32 ? "float32" : dtype == DType::f16 ? "float16" : "bfloat16";
+    return dtype == DType::f64   ? "float64"
+           : dtype == DType::f32 ? "float32"
+           : dtype == DType::f16 ? "float16"
+                                 : "bfloat16";
 }
 
 }  // namespace problems

@@ -22,7 +22,7 @@ RG_INLINE Vec<A> read(const A* p, int64_t n) {
 }
 template <class A>
 RG_INLINE void write(A* p, int64_t n, Vec<A> v) {
-    kHasParts<A> && n ? store_part(p, n, v) : store(p, v);
+    kHasParts<A>&& n ? store_part(p, n, v) : store(p, v);
 }
 // A streamed vector bypasses the cache and must be aligned; for_vectors ensures that.
 template <class A>
@@ -31,7 +31,7 @@ RG_INLINE void write(bool streamed, A* p, int64_t n, Vec<A> v) {
 }
 template <class A>
 RG_INLINE void add(double* p, int64_t n, Vec<A> v) {
-    kHasParts<A> && n ? add_to_part<A>(p, n, v) : add_to(p, v);
+    kHasParts<A>&& n ? add_to_part<A>(p, n, v) : add_to(p, v);
 }
 
 // f(z) for a fused activation, and dz of it: they take no parameters.
@@ -128,8 +128,8 @@ struct PairSum {
         for (int k = 0; k < kChains; ++k) first[k] = second[k] = Vec<A>{};
         pending = 0;
     }
-    // Feeds `cols` elements: term(i, chain) handles a whole vector at i, last(i, n) the rest; each(i, vectors) is called
-    // after that many whole vectors from i on were added.
+    // Feeds `cols` elements: term(i, chain) handles a whole vector at i, last(i, n) the rest; each(i, vectors) is
+    // called after that many whole vectors from i on were added.
     template <class Term, class Each, class Last>
     RG_INLINE void run(int64_t cols, Term term, Each each, Last last) {
         constexpr int64_t lanes = kLanes<A>;
@@ -188,8 +188,7 @@ struct MomentSum {
             q = fma(d, d, q);
         };
         sum.run(
-            cols,
-            [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA { add(load(x + i), s, q); }, each,
+            cols, [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA { add(load(x + i), s, q); }, each,
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
                 RG_INLINE_LAMBDA { add(load_part(x + i, n, center), s, q); });
     }
@@ -384,9 +383,8 @@ void plane_dx_sums_as(const A* x, const Gradient<A>& g, const A* next_x, const G
             [&](auto each) RG_INLINE_LAMBDA {
                 sum.run(
                     cols,
-                    [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-                        add(load(next_x + i), read_dz<kAct>(next_dy + i, next_y + i, 0), s, q);
-                    },
+                    [&](int64_t i, Vec<A>& s, Vec<A>& q)
+                        RG_INLINE_LAMBDA { add(load(next_x + i), read_dz<kAct>(next_dy + i, next_y + i, 0), s, q); },
                     each,
                     [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
                         add(load_part(next_x + i, n, next_c), read_dz<kAct>(next_dy + i, next_y + i, n), s, q);
