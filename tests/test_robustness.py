@@ -404,3 +404,21 @@ def test_empty_arrays_may_be_anywhere() -> None:
     rg.sgd_step([empty], [other], learning_rate=0.1)
     assert rg.linear_forward(empty, np.ones((3, 7))).shape == (0, 3)
     assert not memory.any()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_no_steps_carry_the_states_of_every_layer(training: bool) -> None:
+    """In a fresh process: nothing has made scratch yet, and without a cache there is no other memory either."""
+    script = f"""
+        import numpy as np
+        import retrograd as rg
+
+        weights = [rg.LstmWeights(np.ones((8, n), np.float32), np.ones((8, 2), np.float32)) for n in (3, 3, 4, 4, 4, 4)]
+        h0, c0 = (np.arange(24, dtype=np.float32).reshape(6, 2, 2) + k for k in (1, 50))
+        out = {{name: np.full((6, 2, 2), 7, np.float32) for name in ("hn", "cn")}}
+        rg.lstm_forward(np.ones((0, 2, 3), np.float32), weights, h0, c0, bidirectional=True,
+                        training={training}, out=out)
+        print(np.array_equal(out["hn"], h0), np.array_equal(out["cn"], c0))
+    """
+    done = run(script)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr

@@ -72,7 +72,8 @@ public:
     template <class T>
     T* take(int64_t count) {
         if (count < 0 || size_t(count) > kMost / sizeof(T)) throw std::bad_alloc();
-        const size_t bytes = (size_t(count) * sizeof(T) + 63) / 64 * 64;
+        // Never null, not even for nothing: drivers take null for "not wanted".
+        const size_t bytes = std::max<size_t>(64, (size_t(count) * sizeof(T) + 63) / 64 * 64);
         if (bytes > capacity_) {
             release();
             const size_t size = std::max(bytes, kLeast);
