@@ -317,6 +317,8 @@ def test_running_statistics_are_disjoint_from_the_arrays_of_the_pass() -> None:
     repeated = np.lib.stride_tricks.as_strided(memory, (5,), (0,))
     with pytest.raises(ValueError, match=r"^instance_norm_forward: running_var overlaps itself"):
         rg.instance_norm_forward(x[..., None], running_mean=memory[80:85], running_var=repeated)
+    with pytest.raises(ValueError, match=r"^batch_norm_forward: running_mean .* overlaps x "):
+        rg.batch_norm_forward(x, b"no array", running_mean=x[3], running_var=running_var)
     assert not memory.any()
     np.testing.assert_array_equal(x.ravel(), np.arange(40))
 

@@ -475,10 +475,10 @@ def _running(
                 raise ValueError(f"{function}: {name} is read-only, and training updates it")
             if not array.flags.c_contiguous:
                 _args.check_no_self_overlap(function, name, array)
-    if training and _core.may_overlap(
-        (running_mean, running_var), [array for array in others.values() if isinstance(array, np.ndarray)]
-    ):
-        _args.check_disjoint(function, {"running_mean": running_mean, "running_var": running_var}, others)
+    if training:
+        arrays = {name: array for name, array in others.items() if isinstance(array, np.ndarray)}
+        if _core.may_overlap((running_mean, running_var), arrays.values()):
+            _args.check_disjoint(function, {"running_mean": running_mean, "running_var": running_var}, arrays)
     if not isinstance(update, RunningUpdate):
         raise TypeError(f"{function}: update must be a RunningUpdate, not {type(update).__name__}")
     if not 0 <= update.keep <= 1:
