@@ -358,7 +358,7 @@ def optimizer(name: str, old: dict[str, Any], new: dict[str, Any], answer: Any, 
 
 
 def one_list(arrays: Any) -> list[Any]:
-    return [arrays] if isinstance(arrays, np.ndarray) else list(arrays)
+    return [np.asarray(arrays)] if isinstance(arrays, (np.ndarray, memoryview)) else list(arrays)
 
 
 def optimizer_triples(
