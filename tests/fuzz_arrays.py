@@ -200,8 +200,9 @@ def check_every_function_has_a_generator() -> None:
 
 def copied(value: Any) -> Any:
     """The tree with the arrays' values as they are now."""
-    if isinstance(value, np.ndarray):
-        return value if value.size > MANY else np.array(value)
+    if isinstance(value, (np.ndarray, memoryview)):
+        array = np.asarray(value)
+        return array if array.size > MANY else array.copy()
     if type(value) in (list, Parts):
         return type(value)(map(copied, value))
     if type(value) is dict:
