@@ -39,8 +39,9 @@ WORDS = ["", "text", "mean", "none", "dx", "dgamma", "output", "input", "new", "
 STRANGE = [None, "text", b"bytes", 1.5, 7, [], {}, (), object(), [[1.0], [2.0, 3.0]], np.array([None, 1]), True]
 DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint64", "bool", "complex64", ">f4", ">f8", "O"]
 NO_ARRAYS = {"get_num_threads", "set_num_threads", "release_memory"}
-# They only read, and do read every element: an enormous extent would take them as long as it is.
+# They read every element and may have a small result: an enormous extent would take them as long as it is.
 READ_EVERYTHING = {"batch_norm_statistics", "batch_norm_gradient_sums", "global_norm", "combine_statistics"}
+READ_EVERYTHING |= {"linear_forward", "linear_backward"}
 # Where a mask does not matter: y is only read where a slope is found from it, the others are memory and not numbers.
 NO_NUMBERS = {("batch_norm_cache", "y"), ("lstm_cache", "buffer"), ("lstm_forward", "cache")}
 # The arguments that a function writes to.

@@ -436,7 +436,11 @@ def lstm_inputs(old: dict[str, Any]) -> tuple[Any, ...] | None:
         return None
     if single != (type(weights).__name__ == "Parts"):
         return None
-    cells = [cases.LstmParameters(*cell).stacked() for cell in ([weights] if single else weights)]
+    listed = [weights] if single else weights
+    parts = [p for cell in listed for part in cell for p in (part if isinstance(part, (tuple, list)) else [part])]
+    if not all(part is None or isinstance(part, np.ndarray) for part in parts):
+        return None
+    cells = [cases.LstmParameters(*cell).stacked() for cell in listed]
     x = old["x"]
     if not usual(x, old.get("table")):
         return None
@@ -444,7 +448,7 @@ def lstm_inputs(old: dict[str, Any]) -> tuple[Any, ...] | None:
         x = old["table"][x.astype(np.int64)]
     if old.get("batch_first"):
         x = x.swapaxes(0, 1)
-    states = [None if old.get(n) is None else (old[n][None] if single else old[n]) for n in ("h0", "c0")]
+    states = [None if old.get(n) is None else (np.asarray(old[n])[None] if single else old[n]) for n in ("h0", "c0")]
     arrays = [x, *(a for cell in cells for a in cell), *states]
     if not usual(*arrays) or x.ndim != 3 or x.size == 0:
         return None

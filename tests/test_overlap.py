@@ -156,6 +156,16 @@ def test_results_that_overlap_themselves_are_refused(strides: tuple[int, int]) -
     assert (memory == 7).all()
 
 
+def test_overlapping_results_of_no_samples_are_refused() -> None:
+    """There is nothing to compute, but both buffers are still set to 0."""
+    x = np.zeros((0, 3, 4), np.float32)
+    _, cache = rg.batch_norm_forward(x, np.ones(3, np.float32), np.zeros(3, np.float32))
+    one = np.full(3, 7, np.float32)
+    with pytest.raises(ValueError, match="out.dgamma .* overlaps out.dbeta"):
+        rg.batch_norm_backward(x, cache, out=rg.NormGradients(None, one, one))
+    assert (one == 7).all()
+
+
 def test_masked_arrays_are_refused() -> None:
     """NumPy would drop the mask, and the masked numbers would count."""
     masked = np.ma.masked_array(np.ones((4, 3), np.float32), mask=np.eye(4, 3))

@@ -233,6 +233,17 @@ def test_cache_sizes_grow_with_every_size_up_to_the_largest() -> None:
     assert sizes[-1] == pytest.approx(2**47 * (64 + 32) * 4, rel=1e-6)
 
 
+@pytest.mark.parametrize("rows", [2**58 + 2**6, 2**60, 2**47])
+def test_a_table_whose_products_no_memory_holds(rows: int) -> None:
+    """Every row of the table is multiplied once; a view of one element can have more rows than 64 bits count bytes."""
+    table = np.broadcast_to(np.ones(1, np.float32), (rows, 1))
+    weights = (np.ones((64, 1), np.float32), np.ones((64, 16), np.float32))
+    with pytest.raises(MemoryError):
+        rg.lstm_forward(np.zeros((1, 1), np.int64), weights, table=table)
+    y, *_ = rg.lstm_forward(np.zeros((0, 1), np.int64), weights, table=table)  # nothing is looked up
+    assert y.shape == (0, 1, 16)
+
+
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,7 @@ private:
             numbers[size_t(row)] = call_.lookup.numbers[t * shape_.samples + sample];
         });
         const int64_t panels = 4 * rows_.blocks;
-        sums_ = my_scratch().sums.take<A>(shape_.directions * panels * sums_panel());
+        sums_ = my_scratch().sums.take<A>(shape_.directions, panels, kPanel<A>, Rows<A>::padded(call_.lookup.rows));
         for (int64_t d = 0; d < shape_.directions; ++d) {
             sum_by_number(dz(d), rows_.panel, rows_.rows, panels, numbers.data(), call_.lookup.rows,
                           sums_ + d * panels * sums_panel(), sums_panel(), call_.threads);

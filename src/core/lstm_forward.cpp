@@ -110,7 +110,7 @@ private:
         const bool enough_rows = rows_.rows > 0 && rows_.rows >= 8 * ranges * shape_.steps;
         return !looks_up() && inputs > 0 && enough_rows && weight_bytes <= cache_bytes() * 3 / 4;
     }
-    bool looks_up() const { return layer_ == 0 && call_.lookup.numbers; }
+    bool looks_up() const { return layer_ == 0 && call_.lookup.numbers && rows_.rows > 0; }
     // The states of a step's slots, in panels; without a cache two steps take turns. And the row of its gates.
     int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * home_panel(); }
     int64_t home_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
@@ -126,7 +126,7 @@ private:
         ForwardScratch& scratch = my_scratch();
         const int64_t directions = shape_.directions, samples = shape_.samples;
         const int64_t state = rows_.blocks * home_panel();
-        if (looks_up()) table_ = scratch.table.take<A>(directions * call_.lookup.rows * rows_.gates_row);
+        if (looks_up()) table_ = scratch.table.take<A>(directions, call_.lookup.rows, rows_.gates_row);
         bias_ = scratch.bias.take<A>(directions * rows_.gates_row);
         weights_ = scratch.weights.take<A>(directions * rows_.gates_row * shape_.units);
         home_ = scratch.home.take<A>(directions * 2 * state);

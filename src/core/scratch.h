@@ -83,6 +83,13 @@ public:
         guard(data_, size_t(count) * sizeof(T), capacity_);  // what an earlier call needed beyond is not this one's
         return static_cast<T*>(data_);
     }
+    // As many as the product of these, which may be more than any number says.
+    template <class T, class... Factors>
+    T* take(int64_t first, int64_t second, Factors... more) {
+        int64_t product = 0;
+        if (__builtin_mul_overflow(first, second, &product)) throw std::bad_alloc();
+        return take<T>(product, more...);
+    }
     void trim() {
         if (capacity_ > kKeep) release();
     }

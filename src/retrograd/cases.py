@@ -846,9 +846,14 @@ def forward_bound(
             moved = np.maximum(moved, np.abs(_float64(activate(z + sign * z_error) - np.asarray(expected.y))))
     y_error = moved + u * (r.value * magnitude + r.value_offset)
     # Below the normal range a weight that is off by one of the smallest numbers is multiplied by z.
-    y_error = y_error + (2 + np.abs(_float64(z))) * _TYPES["float64" if dtype.double else "float32"].smallest * 2
+    y_error = y_error + (2 + np.abs(_float64(z))) * _least(dtype)
     y_error = y_error + dtype.storage * (magnitude + y_error) + dtype.smallest
     return ForwardBound(y_error, mean_error.reshape(expected.mean.shape), var_error.reshape(expected.var.shape))
+
+
+def _least(dtype: _Type) -> float:
+    """The smallest number of the arithmetic, or a larger one whose square is not 0 here."""
+    return max(2 * _TYPES["float64" if dtype.double else "float32"].smallest, 1e-150)
 
 
 def _input_error(
@@ -956,6 +961,9 @@ def backward_bound(
         dz_error = u * np.abs(dz) + slope_error * np.abs(_float64(dy))
     elif r.slope_offset:  # 0 times an infinite dy is not 0
         dz_error = dz_error + u * r.slope_offset * np.abs(_float64(dy))
+    lost = _least(dtype)  # a slope may underflow where the oracle's does not
+    if activation != "identity":
+        dz_error = dz_error + lost * (1 + np.abs(_float64(dy)))
 
     # xhat = (x - center) * rstd + offset. What is the same for all elements of a set adds up in a sum: the rounding of
     # rstd and the error of var stretch xhat, the error of the mean shifts it, and so does the rounding of x - center
@@ -1001,6 +1009,8 @@ def backward_bound(
             + np.abs(mean_g_xhat) * shift
             + np.abs(xhat) * off_g_xhat
         )
+    # Below the normal range a and b are off by one of the smallest numbers, and are multiplied.
+    dx_error = dx_error + (2 + np.abs(dz) + np.abs(xhat / scale)) * lost
     dx_error = dx_error + dtype.storage * (np.abs(_float64(expected.dx)) + dx_error) + dtype.smallest
     return BackwardBound(
         dx_error,

@@ -680,16 +680,17 @@ def _checked_backward(
     to_dgamma = dgamma if dgamma is None or dgamma.flags.c_contiguous else dgamma.copy()
     to_dbeta = dbeta if dbeta is None or dbeta.flags.c_contiguous else dbeta.copy()
     copied = to_dgamma is not dgamma or to_dbeta is not dbeta
+    named = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
+    inputs = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
+    if problem.needs_beta:
+        inputs["beta"] = cache.beta
     if problem.engine is None:
+        _args.check_disjoint(function, named, inputs)
         for empty_sum in (to_dgamma, to_dbeta):
             if empty_sum is not None and not accumulate:
                 empty_sum.fill(0)
     else:
         _args.check_aligned(function, "dy", dy)
-        named = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
-        inputs = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
-        if problem.needs_beta:
-            inputs["beta"] = cache.beta
         if copied:
             parameters = {name: array for name, array in named.items() if name != "out.dx"}
             _args.check_disjoint(function, parameters, {**inputs, "out.dx": dx})
