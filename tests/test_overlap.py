@@ -161,7 +161,7 @@ def test_overlapping_results_of_no_samples_are_refused() -> None:
     x = np.zeros((0, 3, 4), np.float32)
     _, cache = rg.batch_norm_forward(x, np.ones(3, np.float32), np.zeros(3, np.float32))
     one = np.full(3, 7, np.float32)
-    with pytest.raises(ValueError, match="out.dgamma .* overlaps out.dbeta"):
+    with pytest.raises(ValueError, match=r"out\.dgamma .* overlaps out\.dbeta"):
         rg.batch_norm_backward(x, cache, out=rg.NormGradients(None, one, one))
     assert (one == 7).all()
 
