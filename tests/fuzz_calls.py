@@ -12,8 +12,8 @@ import numpy as np
 from fuzz_driver import GUARD, PATTERN, Broken
 
 import retrograd as rg
-from retrograd.cases import ACTIVATION_PARAMETERS
-from retrograd.verify import fused_activation
+from retrograd.lab.cases import ACTIVATION_PARAMETERS
+from retrograd.lab.verify import fused_activation
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]

@@ -22,7 +22,8 @@ import numpy as np
 from fuzz_bnns import FLOATS, INTEGERS, STRANGE
 from fuzz_driver import Broken, Memory, main, timed
 
-from retrograd import mps, reference
+from retrograd import mps
+from retrograd.lab import reference
 from retrograd.mps import MPSCNNNeuronType, MPSDataType
 
 REFUSALS = (TypeError, ValueError, RuntimeError)

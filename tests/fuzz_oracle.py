@@ -1,7 +1,7 @@
 """What a call of an array function should have given, by the oracle: for fuzz_arrays.py.
 
 `disagreement` takes a call as it was made: the arguments before it (`old`), those after it, and its answer. Bounds are
-those of retrograd.cases where it has some, else roundings of the sizes of the terms.
+those of retrograd.lab.cases where it has some, else roundings of the sizes of the terms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import retrograd as rg
-from retrograd import cases, reference
+from retrograd.lab import bounds, cases, reference
 
 Array = np.ndarray[Any, Any]
 Triple = tuple[str, Any, Any, Any]  # name, got, expected, tolerance
@@ -32,7 +32,7 @@ def disagreement(name: str, old: dict[str, Any], new: dict[str, Any], answer: An
     for label, got, expected, tolerance in triples:
         if np.abs(expected).max(initial=0) > 1e30:  # near the end of the range: it may overflow on the way
             return None
-        error = cases.error_in_tolerances(np.asarray(got), np.asarray(expected), np.asarray(tolerance, np.float64))
+        error = bounds.error_in_tolerances(np.asarray(got), np.asarray(expected), np.asarray(tolerance, np.float64))
         if error > SLACK:
             return f"{label} is {error:.3g} tolerances from the oracle"
     return ""
@@ -67,7 +67,10 @@ def usual(*values: Any) -> bool:
     """Whether these are arrays of the types that have bounds, or nothing."""
     return all(
         value is None
-        or (isinstance(value, np.ndarray) and (value.dtype.name in cases._TYPES or value.dtype.kind in "iu"))
+        or (
+            isinstance(value, np.ndarray)
+            and (value.dtype.name in bounds.precision.PRECISIONS or value.dtype.kind in "iu")
+        )
         for value in values
     )
 
@@ -106,7 +109,7 @@ def norm_forward_triples(
         options.get("act_beta", 0.0),
         options.get("activation", "identity"),
     )
-    bound = cases.forward_bound(
+    bound = bounds.forward_bound(
         x, gamma, beta, expected, lambda z: reference.activation_value(name, z, alpha, act_beta), **options
     )
     if new.get("out") is not None and y is not new["out"]:
@@ -154,10 +157,10 @@ def norm_gradients(dy: Array, cache: Any, note: dict[str, Any]) -> tuple[Any, An
     if y is None and f.name != "identity":
         forward = reference.norm_forward(x, gamma, beta, **options)
         slope = partial(reference.activation_input_slope, f.name, alpha=f.alpha, beta=f.beta)
-        slope_error = cases.input_slope_error(x, gamma, beta, forward, slope, **options)
+        slope_error = bounds.input_slope_error(x, gamma, beta, forward, slope, **options)
     slope_from = "output" if y is not None else "input"
     right = reference.norm_backward(dy, x, y, gamma, beta, slope_from=slope_from, frozen=cache.frozen, **options)
-    return right, cases.backward_bound(dy, x, gamma, right, slope_error=slope_error, frozen=cache.frozen, **options)
+    return right, bounds.backward_bound(dy, x, gamma, right, slope_error=slope_error, frozen=cache.frozen, **options)
 
 
 def norm_backward_triples(
@@ -200,7 +203,7 @@ def statistics(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any
         return None
     options: dict[str, Any] = {"kind": "batch", "channel_axis": int(old.get("channel_axis", 1))}
     right = reference.norm_forward(x, **options)
-    bound = cases.forward_bound(x, None, None, right, lambda z: z, **options)
+    bound = bounds.forward_bound(x, None, None, right, lambda z: z, **options)
     return iter([("mean", answer.mean, right.mean, bound.mean), ("var", answer.var, right.var, bound.var)])
 
 
@@ -468,7 +471,7 @@ def lstm_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: A
     if options is None:
         return None
     right = reference.lstm_forward(x, [reference.LstmCell(*cell) for cell in cells], h0, c0, **options)
-    bound = cases.lstm_bound(
+    bound = bounds.lstm_bound(
         x, cells, h0, c0, None, None, None, reference.activation_value, reference.activation_input_slope, **options
     )
     y = answer.y.swapaxes(0, 1) if old.get("batch_first") else answer.y
@@ -494,7 +497,7 @@ def lstm_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: 
     dhn, dcn = (None if old[name] is None else (old[name][None] if single else old[name]) for name in ("dhn", "dcn"))
     given = [reference.LstmCell(*cell) for cell in cells]
     right = reference.lstm_backward(dy, dhn, dcn, x, given, h0, c0, **options)
-    bound = cases.lstm_bound(
+    bound = bounds.lstm_bound(
         x, cells, h0, c0, dy, dhn, dcn, reference.activation_value, reference.activation_input_slope, **options
     )
     return lstm_gradients(lstm, answer, right, bound, single)

@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import retrograd as rg
-from retrograd import Activation, _core, cases, reference
-from retrograd.activation import ACTIVATIONS
-from retrograd.cases import ACTIVATION_PARAMETERS, FUSED_ACTIVATIONS
-from retrograd.verify import fused_activation
+from retrograd import Activation, _core
+from retrograd.lab import cases, reference
+from retrograd.lab.cases import ACTIVATION_PARAMETERS, FUSED_ACTIVATIONS
+from retrograd.lab.verify import fused_activation
+from retrograd.ops.activation import ACTIVATIONS
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import retrograd as rg
-from retrograd import _core, cases
+from retrograd import _core
+from retrograd.lab import cases
 
 Array = np.ndarray[Any, Any]
 SHAPE = (4, 6, 5)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import retrograd as rg
-from retrograd import bnns, reference
-from retrograd.activation import ACTIVATIONS
+from retrograd import bnns
+from retrograd.lab import reference
+from retrograd.ops.activation import ACTIVATIONS
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 F32, F16, BF16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16, bnns.BNNSDataTypeBFloat16

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import retrograd as rg
 from retrograd import bnns
-from retrograd.activation import ACTIVATIONS
+from retrograd.ops.activation import ACTIVATIONS
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 KINDS = {

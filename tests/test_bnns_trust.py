@@ -18,8 +18,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from retrograd import bnns, reference
+from retrograd import bnns
 from retrograd.bnns._failure import Invalid, first_failure
+from retrograd.lab import reference
 
 Array = np.ndarray[Any, Any]
 F32 = bnns.BNNSDataTypeFloat32

@@ -21,7 +21,13 @@ import pytest
 from waiting import PATIENCE, wait_until
 
 import retrograd
-from retrograd import _core, bench, bench_train, cases, cli, verify
+from retrograd import _core, cli
+from retrograd.lab import bench, cases, verify
+from retrograd.lab.bench import apple as bench_apple
+from retrograd.lab.bench import lstm as bench_lstm
+from retrograd.lab.bench import rows as bench_rows
+from retrograd.lab.bench import timing
+from retrograd.lab.bench import train as bench_train
 
 SMALL_CASE, SMALL_LSTM_CASE = "layer_norm_n7c17", "lstm_t5n3i4h7"
 SMALL_ROW, SMALL_LSTM_ROW, SMALL_APPLE_ROW = "layer_norm_n64c256", "lstm_t20n1i4h16", "bnns_batch_norm_n8c16_sigmoid"
@@ -70,7 +76,7 @@ def test_info_says_what_is_in_force() -> None:
 def test_info_says_where_the_threads_come_from() -> None:
     result = run("info", RETROGRAD_NUM_THREADS="")
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("threads")]
-    assert f"{retrograd._threads.default_num_threads()} (CPUs this process may run on" in line or "quota" in line
+    assert f"{retrograd.ops._threads.default_num_threads()} (CPUs this process may run on" in line or "quota" in line
 
 
 def test_the_installed_command_is_the_same() -> None:
@@ -208,7 +214,7 @@ def test_bench_apple_against_the_array_functions(tmp_path: Path) -> None:
 
 def test_front_ends_and_array_functions_agree_to_the_bit() -> None:
     for case in bench.SUITES["apple"].cases:
-        assert list(bench._apple_failures(case, _core.isa(), [1, 2])) == [], case.name
+        assert list(bench_apple.apple_failures(case, _core.isa(), [1, 2])) == [], case.name
         apple, arrays = case.make()
         assert list(apple.passes) == list(arrays.passes), case.name
         assert list(apple.results) == list(arrays.results), case.name
@@ -223,17 +229,17 @@ def test_a_front_end_that_differs_in_one_bit_is_not_timed() -> None:
     """And the number of threads that the library uses is as it was."""
     (case,) = (case for case in bench.SUITES["apple"].cases if case.name == SMALL_APPLE_ROW)
 
-    def off() -> bench.Pair:
+    def off() -> bench_apple.Pair:
         apple, arrays = case.make()
 
         def backward() -> None:
             apple.passes["backward"]()
             apple.results["dx"].view(np.int32)[3, 5] ^= 1
 
-        return bench.Pair(apple._replace(passes={**apple.passes, "backward": backward}), arrays)
+        return bench_apple.Pair(apple._replace(passes={**apple.passes, "backward": backward}), arrays)
 
     threads = retrograd.get_num_threads()
-    failures = list(bench._apple_failures(case._replace(make=off), _core.isa(), [threads + 1]))
+    failures = list(bench_apple.apple_failures(case._replace(make=off), _core.isa(), [threads + 1]))
     assert failures == [f"dx is not what the array functions compute, threads {threads + 1}"]
     assert retrograd.get_num_threads() == threads
 
@@ -321,9 +327,9 @@ def shortened(case: cases.LstmCase) -> cases.LstmCase:
     return dataclasses.replace(case, lengths=lengths, **sizes)
 
 
-def prepared(suite: str, case: Any, torch: Any) -> bench._Contest:
+def prepared(suite: str, case: Any, torch: Any) -> timing.Contest:
     with contextlib.ExitStack() as stack:
-        machine = bench._Machine("a machine", _core.isa(), torch)
+        machine = timing.Machine("a machine", _core.isa(), torch)
         data = bench.SUITES[suite].make_data(case)
         return bench.SUITES[suite].contest(case, data, 1, machine, stack)
 
@@ -338,13 +344,13 @@ def test_an_lstm_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch)
         errors = verify.LstmErrors(*[17.0 * (name == "dwh") for name in verify.LstmErrors._fields])
         return [verify.VerifyRow(problems[0], "scalar", 1, errors, same_bits=True, ok=False)]
 
-    assert list(bench._lstm_failures(case, _core.isa(), [1, 2])) == []
-    monkeypatch.setattr(bench, "verify_lstm", wrong)
-    assert list(bench._lstm_failures(case, _core.isa(), [1])) == ["dwh is off by 17 tolerances, threads 1"]
+    assert list(bench_lstm.lstm_failures(case, _core.isa(), [1, 2])) == []
+    monkeypatch.setattr(bench_lstm, "verify_lstm", wrong)
+    assert list(bench_lstm.lstm_failures(case, _core.isa(), [1])) == ["dwh is off by 17 tolerances, threads 1"]
     assert (seen[0].steps, seen[0].lengths) == (8, (8, 7, 8))
-    monkeypatch.setattr(bench, "verify_lstm", lambda *arguments: [])
-    monkeypatch.setattr(bench, "_in_float64", lambda data: data._replace(x=2 * data.x))
-    assert list(bench._lstm_failures(case, _core.isa(), [1])) == ["float32 and float64 differ, threads 1"]
+    monkeypatch.setattr(bench_lstm, "verify_lstm", lambda *arguments: [])
+    monkeypatch.setattr(bench_lstm, "_in_float64", lambda data: data._replace(x=2 * data.x))
+    assert list(bench_lstm.lstm_failures(case, _core.isa(), [1])) == ["float32 and float64 differ, threads 1"]
 
 
 @pytest.mark.parametrize(
@@ -355,9 +361,9 @@ def test_bench_does_not_time_what_is_wrong(
     suite: str, row: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = bench.SUITES[suite]._replace(failures=lambda case, isa, threads: iter(["dx is off by 17 tolerances"]))
-    monkeypatch.setattr(bench, "SUITES", {suite: bad})
-    monkeypatch.setattr(bench, "_bench_case", lambda *arguments: pytest.fail("timed"))
-    monkeypatch.setattr(bench, "_import_torch", lambda: None)
+    monkeypatch.setattr(bench_rows, "SUITES", {suite: bad})
+    monkeypatch.setattr(bench_rows, "_bench_case", lambda *arguments: pytest.fail("timed"))
+    monkeypatch.setattr(bench_rows, "import_torch", lambda: None)
     assert cli.main(["bench", suite, "--rows", row, "--threads", "1"]) == 1
     out = capsys.readouterr().out
     assert f"{row}  WRONG" in out
@@ -377,26 +383,26 @@ class _Fixed:
         return self.times
 
 
-def measured(contest: bench._Contest, torch: Any) -> dict[tuple[str, str], bench.BenchRow]:
-    times = bench._take_turns(contest.slots, rounds=4, budget=1e-6)
-    machine = bench._Machine("a machine", "scalar", torch)
+def measured(contest: timing.Contest, torch: Any) -> dict[tuple[str, str], bench.BenchRow]:
+    times = timing.take_turns(contest.slots, rounds=4, budget=1e-6)
+    machine = timing.Machine("a machine", "scalar", torch)
     rows = [
         row
         for index, pass_ in enumerate(contest.passes)
-        for row in bench._rows_of_pass("a_row", pass_, index, 2, contest, times, machine)
+        for row in bench_rows._rows_of_pass("a_row", pass_, index, 2, contest, times, machine)
     ]
     return {(row.provider, row.pass_): row for row in rows}
 
 
 def test_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Against torch, and against the better of the streaming passes: each pass has its own."""
-    monkeypatch.setattr(bench, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)
     slots: list[list[Any]] = [
         [_Fixed("retrograd", 1.0, 2.0)],
         [_Fixed("torch", 3.0, 8.0)],
         [_Fixed("stream", 0.5, 1.0), _Fixed("stream", 0.4, 1.5)],
     ]
-    rows = measured(bench._Contest(slots, "stream", []), torch)
+    rows = measured(timing.Contest(slots, "stream", []), torch)
     assert {key: (row.p50, row.ratio_vs_torch, row.share_of_bound) for key, row in rows.items()} == {
         ("retrograd", "forward"): (1.0, 3.0, 0.4),
         ("retrograd", "backward"): (2.0, 4.0, 0.5),
@@ -408,13 +414,13 @@ def test_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
 
 
 def test_operations_and_what_options_cost(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
-    monkeypatch.setattr(bench, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)
     slots: list[list[Any]] = [
         [_Fixed("retrograd", 1.0, 2.0, 3.0)],
         [_Fixed("plain", 0.8, 2.0, 2.8)],
         [_Fixed("sgemm", 0.5, 1.0, 1.5)],
     ]
-    contest = bench._Contest(slots, "sgemm", [], ("forward", "backward", "step"), flops=(1e9, 2e9, 3e9))
+    contest = timing.Contest(slots, "sgemm", [], ("forward", "backward", "step"), flops=(1e9, 2e9, 3e9))
     rows = measured(contest, torch)
     assert {key: (row.ratio_vs_plain, row.share_of_bound, row.gflops) for key, row in rows.items()} == {
         ("retrograd", "forward"): (0.8, 0.5, 1.0),
@@ -433,16 +439,16 @@ def test_operations_and_what_options_cost(monkeypatch: pytest.MonkeyPatch, torch
 
 def test_what_a_front_end_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The median of differences, which is not the difference of medians when the machine changes its pace."""
-    monkeypatch.setattr(bench, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)
 
     class Slowing(_Fixed):
         def step(self) -> tuple[float, ...]:
             self.calls = getattr(self, "calls", -1) + 1
             return (self.times[self.calls],)
 
-    monkeypatch.setattr(bench, "_turn", lambda stepper, seconds: [stepper.step()])
+    monkeypatch.setattr(timing, "_turn", lambda stepper, seconds: [stepper.step()])
     apple, arrays = Slowing("retrograd", 0, 11e-6, 25e-6, 39e-6, 40e-6), Slowing("arrays", 0, 9e-6, 19e-6, 20e-6, 38e-6)
-    rows = measured(bench._Contest([[apple], [arrays]], None, [], ("step",)), None)
+    rows = measured(timing.Contest([[apple], [arrays]], None, [], ("step",)), None)
     assert rows["retrograd", "step"].added == pytest.approx(4e-6)
     assert (rows["arrays", "step"].added, rows["retrograd", "step"].share_of_bound) == (None, None)
     (line,) = cli._bench_lines(bench.BenchResult("a_row", 2, tuple(rows.values())))
@@ -451,9 +457,9 @@ def test_what_a_front_end_adds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_operations_of_real_steps() -> None:
     """Of forward: 8 (I + H) H for each step, sample, direction and layer."""
-    assert bench._lstm_flops(cases.LstmCase(5, 3, 7, 11))[0] == 5 * 3 * 8 * (7 + 11) * 11
+    assert bench_lstm._lstm_flops(cases.LstmCase(5, 3, 7, 11))[0] == 5 * 3 * 8 * (7 + 11) * 11
     ragged = cases.LstmCase(5, 3, 7, 11, 2, 2, lengths=(5, 0, 2))
-    assert bench._lstm_flops(ragged) == tuple(k * 7 * 8 * 2 * (18 + 33) * 11 for k in (1, 2, 3))
+    assert bench_lstm._lstm_flops(ragged) == tuple(k * 7 * 8 * 2 * (18 + 33) * 11 for k in (1, 2, 3))
 
 
 def test_every_public_function_has_an_overhead_row() -> None:

@@ -88,7 +88,7 @@ def test_tests_that_the_map_names_exist() -> None:
 
 def test_activation_table_is_complete() -> None:
     """Names, numbers and customary parameters in docs/activations.md are those in force."""
-    from retrograd.activation import ACTIVATIONS
+    from retrograd.ops.activation import ACTIVATIONS
 
     text = (ROOT / "docs" / "activations.md").read_text(encoding="utf-8")
     listed = {name: int(code) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", text, re.MULTILINE)}

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retrograd as rg
-from retrograd import _core, _memory
-from retrograd._args import Array
+from retrograd import _core
+from retrograd.ops import _memory
+from retrograd.ops._args import Array
 
 FLOAT32 = np.dtype(np.float32)
 MIB = 1 << 20
@@ -256,7 +257,7 @@ def test_what_may_not_wait_leaves_the_others_alone() -> None:
 def test_waiting_memory_makes_room(gone: int, wanted: int, limit: int) -> None:
     program = f"""
 import numpy as np, resource
-from retrograd import _memory
+from retrograd.ops import _memory
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + ({limit} << 20),) * 2)
 byte = np.dtype(np.uint8)

@@ -18,7 +18,8 @@ from arrays import assert_same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd import Activation, reference
+from retrograd import Activation
+from retrograd.lab import reference
 from retrograd.mps import (
     FLT_MIN,
     MPSCNNNeuronType,
@@ -43,7 +44,7 @@ from retrograd.mps import (
     MTLSizeMake,
     NSUIntegerMax,
 )
-from retrograd.normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
+from retrograd.ops.normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
 
 Array = np.ndarray[Any, Any]
 DEVICE = MTLCreateSystemDefaultDevice()

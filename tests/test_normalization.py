@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from onnx_cases import OnnxCase, collect_onnx_cases
 
 import retrograd as rg
-from retrograd import _core, cases, reference
-from retrograd.cases import (
+from retrograd import _core
+from retrograd.lab import bounds, cases, reference
+from retrograd.lab.cases import (
     ACTIVATION_PARAMETERS,
     FUSED_ACTIVATIONS,
     NormCase,
@@ -24,7 +25,7 @@ from retrograd.cases import (
     error_in_tolerances,
     forward_bound,
 )
-from retrograd.verify import fused_activation, verify_norm
+from retrograd.lab.verify import fused_activation, verify_norm
 
 Array = np.ndarray[Any, Any]
 Kind = Literal["batch", "instance", "layer", "group"]
@@ -59,7 +60,7 @@ class Results(NamedTuple):
 
 class Oracle(NamedTuple):
     forward: reference.NormForward
-    bounds: cases.ForwardBound
+    bounds: bounds.ForwardBound
 
 
 class Problem(NamedTuple):
@@ -154,7 +155,7 @@ class Problem(NamedTuple):
         def slope(z: Array) -> Array:
             return reference.activation_input_slope(self.activation, z, self.alpha, self.act_beta)
 
-        return cases.input_slope_error(self.x, self.gamma, self.beta, forward, slope, **self.options)
+        return bounds.input_slope_error(self.x, self.gamma, self.beta, forward, slope, **self.options)
 
     def check(self, isa_levels: Iterable[str] = ISA_LEVELS, threads: Sequence[int] = (1,)) -> Results:
         """Within tolerance at each level, and the same bits at all numbers of threads. Returns the last results."""
@@ -260,7 +261,7 @@ def test_verify_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
         y, cache = right(x, *arguments, **options)
         return y * np.float32(1 + 2.0**-21), cache
 
-    monkeypatch.setattr("retrograd.normalization.batch_norm_forward", wrong)
+    monkeypatch.setattr("retrograd.ops.normalization.batch_norm_forward", wrong)
     (row,) = verify_norm([NormCase("batch", (5, 7, 11))], ["scalar"], [1])
     assert not row.ok
     assert row.what == "y"

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retrograd as rg
-from retrograd import _core, reference
+from retrograd import _core
+from retrograd.lab import reference
 
 Array = npt.NDArray[Any]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 import retrograd as rg
-from retrograd import _core, _overlap, nn
+from retrograd import _core, nn
+from retrograd.ops import _arrays
 
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +45,7 @@ MEMORY = np.zeros(1024, np.uint8)
 @settings(max_examples=300, deadline=None)
 def test_overlap_of_two_is_exact(data: st.DataObject) -> None:
     a, b = data.draw(views(MEMORY)), data.draw(views(MEMORY))
-    assert _overlap.overlaps(a, b) == (not addresses(a).isdisjoint(addresses(b)))
+    assert _arrays.overlaps(a, b) == (not addresses(a).isdisjoint(addresses(b)))
 
 
 @given(st.data())
@@ -56,7 +57,7 @@ def test_overlap_among_many_is_exact(data: st.DataObject) -> None:
     inputs = {name: array for name, array in arrays.items() if name not in results}
     taken = {name: addresses(array) for name, array in arrays.items()}
     expected = any(not taken[name].isdisjoint(taken[other]) for name in results for other in arrays if name != other)
-    found = _overlap.find_overlap(results, inputs)
+    found = _arrays.find_overlap(results, inputs)
     assert (found is not None) == expected
     if found is not None:
         assert found[0] in results
@@ -100,15 +101,15 @@ def hard_pair() -> tuple[Array, Array]:
 def test_a_hard_pair_counts_as_an_overlap() -> None:
     a, b = hard_pair()
     with pytest.raises(np.exceptions.TooHardError):
-        np.shares_memory(a, b, max_work=_overlap._MOST_WORK)
-    assert _overlap.overlaps(a, b)
-    assert _overlap.find_overlap({"a": a}, {"b": b}) == ("a", "b")
+        np.shares_memory(a, b, max_work=_arrays._MOST_WORK)
+    assert _arrays.overlaps(a, b)
+    assert _arrays.find_overlap({"a": a}, {"b": b}) == ("a", "b")
 
 
 def test_many_interleaved_parameters_are_not_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of one matrix: the engine cannot tell them apart by their spans."""
     compared = []
-    monkeypatch.setattr(_overlap, "overlaps", lambda a, b: compared.append((a, b)) or True)
+    monkeypatch.setattr(_arrays, "overlaps", lambda a, b: compared.append((a, b)) or True)
     rng = np.random.default_rng(0)
     memory = rng.normal(size=(50, 400)).astype(np.float32)
     gradients = rng.normal(size=(400, 50)).astype(np.float32)

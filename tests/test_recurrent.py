@@ -19,10 +19,10 @@ from test_reference_lstm import jax_lstm
 from test_threads import forks, linux, python
 
 import retrograd as rg
-from retrograd import LstmActivations, LstmGradients, LstmWeights, _core, _threads, cases, reference
-from retrograd.activation import ACTIVATIONS
-from retrograd.cases import ACTIVATION_PARAMETERS, LSTM_STANDARD, LstmCase, LstmData, LstmParameters
-from retrograd.verify import (
+from retrograd import LstmActivations, LstmGradients, LstmWeights, _core
+from retrograd.lab import bounds, cases, reference
+from retrograd.lab.cases import ACTIVATION_PARAMETERS, LSTM_STANDARD, LstmCase, LstmData, LstmParameters
+from retrograd.lab.verify import (
     LstmErrors,
     LstmResults,
     lstm_errors,
@@ -32,6 +32,8 @@ from retrograd.verify import (
     run_lstm,
     verify_lstm,
 )
+from retrograd.ops import _threads
+from retrograd.ops.activation import ACTIVATIONS
 
 Array = np.ndarray[Any, Any]
 ISA_LEVELS = tuple(_core.isa_levels())
@@ -249,7 +251,7 @@ def test_verify_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
         result = right(*arguments, **options)
         return result._replace(y=result.y * np.float32(1 + 2.0**-18))
 
-    monkeypatch.setattr("retrograd.recurrent.lstm_forward", wrong)
+    monkeypatch.setattr("retrograd.ops.lstm.lstm_forward", wrong)
     (row,) = verify_lstm([LstmCase(12, 5, 7, 11)], ["scalar"], [1])
     assert not row.ok
     assert row.what == "y"
@@ -279,10 +281,10 @@ def test_weights_may_lack_gates() -> None:
             for k in set(range(4)) - set(lacking):  # the others are as the oracle has them
                 for field in ("b", "peephole"):
                     triple = getattr(dcell, field)[k], *(getattr(c.cells[0], field)[k] for c in oracle)
-                    assert cases.error_in_tolerances(*triple) <= 1
+                    assert bounds.error_in_tolerances(*triple) <= 1
             for name in ("y", "hn", "cn"):
                 triple = getattr(result, name), *(getattr(o, name) for o in oracle)
-                assert cases.error_in_tolerances(*triple) <= 1
+                assert bounds.error_in_tolerances(*triple) <= 1
 
 
 def test_the_three_forms_of_weights_are_one() -> None:

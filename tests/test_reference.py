@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_cases import OnnxCase, collect_onnx_cases
 
-from retrograd import reference
+from retrograd.lab import reference
 
 Array = np.ndarray[Any, Any]
 

@@ -14,8 +14,8 @@ import pytest
 from onnx_cases import OnnxLstm, collect_onnx_lstm_cases
 from test_reference import CASES, EPS, LONG_EPS, ORDER, assert_close, derivative
 
-from retrograd import reference
-from retrograd.reference import LstmCell
+from retrograd.lab import reference
+from retrograd.lab.reference import LstmCell
 
 Array = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from retrograd import reference
+from retrograd.lab import reference
 
 Array = npt.NDArray[Any]
 

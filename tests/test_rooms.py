@@ -28,88 +28,66 @@ BIND = ROOT / "src" / "bind"
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
 
-# What each module may import besides the standard library. Ours are named with a dot; "retrograd" is the whole package.
-FUNCTIONS = {
-    ".normalization",
-    ".recurrent",
-    ".activation",
-    ".elementwise",
-    ".linear",
-    ".loss",
-    ".optimizer",
-    "retrograd",
-}
+# What each room may import besides the standard library and itself: other rooms, by their path, and packages.
+# "retrograd" is the public face of the package.
 ROOMS: dict[str, set[str]] = {
-    "__init__": {"._core", "._memory", "._threads"} | (FUNCTIONS - {"retrograd"}),
-    "__main__": {".cli"},
-    "_threads": {"._core"},
-    "_memory": {"._core", "numpy"},
-    "_buffers": {"numpy", "ml_dtypes"},
-    "_overlap": {"numpy"},
-    "activation": set(),
-    "_args": {"._core", "._memory", "._overlap", "._threads", ".activation", "numpy"},
-    "elementwise": {"._core", "._args", "._memory", ".activation", "numpy"},
-    "linear": {"._core", "._args", "._memory", "numpy"},
-    "loss": {"._core", "._args", "._memory", "numpy"},
-    "normalization": {"._core", "._args", "._memory", "._overlap", ".activation", "numpy"},
-    "recurrent": {"._core", "._args", "._memory", "._overlap", ".activation", "numpy"},
-    "optimizer": {"._core", "._args", "numpy"},
-    "bnns": {
-        "._buffers",
-        "._overlap",
-        ".activation",
-        ".elementwise",
-        ".normalization",
-        ".optimizer",
-        ".recurrent",
-        "numpy",
-        "ml_dtypes",
-    },
-    "mps": {"._buffers", "._overlap", ".activation", ".elementwise", ".normalization", "numpy", "ml_dtypes"},
-    "nn": {"numpy", "safetensors", "retrograd"},
-    "train": {".nn", "numpy", "rich", "matplotlib", "retrograd"},
-    "reference": {"numpy"},
-    "cases": {"numpy", "ml_dtypes"},
-    "verify": {"._core", ".reference", ".cases", "numpy"} | FUNCTIONS,
-    "bench_apple": {".bnns", ".mps", "._args", ".cases", "numpy"} | FUNCTIONS,
-    "bench_train": {".nn", "._args", "numpy", "torch"},
-    "bench": {".bench_apple", ".bench_train", "._core", "._args", ".cases", ".verify", "numpy", "torch"} | FUNCTIONS,
-    "cli": {".train", "._core", "._threads", ".reference", ".cases", ".verify", ".bench", "numpy", "rich", "torch"}
-    | FUNCTIONS,
+    "__init__": {"_core", "ops"},
+    "__main__": {"cli"},
+    "ops": {"_core", "numpy", "ml_dtypes"},
+    "bnns": {"ops", "numpy", "ml_dtypes"},
+    "mps": {"ops", "numpy", "ml_dtypes"},
+    "nn": {"retrograd", "numpy", "safetensors"},
+    "train": {"retrograd", "nn", "numpy", "rich", "matplotlib"},
+    "lab": set(),
+    "lab/reference": {"numpy"},
+    "lab/cases": {"numpy", "ml_dtypes"},
+    "lab/bounds": {"lab/cases", "numpy"},
+    "lab/verify": {"_core", "ops", "lab", "lab/reference", "lab/cases", "lab/bounds", "numpy"},
+    "lab/bench": {"_core", "ops", "bnns", "mps", "nn", "retrograd", "lab/cases", "lab/verify", "numpy", "torch"},
+    "cli": {"_core", "ops", "train", "retrograd", "lab", "lab/cases", "lab/verify", "lab/bench", "numpy", "rich"},
 }
 # Only inside functions: importing a module must not import these.
 LAZY = {"matplotlib", "torch", "jax", "rich", "ml_dtypes", "mpi4py", "safetensors", "scipy"}
 
 
 class Import(NamedTuple):
-    name: str
+    name: str  # a room, "retrograd", or a package
     line: int
     lazy: bool  # inside a function
 
 
-def imports(source: str, depth: int = 1) -> Iterator[Import]:
-    """Every import of a module of the package: statements, and import_module with a name.
+def room_of(module: str) -> str:
+    """The room of a module given by its path below the package: the longest that holds it."""
+    holding = [room for room in ROOMS if module == room or module.startswith(room + "/")]
+    return max(holding, key=len) if holding else module.partition("/")[0]
 
-    `depth` is how many dots lead to the package; fewer lead to neighbours in a package inside it, which are free.
-    """
+
+def imports(source: str, path: str) -> Iterator[Import]:
+    """Every import of the module at `path` below the package: statements, and import_module with a name."""
+    here = path.removesuffix(".py").split("/")[:-1]
+
+    def ours(parts: list[str], names: list[str], line: int, lazy: bool) -> Iterator[Import]:
+        """``from parts import names``, where a name may be a module."""
+        for name in names:
+            inside = "/".join([*parts, name])
+            is_module = (PACKAGE / f"{inside}.py").exists() or (PACKAGE / inside).is_dir() or inside == "_core"
+            where = inside if is_module else "/".join(parts)
+            yield Import(room_of(where) if where else "retrograd", line, lazy)
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name.partition(".")[0], node.lineno, lazy)
+                name, *parts = alias.name.split(".")
+                yield Import(room_of("/".join(parts)) if name == "retrograd" and parts else name, node.lineno, lazy)
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            if node.level == 0 and module.startswith("retrograd."):
-                yield Import("." + module.split(".")[1], node.lineno, lazy)
-            elif node.level == 0:
-                yield Import(module.partition(".")[0], node.lineno, lazy)
-            elif node.level < depth:
-                pass
-            elif module:
-                yield Import("." + module.partition(".")[0], node.lineno, lazy)
-            else:  # from . import a, b
-                for alias in node.names:
-                    yield Import("." + alias.name, node.lineno, lazy)
+            parts = (node.module or "").split(".") if node.module else []
+            names = [alias.name for alias in node.names]
+            if node.level:
+                yield from ours([*here[: len(here) - node.level + 1], *parts], names, node.lineno, lazy)
+            elif parts[0] == "retrograd":
+                yield from ours(parts[1:], names, node.lineno, lazy)
+            else:
+                yield Import(parts[0], node.lineno, lazy)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
             (name,) = (argument for argument in node.args[:1])
             assert isinstance(name, ast.Constant), f"line {node.lineno}: imports what only running it would tell"
@@ -121,63 +99,78 @@ def imports(source: str, depth: int = 1) -> Iterator[Import]:
     yield from visit(ast.parse(source), False)
 
 
-def misplaced(module: str, source: str, depth: int = 1) -> list[str]:
-    allowed = ROOMS[module] | set(sys.stdlib_module_names)
+def misplaced(path: str, source: str) -> list[str]:
+    room = room_of(path.removesuffix(".py"))
+    allowed = ROOMS[room] | {room} | set(sys.stdlib_module_names)
     found = []
-    for name, line, lazy in imports(source, depth):
+    for name, line, lazy in imports(source, path):
         if name not in allowed:
-            found.append(f"{module}.py:{line} imports {name}")
+            found.append(f"{path}:{line} imports {name}")
         elif name in LAZY and not lazy:
-            found.append(f"{module}.py:{line} imports {name} before it is needed")
+            found.append(f"{path}:{line} imports {name} before it is needed")
     return found
 
 
-def test_every_module_has_a_row() -> None:
-    packages = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert {path.stem for path in PACKAGE.glob("*.py")} | packages == set(ROOMS)
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("module", ROOMS)
-def test_python_rooms(module: str) -> None:
-    if (PACKAGE / module).is_dir():
-        for path in (PACKAGE / module).rglob("*.py"):
-            assert misplaced(module, path.read_text(), depth=2) == [], path
-    else:
-        assert misplaced(module, (PACKAGE / f"{module}.py").read_text()) == []
+@pytest.mark.parametrize("path", MODULES)
+def test_python_rooms(path: str) -> None:
+    assert room_of(path.removesuffix(".py")) in ROOMS
+    assert misplaced(path, (PACKAGE / path).read_text()) == []
+
+
+def test_every_room_is_there() -> None:
+    rooms = {room_of(path.removesuffix(".py")) for path in MODULES}
+    assert rooms == set(ROOMS)
 
 
 def test_the_check_sees_what_it_should() -> None:
     source = """
 import math, numpy as np
-from . import _core, reference
-from ._args import Array
-from retrograd.bench import cpu_model
+from . import reference
+from .. import _core
+from ..ops._args import Array
+from retrograd.lab.bench import cpu_model
+from retrograd import Activation
 import torch
 def f():
     import jax.numpy
     importlib.import_module("rich.table")
 """
-    assert [(i.name, i.lazy) for i in imports(source)] == [
+    assert [(i.name, i.lazy) for i in imports(source, "lab/verify.py")] == [
         ("math", False),
         ("numpy", False),
-        ("._core", False),
-        (".reference", False),
-        ("._args", False),
-        (".bench", False),
+        ("lab/reference", False),
+        ("_core", False),
+        ("ops", False),
+        ("lab/bench", False),
+        ("retrograd", False),
         ("torch", False),
         ("jax", True),
         ("rich", True),
     ]
-    assert misplaced("reference", "import numpy\nfrom .cases import NormCase") == ["reference.py:2 imports .cases"]
-    assert misplaced("cases", "import ml_dtypes") == ["cases.py:1 imports ml_dtypes before it is needed"]
+    assert misplaced("lab/reference/norm.py", "import numpy\nfrom ..cases import NormCase") == [
+        "lab/reference/norm.py:2 imports lab/cases"
+    ]
+    early = "lab/cases/norm.py:1 imports ml_dtypes before it is needed"
+    assert misplaced("lab/cases/norm.py", "import ml_dtypes") == [early]
     inside = "from . import filter\nfrom ._memory import Array\nfrom .. import _core\nfrom ..mps import MPSMatrix"
-    assert misplaced("bnns", inside, depth=2) == ["bnns.py:3 imports ._core", "bnns.py:4 imports .mps"]
+    assert misplaced("bnns/_lstm.py", inside) == ["bnns/_lstm.py:3 imports _core", "bnns/_lstm.py:4 imports mps"]
+    assert misplaced("ops/linear.py", "from ..lab import cases") == ["ops/linear.py:1 imports lab/cases"]
+
+
+def test_users_import_no_laboratory() -> None:
+    """Nor what is only there for tools: the import of the package and its front ends stays small."""
+    code = "import sys, retrograd, retrograd.bnns, retrograd.mps, retrograd.nn\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert not {name for name in run.stdout.split() if name.startswith("retrograd.lab")}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("test_reference*.py")), ids=lambda path: path.stem)
 def test_the_oracles_tests_leave_the_engine_alone(path: Path) -> None:
-    names = {i.name for i in imports(path.read_text())}
-    assert not names & ({"._core", "._args", ".verify", ".cases"} | FUNCTIONS - {"retrograd"})
+    names = {i.name for i in imports(path.read_text(), "tests.py")}
+    assert not names & {"_core", "ops", "lab/verify", "lab/cases", "lab/bounds"}
 
 
 # ---- C++ -------------------------------------------------------------------------------------------------------------

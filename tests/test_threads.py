@@ -15,7 +15,8 @@ import pytest
 from waiting import PATIENCE, runs_meanwhile
 
 import retrograd as rg
-from retrograd import _core, _threads
+from retrograd import _core
+from retrograd.ops import _threads
 
 Array = np.ndarray[Any, Any]
 

@@ -6,14 +6,26 @@ import os as _os
 from importlib import metadata as _metadata
 
 from . import _core
-from ._memory import release_memory
-from ._threads import default_num_threads as _default_num_threads
-from ._threads import get_num_threads, set_num_threads
-from .activation import Activation
-from .elementwise import activation_backward, activation_forward, dropout
-from .linear import LinearGradients, embedding_backward, embedding_forward, linear_backward, linear_forward
-from .loss import huber, mean_squared_error, softmax_cross_entropy
-from .normalization import (
+from .ops._memory import release_memory
+from .ops._threads import default_num_threads as _default_num_threads
+from .ops._threads import get_num_threads, set_num_threads
+from .ops.activation import Activation
+from .ops.elementwise import activation_backward, activation_forward, dropout
+from .ops.linear import LinearGradients, embedding_backward, embedding_forward, linear_backward, linear_forward
+from .ops.loss import huber, mean_squared_error, softmax_cross_entropy
+from .ops.lstm import (
+    LstmActivations,
+    LstmCache,
+    LstmGates,
+    LstmGradients,
+    LstmResult,
+    LstmWeights,
+    lstm_backward,
+    lstm_cache,
+    lstm_cache_size,
+    lstm_forward,
+)
+from .ops.normalization import (
     GradientSums,
     NormCache,
     NormGradients,
@@ -32,19 +44,7 @@ from .normalization import (
     layer_norm_backward,
     layer_norm_forward,
 )
-from .optimizer import adam_step, global_norm, rmsprop_step, sgd_step
-from .recurrent import (
-    LstmActivations,
-    LstmCache,
-    LstmGates,
-    LstmGradients,
-    LstmResult,
-    LstmWeights,
-    lstm_backward,
-    lstm_cache,
-    lstm_cache_size,
-    lstm_forward,
-)
+from .ops.optimizer import adam_step, global_norm, rmsprop_step, sgd_step
 
 __all__ = [
     "Activation",

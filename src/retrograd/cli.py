@@ -21,7 +21,8 @@ import numpy as np
 
 import retrograd
 
-from . import _core, _threads
+from . import _core
+from .ops import _threads
 from .train.command import add_commands
 from .train.run import RunError
 from .train.settings import InputError
@@ -267,7 +268,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from .bench import cpu_model
+    from .lab.bench import cpu_model
 
     levels = ", ".join(_core.isa_levels())
     lowered = os.environ.get("RETROGRAD_ISA", "").strip()
@@ -300,8 +301,8 @@ def _why_threads() -> str:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from . import cases as problems
-    from . import verify
+    from .lab import cases as problems
+    from .lab import verify
 
     norms: tuple[Any, ...] = problems.NORM_VERIFY_CASES + (problems.NORM_BENCH_CASES if options.all else ())
     lstms: tuple[Any, ...] = problems.LSTM_VERIFY_CASES + (problems.LSTM_BENCH_CASES if options.all else ())
@@ -354,7 +355,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from . import bench
+    from .lab import bench
 
     names = bench.bench_names(options.suites, options.rows)
     if not names:

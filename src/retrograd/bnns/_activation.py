@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..activation import ACTIVATIONS, Activation, check_output_tells_slope
+from ..ops.activation import ACTIVATIONS, Activation, check_output_tells_slope
 from . import _constants as c
 from ._failure import Invalid, Unsupported
 from ._memory import as_float

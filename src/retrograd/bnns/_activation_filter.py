@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .._overlap import same_elements
-from ..elementwise import activation_backward, activation_forward
+from ..ops._arrays import same_elements
+from ..ops.elementwise import activation_backward, activation_forward
 from . import _constants as c
 from ._activation import Fused, elementwise, fused
 from ._failure import Invalid, Unsupported, renaming, status

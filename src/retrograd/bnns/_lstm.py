@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._overlap import overlaps
-from ..recurrent import (
+from ..ops._arrays import overlaps
+from ..ops.lstm import (
     LstmActivations,
     LstmCache,
     LstmGradients,

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._buffers import contiguous_bytes, elements_of
-from .._overlap import find_overlap
+from ..ops._arrays import find_overlap
+from ..ops._buffers import contiguous_bytes, elements_of
 from . import _constants as c
 from ._failure import Invalid, Unsupported, note
 from ._names import constant_name

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .._overlap import overlaps, same_elements
-from ..normalization import (
+from ..ops._arrays import overlaps, same_elements
+from ..ops.normalization import (
     NormCache,
     NormGradients,
     RunningUpdate,

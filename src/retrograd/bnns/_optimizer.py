@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..optimizer import adam_step, rmsprop_step, sgd_step
+from ..ops.optimizer import adam_step, rmsprop_step, sgd_step
 from . import _constants as c
 from ._failure import Invalid, Words, in_apples_words, renaming, status
 from ._filter import checked_parameters, unlike, viewed

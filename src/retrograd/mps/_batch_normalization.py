@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._overlap import overlaps, same_elements
-from ..activation import Activation
-from ..normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
+from ..ops._arrays import overlaps, same_elements
+from ..ops.activation import Activation
+from ..ops.normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
 from ._kernel import KernelSetting, MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel
 from ._matrix import Array, MPSMatrix, MPSVector, TemporaryStorage

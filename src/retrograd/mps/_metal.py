@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._buffers import elements_of
+from ..ops._buffers import elements_of
 from ._types import (
     LARGEST_SIZE,
     MTLCommandBufferStatus,

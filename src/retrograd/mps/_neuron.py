@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..activation import Activation
+from ..ops.activation import Activation
 from ._types import MPSCNNNeuronType
 
 Array = npt.NDArray[np.float64]

@@ -6,6 +6,7 @@ truncated backpropagation: each step goes on from the states where the last one 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import subprocess
@@ -18,8 +19,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import nn
-from ._args import Array
+from ... import nn
+from ...ops._args import Array
+from .timing import Contest, Machine, Stepper
 
 __all__ = [
     "TRAIN_CASES",
@@ -29,6 +31,7 @@ __all__ = [
     "TrainData",
     "make_train_data",
     "peak_bytes",
+    "train_contest",
     "train_failures",
 ]
 
@@ -216,7 +219,7 @@ def peak_bytes(case: TrainCase, provider: str, threads: int) -> int | None:
     """How far training raises the memory of a process above what the loaded library takes. None except on Linux."""
     if not _STATUS.exists():
         return None
-    program = f"from retrograd import bench_train as b; b.print_growth(b.{case!r}, {provider!r}, {threads})"
+    program = f"from retrograd.lab.bench import train as b; b.print_growth(b.{case!r}, {provider!r}, {threads})"
     result = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ, check=True
     )
@@ -246,3 +249,14 @@ def print_growth(case: TrainCase, provider: str, threads: int) -> None:
 def _kilobytes(field: str) -> int:
     (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(field))
     return int(line.split()[1])
+
+
+def train_contest(
+    case: TrainCase, data: TrainData, threads: int, machine: Machine, stack: contextlib.ExitStack
+) -> Contest:
+    slots: list[list[Stepper]] = [[OurTraining(case, data, threads)]]
+    if machine.torch is not None:
+        machine.torch.set_num_threads(threads)
+        slots.append([TorchTraining(machine.torch, case, data, fused) for fused in (False, True)])
+    peaks = {slot[0].name: peak_bytes(case, slot[0].name, threads) for slot in slots}
+    return Contest(slots, None, [], ("step",), tokens=case.tokens, peaks=peaks)

@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, _memory
-from ._overlap import find_overlap
+from .. import _core
+from . import _memory
+from ._arrays import find_overlap
 from ._threads import checked_num_threads
 from .activation import Activation, check_output_tells_slope
 

@@ -16,9 +16,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from . import _args, _core, _memory
+from .. import _core
+from . import _args, _memory
 from ._args import Array
-from ._overlap import same_elements
+from ._arrays import same_elements
 from .activation import Activation
 
 __all__ = [

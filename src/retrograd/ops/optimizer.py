@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from . import _core
+from .. import _core
 from ._args import (
     Array,
     as_array,

@@ -21,10 +21,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import _args, _core, _memory
+from .. import _core
+from .._core import Outcome
+from . import _args, _memory
 from ._args import Array, NormProblem, Statistics
-from ._core import Outcome
-from ._overlap import same_elements
+from ._arrays import same_elements
 from .activation import Activation
 
 __all__ = [

@@ -7,7 +7,7 @@ import os
 import warnings
 from pathlib import Path
 
-from . import _core
+from .. import _core
 
 __all__ = ["default_num_threads", "get_num_threads", "set_num_threads"]
 

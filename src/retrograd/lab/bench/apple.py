@@ -6,17 +6,20 @@ end does besides (it checks descriptors, keeps a copy of x for backward, hands w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import bnns, mps
-from ._args import Array
-from .cases import LstmCase, LstmData, NormCase, NormData, make_lstm_data, make_norm_data
-from .elementwise import activation_backward, activation_forward
-from .normalization import (
+import retrograd
+
+from ... import bnns, mps
+from ...ops._args import Array
+from ...ops.elementwise import activation_backward, activation_forward
+from ...ops.lstm import LstmCache, LstmGradients, LstmWeights, lstm_backward, lstm_cache_size, lstm_forward
+from ...ops.normalization import (
     NormCache,
     NormGradients,
     RunningUpdate,
@@ -24,10 +27,11 @@ from .normalization import (
     batch_norm_cache,
     batch_norm_forward,
 )
-from .optimizer import adam_step
-from .recurrent import LstmCache, LstmGradients, LstmWeights, lstm_backward, lstm_cache_size, lstm_forward
+from ...ops.optimizer import adam_step
+from ..cases import LstmCase, LstmData, NormCase, NormData, make_lstm_data, make_norm_data
+from .timing import Contest, Machine, seconds_per_call, wake_team
 
-__all__ = ["APPLE_CASES", "AppleCase", "Pair", "Side"]
+__all__ = ["APPLE_CASES", "AppleCase", "Pair", "Side", "apple_contest", "apple_failures"]
 
 # Apple's structures hold C floats. These numbers are exact there, so both sides compute with the same ones.
 _EPS: Final = 2.0**-17
@@ -401,3 +405,52 @@ def _cases() -> tuple[AppleCase, ...]:
 
 
 APPLE_CASES: Final = _cases()
+
+
+# ---- against the array functions -------------------------------------------------------------------------------------
+
+
+class _Calls:
+    """Each pass many times over: a single small call would drown in the noise of the clock."""
+
+    def __init__(self, name: str, passes: Mapping[str, Callable[[], object]], threads: int) -> None:
+        self.name = name
+        self._passes = tuple(passes.values())
+        self._threads = threads
+
+    def wake(self) -> None:
+        wake_team(self._threads)
+
+    def step(self) -> tuple[float, ...]:
+        return tuple(map(seconds_per_call, self._passes))
+
+
+@contextlib.contextmanager
+def _library_threads(threads: int) -> Iterator[None]:
+    """Metal has no word for a number of threads, so both sides use the library's."""
+    before = retrograd.get_num_threads()
+    retrograd.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        retrograd.set_num_threads(before)
+
+
+def apple_failures(case: AppleCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
+    """The front end and the array functions agree to the bit."""
+    for number in threads:
+        with _library_threads(number):
+            pair = case.make()
+            for side in pair:
+                for call in side.passes.values():
+                    call()
+        for name, array in pair.arrays.results.items():
+            if pair.apple.results[name].tobytes() != array.tobytes():
+                yield f"{name} is not what the array functions compute, threads {number}"
+
+
+def apple_contest(case: AppleCase, pair: Pair, threads: int, machine: Machine, stack: contextlib.ExitStack) -> Contest:
+    stack.enter_context(_library_threads(threads))
+    apple = _Calls("retrograd", pair.apple.passes, threads)
+    arrays = _Calls("arrays", pair.arrays.passes, threads)
+    return Contest([[apple], [arrays]], None, [], tuple(pair.apple.passes))

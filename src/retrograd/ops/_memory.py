@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from . import _core
+from .. import _core
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -10,8 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from . import _core, cases, normalization, recurrent, reference
-from .activation import ACTIVATIONS, Activation
+from .. import _core
+from ..ops import lstm, normalization
+from ..ops.activation import ACTIVATIONS, Activation
+from . import bounds, cases, reference
 from .cases import LstmCase, LstmParameters, NormCase
 
 __all__ = [
@@ -82,7 +84,7 @@ def _errors(case: NormCase, data: cases.NormData, got: _Results) -> NormErrors:
         "act_beta": case.beta,
     }
     forward = reference.norm_forward(data.x, data.gamma, data.beta, **options)
-    forward_bound = cases.forward_bound(
+    forward_bound = bounds.forward_bound(
         data.x,
         data.gamma,
         data.beta,
@@ -93,15 +95,15 @@ def _errors(case: NormCase, data: cases.NormData, got: _Results) -> NormErrors:
     slope_error = None
     if case.slope_from == "input":
         slope = partial(reference.activation_input_slope, case.activation, alpha=case.alpha, beta=case.beta)
-        slope_error = cases.input_slope_error(data.x, data.gamma, data.beta, forward, slope, **options)
+        slope_error = bounds.input_slope_error(data.x, data.gamma, data.beta, forward, slope, **options)
     # A slope from the output follows from y as it was stored, so the oracle's backward starts from the engine's y.
     backward = reference.norm_backward(
         data.dy, data.x, got.y, data.gamma, data.beta, slope_from=case.slope_from, **options
     )
-    backward_bound = cases.backward_bound(data.dy, data.x, data.gamma, backward, slope_error=slope_error, **options)
+    backward_bound = bounds.backward_bound(data.dy, data.x, data.gamma, backward, slope_error=slope_error, **options)
     expected = (forward.y, forward.mean, forward.var, backward.dx, backward.dgamma, backward.dbeta)
-    bounds = (*forward_bound, *backward_bound)
-    return NormErrors(*(cases.error_in_tolerances(*triple) for triple in zip(got, expected, bounds, strict=True)))
+    tolerances = (*forward_bound, *backward_bound)
+    return NormErrors(*(bounds.error_in_tolerances(*triple) for triple in zip(got, expected, tolerances, strict=True)))
 
 
 def _same_bits(a: Iterable[Array], b: Iterable[Array]) -> bool:
@@ -127,8 +129,8 @@ class LstmErrors(NamedTuple):
     dc0: float
 
 
-def lstm_weights(data: cases.LstmData) -> list[recurrent.LstmWeights]:
-    return [recurrent.LstmWeights(*cell) for cell in data.weights]
+def lstm_weights(data: cases.LstmData) -> list[lstm.LstmWeights]:
+    return [lstm.LstmWeights(*cell) for cell in data.weights]
 
 
 def lstm_options(case: LstmCase) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def lstm_options(case: LstmCase) -> dict[str, Any]:
         "batch_first": case.batch_first,
         "lengths": case.lengths,
         "batch_sizes": case.batch_sizes,
-        "activations": recurrent.LstmActivations(*(fused_activation(*named) for named in case.activations)),
+        "activations": lstm.LstmActivations(*(fused_activation(*named) for named in case.activations)),
         "output_gate_reads": case.output_gate_reads,
         "dropout": case.dropout,
         "seed": case.seed,
@@ -164,11 +166,9 @@ def run_lstm(case: LstmCase, data: cases.LstmData, threads: int) -> LstmResults:
     """Forward and backward, by the engine."""
     need = ["dx", "dwx", "dwh", "dh0", "dc0"] + ["db"] * case.bias + ["dpeephole"] * (case.peephole != "none")
     weights = lstm_weights(data)
-    y, hn, cn, cache = recurrent.lstm_forward(
-        data.x, weights, data.h0, data.c0, num_threads=threads, **lstm_options(case)
-    )
+    y, hn, cn, cache = lstm.lstm_forward(data.x, weights, data.h0, data.c0, num_threads=threads, **lstm_options(case))
     assert cache is not None
-    dx, dweights, dh0, dc0 = recurrent.lstm_backward(
+    dx, dweights, dh0, dc0 = lstm.lstm_backward(
         data.dy, cache, dhn=data.dhn, dcn=data.dcn, need=need, num_threads=threads
     )
     assert dx is not None
@@ -181,7 +181,7 @@ def run_lstm(case: LstmCase, data: cases.LstmData, threads: int) -> LstmResults:
 
 class LstmOracle(NamedTuple):
     expected: LstmResults
-    bound: cases.LstmBound
+    bound: bounds.LstmBound
 
 
 def lstm_oracle(case: LstmCase, data: cases.LstmData) -> LstmOracle:
@@ -202,7 +202,7 @@ def lstm_oracle(case: LstmCase, data: cases.LstmData) -> LstmOracle:
     given = [reference.LstmCell(*cell) for cell in cells]
     forward = reference.lstm_forward(x, given, data.h0, data.c0, **options)
     backward = reference.lstm_backward(dy, data.dhn, data.dcn, x, given, data.h0, data.c0, **options)
-    bound = cases.lstm_bound(
+    bound = bounds.lstm_bound(
         x,
         cells,
         data.h0,
@@ -223,11 +223,11 @@ def lstm_errors(got: LstmResults, oracle: LstmOracle) -> LstmErrors:
     expected, bound = oracle
     errors = dict.fromkeys(LstmErrors._fields, 0.0)
     for name in ("y", "hn", "cn", "dx", "dh0", "dc0"):
-        errors[name] = cases.error_in_tolerances(*(getattr(results, name) for results in (got, expected, bound)))
+        errors[name] = bounds.error_in_tolerances(*(getattr(results, name) for results in (got, expected, bound)))
     for mine, right, allowed in zip(got.cells, expected.cells, bound.cells, strict=True):
         for field, *triple in zip(LstmParameters._fields, mine, right, allowed, strict=True):
             if triple[1] is not None:
-                error = cases.error_in_tolerances(*triple)
+                error = bounds.error_in_tolerances(*triple)
                 errors["d" + field] = max(errors["d" + field], error)
     return LstmErrors(**errors)
 

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from . import _args, _core, _memory
+from .. import _core
+from . import _args, _memory
 from ._args import Array
 
 __all__ = [

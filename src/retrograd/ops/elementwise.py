@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import _args, _core, _memory
+from .. import _core
+from . import _args, _memory
 from ._args import Array
 from .activation import Activation
 

@@ -1,0 +1,183 @@
+"""Norms against PyTorch and against a streaming pass over their bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+import retrograd
+
+from ... import _core
+from ...ops._args import Array
+from ...ops.normalization import NormGradients
+from ..cases import (
+    NormCase,
+    NormData,
+)
+from ..verify import fused_activation, verify_norm
+from .timing import Contest, Machine, Stepper, admit, agree, clock, wake_team
+
+__all__ = [
+    "measures_bandwidth",
+]
+
+_EPS: Final = 1e-5
+_PAGE_BYTES: Final = 4096
+
+
+class _OurNorm:
+    name = "retrograd"
+
+    def __init__(self, case: NormCase, data: NormData, threads: int) -> None:
+        self.data = data
+        self.out = np.zeros_like(data.x)
+        self.gradients = NormGradients(*(np.zeros_like(a) for a in (data.x, data.gamma, data.beta)))
+        self._forward = getattr(retrograd, f"{case.kind}_norm_forward")
+        self._backward = getattr(retrograd, f"{case.kind}_norm_backward")
+        self._forward_options: dict[str, Any] = {
+            "eps": _EPS,
+            "activation": fused_activation(case.activation, case.alpha, case.beta),
+            "out": self.out,
+            "num_threads": threads,
+        }
+        if case.kind == "layer":
+            self._forward_options["axis"] = case.axis
+        else:
+            self._forward_options["channel_axis"] = case.channel_axis
+        if case.kind == "group":
+            self._forward_options["num_groups"] = case.num_groups
+        self._backward_options: dict[str, Any] = {"out": self.gradients, "num_threads": threads}
+        self._threads = threads
+
+    def wake(self) -> None:
+        wake_team(self._threads)
+
+    def step(self) -> tuple[float, float]:
+        start = clock()
+        _, cache = self._forward(self.data.x, self.data.gamma, self.data.beta, **self._forward_options)
+        middle = clock()
+        self._backward(self.data.dy, cache, **self._backward_options)
+        end = clock()
+        return middle - start, end - middle
+
+
+class _TorchNorm:
+    """PyTorch as its users call it: eager, autograd, the activation in place, channels last as its memory format."""
+
+    name = "torch"
+
+    def __init__(self, torch: Any, case: NormCase, data: NormData) -> None:
+        functional = torch.nn.functional
+        to_torch = torch.from_numpy
+        x, dy = to_torch(data.x), to_torch(data.dy)
+        if case.kind != "layer" and case.layout == "last" and len(case.shape) > 2:
+            x, dy = torch.movedim(x, -1, 1), torch.movedim(dy, -1, 1)
+        x, gamma, beta = (tensor.detach().requires_grad_() for tensor in (x, to_torch(data.gamma), to_torch(data.beta)))
+        activate = {
+            "identity": lambda y: y,
+            "relu": functional.relu_,
+            "tanh": torch.tanh_,
+            "sigmoid": torch.sigmoid_,
+        }[case.activation]
+        normalize: dict[str, Callable[[], Any]] = {
+            "batch": lambda: functional.batch_norm(x, None, None, gamma, beta, True, 0.1, _EPS),
+            "instance": lambda: functional.instance_norm(x, weight=gamma, bias=beta, eps=_EPS),
+            "layer": lambda: functional.layer_norm(x, case.parameter_shape, gamma, beta, _EPS),
+            "group": lambda: functional.group_norm(x, case.num_groups, gamma, beta, _EPS),
+        }
+        self._call: Callable[[], Any] = lambda: activate(normalize[case.kind]())
+        self._leaves, self._dy, self._grad = (x, gamma, beta), dy, torch.autograd.grad
+        self._case = case
+
+    def wake(self) -> None:
+        pass
+
+    def step(self) -> tuple[float, float]:
+        start = clock()
+        y = self._call()
+        middle = clock()
+        gradients = self._grad(y, self._leaves, self._dy)
+        end = clock()
+        del y, gradients  # given back after the clock has stopped
+        return middle - start, end - middle
+
+    def results(self) -> tuple[Any, Any]:
+        """y and dx in our layout."""
+        y = self._call()
+        dx = self._grad(y, self._leaves, self._dy)[0]
+        arrays = (y.detach().numpy(), dx.numpy())
+        if self._case.kind != "layer" and self._case.layout == "last" and len(self._case.shape) > 2:
+            return np.moveaxis(arrays[0], 1, -1), np.moveaxis(arrays[1], 1, -1)
+        return arrays
+
+
+class _Stream:
+    """One pass over the fewest bytes: a copy for forward, a sum of two or three arrays for backward."""
+
+    name = "stream"
+
+    def __init__(self, arrays: Sequence[Array], fused: bool, non_temporal: bool, threads: int) -> None:
+        x, dy, self._y, self._dx = arrays
+        self._forward_sources = [x]
+        self._backward_sources = [x, dy, self._y] if fused else [x, dy]
+        self._options = non_temporal, threads
+
+    def wake(self) -> None:
+        wake_team(self._options[1])
+
+    def step(self) -> tuple[float, float]:
+        seconds = _stream_seconds()
+        assert seconds is not None
+        forward = seconds(self._y, self._forward_sources, *self._options)
+        return forward, seconds(self._dx, self._backward_sources, *self._options)
+
+
+def _streams(elements: int, fused: bool, threads: int) -> list[Stepper]:
+    """Ordinary and non-temporal stores, by the team and by one thread: a team may cost a small row more than it brings.
+
+    The arrays are as large as the row's own, and aligned: nothing holds the machine back but itself.
+    """
+    arrays = [_aligned_zeros(elements) for _ in range(4)]
+    return [_Stream(arrays, fused, kind, team) for team in sorted({1, threads}) for kind in (False, True)]
+
+
+def _aligned_zeros(elements: int) -> Array:
+    """Zeros that begin on a page, already touched."""
+    words = _PAGE_BYTES // 4
+    array = np.zeros(elements + words, np.float32)
+    array.fill(0)
+    first = -array.ctypes.data % _PAGE_BYTES // 4
+    return array[first : first + elements]
+
+
+def measures_bandwidth() -> bool:
+    return _stream_seconds() is not None
+
+
+def _stream_seconds() -> Callable[..., float] | None:
+    return getattr(_core, "stream_seconds", None)
+
+
+def norm_failures(case: NormCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
+    """What is wrong with the results, in words; nothing is timed that is not right."""
+    for row in verify_norm([case], [isa], threads):
+        if not row.ok:
+            yield f"{row.what} is off by {row.error:.3g} tolerances, threads {row.threads}"
+
+
+def norm_contest(
+    case: NormCase, data: NormData, threads: int, machine: Machine, stack: contextlib.ExitStack
+) -> Contest:
+    ours = _OurNorm(case, data, threads)
+    ours.step()
+    contest = Contest([[ours]], "stream", [])
+    if machine.torch is not None:
+        machine.torch.set_num_threads(threads)
+        rival = _TorchNorm(machine.torch, case, data)
+        admit(contest, rival, agree((ours.out, ours.gradients.dx), rival.results()))
+    if measures_bandwidth():
+        contest.slots.append(_streams(data.x.size, case.activation != "identity", threads))
+    return contest

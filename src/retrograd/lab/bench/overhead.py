@@ -1,0 +1,73 @@
+"""The smallest useful call of every public function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import retrograd
+
+from ...ops.lstm import LstmGradients, LstmWeights
+from ...ops.normalization import NormGradients, NormStatistics
+
+__all__ = [
+    "overhead_calls",
+]
+
+
+def overhead_calls() -> dict[str, Callable[[], object]]:
+    """The smallest useful call of every public function, by the name of its row."""
+    x = np.ones((2, 4), np.float32)
+    x[0] = 0
+    gamma, beta = np.ones(4, np.float32), np.zeros(4, np.float32)
+    out, gradients = np.empty_like(x), NormGradients(np.empty_like(x), np.empty_like(gamma), np.empty_like(beta))
+    part = NormStatistics(2, np.zeros(4), np.ones(4))
+    calls: dict[str, Callable[[], object]] = {}
+
+    def add_norm(kind: str, **options: Any) -> None:
+        forward, backward = (getattr(retrograd, f"{kind}_norm_{name}") for name in ("forward", "backward"))
+        _, cache = forward(x, gamma, beta, **options)
+        calls[f"{kind}_norm_forward"] = lambda: forward(x, gamma, beta, out=out, **options)
+        calls[f"{kind}_norm_backward"] = lambda: backward(x, cache, out=gradients)
+
+    for kind in ("batch", "instance", "layer"):
+        add_norm(kind)
+    add_norm("group", num_groups=2)
+    _, cache = retrograd.batch_norm_forward(x, gamma, beta)
+    calls["batch_norm_statistics"] = lambda: retrograd.batch_norm_statistics(x)
+    calls["combine_statistics"] = lambda: retrograd.combine_statistics((part, part))
+    calls["batch_norm_gradient_sums"] = lambda: retrograd.batch_norm_gradient_sums(x, cache)
+    calls["batch_norm_cache"] = lambda: retrograd.batch_norm_cache(x, gamma, beta, mean=part.mean, var=part.var)
+    calls["activation_forward"] = lambda: retrograd.activation_forward(x, "relu", out=out)
+    calls["activation_backward"] = lambda: retrograd.activation_backward(x, "relu", x=x, out=out)
+    calls["dropout"] = lambda: retrograd.dropout(x, 0.5, seed=0, out=out)
+    w, labels = np.ones((4, 4), np.float32), np.zeros(2, np.int64)
+    linear_gradients = retrograd.LinearGradients(np.empty_like(x), np.empty_like(w), np.empty_like(gamma))
+    calls["linear_forward"] = lambda: retrograd.linear_forward(x, w, beta, out=out)
+    calls["linear_backward"] = lambda: retrograd.linear_backward(x, x, w, out=linear_gradients)
+    calls["embedding_forward"] = lambda: retrograd.embedding_forward(labels, w, out=out)
+    calls["embedding_backward"] = lambda: retrograd.embedding_backward(x, labels, 4, out=linear_gradients.dw)
+    calls["softmax_cross_entropy"] = lambda: retrograd.softmax_cross_entropy(x, labels, out=out)
+    calls["mean_squared_error"] = lambda: retrograd.mean_squared_error(x, x, out=out)
+    calls["huber"] = lambda: retrograd.huber(x, x, out=out)
+    states = [np.zeros_like(gamma), np.zeros_like(gamma)]
+    calls["sgd_step"] = lambda: retrograd.sgd_step(gamma, beta, learning_rate=0.1)
+    calls["adam_step"] = lambda: retrograd.adam_step(gamma, beta, *states, step=1)
+    calls["rmsprop_step"] = lambda: retrograd.rmsprop_step(gamma, beta, states[0])
+    calls["global_norm"] = lambda: retrograd.global_norm(gamma)
+    sequence = x[:, None]
+    cell = LstmWeights(np.ones((4, 4), np.float32), np.ones((4, 1), np.float32))
+    y, hn, cn, lstm_cache = retrograd.lstm_forward(sequence, cell)
+    assert lstm_cache is not None
+    outputs, buffer = {"y": y, "hn": hn, "cn": cn}, np.empty(retrograd.lstm_cache_size(2, 1, 4, 1), np.uint8)
+    lstm_gradients = LstmGradients(np.empty_like(sequence), LstmWeights(*map(np.empty_like, cell[:2])))
+    calls["lstm_forward"] = lambda: retrograd.lstm_forward(sequence, cell, cache=buffer, out=outputs)
+    calls["lstm_backward"] = lambda: retrograd.lstm_backward(y, lstm_cache, out=lstm_gradients)
+    calls["lstm_cache"] = lambda: retrograd.lstm_cache(sequence, cell)
+    calls["lstm_cache_size"] = lambda: retrograd.lstm_cache_size(2, 1, 4, 1)
+    calls["release_memory"] = retrograd.release_memory
+    calls["get_num_threads"] = retrograd.get_num_threads
+    calls["set_num_threads"] = lambda: retrograd.set_num_threads(retrograd.get_num_threads())
+    return {f"overhead_{name}": call for name, call in calls.items()}

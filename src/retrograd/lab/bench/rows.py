@@ -1,0 +1,320 @@
+"""Suites, their rows, and the CSV file."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fnmatch
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TextIO
+
+import numpy as np
+
+import retrograd
+
+from ... import _core
+from ..cases import (
+    LSTM_BENCH_CASES,
+    NORM_BENCH_CASES,
+    make_lstm_data,
+    make_norm_data,
+)
+from .apple import APPLE_CASES, apple_contest, apple_failures
+from .lstm import lstm_contest, lstm_failures
+from .norm import norm_contest, norm_failures
+from .overhead import overhead_calls
+from .timing import (
+    LEAST_STEPS,
+    Contest,
+    ForeignLoad,
+    Machine,
+    Times,
+    clock,
+    cpu_model,
+    import_torch,
+    median_difference,
+    median_ratio,
+    quantiles,
+    seconds_per_call,
+    take_turns,
+)
+from .train import (
+    TRAIN_CASES,
+    make_train_data,
+    train_contest,
+    train_failures,
+)
+
+__all__ = [
+    "CSV_COLUMNS",
+    "SUITES",
+    "BenchOptions",
+    "BenchResult",
+    "BenchRow",
+    "CsvFile",
+    "bench_names",
+    "bench_rows",
+    "torch_takes_part",
+]
+
+_QUIET_CPUS: Final = 0.15
+
+
+class BenchOptions(NamedTuple):
+    patterns: Sequence[str] = ()  # of names; none: every row
+    threads: Sequence[int] = (1, 2)
+    rounds: int = 9
+    budget: float = 2.0  # seconds of timing per row and number of threads
+
+
+class BenchRow(NamedTuple):
+    """One line of the CSV file; times in seconds, None where there is nothing to say."""
+
+    case: str
+    provider: str
+    pass_: str
+    threads: int
+    isa: str
+    p20: float
+    p50: float
+    p80: float
+    ratio_vs_torch: float | None  # torch's time over this one's
+    ratio_vs_plain: float | None  # the time without this row's options over this one's
+    share_of_bound: float | None  # the bound's time over this one's
+    gflops: float | None  # of matrix products
+    added: float | None  # this one's time less that of the array functions
+    tokens_per_second: float | None
+    peak_bytes: int | None  # of training, above the library's own
+    device: str
+    version: str
+
+
+CSV_COLUMNS: Final = tuple(field.rstrip("_") for field in BenchRow._fields)
+
+
+class BenchResult(NamedTuple):
+    """A row's measurements at one number of threads, or why there are none."""
+
+    name: str
+    threads: int
+    rows: tuple[BenchRow, ...]
+    failed: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class _Suite(NamedTuple):
+    cases: Sequence[Any]
+    make_data: Callable[[Any], Any]
+    failures: Callable[[Any, str, Sequence[int]], Iterator[str]]
+    contest: Callable[[Any, Any, int, Machine, contextlib.ExitStack], Contest]
+    overhead: Callable[[str], bool]  # whether a function is of this suite
+    against_torch: bool = True
+
+
+SUITES: Final[Mapping[str, _Suite]] = {
+    "norm": _Suite(
+        NORM_BENCH_CASES,
+        make_norm_data,
+        norm_failures,
+        norm_contest,
+        lambda name: not name.startswith("lstm_"),
+    ),
+    "lstm": _Suite(
+        LSTM_BENCH_CASES,
+        make_lstm_data,
+        lstm_failures,
+        lstm_contest,
+        lambda name: name.startswith("lstm_"),
+    ),
+    "apple": _Suite(
+        APPLE_CASES,
+        lambda case: case.make(),
+        apple_failures,
+        apple_contest,
+        lambda name: False,
+        against_torch=False,
+    ),
+    "train": _Suite(
+        TRAIN_CASES,
+        make_train_data,
+        lambda case, isa, threads: train_failures(case, import_torch(), threads),
+        train_contest,
+        lambda name: False,
+    ),
+}
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _overheads(suite: _Suite, patterns: Sequence[str]) -> list[str]:
+    names = (name for name in overhead_calls() if suite.overhead(name.removeprefix("overhead_")))
+    return [name for name in names if _matches(name, patterns)]
+
+
+def bench_names(suites: Sequence[str] = tuple(SUITES), patterns: Sequence[str] = ()) -> list[str]:
+    """The rows of those suites that the patterns choose."""
+    names = []
+    for suite in (SUITES[name] for name in suites):
+        names += [case.name for case in suite.cases if _matches(case.name, patterns)] + _overheads(suite, patterns)
+    return names
+
+
+def torch_takes_part(suites: Sequence[str], patterns: Sequence[str] = ()) -> bool:
+    """Whether any of the chosen rows is timed against PyTorch."""
+    rows = (case.name for name in suites if SUITES[name].against_torch for case in SUITES[name].cases)
+    return any(_matches(row, patterns) for row in rows)
+
+
+def bench_rows(
+    suites: Sequence[str], options: BenchOptions, started: Callable[[str], None] | None = None
+) -> Iterator[BenchResult]:
+    """Measures row by row: every case at every number of threads, then the overheads. `started` hears their names."""
+    machine = Machine(cpu_model(), _core.isa(), None)
+    calls = overhead_calls()
+    for suite in (SUITES[name] for name in suites):
+        for case in suite.cases:
+            if not _matches(case.name, options.patterns):
+                continue
+            if started is not None:
+                started(case.name)
+            if suite.against_torch:
+                machine = machine._replace(torch=import_torch())
+            failures = tuple(suite.failures(case, machine.isa, options.threads))
+            data = suite.make_data(case)
+            for threads in options.threads:
+                if failures:
+                    yield BenchResult(case.name, threads, (), failed=True, notes=failures)
+                else:
+                    yield _bench_case(suite, case, data, threads, options, machine)
+        for name in _overheads(suite, options.patterns):
+            if started is not None:
+                started(name)
+            yield _bench_overhead(name, calls[name], options, machine)
+
+
+def _bench_case(
+    suite: _Suite, case: Any, data: Any, threads: int, options: BenchOptions, machine: Machine
+) -> BenchResult:
+    with contextlib.ExitStack() as stack:
+        contest = suite.contest(case, data, threads, machine, stack)
+        load = ForeignLoad(contest.child_seconds)
+        times = take_turns(contest.slots, options.rounds, options.budget)
+        notes = contest.notes
+        if load.cpus() > _QUIET_CPUS:
+            notes.append(f"other processes used {load.cpus():.1f} CPUs meanwhile: measure again")
+    rows = [
+        row
+        for index, pass_ in enumerate(contest.passes)
+        for row in _rows_of_pass(case.name, pass_, index, threads, contest, times, machine)
+    ]
+    return BenchResult(case.name, threads, tuple(rows), notes=tuple(notes))
+
+
+def _rows_of_pass(
+    name: str,
+    pass_: str,
+    index: int,
+    threads: int,
+    contest: Contest,
+    times: Sequence[Sequence[Times]],
+    machine: Machine,
+) -> Iterator[BenchRow]:
+    medians: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
+    for slot, records in zip(contest.slots, times, strict=True):
+        # The best of a slot in each round counts: one of several streaming passes bounds that round.
+        provider = slot[0].name
+        medians[provider] = [min(values) for values in zip(*(r.medians[index] for r in records), strict=True)]
+        samples[provider] = min((r.samples[index] for r in records), key=statistics.median)
+
+    def ratio(rival: str | None, provider: str) -> float | None:
+        if rival not in medians or rival == provider:
+            return None
+        return median_ratio(medians[rival], medians[provider])
+
+    ours = contest.slots[0][0].name
+    added = median_difference(medians[ours], medians["arrays"]) if "arrays" in medians else None
+    for provider, values in samples.items():
+        spread = quantiles(values)
+        yield BenchRow(
+            name,
+            provider,
+            pass_,
+            threads,
+            _isa_of(provider, machine),
+            *spread,
+            ratio("torch", provider) if provider == ours else None,
+            ratio("plain", provider) if provider == ours else None,
+            ratio(contest.bound, provider),
+            None if contest.flops is None else contest.flops[index] / spread[1] / 1e9,
+            added if provider == ours else None,
+            None if contest.tokens is None else contest.tokens / spread[1],
+            contest.peaks.get(provider),
+            machine.device,
+            _version_of(provider, machine),
+        )
+
+
+def _isa_of(provider: str, machine: Machine) -> str:
+    if provider == "torch":
+        assert machine.torch is not None
+        return str(machine.torch.backends.cpu.get_cpu_capability()).lower()
+    return "" if provider == "sgemm" else machine.isa  # BLAS chooses for itself
+
+
+def _version_of(provider: str, machine: Machine) -> str:
+    if provider == "torch":
+        assert machine.torch is not None
+        return str(machine.torch.__version__)
+    return np.__version__ if provider == "sgemm" else retrograd.__version__
+
+
+def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions, machine: Machine) -> BenchResult:
+    seconds_per_call(call)
+    samples: list[float] = []
+    deadline = clock() + min(options.budget, 0.2)
+    while len(samples) < LEAST_STEPS or clock() < deadline:
+        samples.append(seconds_per_call(call))
+    spread = quantiles(samples)
+    row = BenchRow(
+        name,
+        "retrograd",
+        "call",
+        1,
+        machine.isa,
+        *spread,
+        ratio_vs_torch=None,
+        ratio_vs_plain=None,
+        share_of_bound=None,
+        gflops=None,
+        added=None,
+        tokens_per_second=None,
+        peak_bytes=None,
+        device=machine.device,
+        version=retrograd.__version__,
+    )
+    return BenchResult(name, 1, (row,))
+
+
+class CsvFile:
+    """Rows as they come: what was measured before an interruption is in the file."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._writer = csv.writer(file, lineterminator="\n")
+        self._writer.writerow(CSV_COLUMNS)
+        file.flush()
+
+    def write(self, rows: Sequence[BenchRow]) -> None:
+        for row in rows:
+            self._writer.writerow([_cell(value) for value in row])
+        self._file.flush()
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,0 +1,196 @@
+"""Rivals take turns: how a row is timed, and what the machine is."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+import retrograd
+
+__all__ = [
+    "cpu_model",
+    "torch_version",
+]
+
+# A rival's threads go on spinning after its turn; libgomp's for about 300,000 pauses.
+_SETTLE_SECONDS: Final = 0.02
+LEAST_STEPS: Final = 3
+_OVERHEAD_CALLS: Final = 20  # calls per sample: the clock itself takes a twentieth of a microsecond
+
+_LARGE: Final = np.zeros((256, 1024), np.float32)
+
+clock = time.perf_counter
+
+
+class Stepper(Protocol):
+    """Does one training step and returns the seconds of each of the contest's passes."""
+
+    name: str
+
+    def wake(self) -> None: ...
+    def step(self) -> tuple[float, ...]: ...
+
+
+class Times:
+    """Of one stepper: every sample of each pass, and each round's medians."""
+
+    def __init__(self) -> None:
+        self.samples: list[list[float]] = []
+        self.medians: list[list[float]] = []
+
+    def add_round(self, steps: list[tuple[float, ...]]) -> None:
+        if not self.samples:
+            self.samples, self.medians = [[] for _ in steps[0]], [[] for _ in steps[0]]
+        for index, values in enumerate(zip(*steps, strict=True)):
+            self.samples[index].extend(values)
+            self.medians[index].append(statistics.median(values))
+
+
+def take_turns(slots: Sequence[Sequence[Stepper]], rounds: int, budget: float) -> list[list[Times]]:
+    """Times of every stepper. Those of a slot share its turn, and its time."""
+    times = [[Times() for _ in slot] for slot in slots]
+    for slot in slots:
+        for stepper in slot:
+            stepper.step()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            for place in range(len(slots)):
+                index = (number + place) % len(slots)
+                slot = slots[index]
+                time.sleep(_SETTLE_SECONDS)
+                for stepper, record in zip(slot, times[index], strict=True):
+                    record.add_round(_turn(stepper, budget / (rounds * len(slots) * len(slot))))
+            gc.collect()
+    finally:
+        if collects:
+            gc.enable()
+    return times
+
+
+def _turn(stepper: Stepper, seconds: float) -> list[tuple[float, ...]]:
+    stepper.wake()
+    stepper.step()
+    steps: list[tuple[float, ...]] = []
+    deadline = clock() + seconds
+    while len(steps) < LEAST_STEPS or clock() < deadline:
+        steps.append(stepper.step())
+    return steps
+
+
+class ForeignLoad:
+    """How many CPUs other processes use, from now on. Linux only: elsewhere it is always 0."""
+
+    def __init__(self, child_seconds: Callable[[], float]) -> None:
+        self._child_seconds = child_seconds
+        self._start = clock(), self._busy_seconds(), self._own_seconds()
+
+    def _own_seconds(self) -> float:
+        return time.process_time() + self._child_seconds()
+
+    @staticmethod
+    def _busy_seconds() -> float | None:
+        """Of all CPUs since the machine was started."""
+        try:
+            user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+            return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return None
+
+    def cpus(self) -> float:
+        start, busy_before, own_before = self._start
+        busy = self._busy_seconds()
+        if busy is None or busy_before is None:
+            return 0.0
+        foreign = busy - busy_before - (self._own_seconds() - own_before)
+        return max(0.0, foreign / max(clock() - start, 1e-9))
+
+
+def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    p20, p50, p80 = np.quantile(samples, (0.2, 0.5, 0.8))
+    return float(p20), float(p50), float(p80)
+
+
+def median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def median_difference(of: Sequence[float], less: Sequence[float]) -> float:
+    return statistics.median(a - b for a, b in zip(of, less, strict=True))
+
+
+def seconds_per_call(call: Callable[[], object]) -> float:
+    start = clock()
+    for _ in range(_OVERHEAD_CALLS):
+        call()
+    return (clock() - start) / _OVERHEAD_CALLS
+
+
+class Machine(NamedTuple):
+    device: str
+    isa: str
+    torch: Any | None
+
+
+def cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def import_torch() -> Any | None:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+def torch_version() -> str | None:
+    torch = import_torch()
+    return None if torch is None else str(torch.__version__)
+
+
+def wake_team(threads: int) -> None:
+    """Small work leaves sleeping threads asleep, but in the middle of a training step they are awake."""
+    retrograd.batch_norm_statistics(_LARGE, num_threads=threads)
+
+
+class Contest(NamedTuple):
+    """Who takes turns at a row, the row's own implementation first. Those of a slot share its turn."""
+
+    slots: list[list[Stepper]]
+    bound: str | None  # which of them is the bound
+    notes: list[str]
+    passes: tuple[str, ...] = ("forward", "backward")
+    flops: tuple[float, ...] | None = None  # of each pass
+    child_seconds: Callable[[], float] = float  # CPU time of processes of ours so far
+    tokens: int | None = None  # of a training step
+    peaks: Mapping[str, int | None] = MappingProxyType({})  # of memory, by name
+
+
+def agree(ours: Sequence[Any], theirs: Sequence[Any], share: float = 0.01) -> bool:
+    """Whether the rival computes the same. A sum of squares, because at a kink single elements may fall either way."""
+    pairs = zip(ours, theirs, strict=True)
+    return all(bool(np.linalg.norm(a - b) <= share * np.linalg.norm(b)) for a, b in pairs)
+
+
+def admit(contest: Contest, rival: Stepper, agrees: bool) -> None:
+    if agrees:
+        contest.slots.append([rival])
+    else:
+        contest.notes.append(f"{rival.name} computes something else: not timed")

@@ -1,0 +1,118 @@
+"""Linear layers, embeddings, dropout and losses of the oracle."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from .precision import Array, wide
+
+__all__ = [
+    "dropout_mask",
+    "embedding_backward",
+    "huber",
+    "linear_backward",
+    "linear_forward",
+    "mean_squared_error",
+    "philox4x32",
+    "philox_mask",
+    "softmax_cross_entropy",
+]
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def philox4x32(counter: npt.ArrayLike, key: tuple[int, int]) -> npt.NDArray[np.uint64]:
+    """Philox4x32-10 of Salmon et al. (2011): four 32-bit words for each counter [..., 4] of four 32-bit words."""
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    c0, c1, c2, c3 = np.moveaxis(np.asarray(counter, dtype=np.uint64), -1, 0)
+    for number in range(10):
+        k0, k1 = (
+            np.uint64((k + number * weyl) & 0xFFFFFFFF) for k, weyl in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)
+        )
+        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (second >> half) ^ c1 ^ k0, second & low, (first >> half) ^ c3 ^ k1, first & low
+    return np.stack([c0, c1, c2, c3], axis=-1)
+
+
+def philox_mask(seed: int, layer: int, shape: tuple[int, int, int], p: float) -> Array:
+    """The dropout mask [T, N, W] between `layer` and the next one: 0 with probability p, else 1 / (1 - p).
+
+    Element (t, n, j) looks at one word of a counter made of row = t*N + n and of j, so it depends on no other element.
+    A counter serves four columns, 16 apart.
+    """
+    T, N, W = shape
+    row, j = np.arange(T * N, dtype=np.uint64)[:, None], np.arange(W, dtype=np.uint64)[None, :]
+    row, j = np.broadcast_arrays(row, j)
+    words = [row & 0xFFFFFFFF, row >> 32, 16 * (j // 64) + j % 16, np.full_like(j, layer)]
+    drawn = philox4x32(np.stack(words, axis=-1), (seed & 0xFFFFFFFF, seed >> 32))
+    word = np.take_along_axis(drawn, ((j % 64) // 16).astype(np.intp)[..., None], axis=-1)
+    dropped = word.reshape(shape) < math.floor(p * 2**32)
+    return np.where(dropped, 0.0, 1 / (1 - p))
+
+
+def dropout_mask(seed: int, shape: tuple[int, ...], rate: float) -> Array:
+    """Of an array by itself: its elements in C order are rows of 4096 of a layer that no LSTM has."""
+    count = math.prod(shape)
+    mask = philox_mask(seed, 0xFFFFFFFF, (-(-count // 4096), 1, 4096), rate)
+    return mask.reshape(-1)[:count].reshape(shape)
+
+
+# --- linear layers and embeddings -------------------------------------------------------------------------------------
+
+
+def linear_forward(x: Array, w: Array, b: Array | None = None) -> Array:
+    y: Array = np.einsum("...i,oi->...o", wide(x), wide(w))
+    return y if b is None else y + wide(b)
+
+
+def linear_backward(dy: Array, x: Array, w: Array) -> tuple[Array, Array, Array]:
+    """dx, dw and db."""
+    dy, x, w = wide(dy), wide(x), wide(w)
+    rows = math.prod(x.shape[:-1])
+    flat = dy.reshape(rows, w.shape[0])
+    return np.einsum("...o,oi->...i", dy, w), np.einsum("ro,ri->oi", flat, x.reshape(rows, w.shape[1])), flat.sum(0)
+
+
+def embedding_backward(dy: Array, indices: Array, rows: int) -> Array:
+    dy = wide(dy)
+    dtable = np.zeros((rows, dy.shape[-1]), dy.dtype)
+    for position in np.ndindex(indices.shape):
+        dtable[indices[position]] += dy[position]
+    return dtable
+
+
+# --- losses: the loss of every element or row, and the gradient of their sum ------------------------------------------
+
+
+def softmax_cross_entropy(
+    logits: Array, labels: Array, *, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> tuple[Array, Array]:
+    """The cross entropy of softmax(logits) and the smoothed targets; rows with `ignore_index` have none."""
+    x = wide(logits)
+    V = x.shape[-1]
+    kept = labels != ignore_index
+    target = np.full(x.shape, label_smoothing / max(V, 1), x.dtype)
+    for position in map(tuple, np.argwhere(kept)):
+        row = target[position]
+        row[labels[position]] += 1 - label_smoothing
+    d = x - x.max(-1, keepdims=True, initial=-math.inf)
+    log_sum = np.log(np.exp(d).sum(-1, keepdims=True))
+    # A target of 0 leaves out even an infinite distance.
+    terms = np.where(target == 0, 0.0, target * (log_sum - d))
+    losses = np.where(kept, terms.sum(-1), 0.0)
+    return losses, np.where(kept[..., None], np.exp(d - log_sum) - target, 0.0)
+
+
+def mean_squared_error(y: Array, target: Array) -> tuple[Array, Array]:
+    d = wide(y) - wide(target)
+    return d**2, 2 * d
+
+
+def huber(y: Array, target: Array, *, delta: float = 1.0) -> tuple[Array, Array]:
+    d = wide(y) - wide(target)
+    inside = np.abs(d) <= delta
+    return np.where(inside, d**2 / 2, delta * (np.abs(d) - delta / 2)), np.where(inside, d, delta * np.sign(d))

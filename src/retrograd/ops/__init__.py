@@ -1,0 +1,1 @@
+"""The functions: arguments in, engine called, named results out."""
