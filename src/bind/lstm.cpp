@@ -1,55 +1,58 @@
 // Python's door to the LSTM drivers.
-#include "lstm.h"
+#include "../core/lstm.h"
 
-#include <nanobind/stl/string.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
 #include <deque>
 #include <tuple>
+#include <vector>
 
-#include "../core/lstm.h"
-#include "../core/parallel.h"
+#include "bind.h"
 #include "view.h"
 
 namespace rg::bind {
 namespace {
 
-// All arrays of one call, so that results can be compared with everything else.
+// The views of one call: an LSTM has as many as it has cells.
 class Arrays {
 public:
-    const View& add(nb::handle array, const char* name, Access access) {
-        views_.emplace_back(array, name, access);
-        (access == Access::write ? results_ : inputs_).push_back(&views_.back());
-        return views_.back();
+    const View& add(nb::handle array, const char* name, Element element, Access access = Access::read) {
+        return views_.emplace_back(call, array, name, element, access);
     }
-    // Whether a result shares its span with another array, except for the pairs that may be the same elements.
-    bool overlap(const std::vector<std::pair<const View*, const View*>>& same) const {
-        for (size_t i = 0; i < results_.size(); ++i) {
-            for (const View* in : inputs_) {
-                if (!results_[i]->overlaps(*in)) continue;
-                bool allowed = false;
-                for (const auto& [a, b] : same)
-                    allowed = allowed || (results_[i] == a && in == b && a->same_elements(*b));
-                if (!allowed) return true;
-            }
-            for (size_t j = 0; j < i; ++j) {
-                if (results_[i]->overlaps(*results_[j])) return true;
-            }
-        }
-        return false;
-    }
+
+    Call call;
 
 private:
     std::deque<View> views_;
-    std::vector<const View*> inputs_, results_;
+};
+
+// What forward read, as ops/lstm/problem.py has it: the fields of Inputs.
+struct Inputs {
+    nb::handle x, indices, cells, h0, c0, active, order;
+    uint64_t seed;
+
+    explicit Inputs(nb::handle inputs) {
+        if (!PyTuple_Check(inputs.ptr()) || PyTuple_GET_SIZE(inputs.ptr()) != 9) {
+            throw nb::type_error("inputs are not Inputs");
+        }
+        const auto item = [&](Py_ssize_t i) { return nb::handle(PyTuple_GET_ITEM(inputs.ptr(), i)); };
+        x = item(1);
+        indices = item(2);
+        cells = item(3);
+        h0 = item(4);
+        c0 = item(5);
+        active = item(6);
+        order = item(7);
+        seed = nb::cast<uint64_t>(item(8));
+    }
 };
 
 using ActivationTuple = std::tuple<int, double, double>;
 
 // An LSTM of one shape and one set of options; made once, called many times, never changed. Sequences are
-// [steps][samples][features], time first, whatever their strides; their features are neighbours.
+// [steps][samples][features], time first, whatever their strides; their features are contiguous.
 class LstmProblem {
 public:
     LstmProblem(int64_t steps, int64_t samples, int64_t inputs, int64_t units, int64_t layers, int64_t directions,
@@ -69,7 +72,7 @@ public:
         shape_.directions = directions;
         shape_.dtype = static_cast<DType>(dtype);
         if (shape_.dtype != DType::f32 && shape_.dtype != DType::f64) throw nb::value_error("float32 or float64");
-        itemsize_ = shape_.dtype == DType::f64 ? 8 : 4;
+        element_ = element_of(shape_.dtype);
         for (size_t i = 0; i < 5; ++i) {
             const auto& [kind, alpha, beta] = activations[i];
             Activation& to = i < 4 ? shape_.activations.gate[i] : shape_.activations.hidden;
@@ -92,119 +95,114 @@ public:
         return lstm_cache_bytes(shape_, rows);
     }
 
-    // With numbers, [steps][samples], x is a table whose rows they choose.
-    Outcome forward(nb::handle x_array, nb::handle numbers_array, nb::handle cells_list, nb::handle h0_array,
-                    nb::handle c0_array, nb::handle active, nb::handle order, uint64_t seed, nb::handle cache_array,
-                    uint64_t stamp, nb::handle y_array, nb::handle hn_array, nb::handle cn_array, bool overlap_checked,
-                    int threads) const {
+    // With indices, [steps][samples], x is a table whose rows they choose.
+    Outcome forward(nb::handle inputs, nb::handle cache_array, uint64_t stamp, nb::handle y_array, nb::handle hn_array,
+                    nb::handle cn_array, bool overlap_checked, int threads) const {
         Arrays arrays;
-        LstmForward call;
-        call.shape = ragged(arrays, active, order, seed);
-        const View& x = arrays.add(x_array, "x", Access::read);
-        const View& numbers = arrays.add(numbers_array, "x", Access::read);
-        call.x = numbers.present() ? table(x, x.present() ? x.extent(0) : 0) : sequence(x, shape_.inputs);
-        call.lookup = lookup(numbers, x);
-        std::vector<CellArrays> cells = parameters(arrays, cells_list, Access::read);
-        call.cells = cells.data();
-        const View& h0 = arrays.add(h0_array, "h0", Access::read);
-        const View& c0 = arrays.add(c0_array, "c0", Access::read);
-        call.h0 = states(h0);
-        call.c0 = states(c0);
-        const View& cache = arrays.add(cache_array, "cache", Access::write);
-        if (cache.present() && cache.bytes() < lstm_cache_bytes(call.shape))
-            throw nb::value_error("cache is too small");
-        cache.check_vector(cache.bytes(), 1);
-        call.cache = cache.data();
-        call.stamp = stamp;
-        call.y = sequence(arrays.add(y_array, "out.y", Access::write), shape_.directions * shape_.units);
-        const View& hn = arrays.add(hn_array, "out.hn", Access::write);
-        const View& cn = arrays.add(cn_array, "out.cn", Access::write);
-        call.hn = states(hn);
-        call.cn = states(cn);
-        if (!x.present()) throw nb::value_error("x is missing");
-        if (!in_range(call.shape, call.lookup)) return Outcome::out_of_range;
-        if (!overlap_checked && arrays.overlap({{&hn, &h0}, {&cn, &c0}})) return Outcome::overlap;
-        call.threads = threads > 0 ? threads : num_threads();
-        without_lock(work(), [&] { lstm_forward(call); });
-        return Outcome::done;
+        const Inputs in(inputs);
+        LstmForward forward;
+        forward.shape = ragged(arrays, in);
+        const View& x = arrays.add(in.x, "x", element_).require();
+        const View& indices = arrays.add(in.indices, "x", Element::i64);
+        forward.x = indices.present() ? table(x, x.extent(0)) : sequence(x, shape_.inputs);
+        std::vector<CellArrays> cells = parameters(arrays, in.cells, Access::read);
+        forward.cells = cells.data();
+        const View& h0 = arrays.add(in.h0, "h0", element_);
+        const View& c0 = arrays.add(in.c0, "c0", element_);
+        forward.h0 = states(h0);
+        forward.c0 = states(c0);
+        const View& cache = arrays.add(cache_array, "cache", Element::u8, Access::write);
+        check_cache_size(arrays.call, cache, forward.shape);
+        forward.cache = cache.data();
+        forward.stamp = stamp;
+        forward.y = sequence(arrays.add(y_array, "out.y", element_, Access::write), shape_.directions * shape_.units);
+        const View& hn = arrays.add(hn_array, "out.hn", element_, Access::write);
+        const View& cn = arrays.add(cn_array, "out.cn", element_, Access::write);
+        forward.hn = states(hn);
+        forward.cn = states(cn);
+        forward.lookup = lookup(arrays.call, forward.shape, indices, x);
+        if (!overlap_checked) arrays.call.check_overlap({{&hn, &h0}, {&cn, &c0}});
+        if (arrays.call.refused()) return arrays.call.refusal();
+        forward.threads = threads_of(threads);
+        without_lock(work(), [&] { lstm_forward(forward); });
+        return {};
     }
 
-    Outcome backward(nb::handle dy_array, nb::handle dhn_array, nb::handle dcn_array, nb::handle x_array,
-                     nb::handle numbers_array, nb::handle cells_list, nb::handle active, nb::handle order,
-                     uint64_t seed, nb::handle cache_array, nb::handle dx_array, nb::handle dcells_list,
+    // stamp: of the forward pass that filled the cache; none: whichever it was.
+    Outcome backward(nb::handle dy_array, nb::handle dhn_array, nb::handle dcn_array, nb::handle inputs,
+                     nb::handle cache_array, std::optional<uint64_t> stamp, nb::handle dx_array, nb::handle dcells_list,
                      nb::handle dh0_array, nb::handle dc0_array, bool accumulate, bool overlap_checked,
                      int threads) const {
         Arrays arrays;
-        LstmBackward call;
-        call.shape = ragged(arrays, active, order, seed);
-        const View& x = arrays.add(x_array, "x", Access::read);
-        const View& numbers = arrays.add(numbers_array, "x", Access::read);
-        call.x = numbers.present() ? table(x, x.present() ? x.extent(0) : 0) : sequence(x, shape_.inputs);
-        call.lookup = lookup(numbers, x);
-        const std::vector<CellArrays> cells = parameters(arrays, cells_list, Access::read);
-        call.cells = cells.data();
-        const View& cache = checked_cache(arrays, cache_array, call.shape);
-        call.cache = cache.data();
-        call.dy = sequence(arrays.add(dy_array, "dy", Access::read), shape_.directions * shape_.units);
-        call.dhn = states(arrays.add(dhn_array, "dhn", Access::read));
-        call.dcn = states(arrays.add(dcn_array, "dcn", Access::read));
-        const View& dx = arrays.add(dx_array, "out.dx", Access::write);
-        call.dx = numbers.present() ? table(dx, call.lookup.rows) : sequence(dx, shape_.inputs);
+        const Inputs in(inputs);
+        LstmBackward backward;
+        backward.shape = ragged(arrays, in);
+        const View& x = arrays.add(in.x, "x", element_).require();
+        const View& indices = arrays.add(in.indices, "x", Element::i64);
+        backward.x = indices.present() ? table(x, x.extent(0)) : sequence(x, shape_.inputs);
+        const std::vector<CellArrays> cells = parameters(arrays, in.cells, Access::read);
+        backward.cells = cells.data();
+        const View& cache = arrays.add(cache_array, "cache", Element::u8);
+        check_filled(arrays.call, cache, backward.shape, stamp);
+        backward.cache = cache.data();
+        backward.dy = sequence(arrays.add(dy_array, "dy", element_), shape_.directions * shape_.units);
+        backward.dhn = states(arrays.add(dhn_array, "dhn", element_));
+        backward.dcn = states(arrays.add(dcn_array, "dcn", element_));
+        const View& dx = arrays.add(dx_array, "out.dx", element_, Access::write);
+        backward.dx = indices.present() ? table(dx, x.extent(0)) : sequence(dx, shape_.inputs);
         std::vector<CellArrays> dcells;
         if (!dcells_list.is_none()) {
             dcells = parameters(arrays, dcells_list, Access::write);
-            call.dcells = dcells.data();
+            backward.dcells = dcells.data();
         }
-        call.dh0 = states(arrays.add(dh0_array, "out.dh0", Access::write));
-        call.dc0 = states(arrays.add(dc0_array, "out.dc0", Access::write));
-        if (!x.present()) throw nb::value_error("x is missing");
-        if (!in_range(call.shape, call.lookup)) return Outcome::out_of_range;
-        if (!overlap_checked && arrays.overlap({})) return Outcome::overlap;
-        call.accumulate = accumulate;
-        call.threads = threads > 0 ? threads : num_threads();
-        without_lock(work(), [&] { lstm_backward(call); });
-        return Outcome::done;
+        backward.dh0 = states(arrays.add(dh0_array, "out.dh0", element_, Access::write));
+        backward.dc0 = states(arrays.add(dc0_array, "out.dc0", element_, Access::write));
+        backward.lookup = lookup(arrays.call, backward.shape, indices, x);
+        if (!overlap_checked) arrays.call.check_overlap();
+        if (arrays.call.refused()) return arrays.call.refusal();
+        backward.accumulate = accumulate;
+        backward.threads = threads_of(threads);
+        without_lock(work(), [&] { lstm_backward(backward); });
+        return {};
     }
 
-    // 'good', 'foreign' or 'other problem', and the stamp of the forward pass that filled it.
-    std::tuple<std::string, uint64_t> check_cache(nb::handle active, nb::handle order, uint64_t seed,
-                                                  nb::handle cache_array) const {
+    // Whether a forward pass with these inputs has filled the cache.
+    Outcome check_cache(nb::handle inputs, nb::handle cache_array, std::optional<uint64_t> stamp) const {
         Arrays arrays;
-        const LstmShape shape = ragged(arrays, active, order, seed);
-        const View& cache = arrays.add(cache_array, "cache", Access::read);
-        cache.check_vector(cache.bytes(), 1);
-        if (cache.bytes() < lstm_cache_bytes(shape)) throw nb::value_error("cache is too small");
-        const CacheState state = lstm_check_cache(shape, cache.data());
-        return {state.check == CacheCheck::good      ? "good"
-                : state.check == CacheCheck::foreign ? "foreign"
-                                                     : "other problem",
-                state.stamp};
+        const LstmShape shape = ragged(arrays, Inputs(inputs));
+        check_filled(arrays.call, arrays.add(cache_array, "cache", Element::u8), shape, stamp);
+        return arrays.call.refusal();
     }
 
-    void show(nb::handle active, nb::handle order, uint64_t seed, nb::handle cache_array, int64_t cell,
-              nb::handle gates_array, nb::handle states_array) const {
+    Outcome show(nb::handle inputs, nb::handle cache_array, std::optional<uint64_t> stamp, int64_t cell,
+                 nb::handle gates_array, nb::handle states_array) const {
         Arrays arrays;
-        const LstmShape shape = ragged(arrays, active, order, seed);
+        const LstmShape shape = ragged(arrays, Inputs(inputs));
         if (cell < 0 || cell >= shape.layers * shape.directions) throw nb::value_error("there is no such cell");
-        const View& cache = checked_cache(arrays, cache_array, shape);
-        const View& gates = arrays.add(gates_array, "gates", Access::write);
-        const View& cell_states = arrays.add(states_array, "cells", Access::write);
-        gates.check_contiguous({shape.steps, shape.samples, 4, shape.units}, itemsize_);
-        cell_states.check_contiguous({shape.steps, shape.samples, shape.units}, itemsize_);
+        const View& cache = arrays.add(cache_array, "cache", Element::u8);
+        check_filled(arrays.call, cache, shape, stamp);
+        const View& gates = arrays.add(gates_array, "gates", element_, Access::write);
+        const View& cell_states = arrays.add(states_array, "cells", element_, Access::write);
+        gates.check_contiguous({shape.steps, shape.samples, 4, shape.units});
+        cell_states.check_contiguous({shape.steps, shape.samples, shape.units});
+        if (arrays.call.refused()) return arrays.call.refusal();
         lstm_show(shape, cache.data(), cell, gates.data(), cell_states.data());
+        return {};
     }
 
 private:
     // Elements, roughly, that a call touches.
     double work() const { return double(shape_.steps) * double(shape_.samples) * double(shape_.units) * 16; }
 
-    LstmShape ragged(Arrays& arrays, nb::handle active_array, nb::handle order_array, uint64_t seed) const {
+    // active and order are made by Python, from lengths that it has checked.
+    LstmShape ragged(Arrays& arrays, const Inputs& in) const {
         LstmShape shape = shape_;
-        shape.seed = seed;
-        const View& active = arrays.add(active_array, "active", Access::read);
-        const View& order = arrays.add(order_array, "order", Access::read);
-        active.check_contiguous({shape.steps}, sizeof(int64_t));
-        order.check_contiguous({shape.samples}, sizeof(int64_t));
+        shape.seed = in.seed;
+        const View& active = arrays.add(in.active, "active", Element::i64);
+        const View& order = arrays.add(in.order, "order", Element::i64);
+        active.check_contiguous({shape.steps});
+        order.check_contiguous({shape.samples});
+        if (arrays.call.refused()) throw nb::value_error("active or order has the wrong form");
         shape.active = static_cast<const int64_t*>(active.data());
         shape.order = static_cast<const int64_t*>(order.data());
         for (int64_t t = 0; shape.active && t < shape.steps; ++t) {
@@ -223,56 +221,54 @@ private:
         return shape;
     }
 
-    const View& checked_cache(Arrays& arrays, nb::handle array, const LstmShape& shape) const {
-        const View& cache = arrays.add(array, "cache", Access::read);
-        if (!cache.present() || cache.bytes() < lstm_cache_bytes(shape)) throw nb::value_error("cache is too small");
-        cache.check_vector(cache.bytes(), 1);
-        if (lstm_check_cache(shape, cache.data()).check != CacheCheck::good) {
-            throw nb::value_error("cache is not of this problem");
-        }
-        return cache;
+    static void check_cache_size(Call& call, const View& cache, const LstmShape& shape) {
+        if (!cache.present()) return;
+        cache.check_vector(cache.elements());
+        if (cache.elements() < lstm_cache_bytes(shape)) call.refuse(Reason::shape, cache.name());
+    }
+    static void check_filled(Call& call, const View& cache, const LstmShape& shape, std::optional<uint64_t> stamp) {
+        check_cache_size(call, cache.require(), shape);
+        if (call.refused()) return;
+        const CacheState state = lstm_check_cache(shape, cache.data());
+        if (state.check == CacheCheck::foreign) return call.refuse(Reason::foreign_cache, cache.name());
+        if (state.check != CacheCheck::good) return call.refuse(Reason::cache_of_another_problem, cache.name());
+        if (stamp && *stamp != state.stamp) call.refuse(Reason::stale_cache, cache.name());
     }
 
     Sequence sequence(const View& view, int64_t features) const {
-        view.check_elements({shape_.steps, shape_.samples, features}, itemsize_);
-        if (view.present() && features > 1 && view.stride(2, itemsize_) != 1) {
-            throw nb::value_error("the last axis of a sequence is not contiguous");
-        }
-        return {view.data(), view.stride(0, itemsize_), view.stride(1, itemsize_)};
+        view.check_shape({shape_.steps, shape_.samples, features});
+        view.check_unit_stride(features);
+        return {view.data(), view.stride(0), view.stride(1)};
     }
-
     Sequence table(const View& view, int64_t rows) const {
-        view.check_elements({rows, shape_.inputs}, itemsize_);
-        if (view.present() && shape_.inputs > 1 && view.stride(1, itemsize_) != 1) {
-            throw nb::value_error("the last axis of a table is not contiguous");
-        }
-        return {view.data(), view.stride(0, itemsize_), 0};
+        view.check_shape({rows, shape_.inputs});
+        view.check_unit_stride(shape_.inputs);
+        return {view.data(), view.stride(0), 0};
+    }
+    States states(const View& view) const {
+        view.check_shape({shape_.layers * shape_.directions, shape_.samples, shape_.units});
+        view.check_unit_stride(shape_.units);
+        return {view.data(), view.stride(0), view.stride(1)};
     }
 
-    Lookup lookup(const View& numbers, const View& table) const {
-        if (!numbers.present()) return {};
-        numbers.check_contiguous({shape_.steps, shape_.samples}, sizeof(int64_t));
-        return {static_cast<const int64_t*>(numbers.data()), table.present() ? table.extent(0) : 0};
+    Lookup lookup(Call& call, const LstmShape& shape, const View& indices, const View& table) const {
+        if (!indices.present()) return {};
+        indices.check_contiguous({shape_.steps, shape_.samples});
+        const Lookup lookup = {static_cast<const int64_t*>(indices.data()), table.extent(0)};
+        if (!call.refused()) indices.check_index(in_range(shape, lookup));
+        return lookup;
     }
 
-    // Numbers of samples that do not take part are not looked at.
+    // Indices of samples that do not take part are not looked at.
     static bool in_range(const LstmShape& shape, const Lookup& lookup) {
-        for (int64_t t = 0; lookup.numbers && t < shape.steps; ++t) {
-            const int64_t* numbers = lookup.numbers + t * shape.samples;
+        for (int64_t t = 0; t < shape.steps; ++t) {
+            const int64_t* indices = lookup.indices + t * shape.samples;
             for (int64_t slot = 0; slot < (shape.active ? shape.active[t] : shape.samples); ++slot) {
-                const int64_t number = numbers[shape.order ? shape.order[slot] : slot];
-                if (number < 0 || number >= lookup.rows) return false;
+                const int64_t index = indices[shape.order ? shape.order[slot] : slot];
+                if (index < 0 || index >= lookup.rows) return false;
             }
         }
         return true;
-    }
-
-    States states(const View& view) const {
-        view.check_elements({shape_.layers * shape_.directions, shape_.samples, shape_.units}, itemsize_);
-        if (view.present() && shape_.units > 1 && view.stride(2, itemsize_) != 1) {
-            throw nb::value_error("the last axis of a state is not contiguous");
-        }
-        return {view.data(), view.stride(0, itemsize_), view.stride(1, itemsize_)};
     }
 
     // cells: for each layer and direction (wx, wh, b, peephole)
@@ -292,10 +288,9 @@ private:
             a.b = gate_array(arrays, cell[2], "b", 0, false, access);
             a.peephole =
                 gate_array(arrays, cell[3], "peephole", peephole_columns, shape_.peephole == Peephole::full, access);
-            if (access == Access::read) {
-                for (int k = 0; k < 4; ++k) {
-                    if (!a.wx.gate[k] || !a.wh.gate[k]) throw nb::value_error("a cell needs wx and wh of every gate");
-                }
+            for (int k = 0; access == Access::read && k < 4; ++k) {
+                if (!a.wx.gate[k]) arrays.call.refuse(Reason::missing, "wx");
+                if (!a.wh.gate[k]) arrays.call.refuse(Reason::missing, "wh");
             }
             found.push_back(a);
         }
@@ -315,14 +310,11 @@ private:
         };
         bool first = true;
         const auto take_strides = [&](const View& view, int row_axis) {
-            const int64_t row = view.stride(row_axis, itemsize_);
-            const int64_t col = is_matrix ? view.stride(row_axis + 1, itemsize_) : 1;
-            if (!first && (row != found.row_stride || col != found.col_stride)) {
-                throw nb::value_error("the gates of a parameter have different strides");
-            }
-            if (access == Access::write && col != 1 && columns > 1) {
-                throw nb::value_error("the last axis of a gradient is not contiguous");
-            }
+            const int64_t row = view.stride(row_axis);
+            const int64_t col = is_matrix ? view.stride(row_axis + 1) : 1;
+            const bool alike = first || (row == found.row_stride && col == found.col_stride);
+            if (!alike) arrays.call.refuse(Reason::layout, name);  // all gates share their strides
+            if (access == Access::write) view.check_unit_stride(is_matrix ? columns : 1);
             first = false;
             found.row_stride = row;
             found.col_stride = col;
@@ -331,26 +323,26 @@ private:
             const nb::tuple gates = nb::cast<nb::tuple>(given);
             if (nb::len(gates) != 4) throw nb::value_error("there are four gates");
             for (int k = 0; k < 4; ++k) {
-                const View& view = arrays.add(gates[size_t(k)], name, access);
+                const View& view = arrays.add(gates[size_t(k)], name, element_, access);
                 if (!view.present()) continue;
-                view.check_elements(with_columns({units}), itemsize_);
+                view.check_shape(with_columns({units}));
                 take_strides(view, 0);
                 found.gate[k] = view.data();
             }
             return found;
         }
-        const View& view = arrays.add(given, name, access);
+        const View& view = arrays.add(given, name, element_, access);
         const bool apart = view.axes() == tail + 2;
-        view.check_elements(with_columns(apart ? std::vector<int64_t>{4, units} : std::vector<int64_t>{4 * units}),
-                            itemsize_);
+        view.check_shape(with_columns(apart ? std::vector<int64_t>{4, units} : std::vector<int64_t>{4 * units}));
         take_strides(view, apart ? 1 : 0);
-        const int64_t step = apart ? view.stride(0, itemsize_) : units * found.row_stride;
-        for (int k = 0; k < 4; ++k) found.gate[k] = static_cast<char*>(view.data()) + k * step * itemsize_;
+        const int64_t step = apart ? view.stride(0) : units * found.row_stride;
+        for (int k = 0; k < 4 && view.present(); ++k)
+            found.gate[k] = static_cast<char*>(view.data()) + k * step * item_size(element_);
         return found;
     }
 
     LstmShape shape_;
-    int64_t itemsize_;
+    Element element_;
 };
 
 }  // namespace
@@ -363,19 +355,16 @@ void bind_lstm(nb::module_& m) {
              nb::arg("directions"), nb::arg("dtype"), nb::arg("activations"), nb::arg("peephole"),
              nb::arg("output_reads_old"), nb::arg("dropout"))
         .def("cache_bytes", &LstmProblem::cache_bytes, nb::arg("rows"))
-        .def("forward", &LstmProblem::forward, nb::arg("x"), nb::arg("numbers").none(), nb::arg("cells"),
-             nb::arg("h0").none(), nb::arg("c0").none(), nb::arg("active").none(), nb::arg("order").none(),
-             nb::arg("seed"), nb::arg("cache").none(), nb::arg("stamp"), nb::arg("y").none(), nb::arg("hn").none(),
-             nb::arg("cn").none(), nb::arg("overlap_checked"), nb::arg("threads"))
-        .def("backward", &LstmProblem::backward, nb::arg("dy").none(), nb::arg("dhn").none(), nb::arg("dcn").none(),
-             nb::arg("x"), nb::arg("numbers").none(), nb::arg("cells"), nb::arg("active").none(),
-             nb::arg("order").none(), nb::arg("seed"), nb::arg("cache"), nb::arg("dx").none(), nb::arg("dcells").none(),
-             nb::arg("dh0").none(), nb::arg("dc0").none(), nb::arg("accumulate"), nb::arg("overlap_checked"),
+        .def("forward", &LstmProblem::forward, nb::arg("inputs"), nb::arg("cache").none(), nb::arg("stamp"),
+             nb::arg("y").none(), nb::arg("hn").none(), nb::arg("cn").none(), nb::arg("overlap_checked"),
              nb::arg("threads"))
-        .def("check_cache", &LstmProblem::check_cache, nb::arg("active").none(), nb::arg("order").none(),
-             nb::arg("seed"), nb::arg("cache"))
-        .def("show", &LstmProblem::show, nb::arg("active").none(), nb::arg("order").none(), nb::arg("seed"),
-             nb::arg("cache"), nb::arg("cell"), nb::arg("gates").none(), nb::arg("cells").none());
+        .def("backward", &LstmProblem::backward, nb::arg("dy").none(), nb::arg("dhn").none(), nb::arg("dcn").none(),
+             nb::arg("inputs"), nb::arg("cache"), nb::arg("stamp").none(), nb::arg("dx").none(),
+             nb::arg("dcells").none(), nb::arg("dh0").none(), nb::arg("dc0").none(), nb::arg("accumulate"),
+             nb::arg("overlap_checked"), nb::arg("threads"))
+        .def("check_cache", &LstmProblem::check_cache, nb::arg("inputs"), nb::arg("cache"), nb::arg("stamp").none())
+        .def("show", &LstmProblem::show, nb::arg("inputs"), nb::arg("cache"), nb::arg("stamp").none(), nb::arg("cell"),
+             nb::arg("gates").none(), nb::arg("cells").none());
 }
 
 }  // namespace rg::bind

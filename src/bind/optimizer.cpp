@@ -1,109 +1,49 @@
-// A whole list of parameters in one crossing. What is plainly right goes to the engine at once; anything else is
-// reported as such, nothing written, and Python finds out what is wrong and says it.
-#include "optimizer.h"
+// A whole list of parameters in one crossing.
+#include "../core/optimizer.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/variant.h>
 
 #include <algorithm>
 #include <deque>
-#include <optional>
+#include <variant>
 #include <vector>
 
-#include "../core/optimizer.h"
-#include "../core/parallel.h"
+#include "bind.h"
 #include "view.h"
 
 namespace rg::bind {
-
 namespace {
 
-struct Range {
-    const char *low, *high;
-    bool written;
-};
+// The lists of a step, as OptimizerArray has them.
+constexpr const char* kNames[kOptimizerArrays] = {"parameters", "gradients", "states0", "states1", "states2"};
 
-// Buffers for the length of a call.
-class Buffers {
-public:
-    ~Buffers() {
-        for (Py_buffer& buffer : held_) PyBuffer_Release(&buffer);
-    }
-    // Null if it is not a plain array of native, aligned floats or doubles, or may not be written.
-    const Py_buffer* take(PyObject* array, bool write) {
-        if (Py_TYPE(array) != plain_type_) {
-            static PyObject* const mask = PyUnicode_InternFromString("mask");
-            if (PyObject_HasAttr(array, mask)) return nullptr;  // a masked array: its mask would be lost
-            plain_type_ = Py_TYPE(array);
-        }
-        Py_buffer buffer;
-        if (PyObject_GetBuffer(array, &buffer, write ? PyBUF_RECORDS : PyBUF_RECORDS_RO) != 0) {
-            PyErr_Clear();
-            return nullptr;
-        }
-        held_.push_back(buffer);
-        const Py_buffer& b = held_.back();
-        const bool f32 = b.format && b.format[0] == 'f', f64 = b.format && b.format[0] == 'd';
-        if (!(f32 || f64) || b.format[1] != 0 || b.ndim > rg::kMaxAxes) return nullptr;
-        if (b.len > 0 && reinterpret_cast<uintptr_t>(b.buf) % uintptr_t(b.itemsize) != 0) return nullptr;
-        const char *low = static_cast<const char*>(b.buf), *high = low;
-        for (int i = 0; i < b.ndim && b.len > 0; ++i) {
-            if (b.strides[i] % b.itemsize != 0) return nullptr;
-            const Py_ssize_t reach = (b.shape[i] - 1) * b.strides[i];
-            (reach < 0 ? low : high) += reach;
-        }
-        if (write && may_overlap_itself(b)) return nullptr;
-        if (b.len > 0) ranges_.push_back({low, high + b.itemsize, write});
-        return &b;
-    }
-    // Whether something written shares its range with anything else. Arrays that interleave are a false alarm.
-    bool overlap() {
-        std::sort(ranges_.begin(), ranges_.end(), [](const Range& a, const Range& b) { return a.low < b.low; });
-        const char *all = nullptr, *written = nullptr;
-        for (const Range& range : ranges_) {
-            if (range.low < (range.written ? all : written)) return true;
-            all = std::max(all, range.high);
-            if (range.written) written = std::max(written, range.high);
-        }
-        return false;
-    }
-
-private:
-    std::deque<Py_buffer> held_;
-    std::vector<Range> ranges_;
-    PyTypeObject* plain_type_ = nullptr;  // the last type that was found to have no mask
-};
-
-rg::DType dtype_of(const Py_buffer& buffer) { return buffer.format[0] == 'd' ? rg::DType::f64 : rg::DType::f32; }
-
-bool contiguous(const Py_buffer& buffer) {
-    Py_ssize_t step = buffer.itemsize;
-    for (int i = buffer.ndim - 1; i >= 0; --i) {
-        if (buffer.shape[i] > 1 && buffer.strides[i] != step) return false;
-        step *= buffer.shape[i];
-    }
-    return true;
+// float or double, whichever the first of a parameter's arrays is.
+Element element_of(nb::handle array) {
+    static PyObject* const dtype = PyUnicode_InternFromString("dtype");
+    static PyObject* const itemsize = PyUnicode_InternFromString("itemsize");
+    const nb::object type = nb::steal(PyObject_GetAttr(array.ptr(), dtype));
+    const nb::object size = type.is_valid() ? nb::steal(PyObject_GetAttr(type.ptr(), itemsize)) : nb::object();
+    if (!size.is_valid()) PyErr_Clear();
+    return size.is_valid() && PyLong_AsLong(size.ptr()) == 8 ? Element::f64 : Element::f32;
 }
 
-bool same_form(const Py_buffer& a, const Py_buffer& b) {
-    return a.format[0] == b.format[0] && a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
-}
-
-// buffers: as OptimizerArray, null where there is none.
-rg::OptimizerParameter parameter_of(const Py_buffer* const* buffers, const Py_buffer& lead) {
-    rg::OptimizerParameter parameter;
-    parameter.dtype = dtype_of(lead);
-    parameter.elements = lead.len / lead.itemsize;
-    bool straight = true;
-    for (int k = 0; k < rg::kOptimizerArrays; ++k) {
-        if (!buffers[k]) continue;
-        parameter.array[k] = buffers[k]->buf;
-        straight = straight && contiguous(*buffers[k]);
+// views: as OptimizerArray, null where there is none.
+OptimizerParameter parameter_of(const View* const* views, const View& lead, Element element) {
+    OptimizerParameter parameter;
+    parameter.dtype = element == Element::f64 ? DType::f64 : DType::f32;
+    parameter.elements = lead.elements();
+    bool contiguous = true;
+    for (int k = 0; k < kOptimizerArrays; ++k) {
+        if (!views[k]) continue;
+        parameter.array[k] = views[k]->data();
+        contiguous = contiguous && views[k]->contiguous();
     }
-    if (!straight && parameter.elements > 0) {
-        for (int i = 0; i < lead.ndim; ++i) {
-            rg::OptimizerAxis axis{lead.shape[i], {}};
-            for (int k = 0; k < rg::kOptimizerArrays; ++k) {
-                if (buffers[k]) axis.stride[k] = buffers[k]->strides[i] / lead.itemsize;
+    if (!contiguous && parameter.elements > 0) {
+        for (int i = 0; i < lead.axes(); ++i) {
+            OptimizerAxis axis{lead.extent(i), {}};
+            for (int k = 0; k < kOptimizerArrays; ++k) {
+                if (views[k]) axis.stride[k] = views[k]->stride(i);
             }
             parameter.axes.push_back(axis);
         }
@@ -111,9 +51,9 @@ rg::OptimizerParameter parameter_of(const Py_buffer* const* buffers, const Py_bu
     return parameter;
 }
 
-int64_t elements_of(const std::vector<rg::OptimizerParameter>& parameters) {
+int64_t elements_of(const std::vector<OptimizerParameter>& parameters) {
     int64_t elements = 0;
-    for (const rg::OptimizerParameter& parameter : parameters) elements += parameter.elements;
+    for (const OptimizerParameter& parameter : parameters) elements += parameter.elements;
     return elements;
 }
 
@@ -128,7 +68,7 @@ public:
                   double keep_first, double keep_second, double eps, double eps_inside, double momentum, double gain,
                   double rate, double decay, double maximum_norm, bool norm_of_each, double known_norm,
                   bool clip_before_scale)
-        : rule_{static_cast<rg::OptimizerKind>(kind),
+        : rule_{static_cast<OptimizerKind>(kind),
                 nesterov,
                 scale,
                 low,
@@ -144,60 +84,67 @@ public:
                 rate,
                 decay},
           clipping_{maximum_norm, norm_of_each, known_norm, clip_before_scale} {
-        if (kind < 0 || kind > int(rg::OptimizerKind::rmsprop)) throw nb::value_error("no such kind");
+        if (kind < 0 || kind > int(OptimizerKind::rmsprop)) throw nb::value_error("no such kind");
     }
 
-    // Lists as OptimizerArray; an empty one of states that the rule can do without is one that is not there.
-    bool step(nb::handle parameters, nb::handle gradients, nb::handle states0, nb::handle states1, nb::handle states2,
-              bool overlap_checked, int threads) const {
-        const nb::list lists[rg::kOptimizerArrays] = {as_list(parameters), as_list(gradients), as_list(states0),
-                                                      as_list(states1), as_list(states2)};
-        const size_t count = lists[rg::kParameter].size();
-        for (int k = 0; k < rg::kOptimizerArrays; ++k) {
-            const bool may_lack = k >= rg::kState && !needs(k - rg::kState);
-            if (lists[k].size() != count && !(may_lack && lists[k].size() == 0)) return false;
+    // Updates in place. Lists as OptimizerArray; an empty one of states that the rule can do without is not there.
+    Outcome step(nb::handle parameters, nb::handle gradients, nb::handle states0, nb::handle states1,
+                 nb::handle states2, bool overlap_checked, int threads) const {
+        const nb::list lists[kOptimizerArrays] = {as_list(parameters), as_list(gradients), as_list(states0),
+                                                  as_list(states1), as_list(states2)};
+        Call call;
+        const size_t count = lists[kParameter].size();
+        for (int k = 0; k < kOptimizerArrays; ++k) {
+            const bool may_lack = k >= kState && !needs(k - kState) && lists[k].size() == 0;
+            if (lists[k].size() != count && !may_lack) call.refuse(Reason::missing, kNames[k]);
         }
-        Buffers buffers;
-        std::vector<rg::OptimizerParameter> list;
+        if (call.refused()) return call.refusal();
+        std::deque<View> views;
+        std::vector<OptimizerParameter> list;
         list.reserve(count);
         for (size_t i = 0; i < count; ++i) {
-            const Py_buffer* taken[rg::kOptimizerArrays] = {};
-            for (int k = 0; k < rg::kOptimizerArrays; ++k) {
+            const Element element = element_of(lists[kParameter][i]);
+            const View* of[kOptimizerArrays] = {};
+            std::vector<int64_t> shape;
+            for (int k = 0; k < kOptimizerArrays; ++k) {
                 if (lists[k].size() == 0) continue;
-                taken[k] = buffers.take(lists[k][i].ptr(), k != rg::kGradient);
-                if (!taken[k] || !same_form(*taken[k], *taken[rg::kParameter])) return false;
+                of[k] = &views.emplace_back(call, lists[k][i], kNames[k], element,
+                                            k == kGradient ? Access::read : Access::write);
+                of[k]->require();
+                if (k == kParameter) shape.assign(of[k]->buffer().shape, of[k]->buffer().shape + of[k]->axes());
+                of[k]->check_shape(shape);
             }
-            list.push_back(parameter_of(taken, *taken[rg::kParameter]));
+            if (call.refused()) return call.refusal();
+            list.push_back(parameter_of(of, *of[kParameter], element));
         }
-        if (!overlap_checked && buffers.overlap()) return false;
-        const int team = threads > 0 ? threads : rg::num_threads();
-        without_lock(double(elements_of(list)), [&] { rg::optimizer_step(rule_, clipping_, list, team); });
-        return true;
+        if (!overlap_checked) call.check_overlap();
+        if (call.refused()) return call.refusal();
+        without_lock(double(elements_of(list)), [&] { optimizer_step(rule_, clipping_, list, threads_of(threads)); });
+        return {};
     }
 
 private:
     bool needs(int state) const {
-        return rule_.kind == rg::OptimizerKind::adam ? state < 2
-                                                     : rule_.kind == rg::OptimizerKind::rmsprop && state == 0;
+        return rule_.kind == OptimizerKind::adam ? state < 2 : rule_.kind == OptimizerKind::rmsprop && state == 0;
     }
 
     rg::OptimizerRule<double> rule_;
-    rg::NormClipping clipping_;
+    NormClipping clipping_;
 };
 
-// None: some are not plainly arrays of floats or doubles.
-std::optional<double> global_norm(nb::handle arrays, int threads) {
-    Buffers buffers;
-    std::vector<rg::OptimizerParameter> list;
+std::variant<double, Refusal> global_norm(nb::handle arrays, bool, int threads) {
+    Call call;
+    std::deque<View> views;
+    std::vector<OptimizerParameter> list;
     for (nb::handle array : as_list(arrays)) {
-        const Py_buffer* taken[rg::kOptimizerArrays] = {};
-        taken[rg::kGradient] = buffers.take(array.ptr(), false);
-        if (!taken[rg::kGradient]) return std::nullopt;
-        list.push_back(parameter_of(taken, *taken[rg::kGradient]));
+        const Element element = element_of(array);
+        const View* of[kOptimizerArrays] = {};
+        of[kGradient] = &views.emplace_back(call, array, "arrays", element).require();
+        if (call.refused()) return *call.refusal();
+        list.push_back(parameter_of(of, *of[kGradient], element));
     }
-    const int team = threads > 0 ? threads : rg::num_threads();
     double norm = 0;
-    without_lock(double(elements_of(list)), [&] { norm = rg::gradient_norm(list, team); });
+    without_lock(double(elements_of(list)), [&] { norm = gradient_norm(list, threads_of(threads)); });
     return norm;
 }
 
@@ -213,8 +160,8 @@ void bind_optimizer(nb::module_& m) {
              nb::arg("norm_of_each"), nb::arg("known_norm"), nb::arg("clip_before_scale"))
         .def("step", &OptimizerRule::step, nb::arg("parameters"), nb::arg("gradients"), nb::arg("states0"),
              nb::arg("states1"), nb::arg("states2"), nb::arg("overlap_checked"), nb::arg("threads"),
-             "Updates in place; false if an argument is not plainly right, and then nothing is written.");
-    m.def("global_norm", &global_norm, nb::arg("arrays"), nb::arg("threads"));
+             "Update the parameters and states in place.");
+    m.def("global_norm", &global_norm, nb::arg("arrays"), nb::arg("overlap_checked"), nb::arg("threads"));
 }
 
 }  // namespace rg::bind

@@ -1,7 +1,7 @@
-// Callers' arrays for the length of a call, and the interpreter lock.
+// Callers' arrays for the length of a call, what may be wrong with them, and the interpreter lock.
 //
 // Arrays come through the buffer protocol rather than nanobind's ndarray: it is the one that takes every dtype (NumPy
-// exports bfloat16 without a format, DLPack not at all) and costs a tenth of a microsecond per array.
+// exports bfloat16 without a format, DLPack not at all) and costs a twentieth of a microsecond per array.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,17 +9,69 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <string>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "../core/parallel.h"
 #include "../core/shape.h"
 
 namespace rg::bind {
 
 namespace nb = nanobind;
 
+// Why a call was refused. Nothing has been written; Python finds out the rest and says it, or converts the argument and
+// calls again.
+enum class Reason {
+    type,          // not exactly a NumPy array, or one that cannot be written
+    dtype,         // elements of another type
+    shape,         // another number of axes, or other extents
+    layout,        // strides that the engine cannot use, or elements that are not aligned
+    self_overlap,  // elements of a result share memory, as far as a cheap test shows
+    overlap,       // a result shares its span with another array, which may be a false alarm for views that interleave
+    in_place,      // forward over its own input, with nothing to keep the input in
+    missing,       // an array that the call needs, or a list of the wrong length
+    out_of_range,  // an index
+    foreign_cache,
+    cache_of_another_problem,
+    stale_cache,
+};
+
+struct Refusal {
+    Reason reason;
+    const char* argument;
+};
+
+// What became of a call that returns nothing: no value means that it is done.
+using Outcome = std::optional<Refusal>;
+
 enum class Access { read, write };
+enum class Element { f32, f64, f16, bf16, i64, u8 };
+
+inline Element element_of(DType dtype) {
+    return dtype == DType::f64   ? Element::f64
+           : dtype == DType::f16 ? Element::f16
+           : dtype == DType::f32 ? Element::f32
+                                 : Element::bf16;
+}
+// The type that data of such a type are computed in.
+inline Element arithmetic_of(DType dtype) { return dtype == DType::f64 ? Element::f64 : Element::f32; }
+inline Element element_of(bool f64) { return f64 ? Element::f64 : Element::f32; }
+inline int64_t item_size(Element element) {
+    switch (element) {
+        case Element::f64:
+        case Element::i64:
+            return 8;
+        case Element::f32:
+            return 4;
+        case Element::f16:
+        case Element::bf16:
+            return 2;
+        case Element::u8:
+            return 1;
+    }
+    return 1;
+}
 
 // Whether elements of an array may share memory. A sufficient test, and cheap: with the axes in the order of their
 // strides, each step must reach past all that the axes before it cover. Every view that slicing and transposing make
@@ -41,25 +93,42 @@ inline bool may_overlap_itself(const Py_buffer& buffer) {
     return false;
 }
 
-// A caller's array for the length of one call. None is allowed and is a null pointer.
+class View;
+
+// One call: its views, and the first thing that is wrong with them.
+class Call {
+public:
+    Call() { views_.reserve(16); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    void refuse(Reason reason, const char* argument) {
+        if (!refusal_) refusal_ = Refusal{reason, argument};
+    }
+    bool refused() const { return refusal_.has_value(); }
+    const Outcome& refusal() const { return refusal_; }
+
+    void add(const View& view) { views_.push_back(&view); }
+    using Pair = std::pair<const View*, const View*>;
+    // Refuses if a result shares its span with another array, except for the pairs of a result and an input that may be
+    // the same elements.
+    void check_overlap(std::initializer_list<Pair> in_place = {});
+
+private:
+    bool sorted_spans_overlap() const;
+
+    std::vector<const View*> views_;
+    Outcome refusal_;
+};
+
+// A caller's array for the length of one call. None is allowed and is a null pointer. The checks stand between any
+// caller and memory that is not theirs: they compare with what the buffer says of itself, whatever was believed further
+// up. After a check has failed extents and strides can still be asked for, but nothing may be computed.
 class View {
 public:
-    View(nb::handle array, const char* name, Access access) : name_(name), access_(access) {
-        if (array.is_none()) return;
-        const int flags = access == Access::write ? PyBUF_STRIDED : PyBUF_STRIDED_RO;
-        if (PyObject_GetBuffer(array.ptr(), &buffer_, flags) != 0) throw nb::python_error();
-        held_ = true;
-        if (buffer_.ndim > kMaxAxes) fail("has too many axes");
-        low_ = high_ = static_cast<const char*>(buffer_.buf);
-        for (int i = 0; i < buffer_.ndim; ++i) {
-            if (buffer_.shape[i] == 0) {
-                high_ = low_ = static_cast<const char*>(buffer_.buf);
-                return;
-            }
-            const Py_ssize_t reach = (buffer_.shape[i] - 1) * buffer_.strides[i];
-            (reach < 0 ? low_ : high_) += reach;
-        }
-        high_ += buffer_.itemsize;
+    View(Call& call, nb::handle array, const char* name, Element element, Access access = Access::read)
+        : call_(call), name_(name), itemsize_(bind::item_size(element)), access_(access) {
+        if (!array.is_none()) open(array, element);
     }
     ~View() {
         if (held_) PyBuffer_Release(&buffer_);
@@ -67,68 +136,173 @@ public:
     View(const View&) = delete;
     View& operator=(const View&) = delete;
 
+    // NumPy's class of arrays, exactly: subclasses may mean something else by their elements, as masked arrays do.
+    static PyTypeObject* ndarray_type() {
+        static PyTypeObject* const type =
+            reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
+        return type;
+    }
+
     bool present() const { return held_; }
+    const char* name() const { return name_; }
+    bool is_result() const { return access_ == Access::write; }
     const Py_buffer& buffer() const { return buffer_; }
     void* data() const { return held_ ? buffer_.buf : nullptr; }
-    int64_t bytes() const { return held_ ? buffer_.len : 0; }
-    int64_t itemsize() const { return held_ ? buffer_.itemsize : 0; }
+    int64_t elements() const { return held_ ? buffer_.len / itemsize_ : 0; }
+    int axes() const { return held_ ? buffer_.ndim : 0; }
+    int64_t extent(int axis) const { return axis >= 0 && axis < axes() ? buffer_.shape[axis] : 0; }
+    int64_t stride(int axis) const { return axis >= 0 && axis < axes() ? buffer_.strides[axis] / itemsize_ : 0; }
+    const char* low() const { return low_; }
+    const char* high() const { return high_; }
 
     bool overlaps(const View& other) const { return low_ < other.high_ && other.low_ < high_; }
     bool same_elements(const View& other) const {
-        if (data() != other.data() || buffer_.ndim != other.buffer_.ndim) return false;
+        if (data() != other.data() || axes() != other.axes()) return false;
         for (int i = 0; i < buffer_.ndim; ++i) {
             if (buffer_.shape[i] > 1 && buffer_.strides[i] != other.buffer_.strides[i]) return false;
         }
         return true;
     }
-
-    // The checks below stand between any caller and memory that is not theirs: sizes are compared with what the buffer
-    // says of itself, whatever was believed further up.
-    void check_elements(const std::vector<int64_t>& shape, int64_t itemsize) const {
-        if (!held_) return;
-        if (buffer_.ndim != int(shape.size())) fail("has the wrong number of axes");
-        for (int i = 0; i < buffer_.ndim; ++i) {
-            if (buffer_.shape[i] != shape[size_t(i)]) fail("has the wrong shape");
-            if (buffer_.strides[i] % itemsize != 0) fail("has strides that are not whole elements");
-        }
-        if (access_ == Access::write && may_overlap_itself(buffer_)) fail("may overlap itself");
-        check_item(itemsize);
-    }
-    // Contiguous as well: its elements are read one after the other.
-    void check_contiguous(const std::vector<int64_t>& shape, int64_t itemsize) const {
-        if (!held_) return;
-        check_elements(shape, itemsize);
-        int64_t step = itemsize;
-        for (int i = buffer_.ndim - 1; i >= 0; --i) {
-            if (buffer_.shape[i] > 1 && buffer_.strides[i] != step) fail("is not contiguous");
+    bool contiguous() const {
+        int64_t step = itemsize_;
+        for (int i = axes() - 1; i >= 0; --i) {
+            if (buffer_.shape[i] > 1 && buffer_.strides[i] != step) return false;
             step *= buffer_.shape[i];
         }
+        return true;
     }
-    void check_vector(int64_t count, int64_t itemsize) const {
-        if (!held_) return;
-        if (buffer_.len != count * itemsize) fail("has the wrong size");
-        if (count && high_ - low_ != count * itemsize) fail("is not contiguous");
-        check_item(itemsize);
-    }
-    int axes() const { return held_ ? buffer_.ndim : 0; }
-    int64_t extent(int axis) const { return buffer_.shape[axis]; }
-    int64_t stride(int axis, int64_t itemsize) const { return held_ ? buffer_.strides[axis] / itemsize : 0; }
 
-private:
-    void check_item(int64_t itemsize) const {
-        if (buffer_.itemsize != itemsize) fail("has the wrong element size");
-        if (buffer_.len > 0 && reinterpret_cast<uintptr_t>(buffer_.buf) % uintptr_t(itemsize) != 0) {
-            fail("is not aligned to its elements");
+    const View& require() const {
+        if (!held_) call_.refuse(Reason::missing, name_);
+        return *this;
+    }
+    void check_axes(int axes) const {
+        if (held_ && buffer_.ndim != axes) call_.refuse(Reason::shape, name_);
+    }
+    void check_shape(const std::vector<int64_t>& shape) const {
+        if (held_ && !std::equal(shape.begin(), shape.end(), buffer_.shape, buffer_.shape + buffer_.ndim)) {
+            call_.refuse(Reason::shape, name_);
         }
     }
-    [[noreturn]] void fail(const char* why) const { throw nb::value_error((std::string(name_) + " " + why).c_str()); }
+    // Contiguous as well: its elements are read one after the other.
+    void check_contiguous(const std::vector<int64_t>& shape) const {
+        check_shape(shape);
+        if (held_ && !contiguous()) call_.refuse(Reason::layout, name_);
+    }
+    // So many elements, contiguous, of any shape.
+    void check_vector(int64_t count) const {
+        if (held_ && elements() != count) call_.refuse(Reason::shape, name_);
+        if (held_ && !contiguous()) call_.refuse(Reason::layout, name_);
+    }
+    // The elements of the last axis, of the given number, are contiguous.
+    void check_unit_stride(int64_t extent) const {
+        if (held_ && extent > 1 && stride(axes() - 1) != 1) call_.refuse(Reason::layout, name_);
+    }
+    void check_index(bool good) const {
+        if (!good) call_.refuse(Reason::out_of_range, name_);
+    }
 
+private:
+    void open(nb::handle array, Element element) {
+        if (Py_TYPE(array.ptr()) != ndarray_type()) return call_.refuse(Reason::type, name_);
+        if (!take(array, element)) return;
+        if (buffer_.ndim > kMaxAxes) return call_.refuse(Reason::shape, name_);
+        if (buffer_.len > 0 && reinterpret_cast<uintptr_t>(buffer_.buf) % uintptr_t(itemsize_) != 0) {
+            call_.refuse(Reason::layout, name_);
+        }
+        low_ = high_ = static_cast<const char*>(buffer_.buf);
+        for (int i = 0; i < buffer_.ndim; ++i) {
+            if (buffer_.strides[i] % itemsize_ != 0) call_.refuse(Reason::layout, name_);
+            if (buffer_.len == 0) continue;
+            const Py_ssize_t reach = (buffer_.shape[i] - 1) * buffer_.strides[i];
+            (reach < 0 ? low_ : high_) += reach;
+        }
+        if (buffer_.len > 0) high_ += itemsize_;
+        if (access_ == Access::write && may_overlap_itself(buffer_)) call_.refuse(Reason::self_overlap, name_);
+        call_.add(*this);
+    }
+    bool take(nb::handle array, Element element) {
+        const int strided = access_ == Access::write ? PyBUF_STRIDED : PyBUF_STRIDED_RO;
+        held_ = PyObject_GetBuffer(array.ptr(), &buffer_, strided | PyBUF_FORMAT) == 0;
+        if (held_) {
+            if (format_is(element)) return true;
+            call_.refuse(Reason::dtype, name_);
+            return false;
+        }
+        PyErr_Clear();
+        // NumPy has no format for bfloat16, and so refuses to export it with one.
+        if (element == Element::bf16) held_ = PyObject_GetBuffer(array.ptr(), &buffer_, strided) == 0;
+        if (held_ && buffer_.itemsize == itemsize_) return true;
+        PyErr_Clear();
+        call_.refuse(Reason::type, name_);
+        return false;
+    }
+    bool format_is(Element element) const {
+        const char* format = buffer_.format;
+        if (!format || buffer_.itemsize != itemsize_ || format[0] == 0 || format[1] != 0) return false;
+        switch (element) {
+            case Element::f32:
+                return format[0] == 'f';
+            case Element::f64:
+                return format[0] == 'd';
+            case Element::f16:
+                return format[0] == 'e';
+            case Element::bf16:
+                return false;
+            case Element::i64:
+                return format[0] == 'l' || format[0] == 'q';
+            case Element::u8:
+                return format[0] == 'B';
+        }
+        return false;
+    }
+
+    Call& call_;
     const char* name_;
+    int64_t itemsize_;
     Access access_;
     Py_buffer buffer_{};
     bool held_ = false;
     const char *low_ = nullptr, *high_ = nullptr;
 };
+
+inline void Call::check_overlap(std::initializer_list<Pair> in_place) {
+    if (refused()) return;
+    constexpr size_t kMany = 64;  // from here on sorting is quicker than comparing every pair
+    if (views_.size() > kMany && in_place.size() == 0) {
+        if (sorted_spans_overlap()) refuse(Reason::overlap, "");
+        return;
+    }
+    for (size_t i = 0; i < views_.size(); ++i) {
+        const View& result = *views_[i];
+        if (!result.is_result()) continue;
+        for (size_t j = 0; j < views_.size(); ++j) {
+            const View& other = *views_[j];
+            if (j == i || (j < i && other.is_result()) || !result.overlaps(other)) continue;
+            const bool allowed = std::any_of(in_place.begin(), in_place.end(), [&](const Pair& pair) {
+                return pair.first == &result && pair.second == &other && result.same_elements(other);
+            });
+            if (!allowed) return refuse(Reason::overlap, result.name());
+        }
+    }
+}
+
+inline bool Call::sorted_spans_overlap() const {
+    std::vector<const View*> sorted;
+    for (const View* view : views_) {
+        if (view->low() < view->high()) sorted.push_back(view);
+    }
+    std::sort(sorted.begin(), sorted.end(), [](const View* a, const View* b) { return a->low() < b->low(); });
+    const char *all = nullptr, *written = nullptr;
+    for (const View* view : sorted) {
+        if (view->low() < (view->is_result() ? all : written)) return true;
+        all = std::max(all, view->high());
+        if (view->is_result()) written = std::max(written, view->high());
+    }
+    return false;
+}
+
+inline int threads_of(int threads) { return threads > 0 ? threads : num_threads(); }
 
 // Work this small is done sooner than another thread could take the interpreter lock.
 constexpr double kKeepLock = 8192;  // elements
@@ -163,10 +337,5 @@ void without_lock(double elements, const Work& work) {
         work();
     }
 }
-
-// What became of a call. Anything but `done`: nothing was written, and the caller decides what to do about it. Views
-// are compared by the ranges they span, so `overlap` may be a false alarm for views that interleave. `out_of_range`: an
-// index is.
-enum class Outcome { done, in_place, overlap, out_of_range };
 
 }  // namespace rg::bind

@@ -218,15 +218,15 @@ void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_pane
 }
 
 template <class A>
-void sum_by_number(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* numbers, int64_t count,
-                   A* sums, int64_t sums_panel, int threads) {
+void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* indices, int64_t count,
+                  A* sums, int64_t sums_panel, int threads) {
     const double work = double(panels) * double(rows + count) * double(kPanel<A>);
     parallel_for(panels, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t panel) {
         const A* from = dz + panel * dz_panel;
         A* const to = sums + panel * sums_panel;
         std::fill(to, to + count * kPanel<A>, A(0));
         for (int64_t row = 0; row < rows; ++row, from += kPanel<A>) {
-            A* sum = to + numbers[row] * kPanel<A>;
+            A* sum = to + indices[row] * kPanel<A>;
             for (int64_t u = 0; u < kPanel<A>; ++u) sum[u] += from[u];
         }
     });
@@ -264,7 +264,7 @@ void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, 
                                     const GateMatrix<const A>&, bool, A*, int64_t, Buffer&, int);                    \
     template void weight_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t,                     \
                                      const StateArray<const A>&, int64_t, bool, const GateMatrix<A>&, int);          \
-    template void sum_by_number<A>(const A*, int64_t, int64_t, int64_t, const int64_t*, int64_t, A*, int64_t, int);  \
+    template void sum_by_index<A>(const A*, int64_t, int64_t, int64_t, const int64_t*, int64_t, A*, int64_t, int);   \
     template void pack_forward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int);     \
     template void pack_backward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int64_t, \
                                    int);

@@ -40,8 +40,8 @@ void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_pane
 
 // sums[panels][count][kPanel]: what dz has in rows of each number, added in the order of rows.
 template <class A>
-void sum_by_number(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* numbers, int64_t count,
-                   A* sums, int64_t sums_panel, int threads);
+void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* indices, int64_t count,
+                  A* sums, int64_t sums_panel, int threads);
 
 // Panels for a[rows][depth] * w', of all gates: [4 * blocks][depth][kPanel].
 template <class A>

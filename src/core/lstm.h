@@ -46,10 +46,10 @@ struct CellArrays {
     GateArray wx, wh, b, peephole;
 };
 
-// x as rows of a table [rows][inputs], by their numbers [steps][samples], in range where samples take part. Then `x` is
+// x as rows of a table [rows][inputs], by their indices [steps][samples], in range where samples take part. Then `x` is
 // the table and `dx` its gradient, with `step` from row to row: products with x need as many rows as the table has.
 struct Lookup {
-    const int64_t* numbers = nullptr;  // null: x is a sequence
+    const int64_t* indices = nullptr;  // null: x is a sequence
     int64_t rows = 0;
 };
 

@@ -69,7 +69,7 @@ private:
     bool wants_initial() const { return call_.dh0.data || (call_.dc0.data && shape_.peephole == Peephole::full); }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
-    bool looks_up() const { return layer_ == 0 && call_.lookup.numbers; }
+    bool looks_up() const { return layer_ == 0 && call_.lookup.indices; }
     int64_t state_elements() const { return shape_.samples * rows_.state_row; }
 
     A* dz(int64_t d) const { return dz_ + d * 4 * rows_.blocks * rows_.panel; }
@@ -93,15 +93,15 @@ private:
     int64_t sums_panel() const { return Rows<A>::padded(call_.lookup.rows) * kPanel<A>; }
 
     void add_up() {
-        std::vector<int64_t> numbers(static_cast<size_t>(rows_.rows));
+        std::vector<int64_t> indices(static_cast<size_t>(rows_.rows));
         rows_.for_each_row(0, rows_.rows, [&](int64_t row, int64_t t, int64_t sample) {
-            numbers[size_t(row)] = call_.lookup.numbers[t * shape_.samples + sample];
+            indices[size_t(row)] = call_.lookup.indices[t * shape_.samples + sample];
         });
         const int64_t panels = 4 * rows_.blocks;
         sums_ = my_scratch().sums.take<A>(shape_.directions, panels, kPanel<A>, Rows<A>::padded(call_.lookup.rows));
         for (int64_t d = 0; d < shape_.directions; ++d) {
-            sum_by_number(dz(d), rows_.panel, rows_.rows, panels, numbers.data(), call_.lookup.rows,
-                          sums_ + d * panels * sums_panel(), sums_panel(), call_.threads);
+            sum_by_index(dz(d), rows_.panel, rows_.rows, panels, indices.data(), call_.lookup.rows,
+                         sums_ + d * panels * sums_panel(), sums_panel(), call_.threads);
         }
     }
 
@@ -374,12 +374,12 @@ void backward(const LstmBackward& call) {
             continue;
         }
         StateArray<const A> x = {static_cast<const A*>(call.x.data), call.x.step, kPanel<A>};
-        if (call.dcells && !call.lookup.numbers) {
+        if (call.dcells && !call.lookup.indices) {
             x = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);
         }
         pass.run(dy, x);
         if (!call.dx.data) continue;
-        const std::optional<int64_t> dx_row = call.lookup.numbers ? call.dx.step : even_row_stride(rows, call.dx);
+        const std::optional<int64_t> dx_row = call.lookup.indices ? call.dx.step : even_row_stride(rows, call.dx);
         if (dx_row) {
             pass.input_gradients(call.accumulate, static_cast<A*>(call.dx.data), *dx_row);
         } else {

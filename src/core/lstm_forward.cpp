@@ -110,7 +110,7 @@ private:
         const bool enough_rows = rows_.rows > 0 && rows_.rows >= 8 * ranges * shape_.steps;
         return !looks_up() && inputs > 0 && enough_rows && weight_bytes <= cache_bytes() * 3 / 4;
     }
-    bool looks_up() const { return layer_ == 0 && call_.lookup.numbers && rows_.rows > 0; }
+    bool looks_up() const { return layer_ == 0 && call_.lookup.indices && rows_.rows > 0; }
     // The states of a step's slots, in panels; without a cache two steps take turns. And the row of its gates.
     int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * home_panel(); }
     int64_t home_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
@@ -291,8 +291,8 @@ private:
     void look_up(int64_t d, int64_t t, int64_t slot, int64_t rows, int64_t block, int64_t count, A* gates) const {
         const int64_t first = 4 * block * kPanel<A>, size = 4 * count * kPanel<A>;
         for (int64_t r = 0; r < rows; ++r) {
-            const int64_t number = call_.lookup.numbers[t * shape_.samples + rows_.sample(slot + r)];
-            memcpy(gates + r * rows_.gates_row + first, table(d) + number * rows_.gates_row + first,
+            const int64_t index = call_.lookup.indices[t * shape_.samples + rows_.sample(slot + r)];
+            memcpy(gates + r * rows_.gates_row + first, table(d) + index * rows_.gates_row + first,
                    size_t(size) * sizeof(A));
         }
     }
@@ -374,7 +374,7 @@ void forward(const LstmForward& call, A* base) {
     const std::vector<int64_t> y_offset = rows.offsets(call.y.sample);
 
     StateArray<const A> u = {static_cast<const A*>(call.x.data), call.x.step, kPanel<A>};
-    if (!call.lookup.numbers) u = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);
+    if (!call.lookup.indices) u = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);
     for (int64_t layer = 0; layer < s.layers; ++layer) {
         A* above = nullptr;
         if (layer + 1 < s.layers) {

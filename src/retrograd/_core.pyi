@@ -47,38 +47,71 @@ def waiting_memory() -> int:
 def release_memory() -> int:
     """Give them back to the system; returns how many there were."""
 
-def stream_seconds(dst: object, sources: Sequence[object], non_temporal: bool, threads: int) -> float:
-    """
-    Seconds for one pass of dst = sum(sources) over contiguous float32 arrays.
-    """
+def add_streams(dst: object, sources: Sequence[object], non_temporal: bool, passes: int, threads: int) -> Refusal | None:
+    """dst = sum(sources) of contiguous float32 arrays, so many times."""
 
-class Outcome(enum.Enum):
-    """What became of a call; unless `done`, nothing was written."""
+class Reason(enum.Enum):
+    """Why a call was refused."""
 
-    done = 0
+    type = 0
 
-    in_place = 1
+    dtype = 1
 
-    overlap = 2
+    shape = 2
 
-    out_of_range = 3
+    layout = 3
 
-def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: object, y: object, overlap_checked: bool, threads: int) -> Outcome:
+    self_overlap = 4
+
+    overlap = 5
+
+    in_place = 6
+
+    missing = 7
+
+    out_of_range = 8
+
+    foreign_cache = 9
+
+    cache_of_another_problem = 10
+
+    stale_cache = 11
+
+class Refusal:
+    """What a call returns that was refused: nothing was written."""
+
+    @property
+    def reason(self) -> Reason: ...
+
+    @property
+    def argument(self) -> str: ...
+
+def linear_forward(f64: bool, x: object, w: object, b: object | None, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y = x w' + b"""
+
+def linear_backward(f64: bool, dy: object, x: object, w: object, dx: object | None, dw: object | None, db: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """dx = dy w, dw = dy' x, db = the sum of dy's rows."""
+
+def embedding_forward(f64: bool, indices: object, table: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y[p] = table[indices[p]]"""
+
+def embedding_backward(f64: bool, dy: object, indices: object, dtable: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """dtable[indices[p]] += dy[p], in the order of p."""
+
+def softmax_cross_entropy(f64: bool, logits: object, labels: object, ignored: int, smoothing: float, mean: bool, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+    """The loss and its gradient."""
+
+def difference_loss(f64: bool, y: object, target: object, square: float, delta: float, slope: float, values: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+    """The sum of the losses of y - target, and the gradient."""
+
+def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = f(x)"""
 
-def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: object, slope_from: object, slope_from_input: bool, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome:
+def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: object, slope_from: object, slope_from_input: bool, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """dx = dy * f', the slope found from x or from y."""
 
-class NormProblem:
-    """A normalization of one shape with one set of options."""
-
-    def __init__(self, shape: Sequence[int], roles: str, channels_per_set: int, dtype: int, eps: float, activation: int, alpha: float, beta: float, slope_from_input: bool) -> None: ...
-
-    def forward(self, x: object, gamma: object | None, beta: object | None, y: object | None, keep: object | None, statistics: object, statistics_given: bool, overlap_checked: bool, threads: int) -> Outcome: ...
-
-    def backward(self, dy: object, x: object, y: object | None, gamma: object | None, beta: object | None, statistics: object, statistics_given: bool, frozen: bool, sum_dz: object | None, sum_dz_xhat: object | None, count: float, dx: object | None, dgamma: object | None, dbeta: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome: ...
-
-    def gradient_sums(self, dy: object, x: object, y: object | None, gamma: object | None, beta: object | None, statistics: object, sum_dz: object, sum_dz_xhat: object, threads: int) -> None: ...
+def dropout(f64: bool, x: object, rate: float, seed: int, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y = x * mask / (1 - rate)"""
 
 class LstmProblem:
     """An LSTM of one shape with one set of options."""
@@ -87,43 +120,31 @@ class LstmProblem:
 
     def cache_bytes(self, rows: int) -> int: ...
 
-    def forward(self, x: object, numbers: object | None, cells: object, h0: object | None, c0: object | None, active: object | None, order: object | None, seed: int, cache: object | None, stamp: int, y: object | None, hn: object | None, cn: object | None, overlap_checked: bool, threads: int) -> Outcome: ...
+    def forward(self, inputs: object, cache: object | None, stamp: int, y: object | None, hn: object | None, cn: object | None, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
-    def backward(self, dy: object | None, dhn: object | None, dcn: object | None, x: object, numbers: object | None, cells: object, active: object | None, order: object | None, seed: int, cache: object, dx: object | None, dcells: object | None, dh0: object | None, dc0: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome: ...
+    def backward(self, dy: object | None, dhn: object | None, dcn: object | None, inputs: object, cache: object, stamp: int | None, dx: object | None, dcells: object | None, dh0: object | None, dc0: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
-    def check_cache(self, active: object | None, order: object | None, seed: int, cache: object) -> tuple[str, int]: ...
+    def check_cache(self, inputs: object, cache: object, stamp: int | None) -> Refusal | None: ...
 
-    def show(self, active: object | None, order: object | None, seed: int, cache: object, cell: int, gates: object | None, cells: object | None) -> None: ...
+    def show(self, inputs: object, cache: object, stamp: int | None, cell: int, gates: object | None, cells: object | None) -> Refusal | None: ...
+
+class NormProblem:
+    """A normalization of one shape with one set of options."""
+
+    def __init__(self, shape: Sequence[int], roles: str, channels_per_set: int, dtype: int, eps: float, activation: int, alpha: float, beta: float, slope_from_input: bool) -> None: ...
+
+    def forward(self, x: object, gamma: object | None, beta: object | None, y: object | None, keep: object | None, statistics: object, statistics_given: bool, overlap_checked: bool, threads: int) -> Refusal | None: ...
+
+    def backward(self, dy: object, cache: object, sum_dz: object | None, sum_dz_xhat: object | None, count: float, dx: object | None, dgamma: object | None, dbeta: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None: ...
+
+    def gradient_sums(self, dy: object, cache: object, sum_dz: object, sum_dz_xhat: object, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
 class OptimizerRule:
     """An optimizer's update with its numbers."""
 
     def __init__(self, kind: int, nesterov: bool, scale: float, low: float, high: float, l2: float, l1: float, keep_first: float, keep_second: float, eps: float, eps_inside: float, momentum: float, gain: float, rate: float, decay: float, maximum_norm: float, norm_of_each: bool, known_norm: float, clip_before_scale: bool) -> None: ...
 
-    def step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, overlap_checked: bool, threads: int) -> bool:
-        """
-        Updates in place; false if an argument is not plainly right, and then nothing is written.
-        """
+    def step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, overlap_checked: bool, threads: int) -> Refusal | None:
+        """Update the parameters and states in place."""
 
-def global_norm(arrays: object, threads: int) -> float | None: ...
-
-def linear_forward(f64: bool, x: object, w: object, b: object | None, y: object, overlap_checked: bool, threads: int) -> Outcome:
-    """y = x w' + b"""
-
-def linear_backward(f64: bool, dy: object, x: object, w: object, dx: object | None, dw: object | None, db: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome:
-    """dx = dy w, dw = dy' x, db = the sum of dy's rows."""
-
-def embedding_forward(f64: bool, indices: object, table: object, y: object, overlap_checked: bool, threads: int) -> Outcome:
-    """y[p] = table[indices[p]]"""
-
-def embedding_backward(f64: bool, dy: object, indices: object, dtable: object, accumulate: bool, overlap_checked: bool, threads: int) -> Outcome:
-    """dtable[indices[p]] += dy[p], in the order of p."""
-
-def softmax_cross_entropy(f64: bool, logits: object, labels: object, ignored: int, smoothing: float, mean: bool, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> tuple[Outcome, float]:
-    """The loss and its gradient."""
-
-def difference_loss(f64: bool, y: object, target: object, square: float, delta: float, slope: float, values: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> tuple[Outcome, float]:
-    """The sum of the losses of y - target, and the gradient."""
-
-def dropout(f64: bool, x: object, rate: float, seed: int, y: object, overlap_checked: bool, threads: int) -> Outcome:
-    """y = x * mask / (1 - rate)"""
+def global_norm(arrays: object, overlap_checked: bool, threads: int) -> float | Refusal: ...

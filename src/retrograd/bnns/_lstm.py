@@ -704,7 +704,7 @@ def _read_inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
     bare = None
     if _LENGTHS not in arrays and not dropout:
         bare = lstm_cache(arrays[_X], cells, bidirectional=sizes.directions == 2, activations=activations)
-        if not _refers(bare, arrays[_X], cells):
+        if not bare.refers_to(arrays[_X], cells):
             bare = None
     return _Inputs(
         next(_serials),
@@ -745,13 +745,6 @@ def _activations(params: BNNSLayerParametersLSTM) -> LstmActivations:
         except (Invalid, Unsupported) as error:
             raise type(error)(f"{name}: {error}") from None
     return LstmActivations(*functions)
-
-
-def _refers(cache: LstmCache, x: Array, cells: list[LstmWeights]) -> bool:
-    """Whether a cache has the arrays that it was given, rather than copies of what was in them."""
-    kept = [array for cell in cache.cells for part in cell if part is not None for array in part]
-    given = [array for cell in cells for part in cell if part is not None for array in part]
-    return cache.x is x and all(a is b for a, b in zip(kept, given, strict=True))
 
 
 def _read_outputs(params: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Outputs:

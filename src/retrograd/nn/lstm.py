@@ -227,17 +227,13 @@ class LSTM(Module):
         """`dstate` are the gradients of the final states, 0 if None."""
         cache: rg.LstmCache = self.kept("cache")
         dhn, dcn = dstate if dstate is not None else (None, None)
-        x = cache.x.transpose(1, 0, 2) if self.batch_first and cache.numbers is None else cache.x
-        samples = cache.x.shape[1] if cache.numbers is None else cache.numbers.shape[1]
-        shape = (len(self._weights), samples, self.hidden)
         embedding = self.embedding
         need_dx = need_dx or embedding is not None
-        if embedding is not None and cache.numbers is not None:
+        if embedding is not None and cache.has_table:
             dx: Array | None = embedding.dtable
         else:
-            dx = self.reuse("dx", x.shape, x.dtype) if need_dx else None
-        dh0 = None if cache.h0 is None else self.reuse("dh0", shape, x.dtype)
-        dc0 = None if cache.c0 is None else self.reuse("dc0", shape, x.dtype)
+            dx = self._gradient_buffer(cache, "dx") if need_dx else None
+        dh0, dc0 = self._gradient_buffer(cache, "dh0"), self._gradient_buffer(cache, "dc0")
         need = None
         if not need_dx:
             need = self._need_weights + ["dh0"] * (dh0 is not None) + ["dc0"] * (dc0 is not None)
@@ -258,12 +254,16 @@ class LSTM(Module):
         self.keep(dstate=LstmState(dh0, dc0))
         if embedding is None:
             return dx
-        if cache.numbers is None:
+        if cache.has_table:
+            embedding.keep_padding()
+        else:
             assert dx is not None
             embedding.backward(dx, accumulate=accumulate)
-        else:
-            embedding.keep_padding()
         return None
+
+    def _gradient_buffer(self, cache: rg.LstmCache, name: str) -> Array | None:
+        shape = cache.gradient_shape(name)
+        return None if shape is None else self.reuse(name, shape, cache.dtype)
 
     def describe(self) -> str:
         extra = f", dropout={self.dropout}" if self.dropout else ""

@@ -51,7 +51,7 @@ class _Norm(Module):
         cache: rg.NormCache = self.kept("cache")
         if not (need_dx or self.affine):
             return None
-        dx = self.reuse("dx", cache.x.shape, cache.x.dtype) if need_dx else None
+        dx = self.reuse("dx", cache.shape, cache.dtype) if need_dx else None
         if dx is not None and accumulate:
             dx.fill(0)
         need = _ALL if need_dx and self.affine else ("dx",) if need_dx else ("dgamma", "dbeta")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,13 @@ import numpy.typing as npt
 from .. import _core
 from . import _memory
 from ._arrays import find_overlap
+from ._call import Refusal
 from ._threads import checked_num_threads
 from .activation import Activation, check_output_tells_slope
 
 Array: TypeAlias = npt.NDArray[Any]
 Statistics: TypeAlias = npt.NDArray[np.float64]
+NormKind: TypeAlias = Literal["batch_norm", "instance_norm", "layer_norm", "group_norm"]
 
 _FLOAT32: Final = np.dtype(np.float32)
 _FLOAT64: Final = np.dtype(np.float64)
@@ -38,7 +40,7 @@ _BOUND_PARAMETERS: Final = {"clamp": ("alpha", "beta"), "clamped_leaky_relu": ("
 class NormProblem(NamedTuple):
     """A normalization of one shape with one set of options, checked."""
 
-    function: str  # "batch_norm", ...
+    kind: NormKind
     engine: _core.NormProblem | None  # None: there are no elements
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -53,90 +55,77 @@ class NormProblem(NamedTuple):
     needs_beta: bool  # or from the input, which it makes again
 
     def __repr__(self) -> str:
-        return f"<{self.function} of {self.dtype} {self.shape}>"
+        return f"<{self.kind} of {self.dtype} {self.shape}>"
 
 
-def dtype_code(function: str, name: str, dtype: np.dtype[Any]) -> int:
+def dtype_code(name: str, dtype: np.dtype[Any]) -> int:
     code = _DTYPE_CODES.get(dtype)
     if code is not None:
         return code
     if not dtype.isnative:
         raise TypeError(
-            f"{function}: {name} is in non-native byte order ({dtype.str}); convert it with "
+            f"{name} is in non-native byte order ({dtype.str}); convert it with "
             f"{name}.astype({name}.dtype.newbyteorder('='))"
         )
     if dtype.name == "bfloat16" and dtype.itemsize == 2:
         return _BFLOAT16_CODE
-    raise TypeError(f"{function}: {name} has dtype {dtype}; it must be float32, float64, float16 or bfloat16")
+    raise TypeError(f"{name} has dtype {dtype}; it must be float32, float64, float16 or bfloat16")
 
 
-def as_activation(function: str, activation: str | Activation | None) -> Activation:
+def as_activation(activation: str | Activation | None) -> Activation:
     if isinstance(activation, Activation):
         return activation
-    try:
-        return Activation("identity" if activation is None else activation)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{function}: {error}") from None
+    return Activation("identity" if activation is None else activation)
 
 
-def as_output_activation(function: str, activation: str | Activation | None, instead: str) -> Activation:
-    """One whose slope is to be found from its output; `instead` says what to do where that is not possible."""
-    found = as_activation(function, activation)
-    try:
-        check_output_tells_slope(found, instead)
-    except ValueError as error:
-        raise ValueError(f"{function}: {error}") from None
-    return found
-
-
-def as_axis(function: str, name: str, axis: int, rank: int) -> int:
+def as_axis(name: str, axis: int, rank: int) -> int:
     try:
         index = operator.index(axis)
     except TypeError:
-        raise TypeError(f"{function}: {name} must be an int, not {type(axis).__name__}") from None
+        raise TypeError(f"{name} must be an int, not {type(axis).__name__}") from None
     if not -rank <= index < rank:
-        raise ValueError(f"{function}: {name} is {index}, but x has {rank} axes")
+        raise ValueError(f"{name} is {index}, but x has {rank} axes")
     return index % rank
 
 
-def as_number(function: str, name: str, value: float) -> float:
+def as_number(name: str, value: float) -> float:
     if not isinstance(value, str):
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"{function}: {name} is too large for a float") from None
+            raise ValueError(f"{name} is too large for a float") from None
         except (TypeError, ValueError):
             pass
-    raise TypeError(f"{function}: {name} must be a number, not {type(value).__name__}")
+    raise TypeError(f"{name} must be a number, not {type(value).__name__}")
 
 
-def as_flag(function: str, name: str, value: object) -> bool:
+def as_flag(name: str, value: object) -> bool:
     if value is True or value is False:
         return value
     if isinstance(value, (int, np.bool_, np.integer)):
         return bool(value)
-    raise TypeError(f"{function}: {name} must be True or False, not {type(value).__name__}")
+    raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
 
 
-def as_count(function: str, name: str, value: int, least: int = 1) -> int:
+def as_count(name: str, value: int, least: int = 1) -> int:
     try:
         count = operator.index(value)
     except TypeError:
-        raise TypeError(f"{function}: {name} must be an int, not {type(value).__name__}") from None
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
     if count < least:
-        raise ValueError(f"{function}: {name} is {count}, must be at least {least}")
+        raise ValueError(f"{name} is {count}, must be at least {least}")
     return count
 
 
-def as_seed(function: str, seed: int) -> int:
-    number = as_count(function, "seed", seed, least=0)
+def as_seed(seed: int) -> int:
+    number = as_count("seed", seed, least=0)
     if number >= 1 << 64:
-        raise ValueError(f"{function}: seed is {number}, must be below 2**64")
+        raise ValueError(f"seed is {number}, must be below 2**64")
     return number
 
 
 def norm_problem(
-    function: str,
+    kind: NormKind,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     axis: int,
@@ -147,14 +136,14 @@ def norm_problem(
 ) -> NormProblem:
     """`axis` is the channel axis, or the first normalized axis of a layer norm."""
     try:
-        return _norm_problem(function, shape, dtype, axis, num_groups, eps, activation, slope_from)
+        return _norm_problem(kind, shape, dtype, axis, num_groups, eps, activation, slope_from)
     except TypeError:  # an unhashable argument, or a wrong type found inside: say which
-        return _norm_problem.__wrapped__(function, shape, dtype, axis, num_groups, eps, activation, slope_from)
+        return _norm_problem.__wrapped__(kind, shape, dtype, axis, num_groups, eps, activation, slope_from)
 
 
 @lru_cache(maxsize=512, typed=True)  # 1.0 is not the axis 1
 def _norm_problem(
-    function: str,
+    kind: NormKind,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     axis: int,
@@ -163,32 +152,30 @@ def _norm_problem(
     activation: str | Activation | None,
     slope_from: str,
 ) -> NormProblem:
-    code = dtype_code(function, "x", dtype)
+    code = dtype_code("x", dtype)
+    if slope_from not in ("output", "input"):
+        raise ValueError(f"slope_from is {slope_from!r}, must be 'output' or 'input'")
+    fused = as_activation(activation)
     if slope_from == "output":
-        fused = as_output_activation(function, activation, "slope_from='input' finds it from the input")
-    elif slope_from == "input":
-        fused = as_activation(function, activation)
-    else:
-        raise ValueError(f"{function}: slope_from is {slope_from!r}, must be 'output' or 'input'")
+        check_output_tells_slope(fused, "slope_from='input' finds it from the input")
     from_input = slope_from == "input"
-    epsilon = as_number(function, "eps", eps)
+    epsilon = as_number("eps", eps)
     if not (0 <= epsilon < math.inf):
-        raise ValueError(f"{function}: eps is {epsilon}, must be a finite number of at least 0")
+        raise ValueError(f"eps is {epsilon}, must be a finite number of at least 0")
     rank = len(shape)
-    kind = function.removesuffix("_forward").removesuffix("_statistics").removesuffix("_cache")
     if kind == "layer_norm":
         if rank < 1:
-            raise ValueError(f"{function}: x has 0 axes, needs at least 1")
-        first = as_axis(function, "axis", axis, rank)
+            raise ValueError("x has 0 axes, needs at least 1")
+        first = as_axis("axis", axis, rank)
         roles = "n" * first + "c" * (rank - first)
         parameter_shape, statistics_shape = shape[first:], shape[:first]
         channels_per_set = count = math.prod(parameter_shape)
     else:
         if rank < 2:
-            raise ValueError(f"{function}: x has {rank} axes, needs at least 2 (samples and channels)")
-        channel = as_axis(function, "channel_axis", axis, rank)
+            raise ValueError(f"x has {rank} axes, needs at least 2 (samples and channels)")
+        channel = as_axis("channel_axis", axis, rank)
         if channel == 0 and kind != "batch_norm":
-            raise ValueError(f"{function}: channel_axis is 0, but axis 0 counts the samples")
+            raise ValueError("channel_axis is 0, but axis 0 counts the samples")
         channels = shape[channel]
         roles = "".join("c" if i == channel else "n" if i == 0 and kind != "batch_norm" else "r" for i in range(rank))
         spatial = math.prod(extent for extent, role in zip(shape, roles, strict=True) if role == "r")
@@ -199,7 +186,7 @@ def _norm_problem(
         elif kind == "instance_norm":
             statistics_shape = (shape[0], channels)
         else:
-            groups = _as_groups(function, num_groups, channels)
+            groups = _as_groups(num_groups, channels)
             channels_per_set = channels // groups
             statistics_shape = (shape[0], groups)
         count = channels_per_set * spatial
@@ -228,10 +215,10 @@ def _norm_problem(
     )
 
 
-def _as_groups(function: str, num_groups: int, channels: int) -> int:
-    groups = as_count(function, "num_groups", num_groups)
+def _as_groups(num_groups: int, channels: int) -> int:
+    groups = as_count("num_groups", num_groups)
     if channels % groups:
-        raise ValueError(f"{function}: num_groups is {groups}, which does not divide the {channels} channels of x")
+        raise ValueError(f"num_groups is {groups}, which does not divide the {channels} channels of x")
     return groups
 
 
@@ -243,77 +230,75 @@ def rounded_parameters(activation: Activation, dtype: np.dtype[Any]) -> tuple[fl
     return values["alpha"], values["beta"]
 
 
-def as_array(function: str, name: str, value: object) -> Array:
+def as_array(name: str, value: object) -> Array:
     """A plain ndarray over the caller's own memory where there is one."""
-    check_not_masked(function, name, value)
+    check_not_masked(name, value)
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{function}: {name} is not an array: {error}") from None
+        raise TypeError(f"{name} is not an array: {error}") from None
 
 
-def check_not_masked(function: str, name: str, value: object) -> None:
+def check_not_masked(name: str, value: object) -> None:
     masked = sys.modules.get("numpy.ma")  # not imported: nobody has made a masked array
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise TypeError(
-            f"{function}: {name} is a masked array, whose mask would be ignored; pass {name}.filled(value) or "
-            f"{name}.data"
+            f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(value) or {name}.data"
         )
 
 
-def check_aligned(function: str, name: str, array: Array) -> None:
+def check_aligned(name: str, array: Array) -> None:
     if array.flags.carray:
         return
     size = array.itemsize
     if not array.flags.aligned or any(step % size for step in array.strides):
         raise ValueError(
-            f"{function}: {name} is not aligned: its elements of {size} bytes do not lie at multiples of {size} "
+            f"{name} is not aligned: its elements of {size} bytes do not lie at multiples of {size} "
             f"(strides {array.strides}); copy it first"
         )
 
 
-def as_parameter(problem: NormProblem, function: str, name: str, value: object) -> Array:
+def as_parameter(problem: NormProblem, name: str, value: object) -> Array:
     """gamma or beta: of the normalized shape and the arithmetic's type. A strided one is copied: it is small."""
-    array = value if type(value) is np.ndarray else as_array(function, name, value)
+    array = value if type(value) is np.ndarray else as_array(name, value)
     if array.shape != problem.parameter_shape:
         raise ValueError(
-            f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} needs "
-            f"{problem.parameter_shape}"
+            f"{name} has shape {array.shape}, but x of shape {problem.shape} needs {problem.parameter_shape}"
         )
-    check_dtype(function, name, array, problem.arithmetic, "for such data")
+    check_dtype(name, array, problem.arithmetic, "for such data")
     return array if array.flags.carray else np.array(array, order="C")
 
 
-def as_set_values(problem: NormProblem, function: str, name: str, value: object) -> Statistics:
+def as_set_values(problem: NormProblem, name: str, value: object) -> Statistics:
     """One real number per statistics set, of any type, as float64."""
-    array = as_array(function, name, value)
+    array = as_array(name, value)
     if array.shape != problem.statistics_shape:
         raise ValueError(
-            f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} has statistics of shape "
+            f"{name} has shape {array.shape}, but x of shape {problem.shape} has statistics of shape "
             f"{problem.statistics_shape}"
         )
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be of real numbers")
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be of real numbers")
     return np.asarray(array, dtype=np.float64, order="C")
 
 
-def as_statistics(problem: NormProblem, function: str, mean: object, var: object) -> Statistics:
+def as_statistics(problem: NormProblem, mean: object, var: object) -> Statistics:
     """mean and var as the caller knows them, as the engine wants them."""
     if mean is None or var is None:
         missing = "mean" if mean is None else "var"
-        raise ValueError(f"{function}: {missing} is missing: mean and var come together")
-    pair = (as_set_values(problem, function, "mean", mean), as_set_values(problem, function, "var", var))
+        raise ValueError(f"{missing} is missing: mean and var come together")
+    pair = (as_set_values(problem, "mean", mean), as_set_values(problem, "var", var))
     return np.stack(pair)
 
 
-def check_dtype(function: str, name: str, array: Array, dtype: np.dtype[Any], why: str) -> None:
+def check_dtype(name: str, array: Array, dtype: np.dtype[Any], why: str) -> None:
     if array.dtype != dtype:
         if array.dtype == dtype.newbyteorder():
-            dtype_code(function, name, array.dtype)  # raises: byte order
-        raise TypeError(f"{function}: {name} has dtype {array.dtype}, must be {dtype} {why}")
+            dtype_code(name, array.dtype)  # raises: byte order
+        raise TypeError(f"{name} has dtype {array.dtype}, must be {dtype} {why}")
 
 
-def is_float64(function: str, name: str, array: Array) -> bool:
+def is_float64(name: str, array: Array) -> bool:
     """Of arrays that are float32 or float64: which of the two."""
     dtype = array.dtype
     if dtype is _FLOAT32:
@@ -323,15 +308,15 @@ def is_float64(function: str, name: str, array: Array) -> bool:
     if dtype in (_FLOAT32, _FLOAT64):
         return dtype == _FLOAT64
     if dtype.newbyteorder() in (_FLOAT32, _FLOAT64):
-        dtype_code(function, name, dtype)  # raises: byte order
-    raise TypeError(f"{function}: {name} has dtype {dtype}; it must be float32 or float64")
+        dtype_code(name, dtype)  # raises: byte order
+    raise TypeError(f"{name} has dtype {dtype}; it must be float32 or float64")
 
 
-def as_indices(function: str, name: str, value: object) -> tuple[Array, Array]:
+def as_indices(name: str, value: object) -> tuple[Array, Array]:
     """Integers of any type: as they are, and copied for the engine, flat and int64."""
-    array = value if type(value) is np.ndarray else as_array(function, name, value)
+    array = value if type(value) is np.ndarray else as_array(name, value)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be of integers")
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be of integers")
     # A copy: the engine checks indices once, and another thread may write to the caller's array after that.
     flat = _memory.empty((array.size,), _INT64)
     values = array.reshape(-1)
@@ -341,21 +326,19 @@ def as_indices(function: str, name: str, value: object) -> tuple[Array, Array]:
     return array, flat
 
 
-def raise_out_of_range(
-    function: str, name: str, indices: Array, limit: int, what: str, ignored: int | None = None
-) -> NoReturn:
+def raise_out_of_range(name: str, indices: Array, limit: int, what: str, ignored: int | None = None) -> NoReturn:
     """Say which of the indices is not in [0, limit)."""
     indices = indices.copy()  # another thread may be writing to them
     outside = (indices < 0) | (indices >= limit)
     if ignored is not None:
         outside &= indices != ignored
     if not outside.any():
-        raise ValueError(f"{function}: {name} was changed by another thread during the call")
+        raise ValueError(f"{name} was changed by another thread during the call")
     position = tuple(int(i) for i in np.argwhere(outside)[0])
     place = f"[{', '.join(map(str, position))}]" if position else ""
     value = int(indices[position])
     also = "" if ignored is None else f", and ignore_index is {ignored}"
-    raise ValueError(f"{function}: {name}{place} is {value}, but {what} {limit}, counted from 0{also}")
+    raise ValueError(f"{name}{place} is {value}, but {what} {limit}, counted from 0{also}")
 
 
 def contiguous_result(array: Array, keep: bool = False) -> Array:
@@ -365,39 +348,38 @@ def contiguous_result(array: Array, keep: bool = False) -> Array:
     return array.copy(order="C") if keep else _memory.empty(array.shape, array.dtype)
 
 
-def check_data(function: str, name: str, array: Array, problem: NormProblem) -> None:
+def check_data(name: str, array: Array, problem: NormProblem) -> None:
     """An array that must be like x."""
     if array.shape != problem.shape:
-        raise ValueError(f"{function}: {name} has shape {array.shape}, but x has shape {problem.shape}")
-    check_dtype(function, name, array, problem.dtype, "as x is")
+        raise ValueError(f"{name} has shape {array.shape}, but x has shape {problem.shape}")
+    check_dtype(name, array, problem.dtype, "as x is")
 
 
-def check_result(function: str, name: str, array: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+def check_result(name: str, array: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     """A buffer the caller gave to be written."""
     if type(array) is np.ndarray and array.shape == shape and array.dtype is dtype and array.flags.carray:
         return  # contiguous, aligned and writeable: most are
     if not isinstance(array, np.ndarray):
-        raise TypeError(f"{function}: {name} must be an ndarray, not {type(array).__name__}")
-    check_not_masked(function, name, array)
+        raise TypeError(f"{name} must be an ndarray, not {type(array).__name__}")
+    check_not_masked(name, array)
     if array.shape != shape:
-        raise ValueError(f"{function}: {name} has shape {array.shape}, the result has {shape}")
-    check_dtype(function, name, array, dtype, "as the result is")
+        raise ValueError(f"{name} has shape {array.shape}, the result has {shape}")
+    check_dtype(name, array, dtype, "as the result is")
     if not array.flags.writeable:
-        raise ValueError(f"{function}: {name} is read-only")
-    check_aligned(function, name, array)
-    check_no_self_overlap(function, name, array)
+        raise ValueError(f"{name} is read-only")
+    check_aligned(name, array)
+    check_no_self_overlap(name, array)
 
 
-def check_no_self_overlap(function: str, name: str, array: Array) -> None:
+def check_no_self_overlap(name: str, array: Array) -> None:
     if _core.may_overlap_itself(array):
         raise ValueError(
-            f"{function}: {name} overlaps itself: with shape {array.shape} and strides {array.strides} several of its "
+            f"{name} overlaps itself: with shape {array.shape} and strides {array.strides} several of its "
             "elements share memory"
         )
 
 
 def check_disjoint(
-    function: str,
     results: Mapping[str, Array | None],
     inputs: Mapping[str, Array | None],
     in_place: Mapping[str, tuple[str, ...]] | None = None,
@@ -414,9 +396,29 @@ def check_disjoint(
     assert a is not None
     assert b is not None
     raise ValueError(
-        f"{function}: {name} (shape {a.shape}, strides {a.strides}) overlaps {other_name} (shape {b.shape}, strides "
+        f"{name} (shape {a.shape}, strides {a.strides}) overlaps {other_name} (shape {b.shape}, strides "
         f"{b.strides}) without being exactly in its place"
     )
+
+
+def as_plain(array: Array) -> Array:
+    """A checked array as the engine takes it: of no subclass."""
+    return array if type(array) is np.ndarray else array.view(np.ndarray)
+
+
+def check_apart(
+    arguments: tuple[Any, ...],
+    results: Mapping[str, Array | None],
+    inputs: Mapping[str, Array | None],
+    in_place: Mapping[str, tuple[str, ...]] | None = None,
+) -> Callable[[Refusal], tuple[Any, ...]]:
+    """The `fix` of a call whose arguments are right unless they overlap: the engine compares spans, this elements."""
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        check_disjoint(results, inputs, in_place)
+        return arguments
+
+    return fix
 
 
 def all_contiguous(*arrays: Array | None) -> bool:
@@ -427,7 +429,7 @@ def all_contiguous(*arrays: Array | None) -> bool:
     return True
 
 
-def gradient_buffers(function: str, out: object, kind: type[tuple[Any, ...]]) -> tuple[Any, ...]:
+def gradient_buffers(out: object, kind: type[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The caller's buffers by the fields of `kind`, a NamedTuple of gradients; `out` is one, a mapping or None."""
     if isinstance(out, kind):
         return out
@@ -435,32 +437,32 @@ def gradient_buffers(function: str, out: object, kind: type[tuple[Any, ...]]) ->
     if out is None:
         return (None,) * len(names)
     if not isinstance(out, Mapping):
-        raise TypeError(f"{function}: out must be {kind.__name__} or a mapping, not {type(out).__name__}")
+        raise TypeError(f"out must be {kind.__name__} or a mapping, not {type(out).__name__}")
     for name in set(out) - set(names):
-        raise ValueError(f"{function}: out has {name!r}; the gradients are {', '.join(names)}")
+        raise ValueError(f"out has {name!r}; the gradients are {', '.join(names)}")
     return tuple(map(out.get, names))
 
 
-def needed_names(function: str, need: Sequence[str], names: tuple[str, ...]) -> frozenset[str]:
+def needed_names(need: Sequence[str], names: tuple[str, ...]) -> frozenset[str]:
     try:
         wanted = frozenset((need,) if isinstance(need, str) else need)
     except TypeError:
-        raise TypeError(f"{function}: need must be a sequence of names, not {need!r}") from None
+        raise TypeError(f"need must be a sequence of names, not {need!r}") from None
     for name in wanted.difference(names):
-        raise ValueError(f"{function}: need has {name!r}; the gradients are {', '.join(names)}")
+        raise ValueError(f"need has {name!r}; the gradients are {', '.join(names)}")
     return wanted
 
 
 def needed_gradients(
-    function: str, need: Sequence[str], names: tuple[str, ...], buffers: tuple[Array | None, ...]
+    need: Sequence[str], names: tuple[str, ...], buffers: tuple[Array | None, ...]
 ) -> tuple[bool, ...]:
     """Which of the gradients `need` names; a buffer for one that it does not name is a mistake."""
-    wanted = needed_names(function, need, names)
+    wanted = needed_names(need, names)
     for name, buffer in zip(names, buffers, strict=True):
         if buffer is not None and name not in wanted:
-            raise ValueError(f"{function}: out has a buffer for {name}, which need does not name")
+            raise ValueError(f"out has a buffer for {name}, which need does not name")
     return tuple(name in wanted for name in names)
 
 
-def thread_count(function: str, num_threads: int | None) -> int:
-    return 0 if num_threads is None else checked_num_threads(function, num_threads)
+def thread_count(num_threads: int | None) -> int:
+    return 0 if num_threads is None else checked_num_threads(num_threads)

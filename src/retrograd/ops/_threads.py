@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 from .. import _core
+from ._call import public, warn
 
 __all__ = ["default_num_threads", "get_num_threads", "set_num_threads"]
 
@@ -59,15 +60,18 @@ def default_num_threads() -> int:
     if text:
         if not text.isdecimal() or int(text) < 1:
             raise ValueError(f"{_VARIABLE}={text!r}: must be a whole number of at least 1")
-        return capped_num_threads(f"{_VARIABLE}={text}", int(text))
+        if int(text) > _MOST:
+            warnings.warn(f"{_VARIABLE}={text}: {_capped(int(text))}", RuntimeWarning, stacklevel=3)
+        return min(int(text), _MOST)
     cpus = _affinity()
     quota = _cgroup_quota()
     return max(1, cpus if quota is None else min(cpus, round(quota)))
 
 
+@public
 def set_num_threads(threads: int) -> None:
     """Set how many threads calls use that do not say ``num_threads=``. Results do not depend on it, to the bit."""
-    _core.set_num_threads(checked_num_threads("set_num_threads", threads))
+    _core.set_num_threads(checked_num_threads(threads))
 
 
 def get_num_threads() -> int:
@@ -75,23 +79,18 @@ def get_num_threads() -> int:
     return _core.num_threads()
 
 
-def checked_num_threads(function: str, threads: int) -> int:
+def checked_num_threads(threads: int) -> int:
     try:
         count = operator.index(threads)
     except TypeError:
-        raise TypeError(f"{function}: the number of threads must be an int, not {type(threads).__name__}") from None
+        raise TypeError(f"the number of threads must be an int, not {type(threads).__name__}") from None
     if count < 1:
-        raise ValueError(f"{function}: the number of threads is {count}, must be at least 1")
-    return capped_num_threads(function, count)
+        raise ValueError(f"the number of threads is {count}, must be at least 1")
+    if count > _MOST:
+        warn(_capped(count))
+    return min(count, _MOST)
 
 
-def capped_num_threads(who: str, count: int) -> int:
+def _capped(count: int) -> str:
     """No more than a few for each CPU: the rest would only wait for each other. Results do not depend on it."""
-    if count <= _MOST:
-        return count
-    warnings.warn(
-        f"{who}: {count} threads are asked for; {_MOST} are used, for {os.cpu_count()} CPUs",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-    return _MOST
+    return f"{count} threads are asked for; {_MOST} are used, for {os.cpu_count()} CPUs"

@@ -15,6 +15,7 @@ import numpy as np
 from .. import _core
 from . import _args, _memory
 from ._args import Array
+from ._call import Reason, Refusal, enter, public
 
 __all__ = [
     "LinearGradients",
@@ -23,9 +24,6 @@ __all__ = [
     "linear_backward",
     "linear_forward",
 ]
-
-_DONE: Final = _core.Outcome.done
-_OUT_OF_RANGE: Final = _core.Outcome.out_of_range
 
 
 class LinearGradients(NamedTuple):
@@ -39,38 +37,38 @@ class LinearGradients(NamedTuple):
 _GRADIENTS: Final = LinearGradients._fields
 
 
+@public
 def linear_forward(
     x: Array, w: Array, b: Array | None = None, *, out: Array | None = None, num_threads: int | None = None
 ) -> Array:
     """``y[..., o] = sum_i x[..., i] * w[o, i] + b[o]`` for x [..., I], w [O, I] and b [O]."""
-    function = "linear_forward"
-    x = x if type(x) is np.ndarray else _args.as_array(function, "x", x)
-    w = w if type(w) is np.ndarray else _args.as_array(function, "w", w)
-    f64 = _args.is_float64(function, "x", x)
-    _check_operands(function, x, w)
+    x = x if type(x) is np.ndarray else _args.as_array("x", x)
+    w = w if type(w) is np.ndarray else _args.as_array("w", w)
+    f64 = _args.is_float64("x", x)
+    _check_operands(x, w)
     outputs = w.shape[0]
     bias = None
     if b is not None:
-        b = b if type(b) is np.ndarray else _args.as_array(function, "b", b)
-        bias = _as_bias(function, b, w)
-    threads = _args.thread_count(function, num_threads)
+        b = b if type(b) is np.ndarray else _args.as_array("b", b)
+        bias = _as_bias(b, w)
+    threads = _args.thread_count(num_threads)
     shape = (*x.shape[:-1], outputs)
     if out is None:
         out = y = _memory.empty(shape, x.dtype)
     else:
-        _args.check_result(function, "out", out, shape, x.dtype)
+        _args.check_result("out", out, shape, x.dtype)
         y = _stand_in(out)
         if not _args.all_contiguous(x, b, out):
-            _args.check_disjoint(function, {"out": out}, {"x": x, "w": w, "b": b})
+            _args.check_disjoint({"out": out}, {"x": x, "w": w, "b": b})
     arguments = (f64, _as_rows(x), w, bias, _as_rows(y))
-    if _core.linear_forward(*arguments, False, threads) is not _DONE:
-        _args.check_disjoint(function, {"out": out}, {"x": x, "w": w, "b": b})
-        _core.linear_forward(*arguments, True, threads)
+    fix = _args.check_apart(arguments, {"out": out}, {"x": x, "w": w, "b": b})
+    enter(_core.linear_forward, arguments, threads, fix)
     if y is not out:
         out[...] = y
     return out
 
 
+@public
 def linear_backward(
     dy: Array,
     x: Array,
@@ -86,77 +84,76 @@ def linear_backward(
     Gradients overwrite the buffers of `out`, or are added to them with ``accumulate=True``. The sums of db are in
     float64.
     """
-    function = "linear_backward"
-    dy = dy if type(dy) is np.ndarray else _args.as_array(function, "dy", dy)
-    x = x if type(x) is np.ndarray else _args.as_array(function, "x", x)
-    w = w if type(w) is np.ndarray else _args.as_array(function, "w", w)
-    f64 = _args.is_float64(function, "x", x)
-    _check_operands(function, x, w)
+    dy = dy if type(dy) is np.ndarray else _args.as_array("dy", dy)
+    x = x if type(x) is np.ndarray else _args.as_array("x", x)
+    w = w if type(w) is np.ndarray else _args.as_array("w", w)
+    f64 = _args.is_float64("x", x)
+    _check_operands(x, w)
     shape = (*x.shape[:-1], w.shape[0])
     if dy.shape != shape:
-        raise ValueError(
-            f"{function}: dy has shape {dy.shape}, but x of shape {x.shape} and w of shape {w.shape} need {shape}"
-        )
-    _args.check_dtype(function, "dy", dy, x.dtype, "as x is")
-    _args.check_aligned(function, "dy", dy)
-    dx, dw, db = buffers = _args.gradient_buffers(function, out, LinearGradients)
+        raise ValueError(f"dy has shape {dy.shape}, but x of shape {x.shape} and w of shape {w.shape} need {shape}")
+    _args.check_dtype("dy", dy, x.dtype, "as x is")
+    _args.check_aligned("dy", dy)
+    dx, dw, db = buffers = _args.gradient_buffers(out, LinearGradients)
     want_dx = want_dw = want_db = True
     if need is not _GRADIENTS:
-        want_dx, want_dw, want_db = _args.needed_gradients(function, need, _GRADIENTS, buffers)
+        want_dx, want_dw, want_db = _args.needed_gradients(need, _GRADIENTS, buffers)
     if accumulate:
         for name, wanted, buffer in zip(_GRADIENTS, (want_dx, want_dw, want_db), buffers, strict=True):
             if wanted and buffer is None:
-                raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
-    threads = _args.thread_count(function, num_threads)
-    to_dx, dx = _result(function, "out.dx", want_dx, dx, x.shape, x.dtype, accumulate)
-    to_dw, dw = _result(function, "out.dw", want_dw, dw, w.shape, x.dtype, accumulate)
-    to_db, db = _result(function, "out.db", want_db, db, w.shape[:1], x.dtype, accumulate)
+                raise ValueError(f"accumulate=True adds to buffers, and out has none for {name}")
+    threads = _args.thread_count(num_threads)
+    to_dx, dx = _result("out.dx", want_dx, dx, x.shape, x.dtype, accumulate)
+    to_dw, dw = _result("out.dw", want_dw, dw, w.shape, x.dtype, accumulate)
+    to_db, db = _result("out.db", want_db, db, w.shape[:1], x.dtype, accumulate)
     gradients = LinearGradients(dx, dw, db)
+    results, inputs = {f"out.{name}": array for name, array in gradients._asdict().items()}, {"dy": dy, "x": x, "w": w}
     if out is not None and not _args.all_contiguous(dy, x, dx, dw, db):
-        _check_apart(function, gradients, dy, x, w)
+        _args.check_disjoint(results, inputs)
     rows = None if to_dx is None else _as_rows(to_dx)
     arguments = (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate))
-    if _core.linear_backward(*arguments, False, threads) is not _DONE:
-        _check_apart(function, gradients, dy, x, w)
-        _core.linear_backward(*arguments, True, threads)
+    enter(_core.linear_backward, arguments, threads, _args.check_apart(arguments, results, inputs))
     for array, computed in zip(gradients, (to_dx, to_dw, to_db), strict=True):
         if array is not computed and array is not None:
             array[...] = computed
     return gradients
 
 
+@public
 def embedding_forward(
     indices: Array, table: Array, *, out: Array | None = None, num_threads: int | None = None
 ) -> Array:
     """``y[..., :] = table[indices[...]]`` for integers `indices` of any type and shape, and table [rows, E]."""
-    function = "embedding_forward"
-    table = _args.as_array(function, "table", table)
-    f64 = _args.is_float64(function, "table", table)
+    table = _args.as_array("table", table)
+    f64 = _args.is_float64("table", table)
     if table.ndim != 2:
-        raise ValueError(f"{function}: table has shape {table.shape}, must have 2 axes, [rows, E]")
-    _args.check_aligned(function, "table", table)
-    indices, positions = _args.as_indices(function, "indices", indices)
-    threads = _args.thread_count(function, num_threads)
+        raise ValueError(f"table has shape {table.shape}, must have 2 axes, [rows, E]")
+    _args.check_aligned("table", table)
+    indices, positions = _args.as_indices("indices", indices)
+    threads = _args.thread_count(num_threads)
     shape = (*indices.shape, table.shape[1])
     if out is None:
         out = _memory.empty(shape, table.dtype)
     else:
-        _args.check_result(function, "out", out, shape, table.dtype)
+        _args.check_result("out", out, shape, table.dtype)
     y = _args.contiguous_result(out)
     if not _args.all_contiguous(indices, out):
-        _args.check_disjoint(function, {"out": out}, {"indices": indices, "table": table})
+        _args.check_disjoint({"out": out}, {"indices": indices, "table": table})
     arguments = (f64, positions, table, _as_rows(y))
-    outcome = _core.embedding_forward(*arguments, False, threads)
-    if outcome is _OUT_OF_RANGE:
-        _args.raise_out_of_range(function, "indices", indices, len(table), "the rows of table are")
-    if outcome is not _DONE:
-        _args.check_disjoint(function, {"out": out}, {"indices": indices, "table": table})
-        _core.embedding_forward(*arguments, True, threads)
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        if refusal.reason is Reason.out_of_range:
+            _args.raise_out_of_range("indices", indices, len(table), "the rows of table are")
+        _args.check_disjoint({"out": out}, {"indices": indices, "table": table})
+        return arguments
+
+    enter(_core.embedding_forward, arguments, threads, fix)
     if y is not out:
         out[...] = y
     return out
 
 
+@public
 def embedding_backward(
     dy: Array,
     indices: Array,
@@ -170,57 +167,51 @@ def embedding_backward(
 
     What belongs to one row is added in the order of positions, one after the other.
     """
-    function = "embedding_backward"
-    dy = _args.as_array(function, "dy", dy)
-    f64 = _args.is_float64(function, "dy", dy)
-    indices, positions = _args.as_indices(function, "indices", indices)
+    dy = _args.as_array("dy", dy)
+    f64 = _args.is_float64("dy", dy)
+    indices, positions = _args.as_indices("indices", indices)
     if dy.shape[:-1] != indices.shape or dy.ndim == 0:
-        raise ValueError(
-            f"{function}: dy has shape {dy.shape}, but indices of shape {indices.shape} need one row for each of them"
-        )
-    _args.check_aligned(function, "dy", dy)
-    count = _args.as_count(function, "rows", rows, least=0)
-    threads = _args.thread_count(function, num_threads)
+        raise ValueError(f"dy has shape {dy.shape}, but indices of shape {indices.shape} need one row for each of them")
+    _args.check_aligned("dy", dy)
+    count = _args.as_count("rows", rows, least=0)
+    threads = _args.thread_count(num_threads)
     shape = (count, dy.shape[-1])
     if out is not None:
-        _args.check_result(function, "out", out, shape, dy.dtype)
+        _args.check_result("out", out, shape, dy.dtype)
     elif accumulate:
-        raise ValueError(f"{function}: accumulate=True adds to out, which is missing")
+        raise ValueError("accumulate=True adds to out, which is missing")
     else:
         out = _memory.empty(shape, dy.dtype)
     if not _args.all_contiguous(dy, indices):
-        _args.check_disjoint(function, {"out": out}, {"dy": dy, "indices": indices})
+        _args.check_disjoint({"out": out}, {"dy": dy, "indices": indices})
     arguments = (f64, np.ascontiguousarray(_as_rows(dy)), positions, out, bool(accumulate))
-    outcome = _core.embedding_backward(*arguments, False, threads)
-    if outcome is _OUT_OF_RANGE:
-        _args.raise_out_of_range(function, "indices", indices, count, "rows is")
-    if outcome is not _DONE:
-        _args.check_disjoint(function, {"out": out}, {"dy": dy, "indices": indices})
-        _core.embedding_backward(*arguments, True, threads)
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        if refusal.reason is Reason.out_of_range:
+            _args.raise_out_of_range("indices", indices, count, "rows is")
+        _args.check_disjoint({"out": out}, {"dy": dy, "indices": indices})
+        return arguments
+
+    enter(_core.embedding_backward, arguments, threads, fix)
     return out
 
 
-def _check_operands(function: str, x: Array, w: Array) -> None:
+def _check_operands(x: Array, w: Array) -> None:
     if w.ndim != 2:
-        raise ValueError(f"{function}: w has shape {w.shape}, must have 2 axes, [outputs, inputs]")
+        raise ValueError(f"w has shape {w.shape}, must have 2 axes, [outputs, inputs]")
     if x.ndim == 0 or x.shape[-1] != w.shape[1]:
         last = f"the last axis of x is {x.shape[-1]}" if x.ndim else "x has no axes"
-        raise ValueError(f"{function}: w has shape {w.shape}, whose inputs are {w.shape[1]}, but {last}")
+        raise ValueError(f"w has shape {w.shape}, whose inputs are {w.shape[1]}, but {last}")
     if w.dtype is not x.dtype:
-        _args.check_dtype(function, "w", w, x.dtype, "as x is")
-    _args.check_aligned(function, "x", x)
-    _args.check_aligned(function, "w", w)
+        _args.check_dtype("w", w, x.dtype, "as x is")
+    _args.check_aligned("x", x)
+    _args.check_aligned("w", w)
 
 
-def _check_apart(function: str, gradients: LinearGradients, dy: Array, x: Array, w: Array) -> None:
-    named = {f"out.{name}": array for name, array in gradients._asdict().items()}
-    _args.check_disjoint(function, named, {"dy": dy, "x": x, "w": w})
-
-
-def _as_bias(function: str, b: Array, w: Array) -> Array:
+def _as_bias(b: Array, w: Array) -> Array:
     if b.shape != w.shape[:1]:
-        raise ValueError(f"{function}: b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
-    _args.check_dtype(function, "b", b, w.dtype, "as x is")
+        raise ValueError(f"b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
+    _args.check_dtype("b", b, w.dtype, "as x is")
     return b if b.flags.c_contiguous and b.flags.aligned else np.array(b, order="C")
 
 
@@ -247,7 +238,6 @@ def _stand_in(array: Array, keep: bool = False, or_columns: bool = False) -> Arr
 
 
 def _result(
-    function: str,
     name: str,
     wanted: bool,
     buffer: Array | None,
@@ -261,5 +251,5 @@ def _result(
     if buffer is None:
         fresh = _memory.empty(shape, dtype)
         return fresh, fresh
-    _args.check_result(function, name, buffer, shape, dtype)
+    _args.check_result(name, buffer, shape, dtype)
     return _stand_in(buffer, accumulate, or_columns=name == "out.dw"), buffer

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from .. import _core
-from .._core import Outcome
 from . import _args, _memory
-from ._args import Array, NormProblem, Statistics
+from ._args import Array, NormKind, NormProblem, Statistics
 from ._arrays import same_elements
+from ._call import Refusal, enter, public
 from .activation import Activation
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
 
 
 class NormCache(NamedTuple):
-    """What backward needs of a forward call. Treat it as opaque but for ``mean``, ``var`` and ``rstd``."""
+    """What backward needs of a forward call. Treat it as opaque but for its properties."""
 
     problem: NormProblem
     x: Array
@@ -76,6 +76,14 @@ class NormCache(NamedTuple):
     def rstd(self) -> Statistics:
         """``1 / sqrt(var + eps)``"""
         return 1.0 / np.sqrt(self.var + self.problem.eps)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.problem.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.problem.dtype
 
     def with_arrays(self, y: Array | None, gamma: Array | None, beta: Array | None) -> NormCache:
         """The same pass, with these arrays instead, of the shapes and types that the pass had."""
@@ -138,7 +146,8 @@ class RunningUpdate(NamedTuple):
 
 _PYTORCH: Final = RunningUpdate.pytorch()
 _GRADIENTS: Final = NormGradients._fields
-_DONE: Final = Outcome.done  # looking a name up in an enumeration costs more than comparing it
+# Of the engine's forward: x, gamma, beta, y, keep_x, statistics, given.
+_ForwardArguments: TypeAlias = tuple[Any, ...]
 # NamedTuples through their base's constructor: their own takes twice the time of all checks of a small call.
 _new_cache: Final[Callable[[tuple[Any, ...]], NormCache]] = partial(tuple.__new__, NormCache)
 _new_gradients: Final[Callable[[tuple[Any, ...]], NormGradients]] = partial(tuple.__new__, NormGradients)
@@ -147,6 +156,7 @@ _new_gradients: Final[Callable[[tuple[Any, ...]], NormGradients]] = partial(tupl
 # ---- forward --------------------------------------------------------------------------------------------------------
 
 
+@public
 def batch_norm_forward(
     x: Array,
     gamma: Array | None = None,
@@ -173,19 +183,19 @@ def batch_norm_forward(
     own number), gradients flow through them, and `running_mean` and `running_var`, where given, are updated in place.
     In evaluation (``training=False``) they are `mean` and `var`, or else the running ones, and are constants.
     """
-    function = "batch_norm_forward"
-    problem, x = _problem(function, x, channel_axis, 1, eps, activation, slope_from)
+    problem, x = _problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
-    running = _running(problem, function, running_mean, running_var, update, training, others)
-    elements = problem.set_size if count is None else _args.as_count(function, "count", count)
+    running = _running(problem, running_mean, running_var, update, training, others)
+    elements = problem.set_size if count is None else _args.as_count("count", count)
     if not training and mean is None and var is None:
-        mean, var = _evaluation_statistics(function, running)
-    y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
+        mean, var = _evaluation_statistics(running)
+    y, cache = _forward(problem, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
     if training and running is not None:
         _update_running(running, cache.mean, cache.var, elements, update)
     return y, cache
 
 
+@public
 def instance_norm_forward(
     x: Array,
     gamma: Array | None = None,
@@ -210,20 +220,20 @@ def instance_norm_forward(
     Statistics have shape ``(N, C)``. Running statistics have shape ``(C,)`` and follow the average over the samples;
     evaluation uses them for every sample.
     """
-    function = "instance_norm_forward"
-    problem, x = _problem(function, x, channel_axis, 1, eps, activation, slope_from)
+    problem, x = _problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
-    running = _running(problem, function, running_mean, running_var, update, training, others)
+    running = _running(problem, running_mean, running_var, update, training, others)
     if not training and mean is None and var is None:
-        one_mean, one_var = _evaluation_statistics(function, running)
+        one_mean, one_var = _evaluation_statistics(running)
         mean = np.broadcast_to(one_mean, problem.statistics_shape)
         var = np.broadcast_to(one_var, problem.statistics_shape)
-    y, cache = _forward(problem, function, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
+    y, cache = _forward(problem, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
     if training and running is not None and problem.statistics_shape[0]:
         _update_running(running, cache.mean.mean(axis=0), cache.var.mean(axis=0), problem.set_size, update)
     return y, cache
 
 
+@public
 def layer_norm_forward(
     x: Array,
     gamma: Array | None = None,
@@ -240,11 +250,11 @@ def layer_norm_forward(
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``."""
-    function = "layer_norm_forward"
-    problem, x = _problem(function, x, axis, 1, eps, activation, slope_from)
-    return _forward(problem, function, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
+    problem, x = _problem("layer_norm", x, axis, 1, eps, activation, slope_from)
+    return _forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
+@public
 def group_norm_forward(
     x: Array,
     gamma: Array | None = None,
@@ -262,11 +272,11 @@ def group_norm_forward(
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize each sample over space and over groups of consecutive channels. Statistics: ``(N, num_groups)``."""
-    function = "group_norm_forward"
-    problem, x = _problem(function, x, channel_axis, num_groups, eps, activation, slope_from)
-    return _forward(problem, function, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
+    problem, x = _problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
+    return _forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
+@public
 def batch_norm_cache(
     x: Array,
     gamma: Array | None = None,
@@ -286,50 +296,49 @@ def batch_norm_cache(
     `y`, the output of that pass, is only looked at where the slope of an activation is found from it. Gradients flow
     through the statistics, unless they are `frozen`: constants, as in evaluation.
     """
-    function = "batch_norm_cache"
-    problem, x = _problem(function, x, channel_axis, 1, eps, activation, slope_from)
+    problem, x = _problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     if gamma is not None:
-        gamma = _args.as_parameter(problem, function, "gamma", gamma)
+        gamma = _args.as_parameter(problem, "gamma", gamma)
     if beta is not None:
-        beta = _args.as_parameter(problem, function, "beta", beta)
-    statistics = _args.as_statistics(problem, function, mean, var)
-    _args.check_aligned(function, "x", x)
+        beta = _args.as_parameter(problem, "beta", beta)
+    statistics = _args.as_statistics(problem, mean, var)
+    _args.check_aligned("x", x)
     if not problem.needs_y:
         y = None
     elif y is None:
         raise ValueError(
-            f"{function}: y is missing: the slope of {problem.activation.name!r} is found from it; "
-            "slope_from='input' needs none"
+            f"y is missing: the slope of {problem.activation.name!r} is found from it; slope_from='input' needs none"
         )
     else:
-        y = _args.as_array(function, "y", y)
-        _args.check_data(function, "y", y, problem)
-        _args.check_aligned(function, "y", y)
+        y = _args.as_array("y", y)
+        _args.check_data("y", y, problem)
+        _args.check_aligned("y", y)
     return NormCache(problem, x, y, gamma, beta, statistics, True, bool(frozen))
 
 
+@public
 def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int | None = None) -> NormStatistics:
     """Count, mean and biased variance of each channel, for :func:`combine_statistics` across workers."""
-    function = "batch_norm_statistics"
-    problem, x = _problem(function, x, channel_axis, 1, 0.0, None, "output")
+    problem, x = _problem("batch_norm", x, channel_axis, 1, 0.0, None, "output")
     statistics = np.zeros((2, *problem.statistics_shape))
     if problem.engine is not None:
-        threads = _args.thread_count(function, num_threads)
-        _args.check_aligned(function, "x", x)
-        problem.engine.forward(x, None, None, None, None, statistics, False, True, threads)
+        threads = _args.thread_count(num_threads)
+        _args.check_aligned("x", x)
+        arguments = (x, None, None, None, None, statistics, False)
+        enter(problem.engine.forward, arguments, threads, lambda refusal: arguments)
     return NormStatistics(problem.set_size, statistics[0], statistics[1])
 
 
+@public
 def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
     """The statistics of the data of all `parts` together, in the order given. Parts without elements change nothing."""
-    function = "combine_statistics"
-    everything = [_checked_part(function, f"parts[{i}]", part) for i, part in enumerate(parts)]
+    everything = [_checked_part(f"parts[{i}]", part) for i, part in enumerate(parts)]
     if not everything:
-        raise ValueError(f"{function}: parts is empty, needs at least 1")
+        raise ValueError("parts is empty, needs at least 1")
     total, mean, var = everything[0]
     for count, part_mean, part_var in everything[1:]:
         if part_mean.shape != mean.shape:
-            raise ValueError(f"{function}: parts disagree in shape: {mean.shape} and {part_mean.shape}")
+            raise ValueError(f"parts disagree in shape: {mean.shape} and {part_mean.shape}")
         if count:
             weight = count / (total + count)
             difference = part_mean - mean
@@ -340,21 +349,21 @@ def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
     return NormStatistics(total, mean, var)
 
 
-def _checked_part(function: str, name: str, part: object) -> NormStatistics:
+def _checked_part(name: str, part: object) -> NormStatistics:
     if not isinstance(part, Sequence) or len(part) != 3:
-        raise TypeError(f"{function}: {name} must be NormStatistics, not {type(part).__name__}")
-    count = _args.as_count(function, f"{name}.count", part[0], least=0)
-    mean, var = (_args.as_array(function, f"{name}.{field}", a) for field, a in (("mean", part[1]), ("var", part[2])))
+        raise TypeError(f"{name} must be NormStatistics, not {type(part).__name__}")
+    count = _args.as_count(f"{name}.count", part[0], least=0)
+    mean, var = (_args.as_array(f"{name}.{field}", a) for field, a in (("mean", part[1]), ("var", part[2])))
     for field, array in (("mean", mean), ("var", var)):
         if array.dtype.kind not in "fiu":
-            raise TypeError(f"{function}: {name}.{field} has dtype {array.dtype}; it must be of real numbers")
+            raise TypeError(f"{name}.{field} has dtype {array.dtype}; it must be of real numbers")
     if mean.shape != var.shape:
-        raise ValueError(f"{function}: {name}.mean has shape {mean.shape}, but {name}.var has {var.shape}")
+        raise ValueError(f"{name}.mean has shape {mean.shape}, but {name}.var has {var.shape}")
     return NormStatistics(count, mean, var)
 
 
 def _problem(
-    function: str,
+    kind: NormKind,
     x: Array,
     axis: int,
     num_groups: int,
@@ -363,13 +372,12 @@ def _problem(
     slope_from: str,
 ) -> tuple[NormProblem, Array]:
     if type(x) is not np.ndarray:
-        x = _args.as_array(function, "x", x)
-    return _args.norm_problem(function, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from), x
+        x = _args.as_array("x", x)
+    return _args.norm_problem(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from), x
 
 
 def _forward(
     problem: NormProblem,
-    function: str,
     x: Array,
     gamma: Array | None,
     beta: Array | None,
@@ -380,67 +388,47 @@ def _forward(
     keep_x: Array | None,
     num_threads: int | None,
 ) -> tuple[Array, NormCache]:
-    # The engine checks shapes, strides and bounds before it writes. Here only what it cannot see is looked at; when it
-    # refuses, _checked_forward converts what can be converted and explains what cannot.
-    arithmetic = problem.arithmetic
-    plain = (
-        (gamma is None or (type(gamma) is np.ndarray and gamma.dtype is arithmetic))
-        and (beta is None or (type(beta) is np.ndarray and beta.dtype is arithmetic))
-        and (out is None or (type(out) is np.ndarray and out.dtype is problem.dtype))
-        and (keep_x is None or (type(keep_x) is np.ndarray and keep_x.dtype is problem.dtype))
-    )
     given = mean is not None or var is not None
-    statistics = _args.as_statistics(problem, function, mean, var) if given else np.empty(problem.cache_shape)
-    threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
-    engine = problem.engine
+    statistics = _args.as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
+    threads = 0 if num_threads is None else _args.thread_count(num_threads)
     y = _memory.empty_like(x) if out is None else out
-    outcome = None
-    if plain and engine is not None:
-        try:
-            outcome = engine.forward(x, gamma, beta, y, keep_x, statistics, given, False, threads)
-        except (ValueError, BufferError):
-            outcome = None
-    if outcome is not _DONE:
-        gamma, beta, keep_x = _checked_forward(problem, function, x, gamma, beta, y, keep_x, statistics, given, threads)
+    arguments: _ForwardArguments = (x, gamma, beta, y, keep_x, statistics, given)
+    if problem.engine is not None:
+        fix = partial(_fix_forward, problem, arguments)
+        _, arguments = enter(problem.engine.forward, arguments, threads, fix)
+    else:
+        arguments = _checked_forward(problem, arguments)
+        if not given:
+            statistics.fill(0.0)
+    _, gamma, beta, saved_y, keep_x, *_ = arguments
     saved_x = x if keep_x is None else keep_x
-    saved_y = y if problem.needs_y else None
+    if not problem.needs_y:
+        saved_y = None
     return y, _new_cache((problem, saved_x, saved_y, gamma, beta, statistics, given, frozen))
 
 
-def _checked_forward(
-    problem: NormProblem,
-    function: str,
-    x: Array,
-    gamma: Array | None,
-    beta: Array | None,
-    y: Array,
-    keep_x: Array | None,
-    statistics: Statistics,
-    given: bool,
-    threads: int,
-) -> tuple[Array | None, Array | None, Array | None]:
-    """Every check, in Python, and the call. Returns gamma, beta and the copy of x as they were used."""
+def _fix_forward(problem: NormProblem, arguments: _ForwardArguments, refusal: Refusal) -> _ForwardArguments:
+    x, gamma, beta, y, keep_x, statistics, given = _checked_forward(problem, arguments)
+    inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0, ...], "var": statistics[1, ...]}
+    _args.check_disjoint({"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
+    if keep_x is None and same_elements(x, y):  # backward needs x, and y takes its place
+        keep_x = _memory.empty_like(x)
+    return x, gamma, beta, y, keep_x, statistics, given
+
+
+def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _ForwardArguments:
+    """Raise for what is wrong, convert what can be converted."""
+    x, gamma, beta, y, keep_x, statistics, given = arguments
     if gamma is not None:
-        gamma = _args.as_parameter(problem, function, "gamma", gamma)
+        gamma = _args.as_parameter(problem, "gamma", gamma)
     if beta is not None:
-        beta = _args.as_parameter(problem, function, "beta", beta)
-    _args.check_result(function, "out", y, problem.shape, problem.dtype)
+        beta = _args.as_parameter(problem, "beta", beta)
+    _args.check_result("out", y, problem.shape, problem.dtype)
     if keep_x is not None:
-        _args.check_result(function, "keep_x", keep_x, problem.shape, problem.dtype)
-    if problem.engine is None:
-        if not given:
-            statistics.fill(0.0)
-        return gamma, beta, keep_x
-    _args.check_aligned(function, "x", x)
-    outcome = problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, False, threads)
-    if outcome is not _DONE:
-        if outcome is Outcome.overlap:
-            inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0, ...], "var": statistics[1, ...]}
-            _args.check_disjoint(function, {"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
-        if keep_x is None and (outcome is Outcome.in_place or same_elements(x, y)):
-            keep_x = _memory.empty_like(x)
-        problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, True, threads)
-    return gamma, beta, keep_x
+        _args.check_result("keep_x", keep_x, problem.shape, problem.dtype)
+        keep_x = _args.as_plain(keep_x)
+    _args.check_aligned("x", x)
+    return x, gamma, beta, _args.as_plain(y), keep_x, statistics, given
 
 
 # ---- running statistics ---------------------------------------------------------------------------------------------
@@ -448,7 +436,6 @@ def _checked_forward(
 
 def _running(
     problem: NormProblem,
-    function: str,
     running_mean: Array | None,
     running_var: Array | None,
     update: RunningUpdate,
@@ -460,38 +447,35 @@ def _running(
         return None
     if running_mean is None or running_var is None:
         missing = "running_mean" if running_mean is None else "running_var"
-        raise ValueError(f"{function}: {missing} is missing: running_mean and running_var come together")
+        raise ValueError(f"{missing} is missing: running_mean and running_var come together")
     for name, array in (("running_mean", running_mean), ("running_var", running_var)):
         if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise TypeError(f"{function}: {name} must be an ndarray of float32 or float64, not {kind}")
+            raise TypeError(f"{name} must be an ndarray of float32 or float64, not {kind}")
         if array.shape != problem.parameter_shape:
             raise ValueError(
-                f"{function}: {name} has shape {array.shape}, but x of shape {problem.shape} needs "
-                f"{problem.parameter_shape}"
+                f"{name} has shape {array.shape}, but x of shape {problem.shape} needs {problem.parameter_shape}"
             )
-        _args.check_not_masked(function, name, array)
+        _args.check_not_masked(name, array)
         if training:
             if not array.flags.writeable:
-                raise ValueError(f"{function}: {name} is read-only, and training updates it")
+                raise ValueError(f"{name} is read-only, and training updates it")
             if not array.flags.c_contiguous:
-                _args.check_no_self_overlap(function, name, array)
+                _args.check_no_self_overlap(name, array)
     if training:
         arrays = {name: array for name, array in others.items() if isinstance(array, np.ndarray)}
         if _core.may_overlap((running_mean, running_var), arrays.values()):
-            _args.check_disjoint(function, {"running_mean": running_mean, "running_var": running_var}, arrays)
+            _args.check_disjoint({"running_mean": running_mean, "running_var": running_var}, arrays)
     if not isinstance(update, RunningUpdate):
-        raise TypeError(f"{function}: update must be a RunningUpdate, not {type(update).__name__}")
+        raise TypeError(f"update must be a RunningUpdate, not {type(update).__name__}")
     if not 0 <= update.keep <= 1:
-        raise ValueError(f"{function}: update.keep is {update.keep}, must be from 0 to 1")
+        raise ValueError(f"update.keep is {update.keep}, must be from 0 to 1")
     return running_mean, running_var
 
 
-def _evaluation_statistics(function: str, running: tuple[Array, Array] | None) -> tuple[Array, Array]:
+def _evaluation_statistics(running: tuple[Array, Array] | None) -> tuple[Array, Array]:
     if running is None:
-        raise ValueError(
-            f"{function}: training=False needs statistics: give mean and var, or running_mean and running_var"
-        )
+        raise ValueError("training=False needs statistics: give mean and var, or running_mean and running_var")
     return running
 
 
@@ -511,6 +495,7 @@ def _update_running(
 # ---- backward -------------------------------------------------------------------------------------------------------
 
 
+@public
 def batch_norm_backward(
     dy: Array,
     cache: NormCache,
@@ -527,9 +512,10 @@ def batch_norm_backward(
     `out`, or are added to them with ``accumulate=True``. With `sums` (of all workers, :func:`batch_norm_gradient_sums`)
     only ``dx`` is computed: the parameters' gradients are among the sums.
     """
-    return _backward("batch_norm", "batch_norm_backward", dy, cache, need, sums, out, accumulate, num_threads)
+    return _backward("batch_norm", dy, cache, need, sums, out, accumulate, num_threads)
 
 
+@public
 def instance_norm_backward(
     dy: Array,
     cache: NormCache,
@@ -540,9 +526,10 @@ def instance_norm_backward(
     num_threads: int | None = None,
 ) -> NormGradients:
     """Gradients of :func:`instance_norm_forward`; arguments as for :func:`batch_norm_backward`."""
-    return _backward("instance_norm", "instance_norm_backward", dy, cache, need, None, out, accumulate, num_threads)
+    return _backward("instance_norm", dy, cache, need, None, out, accumulate, num_threads)
 
 
+@public
 def layer_norm_backward(
     dy: Array,
     cache: NormCache,
@@ -553,9 +540,10 @@ def layer_norm_backward(
     num_threads: int | None = None,
 ) -> NormGradients:
     """Gradients of :func:`layer_norm_forward`; arguments as for :func:`batch_norm_backward`."""
-    return _backward("layer_norm", "layer_norm_backward", dy, cache, need, None, out, accumulate, num_threads)
+    return _backward("layer_norm", dy, cache, need, None, out, accumulate, num_threads)
 
 
+@public
 def group_norm_backward(
     dy: Array,
     cache: NormCache,
@@ -566,43 +554,42 @@ def group_norm_backward(
     num_threads: int | None = None,
 ) -> NormGradients:
     """Gradients of :func:`group_norm_forward`; arguments as for :func:`batch_norm_backward`."""
-    return _backward("group_norm", "group_norm_backward", dy, cache, need, None, out, accumulate, num_threads)
+    return _backward("group_norm", dy, cache, need, None, out, accumulate, num_threads)
 
 
+@public
 def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | None = None) -> GradientSums:
     """The sums that ``dx`` needs of every worker's data. Add them up over the workers and give them to backward."""
-    function = "batch_norm_gradient_sums"
-    problem = _checked_cache(function, "batch_norm", cache)
-    dy = _checked_dy(function, dy, problem)
+    problem = _checked_cache("batch_norm", cache)
+    dy = _checked_dy(dy, problem)
     sum_dz, sum_dz_xhat = np.zeros(problem.statistics_shape), np.zeros(problem.statistics_shape)
     if problem.engine is not None:
-        threads = _args.thread_count(function, num_threads)
-        _args.check_aligned(function, "dy", dy)
-        arrays = (dy, cache.x, cache.y, cache.gamma, cache.beta, cache.statistics)
-        problem.engine.gradient_sums(*arrays, sum_dz, sum_dz_xhat, threads)
+        threads = _args.thread_count(num_threads)
+        _args.check_aligned("dy", dy)
+        arguments = (dy, cache, sum_dz, sum_dz_xhat)
+        enter(problem.engine.gradient_sums, arguments, threads, lambda refusal: arguments)
     return GradientSums(problem.set_size, sum_dz, sum_dz_xhat)
 
 
-def _checked_cache(function: str, kind: str, cache: object) -> NormProblem:
+def _checked_cache(kind: NormKind, cache: object) -> NormProblem:
     if type(cache) is not NormCache:
-        raise TypeError(f"{function}: cache must be what {kind}_forward returned, not {type(cache).__name__}")
+        raise TypeError(f"cache must be what {kind}_forward returned, not {type(cache).__name__}")
     problem = cache.problem
-    if problem.function != kind:
-        raise ValueError(f"{function}: cache is of {problem.function}_forward, must be of {kind}_forward")
+    if problem.kind != kind:
+        raise ValueError(f"cache is of {problem.kind}_forward, must be of {kind}_forward")
     return problem
 
 
-def _checked_dy(function: str, dy: Array, problem: NormProblem) -> Array:
+def _checked_dy(dy: Array, problem: NormProblem) -> Array:
     if type(dy) is not np.ndarray:
-        dy = _args.as_array(function, "dy", dy)
+        dy = _args.as_array("dy", dy)
     if dy.shape != problem.shape or dy.dtype is not problem.dtype:
-        _args.check_data(function, "dy", dy, problem)
+        _args.check_data("dy", dy, problem)
     return dy
 
 
 def _backward(
-    kind: str,
-    function: str,
+    kind: NormKind,
     dy: Array,
     cache: NormCache,
     need: Sequence[str] | None,
@@ -611,12 +598,12 @@ def _backward(
     accumulate: bool,
     num_threads: int | None,
 ) -> NormGradients:
-    problem = _checked_cache(function, kind, cache)
-    _, x, y, gamma, beta, statistics, given, frozen = cache
-    dy = _checked_dy(function, dy, problem)
-    buffers = dx, dgamma, dbeta = _args.gradient_buffers(function, out, NormGradients)
+    problem = _checked_cache(kind, cache)
+    gamma, beta = cache.gamma, cache.beta
+    dy = _checked_dy(dy, problem)
+    buffers = dx, dgamma, dbeta = _args.gradient_buffers(out, NormGradients)
     if need is not None:
-        want_dx, want_dgamma, want_dbeta = _args.needed_gradients(function, need, _GRADIENTS, buffers)
+        want_dx, want_dgamma, want_dbeta = _args.needed_gradients(need, _GRADIENTS, buffers)
     else:
         want_dx = True
         want_dgamma = dgamma is not None or (gamma is not None and sums is None)
@@ -626,91 +613,65 @@ def _backward(
     if sums is not None:
         if want_dgamma or want_dbeta:
             name = "dgamma" if want_dgamma else "dbeta"
-            raise ValueError(f"{function}: {name} is not computed with sums=: it is one of the sums")
-        sum_dz, sum_dz_xhat, count = _checked_sums(function, problem, sums)
+            raise ValueError(f"{name} is not computed with sums=: it is one of the sums")
+        sum_dz, sum_dz_xhat, count = _checked_sums(problem, sums)
     if accumulate:
         for name, wanted, buffer in zip(_GRADIENTS, (want_dx, want_dgamma, want_dbeta), buffers, strict=True):
             if wanted and buffer is None:
-                raise ValueError(f"{function}: accumulate=True adds to buffers, and out has none for {name}")
-    threads = 0 if num_threads is None else _args.thread_count(function, num_threads)
+                raise ValueError(f"accumulate=True adds to buffers, and out has none for {name}")
+    threads = 0 if num_threads is None else _args.thread_count(num_threads)
     if type(accumulate) is not bool:
-        accumulate = _args.as_flag(function, "accumulate", accumulate)
+        accumulate = _args.as_flag("accumulate", accumulate)
 
-    dtype, arithmetic, engine = problem.dtype, problem.arithmetic, problem.engine
-    plain = (
-        (dx is None or (type(dx) is np.ndarray and dx.dtype is dtype))
-        and (dgamma is None or (type(dgamma) is np.ndarray and dgamma.dtype is arithmetic))
-        and (dbeta is None or (type(dbeta) is np.ndarray and dbeta.dtype is arithmetic))
-    )
     if want_dx and dx is None:
-        dx = _memory.empty_like(x)
+        dx = _memory.empty_like(cache.x)
     if want_dgamma and dgamma is None:
-        dgamma = np.empty(problem.parameter_shape, arithmetic)
+        dgamma = np.empty(problem.parameter_shape, problem.arithmetic)
     if want_dbeta and dbeta is None:
-        dbeta = np.empty(problem.parameter_shape, arithmetic)
-    settings = (statistics, given, frozen, sum_dz, sum_dz_xhat, count)
-    outcome = None
-    if plain and engine is not None:
-        try:
-            outcome = engine.backward(dy, x, y, gamma, beta, *settings, dx, dgamma, dbeta, accumulate, False, threads)
-        except (ValueError, BufferError):
-            outcome = None
-    if outcome is not _DONE:
-        _checked_backward(problem, function, dy, cache, settings, (dx, dgamma, dbeta), accumulate, threads)
-    return _new_gradients((dx, dgamma, dbeta))
+        dbeta = np.empty(problem.parameter_shape, problem.arithmetic)
+    results = _new_gradients((dx, dgamma, dbeta))
+    if problem.engine is None:
+        _check_results(problem, dy, cache, results)
+        for empty_sum in (dgamma, dbeta):
+            if empty_sum is not None and not accumulate:
+                empty_sum.fill(0)
+        return results
+    arguments = (dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate)
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        _args.check_aligned("dy", dy)
+        _check_results(problem, dy, cache, results)
+        # The engine wants the parameters' gradients contiguous.
+        written = [None if array is None else _args.as_plain(array) for array in results]
+        contiguous = [None if array is None else _args.contiguous_result(array, accumulate) for array in written[1:]]
+        return (*arguments[:5], written[0], *contiguous, accumulate)
+
+    _, (*_, to_dgamma, to_dbeta, _) = enter(problem.engine.backward, arguments, threads, fix)
+    for array, computed in ((dgamma, to_dgamma), (dbeta, to_dbeta)):
+        if array is not computed:
+            array[...] = computed
+    return results
 
 
-def _checked_backward(
-    problem: NormProblem,
-    function: str,
-    dy: Array,
-    cache: NormCache,
-    settings: tuple[Statistics, bool, bool, Statistics | None, Statistics | None, int],
-    results: tuple[Array | None, Array | None, Array | None],
-    accumulate: bool,
-    threads: int,
-) -> None:
-    """Every check, in Python, and the call."""
-    dx, dgamma, dbeta = results
-    if dx is not None:
-        _args.check_result(function, "out.dx", dx, problem.shape, problem.dtype)
-    for name, array in (("out.dgamma", dgamma), ("out.dbeta", dbeta)):
+def _check_results(problem: NormProblem, dy: Array, cache: NormCache, results: NormGradients) -> None:
+    if results.dx is not None:
+        _args.check_result("out.dx", results.dx, problem.shape, problem.dtype)
+    for name, array in (("out.dgamma", results.dgamma), ("out.dbeta", results.dbeta)):
         if array is not None:
-            _args.check_result(function, name, array, problem.parameter_shape, problem.arithmetic)
-    # The engine wants the parameters' gradients contiguous; a copy hides from it what the buffer may overlap.
-    to_dgamma = dgamma if dgamma is None or dgamma.flags.c_contiguous else dgamma.copy()
-    to_dbeta = dbeta if dbeta is None or dbeta.flags.c_contiguous else dbeta.copy()
-    copied = to_dgamma is not dgamma or to_dbeta is not dbeta
-    named = {"out.dx": dx, "out.dgamma": dgamma, "out.dbeta": dbeta}
+            _args.check_result(name, array, problem.parameter_shape, problem.arithmetic)
+    named = {f"out.{name}": array for name, array in results._asdict().items()}
     inputs = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
     if problem.needs_beta:
         inputs["beta"] = cache.beta
-    if problem.engine is None:
-        _args.check_disjoint(function, named, inputs)
-        for empty_sum in (to_dgamma, to_dbeta):
-            if empty_sum is not None and not accumulate:
-                empty_sum.fill(0)
-    else:
-        _args.check_aligned(function, "dy", dy)
-        if copied:
-            parameters = {name: array for name, array in named.items() if name != "out.dx"}
-            _args.check_disjoint(function, parameters, {**inputs, "out.dx": dx})
-        arrays = (dy, cache.x, cache.y, cache.gamma, cache.beta)
-        arguments = (*arrays, *settings, dx, to_dgamma, to_dbeta, accumulate)
-        if problem.engine.backward(*arguments, False, threads) is not _DONE:
-            _args.check_disjoint(function, named, inputs, in_place={"out.dx": ("dy",)})
-            problem.engine.backward(*arguments, True, threads)
-    for array, computed in ((dgamma, to_dgamma), (dbeta, to_dbeta)):
-        if array is not None and array is not computed:
-            array[...] = computed
+    _args.check_disjoint(named, inputs, in_place={"out.dx": ("dy",)})
 
 
-def _checked_sums(function: str, problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, int]:
+def _checked_sums(problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, int]:
     if not isinstance(sums, GradientSums):
-        raise TypeError(f"{function}: sums must be GradientSums, not {type(sums).__name__}")
-    count = _args.as_count(function, "sums.count", sums.count)
+        raise TypeError(f"sums must be GradientSums, not {type(sums).__name__}")
+    count = _args.as_count("sums.count", sums.count)
     return (
-        _args.as_set_values(problem, function, "sums.sum_dz", sums.sum_dz),
-        _args.as_set_values(problem, function, "sums.sum_dz_xhat", sums.sum_dz_xhat),
+        _args.as_set_values(problem, "sums.sum_dz", sums.sum_dz),
+        _args.as_set_values(problem, "sums.sum_dz_xhat", sums.sum_dz_xhat),
         count,
     )

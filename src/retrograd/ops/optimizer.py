@@ -18,12 +18,14 @@ from ._args import (
     Array,
     as_array,
     as_number,
+    as_plain,
     check_aligned,
     check_disjoint,
     check_no_self_overlap,
     check_not_masked,
     thread_count,
 )
+from ._call import Refusal, enter, public
 
 __all__ = ["adam_step", "global_norm", "rmsprop_step", "sgd_step"]
 
@@ -36,6 +38,7 @@ _RMSPROP: Final = 2
 _DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
+@public
 def sgd_step(
     parameters: Arrays,
     gradients: Arrays,
@@ -66,28 +69,29 @@ def sgd_step(
     They differ only where the learning rate changes. Under `nesterov` the parameter moves as if by the velocity one
     more time: by `momentum * u + g`, with the learning rate and sign of the form.
     """
-    rate = _non_negative("sgd_step", "learning_rate", learning_rate)
-    decay = _non_negative("sgd_step", "momentum", momentum)
+    rate = _non_negative("learning_rate", learning_rate)
+    decay = _non_negative("momentum", momentum)
     if velocities is None and (decay or nesterov):
         what = f"momentum is {decay}" if decay else "nesterov is set"
-        raise ValueError(f"sgd_step: {what}, but there are no velocities")
+        raise ValueError(f"{what}, but there are no velocities")
     if nesterov and not decay:
-        raise ValueError("sgd_step: nesterov is set, but momentum is 0")
-    gain, step = _velocity_form("sgd_step", velocity_of, rate)
+        raise ValueError("nesterov is set, but momentum is 0")
+    gain, step = _velocity_form(velocity_of, rate)
     if velocities is None:
         gain, step = 1.0, -rate
     rule = _rule(
         _SGD,
-        _gradient_terms("sgd_step", gradient_scale, clip, weight_decay, l1),
-        _norm_terms("sgd_step", clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        _gradient_terms(gradient_scale, clip, weight_decay, l1),
+        _norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
         nesterov=bool(nesterov),
         momentum=decay,
         gain=gain,
         rate=step,
     )
-    _step("sgd_step", rule, parameters, gradients, {"velocities": velocities}, num_threads)
+    _step(rule, parameters, gradients, {"velocities": velocities}, num_threads)
 
 
+@public
 def adam_step(
     parameters: Arrays,
     gradients: Arrays,
@@ -122,21 +126,21 @@ def adam_step(
     part of g, but moves the parameter by `-learning_rate * weight_decay * p`. AMSGrad puts the largest v so far in the
     place of v. States are zeros before the first step.
     """
-    count = as_number("adam_step", "step", step)
+    count = as_number("step", step)
     if not 1 <= count < math.inf:
-        raise ValueError(f"adam_step: step is {count:g}, must be at least 1: the first step is number 1")
-    rate = _non_negative("adam_step", "learning_rate", learning_rate)
-    keep_first = _fraction("adam_step", "beta1", beta1)
-    keep_second = _fraction("adam_step", "beta2", beta2)
+        raise ValueError(f"step is {count:g}, must be at least 1: the first step is number 1")
+    rate = _non_negative("learning_rate", learning_rate)
+    keep_first = _fraction("beta1", beta1)
+    keep_second = _fraction("beta2", beta2)
     # 1 - beta**step, without cancellation for a beta near 1
     first_correction = -math.expm1(count * math.log(keep_first)) if keep_first else 1.0
     second_correction = math.sqrt(-math.expm1(count * math.log(keep_second)) if keep_second else 1.0)
-    epsilon = _non_negative("adam_step", "eps", eps)
-    scale, low, high, l2, l1 = _gradient_terms("adam_step", gradient_scale, clip, weight_decay, l1)
+    epsilon = _non_negative("eps", eps)
+    scale, low, high, l2, l1 = _gradient_terms(gradient_scale, clip, weight_decay, l1)
     rule = _rule(
         _ADAM,
         (scale, low, high, 0.0 if decoupled else l2, l1),
-        _norm_terms("adam_step", clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        _norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
         keep_first=keep_first,
         keep_second=keep_second,
         # Both corrections are in the rate, so that one division is enough: eps goes along.
@@ -149,9 +153,10 @@ def adam_step(
         "second_moments": second_moments,
         "largest_second_moments": largest_second_moments,
     }
-    _step("adam_step", rule, parameters, gradients, states, num_threads)
+    _step(rule, parameters, gradients, states, num_threads)
 
 
+@public
 def rmsprop_step(
     parameters: Arrays,
     gradients: Arrays,
@@ -184,19 +189,19 @@ def rmsprop_step(
 
     States are zeros before the first step. `s - a**2` is 0 where rounding would make it negative.
     """
-    rate = _non_negative("rmsprop_step", "learning_rate", learning_rate)
-    decay = _non_negative("rmsprop_step", "momentum", momentum)
+    rate = _non_negative("learning_rate", learning_rate)
+    decay = _non_negative("momentum", momentum)
     if velocities is None and decay:
-        raise ValueError(f"rmsprop_step: momentum is {decay}, but there are no velocities")
-    gain, step = _velocity_form("rmsprop_step", velocity_of, rate)
+        raise ValueError(f"momentum is {decay}, but there are no velocities")
+    gain, step = _velocity_form(velocity_of, rate)
     if velocities is None:
         gain, step = 1.0, -rate
-    epsilon = _non_negative("rmsprop_step", "eps", eps)
+    epsilon = _non_negative("eps", eps)
     rule = _rule(
         _RMSPROP,
-        _gradient_terms("rmsprop_step", gradient_scale, clip, weight_decay, l1),
-        _norm_terms("rmsprop_step", clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
-        keep_second=_fraction("rmsprop_step", "alpha", alpha),
+        _gradient_terms(gradient_scale, clip, weight_decay, l1),
+        _norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        keep_second=_fraction("alpha", alpha),
         eps=0.0 if eps_inside_root else epsilon,
         eps_inside=epsilon if eps_inside_root else 0.0,
         momentum=decay,
@@ -204,60 +209,62 @@ def rmsprop_step(
         rate=step,
     )
     states = {"squares": squares, "means": means, "velocities": velocities}
-    _step("rmsprop_step", rule, parameters, gradients, states, num_threads)
+    _step(rule, parameters, gradients, states, num_threads)
 
 
+@public
 def global_norm(arrays: Arrays, *, num_threads: int | None = None) -> float:
     """The square root of the sum of squares of all elements of all arrays, added in float64 and in a fixed order."""
-    threads = thread_count("global_norm", num_threads)
-    given = _as_list("global_norm", "arrays", arrays)
-    norm = _core.global_norm(given, threads)
-    if norm is None:
+    threads = thread_count(num_threads)
+    given = _as_list("arrays", arrays)
+
+    def fix(refusal: Refusal) -> tuple[list[Array]]:
         plain = []
         for i, value in enumerate(given):
-            array = as_array("global_norm", f"arrays[{i}]", value)
-            _check_dtype("global_norm", f"arrays[{i}]", array)
-            check_aligned("global_norm", f"arrays[{i}]", array)
+            array = as_array(f"arrays[{i}]", value)
+            _check_dtype(f"arrays[{i}]", array)
+            check_aligned(f"arrays[{i}]", array)
             plain.append(array)
-        norm = _core.global_norm(plain, threads)
-        assert norm is not None
-    return norm
+        return (plain,)
+
+    norm, _ = enter(_core.global_norm, (given,), threads, fix)
+    return float(norm)
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def _finite(function: str, name: str, value: float) -> float:
-    number = as_number(function, name, value)
+def _finite(name: str, value: float) -> float:
+    number = as_number(name, value)
     if not math.isfinite(number):
-        raise ValueError(f"{function}: {name} is {number}, must be finite")
+        raise ValueError(f"{name} is {number}, must be finite")
     return number
 
 
-def _non_negative(function: str, name: str, value: float) -> float:
-    number = as_number(function, name, value)
+def _non_negative(name: str, value: float) -> float:
+    number = as_number(name, value)
     if not 0 <= number < math.inf:
-        raise ValueError(f"{function}: {name} is {number}, must be a finite number of at least 0")
+        raise ValueError(f"{name} is {number}, must be a finite number of at least 0")
     return number
 
 
-def _fraction(function: str, name: str, value: float) -> float:
-    number = as_number(function, name, value)
+def _fraction(name: str, value: float) -> float:
+    number = as_number(name, value)
     if not 0 <= number < 1:
-        raise ValueError(f"{function}: {name} is {number}, must be at least 0 and below 1")
+        raise ValueError(f"{name} is {number}, must be at least 0 and below 1")
     return number
 
 
-def _velocity_form(function: str, velocity_of: str, rate: float) -> tuple[float, float]:
+def _velocity_form(velocity_of: str, rate: float) -> tuple[float, float]:
     """(gain, rate): the velocity takes in gain * g, the parameter rate * velocity."""
     forms = {"gradient": (1.0, -rate), "step": (-rate, 1.0), "descent": (rate, -1.0)}
     if velocity_of not in forms:
-        raise ValueError(f"{function}: velocity_of is {velocity_of!r}; there are {', '.join(map(repr, forms))}")
+        raise ValueError(f"velocity_of is {velocity_of!r}; there are {', '.join(map(repr, forms))}")
     return forms[velocity_of]
 
 
 def _gradient_terms(
-    function: str, gradient_scale: float, clip: tuple[float, float] | None, weight_decay: float, l1: float
+    gradient_scale: float, clip: tuple[float, float] | None, weight_decay: float, l1: float
 ) -> tuple[float, float, float, float, float]:
     """scale, low, high, l2, l1"""
     low, high = -math.inf, math.inf
@@ -265,21 +272,20 @@ def _gradient_terms(
         try:
             low, high = clip
         except (TypeError, ValueError):
-            raise TypeError(f"{function}: clip must be (low, high), not {clip!r}") from None
-        low, high = as_number(function, "the lower bound of clip", low), as_number(function, "its upper bound", high)
+            raise TypeError(f"clip must be (low, high), not {clip!r}") from None
+        low, high = as_number("the lower bound of clip", low), as_number("its upper bound", high)
         if not low <= high:
-            raise ValueError(f"{function}: clip is ({low}, {high}), and the first must not be above the second")
+            raise ValueError(f"clip is ({low}, {high}), and the first must not be above the second")
     return (
-        _finite(function, "gradient_scale", gradient_scale),
+        _finite("gradient_scale", gradient_scale),
         low,
         high,
-        _non_negative(function, "weight_decay", weight_decay),
-        _non_negative(function, "l1", l1),
+        _non_negative("weight_decay", weight_decay),
+        _non_negative("l1", l1),
     )
 
 
 def _norm_terms(
-    function: str,
     clip: tuple[float, float] | None,
     maximum_norm: float | None,
     maximum_norm_each: float | None,
@@ -292,19 +298,19 @@ def _norm_terms(
     ways = {"clip": clip, "maximum_norm": maximum_norm, "maximum_norm_each": maximum_norm_each}
     chosen = [name for name, value in ways.items() if value is not None]
     if len(chosen) > 1:
-        raise ValueError(f"{function}: {chosen[0]} and {chosen[1]} are both given; clip in one way")
+        raise ValueError(f"{chosen[0]} and {chosen[1]} are both given; clip in one way")
     if known_norm is not None and maximum_norm is None:
-        raise ValueError(f"{function}: known_norm is given, but maximum_norm is not")
+        raise ValueError("known_norm is given, but maximum_norm is not")
     maximum = known = 0.0
     for name in ("maximum_norm", "maximum_norm_each"):
         if ways[name] is not None:
-            maximum = as_number(function, name, ways[name])  # type: ignore[arg-type]
+            maximum = as_number(name, ways[name])  # type: ignore[arg-type]
             if not 0 < maximum < math.inf:
-                raise ValueError(f"{function}: {name} is {maximum}, must be a finite number above 0")
+                raise ValueError(f"{name} is {maximum}, must be a finite number above 0")
     if known_norm is not None:
-        known = as_number(function, "known_norm", known_norm)
+        known = as_number("known_norm", known_norm)
         if not 0 < known < math.inf:
-            raise ValueError(f"{function}: known_norm is {known}, must be a finite number above 0")
+            raise ValueError(f"known_norm is {known}, must be a finite number above 0")
     return maximum, maximum_norm_each is not None, known, bool(clip_before_scale)
 
 
@@ -334,56 +340,50 @@ _NEEDED_STATES: Final = frozenset(("first_moments", "second_moments", "squares")
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def _as_list(function: str, name: str, arrays: object) -> list[Any]:
+def _as_list(name: str, arrays: object) -> list[Any]:
     if type(arrays) is list:
         return arrays
     if isinstance(arrays, (np.ndarray, memoryview)) or not isinstance(arrays, Iterable):
-        return [as_array(function, name, arrays)]
+        return [as_array(name, arrays)]
     return list(arrays)
 
 
 def _step(
-    function: str,
     rule: _core.OptimizerRule,
     parameters: Arrays,
     gradients: Arrays,
     states: dict[str, Arrays | None],
     num_threads: int | None,
 ) -> None:
-    threads = thread_count(function, num_threads)
+    threads = thread_count(num_threads)
     single = isinstance(parameters, np.ndarray)
-    moved = [parameters] if single else _as_list(function, "parameters", parameters)
-    slopes = _of_each(function, "gradients", gradients, moved, single)
-    held = [
-        [] if arrays is None else _of_each(function, name, arrays, moved, single) for name, arrays in states.items()
-    ]
+    moved: list[Any] = [parameters] if single else _as_list("parameters", parameters)
+    gradients_of = _of_each("gradients", gradients, moved, single)
+    held = [[] if arrays is None else _of_each(name, arrays, moved, single) for name, arrays in states.items()]
     for name, arrays in states.items():
         if arrays is None and name in _NEEDED_STATES:
-            raise TypeError(f"{function}: {name} is None; it is needed, zeros before the first step")
-    held += [[], []]
+            raise TypeError(f"{name} is None; it is needed, zeros before the first step")
+    arguments = (moved, gradients_of, *held, *([[]] * (3 - len(held))))
 
-    # What is plainly right is done by now; only if the engine has doubts is there time to look closely.
-    if rule.step(moved, slopes, held[0], held[1], held[2], False, threads):
-        return
-    given = {name: arrays for name, arrays in zip(states, held, strict=False) if states[name] is not None}
-    written, read = _checked(function, {"parameters": moved, "gradients": slopes, **given})
-    slopes = list(read.values())  # gradients that were not plain arrays are now
-    if rule.step(moved, slopes, held[0], held[1], held[2], False, threads):
-        return
-    check_disjoint(function, written, read)
-    if not rule.step(moved, slopes, held[0], held[1], held[2], True, threads):
-        raise RuntimeError(f"{function}: the engine refused arrays that are in order; please report this")
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        given = {name: arrays for name, arrays in zip(states, held, strict=True) if states[name] is not None}
+        written, read = _checked({"parameters": moved, "gradients": gradients_of, **given})
+        check_disjoint(written, read)
+        plain = [[as_plain(array) for array in arrays] for arrays in (moved, *arguments[2:])]
+        return (plain[0], list(read.values()), *plain[1:])
+
+    enter(rule.step, arguments, threads, fix)
 
 
-def _of_each(function: str, name: str, arrays: object, parameters: list[Any], single: bool) -> list[Any]:
+def _of_each(name: str, arrays: object, parameters: list[Any], single: bool) -> list[Any]:
     """As many arrays as there are parameters."""
-    found = [arrays] if single else _as_list(function, name, arrays)
+    found = [arrays] if single else _as_list(name, arrays)
     if len(found) != len(parameters):
-        raise ValueError(f"{function}: there are {len(found)} {name}, but {len(parameters)} parameters")
+        raise ValueError(f"there are {len(found)} {name}, but {len(parameters)} parameters")
     return found
 
 
-def _checked(function: str, lists: dict[str, list[Any]]) -> tuple[dict[str, Array], dict[str, Array]]:
+def _checked(lists: dict[str, list[Any]]) -> tuple[dict[str, Array], dict[str, Array]]:
     """What is written and what is read, as arrays, by name. Raises if one of them is not as it should be."""
     written: dict[str, Array] = {}
     read: dict[str, Array] = {}
@@ -392,28 +392,24 @@ def _checked(function: str, lists: dict[str, list[Any]]) -> tuple[dict[str, Arra
             label = f"{name}[{i}]"
             array = arrays[i]
             if name == "gradients":
-                read[label] = array = as_array(function, label, array)
+                read[label] = array = as_array(label, array)
             elif not isinstance(array, np.ndarray):
-                raise TypeError(f"{function}: {label} must be an ndarray, not {type(array).__name__}: it is updated")
+                raise TypeError(f"{label} must be an ndarray, not {type(array).__name__}: it is updated")
             else:
                 written[label] = array
                 if not array.flags.writeable:
-                    raise ValueError(f"{function}: {label} is read-only")
-                check_not_masked(function, label, array)
-                check_no_self_overlap(function, label, array)
-            _check_dtype(function, label, array)
-            check_aligned(function, label, array)
+                    raise ValueError(f"{label} is read-only")
+                check_not_masked(label, array)
+                check_no_self_overlap(label, array)
+            _check_dtype(label, array)
+            check_aligned(label, array)
             if array.shape != parameter.shape:
-                raise ValueError(
-                    f"{function}: {label} has shape {array.shape}, but parameters[{i}] has shape {parameter.shape}"
-                )
+                raise ValueError(f"{label} has shape {array.shape}, but parameters[{i}] has shape {parameter.shape}")
             if array.dtype != parameter.dtype:
-                raise TypeError(
-                    f"{function}: {label} has dtype {array.dtype}, but parameters[{i}] has dtype {parameter.dtype}"
-                )
+                raise TypeError(f"{label} has dtype {array.dtype}, but parameters[{i}] has dtype {parameter.dtype}")
     return written, read
 
 
-def _check_dtype(function: str, name: str, array: Array) -> None:
+def _check_dtype(name: str, array: Array) -> None:
     if array.dtype not in _DTYPES:
-        raise TypeError(f"{function}: {name} has dtype {array.dtype}; it must be native float32 or float64")
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be native float32 or float64")

@@ -16,7 +16,6 @@ medians.
 A row of the suite ``train`` is a whole training step of a model, optimizer included (see :mod:`.train`).
 """
 
-from .norm import measures_bandwidth
 from .overhead import overhead_calls
 from .rows import (
     CSV_COLUMNS,
@@ -41,7 +40,6 @@ __all__ = [
     "bench_names",
     "bench_rows",
     "cpu_model",
-    "measures_bandwidth",
     "overhead_calls",
     "torch_takes_part",
     "torch_version",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from .precision import Array, wide
+from .precision import Array, widened
 
 __all__ = [
     "dropout_mask",
@@ -65,20 +65,20 @@ def dropout_mask(seed: int, shape: tuple[int, ...], rate: float) -> Array:
 
 
 def linear_forward(x: Array, w: Array, b: Array | None = None) -> Array:
-    y: Array = np.einsum("...i,oi->...o", wide(x), wide(w))
-    return y if b is None else y + wide(b)
+    y: Array = np.einsum("...i,oi->...o", widened(x), widened(w))
+    return y if b is None else y + widened(b)
 
 
 def linear_backward(dy: Array, x: Array, w: Array) -> tuple[Array, Array, Array]:
     """dx, dw and db."""
-    dy, x, w = wide(dy), wide(x), wide(w)
+    dy, x, w = widened(dy), widened(x), widened(w)
     rows = math.prod(x.shape[:-1])
     flat = dy.reshape(rows, w.shape[0])
     return np.einsum("...o,oi->...i", dy, w), np.einsum("ro,ri->oi", flat, x.reshape(rows, w.shape[1])), flat.sum(0)
 
 
 def embedding_backward(dy: Array, indices: Array, rows: int) -> Array:
-    dy = wide(dy)
+    dy = widened(dy)
     dtable = np.zeros((rows, dy.shape[-1]), dy.dtype)
     for position in np.ndindex(indices.shape):
         dtable[indices[position]] += dy[position]
@@ -92,7 +92,7 @@ def softmax_cross_entropy(
     logits: Array, labels: Array, *, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> tuple[Array, Array]:
     """The cross entropy of softmax(logits) and the smoothed targets; rows with `ignore_index` have none."""
-    x = wide(logits)
+    x = widened(logits)
     V = x.shape[-1]
     kept = labels != ignore_index
     target = np.full(x.shape, label_smoothing / max(V, 1), x.dtype)
@@ -108,11 +108,11 @@ def softmax_cross_entropy(
 
 
 def mean_squared_error(y: Array, target: Array) -> tuple[Array, Array]:
-    d = wide(y) - wide(target)
+    d = widened(y) - widened(target)
     return d**2, 2 * d
 
 
 def huber(y: Array, target: Array, *, delta: float = 1.0) -> tuple[Array, Array]:
-    d = wide(y) - wide(target)
+    d = widened(y) - widened(target)
     inside = np.abs(d) <= delta
     return np.where(inside, d**2 / 2, delta * (np.abs(d) - delta / 2)), np.where(inside, d, delta * np.sign(d))

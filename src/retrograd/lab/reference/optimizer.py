@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .precision import Array, wide
+from .precision import Array, widened
 
 __all__ = [
     "adam_step",
@@ -29,7 +29,7 @@ def clipped_gradients(
     clip_before_scale: bool = False,
 ) -> list[Array]:
     """Scaled and clipped, in either order, as arrays of the oracle's precision."""
-    wide = [wide(g) for g in gradients]
+    wide = [widened(g) for g in gradients]
     if not clip_before_scale:
         wide = [scale * g for g in wide]
     norms = [np.sqrt(np.sum(g * g)) for g in wide]
@@ -58,11 +58,11 @@ def sgd_step(
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
     """The new parameter and the new velocity, if there is one. `g`: scaled and clipped."""
-    p, g = wide(p), wide(g)
+    p, g = widened(p), widened(g)
     g = g + weight_decay * p + l1 * np.sign(p)
     if velocity is None:
         return (p - learning_rate * g,)
-    return _with_velocity(p, g, wide(velocity), learning_rate, momentum, nesterov, velocity_of)
+    return _with_velocity(p, g, widened(velocity), learning_rate, momentum, nesterov, velocity_of)
 
 
 def adam_step(
@@ -83,11 +83,11 @@ def adam_step(
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
     """The new parameter and the new states."""
-    p, g, m, v = wide(p), wide(g), wide(m), wide(v)
+    p, g, m, v = widened(p), widened(g), widened(m), widened(v)
     g = g + l1 * np.sign(p) + (0.0 if decoupled else weight_decay) * p
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g * g
-    w = v if largest is None else np.maximum(v, wide(largest))
+    w = v if largest is None else np.maximum(v, widened(largest))
     first, second = 1 - np.longdouble(beta1) ** step, 1 - np.longdouble(beta2) ** step
     root = (np.sqrt(w) + eps) / np.sqrt(second) if epsilon_hat else np.sqrt(w / second) + eps
     moved = (m / first) / root
@@ -112,19 +112,19 @@ def rmsprop_step(
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
     """The new parameter and the new states that there are."""
-    p, g, square = wide(p), wide(g), wide(square)
+    p, g, square = widened(p), widened(g), widened(square)
     g = g + weight_decay * p + l1 * np.sign(p)
     square = alpha * square + (1 - alpha) * g * g
     spread = square
     states = [square]
     if mean is not None:
-        mean = alpha * wide(mean) + (1 - alpha) * g
+        mean = alpha * widened(mean) + (1 - alpha) * g
         spread = np.maximum(square - mean * mean, 0)
         states.append(mean)
     d = g / (np.sqrt(spread + eps) if eps_inside_root else np.sqrt(spread) + eps)
     if velocity is None:
         return (p - learning_rate * d, *states)
-    p, velocity = _with_velocity(p, d, wide(velocity), learning_rate, momentum, False, velocity_of)
+    p, velocity = _with_velocity(p, d, widened(velocity), learning_rate, momentum, False, velocity_of)
     return (p, *states, velocity)
 
 

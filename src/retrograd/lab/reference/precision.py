@@ -19,6 +19,6 @@ def working_type(a: npt.ArrayLike) -> tuple[Array, type[np.floating[Any]]]:
     return a, np.longdouble if wide else np.float64
 
 
-def wide(a: Array) -> Array:
+def widened(a: Array) -> Array:
     a, dtype = working_type(a)
     return a.astype(dtype)

@@ -1,0 +1,20 @@
+// The axes of arrays that share a shape.
+#pragma once
+
+#include "view.h"
+
+namespace rg::bind {
+
+// The arrays of a call in the order of ViewIndex; null where there is none.
+struct SharedShape {
+    const View* view[kViews];
+};
+
+inline Axis axis_of(int i, int64_t extent, const SharedShape& arrays) {
+    Axis axis;
+    axis.extent = extent;
+    for (int v = 0; v < kViews; ++v) axis.stride[v] = arrays.view[v] ? arrays.view[v]->stride(i) : 0;
+    return axis;
+}
+
+}  // namespace rg::bind

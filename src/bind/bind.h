@@ -1,0 +1,14 @@
+// What each file of the binding adds to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace rg::bind {
+
+void bind_dense(nanobind::module_& module);
+void bind_elementwise(nanobind::module_& module);
+void bind_lstm(nanobind::module_& module);
+void bind_norm(nanobind::module_& module);
+void bind_optimizer(nanobind::module_& module);
+
+}  // namespace rg::bind

@@ -1,0 +1,62 @@
+"""The door to the engine, and the edge of the package where errors get the name of the function that was called."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+from .._core import Reason, Refusal
+
+__all__ = ["Reason", "Refusal", "enter", "public", "warn"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_ARGUMENT_ERRORS: Final = (TypeError, ValueError)
+
+
+def public(function: _Function) -> _Function:
+    """Put the function's name before the message of every error that an argument causes."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except _ARGUMENT_ERRORS as error:
+            called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            # An error of the call itself, such as a missing argument, already has the name.
+            if called and type(error) in _ARGUMENT_ERRORS:
+                error.args = (f"{function.__qualname__}: {error}",)
+            raise
+
+    return cast(_Function, call)
+
+
+def warn(message: str) -> None:
+    """A RuntimeWarning in the name of the public function, at the line that called it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_code.co_name != "call" or frame.f_code.co_filename != __file__:
+        assert frame.f_back is not None, "not inside a public function"
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"{frame.f_locals['function'].__qualname__}: {message}", RuntimeWarning, stacklevel=level + 1)
+
+
+def enter(
+    engine: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    threads: int,
+    fix: Callable[[Refusal], tuple[Any, ...]],
+) -> tuple[Any, tuple[Any, ...]]:
+    """Call the engine. Returns its answer and the arguments that it took.
+
+    It sees spans of memory, exact types and strides, and refuses what is not plainly right. Then `fix` finds out what
+    is wrong: it raises, or returns arguments that the engine takes.
+    """
+    answer = engine(*arguments, False, threads)
+    if type(answer) is Refusal:
+        arguments = fix(answer)
+        answer = engine(*arguments, True, threads)
+        if type(answer) is Refusal:
+            raise RuntimeError(f"the engine refused {answer.argument}: {answer.reason.name}")
+    return answer, arguments

@@ -1,0 +1,253 @@
+"""Backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from .. import _args, _memory
+from .._args import Array
+from .._call import Refusal, enter, public
+from .cache import LstmCache, raise_for_cache, recomputed
+from .problem import checked_inputs, named_inputs, unit_stride
+from .types import Cell, LstmWeights
+from .weights import as_cells, named_arrays, shape_of
+
+
+class LstmGradients(NamedTuple):
+    """Gradients by name; None for those not asked for. Also the form of ``out=``: buffers to be written.
+
+    ``dweights`` is of the form of the weights that forward was given.
+    """
+
+    dx: Array | None = None
+    dweights: Any = None
+    dh0: Array | None = None
+    dc0: Array | None = None
+
+
+_NEEDS: Final = ("dx", "dwx", "dwh", "db", "dpeephole", "dh0", "dc0")
+_WEIGHT_NEEDS: Final = frozenset(_NEEDS[1:5])
+# Without `need`: everything, and the states' gradients if the states are there.
+_DEFAULT_NEEDS: Final = {
+    (h0, c0): frozenset(_NEEDS[:5]) | ({"dh0"} if h0 else set()) | ({"dc0"} if c0 else set())
+    for h0 in (False, True)
+    for c0 in (False, True)
+}
+_NONE4: Final = (None, None, None, None)
+_new_weights: Final[Callable[[tuple[Any, ...]], LstmWeights]] = partial(tuple.__new__, LstmWeights)
+_new_gradients: Final[Callable[[tuple[Any, ...]], LstmGradients]] = partial(tuple.__new__, LstmGradients)
+
+
+@public
+def lstm_backward(
+    dy: Array | None,
+    cache: LstmCache,
+    *,
+    dhn: Array | None = None,
+    dcn: Array | None = None,
+    need: Sequence[str] | None = None,
+    out: LstmGradients | Mapping[str, Any] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> LstmGradients:
+    """Gradients of :func:`lstm_forward` from those of ``y``, ``hn`` and ``cn``; each may be None, which is 0.
+
+    Computed are ``dx``, the gradients of all weights, and ``dh0`` and ``dc0`` if forward was given those states; or
+    what `need` names, of dx, dwx, dwh, db, dpeephole, dh0, dc0. Results are written to the buffers of `out`, added to
+    them with `accumulate`. The cache is only read: backward may run again.
+    """
+    if type(cache) is not LstmCache:
+        raise TypeError(f"cache must be what lstm_forward returned, not {type(cache).__name__}")
+    problem = cache.inputs.problem
+    threads = 0 if num_threads is None else _args.thread_count(num_threads)
+    if type(accumulate) is not bool:
+        accumulate = _args.as_flag("accumulate", accumulate)
+    given = _NONE4 if out is None else _gradient_buffers(out)
+    wanted = _wanted(cache, need, given)
+    if dy is not None:
+        dy = problem.sequence(_incoming("dy", dy, problem.y_shape, "y", problem.dtype))
+    if dhn is not None:
+        dhn = problem.states(_incoming("dhn", dhn, problem.state_shape, "hn", problem.dtype))
+    if dcn is not None:
+        dcn = problem.states(_incoming("dcn", dcn, problem.state_shape, "cn", problem.dtype))
+
+    dx, dweights, dh0, dc0 = given
+    if "dx" in wanted:
+        dx = _result("dx", dx, cache.inputs.x.shape if cache.has_table else problem.x_shape, problem.dtype, accumulate)
+    if "dh0" in wanted:
+        dh0 = _result("dh0", dh0, problem.state_shape, problem.dtype, accumulate)
+    if "dc0" in wanted:
+        dc0 = _result("dc0", dc0, problem.state_shape, problem.dtype, accumulate)
+    dcells = None
+    if not wanted.isdisjoint(_WEIGHT_NEEDS):
+        dcells = _weight_results(cache, wanted, dweights, accumulate)
+    elif dweights is not None:
+        raise ValueError("out has buffers for dweights, of which need names none")
+
+    results = _Results(
+        dx if dx is None or cache.has_table else problem.sequence(dx),
+        dcells,
+        None if dh0 is None else problem.states(dh0),
+        None if dc0 is None else problem.states(dc0),
+    )
+    _run(cache, (dy, dhn, dcn), results, accumulate, threads)
+    if dcells is None:
+        dweights = None
+    else:
+        dweights = _new_weights(dcells[0]) if problem.single else [_new_weights(cell) for cell in dcells]
+    return _new_gradients((dx, dweights, dh0, dc0))
+
+
+class _Results(NamedTuple):
+    """Where the gradients go, in the engine's form."""
+
+    dx: Array | None
+    dcells: list[Cell] | None
+    dh0: Array | None
+    dc0: Array | None
+
+
+def _run(
+    cache: LstmCache,
+    incoming: tuple[Array | None, Array | None, Array | None],
+    results: _Results,
+    accumulate: bool,
+    threads: int,
+) -> None:
+    """All is of the right shape and type."""
+    stamp = None if cache.buffer is None else cache.stamp
+    buffer = recomputed(cache, threads) if cache.buffer is None else cache.buffer
+    copies: list[tuple[Array, Array]] = []
+
+    def target(part: Any, must_copy: bool = False) -> Any:
+        """Where the engine can write: the caller's own array, or one to be copied there."""
+        if part is None:
+            return None
+        if type(part) is tuple:
+            different = len({a.strides for a in part if a is not None}) > 1
+            return tuple(target(a, different) for a in part)
+        plain = _args.as_plain(part)
+        if not must_copy and (part.ndim == 1 or part.shape[-1] <= 1 or part.strides[-1] == part.itemsize):
+            return plain
+        fresh = plain.copy(order="C")
+        copies.append((part, fresh))
+        return fresh
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        raise_for_cache(refusal)
+        inputs = checked_inputs(cache.inputs)
+        given = dict(zip(("dy", "dhn", "dcn"), incoming, strict=True))
+        for name, array in given.items():
+            if array is not None:
+                _args.check_aligned(name, array)
+                given[name] = unit_stride(array)
+        named = {"out.dx": results.dx, "out.dh0": results.dh0, "out.dc0": results.dc0}
+        named.update(named_arrays("out.dweights", results.dcells or ()))
+        _args.check_disjoint(named, {**named_inputs(inputs), **given, "cache": buffer})
+        dcells = None if results.dcells is None else [tuple(map(target, cell)) for cell in results.dcells]
+        written = (target(results.dx), dcells, target(results.dh0), target(results.dc0))
+        return (*given.values(), inputs, buffer, stamp, *written, accumulate)
+
+    arguments = (*incoming, cache.inputs, buffer, stamp, *results, accumulate)
+    enter(cache.inputs.problem.engine.backward, arguments, threads, fix)
+    for array, computed in copies:
+        array[...] = computed
+
+
+def _gradient_buffers(out: LstmGradients | Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+    if isinstance(out, LstmGradients):
+        return out
+    if not isinstance(out, Mapping):
+        raise TypeError(f"out must be LstmGradients or a mapping, not {type(out).__name__}")
+    for name in set(out) - set(LstmGradients._fields):
+        raise ValueError(f"out has {name!r}; the buffers are {', '.join(LstmGradients._fields)}")
+    return out.get("dx"), out.get("dweights"), out.get("dh0"), out.get("dc0")
+
+
+def _wanted(cache: LstmCache, need: Sequence[str] | None, given: tuple[Any, Any, Any, Any]) -> frozenset[str]:
+    if need is None:
+        return _DEFAULT_NEEDS[
+            cache.inputs.h0 is not None or given[2] is not None, cache.inputs.c0 is not None or given[3] is not None
+        ]
+    names = _args.needed_names(need, _NEEDS)
+    for name, field in (("db", 2), ("dpeephole", 3)):
+        if name in names and all(cell[field] is None for cell in cache.inputs.cells):
+            raise ValueError(f"need has {name!r}, but forward was given no {name[1:]}")
+    for name, buffer in zip(("dx", "dh0", "dc0"), (given[0], given[2], given[3]), strict=True):
+        if buffer is not None and name not in names:
+            raise ValueError(f"out has a buffer for {name}, which need does not name")
+    return names
+
+
+def _incoming(name: str, value: object, shape: tuple[int, ...], of: str, dtype: np.dtype[Any]) -> Array:
+    array = value if type(value) is np.ndarray else _args.as_array(name, value)
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}, but {of} has shape {shape}")
+    if array.dtype is not dtype:
+        _args.check_dtype(name, array, dtype, "as x is")
+    return array
+
+
+def _result(name: str, buffer: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any], accumulate: bool) -> Array:
+    if buffer is None:
+        if accumulate:
+            raise ValueError(f"accumulate=True adds to buffers, and out has none for {name}")
+        return _memory.empty(shape, dtype)
+    _args.check_result(f"out.{name}", buffer, shape, dtype)
+    return buffer
+
+
+def _weight_results(cache: LstmCache, wanted: frozenset[str], dweights: Any, accumulate: bool) -> list[Cell]:
+    if dweights is None and not accumulate:
+        return [_new_gradient(cell, wanted) for cell in cache.inputs.cells]
+    buffers: list[Cell] = [_NONE4] * len(cache.inputs.cells)
+    if dweights is not None:
+        buffers, single = as_cells("out.dweights", dweights, result=True)
+        if single != cache.inputs.problem.single or len(buffers) != len(cache.inputs.cells):
+            raise ValueError(f"out.dweights has {len(buffers)} cells, the weights have {len(cache.inputs.cells)}")
+    results = []
+    for index, (cell, given) in enumerate(zip(cache.inputs.cells, buffers, strict=True)):
+        name = "dweights" if cache.inputs.problem.single else f"dweights[{index}]"
+        dcell: list[Any] = []
+        for field, part, buffer in zip(LstmWeights._fields, cell, given, strict=True):
+            if part is None or "d" + field not in wanted:
+                if buffer is not None:
+                    why = "which forward was not given" if part is None else "which need does not name"
+                    raise ValueError(f"out.{name}.{field} is a buffer for the gradient of {field}, {why}")
+                dcell.append(None)
+            elif type(part) is not tuple and type(buffer) is not tuple:
+                dcell.append(_result(f"{name}.{field}", buffer, part.shape, part.dtype, accumulate))
+            else:
+                dcell.append(_gate_results(f"{name}.{field}", part, buffer, accumulate))
+        results.append(tuple(dcell))
+    return results
+
+
+def _new_gradient(cell: Cell, wanted: frozenset[str]) -> Cell:
+    results: list[Any] = []
+    for name, part in zip(_NEEDS[1:5], cell, strict=True):
+        if part is None or name not in wanted:
+            results.append(None)
+        elif type(part) is tuple:
+            results.append(tuple(None if a is None else _memory.empty(a.shape, a.dtype) for a in part))
+        else:
+            results.append(_memory.empty(part.shape, part.dtype))
+    return tuple(results)
+
+
+def _gate_results(name: str, part: Any, buffer: Any, accumulate: bool) -> tuple[Array | None, ...]:
+    if buffer is not None and (type(part) is tuple) != (type(buffer) is tuple):
+        raise ValueError(f"out.{name} has the form {shape_of(buffer)}, the weights have {shape_of(part)}")
+    results: list[Array | None] = []
+    for gate, array, result in zip("ifgo", part, buffer or _NONE4, strict=True):
+        if array is None:
+            if result is not None:
+                raise ValueError(f"out.{name} of gate {gate} is a buffer, but that gate was given none")
+            results.append(None)
+        else:
+            results.append(_result(f"{name} of gate {gate}", result, array.shape, array.dtype, accumulate))
+    return tuple(results)

@@ -1,0 +1,134 @@
+"""What backward needs of a forward pass."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from .. import _args, _memory
+from .._args import Array
+from .._call import Reason, Refusal, public
+from .problem import Inputs, run_forward
+from .types import Buffer, Weights
+from .weights import as_cells
+
+BYTE: Final = np.dtype(np.uint8)
+STAMPS: Final = itertools.count(secrets.randbits(62))  # no two forward passes of a process share one
+
+
+class LstmGates(NamedTuple):
+    """Values of the gates and the new cell states, ``[T, N, H]`` each; 0 where a sample does not take part."""
+
+    i: Array
+    f: Array
+    g: Array
+    o: Array
+    c: Array
+
+
+class LstmCache(NamedTuple):
+    """What backward needs of a forward pass: its inputs, and a buffer of what it computed. It never changes.
+
+    Without a buffer backward recomputes it. Treat it as opaque but for `buffer` and the methods.
+    """
+
+    inputs: Inputs
+    buffer: Array | None
+    stamp: int | None  # of the forward pass that filled the buffer; None: whichever it was
+
+    @public
+    def gates(self, cell: int = 0) -> LstmGates:
+        """Gate values and cell states of one cell (layer-major, directions next to each other), time first."""
+        problem = self.inputs.problem
+        index = _args.as_count("cell", cell, least=0)
+        if index >= problem.cells:
+            raise ValueError(f"cell is {index}, must be below {problem.cells}, the number of cells")
+        buffer = self.buffer if self.buffer is not None else recomputed(self, 0)
+        values = _memory.empty((problem.steps, problem.samples, 4, problem.units), problem.dtype)
+        states = _memory.empty((problem.steps, problem.samples, problem.units), problem.dtype)
+        refusal = problem.engine.show(self.inputs, buffer, self.stamp, index, values, states)
+        if refusal is not None:
+            raise_for_cache(refusal)
+        i, f, g, o = np.moveaxis(values, 2, 0)
+        return LstmGates(i, f, g, o, states)
+
+    @public
+    def with_buffer(self, buffer: Buffer | bytes) -> LstmCache:
+        """The same pass, with the buffer that it has filled elsewhere."""
+        return new_cache((self.inputs, as_buffer("buffer", self.inputs, buffer), None))
+
+    def gradient_shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of ``dx``, ``dh0`` or ``dc0``; None for a state that forward was not given."""
+        problem = self.inputs.problem
+        if name == "dx":
+            return self.inputs.x.shape if self.has_table else problem.x_shape
+        state = {"dh0": self.inputs.h0, "dc0": self.inputs.c0}[name]
+        return None if state is None else problem.state_shape
+
+    @property
+    def has_table(self) -> bool:
+        """Whether forward looked its inputs up in a table, whose gradient ``dx`` is."""
+        return self.inputs.indices is not None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.inputs.problem.dtype
+
+    def refers_to(self, x: Array, weights: Weights) -> bool:
+        """Whether the cache has these arrays themselves, rather than copies of them."""
+
+        def arrays(cells: Any) -> list[Any]:
+            parts = [part for cell in cells for part in cell]
+            return [array for part in parts for array in (part if isinstance(part, tuple) else (part,))]
+
+        cells, _ = as_cells("weights", weights)
+        pairs = zip(arrays(self.inputs.cells), arrays(cells), strict=True)
+        return self.inputs.x is x and all(a is b for a, b in pairs)
+
+    def __repr__(self) -> str:
+        kept = "recomputes" if self.buffer is None else f"{self.buffer.nbytes} bytes"
+        return f"LstmCache({self.inputs.problem!r}, {kept})"
+
+
+new_cache: Final[Callable[[tuple[Any, ...]], LstmCache]] = partial(tuple.__new__, LstmCache)
+
+
+def recomputed(cache: LstmCache, threads: int) -> Array:
+    """The buffer that the forward pass would have filled."""
+    problem = cache.inputs.problem
+    buffer = _memory.empty((problem.cache_bytes(cache.inputs.active),), BYTE)
+    run_forward(cache.inputs, buffer, cache.stamp or 0, None, None, None, threads)
+    return buffer
+
+
+def raise_for_cache(refusal: Refusal) -> None:
+    """Raise if the buffer of a cache is what the engine refused."""
+    if refusal.reason is Reason.foreign_cache:
+        raise ValueError("cache holds nothing that a finished lstm_forward has written")
+    if refusal.reason is Reason.cache_of_another_problem:
+        raise ValueError("cache is of another problem: sizes, lengths, activations, peepholes, dropout or seed differ")
+    if refusal.reason is Reason.stale_cache:
+        raise ValueError("cache is stale: a later forward pass has used the same buffer")
+
+
+def as_buffer(name: str, inputs: Inputs, buffer: object) -> Array:
+    if type(buffer) is np.ndarray and buffer.dtype is BYTE and buffer.ndim == 1 and buffer.flags.c_contiguous:
+        array = buffer[:]
+    else:
+        try:
+            view = memoryview(buffer)  # type: ignore[arg-type]
+            contiguous = view.c_contiguous
+        except (TypeError, ValueError, BufferError) as error:
+            raise TypeError(f"{name} must be a buffer of bytes: {error}") from None
+        if not contiguous:
+            raise ValueError(f"{name} is not contiguous")
+        array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    least = inputs.problem.cache_bytes(inputs.active)
+    if array.size < least:
+        raise ValueError(f"{name} has {array.size} bytes, this problem needs {least} (lstm_cache_size)")
+    return array

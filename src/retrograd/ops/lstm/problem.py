@@ -1,0 +1,398 @@
+"""An LSTM of one shape, what a forward pass reads, and how the engine is called with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import _core
+from .. import _args, _memory
+from .._args import Array
+from .._arrays import same_elements
+from .._call import Refusal, enter
+from .types import Cell, LstmActivations, LstmWeights, Weights
+from .weights import as_cells, hidden_size, named_arrays, peephole_kind
+
+_MOST_ELEMENTS: Final = 1 << 58
+_READS: Final = {"new": False, "old": True}
+_DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))  # in the engine's order
+_DTYPE_CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+class Problem(NamedTuple):
+    """An LSTM of one shape with one set of options, checked."""
+
+    engine: _core.LstmProblem
+    steps: int
+    samples: int
+    inputs: int
+    units: int
+    layers: int
+    directions: int
+    dtype: np.dtype[Any]
+    peephole: int  # 0: none, 1: diagonals, 2: full matrices
+    single: bool  # one cell, given as such: states have no axis of cells
+    batch_first: bool
+    x_shape: tuple[int, ...]  # shapes as the caller sees them
+    y_shape: tuple[int, ...]
+    state_shape: tuple[int, ...]
+
+    @property
+    def cells(self) -> int:
+        return self.layers * self.directions
+
+    def cell_inputs(self, cell: int) -> int:
+        return self.inputs if cell < self.directions else self.directions * self.units
+
+    def cache_bytes(self, active: Array | None) -> int:
+        return self.engine.cache_bytes(self.steps * self.samples if active is None else int(active.sum()))
+
+    def sequence(self, array: Array) -> Array:
+        """x, y or a gradient of theirs, time first."""
+        return array.transpose(1, 0, 2) if self.batch_first else array
+
+    def states(self, array: Array) -> Array:
+        """A state or a gradient of one, as [cells, N, H]."""
+        return array[None] if self.single else array
+
+    def __repr__(self) -> str:
+        return (
+            f"<lstm of {self.dtype}: T={self.steps} N={self.samples} I={self.inputs} H={self.units}, "
+            f"layers={self.layers} directions={self.directions}>"
+        )
+
+
+class Inputs(NamedTuple):
+    """What a forward pass reads, in the engine's form, which takes these fields by their order (bind/lstm.cpp)."""
+
+    problem: Problem
+    x: Array  # time first, or the table
+    indices: Array | None  # of the table's rows, time first
+    cells: list[Cell]
+    h0: Array | None  # [cells, N, H]
+    c0: Array | None
+    active: Array | None  # how many slots take part in each step; None: all samples in every step
+    order: Array | None  # which sample is in which slot
+    seed: int
+
+
+_new_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__, Inputs)
+
+
+def dtype_code(name: str, dtype: np.dtype[Any]) -> int:
+    code = _DTYPE_CODES.get(dtype)
+    if code is None:
+        if not dtype.isnative:
+            _args.dtype_code(name, dtype)  # raises: byte order
+        raise TypeError(f"{name} has dtype {dtype}; an LSTM is computed in float32 or float64")
+    return code
+
+
+@lru_cache(maxsize=512, typed=True)
+def _problem(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    cells: int,
+    single: bool,
+    units: int,
+    bidirectional: bool,
+    batch_first: bool,
+    activations: LstmActivations,
+    peephole: int,
+    reads: str,
+    dropout: float,
+    training: bool,
+) -> Problem:
+    code = dtype_code("x", dtype)
+    if len(shape) != 3:
+        axes = "(N, T, I)" if batch_first else "(T, N, I)"
+        raise ValueError(f"x has shape {shape}, must have the 3 axes {axes}")
+    steps, samples, inputs = (shape[1], shape[0], shape[2]) if batch_first else shape
+    directions = 2 if bidirectional else 1
+    if cells % directions:
+        raise ValueError(f"weights has {cells} cells, but bidirectional layers have 2 each")
+    rate = _args.as_number("dropout", dropout)
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout is {rate}, must be at least 0 and below 1")
+    if not isinstance(reads, str) or reads not in _READS:
+        raise ValueError(f"output_gate_reads is {reads!r}, must be 'new' or 'old'")
+    if isinstance(activations, str) or not isinstance(activations, Sequence):
+        raise TypeError(f"activations must be LstmActivations, not {type(activations).__name__}")
+    if len(activations) != 5:
+        raise ValueError(f"activations has {len(activations)} functions, must have 5, for i, f, g, o and h")
+    codes = []
+    for role, activation in zip(LstmActivations._fields, activations, strict=True):
+        try:
+            f = _args.as_activation(activation)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"activations.{role}: {error}") from None
+        codes.append((f.code, f.alpha, f.beta))
+    layers = cells // directions
+    check_fits(steps, samples, inputs, units, cells)
+    engine = _core.LstmProblem(
+        steps,
+        samples,
+        inputs,
+        units,
+        layers,
+        directions,
+        code,
+        codes,
+        peephole,
+        _READS[reads],
+        rate if training else 0.0,
+    )
+    return Problem(
+        engine,
+        steps,
+        samples,
+        inputs,
+        units,
+        layers,
+        directions,
+        _DTYPES[code],  # the one that arrays' are compared with by identity
+        peephole,
+        single,
+        batch_first,
+        shape,
+        (*shape[:2], directions * units),
+        (samples, units) if single else (cells, samples, units),
+    )
+
+
+def check_fits(steps: int, samples: int, inputs: int, units: int, cells: int) -> None:
+    """Refuse sizes whose arrays no machine could hold: the engine counts in 64 bits."""
+    rows, width = (steps + 1) * (samples + 1), max(8 * (units + 32), inputs + 32, 2 * units + 96)
+    elements = max(rows + 64, 8 * (units + 32)) * width * (cells + 1)
+    if elements >= _MOST_ELEMENTS:
+        raise ValueError(
+            f"T={steps}, N={samples}, I={inputs}, H={units} with {cells} cells takes about 2**"
+            f"{elements.bit_length()} elements, more than a process can address"
+        )
+
+
+def _ragged(
+    steps: int, samples: int, lengths: npt.ArrayLike | None, batch_sizes: npt.ArrayLike | None
+) -> tuple[Array | None, Array | None]:
+    """How many slots take part in each step, and which sample is in which slot."""
+    if lengths is not None:
+        if batch_sizes is not None:
+            raise ValueError("lengths and batch_sizes are both given; one of them is enough")
+        ends = as_counts("lengths", lengths, samples, "samples", steps, "steps")
+        if not samples or ends.min() == steps:
+            return None, None
+        order = np.argsort(-ends, kind="stable")
+        # Slot s takes part in the steps before its end; ends are in falling order.
+        active = samples - np.searchsorted(ends[order][::-1], np.arange(steps), side="right")
+        return active.astype(np.int64), order.astype(np.int64)
+    if batch_sizes is not None:
+        sizes = as_counts("batch_sizes", batch_sizes, steps, "steps", samples, "samples")
+        return (None, None) if not steps or sizes.min() == samples else (sizes, None)
+    return None, None
+
+
+def as_counts(name: str, values: npt.ArrayLike, count: int, per: str, most: int, of: str) -> npt.NDArray[np.int64]:
+    array = _args.as_array(name, values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be of integers")
+    if array.shape != (count,):
+        raise ValueError(f"{name} has shape {array.shape}, must be {(count,)}: x has {count} {per}")
+    if array.size and not 0 <= array.min() <= array.max() <= most:
+        worst = int(array.max() if array.max() > most else array.min())
+        raise ValueError(f"{name} has {worst}, must be from 0 to {most}, the {of} of x")
+    return array.astype(np.int64)  # a copy: the caller's may change before backward
+
+
+def bind(
+    x: Array,
+    weights: Weights,
+    h0: Array | None,
+    c0: Array | None,
+    table: Array | None,
+    bidirectional: bool,
+    batch_first: bool,
+    lengths: npt.ArrayLike | None,
+    batch_sizes: npt.ArrayLike | None,
+    activations: LstmActivations,
+    reads: str,
+    dropout: float,
+    seed: int,
+    training: bool,
+) -> Inputs:
+    """The arguments of a forward pass, checked as far as the engine does not."""
+    indices = None
+    if table is not None:
+        x, indices = _looked_up(x, table, batch_first)
+    elif type(x) is not np.ndarray:
+        x = _args.as_array("x", x)
+    cells, single = as_cells("weights", weights)
+    units = hidden_size(cells[0][1])
+    peephole = 0 if single and cells[0][3] is None else peephole_kind(cells, units)
+    shape = x.shape if indices is None else (*(indices.shape[::-1] if batch_first else indices.shape), x.shape[1])
+    key: Any = (
+        shape,
+        x.dtype,
+        len(cells),
+        single,
+        units,
+        bool(bidirectional),
+        bool(batch_first),
+        activations,
+        peephole,
+        reads,
+        dropout,
+        bool(training),
+    )
+    try:
+        problem = _problem(*key)
+    except TypeError:  # an unhashable argument, or a wrong type found inside: say which
+        problem = _problem.__wrapped__(*key)
+    active = order = None
+    if lengths is not None or batch_sizes is not None:
+        active, order = _ragged(problem.steps, problem.samples, lengths, batch_sizes)
+    return _new_inputs(
+        (
+            problem,
+            problem.sequence(x) if indices is None else x,
+            indices,
+            cells,
+            None if h0 is None else problem.states(_state("h0", h0, problem)),
+            None if c0 is None else problem.states(_state("c0", c0, problem)),
+            active,
+            order,
+            seed if type(seed) is int and 0 <= seed < 1 << 64 else _args.as_seed(seed),
+        )
+    )
+
+
+def _looked_up(x: object, table: object, batch_first: bool) -> tuple[Array, Array]:
+    """The table, and the indices of its rows, time first."""
+    rows = _args.as_array("table", table)
+    if rows.ndim != 2:
+        raise ValueError(f"table has shape {rows.shape}, must have 2 axes, [rows, I]")
+    indices, flat = _args.as_indices("x", x)
+    if indices.ndim != 2:
+        axes = "(N, T)" if batch_first else "(T, N)"
+        raise ValueError(f"x has shape {indices.shape}, must have the 2 axes {axes}: there is a table")
+    flat = flat.reshape(indices.shape)
+    return rows, np.ascontiguousarray(flat.T) if batch_first else flat
+
+
+def _state(name: str, value: object, problem: Problem) -> Array:
+    array = value if type(value) is np.ndarray else _args.as_array(name, value)
+    if array.shape != problem.state_shape:
+        axes = "(N, H)" if problem.single else "(cells, N, H)"
+        raise ValueError(f"{name} has shape {array.shape}, must be {axes} = {problem.state_shape}")
+    return array
+
+
+def run_forward(
+    inputs: Inputs,
+    buffer: Array | None,
+    stamp: int,
+    y: Array | None,
+    hn: Array | None,
+    cn: Array | None,
+    threads: int,
+) -> Inputs:
+    """Outputs are of the right shape and type. Returns the inputs in the form in which the engine took them."""
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        checked = checked_inputs(inputs)
+        read = {**named_inputs(checked), "h0": checked.h0, "c0": checked.c0}
+        for state, before, after in (("h0", checked.h0, hn), ("c0", checked.c0, cn)):
+            if before is not None and after is not None and same_elements(before, after):
+                del read[state]
+        _args.check_disjoint({"out.y": y, "out.hn": hn, "out.cn": cn, "cache": buffer}, read)
+        written = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
+        return (checked, buffer, stamp, *written)
+
+    _, (taken, _, _, *written) = enter(inputs.problem.engine.forward, (inputs, buffer, stamp, y, hn, cn), threads, fix)
+    for array, computed in zip((y, hn, cn), written, strict=True):
+        if array is not None and computed is not None and array is not computed:
+            array[...] = computed
+    return cast(Inputs, taken)
+
+
+def named_inputs(inputs: Inputs) -> dict[str, Array | None]:
+    own = {"x": inputs.x} if inputs.indices is None else {"table": inputs.x, "x": inputs.indices}
+    return {**own, **dict(named_arrays("weights", inputs.cells))}
+
+
+def unit_stride(array: Array, copy: bool = True) -> Array:
+    """The array, or one of the same contents (or only shape) whose last axis is contiguous."""
+    if array.shape[-1] <= 1 or array.strides[-1] == array.itemsize:
+        return array
+    return np.ascontiguousarray(array) if copy else _memory.empty(array.shape, array.dtype)
+
+
+def checked_inputs(inputs: Inputs) -> Inputs:
+    """Say what is wrong with x, the states or the weights; convert what can be converted."""
+    problem, x, indices, cells, h0, c0, *_ = inputs
+    _args.check_aligned("x" if indices is None else "table", x)
+    if indices is not None:
+        used = np.where(_taking_part(inputs), indices, 0)
+        if used.any() and not 0 <= used.min() <= used.max() < len(x):
+            given = used.T if problem.batch_first else used
+            _args.raise_out_of_range("x", given, len(x), "the rows of table are")
+    states = {"h0": h0, "c0": c0}
+    for name, state in states.items():
+        if state is not None:
+            _args.check_dtype(name, state, problem.dtype, "as x is")
+            _args.check_aligned(name, state)
+            states[name] = unit_stride(state)
+    checked = [_checked_cell(problem, index, cell) for index, cell in enumerate(cells)]
+    return inputs._replace(x=unit_stride(x), cells=checked, h0=states["h0"], c0=states["c0"])
+
+
+def _taking_part(inputs: Inputs) -> npt.NDArray[np.bool_]:
+    """Which samples take part in which steps, [T, N]."""
+    problem = inputs.problem
+    active = np.full(problem.steps, problem.samples) if inputs.active is None else inputs.active
+    slots = np.arange(problem.samples) < active[:, None]
+    if inputs.order is None:
+        return slots
+    samples = np.empty_like(slots)
+    samples[:, inputs.order] = slots
+    return samples
+
+
+def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
+    columns: tuple[tuple[int, ...], ...] = (
+        (problem.cell_inputs(index),),
+        (problem.units,),
+        (),
+        (problem.units,) if problem.peephole == 2 else (),
+    )
+    checked: list[Any] = []
+    for field, part, tail in zip(LstmWeights._fields, cell, columns, strict=True):
+        name = field if problem.single else f"weights[{index}].{field}"
+        needed = field in ("wx", "wh")
+        if part is None:
+            if needed:
+                raise ValueError(f"{name} is None; a cell needs wx and wh of every gate")
+        elif type(part) is tuple:
+            for gate, array in zip("ifgo", part, strict=True):
+                label = f"{name} of gate {gate}"
+                if array is not None:
+                    _check_parameter(label, array, ((problem.units, *tail),), problem.dtype)
+                elif needed:
+                    raise ValueError(f"{label} is None; a cell needs wx and wh of every gate")
+            if len({a.strides for a in part if a is not None}) > 1:
+                part = tuple(None if a is None else np.ascontiguousarray(a) for a in part)
+        else:
+            shapes = ((4 * problem.units, *tail), (4, problem.units, *tail))
+            _check_parameter(name, part, shapes, problem.dtype)
+        checked.append(part)
+    return tuple(checked)
+
+
+def _check_parameter(name: str, array: Array, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any]) -> None:
+    if array.shape not in shapes:
+        raise ValueError(f"{name} has shape {array.shape}, must be {' or '.join(map(str, shapes))}")
+    _args.check_dtype(name, array, dtype, "as x is")
+    _args.check_aligned(name, array)

@@ -1,0 +1,42 @@
+"""What callers name: the parameters of a cell, and the functions of its gates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from .._args import Array
+from ..activation import Activation
+
+# One array of all gates, [4H, ...] or [4, H, ...], or four arrays [H, ...]; gates in the order i f g o.
+GateArrays: TypeAlias = Array | Sequence[Array | None]
+Buffer: TypeAlias = Array | bytearray | memoryview
+
+
+class LstmWeights(NamedTuple):
+    """The parameters of one cell (one layer, one direction), or their gradients. Gates in the order i f g o.
+
+    Each is one array for all gates, ``[4H, I]`` or ``[4, H, I]``, or four arrays ``[H, I]``, in any strides: ``wx``
+    ``[4H, I]``, ``wh`` ``[4H, H]``, ``b`` ``[4H]``, and `peephole`, which is ``[4H]`` for diagonals and ``[4H, H]``
+    for full matrices. Of the four arrays of ``b`` and of `peephole` any may be None.
+    """
+
+    wx: GateArrays | None
+    wh: GateArrays | None
+    b: GateArrays | None = None
+    peephole: GateArrays | None = None
+
+
+class LstmActivations(NamedTuple):
+    """The functions of the gates i f g o, and `h`, which makes the hidden output of the cell state."""
+
+    i: str | Activation = "sigmoid"
+    f: str | Activation = "sigmoid"
+    g: str | Activation = "tanh"
+    o: str | Activation = "sigmoid"
+    h: str | Activation = "tanh"
+
+
+Weights: TypeAlias = LstmWeights | Sequence[Any]
+# wx, wh, b, peephole as the engine takes them: each an array, a tuple of four (or None), or None.
+Cell: TypeAlias = tuple[Any, ...]
