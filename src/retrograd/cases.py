@@ -1010,7 +1010,9 @@ def backward_bound(
             + np.abs(xhat) * off_g_xhat
         )
     # Below the normal range a and b are off by one of the smallest numbers, and are multiplied.
-    dx_error = dx_error + (2 + np.abs(dz) + np.abs(xhat / scale)) * lost
+    dx_error = dx_error + (2 + np.abs(dz)) * lost
+    if not frozen:
+        dx_error = dx_error + np.abs(xhat / scale) * lost
     dx_error = dx_error + dtype.storage * (np.abs(_float64(expected.dx)) + dx_error) + dtype.smallest
     return BackwardBound(
         dx_error,
