@@ -533,7 +533,7 @@ def test_capacity_refuses_sizes_whose_product_is_too_large() -> None:
     assert capacity_of(BNNSLayerParametersLSTM(1, 2**20, 2**20, 2**10, 2**20)) == bnns.SIZE_MAX
 
 
-@pytest.mark.parametrize("params", [None, 3, "params", BNNSNDArrayDescriptor(), object()], ids=str)
+@pytest.mark.parametrize("params", [None, 3, "params", BNNSNDArrayDescriptor(), object()], ids=type)
 def test_structures_of_another_type(params: Any) -> None:
     layer = Layer()
     assert capacity_of(params) == bnns.SIZE_MAX
@@ -1268,7 +1268,7 @@ def test_backward_only_reads_its_cache() -> None:
     assert "read-only" in untouched(layer, lambda: layer.forward(kept))
 
 
-@pytest.mark.parametrize("pointer", [17, "cache", object(), 3.0, [1, 2]], ids=str)
+@pytest.mark.parametrize("pointer", [17, "cache", object(), 3.0, [1, 2]], ids=type)
 def test_caches_that_are_no_buffers(pointer: Any) -> None:
     layer = Layer()
     untouched(layer, lambda: forward(layer.params, None, pointer, 10**6))
@@ -1671,7 +1671,7 @@ def test_layouts_that_are_refused(layout: Any) -> None:
             desc.layout = kept
 
 
-@pytest.mark.parametrize("data", [5, "text", object(), 1.5, np.array([object()]), np.empty(0, np.float32)], ids=repr)
+@pytest.mark.parametrize("data", [5, "text", object(), 1.5, np.array([object()]), np.empty(0, np.float32)], ids=type)
 def test_data_that_is_no_buffer(data: Any) -> None:
     layer = Layer()
     cache = layer.run()
