@@ -325,6 +325,14 @@ def test_long_legend_says_how_much_is_missing(width: int) -> None:
     assert len(legend(root)) >= 3
 
 
+@pytest.mark.parametrize("length", range(1, 16))
+def test_legend_ends_above_the_axis_label(length: int) -> None:
+    lines = [Line(name, [0, 1], [0, 1]) for name in ["n" * length] * 8 + ["m" * 40]]  # the last may not fit in a row
+    root = drawn(Chart("t", "x", "y", lines), 340)
+    (label,) = (float(text.attrib["y"]) for text in root.iter("text") if text.text == "y")
+    assert max(float(text.attrib["y"]) for text in legend(root)) < label - 12
+
+
 def test_long_names_are_cut_and_told_in_full() -> None:
     root = drawn(Chart("word " * 200, "x" * 500, "y" * 500, [Line("name " * 100, [0, 1], [0, 1])]))
     (entry,) = (group for group in root.iter("g"))

@@ -372,11 +372,11 @@ def _legend(parts: Sequence[_Series], width: int, top: float) -> tuple[list[Mark
     for number, part in enumerate(parts):
         text = _shorten(part.label, room)
         needed = 30 + _text_width(text)
-        if x > 8 and x + needed > width - 8:
+        if x > 8 and x + needed > width - 8 and row < 2:
             x, row = 8.0, row + 1
         middle = top + 20 * row + 12
         # The last row keeps room to say how many are left out.
-        if row == 2 and number < len(parts) - 1 and x + needed > width - 90:
+        if row == 2 and x + needed > width - (90 if number < len(parts) - 1 else 8):
             marks.append(Text(x, middle + 4, f"and {len(parts) - number} more"))
             break
         sample = Shape(part.classes, [_segment(x, middle, x + 22, middle)])
