@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import nn
+from .baselines import NGRAMS, count_ngrams, ngram_bits
 from .files import check_data, check_room, load_weights, opened_model
 from .report import Block, Prose, Sample, Section, Table
 from .settings import InputError, Settings, option
@@ -39,13 +40,7 @@ _UNKNOWN_SHARE: Final = 1e-4
 _PASSES: Final = 10  # over the training text, if the settings do not say how many steps
 _MOST_STEPS: Final = 20_000
 _LEAST_STEPS: Final = 500
-
-# What is counted, as a row of a table and in a sentence, by the number of symbols before.
-_COUNTS: Final = (
-    ("frequency of each symbol", "symbols"),
-    ("the symbol before", "pairs of symbols"),
-    ("the two symbols before", "triples of symbols"),
-)
+_MOST_COUNTED: Final = 4_000_000  # symbols of the training text, by the n-gram baselines
 
 # Folders of the standard library that are no Python as people write it: tests, other packages, tables.
 _NOT_LIBRARY: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
@@ -487,7 +482,7 @@ class TextTask(Task):
         """By how much the model beats counting, or that it does not."""
         bits, counted = self.validate(), self._counted
         least = min(counted)
-        by = _COUNTS[counted.index(least)][1]
+        by = NGRAMS[counted.index(least)].counted
         numbers = f"{bits:.3f} {self.measure} against {least:.3f}"
         if abs(bits - least) <= max(0.01 * least, 0.005):
             return [Prose(f"The model does not beat counting {by}: they hardly differ ({numbers}).")]
@@ -504,7 +499,7 @@ class TextTask(Task):
     def results(self) -> list[Section]:
         bits, counted = self.validate(), self._counted
         rows = [[f"all {len(self.alphabet)} symbols equally likely", f"{math.log2(len(self.alphabet)):.3f}"]]
-        rows += [[name, f"{value:.3f}"] for (name, _), value in zip(_COUNTS, counted, strict=False)]
+        rows += [[ngram.predictor, f"{value:.3f}"] for ngram, value in zip(NGRAMS, counted, strict=False)]
         rows.append(["this model", f"{bits:.3f}"])
         values = [float(row[1]) for row in rows]
         compared: list[Block] = [
@@ -522,31 +517,9 @@ class TextTask(Task):
 
     @functools.cached_property
     def _counted(self) -> list[float]:
-        """Bits per symbol of the validation text by counts of one, two and three symbols, where their table is small.
-
-        A count of n symbols is shrunk towards what n - 1 say. The first four million symbols are counted.
-        """
-        size, counts = len(self.alphabet), list[Array]()
-        while len(counts) < 3 and size ** (len(counts) + 1) <= 1 << 24:
-            counts.append(np.zeros(size ** (len(counts) + 1), np.int32))
-        for text in self._training_text(4_000_000):
-            code = text.astype(np.int64)
-            for order, table in enumerate(counts):
-                if order:
-                    code = code[:-1] * size + text[order:]
-                np.add.at(table, code, 1)
-        bits, symbols = np.zeros(len(counts)), 0
-        for index in range(self._validation.pieces):
-            tokens, labels = self._validation.piece(index)
-            # Two symbols are before all but the first of a piece, which makes do with one, twice.
-            contexts = np.zeros_like(tokens), tokens, np.concatenate([tokens[:1], tokens[:-1]]) * size + tokens
-            probability = np.full(labels.shape, 1 / size)
-            for order, (table, context) in enumerate(zip(counts, contexts, strict=False)):
-                total = counts[order - 1][context] if order else counts[0].sum()
-                probability = (table[context * size + labels] + 5 * probability) / (total + 5)
-                bits[order] -= np.log2(probability).sum()
-            symbols += labels.size
-        return [float(value) / symbols for value in bits]
+        """Bits per symbol of the validation text by n-gram counts of the training text."""
+        counts = count_ngrams(len(self.alphabet), self._training_text(_MOST_COUNTED))
+        return ngram_bits(counts, map(self._validation.piece, range(self._validation.pieces)))
 
     def _training_text(self, most: int) -> Iterator[Array]:
         length = min(self._train_length, most)
