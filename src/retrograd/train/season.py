@@ -13,9 +13,9 @@ __all__ = ["find_season"]
 
 
 def find_season(values: Array, likely: Sequence[int] = ()) -> int:
-    """Rows after which a series is most like itself, 1 if there is no such number. `likely`: those of the calendar.
+    """The period of a series in rows, 1 if it has none. `likely` has the periods of the calendar.
 
-    A random walk wanders off and back, and so looks periodic. Its differences over d rows do not, beyond d rows. So
+    A random walk wanders off and back, and so looks periodic. Its differences over d rows do not, at lags above d. So
     each lag is judged by the autocorrelation of differences over a fourth to an eighth of it.
     """
     rows = len(values)
@@ -31,9 +31,9 @@ def find_season(values: Array, likely: Sequence[int] = ()) -> int:
         here, before, after = correlation[1:-1], correlation[:-2], correlation[2:]
         peaks = lags[(here >= before) & (here >= after) & (here > least) & (lags > gap)]
         own = peaks[peaks >= (2 if gap == 1 else 4 * gap)]
-        if own.size and correlation[own].max() > best + 0.1:  # less may be a multiple
+        if own.size and correlation[own].max() > best + 0.1:  # a smaller gain may be a multiple
             best = float(correlation[own].max())
-            # Multiples fit as well; the shortest is meant.
+            # Multiples of the period correlate as well; take the shortest.
             season = _top(correlation, int(peaks[correlation[peaks] >= 0.9 * best][0]))
         gap *= 2
     for calendar in likely:
@@ -43,7 +43,7 @@ def find_season(values: Array, likely: Sequence[int] = ()) -> int:
 
 
 def _top(correlation: Array, peak: int) -> int:
-    """Where a broad peak is highest, by a parabola: noise moves its highest point about."""
+    """The maximum of a broad peak by a parabola, since noise moves its highest point."""
     reach = min(peak // 8, len(correlation) - 1 - peak)
     if reach < 2:
         return peak

@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def history(self) -> int:
-        """Rows that must be there for a forecast: those of the window, and a season."""
+        """Rows that a forecast needs: the window, or a season if that is longer."""
         return max(self.window, self.season)
 
     def baseline_keys(self) -> list[str]:
@@ -162,7 +162,7 @@ class SeriesModel(nn.Module):
         rng: np.random.Generator | int | None = None,
     ) -> None:
         rng = np.random.default_rng(rng)
-        # Columns come scaled, so the running statistics begin where they belong, and can follow slowly.
+        # Columns are scaled already, so the running statistics start close to the truth and may change slowly.
         self.norm = nn.BatchNorm(columns, channel_axis=-1, update=rg.RunningUpdate.keras(0.99), dtype=dtype)
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(columns, hidden, layers=layers, dropout=between, dtype=dtype, rng=rng)
@@ -244,7 +244,7 @@ class Forecaster:
         return (seasonal_naive if key == "season" else naive)(windows, origins)
 
     def reference(self, windows: Windows, origins: Array) -> Array:
-        """What the model's outputs are differences from, ``[N, horizon, targets]``."""
+        """The baseline that the model's outputs are added to, ``[N, horizon, targets]``."""
         return self.baseline(self.plan.reference, windows, origins)
 
     def by(self, name: str, windows: Windows, origins: Array) -> tuple[Array, Array, Array]:
@@ -272,12 +272,12 @@ class Forecaster:
         return name, f"--use {use}"
 
     def outputs(self, windows: Windows, origins: Array) -> Array:
-        """What the model should say, ``[N, horizon * targets]``."""
+        """The outputs that the model is trained to give, ``[N, horizon * targets]``."""
         differences = (windows.truth(origins) - self.reference(windows, origins)) / self.model.unit
         return differences.reshape(len(origins), -1).astype(np.float32)
 
     def forecast(self, windows: Windows, origins: Array) -> Array:
-        """What the model forecasts, ``[N, horizon, targets]`` in the units of the targets."""
+        """The model's forecast, ``[N, horizon, targets]`` in the units of the targets."""
         was_training = self.model.training
         self.model.eval()
         outputs = np.concatenate([self.model.forward(windows.inputs(part)) for part in chunks(origins)])
@@ -306,9 +306,9 @@ def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The rows that follow a table, with a band that is to hold 80 % of what comes."""
+    """The rows that follow a table, with a band that should hold 80 % of the truth."""
 
-    by: str  # who forecasts, by the name in `USES`
+    by: str  # the model or a baseline, by its name in `USES`
     why: str
     time_column: str
     times: list[str]
@@ -348,7 +348,7 @@ class Forecast:
 
 
 def _ticks(labels: Sequence[str]) -> list[tuple[float, str]]:
-    """Some five of the labels, evenly spaced, at their places."""
+    """About five of the labels, evenly spaced, with their positions."""
     return [(float(at), labels[at]) for at in range(0, len(labels), max(1, math.ceil(len(labels) / 5)))]
 
 
@@ -372,7 +372,7 @@ def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Fo
         notes.append(f"The model does not know {_named('column', further)}.")
     if str(table.times.step) != plan.step:
         notes.append(f"From row to row it is {table.times.step}, but it was {plan.step} in training.")
-    # A forecast looks at the last rows only; scaling the others would be in vain.
+    # A forecast reads the last rows only, so the others need not be scaled.
     shown = max(plan.history, 3 * plan.horizon)
     recent = {name: table.columns[name][-shown:] for name in plan.columns}
     windows = forecaster.windows(recent)
@@ -400,7 +400,7 @@ def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Fo
 
 
 class SeriesTask(Task):
-    """Train a forecast on a CSV file. The rows are parted by time: training, validation, test."""
+    """Train a forecast on a CSV file. The rows are split by time: training, validation, test."""
 
     kind: ClassVar[str] = "series"
     items = "windows"
@@ -467,7 +467,7 @@ class SeriesTask(Task):
 
         count = len(self._origins[0])
         self._batch = min(settings.batch, count)
-        self._batches = count // self._batch  # of an epoch; the few windows left over wait for the next order
+        self._batches = count // self._batch  # of an epoch; the windows left over are skipped until the next shuffle
         self._order: tuple[int, Array] | None = None
         self.steps = settings.steps or max(200, min(1500, 100 * self._batches, 100_000 // window))
         self.validate_every = steps_between_validations(settings, self.steps)
@@ -501,7 +501,7 @@ class SeriesTask(Task):
             found = (find_season(self._table.columns[name][:first], likely) for name in targets)
             season = next((rows for rows in found if rows > 1), 1)
         horizon = settings.horizon or min(season if season > 1 else 12, 48, middle, last)
-        # Two seasons show what a season is; of long ones the LSTM sees one, for the sake of time.
+        # Two seasons show how they repeat. Of a long season the LSTM reads one, to save time.
         usual = max(2 * season, 24) if season <= 100 else max(season, 200)
         window = settings.window or max(1, min(usual, (first - horizon) // 2))
         if settings.season is None and first < season + horizon + _FEWEST_WINDOWS - 1:
@@ -607,7 +607,7 @@ class SeriesTask(Task):
         return dataclasses.asdict(self._score().verdict())
 
     def headline(self) -> list[Block]:
-        """By how much the model beats the best of the baselines, or loses to it."""
+        """Whether the model beats the best of the baselines, and by how much."""
         return [Prose(str(self._score().verdict()))]
 
     def results(self) -> list[Section]:
