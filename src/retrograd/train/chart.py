@@ -305,7 +305,7 @@ def _description(chart: Chart, lines: Sequence[_Series]) -> str:
 
 
 class _Plot(NamedTuple):
-    """The area between the axes, in the units of the drawing."""
+    """The area between the axes in the units of the drawing, and where values are in it."""
 
     left: float
     top: float
@@ -322,6 +322,7 @@ class _Plot(NamedTuple):
 
 
 def _draw(chart: Chart, width: int, height: int) -> Drawing:
+    """The chart from top to bottom: title, legend, label of the y axis, plot, label of the x axis."""
     if width < 200 or height < 160:
         raise ValueError(f"svg: a chart is at least 200 by 160, but width is {width} and height is {height}")
     lines, bands = _lines(chart), _bands(chart)
@@ -491,7 +492,7 @@ def _outlines(plot: _Plot, band: _Series) -> list[Corners]:
 def svg(chart: Chart, width: int = 720, height: int = 360, *, standalone: bool = True) -> str:
     """The chart as an ``<svg>`` element that fills the width it is given.
 
-    A standalone one has a namespace and its style, and is a file; otherwise `STYLE` must be in the page.
+    A standalone one has a namespace and its style, and is a file; otherwise `drawing.STYLE` must be in the page.
     """
     return to_svg(_draw(chart, width, height), standalone=standalone)
 
