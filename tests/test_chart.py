@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrograd.train import chart as module
+from retrograd.train import drawing
 from retrograd.train.chart import Band, Chart, Line, one_line, png, stacked_svg, svg, visible
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"
@@ -325,6 +325,14 @@ def test_long_legend_says_how_much_is_missing(width: int) -> None:
     assert len(legend(root)) >= 3
 
 
+@pytest.mark.parametrize("length", range(1, 16))
+def test_legend_ends_above_the_axis_label(length: int) -> None:
+    lines = [Line(name, [0, 1], [0, 1]) for name in ["n" * length] * 8 + ["m" * 40]]  # the last may not fit in a row
+    root = drawn(Chart("t", "x", "y", lines), 340)
+    (label,) = (float(text.attrib["y"]) for text in root.iter("text") if text.text == "y")
+    assert max(float(text.attrib["y"]) for text in legend(root)) < label - 12
+
+
 def test_long_names_are_cut_and_told_in_full() -> None:
     root = drawn(Chart("word " * 200, "x" * 500, "y" * 500, [Line("name " * 100, [0, 1], [0, 1])]))
     (entry,) = (group for group in root.iter("g"))
@@ -383,9 +391,9 @@ def lab(rgb: Any) -> Any:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-@pytest.mark.parametrize(("colours", "paper"), [(module._LIGHT, "#ffffff"), (module._DARK, "#171b20")])
+@pytest.mark.parametrize(("colours", "paper"), [(drawing.LIGHT, "#ffffff"), (drawing.DARK, "#171b20")])
 def test_colours_stand_out_for_all_eyes(colours: tuple[str, ...], paper: str) -> None:
-    assert paper in module.STYLE
+    assert paper in drawing.STYLE
     bright = [float(linear(colour) @ [0.2126, 0.7152, 0.0722]) + 0.05 for colour in (paper, *colours)]
     assert min(max(b, bright[0]) / min(b, bright[0]) for b in bright[1:]) >= 3  # WCAG's contrast of graphics
     for matrix in EYES.values():
@@ -437,7 +445,7 @@ def test_png_is_a_picture_of_the_charts(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     pixels = picture(path)
     assert pixels.shape == (1200, 1200, 3)
-    blue = has(pixels, module._LIGHT[0])
+    blue = has(pixels, drawing.LIGHT[0])
     columns = np.flatnonzero(blue.any(0))
     assert columns.min() < 200
     assert columns.max() > 1100
@@ -446,7 +454,43 @@ def test_png_is_a_picture_of_the_charts(tmp_path: Path) -> None:
     # The line falls from left to right.
     rows = [float(np.flatnonzero(blue[150:, x]).mean()) for x in (300, 600, 900)]
     assert rows == sorted(rows)
-    assert has(pixels, module._LIGHT[1]).sum() > 100
+    assert has(pixels, drawing.LIGHT[1]).sum() > 100
+
+
+def test_png_shows_what_the_svg_says(tmp_path: Path) -> None:
+    """Each mark is painted where the SVG has it, at 5 / 3 of the size."""
+    x = [0, 10, 20]
+    chart = Chart(
+        "Title",
+        "step",
+        "loss",
+        [
+            Line("solid", x, [0, 10, 0]),
+            Line("points", x, [9, 3, 9], "points"),
+            Line("dashed", x, [8, 8, 8], "dashed"),
+            Line("one", [5], [1]),
+        ],
+        [Band("band", [16, 19], [4, 4], [6, 6])],
+    )
+    (tmp_path / "a.png").write_bytes(png([chart]))
+    pixels, root = picture(tmp_path / "a.png"), drawn(chart)
+
+    for number, label in enumerate(("solid", "points", "dashed", "one")):
+        for place in curve(root, label):
+            column, row = (round(part * 5 / 3) for part in place)
+            assert has(pixels[row - 2 : row + 3, column - 2 : column + 3], drawing.LIGHT[number]).any(), label
+    (left, level), *_, (right, _) = curve(root, "dashed")
+    painted = has(pixels[round(level * 5 / 3), round(left * 5 / 3) : round(right * 5 / 3)], drawing.LIGHT[2])
+    assert 0.5 < painted.mean() < 0.6  # 7 of 12
+    (path,) = paths(root, "band")
+    column, row = (round(float(part) * 5 / 3) for part in np.mean(corners(path), axis=0))
+    colour = np.array([int(drawing.LIGHT[3][i : i + 2], 16) for i in (1, 3, 5)])
+    mixed = 255 - float(path.attrib["fill-opacity"]) * (255 - colour)
+    np.testing.assert_allclose(pixels[row - 9, column], mixed, atol=3)  # above the line of the grid
+    for text in root.iter("text"):
+        at, base = float(text.attrib["x"]) * 5 / 3, round(float(text.attrib["y"]) * 5 / 3)
+        before, after = {"start": (0, 12), "middle": (12, 12), "end": (12, 0)}[text.get("text-anchor", "start")]
+        assert (pixels[base - 12 : base, int(at - before) : int(at + after)].sum(-1) < 500).any(), text.text
 
 
 def test_png_takes_any_chart(tmp_path: Path) -> None:

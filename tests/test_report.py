@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from waiting import PATIENCE
 
 from retrograd.cli import main
-from retrograd.train import chart
-from retrograd.train.chart import Band, Chart, Line, one_line, visible
+from retrograd.train import drawing
+from retrograd.train.chart import Band, Chart, Line, one_line, png, stacked_svg, visible
 from retrograd.train.report import Block, Prose, Sample, Section, Table, page, plain
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=40)
@@ -126,7 +126,7 @@ def test_page_is_one_document_that_needs_nothing_else() -> None:
     assert ("charset", "utf-8") in read.attributes
     assert "prefers-color-scheme" in read.style
     assert "@media print" in read.style
-    assert text.count(chart.STYLE) == 1
+    assert text.count(drawing.STYLE) == 1
     # Once for wide screens and once for narrow ones.
     assert [value for name, value in read.attributes if name == "viewbox"] == ["0 0 720 360", "0 0 340 310"]
 
@@ -283,7 +283,7 @@ REPORT = page("Report", HOSTILE, [Section("Learning", [LOSS]), Section(HOSTILE, 
 def test_browser_shows_the_curves(screenshot: Any, dark: bool) -> None:
     pixels, console = screenshot(REPORT, 900, 700, f"--blink-settings=preferredColorScheme={0 if dark else 1}")
     assert not console
-    colours = chart._DARK if dark else chart._LIGHT
+    colours = drawing.DARK if dark else drawing.LIGHT
     assert (pixels[2, 2].max() < 64) == dark
     for colour in colours[:2]:
         rows, columns = places(pixels, colour)
@@ -293,7 +293,7 @@ def test_browser_shows_the_curves(screenshot: Any, dark: bool) -> None:
         curve = [rows[(columns == x) & (rows > rows.min() + 20)].mean() for x in (400, 550, 700)]
         assert curve == sorted(curve)
         assert curve[0] < curve[2]
-    assert not len(places(pixels, (chart._LIGHT if dark else chart._DARK)[1])[0])
+    assert not len(places(pixels, (drawing.LIGHT if dark else drawing.DARK)[1])[0])
 
 
 def test_browser_shows_a_narrow_page_whole(screenshot: Any) -> None:
@@ -303,7 +303,7 @@ def test_browser_shows_a_narrow_page_whole(screenshot: Any) -> None:
     assert (pixels[:, :360] != page_colour).any()
     assert (pixels[:, 360:] == 255).all()  # beside the frame
     assert (pixels[200:, 357:360] == page_colour).all()  # nothing reaches over the margin
-    rows, columns = places(pixels, chart._LIGHT[0])
+    rows, columns = places(pixels, drawing.LIGHT[0])
     assert columns.max() > 310
     # The drawing for wide screens would be half as high.
     assert rows.max() - rows.min() > 110
@@ -314,7 +314,7 @@ def test_browser_runs_no_script_even_if_one_got_in(screenshot: Any) -> None:
     pixels, console = screenshot(REPORT.replace("</main>", f"</main>{script}"), 900, 700)
     assert len(console) == 1
     assert "Content Security Policy" in console[0]
-    assert len(places(pixels, chart._LIGHT[0])[0])
+    assert len(places(pixels, drawing.LIGHT[0])[0])
 
 
 def test_browser_shows_odd_charts(screenshot: Any) -> None:
@@ -326,8 +326,24 @@ def test_browser_shows_odd_charts(screenshot: Any) -> None:
     ]
     pixels, console = screenshot(page("Odd", "", [Section("", odd)]), 900, 1400)
     assert not console
-    rows, _ = places(pixels, chart._LIGHT[0])
+    rows, _ = places(pixels, drawing.LIGHT[0])
     assert len(rows) > 60  # four dots, and what the legends have
+
+
+def test_browser_and_png_show_the_same(screenshot: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    shown = [LOSS, Chart("Nothing", "x", "y", []), Chart("Points", "x", "y", [Line("l", [1, 2], [3, 4], "points")])]
+    (tmp_path / "a.png").write_bytes(png(shown))
+    painted = np.rint(image.imread(tmp_path / "a.png")[..., :3] * 255).astype(int)
+    text = f'<body style="margin:0"><div style="width:1200px">{stacked_svg(shown)}</div></body>'
+    pixels, _ = screenshot(text.replace("<svg ", '<svg style="width:1200px;height:auto" ', 1), 1200, 1800)
+    # Letters may be of another font, and edges may be smoothed in another way.
+    assert (np.abs(pixels - painted).max(-1) > 100).mean() < 0.01
+    for colour in drawing.LIGHT[:2]:
+        for one, other in zip(places(pixels, colour), places(painted, colour), strict=True):
+            assert (one.min(), one.max()) == pytest.approx((other.min(), other.max()), abs=2)
+    for colour in (*drawing.LIGHT[:2], "#e6e9ed", "#9aa3ad"):  # those of the lines, the grid and the axes
+        assert len(places(pixels, colour)[0]) == pytest.approx(len(places(painted, colour)[0]), rel=0.2)
 
 
 def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> None:
@@ -338,7 +354,7 @@ def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> N
     report = (folder / "report.html").read_text(encoding="utf-8")
     pixels, console = screenshot(report, 900, 1400, "--blink-settings=preferredColorScheme=1")
     assert not console
-    for colour in chart._LIGHT[:2]:  # training and validation
+    for colour in drawing.LIGHT[:2]:  # training and validation
         rows, columns = places(pixels, colour)
         assert columns.max() - columns.min() > 400
         assert rows.max() - rows.min() > 50

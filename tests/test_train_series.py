@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrograd import nn
+from retrograd.train.baselines import fit_linear, naive, seasonal_naive
 from retrograd.train.chart import Chart
 from retrograd.train.report import Prose, Section, Table, page, plain
+from retrograd.train.season import find_season
 from retrograd.train.series import (
     USES,
     Forecaster,
@@ -24,14 +26,12 @@ from retrograd.train.series import (
     SeriesModel,
     SeriesSettings,
     SeriesTask,
-    Windows,
-    find_season,
-    fit_linear,
     forecast,
     load_series_model,
 )
 from retrograd.train.settings import InputError
 from retrograd.train.table import read_table
+from retrograd.train.windows import Windows
 
 Array = npt.NDArray[Any]
 SMALL = {"hidden": 8, "steps": 30, "batch": 16}
@@ -145,13 +145,13 @@ def test_an_untrained_model_is_its_reference(weekly: Path, reference: str) -> No
     task = SeriesTask(SeriesSettings(reference=reference, **SMALL), weekly)
     scores = task._score()
     name = {"last": "naive", "season": "seasonal naive", "linear": "linear"}[reference]
-    np.testing.assert_array_equal(scores.said["model"], scores.said[name])
+    np.testing.assert_array_equal(scores.predicted["model"], scores.predicted[name])
     table = read_table(weekly)
     forecaster = Forecaster(task.model, task._plan, task.settings)
     before = {name: values[:-7] for name, values in table.columns.items()}
     windows = forecaster.windows(before)
     ahead = forecaster.forecast(windows, np.array([len(windows.targets) - 1]))
-    np.testing.assert_allclose(ahead[0], scores.said[name][-1], rtol=1e-12)
+    np.testing.assert_allclose(ahead[0], scores.predicted[name][-1], rtol=1e-12)
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------------
@@ -165,11 +165,11 @@ def test_simple_forecasts_by_plain_loops() -> None:
     for n, t in enumerate(origins):
         for h in range(7):
             assert windows.truth(origins)[n, h, 0] == columns["b"][t + 1 + h]
-            assert windows.last(origins)[n, h, 0] == columns["b"][t]
+            assert naive(windows, origins)[n, h, 0] == columns["b"][t]
             known = t + 1 + h
             while known > t:
                 known -= 3
-            assert windows.seasonal(origins)[n, h, 0] == columns["b"][known]
+            assert seasonal_naive(windows, origins)[n, h, 0] == columns["b"][known]
         for c, name in enumerate(("a", "b")):
             np.testing.assert_array_equal(
                 windows.inputs(origins)[:, n, c], columns[name][t - 4 : t + 1].astype(np.float32)
@@ -363,7 +363,9 @@ def test_the_band_holds_what_it_says(tmp_path: Path) -> None:
     task = SeriesTask(SeriesSettings(horizon=4, **SMALL), path)
     train(task)
     scores, model = task._score(), task.model
-    inside = (scores.said["model"] + model.low <= scores.truth) & (scores.truth <= scores.said["model"] + model.high)
+    inside = (scores.predicted["model"] + model.low <= scores.truth) & (
+        scores.truth <= scores.predicted["model"] + model.high
+    )
     assert 0.7 < inside.mean() < 0.9
     assert (model.low < 0).all()
     assert (model.high > 0).all()
@@ -374,7 +376,8 @@ def test_the_measure_is_relative_to_the_naive_forecast(weekly: Path) -> None:
     assert task.validate() == pytest.approx(1.0)
     task = SeriesTask(SeriesSettings(reference="season", **SMALL), weekly)
     origins, windows = task._origins[1], task._windows
-    errors = [np.abs(simple(origins) - windows.truth(origins)).mean() for simple in (windows.seasonal, windows.last)]
+    truth = windows.truth(origins)
+    errors = [np.abs(simple(windows, origins) - truth).mean() for simple in (seasonal_naive, naive)]
     assert task.validate() == pytest.approx(errors[0] / errors[1])
 
 
@@ -387,7 +390,7 @@ def with_errors(task: SeriesTask, sizes: Mapping[str, float]) -> str:
     rng = np.random.default_rng(0)
     offsets = 1 + 0.1 * rng.standard_normal(scores.truth.shape)
     task._score = lambda: dataclasses.replace(  # type: ignore[method-assign]
-        scores, said={name: scores.truth + sizes[name] * offsets for name in scores.said}
+        scores, predicted={name: scores.truth + sizes[name] * offsets for name in scores.predicted}
     )
     return said(task)
 
@@ -425,7 +428,7 @@ def test_results_tell_the_errors_of_all(weekly: Path) -> None:
     for at, table in enumerate(tables):
         assert [row[0] for row in table.rows] == ["model", "naive", "seasonal naive", "linear"]
         for name, mae, rmse, _ in table.rows:
-            errors = (scores.said[name] - scores.truth)[:, :, at]
+            errors = (scores.predicted[name] - scores.truth)[:, :, at]
             assert float(mae) == pytest.approx(np.abs(errors).mean(), rel=1e-3)
             assert float(rmse) == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-3)
         assert table.highlight == int(np.argmin([float(row[1]) for row in table.rows]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 from retrograd import nn
 from retrograd.train import text as module
+from retrograd.train.baselines import count_ngrams, ngram_bits
 from retrograd.train.report import Prose, Sample, Table
 from retrograd.train.settings import InputError
 from retrograd.train.text import Alphabet, Columns, Corpus, TextSettings, TextTask, load_text_model, sample
@@ -560,6 +562,26 @@ def test_counting_by_hand(tmp_path: Path) -> None:
             double -= math.log2((pairs + 5 * p) / (train.count(before) + 5))
         labels = len(held_out) - 1
         assert (one, two) == pytest.approx((single / labels, double / labels))
+
+
+def test_ngram_baselines_by_plain_loops() -> None:
+    rng = np.random.default_rng(0)
+    texts, tokens = [rng.integers(0, 3, 50), rng.integers(0, 3, 20)], rng.integers(0, 3, (9, 2))
+    seen = [collections.Counter(tuple(text[i : i + n]) for text in texts for i in range(len(text))) for n in (1, 2, 3)]
+    expected = np.zeros(3)
+    for column in tokens.T.tolist():
+        for at in range(8):
+            label, context, p = column[at + 1], (column[max(at - 1, 0)], column[at]), 1 / 3
+            for n in range(3):
+                before = context[2 - n :]
+                times = seen[n - 1][before] if n else 70
+                p = (seen[n][(*before, label)] + 5 * p) / (times + 5)
+                expected[n] -= math.log2(p)
+    assert ngram_bits(count_ngrams(3, texts), [(tokens[:-1], tokens[1:])]) == pytest.approx(expected / 16)
+
+
+def test_ngrams_with_a_large_table_are_left_out() -> None:
+    assert [len(table) for table in count_ngrams(4096, [])] == [4096, 4096**2]
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

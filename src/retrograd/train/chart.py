@@ -1,14 +1,10 @@
-"""Charts of curves and bands: SVG of our own for pages, and the same as PNG where matplotlib is installed."""
+"""Charts of curves and bands: drawn once, written as SVG or, where matplotlib is installed, as PNG."""
 
 from __future__ import annotations
 
-import html
-import importlib
-import io
 import math
 import re
 import unicodedata
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -16,7 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["STYLE", "Band", "Chart", "Line", "Numbers", "one_line", "png", "stacked_svg", "svg", "visible"]
+from .drawing import LIGHT, Corners, Drawing, Group, Mark, Shape, Text, to_png, to_svg
+
+__all__ = ["Band", "Chart", "Line", "Numbers", "one_line", "png", "stacked_svg", "svg", "visible"]
 
 Numbers = Sequence[float] | npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
@@ -74,10 +72,10 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def visible(text: str) -> str:
-    """The text without what a page, a terminal or UTF-8 would trip over: line ends and tabs are all that controls it.
+    """The text without characters that a page, a terminal or UTF-8 cannot show, except line ends and tabs.
 
     Control characters become their pictures (U+2400 and on). Lone surrogates, non-characters and the controls that
-    reverse the direction of what follows become U+FFFD.
+    override the direction of text become U+FFFD.
     """
 
     def picture(match: re.Match[str]) -> str:
@@ -88,12 +86,12 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`visible` text with every run of white space made one space."""
+    """`visible` text with each run of white space replaced by one space."""
     return visible(" ".join(text.split()))
 
 
 def _em(character: str) -> float:
-    """Roughly how wide a character of a sans-serif font is, and rather too wide than too narrow."""
+    """The approximate width of a character in a sans-serif font."""
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0.0
     if unicodedata.east_asian_width(character) in "WF":
@@ -105,15 +103,16 @@ def _em(character: str) -> float:
     return 0.7 if character.isupper() else 0.6
 
 
-_BOLD = 1.12  # how much wider bold letters are
+_SIZE = 12.0  # of text in the style sheet
+_TITLE_SIZE = 15 * 1.12  # bold letters are 12 % wider
 
 
-def _text_width(text: str, size: float) -> float:
+def _text_width(text: str, size: float = _SIZE) -> float:
     return size * sum(map(_em, text))
 
 
-def _shorten(text: str, room: float, size: float) -> str:
-    """As much of the text as has room, and an ellipsis in place of the rest."""
+def _shorten(text: str, room: float, size: float = _SIZE) -> str:
+    """As much of the text as fits, and an ellipsis in place of the rest."""
     if _text_width(text, size) <= room:
         return text
     used, kept = _em("…"), 0
@@ -124,7 +123,7 @@ def _shorten(text: str, room: float, size: float) -> str:
 
 
 def _wrap(text: str, room: float, size: float, most: int) -> list[str]:
-    """The text in lines that have room, at most so many, the last one shortened."""
+    """The text in at most `most` lines that fit, the last one shortened."""
     lines: list[str] = []
     words = text.split(" ")
     while words and len(lines) < most - 1:
@@ -138,7 +137,7 @@ def _wrap(text: str, room: float, size: float, most: int) -> list[str]:
 
 # ---- Axes ------------------------------------------------------------------------------------------------------------
 
-# Beyond this, differences of two values overflow: such values count as infinite. Below its inverse, values are all one.
+# Larger values count as infinite: their differences would overflow. Values below its inverse count as equal.
 _LARGEST = 1e300
 
 
@@ -171,7 +170,7 @@ def _axis(values: _Floats, pad: float, log: bool) -> _Axis | None:
         return _Axis(low - around, high + around, log)
     margin = pad * (high - low)
     bottom, top = low - margin, high + margin
-    if log:  # its ends are numbers, too
+    if log:  # the ends must be finite as powers of ten
         bottom, top = max(bottom, -305.0), min(top, 305.0)
     else:
         bottom = 0.0 if low >= 0 > bottom else bottom
@@ -197,7 +196,7 @@ def _labels(values: Sequence[float], exponent: int) -> list[_Tick]:
 
 
 def _linear_ticks(low: float, high: float, most: int, whole: bool = False) -> list[_Tick]:
-    """Multiples of 1, 2 or 5 times a power of ten, some so many (one at least, if that is 3); whole ones if asked."""
+    """About `most` multiples of 1, 2 or 5 times a power of ten (at least one if `most` is 3), all whole if asked."""
     step = (high - low) / most
     exponent = math.floor(math.log10(step))
     factor = next((factor for factor in (1, 2, 5) if factor * 10.0**exponent >= step * (1 - 1e-9)), 10)
@@ -207,13 +206,13 @@ def _linear_ticks(low: float, high: float, most: int, whole: bool = False) -> li
         exponent, factor = 0, 1
     size = factor * 10.0**exponent
     counts = range(math.ceil(low / size - 1e-6), math.floor(high / size + 1e-6) + 1)
-    # Whole numbers divided once are as exact as can be: 3 / 10, not 3 * 0.1.
+    # One division of integers rounds once: 3 / 10, not 3 * 0.1.
     scale = 10**-exponent if exponent < 0 else 1
     return _labels([count * factor * (10 ** max(exponent, 0)) / scale for count in counts], exponent)
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[_Tick]:
-    """Powers of ten, with 2 and 5 times them if those are few, or linear ticks if all lie close together."""
+    """Powers of ten, with 2 and 5 times them if those are few, or linear ticks over less than a decade."""
     decades = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
     if len(decades) > most:
         stride = math.ceil(len(decades) / most)
@@ -237,14 +236,22 @@ def _log_ticks(low: float, high: float, most: int) -> list[_Tick]:
 # ---- Data ------------------------------------------------------------------------------------------------------------
 
 
-class _Data(NamedTuple):
-    """The values of a line (one row of y) or a band (two rows), with NaN in all rows where one cannot be shown."""
+class _Series(NamedTuple):
+    """A line or a band as it is drawn: y is NaN where a point cannot be shown."""
 
-    x: _Floats
-    y: _Floats
+    label: str
+    classes: str  # of its shapes, the colour last
+    opacity: float
+    x: _Floats  # [n]
+    y: _Floats  # [1, n], or [2, n] of a band
+
+    @property
+    def shown(self) -> npt.NDArray[np.bool_]:
+        finite: npt.NDArray[np.bool_] = ~np.isnan(self.y[0])
+        return finite
 
 
-def _data(x: Numbers, *rows: Numbers, log: bool) -> _Data:
+def _series(label: str, classes: str, log: bool, x: Numbers, *rows: Numbers) -> _Series:
     places = np.array(x, np.float64).reshape(-1)
     values = np.array(rows, np.float64).reshape(len(rows), -1)
     with np.errstate(invalid="ignore"):
@@ -252,162 +259,27 @@ def _data(x: Numbers, *rows: Numbers, log: bool) -> _Data:
         if log:
             fit &= (values >= 1 / _LARGEST).all(0)
     values[:, ~fit] = np.nan
-    return _Data(places, values)
+    return _Series(one_line(label), classes, 1.0, places, values)
 
 
-class _Layout(NamedTuple):
-    """What SVG and PNG have in common: the data as it can be shown, and the axes, unless there is no data."""
-
-    lines: list[_Data]
-    bands: list[_Data]
-    x: _Axis | None
-    y: _Axis | None
-    whole: bool  # all x are whole numbers
-
-    def x_ticks(self, chart: Chart, most: int) -> list[_Tick]:
-        assert self.x is not None
-        if chart.x_ticks is None:
-            return _linear_ticks(self.x.low, self.x.high, most, self.whole)
-        inside = sorted(_Tick(x, one_line(label)) for x, label in chart.x_ticks if self.x.low <= x <= self.x.high)
-        return inside[:: max(1, math.ceil(len(inside) / most))]
-
-    def y_ticks(self, most: int) -> list[_Tick]:
-        assert self.y is not None
-        return (_log_ticks if self.y.log else _linear_ticks)(self.y.low, self.y.high, most)
-
-
-def _layout(chart: Chart) -> _Layout:
-    lines = [_data(line.x, line.y, log=chart.log_y) for line in chart.lines]
-    bands = [_data(band.x, band.low, band.high, log=chart.log_y) for band in chart.bands]
-    shown = [(x[fit], y[:, fit]) for x, y in lines + bands for fit in [~np.isnan(y[0])]]
-    x = np.concatenate([x for x, _ in shown] or [np.empty(0)])
-    y = np.concatenate([y.reshape(-1) for _, y in shown] or [np.empty(0)])
-    return _Layout(lines, bands, _axis(x, 0.0, False), _axis(y, 0.05, chart.log_y), bool((x == np.rint(x)).all()))
-
-
-def _noisy(axis: _Axis, data: _Data) -> bool:
-    """Whether a line goes up and down so often that only a thin one shows more than a block of colour."""
-    y = axis.place(data.y[0][~np.isnan(data.y[0])])
-    return bool(np.abs(np.diff(y)).sum() > 25)
-
-
-def _names(chart: Chart) -> list[str]:
-    """What the legend says, of lines and then of bands."""
-    return [one_line(line.label) for line in chart.lines] + [one_line(band.label) for band in chart.bands]
-
-
-def _shade(layout: _Layout) -> list[float]:
-    """How opaque each band is: the narrower, the darker, so that intervals inside one another can be told apart."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a band of NaN has no mean
-        widths = [float(np.nanmean(np.abs(y[1] - y[0]))) for _, y in layout.bands]
-    return [0.2 + 0.12 * min(3, sum(other > width for other in widths)) for width in widths]
-
-
-def _colour(chart: Chart, band: Band) -> int:
-    return range(len(chart.lines))[band.line] if -len(chart.lines) <= band.line < len(chart.lines) else 0
-
-
-# ---- SVG -------------------------------------------------------------------------------------------------------------
-
-# Blue, vermilion and green after Okabe and Ito, then purple, brown (or straw) and grey. They differ in lightness too,
-# so that colour-blind eyes tell them apart.
-_LIGHT = ("#0072b2", "#d55e00", "#12a06e", "#6b1a66", "#55400a", "#8a8f98")
-_DARK = ("#56b4e9", "#f58b45", "#7ff0c0", "#b4619b", "#e8dc8a", "#d5dfee")
-
-
-def _rules(colours: Sequence[str], paper: str, ink: str, muted: str, grid: str, axis: str) -> str:
-    rules = [
-        f".rg-paper{{fill:{paper}}}",
-        f".rg-chart text{{fill:{muted}}}",
-        f".rg-chart .rg-ink{{fill:{ink}}}",
-        f".rg-grid{{stroke:{grid}}}",
-        f".rg-axis{{stroke:{axis}}}",
-        *(f".rg-s{i}{{stroke:{colour}}}.rg-f{i}{{fill:{colour}}}" for i, colour in enumerate(colours)),
+def _lines(chart: Chart) -> list[_Series]:
+    kinds = {"solid": "rg-line", "dashed": "rg-line rg-dashed", "points": "rg-dots"}
+    return [
+        _series(line.label, f"{kinds[line.style]} rg-s{number % len(LIGHT)}", chart.log_y, line.x, line.y)
+        for number, line in enumerate(chart.lines)
     ]
-    return "".join(rules)
 
 
-#: The style sheet of all charts: once in a page, and in every SVG that stands alone. Paper that is printed is light.
-STYLE = (
-    ".rg-chart{display:block;max-width:100%;height:auto}"
-    ".rg-chart text{font:12px system-ui,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;stroke:none}"
-    ".rg-chart .rg-title{font-size:15px;font-weight:600}"
-    ".rg-chart .rg-tick{font-variant-numeric:tabular-nums}"
-    ".rg-line,.rg-dots{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}"
-    ".rg-dashed{stroke-dasharray:7 5;stroke-linecap:butt}"
-    ".rg-noisy{stroke-width:1.2}"
-    ".rg-grid,.rg-axis{fill:none;stroke-width:1;shape-rendering:crispEdges}"
-    + _rules(_LIGHT, "#ffffff", "#1b2129", "#55606c", "#e6e9ed", "#9aa3ad")
-    + "@media screen and (prefers-color-scheme:dark){"
-    + _rules(_DARK, "#171b20", "#e8ebef", "#a3adb8", "#2a3038", "#5d6772")
-    + "}"
-)
-
-
-class _Box(NamedTuple):
-    """The plot area in the units of the drawing."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-
-
-def svg(chart: Chart, width: int = 720, height: int = 360, *, standalone: bool = True) -> str:
-    """The chart as an ``<svg>`` element that fills the width it is given.
-
-    One that stands alone has a namespace and its style, and is a file; else `STYLE` must be in the page.
-    """
-    if width < 200 or height < 160:
-        raise ValueError(f"svg: a chart is at least 200 by 160, but width is {width} and height is {height}")
-    title, layout = one_line(chart.title), _layout(chart)
-    parts = [
-        f'<svg class="rg-chart" role="img" aria-label="{_escape(title)}" viewBox="0 0 {width} {height}"'
-        + (f' xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">' if standalone else ">"),
-        f"<title>{_escape(title)}</title><desc>{_escape(_description(chart, layout))}</desc>",
-        f"<style>{STYLE}</style>" if standalone else "",
-        f'<rect class="rg-paper" width="{width}" height="{height}"/>',
-    ]
-    y = 8.0
-    for text in _wrap(title, width - 16, _BOLD * 15, 2) if title else ():
-        y += 19
-        parts.append(_text(8, y - 4, text, "rg-ink rg-title"))
-    entries, y = _legend(chart, layout, width, y)
-    parts += entries
-    y_label, x_label = (_shorten(one_line(label), width - 16, 12) for label in (chart.y_label, chart.x_label))
-    if y_label:
-        y += 22
-        parts.append(_text(8, y - 6, y_label))
-    bottom = height - (44 if x_label else 26)
-    top = min(y + 8, bottom - 40)
-    if layout.x is None or layout.y is None:
-        box = _Box(8, top, width - 16, bottom - top)
-        parts.append(f'<path class="rg-axis" d="M{box.left} {_n(bottom)}h{box.width}"/>')
-        parts.append(_text(width / 2, top + box.height / 2, "No data", anchor="middle"))
-    else:
-        y_ticks = layout.y_ticks(max(3, int((bottom - top) / 28)))
-        left = 16 + max((_text_width(tick.label, 12) for tick in y_ticks), default=0)
-        box = _Box(left, top, width - left - 16, bottom - top)
-        parts += _axes(chart, layout, box, y_ticks, width)
-        parts += _curves(chart, layout, box)
-    if x_label:
-        parts.append(_text(box.left + box.width / 2, height - 8, x_label, anchor="middle"))
-    return "\n".join(filter(None, [*parts, "</svg>"]))
-
-
-def _escape(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
-def _n(value: float) -> str:
-    """A coordinate to a tenth of a pixel."""
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _text(x: float, y: float, text: str, kind: str = "", *, anchor: str = "start") -> str:
-    attributes = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor != "start" else "")
-    return f'<text x="{_n(x)}" y="{_n(y)}"{attributes}>{_escape(text)}</text>'
+def _bands(chart: Chart) -> list[_Series]:
+    """The bands: the narrower, the darker, so that nested intervals can be told apart."""
+    bands, widths, lines = [], [], len(chart.lines)
+    for band in chart.bands:
+        colour = band.line % lines % len(LIGHT) if -lines <= band.line < lines else 0
+        bands.append(_series(band.label, f"rg-f{colour} rg-s{colour}", chart.log_y, band.x, band.low, band.high))
+        y = bands[-1].y[:, bands[-1].shown]
+        widths.append(float(np.ptp(y, axis=0).mean()) if y.size else math.nan)
+    shades = [0.2 + 0.12 * min(3, sum(other > width for other in widths)) for width in widths]
+    return [band._replace(opacity=shade) for band, shade in zip(bands, shades, strict=True)]
 
 
 def _number(value: float) -> str:
@@ -416,12 +288,12 @@ def _number(value: float) -> str:
     return f"{value:.3e}"
 
 
-def _description(chart: Chart, layout: _Layout) -> str:
+def _description(chart: Chart, lines: Sequence[_Series]) -> str:
     """What the picture shows, for those who cannot see it."""
     said = [f"{one_line(chart.y_label)} against {one_line(chart.x_label)}."]
-    for line, (_, rows) in zip(chart.lines, layout.lines, strict=True):
-        y = rows[0][~np.isnan(rows[0])]
-        said.append(f"{one_line(line.label)}: {y.size:,} {'point' if y.size == 1 else 'points'}")
+    for line in lines:
+        y = line.y[0][line.shown]
+        said.append(f"{line.label}: {y.size:,} {'point' if y.size == 1 else 'points'}")
         if y.size:
             first, last, least, most = map(_number, (y[0], y[-1], y.min(), y.max()))
             said[-1] += f", the first {first}, the last {last}, the least {least}, the greatest {most}"
@@ -429,75 +301,106 @@ def _description(chart: Chart, layout: _Layout) -> str:
     return " ".join(said)
 
 
-def _legend(chart: Chart, layout: _Layout, width: int, y: float) -> tuple[list[str], float]:
-    """Rows of swatches and labels above the plot, where no data is; and where they end. A lone line that is named as
-    the axis needs none."""
-    names = _names(chart)
-    if not names or (len(names) == 1 and names[0] in ("", one_line(chart.y_label), one_line(chart.title))):
-        return [], y
-    parts: list[str] = []
-    x, row, rows = 8.0, 0, 3
-    shades = _shade(layout)
-    room = width - 48 if len(names) <= rows else width / 2 - 48
-    for number, name in enumerate(names):
-        text = _shorten(name, room, 12)
-        wide = 30 + _text_width(text, 12)
-        if x > 8 and x + wide > width - 8:
+# ---- The drawing -----------------------------------------------------------------------------------------------------
+
+
+class _Plot(NamedTuple):
+    """The area between the axes in the units of the drawing, and where values are in it."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    x: _Axis
+    y: _Axis
+
+    def across(self, x: _Floats) -> _Floats:
+        return self.left + (self.right - self.left) * self.x.place(x)
+
+    def down(self, y: _Floats) -> _Floats:
+        return self.bottom - (self.bottom - self.top) * self.y.place(y)
+
+
+def _draw(chart: Chart, width: int, height: int) -> Drawing:
+    """The chart from top to bottom: title, legend, label of the y axis, plot, label of the x axis."""
+    if width < 200 or height < 160:
+        raise ValueError(f"svg: a chart is at least 200 by 160, but width is {width} and height is {height}")
+    lines, bands = _lines(chart), _bands(chart)
+    x = np.concatenate([np.empty(0), *(part.x[part.shown] for part in lines + bands)])
+    y = np.concatenate([np.empty(0), *(part.y[:, part.shown].reshape(-1) for part in lines + bands)])
+    x_axis, y_axis = _axis(x, 0.0, False), _axis(y, 0.05, chart.log_y)
+
+    title, y_label, x_label = map(one_line, (chart.title, chart.y_label, chart.x_label))
+    marks: list[Mark] = []
+    top = 8.0
+    for text in _wrap(title, width - 16, _TITLE_SIZE, 2) if title else ():
+        top += 19
+        marks.append(Text(8, top - 4, text, "rg-ink rg-title"))
+    # A single line that is named as the axis or the title needs no legend.
+    if len(lines + bands) > 1 or any(part.label not in ("", y_label, title) for part in lines + bands):
+        entries, top = _legend(lines + bands, width, top)
+        marks += entries
+    if y_label:
+        top += 22
+        marks.append(Text(8, top - 6, _shorten(y_label, width - 16)))
+    bottom = height - (44 if x_label else 26)
+    top = min(top + 8, bottom - 40)
+    left, right = 8.0, width - 8.0
+    if x_axis is None or y_axis is None:
+        marks.append(Shape("rg-axis", [_segment(left, bottom, right, bottom)]))
+        marks.append(Text(width / 2, (top + bottom) / 2, "No data", anchor="middle"))
+    else:
+        most = max(3, int((bottom - top) / 28))
+        y_ticks = (_log_ticks if chart.log_y else _linear_ticks)(y_axis.low, y_axis.high, most)
+        left, right = 16 + max((_text_width(tick.label) for tick in y_ticks), default=0), width - 16.0
+        plot = _Plot(left, top, right, bottom, x_axis, y_axis)
+        x_labels = _x_labels(chart, plot, width, whole=bool((x == np.rint(x)).all()))
+        marks += [*_axes(plot, x_labels, y_ticks), *_curves(plot, lines, bands)]
+    if x_label:
+        marks.append(Text((left + right) / 2, height - 8, _shorten(x_label, width - 16), anchor="middle"))
+    return Drawing(title, _description(chart, lines), width, height, marks)
+
+
+def _segment(x0: float, y0: float, x1: float, y1: float) -> Corners:
+    return np.array([[x0, y0], [x1, y1]])
+
+
+def _legend(parts: Sequence[_Series], width: int, top: float) -> tuple[list[Mark], float]:
+    """Samples and labels in at most three rows above the plot, where no data is; and where they end."""
+    marks: list[Mark] = []
+    x, row = 8.0, 0
+    room = width - 48 if len(parts) <= 3 else width / 2 - 48
+    for number, part in enumerate(parts):
+        text = _shorten(part.label, room)
+        needed = 30 + _text_width(text)
+        if x > 8 and x + needed > width - 8 and row < 2:
             x, row = 8.0, row + 1
+        middle = top + 20 * row + 12
         # The last row keeps room to say how many are left out.
-        if row == rows - 1 and number < len(names) - 1 and x + wide > width - 90:
-            row += x == 8
-            parts.append(_text(x, y + 20 * (rows - 1) + 16, f"and {len(names) - number} more"))
+        if row == 2 and x + needed > width - (90 if number < len(parts) - 1 else 8):
+            marks.append(Text(x, middle + 4, f"and {len(parts) - number} more"))
             break
-        middle = y + 20 * row + 12
-        parts.append("<g>" + (f"<title>{_escape(name)}</title>" if text != name else ""))
-        if number < len(chart.lines):
-            style, colour = chart.lines[number].style, number % len(_LIGHT)
-            if style == "points":
-                parts.append(
-                    f'<path class="rg-dots rg-s{colour}" style="stroke-width:6" d="M{_n(x + 11)} {_n(middle)}h0"/>'
-                )
-            else:
-                kind = "rg-line rg-dashed" if style == "dashed" else "rg-line"
-                parts.append(f'<path class="{kind} rg-s{colour}" d="M{_n(x)} {_n(middle)}h22"/>')
-        else:
-            band = number - len(chart.lines)
-            colour = _colour(chart, chart.bands[band]) % len(_LIGHT)
-            parts.append(
-                f'<rect class="rg-f{colour}" fill-opacity="{shades[band]:.2f}" x="{_n(x)}" y="{_n(middle - 6)}" '
-                'width="22" height="12" rx="2"/>'
-            )
-        parts.append(_text(x + 28, middle + 4, text, "rg-ink") + "</g>")
-        x += wide + 16
-    return parts, y + 20 * min(row + 1, rows) + 2
+        sample = Shape(part.classes, [_segment(x, middle, x + 22, middle)])
+        if "rg-dots" in part.classes:
+            sample = Shape(part.classes, [np.array([[x + 11, middle]])], width=6)
+        elif len(part.y) == 2:
+            corners = np.array([[x, middle - 6], [x + 22, middle - 6], [x + 22, middle + 6], [x, middle + 6]])
+            sample = Shape(part.classes.split()[0], [corners], closed=True, opacity=part.opacity)
+        title = part.label if text != part.label else ""
+        marks.append(Group([sample, Text(x + 28, middle + 4, text, "rg-ink")], title))
+        x += needed + 16
+    return marks, top + 20 * (row + 1) + 2
 
 
-def _axes(chart: Chart, layout: _Layout, box: _Box, y_ticks: Sequence[_Tick], width: int) -> Iterator[str]:
-    assert layout.x is not None
-    assert layout.y is not None
-    bottom = box.top + box.height
-    grid, marks = [], []
-    for value, label in y_ticks:
-        y = bottom - box.height * float(layout.y.place(np.float64(value)))
-        grid.append(f"M{_n(box.left)} {_n(y)}h{_n(box.width)}")
-        yield _text(box.left - 8, y + 4, label, "rg-tick", anchor="end")
-    for middle, x, label in _x_labels(chart, layout, box, width):
-        marks.append(f"M{_n(x)} {_n(bottom)}v5")
-        yield _text(middle, bottom + 18, label, "rg-tick", anchor="middle")
-    yield f'<path class="rg-grid" d="{"".join(grid)}"/>'
-    yield f'<path class="rg-axis" d="M{_n(box.left)} {_n(bottom)}h{_n(box.width)}{"".join(marks)}"/>'
-
-
-def _x_labels(chart: Chart, layout: _Layout, box: _Box, width: int) -> list[tuple[float, float, str]]:
+def _x_labels(chart: Chart, plot: _Plot, width: int, *, whole: bool) -> list[tuple[float, float, str]]:
     """Middle of the label, place of its tick, and label: as many as do not touch, each inside the drawing."""
-    assert layout.x is not None
-    for most in range(max(3, int(box.width / 60)), 2, -1):
+    for most in range(max(3, int((plot.right - plot.left) / 60)), 2, -1):
         placed, end, touched = [], -math.inf, False
-        for value, label in layout.x_ticks(chart, most):
-            x = box.left + box.width * float(layout.x.place(np.float64(value)))
-            if chart.x_ticks is not None:  # a number would be another one
-                label = _shorten(label, width / 3, 12)
-            half = _text_width(label, 12) / 2
+        for value, label in _x_ticks(chart, plot.x, most, whole):
+            x = float(plot.across(np.float64(value)))
+            if chart.x_ticks is not None:  # a shortened number would be another number
+                label = _shorten(label, width / 3)
+            half = _text_width(label) / 2
             middle = min(max(x, half + 4), width - half - 4)
             if middle - half < end:
                 touched = True
@@ -509,96 +412,89 @@ def _x_labels(chart: Chart, layout: _Layout, box: _Box, width: int) -> list[tupl
     return placed
 
 
-def _curves(chart: Chart, layout: _Layout, box: _Box) -> Iterator[str]:
-    assert layout.x is not None
-    assert layout.y is not None
+def _x_ticks(chart: Chart, axis: _Axis, most: int, whole: bool) -> list[_Tick]:
+    if chart.x_ticks is None:
+        return _linear_ticks(axis.low, axis.high, most, whole)
+    inside = sorted(_Tick(x, one_line(label)) for x, label in chart.x_ticks if axis.low <= x <= axis.high)
+    return inside[:: max(1, math.ceil(len(inside) / most))]
 
-    def pixels(data: _Data) -> tuple[_Floats, _Floats]:
-        fit = ~np.isnan(data.y[0])
-        x = np.full(data.x.shape, np.nan)
-        y = np.full(data.y.shape, np.nan)
-        x[fit] = box.left + box.width * layout.x.place(data.x[fit])  # type: ignore[union-attr]
-        y[:, fit] = box.top + box.height * (1 - layout.y.place(data.y[:, fit]))  # type: ignore[union-attr]
-        return x, y
 
-    for band, data, shade in zip(chart.bands, layout.bands, _shade(layout), strict=True):
-        colour = _colour(chart, band) % len(_LIGHT)
-        path = "".join(_outline(x, low, high) for x, low, high in _band_runs(*pixels(data)))
-        if path:
-            yield (
-                f'<path class="rg-f{colour} rg-s{colour}" fill-opacity="{shade:.2f}" stroke-opacity="{shade:.2f}" '
-                f'd="{path}"><title>{_escape(one_line(band.label))}</title></path>'
-            )
-    for number, (line, data) in enumerate(zip(chart.lines, layout.lines, strict=True)):
-        colour = number % len(_LIGHT)
-        x, (y,) = pixels(data)
-        named = f"<title>{_escape(one_line(line.label))}</title>"
-        if line.style == "points":
-            fit = ~np.isnan(y)
-            spots = np.stack([x[fit], y[fit]], 1)
+def _axes(plot: _Plot, x_labels: Sequence[tuple[float, float, str]], y_ticks: Sequence[_Tick]) -> Iterator[Mark]:
+    grid, axis = [], [_segment(plot.left, plot.bottom, plot.right, plot.bottom)]
+    for value, label in y_ticks:
+        y = float(plot.down(np.float64(value)))
+        grid.append(_segment(plot.left, y, plot.right, y))
+        yield Text(plot.left - 8, y + 4, label, "rg-tick", "end")
+    for middle, x, label in x_labels:
+        axis.append(_segment(x, plot.bottom, x, plot.bottom + 5))
+        yield Text(middle, plot.bottom + 18, label, "rg-tick", "middle")
+    yield Shape("rg-grid", grid)
+    yield Shape("rg-axis", axis)
+
+
+def _curves(plot: _Plot, lines: Sequence[_Series], bands: Sequence[_Series]) -> Iterator[Mark]:
+    for band in (band for band in bands if band.shown.any()):
+        yield Shape(band.classes, _outlines(plot, band), closed=True, opacity=band.opacity, title=band.label)
+    for line in (line for line in lines if line.shown.any()):
+        if "rg-dots" in line.classes:
+            spots = np.stack([plot.across(line.x[line.shown]), plot.down(line.y[0, line.shown])], 1)
             if len(spots) > 2000:  # most would cover one another
                 spots = np.unique(np.rint(spots / 2), axis=0) * 2
-            size = 6 if len(spots) <= 150 else 4
+            dots, few = list(spots[:, None]), 150
         else:
-            runs = list(_runs(x, y))
-            path = "".join(_polyline(x, y) for x, y in runs if len(x) > 1)
-            if path:
-                kind = "rg-line rg-dashed" if line.style == "dashed" else "rg-line"
-                kind += " rg-noisy" if _noisy(layout.y, data) else ""
-                yield f'<path class="{kind} rg-s{colour}" d="{path}">{named}</path>'
-            spots = np.array([(x[0], y[0]) for x, y in runs if len(x) == 1])
-            size = 6 if len(spots) <= 10 else 4
-        if len(spots):
-            path = "".join(f"M{_n(x)} {_n(y)}h0" for x, y in spots)
-            yield f'<path class="rg-dots rg-s{colour}" style="stroke-width:{size}" d="{path}">{named}</path>'
+            pieces = _polylines(plot, line)
+            dots, few = [piece for piece in pieces if len(piece) == 1], 10
+            if len(dots) < len(pieces):
+                # Only a thin line shows more than a block of colour if it goes up and down often.
+                noisy = np.abs(np.diff(plot.y.place(line.y[0, line.shown]))).sum() > 25
+                classes = line.classes.replace("rg-line", "rg-line rg-noisy") if noisy else line.classes
+                yield Shape(classes, [piece for piece in pieces if len(piece) > 1], title=line.label)
+        if dots:
+            classes = f"rg-dots {line.classes.split()[-1]}"
+            yield Shape(classes, dots, width=6 if len(dots) <= few else 4, title=line.label)
 
 
-def _groups(x: _Floats, fit: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For the points that fit, the number of their group (neighbours in one pixel column) and of their run.
+def _columns(plot: _Plot, series: _Series) -> tuple[_Floats, _Floats, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The places of the points that are shown, and for each the index of its pixel column and of its run.
 
-    A run ends at a point that does not fit, unless the next one that does is in the same column: nobody could see it.
+    Contiguous points share a column. A run ends at a point that is not shown, unless the next one that is has the same
+    column: the gap would be invisible.
     """
-    index = np.flatnonzero(fit)
-    column = np.floor(x[index]).astype(np.int64)
-    moved = np.diff(column, prepend=-1) != 0
+    index = np.flatnonzero(series.shown)
+    x, y = plot.across(series.x[index]), plot.down(series.y[:, index])
+    moved = np.diff(np.floor(x), prepend=-1) != 0
     broken = moved & (np.diff(index, prepend=-1) != 1)
-    return np.cumsum(moved), np.cumsum(broken)
+    return x, y, np.cumsum(moved), np.cumsum(broken)
 
 
-def _runs(x: _Floats, y: _Floats) -> Iterator[tuple[_Floats, _Floats]]:
-    """Unbroken pieces of a line in pixels: of many points in a column, the first, least, greatest and last."""
-    fit = ~np.isnan(y)
-    if not fit.any():
-        return
-    group, run = _groups(x, fit)
-    x, y = x[fit], y[fit]
-    order = np.lexsort((y, group))
-    ends = np.flatnonzero(np.diff(group, prepend=-1, append=-1))  # each group's start, and the end of all
-    keep = np.unique(np.concatenate([ends[:-1], ends[1:] - 1, order[ends[:-1]], order[ends[1:] - 1]]))
-    x, y, run = x[keep], y[keep], run[keep]
-    pieces = np.flatnonzero(np.diff(run)) + 1
-    yield from zip(np.split(x, pieces), np.split(y, pieces), strict=True)
+def _polylines(plot: _Plot, line: _Series) -> list[Corners]:
+    """Unbroken pieces of a line: of many points in a pixel column, the first, least, greatest and last."""
+    x, (y,), column, run = _columns(plot, line)
+    order = np.lexsort((y, column))
+    start = np.flatnonzero(np.diff(column, prepend=-1))
+    last = np.append(start[1:], len(x)) - 1
+    keep = np.unique(np.concatenate([start, last, order[start], order[last]]))
+    return np.split(np.stack([x, y], 1)[keep], np.flatnonzero(np.diff(run[keep])) + 1)
 
 
-def _band_runs(x: _Floats, y: _Floats) -> Iterator[tuple[_Floats, _Floats, _Floats]]:
-    """Unbroken pieces of a band in pixels: of many points in a pixel column, the widest range."""
-    fit = ~np.isnan(y[0])
-    if not fit.any():
-        return
-    group, run = _groups(x, fit)
-    x, y = x[fit], y[:, fit]
-    start = np.flatnonzero(np.diff(group, prepend=-1))
+def _outlines(plot: _Plot, band: _Series) -> list[Corners]:
+    """Unbroken pieces of a band, as polygons: of many points in a pixel column, the widest range."""
+    x, y, column, run = _columns(plot, band)
+    start = np.flatnonzero(np.diff(column, prepend=-1))
     low, high = np.minimum.reduceat(y.min(0), start), np.maximum.reduceat(y.max(0), start)
-    pieces = np.flatnonzero(np.diff(run[start])) + 1
-    yield from zip(*(np.split(part, pieces) for part in (x[start], low, high)), strict=True)
+    pieces = np.split(np.stack([x[start], low, high], 1), np.flatnonzero(np.diff(run[start])) + 1)
+    return [np.concatenate([piece[:, [0, 1]], piece[::-1, [0, 2]]]) for piece in pieces]
 
 
-def _polyline(x: _Floats, y: _Floats) -> str:
-    return "M" + "L".join(f"{_n(a)} {_n(b)}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 
-def _outline(x: _Floats, low: _Floats, high: _Floats) -> str:
-    return _polyline(np.concatenate([x, x[::-1]]), np.concatenate([low, high[::-1]])) + "Z"
+def svg(chart: Chart, width: int = 720, height: int = 360, *, standalone: bool = True) -> str:
+    """The chart as an ``<svg>`` element that fills the width it is given.
+
+    A standalone one has a namespace and its style, and is a file; otherwise `drawing.STYLE` must be in the page.
+    """
+    return to_svg(_draw(chart, width, height), standalone=standalone)
 
 
 def stacked_svg(charts: Sequence[Chart], width: int = 720, height: int = 360) -> str:
@@ -611,99 +507,8 @@ def stacked_svg(charts: Sequence[Chart], width: int = 720, height: int = 360) ->
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *parts, "</svg>"])
 
 
-# ---- PNG -------------------------------------------------------------------------------------------------------------
-
-
 def png(charts: Sequence[Chart]) -> bytes:
-    """A PNG file of the charts below one another, drawn with matplotlib, 1200 by 600 pixels each, on white."""
+    """A PNG file of the charts below one another, 1200 by 600 pixels each, on white. It needs matplotlib."""
     if not charts:
         raise ValueError("png: there is no chart to draw")
-    matplotlib = importlib.import_module("matplotlib")
-    figures = importlib.import_module("matplotlib.figure")
-    # The user's own defaults, such as text by LaTeX, are for the user's own plots. Characters that the font lacks are
-    # drawn as boxes, which needs no warning.
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        matplotlib.rcdefaults()
-        matplotlib.rcParams["text.parse_math"] = False  # a dollar sign is one
-        figure = figures.Figure((8, 4 * len(charts)), dpi=150, layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12)
-        for chart, part in zip(charts, np.ravel(figure.subfigures(len(charts), 1)), strict=True):
-            _draw(chart, part)
-        file = io.BytesIO()
-        figure.savefig(file, format="png", metadata={"Software": None})
-        return file.getvalue()
-
-
-_PNG_LEGEND = 12  # entries: four rows of three
-
-
-def _draw(chart: Chart, figure: Any) -> None:
-    layout = _layout(chart)
-    axes = figure.subplots()
-    figure.suptitle(_shorten(one_line(chart.title), 550, _BOLD * 12), x=0.01, ha="left", fontsize=12, fontweight="bold")
-    axes.set_xlabel(_shorten(one_line(chart.x_label), 420, 10))
-    axes.set_ylabel(_shorten(one_line(chart.y_label), 150, 10))
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", color="#e6e9ed")
-    axes.set_axisbelow(True)
-    if layout.x is None or layout.y is None:
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.text(0.5, 0.5, "No data", ha="center", transform=axes.transAxes)
-        return
-    handles = []
-    for line, data, number in zip(chart.lines, layout.lines, range(len(chart.lines)), strict=True):
-        # A point between gaps is no line: it needs a marker to be seen.
-        fit = np.pad(~np.isnan(data.y[0]), 1)
-        lone = np.flatnonzero(fit[1:-1] & ~fit[:-2] & ~fit[2:])
-        points = line.style == "points"
-        (handle,) = axes.plot(
-            data.x,
-            data.y[0],
-            color=_LIGHT[number % len(_LIGHT)],
-            linestyle={"solid": "-", "dashed": "--", "points": "none"}[line.style],
-            marker="o" if points or len(lone) else None,
-            markevery=None if points else lone.tolist(),
-            markersize=4,
-            linewidth=0.9 if _noisy(layout.y, data) else 1.6,
-        )
-        handles.append(handle)
-    for band, data, shade in zip(chart.bands, layout.bands, _shade(layout), strict=True):
-        colour = _LIGHT[_colour(chart, band) % len(_LIGHT)]
-        handles.append(axes.fill_between(data.x, *data.y, color=colour, alpha=shade, zorder=1))
-    if layout.y.log:
-        axes.set_yscale("log")
-    axes.set_xlim(layout.x.low, layout.x.high)
-    ends = (layout.y.low, layout.y.high)
-    axes.set_ylim(*(10.0**end for end in ends) if layout.y.log else ends)
-    axes.minorticks_off()
-    for ticks, place in ((_x_ticks_png(chart, layout), axes.set_xticks), (layout.y_ticks(8), axes.set_yticks)):
-        place([tick.value for tick in ticks], [tick.label for tick in ticks])
-    names = _names(chart)
-    if len(names) > _PNG_LEGEND:
-        names = [*names[: _PNG_LEGEND - 1], f"{names[_PNG_LEGEND - 1]} … and {len(names) - _PNG_LEGEND} more"]
-    names = [_shorten(name, 110, 9) for name in names]
-    columns = len(names) if sum(_text_width(name, 9) + 40 for name in names) <= 500 else 3
-    legend = axes.legend(
-        handles[: len(names)],
-        ["name"] * len(names),
-        loc="lower left",
-        bbox_to_anchor=(-0.01, 1.0),
-        ncols=columns,
-        borderaxespad=0.2,
-        frameon=False,
-        fontsize=9,
-    )
-    # Names are set afterwards, since matplotlib leaves out those that begin with an underscore.
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)
-
-
-def _x_ticks_png(chart: Chart, layout: _Layout) -> list[_Tick]:
-    for most in range(10, 2, -1):
-        ticks = [tick._replace(label=_shorten(tick.label, 150, 10)) for tick in layout.x_ticks(chart, most)]
-        if sum(_text_width(tick.label, 10) + 12 for tick in ticks) <= 520:
-            break
-    return ticks
+    return to_png([_draw(chart, 720, 360) for chart in charts])

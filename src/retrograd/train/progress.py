@@ -24,7 +24,7 @@ class Progress:
         if self._bar is None:
             try:
                 print(text, flush=True)
-            except BrokenPipeError:  # whoever read along is gone; the run goes on
+            except BrokenPipeError:  # a closed pipe does not stop the run
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         else:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -9,7 +9,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .chart import STYLE, Chart, one_line, svg, visible
+from .chart import Chart, one_line, svg, visible
+from .drawing import STYLE
 
 __all__ = ["Block", "Prose", "Sample", "Section", "Table", "page", "plain"]
 

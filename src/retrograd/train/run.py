@@ -31,7 +31,7 @@ from .task import Task
 __all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "quoted", "read_checkpoint"]
 
 CHECKPOINT: Final = "checkpoint.safetensors"
-# The model of the last validation that the run has planned, while MODEL is a better one from when the time was over.
+# The model of the last planned validation, while MODEL is a better one from when the time limit was reached.
 _PLANNED: Final = "model-as-planned.safetensors"
 HISTORY: Final = "history.csv"
 REPORT: Final = "report.html"
@@ -285,8 +285,8 @@ class Run:
         task, progress = self._task, self._progress
         records = list(self._records)
         if self._pending:
-            # The time was over between two validations. What follows is no part of the checkpoint, so that a resumed
-            # run does what one that never stopped would have done.
+            # The time limit was reached between two validations. What follows is no part of the checkpoint, so that a
+            # resumed run does what one that never stopped would have done.
             records.append(self._record(task.validate()))
             progress.say(self._line(records[-1]))
             if self._best is not None and records[-1].validation < self._best:

@@ -1,4 +1,4 @@
-"""Forecasts of columns of numbers: batch norm, LSTM, linear, and what they are worth beside simple forecasts."""
+"""Forecasts of columns of numbers by batch norm, LSTM and a linear layer, judged against baselines."""
 
 from __future__ import annotations
 
@@ -17,42 +17,35 @@ import numpy.typing as npt
 import retrograd as rg
 
 from .. import nn
-from . import report
+from .baselines import FORECASTS, LinearFit, fit_linear, naive, nonzero, relative_error, seasonal_naive
 from .chart import Band, Chart, Line
 from .files import check_room, load_weights, opened_model
 from .report import Block, Prose, Section
+from .scores import Scores, Verdict
+from .season import find_season
 from .settings import InputError, Settings, option
 from .table import Table, counted, read_table
 from .task import Array, Task, new_optimizer, steps_between_validations
+from .windows import Windows, chunks, spread
 
 __all__ = [
     "USES",
     "Forecast",
     "Forecaster",
-    "LinearFit",
     "Plan",
     "SeriesModel",
     "SeriesSettings",
     "SeriesTask",
-    "Verdict",
-    "Windows",
-    "find_season",
-    "fit_linear",
     "forecast",
     "load_series_model",
 ]
 
-_CHUNK: Final = 256  # windows that are evaluated at once
 _MOST_VALIDATED: Final = 1_000  # windows
 _MOST_TESTED: Final = 20_000
-_MOST_FITTED: Final = 10_000  # by the linear baseline
-_MOST_FEATURES: Final = 1_000
 _MOST_CHARTS: Final = 4  # targets that are drawn
 _FEWEST_WINDOWS: Final = 4  # to train on
-_LIMIT: Final = 1e6  # of a scaled input: float32 must hold what the LSTM makes of it
 _BAND: Final = (0.1, 0.9)  # quantiles of the errors
-_NAMES: Final = {"last": "naive", "season": "seasonal naive", "linear": "linear"}
-# What --use calls them.
+#: The names of the forecasts, by what --use calls them.
 USES: Final = {"model": "model", "linear": "linear", "seasonal": "seasonal naive", "naive": "naive"}
 
 
@@ -106,12 +99,15 @@ class Plan:
 
     @property
     def history(self) -> int:
-        """Rows that must be there for a forecast: those of the window, and a season."""
+        """Rows that a forecast needs: the window, or a season if that is longer."""
         return max(self.window, self.season)
 
-    def simple(self) -> list[str]:
-        """The baselines that there are, by their keys in `_NAMES`."""
-        return [key for key in _NAMES if key != "season" or self.season > 1]
+    def baseline_keys(self) -> list[str]:
+        """The baselines that there are, by their keys in `FORECASTS`."""
+        return [key for key in FORECASTS if key != "season" or self.season > 1]
+
+    def baseline_names(self) -> list[str]:
+        return [FORECASTS[key] for key in self.baseline_keys()]
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Plan:
@@ -126,7 +122,7 @@ class Plan:
             and (plan.lags > 0 or not plan.baselines)
             and plan.lags <= plan.window
             and min(sizes[:3]) >= 1
-            and plan.reference in _NAMES
+            and plan.reference in FORECASTS
         ):
             raise ValueError(f"its plan is {plan}")
         return plan
@@ -166,7 +162,7 @@ class SeriesModel(nn.Module):
         rng: np.random.Generator | int | None = None,
     ) -> None:
         rng = np.random.default_rng(rng)
-        # Columns come scaled, so the running statistics begin where they belong, and can follow slowly.
+        # Columns are scaled already, so the running statistics start close to the truth and may change slowly.
         self.norm = nn.BatchNorm(columns, channel_axis=-1, update=rg.RunningUpdate.keras(0.99), dtype=dtype)
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(columns, hidden, layers=layers, dropout=between, dtype=dtype, rng=rng)
@@ -192,7 +188,7 @@ class SeriesModel(nn.Module):
             plan.horizon,
             len(plan.targets),
             lags=plan.lags,
-            baselines=len(plan.simple()) if plan.baselines else 0,
+            baselines=len(plan.baseline_keys()) if plan.baselines else 0,
             hidden=settings.hidden,
             layers=settings.layers,
             dropout=settings.dropout,
@@ -216,254 +212,7 @@ class SeriesModel(nn.Module):
         return self.norm.backward(dx, accumulate=accumulate, need_dx=need_dx)
 
 
-# ---- windows ---------------------------------------------------------------------------------------------------------
-
-
-class Windows:
-    """Windows of a table by their origin, the last row that is known; gathered into memory that is used again."""
-
-    def __init__(
-        self,
-        columns: Mapping[str, Array],
-        names: Sequence[str],
-        targets: Sequence[str],
-        *,
-        window: int,
-        horizon: int,
-        season: int,
-        center: Array,
-        factor: Array,
-    ) -> None:
-        values = np.stack([columns[name] for name in names], axis=1)
-        self.window, self.horizon, self.season = window, horizon, season
-        self.scaled = np.clip((values - center) * factor, -_LIMIT, _LIMIT)
-        places = {name: place for place, name in enumerate(names)}
-        self.targets = values[:, [places[name] for name in targets]]
-        self._single = self.scaled.astype(np.float32)
-        self._ahead = np.arange(1, horizon + 1)
-        self._back = np.arange(1 - window, 1)[:, None]
-        self._rows = np.empty((window, 0), np.intp)
-        self._x = np.empty((window, 0, len(names)), np.float32)
-
-    def inputs(self, origins: Array) -> Array:
-        """What the network sees, ``[T, N, columns]``. It holds until the next call."""
-        if len(origins) != self._rows.shape[1]:
-            self._rows = np.empty((self.window, len(origins)), np.intp)
-            self._x = np.empty((self.window, len(origins), self._single.shape[1]), np.float32)
-        np.add(self._back, origins, out=self._rows)
-        # All rows are there; "clip" spares the copy that np.take makes to be able to raise.
-        return np.take(self._single, self._rows, axis=0, out=self._x, mode="clip")
-
-    def lagged(self, origins: Array, lags: int) -> Array:
-        """What linear regression sees, ``[N, lags * columns]``."""
-        rows: Array = self.scaled[origins[:, None] + np.arange(1 - lags, 1)]
-        return rows.reshape(len(origins), -1)
-
-    def at(self, rows: Array) -> Array:
-        """The targets of rows."""
-        values: Array = self.targets[rows]
-        return values
-
-    def truth(self, origins: Array) -> Array:
-        """What came, ``[N, horizon, targets]``."""
-        return self.at(origins[:, None] + self._ahead)
-
-    def last(self, origins: Array) -> Array:
-        """The naive forecast: the last value, again and again."""
-        return np.repeat(self.at(origins[:, None]), self.horizon, axis=1)
-
-    def seasonal(self, origins: Array) -> Array:
-        """The seasonal naive forecast: the values of a season before."""
-        before: Array = self._ahead - self.season * -(-self._ahead // self.season)
-        return self.at(origins[:, None] + before)
-
-
-def _chunks(origins: Array) -> list[Array]:
-    return [origins[first : first + _CHUNK] for first in range(0, len(origins), _CHUNK)]
-
-
-def _band(errors: Array) -> tuple[Array, Array]:
-    """What to add to forecasts so that 80 % of what comes is between, by their errors ``[N, horizon, targets]``."""
-    # A few errors determine no quantiles: then all horizons share them.
-    low, high = np.quantile(errors, _BAND, axis=(0, 1) if len(errors) < 20 else 0)
-    return np.minimum(low, 0), np.maximum(high, 0)
-
-
-def _spread(origins: Array, most: int) -> Array:
-    """At most so many of them, evenly spaced."""
-    if len(origins) <= most:
-        return origins
-    some: Array = origins[np.linspace(0, len(origins) - 1, most).round().astype(np.intp)]
-    return some
-
-
-# ---- linear regression -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LinearFit:
-    """Ridge regression from the last `lags` rows of all columns to how far the next targets are from the last ones."""
-
-    slope: Array  # [horizon * targets, lags * columns], as rg.linear_forward has it
-    start: Array
-    shrink: float  # what was added to the diagonal
-    lags: int
-
-    def forecast(self, windows: Windows, origins: Array) -> Array:
-        last = windows.last(origins)
-        # By the engine, whose bits do not depend on the number of threads.
-        parts = [
-            rg.linear_forward(windows.lagged(part, self.lags), self.slope, self.start) for part in _chunks(origins)
-        ]
-        differences: Array = np.concatenate(parts).reshape(last.shape)
-        return last + differences
-
-
-def fit_linear(windows: Windows, training: Array, validation: Array) -> LinearFit:
-    """Fit on the training part; how much it shrinks is chosen on the validation part.
-
-    If the window is too large for a solution in seconds, only its last rows count.
-    """
-    columns, targets = windows.scaled.shape[1], windows.targets.shape[1]
-    lags = min(windows.window, max(1, _MOST_FEATURES // columns))
-    features = lags * columns
-    training, validation = _spread(training, _MOST_FITTED), _spread(validation, _MOST_VALIDATED)
-    count = len(training)
-    sums = np.zeros(features + windows.horizon * targets)
-    products = np.zeros((features, len(sums)))
-    for part in _chunks(training):
-        differences = (windows.truth(part) - windows.last(part)).reshape(len(part), -1)
-        both = np.concatenate([windows.lagged(part, lags), differences], axis=1)
-        sums += both.sum(axis=0)
-        products += both[:, :features].T @ both
-    mean = sums / count
-    products -= count * np.outer(mean[:features], mean)
-    sizes, vectors = np.linalg.eigh(products[:, :features])
-    turned = vectors.T @ products[:, features:]
-    best, least = None, math.inf
-    for share in (1e-6, 1e-4, 1e-2, 1.0):  # of the sum of squares that a scaled column has
-        shrink = share * count
-        slope = vectors @ (turned / (np.maximum(sizes, 0) + shrink)[:, None])
-        fit = LinearFit(np.ascontiguousarray(slope.T), mean[features:] - mean[:features] @ slope, shrink, lags)
-        error = _relative_error(fit.forecast(windows, validation), windows, validation)
-        if error < least:
-            best, least = fit, error
-    assert best is not None
-    return best
-
-
-def _relative_error(said: Array, windows: Windows, origins: Array) -> float:
-    """The mean absolute error over that of the naive forecast, averaged over targets."""
-    truth = windows.truth(origins)
-    naive = _not_zero(np.abs(windows.last(origins) - truth).mean(axis=(0, 1)))
-    return float((np.abs(said - truth).mean(axis=(0, 1)) / naive).mean())
-
-
-def _not_zero(sizes: Array) -> Array:
-    return np.where(sizes > 0, sizes, 1.0)
-
-
-# ---- the season ------------------------------------------------------------------------------------------------------
-
-
-def find_season(values: Array, likely: Sequence[int] = ()) -> int:
-    """Rows after which a series is most like itself, 1 if there is no such number. `likely`: those of the calendar.
-
-    A random walk wanders off and back, and so looks periodic. Its differences over d rows do not, beyond d rows. So
-    each lag is judged by the autocorrelation of differences over a fourth to an eighth of it.
-    """
-    rows = len(values)
-    longest = min(rows // 3, 1000)
-    season, best, gap = 1, 0.0, 1
-    while 4 * gap <= longest or gap == 1:
-        correlation = _autocorrelation(values[gap:] - values[:-gap], min(8 * gap + 2, longest + 2, rows - gap))
-        # Bartlett: the deviation of the autocorrelation of differences of noise, or of a random walk.
-        lags = np.arange(1, len(correlation) - 1)
-        noise = np.sqrt(max(1.5, 2 * gap / 3) / (rows - gap - lags))
-        expected = np.array([any(abs(calendar - lag) <= 0.05 * lag for calendar in likely) for lag in lags], bool)
-        least = np.maximum(0.3, np.where(expected, 2, 3) * noise)
-        here, before, after = correlation[1:-1], correlation[:-2], correlation[2:]
-        peaks = lags[(here >= before) & (here >= after) & (here > least) & (lags > gap)]
-        own = peaks[peaks >= (2 if gap == 1 else 4 * gap)]
-        if own.size and correlation[own].max() > best + 0.1:  # less may be a multiple
-            best = float(correlation[own].max())
-            # Multiples fit as well; the shortest is meant.
-            season = _top(correlation, int(peaks[correlation[peaks] >= 0.9 * best][0]))
-        gap *= 2
-    for calendar in likely:
-        if abs(calendar - season) <= 0.05 * season:
-            return calendar
-    return season
-
-
-def _top(correlation: Array, peak: int) -> int:
-    """Where a broad peak is highest, by a parabola: noise moves its highest point about."""
-    reach = min(peak // 8, len(correlation) - 1 - peak)
-    if reach < 2:
-        return peak
-    lags = np.arange(-reach, reach + 1)
-    bend, slope, _ = np.polyfit(lags, correlation[peak - reach : peak + reach + 1], 2)
-    return peak + round(float(np.clip(-slope / (2 * bend), -reach, reach))) if bend < 0 else peak
-
-
-def _autocorrelation(values: Array, lags: int) -> Array:
-    """At lags from 0 on, each over the rows that have a partner."""
-    values = values - values.mean()
-    size = 2 ** math.ceil(math.log2(max(2 * len(values), 2)))
-    spectrum = np.fft.rfft(values, size)
-    sums = np.fft.irfft(spectrum * spectrum.conj(), size)[:lags]
-    each = sums / (len(values) - np.arange(lags))
-    return each / each[0] if each[0] > 0 else np.zeros(lags)
-
-
 # ---- the trained model -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How the model and the baselines did on held-out time."""
-
-    errors: dict[str, float]  # by name, as in `USES`: MAE, or the mean error in units of the naive forecast's
-    forecasts: int
-    clear: bool  # whether the model's lead, if there is one, is more than chance would make of it
-    targets: int
-
-    @property
-    def winner(self) -> str:
-        """The forecast with the smallest error; the model only if it is better than each baseline."""
-        return min(sorted(self.errors, key=lambda name: name == "model"), key=lambda name: self.errors[name])
-
-    def __str__(self) -> str:
-        """One sentence on the model and the best baseline."""
-        best = min((name for name in self.errors if name != "model"), key=lambda name: self.errors[name])
-        model, other = self.errors["model"], self.errors[best]
-        unit = "MAE" if self.targets == 1 else "mean error in units of the naive forecast's"
-        numbers = f"{unit} {model:.4g} against {other:.4g} in {counted(self.forecasts, 'forecast')} of held-out time"
-        the_other = "the linear baseline" if best == "linear" else f"the {best} forecast"
-        if abs(model - other) <= max(0.01 * other, 0.001 * self.errors["naive"]):
-            return f"The model does not beat {the_other}: they hardly differ ({numbers})."
-        if model > other:
-            by = f" by {100 * (model / other - 1):.0f} %" if other else ""
-            return f"The model LOSES to {the_other}{by}: use that instead ({numbers})."
-        by = f"{100 * (1 - model / other):.0f} %"
-        if self.clear:
-            return f"The model beats {the_other}, the best of the baselines, by {by} ({numbers})."
-        return f"The model does not clearly beat {the_other}: it is {by} better, which may be chance ({numbers})."
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any], plan: Plan) -> Verdict:
-        verdict = cls(**record)
-        names = ["model", *(_NAMES[key] for key in plan.simple())]
-        if not (
-            list(verdict.errors) == names
-            and all(type(error) is float and 0 <= error < math.inf for error in verdict.errors.values())
-            and type(verdict.forecasts) is int
-            and verdict.forecasts > 0
-            and type(verdict.clear) is bool
-            and verdict.targets == len(plan.targets)
-        ):
-            raise ValueError(f"its verdict is {verdict.errors}")
-        return verdict
 
 
 @dataclass(frozen=True)
@@ -488,24 +237,24 @@ class Forecaster:
             factor=model.factor,
         )
 
-    def simple(self, which: str, windows: Windows, origins: Array) -> Array:
-        """The forecast of a baseline, by its key in `_NAMES`, ``[N, horizon, targets]``."""
-        if which == "linear":
+    def baseline(self, key: str, windows: Windows, origins: Array) -> Array:
+        """The forecast of a baseline, by its key in `FORECASTS`, ``[N, horizon, targets]``."""
+        if key == "linear":
             return LinearFit(self.model.slope, self.model.start, 0.0, self.plan.lags).forecast(windows, origins)
-        return windows.seasonal(origins) if which == "season" else windows.last(origins)
+        return (seasonal_naive if key == "season" else naive)(windows, origins)
 
     def reference(self, windows: Windows, origins: Array) -> Array:
-        """What the model's outputs are differences from, ``[N, horizon, targets]``."""
-        return self.simple(self.plan.reference, windows, origins)
+        """The baseline that the model's outputs are added to, ``[N, horizon, targets]``."""
+        return self.baseline(self.plan.reference, windows, origins)
 
     def by(self, name: str, windows: Windows, origins: Array) -> tuple[Array, Array, Array]:
         """The forecast of the model or of a baseline, by its name in `USES`, and its band: low and high."""
         if name == "model":
-            said = self.forecast(windows, origins)
-            return said, said + self.model.low, said + self.model.high
-        at = [_NAMES[key] for key in self.plan.simple()].index(name)
-        said = self.simple(self.plan.simple()[at], windows, origins)
-        return said, said + self.model.baseline_low[at], said + self.model.baseline_high[at]
+            predicted = self.forecast(windows, origins)
+            return predicted, predicted + self.model.low, predicted + self.model.high
+        at = self.plan.baseline_names().index(name)
+        predicted = self.baseline(self.plan.baseline_keys()[at], windows, origins)
+        return predicted, predicted + self.model.baseline_low[at], predicted + self.model.baseline_high[at]
 
     def choose(self, use: str | None) -> tuple[str, str]:
         """Which forecast is used, by its name in `USES`, and why: what --use says, or the winner on held-out time."""
@@ -523,19 +272,19 @@ class Forecaster:
         return name, f"--use {use}"
 
     def outputs(self, windows: Windows, origins: Array) -> Array:
-        """What the model should say, ``[N, horizon * targets]``."""
+        """The outputs that the model is trained to give, ``[N, horizon * targets]``."""
         differences = (windows.truth(origins) - self.reference(windows, origins)) / self.model.unit
         return differences.reshape(len(origins), -1).astype(np.float32)
 
     def forecast(self, windows: Windows, origins: Array) -> Array:
-        """What the model forecasts, ``[N, horizon, targets]`` in the units of the targets."""
+        """The model's forecast, ``[N, horizon, targets]`` in the units of the targets."""
         was_training = self.model.training
         self.model.eval()
-        said = np.concatenate([self.model.forward(windows.inputs(part)) for part in _chunks(origins)])
+        outputs = np.concatenate([self.model.forward(windows.inputs(part)) for part in chunks(origins)])
         if was_training:
             self.model.train()
         reference = self.reference(windows, origins)
-        return reference + said.astype(np.float64).reshape(reference.shape) * self.model.unit
+        return reference + outputs.astype(np.float64).reshape(reference.shape) * self.model.unit
 
 
 def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
@@ -547,7 +296,9 @@ def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
         ends = 4 * settings.hidden * inputs + outputs * (settings.hidden + plan.lags * inputs)
         check_room(file, settings.least_weights() + ends)
         record = metadata.get("verdict")
-        verdict = None if record is None or not plan.baselines else Verdict.from_record(record, plan)
+        verdict = None
+        if record is not None and plan.baselines:
+            verdict = Verdict.from_record(record, plan.baseline_names(), len(plan.targets))
         model = SeriesModel.of(plan, settings)
         load_weights(file, model)
     return Forecaster(model.eval(), plan, settings, verdict)
@@ -555,9 +306,9 @@ def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The rows that follow a table, with a band that is to hold 80 % of what comes."""
+    """The rows that follow a table, with a band that should hold 80 % of the truth."""
 
-    by: str  # who forecasts, by the name in `USES`
+    by: str  # the model or a baseline, by its name in `USES`
     why: str
     time_column: str
     times: list[str]
@@ -597,7 +348,7 @@ class Forecast:
 
 
 def _ticks(labels: Sequence[str]) -> list[tuple[float, str]]:
-    """Some five of the labels, evenly spaced, at their places."""
+    """About five of the labels, evenly spaced, with their positions."""
     return [(float(at), labels[at]) for at in range(0, len(labels), max(1, math.ceil(len(labels) / 5)))]
 
 
@@ -621,7 +372,7 @@ def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Fo
         notes.append(f"The model does not know {_named('column', further)}.")
     if str(table.times.step) != plan.step:
         notes.append(f"From row to row it is {table.times.step}, but it was {plan.step} in training.")
-    # A forecast looks at the last rows only; scaling the others would be in vain.
+    # A forecast reads the last rows only, so the others need not be scaled.
     shown = max(plan.history, 3 * plan.horizon)
     recent = {name: table.columns[name][-shown:] for name in plan.columns}
     windows = forecaster.windows(recent)
@@ -648,26 +399,8 @@ def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Fo
 # ---- the task --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """Forecasts of held-out time, ``[N, horizon, targets]`` each, and what came."""
-
-    origins: Array
-    truth: Array
-    said: dict[str, Array]  # the model's first, by name
-
-    def errors(self, name: str) -> Array:
-        sizes: Array = np.abs(self.said[name] - self.truth)
-        return sizes
-
-    def overall(self, name: str) -> float:
-        """The mean absolute error; of several targets the mean of the errors over those of the naive forecast."""
-        each = self.errors(name).mean(axis=(0, 1))
-        return float(each[0] if len(each) == 1 else (each / _not_zero(self.errors("naive").mean(axis=(0, 1)))).mean())
-
-
 class SeriesTask(Task):
-    """Train a forecast on a CSV file. The rows are parted by time: training, validation, test."""
+    """Train a forecast on a CSV file. The rows are split by time: training, validation, test."""
 
     kind: ClassVar[str] = "series"
     items = "windows"
@@ -710,7 +443,8 @@ class SeriesTask(Task):
             factor=factor,
         )
         self._windows = windows
-        self._linear = fit_linear(windows, *self._origins[:2])
+        self._validated = spread(self._origins[1], _MOST_VALIDATED)
+        self._linear = fit_linear(windows, self._origins[0], self._validated)
         reference = self._choose_reference()
         step, lags = str(table.times.step), self._linear.lags
         self._plan = Plan(names, targets, window, horizon, season, reference, lags, step, baselines=True)
@@ -718,20 +452,22 @@ class SeriesTask(Task):
         self._forecaster = Forecaster(model, self._plan, settings)
         model.center[...], model.factor[...] = center, factor
         model.slope[...], model.start[...] = self._linear.slope, self._linear.start
-        middle_origins = _spread(self._origins[1], _MOST_VALIDATED)
-        for at, key in enumerate(self._plan.simple()):
-            said = self._forecaster.simple(key, windows, middle_origins)
-            model.baseline_low[at], model.baseline_high[at] = _band(windows.truth(middle_origins) - said)
-        # The unit of outputs: how wrong the reference is, as far as float32 can tell.
-        origins = _spread(self._origins[0], _MOST_TESTED)
-        truth, simple = windows.truth(origins), self._forecaster.reference(windows, origins)
-        naive = np.abs(truth - windows.last(origins)).mean(axis=(0, 1))
-        model.unit[...] = _not_zero(np.maximum(np.abs(truth - simple).mean(axis=(0, 1)), 1e-6 * naive))
-        self._weights = np.tile(model.unit / _not_zero(naive), horizon).astype(np.float32)
+        for at, key in enumerate(self._plan.baseline_keys()):
+            predicted = self._forecaster.baseline(key, windows, self._validated)
+            model.baseline_low[at], model.baseline_high[at] = _band(windows.truth(self._validated) - predicted)
+        # The unit of outputs is the reference's error, but not so small that float32 would lose the outputs.
+        origins = spread(self._origins[0], _MOST_TESTED)
+        truth = windows.truth(origins)
+        reference_error, naive_error = (
+            np.abs(truth - predicted).mean(axis=(0, 1))
+            for predicted in (self._forecaster.reference(windows, origins), naive(windows, origins))
+        )
+        model.unit[...] = nonzero(np.maximum(reference_error, 1e-6 * naive_error))
+        self._weights = np.tile(model.unit / nonzero(naive_error), horizon).astype(np.float32)
 
         count = len(self._origins[0])
         self._batch = min(settings.batch, count)
-        self._batches = count // self._batch  # of an epoch; the few windows left over wait for the next order
+        self._batches = count // self._batch  # of an epoch; the windows left over are skipped until the next shuffle
         self._order: tuple[int, Array] | None = None
         self.steps = settings.steps or max(200, min(1500, 100 * self._batches, 100_000 // window))
         self.validate_every = steps_between_validations(settings, self.steps)
@@ -765,7 +501,7 @@ class SeriesTask(Task):
             found = (find_season(self._table.columns[name][:first], likely) for name in targets)
             season = next((rows for rows in found if rows > 1), 1)
         horizon = settings.horizon or min(season if season > 1 else 12, 48, middle, last)
-        # Two seasons show what a season is; of long ones the LSTM sees one, for the sake of time.
+        # Two seasons show how they repeat. Of a long season the LSTM reads one, to save time.
         usual = max(2 * season, 24) if season <= 100 else max(season, 200)
         window = settings.window or max(1, min(usual, (first - horizon) // 2))
         if settings.season is None and first < season + horizon + _FEWEST_WINDOWS - 1:
@@ -783,18 +519,18 @@ class SeriesTask(Task):
         return center, np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, deviation))
 
     def _choose_reference(self) -> str:
-        """The simple forecast with the smallest error on the validation part, unless one is asked for."""
+        """The baseline with the smallest error on the validation part, unless the settings name one."""
         wanted, windows = self.settings.reference, self._windows
         if wanted == "season" and windows.season < 2:
             raise InputError("--reference season needs a season: none was found, and --season was not given above 1")
         if wanted != "auto":
             return wanted
-        origins = _spread(self._origins[1], _MOST_VALIDATED)
-        said = {"last": windows.last(origins)}
+        origins = self._validated
+        predicted = {"last": naive(windows, origins)}
         if windows.season > 1:
-            said["season"] = windows.seasonal(origins)
-        said["linear"] = self._linear.forecast(windows, origins)
-        return min(said, key=lambda name: _relative_error(said[name], windows, origins))
+            predicted["season"] = seasonal_naive(windows, origins)
+        predicted["linear"] = self._linear.forecast(windows, origins)
+        return min(predicted, key=lambda key: relative_error(predicted[key], windows, origins))
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
@@ -812,10 +548,9 @@ class SeriesTask(Task):
         return error, len(origins)
 
     def validate(self) -> float:
-        origins = _spread(self._origins[1], _MOST_VALIDATED)
-        said = self._forecaster.forecast(self._windows, origins)
-        self.model.low[...], self.model.high[...] = _band(self._windows.truth(origins) - said)
-        return _relative_error(said, self._windows, origins)
+        predicted = self._forecaster.forecast(self._windows, self._validated)
+        self.model.low[...], self.model.high[...] = _band(self._windows.truth(self._validated) - predicted)
+        return relative_error(predicted, self._windows, self._validated)
 
     def source(self) -> dict[str, Any]:
         return {"rows": self._table.rows, "columns": list(self._table.columns), "sha256": self._table.digest}
@@ -851,7 +586,7 @@ class SeriesTask(Task):
                 f"training {first:,} rows, validation {middle:,} from {times.label(first)}, "
                 f"test {last:,} from {times.label(first + middle)}",
             ),
-            ("corrects", f"the {_NAMES[plan.reference]} forecast{cut}{by_validation}"),
+            ("corrects", f"the {FORECASTS[plan.reference]} forecast{cut}{by_validation}"),
             (
                 "model",
                 f"batch norm, LSTM of {self.settings.layers} x {self.settings.hidden}, linear: "
@@ -861,24 +596,19 @@ class SeriesTask(Task):
             *(("note", note) for note in self._notes),
         ]
 
-    def _score(self) -> _Scores:
-        windows, origins = self._windows, _spread(self._origins[2], _MOST_TESTED)
-        said = {"model": self._forecaster.forecast(windows, origins)}
-        for key in self._plan.simple():
-            said[_NAMES[key]] = self._forecaster.simple(key, windows, origins)
-        return _Scores(origins, windows.truth(origins), said)
-
-    def _judge(self, scores: _Scores) -> Verdict:
-        errors = {name: scores.overall(name) for name in scores.said}
-        best = min((name for name in errors if name != "model"), key=lambda name: errors[name])
-        return Verdict(errors, len(scores.origins), _is_clear(scores, best), len(self._plan.targets))
+    def _score(self) -> Scores:
+        windows, origins = self._windows, spread(self._origins[2], _MOST_TESTED)
+        predicted = {"model": self._forecaster.forecast(windows, origins)}
+        for key in self._plan.baseline_keys():
+            predicted[FORECASTS[key]] = self._forecaster.baseline(key, windows, origins)
+        return Scores(origins, windows.truth(origins), predicted)
 
     def verdict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self._judge(self._score()))
+        return dataclasses.asdict(self._score().verdict())
 
     def headline(self) -> list[Block]:
-        """By how much the model beats the best of the baselines, or loses to it."""
-        return [Prose(str(self._judge(self._score())))]
+        """Whether the model beats the best of the baselines, and by how much."""
+        return [Prose(str(self._score().verdict()))]
 
     def results(self) -> list[Section]:
         scores, plan = self._score(), self._plan
@@ -894,9 +624,9 @@ class SeriesTask(Task):
         )
         blocks: list[Block] = [Prose(what)]
         for at, name in enumerate(plan.targets):
-            blocks.append(_score_table(scores, at, name if len(plan.targets) > 1 else ""))
-        inside = (scores.said["model"] + self.model.low <= scores.truth) & (
-            scores.truth <= scores.said["model"] + self.model.high
+            blocks.append(scores.table(at, f"forecast of {name}" if len(plan.targets) > 1 else "forecast"))
+        inside = (scores.predicted["model"] + self.model.low <= scores.truth) & (
+            scores.truth <= scores.predicted["model"] + self.model.high
         )
         blocks.append(
             Prose(
@@ -905,10 +635,10 @@ class SeriesTask(Task):
             )
         )
         by_horizon, held_out, ahead = [], [], []
-        following = forecast(dataclasses.replace(self._forecaster, verdict=self._judge(scores)), self._table)
+        following = forecast(dataclasses.replace(self._forecaster, verdict=scores.verdict()), self._table)
         for at, name in enumerate(plan.targets[:_MOST_CHARTS]):
-            by_horizon.append(_horizon_chart(scores, at, name))
-            held_out.append(self._held_out_chart(scores, at, name))
+            by_horizon.append(scores.horizon_chart(at, name))
+            held_out.append(self._held_out_chart(at, name))
             ahead.append(following.chart(name))
         sections = [Section("Held-out time", [*blocks, *held_out]), Section("Beyond the data", ahead)]
         if plan.horizon > 1:
@@ -917,26 +647,33 @@ class SeriesTask(Task):
             sections[-1] = Section("Beyond the data", [*ahead, Prose(f"The first {_MOST_CHARTS} targets are drawn.")])
         return sections
 
-    def _held_out_chart(self, scores: _Scores, at: int, name: str) -> Chart:
-        """Forecasts that follow each other without a gap, to the end of the data, over what came."""
+    def _held_out_chart(self, at: int, name: str) -> Chart:
+        """Consecutive forecasts of a target, by its index, up to the end of the data, and the truth."""
         plan, times = self._plan, self._table.times
         count = max(1, min(len(self._origins[2]) // plan.horizon + 1, 240 // plan.horizon))
         lowest = int(self._origins[2][0])
         origins = self._origins[2][-1] - plan.horizon * np.arange(count)[::-1]
         origins = origins[origins >= lowest]
-        said = self._forecaster.forecast(self._windows, origins)[:, :, at]
+        predicted = self._forecaster.forecast(self._windows, origins)[:, :, at]
         rows = np.arange(origins[0] + 1, origins[-1] + plan.horizon + 1)
         labels = [times.label(int(row)) for row in rows]
         ticks = [(place + float(rows[0]), label) for place, label in _ticks(labels)]
-        low, high = (said + width[:, at] for width in (self.model.low, self.model.high))
+        low, high = (predicted + width[:, at] for width in (self.model.low, self.model.high))
         return Chart(
             f"{name}: forecasts of held-out time, each of {counted(plan.horizon, 'row')}",
             times.column,
             name,
-            [Line("truth", rows, self._windows.targets[rows, at]), Line("model", rows, said.ravel())],
+            [Line("truth", rows, self._windows.targets[rows, at]), Line("model", rows, predicted.ravel())],
             [Band("80 % band", rows, low.ravel(), high.ravel(), line=1)],
             x_ticks=ticks,
         )
+
+
+def _band(errors: Array) -> tuple[Array, Array]:
+    """What to add to a forecast so that 80 % of the truth is in between, from errors ``[N, horizon, targets]``."""
+    # A few errors determine no quantiles for each horizon: then all horizons share them.
+    low, high = np.quantile(errors, _BAND, axis=(0, 1) if len(errors) < 20 else 0)
+    return np.minimum(low, 0), np.maximum(high, 0)
 
 
 def _targets(text: str | None, table: Table) -> tuple[str, ...]:
@@ -954,43 +691,6 @@ def _targets(text: str | None, table: Table) -> tuple[str, ...]:
             raise InputError(f"--target: {name!r} is there twice")
         seen.add(name)
     return tuple(wanted)
-
-
-def _is_clear(scores: _Scores, best: str) -> bool:
-    """Whether the model's lead is more than 1.64 of its standard errors: one in twenty would be so by chance.
-
-    Forecasts whose times overlap are not independent, so the differences are averaged over blocks of a horizon.
-    """
-    naive = _not_zero(scores.errors("naive").mean(axis=(0, 1)))
-    lead = ((scores.errors(best) - scores.errors("model")) / naive).mean(axis=(1, 2))
-    horizon = scores.truth.shape[1]
-    blocks = len(lead) // horizon
-    if blocks < 4:
-        return False
-    means = lead[: blocks * horizon].reshape(blocks, horizon).mean(axis=1)
-    return bool(means.mean() > 1.64 * means.std(ddof=1) / math.sqrt(blocks))
-
-
-def _score_table(scores: _Scores, at: int, title: str) -> report.Table:
-    naive = float(scores.errors("naive")[:, :, at].mean())
-    rows, sizes = [], []
-    for name in scores.said:
-        errors = scores.errors(name)[:, :, at]
-        size = float(errors.mean())
-        sizes.append(size)
-        compared = f"{size / naive:.3f}" if naive else "-"
-        rows.append([name, f"{size:.4g}", f"{math.sqrt(float((errors**2).mean())):.4g}", compared])
-    heads = [f"forecast of {title}" if title else "forecast", "MAE", "RMSE", "MAE / naive"]
-    return report.Table(heads, rows, highlight=sizes.index(min(sizes)))
-
-
-def _horizon_chart(scores: _Scores, at: int, name: str) -> Chart:
-    horizon = range(1, scores.truth.shape[1] + 1)
-    lines = [
-        Line(who, horizon, scores.errors(who)[:, :, at].mean(axis=0), "solid" if who == "model" else "dashed")
-        for who in scores.said
-    ]
-    return Chart(f"{name}: mean absolute error by horizon", "rows ahead", "MAE", lines)
 
 
 def _listed(names: Mapping[str, Any] | Sequence[str]) -> str:

@@ -132,7 +132,7 @@ class Settings:
         return 0
 
     def record(self) -> dict[str, Any]:
-        """All settings by name, as JSON takes them."""
+        """All settings by name, as a JSON-serialisable dict."""
         return dataclasses.asdict(self)
 
 

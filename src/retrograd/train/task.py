@@ -1,4 +1,4 @@
-"""What a kind of training is to the loop that runs it."""
+"""The interface between a kind of training and the loop that runs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Task(abc.ABC):
 
     kind: ClassVar[str]  # "text"
     items: str  # what is counted per second: "characters"
-    measure: str  # what `step` and `validate` return, the smaller the better: "bits per character"
+    measure: str  # what `step` and `validate` return, lower is better: "bits per character"
     settings: Settings
     model: nn.Module
     optimizer: nn.Optimizer
@@ -42,33 +42,33 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def source(self) -> dict[str, Any]:
-        """Where the data came from, and a fingerprint of it, as JSON takes it: a resumed run must find the same."""
+        """A fingerprint of the data as a JSON-serialisable dict, which must be equal when a run is resumed."""
 
     @abc.abstractmethod
     def description(self) -> dict[str, Any]:
-        """What whoever uses the trained model must know besides its weights, as JSON takes it."""
+        """What is needed to use the trained model besides its weights, as a JSON-serialisable dict."""
 
     def arrays(self) -> dict[str, Array]:
-        """What steps pass on besides the model and the optimizer: the arrays themselves, which a checkpoint fills."""
+        """State of the steps besides the model and the optimizer: the arrays themselves, which a checkpoint fills."""
         return {}
 
     @abc.abstractmethod
     def overview(self) -> list[tuple[str, str]]:
-        """Names and values that tell the data and the model, for the head of the output and the report."""
+        """Names and values that describe the data and the model, for the head of the output and the report."""
 
     @abc.abstractmethod
     def results(self) -> list[Section]:
         """What the trained model can do. `model` has the best weights by now."""
 
     def verdict(self) -> dict[str, Any] | None:
-        """What whoever uses the trained model should know of its results, as a JSON-serialisable dict."""
+        """What users of the trained model should know of its results, as a JSON-serialisable dict."""
         return None
 
     def close(self) -> None:  # noqa: B027 (most tasks hold memory only)
-        """Give back what the task holds besides memory."""
+        """Release what the task holds besides memory."""
 
     def headline(self) -> list[Block]:
-        """What must be said first of the results."""
+        """The most important result."""
         return []
 
 

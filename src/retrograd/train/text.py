@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import nn
+from .baselines import NGRAMS, count_ngrams, ngram_bits
 from .files import check_data, check_room, load_weights, opened_model
 from .report import Block, Prose, Sample, Section, Table
 from .settings import InputError, Settings, option
@@ -31,23 +32,17 @@ _CODE_POINTS: Final = 0x110000
 _UNKNOWN: Final = "\N{REPLACEMENT CHARACTER}"
 _BITS: Final = 1 / math.log(2)  # in a nat
 
-# An alphabet of this size is always granted. Beyond it characters must be needed: of the text at most this share is
-# left to the unknown symbol.
+# An alphabet may always have this many symbols. It gets more only while rarer characters, all one unknown symbol, are
+# more than this share of the text.
 _USUAL_ALPHABET: Final = 128
 _UNKNOWN_SHARE: Final = 1e-4
 
 _PASSES: Final = 10  # over the training text, if the settings do not say how many steps
 _MOST_STEPS: Final = 20_000
 _LEAST_STEPS: Final = 500
+_MOST_COUNTED: Final = 4_000_000  # symbols of the training text, by the n-gram baselines
 
-# What is counted, as a row of a table and in a sentence, by the number of symbols before.
-_COUNTS: Final = (
-    ("frequency of each symbol", "symbols"),
-    ("the symbol before", "pairs of symbols"),
-    ("the two symbols before", "triples of symbols"),
-)
-
-# Folders of the standard library that are no Python as people write it: tests, other packages, tables.
+# Folders of the standard library without typical Python code: tests, other packages, tables.
 _NOT_LIBRARY: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
 
@@ -82,10 +77,10 @@ class TextSettings(Settings):
 
 
 class Alphabet:
-    """The symbols of a model and their numbers.
+    """The symbols of a model and their indices.
 
-    At level "char" number 0 is the unknown symbol, which stands for every character that is not in `characters`; it is
-    read but never written. At level "byte" the 256 bytes are their own numbers.
+    At level "char" index 0 is the unknown symbol, which stands for every character that is not in `characters`; it is
+    read but never written. At level "byte" a byte is its own index.
     """
 
     def __init__(self, level: str, characters: str = "") -> None:
@@ -97,26 +92,26 @@ class Alphabet:
 
     @property
     def unknown(self) -> int | None:
-        """The number of the unknown symbol, if there is one."""
+        """The index of the unknown symbol, if there is one."""
         return None if self.level == "byte" else 0
 
     @property
     def start(self) -> int:
-        """What a text is taken to follow when nothing else is known: a new line, or else the most frequent symbol."""
+        """The symbol before a text without a prompt: a new line, or else the most frequent symbol."""
         return ord("\n") if self.level == "byte" else self._numbers.get("\n", 1)
 
     def encode(self, text: str) -> Array:
-        """The numbers of a text's symbols."""
+        """The indices of a text's symbols."""
         if self.level == "char":
             return np.array([self._numbers.get(character, 0) for character in text], np.int64)
         try:
-            # What a terminal could not decode is in the text as surrogates: these are its bytes again.
+            # Bytes that a terminal could not decode are surrogates in the text: this restores them.
             return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64)
         except UnicodeEncodeError as error:
             raise InputError(f"the text has {text[error.start]!r} at {error.start}, which UTF-8 cannot write") from None
 
     def decode(self, numbers: Iterable[int]) -> Iterator[str]:
-        """The text of numbers, as soon as it is complete; bytes that are no UTF-8 become U+FFFD."""
+        """The text of indices, character by character; bytes that are not UTF-8 become U+FFFD."""
         if self.level == "char":
             for number in numbers:
                 yield self.characters[number - 1] if number else _UNKNOWN
@@ -129,7 +124,7 @@ class Alphabet:
             yield text
 
     def record(self) -> dict[str, Any]:
-        """It as JSON takes it."""
+        """The alphabet as a JSON-serialisable dict."""
         return {"level": self.level, "characters": self.characters}
 
     @classmethod
@@ -139,7 +134,7 @@ class Alphabet:
             raise ValueError(f"its alphabet is of level {level!r}")
         if level == "char" and not characters:
             raise ValueError("its alphabet is empty")
-        characters.encode()  # a ValueError if a character is half of a pair, which nothing can print
+        characters.encode()  # raises a ValueError if a character is a lone surrogate, which cannot be printed
         return cls(level, characters)
 
 
@@ -152,10 +147,10 @@ class _NotUtf8(InputError):
 
 
 class Corpus:
-    """Files as one sequence of numbers, in a file of its own: no more of it is in memory than is being read."""
+    """Files as one sequence of symbol indices in a temporary file, so that it need not fit into memory."""
 
     def __init__(self, files: Sequence[Path], level: str, most: int, scratch: str | os.PathLike[str]) -> None:
-        """At level "char" the alphabet has at most `most` symbols. `close` deletes what is in `scratch`."""
+        """At level "char" the alphabet has at most `most` symbols. `close` deletes the file in `scratch`."""
         self.why_bytes = ""
         self.crc32, self.bytes, self.length, self.unknown = 0, 0, 0, 0
         self.files, self.distinct = len(files), 256
@@ -236,7 +231,8 @@ class Corpus:
                 if len(codes):
                     yield codes
             self.bytes += size
-            self.crc32 = zlib.crc32(size.to_bytes(8, "little"), self.crc32)  # where a file ends counts, too
+            # So that the same text, split into files in another way, is another source.
+            self.crc32 = zlib.crc32(size.to_bytes(8, "little"), self.crc32)
 
     def read(self, start: int, out: Array) -> None:
         """Fill a contiguous array of `dtype` with the symbols from `start` on."""
@@ -272,13 +268,13 @@ def standard_library() -> list[Path]:
 
 
 class Columns:
-    """Stretches of a text side by side, a piece of each at a time."""
+    """Parts of a text read in parallel, one per column of a batch, a piece at a time."""
 
     def __init__(self, corpus: Corpus, starts: Sequence[int], length: int, unroll: int) -> None:
-        """From each start `length` symbols are read, at most `unroll` at a time, and what follows each of them."""
+        """Each column has `length` symbols from its start and their labels, at most `unroll` in a piece."""
         self._corpus, self._starts, self._length = corpus, starts, length
         self.pieces: Final = -(-length // unroll)
-        # Files are read in groups of pieces, of some megabytes for all columns together.
+        # The file is read in groups of pieces, a few megabytes for all columns together.
         self._group = max(1, min(self.pieces, (1 << 22) // (len(starts) * unroll * corpus.dtype.itemsize)))
         self._loaded = -1
         self._block = np.empty((len(starts), self._group * unroll + 1), corpus.dtype)
@@ -288,7 +284,7 @@ class Columns:
         return piece * self._length // self.pieces
 
     def piece(self, index: int) -> tuple[Array, Array]:
-        """Symbols ``[T, columns]`` and those that follow each, in memory that the next call uses again."""
+        """Symbols ``[T, columns]`` and those that follow each, in memory that the next call overwrites."""
         group = index // self._group
         begin = self._edge(group * self._group)
         if group != self._loaded:
@@ -320,7 +316,7 @@ class TextModel(nn.Module):
         self.head = nn.Linear(hidden, symbols, rng=rng)
 
     def forward(self, tokens: Array, state: nn.LstmState | tuple[Array, Array] | None = None) -> Array:
-        """`state` is where the sequences begin; ``lstm.state`` is where they end."""
+        """`state` is the initial state of the sequences; ``lstm.state`` is the final one."""
         y = self.lstm.forward(tokens, state)
         return self.head.forward(self.dropout.forward(self.norm.forward(y)))
 
@@ -345,7 +341,7 @@ class TextTask(Task):
     def __init__(
         self, settings: TextSettings, files: Sequence[str | os.PathLike[str]], *, scratch: str | os.PathLike[str]
     ) -> None:
-        """`scratch` is a folder for the text as numbers, which are deleted by `close`."""
+        """`scratch` is a folder for the encoded text, which `close` deletes."""
         self.settings = settings
         self._files = [Path(name) for name in files]
         self._corpus = Corpus(self._files or standard_library(), settings.level, settings.alphabet, scratch)
@@ -402,12 +398,12 @@ class TextTask(Task):
             )
 
     def _validation_columns(self, held_out: int) -> Columns:
-        """Columns spread over all that is held out. Few of them, so that little is read without what came before."""
+        """Columns spread over the held-out text. They are few, so that few symbols have little context."""
         labels = held_out - 1
         used = min(labels, self.settings.validation_items)
         columns = max(1, min(64, used // 256))
         starts = [self._train_length + column * (labels // columns) for column in range(columns)]
-        unroll = max(1, min(64, (1 << 22) // (columns * len(self.alphabet))))  # logits are fresh memory each time
+        unroll = max(1, min(64, (1 << 22) // (columns * len(self.alphabet))))  # logits are allocated for each piece
         return Columns(self._corpus, starts, used // columns, unroll)
 
     def step(self) -> tuple[float, int]:
@@ -437,7 +433,7 @@ class TextTask(Task):
         return {"h": self._h, "c": self._c}
 
     def source(self) -> dict[str, Any]:
-        # By its contents, not by its place: files may be moved before a run is resumed.
+        # By content, not by path: files may be moved before a run is resumed.
         corpus = self._corpus
         return {"files": corpus.files, "bytes": corpus.bytes, "crc32": f"{corpus.crc32:08x}"}
 
@@ -484,10 +480,10 @@ class TextTask(Task):
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def headline(self) -> list[Block]:
-        """By how much the model beats counting, or that it does not."""
+        """Whether the model beats n-gram counts, and by how much."""
         bits, counted = self.validate(), self._counted
         least = min(counted)
-        by = _COUNTS[counted.index(least)][1]
+        by = NGRAMS[counted.index(least)].counted
         numbers = f"{bits:.3f} {self.measure} against {least:.3f}"
         if abs(bits - least) <= max(0.01 * least, 0.005):
             return [Prose(f"The model does not beat counting {by}: they hardly differ ({numbers}).")]
@@ -504,7 +500,7 @@ class TextTask(Task):
     def results(self) -> list[Section]:
         bits, counted = self.validate(), self._counted
         rows = [[f"all {len(self.alphabet)} symbols equally likely", f"{math.log2(len(self.alphabet)):.3f}"]]
-        rows += [[name, f"{value:.3f}"] for (name, _), value in zip(_COUNTS, counted, strict=False)]
+        rows += [[ngram.predictor, f"{value:.3f}"] for ngram, value in zip(NGRAMS, counted, strict=False)]
         rows.append(["this model", f"{bits:.3f}"])
         values = [float(row[1]) for row in rows]
         compared: list[Block] = [
@@ -522,31 +518,9 @@ class TextTask(Task):
 
     @functools.cached_property
     def _counted(self) -> list[float]:
-        """Bits per symbol of the validation text by counts of one, two and three symbols, where their table is small.
-
-        A count of n symbols is shrunk towards what n - 1 say. The first four million symbols are counted.
-        """
-        size, counts = len(self.alphabet), list[Array]()
-        while len(counts) < 3 and size ** (len(counts) + 1) <= 1 << 24:
-            counts.append(np.zeros(size ** (len(counts) + 1), np.int32))
-        for text in self._training_text(4_000_000):
-            code = text.astype(np.int64)
-            for order, table in enumerate(counts):
-                if order:
-                    code = code[:-1] * size + text[order:]
-                np.add.at(table, code, 1)
-        bits, symbols = np.zeros(len(counts)), 0
-        for index in range(self._validation.pieces):
-            tokens, labels = self._validation.piece(index)
-            # Two symbols are before all but the first of a piece, which makes do with one, twice.
-            contexts = np.zeros_like(tokens), tokens, np.concatenate([tokens[:1], tokens[:-1]]) * size + tokens
-            probability = np.full(labels.shape, 1 / size)
-            for order, (table, context) in enumerate(zip(counts, contexts, strict=False)):
-                total = counts[order - 1][context] if order else counts[0].sum()
-                probability = (table[context * size + labels] + 5 * probability) / (total + 5)
-                bits[order] -= np.log2(probability).sum()
-            symbols += labels.size
-        return [float(value) / symbols for value in bits]
+        """Bits per symbol of the validation text by n-gram counts of the training text."""
+        counts = count_ngrams(len(self.alphabet), self._training_text(_MOST_COUNTED))
+        return ngram_bits(counts, map(self._validation.piece, range(self._validation.pieces)))
 
     def _training_text(self, most: int) -> Iterator[Array]:
         length = min(self._train_length, most)
@@ -557,7 +531,7 @@ class TextTask(Task):
 
 
 def _held_out(length: int, share: float) -> int:
-    """How many symbols at the end of a text are not learned from: one to begin with, and at least one to foresee."""
+    """How many symbols at the end of a text are held out: one to start from, and at least one to predict."""
     return max(2, round(length * share))
 
 
@@ -621,7 +595,7 @@ def _numbers(model: TextModel, given: Array, length: int, draw: Callable[[Array]
 def _chooser(
     alphabet: Alphabet, temperature: float, top_k: int | None, rng: np.random.Generator
 ) -> Callable[[Array], int]:
-    """What chooses a symbol by its logits."""
+    """A function that draws a symbol from its logits."""
 
     def choose(logits: Array) -> int:
         logits = logits.astype(np.float64)

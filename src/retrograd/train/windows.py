@@ -1,0 +1,77 @@
+"""Windows of a table: the rows before an origin, which a forecast reads, and those after it, which it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from .task import Array
+
+__all__ = ["Windows", "chunks", "spread"]
+
+_CHUNK: Final = 256  # windows that are evaluated at once
+_LIMIT: Final = 1e6  # of a scaled input, so that float32 holds what the LSTM computes from it
+
+
+class Windows:
+    """Windows of a table by their origin, the last row that is known; gathered into memory that is reused."""
+
+    def __init__(
+        self,
+        columns: Mapping[str, Array],
+        names: Sequence[str],
+        targets: Sequence[str],
+        *,
+        window: int,
+        horizon: int,
+        season: int,
+        center: Array,
+        factor: Array,
+    ) -> None:
+        values = np.stack([columns[name] for name in names], axis=1)
+        self.window, self.horizon, self.season = window, horizon, season
+        self.scaled = np.clip((values - center) * factor, -_LIMIT, _LIMIT)
+        places = {name: place for place, name in enumerate(names)}
+        self.targets = values[:, [places[name] for name in targets]]
+        self._single = self.scaled.astype(np.float32)
+        self._back = np.arange(1 - window, 1)[:, None]
+        self._rows = np.empty((window, 0), np.intp)
+        self._x = np.empty((window, 0, len(names)), np.float32)
+
+    def inputs(self, origins: Array) -> Array:
+        """What the network reads, ``[T, N, columns]``. The next call overwrites it."""
+        if len(origins) != self._rows.shape[1]:
+            self._rows = np.empty((self.window, len(origins)), np.intp)
+            self._x = np.empty((self.window, len(origins), self._single.shape[1]), np.float32)
+        np.add(self._back, origins, out=self._rows)
+        # All rows exist; "clip" avoids the copy that np.take makes to be able to raise.
+        return np.take(self._single, self._rows, axis=0, out=self._x, mode="clip")
+
+    def lagged(self, origins: Array, lags: int) -> Array:
+        """What linear regression reads, ``[N, lags * columns]``."""
+        rows: Array = self.scaled[origins[:, None] + np.arange(1 - lags, 1)]
+        return rows.reshape(len(origins), -1)
+
+    def targets_at(self, origins: Array, steps: Array) -> Array:
+        """The targets `steps` rows after each origin (before it, if negative), ``[N, steps, targets]``."""
+        values: Array = self.targets[origins[:, None] + steps]
+        return values
+
+    def truth(self, origins: Array) -> Array:
+        """The targets that a forecast is to predict, ``[N, horizon, targets]``."""
+        return self.targets_at(origins, np.arange(1, self.horizon + 1))
+
+
+def chunks(origins: Array) -> list[Array]:
+    """The origins in parts small enough to be evaluated at once."""
+    return [origins[first : first + _CHUNK] for first in range(0, len(origins), _CHUNK)]
+
+
+def spread(origins: Array, most: int) -> Array:
+    """At most `most` of the origins, evenly spaced."""
+    if len(origins) <= most:
+        return origins
+    some: Array = origins[np.linspace(0, len(origins) - 1, most).round().astype(np.intp)]
+    return some
