@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import retrograd as rg
 from retrograd import _core
@@ -511,6 +512,12 @@ def engine() -> _core.NormProblem:
     return _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 0, 0.0, 0.0, False)
 
 
+def refused(answer: Any) -> tuple[str, str]:
+    """The argument that the engine refused, and why; nothing is raised, nothing written."""
+    assert type(answer) is _core.Refusal
+    return answer.argument, answer.reason.name
+
+
 def test_engine_checks_every_view_itself() -> None:
     """Whatever stands above it: no view leaves its buffer."""
     x, statistics = data(), np.zeros((2, 6))
@@ -529,30 +536,39 @@ def test_engine_checks_every_view_itself() -> None:
         }
         return engine().forward(**arguments | change)
 
-    assert forward() is _core.Outcome.done
-    for change in (
-        {"x": x[:3]},
-        {"x": x.reshape(4, 30)},
-        {"x": x.astype(np.float64)},
-        {"x": unaligned(SHAPE)},
-        {"y": f32(4, 6, 4)},
-        {"y": np.zeros(SHAPE, np.float16)},
-        {"keep": f32(4, 6, 4)},
-        {"keep": np.zeros(SHAPE)},
-        {"keep": unaligned(SHAPE)},
-        {"gamma": f32(5)},
-        {"gamma": f32(12)[::2]},
-        {"beta": np.ones(6)},
-        {"statistics": np.zeros((2, 5))},
-        {"statistics": np.zeros((2, 6), np.float32)},
-        {"statistics": np.zeros((2, 12))[:, ::2]},
+    assert forward() is None
+    written = f32(*SHAPE)
+    for change, why in (
+        ({"x": x[:3]}, ("x", "shape")),
+        ({"x": x.reshape(4, 30)}, ("x", "shape")),
+        ({"x": x.astype(np.float64)}, ("x", "dtype")),
+        ({"x": x.view(np.int32)}, ("x", "dtype")),
+        ({"x": x.astype(">f4")}, ("x", "dtype")),
+        ({"x": unaligned(SHAPE)}, ("x", "layout")),
+        ({"x": x.tolist()}, ("x", "type")),
+        ({"x": memoryview(x)}, ("x", "type")),
+        ({"x": np.ma.masked_array(x)}, ("x", "type")),
+        ({"y": f32(4, 6, 4)}, ("out", "shape")),
+        ({"y": np.zeros(SHAPE, np.float16)}, ("out", "dtype")),
+        ({"y": np.broadcast_to(f32(1), SHAPE)}, ("out", "type")),
+        ({"y": x}, ("out", "in_place")),
+        ({"y": x[::-1]}, ("out", "overlap")),
+        ({"y": as_strided(f32(200), SHAPE, (4, 4, 4))}, ("out", "self_overlap")),
+        ({"keep": f32(4, 6, 4)}, ("keep_x", "shape")),
+        ({"keep": np.zeros(SHAPE)}, ("keep_x", "dtype")),
+        ({"keep": unaligned(SHAPE)}, ("keep_x", "layout")),
+        ({"gamma": f32(5)}, ("gamma", "shape")),
+        ({"gamma": f32(12)[::2]}, ("gamma", "layout")),
+        ({"beta": np.ones(6)}, ("beta", "dtype")),
+        ({"statistics": np.zeros((2, 5))}, ("statistics", "shape")),
+        ({"statistics": np.zeros((2, 6), np.float32)}, ("statistics", "dtype")),
+        ({"statistics": np.zeros((2, 12))[:, ::2]}, ("statistics", "layout")),
     ):
-        with pytest.raises(ValueError, match=r"\w+ (has|is)"):
-            forward(**change)
+        assert refused(forward(**{"y": written} | change)) == why, change
+    assert not written.any()
     read_only_views = ("y", f32(*SHAPE)), ("keep", f32(*SHAPE)), ("statistics", np.zeros((2, 6)))
     for name, array in read_only_views:
-        with pytest.raises((ValueError, BufferError)):
-            forward(**{name: read_only(array)})
+        assert refused(forward(**{name: read_only(array)}))[1] == "type"
     for missing in ("x", "statistics"):
         with pytest.raises(TypeError, match="forward"):
             forward(**{missing: None})
@@ -560,17 +576,11 @@ def test_engine_checks_every_view_itself() -> None:
 
 def test_engine_checks_backward_too() -> None:
     x, dy, statistics = data(), data(seed=1), np.ones((2, 6))
+    cache = rg.NormCache(None, x, None, None, None, statistics, False, False)  # type: ignore[arg-type]
 
     def backward(**change: Any) -> Any:
         arguments: dict[str, Any] = {
             "dy": dy,
-            "x": x,
-            "y": None,
-            "gamma": None,
-            "beta": None,
-            "statistics": statistics,
-            "statistics_given": False,
-            "frozen": False,
             "sum_dz": None,
             "sum_dz_xhat": None,
             "count": 1.0,
@@ -581,39 +591,57 @@ def test_engine_checks_backward_too() -> None:
             "overlap_checked": False,
             "threads": 1,
         }
-        return engine().backward(**arguments | change)
+        saved = {name: change.pop(name) for name in list(change) if name in cache._fields}
+        return engine().backward(**arguments | change, cache=cache._replace(**saved))
 
-    assert backward() is _core.Outcome.done
-    for change in (
-        {"dy": dy[:2]},
-        {"dx": f32(4, 6)},
-        {"dgamma": f32(5)},
-        {"dbeta": f32(12)[::2]},
-        {"gamma": f32(7)},
-        {"statistics": np.ones((2, 7))},
-        {"sum_dz": np.ones(6)},
-        {"sum_dz": np.ones(5), "sum_dz_xhat": np.ones(6)},
+    assert backward() is None
+    one = f32(6)
+    for change, why in (
+        ({"dy": dy[:2]}, ("dy", "shape")),
+        ({"dx": f32(4, 6)}, ("dx", "shape")),
+        ({"dx": x}, ("dx", "overlap")),
+        ({"dgamma": f32(5)}, ("dgamma", "shape")),
+        ({"dbeta": f32(12)[::2]}, ("dbeta", "layout")),
+        ({"dgamma": one, "dbeta": one}, ("dgamma", "overlap")),
+        ({"gamma": f32(7)}, ("gamma", "shape")),
+        ({"statistics": np.ones((2, 7))}, ("statistics", "shape")),
+        ({"sum_dz": np.ones(6)}, ("sum_dz_xhat", "missing")),
+        ({"sum_dz": np.ones(5), "sum_dz_xhat": np.ones(6)}, ("sum_dz", "shape")),
+        ({"x": None}, ("x", "missing")),
+        ({"statistics": None}, ("statistics", "missing")),
     ):
-        with pytest.raises(ValueError, match=r"\w+ (has|is|are)"):
-            backward(**change)
-    for missing in ("x", "dy", "statistics"):
-        with pytest.raises(TypeError, match="backward"):
-            backward(**{missing: None})
+        assert refused(backward(**change)) == why, change
+    assert backward(dx=dy) is None
+    with pytest.raises(TypeError, match="backward"):
+        backward(dy=None)
+    with pytest.raises(TypeError, match="the cache is not a NormCache"):
+        engine().backward(dy, (x,), None, None, 1.0, None, None, None, False, False, 1)
 
 
 def test_engine_looks_at_what_the_slope_is_found_from() -> None:
-    results = {"sum_dz": np.empty(6), "sum_dz_xhat": np.empty(6), "threads": 1}
-    arrays = {"dy": data(), "x": data(), "statistics": np.ones((2, 6)), **results}
+    cache = rg.NormCache(None, data(), None, None, None, np.ones((2, 6)), False, False)  # type: ignore[arg-type]
+
+    def sums(problem: Any, **change: Any) -> Any:
+        return problem.gradient_sums(data(), cache._replace(**change), np.empty(6), np.empty(6), False, 1)
+
     by_input = _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 34, 0.0, 0.0, True)
-    by_input.gradient_sums(**arrays, y=None, gamma=None, beta=None)
-    for change in ({"gamma": f32(7)}, {"beta": f32(5)}, {"beta": f32(12)[::2]}):
-        with pytest.raises(ValueError, match=r"(gamma|beta) (has|is)"):
-            by_input.gradient_sums(**arrays, **{"y": None, "gamma": None, "beta": None} | change)
+    assert sums(by_input) is None
+    assert refused(sums(by_input, gamma=f32(7))) == ("gamma", "shape")
+    assert refused(sums(by_input, beta=f32(5))) == ("beta", "shape")
+    assert refused(sums(by_input, beta=f32(12)[::2])) == ("beta", "layout")
     by_output = _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 1, 0.0, 0.0, False)
-    with pytest.raises(ValueError, match="an array that the call needs is missing"):
-        by_output.gradient_sums(**arrays, y=None, gamma=None, beta=None)
-    with pytest.raises(ValueError, match="the output tells no slope"):
+    assert refused(sums(by_output)) == ("y", "missing")
+    with pytest.raises(ValueError, match="the output does not determine the slope"):
         _core.NormProblem([4, 6, 5], "rcr", 1, 0, 1e-5, 34, 0.0, 0.0, False)
+
+
+def test_public_names_are_added_once_and_to_argument_errors_alone() -> None:
+    with pytest.raises(TypeError, match=r"^batch_norm_forward\(\) missing 1 required positional argument: 'x'$"):
+        rg.batch_norm_forward()  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"^huber: delta is 0\.0, must be"):
+        rg.huber(data(), data(), delta=0)
+    with pytest.raises(ValueError, match=r"^LstmCache\.gates: cell is 1, must be below 1"):
+        rg.lstm_cache(f32(2, 1, 3), (f32(8, 3), f32(8, 2))).gates(1)
 
 
 def test_engine_refuses_impossible_problems() -> None:

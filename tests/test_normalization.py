@@ -17,14 +17,8 @@ from onnx_cases import OnnxCase, collect_onnx_cases
 import retrograd as rg
 from retrograd import _core
 from retrograd.lab import bounds, cases, reference
-from retrograd.lab.cases import (
-    ACTIVATION_PARAMETERS,
-    FUSED_ACTIVATIONS,
-    NormCase,
-    backward_bound,
-    error_in_tolerances,
-    forward_bound,
-)
+from retrograd.lab.bounds import backward_bound, error_in_tolerances, forward_bound
+from retrograd.lab.cases import ACTIVATION_PARAMETERS, FUSED_ACTIVATIONS, NormCase
 from retrograd.lab.verify import fused_activation, verify_norm
 
 Array = np.ndarray[Any, Any]

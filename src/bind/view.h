@@ -239,6 +239,7 @@ private:
     }
     bool format_is(Element element) const {
         const char* format = buffer_.format;
+        if (format && format[0] == '=') ++format;  // NumPy's sign for native elements that are not aligned
         if (!format || buffer_.itemsize != itemsize_ || format[0] == 0 || format[1] != 0) return false;
         switch (element) {
             case Element::f32:
