@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNSLayerParametersLSTM, BNNSNDArrayDescriptor
+from retrograd.ops.activation import ACTIVATIONS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -1032,7 +1033,7 @@ def test_gradients_of_states_that_were_not_given() -> None:
 
 # ---- activations (2.4, 8) -------------------------------------------------------------------------------------------
 
-ELEMENTWISE = {kind.code: name for name, kind in rg.activation.ACTIVATIONS.items() if kind.code <= 35}
+ELEMENTWISE = {kind.code: name for name, kind in ACTIVATIONS.items() if kind.code <= 35}
 ROLES = (*(f"{gate}.activation" for gate in GATES), "hidden_activation")
 
 
@@ -1046,7 +1047,7 @@ def test_every_elementwise_activation_in_every_role(code: int) -> None:
     layer = Layer()
     layer.params.lstm_flags = 0
     name = ELEMENTWISE[code]
-    kind = rg.activation.ACTIVATIONS[name]
+    kind = ACTIVATIONS[name]
     alpha, beta = (0.0, 0.75) if name == "clamp" else (0.5, 0.75)
     function = rg.Activation(name, alpha if kind.alpha != 0 else None, beta if kind.beta != 0 else None)
     for index, role in enumerate(ROLES):

@@ -879,10 +879,19 @@ def test_activation_parameters_that_hide_the_slope() -> None:
         ("Softplus", 0.0): -1,
         ("ScaledTanh", 0.0): -1,
     }
+    same = {"LeakyRectifiedLinear": "relu", "ClampedLeakyRectifiedLinear": rg.Activation("clamp", 0.0, 1.25)}
     for (name, alpha), expected in cases.items():
         layer = Layer("batch", (3, 2, 5), activation=activation(getattr(bnns, f"BNNSActivationFunction{name}"), alpha))
-        y = layer.forward(x)
-        assert layer.backward(dy, y, in_delta=image((3, 2, 5), np.empty_like(x))) == expected, (name, alpha)
+        y, dx = layer.forward(x), np.full_like(x, 7)
+        assert layer.backward(dy, y, in_delta=image((3, 2, 5), dx)) == expected, (name, alpha)
+        if expected:
+            assert (dx == 7).all(), (name, alpha)
+            continue
+        want, cache = rg.batch_norm_forward(x, eps=float(np.float32(1e-3)), activation=same[name])
+        assert np.array_equal(y, want), (name, alpha)
+        assert np.array_equal(dx, rg.batch_norm_backward(dy, cache).dx), (name, alpha)
+        assert y.min() == 0
+        assert (y.max() == np.float32(1.25)) == name.startswith("Clamped"), y.max()
 
 
 def test_leaky_relu_with_alpha_zero_is_relu() -> None:
@@ -910,9 +919,11 @@ def test_backward_needs_the_output_under_an_activation_only() -> None:
     x = normal(4, 3, 2, 5)
     gelu = activation(bnns.BNNSActivationFunctionGELUApproximationSigmoid)
     for act, expected in ((None, 0), (tanh(), -1), (gelu, -1)):
-        layer = Layer("batch", (3, 2, 5), activation=act)
+        layer, dx = Layer("batch", (3, 2, 5), activation=act), np.full_like(x, 7)
         layer.forward(x)
-        assert layer.backward(x, None, in_delta=image((3, 2, 5), np.empty_like(x))) == expected
+        assert layer.backward(x, None, in_delta=image((3, 2, 5), dx)) == expected
+        _, cache = rg.batch_norm_forward(x, eps=float(np.float32(1e-3)))
+        assert np.array_equal(dx, rg.batch_norm_backward(x, cache).dx if act is None else np.full_like(x, 7))
 
 
 # ---- data types (section 12) -----------------------------------------------------------------------------------------

@@ -105,3 +105,29 @@ def test_activation_table_is_complete() -> None:
             else:
                 value = {"1/6": 1 / 6, "1/2": 0.5, "√(2/π)": math.sqrt(2 / math.pi)}.get(said)
                 assert (float(said) if value is None else value) == default, name
+
+
+def test_the_table_of_bounds_is_the_one_that_tests_use() -> None:
+    from retrograd.lab.bounds import NORM_ROUNDINGS
+
+    lines = (ROOT / "docs" / "numerics.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in split_row(line)] for line in lines]
+    table = {cells[1]: cells[2:4] for cells in rows if len(cells) > 4}
+    for column, double in enumerate((False, True)):
+        count = NORM_ROUNDINGS[double]
+        z = f"u ({count.product:g} |gamma xhat| + |beta| + |z|)"
+        z += f" + {count.mean:g} u |gamma| + {count.var / 2:g} u |gamma xhat|"
+        assert table["mean"][column] == f"{count.mean:g} u std"
+        assert table["var"][column] == f"{count.var:g} u var"
+        assert table["z, before an activation"][column] == z
+        assert table["dbeta, dgamma"][column] == f"{count.sum:g} u |sum| + {count.terms:g} u sqrt(sum(term²))"
+
+
+def split_row(line: str) -> list[str]:
+    """The cells of a row of a table, whose escaped bars are text."""
+    return [cell.replace("\0", "|") for cell in line.replace("\\|", "\0").split("|")]
+
+
+def test_apple_md_cites_nothing_that_is_not_here() -> None:
+    text = (ROOT / "docs" / "apple.md").read_text()
+    assert not re.search(r"(?i)\bsections? \d|§|\bspec(ification)?\b", text)

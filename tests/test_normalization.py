@@ -1494,3 +1494,12 @@ def test_gradients_agree_with_jax(jax: Any, kind: Kind, activation: str) -> None
     np.testing.assert_allclose(ours.y, y, rtol=1e-5, atol=1e-5)
     for mine, other in zip((ours.dx, ours.dgamma, ours.dbeta), theirs, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=3e-5)
+
+
+def test_the_kind_of_a_problem_is_no_matter_of_the_function_that_made_it() -> None:
+    x, statistics = np.ones((3, 4, 5), np.float32), {"mean": np.zeros(4), "var": np.ones(4)}
+    _, cache = rg.batch_norm_forward(x)
+    assert cache.problem.kind == "batch_norm"
+    assert rg.batch_norm_cache(x, **statistics).problem is cache.problem
+    assert cache.shape == x.shape
+    assert cache.dtype == x.dtype

@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -1832,3 +1833,43 @@ def test_threads_that_share_the_units_of_a_step(
     alone = run(1)
     for threads in (2, 3, 4, 7):
         assert_same_bits(run(threads), alone)
+
+
+# ---- the cache is a value --------------------------------------------------------------------------------------------
+
+
+def test_nothing_changes_a_cache() -> None:
+    """Weights whose gates lie differently are copied for the engine: for each call anew, not in the cache."""
+    rng = np.random.default_rng(0)
+    x, wh = rng.normal(size=(5, 3, 4)), rng.normal(size=(12, 3))
+    wx = tuple(np.asfortranarray(w) if i % 2 else w for i, w in enumerate(rng.normal(size=(4, 3, 4))))
+    cache = rg.lstm_cache(x, LstmWeights(wx, wh))
+    # lstm_cache has copied them already.
+    cache = cache._replace(inputs=cache.inputs._replace(cells=[(wx, wh, None, None)]))
+    before = [id(field) for field in (*cache, *cache.inputs, *cache.inputs.cells)]
+    dy = rng.normal(size=(5, 3, 3))
+    expected = rg.lstm_backward(dy, cache).dx
+    with ThreadPoolExecutor(4) as pool:
+        for gradients in pool.map(lambda _: rg.lstm_backward(dy, cache), range(16)):
+            assert np.array_equal(gradients.dx, expected)
+    assert [id(field) for field in (*cache, *cache.inputs, *cache.inputs.cells)] == before
+    for field in cache._fields:
+        with pytest.raises(AttributeError):
+            setattr(cache, field, None)
+
+
+def test_what_a_cache_says_of_its_gradients() -> None:
+    x, weights, h0 = np.zeros((5, 3, 4)), (np.ones((8, 4)), np.ones((8, 2))), np.zeros((3, 2))
+    cache = rg.lstm_cache(x, weights, h0)
+    gradients = rg.lstm_backward(np.ones((5, 3, 2)), cache)
+    for name in ("dx", "dh0", "dc0"):
+        array = getattr(gradients, name)
+        assert cache.gradient_shape(name) == (None if array is None else array.shape)
+    assert cache.dtype == np.float64
+    assert not cache.has_table
+    table = rg.lstm_cache(np.zeros((5, 3), int), weights, table=np.zeros((7, 4)))
+    assert table.has_table
+    assert table.gradient_shape("dx") == (7, 4)
+    assert cache.refers_to(x, weights)
+    assert not cache.refers_to(x.copy(), weights)
+    assert not cache.refers_to(x, (weights[0].copy(), weights[1]))

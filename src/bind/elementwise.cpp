@@ -32,7 +32,7 @@ Outcome activation_forward(int kind, double alpha, double beta, int dtype, nb::h
     forward.dtype = static_cast<DType>(dtype);
     const Element element = element_of(forward.dtype);
     const View x(call, x_array, "x", element), y(call, y_array, "out", element, Access::write);
-    forward.axes = shared_axes(x, {&x, &y, nullptr, nullptr});
+    forward.axes = shared_axes(x, {&x, &y, nullptr, nullptr, nullptr});
     if (!overlap_checked) call.check_overlap({{&y, &x}});
     if (call.refused()) return call.refusal();
     forward.activation = {static_cast<ActivationKind>(kind), alpha, beta};
@@ -56,7 +56,7 @@ Outcome activation_backward(int kind, double alpha, double beta, int dtype, nb::
     const Element element = element_of(backward.dtype);
     const View dy(call, dy_array, "dy", element), from(call, from_array, slope_from_input ? "x" : "y", element),
         dx(call, dx_array, "out", element, Access::write);
-    backward.axes = shared_axes(dy, {&from, nullptr, &dy, &dx});
+    backward.axes = shared_axes(dy, {&from, nullptr, &dy, &dx, nullptr});
     if (!overlap_checked) call.check_overlap({{&dx, &from}, {&dx, &dy}});
     if (call.refused()) return call.refusal();
     backward.from = from.data();

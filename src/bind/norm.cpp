@@ -91,7 +91,7 @@ public:
         }
         if (call.refused()) return call.refusal();
         NormForward forward;
-        forward.shape = axes(x, y, keep);
+        forward.shape = axes({&x, &y, nullptr, nullptr, &keep});
         forward.dtype = dtype_;
         forward.activation = activation_;
         forward.eps = eps_;
@@ -171,12 +171,12 @@ private:
         for (const View* v : {&sum_dz, &sum_dz_xhat}) v->require().check_vector(channels_);
     }
 
-    NormShape axes(const View& x, const View& y, const View& dy_or_keep, const View* dx = nullptr) const {
+    NormShape axes(const SharedShape& arrays) const {
         NormShape shape;
         shape.channels_per_set = channels_per_set_;
         for (size_t i = 0; i < shape_.size(); ++i) {
             AxisList& list = roles_[i] == AxisRole::n ? shape.n : roles_[i] == AxisRole::c ? shape.c : shape.r;
-            list.axis[list.size++] = axis_of(int(i), shape_[i], {&x, &y, &dy_or_keep, dx});
+            list.axis[list.size++] = axis_of(int(i), shape_[i], arrays);
         }
         return shape;
     }
@@ -201,7 +201,7 @@ private:
 
         NormBackward call(const NormProblem& p, const View& dx) const {
             NormBackward call;
-            call.shape = p.axes(x, y, dy, &dx);
+            call.shape = p.axes({&x, &y, &dy, &dx, nullptr});
             call.dtype = p.dtype_;
             call.activation = p.activation_;
             call.eps = p.eps_;

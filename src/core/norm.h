@@ -6,9 +6,6 @@
 
 namespace rg {
 
-// Forward has no dy: in its shape that view is of `keep`.
-constexpr int kKeep = kDy;
-
 // Gamma, beta and their gradients are arrays of the arithmetic type (float, or double for f64) of length C.
 // Statistics are doubles, one per set, sets in the order [N][C / K].
 struct NormForward {

@@ -340,7 +340,7 @@ struct RowBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
     using Base::call, Base::g, Base::storage;
     RowGrid grid;
-    double* totals;  // short rows: [chunk][2][C], dgamma before dbeta; long rows: [2][C]
+    double* totals;  // short rows: [chunk][2][C], sums of dz before those of dz * xhat; long rows: [2][C]
     double* sums;    // long rows: [row][segment][2]
 
     RowBackward(const NormBackward& c, const Geometry& geometry) : Base(c, geometry), grid(geometry) {
@@ -375,8 +375,8 @@ struct RowBackward : BackwardContext<A> {
     // row_sums: [rows][2], the sums of g and g * xhat; zeros where the statistics are frozen
     void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const double* row_sums, int64_t col,
                      double* total) const {
-        double* dgamma = total && (call.dgamma || call.sum_dz) ? total + col : nullptr;
-        double* dbeta = total && (call.dbeta || call.sum_dz) ? total + g.C + col : nullptr;
+        double* dgamma = total && (call.dgamma || call.sum_dz) ? total + g.C + col : nullptr;
+        double* dbeta = total && (call.dbeta || call.sum_dz) ? total + col : nullptr;
         A slope_b[kRowGroup], slope_k[kRowGroup];
         for (int64_t row = 0; row < b.rows; ++row) {
             const double count = g.set_size();
@@ -448,7 +448,7 @@ struct RowBackward : BackwardContext<A> {
         for (int64_t part = 1; part < parts; ++part) {
             for (int64_t i = 0; i < 2 * g.C; ++i) totals[i] += totals[part * 2 * g.C + i];
         }
-        for (int64_t c = 0; c < g.C; ++c) this->put_parameters(c, totals[g.C + c], totals[c]);
+        for (int64_t c = 0; c < g.C; ++c) this->put_parameters(c, totals[c], totals[g.C + c]);
     }
 };
 

@@ -72,8 +72,9 @@ constexpr int64_t kPanel = 64 / int64_t(sizeof(A));
 // are indexed by C. Batch norm: N = 1 (the batch joins R), K = 1. Instance: K = 1. Group: K = C/G. Layer: R = 1, K = C.
 enum class AxisRole : int32_t { n, c, r };
 
-// Views of one call: x, the activation's output y (written by forward, read by backward), dy and dx.
-enum ViewIndex { kX, kY, kDy, kDx, kViews };
+// Views of one call: x, the activation's output y (written by forward, read by backward), dy, dx, and the copy of x
+// that forward may keep.
+enum ViewIndex { kX, kY, kDy, kDx, kKeep, kViews };
 
 constexpr int kMaxAxes = 64;  // NumPy's own limit
 

@@ -170,7 +170,7 @@ struct NormArrays {
 };
 
 void add_axis(rg::AxisList& list, int64_t extent, int64_t x_stride, int64_t stride) {
-    list.axis[list.size++] = {extent, {x_stride, stride, stride, stride}};
+    list.axis[list.size++] = {extent, {x_stride, stride, stride, stride, stride}};
 }
 
 NormArrays arrange(const NormSizes& s) {

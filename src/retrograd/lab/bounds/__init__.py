@@ -8,10 +8,11 @@ largest intermediate result at the most, and by a good half of that in the worst
 """
 
 from .lstm import LstmBound, lstm_bound
-from .norm import BackwardBound, ForwardBound, backward_bound, forward_bound, input_slope_error
+from .norm import NORM_ROUNDINGS, BackwardBound, ForwardBound, backward_bound, forward_bound, input_slope_error
 from .precision import error_in_tolerances
 
 __all__ = [
+    "NORM_ROUNDINGS",
     "BackwardBound",
     "ForwardBound",
     "LstmBound",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -12,12 +12,34 @@ from ..cases.types import Array, Float64s, Kind
 from .precision import DOUBLE_UNIT, PRECISIONS, SLOPE_IS_A_DIFFERENCE, Precision, activation_roundings, as_float64
 
 __all__ = [
+    "NORM_ROUNDINGS",
     "BackwardBound",
     "ForwardBound",
     "backward_bound",
     "forward_bound",
     "input_slope_error",
 ]
+
+
+class NormRoundings(NamedTuple):
+    """How many u the results of a normalization may be off by. docs/numerics.md has the same numbers in a table.
+
+    Roundings of a sum are independent of each other, so they add up as squares do. In sums of 16 float numbers of
+    either sign they come to 1.6 u of each on average, and 8 u allows five times that for the worst of many sums. Where
+    the terms agree in sign so may their roundings: 4 u of the result, of which one is its own.
+    """
+
+    mean: float  # of the standard deviation
+    var: float  # of the variance
+    product: float  # of gamma * xhat, on the way to z
+    sum: float  # of a sum over a channel
+    terms: float  # and of the root of the sum of its terms' squares
+
+
+NORM_ROUNDINGS: Final = {
+    False: NormRoundings(mean=2, var=5, product=5, sum=4, terms=8),
+    True: NormRoundings(mean=4, var=10, product=5, sum=8, terms=12),  # float64
+}
 
 
 class Statistics(Protocol):
@@ -140,20 +162,19 @@ def _statistics_error(
     The mean is a center plus the mean of x - center. That difference rounds by up to u, and for all x of one binade
     alike, so the mean over many does not hide it; sums of float run in float over at most 16 vectors a lane, where
     roundings come to about 1 u of each number, and then in double. A square doubles the error of the difference and is
-    rounded and summed itself. So 2 u for the mean and 5 u for the variance. The center is the mean rounded, so that
-    constant data have differences of u|mean|.
-    In double the sums stay in double, and all their roundings count: 4 u and 10 u, and more the longer they are.
+    rounded and summed itself. The center is the mean rounded, so that constant data have differences of u|mean|. In
+    double the sums stay in double, and all their roundings count: twice as many, and more the longer they are.
     """
     if given:
         nothing = np.zeros_like(mean)
         return nothing, nothing
-    u = dtype.unit
+    u, count = dtype.unit, NORM_ROUNDINGS[dtype.double]
     spread = std + u * np.abs(mean)
-    mean_error = 2 * u * spread + 2 * DOUBLE_UNIT * np.abs(mean)
-    var_error = 5 * u * spread * spread
+    mean_error = count.mean * (u * spread + DOUBLE_UNIT * np.abs(mean))
+    var_error = count.var * u * spread * spread
     if dtype.double:
         longer = _longer(index.count)
-        mean_error, var_error = 2 * longer * mean_error, 2 * longer * var_error
+        mean_error, var_error = longer * mean_error, longer * var_error
         if index.channels_per_group > 1:
             # Where channels are last, each has a mean of its own, and the group's variance is in part that of those
             # means. Where channels are first, the center is that of the first, and squares about a center that is off
@@ -172,20 +193,11 @@ def _longer(count: int) -> float:
     return math.sqrt(1 + count / 2**16)
 
 
-class _SumRoundings(NamedTuple):
-    """Of a sum, in u: of its value, and of the root of the sum of its terms' squares.
-
-    Roundings are independent of each other, so they add up as squares do. In sums of 16 float numbers of either sign
-    they come to 1.6 u of each on average, and 8 u allows five times that for the worst of many sums. Where the terms
-    agree in sign so may their roundings: 4 u of the result, of which one is its own.
-    """
-
-    result: float = 4
-    terms: float = 8
-
-
-def _sum_roundings(dtype: Precision, count: int) -> _SumRoundings:
-    return _SumRoundings(8 * _longer(count), 12 * _longer(count)) if dtype.double else _SumRoundings()
+def _sum_roundings(dtype: Precision, count: int) -> tuple[float, float]:
+    """Of a sum, in u: of its value, and of the root of the sum of its terms' squares."""
+    roundings = NORM_ROUNDINGS[dtype.double]
+    longer = _longer(count) if dtype.double else 1.0
+    return roundings.sum * longer, roundings.terms * longer
 
 
 @np.errstate(all="ignore")
@@ -254,7 +266,7 @@ def _input_error(
     # z = (x - center) * scale + shift. Of the product: the difference, rstd, gamma * rstd, and the product itself where
     # there is no fused multiply-add: 4. (Rows: the same 4, and xhat, which is rounded before it meets gamma: 5.) Of
     # shift: itself, and offset twice. Then the sum. What mean and rstd are off by comes on top.
-    z_error = u * (5 * scaled + b + 3 * offset + np.abs(as_float64(expected.z)))
+    z_error = u * (NORM_ROUNDINGS[dtype.double].product * scaled + b + 3 * offset + np.abs(as_float64(expected.z)))
     z_error = z_error + g * index.spread_sets(rstd * mean_error)
     return z_error + scaled * index.spread_sets(0.5 * var_error * rstd * rstd)
 
@@ -357,12 +369,12 @@ def backward_bound(
     products = dz * xhat
     products_error = np.abs(xhat) * dz_error + np.abs(dz) * xhat_error
 
-    c = _sum_roundings(dtype, x.size // max(index.parameters, 1))
-    dbeta_error = c.result * u * np.abs(as_float64(expected.dbeta)).reshape(-1)
-    dbeta_error = dbeta_error + np.sqrt(index.sum_parameters((c.terms * u * dz) ** 2 + dz_error**2))
-    dgamma_error = c.result * u * np.abs(as_float64(expected.dgamma)).reshape(-1)
+    of_sum, of_terms = _sum_roundings(dtype, x.size // max(index.parameters, 1))
+    dbeta_error = of_sum * u * np.abs(as_float64(expected.dbeta)).reshape(-1)
+    dbeta_error = dbeta_error + np.sqrt(index.sum_parameters((of_terms * u * dz) ** 2 + dz_error**2))
+    dgamma_error = of_sum * u * np.abs(as_float64(expected.dgamma)).reshape(-1)
     dgamma_error = dgamma_error + np.sqrt(
-        index.sum_parameters((c.terms * u * products) ** 2 + products_error**2)
+        index.sum_parameters((of_terms * u * products) ** 2 + products_error**2)
         + index.square_pairs(dz * shift)
         + index.square_pairs(products * stretch)
     )
@@ -375,11 +387,11 @@ def backward_bound(
     scale = index.spread_sets(rstd)
     dx_error = scale * (np.abs(g) * (3 * u + stretch) + g_error)
     if not frozen:
-        c = _sum_roundings(dtype, count)
+        of_sum, of_terms = _sum_roundings(dtype, count)
         sum_g, sum_g_xhat = index.sum_sets(g), index.sum_sets(g * xhat)
-        off_g = c.result * u * np.abs(sum_g) + np.sqrt(index.sum_sets((c.terms * u * g) ** 2 + g_error**2))
-        off_g_xhat = c.result * u * np.abs(sum_g_xhat) + np.sqrt(
-            index.sum_sets((c.terms * u * g * xhat) ** 2 + (np.abs(g) * xhat_error + np.abs(xhat) * g_error) ** 2)
+        off_g = of_sum * u * np.abs(sum_g) + np.sqrt(index.sum_sets((of_terms * u * g) ** 2 + g_error**2))
+        off_g_xhat = of_sum * u * np.abs(sum_g_xhat) + np.sqrt(
+            index.sum_sets((of_terms * u * g * xhat) ** 2 + (np.abs(g) * xhat_error + np.abs(xhat) * g_error) ** 2)
         )
         mean_g, mean_g_xhat, off_g, off_g_xhat = (
             index.spread_sets(s / count) for s in (sum_g, sum_g_xhat, off_g, off_g_xhat)
