@@ -1,4 +1,4 @@
-"""retrograd: the backward half of neural-network training, fast and exact, on CPUs."""
+"""Apple's BNNS and MPS training kernels on any CPU, and fast LSTM and normalization training, from Python."""
 
 from __future__ import annotations
 
