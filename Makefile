@@ -14,12 +14,13 @@ cpp := $(wildcard src/core/*.h src/core/*.cpp src/core/kernels/*.h src/core/kern
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp)
 
-.PHONY: help demo test lint fuzz sanitize stress clang aarch64 tsan wheel bench clean
+.PHONY: help demo test test-all lint fuzz sanitize stress clang aarch64 tsan wheel bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       train a language model on the text of Python's standard library, for about a minute"
-	@echo "make test       run the test suite (ARGS='-k batch' chooses)"
+	@echo "make test       run the tests, but for the slowest: some minutes (ARGS='-k batch' chooses)"
+	@echo "make test-all   run all of them, fuzzers and large inputs included"
 	@echo "make lint       ruff, mypy, clang-format, and a build with warnings as errors"
 	@echo "make fuzz       COUNT=200000 random calls each of bnns, mps and the array functions, under sanitizers (GCC)"
 	@echo "make sanitize   the same, after the tests that hurt under the same sanitizers"
@@ -35,8 +36,12 @@ help:
 demo: $(VENV)/.package-done
 	$(BIN)/retrograd train text --output runs/demo --overwrite --learning-rate 0.005 --steps 2000 --validate-every 200 --time-limit 75 $(ARGS)
 
+# A process for each CPU; the slowest tests only with test-all.
 test: $(VENV)/.package-done
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto -m 'not long' $(ARGS)
+
+test-all: $(VENV)/.package-done
+	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 bench: $(VENV)/.package-done
 	$(BIN)/retrograd bench all $(ARGS)

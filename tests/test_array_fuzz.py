@@ -20,6 +20,7 @@ import retrograd as rg
 Array = np.ndarray[Any, Any]
 
 
+@pytest.mark.long
 def test_random_and_mutated_calls() -> None:
     tally = fuzz_driver.work(fuzz_arrays.run, 0, 3000)
     for name in fuzz_arrays.NAMES:  # neither all refused nor all accepted: mutation does something, and not too much

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 
+@pytest.mark.long
 def test_random_and_mutated_descriptors() -> None:
     logging.getLogger("retrograd.bnns").propagate = False
     try:

@@ -834,6 +834,7 @@ def test_tensors_that_move_their_memory_are_looked_at_anew(torch: Any) -> None:
     assert bnns.BNNSDirectApplyLSTMBatchTrainingCaching(layer.params, None, None, 0) == -1
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_layouts_strides_and_zero_extents(data: st.DataObject) -> None:
@@ -1824,6 +1825,7 @@ def every_change(layer: Layer) -> Iterator[tuple[str, Callable[[], None]]]:
         yield side, lambda side=side: setattr(params, side, bnns.BNNSLSTMDataDescriptor())
 
 
+@pytest.mark.long
 def test_every_change_of_a_field_is_noticed() -> None:
     layer = Layer(layers=2, directions=2, peephole="ifgo", batch_sizes=[2, 2, 1])
     layer.params.lstm_flags = BIDIRECTIONAL

@@ -261,6 +261,7 @@ def test_bench_train_counts_tokens_and_memory(tmp_path: Path, without_torch: str
         assert line.split()[-1] == f"{int(row['peak_bytes']) / 2**20:.1f}"
 
 
+@pytest.mark.long
 def test_the_same_training_in_torch(torch: Any) -> None:
     case = bench_train.TrainCase(9, 3, 5, 11)
     assert list(bench_train.train_failures(case, torch, [1, 2])) == []
@@ -282,6 +283,7 @@ def test_training_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch
     ]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("torch")
 def test_bench_takes_turns_with_torch(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"

@@ -13,6 +13,7 @@ import pytest
 from retrograd import mps
 
 
+@pytest.mark.long
 def test_random_and_mutated_kernels_buffers_and_archives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("retrograd.mps"), "propagate", False)
     tally = fuzz_driver.work(fuzz_mps.run, 0, 4000)

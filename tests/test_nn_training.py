@@ -330,6 +330,7 @@ def test_the_same_seed_gives_the_same_bits_at_any_number_of_threads() -> None:
     assert train(1, 1, 1)[1] != losses[:1]
 
 
+@pytest.mark.long
 def test_training_does_not_grow() -> None:
     """After every shape has been seen, steps leave nothing behind, and allocate nothing of the size of the data."""
     rng = np.random.default_rng(0)

@@ -219,6 +219,7 @@ def test_slope_from_input_of_every_norm_activation_and_layout(
     problem.check(threads=THREADS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(2, 4099), (129, 2111), (3, 2, 4099), (5, 1), (1, 5)])
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -473,6 +474,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, str, str]:
     return problem, draw(st.sampled_from(MEMORY)), draw(st.sampled_from(MEMORY))
 
 
+@pytest.mark.long
 @settings(max_examples=1000, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(drawn=problems(), level=st.sampled_from(ISA_LEVELS), threads=st.sampled_from(THREADS))
 def test_shapes_and_strides_that_hurt(drawn: tuple[Problem, str, str], level: str, threads: int) -> None:

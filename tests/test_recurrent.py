@@ -357,6 +357,7 @@ def moved(value: Any, memory: Iterator[str], blank: bool = False) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
+@pytest.mark.long
 @settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(drawn=problems(), level=st.sampled_from(ISA_LEVELS), threads=st.sampled_from(THREADS))
 def test_shapes_and_strides_that_hurt(drawn: Drawn, level: str, threads: int) -> None:

@@ -182,6 +182,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.long
 @linux
 @pytest.mark.parametrize("threads", [2, 4])
 @pytest.mark.parametrize("kind", ["norm", "lstm", "linear"])

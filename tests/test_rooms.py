@@ -272,6 +272,7 @@ def exported(nm: str, compiled: Path) -> set[str]:
     return {words[-1] for words in symbols if words[-2] not in "Uw" and not words[-1].startswith("DW.ref.")}
 
 
+@pytest.mark.long
 def test_a_kernel_object_exports_its_table_alone(tmp_path: Path) -> None:
     """Unoptimised: optimisation inlines, and so hides, what should not be there."""
     compiler, nm = tool(os.environ.get("CXX", ""), "c++", "g++", "clang++"), tool("nm", "llvm-nm")

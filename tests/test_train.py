@@ -400,6 +400,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(place for key, inside in items for place in places(inside, (*path, key)))]
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_metadata_is_resumed_or_refused(checkpoint: Path, data: st.DataObject) -> None:

@@ -386,6 +386,7 @@ def test_any_content_trains_and_samples(tmp_path: Path, content: bytes, measure:
     assert "\x00" not in report
 
 
+@pytest.mark.long
 def test_a_text_of_200_mb_in_bounded_memory(tmp_path: Path) -> None:
     piece = prose(200_000).encode()
 

@@ -59,7 +59,7 @@ class _UsageError(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="retrograd",
-        description="Apple's BNNS and MPS training kernels on any CPU, and fast LSTM and normalization training, from Python.",
+        description=retrograd.__doc__,
         epilog="Exit codes: 0 all is well; 1 a result was wrong, or could not be written; 2 a bad command line, or bad "
         "data; 130 interrupted.",
     )
