@@ -10,7 +10,7 @@ COUNT ?= 200000
 SECONDS ?= 150
 building := Building the engine for every instruction set: one to two minutes ...
 
-cpp := $(wildcard src/core/*.h src/core/*.cpp src/core/kernels/*.h src/core/kernels/*.cpp src/bind/*.h src/bind/*.cpp)
+cpp := $(wildcard src/core/*.h src/core/*/*.h src/core/*/*.cpp src/bind/*.h src/bind/*.cpp)
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp)
 

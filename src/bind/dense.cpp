@@ -6,8 +6,8 @@
 #include <variant>
 #include <vector>
 
-#include "../core/linear.h"
-#include "../core/loss.h"
+#include "../core/dense/linear.h"
+#include "../core/dense/loss.h"
 #include "bind.h"
 #include "view.h"
 

@@ -1,5 +1,5 @@
 // Activations and dropout of whole arrays.
-#include "../core/elementwise.h"
+#include "../core/dense/elementwise.h"
 
 #include <nanobind/stl/optional.h>
 

@@ -1,5 +1,5 @@
 // Python's door to the LSTM drivers.
-#include "../core/lstm.h"
+#include "../core/lstm/lstm.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "../core/dispatch.h"
-#include "../core/memory.h"
-#include "../core/parallel.h"
-#include "../core/scratch.h"
+#include "../core/base/dispatch.h"
+#include "../core/base/memory.h"
+#include "../core/base/parallel.h"
+#include "../core/base/scratch.h"
 #include "bind.h"
 #include "view.h"
 

@@ -1,5 +1,5 @@
 // Normalization: typed views in, driver called.
-#include "../core/norm.h"
+#include "../core/norm/norm.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

@@ -1,5 +1,5 @@
 // A whole list of parameters in one crossing.
-#include "../core/optimizer.h"
+#include "../core/dense/optimizer.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/variant.h>

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "../core/parallel.h"
-#include "../core/shape.h"
+#include "../core/base/parallel.h"
+#include "../core/base/shape.h"
 
 namespace rg::bind {
 

@@ -7,7 +7,7 @@
 // `ahead`: how many elements further on the next block will be read; its cache lines are asked for on the way.
 #pragma once
 
-#include "shape.h"
+#include "base/shape.h"
 
 namespace rg {
 
@@ -99,11 +99,8 @@ struct NormKernels {
     void (*store)(DType dtype, const A* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream);
 };
 
-// ---- LSTM ----------------------------------------------------------------------------------------------------------
-//
-// Hidden units go in blocks of kPanel<A>, a cache line of numbers; the last block is filled up with units that no one
-// sees. Arrays of rows come in two forms. "Rows": [row][block][kPanel], or of gates [row][block][i f g o][kPanel].
-// "Panels": [block][row][kPanel], or [block][i f g o][row][kPanel], which products take as either operand as it is.
+// ---- matrix products
+// -------------------------------------------------------------------------------------------------
 
 // c[rows][cols] = base + a * b, where b is given in panels: columns in groups of kPanel, [cols /
 // kPanel][depth][kPanel]. Each element is base + (a[0] b[0] + a[1] b[1] + ...), added in this order, so that its bits
@@ -120,6 +117,25 @@ struct Product {
     A* c;
     int64_t c_row;
 };
+
+template <class A>
+struct ProductKernels {
+    void (*product)(const Product<A>& product);
+    // Panels that a product of so many rows takes at a time: results that are a multiple as wide waste nothing.
+    int64_t (*panels_at_once)(int64_t rows);
+    // panel[k][u] = from[u * u_stride + k * k_stride] for u < units, 0 for the others. Fast for k_stride 1.
+    void (*pack_columns)(const A* from, int64_t u_stride, int64_t k_stride, int64_t units, int64_t depth, A* panel);
+    // The same, fast for u_stride 1.
+    void (*pack_rows)(const A* from, int64_t k_stride, int64_t u_stride, int64_t units, int64_t depth, A* panel);
+    // One panel: sums[u] += sum over rows of a[row][u] * b[row][u]; without b, of a alone.
+    void (*panel_sums)(const A* a, const A* b, int64_t b_row, int64_t rows, double* sums);
+};
+
+// ---- LSTM ----------------------------------------------------------------------------------------------------------
+//
+// Hidden units go in blocks of kPanel<A>, a cache line of numbers; the last block is filled up with units that no one
+// sees. Arrays of rows come in two forms. "Rows": [row][block][kPanel], or of gates [row][block][i f g o][kPanel].
+// "Panels": [block][row][kPanel], or [block][i f g o][row][kPanel], which products take as either operand as it is.
 
 // A time step of an LSTM, or the half that ends with the cell state, or the half that begins with it: peepholes that
 // are matrices need all of the new cell state before the output gate.
@@ -191,18 +207,9 @@ struct Dropout {
 
 template <class A>
 struct LstmKernels {
-    void (*product)(const Product<A>& product);
-    // Panels that a product of so many rows takes at a time: results that are a multiple as wide waste nothing.
-    int64_t (*panels_at_once)(int64_t rows);
-    // panel[k][u] = from[u * u_stride + k * k_stride] for u < units, 0 for the others. Fast for k_stride 1.
-    void (*pack_columns)(const A* from, int64_t u_stride, int64_t k_stride, int64_t units, int64_t depth, A* panel);
-    // The same, fast for u_stride 1.
-    void (*pack_rows)(const A* from, int64_t k_stride, int64_t u_stride, int64_t units, int64_t depth, A* panel);
     void (*forward_cells)(const CellForward<A>& cells);
     void (*backward_cells)(const CellBackward<A>& cells);
     void (*show_cells)(const CellShow<A>& cells);
-    // One panel: sums[u] += sum over rows of dz[row][u] * state[row][u]; without a state, of dz alone.
-    void (*unit_sums)(const A* dz, const A* state, int64_t state_row, int64_t rows, double* sums);
     // Multiplies a row by the mask of row number `row`; its elements are as those of a StateArray.
     void (*dropout_row)(const Dropout& dropout, uint64_t row, A* data, int64_t panel, int64_t width);
 };
@@ -268,75 +275,32 @@ struct LossKernels {
                          A* gradient);
 };
 
+// The kernels of one kind for both types of arithmetic.
+template <template <class> class Kernels>
+struct ForBoth {
+    Kernels<float> f32;
+    Kernels<double> f64;
+
+    template <class A>
+    const Kernels<A>& of() const {
+        if constexpr (sizeof(A) == sizeof(float)) {
+            return f32;
+        } else {
+            return f64;
+        }
+    }
+};
+
 struct KernelTable {
     const char* isa;
-    NormKernels<float> f32;
-    NormKernels<double> f64;
-    LstmKernels<float> lstm_f32;
-    LstmKernels<double> lstm_f64;
-    ActivationKernels<float> activation_f32;
-    ActivationKernels<double> activation_f64;
-    OptimizerKernels<float> optimizer_f32;
-    OptimizerKernels<double> optimizer_f64;
-    LossKernels<float> loss_f32;
-    LossKernels<double> loss_f64;
+    ForBoth<NormKernels> norm;
+    ForBoth<ProductKernels> product;
+    ForBoth<LstmKernels> lstm;
+    ForBoth<ActivationKernels> activation;
+    ForBoth<OptimizerKernels> optimizer;
+    ForBoth<LossKernels> loss;
     // dst = the sum of 1 to 3 sources: what a machine's memory can do at best, for benchmarks.
     void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
 };
-
-template <class A>
-const NormKernels<A>& norm_kernels(const KernelTable& table);
-template <>
-inline const NormKernels<float>& norm_kernels<float>(const KernelTable& table) {
-    return table.f32;
-}
-template <>
-inline const NormKernels<double>& norm_kernels<double>(const KernelTable& table) {
-    return table.f64;
-}
-
-template <class A>
-const LstmKernels<A>& lstm_kernels(const KernelTable& table);
-template <>
-inline const LstmKernels<float>& lstm_kernels<float>(const KernelTable& table) {
-    return table.lstm_f32;
-}
-template <>
-inline const LstmKernels<double>& lstm_kernels<double>(const KernelTable& table) {
-    return table.lstm_f64;
-}
-
-template <class A>
-const ActivationKernels<A>& activation_kernels(const KernelTable& table);
-template <>
-inline const ActivationKernels<float>& activation_kernels<float>(const KernelTable& table) {
-    return table.activation_f32;
-}
-template <>
-inline const ActivationKernels<double>& activation_kernels<double>(const KernelTable& table) {
-    return table.activation_f64;
-}
-
-template <class A>
-const OptimizerKernels<A>& optimizer_kernels(const KernelTable& table);
-template <>
-inline const OptimizerKernels<float>& optimizer_kernels<float>(const KernelTable& table) {
-    return table.optimizer_f32;
-}
-template <>
-inline const OptimizerKernels<double>& optimizer_kernels<double>(const KernelTable& table) {
-    return table.optimizer_f64;
-}
-
-template <class A>
-const LossKernels<A>& loss_kernels(const KernelTable& table);
-template <>
-inline const LossKernels<float>& loss_kernels<float>(const KernelTable& table) {
-    return table.loss_f32;
-}
-template <>
-inline const LossKernels<double>& loss_kernels<double>(const KernelTable& table) {
-    return table.loss_f64;
-}
 
 }  // namespace rg

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "../../src/core/dispatch.h"
+#include "../../src/core/base/dispatch.h"
 #include "problems.h"
 
 namespace {

@@ -8,12 +8,12 @@
 #include <limits>
 #include <memory>
 
-#include "../../src/core/elementwise.h"
-#include "../../src/core/linear.h"
-#include "../../src/core/loss.h"
-#include "../../src/core/lstm.h"
-#include "../../src/core/norm.h"
-#include "../../src/core/optimizer.h"
+#include "../../src/core/dense/elementwise.h"
+#include "../../src/core/dense/linear.h"
+#include "../../src/core/dense/loss.h"
+#include "../../src/core/lstm/lstm.h"
+#include "../../src/core/norm/norm.h"
+#include "../../src/core/dense/optimizer.h"
 
 namespace problems {
 namespace {

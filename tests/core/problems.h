@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "../../src/core/shape.h"
+#include "../../src/core/base/shape.h"
 
 namespace problems {
 

@@ -9,9 +9,9 @@
 #include <cstdio>
 #include <thread>
 
-#include "../../src/core/dispatch.h"
-#include "../../src/core/memory.h"
-#include "../../src/core/parallel.h"
+#include "../../src/core/base/dispatch.h"
+#include "../../src/core/base/memory.h"
+#include "../../src/core/base/parallel.h"
 #include "problems.h"
 
 namespace {

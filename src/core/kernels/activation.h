@@ -2,7 +2,7 @@
 // Formulas: docs/activations.md.
 #pragma once
 
-#include "../shape.h"
+#include "../base/shape.h"
 #include "vmath.h"
 
 namespace rg {

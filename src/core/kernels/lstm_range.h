@@ -279,35 +279,6 @@ void lstm_show_cells(const CellShow<A>& p) {
     });
 }
 
-// ---- sums over rows ------------------------------------------------------------------------------------------------
-
-// sums[u] += sum over rows of dz[row][u] * state[row][u]; without a state, of dz alone.
-template <class A>
-void unit_sums(const A* dz, const A* state, int64_t state_row, int64_t rows, double* sums) {
-    constexpr int kChains = 4;  // of additions, to hide their latency
-    double part[kChains][kPanel<A>] = {};
-    LaneSums<A> sum[kChains][kPanelVectors<A>];
-    const auto add = [&](int64_t r, int chain) RG_INLINE_LAMBDA {
-#pragma GCC unroll 16
-        for (int v = 0; v < kPanelVectors<A>; ++v) {
-            const Vec<A> value = load(dz + r * kPanel<A> + v * kLanes<A>);
-            sum[chain][v].add(state ? value * load(state + r * state_row + v * kLanes<A>) : value);
-        }
-    };
-    int64_t r = 0;
-    for (; r + kChains <= rows; r += kChains) {
-#pragma GCC unroll 4
-        for (int chain = 0; chain < kChains; ++chain) add(r + chain, chain);
-    }
-    for (; r < rows; ++r) add(r, 0);
-#pragma GCC unroll 4
-    for (int chain = 0; chain < kChains; ++chain) {
-#pragma GCC unroll 16
-        for (int v = 0; v < kPanelVectors<A>; ++v) sum[chain][v].store(part[chain] + v * kLanes<A>);
-    }
-    for (int64_t u = 0; u < kPanel<A>; ++u) sums[u] += (part[0][u] + part[1][u]) + (part[2][u] + part[3][u]);
-}
-
 // ---- dropout -------------------------------------------------------------------------------------------------------
 
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011) for 16 counters that differ in their third word.

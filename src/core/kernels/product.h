@@ -321,5 +321,35 @@ void pack_rows(const A* from, int64_t k_stride, int64_t u_stride, int64_t units,
     }
 }
 
+// ---- sums over rows
+// --------------------------------------------------------------------------------------------------
+
+// sums[u] += sum over rows of a[row][u] * b[row][u]; without b, of a alone.
+template <class A>
+void panel_sums(const A* a, const A* b, int64_t b_row, int64_t rows, double* sums) {
+    constexpr int kChains = 4;  // of additions, to hide their latency
+    double part[kChains][kPanel<A>] = {};
+    LaneSums<A> sum[kChains][kPanelVectors<A>];
+    const auto add = [&](int64_t r, int chain) RG_INLINE_LAMBDA {
+#pragma GCC unroll 16
+        for (int v = 0; v < kPanelVectors<A>; ++v) {
+            const Vec<A> value = load(a + r * kPanel<A> + v * kLanes<A>);
+            sum[chain][v].add(b ? value * load(b + r * b_row + v * kLanes<A>) : value);
+        }
+    };
+    int64_t r = 0;
+    for (; r + kChains <= rows; r += kChains) {
+#pragma GCC unroll 4
+        for (int chain = 0; chain < kChains; ++chain) add(r + chain, chain);
+    }
+    for (; r < rows; ++r) add(r, 0);
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kChains; ++chain) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kPanelVectors<A>; ++v) sum[chain][v].store(part[chain] + v * kLanes<A>);
+    }
+    for (int64_t u = 0; u < kPanel<A>; ++u) sums[u] += (part[0][u] + part[1][u]) + (part[2][u] + part[3][u]);
+}
+
 }  // namespace
 }  // namespace rg

@@ -23,26 +23,28 @@ constexpr NormKernels<A> make_norm_kernels() {
 }
 
 template <class A>
+constexpr ProductKernels<A> make_product_kernels() {
+    return {product<A>, panels_at_once, pack_columns<A>, pack_rows<A>, panel_sums<A>};
+}
+
+template <class A>
 constexpr LstmKernels<A> make_lstm_kernels() {
-    return {product<A>,         panels_at_once,        pack_columns<A>,
-            pack_rows<A>,       lstm_forward_cells<A>, lstm_backward_cells<A>,
-            lstm_show_cells<A>, unit_sums<A>,          dropout_row<A>};
+    return {lstm_forward_cells<A>, lstm_backward_cells<A>, lstm_show_cells<A>, dropout_row<A>};
 }
 
 }  // namespace
 
 extern const KernelTable RG_TABLE;
-const KernelTable RG_TABLE = {RG_ISA_NAME,
-                              make_norm_kernels<float>(),
-                              make_norm_kernels<double>(),
-                              make_lstm_kernels<float>(),
-                              make_lstm_kernels<double>(),
-                              {activate<float>, apply_input_slope<float>, apply_output_slope<float>},
-                              {activate<double>, apply_input_slope<double>, apply_output_slope<double>},
-                              {optimizer_step<float>, sum_squares<float>},
-                              {optimizer_step<double>, sum_squares<double>},
-                              {softmax_row<float>, scale_row<float>, difference<float>},
-                              {softmax_row<double>, scale_row<double>, difference<double>},
-                              add_streams};
+const KernelTable RG_TABLE = {
+    RG_ISA_NAME,
+    {make_norm_kernels<float>(), make_norm_kernels<double>()},
+    {make_product_kernels<float>(), make_product_kernels<double>()},
+    {make_lstm_kernels<float>(), make_lstm_kernels<double>()},
+    {{activate<float>, apply_input_slope<float>, apply_output_slope<float>},
+     {activate<double>, apply_input_slope<double>, apply_output_slope<double>}},
+    {{optimizer_step<float>, sum_squares<float>}, {optimizer_step<double>, sum_squares<double>}},
+    {{softmax_row<float>, scale_row<float>, difference<float>},
+     {softmax_row<double>, scale_row<double>, difference<double>}},
+    add_streams};
 
 }  // namespace rg

@@ -1,4 +1,4 @@
-#include "lstm_rows.h"
+#include "rows.h"
 
 namespace rg {
 namespace {
@@ -56,7 +56,7 @@ public:
     void input_gradients(bool accumulate, A* du, int64_t du_row) const {
         for (int64_t d = 0; d < shape_.directions; ++d) {
             const InputSlopes slopes = input_slopes(d);
-            input_gradient(kernels_, slopes.dz, slopes.panel, slopes.rows, shape_.units, rows_.layer_inputs(layer_),
+            input_gradient(products_, slopes.dz, slopes.panel, slopes.rows, shape_.units, rows_.layer_inputs(layer_),
                            matrix<const A>(arrays(d).wx), accumulate || d > 0, du, du_row, my_scratch().weights,
                            call_.threads);
         }
@@ -126,7 +126,7 @@ private:
     void prepare(int64_t d) {
         const int64_t units = shape_.units;
         const int64_t panel = rows_.gates_row * kPanel<A>;
-        pack_backward(kernels_, matrix<const A>(arrays(d).wh), units, units, weights(d), panel, call_.threads);
+        pack_backward(products_, matrix<const A>(arrays(d).wh), units, units, weights(d), panel, call_.threads);
         if (shape_.peephole == Peephole::diagonal) {
             pack_vector(arrays(d).peephole, units, peephole_ + d * rows_.gates_row);
         } else if (shape_.peephole == Peephole::full) {
@@ -139,13 +139,13 @@ private:
                     A* to = output_peephole(d) + column * rows_.state_row * kPanel<A>;
                     const int64_t first = column * kPanel<A>, there = w ? units : 0;
                     if (w) {
-                        kernels_.pack_rows(w + first * output.col_stride, output.row_stride, output.col_stride,
-                                           std::min(kPanel<A>, units - first), units, to);
+                        products_.pack_rows(w + first * output.col_stride, output.row_stride, output.col_stride,
+                                            std::min(kPanel<A>, units - first), units, to);
                     }
                     std::fill(to + there * kPanel<A>, to + rows_.state_row * kPanel<A>, A(0));
                 }
             }
-            pack_backward(kernels_, all, units, units, peephole(d), panel, call_.threads);
+            pack_backward(products_, all, units, units, peephole(d), panel, call_.threads);
         }
         for (int64_t slot = 0; slot < shape_.samples; ++slot) {
             load_state(call_.dhn, d, slot, dh(d));
@@ -179,7 +179,7 @@ private:
         product.c_row = rows_.state_row;
         product.base = add ? product.c : nullptr;
         product.base_row = rows_.state_row;
-        kernels_.product(product);
+        products_.product(product);
     }
 
     // Step p of the forward pass, and before it what the step after it, p + 1, sends back.
@@ -210,7 +210,7 @@ private:
             }
             cells(p, phase, d, slot, rows, block, count);
         };
-        for_block_groups(first_block, last_block, blocks_together(kernels_, std::max(rows, later_rows)), p % 2 == 1,
+        for_block_groups(first_block, last_block, blocks_together(products_, std::max(rows, later_rows)), p % 2 == 1,
                          visit);
     }
 
@@ -269,7 +269,7 @@ private:
                           int64_t inputs) const {
         const GateMatrix<A> dw = matrix<A>(gradient);
         if (dw.empty()) return;
-        weight_gradient(kernels_, slopes.dz, slopes.panel, slopes.rows, shape_.units, u, inputs, call_.accumulate, dw,
+        weight_gradient(products_, slopes.dz, slopes.panel, slopes.rows, shape_.units, u, inputs, call_.accumulate, dw,
                         call_.threads);
     }
 
@@ -300,8 +300,8 @@ private:
                 if (!to.gate[k]) continue;
                 double sums[kPanel<A>] = {};
                 const StateArray<const A> state = states ? states[k] : StateArray<const A>();
-                kernels_.unit_sums(dz(d) + (4 * block + k) * rows_.panel,
-                                   states ? state.data + block * state.panel : nullptr, state.row, rows_.rows, sums);
+                products_.panel_sums(dz(d) + (4 * block + k) * rows_.panel,
+                                     states ? state.data + block * state.panel : nullptr, state.row, rows_.rows, sums);
                 for (int64_t u = unit; u < std::min(unit + kPanel<A>, shape_.units); ++u) {
                     A& place = to.gate[k][u * to.row_stride];
                     place = A((call_.accumulate ? double(place) : 0.0) + sums[u - unit]);
@@ -321,6 +321,7 @@ private:
     const LstmBackward& call_;
     const Rows<A>& rows_;
     const LstmKernels<A>& kernels_;
+    const ProductKernels<A>& products_ = kernel_table().product.of<A>();
     const LstmShape& shape_;
     const int64_t layer_;
     const OutputGradient<A>* dy_ = nullptr;
@@ -349,7 +350,7 @@ template <class A>
 void backward(const LstmBackward& call) {
     const LstmShape& s = call.shape;
     const Rows<A> rows(s);
-    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
     Buffer room;
     const A* base = cache_numbers<A>(s, call.cache, room);
     BackwardScratch& scratch = my_scratch();

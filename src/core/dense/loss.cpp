@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
-#include "dispatch.h"
-#include "parallel.h"
-#include "scratch.h"
+#include "../base/dispatch.h"
+#include "../base/parallel.h"
+#include "../base/scratch.h"
 
 namespace rg {
 namespace {
@@ -44,7 +44,7 @@ double row_loss(const LossKernels<A>& kernels, const CrossEntropy<A>& call, int6
 
 template <class A>
 double softmax_cross_entropy(const CrossEntropy<A>& call) {
-    const LossKernels<A>& kernels = loss_kernels<A>(kernel_table());
+    const LossKernels<A>& kernels = kernel_table().loss.of<A>();
     const int64_t elements = call.rows * call.classes;
     parallel_for(call.rows, elements < kMinParallel ? 1 : call.threads, elements >= kMinWake,
                  [&](int64_t row) { call.losses[row] = row_loss(kernels, call, row); });
@@ -55,7 +55,7 @@ double softmax_cross_entropy(const CrossEntropy<A>& call) {
 
 template <class A>
 double difference_loss(const DifferenceLoss<A>& call) {
-    const LossKernels<A>& kernels = loss_kernels<A>(kernel_table());
+    const LossKernels<A>& kernels = kernel_table().loss.of<A>();
     const int64_t blocks = ceil_div(call.count, kBlock);
     std::vector<double> sums(static_cast<size_t>(blocks));
     parallel_for(blocks, call.count < kMinParallelPlain ? 1 : call.threads, call.count >= kMinWakePlain,

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "dispatch.h"
-#include "parallel.h"
+#include "../base/dispatch.h"
+#include "../base/parallel.h"
 
 namespace rg {
 namespace {
@@ -85,8 +85,8 @@ constexpr DType kDType = sizeof(A) == sizeof(double) ? DType::f64 : DType::f32;
 
 template <class A>
 void step_range(const OptimizerRule<A>& rule, const OptimizerParameter& parameter, int64_t first, int64_t last) {
-    const OptimizerKernels<A>& kernels = optimizer_kernels<A>(kernel_table());
-    const NormKernels<A>& staging = norm_kernels<A>(kernel_table());
+    const OptimizerKernels<A>& kernels = kernel_table().optimizer.of<A>();
+    const NormKernels<A>& staging = kernel_table().norm.of<A>();
     for_runs(parameter, first, last, [&](const int64_t* offset, const int64_t* stride, int64_t count) {
         A* run[kOptimizerArrays];
         bool straight = true;
@@ -115,8 +115,8 @@ void step_range(const OptimizerRule<A>& rule, const OptimizerParameter& paramete
 
 template <class A>
 double square_range(const OptimizerParameter& parameter, int64_t first, int64_t last) {
-    const OptimizerKernels<A>& kernels = optimizer_kernels<A>(kernel_table());
-    const NormKernels<A>& staging = norm_kernels<A>(kernel_table());
+    const OptimizerKernels<A>& kernels = kernel_table().optimizer.of<A>();
+    const NormKernels<A>& staging = kernel_table().norm.of<A>();
     double sum = 0;
     for_runs(parameter, first, last, [&](const int64_t* offset, const int64_t* stride, int64_t count) {
         const A* run = at<A>(parameter, kGradient, offset[kGradient]);

@@ -1,4 +1,4 @@
-#include "norm_blocks.h"
+#include "blocks.h"
 
 namespace rg {
 namespace {

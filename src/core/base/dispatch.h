@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels.h"
+#include "../kernels.h"
 
 namespace rg {
 

@@ -1,6 +1,6 @@
 #include <initializer_list>
 
-#include "lstm_rows.h"
+#include "rows.h"
 
 namespace rg {
 namespace {
@@ -154,11 +154,11 @@ private:
 
     void prepare(int64_t d) {
         pack_vector(arrays(d).b, shape_.units, bias_ + d * rows_.gates_row);
-        pack_forward(kernels_, matrix<const A>(arrays(d).wh), shape_.units, shape_.units, weights(d), call_.threads);
+        pack_forward(products_, matrix<const A>(arrays(d).wh), shape_.units, shape_.units, weights(d), call_.threads);
         if (shape_.peephole == Peephole::diagonal) {
             pack_vector(arrays(d).peephole, shape_.units, peephole_ + d * rows_.gates_row);
         } else if (shape_.peephole == Peephole::full) {
-            pack_forward(kernels_, matrix<const A>(arrays(d).peephole), shape_.units, shape_.units, peephole(d),
+            pack_forward(products_, matrix<const A>(arrays(d).peephole), shape_.units, shape_.units, peephole(d),
                          call_.threads);
         }
         for (int64_t slot = 0; slot < shape_.samples; ++slot) {
@@ -172,12 +172,12 @@ private:
         const int64_t inputs = rows_.layer_inputs(layer_);
         input_weights_ = my_scratch().input_weights.take<A>(shape_.directions * rows_.gates_row * inputs);
         for (int64_t d = 0; d < shape_.directions; ++d) {
-            pack_forward(kernels_, matrix<const A>(arrays(d).wx), shape_.units, inputs, input_weights(d),
+            pack_forward(products_, matrix<const A>(arrays(d).wx), shape_.units, inputs, input_weights(d),
                          call_.threads);
         }
     }
     void project_rows(const StateArray<const A>& u, int64_t rows, int64_t d, A* gates) const {
-        project(kernels_, u, rows, rows_.layer_inputs(layer_), shape_.units, matrix<const A>(arrays(d).wx),
+        project(products_, u, rows, rows_.layer_inputs(layer_), shape_.units, matrix<const A>(arrays(d).wx),
                 bias_ + d * rows_.gates_row, gates, call_.threads);
     }
     // The table's rows as gates.
@@ -234,7 +234,7 @@ private:
         product.c_row = rows_.gates_row;
         product.base = base;
         product.base_row = base_row;
-        kernels_.product(product);
+        products_.product(product);
     }
     // The input's part of gates, with the bias.
     void multiply_input(int64_t d, int64_t row, int64_t rows, int64_t block, int64_t count, A* gates) const {
@@ -281,7 +281,7 @@ private:
                           {home_c(d) + slot * kPanel<A>, kPanel<A>, home_panel()});
                 }
             };
-            for_block_groups(first_block, last_block, blocks_together(kernels_, rows), p % 2 == 1, visit);
+            for_block_groups(first_block, last_block, blocks_together(products_, rows), p % 2 == 1, visit);
         }
         if (phase != CellPhase::state && p + 1 < shape_.steps) {
             enter(d, p + 1, group.first_slot, group.last_slot, first_block, last_block);
@@ -354,6 +354,7 @@ private:
     const LstmForward& call_;
     const Rows<A>& rows_;
     const LstmKernels<A>& kernels_;
+    const ProductKernels<A>& products_ = kernel_table().product.of<A>();
     const LstmShape& shape_;
     const int64_t layer_;
     const int64_t* y_offset_;
@@ -369,7 +370,7 @@ template <class A>
 void forward(const LstmForward& call, A* base) {
     const LstmShape& s = call.shape;
     const Rows<A> rows(s);
-    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
     ForwardScratch& scratch = my_scratch();
     const std::vector<int64_t> y_offset = rows.offsets(call.y.sample);
 
@@ -471,7 +472,7 @@ namespace {
 template <class A>
 void show(const LstmShape& s, const void* cache, int64_t cell, A* gates, A* states) {
     const Rows<A> rows(s);
-    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
     Buffer room;
     const CellCache<const A> kept = cell_cache(rows, cache_numbers<A>(s, cache, room), cell);
     const int64_t all = s.steps * s.samples;

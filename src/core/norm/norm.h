@@ -2,7 +2,7 @@
 // sums in a fixed order, so that the bits do not depend on the number of threads.
 #pragma once
 
-#include "shape.h"
+#include "../base/shape.h"
 
 namespace rg {
 

@@ -1,7 +1,7 @@
 // Activations and dropout of whole arrays: cut into blocks, which the team shares.
 #pragma once
 
-#include "shape.h"
+#include "../base/shape.h"
 
 namespace rg {
 

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "norm_blocks.h"
+#include "../norm/blocks.h"
 
 namespace rg {
 namespace {
@@ -70,7 +70,7 @@ constexpr uint32_t kDropoutLayer = 0xffffffffu;
 
 template <class A>
 void dropout(const DropoutCall<A>& call) {
-    const LstmKernels<A>& kernels = lstm_kernels<A>(kernel_table());
+    const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
     const Dropout mask = {call.seed, kDropoutLayer, uint32_t(call.rate * 0x1p32), 1 / (1 - call.rate)};
     Crew(call.count, call.threads).each(ceil_div(call.count, kDropoutRow), [&](int64_t row) {
         const int64_t first = row * kDropoutRow, count = std::min(kDropoutRow, call.count - first);

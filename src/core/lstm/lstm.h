@@ -4,7 +4,7 @@
 // (step, slot) pairs, steps in time's order, only those that take part: every array of rows is that long and no longer.
 #pragma once
 
-#include "shape.h"
+#include "../base/shape.h"
 
 namespace rg {
 

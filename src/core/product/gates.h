@@ -3,8 +3,8 @@
 // of gates, dz is in panels (kernels.h).
 #pragma once
 
-#include "kernels.h"
-#include "scratch.h"
+#include "../base/scratch.h"
+#include "../kernels.h"
 
 namespace rg {
 
@@ -23,18 +23,18 @@ constexpr int64_t kGateRun = 1024, kRowRun = 256;
 
 // gates[rows][4 blocks] = u[rows][inputs] * w' + bias, where bias is a row of gates. u in rows or in panels.
 template <class A>
-void project(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs, int64_t units,
-             const GateMatrix<const A>& w, const A* bias, A* gates, int threads);
+void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs,
+             int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, int threads);
 
 // du[rows][inputs] (+)= dz * w, which is packed in `room`
 template <class A>
-void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
+void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
                     int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, Buffer& room,
                     int threads);
 
 // dw[units][inputs] (+)= dz' * u, for the gates that dw has. dw's columns are neighbours.
 template <class A>
-void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
+void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
                      const StateArray<const A>& u, int64_t inputs, bool accumulate, const GateMatrix<A>& dw,
                      int threads);
 
@@ -45,12 +45,12 @@ void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, c
 
 // Panels for a[rows][depth] * w', of all gates: [4 * blocks][depth][kPanel].
 template <class A>
-void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth, A* panels,
-                  int threads);
+void pack_forward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth,
+                  A* panels, int threads);
 // Panels for dz * w: [4 * kPanel * blocks][kPanel] for every kPanel columns, `panel` elements from one to the next.
 // Gates that w lacks are 0.
 template <class A>
-void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
+void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
                    A* panels, int64_t panel, int threads);
 
 // Floating-point operations below which the team is not told, and below which sleeping members are left asleep.

@@ -1,18 +1,9 @@
 // Linear layers and embeddings: products of matrices in any strides, rows looked up and added up.
 #pragma once
 
-#include <stdint.h>
+#include "../product/matrix.h"
 
 namespace rg {
-
-// A matrix in a caller's memory. Strides in elements.
-template <class T>
-struct Matrix {
-    T* data = nullptr;  // null: not wanted
-    int64_t row_stride = 0, col_stride = 0;
-
-    Matrix transposed() const { return {data, col_stride, row_stride}; }
-};
 
 // y[rows][outputs] = x[rows][inputs] * w[outputs][inputs]' + b
 template <class A>

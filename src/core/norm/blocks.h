@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "dispatch.h"
+#include "../base/dispatch.h"
+#include "../base/parallel.h"
+#include "../base/scratch.h"
 #include "norm.h"
-#include "parallel.h"
-#include "scratch.h"
 
 namespace rg {
 
@@ -314,8 +314,8 @@ template <class A>
 class Storage {
 public:
     Storage(const KernelTable& table, DType dtype, const Activation& activation)
-        : kernels(norm_kernels<A>(table)),
-          activations(activation_kernels<A>(table)),
+        : kernels(table.norm.of<A>()),
+          activations(table.activation.of<A>()),
           dtype_(dtype),
           size_(element_size(dtype)),
           activation_(activation) {}

@@ -9,11 +9,11 @@
 #include <optional>
 #include <vector>
 
-#include "dispatch.h"
-#include "gemm.h"
+#include "../base/dispatch.h"
+#include "../base/parallel.h"
+#include "../base/scratch.h"
+#include "../product/gates.h"
 #include "lstm.h"
-#include "parallel.h"
-#include "scratch.h"
 
 namespace rg {
 
@@ -301,7 +301,7 @@ void sweep(const Split& split, int64_t steps, int64_t blocks, int threads, const
 
 // Blocks of units whose gates are computed together: as many as leave them in the first-level cache.
 template <class A>
-int64_t blocks_together(const LstmKernels<A>& kernels, int64_t rows) {
+int64_t blocks_together(const ProductKernels<A>& kernels, int64_t rows) {
     const int64_t wide = kernels.panels_at_once(rows);
     return std::max(wide, 48 / std::max<int64_t>(rows, 1) / wide * wide);
 }

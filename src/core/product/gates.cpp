@@ -1,8 +1,8 @@
-#include "gemm.h"
+#include "gates.h"
 
 #include <algorithm>
 
-#include "parallel.h"
+#include "../base/parallel.h"
 
 namespace rg {
 namespace {
@@ -25,7 +25,7 @@ Cut cut(int64_t rows, int64_t panels, int64_t panel_step, int64_t least_rows, in
 
 // So many panels or a few more: as many as products of so many rows take at a time, or a multiple.
 template <class A>
-int64_t whole_tiles(const LstmKernels<A>& kernels, int64_t panels, int64_t rows) {
+int64_t whole_tiles(const ProductKernels<A>& kernels, int64_t panels, int64_t rows) {
     const int64_t wide = kernels.panels_at_once(rows);
     return ceil_div(std::max<int64_t>(1, panels), wide) * wide;
 }
@@ -42,8 +42,8 @@ int64_t pieces_wanted(double flops, int threads) {
 
 // One block of units of one gate as kPanel rows of the operand of dz * w; units that are not there are 0.
 template <class A>
-void pack_gate_rows(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int gate, int64_t block, int64_t units,
-                    int64_t column, int64_t columns, A* panel) {
+void pack_gate_rows(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int gate, int64_t block,
+                    int64_t units, int64_t column, int64_t columns, A* panel) {
     const int64_t first = block * kPanel<A>;
     const int64_t there = w.gate[gate] ? std::min(kPanel<A>, units - first) : 0;
     if (there > 0) {
@@ -55,7 +55,7 @@ void pack_gate_rows(const LstmKernels<A>& kernels, const GateMatrix<const A>& w,
 
 // One block of units of all gates as panels of the operand of a * w'; a gate that is not there is 0.
 template <class A>
-void pack_block_columns(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t block, int64_t units,
+void pack_block_columns(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t block, int64_t units,
                         int64_t depth, A* panels) {
     const int64_t unit = block * kPanel<A>, there = std::min(kPanel<A>, units - unit), panel = depth * kPanel<A>;
     for (int k = 0; k < 4; ++k) {
@@ -70,7 +70,7 @@ void pack_block_columns(const LstmKernels<A>& kernels, const GateMatrix<const A>
 
 // Some rows in panels: where they lie, if they do, or packed.
 template <class A>
-StateArray<const A> as_panels(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_t row, int64_t rows,
+StateArray<const A> as_panels(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t row, int64_t rows,
                               int64_t columns) {
     // A caller's rows may end with the last column; ours are filled up.
     const bool in_place = u.row == kPanel<A> && (u.panel != kPanel<A> || columns % kPanel<A> == 0);
@@ -87,8 +87,8 @@ StateArray<const A> as_panels(const LstmKernels<A>& kernels, const StateArray<co
 }  // namespace
 
 template <class A>
-void project(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs, int64_t units,
-             const GateMatrix<const A>& w, const A* bias, A* gates, int threads) {
+void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs,
+             int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, int threads) {
     if (rows == 0) return;
     const int64_t blocks = ceil_div(units, kPanel<A>), gates_row = 4 * blocks * kPanel<A>;
     const int64_t block_elements = 4 * kPanel<A> * std::max<int64_t>(inputs, 1);
@@ -126,7 +126,7 @@ void project(const LstmKernels<A>& kernels, const StateArray<const A>& u, int64_
 }
 
 template <class A>
-void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
+void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
                     int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, Buffer& room,
                     int threads) {
     if (rows == 0 || inputs == 0) return;
@@ -169,7 +169,7 @@ void input_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel
 }
 
 template <class A>
-void weight_gradient(const LstmKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
+void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
                      const StateArray<const A>& u, int64_t inputs, bool accumulate, const GateMatrix<A>& dw,
                      int threads) {
     if (inputs == 0) return;
@@ -233,8 +233,8 @@ void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, c
 }
 
 template <class A>
-void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth, A* panels,
-                  int threads) {
+void pack_forward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth,
+                  A* panels, int threads) {
     const int64_t blocks = ceil_div(units, kPanel<A>), panel = depth * kPanel<A>;
     const double work = 32.0 * double(blocks) * double(panel);  // about as long as so many operations
     parallel_for(blocks, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t block) {
@@ -243,7 +243,7 @@ void pack_forward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, i
 }
 
 template <class A>
-void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
+void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
                    A* panels, int64_t panel, int threads) {
     const int64_t blocks = ceil_div(units, kPanel<A>);
     const int64_t column_blocks = ceil_div(columns, kPanel<A>);
@@ -257,17 +257,17 @@ void pack_backward(const LstmKernels<A>& kernels, const GateMatrix<const A>& w, 
     });
 }
 
-#define RG_INSTANTIATE(A)                                                                                            \
-    template void project<A>(const LstmKernels<A>&, const StateArray<const A>&, int64_t, int64_t, int64_t,           \
-                             const GateMatrix<const A>&, const A*, A*, int);                                         \
-    template void input_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t, int64_t,             \
-                                    const GateMatrix<const A>&, bool, A*, int64_t, Buffer&, int);                    \
-    template void weight_gradient<A>(const LstmKernels<A>&, const A*, int64_t, int64_t, int64_t,                     \
-                                     const StateArray<const A>&, int64_t, bool, const GateMatrix<A>&, int);          \
-    template void sum_by_index<A>(const A*, int64_t, int64_t, int64_t, const int64_t*, int64_t, A*, int64_t, int);   \
-    template void pack_forward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int);     \
-    template void pack_backward<A>(const LstmKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int64_t, \
-                                   int);
+#define RG_INSTANTIATE(A)                                                                                           \
+    template void project<A>(const ProductKernels<A>&, const StateArray<const A>&, int64_t, int64_t, int64_t,       \
+                             const GateMatrix<const A>&, const A*, A*, int);                                        \
+    template void input_gradient<A>(const ProductKernels<A>&, const A*, int64_t, int64_t, int64_t, int64_t,         \
+                                    const GateMatrix<const A>&, bool, A*, int64_t, Buffer&, int);                   \
+    template void weight_gradient<A>(const ProductKernels<A>&, const A*, int64_t, int64_t, int64_t,                 \
+                                     const StateArray<const A>&, int64_t, bool, const GateMatrix<A>&, int);         \
+    template void sum_by_index<A>(const A*, int64_t, int64_t, int64_t, const int64_t*, int64_t, A*, int64_t, int);  \
+    template void pack_forward<A>(const ProductKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*, int); \
+    template void pack_backward<A>(const ProductKernels<A>&, const GateMatrix<const A>&, int64_t, int64_t, A*,      \
+                                   int64_t, int);
 RG_INSTANTIATE(float)
 RG_INSTANTIATE(double)
 #undef RG_INSTANTIATE
