@@ -98,7 +98,7 @@ class View;
 // One call: its views, and the first thing that is wrong with them.
 class Call {
 public:
-    Call() { views_.reserve(16); }
+    Call() = default;
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
@@ -108,7 +108,13 @@ public:
     bool refused() const { return refusal_.has_value(); }
     const Outcome& refusal() const { return refusal_; }
 
-    void add(const View& view) { views_.push_back(&view); }
+    void add(const View& view) {
+        if (few_ < kFew) {
+            first_[few_++] = &view;
+        } else {
+            more_.push_back(&view);
+        }
+    }
     using Pair = std::pair<const View*, const View*>;
     // Refuses if a result shares its span with another array, except for the pairs of a result and an input that may be
     // the same elements.
@@ -116,8 +122,13 @@ public:
 
 private:
     bool sorted_spans_overlap() const;
+    size_t size() const { return few_ + more_.size(); }
+    const View& view(size_t i) const { return i < kFew ? *first_[i] : *more_[i - kFew]; }
 
-    std::vector<const View*> views_;
+    static constexpr size_t kFew = 16;  // without an allocation
+    const View* first_[kFew];
+    size_t few_ = 0;
+    std::vector<const View*> more_;
     Outcome refusal_;
 };
 
@@ -218,7 +229,8 @@ private:
             (reach < 0 ? low_ : high_) += reach;
         }
         if (buffer_.len > 0) high_ += itemsize_;
-        if (access_ == Access::write && may_overlap_itself(buffer_)) call_.refuse(Reason::self_overlap, name_);
+        if (access_ == Access::write && !contiguous() && may_overlap_itself(buffer_))
+            call_.refuse(Reason::self_overlap, name_);
         call_.add(*this);
     }
     bool take(nb::handle array, Element element) {
@@ -270,15 +282,15 @@ private:
 inline void Call::check_overlap(std::initializer_list<Pair> in_place) {
     if (refused()) return;
     constexpr size_t kMany = 64;  // from here on sorting is quicker than comparing every pair
-    if (views_.size() > kMany && in_place.size() == 0) {
+    if (size() > kMany && in_place.size() == 0) {
         if (sorted_spans_overlap()) refuse(Reason::overlap, "");
         return;
     }
-    for (size_t i = 0; i < views_.size(); ++i) {
-        const View& result = *views_[i];
+    for (size_t i = 0; i < size(); ++i) {
+        const View& result = view(i);
         if (!result.is_result()) continue;
-        for (size_t j = 0; j < views_.size(); ++j) {
-            const View& other = *views_[j];
+        for (size_t j = 0; j < size(); ++j) {
+            const View& other = view(j);
             if (j == i || (j < i && other.is_result()) || !result.overlaps(other)) continue;
             const bool allowed = std::any_of(in_place.begin(), in_place.end(), [&](const Pair& pair) {
                 return pair.first == &result && pair.second == &other && result.same_elements(other);
@@ -290,8 +302,8 @@ inline void Call::check_overlap(std::initializer_list<Pair> in_place) {
 
 inline bool Call::sorted_spans_overlap() const {
     std::vector<const View*> sorted;
-    for (const View* view : views_) {
-        if (view->low() < view->high()) sorted.push_back(view);
+    for (size_t i = 0; i < size(); ++i) {
+        if (view(i).low() < view(i).high()) sorted.push_back(&view(i));
     }
     std::sort(sorted.begin(), sorted.end(), [](const View* a, const View* b) { return a->low() < b->low(); });
     const char *all = nullptr, *written = nullptr;

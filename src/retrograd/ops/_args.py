@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from .. import _core
 from . import _memory
 from ._arrays import find_overlap
-from ._call import Refusal
 from ._threads import checked_num_threads
 from .activation import Activation, check_output_tells_slope
 
@@ -406,19 +405,15 @@ def as_plain(array: Array) -> Array:
     return array if type(array) is np.ndarray else array.view(np.ndarray)
 
 
-def check_apart(
+def apart(
     arguments: tuple[Any, ...],
     results: Mapping[str, Array | None],
     inputs: Mapping[str, Array | None],
     in_place: Mapping[str, tuple[str, ...]] | None = None,
-) -> Callable[[Refusal], tuple[Any, ...]]:
-    """The `fix` of a call whose arguments are right unless they overlap: the engine compares spans, this elements."""
-
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
-        check_disjoint(results, inputs, in_place)
-        return arguments
-
-    return fix
+) -> tuple[Any, ...]:
+    """Arguments of the engine that are right unless they overlap: it compares spans, this compares elements."""
+    check_disjoint(results, inputs, in_place)
+    return arguments
 
 
 def all_contiguous(*arrays: Array | None) -> bool:

@@ -30,8 +30,12 @@ def activation_forward(
     else:
         _args.check_result("out", out, x.shape, x.dtype)
     arguments = (*settings, x, _args.as_plain(out))
-    fix = _args.check_apart(arguments, {"out": out}, {"x": x}, in_place={"out": ("x",)})
-    enter(_core.activation_forward, arguments, threads, fix)
+    enter(
+        _core.activation_forward,
+        arguments,
+        threads,
+        lambda _: _args.apart(arguments, {"out": out}, {"x": x}, in_place={"out": ("x",)}),
+    )
     return out
 
 
@@ -71,8 +75,12 @@ def activation_backward(
     else:
         out = _memory.empty_like(dy)
     arguments = (*settings, dy, known, y is None, _args.as_plain(out), bool(accumulate))
-    fix = _args.check_apart(arguments, {"out": out}, {"dy": dy, name: known}, in_place={"out": ("dy", name)})
-    enter(_core.activation_backward, arguments, threads, fix)
+    enter(
+        _core.activation_backward,
+        arguments,
+        threads,
+        lambda _: _args.apart(arguments, {"out": out}, {"dy": dy, name: known}, in_place={"out": ("dy", name)}),
+    )
     return out
 
 
@@ -100,7 +108,7 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
     if not _args.all_contiguous(x, out):
         _args.check_disjoint({"out": out}, {"x": x}, in_place={"out": ("x",)})
     arguments = (f64, np.ascontiguousarray(x).reshape(-1), share, number, written.reshape(-1))
-    enter(_core.dropout, arguments, threads, _args.check_apart(arguments, {"out": out}, {"x": x}, {"out": ("x",)}))
+    enter(_core.dropout, arguments, threads, lambda _: _args.apart(arguments, {"out": out}, {"x": x}, {"out": ("x",)}))
     if written is not out:
         out[...] = written
     return out

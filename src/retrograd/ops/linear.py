@@ -61,8 +61,12 @@ def linear_forward(
         if not _args.all_contiguous(x, b, out):
             _args.check_disjoint({"out": out}, {"x": x, "w": w, "b": b})
     arguments = (f64, _as_rows(x), w, bias, _as_rows(y))
-    fix = _args.check_apart(arguments, {"out": out}, {"x": x, "w": w, "b": b})
-    enter(_core.linear_forward, arguments, threads, fix)
+    enter(
+        _core.linear_forward,
+        arguments,
+        threads,
+        lambda _: _args.apart(arguments, {"out": out}, {"x": x, "w": w, "b": b}),
+    )
     if y is not out:
         out[...] = y
     return out
@@ -107,12 +111,16 @@ def linear_backward(
     to_dw, dw = _result("out.dw", want_dw, dw, w.shape, x.dtype, accumulate)
     to_db, db = _result("out.db", want_db, db, w.shape[:1], x.dtype, accumulate)
     gradients = LinearGradients(dx, dw, db)
-    results, inputs = {f"out.{name}": array for name, array in gradients._asdict().items()}, {"dy": dy, "x": x, "w": w}
     if out is not None and not _args.all_contiguous(dy, x, dx, dw, db):
-        _args.check_disjoint(results, inputs)
+        _args.check_disjoint(_named(gradients), {"dy": dy, "x": x, "w": w})
     rows = None if to_dx is None else _as_rows(to_dx)
     arguments = (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate))
-    enter(_core.linear_backward, arguments, threads, _args.check_apart(arguments, results, inputs))
+    enter(
+        _core.linear_backward,
+        arguments,
+        threads,
+        lambda _: _args.apart(arguments, _named(gradients), {"dy": dy, "x": x, "w": w}),
+    )
     for array, computed in zip(gradients, (to_dx, to_dw, to_db), strict=True):
         if array is not computed and array is not None:
             array[...] = computed
@@ -194,6 +202,10 @@ def embedding_backward(
 
     enter(_core.embedding_backward, arguments, threads, fix)
     return out
+
+
+def _named(gradients: LinearGradients) -> dict[str, Array | None]:
+    return {f"out.{name}": array for name, array in gradients._asdict().items()}
 
 
 def _check_operands(x: Array, w: Array) -> None:

@@ -144,8 +144,12 @@ def _difference(
     flat_values, flat_dy = (None if a is None else a.reshape(-1) for a in (values, written))
     flat_y, flat_target = (np.ascontiguousarray(a).reshape(-1) for a in (y, target))
     arguments = (f64, flat_y, flat_target, square, delta, 2 * square * weight, flat_values, flat_dy)
-    fix = _args.check_apart(arguments, {"out": dy}, inputs, {"out": ("y", "target")})
-    loss, _ = enter(_core.difference_loss, arguments, threads, fix)
+    loss, _ = enter(
+        _core.difference_loss,
+        arguments,
+        threads,
+        lambda _: _args.apart(arguments, {"out": dy}, inputs, {"out": ("y", "target")}),
+    )
     if dy is not None and written is not dy:
         dy[...] = written
     if values is not None:

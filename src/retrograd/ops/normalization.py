@@ -394,8 +394,10 @@ def _forward(
     y = _memory.empty_like(x) if out is None else out
     arguments: _ForwardArguments = (x, gamma, beta, y, keep_x, statistics, given)
     if problem.engine is not None:
-        fix = partial(_fix_forward, problem, arguments)
-        _, arguments = enter(problem.engine.forward, arguments, threads, fix)
+        given_arguments = arguments
+        _, arguments = enter(
+            problem.engine.forward, arguments, threads, lambda _: _fix_forward(problem, given_arguments)
+        )
     else:
         arguments = _checked_forward(problem, arguments)
         if not given:
@@ -407,7 +409,7 @@ def _forward(
     return y, _new_cache((problem, saved_x, saved_y, gamma, beta, statistics, given, frozen))
 
 
-def _fix_forward(problem: NormProblem, arguments: _ForwardArguments, refusal: Refusal) -> _ForwardArguments:
+def _fix_forward(problem: NormProblem, arguments: _ForwardArguments) -> _ForwardArguments:
     x, gamma, beta, y, keep_x, statistics, given = _checked_forward(problem, arguments)
     inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0, ...], "var": statistics[1, ...]}
     _args.check_disjoint({"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
