@@ -394,10 +394,8 @@ def _forward(
     y = _memory.empty_like(x) if out is None else out
     arguments: _ForwardArguments = (x, gamma, beta, y, keep_x, statistics, given)
     if problem.engine is not None:
-        given_arguments = arguments
-        _, arguments = enter(
-            problem.engine.forward, arguments, threads, lambda _: _fix_forward(problem, given_arguments)
-        )
+        plain = arguments
+        _, arguments = enter(problem.engine.forward, plain, threads, lambda _: _fix_forward(problem, plain))
     else:
         arguments = _checked_forward(problem, arguments)
         if not given:

@@ -311,11 +311,14 @@ def run_forward(
         written = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
         return (checked, buffer, stamp, *written)
 
-    _, (taken, _, _, *written) = enter(inputs.problem.engine.forward, (inputs, buffer, stamp, y, hn, cn), threads, fix)
-    for array, computed in zip((y, hn, cn), written, strict=True):
-        if array is not None and computed is not None and array is not computed:
+    arguments = (inputs, buffer, stamp, y, hn, cn)
+    _, taken = enter(inputs.problem.engine.forward, arguments, threads, fix)
+    if taken is arguments:
+        return inputs
+    for array, computed in zip((y, hn, cn), taken[3:], strict=True):
+        if array is not None and array is not computed:
             array[...] = computed
-    return cast(Inputs, taken)
+    return cast(Inputs, taken[0])
 
 
 def named_inputs(inputs: Inputs) -> dict[str, Array | None]:
@@ -332,7 +335,7 @@ def unit_stride(array: Array, copy: bool = True) -> Array:
 
 def checked_inputs(inputs: Inputs) -> Inputs:
     """Say what is wrong with x, the states or the weights; convert what can be converted."""
-    problem, x, indices, cells, h0, c0, *_ = inputs
+    problem, x, indices, cells, h0, c0, active, order, seed = inputs
     _args.check_aligned("x" if indices is None else "table", x)
     if indices is not None:
         used = np.where(_taking_part(inputs), indices, 0)
@@ -346,7 +349,7 @@ def checked_inputs(inputs: Inputs) -> Inputs:
             _args.check_aligned(name, state)
             states[name] = unit_stride(state)
     checked = [_checked_cell(problem, index, cell) for index, cell in enumerate(cells)]
-    return inputs._replace(x=unit_stride(x), cells=checked, h0=states["h0"], c0=states["c0"])
+    return _new_inputs((problem, unit_stride(x), indices, checked, *states.values(), active, order, seed))
 
 
 def _taking_part(inputs: Inputs) -> npt.NDArray[np.bool_]:
