@@ -65,6 +65,8 @@ def slots(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def leaves(value: Any) -> Iterator[Array]:
+    if isinstance(value, rg.LstmCache):  # opaque: its buffer holds the number of the pass
+        return
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, memoryview):

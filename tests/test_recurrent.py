@@ -1243,59 +1243,57 @@ def test_engine_checks_every_view_itself() -> None:
 
     def run(
         x: Any = None,
-        numbers: Any = None,
+        indices: Any = None,
         cells: Any = None,
         buffer: Any = cache,
         active: Any = None,
         order: Any = None,
-    ) -> _core.Outcome:
-        return problem.forward(
-            f32(*X) if x is None else x,
-            numbers,
-            [parts] if cells is None else cells,
-            None,
-            None,
-            active,
-            order,
-            0,
-            buffer,
-            1,
-            *outputs,
-            False,
-            1,
-        )
+    ) -> Any:
+        x, cells = f32(*X) if x is None else x, [parts] if cells is None else cells
+        inputs = (None, x, indices, cells, None, None, active, order, 0)
+        return problem.forward(inputs, buffer, 1, *outputs, False, 1)
 
-    assert run() is _core.Outcome.done
-    numbers = np.array([[0, 6, 2]] * 4)
-    assert run(x=f32(7, 5), numbers=numbers) is _core.Outcome.done
-    for beyond in (7, -1):
-        assert run(x=f32(7, 5), numbers=np.full((4, 3), beyond)) is _core.Outcome.out_of_range
-    for wrong in (
-        {"x": f32(4, 3, 6)},
-        {"numbers": numbers},
-        {"x": f32(7, 5)},
-        {"x": f32(7, 4), "numbers": numbers},
-        {"x": f32(7, 10)[:, ::2], "numbers": numbers},
-        {"x": f32(7, 5), "numbers": numbers.T},
-        {"x": f32(7, 5), "numbers": numbers.astype(np.int32)},
-        {"x": np.zeros(X)},
-        {"x": f32(4, 3, 10)[:, :, ::2]},
+    assert run() is None
+    indices = np.array([[0, 6, 2]] * 4)
+    assert run(x=f32(7, 5), indices=indices) is None
+    for array in outputs:
+        array.fill(7)
+    for wrong, why in (
+        ({"x": f32(7, 5), "indices": np.full((4, 3), 7)}, ("x", "out_of_range")),
+        ({"x": f32(7, 5), "indices": np.full((4, 3), -1)}, ("x", "out_of_range")),
+        ({"x": f32(4, 3, 6)}, ("x", "shape")),
+        ({"indices": indices}, ("x", "shape")),
+        ({"x": f32(7, 5)}, ("x", "shape")),
+        ({"x": f32(7, 4), "indices": indices}, ("x", "shape")),
+        ({"x": f32(7, 10)[:, ::2], "indices": indices}, ("x", "layout")),
+        ({"x": f32(7, 5), "indices": indices.T}, ("x", "shape")),
+        ({"x": f32(7, 5), "indices": indices.astype(np.int32)}, ("x", "dtype")),
+        ({"x": np.zeros(X)}, ("x", "dtype")),
+        ({"x": f32(4, 3, 10)[:, :, ::2]}, ("x", "layout")),
+        ({"cells": [(None, *parts[1:])]}, ("wx", "missing")),
+        ({"cells": [(f32(24, 4), *parts[1:])]}, ("wx", "shape")),
+        ({"cells": [((f32(6, 5), *[f32(12, 5)[::2]] * 3), *parts[1:])]}, ("wx", "layout")),
+        ({"buffer": cache[:-1]}, ("cache", "shape")),
+        ({"buffer": cache.view(np.int8)}, ("cache", "dtype")),
+    ):
+        refusal = run(**wrong)
+        assert type(refusal) is _core.Refusal
+        assert (refusal.argument, refusal.reason.name) == why, wrong
+    assert all((array == 7).all() for array in outputs)
+    for impossible in (
         {"cells": []},
         {"cells": [parts[:3]]},
-        {"cells": [(None, *parts[1:])]},
-        {"cells": [(f32(24, 4), *parts[1:])]},
         {"cells": [((f32(6, 5),) * 3, *parts[1:])]},
-        {"buffer": cache[:-1]},
         {"active": np.full(4, 4, np.int64)},
         {"active": np.full(3, 1, np.int64)},
         {"order": np.zeros(3, np.int64)},
         {"order": np.array([0, 1, 3])},
     ):
         with pytest.raises(ValueError, match=r"\w"):
-            run(**wrong)
-    for impossible in ((-1, 3, 5, 6, 1, 1), (4, 3, 5, 0, 1, 1), (4, 3, 5, 6, 0, 1), (4, 3, 5, 6, 1, 3)):
+            run(**impossible)
+    for sizes in ((-1, 3, 5, 6, 1, 1), (4, 3, 5, 0, 1, 1), (4, 3, 5, 6, 0, 1), (4, 3, 5, 6, 1, 3)):
         with pytest.raises(ValueError, match="a size is out of range"):
-            _core.LstmProblem(*impossible, 0, [(3, 0.0, 0.0)] * 5, 0, False, 0.0)
+            _core.LstmProblem(*sizes, 0, [(3, 0.0, 0.0)] * 5, 0, False, 0.0)
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

@@ -343,8 +343,8 @@ def raise_out_of_range(name: str, indices: Array, limit: int, what: str, ignored
 def contiguous_result(array: Array, keep: bool = False) -> Array:
     """The array itself, or where the engine cannot write to it as it lies a stand-in, with its numbers if `keep`."""
     if array.flags.c_contiguous:
-        return array
-    return array.copy(order="C") if keep else _memory.empty(array.shape, array.dtype)
+        return as_plain(array)
+    return as_plain(array).copy(order="C") if keep else _memory.empty(array.shape, array.dtype)
 
 
 def check_data(name: str, array: Array, problem: NormProblem) -> None:

@@ -192,7 +192,7 @@ def embedding_backward(
         out = _memory.empty(shape, dy.dtype)
     if not _args.all_contiguous(dy, indices):
         _args.check_disjoint({"out": out}, {"dy": dy, "indices": indices})
-    arguments = (f64, np.ascontiguousarray(_as_rows(dy)), positions, out, bool(accumulate))
+    arguments = (f64, np.ascontiguousarray(_as_rows(dy)), positions, _args.as_plain(out), bool(accumulate))
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         if refusal.reason is Reason.out_of_range:
@@ -238,15 +238,12 @@ def _as_rows(array: Array) -> Array:
 
 
 def _stand_in(array: Array, keep: bool = False, or_columns: bool = False) -> Array:
-    """The array itself if the engine can write to it as it lies: rows of neighbours, or with `or_columns` columns."""
-    if array.flags.c_contiguous:
-        return array
-    if array.ndim == 2:
-        if array.strides[1] == array.itemsize or array.shape[1] == 1:
-            return array
-        if or_columns and (array.strides[0] == array.itemsize or array.shape[0] == 1):
-            return array
-    return _args.contiguous_result(array, keep)
+    """The array itself if the engine can write to it: its rows, or with `or_columns` its columns, are contiguous."""
+    usable = array.flags.c_contiguous
+    if not usable and array.ndim == 2:
+        rows = array.strides[1] == array.itemsize or array.shape[1] == 1
+        usable = rows or (or_columns and (array.strides[0] == array.itemsize or array.shape[0] == 1))
+    return _args.as_plain(array) if usable else _args.contiguous_result(array, keep)
 
 
 def _result(

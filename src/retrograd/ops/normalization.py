@@ -640,6 +640,7 @@ def _backward(
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         _args.check_aligned("dy", dy)
+        _check_output(problem, cache)
         _check_results(problem, dy, cache, results)
         # The engine wants the parameters' gradients contiguous.
         written = [None if array is None else _args.as_plain(array) for array in results]
@@ -651,6 +652,14 @@ def _backward(
         if array is not computed:
             array[...] = computed
     return results
+
+
+def _check_output(problem: NormProblem, cache: NormCache) -> None:
+    """`NormCache.with_arrays` takes any y."""
+    y = cache.y
+    if problem.needs_y and (y is None or y.shape != problem.shape or y.dtype != problem.dtype):
+        found = "is missing" if y is None else f"has shape {y.shape} and dtype {y.dtype}"
+        raise ValueError(f"y {found}, but x has shape {problem.shape} and dtype {problem.dtype}")
 
 
 def _check_results(problem: NormProblem, dy: Array, cache: NormCache, results: NormGradients) -> None:

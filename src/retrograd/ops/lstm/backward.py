@@ -123,20 +123,6 @@ def _run(
     buffer = recomputed(cache, threads) if cache.buffer is None else cache.buffer
     copies: list[tuple[Array, Array]] = []
 
-    def target(part: Any, must_copy: bool = False) -> Any:
-        """Where the engine can write: the caller's own array, or one to be copied there."""
-        if part is None:
-            return None
-        if type(part) is tuple:
-            different = len({a.strides for a in part if a is not None}) > 1
-            return tuple(target(a, different) for a in part)
-        plain = _args.as_plain(part)
-        if not must_copy and (part.ndim == 1 or part.shape[-1] <= 1 or part.strides[-1] == part.itemsize):
-            return plain
-        fresh = plain.copy(order="C")
-        copies.append((part, fresh))
-        return fresh
-
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         raise_for_cache(refusal)
         inputs = checked_inputs(cache.inputs)
@@ -148,14 +134,31 @@ def _run(
         named = {"out.dx": results.dx, "out.dh0": results.dh0, "out.dc0": results.dc0}
         named.update(named_arrays("out.dweights", results.dcells or ()))
         _args.check_disjoint(named, {**named_inputs(inputs), **given, "cache": buffer})
-        dcells = None if results.dcells is None else [tuple(map(target, cell)) for cell in results.dcells]
-        written = (target(results.dx), dcells, target(results.dh0), target(results.dc0))
-        return (*given.values(), inputs, buffer, stamp, *written, accumulate)
+        dx, dh0, dc0 = (_target(array, copies) for array in (results.dx, results.dh0, results.dc0))
+        dcells = results.dcells
+        if dcells is not None:
+            dcells = [tuple(_target(part, copies) for part in cell) for cell in dcells]
+        return (*given.values(), inputs, buffer, stamp, dx, dcells, dh0, dc0, accumulate)
 
     arguments = (*incoming, cache.inputs, buffer, stamp, *results, accumulate)
     enter(cache.inputs.problem.engine.backward, arguments, threads, fix)
     for array, computed in copies:
         array[...] = computed
+
+
+def _target(part: Any, copies: list[tuple[Array, Array]], must_copy: bool = False) -> Any:
+    """Where the engine can write: the caller's own array, or one that `copies` says is to be copied there."""
+    if part is None:
+        return None
+    if type(part) is tuple:
+        different = len({a.strides for a in part if a is not None}) > 1
+        return tuple(_target(a, copies, different) for a in part)
+    plain = _args.as_plain(part)
+    if not must_copy and (part.ndim == 1 or part.shape[-1] <= 1 or part.strides[-1] == part.itemsize):
+        return plain
+    fresh = plain.copy(order="C")
+    copies.append((part, fresh))
+    return fresh
 
 
 def _gradient_buffers(out: LstmGradients | Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:

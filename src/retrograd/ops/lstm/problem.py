@@ -303,8 +303,8 @@ def run_forward(
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         checked = checked_inputs(inputs)
-        read = {**named_inputs(checked), "h0": checked.h0, "c0": checked.c0}
-        for state, before, after in (("h0", checked.h0, hn), ("c0", checked.c0, cn)):
+        read = {**named_inputs(checked), "h0": inputs.h0, "c0": inputs.c0}
+        for state, before, after in (("h0", inputs.h0, hn), ("c0", inputs.c0, cn)):
             if before is not None and after is not None and same_elements(before, after):
                 del read[state]
         _args.check_disjoint({"out.y": y, "out.hn": hn, "out.cn": cn, "cache": buffer}, read)
