@@ -411,6 +411,6 @@ def backward_bound(
     dx_error = dx_error + dtype.storage * (np.abs(as_float64(expected.dx)) + dx_error) + dtype.smallest
     return BackwardBound(
         dx_error,
-        dgamma_error.reshape(expected.dgamma.shape),
-        dbeta_error.reshape(expected.dbeta.shape),
+        (dgamma_error + lost).reshape(expected.dgamma.shape),
+        (dbeta_error + lost).reshape(expected.dbeta.shape),
     )
