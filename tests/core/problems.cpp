@@ -11,9 +11,9 @@
 #include "../../src/core/dense/elementwise.h"
 #include "../../src/core/dense/linear.h"
 #include "../../src/core/dense/loss.h"
+#include "../../src/core/dense/optimizer.h"
 #include "../../src/core/lstm/lstm.h"
 #include "../../src/core/norm/norm.h"
-#include "../../src/core/dense/optimizer.h"
 
 namespace problems {
 namespace {
