@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import retrograd as rg
 from retrograd import bnns
+from retrograd.ops._call import enter
 from retrograd.ops.activation import ACTIVATIONS
 
 Descriptor = bnns.BNNSNDArrayDescriptor
@@ -811,6 +812,32 @@ def test_input_gradient_over_the_output() -> None:
     want = layer.gradients(dy, y, (3,))[0]
     assert layer.backward(dy, y, in_delta=image((3, 2, 5), y)) == 0
     assert np.array_equal(y, want)
+
+
+@pytest.mark.parametrize("place", ["its own", "out", "out_delta", "half of out_delta"])
+def test_backward_enters_the_engine_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the gradient goes: it is known before whether the engine can write there."""
+    x, memory = normal(4, 3, 2, 5), np.zeros(180, np.float32)
+    dy = memory[:120].reshape(x.shape)
+    dy[...] = normal(4, 3, 2, 5, seed=1)
+    layer = Layer("batch", (3, 2, 5), activation=tanh())
+    y = layer.forward(x)
+    want = layer.gradients(dy.copy(), y, (3,))[0]
+    places = {"its own": np.empty_like(x), "out": y, "out_delta": dy}
+    dx = places.get(place, memory[60:].reshape(x.shape))
+    entered = []
+
+    def counting(engine: Any, *arguments: Any) -> Any:
+        def counted(*given: Any) -> Any:
+            entered.append(engine)
+            return engine(*given)
+
+        return enter(counted, *arguments)
+
+    monkeypatch.setattr("retrograd.ops.normalization.enter", counting)
+    assert layer.backward(dy, y, in_delta=image((3, 2, 5), dx)) == 0, bnns.last_error()
+    assert np.array_equal(dx, want)
+    assert len(entered) == 1
 
 
 # ---- fused activations (section 9) -----------------------------------------------------------------------------------

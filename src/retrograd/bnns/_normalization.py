@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..ops._arrays import overlaps, same_elements
+from ..ops._arrays import find_overlap, overlaps, same_elements
 from ..ops.normalization import (
     NormCache,
     NormGradients,
@@ -308,11 +308,16 @@ class NormalizationFilter(BNNSFilter):
         options["axis"] = 1 + self._axis
         return _Form(layer_norm_forward, layer_norm_backward, shape, shape[self._axis :], options)
 
+    def _client_parameters(self) -> dict[str, Array]:
+        """Of gamma and beta those that are used in the client's memory."""
+        given = {"gamma_desc": self.gamma, "beta_desc": self.beta}
+        arrays = {name: parameter.client() for name, parameter in given.items() if parameter is not None}
+        return {name: array for name, array in arrays.items() if array is not None}
+
     def _client_owners(self) -> frozenset[int] | None:
         """Which arrays own what the output may not lie over, by their numbers: the filter's descriptors hold them."""
         arrays = [descriptor.view() for descriptor in self._moving.values()]
-        parameters = (parameter.client() for parameter in (self.gamma, self.beta) if parameter is not None)
-        arrays += [array for array in parameters if array is not None]
+        arrays += self._client_parameters().values()
         owners = [owner_of(array) for array in arrays]
         return None if any(owner is None for owner in owners) else frozenset(map(id, owners))
 
@@ -350,20 +355,17 @@ class NormalizationFilter(BNNSFilter):
         for name, descriptor in self._moving.items():
             if overlaps(y, descriptor.view()):
                 raise Invalid(f"out overlaps {name} in memory")
-        if self.uses_client_memory:
-            for name, parameter in (("gamma_desc", self.gamma), ("beta_desc", self.beta)):
-                values = None if parameter is None else parameter.client()
-                if values is not None and overlaps(y, values):
-                    raise Invalid(f"out overlaps {name} in memory")
+        for name, values in self._client_parameters().items():
+            if overlaps(y, values):
+                raise Invalid(f"out overlaps {name} in memory")
 
     def _train(self, x: Array, result: Array, options: dict[str, Any]) -> NormCache:
         """The pass, and a copy of x."""
         kept = self._room(x.shape)
-        if x.dtype is FLOAT32 and (are_apart(x, result) or same_elements(x, result)):
-            try:
-                return self._run(self._is_wide, x, result, kept, options)
-            except ValueError:
-                pass  # x is not aligned, or in memory that the client's allocator gave for the copy
+        in_place = are_apart(x, result) or same_elements(x, result)
+        # The client's allocator may have given memory for the copy in which the client has x or y.
+        if x.dtype is FLOAT32 and x.flags.aligned and in_place and are_apart(kept, x) and are_apart(kept, result):
+            return self._run(self._is_wide, x, result, kept, options)
         kept[...] = x
         return self._run(self._is_wide, kept, result, None, options)
 
@@ -495,6 +497,9 @@ class NormalizationFilter(BNNSFilter):
         parameter_shape = (math.prod(form.parameter_shape),) if wide else form.parameter_shape
         wanted = list(results.values())
         direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in wanted}
+        read = {"dy": dy, **self._client_parameters()}
+        if find_overlap(direct, read, {"dx": ("dy",)}) is not None:  # the engine writes to no memory that it reads
+            direct = dict.fromkeys(direct)
         accumulate = bool(wanted) and wanted[0].accumulate
         if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
             accumulate = False
@@ -541,13 +546,12 @@ class NormalizationFilter(BNNSFilter):
                 beta = self.beta.as_array(form.parameter_shape).reshape(plan.parameter_shape)
         cache = cache.with_arrays(y, gamma, beta)
         dy = in_shape(plan.dy, plan.shape)
-        rest = plan.rest
-        try:
+        if self._may_write(plan, (y, cache.x)):
+            rest = plan.rest
             gradients = form.backward(
                 dy, cache, need=plan.need, out=plan.out, accumulate=plan.accumulate, num_threads=self.threads
             )
-        except ValueError:
-            # The engine writes to no memory that it reads: if that was the trouble, arrays between help.
+        else:
             rest = plan.results
             gradients = form.backward(dy, cache, need=[result.name for result in rest], num_threads=self.threads)
         for name, view, accumulate in rest:
@@ -555,6 +559,12 @@ class NormalizationFilter(BNNSFilter):
             if name != "dx" and view.size != values.size:  # of a parameter repeated along the leading axes
                 values = values.reshape(-1, view.size).sum(axis=0, dtype=np.float64).astype(np.float32)
             put(view, values.reshape(view.shape), accumulate)
+
+    @staticmethod
+    def _may_write(plan: _Plan, inputs: tuple[Array | None, ...]) -> bool:
+        """Whether the engine can write to the client's memory, which is not if it reads from there."""
+        results = [array for array in plan.out if array is not None]
+        return all(are_apart(a, b) or not overlaps(a, b) for a in results for b in inputs if b is not None)
 
     def _activation_output(self, out: Any, out_stride: Any, batch: int) -> Array | None:
         if self.activation.function.name == "identity":
