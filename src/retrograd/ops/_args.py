@@ -400,6 +400,11 @@ def check_disjoint(
     )
 
 
+def named_results(gradients: Any) -> dict[str, Array | None]:
+    """The fields of a NamedTuple of gradients, by the names that messages give them."""
+    return {f"out.{name}": array for name, array in gradients._asdict().items()}
+
+
 def as_plain(array: Array) -> Array:
     """A checked array as the engine takes it: of no subclass."""
     return array if type(array) is np.ndarray else array.view(np.ndarray)

@@ -6,11 +6,11 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from .._core import Reason, Refusal
 
-__all__ = ["Reason", "Refusal", "enter", "public", "warn"]
+__all__ = ["Reason", "Refusal", "enter", "public", "raise_unexplained", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ARGUMENT_ERRORS: Final = (TypeError, ValueError)
@@ -58,5 +58,10 @@ def enter(
         arguments = fix(answer)
         answer = engine(*arguments, True, threads)
         if type(answer) is Refusal:
-            raise RuntimeError(f"the engine refused {answer.argument}: {answer.reason.name}")
+            raise_unexplained(answer)
     return answer, arguments
+
+
+def raise_unexplained(refusal: Refusal) -> NoReturn:
+    """For what should have been found before the engine was called."""
+    raise RuntimeError(f"the engine refused {refusal.argument}: {refusal.reason.name}")

@@ -112,14 +112,14 @@ def linear_backward(
     to_db, db = _result("out.db", want_db, db, w.shape[:1], x.dtype, accumulate)
     gradients = LinearGradients(dx, dw, db)
     if out is not None and not _args.all_contiguous(dy, x, dx, dw, db):
-        _args.check_disjoint(_named(gradients), {"dy": dy, "x": x, "w": w})
+        _args.check_disjoint(_args.named_results(gradients), {"dy": dy, "x": x, "w": w})
     rows = None if to_dx is None else _as_rows(to_dx)
     arguments = (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate))
     enter(
         _core.linear_backward,
         arguments,
         threads,
-        lambda _: _args.apart(arguments, _named(gradients), {"dy": dy, "x": x, "w": w}),
+        lambda _: _args.apart(arguments, _args.named_results(gradients), {"dy": dy, "x": x, "w": w}),
     )
     for array, computed in zip(gradients, (to_dx, to_dw, to_db), strict=True):
         if array is not computed and array is not None:
@@ -202,10 +202,6 @@ def embedding_backward(
 
     enter(_core.embedding_backward, arguments, threads, fix)
     return out
-
-
-def _named(gradients: LinearGradients) -> dict[str, Array | None]:
-    return {f"out.{name}": array for name, array in gradients._asdict().items()}
 
 
 def _check_operands(x: Array, w: Array) -> None:

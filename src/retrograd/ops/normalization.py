@@ -668,11 +668,10 @@ def _check_results(problem: NormProblem, dy: Array, cache: NormCache, results: N
     for name, array in (("out.dgamma", results.dgamma), ("out.dbeta", results.dbeta)):
         if array is not None:
             _args.check_result(name, array, problem.parameter_shape, problem.arithmetic)
-    named = {f"out.{name}": array for name, array in results._asdict().items()}
     inputs = {"dy": dy, "x": cache.x, "y": cache.y, "gamma": cache.gamma}
     if problem.needs_beta:
         inputs["beta"] = cache.beta
-    _args.check_disjoint(named, inputs, in_place={"out.dx": ("dy",)})
+    _args.check_disjoint(_args.named_results(results), inputs, in_place={"out.dx": ("dy",)})
 
 
 def _checked_sums(problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, int]:

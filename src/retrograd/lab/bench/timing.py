@@ -178,7 +178,7 @@ class Contest(NamedTuple):
     notes: list[str]
     passes: tuple[str, ...] = ("forward", "backward")
     flops: tuple[float, ...] | None = None  # of each pass
-    child_seconds: Callable[[], float] = float  # CPU time of processes of ours so far
+    child_seconds: Callable[[], float] = float  # CPU time of child processes so far
     tokens: int | None = None  # of a training step
     peaks: Mapping[str, int | None] = MappingProxyType({})  # of memory, by name
 

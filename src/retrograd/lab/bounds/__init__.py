@@ -1,6 +1,6 @@
 """Tolerances with reasons.
 
-NumPy only, and nothing of ours: a tolerance that shares code with the engine or the oracle shares its bugs.
+Imports NumPy only: a tolerance that shares code with the engine or the oracle shares its bugs.
 
 Tolerances are absolute, one per element, made of what the oracle computed on the way. They count roundings: u is the
 most that one operation can be off by, relative to its result, so a chain of k operations is off by k units of the

@@ -1,6 +1,6 @@
 """Named problems: what tests, ``verify`` and ``bench`` have in common.
 
-NumPy only, and nothing of ours. (Asking for bfloat16 data imports ml_dtypes, which gives NumPy that type.)
+Imports NumPy only. (Asking for bfloat16 data imports ml_dtypes, which gives NumPy that type.)
 """
 
 from .lstm import LSTM_BENCH_CASES, LSTM_STANDARD, LSTM_VERIFY_CASES, LstmCase, LstmData, LstmParameters, make_lstm_data

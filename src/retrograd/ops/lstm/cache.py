@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import _args, _memory
 from .._args import Array
-from .._call import Reason, Refusal, public
+from .._call import Reason, Refusal, public, raise_unexplained
 from .problem import Inputs, run_forward
 from .types import Buffer, Weights
 from .weights import as_cells
@@ -51,9 +51,7 @@ class LstmCache(NamedTuple):
         buffer = self.buffer if self.buffer is not None else recomputed(self, 0)
         values = _memory.empty((problem.steps, problem.samples, 4, problem.units), problem.dtype)
         states = _memory.empty((problem.steps, problem.samples, problem.units), problem.dtype)
-        refusal = problem.engine.show(self.inputs, buffer, self.stamp, index, values, states)
-        if refusal is not None:
-            raise_for_cache(refusal)
+        check_filled(problem.engine.show(self.inputs, buffer, self.stamp, index, values, states))
         i, f, g, o = np.moveaxis(values, 2, 0)
         return LstmGates(i, f, g, o, states)
 
@@ -104,6 +102,13 @@ def recomputed(cache: LstmCache, threads: int) -> Array:
     buffer = _memory.empty((problem.cache_bytes(cache.inputs.active),), BYTE)
     run_forward(cache.inputs, buffer, cache.stamp or 0, None, None, None, threads)
     return buffer
+
+
+def check_filled(refusal: Refusal | None) -> None:
+    """The engine's answer where only the buffer of a cache can be wrong."""
+    if refusal is not None:
+        raise_for_cache(refusal)
+        raise_unexplained(refusal)
 
 
 def raise_for_cache(refusal: Refusal) -> None:

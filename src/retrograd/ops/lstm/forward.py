@@ -14,7 +14,7 @@ from .. import _args, _memory
 from .._args import Array
 from .._arrays import same_elements
 from .._call import public
-from .cache import BYTE, STAMPS, LstmCache, as_buffer, new_cache, raise_for_cache
+from .cache import BYTE, STAMPS, LstmCache, as_buffer, check_filled, new_cache
 from .problem import Inputs, as_counts, bind, check_fits, checked_inputs, dtype_code, run_forward
 from .types import Buffer, LstmActivations, Weights
 
@@ -153,9 +153,7 @@ def lstm_cache(
     if buffer is None:
         return new_cache((inputs, None, None))
     kept = as_buffer("buffer", inputs, buffer)
-    refusal = inputs.problem.engine.check_cache(inputs, kept, None)
-    if refusal is not None:
-        raise_for_cache(refusal)
+    check_filled(inputs.problem.engine.check_cache(inputs, kept, None))
     return new_cache((inputs, kept, None))
 
 

@@ -52,7 +52,7 @@ class Problem(NamedTuple):
         return self.engine.cache_bytes(self.steps * self.samples if active is None else int(active.sum()))
 
     def sequence(self, array: Array) -> Array:
-        """x, y or a gradient of theirs, time first."""
+        """x, y or one of their gradients, time first."""
         return array.transpose(1, 0, 2) if self.batch_first else array
 
     def states(self, array: Array) -> Array:
