@@ -69,6 +69,17 @@ bool may_overlap(nb::handle results, nb::handle others) {
     return false;
 }
 
+// (name, code, alpha, beta, reason) of each; a parameter that the caller must give is None.
+nb::tuple activation_list() {
+    const auto parameter = [](double value) { return value == value ? nb::object(nb::float_(value)) : nb::none(); };
+    nb::list entries;
+    for (const rg::ActivationEntry& entry : rg::kActivations) {
+        entries.append(nb::make_tuple(entry.name, int(entry.kind), parameter(entry.alpha), parameter(entry.beta),
+                                      entry.needs_input ? entry.needs_input : ""));
+    }
+    return nb::tuple(entries);
+}
+
 bool array_may_overlap_itself(nb::handle array) {
     Py_buffer buffer;
     if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDED_RO) != 0) throw nb::python_error();
@@ -138,6 +149,7 @@ NB_MODULE(_core, m) {
     m.def("add_streams", &add_streams, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"), nb::arg("passes"),
           nb::arg("threads"), "dst = sum(sources) of contiguous float32 arrays, so many times.");
 
+    m.attr("ACTIVATIONS") = activation_list();
     nb::enum_<Reason>(m, "Reason", "Why a call was refused.")
         .value("type", Reason::type)
         .value("dtype", Reason::dtype)

@@ -9,46 +9,69 @@ namespace rg {
 // How an element is stored. Arithmetic is float for all but f64.
 enum class DType : int32_t { f32, f64, f16, bf16 };
 
-// Numbers are Apple's (BNNSActivationFunction): the elementwise functions of floating-point numbers; from 64 on they
-// are ours. The slope from the input is there for all, that from the output for those where it follows.
+// Every activation that there is: ENTRY(name, code, alpha, beta, reason). Codes are Apple's (BNNSActivationFunction), and
+// ours from 64 on. alpha and beta are the usual values; 0: it has no such parameter; kRequired: the caller must say. The
+// slope follows from the input of all, and from the output unless there is a reason why not. The formulas are in
+// kernels/activation.h; the binding hands this list to Python.
+#define RG_ACTIVATIONS(ENTRY)                                                                \
+    ENTRY(identity, 0, 0, 0, nullptr)                                                        \
+    ENTRY(relu, 1, 0, 0, nullptr)                                                            \
+    ENTRY(leaky_relu, 2, 0.01, 0, nullptr)                                                   \
+    ENTRY(sigmoid, 3, 0, 0, nullptr)                                                         \
+    ENTRY(tanh, 4, 0, 0, nullptr)                                                            \
+    ENTRY(scaled_tanh, 5, 1, 1, nullptr)                                                     \
+    ENTRY(abs, 6, 0, 0, "the sign of its input is lost")                                     \
+    ENTRY(linear, 7, kRequired, 0, nullptr)                                                  \
+    ENTRY(clamp, 8, kRequired, kRequired, nullptr)                                           \
+    ENTRY(gelu_tanh, 12, 0.79788456080286535588, 0.044715, "it is not monotone")             \
+    ENTRY(hard_sigmoid, 15, 1.0 / 6, 0.5, nullptr)                                           \
+    ENTRY(softplus, 16, 1, 1, nullptr)                                                       \
+    ENTRY(softsign, 17, 0, 0, nullptr)                                                       \
+    ENTRY(elu, 18, 1, 0, nullptr)                                                            \
+    ENTRY(clamped_leaky_relu, 19, 0.01, kRequired, nullptr)                                  \
+    ENTRY(linear_with_bias, 20, kRequired, kRequired, nullptr)                               \
+    ENTRY(log_sigmoid, 22, 0, 0, nullptr)                                                    \
+    ENTRY(selu, 23, 0, 0, nullptr)                                                           \
+    ENTRY(celu, 24, 1, 0, nullptr)                                                           \
+    ENTRY(hard_shrink, 25, 0.5, 0, nullptr)                                                  \
+    ENTRY(soft_shrink, 26, 0.5, 0, nullptr)                                                  \
+    ENTRY(tanh_shrink, 27, 0, 0, nullptr)                                                    \
+    ENTRY(threshold, 28, kRequired, kRequired, nullptr)                                      \
+    ENTRY(hard_swish, 30, 0, 0, "it is not monotone")                                        \
+    ENTRY(silu, 31, 0, 0, "it is not monotone")                                              \
+    ENTRY(relu6, 32, 0, 0, nullptr)                                                          \
+    ENTRY(erf, 33, 0, 0, "an output near 1 or -1 no longer tells it")                        \
+    ENTRY(gelu, 34, 0, 0, "it is not monotone")                                              \
+    ENTRY(gelu_sigmoid, 35, 0, 0, "it is not monotone")                                      \
+    ENTRY(closed_hard_sigmoid, 64, 1.0 / 6, 0.5,                                             \
+          "outputs 0 and 1 may be those of a bound, where it is alpha, or of beyond, where " \
+          "it is 0")
+
 enum class ActivationKind : int32_t {
-    identity = 0,
-    relu = 1,
-    leaky_relu = 2,
-    sigmoid = 3,
-    tanh = 4,
-    scaled_tanh = 5,
-    abs = 6,
-    linear = 7,
-    clamp = 8,
-    gelu_tanh = 12,
-    hard_sigmoid = 15,
-    softplus = 16,
-    softsign = 17,
-    elu = 18,
-    clamped_leaky_relu = 19,
-    linear_with_bias = 20,
-    log_sigmoid = 22,
-    selu = 23,
-    celu = 24,
-    hard_shrink = 25,
-    soft_shrink = 26,
-    tanh_shrink = 27,
-    threshold = 28,
-    hard_swish = 30,
-    silu = 31,
-    relu6 = 32,
-    erf = 33,
-    gelu = 34,
-    gelu_sigmoid = 35,
-    closed_hard_sigmoid = 64,  // ours
+#define RG_ENTRY(name, code, alpha, beta, reason) name = code,
+    RG_ACTIVATIONS(RG_ENTRY)
+#undef RG_ENTRY
+};
+
+struct ActivationEntry {
+    const char* name;
+    ActivationKind kind;
+    double alpha, beta;
+    const char* needs_input;  // why the output does not determine the slope; null: it does
+};
+constexpr double kRequired = __builtin_nan("");
+constexpr ActivationEntry kActivations[] = {
+#define RG_ENTRY(name, code, alpha, beta, reason) {#name, ActivationKind::name, alpha, beta, reason},
+    RG_ACTIVATIONS(RG_ENTRY)
+#undef RG_ENTRY
 };
 
 // Whether the slope follows from the output, for parameters that do not make two inputs share one.
 constexpr bool output_tells_slope(ActivationKind kind) {
-    using K = ActivationKind;
-    return kind != K::abs && kind != K::gelu_tanh && kind != K::hard_swish && kind != K::silu && kind != K::erf &&
-           kind != K::gelu && kind != K::gelu_sigmoid && kind != K::closed_hard_sigmoid;
+    for (const ActivationEntry& entry : kActivations) {
+        if (entry.kind == kind) return !entry.needs_input;
+    }
+    return false;
 }
 
 struct Activation {

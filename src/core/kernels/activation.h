@@ -307,52 +307,25 @@ struct ActivationFunctions {
     void (*output_slope)(const Activation&, const A*, const A*, int64_t, A*);  // null: y does not tell
 };
 
+template <ActivationKind kind, class A>
+constexpr auto apply_output_slope_of() -> decltype(ActivationFunctions<A>::output_slope) {
+    if constexpr (output_tells_slope(kind)) return apply_slope_as<kind, false, A>;
+    return nullptr;
+}
+
 template <class A>
 ActivationFunctions<A> activation_functions(const Activation& activation) {
     using K = ActivationKind;
-#define RG_CASE(name) \
-    case K::name:     \
-        return {activate_as<K::name, A>, apply_slope_as<K::name, true, A>, apply_slope_as<K::name, false, A>};
-#define RG_INPUT_CASE(name) \
-    case K::name:           \
-        return {activate_as<K::name, A>, apply_slope_as<K::name, true, A>, nullptr};
     // With alpha = 0 the shrinks are the identity, also at y = 0.
     const bool shrink = activation.kind == K::hard_shrink || activation.kind == K::soft_shrink;
     switch (shrink && activation.alpha == 0 ? K::identity : activation.kind) {
-        RG_CASE(identity)
-        RG_CASE(relu)
-        RG_CASE(leaky_relu)
-        RG_CASE(sigmoid)
-        RG_CASE(tanh)
-        RG_CASE(scaled_tanh)
-        RG_CASE(linear)
-        RG_CASE(clamp)
-        RG_CASE(hard_sigmoid)
-        RG_CASE(softplus)
-        RG_CASE(softsign)
-        RG_CASE(elu)
-        RG_CASE(clamped_leaky_relu)
-        RG_CASE(linear_with_bias)
-        RG_CASE(log_sigmoid)
-        RG_CASE(selu)
-        RG_CASE(celu)
-        RG_CASE(hard_shrink)
-        RG_CASE(soft_shrink)
-        RG_CASE(tanh_shrink)
-        RG_CASE(threshold)
-        RG_CASE(relu6)
-        RG_INPUT_CASE(abs)
-        RG_INPUT_CASE(gelu_tanh)
-        RG_INPUT_CASE(hard_swish)
-        RG_INPUT_CASE(silu)
-        RG_INPUT_CASE(erf)
-        RG_INPUT_CASE(gelu)
-        RG_INPUT_CASE(gelu_sigmoid)
-        RG_INPUT_CASE(closed_hard_sigmoid)
+#define RG_ENTRY(name, ...) \
+    case K::name:           \
+        return {activate_as<K::name, A>, apply_slope_as<K::name, true, A>, apply_output_slope_of<K::name, A>()};
+        RG_ACTIVATIONS(RG_ENTRY)
+#undef RG_ENTRY
     }
-#undef RG_CASE
-#undef RG_INPUT_CASE
-    return {activate_as<K::identity, A>, apply_slope_as<K::identity, true, A>, apply_slope_as<K::identity, false, A>};
+    return activation_functions<A>({});
 }
 
 // The last elements of a range, which are no whole vector, filled up with ones.
@@ -416,43 +389,14 @@ struct VectorActivation {
 template <class A>
 VectorActivation<A> vector_activation(ActivationKind kind) {
     using K = ActivationKind;
-#define RG_CASE(name) \
-    case K::name:     \
-        return {activation_value<K::name, A>, activation_input_slope<K::name, A>};
     switch (kind) {
-        RG_CASE(identity)
-        RG_CASE(relu)
-        RG_CASE(leaky_relu)
-        RG_CASE(sigmoid)
-        RG_CASE(tanh)
-        RG_CASE(scaled_tanh)
-        RG_CASE(abs)
-        RG_CASE(linear)
-        RG_CASE(clamp)
-        RG_CASE(gelu_tanh)
-        RG_CASE(hard_sigmoid)
-        RG_CASE(softplus)
-        RG_CASE(softsign)
-        RG_CASE(elu)
-        RG_CASE(clamped_leaky_relu)
-        RG_CASE(linear_with_bias)
-        RG_CASE(log_sigmoid)
-        RG_CASE(selu)
-        RG_CASE(celu)
-        RG_CASE(hard_shrink)
-        RG_CASE(soft_shrink)
-        RG_CASE(tanh_shrink)
-        RG_CASE(threshold)
-        RG_CASE(hard_swish)
-        RG_CASE(silu)
-        RG_CASE(relu6)
-        RG_CASE(erf)
-        RG_CASE(gelu)
-        RG_CASE(gelu_sigmoid)
-        RG_CASE(closed_hard_sigmoid)
+#define RG_ENTRY(name, ...) \
+    case K::name:           \
+        return {activation_value<K::name, A>, activation_input_slope<K::name, A>};
+        RG_ACTIVATIONS(RG_ENTRY)
+#undef RG_ENTRY
     }
-#undef RG_CASE
-    return {activation_value<K::identity, A>, activation_input_slope<K::identity, A>};
+    return vector_activation<A>(K::identity);
 }
 
 }  // namespace

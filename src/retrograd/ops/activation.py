@@ -5,59 +5,20 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from .. import _core
+
 __all__ = ["ACTIVATIONS", "Activation"]
 
 
 class _Kind(NamedTuple):
-    code: int  # the engine's number: Apple's where Apple has one, ours from 64 on
-    alpha: float | None = 0.0  # customary value; None: there is none, the caller must say
-    beta: float | None = 0.0
+    code: int  # the engine's: Apple's where Apple has one, ours from 64 on
+    alpha: float | None  # the usual value; 0: there is no such parameter; None: the caller must say
+    beta: float | None
+    needs_input: str  # why the output does not determine the slope; empty: it does
 
 
-ACTIVATIONS: Final[dict[str, _Kind]] = {
-    "identity": _Kind(0),
-    "relu": _Kind(1),
-    "leaky_relu": _Kind(2, alpha=0.01),
-    "sigmoid": _Kind(3),
-    "tanh": _Kind(4),
-    "scaled_tanh": _Kind(5, alpha=1.0, beta=1.0),
-    "abs": _Kind(6),
-    "linear": _Kind(7, alpha=None),
-    "clamp": _Kind(8, alpha=None, beta=None),
-    "gelu_tanh": _Kind(12, alpha=math.sqrt(2 / math.pi), beta=0.044715),
-    "hard_sigmoid": _Kind(15, alpha=1 / 6, beta=0.5),
-    "softplus": _Kind(16, alpha=1.0, beta=1.0),
-    "softsign": _Kind(17),
-    "elu": _Kind(18, alpha=1.0),
-    "clamped_leaky_relu": _Kind(19, alpha=0.01, beta=None),
-    "linear_with_bias": _Kind(20, alpha=None, beta=None),
-    "log_sigmoid": _Kind(22),
-    "selu": _Kind(23),
-    "celu": _Kind(24, alpha=1.0),
-    "hard_shrink": _Kind(25, alpha=0.5),
-    "soft_shrink": _Kind(26, alpha=0.5),
-    "tanh_shrink": _Kind(27),
-    "threshold": _Kind(28, alpha=None, beta=None),
-    "hard_swish": _Kind(30),
-    "silu": _Kind(31),
-    "relu6": _Kind(32),
-    "erf": _Kind(33),
-    "gelu": _Kind(34),
-    "gelu_sigmoid": _Kind(35),
-    "closed_hard_sigmoid": _Kind(64, alpha=1 / 6, beta=0.5),
-}
+ACTIVATIONS: Final[dict[str, _Kind]] = {name: _Kind(*rest) for name, *rest in _core.ACTIVATIONS}
 
-# Why the output cannot tell the slope.
-_NEEDS_INPUT: Final = {
-    "abs": "the sign of its input is lost",
-    "gelu": "it is not monotone",
-    "gelu_tanh": "it is not monotone",
-    "gelu_sigmoid": "it is not monotone",
-    "hard_swish": "it is not monotone",
-    "silu": "it is not monotone",
-    "erf": "an output near 1 or -1 no longer tells it",
-    "closed_hard_sigmoid": "outputs 0 and 1 may be those of a bound, where it is alpha, or of beyond, where it is 0",
-}
 _NOT_ELEMENTWISE: Final = ("softmax", "log_softmax")
 
 # Where the output tells the slope only for positive alpha: at or below zero two inputs share an output.
@@ -144,8 +105,8 @@ def check_output_tells_slope(activation: Activation, instead: str) -> None:
     """Raise unless the slope follows from the output alone; `instead` says what to do about it."""
     name = activation.name
     why = ""
-    if name in _NEEDS_INPUT:
-        why = f": the output does not tell the slope: {_NEEDS_INPUT[name]}"
+    if ACTIVATIONS[name].needs_input:
+        why = f": the output does not tell the slope: {ACTIVATIONS[name].needs_input}"
     elif name in _POSITIVE_ALPHA and not activation.alpha > 0:
         hint = " (or use 'relu')" if name == "leaky_relu" and activation.alpha == 0 else ""
         why = f" with alpha = {activation.alpha:g}: the output tells the slope only for alpha > 0{hint}"
