@@ -109,7 +109,7 @@ Outcome add_streams(nb::handle dst_array, const std::vector<nb::object>& source_
     const int64_t lines = dst.elements() / 16;
     const LockReleased released;
     for (int pass = 0; pass < passes; ++pass) {
-        rg::parallel_for(threads, threads, true, [&](int64_t part) {
+        rg::Crew(rg::cost::kWorthWaking, threads).each(threads, [&](int64_t part) {
             const int64_t first = lines * part / threads * 16, last = lines * (part + 1) / threads * 16;
             const float* from[3] = {data[0] + first, data[1] ? data[1] + first : nullptr,
                                     data[2] ? data[2] + first : nullptr};

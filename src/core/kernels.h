@@ -1,10 +1,8 @@
 // The only door into kernels/: one table of functions per instruction-set level.
 //
-// Every kernel runs on one thread, allocates nothing, and reads and writes exactly the blocks it is given. A block is
-// `rows` runs of `cols` neighbouring elements, `*_stride` elements from one run to the next. A is the arithmetic type.
-// Arrays of doubles that collect sums are added to, never overwritten, so that the caller decides the order of sums.
-// `stream`: write past the cache, for results too large to stay there; made visible by the end of parallel_for.
-// `ahead`: how many elements further on the next block will be read; its cache lines are asked for on the way.
+// Every kernel runs on one thread, allocates nothing, and reads and writes exactly the blocks it is given. A is the
+// arithmetic type. Arrays of doubles that collect sums are added to, never overwritten, so that the caller decides the
+// order of sums.
 #pragma once
 
 #include "base/shape.h"
@@ -18,6 +16,29 @@ constexpr bool is_fused(ActivationKind kind) {
            kind == ActivationKind::tanh;
 }
 
+// The runs of a block: `rows` runs of `cols` neighbouring elements.
+struct BlockSize {
+    int64_t rows, cols;
+};
+
+// Where they are in an array: `stride` elements from one run to the next. `ahead`: how many elements further on the
+// next block will be read; its cache lines are asked for on the way.
+template <class T>
+struct Run {
+    T* data;
+    int64_t stride;
+    int64_t ahead;  // 0 for a block that was staged
+};
+
+// Where a result goes. `stream`: write past the cache, for results too large to stay there; made visible by the end of
+// run_parallel.
+template <class A>
+struct Target {
+    A* data;
+    int64_t stride;
+    bool stream;
+};
+
 // dz of a block: dy times the slope of a fused activation, which follows from y. Under the identity y is not read.
 template <class A>
 struct Gradient {
@@ -27,71 +48,108 @@ struct Gradient {
     ActivationKind activation;
 };
 
-// Statistics of one set as the kernels want them: with center = A(mean) and offset = (center - mean) * rstd,
+// Coefficients of a plane are numbers, T = A; those of rows and columns are arrays, T = const A*.
+//
+// Statistics as the kernels want them: with center = A(mean) and offset = (center - mean) * rstd,
 //   xhat = (x - center) * rstd + offset
 // is exact to a rounding or two even where mean / std is 1e6: x - center does not round there.
+template <class T>
+struct Standardization {
+    T center, rstd, offset;
+};
+// z = (x - center) * scale + shift
+template <class T>
+struct Affine {
+    T center, scale, shift;
+};
+// dx = a * dz + (b * xhat + k). b in terms of xhat, not of x: rstd^2 may leave float's range.
+template <class T>
+struct DxCoefficients {
+    T a, b, k;
+};
+
+// Parameters of a row's elements; null: 1 and 0.
+template <class A>
+struct RowParameters {
+    const A *gamma, *beta;
+};
+
+// What a kernel sums over another block of the same form while it writes one: memory reads for the one while it writes
+// for the other.
+template <class A>
+struct NextPlaneMoments {
+    const A* x;
+    A center;
+    double* sums;
+};
+template <class A>
+struct NextPlaneSums {
+    const A* x;
+    Gradient<A> dz;
+    Standardization<A> statistics;
+    double* sums;
+};
+template <class A>
+struct NextRowMoments {
+    const A* x;
+    const double* center;
+    double* sums;
+};
+
+// Of rows: dx = rstd * (gamma * dz) + (b * xhat + k); dgamma += dz * xhat; dbeta += dz. Null: not wanted.
+template <class A>
+struct RowGradients {
+    const A *gamma, *b, *k;
+    Target<A> dx;
+    double *dgamma, *dbeta;
+};
+
 template <class A>
 struct NormKernels {
     // Planes: the whole block belongs to one channel. sums[0] += sum(x - center), sums[1] += sum((x - center)^2).
-    void (*plane_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center,
-                          double* sums);
+    void (*plane_moments)(BlockSize size, Run<const A> x, A center, double* sums);
     // The same without a risk of overflow or underflow, slower: for data whose squares leave float's range.
-    void (*plane_moments_wide)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double center, double* sums);
-    // y = f((x - center) * scale + shift)
-    void (*plane_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift,
-                        ActivationKind activation, A* y, int64_t y_stride, bool stream);
+    void (*plane_moments_wide)(BlockSize size, Run<const A> x, double center, double* sums);
+    // y = f(z)
+    void (*plane_apply)(BlockSize size, Run<const A> x, Affine<A> z, ActivationKind f, Target<A> y);
     // sums[0] += sum(dz), sums[1] += sum(dz * xhat)
-    void (*plane_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
-                       A center, A rstd, A offset, double* sums);
-    // dx = a * dz + (b * xhat + k); without x: dx = a * dz. b in terms of xhat, not of x: rstd^2 may leave float's
-    // range.
-    void (*plane_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A rstd,
-                     A offset, A a, A b, A k, A* dx, int64_t dx_stride, bool stream);
+    void (*plane_sums)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics,
+                       double* sums);
+    // Without x (null): dx = a * dz.
+    void (*plane_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics,
+                     DxCoefficients<A> coefficients, Target<A> dx);
+    // plane_apply on one block and plane_moments on the next; y is streamed.
+    void (*plane_apply_moments)(BlockSize size, Run<const A> x, Affine<A> z, ActivationKind f, Target<A> y,
+                                NextPlaneMoments<A> next);
+    // plane_dx and plane_sums likewise.
+    void (*plane_dx_sums)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics,
+                          DxCoefficients<A> coefficients, Target<A> dx, const NextPlaneSums<A>& next);
 
-    // plane_apply on one block and plane_moments on another of the same form, `next_x`, in one sweep: memory reads for
-    // the one while it writes for the other.
-    void (*plane_apply_moments)(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center,
-                                A scale, A shift, ActivationKind activation, A next_center, A* y, int64_t y_stride,
-                                double* next_sums);
-    // plane_dx and plane_sums likewise. `next`: center, rstd and offset.
-    void (*plane_dx_sums)(const A* x, const Gradient<A>& dz, const A* next_x, const Gradient<A>& next_dz, int64_t rows,
-                          int64_t cols, int64_t x_stride, A center, A rstd, A offset, A a, A b, A k, const A* next,
-                          A* dx, int64_t dx_stride, double* next_sums);
-
-    // Rows: each row is one statistics set; gamma and beta (either may be null) run along the row.
+    // Rows: each row is one statistics set; its parameters run along the row.
     // center[row] = the mean of the row's first elements, good enough to take moments about.
-    void (*row_centers)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* center);
+    void (*row_centers)(BlockSize size, Run<const A> x, double* center);
     // sums[2 * row] += sum(x - center), sums[2 * row + 1] += sum((x - center)^2)
-    void (*row_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center, double* sums);
+    void (*row_moments)(BlockSize size, Run<const A> x, const double* center, double* sums);
     // y = f(xhat * gamma + beta)
-    void (*row_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center,
-                      const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y,
-                      int64_t y_stride, bool stream);
-    // row_apply on one block and row_moments on another of the same form, `next_x`, in one sweep; y is streamed.
-    void (*row_apply_moments)(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride,
-                              const A* center, const A* rstd, const A* offset, const A* gamma, const A* beta,
-                              ActivationKind activation, const double* next_center, A* y, int64_t y_stride,
-                              double* next_sums);
+    void (*row_apply)(BlockSize size, Run<const A> x, Standardization<const A*> statistics, RowParameters<A> parameters,
+                      ActivationKind f, Target<A> y);
+    // row_apply on one block and row_moments on the next; y is streamed.
+    void (*row_apply_moments)(BlockSize size, Run<const A> x, Standardization<const A*> statistics,
+                              RowParameters<A> parameters, ActivationKind f, Target<A> y, NextRowMoments<A> next);
     // With g = gamma * dz: sums[2 * row] += sum(g), sums[2 * row + 1] += sum(g * xhat)
-    void (*row_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                     const A* rstd, const A* offset, const A* gamma, double* sums);
-    // dx = rstd * g + (b * xhat + k) where dx is wanted; dgamma += dz * xhat and dbeta += dz where not null.
-    void (*row_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
-                   const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx,
-                   int64_t dx_stride, bool stream, double* dgamma, double* dbeta);
+    void (*row_sums)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+                     const A* gamma, double* sums);
+    void (*row_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+                   const RowGradients<A>& gradients);
 
-    // Columns: each column has its own statistics and parameters, given as vectors of length cols.
-    void (*col_moments)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, double* sum,
-                        double* sum_sq);
-    void (*col_moments_wide)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center,
-                             double* sum, double* sum_sq);
-    void (*col_apply)(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
-                      const A* shift, ActivationKind activation, A* y, int64_t y_stride, bool stream);
-    void (*col_sums)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                     const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat);
-    void (*col_dx)(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                   const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride,
-                   bool stream);
+    // Columns: each column has its own statistics and parameters, arrays of length cols.
+    void (*col_moments)(BlockSize size, Run<const A> x, const A* center, double* sum, double* sum_sq);
+    void (*col_moments_wide)(BlockSize size, Run<const A> x, const double* center, double* sum, double* sum_sq);
+    void (*col_apply)(BlockSize size, Run<const A> x, Affine<const A*> z, ActivationKind f, Target<A> y);
+    void (*col_sums)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+                     double* sum_dz, double* sum_dz_xhat);
+    void (*col_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+                   DxCoefficients<const A*> coefficients, Target<A> dx);
 
     // Storage to arithmetic and back. `count` elements, `stride` elements apart in storage, neighbours in A.
     void (*load)(DType dtype, const void* src, int64_t stride, int64_t count, A* dst);

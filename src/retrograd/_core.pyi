@@ -50,6 +50,8 @@ def release_memory() -> int:
 def add_streams(dst: object, sources: Sequence[object], non_temporal: bool, passes: int, threads: int) -> Refusal | None:
     """dst = sum(sources) of contiguous float32 arrays, so many times."""
 
+ACTIVATIONS: tuple = ...
+
 class Reason(enum.Enum):
     """Why a call was refused."""
 

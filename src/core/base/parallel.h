@@ -24,33 +24,56 @@ void prepare_exceptions();
 void run_parallel(int64_t items, int threads, bool wake, void (*body)(void* context, int64_t first, int64_t last),
                   void* context);
 
-template <class Body>
-void parallel_ranges(int64_t items, int threads, bool wake, const Body& body) {
-    run_parallel(
-        items, threads, wake,
-        [](void* context, int64_t first, int64_t last) { (*static_cast<const Body*>(context))(first, last); },
-        const_cast<Body*>(&body));
-}
-
-template <class Body>
-void parallel_for(int64_t items, int threads, bool wake, const Body& body) {
-    parallel_ranges(items, threads, wake, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) body(i);
-    });
-}
-
 // Runs body(context, phase, part) for every part of every phase, on at most `parts` threads including the caller's; no
 // part of a phase begins before every part of the phase before is done. A part is run by the same thread in every
 // phase, so that it finds its data in that thread's cache; parts whose thread is not there are run by those who are.
 void run_phases(int64_t phases, int parts, bool wake, void (*body)(void* context, int64_t phase, int part),
                 void* context);
 
-template <class Body>
-void parallel_phases(int64_t phases, int parts, bool wake, const Body& body) {
-    run_phases(
-        phases, parts, wake,
-        [](void* context, int64_t phase, int part) { (*static_cast<const Body*>(context))(phase, part); },
-        const_cast<Body*>(&body));
-}
+// ---- how much work is worth a thread
+
+// What one thread takes for a unit of work, in nanoseconds: roughly, at its best. What matters is their proportion.
+namespace cost {
+constexpr double kFlop = 0.005;        // of a matrix product
+constexpr double kCopy = 0.05;         // an element moved
+constexpr double kElement = 0.25;      // an element read, computed with and written
+constexpr double kExponential = 1;     // the same with an exponential
+constexpr double kWorthSharing = 2e3;  // below, another thread would come too late to help
+constexpr double kWorthWaking = 5e4;   // below, threads that sleep are left asleep
+}  // namespace cost
+
+// The threads that take part in some work: all that the caller allows, if it is worth it.
+class Crew {
+public:
+    Crew(double nanoseconds, int allowed)
+        : threads_(nanoseconds < cost::kWorthSharing ? 1 : allowed), wake_(nanoseconds >= cost::kWorthWaking) {}
+
+    int threads() const { return threads_; }
+    // body(i) for every item, body(first, last) for ranges of them, body(phase, part) as run_phases does.
+    template <class Body>
+    void each(int64_t items, const Body& body) const {
+        ranges(items, [&](int64_t first, int64_t last) {
+            for (int64_t i = first; i < last; ++i) body(i);
+        });
+    }
+    template <class Body>
+    void ranges(int64_t items, const Body& body) const {
+        run_parallel(
+            items, threads_, wake_,
+            [](void* context, int64_t first, int64_t last) { (*static_cast<const Body*>(context))(first, last); },
+            const_cast<Body*>(&body));
+    }
+    template <class Body>
+    void phases(int64_t phases, int parts, const Body& body) const {
+        run_phases(
+            phases, parts, wake_,
+            [](void* context, int64_t phase, int part) { (*static_cast<const Body*>(context))(phase, part); },
+            const_cast<Body*>(&body));
+    }
+
+private:
+    int threads_;
+    bool wake_;
+};
 
 }  // namespace rg

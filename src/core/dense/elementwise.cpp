@@ -2,7 +2,9 @@
 
 #include <cstring>
 
-#include "../norm/blocks.h"
+#include "../base/blocks.h"
+#include "../base/dispatch.h"
+#include "../base/parallel.h"
 
 namespace rg {
 namespace {
@@ -15,7 +17,7 @@ void for_blocks(AxisList axes, int threads, const Body& body) {
     sort_by_stride(axes, kX);
     simplify(axes);
     const PlaneGrid grid(axes);
-    Crew(elements, threads).each(grid.blocks, [&](int64_t i) {
+    Crew(cost::kElement * double(elements), threads).each(grid.blocks, [&](int64_t i) {
         Block b;
         grid.place(i, b);
         body(b);
@@ -72,7 +74,7 @@ template <class A>
 void dropout(const DropoutCall<A>& call) {
     const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
     const Dropout mask = {call.seed, kDropoutLayer, uint32_t(call.rate * 0x1p32), 1 / (1 - call.rate)};
-    Crew(call.count, call.threads).each(ceil_div(call.count, kDropoutRow), [&](int64_t row) {
+    Crew(cost::kElement * double(call.count), call.threads).each(ceil_div(call.count, kDropoutRow), [&](int64_t row) {
         const int64_t first = row * kDropoutRow, count = std::min(kDropoutRow, call.count - first);
         A* y = call.y + first;
         if (call.y != call.x) memcpy(y, call.x + first, size_t(count) * sizeof(A));

@@ -13,11 +13,6 @@ namespace {
 // Sums over features, and over rows, are added up in runs of so many terms: fixed numbers, because bits depend on them.
 constexpr int64_t kFeatureRun = 512, kRowRun = 128;
 
-// Floating-point operations below which the team is not told, and below which sleeping members are left asleep.
-constexpr double kMinParallelFlops = 2e6, kMinWakeFlops = 1e7;
-// Elements copied or added, likewise.
-constexpr int64_t kMinParallelElements = 1 << 15, kMinWakeElements = 1 << 17;
-
 // The sums of one panel of columns over all rows.
 template <class A>
 void sum_rows(const ProductKernels<A>& kernels, const LinearBackward<A>& call, int64_t col) {
@@ -37,9 +32,8 @@ void sum_rows(const ProductKernels<A>& kernels, const LinearBackward<A>& call, i
 }
 
 // More pieces share better, fewer pack less.
-int64_t pieces_wanted(double flops, int threads) {
-    if (flops < kMinParallelFlops || threads == 1) return 1;
-    return (flops < 1e8 ? 2 : 4) * threads;
+int64_t pieces_wanted(double flops, const Crew& crew) {
+    return crew.threads() == 1 ? 1 : (flops < 1e8 ? 2 : 4) * crew.threads();
 }
 
 }  // namespace
@@ -50,9 +44,8 @@ void linear_forward(const LinearForward<A>& call) {
     MatrixProduct<A> y(call.rows, call.inputs, call.outputs, kFeatureRun, call.x, call.w.transposed(), call.b, false,
                        call.y);
     const double flops = y.flops();
-    const int64_t pieces = y.cut(kernels, pieces_wanted(flops, call.threads));
-    parallel_for(pieces, flops < kMinParallelFlops ? 1 : call.threads, flops >= kMinWakeFlops,
-                 [&](int64_t piece) { y.run(kernels, piece); });
+    const Crew crew(cost::kFlop * flops, call.threads);
+    crew.each(y.cut(kernels, pieces_wanted(flops, crew)), [&](int64_t piece) { y.run(kernels, piece); });
 }
 
 template <class A>
@@ -67,15 +60,15 @@ void linear_backward(const LinearBackward<A>& call) {
               call.x,       nullptr,   call.accumulate, call.dw};
     }
     const double flops = dx.flops() + dw.flops();
-    const int64_t wanted = pieces_wanted(flops, call.threads);
+    const Crew crew(cost::kFlop * flops, call.threads);
+    const int64_t wanted = pieces_wanted(flops, crew);
     const int64_t dx_pieces = dx.cut(kernels, wanted), dw_pieces = dw.cut(kernels, wanted);
     const int64_t db_pieces = call.db ? ceil_div(call.outputs, kPanel<A>) : 0;
-    parallel_for(dx_pieces + dw_pieces + db_pieces, flops < kMinParallelFlops ? 1 : call.threads,
-                 flops >= kMinWakeFlops, [&](int64_t piece) {
-                     if (piece < dx_pieces) return dx.run(kernels, piece);
-                     if (piece < dx_pieces + dw_pieces) return dw.run(kernels, piece - dx_pieces);
-                     sum_rows(kernels, call, (piece - dx_pieces - dw_pieces) * kPanel<A>);
-                 });
+    crew.each(dx_pieces + dw_pieces + db_pieces, [&](int64_t piece) {
+        if (piece < dx_pieces) return dx.run(kernels, piece);
+        if (piece < dx_pieces + dw_pieces) return dw.run(kernels, piece - dx_pieces);
+        sum_rows(kernels, call, (piece - dx_pieces - dw_pieces) * kPanel<A>);
+    });
 }
 
 template <class A>
@@ -83,18 +76,15 @@ void embedding_forward(const EmbeddingForward<A>& call) {
     const int64_t elements = call.positions * call.width;
     if (elements == 0) return;
     const bool straight = call.table.col_stride == 1;
-    parallel_ranges(call.positions, elements < kMinParallelElements ? 1 : call.threads, elements >= kMinWakeElements,
-                    [&](int64_t first, int64_t last) {
-                        for (int64_t p = first; p < last; ++p) {
-                            const A* from = call.table.data + call.indices[p] * call.table.row_stride;
-                            A* to = call.y + p * call.width;
-                            if (straight) {
-                                memcpy(to, from, size_t(call.width) * sizeof(A));
-                            } else {
-                                for (int64_t j = 0; j < call.width; ++j) to[j] = from[j * call.table.col_stride];
-                            }
-                        }
-                    });
+    Crew(cost::kCopy * double(elements), call.threads).each(call.positions, [&](int64_t p) {
+        const A* from = call.table.data + call.indices[p] * call.table.row_stride;
+        A* to = call.y + p * call.width;
+        if (straight) {
+            memcpy(to, from, size_t(call.width) * sizeof(A));
+        } else {
+            for (int64_t j = 0; j < call.width; ++j) to[j] = from[j * call.table.col_stride];
+        }
+    });
 }
 
 // Every thread owns columns and goes through all positions, so that each element is added up in their order.
@@ -103,9 +93,10 @@ void embedding_backward(const EmbeddingBackward<A>& call) {
     if (call.table_rows == 0 || call.width == 0) return;
     const int64_t elements = call.positions * call.width + (call.accumulate ? 0 : call.table_rows * call.width);
     const int64_t panels = ceil_div(call.width, kPanel<A>);
-    const int threads = elements < kMinParallelElements ? 1 : call.threads;
-    const int64_t step = ceil_div(panels, std::min<int64_t>(panels, threads)) * kPanel<A>, col = call.dtable.col_stride;
-    parallel_for(ceil_div(call.width, step), threads, elements >= kMinWakeElements, [&](int64_t piece) {
+    const Crew crew(cost::kCopy * double(elements), call.threads);
+    const int64_t step = ceil_div(panels, std::min<int64_t>(panels, crew.threads())) * kPanel<A>;
+    const int64_t col = call.dtable.col_stride;
+    crew.each(ceil_div(call.width, step), [&](int64_t piece) {
         const int64_t first = piece * step, count = std::min(step, call.width - first);
         A* const part = call.dtable.data + first * col;
         for (int64_t r = 0; r < call.table_rows && !call.accumulate; ++r) {

@@ -12,8 +12,6 @@ namespace rg {
 namespace {
 
 constexpr int64_t kBlock = 8192;  // elements whose losses are one sum; a fixed number, because bits depend on it
-constexpr int64_t kMinParallel = 1 << 13, kMinWake = 1 << 15;  // elements, for which an exponential is computed each
-constexpr int64_t kMinParallelPlain = 1 << 15, kMinWakePlain = 1 << 17;
 
 template <class A>
 double row_loss(const LossKernels<A>& kernels, const CrossEntropy<A>& call, int64_t row) {
@@ -45,9 +43,8 @@ double row_loss(const LossKernels<A>& kernels, const CrossEntropy<A>& call, int6
 template <class A>
 double softmax_cross_entropy(const CrossEntropy<A>& call) {
     const LossKernels<A>& kernels = kernel_table().loss.of<A>();
-    const int64_t elements = call.rows * call.classes;
-    parallel_for(call.rows, elements < kMinParallel ? 1 : call.threads, elements >= kMinWake,
-                 [&](int64_t row) { call.losses[row] = row_loss(kernels, call, row); });
+    const Crew crew(cost::kExponential * double(call.rows * call.classes), call.threads);
+    crew.each(call.rows, [&](int64_t row) { call.losses[row] = row_loss(kernels, call, row); });
     double sum = 0;
     for (int64_t row = 0; row < call.rows; ++row) sum += call.losses[row];
     return sum;
@@ -58,13 +55,12 @@ double difference_loss(const DifferenceLoss<A>& call) {
     const LossKernels<A>& kernels = kernel_table().loss.of<A>();
     const int64_t blocks = ceil_div(call.count, kBlock);
     std::vector<double> sums(static_cast<size_t>(blocks));
-    parallel_for(blocks, call.count < kMinParallelPlain ? 1 : call.threads, call.count >= kMinWakePlain,
-                 [&](int64_t block) {
-                     const int64_t first = block * kBlock, count = std::min(kBlock, call.count - first);
-                     sums[size_t(block)] = kernels.difference(
-                         call.y + first, call.target + first, count, A(call.square), A(call.delta), A(call.slope),
-                         call.values ? call.values + first : nullptr, call.gradient ? call.gradient + first : nullptr);
-                 });
+    Crew(cost::kElement * double(call.count), call.threads).each(blocks, [&](int64_t block) {
+        const int64_t first = block * kBlock, count = std::min(kBlock, call.count - first);
+        sums[size_t(block)] = kernels.difference(
+            call.y + first, call.target + first, count, A(call.square), A(call.delta), A(call.slope),
+            call.values ? call.values + first : nullptr, call.gradient ? call.gradient + first : nullptr);
+    });
     double sum = 0;
     for (const double s : sums) sum += s;
     return sum;

@@ -10,10 +10,8 @@
 namespace rg {
 namespace {
 
-constexpr int64_t kBlock = 8192;           // elements of a parameter that are one piece of work
-constexpr int64_t kStage = 512;            // elements of a strided array that are gathered at a time
-constexpr int64_t kMinParallel = 1 << 15;  // elements in all from which a second thread pays
-constexpr int64_t kMinWake = 1 << 17;      // and from which it pays to wake one
+constexpr int64_t kBlock = 8192;  // elements of a parameter that are one piece of work
+constexpr int64_t kStage = 512;   // elements of a strided array that are gathered at a time
 
 // Puts the axes in the order of the parameter's memory and joins those that every array walks in one stride, so that
 // whatever is contiguous in any order of axes ends as one run.
@@ -137,13 +135,13 @@ double square_range(const OptimizerParameter& parameter, int64_t first, int64_t 
 // All blocks of all parameters, in order: one wake of the team serves them together.
 class Blocks {
 public:
-    Blocks(const std::vector<OptimizerParameter>& parameters, int threads) : parameters_(parameters) {
+    Blocks(const std::vector<OptimizerParameter>& parameters, int threads)
+        : parameters_(parameters), threads_(threads) {
         first_block_.push_back(0);
         for (const OptimizerParameter& parameter : parameters) {
             elements_ += parameter.elements;
             first_block_.push_back(first_block_.back() + (parameter.elements + kBlock - 1) / kBlock);
         }
-        threads_ = elements_ < kMinParallel ? 1 : threads;
     }
 
     int64_t count() const { return first_block_.back(); }
@@ -152,7 +150,7 @@ public:
     // body(block, parameter, first, last)
     template <class Body>
     void run(const Body& body) const {
-        parallel_ranges(count(), threads_, elements_ >= kMinWake, [&](int64_t first, int64_t last) {
+        Crew(cost::kElement * double(elements_), threads_).ranges(count(), [&](int64_t first, int64_t last) {
             size_t p = size_t(std::upper_bound(first_block_.begin(), first_block_.end(), first) - first_block_.begin());
             --p;
             for (int64_t block = first; block < last; ++block) {
@@ -167,7 +165,7 @@ private:
     const std::vector<OptimizerParameter>& parameters_;
     std::vector<int64_t> first_block_;
     int64_t elements_ = 0;
-    int threads_ = 1;
+    int threads_;
 };
 
 // The sum of squares of each gradient, from blocks added in order.

@@ -44,6 +44,10 @@ RG_INLINE Vec<A> read_dz(const A* dy, const A* y, int64_t n) {
     if constexpr (kAct == ActivationKind::identity) return read(dy, n);
     return activation_slope_times<kAct, A>(read(y, n), read(dy, n), Vec<A>{}, Vec<A>{});
 }
+template <ActivationKind kAct, class A>
+RG_INLINE Vec<A> read_dz(const Gradient<A>& g, int64_t i, int64_t n) {
+    return read_dz<kAct>(g.dy + i, g.y + i, n);
+}
 
 // Calls body with the activation as a compile-time constant.
 template <ActivationKind kAct>
@@ -196,11 +200,11 @@ struct MomentSum {
 };
 
 template <class A>
-void plane_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, A center, double* sums) {
+void plane_moments(BlockSize size, Run<const A> x, A center, double* sums) {
     MomentSum<A> sum(center);
-    for (int64_t row = 0; row < rows; ++row, x += x_stride) {
-        sum.run(x, cols, [&](int64_t i, int vectors) RG_INLINE_LAMBDA {
-            repeat_unrolled<A>(i, vectors, [&](int64_t j) RG_INLINE_LAMBDA { prefetch(x + j + ahead); });
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride) {
+        sum.run(x.data, size.cols, [&](int64_t i, int vectors) RG_INLINE_LAMBDA {
+            repeat_unrolled<A>(i, vectors, [&](int64_t j) RG_INLINE_LAMBDA { prefetch(x.data + j + x.ahead); });
         });
     }
     sum.total(sums);
@@ -208,20 +212,20 @@ void plane_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int
 
 // Every element as a double. Eight sums side by side let the compiler use whatever vectors it has.
 template <class A>
-void plane_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double center, double* sums) {
+void plane_moments_wide(BlockSize size, Run<const A> x, double center, double* sums) {
     double s[8] = {}, q[8] = {};
-    for (int64_t row = 0; row < rows; ++row, x += x_stride) {
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride) {
         int64_t i = 0;
-        for (; i + 8 <= cols; i += 8) {
+        for (; i + 8 <= size.cols; i += 8) {
 #pragma GCC unroll 8
             for (int k = 0; k < 8; ++k) {
-                const double d = double(x[i + k]) - center;
+                const double d = double(x.data[i + k]) - center;
                 s[k] += d;
                 q[k] += d * d;
             }
         }
-        for (int k = 0; i < cols; ++i, ++k) {
-            const double d = double(x[i]) - center;
+        for (int k = 0; i < size.cols; ++i, ++k) {
+            const double d = double(x.data[i]) - center;
             s[k] += d;
             q[k] += d * d;
         }
@@ -234,88 +238,78 @@ void plane_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride
 }
 
 template <ActivationKind kAct, class Streamed, class A>
-void plane_apply_as(Streamed streamed, const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale,
-                    A shift, A* y, int64_t y_stride) {
-    const Vec<A> c = splat(center), m = splat(scale), b = splat(shift);
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
-        for_vectors(y, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-            write(streamed.value, y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b)));
+void plane_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<A> z, Target<A> y) {
+    const Vec<A> c = splat(z.center), m = splat(z.scale), b = splat(z.shift);
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, y.data += y.stride) {
+        for_vectors(y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            write(streamed.value, y.data + i, n, value_of<kAct, A>(fma(read(x.data + i, n) - c, m, b)));
         });
     }
 }
 
 template <class A>
-void plane_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale, A shift,
-                 ActivationKind activation, A* y, int64_t y_stride, bool stream) {
-    with_fused(activation, [&](auto fused) {
-        with_stream<fused.kind>(stream, [&](auto streamed) {
-            plane_apply_as<fused.kind>(streamed, x, rows, cols, x_stride, center, scale, shift, y, y_stride);
-        });
+void plane_apply(BlockSize size, Run<const A> x, Affine<A> z, ActivationKind f, Target<A> y) {
+    with_fused(f, [&](auto fused) {
+        with_stream<fused.kind>(y.stream, [&](auto streamed) { plane_apply_as<fused.kind>(streamed, size, x, z, y); });
     });
 }
 
 template <ActivationKind kAct, class A>
-void plane_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
-                   A center, A rstd, A offset, double* sums) {
-    const Vec<A> c = splat(center), m = splat(rstd), o = splat(offset);
-    const A *dy = g.dy, *y = g.y;
+void plane_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<A> statistics, double* sums) {
+    const Vec<A> c = splat(statistics.center), m = splat(statistics.rstd), o = splat(statistics.offset);
     PairSum<A> sum;
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, dy += g.dy_stride, y += g.y_stride) {
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride) {
         const auto add = [&](Vec<A> v, Vec<A> dz, Vec<A>& s, Vec<A>& q) {
             s += dz;
             q = fma(dz, fma(v - c, m, o), q);
         };
         sum.run(
-            cols,
+            size.cols,
             [&](int64_t i, Vec<A>& s, Vec<A>& q) {
-                prefetch(x + i + ahead);
-                prefetch(dy + i + g.ahead);
-                if (kAct != ActivationKind::identity) prefetch(y + i + g.ahead);
-                add(load(x + i), read_dz<kAct>(dy + i, y + i, 0), s, q);
+                prefetch(x.data + i + x.ahead);
+                prefetch(g.dy + i + g.ahead);
+                if (kAct != ActivationKind::identity) prefetch(g.y + i + g.ahead);
+                add(load(x.data + i), read_dz<kAct>(g, i, 0), s, q);
             },
             [](int64_t, int) {},
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) {
-                add(load_part(x + i, n, c), read_dz<kAct>(dy + i, y + i, n), s, q);
+                add(load_part(x.data + i, n, c), read_dz<kAct>(g, i, n), s, q);
             });
     }
     sum.total(sums);
 }
 
 template <class A>
-void plane_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
-                A center, A rstd, A offset, double* sums) {
-    with_fused(dz.activation, [&](auto fused) {
-        plane_sums_as<fused.kind>(x, dz, rows, cols, x_stride, ahead, center, rstd, offset, sums);
-    });
+void plane_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics, double* sums) {
+    with_fused(dz.activation, [&](auto fused) { plane_sums_as<fused.kind>(size, x, dz, statistics, sums); });
 }
 
 template <ActivationKind kAct, class Streamed, class A>
-void plane_dx_as(Streamed streamed, const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride,
-                 A center, A rstd, A offset, A a, A b, A k, A* dx, int64_t dx_stride) {
-    const Vec<A> c = splat(center), m = splat(rstd), o = splat(offset), va = splat(a), vb = splat(b), vk = splat(k);
-    const A *dy = g.dy, *y = g.y;
-    for (int64_t row = 0; row < rows; ++row, dy += g.dy_stride, y += g.y_stride, dx += dx_stride) {
-        if (x) {
-            for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                const Vec<A> rest = fma(vb, fma(read(x + i, n) - c, m, o), vk);
-                write(streamed.value, dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
+void plane_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g, Standardization<A> statistics,
+                 DxCoefficients<A> coefficients, Target<A> dx) {
+    const Vec<A> c = splat(statistics.center), m = splat(statistics.rstd), o = splat(statistics.offset);
+    const Vec<A> va = splat(coefficients.a), vb = splat(coefficients.b), vk = splat(coefficients.k);
+    for (int64_t row = 0; row < size.rows; ++row, g.dy += g.dy_stride, g.y += g.y_stride, dx.data += dx.stride) {
+        if (x.data) {
+            for_vectors(dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                const Vec<A> rest = fma(vb, fma(read(x.data + i, n) - c, m, o), vk);
+                write(streamed.value, dx.data + i, n, fma(va, read_dz<kAct>(g, i, n), rest));
             });
-            x += x_stride;
+            x.data += x.stride;
         } else {
-            for_vectors(dx, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                write(streamed.value, dx + i, n, va * read_dz<kAct>(dy + i, y + i, n));
+            for_vectors(dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                write(streamed.value, dx.data + i, n, va * read_dz<kAct>(g, i, n));
             });
         }
     }
 }
 
 template <class A>
-void plane_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, A center, A rstd,
-              A offset, A a, A b, A k, A* dx, int64_t dx_stride, bool stream) {
+void plane_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics,
+              DxCoefficients<A> coefficients, Target<A> dx) {
     with_fused(dz.activation, [&](auto fused) {
-        with_stream<fused.kind>(stream, [&](auto streamed) {
-            plane_dx_as<fused.kind>(streamed, x, dz, rows, cols, x_stride, center, rstd, offset, a, b, k, dx,
-                                    dx_stride);
+        with_stream<fused.kind>(dx.stream, [&](auto streamed) {
+            plane_dx_as<fused.kind>(streamed, size, x, dz, statistics, coefficients, dx);
         });
     });
 }
@@ -343,85 +337,80 @@ RG_INLINE void put_beside(const A* out, int64_t cols, Sum sum, Put put) {
 }
 
 template <ActivationKind kAct, class A>
-void plane_apply_moments_as(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center,
-                            A scale, A shift, A next_center, A* y, int64_t y_stride, double* next_sums) {
-    const Vec<A> c = splat(center), m = splat(scale), b = splat(shift);
-    MomentSum<A> sum(next_center);
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride) {
+void plane_apply_moments_as(BlockSize size, Run<const A> x, Affine<A> z, Target<A> y, NextPlaneMoments<A> next) {
+    const Vec<A> c = splat(z.center), m = splat(z.scale), b = splat(z.shift);
+    MomentSum<A> sum(next.center);
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, next.x += x.stride, y.data += y.stride) {
         put_beside(
-            y, cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next_x, cols, each); },
-            [&](int64_t i, int64_t n)
-                RG_INLINE_LAMBDA { write(true, y + i, n, value_of<kAct, A>(fma(read(x + i, n) - c, m, b))); });
+            y.data, size.cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next.x, size.cols, each); },
+            [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                write(true, y.data + i, n, value_of<kAct, A>(fma(read(x.data + i, n) - c, m, b)));
+            });
     }
-    sum.total(next_sums);
+    sum.total(next.sums);
 }
 
 template <class A>
-void plane_apply_moments(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, A center, A scale,
-                         A shift, ActivationKind activation, A next_center, A* y, int64_t y_stride, double* next_sums) {
-    with_fused(activation, [&](auto fused) {
-        plane_apply_moments_as<fused.kind>(x, next_x, rows, cols, x_stride, center, scale, shift, next_center, y,
-                                           y_stride, next_sums);
-    });
+void plane_apply_moments(BlockSize size, Run<const A> x, Affine<A> z, ActivationKind f, Target<A> y,
+                         NextPlaneMoments<A> next) {
+    with_fused(f, [&](auto fused) { plane_apply_moments_as<fused.kind>(size, x, z, y, next); });
 }
 
 template <ActivationKind kAct, class A>
-void plane_dx_sums_as(const A* x, const Gradient<A>& g, const A* next_x, const Gradient<A>& next_g, int64_t rows,
-                      int64_t cols, int64_t x_stride, A center, A rstd, A offset, A a, A b, A k, const A* next, A* dx,
-                      int64_t dx_stride, double* next_sums) {
-    const Vec<A> c = splat(center), m = splat(rstd), o = splat(offset), va = splat(a), vb = splat(b), vk = splat(k);
-    const Vec<A> next_c = splat(next[0]), next_m = splat(next[1]), next_o = splat(next[2]);
-    const A *dy = g.dy, *y = g.y, *next_dy = next_g.dy, *next_y = next_g.y;
+void plane_dx_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<A> statistics,
+                      DxCoefficients<A> coefficients, Target<A> dx, NextPlaneSums<A> next) {
+    const Vec<A> c = splat(statistics.center), m = splat(statistics.rstd), o = splat(statistics.offset);
+    const Vec<A> va = splat(coefficients.a), vb = splat(coefficients.b), vk = splat(coefficients.k);
+    const Vec<A> next_c = splat(next.statistics.center), next_m = splat(next.statistics.rstd);
+    const Vec<A> next_o = splat(next.statistics.offset);
     PairSum<A> sum;
     const auto add = [&](Vec<A> v, Vec<A> dz, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
         s += dz;
         q = fma(dz, fma(v - next_c, next_m, next_o), q);
     };
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t row = 0; row < size.rows; ++row) {
         put_beside(
-            dx, cols,
+            dx.data, size.cols,
             [&](auto each) RG_INLINE_LAMBDA {
                 sum.run(
-                    cols,
+                    size.cols,
                     [&](int64_t i, Vec<A>& s, Vec<A>& q)
-                        RG_INLINE_LAMBDA { add(load(next_x + i), read_dz<kAct>(next_dy + i, next_y + i, 0), s, q); },
+                        RG_INLINE_LAMBDA { add(load(next.x + i), read_dz<kAct>(next.dz, i, 0), s, q); },
                     each,
                     [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
-                        add(load_part(next_x + i, n, next_c), read_dz<kAct>(next_dy + i, next_y + i, n), s, q);
+                        add(load_part(next.x + i, n, next_c), read_dz<kAct>(next.dz, i, n), s, q);
                     });
             },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                const Vec<A> rest = fma(vb, fma(read(x + i, n) - c, m, o), vk);
-                write(true, dx + i, n, fma(va, read_dz<kAct>(dy + i, y + i, n), rest));
+                const Vec<A> rest = fma(vb, fma(read(x.data + i, n) - c, m, o), vk);
+                write(true, dx.data + i, n, fma(va, read_dz<kAct>(g, i, n), rest));
             });
-        x += x_stride, next_x += x_stride, dx += dx_stride;
-        dy += g.dy_stride, next_dy += g.dy_stride, y += g.y_stride, next_y += g.y_stride;
+        x.data += x.stride, next.x += x.stride, dx.data += dx.stride;
+        g.dy += g.dy_stride, g.y += g.y_stride;
+        next.dz.dy += g.dy_stride, next.dz.y += g.y_stride;
     }
-    sum.total(next_sums);
+    sum.total(next.sums);
 }
 
 template <class A>
-void plane_dx_sums(const A* x, const Gradient<A>& dz, const A* next_x, const Gradient<A>& next_dz, int64_t rows,
-                   int64_t cols, int64_t x_stride, A center, A rstd, A offset, A a, A b, A k, const A* next, A* dx,
-                   int64_t dx_stride, double* next_sums) {
-    with_fused(dz.activation, [&](auto fused) {
-        plane_dx_sums_as<fused.kind>(x, dz, next_x, next_dz, rows, cols, x_stride, center, rstd, offset, a, b, k, next,
-                                     dx, dx_stride, next_sums);
-    });
+void plane_dx_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics,
+                   DxCoefficients<A> coefficients, Target<A> dx, const NextPlaneSums<A>& next) {
+    with_fused(dz.activation,
+               [&](auto fused) { plane_dx_sums_as<fused.kind>(size, x, dz, statistics, coefficients, dx, next); });
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
 
 template <class A>
-void row_centers(const A* x, int64_t rows, int64_t cols, int64_t x_stride, double* center) {
+void row_centers(BlockSize size, Run<const A> x, double* center) {
     constexpr int64_t lanes = kLanes<A>, enough = 64;
-    const int64_t count = cols < enough ? cols : enough;
+    const int64_t count = size.cols < enough ? size.cols : enough;
     const double share = 1 / double(count);
-    for (int64_t row = 0; row < rows; ++row, x += x_stride) {
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride) {
         Vec<A> sum{};
         int64_t i = 0;
-        for (; i + lanes <= count; i += lanes) sum += load(x + i);
-        if (i < count) sum += load_part(x + i, count - i, Vec<A>{});
+        for (; i + lanes <= count; i += lanes) sum += load(x.data + i);
+        if (i < count) sum += load_part(x.data + i, count - i, Vec<A>{});
         Sum<A> total;
         total.add(sum);
         center[row] = double(A(total.total() * share));
@@ -429,11 +418,12 @@ void row_centers(const A* x, int64_t rows, int64_t cols, int64_t x_stride, doubl
 }
 
 template <class A>
-void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center, double* sums) {
+void row_moments(BlockSize size, Run<const A> x, const double* center, double* sums) {
     constexpr int64_t lanes = kLanes<A>, few = 8;  // vectors that need neither chains nor a flush on the way
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, sums += 2) {
+    const int64_t cols = size.cols;
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, sums += 2) {
         if (cols > few * lanes) {
-            plane_moments<A>(x, 1, cols, 0, 0, A(center[row]), sums);
+            plane_moments<A>({1, cols}, {x.data, 0, 0}, A(center[row]), sums);
             continue;
         }
         const Vec<A> c = splat(A(center[row]));
@@ -444,8 +434,8 @@ void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const
             q = fma(d, d, q);
         };
         int64_t i = 0;
-        for (; i + lanes <= cols; i += lanes) add(load(x + i));
-        if (i < cols) add(load_part(x + i, cols - i, c));
+        for (; i + lanes <= cols; i += lanes) add(load(x.data + i));
+        if (i < cols) add(load_part(x.data + i, cols - i, c));
         Sum<A> total, total_square;
         total.add(s);
         total_square.add(q);
@@ -455,71 +445,72 @@ void row_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const
 }
 
 // Without gamma the product is skipped; without beta a zero is added, which costs nothing.
+template <ActivationKind kAct, class Scaled, class A>
+RG_INLINE Vec<A> row_value(Scaled scaled, Vec<A> xhat, RowParameters<A> parameters, int64_t i, int64_t n) {
+    const Vec<A> b = parameters.beta ? read(parameters.beta + i, n) : Vec<A>{};
+    return value_of<kAct, A>(scaled.value ? fma(xhat, read(parameters.gamma + i, n), b) : xhat + b);
+}
+
 template <ActivationKind kAct, class Streamed, class Scaled, class A>
-void row_apply_as(Streamed streamed, Scaled scaled, const A* x, int64_t rows, int64_t cols, int64_t x_stride,
-                  int64_t ahead, const A* center, const A* rstd, const A* offset, const A* gamma, const A* beta, A* y,
-                  int64_t y_stride) {
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
-        const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
-        for_vectors(y, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-            prefetch(x + i + ahead);
-            const Vec<A> xhat = fma(read(x + i, n) - c, m, o), b = beta ? read(beta + i, n) : Vec<A>{};
-            const Vec<A> z = scaled.value ? fma(xhat, read(gamma + i, n), b) : xhat + b;
-            write(streamed.value, y + i, n, value_of<kAct, A>(z));
+void row_apply_as(Streamed streamed, Scaled scaled, BlockSize size, Run<const A> x,
+                  Standardization<const A*> statistics, RowParameters<A> parameters, Target<A> y) {
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, y.data += y.stride) {
+        const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
+        const Vec<A> o = splat(statistics.offset[row]);
+        for_vectors(y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            prefetch(x.data + i + x.ahead);
+            const Vec<A> xhat = fma(read(x.data + i, n) - c, m, o);
+            write(streamed.value, y.data + i, n, row_value<kAct>(scaled, xhat, parameters, i, n));
         });
     }
 }
 
 template <class A>
-void row_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead, const A* center, const A* rstd,
-               const A* offset, const A* gamma, const A* beta, ActivationKind activation, A* y, int64_t y_stride,
-               bool stream) {
-    with_fused(activation, [&](auto fused) {
-        with_stream<fused.kind>(stream, [&](auto streamed) {
-            with_flag_if_cheap<fused.kind>(gamma, [&](auto scaled) {
-                row_apply_as<fused.kind>(streamed, scaled, x, rows, cols, x_stride, ahead, center, rstd, offset, gamma,
-                                         beta, y, y_stride);
+void row_apply(BlockSize size, Run<const A> x, Standardization<const A*> statistics, RowParameters<A> parameters,
+               ActivationKind f, Target<A> y) {
+    with_fused(f, [&](auto fused) {
+        with_stream<fused.kind>(y.stream, [&](auto streamed) {
+            with_flag_if_cheap<fused.kind>(parameters.gamma, [&](auto scaled) {
+                row_apply_as<fused.kind>(streamed, scaled, size, x, statistics, parameters, y);
             });
         });
     });
 }
 
 template <ActivationKind kAct, class Scaled, class A>
-void row_apply_moments_as(Scaled scaled, const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride,
-                          const A* center, const A* rstd, const A* offset, const A* gamma, const A* beta,
-                          const double* next_center, A* y, int64_t y_stride, double* next_sums) {
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, next_x += x_stride, y += y_stride, next_sums += 2) {
-        const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
-        MomentSum<A> sum{A(next_center[row])};  // braces: parentheses would declare a function
+void row_apply_moments_as(Scaled scaled, BlockSize size, Run<const A> x, Standardization<const A*> statistics,
+                          RowParameters<A> parameters, Target<A> y, NextRowMoments<A> next) {
+    for (int64_t row = 0; row < size.rows; ++row) {
+        const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
+        const Vec<A> o = splat(statistics.offset[row]);
+        MomentSum<A> sum{A(next.center[row])};  // braces: parentheses would declare a function
         put_beside(
-            y, cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next_x, cols, each); },
+            y.data, size.cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next.x, size.cols, each); },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-                const Vec<A> xhat = fma(read(x + i, n) - c, m, o), b = beta ? read(beta + i, n) : Vec<A>{};
-                const Vec<A> z = scaled.value ? fma(xhat, read(gamma + i, n), b) : xhat + b;
-                write(true, y + i, n, value_of<kAct, A>(z));
+                const Vec<A> xhat = fma(read(x.data + i, n) - c, m, o);
+                write(true, y.data + i, n, row_value<kAct>(scaled, xhat, parameters, i, n));
             });
-        sum.total(next_sums);
+        sum.total(next.sums);
+        x.data += x.stride, next.x += x.stride, y.data += y.stride, next.sums += 2;
     }
 }
 
 template <class A>
-void row_apply_moments(const A* x, const A* next_x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                       const A* rstd, const A* offset, const A* gamma, const A* beta, ActivationKind activation,
-                       const double* next_center, A* y, int64_t y_stride, double* next_sums) {
-    with_fused(activation, [&](auto fused) {
-        with_flag_if_cheap<fused.kind>(gamma, [&](auto scaled) {
-            row_apply_moments_as<fused.kind>(scaled, x, next_x, rows, cols, x_stride, center, rstd, offset, gamma, beta,
-                                             next_center, y, y_stride, next_sums);
+void row_apply_moments(BlockSize size, Run<const A> x, Standardization<const A*> statistics,
+                       RowParameters<A> parameters, ActivationKind f, Target<A> y, NextRowMoments<A> next) {
+    with_fused(f, [&](auto fused) {
+        with_flag_if_cheap<fused.kind>(parameters.gamma, [&](auto scaled) {
+            row_apply_moments_as<fused.kind>(scaled, size, x, statistics, parameters, y, next);
         });
     });
 }
 
 template <ActivationKind kAct, bool kGamma, class A>
-void row_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                 const A* rstd, const A* offset, const A* gamma, double* sums) {
-    const A *dy = g.dy, *y = g.y;
-    for (int64_t row = 0; row < rows; ++row, x += x_stride, dy += g.dy_stride, y += g.y_stride, sums += 2) {
-        const Vec<A> c = splat(center[row]), m = splat(rstd[row]), o = splat(offset[row]);
+void row_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics, const A* gamma,
+                 double* sums) {
+    for (int64_t row = 0; row < size.rows; ++row) {
+        const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
+        const Vec<A> o = splat(statistics.offset[row]);
         PairSum<A> sum;
         const auto add = [&](Vec<A> v, Vec<A> dz, Vec<A> scale, Vec<A>& s, Vec<A>& q) {
             const Vec<A> gradient = kGamma ? dz * scale : dz;
@@ -527,37 +518,35 @@ void row_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, i
             q = fma(gradient, fma(v - c, m, o), q);
         };
         sum.run(
-            cols,
+            size.cols,
             [&](int64_t i, Vec<A>& s, Vec<A>& q) {
-                add(load(x + i), read_dz<kAct>(dy + i, y + i, 0), kGamma ? load(gamma + i) : c, s, q);
+                add(load(x.data + i), read_dz<kAct>(g, i, 0), kGamma ? load(gamma + i) : c, s, q);
             },
             [](int64_t, int) {},
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) {
-                add(load_part(x + i, n, c), read_dz<kAct>(dy + i, y + i, n), kGamma ? read(gamma + i, n) : c, s, q);
+                add(load_part(x.data + i, n, c), read_dz<kAct>(g, i, n), kGamma ? read(gamma + i, n) : c, s, q);
             });
         sum.total(sums);
+        x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride, sums += 2;
     }
 }
 
 template <class A>
-void row_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-              const A* rstd, const A* offset, const A* gamma, double* sums) {
+void row_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+              const A* gamma, double* sums) {
     with_fused(dz.activation, [&](auto fused) {
-        with_flag(gamma, [&](auto scaled) {
-            row_sums_as<fused.kind, scaled.value>(x, dz, rows, cols, x_stride, center, rstd, offset, gamma, sums);
-        });
+        with_flag(gamma,
+                  [&](auto scaled) { row_sums_as<fused.kind, scaled.value>(size, x, dz, statistics, gamma, sums); });
     });
 }
 
 template <class A>
 struct RowBlock {
-    const A* x;
-    const Gradient<A>& dz;
-    int64_t rows, x_stride, ahead;
-    const A *center, *rstd, *offset, *gamma, *b, *k;
-    A* dx;
-    int64_t dx_stride;
-    double *dgamma, *dbeta;
+    BlockSize size;
+    Run<const A> x;
+    Gradient<A> dz;
+    Standardization<const A*> statistics;
+    RowGradients<A> out;
 };
 
 // kStrip vectors of columns from i on, all rows: a row's numbers are broadcast once for the strip, and the parameters'
@@ -567,17 +556,18 @@ template <ActivationKind kAct, bool kStream, int kStrip, class A>
 RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
     Vec<A> gamma[kStrip], sum[kStrip] = {}, sum_xhat[kStrip] = {};
 #pragma GCC unroll 4
-    for (int v = 0; v < kStrip; ++v) gamma[v] = t.gamma ? read(t.gamma + i + v * kLanes<A>, n) : splat(A(1));
-    const A *x = t.x + i, *dy = t.dz.dy + i, *y = t.dz.y + i;
-    A* dx = t.dx ? t.dx + i : nullptr;
-    for (int64_t row = 0; row < t.rows; ++row, x += t.x_stride, dy += t.dz.dy_stride, y += t.dz.y_stride) {
-        const Vec<A> center = splat(t.center[row]), rstd = splat(t.rstd[row]), offset = splat(t.offset[row]);
-        const Vec<A> slope_b = splat(t.b[row]), slope_k = splat(t.k[row]);
+    for (int v = 0; v < kStrip; ++v) gamma[v] = t.out.gamma ? read(t.out.gamma + i + v * kLanes<A>, n) : splat(A(1));
+    const A *x = t.x.data + i, *dy = t.dz.dy + i, *y = t.dz.y + i;
+    A* dx = t.out.dx.data ? t.out.dx.data + i : nullptr;
+    for (int64_t row = 0; row < t.size.rows; ++row, x += t.x.stride, dy += t.dz.dy_stride, y += t.dz.y_stride) {
+        const Vec<A> center = splat(t.statistics.center[row]), rstd = splat(t.statistics.rstd[row]);
+        const Vec<A> offset = splat(t.statistics.offset[row]);
+        const Vec<A> slope_b = splat(t.out.b[row]), slope_k = splat(t.out.k[row]);
 #pragma GCC unroll 4
         for (int v = 0; v < kStrip; ++v) {
             const int64_t j = v * kLanes<A>;
             if (kStream) {  // what is not streamed is small, and in cache
-                prefetch(x + j + t.ahead);
+                prefetch(x + j + t.x.ahead);
                 prefetch(dy + j + t.dz.ahead);
                 if (kAct != ActivationKind::identity) prefetch(y + j + t.dz.ahead);
             }
@@ -586,21 +576,22 @@ RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
             sum_xhat[v] = fma(dz, xhat, sum_xhat[v]);
             if (dx) write(kStream, dx + j, n, fma(rstd, gamma[v] * dz, fma(slope_b, xhat, slope_k)));
         }
-        if (dx) dx += t.dx_stride;
+        if (dx) dx += t.out.dx.stride;
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kStrip; ++v) {
         const int64_t j = i + v * kLanes<A>;
-        if (t.dgamma) add<A>(t.dgamma + j, n, sum_xhat[v]);
-        if (t.dbeta) add<A>(t.dbeta + j, n, sum[v]);
+        if (t.out.dgamma) add<A>(t.out.dgamma + j, n, sum_xhat[v]);
+        if (t.out.dbeta) add<A>(t.out.dbeta + j, n, sum[v]);
     }
 }
 
 // Columns are aligned in dx: sums over rows do not care where columns are cut.
 template <ActivationKind kAct, bool kStream, class A>
-void row_dx_as(const RowBlock<A>& t, int64_t cols) {
+void row_dx_as(const RowBlock<A>& t) {
     constexpr int64_t lanes = kLanes<A>, strip = 4;
-    int64_t i = 0, n = aligned_head(t.dx, cols);
+    const int64_t cols = t.size.cols;
+    int64_t i = 0, n = aligned_head(t.out.dx.data, cols);
     while (i < cols) {
         for (; n == 0 && i + strip * lanes <= cols; i += strip * lanes) row_dx_strip<kAct, kStream, strip>(t, i, 0);
         if (cols - i < lanes && n == 0) n = cols - i;
@@ -611,13 +602,13 @@ void row_dx_as(const RowBlock<A>& t, int64_t cols) {
 }
 
 template <class A>
-void row_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, int64_t ahead,
-            const A* center, const A* rstd, const A* offset, const A* gamma, const A* b, const A* k, A* dx,
-            int64_t dx_stride, bool stream, double* dgamma, double* dbeta) {
-    const RowBlock<A> t{x, dz, rows, x_stride, ahead, center, rstd, offset, gamma, b, k, dx, dx_stride, dgamma, dbeta};
-    const bool aligned_rows = rows == 1 || dx_stride % kLanes<A> == 0;
+void row_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+            const RowGradients<A>& gradients) {
+    const RowBlock<A> t{size, x, dz, statistics, gradients};
+    const bool aligned_rows = size.rows == 1 || gradients.dx.stride % kLanes<A> == 0;
     with_fused(dz.activation, [&](auto fused) {
-        with_flag(stream && aligned_rows, [&](auto streamed) { row_dx_as<fused.kind, streamed.value>(t, cols); });
+        with_flag(gradients.dx.stream && aligned_rows,
+                  [&](auto streamed) { row_dx_as<fused.kind, streamed.value>(t); });
     });
 }
 
@@ -648,8 +639,9 @@ struct AnyGroup {
 //
 // The body is compiled in twice: for whole vectors of whole groups, and for everything else.
 template <int kRows, class A, class Body>
-RG_INLINE void for_columns(const A* run, int64_t rows, int64_t cols, Body body) {
+RG_INLINE void for_columns(const A* run, BlockSize size, Body body) {
     constexpr int64_t lanes = kLanes<A>;
+    const int64_t rows = size.rows, cols = size.cols;
     const int64_t head = aligned_head(run, cols);
     for (int64_t row = 0; row < rows; row += kRows) {
         const AnyGroup group{rows - row < kRows ? rows - row : kRows};
@@ -667,17 +659,16 @@ RG_INLINE void for_columns(const A* run, int64_t rows, int64_t cols, Body body) 
 }
 
 template <class A>
-void col_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, double* sum,
-                 double* sum_sq) {
-    for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+void col_moments(BlockSize size, Run<const A> x, const A* center, double* sum, double* sum_sq) {
+    for_columns<kColumnRows>(x.data, size, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> c = read(center + i, n);
         Vec<A> s = splat(A(0)), q = splat(A(0));
-        const A* p = x + row * x_stride + i;
+        const A* p = x.data + row * x.stride + i;
         group.each([&]() RG_INLINE_LAMBDA {
             const Vec<A> d = read(p, n) - c;
             s += d;
             q = fma(d, d, q);
-            p += x_stride;
+            p += x.stride;
         });
         add<A>(sum + i, n, s);
         add<A>(sum_sq + i, n, q);
@@ -685,11 +676,10 @@ void col_moments(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const
 }
 
 template <class A>
-void col_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const double* center, double* sum,
-                      double* sum_sq) {
-    for (int64_t row = 0; row < rows; ++row, x += x_stride) {
-        for (int64_t i = 0; i < cols; ++i) {
-            const double d = double(x[i]) - center[i];
+void col_moments_wide(BlockSize size, Run<const A> x, const double* center, double* sum, double* sum_sq) {
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride) {
+        for (int64_t i = 0; i < size.cols; ++i) {
+            const double d = double(x.data[i]) - center[i];
             sum[i] += d;
             sum_sq[i] += d * d;
         }
@@ -697,41 +687,39 @@ void col_moments_wide(const A* x, int64_t rows, int64_t cols, int64_t x_stride, 
 }
 
 template <ActivationKind kAct, class Streamed, class A>
-void col_apply_as(Streamed streamed, const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                  const A* scale, const A* shift, A* y, int64_t y_stride) {
-    for_columns<4, A>(y, rows, cols, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
-        const Vec<A> c = read(center + i, n), m = read(scale + i, n), b = read(shift + i, n);
-        const A* p = x + row * x_stride + i;
-        A* out = y + row * y_stride + i;
+void col_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<const A*> z, Target<A> y) {
+    for_columns<4, A>(y.data, size, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        const Vec<A> c = read(z.center + i, n), m = read(z.scale + i, n), b = read(z.shift + i, n);
+        const A* p = x.data + row * x.stride + i;
+        A* out = y.data + row * y.stride + i;
         group.each([&]() RG_INLINE_LAMBDA {
             write(streamed.value, out, n, value_of<kAct, A>(fma(read(p, n) - c, m, b)));
-            p += x_stride, out += y_stride;
+            p += x.stride, out += y.stride;
         });
     });
 }
 
 template <class A>
-void col_apply(const A* x, int64_t rows, int64_t cols, int64_t x_stride, const A* center, const A* scale,
-               const A* shift, ActivationKind activation, A* y, int64_t y_stride, bool stream) {
-    with_fused(activation, [&](auto fused) {
-        with_stream<fused.kind>(stream && y_stride % kLanes<A> == 0, [&](auto streamed) {
-            col_apply_as<fused.kind>(streamed, x, rows, cols, x_stride, center, scale, shift, y, y_stride);
-        });
+void col_apply(BlockSize size, Run<const A> x, Affine<const A*> z, ActivationKind f, Target<A> y) {
+    with_fused(f, [&](auto fused) {
+        with_stream<fused.kind>(y.stream && y.stride % kLanes<A> == 0,
+                                [&](auto streamed) { col_apply_as<fused.kind>(streamed, size, x, z, y); });
     });
 }
 
 template <ActivationKind kAct, class A>
-void col_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-                 const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat) {
-    for_columns<kColumnRows>(x, rows, cols, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
-        const Vec<A> c = read(center + i, n), m = read(rstd + i, n), o = read(offset + i, n);
+void col_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics, double* sum_dz,
+                 double* sum_dz_xhat) {
+    for_columns<kColumnRows>(x.data, size, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        const Vec<A> c = read(statistics.center + i, n), m = read(statistics.rstd + i, n);
+        const Vec<A> o = read(statistics.offset + i, n);
         Vec<A> s = splat(A(0)), q = splat(A(0));
-        const A *p = x + row * x_stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
+        const A *p = x.data + row * x.stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
         group.each([&]() RG_INLINE_LAMBDA {
             const Vec<A> dz = read_dz<kAct>(dy, y, n);
             s += dz;
             q = fma(dz, fma(read(p, n) - c, m, o), q);
-            p += x_stride, dy += g.dy_stride, y += g.y_stride;
+            p += x.stride, dy += g.dy_stride, y += g.y_stride;
         });
         add<A>(sum_dz + i, n, s);
         add<A>(sum_dz_xhat + i, n, q);
@@ -739,45 +727,44 @@ void col_sums_as(const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, i
 }
 
 template <class A>
-void col_sums(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-              const A* rstd, const A* offset, double* sum_dz, double* sum_dz_xhat) {
-    with_fused(dz.activation, [&](auto fused) {
-        col_sums_as<fused.kind>(x, dz, rows, cols, x_stride, center, rstd, offset, sum_dz, sum_dz_xhat);
-    });
+void col_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+              double* sum_dz, double* sum_dz_xhat) {
+    with_fused(dz.activation,
+               [&](auto fused) { col_sums_as<fused.kind>(size, x, dz, statistics, sum_dz, sum_dz_xhat); });
 }
 
 template <ActivationKind kAct, class Streamed, class A>
-void col_dx_as(Streamed streamed, const A* x, const Gradient<A>& g, int64_t rows, int64_t cols, int64_t x_stride,
-               const A* center, const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx,
-               int64_t dx_stride) {
-    for_columns<4, A>(dx, rows, cols, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
-        const Vec<A> va = read(a + i, n);
+void col_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics,
+               DxCoefficients<const A*> coefficients, Target<A> dx) {
+    for_columns<4, A>(dx.data, size, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        const Vec<A> va = read(coefficients.a + i, n);
         const A *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
-        A* out = dx + row * dx_stride + i;
-        if (!x) {
+        A* out = dx.data + row * dx.stride + i;
+        if (!x.data) {
             group.each([&]() RG_INLINE_LAMBDA {
                 write(streamed.value, out, n, va * read_dz<kAct>(dy, y, n));
-                dy += g.dy_stride, y += g.y_stride, out += dx_stride;
+                dy += g.dy_stride, y += g.y_stride, out += dx.stride;
             });
             return;
         }
-        const Vec<A> c = read(center + i, n), m = read(rstd + i, n), o = read(offset + i, n);
-        const Vec<A> vb = read(b + i, n), vk = read(k + i, n);
-        const A* p = x + row * x_stride + i;
+        const Vec<A> c = read(statistics.center + i, n), m = read(statistics.rstd + i, n);
+        const Vec<A> o = read(statistics.offset + i, n);
+        const Vec<A> vb = read(coefficients.b + i, n), vk = read(coefficients.k + i, n);
+        const A* p = x.data + row * x.stride + i;
         group.each([&]() RG_INLINE_LAMBDA {
             const Vec<A> rest = fma(vb, fma(read(p, n) - c, m, o), vk);
             write(streamed.value, out, n, fma(va, read_dz<kAct>(dy, y, n), rest));
-            p += x_stride, dy += g.dy_stride, y += g.y_stride, out += dx_stride;
+            p += x.stride, dy += g.dy_stride, y += g.y_stride, out += dx.stride;
         });
     });
 }
 
 template <class A>
-void col_dx(const A* x, const Gradient<A>& dz, int64_t rows, int64_t cols, int64_t x_stride, const A* center,
-            const A* rstd, const A* offset, const A* a, const A* b, const A* k, A* dx, int64_t dx_stride, bool stream) {
+void col_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+            DxCoefficients<const A*> coefficients, Target<A> dx) {
     with_fused(dz.activation, [&](auto fused) {
-        with_stream<fused.kind>(stream && dx_stride % kLanes<A> == 0, [&](auto streamed) {
-            col_dx_as<fused.kind>(streamed, x, dz, rows, cols, x_stride, center, rstd, offset, a, b, k, dx, dx_stride);
+        with_stream<fused.kind>(dx.stream && dx.stride % kLanes<A> == 0, [&](auto streamed) {
+            col_dx_as<fused.kind>(streamed, size, x, dz, statistics, coefficients, dx);
         });
     });
 }

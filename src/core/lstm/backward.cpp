@@ -41,7 +41,7 @@ public:
         const Split split = split_sweep(rows_, call_.threads);
         const int64_t halves = two_halves() ? 2 : 1;
         // One more step at the end carries the gradient to the initial state.
-        sweep(split, (shape_.steps + 1) * halves, rows_.blocks, call_.threads,
+        sweep(split, (shape_.steps + 1) * halves, rows_.blocks,
               [&](int64_t step, const Group& group, int64_t first_block, int64_t last_block) {
                   const CellPhase phase = halves == 1     ? CellPhase::whole
                                           : step % 2 == 0 ? CellPhase::output
@@ -293,8 +293,8 @@ private:
     void vector_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>* states) const {
         const GateMatrix<A> to = matrix<A>(gradient);
         if (to.empty()) return;
-        const int64_t elements = rows_.rows * rows_.gates_row;
-        parallel_for(rows_.blocks, elements < 1 << 15 ? 1 : call_.threads, elements >= 1 << 20, [&](int64_t block) {
+        const Crew crew(cost::kCopy * double(rows_.rows * rows_.gates_row), call_.threads);
+        crew.each(rows_.blocks, [&](int64_t block) {
             const int64_t unit = block * kPanel<A>;
             for (int k = 0; k < 4; ++k) {
                 if (!to.gate[k]) continue;

@@ -84,7 +84,7 @@ public:
                 project_rows({u.data + first_row_[d] * u.row, u.row, u.panel}, end - first_row_[d], d, cell_[d].gates);
             }
             const int64_t halves = two_halves() ? 2 : 1;
-            sweep(split, (last - first) * halves, rows_.blocks, call_.threads,
+            sweep(split, (last - first) * halves, rows_.blocks,
                   [&](int64_t step, const Group& group, int64_t first_block, int64_t last_block) {
                       const int64_t p = first + step / halves;
                       const CellPhase phase = halves == 1     ? CellPhase::whole

@@ -113,9 +113,8 @@ struct Rows : RowSizes<A> {
     }
     template <class Visit>
     void parallel_rows(int64_t width, int threads, const Visit& visit) const {
-        const int64_t elements = rows * width;
-        parallel_ranges(rows, elements < 1 << 15 ? 1 : threads, elements >= 1 << 20,
-                        [&](int64_t first, int64_t last) { for_each_row(first, last, visit); });
+        const Crew crew(cost::kCopy * double(rows * width), threads);
+        crew.ranges(rows, [&](int64_t first, int64_t last) { for_each_row(first, last, visit); });
     }
 
     const LstmShape& shape;
@@ -239,20 +238,18 @@ struct Group {
     int64_t direction, first_slot, last_slot;
 };
 struct Split {
+    Crew crew;
     std::vector<Group> groups;
     int parts = 1;
-    bool wake = false;  // worth waking sleeping members for
 };
 
 template <class A>
 Split split_sweep(const Rows<A>& rows, int threads) {
     const LstmShape& s = rows.shape;
-    Split split;
     const double flops = 8.0 * double(rows.rows) * double(rows.state_row) * double(rows.state_row);
-    split.wake = flops >= kMinWakeFlops;
-    if (flops * double(s.directions) < kMinParallelFlops) threads = 1;
+    Split split{Crew(cost::kFlop * flops * double(s.directions), threads), {}, 1};
     int64_t ranges = 1;
-    const int64_t each = std::max<int64_t>(1, threads / s.directions);
+    const int64_t each = std::max<int64_t>(1, split.crew.threads() / s.directions);
     if (each > 1 && s.steps > 0) {
         const int64_t weight_bytes = 4 * rows.state_row * rows.state_row * int64_t(sizeof(A));
         const double step_flops = flops / double(s.steps);
@@ -285,15 +282,15 @@ Split split_sweep(const Rows<A>& rows, int threads) {
 // Runs body(step, group, first block, last block) for every step; the steps of a part come in order, and the parts of a
 // group wait for each other between steps.
 template <class Body>
-void sweep(const Split& split, int64_t steps, int64_t blocks, int threads, const Body& body) {
+void sweep(const Split& split, int64_t steps, int64_t blocks, const Body& body) {
     const int64_t groups = int64_t(split.groups.size());
     if (split.parts == 1) {
-        parallel_for(groups, threads, split.wake, [&](int64_t g) {
+        split.crew.each(groups, [&](int64_t g) {
             for (int64_t p = 0; p < steps; ++p) body(p, split.groups[size_t(g)], 0, blocks);
         });
         return;
     }
-    parallel_phases(steps, int(groups) * split.parts, split.wake, [&](int64_t p, int part) {
+    split.crew.phases(steps, int(groups) * split.parts, [&](int64_t p, int part) {
         const int64_t i = part % split.parts;
         body(p, split.groups[size_t(part / split.parts)], blocks * i / split.parts, blocks * (i + 1) / split.parts);
     });

@@ -1,4 +1,4 @@
-#include "blocks.h"
+#include "geometry.h"
 
 namespace rg {
 namespace {
@@ -46,6 +46,8 @@ struct BackwardContext {
         if (!by_input) return {x, storage.read_dz(call.dy, call.y, b, tile)};
         return {x, storage.read_dz_by_input(call.dy, b, tile, [&](A* to) { put_z(x, to); })};
     }
+    // dx does not depend on x where the statistics are constants.
+    Run<const A> x_for_dx(const Inputs& in) const { return call.frozen ? Run<const A>{nullptr, 0, 0} : in.x; }
     // Sets of one element, normalized by their own statistics, come out as beta whatever they are.
     bool constant_sets() const { return g.set_size() == 1 && !call.statistics_given && !call.frozen; }
     // The statistics that dx is computed with: 1 / std is 0 where dx is, exactly.
@@ -58,7 +60,7 @@ struct BackwardContext {
     template <class Kernel>
     void write(const Block& b, Tile<A>& tile, Kernel kernel) const {
         const Run<A> out = storage.target(call.dx, kDx, b, tile, !call.accumulate, stream);
-        kernel(out, stream && out.data != tile.out);
+        kernel(Target<A>{out.data, out.stride, stream && out.data != tile.out});
         storage.finish(call.dx, kDx, b, out, tile, call.accumulate, stream);
     }
     void put_parameters(int64_t channel, double sum_dz, double sum_dz_xhat) const {
@@ -109,9 +111,8 @@ struct PlaneBackward : BackwardContext<A> {
     typename Base::Inputs read(int64_t set, int64_t item, const Block& b, bool want_x) const {
         return Base::read(b, my_tile<A>(), want_x, [&](Run<const A> x, A* to) {
             const int64_t c = blocks.channel(set, item);
-            const Affine<A> z(statistics(set), this->gamma_at(c), this->beta_at(c));
-            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, z.center, z.scale, z.shift,
-                                        ActivationKind::identity, to, b.cols, false);
+            const Affine<A> z = affine(statistics(set), this->gamma_at(c), this->beta_at(c));
+            storage.kernels.plane_apply(b.size(), x, z, ActivationKind::identity, {to, b.cols, false});
         });
     }
 
@@ -120,10 +121,9 @@ struct PlaneBackward : BackwardContext<A> {
         Block b = blocks.block(set, item);
         b.ahead = blocks.ahead(set, item, b);
         const auto [x, dz] = read(set, item, b, true);
-        const SetStatistics<A> s = statistics(set);
         double* sums = partial + (set * plan.items + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_sums(x.data, dz, b.rows, b.cols, x.stride, x.ahead, s.center, s.rstd, s.offset, sums);
+        storage.kernels.plane_sums(b.size(), x, dz, statistics(set), sums);
     }
     void finish(int64_t set) {
         double mean_g = 0, mean_g_xhat = 0, count = g.set_size();
@@ -152,14 +152,9 @@ struct PlaneBackward : BackwardContext<A> {
         means[2 * set] = mean_g / count;
         means[2 * set + 1] = mean_g_xhat / count;
     }
-    struct Coefficients {
-        SetStatistics<A> s;
-        A a, b, k;
-    };
-    Coefficients coefficients(int64_t set, int64_t item) const {
-        const SetStatistics<A> s = this->dx_statistics(set);
+    DxCoefficients<A> coefficients(const SetStatistics<A>& s, int64_t set, int64_t item) const {
         const Slope<A> slope(s.exact_rstd, means[2 * set], means[2 * set + 1]);
-        return {s, A(this->gamma_at(blocks.channel(set, item)) * s.exact_rstd), slope.b, slope.k};
+        return {A(this->gamma_at(blocks.channel(set, item)) * s.exact_rstd), slope.b, slope.k};
     }
     bool pipelines() const {
         const Block b = blocks.block(0, 0);
@@ -168,28 +163,24 @@ struct PlaneBackward : BackwardContext<A> {
     }
     void apply_and_collect(int64_t set, int64_t next, int64_t item) {
         Tile<A>& tile = my_tile<A>();
-        const Coefficients k = coefficients(set, item);
+        const SetStatistics<A> s = this->dx_statistics(set);
         const Block b = blocks.block(set, item), next_b = blocks.block(next, item);
         const Run<const A> x = storage.read(call.x, kX, b, tile.x), next_x = storage.read(call.x, kX, next_b, tile.x);
         const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
         const Gradient<A> next_dz = storage.read_dz(call.dy, call.y, next_b, tile);
-        const SetStatistics<A> s = statistics(next);
-        const A next_statistics[3] = {s.center, s.rstd, s.offset};
         const Run<A> dx = storage.target(call.dx, kDx, b, tile, true, false);
         double* sums = partial + (next * plan.items + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_dx_sums(x.data, dz, next_x.data, next_dz, b.rows, b.cols, x.stride, k.s.center, k.s.rstd,
-                                      k.s.offset, k.a, k.b, k.k, next_statistics, dx.data, dx.stride, sums);
+        storage.kernels.plane_dx_sums(b.size(), x, dz, s, coefficients(s, set, item), {dx.data, dx.stride, true},
+                                      {next_x.data, next_dz, statistics(next), sums});
     }
     void apply(int64_t set, int64_t item) {
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
-        const Coefficients k = coefficients(set, item);
+        const SetStatistics<A> s = this->dx_statistics(set);
         const auto in = read(set, item, b, !call.frozen);
-        const A* x = call.frozen ? nullptr : in.x.data;
-        this->write(b, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_dx(x, in.dz, b.rows, b.cols, in.x.stride, k.s.center, k.s.rstd, k.s.offset, k.a, k.b,
-                                     k.k, out.data, out.stride, stream);
+        this->write(b, tile, [&](Target<A> dx) {
+            storage.kernels.plane_dx(b.size(), this->x_for_dx(in), in.dz, s, coefficients(s, set, item), dx);
         });
     }
     void reduce() {
@@ -247,17 +238,18 @@ struct ColumnBackward : BackwardContext<A> {
                 v[g.C + c] = stat.rstd;
                 v[2 * g.C + c] = stat.offset;
                 if (!this->by_input) continue;
-                const Affine<A> z(stat, this->gamma_at(c), this->beta_at(c));
+                const Affine<A> z = affine(stat, this->gamma_at(c), this->beta_at(c));
                 v[6 * g.C + c] = z.scale;
                 v[7 * g.C + c] = z.shift;
             }
         }
     }
     // v: the vectors from the block's first column on
+    Standardization<const A*> statistics(const A* v) const { return {v, v + g.C, v + 2 * g.C}; }
     typename Base::Inputs read(const A* v, const Block& b, bool want_x) const {
         return Base::read(b, my_tile<A>(), want_x, [&](Run<const A> x, A* to) {
-            storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, v, v + 6 * g.C, v + 7 * g.C,
-                                      ActivationKind::identity, to, b.cols, false);
+            storage.kernels.col_apply(b.size(), x, {v, v + 6 * g.C, v + 7 * g.C}, ActivationKind::identity,
+                                      {to, b.cols, false});
         });
     }
     void collect(int64_t n, int64_t item) {
@@ -269,8 +261,7 @@ struct ColumnBackward : BackwardContext<A> {
         memset(sums + g.C + col0, 0, size_t(whole.cols) * sizeof(double));
         grid.for_parts(whole, col0, this->inputs_in_place(whole), [&](const Block& b, int64_t col) {
             const auto [x, dz] = read(v + col, b, true);
-            storage.kernels.col_sums(x.data, dz, b.rows, b.cols, x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
-                                     sums + col, sums + g.C + col);
+            storage.kernels.col_sums(b.size(), x, dz, statistics(v + col), sums + col, sums + g.C + col);
         });
     }
     void finish(int64_t n) {
@@ -314,11 +305,10 @@ struct ColumnBackward : BackwardContext<A> {
             this->inputs_in_place(whole) && storage.in_place(whole, kDx) && !call.accumulate && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
             const auto in = read(v + col, b, !call.frozen);
-            const A* x = call.frozen ? nullptr : in.x.data;
-            this->write(b, tile, [&](Run<A> out, bool stream) {
-                storage.kernels.col_dx(x, in.dz, b.rows, b.cols, in.x.stride, v + col, v + g.C + col, v + 2 * g.C + col,
-                                       v + 3 * g.C + col, v + 4 * g.C + col, v + 5 * g.C + col, out.data, out.stride,
-                                       stream);
+            const A* const k = v + col + 3 * g.C;
+            this->write(b, tile, [&](Target<A> dx) {
+                storage.kernels.col_dx(b.size(), this->x_for_dx(in), in.dz, statistics(v + col),
+                                       {k, k + g.C, k + 2 * g.C}, dx);
             });
         });
     }
@@ -365,9 +355,9 @@ struct RowBackward : BackwardContext<A> {
     // s: as forward had them
     Inputs read(const Block& b, const RowStatistics<A>& s, int64_t col) const {
         return Base::read(b, my_tile<A>(), true, [&](Run<const A> x, A* to) {
-            storage.kernels.row_apply(x.data, b.rows, b.cols, x.stride, 0, s.center, s.rstd, s.offset, gamma_from(col),
-                                      this->beta ? this->beta + col : nullptr, ActivationKind::identity, to, b.cols,
-                                      false);
+            storage.kernels.row_apply(b.size(), {x.data, x.stride, 0}, s,
+                                      {gamma_from(col), this->beta ? this->beta + col : nullptr},
+                                      ActivationKind::identity, {to, b.cols, false});
         });
     }
     const A* gamma_from(int64_t col) const { return this->gamma ? this->gamma + col : nullptr; }
@@ -384,14 +374,13 @@ struct RowBackward : BackwardContext<A> {
             slope_b[row] = slope.b;
             slope_k[row] = slope.k;
         }
-        const auto kernel = [&](A* out, int64_t stride, bool stream) {
-            storage.kernels.row_dx(in.x.data, in.dz, b.rows, b.cols, in.x.stride, in.x.ahead, s.center, s.rstd,
-                                   s.offset, gamma_from(col), slope_b, slope_k, out, stride, stream, dgamma, dbeta);
+        const auto kernel = [&](Target<A> dx) {
+            storage.kernels.row_dx(b.size(), in.x, in.dz, s, {gamma_from(col), slope_b, slope_k, dx, dgamma, dbeta});
         };
         if (call.dx) {
-            this->write(b, my_tile<A>(), [&](Run<A> out, bool stream) { kernel(out.data, out.stride, stream); });
+            this->write(b, my_tile<A>(), kernel);
         } else {
-            kernel(nullptr, 0, false);
+            kernel({nullptr, 0, false});
         }
     }
     void short_rows(int64_t chunk) {
@@ -402,10 +391,7 @@ struct RowBackward : BackwardContext<A> {
             const Inputs in = read(b, s, 0);
             settle_constant(s, rows);
             double row_sums[2 * kRowGroup] = {};
-            if (wants_row_sums()) {
-                storage.kernels.row_sums(in.x.data, in.dz, rows, b.cols, in.x.stride, s.center, s.rstd, s.offset,
-                                         gamma_from(0), row_sums);
-            }
+            if (wants_row_sums()) { storage.kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), row_sums); }
             write_block(b, in, s, row_sums, 0, total);
         });
     }
@@ -416,8 +402,7 @@ struct RowBackward : BackwardContext<A> {
         const Inputs in = read(b, s, col);
         double* out = sums + (row * grid.segments + segment) * 2;
         out[0] = out[1] = 0;
-        storage.kernels.row_sums(in.x.data, in.dz, 1, b.cols, in.x.stride, s.center, s.rstd, s.offset, gamma_from(col),
-                                 out);
+        storage.kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(col), out);
     }
     void apply_long(int64_t segment) {
         double* total = this->wants_parameters() ? totals : nullptr;
@@ -475,7 +460,7 @@ void norm_backward(const NormBackward& call) {
     const Geometry g(call.shape);
     if (g.elements() == 0) return;
     trim_scratch();
-    const Crew crew(g.elements(), call.threads);
+    const Crew crew(cost::kElement * double(g.elements()), call.threads);
     call.dtype == DType::f64 ? backward<double>(call, g, crew) : backward<float>(call, g, crew);
 }
 

@@ -1,4 +1,4 @@
-#include "blocks.h"
+#include "geometry.h"
 
 namespace rg {
 namespace {
@@ -22,6 +22,9 @@ struct ForwardContext {
     int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype); }
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
     double beta_at(int64_t channel) const { return beta ? double(beta[channel]) : 0.0; }
+    RowParameters<A> parameters_from(int64_t col) const {
+        return {gamma ? gamma + col : nullptr, beta ? beta + col : nullptr};
+    }
     void put(int64_t set, const Moments& m, double count) const {
         call.mean[set] = m.mean;
         call.var[set] = m.m2 / count;
@@ -34,7 +37,7 @@ struct ForwardContext {
     void write(const Block& b, Run<const A> x, Tile<A>& tile, Kernel kernel) const {
         keep(b, x);
         const Run<A> out = storage.target(call.y, kY, b, tile, !storage.activates_staged(), stream);
-        kernel(out, stream && out.data != tile.out);
+        kernel(Target<A>{out.data, out.stride, stream && out.data != tile.out});
         if (storage.activates_staged()) storage.activate(b, tile);
         storage.finish(call.y, kY, b, out, tile, false, stream);
     }
@@ -68,7 +71,7 @@ struct PlaneForward : ForwardContext<A> {
         b.cols = std::min(b.cols, kCenterElements);
         const Run<const A> x = read_x(b);
         double sums[2] = {};
-        storage.kernels.plane_moments(x.data, b.rows, b.cols, x.stride, 0, A(0), sums);
+        storage.kernels.plane_moments(b.size(), x, A(0), sums);
         centers[set] = double(A(sums[0] / double(b.rows * b.cols)));
     }
     void collect(int64_t set, int64_t item) {
@@ -77,7 +80,7 @@ struct PlaneForward : ForwardContext<A> {
         const Run<const A> x = read_x(b);
         double* sums = partial + (set * items() + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_moments(x.data, b.rows, b.cols, x.stride, x.ahead, A(centers[set]), sums);
+        storage.kernels.plane_moments(b.size(), x, A(centers[set]), sums);
     }
     void finish(int64_t set) {
         if (!collects()) return;
@@ -96,14 +99,14 @@ struct PlaneForward : ForwardContext<A> {
             for (int64_t item = 0; item < items(); ++item) {
                 const Block b = blocks.block(set, item);
                 const Run<const A> x = read_x(b);
-                storage.kernels.plane_moments_wide(x.data, b.rows, b.cols, x.stride, center, sums);
+                storage.kernels.plane_moments_wide(b.size(), x, center, sums);
             }
         });
     }
     Affine<A> coefficients(int64_t set, int64_t item) const {
         const SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
         const int64_t c = blocks.channel(set, item);
-        return {s, this->gamma_at(c), this->beta_at(c)};
+        return affine(s, this->gamma_at(c), this->beta_at(c));
     }
     bool pipelines() const {
         const Block b = blocks.block(0, 0);
@@ -111,25 +114,22 @@ struct PlaneForward : ForwardContext<A> {
                !storage.activates_staged();
     }
     void apply_and_collect(int64_t set, int64_t next, int64_t item) {
-        const Affine<A> k = coefficients(set, item);
+        const Affine<A> z = coefficients(set, item);
         const Block b = blocks.block(set, item), next_b = blocks.block(next, item);
         const Run<const A> x = read_x(b), next_x = read_x(next_b);
         const Run<A> y = storage.target(call.y, kY, b, my_tile<A>(), true, false);
         double* sums = partial + (next * items() + item) * 2;
         sums[0] = sums[1] = 0;
         this->keep(b, x);
-        storage.kernels.plane_apply_moments(x.data, next_x.data, b.rows, b.cols, x.stride, k.center, k.scale, k.shift,
-                                            storage.fused(), A(centers[next]), y.data, y.stride, sums);
+        storage.kernels.plane_apply_moments(b.size(), x, z, storage.fused(), {y.data, y.stride, true},
+                                            {next_x.data, A(centers[next]), sums});
     }
     void apply(int64_t set, int64_t item) {
-        const Affine<A> k = coefficients(set, item);
+        const Affine<A> z = coefficients(set, item);
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = read_x(b);
-        this->write(b, x, tile, [&](Run<A> out, bool stream) {
-            storage.kernels.plane_apply(x.data, b.rows, b.cols, x.stride, k.center, k.scale, k.shift, storage.fused(),
-                                        out.data, out.stride, stream);
-        });
+        this->write(b, x, tile, [&](Target<A> y) { storage.kernels.plane_apply(b.size(), x, z, storage.fused(), y); });
     }
 };
 
@@ -179,8 +179,7 @@ struct ColumnForward : ForwardContext<A> {
             whole.rows = rows;
             grid.for_parts(whole, grid.first_col(item), storage.in_place(whole, kX), [&](const Block& b, int64_t col) {
                 const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
-                storage.kernels.col_moments(x.data, b.rows, b.cols, x.stride, center + col, sums + col,
-                                            sums + g.C + col);
+                storage.kernels.col_moments(b.size(), x, center + col, sums + col, sums + g.C + col);
             });
         }
         for (int64_t c = 0; c < g.C; ++c) center[c] = A(sums[c] / double(rows));
@@ -192,7 +191,7 @@ struct ColumnForward : ForwardContext<A> {
         memset(sums + col0, 0, size_t(cols) * sizeof(double));
         memset(sums + g.C + col0, 0, size_t(cols) * sizeof(double));
         for_parts(n, item, [&](const Block& b, int64_t col, Run<const A> x) {
-            storage.kernels.col_moments(x.data, b.rows, b.cols, x.stride, center + col, sums + col, sums + g.C + col);
+            storage.kernels.col_moments(b.size(), x, center + col, sums + col, sums + g.C + col);
         });
     }
     void finish(int64_t n) {
@@ -203,10 +202,10 @@ struct ColumnForward : ForwardContext<A> {
             const int64_t set = n * g.sets_per_n + s;
             const SetStatistics<A> stat(call.mean[set], call.var[set], call.eps);
             for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
-                const Affine<A> k(stat, this->gamma_at(c), this->beta_at(c));
-                center[c] = k.center;
-                center[g.C + c] = k.scale;
-                center[2 * g.C + c] = k.shift;
+                const Affine<A> z = affine(stat, this->gamma_at(c), this->beta_at(c));
+                center[c] = z.center;
+                center[g.C + c] = z.scale;
+                center[2 * g.C + c] = z.shift;
             }
         }
     }
@@ -260,8 +259,7 @@ struct ColumnForward : ForwardContext<A> {
             memset(sums, 0, size_t(2 * g.C) * sizeof(double));
             for (int64_t item = 0; item < grid.items(); ++item) {
                 for_parts(n, item, [&](const Block& b, int64_t col, Run<const A> x) {
-                    storage.kernels.col_moments_wide(x.data, b.rows, b.cols, x.stride, center + col, sums + col,
-                                                     sums + g.C + col);
+                    storage.kernels.col_moments_wide(b.size(), x, center + col, sums + col, sums + g.C + col);
                 });
             }
             if (pass == 0) {
@@ -283,9 +281,9 @@ struct ColumnForward : ForwardContext<A> {
             storage.in_place(whole, kX) && storage.in_place(whole, kY) && !storage.activates_staged() && !this->stream;
         grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
             const Run<const A> x = storage.read(call.x, kX, b, tile.x);
-            this->write(b, x, tile, [&](Run<A> out, bool stream) {
-                storage.kernels.col_apply(x.data, b.rows, b.cols, x.stride, center + col, center + g.C + col,
-                                          center + 2 * g.C + col, storage.fused(), out.data, out.stride, stream);
+            this->write(b, x, tile, [&](Target<A> y) {
+                const A* const z = center + col;
+                storage.kernels.col_apply(b.size(), x, {z, z + g.C, z + 2 * g.C}, storage.fused(), y);
             });
         });
     }
@@ -312,11 +310,8 @@ struct RowForward : ForwardContext<A> {
 
     void write_block(int64_t row, const Block& b, Run<const A> x, int64_t col) {
         const RowStatistics<A> s(call.mean + row, call.var + row, b.rows, call.eps);
-        this->write(b, x, my_tile<A>(), [&](Run<A> out, bool stream) {
-            storage.kernels.row_apply(x.data, b.rows, b.cols, x.stride, x.ahead, s.center, s.rstd, s.offset,
-                                      this->gamma ? this->gamma + col : nullptr,
-                                      this->beta ? this->beta + col : nullptr, storage.fused(), out.data, out.stride,
-                                      stream);
+        this->write(b, x, my_tile<A>(), [&](Target<A> y) {
+            storage.kernels.row_apply(b.size(), x, s, this->parameters_from(col), storage.fused(), y);
         });
     }
 
@@ -326,7 +321,7 @@ struct RowForward : ForwardContext<A> {
             Moments m;
             if (!accept<A>(centers[i], sums + 2 * i, g.set_size(), call.eps, m)) {
                 m = sum_wide(g.set_size(), [&](double center, double* wide) {
-                    storage.kernels.plane_moments_wide(x.data + i * x.stride, 1, b.cols, 0, center, wide);
+                    storage.kernels.plane_moments_wide({1, b.cols}, {x.data + i * x.stride, 0, 0}, center, wide);
                 });
             }
             this->put(row + i, m, g.set_size());
@@ -338,8 +333,8 @@ struct RowForward : ForwardContext<A> {
             const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
             if (collects()) {
                 double centers[kRowGroup], sums[2 * kRowGroup] = {};
-                storage.kernels.row_centers(x.data, rows, b.cols, x.stride, centers);
-                storage.kernels.row_moments(x.data, rows, b.cols, x.stride, centers, sums);
+                storage.kernels.row_centers(b.size(), x, centers);
+                storage.kernels.row_moments(b.size(), x, centers, sums);
                 settle(row, b, x, centers, sums);
             }
             if (applies()) write_block(row, b, x, 0);
@@ -358,18 +353,17 @@ struct RowForward : ForwardContext<A> {
             const Block b = grid.place(row, rows, 0);
             const Run<const A> x = storage.read(call.x, kX, b, nullptr);
             double centers[kRowGroup], sums[2 * kRowGroup] = {};
-            storage.kernels.row_centers(x.data, rows, b.cols, x.stride, centers);
+            storage.kernels.row_centers(b.size(), x, centers);
             if (previous_row < 0 || previous.rows != rows) {
                 if (previous_row >= 0) finish_rows(previous_row, previous);
-                storage.kernels.row_moments(x.data, rows, b.cols, x.stride, centers, sums);
+                storage.kernels.row_moments(b.size(), x, centers, sums);
             } else {
                 const RowStatistics<A> s(call.mean + previous_row, call.var + previous_row, rows, call.eps);
                 const Run<const A> from = storage.read(call.x, kX, previous, nullptr);
                 const Run<A> to = storage.target(call.y, kY, previous, my_tile<A>(), true, false);
                 this->keep(previous, from);
-                storage.kernels.row_apply_moments(from.data, x.data, rows, b.cols, x.stride, s.center, s.rstd, s.offset,
-                                                  this->gamma, this->beta, storage.fused(), centers, to.data, to.stride,
-                                                  sums);
+                storage.kernels.row_apply_moments(b.size(), from, s, this->parameters_from(0), storage.fused(),
+                                                  {to.data, to.stride, true}, {x.data, centers, sums});
             }
             settle(row, b, x, centers, sums);
             previous = b;
@@ -385,7 +379,7 @@ struct RowForward : ForwardContext<A> {
         b.cols = std::min(b.cols, kCenterElements);
         const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
         double sums[2] = {};
-        storage.kernels.plane_moments(x.data, 1, b.cols, x.stride, 0, A(0), sums);
+        storage.kernels.plane_moments(b.size(), x, A(0), sums);
         centers[row] = double(A(sums[0] / double(b.cols)));
     }
     void collect(int64_t row, int64_t segment) {
@@ -393,7 +387,7 @@ struct RowForward : ForwardContext<A> {
         const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
         double* sums = partial + (row * grid.segments + segment) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_moments(x.data, 1, b.cols, x.stride, 0, A(centers[row]), sums);
+        storage.kernels.plane_moments(b.size(), x, A(centers[row]), sums);
     }
     void finish(int64_t row) {
         if (!collects()) return;
@@ -408,7 +402,7 @@ struct RowForward : ForwardContext<A> {
                 for (int64_t segment = 0; segment < grid.segments; ++segment) {
                     const Block b = grid.place(row, 1, segment);
                     const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
-                    storage.kernels.plane_moments_wide(x.data, 1, b.cols, x.stride, center, wide);
+                    storage.kernels.plane_moments_wide(b.size(), x, center, wide);
                 }
             });
         }
@@ -446,7 +440,7 @@ void norm_forward(const NormForward& call) {
     const Geometry g(call.shape);
     if (g.elements() == 0) return;
     trim_scratch();
-    const Crew crew(g.elements(), call.threads);
+    const Crew crew(cost::kElement * double(g.elements()), call.threads);
     call.dtype == DType::f64 ? forward<double>(call, g, crew) : forward<float>(call, g, crew);
 }
 

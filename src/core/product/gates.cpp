@@ -31,14 +31,12 @@ int64_t whole_tiles(const ProductKernels<A>& kernels, int64_t panels, int64_t ro
 }
 
 template <class Body>
-void run_pieces(const Cut& c, double flops, int threads, const Body& body) {
-    parallel_for(c.pieces(), flops < kMinParallelFlops ? 1 : threads, flops >= kMinWakeFlops,
-                 [&](int64_t piece) { body(piece % c.row_pieces * c.row_step, piece / c.row_pieces * c.panel_step); });
+void run_pieces(const Cut& c, const Crew& crew, const Body& body) {
+    crew.each(c.pieces(),
+              [&](int64_t piece) { body(piece % c.row_pieces * c.row_step, piece / c.row_pieces * c.panel_step); });
 }
 
-int64_t pieces_wanted(double flops, int threads) {
-    return flops < kMinParallelFlops ? 1 : threads == 1 ? 1 : 8 * threads;
-}
+int64_t pieces_wanted(const Crew& crew) { return crew.threads() == 1 ? 1 : 8 * crew.threads(); }
 
 // One block of units of one gate as kPanel rows of the operand of dz * w; units that are not there are 0.
 template <class A>
@@ -93,11 +91,12 @@ void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int
     const int64_t blocks = ceil_div(units, kPanel<A>), gates_row = 4 * blocks * kPanel<A>;
     const int64_t block_elements = 4 * kPanel<A> * std::max<int64_t>(inputs, 1);
     const double flops = 2.0 * double(rows) * double(gates_row) * double(inputs);
-    const int64_t wanted = pieces_wanted(flops, threads);
+    const Crew crew(cost::kFlop * flops, threads);
+    const int64_t wanted = pieces_wanted(crew);
     const int64_t most = std::max<int64_t>(1, cached_elements<A>() / block_elements);
     const Cut pieces = cut(rows, blocks, std::min(most, ceil_div(blocks, wanted)), 256, wanted);
     const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / std::max<int64_t>(inputs, 1));
-    run_pieces(pieces, flops, threads, [&](int64_t first_row, int64_t first_block) {
+    run_pieces(pieces, crew, [&](int64_t first_row, int64_t first_block) {
         const int64_t last_row = std::min(rows, first_row + pieces.row_step);
         const int64_t count = std::min(pieces.panel_step, blocks - first_block);
         A* panels = panel_scratch().take<A>(count * block_elements);
@@ -133,7 +132,8 @@ void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_pa
     const int64_t blocks = ceil_div(units, kPanel<A>), dz_row = 4 * blocks * kPanel<A>;
     const int64_t run = std::min(kGateRun, dz_row);
     const double flops = 2.0 * double(rows) * double(dz_row) * double(inputs);
-    const int64_t wanted = pieces_wanted(flops, threads), panels = ceil_div(inputs, kPanel<A>);
+    const Crew crew(cost::kFlop * flops, threads);
+    const int64_t wanted = pieces_wanted(crew), panels = ceil_div(inputs, kPanel<A>);
     const int64_t most = cached_elements<A>() / (run * kPanel<A>);
     // Rows apart first: dz is the larger operand, and so each of its rows is read by one piece only.
     const int64_t row_pieces = std::min(wanted, ceil_div(rows, 256));
@@ -143,7 +143,7 @@ void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_pa
     const int64_t panel = (dz_row + 1) * kPanel<A>;  // one more: so that they do not meet in the same places of a cache
     A* packed = room.take<A>(panels * panel);
     pack_backward(kernels, w, units, inputs, packed, panel, threads);
-    run_pieces(pieces, flops, threads, [&](int64_t first_row, int64_t first_panel) {
+    run_pieces(pieces, crew, [&](int64_t first_row, int64_t first_panel) {
         const int64_t last_row = std::min(rows, first_row + pieces.row_step);
         const int64_t first_col = first_panel * kPanel<A>;
         for (int64_t gate = 0; gate < dz_row; gate += run) {
@@ -179,11 +179,12 @@ void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_p
     // A piece packs its columns of u once for all of its blocks of units: wide ones first, blocks apart second. Columns
     // are cut only where blocks alone would leave less than half of the pieces.
     const int64_t most = std::max<int64_t>(1, 2 * cached_elements<A>() / (run * kPanel<A>));
-    const int64_t wanted = pieces_wanted(flops, threads), wide = ceil_div(panels, most);
+    const Crew crew(cost::kFlop * flops, threads);
+    const int64_t wanted = pieces_wanted(crew), wide = ceil_div(panels, most);
     const Cut pieces =
         cut(blocks, panels,
             whole_tiles(kernels, ceil_div(panels, std::max(wide, ceil_div(wanted, 2 * blocks))), kPanel<A>), 1, wanted);
-    run_pieces(pieces, flops, threads, [&](int64_t first_block, int64_t first_panel) {
+    run_pieces(pieces, crew, [&](int64_t first_block, int64_t first_panel) {
         const int64_t last_block = std::min(blocks, first_block + pieces.row_step);
         const int64_t first_col = first_panel * kPanel<A>;
         const int64_t cols = std::min(pieces.panel_step * kPanel<A>, inputs - first_col);
@@ -221,7 +222,7 @@ template <class A>
 void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* indices, int64_t count,
                   A* sums, int64_t sums_panel, int threads) {
     const double work = double(panels) * double(rows + count) * double(kPanel<A>);
-    parallel_for(panels, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t panel) {
+    Crew(cost::kFlop * work, threads).each(panels, [&](int64_t panel) {
         const A* from = dz + panel * dz_panel;
         A* const to = sums + panel * sums_panel;
         std::fill(to, to + count * kPanel<A>, A(0));
@@ -237,7 +238,7 @@ void pack_forward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w
                   A* panels, int threads) {
     const int64_t blocks = ceil_div(units, kPanel<A>), panel = depth * kPanel<A>;
     const double work = 32.0 * double(blocks) * double(panel);  // about as long as so many operations
-    parallel_for(blocks, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t block) {
+    Crew(cost::kFlop * work, threads).each(blocks, [&](int64_t block) {
         pack_block_columns(kernels, w, block, units, depth, panels + 4 * block * panel);
     });
 }
@@ -248,7 +249,7 @@ void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& 
     const int64_t blocks = ceil_div(units, kPanel<A>);
     const int64_t column_blocks = ceil_div(columns, kPanel<A>);
     const double work = 8.0 * double(column_blocks) * double(panel);
-    parallel_for(column_blocks, work < kMinParallelFlops ? 1 : threads, work >= kMinWakeFlops, [&](int64_t c) {
+    Crew(cost::kFlop * work, threads).each(column_blocks, [&](int64_t c) {
         const int64_t column = c * kPanel<A>;
         for (int64_t j = 0; j < 4 * blocks; ++j) {
             pack_gate_rows(kernels, w, int(j % 4), j / 4, units, column, std::min(kPanel<A>, columns - column),

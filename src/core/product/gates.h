@@ -53,7 +53,4 @@ template <class A>
 void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
                    A* panels, int64_t panel, int threads);
 
-// Floating-point operations below which the team is not told, and below which sleeping members are left asleep.
-constexpr double kMinParallelFlops = 4e5, kMinWakeFlops = 1e7;
-
 }  // namespace rg

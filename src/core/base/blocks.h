@@ -1,0 +1,278 @@
+// Arrays of any layout in blocks small enough for a cache, in and out of the type that kernels compute in. How an array
+// is cut follows from its shape alone.
+#pragma once
+
+#include <string.h>
+
+#include <algorithm>
+
+#include "../kernels.h"
+#include "scratch.h"
+#include "shape.h"
+
+namespace rg {
+
+constexpr int64_t kTile = 4096;          // elements of a staged block: 16 KiB of float, a third of a first-level cache
+constexpr int64_t kMinStream = 2 << 20;  // bytes of a result above which it cannot be expected to stay in cache
+
+// Indices are taken apart for every block, mostly by 1, and a division costs as much as a short row.
+inline int64_t quotient(int64_t a, int64_t b) { return b == 1 ? a : a / b; }
+inline int64_t remainder(int64_t a, int64_t b) { return b == 1 ? 0 : a % b; }
+
+// What a thread needs while it works on one block.
+template <class A>
+struct Tile {
+    alignas(64) A x[kTile], y[kTile], dz[kTile], out[kTile];
+};
+template <class A>
+Tile<A>& my_tile() {
+    return kept_by_thread<Tile<A>>();
+}
+
+// ---- axes ----------------------------------------------------------------------------------------------------------
+
+inline int64_t magnitude(int64_t v) { return v < 0 ? -v : v; }
+
+// Drops axes of extent 1 and joins neighbours that are one axis in every view.
+inline void simplify(AxisList& list) {
+    int size = 0;
+    for (int i = 0; i < list.size; ++i) {
+        const Axis axis = list.axis[i];
+        if (axis.extent == 1) continue;
+        Axis* last = size ? &list.axis[size - 1] : nullptr;
+        bool joins = last;
+        for (int v = 0; v < kViews && joins; ++v) joins = last->stride[v] == axis.stride[v] * axis.extent;
+        if (joins) {
+            const int64_t extent = last->extent * axis.extent;
+            *last = axis;
+            last->extent = extent;
+        } else {
+            list.axis[size++] = axis;
+        }
+    }
+    list.size = size;
+}
+
+struct Offsets {
+    int64_t at[kViews] = {};
+    void add(const Axis& axis, int64_t index) {
+        for (int v = 0; v < kViews; ++v) at[v] += axis.stride[v] * index;
+    }
+    // index counts through axes [0, axes) of the list, the last fastest
+    void add(const AxisList& list, int axes, int64_t index) {
+        for (int i = axes - 1; i > 0; --i) {
+            add(list.axis[i], index % list.axis[i].extent);
+            index /= list.axis[i].extent;
+        }
+        if (axes > 0) add(list.axis[0], index);
+    }
+};
+
+// The smallest stride goes last.
+inline void sort_by_stride(AxisList& list, int view) {
+    for (int i = 1; i < list.size; ++i) {
+        for (int j = i; j > 0; --j) {
+            Axis &before = list.axis[j - 1], &axis = list.axis[j];
+            if (magnitude(before.stride[view]) >= magnitude(axis.stride[view])) break;
+            std::swap(before, axis);
+        }
+    }
+}
+
+// A block of elements: `rows` runs of `cols`, found at `offset` in each view.
+struct Block {
+    Offsets offset;
+    int64_t rows = 1, cols = 1;
+    const Axis* row_axis = nullptr;      // null: one row
+    const AxisList* col_axes = nullptr;  // columns run along the last of these, or along all of them if all_axes
+    bool all_axes = false;
+    int64_t first_col = 0;  // with all_axes: where in the row the block starts
+    int64_t ahead = 0;      // elements from here to the block that will be read next
+
+    BlockSize size() const { return {rows, cols}; }
+    int64_t row_stride(int view) const { return row_axis ? row_axis->stride[view] : 0; }
+    int64_t col_stride(int view) const { return col_axes->size ? col_axes->axis[col_axes->size - 1].stride[view] : 1; }
+};
+
+// The R-space of one channel as blocks of at most kTile elements.
+struct PlaneGrid {
+    const AxisList& r;
+    int64_t cols, rows, cols_per_block, rows_per_block, pieces, row_blocks, blocks;
+
+    explicit PlaneGrid(const AxisList& r_axes) : r(r_axes) {
+        cols = r.size ? r.axis[r.size - 1].extent : 1;
+        rows = r.size > 1 ? r.axis[r.size - 2].extent : 1;
+        pieces = ceil_div(cols, kTile);
+        cols_per_block = ceil_div(ceil_div(cols, pieces), 64) * 64;
+        row_blocks = pieces > 1 ? rows : ceil_div(rows, std::max<int64_t>(1, kTile / cols));
+        rows_per_block = ceil_div(rows, row_blocks);
+        row_blocks = ceil_div(rows, rows_per_block);
+        blocks = r.extent() / (rows * cols) * row_blocks * pieces;
+    }
+    void place(int64_t index, Block& block) const {
+        const int64_t piece = remainder(index, pieces), row = quotient(index, pieces);
+        const int64_t row_block = remainder(row, row_blocks);
+        block.cols = std::min(cols_per_block, cols - piece * cols_per_block);
+        block.rows = std::min(rows_per_block, rows - row_block * rows_per_block);
+        block.col_axes = &r;
+        if (r.size) block.offset.add(r.axis[r.size - 1], piece * cols_per_block);
+        if (r.size > 1) {
+            block.row_axis = &r.axis[r.size - 2];
+            block.offset.add(*block.row_axis, row_block * rows_per_block);
+            block.offset.add(r, r.size - 2, quotient(row, row_blocks));
+        }
+    }
+};
+
+// ---- blocks in and out ---------------------------------------------------------------------------------------------
+
+template <class A>
+constexpr DType kOwnType = sizeof(A) == sizeof(float) ? DType::f32 : DType::f64;
+
+inline int64_t element_size(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+
+// Reads and writes blocks as arithmetic, in place where the storage allows and through the thread's tile where not.
+template <class A>
+class Storage {
+public:
+    Storage(const KernelTable& table, DType dtype, const Activation& activation)
+        : kernels(table.norm.of<A>()),
+          activations(table.activation.of<A>()),
+          dtype_(dtype),
+          size_(element_size(dtype)),
+          activation_(activation) {}
+
+    const NormKernels<A>& kernels;
+    const ActivationKernels<A>& activations;
+
+    bool has_activation() const { return activation_.kind != ActivationKind::identity; }
+    bool in_place(const Block& b, int view) const {
+        return dtype_ == kOwnType<A> && !b.all_axes && (b.cols == 1 || b.col_stride(view) == 1);
+    }
+
+    Run<const A> read(const void* base, int view, const Block& b, A* scratch) const {
+        const char* start = static_cast<const char*>(base) + b.offset.at[view] * size_;
+        if (in_place(b, view)) return {reinterpret_cast<const A*>(start), b.row_stride(view), b.ahead};
+        load(start, view, b, scratch);
+        return {scratch, b.cols, 0};
+    }
+
+    // dy times the activation's slope: by the kernel that reads it if that can, else staged.
+    Gradient<A> read_dz(const void* dy, const void* y, const Block& b, Tile<A>& tile) const {
+        const Run<const A> g = read(dy, kDy, b, tile.dz);
+        if (!has_activation()) return {g.data, g.data, g.stride, 0, g.ahead, ActivationKind::identity};
+        const Run<const A> out = read(y, kY, b, tile.y);
+        if (is_fused(activation_.kind)) return {g.data, out.data, g.stride, out.stride, g.ahead, activation_.kind};
+        for (int64_t row = 0; row < b.rows; ++row) {
+            activations.apply_output_slope(activation_, out.data + row * out.stride, g.data + row * g.stride, b.cols,
+                                           tile.dz + row * b.cols);
+        }
+        return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
+    }
+    // The same with the slope from z, which put_z(to) writes: rows of b.cols, one after the other.
+    template <class PutZ>
+    Gradient<A> read_dz_by_input(const void* dy, const Block& b, Tile<A>& tile, const PutZ& put_z) const {
+        const Run<const A> g = read(dy, kDy, b, tile.dz);
+        put_z(tile.y);
+        for (int64_t row = 0; row < b.rows; ++row) {
+            activations.apply_input_slope(activation_, tile.y + row * b.cols, g.data + row * g.stride, b.cols,
+                                          tile.dz + row * b.cols);
+        }
+        return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
+    }
+
+    // What a kernel is to apply to a result, and whether that leaves something to be done on the staged block.
+    ActivationKind fused() const { return is_fused(activation_.kind) ? activation_.kind : ActivationKind::identity; }
+    bool activates_staged() const { return !is_fused(activation_.kind); }
+
+    // Where a kernel may put a block's result; finish() brings it home.
+    Run<A> target(void* base, int view, const Block& b, Tile<A>& tile, bool direct, bool stream) const {
+        A* start = reinterpret_cast<A*>(static_cast<char*>(base) + b.offset.at[view] * size_);
+        if (direct && in_place(b, view) && (!stream || streams_well(b, view, start))) {
+            return {start, b.row_stride(view), 0};
+        }
+        return {tile.out, b.cols, 0};
+    }
+    // Streamed rows that begin and end inside a cache line write those lines twice: where rows are short and follow
+    // each other in memory, it is better to stream the block as one run.
+    bool streams_well(const Block& b, int view, const A* start) const {
+        const bool aligned = uintptr_t(start) % 64 == 0 && b.row_stride(view) * size_ % 64 == 0;
+        return aligned || b.cols >= 1024 || b.row_stride(view) != b.cols;
+    }
+    void finish(void* base, int view, const Block& b, Run<A> result, Tile<A>& tile, bool accumulate,
+                bool stream) const {
+        if (result.data == tile.out) write(base, view, b, {tile.out, b.cols, 0}, accumulate, stream);
+    }
+    void write(void* base, int view, const Block& b, Run<const A> values, bool accumulate, bool stream) const {
+        char* start = static_cast<char*>(base) + b.offset.at[view] * size_;
+        const int64_t step = b.row_stride(view) * size_;
+        const bool one_run = b.row_stride(view) == b.cols && b.col_stride(view) == 1 && values.stride == b.cols;
+        if (b.all_axes) {
+            scatter(start, view, b, values, accumulate);
+        } else if (b.rows == 1 || one_run) {
+            store(values.data, b.rows * b.cols, start, b.cols == 1 ? 1 : b.col_stride(view), accumulate, stream);
+        } else {
+            for (int64_t row = 0; row < b.rows; ++row) {
+                store(values.data + row * values.stride, b.cols, start + row * step, b.col_stride(view), accumulate,
+                      stream);
+            }
+        }
+    }
+    void activate(const Block& b, Tile<A>& tile) const {
+        activations.activate(activation_, tile.out, b.rows * b.cols, tile.out);
+    }
+
+private:
+    void store(const A* values, int64_t count, char* start, int64_t stride, bool accumulate, bool stream) const {
+        if (dtype_ == kOwnType<A> && stride == 1 && !accumulate && !stream) {
+            memcpy(start, values, size_t(count) * sizeof(A));
+        } else {
+            kernels.store(dtype_, values, count, start, stride, accumulate, stream);
+        }
+    }
+    void load(const char* start, int view, const Block& b, A* dst) const {
+        const int64_t step = b.row_stride(view) * size_;
+        if (b.all_axes) {
+            for (int64_t row = 0; row < b.rows; ++row) {
+                for_runs(b, view, [&](int64_t offset, int64_t stride, int64_t done, int64_t count) {
+                    kernels.load(dtype_, start + row * step + offset * size_, stride, count, dst + row * b.cols + done);
+                });
+            }
+        } else if (b.rows == 1 || (b.row_stride(view) == b.cols && b.col_stride(view) == 1)) {
+            kernels.load(dtype_, start, b.col_stride(view), b.rows * b.cols, dst);
+        } else {
+            for (int64_t row = 0; row < b.rows; ++row) {
+                kernels.load(dtype_, start + row * step, b.col_stride(view), b.cols, dst + row * b.cols);
+            }
+        }
+    }
+    void scatter(char* start, int view, const Block& b, Run<const A> values, bool accumulate) const {
+        const int64_t step = b.row_stride(view) * size_;
+        for (int64_t row = 0; row < b.rows; ++row) {
+            for_runs(b, view, [&](int64_t offset, int64_t stride, int64_t done, int64_t count) {
+                store(values.data + row * values.stride + done, count, start + row * step + offset * size_, stride,
+                      accumulate, false);
+            });
+        }
+    }
+    // A row that spreads over several axes, run by run along the last.
+    template <class Each>
+    void for_runs(const Block& b, int view, Each each) const {
+        const AxisList& axes = *b.col_axes;
+        const Axis& last = axes.axis[axes.size - 1];
+        for (int64_t done = 0; done < b.cols;) {
+            const int64_t col = b.first_col + done, inside = col % last.extent;
+            const int64_t count = std::min(last.extent - inside, b.cols - done);
+            Offsets at;
+            at.add(axes, axes.size, col);
+            each(at.at[view], last.stride[view], done, count);
+            done += count;
+        }
+    }
+
+    DType dtype_;
+    int64_t size_;
+    Activation activation_;
+};
+
+}  // namespace rg
