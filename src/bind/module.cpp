@@ -69,7 +69,7 @@ bool may_overlap(nb::handle results, nb::handle others) {
     return false;
 }
 
-// (name, code, alpha, beta, reason) of each; a parameter that the caller must give is None.
+// A parameter that the caller must give is None.
 nb::tuple activation_list() {
     const auto parameter = [](double value) { return value == value ? nb::object(nb::float_(value)) : nb::none(); };
     nb::list entries;
@@ -149,7 +149,9 @@ NB_MODULE(_core, m) {
     m.def("add_streams", &add_streams, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"), nb::arg("passes"),
           nb::arg("threads"), "dst = sum(sources) of contiguous float32 arrays, so many times.");
 
-    m.attr("ACTIVATIONS") = activation_list();
+    m.def("activations", &activation_list,
+          nb::sig("def activations() -> tuple[tuple[str, int, float | None, float | None, str], ...]"),
+          "Every activation: name, code, usual alpha and beta, why the output does not determine the slope.");
     nb::enum_<Reason>(m, "Reason", "Why a call was refused.")
         .value("type", Reason::type)
         .value("dtype", Reason::dtype)

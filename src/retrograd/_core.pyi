@@ -50,7 +50,10 @@ def release_memory() -> int:
 def add_streams(dst: object, sources: Sequence[object], non_temporal: bool, passes: int, threads: int) -> Refusal | None:
     """dst = sum(sources) of contiguous float32 arrays, so many times."""
 
-ACTIVATIONS: tuple = ...
+def activations() -> tuple[tuple[str, int, float | None, float | None, str], ...]:
+    """
+    Every activation: name, code, usual alpha and beta, why the output does not determine the slope.
+    """
 
 class Reason(enum.Enum):
     """Why a call was refused."""

@@ -17,7 +17,7 @@ class _Kind(NamedTuple):
     needs_input: str  # why the output does not determine the slope; empty: it does
 
 
-ACTIVATIONS: Final[dict[str, _Kind]] = {name: _Kind(*rest) for name, *rest in _core.ACTIVATIONS}
+ACTIVATIONS: Final[dict[str, _Kind]] = {entry[0]: _Kind(*entry[1:]) for entry in _core.activations()}
 
 _NOT_ELEMENTWISE: Final = ("softmax", "log_softmax")
 

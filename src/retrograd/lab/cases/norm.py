@@ -10,7 +10,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from ...ops.activation import ACTIVATIONS
 from .types import Array, Kind, Layout
 
 __all__ = [
@@ -25,27 +24,50 @@ __all__ = [
 ]
 
 # (alpha, beta) that put every piece of an activation within reach of normalized data; 0 where it takes none.
-_PARAMETERS: Final[dict[str, tuple[float, float]]] = {
+ACTIVATION_PARAMETERS: Final[dict[str, tuple[float, float]]] = {
+    "identity": (0.0, 0.0),
+    "relu": (0.0, 0.0),
     "leaky_relu": (0.2, 0.0),
+    "sigmoid": (0.0, 0.0),
+    "tanh": (0.0, 0.0),
     "scaled_tanh": (1.7, 0.6),
+    "abs": (0.0, 0.0),
     "linear": (-1.3, 0.0),
     "clamp": (-0.7, 0.9),
     "gelu_tanh": (0.7978845608028654, 0.044715),
     "hard_sigmoid": (0.4, 0.45),
     "softplus": (0.8, 1.4),
+    "softsign": (0.0, 0.0),
     "elu": (0.7, 0.0),
     "clamped_leaky_relu": (0.3, 0.8),
     "linear_with_bias": (0.6, -0.4),
+    "log_sigmoid": (0.0, 0.0),
+    "selu": (0.0, 0.0),
     "celu": (1.3, 0.0),
     "hard_shrink": (0.5, 0.0),
     "soft_shrink": (0.5, 0.0),
+    "tanh_shrink": (0.0, 0.0),
     "threshold": (0.3, -0.2),
+    "hard_swish": (0.0, 0.0),
+    "silu": (0.0, 0.0),
+    "relu6": (0.0, 0.0),
+    "erf": (0.0, 0.0),
+    "gelu": (0.0, 0.0),
+    "gelu_sigmoid": (0.0, 0.0),
     "closed_hard_sigmoid": (0.4, 0.45),
 }
-ACTIVATION_PARAMETERS: Final = {name: _PARAMETERS.get(name, (0.0, 0.0)) for name in ACTIVATIONS}
-_NEED_INPUT: Final = {name for name, kind in ACTIVATIONS.items() if kind.needs_input}
-# Those whose output determines the slope.
-FUSED_ACTIVATIONS: Final = tuple(name for name in ACTIVATIONS if name not in _NEED_INPUT)
+_SLOPE_NEEDS_INPUT: Final = {
+    "abs",
+    "gelu_tanh",
+    "hard_swish",
+    "silu",
+    "erf",
+    "gelu",
+    "gelu_sigmoid",
+    "closed_hard_sigmoid",
+}
+# Those whose output tells the slope.
+FUSED_ACTIVATIONS: Final = tuple(name for name in ACTIVATION_PARAMETERS if name not in _SLOPE_NEEDS_INPUT)
 
 
 @dataclass(frozen=True)
@@ -199,7 +221,7 @@ def _verify_cases() -> Iterator[NormCase]:
         yield _activated(name, "batch", (6, 8, 11, 23), layouts[number % 2], dtype=dtype)
         yield _activated(name, kinds[number % 4], (6, 8, 11, 23), layouts[number // 4 % 2], num_groups=4)
     # The slope from the input: of those that need it, and of some with kinks.
-    for number, name in enumerate((*sorted(_NEED_INPUT), "sigmoid", "relu", "threshold", "clamped_leaky_relu")):
+    for number, name in enumerate((*sorted(_SLOPE_NEEDS_INPUT), "sigmoid", "relu", "threshold", "clamped_leaky_relu")):
         dtype = ("float32", "float64", "float16", "bfloat16")[number // 2 % 4]
         yield _activated(
             name,
