@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE
+
+from support.waiting import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from waiting import PATIENCE
+
+from support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "retrograd"

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import waiting
 from hypothesis import HealthCheck, settings
-from waiting import ends, wait_until
+
+from support import waiting
+from support.waiting import ends, wait_until
 
 TESTS = sorted(path for path in Path(__file__).parent.glob("*.py") if path.name.startswith(("test_", "conftest")))
 CLOCKS = {"sleep", "time", "monotonic", "perf_counter", "process_time", "time_ns", "monotonic_ns", "perf_counter_ns"}
