@@ -14,17 +14,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNSLayerParametersLSTM, BNNSNDArrayDescriptor
 from support.arrays import Array
-from support.bnns_lstm import (
-    BIDIRECTIONAL,
-    SIZES,
-    Layer,
-    Tripwire,
-    Values,
-    backward,
-    capacity_of,
-    forward,
-    untouched,
-)
+from support.bnns_lstm import BIDIRECTIONAL, SIZES, Layer, Tripwire, Values, backward, capacity_of, forward, untouched
 
 # ---- worked examples (12) -------------------------------------------------------------------------------------------
 

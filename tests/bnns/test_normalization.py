@@ -1,4 +1,4 @@
-"""BNNS normalization filters: Apple's printed numbers, the array functions bit for bit, layouts, statistics and data types."""
+"""BNNS normalization filters: Apple's printed numbers, the array functions' bits, layouts, statistics, types."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ def test_clamp_in_float16_knows_its_own_bounds() -> None:
     assert np.array_equal(dbeta, (np.abs(z) < np.float16(0.1)).sum((0, 2, 3)))
 
 
-# ---- what must fail (section 11) -------------------------------------------------------------------------------------
+# ---- strided samples, NaN, PyTorch -----------------------------------------------------------------------------------
 
 
 def test_one_sample_of_the_right_shape_with_gaps_between_its_values() -> None:

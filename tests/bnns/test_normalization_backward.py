@@ -11,16 +11,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.ops._call import enter
 from retrograd.ops.activation import ACTIVATIONS
-from support.bnns_norm import (
-    KINDS,
-    Allocator,
-    Layer,
-    activation,
-    described,
-    image,
-    normal,
-    tanh,
-)
+from support.bnns_norm import KINDS, Allocator, Layer, activation, described, image, normal, tanh
 
 # ---- forward in place, backward (section 8) --------------------------------------------------------------------------
 
@@ -321,9 +312,6 @@ def test_backward_needs_the_output_under_an_activation_only() -> None:
         assert layer.backward(x, None, in_delta=image((3, 2, 5), dx)) == expected
         _, cache = rg.batch_norm_forward(x, eps=float(np.float32(1e-3)))
         assert np.array_equal(dx, rg.batch_norm_backward(x, cache).dx if act is None else np.full_like(x, 7))
-
-
-# ---- what must fail (section 11) -------------------------------------------------------------------------------------
 
 
 def test_all_gradients_null_needs_no_slope() -> None:

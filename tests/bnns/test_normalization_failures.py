@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns_norm import (
-    F16,
-    Allocator,
-    Descriptor,
-    Layer,
-    activation,
-    described,
-    image,
-    normal,
-    tanh,
-)
+from support.bnns_norm import F16, Allocator, Descriptor, Layer, activation, described, image, normal, tanh
 
 
 def bad_layers() -> Iterator[tuple[str, Callable[[Any], Any], str]]:

@@ -15,14 +15,7 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns_norm import (
-    Allocator,
-    Layer,
-    described,
-    image,
-    normal,
-    tanh,
-)
+from support.bnns_norm import Allocator, Layer, described, image, normal, tanh
 
 # ---- parameters, memory, threads (sections 1, 10, 13) ----------------------------------------------------------------
 
@@ -225,7 +218,7 @@ def test_inference_from_several_threads() -> None:
             assert np.array_equal(got, want)
 
 
-# ---- what must fail (section 11) -------------------------------------------------------------------------------------
+# ---- changes between calls, and what is kept -------------------------------------------------------------------------
 
 
 def test_every_change_of_a_descriptor_is_noticed_by_the_next_call() -> None:

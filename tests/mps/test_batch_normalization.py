@@ -592,11 +592,11 @@ def test_other_types_are_refused() -> None:
         forward_kernel().encode(QUEUE.makeCommandBuffer(), integers, vector(MEAN), vector(VAR), None, None, integers)
 
 
-# ---- descriptors, matrices, vectors ----------------------------------------------------------------------------------
+# ---- the example -----------------------------------------------------------------------------------------------------
 
 
 def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    example = Path(__file__).parents[1] / "examples" / "mps_matrix_batch_normalization.py"
+    example = Path(__file__).parents[2] / "examples" / "mps_matrix_batch_normalization.py"
     assert runpy.run_path(str(example))["main"]() == 0
     losses = [float(line.rsplit(" ", 1)[1]) for line in capsys.readouterr().out.splitlines()]
     assert len(losses) == 5

@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrograd.mps import (
-    MTLCommandBuffer,
-    MTLCommandQueue,
-)
+from retrograd.mps import MTLCommandBuffer, MTLCommandQueue
 from support.arrays import Array
 from support.metal import DEVICE, STATUS, add_one, finished, leave_to_the_caller, let_it_look, record
 from support.waiting import ATTEMPTS, PATIENCE, nobody_interrupted, wait_until

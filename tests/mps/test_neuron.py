@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrograd.mps import (
-    MPSCNNNeuronType,
-)
+from retrograd.mps import MPSCNNNeuronType
 from support.arrays import Array
 from support.mps import (
     MEAN,

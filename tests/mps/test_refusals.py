@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from retrograd.mps import (
-    MPSMatrix,
-    MPSVector,
-    MTLOrigin,
-    NSUIntegerMax,
-)
+from retrograd.mps import MPSMatrix, MPSVector, MTLOrigin, NSUIntegerMax
 from support.arrays import Array, assert_same_bits
 from support.mps import (
     BETA,

@@ -1,4 +1,4 @@
-"""Normalization: the engine against the oracle over all options, shapes and strides, and the same bits at any thread count."""
+"""Normalization: the engine against the oracle over options, shapes and strides; the same bits at any thread count."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ from retrograd.lab import cases, reference
 from retrograd.lab.cases import ACTIVATION_PARAMETERS, FUSED_ACTIVATIONS, NormCase
 from retrograd.lab.verify import verify_norm
 from support.arrays import Array, assert_same_bits, assert_untouched_around, placed
-from support.norm import (
-    DTYPES,
-    ISA_LEVELS,
-    KINDS,
-    THREADS,
-    Kind,
-    Problem,
-    make_problem,
-    problems,
-)
+from support.norm import DTYPES, ISA_LEVELS, KINDS, THREADS, Kind, Problem, make_problem, problems
 
 # ---- everything with everything --------------------------------------------------------------------------------------
 
@@ -364,9 +355,6 @@ def test_same_bits_of_separate_calls(layout: cases.Layout, frozen: bool) -> None
     if not frozen:
         assert_same_bits(rg.batch_norm_backward(problem.dy, given_cache), gradients)
         assert_same_bits([rg.batch_norm_backward(problem.dy, given_cache, sums=sums).dx], [gradients.dx])
-
-
-# ---- other people's libraries ----------------------------------------------------------------------------------------
 
 
 def test_the_kind_of_a_problem_is_no_matter_of_the_function_that_made_it() -> None:

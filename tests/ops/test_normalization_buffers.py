@@ -15,18 +15,7 @@ import retrograd as rg
 from retrograd import _core
 from retrograd.lab import cases, reference
 from support.arrays import MEMORY, Array, assert_same_bits, assert_untouched_around, placed
-from support.norm import (
-    BACKWARD,
-    DTYPES,
-    ISA_LEVELS,
-    KINDS,
-    THREADS,
-    Kind,
-    Problem,
-    Results,
-    make_problem,
-    problems,
-)
+from support.norm import BACKWARD, DTYPES, ISA_LEVELS, KINDS, THREADS, Kind, Problem, Results, make_problem, problems
 
 
 @pytest.mark.parametrize("memory", MEMORY)

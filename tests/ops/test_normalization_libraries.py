@@ -10,14 +10,7 @@ import pytest
 import retrograd as rg
 from retrograd.lab import reference
 from support.arrays import Array
-from support.norm import (
-    BACKWARD,
-    FORWARD,
-    KINDS,
-    Kind,
-    Problem,
-    make_problem,
-)
+from support.norm import BACKWARD, FORWARD, KINDS, Kind, Problem, make_problem
 from support.onnx_cases import OnnxCase, collect_onnx_cases
 
 ONNX_KINDS: dict[str, Kind] = {

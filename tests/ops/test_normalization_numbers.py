@@ -12,14 +12,7 @@ import retrograd as rg
 from retrograd import _core
 from retrograd.lab import cases, reference
 from support.arrays import assert_same_bits
-from support.norm import (
-    DTYPES,
-    ISA_LEVELS,
-    KINDS,
-    Kind,
-    Problem,
-    make_problem,
-)
+from support.norm import DTYPES, ISA_LEVELS, KINDS, Kind, Problem, make_problem
 
 # ---- data that hurt --------------------------------------------------------------------------------------------------
 

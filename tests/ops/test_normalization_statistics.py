@@ -12,12 +12,7 @@ from retrograd.lab import cases, reference
 from retrograd.lab.cases import ACTIVATION_PARAMETERS
 from retrograd.lab.verify import fused_activation
 from support.arrays import assert_same_bits
-from support.norm import (
-    FORWARD,
-    Kind,
-    Results,
-    make_problem,
-)
+from support.norm import FORWARD, Kind, Results, make_problem
 
 # ---- running statistics ----------------------------------------------------------------------------------------------
 

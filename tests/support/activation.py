@@ -1,4 +1,4 @@
-"""Activations in float64, over the whole range of inputs, and the error that each may have."""
+"""Activations with parameters, and the largest errors that they may have."""
 
 from __future__ import annotations
 

@@ -232,9 +232,6 @@ def untouched(layer: Layer, call: Callable[[], int], *others: Any) -> str:
     return reason
 
 
-# ---- capacity (3, 6) ------------------------------------------------------------------------------------------------
-
-
 class Tripwire:
     """Data that must not be looked at."""
 
@@ -244,9 +241,6 @@ class Tripwire:
 
     def __buffer__(self, flags: int) -> memoryview:
         raise AssertionError("data was read")
-
-
-# ---- extents (4.2) --------------------------------------------------------------------------------------------------
 
 
 def every_descriptor(params: BNNSLayerParametersLSTM) -> dict[str, BNNSNDArrayDescriptor]:
@@ -259,9 +253,6 @@ def every_descriptor(params: BNNSLayerParametersLSTM) -> dict[str, BNNSNDArrayDe
             found[f"{gate}.{field}"] = getattr(getattr(params, gate), field)
         found[f"{gate}.iw_desc[0]"], found[f"{gate}.iw_desc[1]"] = getattr(params, gate).iw_desc
     return found
-
-
-# ---- strides (1, S.1) -----------------------------------------------------------------------------------------------
 
 
 def spread(
@@ -329,8 +320,6 @@ def all_arrays(v: Values) -> Iterator[Array]:
                 yield gate[name]  # type: ignore[misc]
 
 
-# ---- activations (2.4, 8) -------------------------------------------------------------------------------------------
-
 ROLES = (*(f"{gate}.activation" for gate in GATES), "hidden_activation")
 
 
@@ -339,18 +328,12 @@ def activation_of(params: BNNSLayerParametersLSTM, role: str) -> Any:
     return getattr(params, gate).activation if rest else params.hidden_activation
 
 
-# ---- backward's results (7.1) ---------------------------------------------------------------------------------------
-
-
 def result_names(layer: Layer) -> dict[str, BNNSNDArrayDescriptor]:
     return {
         name: desc
         for name, desc in every_descriptor(layer.deltas).items()
         if desc.data is not None and not name.startswith(("output_descriptor", "sequence"))
     }
-
-
-# ---- filter parameters (S.5) ----------------------------------------------------------------------------------------
 
 
 class Allocator:

@@ -109,9 +109,6 @@ def tanh() -> Any:
     return bnns.BNNSActivation(bnns.BNNSActivationFunctionTanh)
 
 
-# ---- parameters, memory, threads (sections 1, 10, 13) ----------------------------------------------------------------
-
-
 class Allocator:
     def __init__(self, limit: int = 100) -> None:
         self.given: list[bytearray] = []
@@ -134,9 +131,6 @@ class Allocator:
 
     def parameters(self) -> Any:
         return bnns.BNNSFilterParameters(0, 0, self.alloc, self.free)
-
-
-# ---- fused activations (section 9) -----------------------------------------------------------------------------------
 
 
 def activation(code: int, alpha: float = 0.75, beta: float = 1.25) -> Any:

@@ -14,11 +14,7 @@ import retrograd as rg
 from retrograd import LstmGradients, LstmWeights, _core
 from retrograd.lab import cases
 from retrograd.lab.cases import ACTIVATION_PARAMETERS, LSTM_STANDARD, LstmCase, LstmData
-from retrograd.lab.verify import (
-    lstm_options,
-    lstm_weights,
-    verify_lstm,
-)
+from retrograd.lab.verify import lstm_options, lstm_weights, verify_lstm
 from support.arrays import Array, placed
 
 ISA_LEVELS = tuple(_core.isa_levels())
@@ -52,9 +48,6 @@ def random(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
-# ---- everything with everything --------------------------------------------------------------------------------------
-
-
 def custom(**names: str) -> tuple[cases.NamedActivation, ...]:
     """Activations of the roles i f g o h; the others are standard."""
     return tuple(
@@ -84,9 +77,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-# ---- shapes and strides that hurt ------------------------------------------------------------------------------------
-
-
 def moved(value: Any, memory: Iterator[str], blank: bool = False) -> Any:
     """The same arrays elsewhere in memory, or results' buffers full of NaN there."""
     if value is None:
@@ -96,8 +86,6 @@ def moved(value: Any, memory: Iterator[str], blank: bool = False) -> Any:
     parts = (moved(part, memory, blank) for part in value)
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
-
-# ---- bits ------------------------------------------------------------------------------------------------------------
 
 VARIANTS: dict[str, LstmCase] = {
     "plain": replace(BASE, states=True),
@@ -113,12 +101,8 @@ VARIANTS: dict[str, LstmCase] = {
 variants = pytest.mark.parametrize("name", VARIANTS)
 
 
-# ---- the cache -------------------------------------------------------------------------------------------------------
-
 CACHED = replace(BASE, layers=2, directions=2, states=True, **OPTIONS["lengths"])
 
-
-# ---- refusals --------------------------------------------------------------------------------------------------------
 
 H = 6
 

@@ -45,9 +45,6 @@ PARAMETERS = {
 }
 
 
-# ---- operands --------------------------------------------------------------------------------------------------------
-
-
 def f32(*rows: Any) -> Array:
     return np.array(rows, np.float32)
 
@@ -116,9 +113,6 @@ def gradient(
     sources = (matrix(dy), matrix(x), *map(vector, (mean, var, gamma, beta)))
     commit(kernel, *sources, matrix(dx), vector(dgamma), vector(dbeta))
     return NormGradients(dx, dgamma, dbeta)
-
-
-# ---- the oracle: float64, from the formulas --------------------------------------------------------------------------
 
 
 def sigmoid(x: Array) -> Array:
@@ -214,14 +208,9 @@ def data(seed: int, rows: int, columns: int) -> dict[str, Array]:
     }
 
 
-# ---- what Apple's library printed ------------------------------------------------------------------------------------
-
 X = f32((1, 2, 3), (4, 5, 7), (2, 8, 1), (9, 1, 5))
 MEAN, VAR, GAMMA, BETA = f32(4, 5, 4), f32(8, 6, 6), f32(1.5, 0.75, 2), f32(0.5, -0.5, 1)
 EXAMPLE_C_DY = f32((0.5, -1, 2), (1, 0.25, -0.5), (-0.75, 1.5, 1), (2, -0.5, 0.25))
-
-
-# ---- what is refused -------------------------------------------------------------------------------------------------
 
 
 def forward_operands(**changed: Any) -> dict[str, Any]:

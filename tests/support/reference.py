@@ -1,4 +1,7 @@
-"""What tests of the oracle share: activations with parameters, finite differences, and the comparison."""
+"""What tests of the oracle share: activations with parameters, finite differences, and an LSTM in JAX.
+
+Nothing here may import the engine.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from retrograd.lab.reference import LstmCell
 from support.arrays import Array
 
 LONG_EPS = float(np.finfo(np.longdouble).eps)

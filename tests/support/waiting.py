@@ -2,7 +2,7 @@
 
 No test may depend on how fast the machine is or on which thread it runs next. So a test waits until something has
 happened, and gives up after PATIENCE, when it never will. Where a moment has to be hit that only the scheduler decides,
-it is tried until it was hit (`runs_meanwhile`). test_rooms.py keeps clocks and other timeouts out of the tests.
+it is tried until it was hit (`runs_meanwhile`). test_waiting.py keeps clocks and other timeouts out of the tests.
 """
 
 from __future__ import annotations

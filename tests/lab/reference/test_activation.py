@@ -16,17 +16,7 @@ import pytest
 
 from retrograd.lab import reference
 from support.arrays import Array
-from support.reference import (
-    CASES,
-    EPS,
-    EVERY_CASE,
-    INPUT_CASES,
-    LONG_EPS,
-    ORDER,
-    STEP,
-    assert_close,
-    derivative,
-)
+from support.reference import CASES, EPS, EVERY_CASE, INPUT_CASES, LONG_EPS, ORDER, STEP, assert_close, derivative
 
 PI = "3.141592653589793238462643383279502884197169399375105820974944592307816406286208998628034825342117067982148"
 # Parameters that leave only the input to tell the slope.

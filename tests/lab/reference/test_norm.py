@@ -19,16 +19,7 @@ from hypothesis import strategies as st
 from retrograd.lab import reference
 from support.arrays import Array
 from support.onnx_cases import OnnxCase, collect_onnx_cases
-from support.reference import (
-    CASES,
-    EPS,
-    EVERY_CASE,
-    LONG_EPS,
-    ORDER,
-    STEP,
-    assert_close,
-    derivative,
-)
+from support.reference import CASES, EPS, EVERY_CASE, LONG_EPS, ORDER, STEP, assert_close, derivative
 
 KINDS: tuple[reference.Kind, ...] = ("batch", "instance", "layer", "group")
 

@@ -13,27 +13,10 @@ import retrograd as rg
 from retrograd import LstmWeights
 from retrograd.lab import cases
 from retrograd.lab.cases import LstmCase, LstmData, LstmParameters
-from retrograd.lab.verify import (
-    lstm_errors,
-    lstm_options,
-    lstm_oracle,
-    lstm_weights,
-    run_lstm,
-)
+from retrograd.lab.verify import lstm_errors, lstm_options, lstm_oracle, lstm_weights, run_lstm
 from retrograd.ops import _threads
 from support.arrays import Array, assert_same_bits
-from support.lstm import (
-    BASE,
-    ISA_LEVELS,
-    OPTIONS,
-    THREADS,
-    VARIANTS,
-    backward,
-    check,
-    flat,
-    forward,
-    variants,
-)
+from support.lstm import BASE, ISA_LEVELS, OPTIONS, THREADS, VARIANTS, backward, check, flat, forward, variants
 
 # ---- bits ------------------------------------------------------------------------------------------------------------
 

@@ -14,14 +14,7 @@ from retrograd import LstmGradients, LstmWeights, _core
 from retrograd.lab import cases
 from retrograd.lab.cases import LstmCase
 from support.arrays import MEMORY, Array, assert_same_bits, assert_untouched_around, fenced, placed
-from support.lstm import (
-    CACHED,
-    NEEDS,
-    backward,
-    flat,
-    forward,
-    moved,
-)
+from support.lstm import CACHED, NEEDS, backward, flat, forward, moved
 
 # ---- need, out, accumulate -------------------------------------------------------------------------------------------
 

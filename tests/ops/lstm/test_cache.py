@@ -13,20 +13,9 @@ import retrograd as rg
 from retrograd import LstmActivations, LstmWeights
 from retrograd.lab import cases, reference
 from retrograd.lab.cases import LstmCase
-from retrograd.lab.verify import (
-    lstm_options,
-    lstm_weights,
-)
+from retrograd.lab.verify import lstm_options, lstm_weights
 from support.arrays import assert_same_bits
-from support.lstm import (
-    CACHED,
-    VARIANTS,
-    backward,
-    flat,
-    forward,
-    moved,
-    variants,
-)
+from support.lstm import CACHED, VARIANTS, backward, flat, forward, moved, variants
 
 # ---- the cache -------------------------------------------------------------------------------------------------------
 

@@ -10,16 +10,9 @@ import retrograd as rg
 from retrograd import LstmActivations, LstmWeights
 from retrograd.lab import cases, reference
 from retrograd.lab.cases import LstmCase
-from retrograd.lab.verify import (
-    run_lstm,
-)
+from retrograd.lab.verify import run_lstm
 from support.arrays import assert_same_bits
-from support.lstm import (
-    THREADS,
-    flat,
-    forward,
-    random,
-)
+from support.lstm import THREADS, flat, forward, random
 
 
 def test_dropout_is_the_oracles_mask() -> None:

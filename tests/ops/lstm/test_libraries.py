@@ -11,18 +11,9 @@ import retrograd as rg
 from retrograd import LstmWeights
 from retrograd.lab import cases, reference
 from retrograd.lab.cases import LstmCase, LstmData, LstmParameters
-from retrograd.lab.verify import (
-    LstmResults,
-    lstm_errors,
-    lstm_oracle,
-    run_lstm,
-)
+from retrograd.lab.verify import LstmResults, lstm_errors, lstm_oracle, run_lstm
 from support.arrays import Array
-from support.lstm import (
-    backward,
-    custom,
-    forward,
-)
+from support.lstm import backward, custom, forward
 from support.onnx_cases import OnnxLstm, collect_onnx_lstm_cases
 from support.reference import jax_lstm
 

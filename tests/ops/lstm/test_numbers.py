@@ -14,21 +14,9 @@ import retrograd as rg
 from retrograd import LstmWeights
 from retrograd.lab import cases
 from retrograd.lab.cases import LstmCase
-from retrograd.lab.verify import (
-    lstm_errors,
-    lstm_oracle,
-    run_lstm,
-)
+from retrograd.lab.verify import lstm_errors, lstm_oracle, run_lstm
 from support.arrays import assert_same_bits
-from support.lstm import (
-    BASE,
-    NEEDS,
-    VARIANTS,
-    backward,
-    flat,
-    forward,
-    moved,
-)
+from support.lstm import BASE, NEEDS, VARIANTS, backward, flat, forward, moved
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -17,28 +17,10 @@ import retrograd as rg
 from retrograd import LstmWeights, _core
 from retrograd.lab import bounds, cases
 from retrograd.lab.cases import LSTM_STANDARD, LstmCase, LstmParameters
-from retrograd.lab.verify import (
-    LstmErrors,
-    lstm_errors,
-    lstm_oracle,
-    run_lstm,
-    verify_lstm,
-)
+from retrograd.lab.verify import LstmErrors, lstm_errors, lstm_oracle, run_lstm, verify_lstm
 from retrograd.ops.activation import ACTIVATIONS
 from support.arrays import MEMORY, assert_same_bits, assert_untouched_around
-from support.lstm import (
-    BASE,
-    ISA_LEVELS,
-    NEEDS,
-    OPTIONS,
-    THREADS,
-    backward,
-    check,
-    custom,
-    flat,
-    forward,
-    moved,
-)
+from support.lstm import BASE, ISA_LEVELS, NEEDS, OPTIONS, THREADS, backward, check, custom, flat, forward, moved
 
 # ---- everything with everything --------------------------------------------------------------------------------------
 

@@ -11,13 +11,7 @@ import pytest
 import retrograd as rg
 from retrograd import LstmActivations, LstmWeights, _core
 from support.arrays import Array, assert_same_bits
-from support.lstm import (
-    H,
-    cell,
-    f32,
-    flat,
-    random,
-)
+from support.lstm import H, cell, f32, flat, random
 
 X = (4, 3, 5)
 

@@ -10,13 +10,7 @@ from retrograd import LstmWeights
 from retrograd.lab import cases
 from retrograd.lab.cases import LstmCase, LstmData
 from support.arrays import MEMORY, Array, assert_same_bits, placed
-from support.lstm import (
-    THREADS,
-    backward,
-    flat,
-    forward,
-    random,
-)
+from support.lstm import THREADS, backward, flat, forward, random
 
 TABLE_CASES = {
     "plain": LstmCase(9, 13, 5, 35, states=True),

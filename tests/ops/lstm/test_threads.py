@@ -8,13 +8,9 @@ from typing import Any
 
 from retrograd.lab import cases
 from retrograd.lab.cases import LstmCase
-from retrograd.lab.verify import (
-    run_lstm,
-)
+from retrograd.lab.verify import run_lstm
 from support.arrays import assert_same_bits
-from support.lstm import (
-    CACHED,
-)
+from support.lstm import CACHED
 from support.processes import forks, linux, python
 
 
