@@ -180,7 +180,7 @@ IMPORT_OF_A_TEST = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", TEST_FILES)
+@pytest.mark.parametrize("path", [*TEST_FILES, *(f"core/{path.name}" for path in sorted((TESTS / "core").iterdir()))])
 def test_a_test_file_is_short_and_imports_no_other(path: str) -> None:
     source = (TESTS / path).read_text(encoding="utf-8")
     assert [match[0] for match in IMPORT_OF_A_TEST.finditer(source)] == []

@@ -43,6 +43,11 @@ GUARD = 64  # bytes on either side of a buffer
 PATTERN = 0xA5
 SLOW = 20.0  # seconds: no call on buffers of a few kilobytes takes that long
 STUCK = 120.0  # seconds in one case, after which its process is ended
+# What descriptors and members are mutated to.
+INTEGERS = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 64, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62]
+INTEGERS += [2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)]
+FLOATS = [0.0, 1.0, -1.0, 0.5, 0.9, 1e-3, 1e38, 1e300, -1e-45, float("nan"), float("inf"), -float("inf")]
+STRANGE = [None, "text", b"", 1.5, [], {}, object(), np.zeros(0, np.float32), np.array([None] * 4), True]
 
 Run: TypeAlias = Callable[[int, Counter[str]], None]
 
