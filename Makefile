@@ -70,14 +70,13 @@ stress: $(VENV)/.package-done
 
 sanitize: $(VENV)-sanitize/.package-done
 	$(sanitized) -m pytest tests/sanitizer_sees.py
-	$(sanitized) -m pytest tests/test_normalization.py -k 'hurt or optional or no_elements or transposed or large_problems'
-	$(sanitized) -m pytest tests/test_activation.py tests/test_linear.py tests/test_loss.py
-	$(sanitized) -m pytest tests/test_recurrent.py -k 'not memory_growth'  # freed memory is kept, to see who uses it
+	$(sanitized) -m pytest tests/ops/test_normalization*.py -k 'hurt or optional or no_elements or transposed or large_problems'
+	$(sanitized) -m pytest tests/ops/test_activation*.py tests/ops/test_linear.py tests/ops/test_loss.py
+	$(sanitized) -m pytest tests/ops/lstm -k 'not memory_growth'  # freed memory is kept, to see who uses it
 	$(MAKE) fuzz
 
 # Results at every level against the oracle, and how arguments are checked: a few minutes of the suite.
-fast_tests := tests/test_args.py tests/test_overlap.py tests/test_nan.py tests/test_linear.py tests/test_loss.py \
-    tests/test_optimizer.py tests/test_threads.py
+fast_tests := $(patsubst %,tests/ops/test_%.py,args overlap nan linear loss optimizer threads)
 clang: $(VENV)-clang/.package-done
 	$(VENV)-clang/bin/retrograd verify
 	CI= $(VENV)-clang/bin/python -m pytest $(fast_tests)  # without PyTorch and JAX: the other build has been compared with them

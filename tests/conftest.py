@@ -20,6 +20,8 @@ import retrograd
 from retrograd import _core
 from retrograd.bnns._failure import first_failure
 
+# Failed assertions in helpers show their values, as those in tests do.
+pytest.register_assert_rewrite("support")
 # JAX is compared with on the CPU, and need not look for anything else when it starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # No example is too slow: a busy machine is no fault of ours.

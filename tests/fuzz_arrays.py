@@ -24,12 +24,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from fuzz_calls import ENORMOUS, GENERATORS, MANY, MOST, Arguments, Array, Impossible, Maker, Memory, Parts, as_called
-from fuzz_driver import GUARD, Broken, main
-from fuzz_oracle import disagreement
 from numpy.lib.stride_tricks import as_strided
 
 import retrograd as rg
+from support.fuzz_calls import (
+    ENORMOUS,
+    GENERATORS,
+    MANY,
+    MOST,
+    Arguments,
+    Array,
+    Impossible,
+    Maker,
+    Memory,
+    Parts,
+    as_called,
+)
+from support.fuzz_driver import GUARD, Broken, main
+from support.fuzz_oracle import disagreement
 
 REFUSALS = (ValueError, TypeError, MemoryError, OverflowError)
 INTEGERS = [0, 1, 2, 3, 7, 64, 4096, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64]

@@ -23,16 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fuzz_driver import Broken, Memory, main, timed
 
 from retrograd import bnns
 from retrograd.bnns._failure import UNEXPECTED
 from retrograd.bnns._structures import DIMENSIONS, Structure
+from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
 
-INTEGERS = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 64, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62]
-INTEGERS += [2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)]
-FLOATS = [0.0, 1.0, -1.0, 0.5, 0.9, 1e-3, 1e38, 1e300, -1e-45, float("nan"), float("inf"), -float("inf")]
-STRANGE = [None, "text", b"", 1.5, [], {}, object(), np.zeros(0, np.float32), np.array([None] * 4), True]
 TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
 LAYOUTS = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataLayout")]
 FUNCTIONS = list(range(37))

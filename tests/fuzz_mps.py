@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fuzz_bnns import FLOATS, INTEGERS, STRANGE
-from fuzz_driver import Broken, Memory, main, timed
 
 from retrograd import mps
 from retrograd.lab import reference
 from retrograd.mps import MPSCNNNeuronType, MPSDataType
+from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
 
 REFUSALS = (TypeError, ValueError, RuntimeError)
 DEVICE = mps.MTLCreateSystemDefaultDevice()

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE
+
+from support.waiting import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -80,7 +81,7 @@ def test_tests_that_the_map_names_exist() -> None:
     text = (ROOT / "docs" / "apple.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(test_\w+)`", text))
     there = set()
-    for path in (ROOT / "tests").glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         there |= set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
     assert len(named) > 150
     assert named <= there, named - there

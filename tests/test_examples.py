@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE
+
+from support.waiting import PATIENCE
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import PATIENCE
 
 import retrograd as rg
 from retrograd import _core
+from support.waiting import PATIENCE
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and RLIMIT_AS")
 
@@ -262,18 +262,12 @@ def test_far_more_threads_than_processors_are_capped_with_a_warning() -> None:
     assert rg.get_num_threads() == most
 
 
-def sleeps(task: Path) -> int:
-    """How often a thread has gone to sleep."""
-    lines = (task / "status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
-
-
 IDLE = """
     import os
     from pathlib import Path
     import numpy as np
     import retrograd as rg
-    from test_robustness import sleeps
+    from support.processes import sleeps
 
     most = 8
     tasks = Path("/proc/self/task")

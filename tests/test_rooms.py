@@ -1,4 +1,4 @@
-"""Who may import whom, in Python and in C++, and that a kernel object exports its table and nothing else.
+"""Who may import whom, in Python, in tests and in C++; and that a kernel object exports its table and nothing else.
 
 The kernels are one source compiled for several instruction sets. A function of theirs that other objects could see
 would be merged by the linker with its namesakes, and a machine without AVX-512 might be given the AVX-512 one.
@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from waiting import PATIENCE
+
+from support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "retrograd"
@@ -90,8 +91,8 @@ def imports(source: str, path: str) -> Iterator[Import]:
                 yield Import(parts[0], node.lineno, lazy)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
             (name,) = (argument for argument in node.args[:1])
-            assert isinstance(name, ast.Constant), f"line {node.lineno}: imports what only running it would tell"
-            yield Import(str(name.value).partition(".")[0], node.lineno, lazy)
+            known = isinstance(name, ast.Constant)
+            yield Import(name.value.partition(".")[0] if known else ast.unparse(name), node.lineno, lazy)
         inside = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for child in ast.iter_child_nodes(node):
             yield from visit(child, inside)
@@ -167,9 +168,57 @@ def test_users_import_no_laboratory() -> None:
     assert not {name for name in run.stdout.split() if name.startswith("retrograd.lab")}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("test_reference*.py")), ids=lambda path: path.stem)
-def test_the_oracles_tests_leave_the_engine_alone(path: Path) -> None:
-    names = {i.name for i in imports(path.read_text(), "tests.py")}
+# ---- tests -----------------------------------------------------------------------------------------------------------
+
+TESTS = ROOT / "tests"
+TEST_FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py"))
+NOT_MIRRORED = {"core", "data", "support"}  # C++ programs, saved results, what tests share
+MOST_LINES = 800
+# Statements, and lines of scripts in strings.
+IMPORT_OF_A_TEST = re.compile(
+    r"^\s*(from\s+[\w.]*\btest_\w+\s+import|(from\s+[\w.]+\s+)?import\b.*\btest_\w+).*", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("path", [*TEST_FILES, *(f"core/{path.name}" for path in sorted((TESTS / "core").iterdir()))])
+def test_a_test_file_is_short_and_imports_no_other(path: str) -> None:
+    source = (TESTS / path).read_text(encoding="utf-8")
+    assert [match[0] for match in IMPORT_OF_A_TEST.finditer(source)] == []
+    assert len(source.splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from test_nn import random", True),
+        ("    from ops.test_nn import random", True),
+        ("import test_nn", True),
+        ("from ops import test_nn", True),
+        ("from support.nn import random", False),
+        ("import latest_nn", False),
+    ],
+)
+def test_an_import_of_a_test_is_seen(line: str, found: bool) -> None:
+    assert bool(IMPORT_OF_A_TEST.search(f"import numpy\n{line}\n")) is found
+
+
+def test_folders_of_tests_mirror_the_package() -> None:
+    folders = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*") if path.is_dir()}
+    extra = {folder for folder in folders if "__pycache__" not in folder and not (PACKAGE / folder).is_dir()}
+    assert extra == NOT_MIRRORED
+
+
+def with_helpers(path: str) -> Iterator[str]:
+    """The source of a test, and of what it imports from support, and so on."""
+    source = (TESTS / path).read_text(encoding="utf-8")
+    yield source
+    for name in re.findall(r"^from support\.(\w+) import", source, re.MULTILINE):
+        yield from with_helpers(f"support/{name}.py")
+
+
+@pytest.mark.parametrize("path", [path for path in TEST_FILES if path.startswith("lab/reference/")])
+def test_the_oracles_tests_leave_the_engine_alone(path: str) -> None:
+    names = {i.name for source in with_helpers(path) for i in imports(source, "tests.py")}
     assert not names & {"_core", "ops", "lab/verify", "lab/cases", "lab/bounds"}
 
 

@@ -1,5 +1,5 @@
 // exp, expm1, log1p, tanh, sigmoid and erf for vectors of float and double. The bounds below are over the whole range
-// named and are tested (tests/test_activation.py). No tables; NaN comes out as NaN, nothing traps.
+// named and are tested (tests/ops/test_activation_precision.py). No tables; NaN comes out as NaN, nothing traps.
 #pragma once
 
 #include "vec.h"

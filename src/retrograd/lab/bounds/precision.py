@@ -26,7 +26,7 @@ class _Roundings(NamedTuple):
 
 def activation_roundings(name: str, alpha: float, beta: float, double: bool) -> _Roundings:
     """Parameters are themselves rounded to the arithmetic's type. The transcendental ones keep their bounds in ulp of
-    the engine (an ulp is up to 2 u): exp 1.1, expm1 and log1p 2, tanh and sigmoid 3 (tests/test_activation.py).
+    the engine (an ulp is up to 2 u): exp 1.1, expm1 and log1p 2, tanh and sigmoid 3 (tests/support/activation.py).
     """
     a, b = abs(alpha), abs(beta)
     match name:

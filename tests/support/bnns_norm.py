@@ -1,0 +1,137 @@
+"""A BNNS normalization filter with its descriptors and arrays, and short ways to call it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from retrograd import bnns
+
+Descriptor = bnns.BNNSNDArrayDescriptor
+KINDS = {
+    "batch": bnns.BNNSBatchNorm,
+    "instance": bnns.BNNSInstanceNorm,
+    "layer": bnns.BNNSLayerNorm,
+    "group": bnns.BNNSGroupNorm,
+}
+F32, F16, BF16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16, bnns.BNNSDataTypeBFloat16
+TYPES = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}
+
+
+def image(shape: tuple[int, ...], data: Any = None, *, flags: int = 0, data_type: int = F32, **fields: Any) -> Any:
+    """ImageCHW of a shape (C, H, W), or Vector of (C,)."""
+    layout = bnns.BNNSDataLayoutImageCHW if len(shape) == 3 else bnns.BNNSDataLayoutVector
+    return Descriptor(flags=flags, layout=layout, size=shape[::-1], data=data, data_type=data_type, **fields)
+
+
+def described(array: np.ndarray | None, **fields: Any) -> Any:
+    return Descriptor() if array is None else Descriptor.from_array(array, **fields)
+
+
+class Layer:
+    """A filter and the arrays around it."""
+
+    def __init__(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        *,
+        gamma: np.ndarray | None = None,
+        beta: np.ndarray | None = None,
+        mean: np.ndarray | None = None,
+        variance: np.ndarray | None = None,
+        momentum: float = 0.9,
+        epsilon: float = 1e-3,
+        activation: Any = None,
+        groups: int = 0,
+        axis: int = 0,
+        parameters: Any = None,
+        types: tuple[int, int] = (F32, F32),
+        **options: Any,
+    ) -> None:
+        self.kind, self.shape, self.types = kind, shape, types
+        self.size = int(np.prod(shape))
+        self.parameters = bnns.BNNSLayerParametersNormalization(
+            i_desc=image(shape, data_type=types[0]),
+            o_desc=image(shape, data_type=types[1]),
+            beta_desc=described(beta),
+            gamma_desc=described(gamma),
+            moving_mean_desc=described(mean),
+            moving_variance_desc=described(variance),
+            momentum=momentum,
+            epsilon=epsilon,
+            activation=activation or bnns.BNNSActivation(),
+            num_groups=groups,
+            normalization_axis=axis,
+        )
+        self.filter = bnns.BNNSFilterCreateLayerNormalization(KINDS[kind], self.parameters, parameters, **options)
+        self.made = self.filter is not None
+
+    def forward(self, x: np.ndarray, training: bool = True, y: np.ndarray | None = None) -> np.ndarray:
+        y = np.empty(x.shape, TYPES[self.types[1]]) if y is None else y
+        status = bnns.BNNSNormalizationFilterApplyBatch(self.filter, len(x), x, self.size, y, self.size, training)
+        assert status == 0, bnns.last_error()
+        return y
+
+    def backward(self, dy: np.ndarray, y: np.ndarray | None, **deltas: Any) -> int:
+        """deltas: descriptors in_delta, beta_delta, gamma_delta."""
+        out_delta = image(self.shape, dy, data_type=next(t for t, d in TYPES.items() if d == dy.dtype))
+        return bnns.BNNSNormalizationFilterApplyBackwardBatch(
+            self.filter,
+            len(dy),
+            deltas.get("in_delta"),
+            self.size,
+            y,
+            self.size,
+            out_delta,
+            self.size,
+            deltas.get("beta_delta"),
+            deltas.get("gamma_delta"),
+        )
+
+    def gradients(self, dy: np.ndarray, y: np.ndarray, parameter: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+        dx = np.full(dy.shape, np.nan, np.float32)
+        dbeta, dgamma = np.full(parameter, np.nan, np.float32), np.full(parameter, np.nan, np.float32)
+        status = self.backward(
+            dy, y, in_delta=image(self.shape, dx), beta_delta=described(dbeta), gamma_delta=described(dgamma)
+        )
+        assert status == 0, bnns.last_error()
+        return dx, dgamma, dbeta
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.3, 1.2, shape).astype(np.float32)
+
+
+def tanh() -> Any:
+    return bnns.BNNSActivation(bnns.BNNSActivationFunctionTanh)
+
+
+class Allocator:
+    def __init__(self, limit: int = 100) -> None:
+        self.given: list[bytearray] = []
+        self.freed: list[Any] = []
+        self.limit = limit
+
+    def alloc(self, memptr: Any, alignment: int, size: int) -> int:
+        assert alignment >= 8
+        assert alignment & (alignment - 1) == 0
+        if len(self.given) >= self.limit:
+            return 12  # ENOMEM
+        self.given.append(bytearray(size))
+        memptr[0] = self.given[-1]
+        return 0
+
+    def free(self, block: Any) -> None:
+        assert any(block is one for one in self.given)
+        assert not any(block is one for one in self.freed)
+        self.freed.append(block)
+
+    def parameters(self) -> Any:
+        return bnns.BNNSFilterParameters(0, 0, self.alloc, self.free)
+
+
+def activation(code: int, alpha: float = 0.75, beta: float = 1.25) -> Any:
+    return bnns.BNNSActivation(code, alpha, beta)

@@ -1,0 +1,760 @@
+"""The calls that fuzz_arrays.py makes: memory between patterns, and for each function the arguments of a valid call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import retrograd as rg
+from retrograd.lab.cases import ACTIVATION_PARAMETERS
+from retrograd.lab.verify import fused_activation
+from support.fuzz_driver import GUARD, PATTERN, Broken
+
+Array = np.ndarray[Any, Any]
+Arguments = dict[str, Any]
+
+EXTENTS = [0, 1, 1, 2, 3, 5, 7, 8, 9, 13, 15, 16, 17, 31, 33]
+MOST = 4000  # elements of an array; a few cases are larger, so that threads take part
+MANY = 1_000_000  # what has more elements has no memory for them, only strides of 0
+# Nothing of that size can be allocated: a function refuses, or has an extent of 0 beside it.
+ENORMOUS = [2**44, 2**47 + 1, 2**52, 2**58 + 256, 2**60, 2**61 - 1]
+# C and Fortran order, permuted axes, reversed, every other element, part of a larger array, stride 0, misaligned.
+LAYOUTS = "CCCFPRSXZM"
+WRITABLE = "CCFPRSX"
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Memory:
+    """Blocks of bytes, each with one view that a call was given, and others that mutations have made."""
+
+    random: np.random.Generator
+    blocks: list[Array] = field(default_factory=list)
+    misaligned: bool = False  # some arrays of the case are
+    notes: dict[int, Any] = field(default_factory=dict)  # what the oracle needs to know of a cache, by its id
+
+    def place(self, values: Array, layouts: str = LAYOUTS) -> Array:
+        """The values as a view into a new block, in a layout drawn from these letters."""
+        if values.dtype.hasobject:  # pointers are not for patterns
+            return values
+        layout = str(self.random.choice(list(layouts if self.misaligned else layouts.replace("M", ""))))
+        item = values.itemsize
+        extents = [extent if values.size else min(extent, 3) for extent in values.shape]  # one may be enormous
+        order = list(range(values.ndim))
+        gap = shift = 0
+        if layout == "F":
+            order.reverse()
+        elif layout == "P":
+            self.random.shuffle(order)
+        elif layout == "X":  # a part of a larger array
+            gap = int(self.random.integers(1, 4)) * item
+        elif layout == "M":
+            shift = int(self.random.integers(1, max(item, 2)))
+        zero = int(self.random.integers(values.ndim)) if layout == "Z" and values.ndim else -1
+        strides, span = [0] * values.ndim, item
+        for axis in reversed(order):
+            if axis == zero and extents[axis] > 1:
+                continue
+            step = span * (2 if layout == "S" and self.random.random() < 0.7 else 1)
+            strides[axis], span = step, max(step * extents[axis], span) + gap
+        if layout == "M" and values.ndim and self.random.random() < 0.3:
+            strides[order[-1]] += 1  # from element to element, too
+            span += extents[order[-1]]
+        block = np.full(span + shift + 2 * GUARD, PATTERN, np.uint8)
+        offset = GUARD + shift
+        for axis in range(values.ndim):
+            if layout == "R" and self.random.random() < 0.7 and extents[axis]:
+                offset += (extents[axis] - 1) * strides[axis]
+                strides[axis] = -strides[axis]
+        view = np.ndarray(values.shape, values.dtype, block, offset, strides)
+        if values.size:
+            view[...] = values if zero < 0 else values[(slice(None),) * zero + (slice(0, 1),)]
+        self.blocks.append(block)
+        return view
+
+    def block_of(self, view: Any) -> int | None:
+        while view is not None:
+            for number, block in enumerate(self.blocks):
+                if view is block:
+                    return number
+            view = getattr(view, "base", getattr(view, "obj", None))
+        return None
+
+    def count_bytes(self, view: Array, counts: Array, block: Array) -> None:
+        """Count at each byte of the block how many elements of the view include it."""
+        if not view.size:
+            return
+        places: Any = view.__array_interface__["data"][0] - block.__array_interface__["data"][0]
+        axes = [(extent, step) for extent, step in zip(view.shape, view.strides, strict=True) if step]
+        for extent, step in (*axes, (view.itemsize, 1)):
+            places = np.add.outer(places, np.arange(extent) * step)
+        np.add.at(counts, places.reshape(-1), 1)
+
+    def writable(self, arrays: list[Array]) -> tuple[list[Array], str]:
+        """Which bytes of each block these arrays may change; and which of the arrays cannot be a result, and why."""
+        masks, fault = [np.zeros(block.size, np.bool_) for block in self.blocks], ""
+        for array in arrays:
+            if any(step == 0 and extent > 1 for step, extent in zip(array.strides, array.shape, strict=True)):
+                fault = "a result with stride 0" if array.size else fault
+            number = self.block_of(array)
+            if number is None or not array.flags.writeable:
+                continue
+            counts = np.zeros(self.blocks[number].size, np.int64)
+            self.count_bytes(array, counts, self.blocks[number])
+            if (counts > 1).any():
+                fault = "a result that overlaps itself"
+            if (masks[number] & (counts > 0)).any():
+                fault = "two results that overlap"
+            masks[number] |= counts > 0
+        return masks, fault
+
+    def snapshot(self) -> list[Array]:
+        return [block.copy() for block in self.blocks]
+
+    def restore(self, before: list[Array]) -> None:
+        for block, old in zip(self.blocks, before, strict=True):
+            block[...] = old
+
+    def check(self, before: list[Array], masks: list[Array] | None, what: str) -> None:
+        for number, (block, old) in enumerate(zip(self.blocks, before, strict=True)):
+            changed = block != old
+            if masks is not None:
+                changed &= ~masks[number]
+            if changed.any():
+                raise Broken(f"{what} has changed byte {int(changed.argmax())} of block {number} of {block.size} bytes")
+
+
+@dataclass
+class Maker:
+    """Draws the arguments of a valid call."""
+
+    random: np.random.Generator
+    memory: Memory
+    may_be_enormous: bool = False  # a mutation may make an array enormous
+    enormous: bool = False  # the call is made with enormous arrays
+    large: bool = False
+
+    def one_of(self, *values: Any) -> Any:
+        return values[int(self.random.integers(len(values)))]
+
+    def maybe(self, value: Any, share: float = 0.5) -> Any:
+        return value if self.random.random() < share else None
+
+    def chance(self, share: float = 0.5) -> bool:
+        return bool(self.random.random() < share)
+
+    def shape(self, low: int, high: int, most: int = MOST) -> tuple[int, ...]:
+        if self.large:
+            most *= 15
+        rank = int(self.random.integers(low, high + 1))
+        extents = [self.extent() for _ in range(rank)]
+        while math.prod(extents) > most:
+            extents[int(np.argmax(extents))] //= 2
+        if self.large and rank and math.prod(extents):
+            axis = int(self.random.integers(rank))
+            extents[axis] *= max(1, most // math.prod(extents))
+        return tuple(self.enlarged(extents))
+
+    def extent(self, low: int = 0) -> int:
+        return max(low, self.one_of(*EXTENTS))
+
+    def enlarged(self, extents: list[int]) -> list[int]:
+        """With one enormous extent, in a case that is to have some."""
+        if self.enormous and extents and self.chance(0.7):
+            extents[int(self.random.integers(len(extents)))] = self.one_of(*ENORMOUS)
+        return extents
+
+    def dtype(self, halves: bool = False) -> np.dtype[Any]:
+        names: list[Any] = ["float32", "float32", "float64", *(["float16", ml_dtypes.bfloat16] if halves else [])]
+        return np.dtype(names[int(self.random.integers(len(names)))])
+
+    def real(self, shape: tuple[int, ...], dtype: Any, layouts: str = LAYOUTS) -> Array:
+        """An input of normal numbers; of some, with a mean far from 0, and NaN or infinities here and there."""
+        if math.prod(shape) > MANY:
+            if math.prod(shape) * np.dtype(dtype).itemsize >= 2**63:
+                raise Impossible
+            return np.broadcast_to(self.memory.place(np.ones((), dtype)), shape)
+        values = self.random.standard_normal(shape)
+        kind = self.random.random()
+        if kind < 0.05:
+            values = values + self.one_of(1e2, 1e4, 1e6)
+        elif kind < 0.1:
+            values = np.full(shape, self.one_of(0.0, -0.0, 1.0, 1e4))
+        elif kind < 0.15:
+            holes = self.random.random(shape) < 0.1
+            values = np.where(holes, self.one_of(math.nan, math.inf, -math.inf, 1e38, 1e-42), values)
+        with np.errstate(all="ignore"):
+            return self.memory.place(values.astype(dtype), layouts)
+
+    def indices(self, shape: tuple[int, ...], limit: int, layouts: str = LAYOUTS) -> Array:
+        if math.prod(shape) > MANY:
+            return np.broadcast_to(self.memory.place(np.zeros((), np.int64)), shape)
+        values = self.random.integers(0, max(limit, 1), shape)
+        return self.memory.place(values.astype(self.one_of("int64", "int64", "int32", "uint8", "uint64")), layouts)
+
+    def result(self, shape: tuple[int, ...], dtype: Any, share: float = 0.5) -> Array | None:
+        """A buffer for a result, or none; rarely one that cannot be written to in its layout."""
+        if math.prod(shape) > MANY or not self.chance(share):
+            return None
+        values = self.random.standard_normal(shape)
+        return self.memory.place(values.astype(dtype), self.one_of(WRITABLE, WRITABLE, LAYOUTS))
+
+    def activation(self) -> Any:
+        name = self.one_of(*ACTIVATION_PARAMETERS)
+        return fused_activation(name, *ACTIVATION_PARAMETERS[name])
+
+    def threads(self) -> Any:
+        return self.one_of(None, 1, 2, 3, 4)
+
+
+class Impossible(Exception):
+    """There is no such array, or no such cache."""
+
+
+class Parts(list[Any]):
+    """The arrays of an LSTM's cell, in a form that can be mutated; a call gets LstmWeights."""
+
+
+def as_called(value: Any) -> Any:
+    if isinstance(value, Parts) and 2 <= len(value) <= 4:
+        return rg.LstmWeights(*value)
+    if type(value) is list:
+        return [as_called(inner) for inner in value]
+    if type(value) is dict:
+        return {key: as_called(inner) for key, inner in value.items()}
+    return value
+
+
+# ---- generators: the arguments of a valid call, by the function's name -----------------------------------------------
+
+
+def norm_arguments(make: Maker, kind: str) -> tuple[Arguments, dict[str, Any]]:
+    """Of a forward, and the geometry in the oracle's words."""
+    shape = make.shape(1 if kind == "layer" else 2, 4)
+    dtype, rank = make.dtype(halves=True), len(shape)
+    arithmetic = np.float64 if dtype == np.float64 else np.float32
+    arguments: Arguments = {"x": make.real(shape, dtype)}
+    if kind == "layer":
+        axis = int(make.random.integers(rank))
+        geometry: dict[str, Any] = {"axis": axis}
+        parameters = shape[axis:]
+    else:
+        axis = int(make.random.integers(1, rank)) if kind != "batch" else int(make.random.integers(rank))
+        geometry = {"channel_axis": axis}
+        parameters = (shape[axis],)
+        if kind == "group":
+            divisors = [n for n in range(1, min(shape[axis], 40) + 1) if shape[axis] % n == 0] or [1]
+            geometry["num_groups"] = make.one_of(*divisors)
+    arguments |= geometry
+    for name in ("gamma", "beta"):
+        arguments[name] = make.maybe(make.real(parameters, arithmetic))
+    arguments |= {
+        "eps": make.one_of(1e-5, 1e-3, 0.1, 0.0),
+        "activation": make.one_of(None, None, make.activation()),
+        "slope_from": make.one_of("output", "input", "input"),
+    }
+    if kind == "batch":
+        sets: tuple[int, ...] = parameters
+    elif kind == "instance":
+        sets = (shape[0], shape[axis])
+    elif kind == "layer":
+        sets = shape[:axis]
+    else:
+        sets = (shape[0], geometry["num_groups"])
+    return arguments, {"sets": sets, "parameters": parameters, "dtype": dtype, "shape": shape}
+
+
+def norm_forward(kind: str) -> Callable[[Maker], Arguments]:
+    def generate(make: Maker) -> Arguments:
+        arguments, sizes = norm_arguments(make, kind)
+        if make.chance(0.2):
+            arguments["mean"] = make.real(sizes["sets"], np.float64)
+            arguments["var"] = np.abs(arguments["mean"]) if make.chance() else make.real(sizes["sets"], np.float32)
+        if kind in ("batch", "instance") and make.chance(0.4):
+            running = make.dtype()
+            arguments["running_mean"] = make.real(sizes["parameters"], running, "CFRSX")
+            arguments["running_var"] = make.memory.place(
+                np.abs(make.random.standard_normal(sizes["parameters"])), "CRSX"
+            )
+            arguments["training"] = make.chance(0.7)
+            arguments["update"] = make.one_of(
+                rg.RunningUpdate.pytorch(), rg.RunningUpdate.keras(), rg.RunningUpdate(1, True)
+            )
+        x = arguments["x"]
+        arguments["out"] = make.result(sizes["shape"], sizes["dtype"])
+        arguments["keep_x"] = make.result(sizes["shape"], sizes["dtype"], 0.2)
+        if make.chance(0.1) and x.flags.writeable:
+            arguments["out"] = x  # in place
+        arguments["num_threads"] = make.threads()
+        return arguments
+
+    return generate
+
+
+def norm_cache(make: Maker, kind: str) -> tuple[Any, dict[str, Any]]:
+    """Of a forward that went well."""
+    arguments, sizes = norm_arguments(make, kind)
+    arguments["x"] = make.real(sizes["shape"], sizes["dtype"], "CCFPRSXZ")
+    for name in ("gamma", "beta"):
+        if arguments[name] is not None:
+            arguments[name] = make.memory.place(np.array(arguments[name]), "CFRSX")
+    if arguments["activation"] is not None and make.chance():
+        arguments["slope_from"] = "input"
+    try:
+        cache = getattr(rg, f"{kind}_norm_forward")(**arguments)[1]
+    except ValueError:  # an activation whose slope needs the input
+        arguments["slope_from"] = "input"
+        cache = getattr(rg, f"{kind}_norm_forward")(**arguments)[1]
+    sizes["geometry"] = {
+        "kind": kind,
+        **{k: v for k, v in arguments.items() if k in ("axis", "channel_axis", "num_groups")},
+    }
+    sizes["slope_from"] = arguments["slope_from"]
+    return cache, sizes
+
+
+def norm_backward(kind: str) -> Callable[[Maker], Arguments]:
+    def generate(make: Maker) -> Arguments:
+        if make.enormous:
+            raise Impossible  # there is no cache of such a pass
+        cache, sizes = norm_cache(make, kind)
+        arithmetic = np.float64 if sizes["dtype"] == np.float64 else np.float32
+        arguments = {"dy": make.real(sizes["shape"], sizes["dtype"]), "cache": cache, "num_threads": make.threads()}
+        buffers = {
+            "dx": make.result(sizes["shape"], sizes["dtype"]),
+            "dgamma": make.result(sizes["parameters"], arithmetic),
+            "dbeta": make.result(sizes["parameters"], arithmetic),
+        }
+        arguments["out"] = buffers if make.chance() else None
+        arguments["accumulate"] = make.chance(0.3)
+        if make.chance(0.3):
+            arguments["need"] = [name for name in buffers if make.chance(0.7)]
+        if kind == "batch" and make.chance(0.2):
+            sums = rg.batch_norm_gradient_sums(np.array(arguments["dy"]), cache)
+            arguments["sums"] = make.one_of(
+                sums, rg.GradientSums(7, *(make.memory.place(np.array(a)) for a in sums[1:]))
+            )
+        make.memory.notes[id(cache)] = {**sizes["geometry"], "slope_from": sizes["slope_from"]}
+        return arguments
+
+    return generate
+
+
+def batch_norm_cache(make: Maker) -> Arguments:
+    arguments, sizes = norm_arguments(make, "batch")
+    arguments |= {"mean": make.real(sizes["sets"], np.float64), "var": make.real(sizes["sets"], np.float64)}
+    arguments["y"] = make.maybe(make.real(sizes["shape"], sizes["dtype"]), 0.7)
+    arguments["frozen"] = make.chance()
+    return arguments
+
+
+def batch_norm_statistics(make: Maker) -> Arguments:
+    arguments, _ = norm_arguments(make, "batch")
+    return {"x": arguments["x"], "channel_axis": arguments["channel_axis"], "num_threads": make.threads()}
+
+
+def batch_norm_gradient_sums(make: Maker) -> Arguments:
+    cache, sizes = norm_cache(make, "batch")
+    make.memory.notes[id(cache)] = {**sizes["geometry"], "slope_from": sizes["slope_from"]}
+    return {"dy": make.real(sizes["shape"], sizes["dtype"]), "cache": cache, "num_threads": make.threads()}
+
+
+def combine_statistics(make: Maker) -> Arguments:
+    channels = (make.extent(),)
+    parts = [
+        rg.NormStatistics(
+            int(make.random.integers(0, 9)),
+            make.real(channels, np.float64, "CSXR"),
+            make.memory.place(np.abs(make.random.standard_normal(channels))),
+        )
+        for _ in range(int(make.random.integers(1, 5)))
+    ]
+    return {"parts": parts}
+
+
+def activation_forward(make: Maker) -> Arguments:
+    shape, dtype = make.shape(0, 4), make.dtype(halves=True)
+    x = make.real(shape, dtype)
+    return {"x": x, "activation": make.activation(), "out": make.result(shape, dtype), "num_threads": make.threads()}
+
+
+def activation_backward(make: Maker) -> Arguments:
+    shape, dtype = make.shape(0, 4), make.dtype(halves=True)
+    arguments = {
+        "dy": make.real(shape, dtype),
+        "activation": make.activation(),
+        make.one_of("x", "x", "y"): make.real(shape, dtype),
+    }
+    out = make.result(shape, dtype)
+    return {**arguments, "out": out, "accumulate": out is not None and make.chance(0.3), "num_threads": make.threads()}
+
+
+def dropout(make: Maker) -> Arguments:
+    shape, dtype = make.shape(0, 4), make.dtype()
+    arguments = {
+        "x": make.real(shape, dtype),
+        "rate": make.one_of(0.0, 0.1, 0.5, 0.999),
+        "seed": make.one_of(0, 7, 2**64 - 1),
+    }
+    return {**arguments, "out": make.result(shape, dtype), "num_threads": make.threads()}
+
+
+def linear_sizes(make: Maker) -> tuple[tuple[int, ...], int, int]:
+    """Rows, inputs and outputs. An enormous one is an extent of a result: sums over it alone would only take long."""
+    outputs = make.one_of(*ENORMOUS) if make.enormous and make.chance(0.3) else make.extent()
+    return make.shape(0, 3, 200), make.extent(int(make.enormous)), outputs
+
+
+def linear_forward(make: Maker) -> Arguments:
+    (rows, inputs, outputs), dtype = linear_sizes(make), make.dtype()
+    return {
+        "x": make.real((*rows, inputs), dtype),
+        "w": make.real((outputs, inputs), dtype),
+        "b": make.maybe(make.real((outputs,), dtype)),
+        "out": make.result((*rows, outputs), dtype),
+        "num_threads": make.threads(),
+    }
+
+
+def linear_backward(make: Maker) -> Arguments:
+    (rows, inputs, outputs), dtype = linear_sizes(make), make.dtype()
+    buffers = {
+        "dx": make.result((*rows, inputs), dtype),
+        "dw": make.result((outputs, inputs), dtype),
+        "db": make.result((outputs,), dtype),
+    }
+    need = [name for name in buffers if buffers[name] is not None or make.enormous or make.chance()]
+    return {
+        "dy": make.real((*rows, outputs), dtype),
+        "x": make.real((*rows, inputs), dtype),
+        "w": make.real((outputs, inputs), dtype),
+        "need": need,
+        "out": buffers if make.chance(0.8) else None,
+        "accumulate": all(buffers[name] is not None for name in need) and make.chance(),
+        "num_threads": make.threads(),
+    }
+
+
+def embedding_forward(make: Maker) -> Arguments:
+    shape, (rows, width), dtype = make.shape(0, 3, 200), (make.extent(), make.extent()), make.dtype()
+    return {
+        "indices": make.indices(shape, rows),
+        "table": make.real((rows, width), dtype),
+        "out": make.result((*shape, width), dtype),
+        "num_threads": make.threads(),
+    }
+
+
+def embedding_backward(make: Maker) -> Arguments:
+    shape, (rows, width), dtype = make.shape(0, 3, 200), (make.extent(), make.extent()), make.dtype()
+    out = make.result((rows, width), dtype)
+    return {
+        "dy": make.real((*shape, width), dtype),
+        "indices": make.indices(shape, rows),
+        "rows": rows,
+        "out": out,
+        "accumulate": out is not None and make.chance(),
+        "num_threads": make.threads(),
+    }
+
+
+def softmax_cross_entropy(make: Maker) -> Arguments:
+    shape, classes, dtype = make.shape(0, 3, 200), make.extent(), make.dtype()
+    if make.enormous and make.chance():
+        classes = make.one_of(*ENORMOUS)
+    want = make.chance(0.8)
+    return {
+        "logits": make.real((*shape, classes), dtype),
+        "labels": make.indices(shape, min(classes, 100)),
+        "ignore_index": make.one_of(-100, 0, 1),
+        "label_smoothing": make.one_of(0.0, 0.1, 1.0),
+        "reduction": make.one_of("mean", "sum", "none"),
+        "want_gradient": want,
+        "out": make.result((*shape, classes), dtype) if want else None,
+        "num_threads": make.threads(),
+    }
+
+
+def difference_loss(make: Maker) -> Arguments:
+    shape, dtype, want = make.shape(0, 4), make.dtype(), make.chance(0.8)
+    return {
+        "y": make.real(shape, dtype),
+        "target": make.real(shape, dtype),
+        "reduction": make.one_of("mean", "sum", "none"),
+        "want_gradient": want,
+        "out": make.result(shape, dtype) if want else None,
+        "num_threads": make.threads(),
+    }
+
+
+def huber(make: Maker) -> Arguments:
+    return {**difference_loss(make), "delta": make.one_of(1.0, 0.1, 5.0)}
+
+
+def optimizer(*states: str, **options: tuple[Any, ...]) -> Callable[[Maker], Arguments]:
+    """States with a question mark may be missing."""
+
+    def generate(make: Maker) -> Arguments:
+        shapes = [make.shape(0, 3, 300) for _ in range(int(make.random.integers(0, 4)))]
+        dtypes = [make.dtype() for _ in shapes]
+
+        def arrays(layouts: str, positive: bool = False) -> list[Array]:
+            made = []
+            for shape, dtype in zip(shapes, dtypes, strict=True):
+                values = make.random.standard_normal(shape) if math.prod(shape) < MANY else None
+                if values is None:
+                    made.append(make.real(shape, dtype))
+                else:
+                    made.append(make.memory.place((np.abs(values) if positive else values).astype(dtype), layouts))
+            return made
+
+        arguments: Arguments = {
+            "parameters": arrays(WRITABLE),
+            "gradients": [make.real(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)],
+        }
+        for name in states:
+            if not name.endswith("?") or make.chance():
+                key = name.rstrip("?")
+                arguments[key] = arrays(WRITABLE, key in ("squares", "second_moments", "largest_second_moments"))
+        for name, values in options.items():
+            arguments[name] = make.one_of(*values)
+        if arguments.get("momentum") and "velocities" not in arguments:
+            arguments["momentum"] = 0.0
+        if arguments.get("nesterov") and not arguments["momentum"]:
+            arguments["nesterov"] = False
+        way = make.one_of("", "", "clip", "maximum_norm", "maximum_norm_each")
+        if way:
+            arguments[way] = [-0.5, 0.5] if way == "clip" else 0.7
+        arguments |= {
+            "gradient_scale": make.one_of(1.0, 0.5),
+            "weight_decay": make.one_of(0.0, 0.1),
+            "l1": make.one_of(0.0, 0.1),
+        }
+        arguments |= {"clip_before_scale": make.chance(0.2), "num_threads": make.threads()}
+        if len(shapes) == 1 and make.chance(0.3):  # arrays instead of lists
+            for name, value in arguments.items():
+                if isinstance(value, list) and name != "clip":
+                    arguments[name] = value[0]
+        return arguments
+
+    return generate
+
+
+def global_norm(make: Maker) -> Arguments:
+    return {
+        "arrays": [make.real(make.shape(0, 3, 300), make.dtype()) for _ in range(int(make.random.integers(0, 4)))],
+        "num_threads": make.threads(),
+    }
+
+
+@dataclass
+class Lstm:
+    """The sizes of an LSTM and the arguments of its forward pass."""
+
+    steps: int
+    samples: int
+    units: int
+    cells: int
+    directions: int
+    dtype: np.dtype[Any]
+    single: bool
+    arguments: Arguments
+
+    @property
+    def batch_first(self) -> bool:
+        return bool(self.arguments["batch_first"])
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        axes = (self.samples, self.steps) if self.batch_first else (self.steps, self.samples)
+        return (*axes, self.directions * self.units)
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.samples, self.units) if self.single else (self.cells, self.samples, self.units)
+
+
+def lstm_problem(make: Maker, layouts: str = LAYOUTS) -> Lstm:
+    steps, samples, inputs = (make.one_of(0, 1, 1, 2, 3, 5) for _ in range(3))
+    units, dtype = make.one_of(1, 2, 3, 5, 8, 9, 16, 17), make.dtype()
+    if make.enormous:
+        steps, samples, inputs = make.enlarged([steps, samples, inputs])
+    elif make.large:
+        steps, samples, inputs, units = 9, 24, 17, 33
+    single = make.chance()
+    directions = 1 if single else make.one_of(1, 2)
+    layers = 1 if single else make.one_of(1, 2, 3)
+    peephole = make.one_of(None, None, "diagonal", "full")
+    bias = make.chance(0.7)
+
+    def parameter(form: int, *tail: int) -> Any:
+        if form == 0:
+            return make.real((4 * units, *tail), dtype, layouts)
+        if form == 1:
+            return make.real((4, units, *tail), dtype, layouts)
+        return [make.real((units, *tail), dtype, layouts) for _ in range(4)]
+
+    cells = []
+    for cell in range(layers * directions):
+        width = inputs if cell < directions else directions * units
+        parts = [parameter(make.one_of(0, 0, 1, 2), width), parameter(make.one_of(0, 0, 1, 2), units)]
+        parts.append(parameter(make.one_of(0, 0, 1, 2)) if bias else None)
+        if peephole == "full" and units > 1:  # of one unit, [4H, H] may be either
+            parts.append(parameter(make.one_of(0, 1, 2), units))
+        elif peephole:
+            parts.append(parameter(make.one_of(0, 1, 2)))
+        cells.append(Parts(parts))
+    batch_first = make.chance(0.3)
+    axes = (samples, steps) if batch_first else (steps, samples)
+    state = (samples, units) if single else (len(cells), samples, units)
+    arguments: Arguments = {"weights": cells[0] if single else cells, "batch_first": batch_first}
+    if make.chance(0.25):
+        rows = make.extent(1)
+        arguments |= {"table": make.real((rows, inputs), dtype, layouts), "x": make.indices(axes, rows, layouts)}
+    else:
+        arguments["x"] = make.real((*axes, inputs), dtype, layouts)
+    for name in ("h0", "c0"):
+        arguments[name] = make.maybe(make.real(state, dtype, layouts))
+    if not make.enormous:
+        ragged = make.random.random()
+        if ragged < 0.2:
+            arguments["lengths"] = make.memory.place(make.random.integers(0, steps + 1, samples))
+        elif ragged < 0.35:
+            arguments["batch_sizes"] = make.memory.place(make.random.integers(0, samples + 1, steps))
+    if make.chance(0.2):
+        arguments["activations"] = rg.LstmActivations(*(make.activation() for _ in range(5)))
+    arguments |= {
+        "bidirectional": directions == 2,
+        "output_gate_reads": make.one_of("new", "new", "old"),
+        "dropout": make.one_of(0.0, 0.0, 0.4),
+        "seed": make.one_of(0, 11),
+    }
+    return Lstm(steps, samples, units, len(cells), directions, dtype, single, arguments)
+
+
+def lstm_forward(make: Maker) -> Arguments:
+    lstm = lstm_problem(make)
+    arguments = lstm.arguments
+    arguments["training"] = make.chance(0.7)
+    arguments["recompute"] = arguments["training"] and make.chance(0.2)
+    if arguments["training"] and not arguments["recompute"] and not make.enormous and make.chance(0.4):
+        size = cache_size(lstm)
+        arguments["cache"] = make.memory.place(np.zeros(size + make.one_of(0, 0, 1, 64, -1), np.uint8), "CCCS")
+    buffers = {
+        "y": make.result(lstm.y_shape, lstm.dtype),
+        "hn": make.result(lstm.state_shape, lstm.dtype),
+        "cn": make.result(lstm.state_shape, lstm.dtype),
+    }
+    arguments["out"] = make.one_of(None, buffers, buffers["y"])
+    arguments["num_threads"] = make.threads()
+    return arguments
+
+
+def cache_size(lstm: Lstm) -> int:
+    inputs = (lstm.arguments.get("table") if "table" in lstm.arguments else lstm.arguments["x"]).shape[-1]
+    return rg.lstm_cache_size(
+        lstm.steps,
+        lstm.samples,
+        inputs,
+        lstm.units,
+        num_layers=lstm.cells // lstm.directions,
+        bidirectional=lstm.directions == 2,
+        dtype=lstm.dtype,
+        lengths=lstm.arguments.get("lengths"),
+        batch_sizes=lstm.arguments.get("batch_sizes"),
+    )
+
+
+def lstm_cache(make: Maker) -> Arguments:
+    lstm = lstm_problem(make, WRITABLE)
+    if not make.enormous and make.chance(0.6):
+        buffer = rg.lstm_forward(**as_called(lstm.arguments)).cache.buffer
+        lstm.arguments["buffer"] = make.memory.place(np.array(buffer), "CCCS")
+        if make.chance(0.2) and buffer.size:  # bits that no forward pass has written
+            lstm.arguments["buffer"][int(make.random.integers(buffer.size))] ^= 1 << int(make.random.integers(8))
+    return lstm.arguments
+
+
+def lstm_cache_size(make: Maker) -> Arguments:
+    sizes = make.enlarged([make.extent() for _ in range(4)])
+    arguments = dict(zip(("seq_len", "batch_size", "input_size", "hidden_size"), sizes, strict=True))
+    if max(sizes) < 100 and make.chance(0.3):
+        arguments["lengths"] = make.memory.place(make.random.integers(0, sizes[0] + 1, sizes[1]))
+    return {**arguments, "num_layers": make.one_of(1, 2), "bidirectional": make.chance(), "dtype": make.dtype().name}
+
+
+def lstm_backward(make: Maker) -> Arguments:
+    if make.enormous:
+        raise Impossible  # there is no cache of such a pass
+    lstm = lstm_problem(make, WRITABLE)
+    forward = {**lstm.arguments, "recompute": make.chance(0.3)}
+    cache = rg.lstm_forward(**as_called(forward)).cache
+    if cache.buffer is not None:
+        cache = cache.with_buffer(make.memory.place(np.array(cache.buffer), "C"))
+    make.memory.notes[id(cache)] = lstm
+    weights = lstm.arguments["weights"]
+
+    def like(part: Any) -> Any:
+        if part is None:
+            return None
+        return type(part)(map(like, part)) if isinstance(part, list) else make.result(part.shape, part.dtype, 1.0)
+
+    source = lstm.arguments.get("table") if "table" in lstm.arguments else lstm.arguments["x"]
+    buffers = {
+        "dx": make.result(source.shape, lstm.dtype),
+        "dweights": like(weights) if make.chance() else None,
+        "dh0": make.result(lstm.state_shape, lstm.dtype),
+        "dc0": make.result(lstm.state_shape, lstm.dtype),
+    }
+    arguments = {
+        "dy": make.maybe(make.real(lstm.y_shape, lstm.dtype), 0.8),
+        "cache": cache,
+        "dhn": make.maybe(make.real(lstm.state_shape, lstm.dtype)),
+        "dcn": make.maybe(make.real(lstm.state_shape, lstm.dtype)),
+        "out": buffers if make.chance(0.7) else None,
+        "accumulate": all(buffer is not None for buffer in buffers.values()) and make.chance(),
+        "num_threads": make.threads(),
+    }
+    if make.chance(0.2):
+        arguments["need"] = [name for name in ("dx", "dwx", "dwh", "db", "dh0", "dc0") if make.chance()]
+    return arguments
+
+
+STEP = {"learning_rate": (0.1, 0.0)}
+VELOCITY = {"momentum": (0.0, 0.9), "velocity_of": ("gradient", "step", "descent")}
+GENERATORS: dict[str, Callable[[Maker], Arguments]] = {
+    **{f"{kind}_norm_forward": norm_forward(kind) for kind in ("batch", "instance", "layer", "group")},
+    **{f"{kind}_norm_backward": norm_backward(kind) for kind in ("batch", "instance", "layer", "group")},
+    "batch_norm_cache": batch_norm_cache,
+    "batch_norm_statistics": batch_norm_statistics,
+    "batch_norm_gradient_sums": batch_norm_gradient_sums,
+    "combine_statistics": combine_statistics,
+    "activation_forward": activation_forward,
+    "activation_backward": activation_backward,
+    "dropout": dropout,
+    "linear_forward": linear_forward,
+    "linear_backward": linear_backward,
+    "embedding_forward": embedding_forward,
+    "embedding_backward": embedding_backward,
+    "softmax_cross_entropy": softmax_cross_entropy,
+    "mean_squared_error": difference_loss,
+    "huber": huber,
+    "sgd_step": optimizer("velocities?", **STEP, **VELOCITY, nesterov=(False, False, True)),
+    "adam_step": optimizer(
+        "first_moments", "second_moments", "largest_second_moments?", **STEP,
+        step=(1, 2, 1000), epsilon_hat=(False, True), decoupled=(False, True),
+    ),
+    "rmsprop_step": optimizer("squares", "means?", "velocities?", **STEP, **VELOCITY, eps_inside_root=(False, True)),
+    "global_norm": global_norm,
+    "lstm_forward": lstm_forward,
+    "lstm_backward": lstm_backward,
+    "lstm_cache": lstm_cache,
+    "lstm_cache_size": lstm_cache_size,
+}  # fmt: skip
