@@ -36,34 +36,19 @@ private:
     rg::Memory memory_;
 };
 
-// The span of an array's memory.
-struct Span {
-    const char *low, *high;
-};
-Span span_of(nb::handle array) {
-    if (array.is_none()) return {nullptr, nullptr};
-    Py_buffer buffer;
-    if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDED_RO) != 0) throw nb::python_error();
-    Span span = {static_cast<const char*>(buffer.buf), static_cast<const char*>(buffer.buf)};
-    if (buffer.len > 0) {
-        for (int i = 0; i < buffer.ndim; ++i) {
-            const Py_ssize_t reach = (buffer.shape[i] - 1) * buffer.strides[i];
-            (reach < 0 ? span.low : span.high) += reach;
-        }
-        span.high += buffer.itemsize;
-    }
-    PyBuffer_Release(&buffer);
-    return span;
-}
-
 bool may_overlap(nb::handle results, nb::handle others) {
-    std::vector<Span> spans;
-    for (nb::handle array : results) spans.push_back(span_of(array));
-    const size_t written = spans.size();
-    for (nb::handle array : others) spans.push_back(span_of(array));
+    std::vector<ArrayMemory> arrays;
+    const auto add = [&](nb::handle list) {
+        for (nb::handle array : list) {
+            if (!array.is_none()) arrays.push_back(memory_of(array));
+        }
+    };
+    add(results);
+    const size_t written = arrays.size();
+    add(others);
     for (size_t i = 0; i < written; ++i) {
-        for (size_t j = i + 1; j < spans.size(); ++j) {
-            if (spans[i].low < spans[j].high && spans[j].low < spans[i].high) return true;
+        for (size_t j = i + 1; j < arrays.size(); ++j) {
+            if (arrays[i].overlaps(arrays[j])) return true;
         }
     }
     return false;
@@ -78,14 +63,6 @@ nb::tuple activation_list() {
                                       entry.needs_input ? entry.needs_input : ""));
     }
     return nb::tuple(entries);
-}
-
-bool array_may_overlap_itself(nb::handle array) {
-    Py_buffer buffer;
-    if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDED_RO) != 0) throw nb::python_error();
-    const bool may = buffer.ndim > rg::kMaxAxes || may_overlap_itself(buffer);
-    PyBuffer_Release(&buffer);
-    return may;
 }
 
 // dst = sum(sources), as fast as memory allows: what the speed of a normalization is compared with.
@@ -125,7 +102,7 @@ NB_MODULE(_core, m) {
     // Objects that daemon threads hold at exit are not leaks that a user could do anything about.
     nb::set_leak_warnings(false);
     rg::prepare_exceptions();
-    View::ndarray_type();  // before any call needs it
+    check_array_layout();
     m.doc() = "The engine of retrograd. Use the functions of the package instead: they check and explain.";
 
     m.def("isa", [] { return std::string(rg::kernel_table().isa); }, "The instruction-set level in force.");
@@ -140,8 +117,9 @@ NB_MODULE(_core, m) {
     nb::class_<ResultMemory>(m, "ResultMemory", nb::type_slots(memory_slots),
                              "A buffer of at least so many bytes. Its memory is kept for later ones when it is gone.")
         .def(nb::init<size_t>(), nb::arg("bytes"));
-    m.def("may_overlap_itself", &array_may_overlap_itself, nb::arg("array"),
-          "Whether elements of the array may share memory.");
+    m.def(
+        "may_overlap_itself", [](nb::handle array) { return memory_of(array).may_overlap_itself(); }, nb::arg("array"),
+        "Whether elements of the array may share memory.");
     m.def("may_overlap", &may_overlap, nb::arg("results"), nb::arg("others"),
           "Whether the span of a result meets that of another array of either list; entries may be None.");
     m.def("waiting_memory", &rg::waiting_bytes, "Bytes that wait for later results.");

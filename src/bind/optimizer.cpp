@@ -111,7 +111,7 @@ public:
                 of[k] = &views.emplace_back(call, lists[k][i], kNames[k], element,
                                             k == kGradient ? Access::read : Access::write);
                 of[k]->require();
-                if (k == kParameter) shape.assign(of[k]->buffer().shape, of[k]->buffer().shape + of[k]->axes());
+                if (k == kParameter) shape = of[k]->shape();
                 of[k]->check_shape(shape);
             }
             if (call.refused()) return call.refusal();

@@ -1,29 +1,24 @@
 // Callers' arrays for the length of a call, what may be wrong with them, and the interpreter lock.
-//
-// Arrays come through the buffer protocol rather than nanobind's ndarray: it is the one that takes every dtype (NumPy
-// exports bfloat16 without a format, DLPack not at all) and costs a twentieth of a microsecond per array.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "../core/base/parallel.h"
-#include "../core/base/shape.h"
+#include "array.h"
 
 namespace rg::bind {
-
-namespace nb = nanobind;
 
 // Why a call was refused. Nothing has been written; Python finds out the rest and says it, or converts the argument and
 // calls again.
 enum class Reason {
-    type,          // not exactly a NumPy array, or one that cannot be written
+    type,          // not exactly a NumPy array (subclasses may mean something else by their elements, as masked arrays
+                   // do), or one that cannot be written
     dtype,         // elements of another type
     shape,         // another number of axes, or other extents
     layout,        // strides that the engine cannot use, or elements that are not aligned
@@ -46,7 +41,6 @@ struct Refusal {
 using Outcome = std::optional<Refusal>;
 
 enum class Access { read, write };
-enum class Element { f32, f64, f16, bf16, i64, u8 };
 
 inline Element element_of(DType dtype) {
     return dtype == DType::f64   ? Element::f64
@@ -57,42 +51,6 @@ inline Element element_of(DType dtype) {
 // The type that data of such a type are computed in.
 inline Element arithmetic_of(DType dtype) { return dtype == DType::f64 ? Element::f64 : Element::f32; }
 inline Element element_of(bool f64) { return f64 ? Element::f64 : Element::f32; }
-inline int64_t item_size(Element element) {
-    switch (element) {
-        case Element::f64:
-        case Element::i64:
-            return 8;
-        case Element::f32:
-            return 4;
-        case Element::f16:
-        case Element::bf16:
-            return 2;
-        case Element::u8:
-            return 1;
-    }
-    return 1;
-}
-
-// Whether elements of an array may share memory. A sufficient test, and cheap: with the axes in the order of their
-// strides, each step must reach past all that the axes before it cover. Every view that slicing and transposing make
-// passes.
-inline bool may_overlap_itself(const Py_buffer& buffer) {
-    if (buffer.len == 0) return false;
-    std::pair<Py_ssize_t, Py_ssize_t> axes[kMaxAxes];  // stride and extent
-    int count = 0;
-    for (int i = 0; i < buffer.ndim; ++i) {
-        if (buffer.shape[i] > 1) axes[count++] = {std::abs(buffer.strides[i]), buffer.shape[i]};
-    }
-    std::sort(axes, axes + count);
-    Py_ssize_t covered = buffer.itemsize;
-    for (int i = 0; i < count; ++i) {
-        const auto [stride, extent] = axes[i];
-        if (stride < covered) return true;
-        covered += (extent - 1) * stride;
-    }
-    return false;
-}
-
 class View;
 
 // One call: its views, and the first thing that is wrong with them.
@@ -133,65 +91,49 @@ private:
 };
 
 // A caller's array for the length of one call. None is allowed and is a null pointer. The checks stand between any
-// caller and memory that is not theirs: they compare with what the buffer says of itself, whatever was believed further
+// caller and memory that is not theirs: they compare with what the array says of itself, whatever was believed further
 // up. After a check has failed extents and strides can still be asked for, but nothing may be computed.
 class View {
 public:
     View(Call& call, nb::handle array, const char* name, Element element, Access access = Access::read)
-        : call_(call), name_(name), itemsize_(bind::item_size(element)), access_(access) {
+        : call_(call), name_(name), access_(access) {
         if (!array.is_none()) open(array, element);
-    }
-    ~View() {
-        if (held_) PyBuffer_Release(&buffer_);
     }
     View(const View&) = delete;
     View& operator=(const View&) = delete;
 
-    // NumPy's class of arrays, exactly: subclasses may mean something else by their elements, as masked arrays do.
-    static PyTypeObject* ndarray_type() {
-        static PyTypeObject* const type =
-            reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
-        return type;
-    }
-
     bool present() const { return held_; }
     const char* name() const { return name_; }
     bool is_result() const { return access_ == Access::write; }
-    const Py_buffer& buffer() const { return buffer_; }
-    void* data() const { return held_ ? buffer_.buf : nullptr; }
-    int64_t elements() const { return held_ ? buffer_.len / itemsize_ : 0; }
-    int axes() const { return held_ ? buffer_.ndim : 0; }
-    int64_t extent(int axis) const { return axis >= 0 && axis < axes() ? buffer_.shape[axis] : 0; }
-    int64_t stride(int axis) const { return axis >= 0 && axis < axes() ? buffer_.strides[axis] / itemsize_ : 0; }
-    const char* low() const { return low_; }
-    const char* high() const { return high_; }
+    void* data() const { return memory_.data; }
+    int64_t elements() const { return memory_.elements; }
+    int axes() const { return memory_.ndim; }
+    std::vector<int64_t> shape() const { return {memory_.shape, memory_.shape + memory_.ndim}; }
+    int64_t extent(int axis) const { return axis >= 0 && axis < axes() ? memory_.shape[axis] : 0; }
+    int64_t stride(int axis) const { return axis >= 0 && axis < axes() ? memory_.strides[axis] / memory_.itemsize : 0; }
+    const char* low() const { return memory_.low; }
+    const char* high() const { return memory_.high; }
 
-    bool overlaps(const View& other) const { return low_ < other.high_ && other.low_ < high_; }
+    bool overlaps(const View& other) const { return memory_.overlaps(other.memory_); }
     bool same_elements(const View& other) const {
         if (data() != other.data() || axes() != other.axes()) return false;
-        for (int i = 0; i < buffer_.ndim; ++i) {
-            if (buffer_.shape[i] > 1 && buffer_.strides[i] != other.buffer_.strides[i]) return false;
+        for (int i = 0; i < axes(); ++i) {
+            if (memory_.shape[i] > 1 && memory_.strides[i] != other.memory_.strides[i]) return false;
         }
         return true;
     }
-    bool contiguous() const {
-        int64_t step = itemsize_;
-        for (int i = axes() - 1; i >= 0; --i) {
-            if (buffer_.shape[i] > 1 && buffer_.strides[i] != step) return false;
-            step *= buffer_.shape[i];
-        }
-        return true;
-    }
+
+    bool contiguous() const { return memory_.contiguous(); }
 
     const View& require() const {
         if (!held_) call_.refuse(Reason::missing, name_);
         return *this;
     }
     void check_axes(int axes) const {
-        if (held_ && buffer_.ndim != axes) call_.refuse(Reason::shape, name_);
+        if (held_ && memory_.ndim != axes) call_.refuse(Reason::shape, name_);
     }
     void check_shape(const std::vector<int64_t>& shape) const {
-        if (held_ && !std::equal(shape.begin(), shape.end(), buffer_.shape, buffer_.shape + buffer_.ndim)) {
+        if (held_ && !std::equal(shape.begin(), shape.end(), memory_.shape, memory_.shape + memory_.ndim)) {
             call_.refuse(Reason::shape, name_);
         }
     }
@@ -215,68 +157,26 @@ public:
 
 private:
     void open(nb::handle array, Element element) {
-        if (Py_TYPE(array.ptr()) != ndarray_type()) return call_.refuse(Reason::type, name_);
-        if (!take(array, element)) return;
-        if (buffer_.ndim > kMaxAxes) return call_.refuse(Reason::shape, name_);
-        if (buffer_.len > 0 && reinterpret_cast<uintptr_t>(buffer_.buf) % uintptr_t(itemsize_) != 0) {
-            call_.refuse(Reason::layout, name_);
-        }
-        low_ = high_ = static_cast<const char*>(buffer_.buf);
-        for (int i = 0; i < buffer_.ndim; ++i) {
-            if (buffer_.strides[i] % itemsize_ != 0) call_.refuse(Reason::layout, name_);
-            if (buffer_.len == 0) continue;
-            const Py_ssize_t reach = (buffer_.shape[i] - 1) * buffer_.strides[i];
-            (reach < 0 ? low_ : high_) += reach;
-        }
-        if (buffer_.len > 0) high_ += itemsize_;
-        if (access_ == Access::write && !contiguous() && may_overlap_itself(buffer_))
+        if (Py_TYPE(array.ptr()) != numpy().ndarray) return call_.refuse(Reason::type, name_);
+        const auto* object = reinterpret_cast<const ArrayObject*>(array.ptr());
+        if (is_result() && !(object->flags & ArrayObject::kWriteable)) return call_.refuse(Reason::type, name_);
+        if (!is_dtype(object->dtype, element)) return call_.refuse(Reason::dtype, name_);
+        held_ = memory_.read(array.ptr(), item_size(element));
+        if (!held_) return call_.refuse(Reason::shape, name_);
+        bool aligned = elements() == 0 || reinterpret_cast<uintptr_t>(data()) % uintptr_t(memory_.itemsize) == 0;
+        for (int i = 0; i < axes(); ++i) aligned = aligned && memory_.strides[i] % memory_.itemsize == 0;
+        if (!aligned) call_.refuse(Reason::layout, name_);
+        if (is_result() && !contiguous() && memory_.may_overlap_itself()) {
             call_.refuse(Reason::self_overlap, name_);
+        }
         call_.add(*this);
-    }
-    bool take(nb::handle array, Element element) {
-        const int strided = access_ == Access::write ? PyBUF_STRIDED : PyBUF_STRIDED_RO;
-        held_ = PyObject_GetBuffer(array.ptr(), &buffer_, strided | PyBUF_FORMAT) == 0;
-        if (held_) {
-            if (format_is(element)) return true;
-            call_.refuse(Reason::dtype, name_);
-            return false;
-        }
-        PyErr_Clear();
-        // NumPy has no format for bfloat16, and so refuses to export it with one.
-        if (element == Element::bf16) held_ = PyObject_GetBuffer(array.ptr(), &buffer_, strided) == 0;
-        if (held_ && buffer_.itemsize == itemsize_) return true;
-        PyErr_Clear();
-        call_.refuse(Reason::type, name_);
-        return false;
-    }
-    bool format_is(Element element) const {
-        const char* format = buffer_.format;
-        if (format && format[0] == '=') ++format;  // NumPy's sign for native elements that are not aligned
-        if (!format || buffer_.itemsize != itemsize_ || format[0] == 0 || format[1] != 0) return false;
-        switch (element) {
-            case Element::f32:
-                return format[0] == 'f';
-            case Element::f64:
-                return format[0] == 'd';
-            case Element::f16:
-                return format[0] == 'e';
-            case Element::bf16:
-                return false;
-            case Element::i64:
-                return format[0] == 'l' || format[0] == 'q';
-            case Element::u8:
-                return format[0] == 'B';
-        }
-        return false;
     }
 
     Call& call_;
     const char* name_;
-    int64_t itemsize_;
     Access access_;
-    Py_buffer buffer_{};
     bool held_ = false;
-    const char *low_ = nullptr, *high_ = nullptr;
+    ArrayMemory memory_;
 };
 
 inline void Call::check_overlap(std::initializer_list<Pair> in_place) {

@@ -9,10 +9,10 @@ namespace rg {
 // How an element is stored. Arithmetic is float for all but f64.
 enum class DType : int32_t { f32, f64, f16, bf16 };
 
-// Every activation that there is: ENTRY(name, code, alpha, beta, reason). Codes are Apple's (BNNSActivationFunction), and
-// ours from 64 on. alpha and beta are the usual values; 0: it has no such parameter; kRequired: the caller must say. The
-// slope follows from the input of all, and from the output unless there is a reason why not. The formulas are in
-// kernels/activation.h; the binding hands this list to Python.
+// Every activation that there is: ENTRY(name, code, alpha, beta, reason). Codes are Apple's (BNNSActivationFunction),
+// and ours from 64 on. alpha and beta are the usual values; 0: it has no such parameter; kRequired: the caller must
+// say. The slope follows from the input of all, and from the output unless there is a reason why not. The formulas are
+// in kernels/activation.h; the binding hands this list to Python.
 #define RG_ACTIVATIONS(ENTRY)                                                                \
     ENTRY(identity, 0, 0, 0, nullptr)                                                        \
     ENTRY(relu, 1, 0, 0, nullptr)                                                            \

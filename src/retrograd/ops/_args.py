@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
@@ -231,6 +231,8 @@ def rounded_parameters(activation: Activation, dtype: np.dtype[Any]) -> tuple[fl
 
 def as_array(name: str, value: object) -> Array:
     """A plain ndarray over the caller's own memory where there is one."""
+    if type(value) is np.ndarray:
+        return value
     check_not_masked(name, value)
     try:
         return np.asarray(value)
@@ -259,7 +261,7 @@ def check_aligned(name: str, array: Array) -> None:
 
 def as_parameter(problem: NormProblem, name: str, value: object) -> Array:
     """gamma or beta: of the normalized shape and the arithmetic's type. A strided one is copied: it is small."""
-    array = value if type(value) is np.ndarray else as_array(name, value)
+    array = as_array(name, value)
     if array.shape != problem.parameter_shape:
         raise ValueError(
             f"{name} has shape {array.shape}, but x of shape {problem.shape} needs {problem.parameter_shape}"
@@ -313,7 +315,7 @@ def is_float64(name: str, array: Array) -> bool:
 
 def as_indices(name: str, value: object) -> tuple[Array, Array]:
     """Integers of any type: as they are, and copied for the engine, flat and int64."""
-    array = value if type(value) is np.ndarray else as_array(name, value)
+    array = as_array(name, value)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}; it must be of integers")
     # A copy: the engine checks indices once, and another thread may write to the caller's array after that.
@@ -398,6 +400,13 @@ def check_disjoint(
         f"{name} (shape {a.shape}, strides {a.strides}) overlaps {other_name} (shape {b.shape}, strides "
         f"{b.strides}) without being exactly in its place"
     )
+
+
+def check_accumulated(names: Iterable[str], wanted: Iterable[bool], buffers: Iterable[Array | None]) -> None:
+    """Gradients can only be added to buffers that are given."""
+    for name, want, buffer in zip(names, wanted, buffers, strict=True):
+        if want and buffer is None:
+            raise ValueError(f"accumulate=True adds to buffers, and out has none for {name}")
 
 
 def named_results(gradients: Any) -> dict[str, Array | None]:

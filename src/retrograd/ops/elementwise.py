@@ -10,7 +10,7 @@ import numpy as np
 from .. import _core
 from . import _args, _memory
 from ._args import Array
-from ._call import enter, public
+from ._call import Refusal, enter, public
 from .activation import Activation, check_output_tells_slope
 
 __all__ = ["activation_backward", "activation_forward", "dropout"]
@@ -24,19 +24,15 @@ def activation_forward(
     x = _args.as_array("x", x)
     settings = _settings("x", activation, x.dtype, False)
     threads = _args.thread_count(num_threads)
-    _args.check_aligned("x", x)
-    if out is None:
-        out = _memory.empty_like(x)
-    else:
-        _args.check_result("out", out, x.shape, x.dtype)
-    arguments = (*settings, x, _args.as_plain(out))
-    enter(
-        _core.activation_forward,
-        arguments,
-        threads,
-        lambda _: _args.apart(arguments, {"out": out}, {"x": x}, in_place={"out": ("x",)}),
-    )
-    return out
+    y = _memory.empty_like(x) if out is None else out
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        _args.check_aligned("x", x)
+        _args.check_result("out", y, x.shape, x.dtype)
+        return _args.apart((*settings, x, _args.as_plain(y)), {"out": y}, {"x": x}, in_place={"out": ("x",)})
+
+    enter(_core.activation_forward, (*settings, x, y), threads, fix)
+    return y
 
 
 @public
@@ -66,22 +62,19 @@ def activation_backward(
         raise ValueError(f"{name} has shape {known.shape}, but dy has shape {dy.shape}")
     _args.check_dtype(name, known, dy.dtype, "as dy is")
     threads = _args.thread_count(num_threads)
-    _args.check_aligned("dy", dy)
-    _args.check_aligned(name, known)
-    if out is not None:
-        _args.check_result("out", out, dy.shape, dy.dtype)
-    elif accumulate:
+    if accumulate and out is None:
         raise ValueError("accumulate=True adds to out, which is missing")
-    else:
-        out = _memory.empty_like(dy)
-    arguments = (*settings, dy, known, y is None, _args.as_plain(out), bool(accumulate))
-    enter(
-        _core.activation_backward,
-        arguments,
-        threads,
-        lambda _: _args.apart(arguments, {"out": out}, {"dy": dy, name: known}, in_place={"out": ("dy", name)}),
-    )
-    return out
+    dx = _memory.empty_like(dy) if out is None else out
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        _args.check_aligned("dy", dy)
+        _args.check_aligned(name, known)
+        _args.check_result("out", dx, dy.shape, dy.dtype)
+        arguments = (*settings, dy, known, y is None, _args.as_plain(dx), bool(accumulate))
+        return _args.apart(arguments, {"out": dx}, {"dy": dy, name: known}, in_place={"out": ("dy", name)})
+
+    enter(_core.activation_backward, (*settings, dy, known, y is None, dx, bool(accumulate)), threads, fix)
+    return dx
 
 
 @public

@@ -42,14 +42,14 @@ def linear_forward(
     x: Array, w: Array, b: Array | None = None, *, out: Array | None = None, num_threads: int | None = None
 ) -> Array:
     """``y[..., o] = sum_i x[..., i] * w[o, i] + b[o]`` for x [..., I], w [O, I] and b [O]."""
-    x = x if type(x) is np.ndarray else _args.as_array("x", x)
-    w = w if type(w) is np.ndarray else _args.as_array("w", w)
+    x = _args.as_array("x", x)
+    w = _args.as_array("w", w)
     f64 = _args.is_float64("x", x)
     _check_operands(x, w)
     outputs = w.shape[0]
     bias = None
     if b is not None:
-        b = b if type(b) is np.ndarray else _args.as_array("b", b)
+        b = _args.as_array("b", b)
         bias = _as_bias(b, w)
     threads = _args.thread_count(num_threads)
     shape = (*x.shape[:-1], outputs)
@@ -88,9 +88,9 @@ def linear_backward(
     Gradients overwrite the buffers of `out`, or are added to them with ``accumulate=True``. The sums of db are in
     float64.
     """
-    dy = dy if type(dy) is np.ndarray else _args.as_array("dy", dy)
-    x = x if type(x) is np.ndarray else _args.as_array("x", x)
-    w = w if type(w) is np.ndarray else _args.as_array("w", w)
+    dy = _args.as_array("dy", dy)
+    x = _args.as_array("x", x)
+    w = _args.as_array("w", w)
     f64 = _args.is_float64("x", x)
     _check_operands(x, w)
     shape = (*x.shape[:-1], w.shape[0])
@@ -103,9 +103,7 @@ def linear_backward(
     if need is not _GRADIENTS:
         want_dx, want_dw, want_db = _args.needed_gradients(need, _GRADIENTS, buffers)
     if accumulate:
-        for name, wanted, buffer in zip(_GRADIENTS, (want_dx, want_dw, want_db), buffers, strict=True):
-            if wanted and buffer is None:
-                raise ValueError(f"accumulate=True adds to buffers, and out has none for {name}")
+        _args.check_accumulated(_GRADIENTS, (want_dx, want_dw, want_db), buffers)
     threads = _args.thread_count(num_threads)
     to_dx, dx = _result("out.dx", want_dx, dx, x.shape, x.dtype, accumulate)
     to_dw, dw = _result("out.dw", want_dw, dw, w.shape, x.dtype, accumulate)

@@ -42,7 +42,7 @@ def softmax_cross_entropy(
     `ignore_index` have loss and gradient 0 and are not counted by the mean; if there are no others, the mean is NaN.
     `out` receives dlogits and may be `logits` itself.
     """
-    logits = logits if type(logits) is np.ndarray else _args.as_array("logits", logits)
+    logits = _args.as_array("logits", logits)
     f64 = _args.is_float64("logits", logits)
     _args.check_aligned("logits", logits)
     labels, flat = _args.as_indices("labels", labels)
@@ -125,8 +125,8 @@ def _difference(
     out: Array | None,
     num_threads: int | None,
 ) -> tuple[float | Array, Array | None]:
-    y = y if type(y) is np.ndarray else _args.as_array("y", y)
-    target = target if type(target) is np.ndarray else _args.as_array("target", target)
+    y = _args.as_array("y", y)
+    target = _args.as_array("target", target)
     f64 = _args.is_float64("y", y)
     if target.shape != y.shape:
         raise ValueError(f"target has shape {target.shape}, but y has shape {y.shape}")

@@ -350,7 +350,7 @@ def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
 
 
 def _checked_part(name: str, part: object) -> NormStatistics:
-    if not isinstance(part, Sequence) or len(part) != 3:
+    if not isinstance(part, tuple | list) or len(part) != 3:
         raise TypeError(f"{name} must be NormStatistics, not {type(part).__name__}")
     count = _args.as_count(f"{name}.count", part[0], least=0)
     mean, var = (_args.as_array(f"{name}.{field}", a) for field, a in (("mean", part[1]), ("var", part[2])))
@@ -371,8 +371,7 @@ def _problem(
     activation: str | Activation | None,
     slope_from: str,
 ) -> tuple[NormProblem, Array]:
-    if type(x) is not np.ndarray:
-        x = _args.as_array("x", x)
+    x = _args.as_array("x", x)
     return _args.norm_problem(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from), x
 
 
@@ -581,8 +580,7 @@ def _checked_cache(kind: NormKind, cache: object) -> NormProblem:
 
 
 def _checked_dy(dy: Array, problem: NormProblem) -> Array:
-    if type(dy) is not np.ndarray:
-        dy = _args.as_array("dy", dy)
+    dy = _args.as_array("dy", dy)
     if dy.shape != problem.shape or dy.dtype is not problem.dtype:
         _args.check_data("dy", dy, problem)
     return dy
@@ -616,9 +614,7 @@ def _backward(
             raise ValueError(f"{name} is not computed with sums=: it is one of the sums")
         sum_dz, sum_dz_xhat, count = _checked_sums(problem, sums)
     if accumulate:
-        for name, wanted, buffer in zip(_GRADIENTS, (want_dx, want_dgamma, want_dbeta), buffers, strict=True):
-            if wanted and buffer is None:
-                raise ValueError(f"accumulate=True adds to buffers, and out has none for {name}")
+        _args.check_accumulated(_GRADIENTS, (want_dx, want_dgamma, want_dbeta), buffers)
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
     if type(accumulate) is not bool:
         accumulate = _args.as_flag("accumulate", accumulate)

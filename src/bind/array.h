@@ -1,0 +1,162 @@
+// NumPy's arrays, read without a call into NumPy.
+//
+// Not through the buffer protocol, nor DLPack: an array costs a fifth of a microsecond there, as much as small problems
+// take to compute, and bfloat16 has no format.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "../core/base/shape.h"
+
+namespace rg::bind {
+
+namespace nb = nanobind;
+
+enum class Element { f32, f64, f16, bf16, i64, u8 };
+
+inline int64_t item_size(Element element) {
+    switch (element) {
+        case Element::f64:
+        case Element::i64:
+            return 8;
+        case Element::f32:
+            return 4;
+        case Element::f16:
+        case Element::bf16:
+            return 2;
+        case Element::u8:
+            return 1;
+    }
+    return 1;
+}
+
+// The beginning of every array object. This is NumPy's C ABI: extensions that use NumPy's own headers have these
+// offsets compiled in. check_array_layout compares them with what NumPy says.
+struct ArrayObject {
+    PyObject_HEAD char* data;
+    int ndim;
+    Py_ssize_t *shape, *strides;
+    PyObject *base, *dtype;
+    int flags;
+
+    static constexpr int kWriteable = 0x400;
+};
+
+// What is needed of NumPy, found when the module is imported.
+struct Numpy {
+    PyTypeObject* ndarray;
+    PyObject* dtype[6];  // by Element; bfloat16, which is not NumPy's, once it has been met
+};
+inline Numpy& numpy() {
+    static Numpy found = [] {
+        const nb::module_ module = nb::module_::import_("numpy");
+        const auto dtype = [&](const char* name) { return module.attr("dtype")(module.attr(name)).release().ptr(); };
+        return Numpy{reinterpret_cast<PyTypeObject*>(nb::object(module.attr("ndarray")).release().ptr()),
+                     {dtype("float32"), dtype("float64"), dtype("float16"), nullptr, dtype("int64"), dtype("uint8")}};
+    }();
+    return found;
+}
+
+// Whether a dtype is that of the element, in the machine's byte order.
+inline bool is_dtype(PyObject* dtype, Element element) {
+    PyObject*& known = numpy().dtype[int(element)];
+    if (dtype == known) return true;
+    if (known) {
+        const int equal = PyObject_RichCompareBool(dtype, known, Py_EQ);
+        if (equal < 0) throw nb::python_error();
+        return equal;
+    }
+    if (nb::cast<std::string>(nb::handle(dtype).attr("name")) != "bfloat16") return false;
+    known = nb::handle(dtype).inc_ref().ptr();
+    return true;
+}
+
+// Where the elements of an array are. A copy: another thread may give the array another shape meanwhile.
+struct ArrayMemory {
+    char* data = nullptr;
+    int ndim = 0;
+    int64_t itemsize = 0, elements = 0;
+    int64_t shape[kMaxAxes], strides[kMaxAxes];  // strides in bytes; the first ndim are there
+    const char *low = nullptr, *high = nullptr;  // the span of its elements
+
+    ArrayMemory() {}
+    // False for an array with too many axes.
+    bool read(PyObject* object, int64_t item_bytes) {
+        const auto* array = reinterpret_cast<const ArrayObject*>(object);
+        if (array->ndim > kMaxAxes) return false;
+        data = array->data;
+        ndim = array->ndim;
+        itemsize = item_bytes;
+        elements = 1;
+        for (int i = 0; i < ndim; ++i) {
+            shape[i] = array->shape[i];
+            strides[i] = array->strides[i];
+            elements *= shape[i];
+        }
+        low = high = data;
+        if (elements == 0) return true;
+        for (int i = 0; i < ndim; ++i) {
+            const int64_t reach = (shape[i] - 1) * strides[i];
+            (reach < 0 ? low : high) += reach;
+        }
+        high += itemsize;
+        return true;
+    }
+
+    bool overlaps(const ArrayMemory& other) const { return low < other.high && other.low < high; }
+    bool contiguous() const {
+        int64_t step = itemsize;
+        for (int i = ndim - 1; i >= 0; --i) {
+            if (shape[i] > 1 && strides[i] != step) return false;
+            step *= shape[i];
+        }
+        return true;
+    }
+    // Whether elements may share memory. A sufficient test, and cheap: with the axes in the order of their strides,
+    // each step must reach past all that the axes before it cover. Every view that slicing and transposing make passes.
+    bool may_overlap_itself() const {
+        if (elements == 0) return false;
+        std::pair<int64_t, int64_t> axes[kMaxAxes];  // stride and extent
+        int count = 0;
+        for (int i = 0; i < ndim; ++i) {
+            if (shape[i] > 1) axes[count++] = {strides[i] < 0 ? -strides[i] : strides[i], shape[i]};
+        }
+        std::sort(axes, axes + count);
+        int64_t covered = itemsize;
+        for (int i = 0; i < count; ++i) {
+            const auto [stride, extent] = axes[i];
+            if (stride < covered) return true;
+            covered += (extent - 1) * stride;
+        }
+        return false;
+    }
+};
+
+// Any array, subclasses included.
+inline ArrayMemory memory_of(nb::handle array) {
+    if (!PyObject_TypeCheck(array.ptr(), numpy().ndarray)) throw nb::type_error("not a NumPy array");
+    ArrayMemory memory;
+    if (!memory.read(array.ptr(), nb::cast<int64_t>(array.attr("itemsize")))) throw nb::value_error("too many axes");
+    return memory;
+}
+
+// Raises unless arrays are laid out as above: no version of NumPy is known where they are not.
+inline void check_array_layout() {
+    const nb::module_ module = nb::module_::import_("numpy");
+    const nb::object whole = module.attr("zeros")(nb::make_tuple(7, 5), module.attr("float32"));
+    const nb::object view = whole.attr("T");
+    const auto* array = reinterpret_cast<const ArrayObject*>(view.ptr());
+    view.attr("setflags")(nb::arg("write") = false);
+    const bool same =
+        array->ndim == 2 && array->shape[0] == 5 && array->shape[1] == 7 && array->strides[0] == 4 &&
+        array->strides[1] == 20 && array->base == whole.ptr() && array->dtype == numpy().dtype[int(Element::f32)] &&
+        nb::cast<uintptr_t>(view.attr("ctypes").attr("data")) == reinterpret_cast<uintptr_t>(array->data) &&
+        !(array->flags & ArrayObject::kWriteable) &&
+        reinterpret_cast<const ArrayObject*>(whole.ptr())->flags & ArrayObject::kWriteable;
+    if (!same) throw nb::import_error("arrays of this version of NumPy are laid out differently");
+}
+
+}  // namespace rg::bind
