@@ -1,4 +1,4 @@
-"""Activations of the oracle: values, and slopes from the input and from the output."""
+"""The oracle: activations, and their slopes from the input and from the output."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ACTIVATIONS = (
     "gelu_sigmoid",
     "closed_hard_sigmoid",
 )
-# Of these the output does not tell the slope: two inputs share one, or (erf) nearly do.
+# The output does not determine the slope: two inputs have the same output, or (erf) nearly the same.
 _SLOPE_NEEDS_INPUT = ("abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu", "gelu_sigmoid", "closed_hard_sigmoid")
 
 # Strings, because these have more digits than a float64 literal keeps.
@@ -119,7 +119,7 @@ def value_at(name: str, z: Array, a: float, b: float) -> Array:
         case "identity":
             y = z
         case "relu":
-            y = np.maximum(z, 0.0)  # np.maximum and np.minimum hand NaN on
+            y = np.maximum(z, 0.0)  # np.maximum and np.minimum propagate NaN
         case "leaky_relu":
             y = np.where(z < 0, a * z, z)
         case "sigmoid":

@@ -1,4 +1,4 @@
-"""Optimizer steps of the oracle."""
+"""The oracle: optimizer steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ __all__ = [
     "sgd_step",
 ]
 
-# --- optimizers -------------------------------------------------------------------------------------------------------
-
 
 def clipped_gradients(
     gradients: Sequence[Array],
@@ -28,7 +26,7 @@ def clipped_gradients(
     known_norm: float | None = None,
     clip_before_scale: bool = False,
 ) -> list[Array]:
-    """Scaled and clipped, in either order, as arrays of the oracle's precision."""
+    """Return the gradients scaled and clipped, in either order, in the oracle's precision."""
     wide = [widened(g) for g in gradients]
     if not clip_before_scale:
         wide = [scale * g for g in wide]
@@ -57,7 +55,7 @@ def sgd_step(
     weight_decay: float = 0.0,
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
-    """The new parameter and the new velocity, if there is one. `g`: scaled and clipped."""
+    """Return the new parameter and, if there is one, the new velocity. `g` is already scaled and clipped."""
     p, g = widened(p), widened(g)
     g = g + weight_decay * p + l1 * np.sign(p)
     if velocity is None:
