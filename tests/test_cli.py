@@ -94,7 +94,7 @@ def test_verify_prints_one_plain_line_per_case() -> None:
     result = run("verify", "--rows", SMALL_CASE, SMALL_LSTM_CASE, "--threads", "1", "2", "--isa", "scalar")
     assert result.returncode == 0, result.stderr
     header, *rows, summary = result.stdout.splitlines()
-    assert header.split() == ["case", "error", "of", "at"]
+    assert header.split() == ["case", "error", "result", "ISA"]
     assert [row.split()[0] for row in rows] == [SMALL_CASE, SMALL_LSTM_CASE]
     assert all(0 <= float(row.split()[1]) <= 1 for row in rows)
     assert summary.startswith("2 cases, 4 runs (scalar; 1, 2 threads): all within tolerance")

@@ -552,7 +552,7 @@ def test_a_forecast_repeats_the_verdict_and_can_use_a_baseline(tmp_path: Path) -
     assert ">model<" not in ahead
     shown = run("forecast", "run", path, "--output", "a.csv", cwd=tmp_path).stdout
     assert verdict[0].replace("\n", " ") in shown
-    assert "by           the naive baseline (the smallest error on the test set; --use chooses another)" in shown
+    assert "method       the naive baseline (the smallest error on the test set; --use chooses another)" in shown
     values = {}
     for use in ("naive", "linear", "model"):
         shown = run("forecast", "run", path, "--output", f"{use}.csv", "--use", use, cwd=tmp_path).stdout

@@ -321,8 +321,8 @@ def _verify(options: argparse.Namespace) -> int:
     columns = (
         _Column("case", max(len(case.name) for case in cases), right=False),
         _Column("error", 8),
-        _Column("of", 6, right=False),
-        _Column("at", 6, right=False),
+        _Column("result", 9, right=False),
+        _Column("ISA", 6, right=False),
         _Column("", 5, right=False),
     )
     runs = wrong = 0

@@ -71,7 +71,7 @@ def add_commands(commands: Any) -> None:
         type=_at_least_0,
         default=0.8,
         metavar="X",
-        help="0 always takes the most likely one (default: 0.8)",
+        help="sampling temperature; 0 always takes the most likely (default: 0.8)",
     )
     sample.add_argument("--top-k", type=_whole(1), metavar="K", help="sample from the K most likely (default: all)")
     sample.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
@@ -322,7 +322,7 @@ def _forecast(options: argparse.Namespace) -> int:
         print(note)
     if forecaster.verdict is not None:
         print(forecaster.verdict)
-    print(f"{'by':<12} {'the model' if result.by == 'model' else f'the {result.by} baseline'} ({result.why})")
+    print(f"{'method':<12} {'the model' if result.by == 'model' else f'the {result.by} baseline'} ({result.why})")
     print(f"{'forecast':<12} {output}")
     print(f"{'plot':<12} {picture}")
     return 0

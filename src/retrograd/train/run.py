@@ -334,14 +334,14 @@ class Run:
     def _summary(self, records: list[Record]) -> str:
         task = self._task
         first, best, last = records[0], self._best_record(records), records[-1]
-        said = f"{count(last.step)} steps of {count(task.steps)} in {clock(last.seconds)}, "
-        said += f"at {count(last.items / max(last.seconds, 1e-9))} {task.items}/s. "
+        text = f"{count(last.step)} of {count(task.steps)} steps in {clock(last.seconds)}, "
+        text += f"at {count(last.items / max(last.seconds, 1e-9))} {task.items}/s. "
         if self.why == "no improvement":
-            said += f"Stopped early: {self._stalled()}. "
-        said += "Validation "
+            text += f"Stopped early: {self._stalled()}. "
+        text += "Validation "
         if best.step == 0:
-            return said + f"did not fall: before the first step it was {first.validation:.3f} {task.measure}."
-        return said + (
+            return text + f"did not fall: before the first step it was {first.validation:.3f} {task.measure}."
+        return text + (
             f"fell from {first.validation:.3f} before the first step to {best.validation:.3f} {task.measure} "
             f"at step {count(best.step)}, whose weights were saved as the model."
         )

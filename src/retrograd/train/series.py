@@ -407,7 +407,7 @@ class SeriesTask(Task):
 
     def __init__(self, settings: SeriesSettings, file: str | os.PathLike[str]) -> None:
         self.settings = settings
-        self.measure = "of the naive error"
+        self.measure = "relative error"
         self._table = table = read_table(file, gaps=settings.gaps)
         self._notes = list(table.notes)
         targets = _targets(settings.target, table)
@@ -617,8 +617,8 @@ class SeriesTask(Task):
             f"{counted(len(origins), 'forecast')} of {counted(plan.horizon, 'row')} each, from {first} to {last}: rows "
             "that were used neither for training nor for validation. MAE is the mean absolute error over all horizons, "
             "RMSE the root mean squared error, in the units of the target. The naive forecast repeats the last value"
-            f"{seasonal}; the linear one is ridge regression from the window. During training, errors are relative to "
-            "the naive forecast's: below 1 is better than repeating the last value."
+            f"{seasonal}; the linear one is ridge regression from the window. The relative error during training is "
+            "MAE / naive MAE: below 1 is better than repeating the last value."
         )
         blocks: list[Block] = [Prose(what)]
         for target, name in enumerate(plan.targets):

@@ -173,7 +173,7 @@ def read_table(path: str | os.PathLike[str], *, gaps: str = "refuse") -> Table:
     mark = "." if delimiter == "," else _decimal_mark(cells)
     names, cells, lines, notes = _take_header(name, cells, lines, mark)
     if mark == "," and (example := _thousands(cells)):
-        notes.append(f"Commas are decimal marks, not thousands separators: {example!r} is {example.replace(',', '.')}.")
+        notes.append(f"Commas are decimal marks, not thousands: {example!r} is read as {example.replace(',', '.')}.")
     for row, line in zip(cells, lines, strict=True):
         if len(row) != len(names):
             raise InputError(f"{name}: line {line} has {counted(len(row), 'cell')}, but the first row has {len(names)}")
