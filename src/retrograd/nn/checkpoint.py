@@ -70,8 +70,8 @@ def load(
     """
     header, everything = _read(path)
     state = _below("model.", everything)
-    own = {**model.parameters(), **model.buffers()}
-    check_arrays(f"load: {os.fspath(path)}: {type(model).__name__}", own, state, strict)
+    target = {**model.parameters(), **model.buffers()}
+    check_arrays(f"load: {os.fspath(path)}: {type(model).__name__}", target, state, strict)
     others = _below("array.", everything)
     if arrays is not None:
         check_arrays(f"load: {os.fspath(path)}: arrays", arrays, others, strict=True)
@@ -83,7 +83,7 @@ def load(
         moments = _below("optimizer.", everything)
         optimizer.check_state(f"load: {os.fspath(path)}: {kind}", moments)
         copy_arrays(optimizer.arrays(), moments)
-    copy_arrays(own, state)
+    copy_arrays(target, state)
     copy_arrays(arrays or {}, others)
     metadata: dict[str, Any] = header["metadata"]
     return metadata

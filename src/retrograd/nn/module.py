@@ -384,8 +384,8 @@ class Module:
 
         With ``strict=False`` names may differ: the common ones are loaded, and the differences are returned.
         """
-        own = {**self.parameters(), **self.buffers()}
-        return load_arrays(f"{type(self).__name__}.load_state_dict", own, state, strict)
+        target = {**self.parameters(), **self.buffers()}
+        return load_arrays(f"{type(self).__name__}.load_state_dict", target, state, strict)
 
     def describe(self) -> str:
         """Return the text between the parentheses of the module's repr."""
@@ -443,24 +443,26 @@ class Sequential(Module):
         return layers[0].backward(dy, **options) if layers else dy
 
 
-def load_arrays(function: str, own: Mapping[str, Array], state: Mapping[str, Array], strict: bool) -> KeyDifferences:
-    """Copy `state` into the arrays of `own`, if names, shapes and dtypes match."""
-    differences = check_arrays(function, own, state, strict)
-    copy_arrays(own, state)
+def load_arrays(function: str, target: Mapping[str, Array], state: Mapping[str, Array], strict: bool) -> KeyDifferences:
+    """Copy `state` into the arrays of `target`, if names, shapes and dtypes match."""
+    differences = check_arrays(function, target, state, strict)
+    copy_arrays(target, state)
     return differences
 
 
-def check_arrays(function: str, own: Mapping[str, Array], state: Mapping[str, Array], strict: bool) -> KeyDifferences:
-    missing = tuple(name for name in own if name not in state)
-    unexpected = tuple(name for name in state if name not in own)
+def check_arrays(
+    function: str, target: Mapping[str, Array], state: Mapping[str, Array], strict: bool
+) -> KeyDifferences:
+    missing = tuple(name for name in target if name not in state)
+    unexpected = tuple(name for name in state if name not in target)
     if strict and (missing or unexpected):
         parts = (("does not have", missing), ("has unexpected", unexpected))
         said = "; ".join(f"{what} {', '.join(names)}" for what, names in parts if names)
         raise ValueError(f"{function}: the state {said}")
-    for name in own:
+    for name in target:
         if name not in state:
             continue
-        given, current = np.asarray(state[name]), own[name]
+        given, current = np.asarray(state[name]), target[name]
         if given.shape != current.shape:
             raise ValueError(f"{function}: {name} has shape {given.shape}, but here it has shape {current.shape}")
         if given.dtype != current.dtype:
@@ -468,8 +470,8 @@ def check_arrays(function: str, own: Mapping[str, Array], state: Mapping[str, Ar
     return KeyDifferences(missing, unexpected)
 
 
-def copy_arrays(own: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-    for name, array in own.items():
+def copy_arrays(target: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+    for name, array in target.items():
         if name in state:
             array[...] = state[name]
 

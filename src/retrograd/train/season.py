@@ -30,9 +30,9 @@ def find_season(values: Array, likely: Sequence[int] = ()) -> int:
         least = np.maximum(0.3, np.where(expected, 2, 3) * noise)
         here, before, after = correlation[1:-1], correlation[:-2], correlation[2:]
         peaks = lags[(here >= before) & (here >= after) & (here > least) & (lags > gap)]
-        own = peaks[peaks >= (2 if gap == 1 else 4 * gap)]
-        if own.size and correlation[own].max() > best + 0.1:  # a smaller gain may be a multiple
-            best = float(correlation[own].max())
+        candidates = peaks[peaks >= (2 if gap == 1 else 4 * gap)]
+        if candidates.size and correlation[candidates].max() > best + 0.1:  # a smaller gain may be a multiple
+            best = float(correlation[candidates].max())
             # Multiples of the period correlate as well; take the shortest.
             season = _top(correlation, int(peaks[correlation[peaks] >= 0.9 * best][0]))
         gap *= 2

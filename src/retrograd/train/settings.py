@@ -89,9 +89,9 @@ class Settings:
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """Add an option for every setting. Options that the user omits are absent from the namespace."""
         common = {field.name for field in dataclasses.fields(Settings)}
-        own, others = parser.add_argument_group("data and model"), parser.add_argument_group("training")
+        specific, general = parser.add_argument_group("data and model"), parser.add_argument_group("training")
         for name, kind, optional, default, limits in cls.options():
-            group = others if name in common else own
+            group = general if name in common else specific
             unless = "" if default is None else f" (default: {shown(default)})"
             metavar = limits.metavar or (None if limits.choices else {int: "N", float: "X", str: "TEXT"}[kind])
             group.add_argument(

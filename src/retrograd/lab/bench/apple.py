@@ -29,7 +29,7 @@ from ...ops.normalization import (
 )
 from ...ops.optimizer import adam_step
 from ..cases import LstmCase, LstmData, NormCase, NormData, make_lstm_data, make_norm_data
-from .timing import Contest, Machine, seconds_per_call, wake_team
+from .timing import Contest, Machine, seconds_per_call, wake_workers
 
 __all__ = ["APPLE_CASES", "AppleCase", "Pair", "Side", "apple_contest", "apple_failures"]
 
@@ -421,7 +421,7 @@ class _Calls:
         self._threads = threads
 
     def wake(self) -> None:
-        wake_team(self._threads)
+        wake_workers(self._threads)
 
     def step(self) -> tuple[float, ...]:
         return tuple(map(seconds_per_call, self._passes))

@@ -23,7 +23,7 @@ from ..cases import (
     make_lstm_data,
 )
 from ..verify import lstm_options, lstm_weights, verify_lstm
-from .timing import Contest, Machine, admit, agree, clock, wake_team
+from .timing import Contest, Machine, admit, agree, clock, wake_workers
 
 _ORACLE_STEPS: Final = 8
 
@@ -50,7 +50,7 @@ class _OurLstm:
                 self._options[option] = np.array(self._options[option])
 
     def wake(self) -> None:
-        wake_team(self._threads)
+        wake_workers(self._threads)
 
     def _run(self) -> tuple[LstmResult, LstmGradients, tuple[float, float, float]]:
         start = clock()
@@ -230,7 +230,7 @@ def lstm_contest(
     can = dataclasses.replace(plain, dropout=case.dropout, batch_sizes=None) == case
     if machine.torch is not None and can:
         machine.torch.set_num_threads(threads)
-        rival = _TorchLstm(machine.torch, case, data)
-        admit(contest, rival, agree(_OurLstm(plain, plain_data, threads).results(), rival.results()))
+        peer = _TorchLstm(machine.torch, case, data)
+        admit(contest, peer, agree(_OurLstm(plain, plain_data, threads).results(), peer.results()))
     contest.slots.append([sgemm])
     return contest

@@ -18,7 +18,7 @@ from ..cases import (
     NormData,
 )
 from ..verify import fused_activation, verify_norm
-from .timing import Contest, Machine, Stepper, admit, agree, clock, wake_team
+from .timing import Contest, Machine, Stepper, admit, agree, clock, wake_workers
 
 _EPS: Final = 1e-5
 _PAGE_BYTES: Final = 4096
@@ -50,7 +50,7 @@ class _OurNorm:
         self._threads = threads
 
     def wake(self) -> None:
-        wake_team(self._threads)
+        wake_workers(self._threads)
 
     def step(self) -> tuple[float, float]:
         start = clock()
@@ -123,7 +123,7 @@ class _Stream:
         self._non_temporal, self._threads = non_temporal, threads
 
     def wake(self) -> None:
-        wake_team(self._threads)
+        wake_workers(self._threads)
 
     def step(self) -> tuple[float, float]:
         return self._seconds(self._y, self._forward_sources), self._seconds(self._dx, self._backward_sources)
@@ -170,7 +170,7 @@ def norm_contest(
     contest = Contest([[ours]], "stream", [])
     if machine.torch is not None:
         machine.torch.set_num_threads(threads)
-        rival = _TorchNorm(machine.torch, case, data)
-        admit(contest, rival, agree((ours.out, ours.gradients.dx), rival.results()))
+        peer = _TorchNorm(machine.torch, case, data)
+        admit(contest, peer, agree((ours.out, ours.gradients.dx), peer.results()))
     contest.slots.append(_streams(data.x.size, case.activation != "identity", threads))
     return contest

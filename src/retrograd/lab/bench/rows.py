@@ -230,10 +230,10 @@ def _rows_of_pass(
         medians[provider] = [min(values) for values in zip(*(r.medians[index] for r in records), strict=True)]
         samples[provider] = min((r.samples[index] for r in records), key=statistics.median)
 
-    def ratio(rival: str | None, provider: str) -> float | None:
-        if rival not in medians or rival == provider:
+    def ratio(peer: str | None, provider: str) -> float | None:
+        if peer not in medians or peer == provider:
             return None
-        return median_ratio(medians[rival], medians[provider])
+        return median_ratio(medians[peer], medians[provider])
 
     ours = contest.slots[0][0].name
     added = median_difference(medians[ours], medians["arrays"]) if "arrays" in medians else None

@@ -165,7 +165,7 @@ def torch_version() -> str | None:
     return None if torch is None else str(torch.__version__)
 
 
-def wake_team(threads: int) -> None:
+def wake_workers(threads: int) -> None:
     """Wake the worker threads, which small work does not wake, because during a training step they are awake."""
     retrograd.batch_norm_statistics(_LARGE, num_threads=threads)
 
@@ -189,8 +189,8 @@ def agree(ours: Sequence[Any], theirs: Sequence[Any], share: float = 0.01) -> bo
     return all(bool(np.linalg.norm(a - b) <= share * np.linalg.norm(b)) for a, b in pairs)
 
 
-def admit(contest: Contest, rival: Stepper, agrees: bool) -> None:
+def admit(contest: Contest, peer: Stepper, agrees: bool) -> None:
     if agrees:
-        contest.slots.append([rival])
+        contest.slots.append([peer])
     else:
-        contest.notes.append(f"{rival.name} gives a different result: not timed")
+        contest.notes.append(f"{peer.name} gives a different result: not timed")

@@ -190,18 +190,18 @@ def train_failures(case: TrainCase, torch: Any | None, threads: Sequence[int]) -
     """Yield a message if the first losses depend on the thread count, or differ from float64 or from PyTorch."""
     data = make_train_data(case)
     ours = {number: _losses(OurTraining(case, data, number)) for number in threads}
-    rivals = {"float64": _losses(OurTraining(case, data, max(threads), np.float64))}
+    peers = {"float64": _losses(OurTraining(case, data, max(threads), np.float64))}
     if torch is not None:
         torch.set_num_threads(max(threads))
         for fused in (False, True):
-            rivals["torch, fused" if fused else "torch"] = _losses(TorchTraining(torch, case, data, fused))
+            peers["torch, fused" if fused else "torch"] = _losses(TorchTraining(torch, case, data, fused))
     first, *others = ours.values()
     if any(losses != first for losses in others):
         yield "the losses depend on the thread count"
-    for name, losses in rivals.items():
-        for step, (own, theirs) in enumerate(zip(first, losses, strict=True)):
-            if not abs(own - theirs) <= _TOLERANCE * abs(theirs):
-                yield f"the loss of step {step} is {own:.7g}, but {theirs:.7g} with {name}"
+    for name, losses in peers.items():
+        for step, (loss, expected) in enumerate(zip(first, losses, strict=True)):
+            if not abs(loss - expected) <= _TOLERANCE * abs(expected):
+                yield f"the loss of step {step} is {loss:.7g}, but {expected:.7g} with {name}"
                 break
 
 

@@ -289,10 +289,10 @@ def input_slope_error(
     alpha: float = 0.0,
     act_beta: float = 0.0,
 ) -> Float64s:
-    """How far f'(z) may be off where backward makes z again. `input_slope` is f' as the oracle computes it.
+    """Return the tolerance of f'(z) if backward recomputes z. `input_slope` is f' as the oracle computes it.
 
-    As far as f' moves with the error of z: a kink within reach counts. Parameters that z is compared with are rounded,
-    and so is the ramp a z + b. Then 6 ulp of the slope itself, or of the parts of one that is a difference.
+    It is the change of f' over the error interval of z, so a kink inside it counts. Parameters that z is compared with
+    are rounded, and so is the ramp a z + b. Then 6 ulp of the slope, or of the terms if it is a difference.
     """
     dtype = PRECISIONS[x.dtype.name]
     u = dtype.unit

@@ -80,7 +80,7 @@ def adam_step(
     decoupled: bool = False,
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
-    """The new parameter and the new states."""
+    """Return the new parameter and the new states."""
     p, g, m, v = widened(p), widened(g), widened(m), widened(v)
     g = g + l1 * np.sign(p) + (0.0 if decoupled else weight_decay) * p
     m = beta1 * m + (1 - beta1) * g
@@ -109,7 +109,7 @@ def rmsprop_step(
     weight_decay: float = 0.0,
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
-    """The new parameter and the new states that there are."""
+    """Return the new parameter and the new states, without those that are None."""
     p, g, square = widened(p), widened(g), widened(square)
     g = g + weight_decay * p + l1 * np.sign(p)
     square = alpha * square + (1 - alpha) * g * g
