@@ -310,7 +310,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint(tmp_path: Path, monkeyp
         train(tmp_path, Settings(checkpoint_every=0.0), before_step=fill)
     assert re.fullmatch(
         rf".*(model|checkpoint)\.safetensors could not be written: No space left on device; the last checkpoint is "
-        rf"whole: retrograd train line --resume {tmp_path}",
+        rf"complete: retrograd train line --resume {tmp_path}",
         str(error.value),
     )
     monkeypatch.undo()

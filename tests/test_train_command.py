@@ -433,7 +433,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, text: Path) -> N
     assert (tmp_path / "code").read_text() == "1\n", result.stdout + result.stderr
     assert re.search(
         r"retrograd: error: small/run/\S+ could not be written: No space left on device; the last checkpoint is "
-        r"whole: retrograd train text --resume small/run\n",
+        r"complete: retrograd train text --resume small/run\n",
         result.stderr,
     ), result.stderr
     assert not list((tmp_path / "saved").glob("*.part"))

@@ -646,7 +646,7 @@ def test_another_step_is_said(trained: SeriesTask, weekly: Path, tmp_path: Path)
     table = read_table(weekly)
     monthly = write(tmp_path / "monthly.csv", table.columns, "2001-01")
     result = forecast(load_series_model(tmp_path), read_table(monthly))
-    assert result.notes == ("From row to row it is 1 month, but it was 1 day in training.",)
+    assert result.notes == ("The time step is 1 month, but it was 1 day in training.",)
     assert result.times[:2] == ["2026-01", "2026-02"]
 
 

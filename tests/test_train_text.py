@@ -716,7 +716,7 @@ def test_files_that_are_no_text_model(trained: Path, tmp_path: Path) -> None:
         ({"settings": {**about["settings"], "learning_rate": 10**400}}, "its setting learning_rate is 1000"),
         ({"settings": {**about["settings"], "hidden": -1}}, "its setting hidden is -1"),
         ({"settings": {}}, "no setting"),
-        ({"settings": None}, "no text model"),
+        ({"settings": None}, "not a text model"),
     ):
         nn.save(path, model, metadata={**about, **change})
         refused(path, message)

@@ -369,9 +369,7 @@ class Run:
                 "learning rate",
                 [Line("learning rate", steps, [record.learning_rate for record in records])],
             ),
-            Chart(
-                "Throughput, including validation", "step", f"{task.items}/s", [Line("throughput", steps[1:], speeds)]
-            ),
+            Chart("Speed, including validation", "step", f"{task.items}/s", [Line("speed", steps[1:], speeds)]),
         ]
 
 

@@ -565,7 +565,7 @@ class SeriesTask(Task):
         inputs = [name for name in plan.columns if name not in targets]
         season = "none" if plan.season == 1 else f"{plan.season} rows"
         if self.settings.season is None:
-            season += " detected" if plan.season == 1 else " (detected in the training part)"
+            season += " found" if plan.season == 1 else " (found in the training part)"
         by_validation = ", the best on the validation part" if self.settings.reference == "auto" else ""
         cut = ""
         if plan.reference == "linear" and plan.lags < plan.window:

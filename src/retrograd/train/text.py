@@ -401,7 +401,7 @@ class TextTask(Task):
         if length < needed:
             raise InputError(
                 f"{what} has {length:,} {self._unit}s, but --batch {settings.batch} and --unroll {settings.unroll} "
-                f"need at least {needed:,}, including validation; reduce them or add text"
+                f"need at least {needed:,}, validation included; reduce them or add text"
             )
 
     def _validation_columns(self, held_out: int) -> Columns:
