@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="LEVEL",
-        help="instruction-set levels (default: all that this machine supports)",
+        help="instruction-set levels (default: all that this machine can run)",
     )
     verify.add_argument(
         "--threads", nargs="+", type=_positive, default=[], metavar="N", help="thread counts (default: 1 2 7)"
@@ -275,7 +275,7 @@ def _info(options: argparse.Namespace) -> int:
     lines = {
         "retrograd": retrograd.__version__,
         "processor": cpu_model(),
-        "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine supports {levels})",
+        "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels})",
         "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
         "BLAS": "none: matrix products use retrograd's kernels",
         "data types": "float32, float64; normalization also float16, bfloat16",
@@ -315,7 +315,7 @@ def _verify(options: argparse.Namespace) -> int:
     levels = list(dict.fromkeys(options.isa)) or _core.isa_levels()
     for level in levels:
         if level not in _core.isa_levels():
-            raise _UsageError(f"--isa {level}: this machine supports {', '.join(_core.isa_levels())}")
+            raise _UsageError(f"--isa {level}: this machine can run {', '.join(_core.isa_levels())}")
     threads = list(dict.fromkeys(options.threads)) or ([1, 2, 3, 7] if options.all else [1, 2, 7])
 
     columns = (

@@ -197,7 +197,7 @@ def train_failures(case: TrainCase, torch: Any | None, threads: Sequence[int]) -
             peers["torch, fused" if fused else "torch"] = _losses(TorchTraining(torch, case, data, fused))
     first, *others = ours.values()
     if any(losses != first for losses in others):
-        yield "the losses depend on the thread count"
+        yield "the losses depend on the number of threads"
     for name, losses in peers.items():
         for step, (loss, expected) in enumerate(zip(first, losses, strict=True)):
             if not abs(loss - expected) <= _TOLERANCE * abs(expected):
