@@ -277,7 +277,7 @@ def _info(options: argparse.Namespace) -> int:
         "processor": cpu_model(),
         "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels})",
         "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
-        "BLAS": "none: matrix products use retrograd's kernels",
+        "BLAS": "none: matrix products are retrograd's own kernels",
         "data types": "float32, float64; normalization also float16, bfloat16",
         "Python": f"{platform.python_version()}, {lock} the GIL",
         "NumPy": np.__version__,
