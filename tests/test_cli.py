@@ -85,10 +85,10 @@ def test_verify_prints_one_plain_line_per_case() -> None:
     result = run("verify", "--rows", SMALL_CASE, SMALL_LSTM_CASE, "--threads", "1", "2", "--isa", "scalar")
     assert result.returncode == 0, result.stderr
     header, *rows, summary = result.stdout.splitlines()
-    assert header.split() == ["case", "error", "of", "at"]
+    assert header.split() == ["case", "error", "result", "ISA"]
     assert [row.split()[0] for row in rows] == [SMALL_CASE, SMALL_LSTM_CASE]
     assert all(0 <= float(row.split()[1]) <= 1 for row in rows)
-    assert summary.startswith("2 cases, 4 runs (scalar; 1, 2 threads): all right")
+    assert summary.startswith("2 cases, 4 runs (scalar; 1, 2 threads): all within tolerance")
     assert "\x1b" not in result.stdout
 
 
@@ -122,7 +122,7 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
         ["overhead_layer_norm_forward", "call", "1"],
         ["overhead_layer_norm_backward", "call", "1"],
     ]
-    assert "PyTorch is not installed: own times only" in lines[-1]
+    assert "PyTorch is not installed: only retrograd is timed" in lines[-1]
 
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -227,7 +227,7 @@ def test_bench_takes_turns_with_torch(tmp_path: Path) -> None:
     chosen = ["--rows", SMALL_ROW, SMALL_LSTM_ROW, SMALL_TRAIN_ROW, "--threads", "1", "--csv", str(path)]
     result = run("bench", "all", "--quick", *chosen)
     assert result.returncode == 0, result.stderr
-    assert "computes something else" not in result.stdout
+    assert "gives a different result" not in result.stdout
     rows = read_rows(path)
     for case, last in ((SMALL_ROW, "backward"), (SMALL_LSTM_ROW, "step"), (SMALL_TRAIN_ROW, "step")):
         assert float(rows[case, "torch", last]["p50"]) > 0
@@ -353,4 +353,4 @@ def test_a_terminal_gets_a_table() -> None:
     assert process.returncode == 0, text
     assert SMALL_CASE in text
     assert "─" in text
-    assert "all right" in text
+    assert "all within tolerance" in text

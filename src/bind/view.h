@@ -166,9 +166,7 @@ private:
         bool aligned = elements() == 0 || reinterpret_cast<uintptr_t>(data()) % uintptr_t(memory_.itemsize) == 0;
         for (int i = 0; i < axes(); ++i) aligned = aligned && memory_.strides[i] % memory_.itemsize == 0;
         if (!aligned) call_.refuse(Reason::layout, name_);
-        if (is_result() && !contiguous() && memory_.may_overlap_itself()) {
-            call_.refuse(Reason::self_overlap, name_);
-        }
+        if (is_result() && !contiguous() && memory_.may_overlap_itself()) { call_.refuse(Reason::self_overlap, name_); }
         call_.add(*this);
     }
 

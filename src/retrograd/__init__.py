@@ -99,7 +99,7 @@ __version__ = _metadata.version("retrograd")
 
 
 def _choose_isa() -> None:
-    """RETROGRAD_ISA lowers the instruction-set level; a value this machine cannot honour is refused."""
+    """Select the instruction-set level of RETROGRAD_ISA. An unsupported value is an error."""
     name = _os.environ.get("RETROGRAD_ISA", "").strip()
     if name and not _core.select_isa(name):
         levels = ", ".join(_core.isa_levels())

@@ -1,7 +1,7 @@
 """The command line: ``retrograd train | sample | forecast | info | verify | bench``.
 
-Exit codes: 0 all is well; 1 a result was wrong, or could not be written; 2 the command line was, or the data; 128 plus
-the number of the signal that ended it, so 130 for Ctrl-C.
+Exit codes: 0 success; 1 a wrong result, or a failed run; 2 invalid options or data; 128 plus the signal number if a
+signal ended it, so 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -47,21 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # the reader closed the pipe, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 class _UsageError(Exception):
-    """A mistake in the command line that argparse cannot see."""
+    """An invalid command line that argparse cannot detect."""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="retrograd",
         description=retrograd.__doc__,
-        epilog="Exit codes: 0 all is well; 1 a result was wrong, or could not be written; 2 a bad command line, or bad "
-        "data; 130 interrupted.",
+        epilog="Exit codes: 0 success; 1 a wrong result, or a failed run; 2 invalid options or data; 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"retrograd {retrograd.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -70,70 +69,68 @@ def _parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser(
         "info",
-        help="print version, ISA level, threads and where they come from",
-        description="Print what is in force, and why.",
+        help="print version, instruction set, threads and where they come from",
+        description="Print the settings in effect and where they come from.",
     )
     info.set_defaults(run=_info)
 
     verify = commands.add_parser(
         "verify",
-        help="compare the engine with the float64 oracle",
-        description="Run named problems on this machine and compare the results with a float64 oracle. Errors are in "
-        "units of the stated tolerance: up to 1 is right.",
+        help="check results against a float64 reference",
+        description="Run test cases on this machine and compare the results with a float64 reference. Errors are in "
+        "units of the tolerance: up to 1 is correct.",
     )
     verify.add_argument(
-        "--rows", nargs="+", default=[], metavar="PATTERN", help="only cases whose name matches, as 'batch_norm_*_relu'"
+        "--rows", nargs="+", default=[], metavar="PATTERN", help="only cases that match, such as 'batch_norm_*_relu'"
     )
     verify.add_argument(
         "--isa",
         nargs="+",
         default=[],
         metavar="LEVEL",
-        help="instruction-set levels (default: all this machine can run)",
+        help="instruction-set levels (default: all that this machine can run)",
     )
     verify.add_argument(
-        "--threads", nargs="+", type=_positive, default=[], metavar="N", help="numbers of threads (default: 1 2 7)"
+        "--threads", nargs="+", type=_positive, default=[], metavar="N", help="thread counts (default: 1 2 7)"
     )
     verify.add_argument(
-        "--all", action="store_true", help="the benchmark's cases too, which takes minutes, and 1 2 3 7 threads"
+        "--all", action="store_true", help="also the benchmark's cases, which takes minutes, with 1 2 3 7 threads"
     )
     verify.set_defaults(run=_verify)
 
     bench = commands.add_parser("bench", help="time the functions", description="Time the functions on this machine.")
     suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
-    turns = (
-        "Verify, then time, each training forward and each backward (all gradients), buffers given, in rounds that "
-        "alternate with PyTorch where it is installed and with what bounds the row. Times are medians in microseconds; "
-        "'vs torch' above 1 means faster than PyTorch. Rows named overhead_* are the smallest useful call of each "
-        "function. "
+    method = (
+        "Verify, then time each training forward and each backward (all gradients, given buffers), alternating with "
+        "PyTorch, if it is installed, and with the row's bound. Times are medians in microseconds; 'vs torch' above 1 "
+        "means faster than PyTorch. Rows named overhead_* time the smallest useful call of each function. "
     )
     norm = (
         "The bound of a norm is a streaming pass over arrays of the same size: 'of bound' is the share of the memory "
-        "bandwidth that the row's size allows. "
+        "bandwidth available at that size. "
     )
     lstm = (
-        "The bound of an LSTM is its matrix products at the speed of NumPy's own on 1024 x 1024 matrices, by as many "
-        "threads; GFLOPS are of the products alone, and of the real steps of a ragged batch, for which PyTorch gets a "
-        "packed sequence. 'step' is forward and backward. 'over plain' is what a row's options cost over the same LSTM "
-        "without them. "
+        "The bound of an LSTM is its matrix products at the speed of NumPy's on 1024 x 1024 matrices, with as many "
+        "threads. GFLOPS count the matrix products only, and only the real steps of a ragged batch, for which PyTorch "
+        "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
+        "same LSTM without the row's options. "
     )
     apple = (
-        "Rows named bnns_* and mps_* are calls of the front ends, in rounds that alternate with the array functions "
-        "doing the same work; they agree to the bit, or are not timed. 'added µs' is what a call of the front end "
-        "takes longer. "
+        "Rows named bnns_* and mps_* are calls of the front ends, alternating with the array functions doing the same "
+        "work. Rows are timed only if the results are bitwise identical. 'added µs' is the overhead of a front-end "
+        "call. "
     )
     train = (
-        "Rows named train_* are whole training steps of a character model (embedding, LSTM, layer norm, linear head, "
-        "softmax cross entropy, Adam), in rounds that alternate with PyTorch's, by its default or its fused Adam, "
-        "whichever is faster. Their first losses agree, or they are not timed. 'MiB' is the peak of memory above the "
-        "loaded library's. "
+        "Rows named train_* are training steps of a character model (embedding, LSTM, layer norm, linear head, softmax "
+        "cross entropy, Adam), alternating with PyTorch's, with its default or fused Adam, whichever is faster. Rows "
+        "are timed only if the first losses agree. 'MiB' is the peak memory above that of the loaded library. "
     )
     for suite, names, help_, description in (
-        ("norm", ["norm"], "normalization", turns + norm),
-        ("lstm", ["lstm"], "LSTM", turns + lstm),
-        ("apple", ["apple"], "what the front ends add", apple),
-        ("train", ["train"], "training steps of a whole model", train),
-        ("all", ["norm", "lstm", "apple", "train"], "every suite", turns + norm + lstm + apple + train),
+        ("norm", ["norm"], "normalization", method + norm),
+        ("lstm", ["lstm"], "LSTM", method + lstm),
+        ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
+        ("train", ["train"], "training steps of a complete model", train),
+        ("all", ["norm", "lstm", "apple", "train"], "every suite", method + norm + lstm + apple + train),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
     return parser
@@ -141,19 +138,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_suite(suite: argparse.ArgumentParser, names: list[str]) -> None:
     suite.add_argument(
-        "--rows", nargs="+", default=[], metavar="PATTERN", help="only rows whose name matches, as 'layer_norm_*'"
+        "--rows", nargs="+", default=[], metavar="PATTERN", help="only rows that match, such as 'layer_norm_*'"
     )
-    suite.add_argument("--threads", nargs="+", type=_positive, default=[1, 2], metavar="N", help="(default: 1 2)")
-    suite.add_argument("--rounds", type=_positive, metavar="N", help="rounds per row (default: 9, quick: 3)")
+    suite.add_argument(
+        "--threads", nargs="+", type=_positive, default=[1, 2], metavar="N", help="thread counts (default: 1 2)"
+    )
+    suite.add_argument("--rounds", type=_positive, metavar="N", help="rounds per row (default: 9, with --quick: 3)")
     suite.add_argument(
         "--budget",
         type=_seconds,
         metavar="SECONDS",
-        help="time to measure per row and number of threads (default: 2, quick: 0.2)",
+        help="measuring time per row and thread count (default: 2, with --quick: 0.2)",
     )
-    suite.add_argument("--csv", metavar="FILE", help="write every measurement there too, times in seconds")
-    suite.add_argument("--quick", action="store_true", help="few rounds and little time: a look, not a measurement")
-    suite.add_argument("--list", action="store_true", help="print the names of the rows and stop")
+    suite.add_argument("--csv", metavar="FILE", help="also write every measurement to this file, times in seconds")
+    suite.add_argument("--quick", action="store_true", help="few rounds and little time, for a rough idea")
+    suite.add_argument("--list", action="store_true", help="print the names of the rows and exit")
     suite.set_defaults(run=_bench, suites=names)
 
 
@@ -181,7 +180,7 @@ class _Column(NamedTuple):
 
 
 class _Report:
-    """A table. On a terminal: a progress bar, and the table when all is known. Elsewhere: lines as they come."""
+    """A table. On a terminal: a progress bar, then the complete table. Otherwise: one line per row, immediately."""
 
     def __init__(self, columns: Sequence[_Column], total: int) -> None:
         self._columns = columns
@@ -250,12 +249,12 @@ class _Report:
             print(text, flush=True)
 
     def start(self, what: str) -> None:
-        """Say what is being worked on."""
+        """Show what is being worked on."""
         if self._progress is not None:
             self._progress.update(self._task, description=what)
 
     def advance(self) -> None:
-        """One more of the total is done."""
+        """Advance the progress bar by one."""
         if self._progress is not None:
             self._progress.advance(self._task)
 
@@ -280,7 +279,7 @@ def _info(options: argparse.Namespace) -> int:
         "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
         "BLAS": "none: matrix products are retrograd's own kernels",
         "data types": "float32, float64; normalization also float16, bfloat16",
-        "Python": f"{platform.python_version()}, {lock} the interpreter lock",
+        "Python": f"{platform.python_version()}, {lock} the GIL",
         "NumPy": np.__version__,
     }
     for name, value in lines.items():
@@ -294,7 +293,7 @@ def _why_threads() -> str:
         return f"RETROGRAD_NUM_THREADS={given}"
     cpus, quota = _threads._affinity(), _threads._cgroup_quota()
     reason = f"CPUs this process may run on: {cpus}"
-    return reason + ("; no quota" if quota is None else f"; quota of its control group: {quota:g}")
+    return reason + ("; no quota" if quota is None else f"; cgroup quota: {quota:g}")
 
 
 # ---- verify ----------------------------------------------------------------------------------------------------------
@@ -322,8 +321,8 @@ def _verify(options: argparse.Namespace) -> int:
     columns = (
         _Column("case", max(len(case.name) for case in cases), right=False),
         _Column("error", 8),
-        _Column("of", 6, right=False),
-        _Column("at", 6, right=False),
+        _Column("result", 9, right=False),
+        _Column("ISA", 6, right=False),
         _Column("", 5, right=False),
     )
     runs = wrong = 0
@@ -342,11 +341,13 @@ def _verify(options: argparse.Namespace) -> int:
         if wrong:
             report.note(f"{what}: {wrong} cases WRONG.")
             report.note(
-                "Errors are in tolerances; 'inf' of 'bits' means that the bits depend on the number of threads."
+                "Errors are in units of the tolerance. An error of inf in 'bits' means that results depend on the "
+                "thread count."
             )
         else:
             report.note(
-                f"{what}: all right, the same bits at any number of threads; worst error {worst:.3f} tolerances."
+                f"{what}: all within tolerance, bitwise identical at any thread count; largest error {worst:.3f} "
+                "tolerances."
             )
     return _WRONG if wrong else 0
 
@@ -359,7 +360,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     names = bench.bench_names(options.suites, options.rows)
     if not names:
-        raise _UsageError(f"no row matches {' '.join(options.rows)}; --list names them")
+        raise _UsageError(f"no row matches {' '.join(options.rows)}; --list prints their names")
     if options.list:
         print("\n".join(names))
         return 0
@@ -412,7 +413,9 @@ def _bench(options: argparse.Namespace) -> int:
         conditions = [bench.cpu_model(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
         if bench.torch_takes_part(options.suites, options.rows):
             torch = bench.torch_version()
-            conditions.append("PyTorch is not installed: own times only" if torch is None else f"torch {torch}")
+            conditions.append(
+                "PyTorch is not installed: only retrograd is timed" if torch is None else f"torch {torch}"
+            )
         if overheads < len(names):
             conditions.append(f"float32, medians of {settings.rounds} rounds")
         report.note("; ".join(conditions))
@@ -420,11 +423,11 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
-    """Ours by the columns' titles, with the rival's time beside it."""
-    rivals = {(row.provider, row.pass_): row for row in result.rows if row.provider != "retrograd"}
+    """Yield retrograd's rows as cells by column title, with the times of the others."""
+    others = {(row.provider, row.pass_): row for row in result.rows if row.provider != "retrograd"}
 
-    def time_of(rival: str, pass_: str) -> str:
-        return _microseconds(rivals[rival, pass_].p50) if (rival, pass_) in rivals else ""
+    def time_of(provider: str, pass_: str) -> str:
+        return _microseconds(others[provider, pass_].p50) if (provider, pass_) in others else ""
 
     for row in result.rows:
         if row.provider == "retrograd":
@@ -443,7 +446,7 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "added µs": "" if row.added is None else f"{row.added * 1e6:+.1f}",
                 "tokens/s": _shown("{:.0f}", row.tokens_per_second),
                 "MiB": _mebibytes(row),
-                "torch MiB": _mebibytes(rivals.get(("torch", row.pass_))),
+                "torch MiB": _mebibytes(others.get(("torch", row.pass_))),
             }
 
 

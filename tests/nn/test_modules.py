@@ -112,7 +112,7 @@ def test_parameters_that_cannot_be() -> None:
         m.add_parameter("w", np.zeros(2, int))
     with pytest.raises(ValueError, match="'forward' of a parameter or buffer is taken"):
         m.add_parameter("forward", np.zeros(2))
-    with pytest.raises(ValueError, match=r"'a\.b' of a parameter or buffer is no identifier"):
+    with pytest.raises(ValueError, match=r"'a\.b' of a parameter or buffer is not an identifier"):
         m.add_buffer("a.b", np.zeros(2))
     m.add_parameter("w", np.zeros(2))
     with pytest.raises(ValueError, match="'dw' of a parameter or buffer is taken"):
@@ -144,7 +144,7 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     for change, error, message in (
         ({"head.w": np.zeros((5, 7), np.float32)}, ValueError, r"head.w has shape \(5, 7\), but here .* \(5, 6\)"),
         ({"head.w": np.zeros((5, 6))}, TypeError, "head.w has dtype float64, but here it has dtype float32"),
-        ({"tail.w": np.zeros(3)}, ValueError, "the state has, and this has not, tail.w"),
+        ({"tail.w": np.zeros(3)}, ValueError, "the state has unexpected tail.w"),
         ({"head.w": None}, ValueError, "the state does not have head.w"),
     ):
         state = {name: array for name, array in {**good, **change}.items() if array is not None}

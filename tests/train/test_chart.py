@@ -75,7 +75,7 @@ def test_drawing_says_what_it_is() -> None:
         "Loss",
     )
     assert root.findtext("desc") == (
-        "bits against step. training: 2 points, the first 5, the last 2.5, the least 2.5, the greatest 5."
+        "bits against step. training: 2 points, first 5, last 2.5, minimum 2.5, maximum 5."
     )
     assert root.get("viewBox") == "0 0 720 360"
     assert {"Loss", "step", "bits", "training"} <= {text.text for text in root.iter("text")}

@@ -118,7 +118,7 @@ def test_a_second_run_does_not_touch_the_first(tmp_path: Path, text: Path) -> No
     one, two = (tmp_path / "runs" / name / "model.safetensors" for name in ("text-text", "text-text-2"))
     assert one.read_bytes() == two.read_bytes()
     refused = run("train", "text", text, *SMALL, "--output", "runs/text-text", cwd=tmp_path, code=2)
-    assert "has a run already: --resume runs/text-text goes on with it, --overwrite replaces it" in refused.stderr
+    assert "has a run already: --resume runs/text-text continues it, --overwrite replaces it" in refused.stderr
     run("train", "text", text, *SMALL, "--seed", "1", "--output", "runs/text-text", "--overwrite", cwd=tmp_path)
     assert one.read_bytes() != two.read_bytes()
 
@@ -147,7 +147,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, text: Path) -> None:
     assert any(line.startswith("step") for line in first.stdout)
     for again in ((text, *SMALL, "--output", "run", "--overwrite"), ("--resume", "run")):
         wait_until(lambda: first.poll() is not None or (tmp_path / "run" / "checkpoint.safetensors").exists())
-        assert "a run is going on in run" in run("train", "text", *again, cwd=tmp_path, code=2).stderr
+        assert "another run is active in run" in run("train", "text", *again, cwd=tmp_path, code=2).stderr
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=PATIENCE)
     assert first.returncode == 130
@@ -189,7 +189,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_ends_in_the_same_bits(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run("train", "text", text, *settings, "--output", whole, cwd=tmp_path)
     output = interrupt(parts, "train", "text", text, *settings, "--output", parts, cwd=tmp_path, number=number)
-    stopped = re.search(r"Stopped at step ([\d,]+) of 3,000\. Everything .* To go on:\n  (retrograd .*)\n", output)
+    stopped = re.search(r"Stopped at step ([\d,]+) of 3,000\. Everything .* To continue:\n  (retrograd .*)\n", output)
     assert stopped, output
     assert int(stopped[1].replace(",", "")) < 3000
     assert nn.read_metadata(parts / "checkpoint.safetensors")["items"] > 0
@@ -289,9 +289,9 @@ def test_what_a_resumed_run_may_not_change(tmp_path: Path, text: Path) -> None:
 
     refused("--hidden cannot change when a run is resumed", "text", "--hidden", "32")
     refused("--output and --overwrite are for a new one", "text", "--overwrite")
-    refused("is of retrograd train text, not of retrograd train series", "series")
+    refused("was written by retrograd train text, not by retrograd train series", "series")
     text.write_text(prose(3000, seed=1))
-    refused("the data are not those that the run began with", "text")
+    refused("the data have changed since the run began", "text")
     text.unlink()
     refused(r"text\.txt", "text")
     moved = tmp_path / "moved.txt"
@@ -329,7 +329,7 @@ def test_files_that_are_none(tmp_path: Path, text: Path) -> None:
     assert str(tmp_path) in run("train", "text", tmp_path, cwd=tmp_path, code=2).stderr
     (tmp_path / "file").write_text("")
     result = run("train", "text", text, *SMALL, "--output", "file/run", cwd=tmp_path, code=2)
-    assert "the folder file/run cannot be made" in result.stderr
+    assert "the folder file/run cannot be created" in result.stderr
     assert "absent" in run("sample", "absent", cwd=tmp_path, code=2).stderr
     assert "text.txt" in run("sample", text, cwd=tmp_path, code=2).stderr
 
@@ -433,7 +433,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, text: Path) -> N
     assert (tmp_path / "code").read_text() == "1\n", result.stdout + result.stderr
     assert re.search(
         r"retrograd: error: small/run/\S+ could not be written: No space left on device; the last checkpoint is "
-        r"whole: retrograd train text --resume small/run\n",
+        r"complete: retrograd train text --resume small/run\n",
         result.stderr,
     ), result.stderr
     assert not list((tmp_path / "saved").glob("*.part"))
@@ -552,7 +552,7 @@ def test_a_forecast_repeats_the_verdict_and_can_use_a_baseline(tmp_path: Path) -
     assert ">model<" not in ahead
     shown = run("forecast", "run", path, "--output", "a.csv", cwd=tmp_path).stdout
     assert verdict[0].replace("\n", " ") in shown
-    assert "by           the naive baseline (the smallest error on held-out time; --use chooses another)" in shown
+    assert "method       the naive baseline (the smallest error on the test set; --use chooses another)" in shown
     values = {}
     for use in ("naive", "linear", "model"):
         shown = run("forecast", "run", path, "--output", f"{use}.csv", "--use", use, cwd=tmp_path).stdout

@@ -466,7 +466,7 @@ def test_the_overview_tells_what_was_decided(tmp_path: Path) -> None:
     notes = [value for name, value in task.overview() if name == "note"]
     assert notes == [
         "1 gap interpolated: line 41, column 'c'.",
-        "Column 'c' is constant in the training part and does not count.",
+        "Column 'c' is constant in the training part and has no effect.",
     ]
     assert told["corrects"].endswith("the best on the validation part")
 
@@ -492,8 +492,8 @@ def test_small_tables(tmp_path: Path, rows: int, horizon: int | None) -> None:
     ("given", "words"),
     [
         ({"target": "z"}, "has no column of numbers 'z'; it has 'noise', 'y'"),
-        ({"target": "date"}, "column 'date' of .* says when"),
-        ({"target": "y,y"}, "'y' is there twice"),
+        ({"target": "date"}, "column 'date' of .* is the time column"),
+        ({"target": "y,y"}, "'y' is given twice"),
         ({"window": 210}, "the training part has 210 of 300 rows, but window 210, season 7 and horizon 7 need 220"),
         ({"horizon": 148}, "has 300 rows: 148 for validation and 148 for the test leave 4, training needs at least 5"),
         ({"season": 250}, "season 250 and horizon 45 need 298"),
@@ -585,7 +585,7 @@ def test_the_forecast_is_that_of_the_winner(trained: SeriesTask, weekly: Path, t
         errors = {name: 1.0 + (name != best) for name in forecaster.verdict.errors}
         verdict = dataclasses.replace(forecaster.verdict, errors=errors)
         result = forecast(dataclasses.replace(forecaster, verdict=verdict), table)
-        assert (result.by, result.why) == (best, "the smallest error on held-out time; --use chooses another")
+        assert (result.by, result.why) == (best, "the smallest error on the test set; --use chooses another")
     equal = dict.fromkeys(forecaster.verdict.errors, 1.0)
     assert dataclasses.replace(forecaster.verdict, errors=equal).winner == "naive"
 
@@ -635,7 +635,7 @@ def test_columns_by_name(trained: SeriesTask, weekly: Path, tmp_path: Path) -> N
     turned.write_text("\n".join(f"{y},{day},{'more' if y == 'y' else 3},{other}" for day, other, y in rows))
     result = forecast(forecaster, read_table(turned))
     assert result.csv_text() == expected
-    assert result.notes == ("The model does not know column 'more'.",)
+    assert result.notes == ("The model does not use column 'more'.",)
     renamed = tmp_path / "renamed.csv"
     renamed.write_text(text.replace("noise,y", "Noise,z"))
     with pytest.raises(InputError, match=r"has no columns 'noise', 'y' of numbers.*it has 'Noise', 'z'"):
@@ -646,7 +646,7 @@ def test_another_step_is_said(trained: SeriesTask, weekly: Path, tmp_path: Path)
     table = read_table(weekly)
     monthly = write(tmp_path / "monthly.csv", table.columns, "2001-01")
     result = forecast(load_series_model(tmp_path), read_table(monthly))
-    assert result.notes == ("From row to row it is 1 month, but it was 1 day in training.",)
+    assert result.notes == ("The time step is 1 month, but it was 1 day in training.",)
     assert result.times[:2] == ["2026-01", "2026-02"]
 
 
@@ -680,10 +680,10 @@ def test_files_that_are_no_series_models(trained: SeriesTask, tmp_path: Path) ->
         {"description": {"plan": {**metadata["description"]["plan"], "baselines": 1}}},
     ):
         nn.save(other, trained.model, metadata={**metadata, **damage})
-        with pytest.raises(InputError, match="is no series model"):
+        with pytest.raises(InputError, match="is not a series model"):
             load_series_model(other)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(InputError, match="is no series model"):
+    with pytest.raises(InputError, match="is not a series model"):
         load_series_model(tmp_path)
 
 

@@ -290,9 +290,9 @@ def test_times_that_go_back_are_refused(file: Path) -> None:
 
 def test_dates_that_are_none_are_told(file: Path) -> None:
     message = refusal(file, dated(["2020-01-05", "soon", "2020-02-31"]))
-    assert message.startswith("2 cells are not dates as '2020-01-05' is: line 3, column 'when': 'soon'; line 4")
+    assert message.startswith("2 cells are not dates like '2020-01-05': line 3, column 'when': 'soon'; line 4")
     assert (
-        refusal(file, dated(["", "2020-01-05"])) == "1 cell is not a date as '2020-01-05' is: line 2, column 'when': ''"
+        refusal(file, dated(["", "2020-01-05"])) == "1 cell is not a date like '2020-01-05': line 2, column 'when': ''"
     )
 
 

@@ -335,7 +335,7 @@ def test_no_place_for_the_numbers(prose: Path, tmp_path: Path) -> None:
 def test_a_full_disk(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115 (closed by what it stands in for)
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
-    refused([prose], SMALL, "could not be kept there: No space left", tmp_path)
+    refused([prose], SMALL, "could not be written there: No space left", tmp_path)
     assert full.closed
 
 
@@ -513,7 +513,7 @@ def test_overview_and_results(prose: Path) -> None:
             task.step()
         overview = dict(task.overview())
         assert "prose.txt: 6,000 bytes" in overview["text"]
-        assert "5,700 characters to learn from, 300 held out" in overview["split"]
+        assert "5,700 characters for training, 300 for validation" in overview["split"]
         assert f"{task.model.num_parameters:,} parameters" in overview["model"]
         compared, written = task.results()
         (table,) = (block for block in compared.blocks if isinstance(block, Table))
@@ -529,9 +529,9 @@ def test_overview_and_results(prose: Path) -> None:
 @pytest.mark.parametrize(
     ("bits", "words"),
     [
-        (3.6, r"The model is WORSE than counting pairs of symbols, by 20 % \(3\.600 bits .* more text than 5,700 char"),
-        (3.02, r"The model does not beat counting pairs of symbols: they hardly differ \(3\.020 "),
-        (2.4, r"The model beats counting pairs of symbols by 20 % \(2\.400 bits per character against 3\.000\)\.$"),
+        (3.6, r"The model is WORSE than bigram counts, by 20 % \(3\.600 bits .* more text than 5,700 char"),
+        (3.02, r"The model does not beat bigram counts: they hardly differ \(3\.020 "),
+        (2.4, r"The model beats bigram counts by 20 % \(2\.400 bits per character against 3\.000\)\.$"),
     ],
 )  # fmt: skip
 def test_the_headline_tells_whether_counting_does_better(
@@ -648,7 +648,7 @@ def test_the_prompt_is_read(trained: Path) -> None:
     assert alphabet.encode("Ω").tolist() == [0]
     seen: list[Array] = []
     given = alphabet.encode(prompt)
-    assert list(module._numbers(model, given, 3, lambda logits: seen.append(logits) or 5)) == [5, 5, 5]
+    assert list(module._indices(model, given, 3, lambda logits: seen.append(logits) or 5)) == [5, 5, 5]
     whole = model.forward(np.concatenate([given, [5, 5]])[:, None])[-3:, 0]
     np.testing.assert_allclose(seen, whole, rtol=1e-4, atol=1e-5)
     expected = alphabet.characters[int(whole[0, 1:].argmax())]
@@ -697,27 +697,30 @@ def test_files_that_are_no_text_model(trained: Path, tmp_path: Path) -> None:
     refused(tmp_path, r"model\.safetensors: there is no such file")
     path = tmp_path / "model.safetensors"
     path.write_text("no model")
-    refused(path, "is no text model: .*not a whole safetensors file")
+    refused(path, "is not a text model: .*not a whole safetensors file")
     model, alphabet = load_text_model(trained)
     about = nn.read_metadata(trained / "model.safetensors")
     for change, message in (
         ({"kind": "series"}, "of the kind 'series', not 'text'"),
         ({"description": {}}, "level"),
         ({"description": {"level": "word", "characters": ""}}, "level 'word'"),
-        ({"description": {"level": "byte", "characters": ""}}, "bytes, but settings of a model of"),
+        ({"description": {"level": "byte", "characters": ""}}, "bytes, but its settings describe a model of"),
         ({"description": {"level": "char", "characters": ""}}, "empty"),
         ({"description": {"level": "char", "characters": "\ud800" * (len(alphabet) - 1)}}, "surrogates"),
         ({"settings": {**about["settings"], "hidden": 15}}, "shape"),
-        ({"settings": {**about["settings"], "hidden": 65536, "layers": 64}}, r"bytes, but settings of a model of 2,"),
-        ({"settings": {**about["settings"], "embedding": 65536}}, "bytes, but settings of a model of"),
+        (
+            {"settings": {**about["settings"], "hidden": 65536, "layers": 64}},
+            r"bytes, but its settings describe a model of 2,",
+        ),
+        ({"settings": {**about["settings"], "embedding": 65536}}, "bytes, but its settings describe a model of"),
         ({"settings": {**about["settings"], "learning_rate": 10**400}}, "its setting learning_rate is 1000"),
         ({"settings": {**about["settings"], "hidden": -1}}, "its setting hidden is -1"),
         ({"settings": {}}, "no setting"),
-        ({"settings": None}, "no text model"),
+        ({"settings": None}, "not a text model"),
     ):
         nn.save(path, model, metadata={**about, **change})
         refused(path, message)
     model.head.w[0, 0] = np.nan
     nn.save(path, model, metadata=about)
-    refused(path, r"head\.w has values that are no numbers")
+    refused(path, r"head\.w has NaN or infinite values")
     assert len(alphabet) == len(Alphabet.from_record(alphabet.record()))

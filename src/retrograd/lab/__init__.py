@@ -1,4 +1,4 @@
-"""The laboratory: the oracle, problems with tolerances, ``retrograd verify`` and ``retrograd bench``.
+"""Verification and benchmarks: the float64 reference, test problems, tolerances, ``retrograd verify`` and ``bench``.
 
-Nothing that computes for users is here, and nothing of the product imports it.
+No other part of the package imports it, except the command line.
 """

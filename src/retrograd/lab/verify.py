@@ -1,4 +1,4 @@
-"""The engine against the oracle, in units of the tolerances of :mod:`retrograd.cases`."""
+"""Compare the engine with the oracle, in units of the tolerances of :mod:`retrograd.lab.bounds`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _R = TypeVar("_R")  # the results of a run
 
 
 class NormErrors(NamedTuple):
-    """The worst error of each result over its elements, in units of the element's tolerance."""
+    """The maximum error of each result, in units of the element's tolerance."""
 
     y: float
     mean: float
@@ -58,7 +58,7 @@ class _Results(NamedTuple):
 
 
 def fused_activation(name: str, alpha: float, beta: float) -> Activation:
-    """An activation with the parameters it takes, and without those it does not."""
+    """Return an activation with only those of the parameters that it has."""
     kind = ACTIVATIONS[name]
     return Activation(name, None if kind.alpha == 0.0 else alpha, None if kind.beta == 0.0 else beta)
 
@@ -96,7 +96,7 @@ def _errors(case: NormCase, data: cases.NormData, got: _Results) -> NormErrors:
     if case.slope_from == "input":
         slope = partial(reference.activation_input_slope, case.activation, alpha=case.alpha, beta=case.beta)
         slope_error = bounds.input_slope_error(data.x, data.gamma, data.beta, forward, slope, **options)
-    # A slope from the output follows from y as it was stored, so the oracle's backward starts from the engine's y.
+    # The engine computes the slope from its stored y, so the oracle's backward must start from the same y.
     backward = reference.norm_backward(
         data.dy, data.x, got.y, data.gamma, data.beta, slope_from=case.slope_from, **options
     )
@@ -115,7 +115,7 @@ def _same_bits(a: Iterable[Array], b: Iterable[Array]) -> bool:
 
 
 class LstmErrors(NamedTuple):
-    """The worst error of each result over its elements and over all cells, in units of the element's tolerance."""
+    """The maximum error of each result over all cells, in units of the element's tolerance."""
 
     y: float
     hn: float
@@ -134,7 +134,7 @@ def lstm_weights(data: cases.LstmData) -> list[lstm.LstmWeights]:
 
 
 def lstm_options(case: LstmCase) -> dict[str, Any]:
-    """A case's options in the words of :func:`retrograd.lstm_forward`."""
+    """Return a case's options as arguments of :func:`retrograd.lstm_forward`."""
     return {
         "bidirectional": case.directions == 2,
         "batch_first": case.batch_first,
@@ -163,7 +163,7 @@ class LstmResults(NamedTuple):
 
 
 def run_lstm(case: LstmCase, data: cases.LstmData, threads: int) -> LstmResults:
-    """Forward and backward, by the engine."""
+    """Run forward and backward with the engine."""
     need = ["dx", "dwx", "dwh", "dh0", "dc0"] + ["db"] * case.bias + ["dpeephole"] * (case.peephole != "none")
     weights = lstm_weights(data)
     y, hn, cn, cache = lstm.lstm_forward(data.x, weights, data.h0, data.c0, num_threads=threads, **lstm_options(case))
@@ -185,7 +185,7 @@ class LstmOracle(NamedTuple):
 
 
 def lstm_oracle(case: LstmCase, data: cases.LstmData) -> LstmOracle:
-    """The same by the oracle, and how far the engine may be from it."""
+    """Run forward and backward with the oracle, and compute the tolerances."""
     cells = [cell.stacked() for cell in data.weights]
     x, dy = (a.swapaxes(0, 1) if case.batch_first else a for a in (data.x, data.dy))
     masks = None
@@ -224,8 +224,8 @@ def lstm_errors(got: LstmResults, oracle: LstmOracle) -> LstmErrors:
     errors = dict.fromkeys(LstmErrors._fields, 0.0)
     for name in ("y", "hn", "cn", "dx", "dh0", "dc0"):
         errors[name] = bounds.error_in_tolerances(*(getattr(results, name) for results in (got, expected, bound)))
-    for mine, right, allowed in zip(got.cells, expected.cells, bound.cells, strict=True):
-        for field, *triple in zip(LstmParameters._fields, mine, right, allowed, strict=True):
+    for actual, right, allowed in zip(got.cells, expected.cells, bound.cells, strict=True):
+        for field, *triple in zip(LstmParameters._fields, actual, right, allowed, strict=True):
             if triple[1] is not None:
                 error = bounds.error_in_tolerances(*triple)
                 errors["d" + field] = max(errors["d" + field], error)
@@ -240,19 +240,19 @@ class VerifyRow(NamedTuple):
     isa: str
     threads: int
     errors: NormErrors | LstmErrors
-    same_bits: bool  # as with the first of the thread counts
-    ok: bool  # all within tolerance, and the same bits
+    same_bits: bool  # bitwise identical to the first thread count
+    ok: bool  # within tolerance, and same_bits
 
     @property
     def what(self) -> str:
-        """The name of the worst result."""
+        """The name of the result with the largest error."""
         if not self.same_bits:
             return "bits"
         return self.errors._fields[self.errors.index(max(self.errors))]
 
     @property
     def error(self) -> float:
-        """The error of the worst result, in tolerances; infinite where the bits depend on the threads."""
+        """The largest error, in tolerances; infinite if the bits depend on the thread count."""
         return max(self.errors) if self.same_bits else math.inf
 
 
@@ -262,9 +262,9 @@ def verify_norm(
     thread_counts: Sequence[int] = (1, 2, 7),
     progress: Callable[[VerifyRow], None] | None = None,
 ) -> list[VerifyRow]:
-    """Run each case at each instruction-set level (by default all this machine has) and thread count.
+    """Run each case at each instruction-set level (by default all that this machine supports) and thread count.
 
-    `progress` is called with each row as it is done. The level in force is the same afterwards as before.
+    `progress` is called with each row when it is done. The selected level is restored afterwards.
     """
 
     def prepare(case: NormCase) -> _Prepared[_Results]:
@@ -291,7 +291,7 @@ def verify_lstm(
 
 
 class _Prepared(Generic[_R]):
-    """What does not depend on the level or the threads: how to run a case, take its results apart, and judge them."""
+    """How to run a case, list its result arrays, and compute its errors, at any level and thread count."""
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ def _verify(
                 for threads in thread_counts:
                     got = prepared.run(threads)
                     same = first is None or _same_bits(prepared.arrays(got), prepared.arrays(first))
-                    if errors is None or not same:  # the same bits have the same errors
+                    if errors is None or not same:  # identical bits have identical errors
                         errors = prepared.errors(got)
                     first = got if first is None else first
                     row = VerifyRow(case, isa, threads, errors, same, same and max(errors) <= 1)

@@ -1,7 +1,7 @@
 """A small library for training on the CPU: layers, losses, optimizers and checkpoints over retrograd's functions.
 
-Nothing records what is computed: a layer's ``forward`` keeps what its ``backward`` needs, and a model calls them in its
-own order. ``docs/nn.md`` shows how.
+There is no autograd: a layer's ``forward`` keeps what its ``backward`` needs, and the model calls both. See
+``docs/nn.md``.
 """
 
 from .checkpoint import load, read_metadata, save

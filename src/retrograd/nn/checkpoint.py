@@ -1,4 +1,4 @@
-"""Models and optimizers in files: safetensors, written whole or not at all."""
+"""Save models and optimizers to safetensors files, and load them. Files are replaced atomically."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from .optim import Optimizer
 
 __all__ = ["PART", "load", "not_a_file", "read_metadata", "save", "write_whole"]
 
-# The one key of the file's metadata (with more, their order would change from save to save). Its text is the checksum
-# of all that follows it and of all arrays, and then, as JSON, what is in the file.
+# The only key of the file's metadata (the order of several would change from save to save). Its value is the checksum
+# of the JSON header and all arrays, a space, and the JSON header.
 _HEADER: Final = "retrograd.nn"
 _VERSION: Final = 1
 
-# What follows the name of a file while its replacement is being written. A process that is killed leaves one behind,
-# which the next save of the file uses again.
+# The suffix of a file while it is being written. A killed process leaves such a file behind; the next save reuses it.
 PART: Final = ".retrograd.part"
 
 
@@ -36,10 +35,10 @@ def save(
     arrays: Mapping[str, Array] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the state of a model, and of its optimizer, to a safetensors file; `metadata` is anything that JSON takes.
+    """Save the state of a model, and of its optimizer, to a safetensors file. `metadata` must be JSON-serialisable.
 
-    `arrays` are any others that training needs to go on, such as the states of an LSTM between two pieces of a stream.
-    The file is replaced once the new one is complete on the disk: whatever happens, one of them is there.
+    `arrays` are further arrays needed to resume training, such as LSTM states between two chunks of a stream. An
+    existing file is replaced only when the new one is complete on disk.
     """
     from safetensors.numpy import save as to_bytes
 
@@ -64,15 +63,15 @@ def load(
     arrays: Mapping[str, Array] | None = None,
     strict: bool = True,
 ) -> dict[str, Any]:
-    """Copy what :func:`save` wrote into a model, its optimizer and the `arrays`, and return the metadata.
+    """Load a file written by :func:`save` into a model, its optimizer and `arrays`, and return the metadata.
 
-    A file that is damaged, or that something else wrote, is refused, and so is one whose names, shapes or types are not
-    those of the model (with ``strict=False`` names may differ). Nothing is changed then.
+    A file that is damaged, was written by another program, or has other names, shapes or dtypes than the model is
+    refused, and nothing is changed. With ``strict=False`` names may differ.
     """
     header, everything = _read(path)
     state = _below("model.", everything)
-    own = {**model.parameters(), **model.buffers()}
-    check_arrays(f"load: {os.fspath(path)}: {type(model).__name__}", own, state, strict)
+    target = {**model.parameters(), **model.buffers()}
+    check_arrays(f"load: {os.fspath(path)}: {type(model).__name__}", target, state, strict)
     others = _below("array.", everything)
     if arrays is not None:
         check_arrays(f"load: {os.fspath(path)}: arrays", arrays, others, strict=True)
@@ -84,14 +83,14 @@ def load(
         moments = _below("optimizer.", everything)
         optimizer.check_state(f"load: {os.fspath(path)}: {kind}", moments)
         copy_arrays(optimizer.arrays(), moments)
-    copy_arrays(own, state)
+    copy_arrays(target, state)
     copy_arrays(arrays or {}, others)
     metadata: dict[str, Any] = header["metadata"]
     return metadata
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata of a file of :func:`save`, which may tell how to make the model. Refuses what `load` refuses."""
+    """Return the metadata of a file written by :func:`save`. Damaged and foreign files are refused, as by `load`."""
     metadata: dict[str, Any] = _read(path)[0]["metadata"]
     return metadata
 
@@ -104,20 +103,20 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Array
     from safetensors import SafetensorError, safe_open
 
     name = os.fspath(path)
-    if what := not_a_file(path):  # opening a pipe would wait for ever
+    if what := not_a_file(path):  # opening a pipe would block
         raise ValueError(f"load: {name} is {what}, not a file")
     try:
         with safe_open(path, framework="numpy") as file:
-            said = file.metadata() or {}
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+            found = file.metadata() or {}
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
     except SafetensorError as error:
         raise ValueError(f"load: {name} is not a whole safetensors file: {error}") from None
-    if _HEADER not in said:
+    if _HEADER not in found:
         raise ValueError(f"load: {name} is a safetensors file, but retrograd.nn.save did not write it")
-    should, _, text = said[_HEADER].partition(" ")
+    expected, _, text = found[_HEADER].partition(" ")
     checksum = _checksum(text, arrays)
-    if checksum != should:
-        raise ValueError(f"load: {name} is damaged: its checksum is {checksum}, must be {should}")
+    if checksum != expected:
+        raise ValueError(f"load: {name} is damaged: its checksum is {checksum}, must be {expected}")
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
@@ -131,7 +130,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Array
 
 
 def _checksum(text: str, arrays: Mapping[str, Array]) -> str:
-    """CRC-32 of a text, and of the names and bytes of all arrays, in the order of names."""
+    """CRC-32 of a text and of the names and bytes of all arrays, in order of name."""
     total = zlib.crc32(text.encode())
     for name in sorted(arrays):
         total = zlib.crc32(arrays[name].tobytes(), zlib.crc32(name.encode(), total))
@@ -139,7 +138,7 @@ def _checksum(text: str, arrays: Mapping[str, Array]) -> str:
 
 
 def not_a_file(path: str | os.PathLike[str]) -> str | None:
-    """What is there instead of a regular file: "a folder", "a pipe"; None if it is a file. OSError if nothing is."""
+    """Return None for a regular file, else what it is, such as "a pipe". Raise OSError if it does not exist."""
     mode = os.stat(path).st_mode
     kinds = {
         stat.S_IFDIR: "a folder",
@@ -152,23 +151,23 @@ def not_a_file(path: str | os.PathLike[str]) -> str | None:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Replace a file, or the one that a link leads to, once the new one is complete on the disk."""
-    place = os.path.realpath(path)
-    if os.path.exists(place) and (what := not_a_file(place)):  # a device, say, would be gone
+    """Write a file and rename it to `path` when it is complete on disk. A symbolic link is followed."""
+    target = os.path.realpath(path)
+    if os.path.exists(target) and (what := not_a_file(target)):  # a device would be replaced by a file
         raise OSError(errno.EINVAL, f"it is {what}, not a file", os.fspath(path))
-    temporary, posix = place + PART, os.name == "posix"
+    temporary, posix = target + PART, os.name == "posix"
     with _alone_at(temporary) as descriptor, _removed_on_failure(temporary):
         os.ftruncate(descriptor, 0)
         with open(descriptor, "wb", closefd=False) as file:
             file.write(content)
         os.fsync(descriptor)
         if posix:
-            os.replace(temporary, place)
-    if not posix:  # there an open file cannot be renamed
+            os.replace(temporary, target)
+    if not posix:  # Windows cannot rename an open file
         with _removed_on_failure(temporary):
-            os.replace(temporary, place)
-    if posix:  # the new name is to last, too
-        folder = os.open(os.path.dirname(place), os.O_RDONLY)
+            os.replace(temporary, target)
+    if posix:  # make the rename durable, too
+        folder = os.open(os.path.dirname(target), os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
@@ -187,7 +186,7 @@ def _removed_on_failure(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone_at(path: str) -> Iterator[int]:
-    """Open a file, new or left by a process that was killed. Whoever else is writing to it is waited for."""
+    """Open and lock a temporary file, new or left by a killed process. Wait while another writer has it."""
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     while True:
         descriptor = os.open(path, flags, 0o666)
@@ -198,12 +197,13 @@ def _alone_at(path: str) -> Iterator[int]:
             if _is_at(descriptor, path):
                 yield descriptor
                 return
-            # The one before has finished in the meantime: what is open has its last name by now.
+            # Another writer has renamed the file since it was opened: try again.
         finally:
             os.close(descriptor)
 
 
 def _is_at(descriptor: int, path: str) -> bool:
+    """Whether the open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:

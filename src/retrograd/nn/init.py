@@ -1,4 +1,4 @@
-"""First values of parameters, drawn from a generator."""
+"""Initial values of parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .module import Array
 
 __all__ = ["Rng", "generator", "normal", "orthogonal", "uniform"]
 
-# A generator, or what numpy.random.default_rng makes one of; None: fresh entropy.
+# A NumPy generator, a seed, or None for a random seed.
 Rng: TypeAlias = np.random.Generator | int | None
 
 
@@ -21,7 +21,7 @@ def generator(rng: Rng) -> np.random.Generator:
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: npt.DTypeLike) -> Array:
-    """Uniform between -bound and bound. Drawn in float64, so that a seed means the same in every type."""
+    """Draw from [-bound, bound), in float64, so that a seed gives the same values in every dtype."""
     return rng.uniform(-bound, bound, shape).astype(dtype, copy=False)
 
 
@@ -34,8 +34,8 @@ def glorot_bound(inputs: int, outputs: int) -> float:
 
 
 def orthogonal(rng: np.random.Generator, shape: tuple[int, int], dtype: npt.DTypeLike) -> Array:
-    """A matrix whose columns (its rows, if there are fewer of them) are orthonormal."""
+    """Draw a matrix with orthonormal columns, or orthonormal rows if it has fewer rows than columns."""
     rows, columns = shape
     q, r = np.linalg.qr(rng.standard_normal((max(shape), min(shape))))
-    q *= np.sign(np.diag(r))  # makes it uniform among such matrices
+    q *= np.sign(np.diag(r))  # makes the distribution uniform (Haar)
     return np.ascontiguousarray(q if rows >= columns else q.T).astype(dtype, copy=False)

@@ -16,7 +16,7 @@ from .module import Array, Module
 __all__ = ["Activation", "Dropout", "Embedding", "Linear"]
 
 
-# By whether dx is wanted and whether there is a bias.
+# The gradients to compute, by (need_dx, bias).
 _NEEDED: Final = {
     (True, True): rg.LinearGradients._fields,
     (True, False): ("dx", "dw"),
@@ -28,8 +28,8 @@ _NEEDED: Final = {
 class Linear(Module):
     """``y = x wᵀ + b`` over the last axis of x. w is ``[outputs, inputs]``, b ``[outputs]``.
 
-    `init`: "pytorch" draws w and b between ∓1/sqrt(inputs); "keras" (Glorot) and "he" (for ReLU) draw w to keep the
-    size of activations, and start with b = 0.
+    `init`: "pytorch" draws w and b uniformly from ±1/sqrt(inputs); "keras" (Glorot) and "he" (for ReLU) draw w so that
+    the variance of the activations is preserved, and set b = 0.
     """
 
     w: Array
@@ -90,9 +90,9 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table ``[rows, features]`` by their numbers. Row `padding_index` starts as 0 and does not learn.
+    """Rows of a table ``[rows, features]`` by index. Row `padding_index` starts as 0 and is not trained.
 
-    `init`: "pytorch" draws from a normal distribution of deviation 1, "keras" uniformly between ∓0.05.
+    `init`: "pytorch" draws from the standard normal distribution, "keras" uniformly from ±0.05.
     """
 
     table: Array
@@ -120,14 +120,14 @@ class Embedding(Module):
         self.add_parameter("table", table)
 
     def forward(self, x: Array) -> Array:
-        """`x` holds integers, in any shape."""
+        """Look up the rows of `x`, integer indices of any shape."""
         x = np.asanyarray(x)
         self.keep(indices=x)
         y = self.reuse("y", (*x.shape, self.table.shape[1]), self.table.dtype)
         return rg.embedding_forward(x, self.table, out=y, num_threads=self.num_threads)
 
     def backward(self, dy: Array, *, accumulate: bool = False, need_dx: bool = False) -> None:
-        """Returns None: numbers of rows have no gradient."""
+        """Compute the gradient of the table. Returns None: indices have no gradient."""
         rg.embedding_backward(
             dy,
             self.kept("indices"),
@@ -139,7 +139,7 @@ class Embedding(Module):
         self.keep_padding()
 
     def keep_padding(self) -> None:
-        """The padding's row does not learn."""
+        """Zero the gradient of the padding row, so that it is not trained."""
         if self.padding_index is not None:
             self.dtable[self.padding_index] = 0
 
@@ -149,7 +149,7 @@ class Embedding(Module):
 
 
 def new_stream(rng: Rng) -> Array:
-    """Where the seeds of training passes come from: (first seed, passes so far). It is part of the state."""
+    """Create the seed sequence of a layer, [first seed, training passes so far], a buffer in its state."""
     return np.array([generator(rng).integers(2**64, dtype=np.uint64), 0], np.uint64)
 
 
@@ -158,10 +158,10 @@ def next_seed(stream: Array) -> int:
 
 
 class Dropout(Module):
-    """In training each element is 0 with probability `rate`, and else multiplied by 1 / (1 - rate).
+    """In training mode, set each element to 0 with probability `rate` and multiply the others by 1 / (1 - rate).
 
-    Which ones follows from the seed and the number of training passes so far (Philox); both are in the state, so that
-    a training that goes on from a checkpoint drops what it would have dropped.
+    The mask depends only on the seed and the number of training passes so far (Philox). Both are in the state, so that
+    training resumed from a checkpoint uses the same masks.
     """
 
     stream: Array
@@ -195,7 +195,7 @@ class Dropout(Module):
 
 
 class Activation(Module):
-    """Any of the activations by name, or with parameters as :class:`retrograd.Activation`."""
+    """An elementwise activation: a name, or a :class:`retrograd.Activation` with parameters."""
 
     def __init__(self, function: str | rg.Activation) -> None:
         self.function = rg.Activation(function) if isinstance(function, str) else function

@@ -1,4 +1,4 @@
-"""Losses: forward gives the loss, backward its gradient."""
+"""Losses: forward returns the loss, backward its gradient."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
 class Loss:
-    """How far results are from their targets: a number if the reduction is "mean" or "sum", else one for each.
+    """The base class of losses. A loss is a float, or with reduction "none" an array.
 
-    The gradient is in memory that is used again: it holds until the next forward or backward.
+    The gradient is in a buffer that is reused: it is valid until the next forward or backward.
     """
 
     def __init__(self, reduction: Reduction, num_threads: int | None) -> None:
@@ -29,11 +29,11 @@ class Loss:
         self._memory = Memory()
         self._dy: Array | None = None
         self._shape: tuple[int, ...] = ()
-        self._passes = 0  # forward since the last backward after them
-        self._used = False  # backward has given the last gradient
+        self._passes = 0  # forward passes since the last backward
+        self._used = False  # backward has returned the last gradient
 
     def forward(self, y: Array, target: Array, *, want_gradient: bool = True) -> Any:
-        """The loss; its gradient is computed along the way if wanted."""
+        """Return the loss, and compute its gradient in the same pass if `want_gradient`."""
         self._dy = None
         out = self._memory.take("dy", y.shape, y.dtype) if want_gradient else None
         loss, self._dy = self._compute(y, target, want_gradient, out)
@@ -44,12 +44,12 @@ class Loss:
         return loss
 
     def backward(self, dloss: Any = None) -> Array:
-        """The gradient of forward's first argument. `dloss` is that of the loss: a factor, 1 if None.
+        """Return the gradient of y. `dloss`, the gradient of the loss, is a factor, 1 if None.
 
-        With reduction "none" it may be an array of the shape of the losses.
+        With reduction "none" it may be an array of the shape of the loss.
         """
         if self._dy is None:
-            raise RuntimeError(f"{type(self).__name__}.backward: there was no forward pass that wanted the gradient")
+            raise RuntimeError(f"{type(self).__name__}.backward: there was no forward pass with want_gradient=True")
         if self._used and self._passes > 1:
             raise RuntimeError(
                 f"{type(self).__name__}.backward: forward ran {self._passes} times, but only the last gradient is kept "
@@ -74,10 +74,10 @@ class Loss:
 
 
 class SoftmaxCrossEntropy(Loss):
-    """Minus the logarithm of the probability that the softmax of `y` (logits, classes last) gives to a label.
+    """The cross entropy of integer labels and the softmax of the logits `y`, classes on the last axis.
 
-    Labels are integers of the shape of y without its last axis. Those that are `ignore_index` do not count.
-    `label_smoothing` takes that share of probability from the label and spreads it over all classes.
+    Labels have the shape of y without its last axis. Those equal to `ignore_index` are ignored. `label_smoothing`
+    is the share of the target probability that is spread evenly over all classes.
     """
 
     def __init__(

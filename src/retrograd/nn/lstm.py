@@ -1,4 +1,4 @@
-"""LSTM, with every option of the engine."""
+"""The LSTM layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["LSTM", "LstmState"]
 
 
 class LstmState(NamedTuple):
-    """States of all cells (or their gradients), ``[cells, N, H]`` each; None is 0."""
+    """Hidden and cell states of all cells, or their gradients: ``[cells, N, H]`` each; None means zeros."""
 
     h: Array | None
     c: Array | None
@@ -28,7 +28,7 @@ _NO_STATE: Final = LstmState(None, None)
 
 
 class LstmCell(Module):
-    """The parameters of one direction of one layer. Gates in the order i f g o."""
+    """The parameters of one direction of one layer, gates in the order i f g o."""
 
     wx: Array
     dwx: Array
@@ -51,15 +51,17 @@ class LstmCell(Module):
 class LSTM(Module):
     """An LSTM over ``x [T, N, inputs]`` (``[N, T, inputs]`` if `batch_first`); y has ``hidden`` columns per direction.
 
-    The cells are children: ``layer0``, ``layer1`` and so on, with ``layer0_reverse`` beside it if `bidirectional`; each
-    has ``wx [4H, I]``, ``wh [4H, H]``, ``b [4H]`` and perhaps ``peephole``. After a forward pass `state` has the final
-    states; after a backward pass whose forward was given states, `dstate` has their gradients.
+    The cells are children: ``layer0``, ``layer1`` and so on, with ``layer0_reverse`` next to ``layer0`` if
+    `bidirectional`. Each has ``wx [4H, I]``, ``wh [4H, H]``, and optionally ``b [4H]`` and ``peephole``. After a
+    forward pass `state` has the final states. After backward, `dstate` has the gradients of the initial states, if
+    forward was given any.
 
-    With an `embedding`, which becomes a child, x are integers ``[T, N]``, and the LSTM sees the rows of its table. It
-    computes what the two do one after the other, but rows are multiplied once, however often they occur.
+    With an `embedding`, which becomes a child, x holds integer indices ``[T, N]`` into its table. The result is that of
+    the embedding followed by the LSTM, but each row of the table is multiplied once, however often it occurs.
 
-    `init`: "pytorch" draws everything between ∓1/sqrt(hidden); "keras" draws wx as Glorot says and wh with
-    orthonormal columns, and starts with b = 0 and peephole = 0. Both add `forget_bias` to the bias of the forget gate.
+    `init`: "pytorch" draws all parameters uniformly from ±1/sqrt(hidden); "keras" draws wx from Glorot's uniform
+    distribution and wh with orthonormal columns, and sets b = 0 and peephole = 0. Both add `forget_bias` to the bias of
+    the forget gate.
     """
 
     stream: Array  # if there is dropout
@@ -85,7 +87,9 @@ class LSTM(Module):
         rng: Rng = None,
     ) -> None:
         if layers < 1 or inputs < 0 or hidden < 1:
-            raise ValueError(f"LSTM: layers is {layers}, inputs is {inputs}, hidden is {hidden}; too small")
+            raise ValueError(
+                f"LSTM: layers is {layers}, inputs is {inputs}, hidden is {hidden}; the minima are 1, 0 and 1"
+            )
         if init not in ("pytorch", "keras"):
             raise ValueError(f"LSTM: init is {init!r}; there are 'pytorch' and 'keras'")
         if peephole not in (None, "diagonal", "full"):
@@ -116,12 +120,12 @@ class LSTM(Module):
 
     @property
     def state(self) -> LstmState:
-        """The states after the last forward pass."""
+        """The final states of the last forward pass."""
         return self._kept.get("state", _NO_STATE)  # type: ignore[no-any-return]
 
     @property
     def dstate(self) -> LstmState:
-        """The gradients of the states that the last forward pass was given, after backward."""
+        """The gradients of the initial states, after backward, if forward was given any."""
         return self._kept.get("dstate", _NO_STATE)  # type: ignore[no-any-return]
 
     def forward(
@@ -132,7 +136,7 @@ class LSTM(Module):
         lengths: npt.ArrayLike | None = None,
         batch_sizes: npt.ArrayLike | None = None,
     ) -> Array:
-        """`state` is where the sequences begin, 0 if None: pass the last `state` to go on where they ended.
+        """Run the sequences from the initial `state`, zeros if None; pass ``lstm.state`` to continue the last ones.
 
         `lengths` and `batch_sizes` are those of :func:`retrograd.lstm_forward`.
         """
@@ -145,7 +149,7 @@ class LSTM(Module):
         steps, samples = (x.shape[1], x.shape[0]) if self.batch_first else x.shape[:2]
         h0, c0 = state if state is not None else (None, None)
         dtype = x.dtype if table is None else table.dtype
-        # The states before last are free: those of the last pass may be where this one begins.
+        # Two pairs of state buffers alternate, because the last final states may be this pass's initial ones.
         turn = 1 - self._kept.get("turn", 0)
         shape = (len(self._weights), samples, self.hidden)
         out = {
@@ -153,7 +157,7 @@ class LSTM(Module):
             "hn": self.reuse(f"h{turn}", shape, dtype),
             "cn": self.reuse(f"c{turn}", shape, dtype),
         }
-        # In evaluation nothing is kept; should backward run all the same, it runs forward again.
+        # Evaluation keeps no cache; a backward in evaluation mode recomputes forward.
         keeps = self.training and not self.recompute
         cache = self._cache_buffer(steps, samples, dtype, lengths, batch_sizes) if keeps else None
         drops = self.training and self.dropout > 0
@@ -182,7 +186,7 @@ class LSTM(Module):
         return result.y
 
     def _look_up(self, x: Array, embedding: Embedding) -> tuple[Array, Array | None]:
-        """What the engine is given: numbers and the table, or where there are few of them their rows."""
+        """Return indices and the table, or, if the indices are few, the looked-up rows and None."""
         x = np.asanyarray(x)
         if x.ndim != 2:
             axes = "(N, T)" if self.batch_first else "(T, N)"
@@ -224,7 +228,7 @@ class LSTM(Module):
         accumulate: bool = False,
         need_dx: bool = True,
     ) -> Array | None:
-        """`dstate` are the gradients of the final states, 0 if None."""
+        """Compute all gradients and return dx. `dstate` has the gradients of the final states, zeros if None."""
         cache: rg.LstmCache = self.kept("cache")
         dhn, dcn = dstate if dstate is not None else (None, None)
         embedding = self.embedding

@@ -1,4 +1,4 @@
-"""What all layers share: named parameters with their gradients, children, training and evaluation, state."""
+"""The base class of all layers: named parameters and gradients, submodules, training and evaluation mode, state."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class KeyDifferences(NamedTuple):
 
 
 class Memory:
-    """Arrays by name, each in memory that is as large as was ever needed."""
+    """Named buffers, each kept at the largest size it has had."""
 
     def __init__(self) -> None:
         self._flat: dict[str, Array] = {}
         self._views: dict[str, Array] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """The array of this name, in this shape, its contents unknown."""
+        """Return the buffer of this name as an uninitialised array of this shape and dtype."""
         view = self._views.get(name)
         if view is None or view.shape != shape or view.dtype != dtype:
             size, flat = math.prod(shape), self._flat.get(name)
@@ -47,26 +47,26 @@ class Memory:
 
 # ---- which backward belongs to which forward -------------------------------------------------------------------------
 #
-# A module keeps what its last forward pass needs, so every backward must belong to that pass. Forward passes and
-# backward passes are numbered by one clock. A pass of a model spans the numbers of all passes inside it, which tells
-# whether a layer ran once, twice or not at all in the pass that the model's backward belongs to.
+# A module keeps only what the backward of its last forward pass needs, so every backward must belong to that pass. One
+# counter gives each pass a begin and an end time. The interval of a model's pass contains those of its layers, which
+# shows whether a layer ran once, twice or not at all in the pass that the model's backward belongs to.
 
 _CLOCK: Final = itertools.count(1)
 
 
 class _Pass:
-    """The last forward pass of a module. Each module has one for life, so that a step allocates nothing."""
+    """The last forward pass of a module. The object is reused for every pass, so that a step allocates nothing."""
 
     __slots__ = ("abandoned", "before", "began", "done", "ended", "inside", "shape", "training")
 
     def __init__(self) -> None:
-        self.before = 0  # when the pass before it began
-        self.began = 0  # 0: there was none
+        self.before = 0  # when the previous pass began
+        self.began = 0  # 0: no forward pass yet
         self.ended = 0  # 0: it failed, or has not ended yet
         self.training = False
         self.shape: tuple[int, ...] | None = None  # of the result
         self.done = False  # backward has used it
-        # A training pass before it was never used: the next backward may have been meant for that one.
+        # An earlier training pass had no backward: the next backward may have been meant for that one.
         self.abandoned = False
         self.inside = False  # forward or backward is running
 
@@ -75,7 +75,7 @@ class _Backward(NamedTuple):
     """The outermost backward of this thread."""
 
     module: Module
-    forward: _Pass | None  # what it belongs to, if the module ran forward as a whole
+    forward: _Pass | None  # the pass it belongs to, if the module itself ran forward
     began: int
 
 
@@ -131,7 +131,7 @@ def _tracked_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
         if warn:
             warnings.warn(
                 f"{_title(self)}: forward ran more than once since the last backward; this backward belongs to the "
-                "last of these passes. Run passes that need no backward in evaluation: eval()",
+                "last of these passes. Run passes that need no backward in evaluation mode: eval()",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -145,12 +145,12 @@ def _check_pass(module: Module, last: _Pass, dy: object, current: _Backward) -> 
     if not last.ended:
         raise RuntimeError(f"{_title(module)}: its last forward pass failed; run forward again")
     if module._children and not module._kept:
-        return  # it has nothing to mix up, and its children check for themselves
+        return  # it keeps nothing itself, and its children do their own check
     if last.done:
         raise RuntimeError(
-            f"{_title(module)}: backward has run already for its last forward pass, and there is one backward for each "
-            "forward. To run it again, run forward again. A layer used in two places must be two layers, because it "
-            "remembers its last forward pass only"
+            f"{_title(module)}: backward has run already for its last forward pass, and each forward has one backward. "
+            "To run it again, run forward again. A layer used in two places must be two layers, because it "
+            "remembers only its last forward pass"
         )
     whole = current.forward
     if whole is not None and whole is not last and last.began < current.began:
@@ -163,7 +163,7 @@ def _check_pass(module: Module, last: _Pass, dy: object, current: _Backward) -> 
         if whole.began < last.before:
             raise RuntimeError(
                 f"{_title(module)}: it ran forward twice in one pass of {type(current.module).__name__}, but remembers "
-                "the last time only. Make it two layers, or pass both inputs through it as one batch"
+                "only the last one. Make it two layers, or pass both inputs through it as one batch"
             )
     if last.training != module.training:
         modes = {True: "training", False: "evaluation"}
@@ -178,7 +178,7 @@ def _check_pass(module: Module, last: _Pass, dy: object, current: _Backward) -> 
 
 
 def _title(module: Module) -> str:
-    """What an error of backward begins with: the class, and where the module is in the model."""
+    """Return the prefix of a backward error: the class, and the module's name in the model."""
     model = _current.backward.module if _current.backward is not None else module
     names = [repr(name) for name, inside in _walk(model) if inside is module and name]
     kind = type(module).__name__
@@ -186,7 +186,7 @@ def _title(module: Module) -> str:
 
 
 def _walk(module: Module, name: str = "", above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Module]]:
-    """A module and all below it by their dotted names; one that is in several places has several."""
+    """Yield a module and its submodules with their dotted names; a module in several places appears under each name."""
     yield name, module
     for child, inside in module._children.items():
         if inside is not module and inside not in above:
@@ -206,19 +206,20 @@ def _missing(name: str) -> Callable[..., Any]:
 class Module:
     """A layer, or a model made of layers.
 
-    A subclass writes ``forward(x)``, which keeps what backward will need, and ``backward(dy)``, which puts the
-    gradients of the parameters into their arrays and returns ``dx``. `add_parameter("w", array)` makes ``self.w`` and
-    its gradient ``self.dw``; a module assigned to an attribute is a child, whose parameters are named after the
-    attribute: ``"lstm.layer0.wx"``.
+    A subclass defines ``forward(x)``, which keeps what backward will need, and ``backward(dy)``, which writes the
+    gradients of the parameters and returns ``dx``. `add_parameter("w", array)` creates ``self.w`` and its gradient
+    ``self.dw``. A module assigned to an attribute is a child, and its parameters are named after the attribute:
+    ``"lstm.layer0.wx"``.
 
-    All layers here have ``backward(dy, *, accumulate=False, need_dx=True)``. Gradients are overwritten; with
-    `accumulate` they are added to what is there, all but ``dx``. With ``need_dx=False`` it is not computed, and None.
+    The built-in layers have ``backward(dy, *, accumulate=False, need_dx=True)``. Parameter gradients are overwritten,
+    or accumulated with `accumulate`; ``dx`` is never accumulated. With ``need_dx=False``, ``dx`` is not computed, and
+    backward returns None.
 
     Each backward belongs to the module's last forward pass, and each forward pass has one backward. Anything else is
     refused, such as a layer that is used twice in one pass.
 
-    In training a module gives its results in memory that it will use again: they hold until its next forward or
-    backward. In evaluation results are fresh arrays.
+    In training mode a module returns its results in buffers that it reuses: they are valid until its next forward or
+    backward. In evaluation mode results are new arrays.
     """
 
     training: bool = True
@@ -245,15 +246,15 @@ class Module:
 
     # ---- for subclasses ----------------------------------------------------------------------------------------------
 
-    # Callables of any arguments, so that a subclass can choose its own.
+    # Callables of any arguments, so that a subclass can choose its signature.
     forward: Callable[..., Any] = _missing("forward")
     backward: Callable[..., Any] = _missing("backward")
 
     def add_parameter(self, name: str, values: Array) -> None:
-        """Make ``self.<name>`` a parameter of these values (the array itself), and ``self.d<name>`` its gradient."""
+        """Make `values` (not a copy) the parameter ``self.<name>``, and create its gradient ``self.d<name>``, zeros."""
         if values.dtype not in (np.float32, np.float64):
             raise TypeError(
-                f"{type(self).__name__}: parameter {name} has dtype {values.dtype}; float32 or float64 learn"
+                f"{type(self).__name__}: parameter {name} has dtype {values.dtype}, must be float32 or float64"
             )
         for attribute in (name, f"d{name}"):
             self._check_new(attribute)
@@ -262,34 +263,34 @@ class Module:
         self.__dict__[f"d{name}"] = np.zeros_like(values)
 
     def add_buffer(self, name: str, values: Array) -> None:
-        """Make ``self.<name>`` an array that is not learned but belongs to the state, such as a running mean."""
+        """Make ``self.<name>`` an array that is saved with the state but not trained, such as a running mean."""
         self._check_new(name)
         self._buffers.append(name)
         self.__dict__[name] = values
 
     def set_gradient(self, name: str, gradient: Array, accumulate: bool = False) -> None:
-        """Put a parameter's gradient in its place, or add it to what is there."""
-        place: Array = self.__dict__[f"d{name}"]
-        if gradient.shape != place.shape:
+        """Overwrite a parameter's gradient, or add to it."""
+        current: Array = self.__dict__[f"d{name}"]
+        if gradient.shape != current.shape:
             raise ValueError(
                 f"{type(self).__name__}.set_gradient: the gradient has shape {gradient.shape}, "
-                f"but {name} has shape {place.shape}"
+                f"but {name} has shape {current.shape}"
             )
         if accumulate:
-            place += gradient
+            current += gradient
         else:
-            place[...] = gradient
+            current[...] = gradient
 
     def reuse(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """An array of this shape, its contents unknown: in training the same memory each time, else a fresh one."""
+        """Return an uninitialised array: a reused buffer in training mode, a new array in evaluation mode."""
         return self._memory.take(name, shape, dtype) if self.training else np.empty(shape, dtype)
 
     def keep(self, **values: Any) -> None:
-        """Keep for backward what forward has seen. It is no part of the state, nor of a copy of the module."""
+        """Keep values for backward. They are not part of the state, nor of a copy of the module."""
         self._kept.update(values)
 
     def kept(self, name: str) -> Any:
-        """What forward has kept by this name."""
+        """Return the value that forward kept under this name."""
         try:
             return self._kept[name]
         except KeyError:
@@ -300,12 +301,12 @@ class Module:
 
     def _check_new(self, name: str) -> None:
         if not name.isidentifier() or hasattr(self, name):
-            why = "is taken" if name.isidentifier() else "is no identifier"
+            why = "is taken" if name.isidentifier() else "is not an identifier"
             raise ValueError(f"{type(self).__name__}: the name {name!r} of a parameter or buffer {why}")
 
     def __setattr__(self, name: str, value: object) -> None:
-        kept = name in self._parameters or name in self._buffers or (name[:1] == "d" and name[1:] in self._parameters)
-        if kept and value is not self.__dict__[name]:
+        fixed = name in self._parameters or name in self._buffers or (name[:1] == "d" and name[1:] in self._parameters)
+        if fixed and value is not self.__dict__[name]:
             # Optimizers and caches hold the array itself.
             raise AttributeError(f"{type(self).__name__}.{name} stays the same array; write into it: {name}[...] = ...")
         if isinstance(value, Module):
@@ -322,14 +323,14 @@ class Module:
     # ---- the tree ----------------------------------------------------------------------------------------------------
 
     def modules(self) -> Iterator[tuple[str, Module]]:
-        """This module, by the name "", and all below it, by their dotted names."""
+        """Yield this module, with the name "", and all its submodules, with their dotted names."""
         seen: dict[int, str] = {}
 
         def walk(name: str, module: Module) -> Iterator[tuple[str, Module]]:
             if id(module) in seen:
                 raise ValueError(
                     f"{type(self).__name__}: {seen[id(module)]} and {name} are the same {type(module).__name__}; a "
-                    "module remembers its last forward pass only, so make one for each place"
+                    "module remembers only its last forward pass, so make one for each place"
                 )
             seen[id(module)] = name
             yield name, module
@@ -339,32 +340,32 @@ class Module:
         return walk("", self)
 
     def parameters(self) -> dict[str, Array]:
-        """All parameters by their dotted names: the arrays themselves, not copies."""
+        """Return all parameters by dotted name: the arrays themselves, not copies."""
         return {_dotted(path, name): getattr(m, name) for path, m in self.modules() for name in m._parameters}
 
     def gradients(self) -> dict[str, Array]:
-        """The gradients of all parameters, by the parameters' names: the arrays themselves, not copies."""
+        """Return all gradients by the dotted name of their parameter: the arrays themselves, not copies."""
         return {_dotted(path, name): getattr(m, f"d{name}") for path, m in self.modules() for name in m._parameters}
 
     def buffers(self) -> dict[str, Array]:
-        """What belongs to the state but is not learned, by dotted names."""
+        """Return all arrays that are part of the state but not trained, by dotted name."""
         return {_dotted(path, name): getattr(m, name) for path, m in self.modules() for name in m._buffers}
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are learned."""
+        """The number of trainable elements."""
         return sum(array.size for array in self.parameters().values())
 
     def train(self: _M) -> _M:
-        """Dropout drops, batch norm uses the batch's statistics, memory is used again. Returns the module."""
+        """Switch to training mode: dropout, batch statistics in batch norm, reused buffers. Returns self."""
         return self._for_all("training", True)
 
     def eval(self: _M) -> _M:
-        """Nothing is dropped, batch norm uses running statistics, results are fresh arrays. Returns the module."""
+        """Switch to evaluation mode: no dropout, running statistics in batch norm, new result arrays. Returns self."""
         return self._for_all("training", False)
 
     def set_num_threads(self: _M, threads: int | None) -> _M:
-        """How many threads the layers use; None: what :func:`retrograd.set_num_threads` said. Returns the module."""
+        """Set the thread count of all layers; None is that of :func:`retrograd.set_num_threads`. Returns self."""
         return self._for_all("num_threads", threads)
 
     def _for_all(self: _M, name: str, value: object) -> _M:
@@ -375,19 +376,19 @@ class Module:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Array]:
-        """Copies of all parameters and buffers, by dotted names."""
+        """Return copies of all parameters and buffers by dotted name."""
         return {name: array.copy() for name, array in {**self.parameters(), **self.buffers()}.items()}
 
     def load_state_dict(self, state: Mapping[str, Array], *, strict: bool = True) -> KeyDifferences:
-        """Copy a state into the parameters and buffers. Nothing is written if something does not fit.
+        """Copy a state into the parameters and buffers. If anything does not match, nothing is written.
 
-        Names must agree, unless `strict` is False: then what both have is loaded, and the difference returned.
+        With ``strict=False`` names may differ: the common ones are loaded, and the differences are returned.
         """
-        own = {**self.parameters(), **self.buffers()}
-        return load_arrays(f"{type(self).__name__}.load_state_dict", own, state, strict)
+        target = {**self.parameters(), **self.buffers()}
+        return load_arrays(f"{type(self).__name__}.load_state_dict", target, state, strict)
 
     def describe(self) -> str:
-        """What stands between the brackets of the module's repr."""
+        """Return the text between the parentheses of the module's repr."""
         return ""
 
     def __repr__(self) -> str:
@@ -420,7 +421,7 @@ class Sequential(Module):
         return iter(self._children.values())
 
     def __getitem__(self, which: int | str) -> Module:
-        """A layer by its place or by its name."""
+        """Return a layer by index or by name."""
         return self._children[which] if isinstance(which, str) else list(self)[which]
 
     def forward(self, x: Array) -> Array:
@@ -430,7 +431,7 @@ class Sequential(Module):
 
     def backward(self, dy: Array, *, accumulate: bool = False, need_dx: bool = True) -> Array | None:
         layers = list(self)
-        # Only what is asked for is passed on, so that a layer of one's own can do with backward(dy).
+        # Options are passed on only if they are set, so that a custom layer may define just backward(dy).
         options: dict[str, bool] = {"accumulate": True} if accumulate else {}
         for layer in reversed(layers[1:]):
             dx = layer.backward(dy, **options)
@@ -442,35 +443,37 @@ class Sequential(Module):
         return layers[0].backward(dy, **options) if layers else dy
 
 
-def load_arrays(function: str, own: Mapping[str, Array], state: Mapping[str, Array], strict: bool) -> KeyDifferences:
-    """Copy `state` into the arrays of `own`, if all of it fits."""
-    differences = check_arrays(function, own, state, strict)
-    copy_arrays(own, state)
+def load_arrays(function: str, target: Mapping[str, Array], state: Mapping[str, Array], strict: bool) -> KeyDifferences:
+    """Copy `state` into the arrays of `target`, if names, shapes and dtypes match."""
+    differences = check_arrays(function, target, state, strict)
+    copy_arrays(target, state)
     return differences
 
 
-def check_arrays(function: str, own: Mapping[str, Array], state: Mapping[str, Array], strict: bool) -> KeyDifferences:
-    missing = tuple(name for name in own if name not in state)
-    unexpected = tuple(name for name in state if name not in own)
+def check_arrays(
+    function: str, target: Mapping[str, Array], state: Mapping[str, Array], strict: bool
+) -> KeyDifferences:
+    missing = tuple(name for name in target if name not in state)
+    unexpected = tuple(name for name in state if name not in target)
     if strict and (missing or unexpected):
-        parts = (("does not have", missing), ("has, and this has not,", unexpected))
+        parts = (("does not have", missing), ("has unexpected", unexpected))
         said = "; ".join(f"{what} {', '.join(names)}" for what, names in parts if names)
         raise ValueError(f"{function}: the state {said}")
-    for name in own:
+    for name in target:
         if name not in state:
             continue
-        given, place = np.asarray(state[name]), own[name]
-        if given.shape != place.shape:
-            raise ValueError(f"{function}: {name} has shape {given.shape}, but here it has shape {place.shape}")
-        if given.dtype != place.dtype:
-            raise TypeError(f"{function}: {name} has dtype {given.dtype}, but here it has dtype {place.dtype}")
+        given, current = np.asarray(state[name]), target[name]
+        if given.shape != current.shape:
+            raise ValueError(f"{function}: {name} has shape {given.shape}, but here it has shape {current.shape}")
+        if given.dtype != current.dtype:
+            raise TypeError(f"{function}: {name} has dtype {given.dtype}, but here it has dtype {current.dtype}")
     return KeyDifferences(missing, unexpected)
 
 
-def copy_arrays(own: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-    for name, place in own.items():
+def copy_arrays(target: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+    for name, array in target.items():
         if name in state:
-            place[...] = state[name]
+            array[...] = state[name]
 
 
 def _dotted(path: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""BatchNorm, InstanceNorm, LayerNorm and GroupNorm, each with an activation if wanted."""
+"""BatchNorm, InstanceNorm, LayerNorm and GroupNorm, each with an optional fused activation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALL: Final = rg.NormGradients._fields
 
 
 class _Norm(Module):
-    """gamma and beta, unless `affine` is False; eps; the activation, whose slope backward finds from its input."""
+    """The common part: gamma and beta if `affine`, eps, and the activation, whose slope is computed from its input."""
 
     gamma: Array
     dgamma: Array
@@ -69,7 +69,7 @@ class _Norm(Module):
 
 
 class _RunningNorm(_Norm):
-    """The running statistics that evaluation uses."""
+    """A norm with optional running statistics, which evaluation uses."""
 
     running_mean: Array
     running_var: Array
@@ -99,10 +99,10 @@ class _RunningNorm(_Norm):
 
 
 class BatchNorm(_RunningNorm):
-    """Each channel is normalized over samples and space; x has channels at `channel_axis`.
+    """Normalize each channel over samples and positions. Channels are at `channel_axis` of x.
 
-    Evaluation uses the running statistics, which follow the batches as `update` says; without them (``running=False``)
-    it uses those of the batch, as training does.
+    Evaluation uses the running statistics, which `update` defines. With ``running=False`` there are none, and
+    evaluation uses the statistics of the batch, as training does.
     """
 
     _backward = staticmethod(rg.batch_norm_backward)
@@ -127,7 +127,7 @@ class BatchNorm(_RunningNorm):
 
 
 class InstanceNorm(_RunningNorm):
-    """Each channel of each sample is normalized over space. By default nothing is learned and nothing runs along."""
+    """Normalize each channel of each sample over positions. `affine` and `running` are off by default."""
 
     _backward = staticmethod(rg.instance_norm_backward)
 
@@ -151,7 +151,7 @@ class InstanceNorm(_RunningNorm):
 
 
 class LayerNorm(_Norm):
-    """The last axes, whose extents are `shape`, are normalized together."""
+    """Normalize over the last axes, whose extents are `shape`."""
 
     _backward = staticmethod(rg.layer_norm_backward)
 
@@ -185,7 +185,7 @@ class LayerNorm(_Norm):
 
 
 class GroupNorm(_Norm):
-    """Each sample is normalized over space and over groups of consecutive channels."""
+    """Normalize each group of consecutive channels of each sample, over its channels and positions."""
 
     _backward = staticmethod(rg.group_norm_backward)
 

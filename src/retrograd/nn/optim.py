@@ -1,4 +1,4 @@
-"""Optimizers: all parameters of a module in one call of the engine."""
+"""Optimizers. One call to the engine updates all parameters of a module."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .module import Array, Module, check_arrays, copy_arrays
 
 __all__ = ["SGD", "Adam", "AdamW", "LearningRate", "Optimizer", "RMSProp"]
 
-# A number, or a function of the number of steps done so far.
+# A number, or a function of the number of steps taken so far.
 LearningRate: TypeAlias = float | Callable[[int], float]
 VelocityOf: TypeAlias = Literal["gradient", "step", "descent"]
 Clip: TypeAlias = tuple[float, float] | None
 
 
 class Optimizer:
-    """Moves the parameters of a module by their gradients. A part of a model is a module too: ``SGD(model.head)``.
+    """Updates the parameters of a module, or of a submodule such as ``model["head"]``, from their gradients.
 
-    `learning_rate` can be set at any time. `steps` counts the steps done. Options that all optimizers have, and what
-    they mean, are those of :func:`retrograd.sgd_step`; they are checked when the optimizer is made.
+    `learning_rate` can be set at any time. `steps` counts the steps taken. The common options are those of
+    :func:`retrograd.sgd_step`; they are checked when the optimizer is created.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class Optimizer:
         parameters = module.parameters()
         if not parameters:
             raise ValueError(f"{type(self).__name__}: the {type(module).__name__} has no parameters")
-        places: dict[int, str] = {}
+        names: dict[int, str] = {}
         for name, array in parameters.items():
-            other = places.setdefault(array.ctypes.data, name)
+            other = names.setdefault(array.ctypes.data, name)
             if other != name and array.size:
                 raise ValueError(
-                    f"{type(self).__name__}: parameters {other} and {name} share memory, but have a gradient each; "
+                    f"{type(self).__name__}: parameters {other} and {name} share memory, but have separate gradients; "
                     "weights cannot be shared by two layers"
                 )
         self.learning_rate = learning_rate
@@ -60,7 +60,7 @@ class Optimizer:
 
     @property
     def steps(self) -> int:
-        """How many steps have been done."""
+        """The number of steps taken."""
         return int(self._steps)
 
     def current_rate(self) -> float:
@@ -68,7 +68,7 @@ class Optimizer:
         return float(self.learning_rate(self.steps) if callable(self.learning_rate) else self.learning_rate)
 
     def step(self, *, gradient_scale: float = 1.0) -> None:
-        """Update all parameters. `gradient_scale` multiplies the gradients: 1 / the number of micro-batches, say."""
+        """Update all parameters. `gradient_scale` multiplies the gradients, for example 1 / micro-batches."""
         self._run(self._step, gradient_scale)
         self._steps += 1
 
@@ -80,7 +80,7 @@ class Optimizer:
         return {}
 
     def arrays(self) -> dict[str, Array]:
-        """The state by name: "steps", and "<kind>.<parameter>". The arrays themselves, not copies."""
+        """Return the state by name, "steps" and "<kind>.<parameter>": the arrays themselves, not copies."""
         return {
             "steps": self._steps,
             **{
@@ -91,16 +91,16 @@ class Optimizer:
         }
 
     def state_dict(self) -> dict[str, Array]:
-        """Copies of the state, by name."""
+        """Return copies of the state by name."""
         return {name: array.copy() for name, array in self.arrays().items()}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Copy a state that an optimizer of this kind gave. Nothing is written if something does not fit."""
+        """Load a state from an optimizer of the same kind. If anything does not match, nothing is written."""
         self.check_state(f"{type(self).__name__}.load_state_dict", state)
         copy_arrays(self.arrays(), state)
 
     def check_state(self, function: str, state: Mapping[str, Array]) -> None:
-        """Refuse a state that does not fit; the error names the function."""
+        """Raise an error if a state does not match; `function` is the name that the error starts with."""
         check_arrays(function, self.arrays(), state, strict=True)
         if not 0 <= (steps := int(state["steps"])) < 2**53:
             raise ValueError(f"{function}: steps is {steps}, must be from 0 to 2**53")
@@ -110,7 +110,7 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """Gradient descent, with velocities if there is a `momentum`. `velocity_of` chooses between the forms in use."""
+    """Stochastic gradient descent, with velocities if `momentum` is not 0. `velocity_of` selects their definition."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam; with `decoupled` weight decay it is :class:`AdamW`, with `amsgrad` the largest second moment counts."""
+    """Adam, optionally with `decoupled` weight decay (:class:`AdamW`) or `amsgrad`."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam whose weight decay, 0.01 by default, is apart from the gradient."""
+    """Adam with decoupled weight decay, 0.01 by default."""
 
     def __init__(
         self, module: Module, learning_rate: LearningRate = 1e-3, *, weight_decay: float = 0.01, **options: Any
@@ -194,7 +194,7 @@ class AdamW(Adam):
 
 
 class RMSProp(Optimizer):
-    """RMSProp, `centered` if wanted, with velocities if there is a `momentum`."""
+    """RMSProp, optionally `centered`, with velocities if `momentum` is not 0."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Learning rates that change with the step. Steps count from 0; any function of the step will do as well."""
+"""Learning-rate schedules: functions of the step, which counts from 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Constant", "Cosine", "StepDecay"]
 
 @dataclass(frozen=True)
 class Constant:
-    """`rate`, after `warm_up` steps of a straight line from rate / warm_up."""
+    """A constant `rate`, after a linear warm-up over the first `warm_up` steps."""
 
     rate: float
     warm_up: int = 0
@@ -37,7 +37,7 @@ class StepDecay:
 
 @dataclass(frozen=True)
 class Cosine:
-    """`rate`, after a warm-up, and from there along half a cosine to `final`, which is reached at step `steps`."""
+    """A linear warm-up to `rate` over `warm_up` steps, then half a cosine down to `final` at step `steps`."""
 
     rate: float
     steps: int
@@ -46,13 +46,15 @@ class Cosine:
 
     def __post_init__(self) -> None:
         if not 0 <= self.warm_up < self.steps:
-            raise ValueError(f"Cosine: warm_up is {self.warm_up} and steps is {self.steps}; the first must be below")
+            raise ValueError(
+                f"Cosine: warm_up is {self.warm_up} and steps is {self.steps}; must be 0 <= warm_up < steps"
+            )
 
     def __call__(self, step: int) -> float:
         if step < self.warm_up:
             return _warm(self.rate, step, self.warm_up)
-        way = min((step - self.warm_up) / (self.steps - self.warm_up), 1.0)
-        return self.final + (self.rate - self.final) * 0.5 * (1.0 + math.cos(math.pi * way))
+        progress = min((step - self.warm_up) / (self.steps - self.warm_up), 1.0)
+        return self.final + (self.rate - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def _warm(rate: float, step: int, warm_up: int) -> float:

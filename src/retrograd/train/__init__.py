@@ -1,4 +1,4 @@
-"""``retrograd train``, ``sample`` and ``forecast``: models for text and for time series, over :mod:`retrograd.nn`.
+"""``retrograd train``, ``sample`` and ``forecast``: models for text and time series, built with :mod:`retrograd.nn`.
 
-`run` has the loop and what it leaves in a folder; `text` and `series` are the two kinds of task that it runs.
+`run` has the training loop and writes the run directory; `text` and `series` are the two kinds of task.
 """

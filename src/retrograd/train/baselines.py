@@ -1,4 +1,4 @@
-"""Baselines: predictors without a network, which a trained model has to beat."""
+"""Baselines: simple predictors that a trained model should beat."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ __all__ = [
 
 
 class Ngram(NamedTuple):
-    predictor: str  # what it predicts from, as a row of a table
-    counted: str  # what it counts, in a sentence
+    predictor: str  # its name in a table
+    counted: str  # its name in a sentence
 
 
-#: The n-gram models of text, by the number of symbols before the predicted one.
+#: The n-gram models of text, by the number of context symbols.
 NGRAMS: Final = (
-    Ngram("frequency of each symbol", "symbols"),
-    Ngram("the symbol before", "pairs of symbols"),
-    Ngram("the two symbols before", "triples of symbols"),
+    Ngram("unigram: symbol frequencies", "unigram counts"),
+    Ngram("bigram: given the previous symbol", "bigram counts"),
+    Ngram("trigram: given the previous two symbols", "trigram counts"),
 )
 
-_MOST_COUNTS: Final = 1 << 24  # in a table: 64 MB
-_PRIOR_WEIGHT: Final = 5  # in observations
+_MOST_COUNTS: Final = 1 << 24  # per table: 64 MB
+_PRIOR_WEIGHT: Final = 5  # pseudo-counts
 
 
 def count_ngrams(symbols: int, texts: Iterable[Array]) -> list[Array]:
-    """Counts of the n-grams of texts, ``[symbols ** n]`` for each n of `NGRAMS` whose table is small enough.
+    """Count the n-grams of texts: ``[symbols ** n]`` for each n of `NGRAMS` whose table is small enough.
 
     Texts are sequences of symbol indices. An n-gram across the end of a text is not counted.
     """
@@ -64,17 +64,17 @@ def count_ngrams(symbols: int, texts: Iterable[Array]) -> list[Array]:
 
 
 def ngram_bits(counts: Sequence[Array], held_out: Iterable[tuple[Array, Array]]) -> list[float]:
-    """Bits per symbol of held-out text by each table of `count_ngrams`.
+    """Return the bits per symbol of held-out text for each table of `count_ngrams`.
 
-    `held_out` has pieces of text, ``tokens [T, N]`` and the ``labels [T, N]`` that follow them. An n-gram model is
-    shrunk towards the one of n - 1, and that of single symbols towards equal probabilities:
+    `held_out` has chunks of text, ``tokens [T, N]`` and the ``labels [T, N]`` that follow them. An n-gram model is
+    smoothed with the (n - 1)-gram model, and the unigram model with the uniform distribution:
 
         p_n(label | context) = (count(context, label) + 5 p_{n-1}(label)) / (count(context) + 5)
     """
     symbols = len(counts[0])
     bits, predicted = np.zeros(len(counts)), 0
     for tokens, labels in held_out:
-        # The first token of a piece stands for the unknown one before it, too.
+        # The symbol before a chunk is not known; its first token is used instead.
         contexts = np.zeros_like(tokens), tokens, np.concatenate([tokens[:1], tokens[:-1]]) * symbols + tokens
         probability = np.full(labels.shape, 1 / symbols)
         for order, (table, context) in enumerate(zip(counts, contexts, strict=False)):
@@ -87,7 +87,7 @@ def ngram_bits(counts: Sequence[Array], held_out: Iterable[tuple[Array, Array]])
 
 # ---- series ----------------------------------------------------------------------------------------------------------
 
-#: The names of the forecasts, by the keys that settings and saved models have.
+#: The names of the baselines, by their keys in settings and saved models.
 FORECASTS: Final = {"last": "naive", "season": "seasonal naive", "linear": "linear"}
 
 _MOST_FITTED: Final = 10_000  # windows
@@ -95,38 +95,38 @@ _MOST_FEATURES: Final = 1_000
 
 
 def naive(windows: Windows, origins: Array) -> Array:
-    """The last value, repeated, ``[N, horizon, targets]``."""
+    """Repeat the last value, ``[N, horizon, targets]``."""
     return windows.targets_at(origins, np.zeros(windows.horizon, np.intp))
 
 
 def seasonal_naive(windows: Windows, origins: Array) -> Array:
-    """The values of the last season, repeated, ``[N, horizon, targets]``."""
+    """Repeat the last season, ``[N, horizon, targets]``."""
     ahead = np.arange(1, windows.horizon + 1)
     return windows.targets_at(origins, ahead - windows.season * -(-ahead // windows.season))
 
 
 @dataclass(frozen=True)
 class LinearFit:
-    """Ridge regression from the last `lags` rows of all columns to how far the next targets are from the last ones."""
+    """Ridge regression from the last `lags` rows of all columns to the differences of the targets from the last row."""
 
-    slope: Array  # [horizon * targets, lags * columns], as rg.linear_forward has it
-    start: Array
-    shrink: float  # what was added to the diagonal
+    slope: Array  # [horizon * targets, lags * columns], the w of rg.linear_forward
+    start: Array  # [horizon * targets], the b
+    shrink: float  # the ridge penalty
     lags: int
 
     def forecast(self, windows: Windows, origins: Array) -> Array:
-        """The forecast, ``[N, horizon, targets]``."""
+        """Return the forecast, ``[N, horizon, targets]``."""
         last = naive(windows, origins)
-        # By the engine, whose bits do not depend on the number of threads.
+        # The engine's results are bitwise identical at any thread count.
         parts = [rg.linear_forward(windows.lagged(part, self.lags), self.slope, self.start) for part in chunks(origins)]
         differences: Array = np.concatenate(parts).reshape(last.shape)
         return last + differences
 
 
 def fit_linear(windows: Windows, training: Array, validation: Array) -> LinearFit:
-    """Fit on the origins of the training part; those of the validation part choose the shrinkage.
+    """Fit on the training origins; the validation origins select the ridge penalty.
 
-    If the window is too large for a solution in seconds, only its last rows are read.
+    If the window is too large to solve in seconds, only its last rows are used.
     """
     columns, targets = windows.scaled.shape[1], windows.targets.shape[1]
     lags = min(windows.window, max(1, _MOST_FEATURES // columns))
@@ -142,13 +142,13 @@ def fit_linear(windows: Windows, training: Array, validation: Array) -> LinearFi
         products += both[:, :features].T @ both
     mean = sums / count
     products -= count * np.outer(mean[:features], mean)
-    # With the eigenvectors each shrinkage costs two products, not a solution.
-    sizes, vectors = np.linalg.eigh(products[:, :features])
-    turned = vectors.T @ products[:, features:]
+    # With an eigendecomposition each penalty costs two products instead of a solve.
+    eigenvalues, vectors = np.linalg.eigh(products[:, :features])
+    projected = vectors.T @ products[:, features:]
     best, least = None, math.inf
-    for share in (1e-6, 1e-4, 1e-2, 1.0):  # of the sum of squares that a scaled column has
+    for share in (1e-6, 1e-4, 1e-2, 1.0):  # relative to the sum of squares of a scaled column
         shrink = share * count
-        slope = vectors @ (turned / (np.maximum(sizes, 0) + shrink)[:, None])
+        slope = vectors @ (projected / (np.maximum(eigenvalues, 0) + shrink)[:, None])
         fit = LinearFit(np.ascontiguousarray(slope.T), mean[features:] - mean[:features] @ slope, shrink, lags)
         error = relative_error(fit.forecast(windows, validation), windows, validation)
         if error < least:
@@ -158,12 +158,12 @@ def fit_linear(windows: Windows, training: Array, validation: Array) -> LinearFi
 
 
 def relative_error(predicted: Array, windows: Windows, origins: Array) -> float:
-    """The mean absolute error over that of the naive forecast, averaged over targets."""
+    """Return MAE / naive MAE, averaged over targets."""
     truth = windows.truth(origins)
     unit = nonzero(np.abs(naive(windows, origins) - truth).mean(axis=(0, 1)))
     return float((np.abs(predicted - truth).mean(axis=(0, 1)) / unit).mean())
 
 
 def nonzero(values: Array) -> Array:
-    """The values as divisors: 1 in place of 0."""
+    """Return the values with 1 in place of 0, as divisors."""
     return np.where(values > 0, values, 1.0)

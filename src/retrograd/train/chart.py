@@ -1,4 +1,4 @@
-"""Charts of curves and bands: drawn once, written as SVG or, where matplotlib is installed, as PNG."""
+"""Charts of lines and bands, written as SVG or, with matplotlib, as PNG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. It is broken where x or y is not finite, and, on a logarithmic axis, where y is not positive."""
+    """A curve. It has gaps where x or y is not finite and, on a logarithmic axis, where y is not positive."""
 
     label: str
     x: Numbers
@@ -44,7 +44,7 @@ class Band:
     x: Numbers
     low: Numbers
     high: Numbers
-    line: int = -1  # whose colour it has: an index into the chart's lines
+    line: int = -1  # index of the chart's line that has the same colour
 
     def __post_init__(self) -> None:
         if not len(self.x) == len(self.low) == len(self.high):
@@ -55,7 +55,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines and bands over common axes."""
+    """Lines and bands on common axes."""
 
     title: str
     x_label: str
@@ -63,7 +63,7 @@ class Chart:
     lines: Sequence[Line]
     bands: Sequence[Band] = ()
     log_y: bool = False
-    x_ticks: Sequence[tuple[float, str]] | None = None  # None: numbers; else places and their labels, such as dates
+    x_ticks: Sequence[tuple[float, str]] | None = None  # positions and labels, such as dates; None: numbers
 
 
 # ---- Text ------------------------------------------------------------------------------------------------------------
@@ -72,9 +72,9 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def visible(text: str) -> str:
-    """The text without characters that a page, a terminal or UTF-8 cannot show, except line ends and tabs.
+    """Replace characters that a page, a terminal or UTF-8 cannot show, except newlines and tabs.
 
-    Control characters become their pictures (U+2400 and on). Lone surrogates, non-characters and the controls that
+    Control characters become their symbols (from U+2400). Lone surrogates, non-characters and the controls that
     override the direction of text become U+FFFD.
     """
 
@@ -86,12 +86,12 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`visible` text with each run of white space replaced by one space."""
+    """Return `visible` text with each run of white space replaced by one space."""
     return visible(" ".join(text.split()))
 
 
 def _em(character: str) -> float:
-    """The approximate width of a character in a sans-serif font."""
+    """Return the approximate width of a character in a sans-serif font, in em."""
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0.0
     if unicodedata.east_asian_width(character) in "WF":
@@ -103,7 +103,7 @@ def _em(character: str) -> float:
     return 0.7 if character.isupper() else 0.6
 
 
-_SIZE = 12.0  # of text in the style sheet
+_SIZE = 12.0  # font size in the style sheet
 _TITLE_SIZE = 15 * 1.12  # bold letters are 12 % wider
 
 
@@ -112,7 +112,7 @@ def _text_width(text: str, size: float = _SIZE) -> float:
 
 
 def _shorten(text: str, room: float, size: float = _SIZE) -> str:
-    """As much of the text as fits, and an ellipsis in place of the rest."""
+    """Shorten the text to fit, with an ellipsis."""
     if _text_width(text, size) <= room:
         return text
     used, kept = _em("…"), 0
@@ -123,7 +123,7 @@ def _shorten(text: str, room: float, size: float = _SIZE) -> str:
 
 
 def _wrap(text: str, room: float, size: float, most: int) -> list[str]:
-    """The text in at most `most` lines that fit, the last one shortened."""
+    """Wrap the text into at most `most` lines that fit; the last one is shortened."""
     lines: list[str] = []
     words = text.split(" ")
     while words and len(lines) < most - 1:
@@ -152,20 +152,20 @@ class _Axis(NamedTuple):
     log: bool
 
     def place(self, values: _Floats) -> _Floats:
-        """From 0 at the low end to 1 at the high end."""
+        """Return positions from 0 at the low end to 1 at the high end."""
         position: _Floats = ((np.log10(values) if self.log else values) - self.low) / (self.high - self.low)
         return position
 
 
 def _axis(values: _Floats, pad: float, log: bool) -> _Axis | None:
-    """An axis with room for all values, and a share of it at each end if it does not end at zero. None: no values."""
+    """Return an axis for all values, padded by a share `pad` at ends that are not 0; None if there are no values."""
     if not values.size:
         return None
     if log:
         values = np.log10(values)
     low, high = float(values.min()), float(values.max())
     size = max(abs(low), abs(high), 1.0 if log else 1 / _LARGEST)
-    if high - low <= 1e-9 * size:  # nothing but rounding, too fine for ticks
+    if high - low <= 1e-9 * size:  # only rounding error, too fine for ticks
         around = 0.5 if log else 0.1 * size if size > 1 / _LARGEST else 1.0
         return _Axis(low - around, high + around, log)
     margin = pad * (high - low)
@@ -183,7 +183,7 @@ def _power(exponent: int) -> str:
 
 
 def _labels(values: Sequence[float], exponent: int) -> list[_Tick]:
-    """Labels with digits down to ten to the power of the exponent: 20,000 or 0.05, or 1.5×10⁹ where that is shorter."""
+    """Label values with digits down to 10**exponent: 20,000 or 0.05, or 1.5×10⁹ if that is shorter."""
     plain = [f"{value:,.{max(0, -exponent)}f}" for value in values] if exponent > -20 else None
     if plain is None or max(map(len, plain), default=0) > 10:
         largest = max(map(abs, values), default=0.0)
@@ -196,7 +196,7 @@ def _labels(values: Sequence[float], exponent: int) -> list[_Tick]:
 
 
 def _linear_ticks(low: float, high: float, most: int, whole: bool = False) -> list[_Tick]:
-    """About `most` multiples of 1, 2 or 5 times a power of ten (at least one if `most` is 3), all whole if asked."""
+    """Return about `most` ticks at multiples of 1, 2 or 5 times a power of ten; integers only if `whole`."""
     step = (high - low) / most
     exponent = math.floor(math.log10(step))
     factor = next((factor for factor in (1, 2, 5) if factor * 10.0**exponent >= step * (1 - 1e-9)), 10)
@@ -206,13 +206,13 @@ def _linear_ticks(low: float, high: float, most: int, whole: bool = False) -> li
         exponent, factor = 0, 1
     size = factor * 10.0**exponent
     counts = range(math.ceil(low / size - 1e-6), math.floor(high / size + 1e-6) + 1)
-    # One division of integers rounds once: 3 / 10, not 3 * 0.1.
+    # A division of integers rounds only once: 3 / 10, not 3 * 0.1.
     scale = 10**-exponent if exponent < 0 else 1
     return _labels([count * factor * (10 ** max(exponent, 0)) / scale for count in counts], exponent)
 
 
 def _log_ticks(low: float, high: float, most: int) -> list[_Tick]:
-    """Powers of ten, with 2 and 5 times them if those are few, or linear ticks over less than a decade."""
+    """Return ticks at powers of ten, also at 2 and 5 times them if those are few, or linear ticks within a decade."""
     decades = range(math.ceil(low - 1e-9), math.floor(high + 1e-9) + 1)
     if len(decades) > most:
         stride = math.ceil(len(decades) / most)
@@ -240,7 +240,7 @@ class _Series(NamedTuple):
     """A line or a band as it is drawn: y is NaN where a point cannot be shown."""
 
     label: str
-    classes: str  # of its shapes, the colour last
+    classes: str  # CSS classes of its shapes, the colour last
     opacity: float
     x: _Floats  # [n]
     y: _Floats  # [1, n], or [2, n] of a band
@@ -271,7 +271,7 @@ def _lines(chart: Chart) -> list[_Series]:
 
 
 def _bands(chart: Chart) -> list[_Series]:
-    """The bands: the narrower, the darker, so that nested intervals can be told apart."""
+    """Return the bands; narrower ones are darker, so that nested intervals can be distinguished."""
     bands, widths, lines = [], [], len(chart.lines)
     for band in chart.bands:
         colour = band.line % lines % len(LIGHT) if -lines <= band.line < lines else 0
@@ -289,23 +289,23 @@ def _number(value: float) -> str:
 
 
 def _description(chart: Chart, lines: Sequence[_Series]) -> str:
-    """What the picture shows, for those who cannot see it."""
-    said = [f"{one_line(chart.y_label)} against {one_line(chart.x_label)}."]
+    """Describe the chart for screen readers."""
+    parts = [f"{one_line(chart.y_label)} against {one_line(chart.x_label)}."]
     for line in lines:
         y = line.y[0][line.shown]
-        said.append(f"{line.label}: {y.size:,} {'point' if y.size == 1 else 'points'}")
+        parts.append(f"{line.label}: {y.size:,} {'point' if y.size == 1 else 'points'}")
         if y.size:
             first, last, least, most = map(_number, (y[0], y[-1], y.min(), y.max()))
-            said[-1] += f", the first {first}, the last {last}, the least {least}, the greatest {most}"
-        said[-1] += "."
-    return " ".join(said)
+            parts[-1] += f", first {first}, last {last}, minimum {least}, maximum {most}"
+        parts[-1] += "."
+    return " ".join(parts)
 
 
 # ---- The drawing -----------------------------------------------------------------------------------------------------
 
 
 class _Plot(NamedTuple):
-    """The area between the axes in the units of the drawing, and where values are in it."""
+    """The plot area in units of the drawing, and the mapping of values into it."""
 
     left: float
     top: float
@@ -322,7 +322,7 @@ class _Plot(NamedTuple):
 
 
 def _draw(chart: Chart, width: int, height: int) -> Drawing:
-    """The chart from top to bottom: title, legend, label of the y axis, plot, label of the x axis."""
+    """Lay out the chart from top to bottom: title, legend, y label, plot, x label."""
     if width < 200 or height < 160:
         raise ValueError(f"svg: a chart is at least 200 by 160, but width is {width} and height is {height}")
     lines, bands = _lines(chart), _bands(chart)
@@ -336,7 +336,7 @@ def _draw(chart: Chart, width: int, height: int) -> Drawing:
     for text in _wrap(title, width - 16, _TITLE_SIZE, 2) if title else ():
         top += 19
         marks.append(Text(8, top - 4, text, "rg-ink rg-title"))
-    # A single line that is named as the axis or the title needs no legend.
+    # A single line that is called like the axis or the title needs no legend.
     if len(lines + bands) > 1 or any(part.label not in ("", y_label, title) for part in lines + bands):
         entries, top = _legend(lines + bands, width, top)
         marks += entries
@@ -366,7 +366,7 @@ def _segment(x0: float, y0: float, x1: float, y1: float) -> Corners:
 
 
 def _legend(parts: Sequence[_Series], width: int, top: float) -> tuple[list[Mark], float]:
-    """Samples and labels in at most three rows above the plot, where no data is; and where they end."""
+    """Return the legend, in at most three rows above the plot, and its bottom edge."""
     marks: list[Mark] = []
     x, row = 8.0, 0
     room = width - 48 if len(parts) <= 3 else width / 2 - 48
@@ -376,7 +376,7 @@ def _legend(parts: Sequence[_Series], width: int, top: float) -> tuple[list[Mark
         if x > 8 and x + needed > width - 8 and row < 2:
             x, row = 8.0, row + 1
         middle = top + 20 * row + 12
-        # The last row keeps room to say how many are left out.
+        # The last row keeps room for "and N more".
         if row == 2 and x + needed > width - (90 if number < len(parts) - 1 else 8):
             marks.append(Text(x, middle + 4, f"and {len(parts) - number} more"))
             break
@@ -393,12 +393,12 @@ def _legend(parts: Sequence[_Series], width: int, top: float) -> tuple[list[Mark
 
 
 def _x_labels(chart: Chart, plot: _Plot, width: int, *, whole: bool) -> list[tuple[float, float, str]]:
-    """Middle of the label, place of its tick, and label: as many as do not touch, each inside the drawing."""
+    """Return (center of the label, position of the tick, label): as many as fit without touching."""
     for most in range(max(3, int((plot.right - plot.left) / 60)), 2, -1):
         placed, end, touched = [], -math.inf, False
         for value, label in _x_ticks(chart, plot.x, most, whole):
             x = float(plot.across(np.float64(value)))
-            if chart.x_ticks is not None:  # a shortened number would be another number
+            if chart.x_ticks is not None:  # numbers must not be shortened
                 label = _shorten(label, width / 3)
             half = _text_width(label) / 2
             middle = min(max(x, half + 4), width - half - 4)
@@ -438,14 +438,14 @@ def _curves(plot: _Plot, lines: Sequence[_Series], bands: Sequence[_Series]) -> 
     for line in (line for line in lines if line.shown.any()):
         if "rg-dots" in line.classes:
             spots = np.stack([plot.across(line.x[line.shown]), plot.down(line.y[0, line.shown])], 1)
-            if len(spots) > 2000:  # most would cover one another
+            if len(spots) > 2000:  # most would overlap
                 spots = np.unique(np.rint(spots / 2), axis=0) * 2
             dots, few = list(spots[:, None]), 150
         else:
             pieces = _polylines(plot, line)
             dots, few = [piece for piece in pieces if len(piece) == 1], 10
             if len(dots) < len(pieces):
-                # Only a thin line shows more than a block of colour if it goes up and down often.
+                # A thick line that oscillates a lot would be a solid block of colour.
                 noisy = np.abs(np.diff(plot.y.place(line.y[0, line.shown]))).sum() > 25
                 classes = line.classes.replace("rg-line", "rg-line rg-noisy") if noisy else line.classes
                 yield Shape(classes, [piece for piece in pieces if len(piece) > 1], title=line.label)
@@ -455,10 +455,10 @@ def _curves(plot: _Plot, lines: Sequence[_Series], bands: Sequence[_Series]) -> 
 
 
 def _columns(plot: _Plot, series: _Series) -> tuple[_Floats, _Floats, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The places of the points that are shown, and for each the index of its pixel column and of its run.
+    """Return the positions of the visible points, and the indices of each one's pixel column and run.
 
-    Contiguous points share a column. A run ends at a point that is not shown, unless the next one that is has the same
-    column: the gap would be invisible.
+    A run ends at a point that is not shown, unless the next visible point is in the same column: then the gap would be
+    invisible.
     """
     index = np.flatnonzero(series.shown)
     x, y = plot.across(series.x[index]), plot.down(series.y[:, index])
@@ -468,7 +468,7 @@ def _columns(plot: _Plot, series: _Series) -> tuple[_Floats, _Floats, npt.NDArra
 
 
 def _polylines(plot: _Plot, line: _Series) -> list[Corners]:
-    """Unbroken pieces of a line: of many points in a pixel column, the first, least, greatest and last."""
+    """Return the unbroken pieces of a line. A pixel column keeps only its first, minimum, maximum and last point."""
     x, (y,), column, run = _columns(plot, line)
     order = np.lexsort((y, column))
     start = np.flatnonzero(np.diff(column, prepend=-1))
@@ -478,7 +478,7 @@ def _polylines(plot: _Plot, line: _Series) -> list[Corners]:
 
 
 def _outlines(plot: _Plot, band: _Series) -> list[Corners]:
-    """Unbroken pieces of a band, as polygons: of many points in a pixel column, the widest range."""
+    """Return the unbroken pieces of a band, as polygons. Per pixel column only the widest range is kept."""
     x, y, column, run = _columns(plot, band)
     start = np.flatnonzero(np.diff(column, prepend=-1))
     low, high = np.minimum.reduceat(y.min(0), start), np.maximum.reduceat(y.max(0), start)
@@ -490,15 +490,15 @@ def _outlines(plot: _Plot, band: _Series) -> list[Corners]:
 
 
 def svg(chart: Chart, width: int = 720, height: int = 360, *, standalone: bool = True) -> str:
-    """The chart as an ``<svg>`` element that fills the width it is given.
+    """Return the chart as an ``<svg>`` element that scales to the available width.
 
-    A standalone one has a namespace and its style, and is a file; otherwise `drawing.STYLE` must be in the page.
+    A standalone one includes namespace and style; otherwise `drawing.STYLE` must be in the page.
     """
     return to_svg(_draw(chart, width, height), standalone=standalone)
 
 
 def stacked_svg(charts: Sequence[Chart], width: int = 720, height: int = 360) -> str:
-    """An SVG file of the charts below one another."""
+    """Return an SVG file of the charts, stacked vertically."""
     parts = [
         svg(chart, width, height).replace("<svg ", f'<svg y="{number * height}" ', 1)
         for number, chart in enumerate(charts)
@@ -508,7 +508,7 @@ def stacked_svg(charts: Sequence[Chart], width: int = 720, height: int = 360) ->
 
 
 def png(charts: Sequence[Chart]) -> bytes:
-    """A PNG file of the charts below one another, 1200 by 600 pixels each, on white. It needs matplotlib."""
+    """Return a PNG file of the charts, stacked vertically, 1200 by 600 pixels each, on white. Needs matplotlib."""
     if not charts:
         raise ValueError("png: there is no chart to draw")
     return to_png([_draw(chart, 720, 360) for chart in charts])

@@ -1,4 +1,4 @@
-"""The commands: ``retrograd train text | train series | sample | forecast``."""
+"""The commands ``retrograd train text``, ``train series``, ``sample`` and ``forecast``."""
 
 from __future__ import annotations
 
@@ -27,75 +27,78 @@ from .text import TextSettings, TextTask, load_text_model, sample
 
 __all__ = ["add_commands"]
 
-_INTERRUPTED = 128  # plus the number of the signal, as shells have it
+_INTERRUPTED = 128  # plus the signal number, as in shells
 
 
 def add_commands(commands: Any) -> None:
-    """Add the commands to the parser of ``retrograd``."""
+    """Add the commands to the subparsers of ``retrograd``."""
     train = commands.add_parser(
         "train",
         help="train a model on your own data",
-        description="Train a model. A run is a folder: the model, a checkpoint, the history, a report with the curves.",
+        description="Train a model. Each run has a directory with the model, a checkpoint, the history and a report.",
     )
-    kinds = train.add_subparsers(title="what to train on", metavar="KIND", required=True)
+    kinds = train.add_subparsers(title="kinds of data", metavar="KIND", required=True)
     text = kinds.add_parser(
         "text",
         help="a language model of characters or bytes",
-        description="Train a language model on text, of characters or of bytes: embedding, LSTM, layer norm, softmax. "
-        "Its measure is bits per character on the last part of the text, which it does not train on.",
+        description="Train a language model of characters or bytes: embedding, LSTM, layer norm, softmax. "
+        "The metric is bits per character on the last part of the text, which is not trained on.",
     )
-    text.add_argument("files", nargs="*", metavar="FILE", help="text (default: Python's own standard library)")
+    text.add_argument(
+        "files", nargs="*", metavar="FILE", help="text files (default: the source of Python's standard library)"
+    )
     _add_training(text, TextTask.kind, TextSettings, _text_task)
     series = kinds.add_parser(
         "series",
-        help="a forecast of columns of numbers",
-        description="Train a forecast on a CSV file of numeric columns, one row for each time: batch norm, LSTM, "
-        "linear. It is compared with simple baselines on the last part of the time, which it does not train on.",
+        help="a forecasting model for a table of numbers",
+        description="Train a forecasting model on a CSV file of numeric columns, one row per time step: batch norm, "
+        "LSTM, linear. It is compared with simple baselines on the last rows, which are not trained on.",
     )
-    series.add_argument("files", nargs="?", metavar="DATA.csv", help="the table")
+    series.add_argument("files", nargs="?", metavar="DATA.csv", help="the table: one row per time step, oldest first")
     _add_training(series, SeriesTask.kind, SeriesSettings, _series_task)
 
     sample = commands.add_parser(
         "sample",
-        help="let a text model write",
-        description="Write text with a model of retrograd train text, as it comes.",
+        help="generate text with a trained model",
+        description="Generate text with a model trained by retrograd train text.",
     )
-    sample.add_argument("model", metavar="MODEL", help=f"the folder of a run, or its {MODEL}")
-    sample.add_argument("--length", type=_whole(0), default=500, metavar="N", help="characters (default: 500)")
+    sample.add_argument("model", metavar="MODEL", help=f"the directory of a run, or its {MODEL}")
     sample.add_argument(
-        "--temperature", type=_at_least_0, default=0.8, metavar="X", help="0: always the likeliest (default: 0.8)"
+        "--length", type=_whole(0), default=500, metavar="N", help="number of characters to generate (default: 500)"
     )
-    sample.add_argument("--top-k", type=_whole(1), metavar="K", help="choose among the K likeliest (default: all)")
-    sample.add_argument("--prompt", default="", metavar="TEXT", help="what it goes on from (default: nothing)")
     sample.add_argument(
-        "--seed", type=_whole(0), default=0, metavar="N", help="another seed, another text (default: 0)"
+        "--temperature",
+        type=_at_least_0,
+        default=0.8,
+        metavar="X",
+        help="sampling temperature; 0 always takes the most likely (default: 0.8)",
     )
+    sample.add_argument("--top-k", type=_whole(1), metavar="K", help="sample from the K most likely (default: all)")
+    sample.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
+    sample.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="random seed (default: 0)")
     sample.set_defaults(run=_sample)
 
     forecast = commands.add_parser(
         "forecast",
         help="continue a time series",
-        description="Forecast the rows that follow a CSV file, with a model of retrograd train series, or with the "
-        "baseline that it lost to. Writes a CSV file and a picture.",
+        description="Forecast the rows that follow a CSV file, with a model trained by retrograd train series, or with "
+        "a baseline if that was better. Writes a CSV file and a plot.",
     )
-    forecast.add_argument("model", metavar="MODEL", help=f"the folder of a run, or its {MODEL}")
-    forecast.add_argument("data", metavar="DATA.csv", help="a table with the columns that the model was trained on")
+    forecast.add_argument("model", metavar="MODEL", help=f"the directory of a run, or its {MODEL}")
+    forecast.add_argument("data", metavar="DATA.csv", help="a table with the columns of the training data")
     forecast.add_argument(
-        "--output", metavar="FILE", help="where the forecast goes (default: DATA-forecast.csv in this folder)"
+        "--output", metavar="FILE", help="the forecast (default: DATA-forecast.csv in the current directory)"
     )
-    forecast.add_argument(
-        "--plot", metavar="FILE", help="where the picture goes, .svg or .png (default: beside the output, .svg)"
-    )
+    forecast.add_argument("--plot", metavar="FILE", help="the plot, .svg or .png (default: next to the output, .svg)")
     forecast.add_argument(
         "--gaps",
         choices=("refuse", "interpolate"),
-        help="what to do where numbers are missing (default: as in training)",
+        help="how to handle missing values (default: as in training)",
     )
     forecast.add_argument(
         "--use",
         choices=tuple(USES),
-        help="which forecast: the model's, or that of a baseline that it was compared with (default: the one with the "
-        "smallest error on held-out time)",
+        help="forecast with the model or with a baseline (default: the one with the smallest error on the test set)",
     )
     forecast.set_defaults(run=_forecast)
 
@@ -106,11 +109,13 @@ def _add_training(
     settings: type[Settings],
     make: Callable[[Settings, list[str], Path], Task],
 ) -> None:
-    where = parser.add_argument_group("the run")
-    where.add_argument("--output", metavar="DIR", help="its folder (default: a new one in runs/, named after the data)")
-    where.add_argument("--overwrite", action="store_true", help="replace the run that is in the folder")
+    where = parser.add_argument_group("run directory")
     where.add_argument(
-        "--resume", metavar="DIR", help="go on with the run in this folder, to the same bits as if it had not stopped"
+        "--output", metavar="DIR", help="the directory (default: a new one in runs/, named after the data)"
+    )
+    where.add_argument("--overwrite", action="store_true", help="replace the run in the directory")
+    where.add_argument(
+        "--resume", metavar="DIR", help="continue the run in this directory; the result is bitwise that of a single run"
     )
     settings.add_arguments(parser)
     parser.set_defaults(run=_train, kind=kind, settings=settings, make=make)
@@ -142,7 +147,7 @@ def _train(options: argparse.Namespace) -> int:
                 return _resume(options, given, files, progress)
             return _begin(options, settings(**given), files, progress)
     except MemoryError:
-        raise RunError("there is not enough memory; smaller sizes (--hidden, --layers, --batch) need less") from None
+        raise RunError("not enough memory; reduce --hidden, --layers or --batch") from None
 
 
 def _begin(options: argparse.Namespace, settings: Settings, files: list[str], progress: Progress) -> int:
@@ -166,7 +171,7 @@ def _resume(options: argparse.Namespace, given: dict[str, Any], files: list[str]
         if setting not in kind.CHANGEABLE:
             raise InputError(f"--{setting.replace('_', '-')} cannot change when a run is resumed")
     if options.output is not None or options.overwrite:
-        raise InputError("--resume goes on in the folder of the run; --output and --overwrite are for a new one")
+        raise InputError("--resume continues in the directory of the run; --output and --overwrite are for a new one")
     metadata = read_checkpoint(folder, options.kind)
     try:
         settings = kind.from_record({**metadata["settings"], **given})
@@ -174,7 +179,7 @@ def _resume(options: argparse.Namespace, given: dict[str, Any], files: list[str]
     except InputError as error:
         raise InputError(f"{folder / CHECKPOINT}: {error}") from None
     _use_threads(settings)
-    files = files or metadata["files"]  # which may be given again, if they have moved
+    files = files or metadata["files"]  # files that have moved can be given again
     with _alone_in(folder), contextlib.closing(options.make(settings, files, folder)) as task:
         run = Run(task, folder, [os.path.abspath(file) for file in files], progress)
         remove_parts(folder, FILES)
@@ -194,7 +199,7 @@ def _run(run: Run) -> int:
 
 @contextlib.contextmanager
 def _new_folder(options: argparse.Namespace, files: list[str]) -> Iterator[Path]:
-    """The folder of a new run; if it cannot begin, a folder that was made for it goes away."""
+    """Create the directory of a new run. If the run cannot start, directories created for it are removed."""
     if options.output is not None:
         folder = Path(options.output)
         _check_free(folder, files, options.overwrite)
@@ -204,7 +209,7 @@ def _new_folder(options: argparse.Namespace, files: list[str]) -> Iterator[Path]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"the folder {folder} cannot be made: {error.strerror}") from None
+        raise InputError(f"the folder {folder} cannot be created: {error.strerror}") from None
     try:
         yield folder
     except BaseException:
@@ -215,21 +220,21 @@ def _new_folder(options: argparse.Namespace, files: list[str]) -> Iterator[Path]
 
 
 def _check_free(folder: Path, files: list[str], overwrite: bool) -> None:
-    """Nothing that is in the folder goes away without a word, and the data never do."""
+    """Refuse a directory with files of a run, unless `overwrite`, and one where the run would overwrite its data."""
     there = [name for name in FILES if (folder / name).exists()]
     for name in there:
         if any(os.path.exists(file) and os.path.samefile(folder / name, file) for file in files):
             raise InputError(f"the run would replace its own data, {folder / name}: name another folder")
     if CHECKPOINT in there and not overwrite:
         where = quoted(folder)
-        raise InputError(f"{folder} has a run already: --resume {where} goes on with it, --overwrite replaces it")
+        raise InputError(f"{folder} has a run already: --resume {where} continues it, --overwrite replaces it")
     if there and not overwrite:
         raise InputError(f"{folder} has a {there[0]} already: --overwrite replaces it")
 
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Two runs at once would replace each other's files: the second is refused."""
+    """Lock the directory: a second run at the same time is refused, because it would replace the files."""
     if os.name != "posix":
         yield
         return
@@ -240,7 +245,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise InputError(f"a run is going on in {folder}") from None
+        raise InputError(f"another run is active in {folder}") from None
     except OSError:
         pass  # some file systems have no locks
     try:
@@ -250,9 +255,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _print_anything() -> None:
-    """What the standard output's encoding lacks is printed as an escape; where there is no output, nowhere."""
+    """Print characters that the output's encoding lacks as escapes, and nothing if the output is closed."""
     if sys.stdout is None:  # closed, as by >&-
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it stays open to the end)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process exits)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -280,7 +285,7 @@ def _sample(options: argparse.Namespace) -> int:
         prompt=options.prompt,
         seed=options.seed,
     )
-    # What a model writes may control a terminal; a file or a pipe gets it as it is.
+    # Generated text may contain terminal control characters; files and pipes get it unchanged.
     terminal = sys.stdout.isatty()
     for piece in itertools.chain([options.prompt], pieces):
         print(visible(piece) if terminal else piece, end="", flush=terminal)
@@ -317,14 +322,14 @@ def _forecast(options: argparse.Namespace) -> int:
         print(note)
     if forecaster.verdict is not None:
         print(forecaster.verdict)
-    print(f"{'by':<12} {'the model' if result.by == 'model' else f'the {result.by} baseline'} ({result.why})")
+    print(f"{'method':<12} {'the model' if result.by == 'model' else f'the {result.by} baseline'} ({result.why})")
     print(f"{'forecast':<12} {output}")
-    print(f"{'picture':<12} {picture}")
+    print(f"{'plot':<12} {picture}")
     return 0
 
 
 def _check_replaceable(path: Path) -> None:
-    # A file is written by its replacement: a device would be gone.
+    # The file is replaced, not written in place: a device would be lost.
     if path.exists() and (what := not_a_file(path)):
         raise InputError(f"{path} is {what}, and cannot be written to")
 
@@ -348,5 +353,5 @@ def _at_least_0(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
     return value

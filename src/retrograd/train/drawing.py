@@ -1,4 +1,4 @@
-"""Drawings: marks and one style sheet, written as SVG or, where matplotlib is installed, painted as PNG."""
+"""Drawings: marks and one style sheet, written as SVG or, with matplotlib, as PNG."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     pieces: Sequence[Corners]
     closed: bool = False
     opacity: float = 1.0
-    width: float | None = None  # of the stroke, if the style sheet does not say it
+    width: float | None = None  # of the stroke; None: from the style sheet
     title: str = ""  # a tooltip
 
 
@@ -53,7 +53,7 @@ class Drawing(NamedTuple):
     """Marks, the later ones on top. Units are pixels in SVG, points in matplotlib."""
 
     title: str
-    description: str  # what the drawing shows, for those who cannot see it
+    description: str  # for screen readers
     width: int
     height: int
     marks: Sequence[Mark]
@@ -61,8 +61,8 @@ class Drawing(NamedTuple):
 
 # ---- Style -----------------------------------------------------------------------------------------------------------
 
-# Blue, vermilion and green after Okabe and Ito, then purple, brown (or straw) and grey. They differ in lightness too,
-# so that colour-blind readers can tell them apart.
+# Blue, vermilion and green of Okabe and Ito, then purple, brown (or straw) and grey. They also differ in lightness, so
+# that colour-blind readers can distinguish them.
 LIGHT: Final = ("#0072b2", "#d55e00", "#12a06e", "#6b1a66", "#55400a", "#8a8f98")
 DARK: Final = ("#56b4e9", "#f58b45", "#7ff0c0", "#b4619b", "#e8dc8a", "#d5dfee")
 
@@ -88,7 +88,7 @@ _LIGHT_STYLE: Final = (
     ".rg-axis{fill:none;stroke-width:1;shape-rendering:crispEdges}"
 ) + _colours(LIGHT, "#ffffff", "#1b2129", "#55606c", "#e6e9ed", "#9aa3ad")
 
-#: The style sheet of all drawings: once in a page, and in every SVG file. Print is always light.
+#: The style sheet of all drawings: once per page, and in every SVG file. Print is always light.
 STYLE: Final = (
     ".rg-chart{display:block;max-width:100%;height:auto}"
     + _LIGHT_STYLE
@@ -99,7 +99,7 @@ STYLE: Final = (
 
 
 def _resolve(mark: Text | Shape) -> dict[str, str]:
-    """The properties of a mark on light paper. Later rules override earlier ones, as in CSS."""
+    """Return the light-mode properties of a mark. Later rules override earlier ones, as in CSS."""
     selectors = {f".{name}" for name in mark.classes.split()} | ({"text"} if isinstance(mark, Text) else set())
     found: dict[str, str] = {}
     for selector, properties in re.findall(r"([^\s{}]+){([^{}]*)}", _LIGHT_STYLE):
@@ -112,7 +112,7 @@ def _resolve(mark: Text | Shape) -> dict[str, str]:
 
 
 def to_svg(drawing: Drawing, *, standalone: bool) -> str:
-    """An ``<svg>`` element. A standalone one has a namespace and its style, and is a file; others need `STYLE`."""
+    """Return an ``<svg>`` element. A standalone one includes namespace and style; others need `STYLE` in the page."""
     title, size = _escape(drawing.title), f'width="{drawing.width}" height="{drawing.height}"'
     head = f'<svg class="rg-chart" role="img" aria-label="{title}" viewBox="0 0 {drawing.width} {drawing.height}"'
     return "\n".join(
@@ -148,7 +148,7 @@ def _element(mark: Mark) -> str:
 
 
 def _number(value: float) -> str:
-    """A coordinate to a tenth of a pixel."""
+    """Format a coordinate to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -158,21 +158,21 @@ def _escape(text: str) -> str:
 
 # ---- PNG -------------------------------------------------------------------------------------------------------------
 
-_SCALE: Final = 5 / 3  # pixels of a unit
+_SCALE: Final = 5 / 3  # pixels per unit
 
 
 def to_png(drawings: Sequence[Drawing]) -> bytes:
-    """A PNG file of the drawings below one another, in the light style."""
+    """Return a PNG file of the drawings, stacked vertically, in the light style."""
     matplotlib = importlib.import_module("matplotlib")
     figures = importlib.import_module("matplotlib.figure")
     transforms = importlib.import_module("matplotlib.transforms")
     width, height = max(drawing.width for drawing in drawings), sum(drawing.height for drawing in drawings)
-    # The user's defaults, such as text by LaTeX, are for the user's plots. Characters that the font lacks are drawn as
-    # boxes, which needs no warning.
+    # The user's defaults, such as LaTeX text, must not apply here. Characters missing in the font are drawn as boxes,
+    # without a warning.
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         matplotlib.rcdefaults()
-        # A dollar sign is text, and dashes are lengths, not multiples of the stroke's width.
+        # A dollar sign is plain text, and dashes are absolute lengths, not multiples of the line width.
         matplotlib.rcParams.update({"text.parse_math": False, "lines.scale_dashes": False})
         figure = figures.Figure((width / 72, height / 72), dpi=72 * _SCALE)  # a point is a 72nd of an inch
         top = 0
@@ -207,7 +207,7 @@ def _paint(mark: Mark, figure: Any, to_pixels: Any) -> None:
     path = importlib.import_module("matplotlib.path").Path
     outlines = []
     for piece in mark.pieces:
-        # A polygon returns to its first corner. A dot has some length, or its round ends would not be painted.
+        # A polygon returns to its first corner. A dot gets a small length, or its round caps would not be drawn.
         end = piece[:1] if mark.closed else piece[:1] + np.array([0.01, 0]) if len(piece) == 1 else piece[:0]
         outlines.append(path(np.concatenate([piece, end]), closed=mark.closed))
     dashes = [float(length) for length in style.get("stroke-dasharray", "").split()]

@@ -1,4 +1,4 @@
-"""Files that are given: data, and models that anyone may have written. What cannot be used is refused with a reason."""
+"""Checks of input files: data, and models, which may come from anywhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MODEL", "UNUSABLE", "check_data", "check_room", "load_weights", "ope
 
 MODEL: Final = "model.safetensors"
 
-# What a file can cause whose metadata are not those that a run writes.
+# Exceptions that a model file with unexpected metadata can cause.
 UNUSABLE: Final = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, MemoryError),
     InputError,
@@ -27,7 +27,7 @@ UNUSABLE: Final = (
 
 
 def check_data(path: str | os.PathLike[str]) -> None:
-    """Refuse what is no file of data: folders, devices (which may never end), pipes (which can be read once only)."""
+    """Refuse anything but a regular file: directories, devices (may never end), pipes (can be read only once)."""
     name = os.fspath(path)
     try:
         what = not_a_file(path)
@@ -38,7 +38,7 @@ def check_data(path: str | os.PathLike[str]) -> None:
 
 
 def remove_parts(folder: Path, names: Sequence[str]) -> None:
-    """Remove what a run that was killed left half-written. No other run may be going on in the folder."""
+    """Remove partial files that a killed run left behind. The directory must be locked."""
     wanted = re.compile(f"({'|'.join(map(re.escape, names))})(\\.\\d+\\.part|{re.escape(PART)})")
     for path in folder.iterdir():
         if wanted.fullmatch(path.name) and path.is_file():
@@ -48,7 +48,10 @@ def remove_parts(folder: Path, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def opened_model(path: str | os.PathLike[str], kind: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The model of a run, by its folder or by the file, and its metadata. What the block finds wrong is refused too."""
+    """Yield a model file and its metadata. `path` is the file or a run directory.
+
+    Exceptions of the block become an InputError that names the file.
+    """
     path = Path(path)
     if path.is_dir():
         path = path / MODEL
@@ -60,19 +63,19 @@ def opened_model(path: str | os.PathLike[str], kind: str) -> Iterator[tuple[Path
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
     except UNUSABLE as error:
-        raise InputError(f"{path} is no {kind} model: {error}") from None
+        raise InputError(f"{path} is not a {kind} model: {error}") from None
 
 
 def check_room(path: Path, weights: int) -> None:
-    """Refuse a file that cannot hold so many weights, before memory is taken for a model that has them."""
+    """Refuse a file too small for this many weights, before memory is allocated for the model."""
     size = path.stat().st_size
     if size < 4 * weights:
-        raise InputError(f"it has {size:,} bytes, but settings of a model of {weights:,} weights or more")
+        raise InputError(f"it has {size:,} bytes, but its settings describe a model of {weights:,} weights or more")
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Copy the weights of a file into a model, if they are numbers."""
+    """Load the weights of a file into a model. NaN and infinite weights are refused."""
     nn.load(path, model)
     for name, array in (*model.parameters().items(), *model.buffers().items()):
         if not np.isfinite(array).all():
-            raise ValueError(f"{name} has values that are no numbers")
+            raise ValueError(f"{name} has NaN or infinite values")

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: lines as they come, and on a terminal a bar below them."""
+"""The output of a training run: lines of text and, on a terminal, a progress bar."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Progress", "clock", "count"]
 
 
 class Progress:
-    """Lines of text; on a terminal, and while `steps` are being done, a bar with the numbers of the moment.
+    """Prints lines of text and, on a terminal during training, a progress bar with current values.
 
-    The lines are the same wherever they go, so that a log tells what a terminal told.
+    The lines do not depend on the terminal, so that a log file has the same lines.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Progress:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, done: int, steps: int) -> None:
-        """Training begins: the bar appears."""
+        """Show the progress bar, with `done` of `steps` steps completed."""
         if not sys.stdout.isatty():
             return
         from rich import progress
@@ -46,12 +46,12 @@ class Progress:
         self._bar.start()
 
     def step(self, done: int, numbers: str) -> None:
-        """So many steps are done. The bar shows the numbers; elsewhere nothing is said."""
+        """Update the bar to `done` steps, with current values as text. Without a bar, do nothing."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=numbers)
 
     def end(self) -> None:
-        """Training is over: the bar goes away."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -66,12 +66,12 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """A time as 0:07, 12:34 or 1:02:03."""
+    """Format a time in seconds as 0:07, 12:34 or 1:02:03."""
     whole = round(seconds)
     minutes, hours = whole // 60 % 60, whole // 3600
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def count(number: float) -> str:
-    """A number of things: 41,210."""
+    """Format a count: 41,210."""
     return f"{round(number):,}"

@@ -1,4 +1,4 @@
-"""The loop that trains: steps, validation, checkpoints, and what a run leaves in its folder."""
+"""The training loop: steps, validation, checkpoints, and the files of the run directory."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from .task import Task
 __all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "quoted", "read_checkpoint"]
 
 CHECKPOINT: Final = "checkpoint.safetensors"
-# The model of the last planned validation, while MODEL is a better one from when the time limit was reached.
+# The best model of the scheduled validations, while MODEL is a better one from when the time limit was reached.
 _PLANNED: Final = "model-as-planned.safetensors"
 HISTORY: Final = "history.csv"
 REPORT: Final = "report.html"
 CURVES: Final = "curves.png"
 FILES: Final = (MODEL, CHECKPOINT, _PLANNED, HISTORY, REPORT, CURVES)
-_LARGEST: Final = 1e100  # of the numbers in a checkpoint: their sums and products are finite
+_LARGEST: Final = 1e100  # of numbers in a checkpoint, so that sums and products are finite
 
 
 class RunError(Exception):
-    """Training failed after it had begun. The message says what is left, and how to go on."""
+    """Training failed after it started. The message says what was saved, and how to resume."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What was known at one validation: the mean loss since the one before, and the time since the run began."""
+    """The values at one validation: the mean training loss since the previous one, and totals since the start."""
 
     step: int
-    loss: float | None  # none before the first step
+    loss: float | None  # None before the first step
     validation: float
     learning_rate: float
     items: int
@@ -57,7 +57,7 @@ class Record:
 
 
 class Run:
-    """One training run in its folder. `train` does all of it; `why` tells how it ended."""
+    """A training run in its directory. `train` runs it; `why` is the reason it ended."""
 
     def __init__(self, task: Task, folder: Path, files: list[str], progress: Progress) -> None:
         self._task, self._folder, self._files, self._progress = task, folder, files, progress
@@ -74,19 +74,19 @@ class Run:
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def resume(self, metadata: Mapping[str, Any]) -> None:
-        """Go on from the checkpoint in the folder, whose metadata are these."""
+        """Load the checkpoint in the directory, which has this metadata."""
         task, path = self._task, self._folder / CHECKPOINT
         source = task.source()
         if metadata["source"] != source:
             changed = [name for name, value in source.items() if metadata["source"].get(name) != value]
             raise InputError(
-                f"{path}: the data are not those that the run began with: "
+                f"{path}: the data have changed since the run began: "
                 + "; ".join(f"{name} was {metadata['source'].get(name)}, is {source[name]}" for name in changed)
             )
         try:
             if (self._folder / _PLANNED).exists():
                 os.replace(self._folder / _PLANNED, self._folder / MODEL)
-            load_weights(self._folder / MODEL, task.model)  # only to see that the end of the run will find it
+            load_weights(self._folder / MODEL, task.model)  # only to check that the end of the run can load it
             nn.load(path, task.model, task.optimizer, arrays=task.arrays())
             _check_finite(task)
             if task.optimizer.steps > task.steps:
@@ -132,7 +132,7 @@ class Run:
         except OSError as error:
             left = ""
             if (self._folder / CHECKPOINT).exists():
-                left = f"; the last checkpoint is whole: {self._how_to_resume()}"
+                left = f"; the last checkpoint is complete: {self._how_to_resume()}"
             raise RunError(f"{path} could not be written: {error.strerror or error}{left}") from None
 
     def _history(self) -> str:
@@ -148,7 +148,7 @@ class Run:
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Train to the last step, an early stop, the time limit or a signal; then save, and report."""
+        """Train until the last step, early stopping, the time limit or a signal. Then save, and write the report."""
         task, progress = self._task, self._progress
         for name, value in task.overview():
             progress.say(f"{name:<12} {value}")
@@ -170,21 +170,21 @@ class Run:
             progress.end()
         done = task.optimizer.steps
         if self.why == "interrupted":
-            progress.say(f"Stopped at step {count(done)} of {count(task.steps)}. Everything is saved. To go on:")
+            progress.say(f"Stopped at step {count(done)} of {count(task.steps)}. Everything is saved. To continue:")
             progress.say(f"  {self._how_to_resume()}")
             return
         if self.why == "time limit":
-            progress.say(f"Time limit reached at step {count(done)} of {count(task.steps)}. To go on:")
+            progress.say(f"Time limit reached at step {count(done)} of {count(task.steps)}. To continue:")
             progress.say(f"  {self._how_to_resume()}")
         if self.why == "no improvement":
             progress.say(
-                f"Stopped early at step {count(done)} of {count(task.steps)}: {self._stalled()}. To go on anyway:"
+                f"Stopped early at step {count(done)} of {count(task.steps)}: {self._stalled()}. To continue anyway:"
             )
             progress.say(f"  {self._how_to_resume()} --patience none")
         self._report()
 
     def _stalled(self) -> str:
-        """Why the run stops early, or "" if it does not."""
+        """Return the reason for early stopping, or "" if the run continues."""
         patience, best = self._task.settings.patience, self._best_record(self._records)
         since = len(self._records) - 1 - self._records.index(best)
         if patience is None or since < patience:
@@ -224,12 +224,12 @@ class Run:
                 speed = f"  {count(self._speed(items_before))} {task.items}/s  {self._left(first)}"
                 progress.say(self._line(self._records[-1]) + speed)
                 stalled = bool(self._stalled())
-            elif now - shown >= 0.1:  # a bar that changes faster cannot be read
+            elif now - shown >= 0.1:  # faster updates cannot be read
                 shown = now
                 progress.step(done, self._numbers(loss, self._speed(items_before), first))
 
     def _diverged(self, what: str, value: float) -> RunError:
-        # No word of resuming: it would end in the same way.
+        # Resuming is not suggested: it would diverge again.
         kept = f"; the best model so far is {self._folder / MODEL}" if self._best is not None else ""
         return RunError(
             f"the {what} is {value} at step {count(self._task.optimizer.steps)}: a smaller --learning-rate (it is "
@@ -260,7 +260,7 @@ class Run:
         return (self._items - items_before) / max(time.monotonic() - self._began, 1e-9)
 
     def _left(self, first: int) -> str:
-        """The time that is left, by the steps done since `first`."""
+        """Return the estimated time left, from the steps taken since `first`."""
         task = self._task
         here, elapsed = task.optimizer.steps - first, time.monotonic() - self._began
         left = elapsed / here * (task.steps - task.optimizer.steps)
@@ -279,14 +279,14 @@ class Run:
         loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
         return f"step {count(record.step):>{width}}{loss}  validation {record.validation:.3f} {self._task.measure}"
 
-    # ---- what it leaves ----------------------------------------------------------------------------------------------
+    # ---- the report --------------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
         task, progress = self._task, self._progress
         records = list(self._records)
         if self._pending:
-            # The time limit was reached between two validations. What follows is no part of the checkpoint, so that a
-            # resumed run does what one that never stopped would have done.
+            # The time limit was reached between two validations. This extra validation is not part of the checkpoint,
+            # so that a resumed run gives the same result as one that never stopped.
             records.append(self._record(task.validate()))
             progress.say(self._line(records[-1]))
             if self._best is not None and records[-1].validation < self._best:
@@ -295,7 +295,7 @@ class Run:
         try:
             nn.load(self._folder / MODEL, task.model)
         except (OSError, ValueError) as error:
-            raise RunError(f"the best model cannot be read again: {error}") from None
+            raise RunError(f"the best model could not be loaded: {error}") from None
         task.model.eval()
         results, verdict = task.results(), task.verdict()
         if verdict is not None:
@@ -310,7 +310,7 @@ class Run:
         settings = Table(["setting", "value"], [[name, shown(value)] for name, value in task.settings.record().items()])
         sections = [
             Section("Result", headline),
-            Section("Learning", charts),
+            Section("Training", charts),
             *results,
             Section("Data and model", [Table(["", ""], [list(row) for row in task.overview()])]),
             Section("Settings", [settings]),
@@ -324,7 +324,9 @@ class Run:
             self._write(CURVES, lambda path: write_whole(path, picture))
             written.append(CURVES)
         except ImportError:
-            progress.say("No picture of the curves was written: pip install matplotlib, or open the report.")
+            progress.say(
+                "curves.png was not written: it needs matplotlib (pip install matplotlib). The report has the curves."
+            )
         progress.say(f"{'model':<12} {self._folder / MODEL}")
         for name in written:
             progress.say(f"{Path(name).stem:<12} {self._folder / name}")
@@ -332,16 +334,16 @@ class Run:
     def _summary(self, records: list[Record]) -> str:
         task = self._task
         first, best, last = records[0], self._best_record(records), records[-1]
-        said = f"{count(last.step)} steps of {count(task.steps)} in {clock(last.seconds)}, "
-        said += f"at {count(last.items / max(last.seconds, 1e-9))} {task.items}/s. "
+        text = f"{count(last.step)} of {count(task.steps)} steps in {clock(last.seconds)}, "
+        text += f"at {count(last.items / max(last.seconds, 1e-9))} {task.items}/s. "
         if self.why == "no improvement":
-            said += f"Stopped early: {self._stalled()}. "
-        said += "Validation "
+            text += f"Stopped early: {self._stalled()}. "
+        text += "Validation "
         if best.step == 0:
-            return said + f"did not fall: before the first step it was {first.validation:.3f} {task.measure}."
-        return said + (
+            return text + f"did not fall: before the first step it was {first.validation:.3f} {task.measure}."
+        return text + (
             f"fell from {first.validation:.3f} before the first step to {best.validation:.3f} {task.measure} "
-            f"after step {count(best.step)}, whose weights are the model."
+            f"at step {count(best.step)}, whose weights were saved as the model."
         )
 
     def _charts(self, records: list[Record]) -> list[Chart]:
@@ -361,13 +363,18 @@ class Run:
                     Line("validation", steps, [record.validation for record in records]),
                 ],
             ),
-            Chart("Learning rate", "step", "rate", [Line("rate", steps, [record.learning_rate for record in records])]),
-            Chart("Speed, validation included", "step", f"{task.items}/s", [Line("speed", steps[1:], speeds)]),
+            Chart(
+                "Learning rate",
+                "step",
+                "learning rate",
+                [Line("learning rate", steps, [record.learning_rate for record in records])],
+            ),
+            Chart("Speed, including validation", "step", f"{task.items}/s", [Line("speed", steps[1:], speeds)]),
         ]
 
 
 class _Stop:
-    """While it is entered, the first Ctrl-C (or SIGTERM) is noted; a second Ctrl-C interrupts as always."""
+    """While active, records the first Ctrl-C or SIGTERM. A second one raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -392,7 +399,7 @@ class _Stop:
 
 
 def read_checkpoint(folder: Path, kind: str) -> dict[str, Any]:
-    """The metadata of the checkpoint in a folder, if it is one of this kind."""
+    """Return the metadata of the checkpoint in a directory. Another kind of checkpoint is refused."""
     path = folder / CHECKPOINT
     if not path.exists():
         raise InputError(f"{folder} has no {CHECKPOINT}: there is no run to resume")
@@ -407,31 +414,31 @@ def read_checkpoint(folder: Path, kind: str) -> dict[str, Any]:
             f"{path} was not written by retrograd train: it lacks {', '.join(sorted(names - set(metadata)))}"
         )
     if metadata["kind"] != kind:
-        raise InputError(f"{path} is of retrograd train {metadata['kind']}, not of retrograd train {kind}")
+        raise InputError(f"{path} was written by retrograd train {metadata['kind']}, not by retrograd train {kind}")
     wrong = [name for name, wanted in kinds.items() if not isinstance(metadata[name], wanted)]
     if wrong or not all(isinstance(file, str) for file in metadata["files"]):
-        raise InputError(f"{path} was not written by retrograd train: see its {', '.join(wrong) or 'files'}")
+        raise InputError(f"{path} was not written by retrograd train: invalid {', '.join(wrong) or 'files'}")
     return metadata
 
 
 def _check_finite(task: Task) -> None:
-    """Training that goes on from values that are no numbers would fail after its first step."""
+    """Refuse NaN and infinite values, with which training would fail after its first step."""
     model = task.model
     for arrays in (model.parameters(), model.buffers(), task.optimizer.arrays(), task.arrays()):
         for name, array in arrays.items():
             if not np.isfinite(array).all():
-                raise ValueError(f"{name} has values that are no numbers")
+                raise ValueError(f"{name} has NaN or infinite values")
 
 
 def _number(value: Any, *, whole: bool = False, minimum: float = -_LARGEST, maximum: float = _LARGEST) -> Any:
-    """A number of a checkpoint, if it is one."""
+    """Return a number from a checkpoint. Anything else is refused."""
     if type(value) not in ((int,) if whole else (int, float)) or not minimum <= value <= maximum:
         raise ValueError(f"{str(value)[:40]!r} is not a {'whole ' * whole}number from {minimum:g} to {maximum:g}")
     return value
 
 
 def _read_records(values: list[dict[str, Any]], steps: int) -> list[Record]:
-    """The records of a checkpoint after so many steps: one or more, each after the one before."""
+    """Return the records of a checkpoint at step `steps`: at least one, in increasing order."""
     records = list[Record]()
     for value in values:
         record, last = Record(**value), records[-1] if records else None
@@ -452,6 +459,6 @@ def _known(steps: list[int], losses: list[float | None]) -> tuple[list[int], lis
 
 
 def quoted(path: Path) -> str:
-    """A path as a shell takes it after an option."""
+    """Quote a path for a shell, so that it cannot be taken for an option."""
     name = os.fspath(path)
     return shlex.quote(os.path.join(".", name) if name.startswith("-") else name)

@@ -1,4 +1,4 @@
-"""How a forecast model and its baselines do on held-out time: errors, tables, charts and a verdict."""
+"""The errors of a forecasting model and its baselines on the test set: tables, charts and a verdict."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Scores", "Verdict"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the model and the baselines did on held-out time. It is saved with a model."""
+    """The errors of the model and the baselines on the test set. Saved with the model."""
 
-    errors: dict[str, float]  # by name: MAE, or the mean error in units of the naive forecast's
+    errors: dict[str, float]  # by name: MAE, or with several targets the mean of MAE / naive MAE
     forecasts: int
-    clear: bool  # whether the model's lead, if there is one, is more than chance explains
+    clear: bool  # whether the model's lead, if there is one, is statistically significant
     targets: int
 
     @property
@@ -33,7 +33,7 @@ class Verdict:
 
     @property
     def winner(self) -> str:
-        """The forecast with the smallest error; the model only if it is better than each baseline."""
+        """The method with the smallest error; the model only if it is better than each baseline."""
         best = self.best_baseline
         return "model" if self.errors["model"] < self.errors[best] else best
 
@@ -41,8 +41,8 @@ class Verdict:
         """One sentence on the model and the best baseline."""
         best = self.best_baseline
         model, other = self.errors["model"], self.errors[best]
-        unit = "MAE" if self.targets == 1 else "mean error in units of the naive forecast's"
-        numbers = f"{unit} {model:.4g} against {other:.4g} in {counted(self.forecasts, 'forecast')} of held-out time"
+        unit = "MAE" if self.targets == 1 else "mean error relative to the naive forecast's"
+        numbers = f"{unit} {model:.4g} against {other:.4g} in {counted(self.forecasts, 'forecast')} of the test set"
         the_other = "the linear baseline" if best == "linear" else f"the {best} forecast"
         if abs(model - other) <= max(0.01 * other, 0.001 * self.errors["naive"]):
             return f"The model does not beat {the_other}: they hardly differ ({numbers})."
@@ -56,7 +56,7 @@ class Verdict:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], baselines: Sequence[str], targets: int) -> Verdict:
-        """A saved verdict on a model of so many targets and its baselines, by name."""
+        """Create a verdict from saved metadata, for these baselines and this number of targets."""
         verdict = cls(**record)
         if not (
             list(verdict.errors) == ["model", *baselines]
@@ -72,7 +72,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Scores:
-    """Forecasts of held-out time, ``[N, horizon, targets]`` each, and the truth."""
+    """Forecasts of the test set, ``[N, horizon, targets]`` each, and the true values."""
 
     origins: Array
     truth: Array
@@ -83,12 +83,12 @@ class Scores:
         return sizes
 
     def overall(self, name: str) -> float:
-        """The mean absolute error; of several targets the mean of the errors over those of the naive forecast."""
+        """Return the mean absolute error; with several targets, the mean of MAE / naive MAE."""
         each = self.errors(name).mean(axis=(0, 1))
         return float(each[0] if len(each) == 1 else (each / self._naive()).mean())
 
     def _naive(self) -> Array:
-        """The naive forecast's error for each target, to divide by."""
+        """Return the naive forecast's MAE of each target, as a divisor."""
         return nonzero(self.errors("naive").mean(axis=(0, 1)))
 
     def verdict(self) -> Verdict:
@@ -97,9 +97,9 @@ class Scores:
         return replace(verdict, clear=self._is_clear(verdict.best_baseline))
 
     def _is_clear(self, baseline: str) -> bool:
-        """Whether the model's lead is more than 1.64 of its standard errors, which chance exceeds once in twenty.
+        """Return whether the model's lead exceeds 1.64 standard errors (a one-sided test at the 5 % level).
 
-        Forecasts whose times overlap are not independent, so the differences are averaged over blocks of a horizon.
+        Overlapping forecasts are not independent, so the differences are averaged over blocks of one horizon.
         """
         lead = ((self.errors(baseline) - self.errors("model")) / self._naive()).mean(axis=(1, 2))
         horizon = self.truth.shape[1]
@@ -110,7 +110,7 @@ class Scores:
         return bool(means.mean() > 1.64 * means.std(ddof=1) / math.sqrt(blocks))
 
     def table(self, target: int, title: str) -> Table:
-        """The errors of each forecast of a target, by its index."""
+        """Return a table of the errors for one target, by index."""
         naive = float(self.errors("naive")[:, :, target].mean())
         rows, sizes = [], []
         for name in self.predicted:
@@ -122,7 +122,7 @@ class Scores:
         return Table([title, "MAE", "RMSE", "MAE / naive"], rows, highlight=sizes.index(min(sizes)))
 
     def horizon_chart(self, target: int, name: str) -> Chart:
-        """The errors of each forecast of a target by how many rows it is ahead."""
+        """Return a chart of the MAE for one target, by number of rows ahead."""
         horizon = range(1, self.truth.shape[1] + 1)
         lines = [
             Line(who, horizon, self.errors(who)[:, :, target].mean(axis=0), "solid" if who == "model" else "dashed")

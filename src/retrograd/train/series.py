@@ -1,4 +1,4 @@
-"""Forecasts of columns of numbers by batch norm, LSTM and a linear layer, judged against baselines."""
+"""A forecasting model for a table of numbers: batch norm, LSTM, linear layer; compared with baselines."""
 
 from __future__ import annotations
 
@@ -42,42 +42,40 @@ __all__ = [
 
 _MOST_VALIDATED: Final = 1_000  # windows
 _MOST_TESTED: Final = 20_000
-_MOST_CHARTS: Final = 4  # targets that are drawn
+_MOST_CHARTS: Final = 4  # targets that get charts
 _FEWEST_WINDOWS: Final = 4  # to train on
 _BAND: Final = (0.1, 0.9)  # quantiles of the errors
-#: The names of the forecasts, by what --use calls them.
+#: The names of the forecasts, by the value of --use.
 USES: Final = {"model": "model", "linear": "linear", "seasonal": "seasonal naive", "naive": "naive"}
 
 
 @dataclass(frozen=True)
 class SeriesSettings(Settings):
-    """Settings of a forecast."""
+    """Settings of a forecasting model."""
 
     target: str | None = option(
         None,
-        "column to forecast, or several with commas between (default: the last column of numbers)",
+        "column to forecast, or several separated by commas (default: the last numeric column)",
         metavar="NAMES",
     )
-    window: int | None = option(
-        None, "rows that a forecast is made from (default: two seasons, at least 24)", minimum=1
-    )
-    horizon: int | None = option(None, "rows that are forecast (default: a season, or 12; at most 48)", minimum=1)
-    season: int | None = option(None, "rows in a season, 1 for none (default: found in the training part)", minimum=1)
+    window: int | None = option(None, "input rows of a forecast (default: two seasons, at least 24)", minimum=1)
+    horizon: int | None = option(None, "rows to forecast (default: one season, or 12; at most 48)", minimum=1)
+    season: int | None = option(None, "rows per season, 1 for none (default: detected in the training part)", minimum=1)
     reference: str = option(
         "auto",
-        "the simple forecast that the model corrects: the last value, that of a season before, ridge regression from "
-        "the window, or whichever of them does best on the validation part",
+        "the baseline that the model corrects: the last value, the value one season earlier, ridge regression from "
+        "the window, or (auto) the best of these on the validation part",
         choices=("auto", "last", "season", "linear"),
     )
-    gaps: str = option("refuse", "what to do where numbers are missing", choices=("refuse", "interpolate"))
-    hidden: int = option(64, "cells in a layer of the LSTM", minimum=1, maximum=65536)
-    layers: int = option(1, "layers of the LSTM", minimum=1, maximum=64)
-    dropout: float = option(0.0, "share of what the LSTM says that is dropped in training", minimum=0, maximum=0.99)
-    batch: int = option(32, "windows in a step", minimum=1)
-    steps: int | None = option(None, "steps of training (default: by rows and window, 200 to 1500)", minimum=1)
-    loss: str = option("huber", "what is made small", choices=("huber", "mse"))
-    validation: float = option(0.15, "share of the rows that choose the best weights", minimum=0.01, maximum=0.45)
-    test: float = option(0.15, "share of the rows, the last, that judge the result", minimum=0.01, maximum=0.45)
+    gaps: str = option("refuse", "how to handle missing values", choices=("refuse", "interpolate"))
+    hidden: int = option(64, "hidden size of the LSTM", minimum=1, maximum=65536)
+    layers: int = option(1, "LSTM layers", minimum=1, maximum=64)
+    dropout: float = option(0.0, "dropout rate between layers and after the LSTM", minimum=0, maximum=0.99)
+    batch: int = option(32, "batch size: windows per step", minimum=1)
+    steps: int | None = option(None, "training steps (default: 200 to 1500, by rows and window)", minimum=1)
+    loss: str = option("huber", "training loss", choices=("huber", "mse"))
+    validation: float = option(0.15, "share of the rows used for validation", minimum=0.01, maximum=0.45)
+    test: float = option(0.15, "share of the rows, the last ones, used as the test set", minimum=0.01, maximum=0.45)
 
     def least_weights(self) -> int:
         return 4 * self.hidden * (1 + (2 * self.layers - 1) * self.hidden)
@@ -85,25 +83,25 @@ class SeriesSettings(Settings):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is forecast from what. It is saved with a model."""
+    """The columns, targets and sizes of a forecast. Saved with the model."""
 
     columns: tuple[str, ...]
     targets: tuple[str, ...]  # some of the columns
     window: int
     horizon: int
-    season: int  # 1: none
+    season: int  # rows; 1: none
     reference: str  # "last", "season" or "linear"
-    lags: int  # rows that the linear baseline reads; 0 if it was not saved
-    step: str  # from row to row, in words
-    baselines: bool = False  # whether all of them were saved, which earlier releases did not
+    lags: int  # input rows of the linear baseline; 0 if it was not saved
+    step: str  # time from row to row, as text
+    baselines: bool = False  # whether all baselines were saved; earlier releases did not save them
 
     @property
     def history(self) -> int:
-        """Rows that a forecast needs: the window, or a season if that is longer."""
+        """The number of rows that a forecast needs: the window, or a season if that is longer."""
         return max(self.window, self.season)
 
     def baseline_keys(self) -> list[str]:
-        """The baselines that there are, by their keys in `FORECASTS`."""
+        """Return the available baselines, by their keys in `FORECASTS`."""
         return [key for key in FORECASTS if key != "season" or self.season > 1]
 
     def baseline_names(self) -> list[str]:
@@ -129,12 +127,12 @@ class Plan:
 
 
 class SeriesModel(nn.Module):
-    """From windows ``[T, N, columns]`` to ``[N, horizon * targets]``: batch norm, LSTM, linear from its last state.
+    """From windows ``[T, N, columns]`` to ``[N, horizon * targets]``: batch norm, LSTM, linear from the final state.
 
-    The linear layer begins as 0, so that an untrained model forecasts what its outputs are differences from. Buffers
-    remember what was found in the training part: `center` and `factor` of each column, `unit` of each target, `slope`
-    and `start` of the linear baseline; and from the validation part the band around a forecast, `low` and `high`, and
-    with `baselines` that around each of theirs.
+    The outputs are differences from a reference forecast. The linear layer starts as 0, so that an untrained model
+    forecasts exactly the reference. Buffers hold values from the training part: `center` and `factor` of each column,
+    `unit` of each target, `slope` and `start` of the linear baseline. From the validation part they hold the prediction
+    interval of the model, `low` and `high`, and with `baselines` those of the baselines.
     """
 
     center: Array
@@ -162,7 +160,7 @@ class SeriesModel(nn.Module):
         rng: np.random.Generator | int | None = None,
     ) -> None:
         rng = np.random.default_rng(rng)
-        # Columns are scaled already, so the running statistics start close to the truth and may change slowly.
+        # Columns are already scaled, so the running statistics start close to the true ones and can change slowly.
         self.norm = nn.BatchNorm(columns, channel_axis=-1, update=rg.RunningUpdate.keras(0.99), dtype=dtype)
         between = dropout if layers > 1 else 0.0
         self.lstm = nn.LSTM(columns, hidden, layers=layers, dropout=between, dtype=dtype, rng=rng)
@@ -206,7 +204,7 @@ class SeriesModel(nn.Module):
         assert dlast is not None
         dh = self.reuse("dh", (self.lstm.layers, *dlast.shape), dlast.dtype)
         dh[:-1] = 0
-        dh[-1] = dlast  # the last output is the last layer's final state
+        dh[-1] = dlast  # the last output is the final hidden state of the last layer
         dx = self.lstm.backward(None, (dh, None), accumulate=accumulate)
         assert dx is not None
         return self.norm.backward(dx, accumulate=accumulate, need_dx=need_dx)
@@ -217,12 +215,12 @@ class SeriesModel(nn.Module):
 
 @dataclass(frozen=True)
 class Forecaster:
-    """A model with what it needs to forecast."""
+    """A model with everything needed to forecast."""
 
     model: SeriesModel
     plan: Plan
     settings: SeriesSettings
-    verdict: Verdict | None = None  # none before a run has ended, and of earlier releases
+    verdict: Verdict | None = None  # None before the run has ended, and for models of earlier releases
 
     def windows(self, columns: Mapping[str, Array]) -> Windows:
         plan, model = self.plan, self.model
@@ -238,30 +236,30 @@ class Forecaster:
         )
 
     def baseline(self, key: str, windows: Windows, origins: Array) -> Array:
-        """The forecast of a baseline, by its key in `FORECASTS`, ``[N, horizon, targets]``."""
+        """Return the forecast of a baseline, by its key in `FORECASTS`, ``[N, horizon, targets]``."""
         if key == "linear":
             return LinearFit(self.model.slope, self.model.start, 0.0, self.plan.lags).forecast(windows, origins)
         return (seasonal_naive if key == "season" else naive)(windows, origins)
 
     def reference(self, windows: Windows, origins: Array) -> Array:
-        """The baseline that the model's outputs are added to, ``[N, horizon, targets]``."""
+        """Return the reference forecast, to which the model's outputs are added, ``[N, horizon, targets]``."""
         return self.baseline(self.plan.reference, windows, origins)
 
     def by(self, name: str, windows: Windows, origins: Array) -> tuple[Array, Array, Array]:
-        """The forecast of the model or of a baseline, by its name in `USES`, and its band: low and high."""
+        """Return the forecast of the model or a baseline, by its name in `USES`, and its interval: low and high."""
         if name == "model":
             predicted = self.forecast(windows, origins)
             return predicted, predicted + self.model.low, predicted + self.model.high
-        at = self.plan.baseline_names().index(name)
-        predicted = self.baseline(self.plan.baseline_keys()[at], windows, origins)
-        return predicted, predicted + self.model.baseline_low[at], predicted + self.model.baseline_high[at]
+        index = self.plan.baseline_names().index(name)
+        predicted = self.baseline(self.plan.baseline_keys()[index], windows, origins)
+        return predicted, predicted + self.model.baseline_low[index], predicted + self.model.baseline_high[index]
 
     def choose(self, use: str | None) -> tuple[str, str]:
-        """Which forecast is used, by its name in `USES`, and why: what --use says, or the winner on held-out time."""
+        """Return the name of the forecast to use, as in `USES`, and why: --use, or the winner on the test set."""
         if use is None:
             if self.verdict is None:
                 return "model", "no comparison with the baselines was saved with it"
-            return self.verdict.winner, "the smallest error on held-out time; --use chooses another"
+            return self.verdict.winner, "the smallest error on the test set; --use chooses another"
         name = USES[use]
         if name != "model" and not self.plan.baselines:
             raise InputError(
@@ -272,12 +270,12 @@ class Forecaster:
         return name, f"--use {use}"
 
     def outputs(self, windows: Windows, origins: Array) -> Array:
-        """The outputs that the model is trained to give, ``[N, horizon * targets]``."""
+        """Return the targets of the training loss, ``[N, horizon * targets]``."""
         differences = (windows.truth(origins) - self.reference(windows, origins)) / self.model.unit
         return differences.reshape(len(origins), -1).astype(np.float32)
 
     def forecast(self, windows: Windows, origins: Array) -> Array:
-        """The model's forecast, ``[N, horizon, targets]`` in the units of the targets."""
+        """Return the model's forecast, ``[N, horizon, targets]``, in the units of the targets."""
         was_training = self.model.training
         self.model.eval()
         outputs = np.concatenate([self.model.forward(windows.inputs(part)) for part in chunks(origins)])
@@ -288,7 +286,7 @@ class Forecaster:
 
 
 def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
-    """The model of a run, by its folder or by the file itself."""
+    """Load a model from a run directory or a model file."""
     with opened_model(path, SeriesTask.kind) as (file, metadata):
         plan = Plan.from_record(metadata["description"]["plan"])
         settings = SeriesSettings.from_record(metadata["settings"])
@@ -306,7 +304,7 @@ def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The rows that follow a table, with a band that should hold 80 % of the truth."""
+    """The rows that follow a table, with 80 % prediction intervals."""
 
     by: str  # the model or a baseline, by its name in `USES`
     why: str
@@ -316,11 +314,11 @@ class Forecast:
     low: dict[str, Array]
     high: dict[str, Array]
     notes: tuple[str, ...]
-    past_times: list[str]  # the end of the table, for the chart
+    past_times: list[str]  # the last rows of the table, for the chart
     past: dict[str, Array]
 
     def csv_text(self) -> str:
-        """A header, and a row for each time: the forecast and its band for each target."""
+        """Return a header, and a row for each time: the forecast and its interval for each target."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(
@@ -332,7 +330,7 @@ class Forecast:
         return text.getvalue()
 
     def chart(self, target: str | None = None) -> Chart:
-        """The end of a target's past and its forecast; of the first target if none is named."""
+        """Return a chart of a target's last values and its forecast; by default of the first target."""
         name = next(iter(self.columns)) if target is None else target
         now = len(self.past_times) - 1
         ahead = range(now, now + len(self.times) + 1)
@@ -342,20 +340,20 @@ class Forecast:
             self.time_column,
             name,
             [Line("past", range(now + 1), self.past[name]), Line(self.by, ahead, values)],
-            [Band("80 % band", ahead, low, high, line=1)],
+            [Band("80 % interval", ahead, low, high, line=1)],
             x_ticks=_ticks(self.past_times + self.times),
         )
 
 
 def _ticks(labels: Sequence[str]) -> list[tuple[float, str]]:
-    """About five of the labels, evenly spaced, with their positions."""
+    """Return about five of the labels, evenly spaced, with their positions."""
     return [(float(at), labels[at]) for at in range(0, len(labels), max(1, math.ceil(len(labels) / 5)))]
 
 
 def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Forecast:
-    """Forecast the rows after the end of a table that has the columns of the training.
+    """Forecast the rows after the end of a table that has the columns of the training data.
 
-    `use` is one of `USES`: the model or a baseline. None is the one with the smallest error on held-out time.
+    `use` is a key of `USES`: the model or a baseline. None is the one with the smallest error on the test set.
     """
     plan, (by, why) = forecaster.plan, forecaster.choose(use)
     missing = [name for name in plan.columns if name not in table.columns]
@@ -366,13 +364,13 @@ def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Fo
         )
     if table.rows < plan.history:
         raise InputError(f"{table.name} has {table.rows} rows, but the model needs the last {plan.history}")
-    notes, known = list(table.notes), set(plan.columns)
-    further = [name for name in table.columns if name not in known]
-    if further:
-        notes.append(f"The model does not know {_named('column', further)}.")
+    notes, used = list(table.notes), set(plan.columns)
+    unused = [name for name in table.columns if name not in used]
+    if unused:
+        notes.append(f"The model does not use {_named('column', unused)}.")
     if str(table.times.step) != plan.step:
-        notes.append(f"From row to row it is {table.times.step}, but it was {plan.step} in training.")
-    # A forecast reads the last rows only, so the others need not be scaled.
+        notes.append(f"The time step is {table.times.step}, but it was {plan.step} in training.")
+    # A forecast reads only the last rows, so the others need not be scaled.
     shown = max(plan.history, 3 * plan.horizon)
     recent = {name: table.columns[name][-shown:] for name in plan.columns}
     windows = forecaster.windows(recent)
@@ -400,7 +398,7 @@ def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Fo
 
 
 class SeriesTask(Task):
-    """Train a forecast on a CSV file. The rows are split by time: training, validation, test."""
+    """Train a forecasting model on a CSV file. The rows are split by time: training, validation, test."""
 
     kind: ClassVar[str] = "series"
     items = "windows"
@@ -409,7 +407,7 @@ class SeriesTask(Task):
 
     def __init__(self, settings: SeriesSettings, file: str | os.PathLike[str]) -> None:
         self.settings = settings
-        self.measure = "of the naive error"
+        self.measure = "relative error"
         self._table = table = read_table(file, gaps=settings.gaps)
         self._notes = list(table.notes)
         targets = _targets(settings.target, table)
@@ -467,7 +465,7 @@ class SeriesTask(Task):
 
         count = len(self._origins[0])
         self._batch = min(settings.batch, count)
-        self._batches = count // self._batch  # of an epoch; the windows left over are skipped until the next shuffle
+        self._batches = count // self._batch  # per epoch; the remaining windows are skipped until the next shuffle
         self._order: tuple[int, Array] | None = None
         self.steps = settings.steps or max(200, min(1500, 100 * self._batches, 100_000 // window))
         self.validate_every = steps_between_validations(settings, self.steps)
@@ -479,7 +477,7 @@ class SeriesTask(Task):
     # ---- the data ----------------------------------------------------------------------------------------------------
 
     def _part(self) -> tuple[int, int, int]:
-        """Rows of the training, validation and test parts; the last two hold at least one forecast."""
+        """Return the rows of the training, validation and test parts; the last two have room for a forecast."""
         rows, settings = self._table.rows, self.settings
         middle, last = (
             max(1, settings.horizon or 1, round(share * rows)) for share in (settings.validation, settings.test)
@@ -493,7 +491,7 @@ class SeriesTask(Task):
         return first, middle, last
 
     def _sizes(self, targets: Sequence[str]) -> tuple[int, int, int]:
-        """The season, the window and the horizon, from the training part where they are not given."""
+        """Return season, window and horizon; those that are not given are derived from the training part."""
         settings, (first, middle, last) = self.settings, self._parts
         season = settings.season or 1
         if settings.season is None:
@@ -501,7 +499,7 @@ class SeriesTask(Task):
             found = (find_season(self._table.columns[name][:first], likely) for name in targets)
             season = next((rows for rows in found if rows > 1), 1)
         horizon = settings.horizon or min(season if season > 1 else 12, 48, middle, last)
-        # Two seasons show how they repeat. Of a long season the LSTM reads one, to save time.
+        # Two seasons show how they repeat. Of a long season the LSTM reads only one, to save time.
         usual = max(2 * season, 24) if season <= 100 else max(season, 200)
         window = settings.window or max(1, min(usual, (first - horizon) // 2))
         if settings.season is None and first < season + horizon + _FEWEST_WINDOWS - 1:
@@ -515,14 +513,14 @@ class SeriesTask(Task):
             if is_constant and name in targets:
                 self._notes.append(f"The target {name!r} is constant in the training part: there is nothing to learn.")
             elif is_constant:
-                self._notes.append(f"Column {name!r} is constant in the training part and does not count.")
+                self._notes.append(f"Column {name!r} is constant in the training part and has no effect.")
         return center, np.where(constant, 0.0, 1.0 / np.where(constant, 1.0, deviation))
 
     def _choose_reference(self) -> str:
-        """The baseline with the smallest error on the validation part, unless the settings name one."""
+        """Return the baseline with the smallest error on the validation part, unless the settings name one."""
         wanted, windows = self.settings.reference, self._windows
         if wanted == "season" and windows.season < 2:
-            raise InputError("--reference season needs a season: none was found, and --season was not given above 1")
+            raise InputError("--reference season needs a season: none was detected, and --season is not above 1")
         if wanted != "auto":
             return wanted
         origins = self._validated
@@ -535,10 +533,10 @@ class SeriesTask(Task):
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def step(self) -> tuple[float, int]:
-        epoch, place = divmod(self.optimizer.steps, self._batches)
+        epoch, batch = divmod(self.optimizer.steps, self._batches)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, np.random.default_rng([self.settings.seed, epoch]).permutation(self._origins[0])
-        origins = self._order[1][place * self._batch : (place + 1) * self._batch]
+        origins = self._order[1][batch * self._batch : (batch + 1) * self._batch]
         wanted = self._forecaster.outputs(self._windows, origins)
         y = self.model.forward(self._windows.inputs(origins))
         error = float((np.abs(y - wanted) * self._weights).mean())
@@ -558,7 +556,7 @@ class SeriesTask(Task):
     def description(self) -> dict[str, Any]:
         return {"plan": dataclasses.asdict(self._plan)}
 
-    # ---- words -------------------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
     def overview(self) -> list[tuple[str, str]]:
         table, plan, times = self._table, self._plan, self._table.times
@@ -607,31 +605,31 @@ class SeriesTask(Task):
         return dataclasses.asdict(self._score().verdict())
 
     def headline(self) -> list[Block]:
-        """Whether the model beats the best of the baselines, and by how much."""
+        """Return whether the model beats the best baseline, and by how much."""
         return [Prose(str(self._score().verdict()))]
 
     def results(self) -> list[Section]:
         scores, plan = self._score(), self._plan
         times, origins = self._table.times, scores.origins
         first, last = times.label(int(origins[0]) + 1), times.label(int(origins[-1]) + plan.horizon)
-        seasonal = f", the seasonal one the values {plan.season} rows before" if plan.season > 1 else ""
+        seasonal = f", the seasonal one the values {plan.season} rows earlier" if plan.season > 1 else ""
         what = (
             f"{counted(len(origins), 'forecast')} of {counted(plan.horizon, 'row')} each, from {first} to {last}: rows "
-            "that neither training nor validation saw. MAE is the mean absolute error over all horizons, RMSE the root "
-            "of the mean squared one, in the units of the target. The naive forecast repeats the last value"
-            f"{seasonal}; the linear one is ridge regression from the window. During training errors are told in units "
-            "of the naive forecast's: below 1 is better than repeating the last value."
+            "that were used neither for training nor for validation. MAE is the mean absolute error over all horizons, "
+            "RMSE the root mean squared error, in the units of the target. The naive forecast repeats the last value"
+            f"{seasonal}; the linear one is ridge regression from the window. The relative error during training is "
+            "MAE / naive MAE: below 1 is better than repeating the last value."
         )
         blocks: list[Block] = [Prose(what)]
-        for at, name in enumerate(plan.targets):
-            blocks.append(scores.table(at, f"forecast of {name}" if len(plan.targets) > 1 else "forecast"))
+        for target, name in enumerate(plan.targets):
+            blocks.append(scores.table(target, f"forecast of {name}" if len(plan.targets) > 1 else "forecast"))
         inside = (scores.predicted["model"] + self.model.low <= scores.truth) & (
             scores.truth <= scores.predicted["model"] + self.model.high
         )
         blocks.append(
             Prose(
-                f"The band around the model's forecasts is made of its errors on the validation part, to hold 80 % of "
-                f"what comes. On held-out time it held {100 * inside.mean():.0f} %."
+                f"The 80 % prediction interval of the model comes from its errors on the validation part. On the test "
+                f"set it contains {100 * inside.mean():.0f} % of the values."
             )
         )
         by_horizon, held_out, ahead = [], [], []
@@ -640,15 +638,17 @@ class SeriesTask(Task):
             by_horizon.append(scores.horizon_chart(at, name))
             held_out.append(self._held_out_chart(at, name))
             ahead.append(following.chart(name))
-        sections = [Section("Held-out time", [*blocks, *held_out]), Section("Beyond the data", ahead)]
+        sections = [Section("Test set", [*blocks, *held_out]), Section("Beyond the data", ahead)]
         if plan.horizon > 1:
             sections.insert(1, Section("Error by horizon", by_horizon))
         if len(plan.targets) > _MOST_CHARTS:
-            sections[-1] = Section("Beyond the data", [*ahead, Prose(f"The first {_MOST_CHARTS} targets are drawn.")])
+            sections[-1] = Section(
+                "Beyond the data", [*ahead, Prose(f"Charts show the first {_MOST_CHARTS} targets only.")]
+            )
         return sections
 
     def _held_out_chart(self, at: int, name: str) -> Chart:
-        """Consecutive forecasts of a target, by its index, up to the end of the data, and the truth."""
+        """Return a chart of the last consecutive forecasts of a target, by index, and the true values."""
         plan, times = self._plan, self._table.times
         count = max(1, min(len(self._origins[2]) // plan.horizon + 1, 240 // plan.horizon))
         lowest = int(self._origins[2][0])
@@ -660,18 +660,18 @@ class SeriesTask(Task):
         ticks = [(place + float(rows[0]), label) for place, label in _ticks(labels)]
         low, high = (predicted + width[:, at] for width in (self.model.low, self.model.high))
         return Chart(
-            f"{name}: forecasts of held-out time, each of {counted(plan.horizon, 'row')}",
+            f"{name}: forecasts of the test set, {counted(plan.horizon, 'row')} each",
             times.column,
             name,
-            [Line("truth", rows, self._windows.targets[rows, at]), Line("model", rows, predicted.ravel())],
-            [Band("80 % band", rows, low.ravel(), high.ravel(), line=1)],
+            [Line("true values", rows, self._windows.targets[rows, at]), Line("model", rows, predicted.ravel())],
+            [Band("80 % interval", rows, low.ravel(), high.ravel(), line=1)],
             x_ticks=ticks,
         )
 
 
 def _band(errors: Array) -> tuple[Array, Array]:
-    """What to add to a forecast so that 80 % of the truth is in between, from errors ``[N, horizon, targets]``."""
-    # A few errors determine no quantiles for each horizon: then all horizons share them.
+    """Return the offsets of an 80 % prediction interval, from errors ``[N, horizon, targets]``."""
+    # With few errors there are no reliable quantiles per horizon, so all horizons share them.
     low, high = np.quantile(errors, _BAND, axis=(0, 1) if len(errors) < 20 else 0)
     return np.minimum(low, 0), np.maximum(high, 0)
 
@@ -684,11 +684,11 @@ def _targets(text: str | None, table: Table) -> tuple[str, ...]:
     seen = set[str]()
     for name in wanted:
         if name == table.times.column and name not in names:
-            raise InputError(f"--target: column {name!r} of {table.name} says when, and cannot be forecast")
+            raise InputError(f"--target: column {name!r} of {table.name} is the time column, and cannot be forecast")
         if name not in names:
             raise InputError(f"--target: {table.name} has no column of numbers {name!r}; it has {_listed(names)}")
         if name in seen:
-            raise InputError(f"--target: {name!r} is there twice")
+            raise InputError(f"--target: {name!r} is given twice")
         seen.add(name)
     return tuple(wanted)
 

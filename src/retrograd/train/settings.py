@@ -1,4 +1,4 @@
-"""Settings of a training run: one dataclass for the command's options, the checkpoint's record, the report's table."""
+"""Settings of a training run: one dataclass for command-line options, checkpoint metadata and the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _S = TypeVar("_S", bound="Settings")
 
 
 class InputError(Exception):
-    """What the user gave cannot be used: a file, or an option. The message says why, and names both numbers."""
+    """A file or an option from the user is invalid. The message says why."""
 
 
 class _Limits(NamedTuple):
@@ -37,46 +37,46 @@ def option(
     choices: Sequence[str] | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """A setting. Its type is that of the annotation: int, float, str, or one of them or None."""
+    """Define a setting. Its type is the annotation: int, float or str, or one of these or None."""
     return dataclasses.field(default=default, metadata={"limits": _Limits(help, minimum, maximum, choices, metavar)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of every kind of training. A subclass adds its own, and may override a default."""
+    """The settings common to all kinds of training. A subclass adds more, and may override defaults."""
 
-    # What does not change the results may change when a run is resumed.
+    # Settings that do not affect the results; they may change when a run is resumed.
     RESUMABLE: ClassVar = frozenset({"threads", "time_limit", "checkpoint_every"})
-    # So may what only says when the run ends.
+    # Patience may change too: it only decides when the run ends.
     CHANGEABLE: ClassVar = RESUMABLE | {"patience"}
-    # What settings that earlier releases did not have were for them.
+    # Values of settings that checkpoints of earlier releases lack.
     EARLIER: ClassVar = {"validate_every": None, "patience": None}
 
-    optimizer: str = option("adamw", "how the weights move", choices=("sgd", "adam", "adamw", "rmsprop"))
-    learning_rate: float = option(3e-3, "the largest learning rate", minimum=0)
+    optimizer: str = option("adamw", "optimizer", choices=("sgd", "adam", "adamw", "rmsprop"))
+    learning_rate: float = option(3e-3, "peak learning rate", minimum=0)
     schedule: str = option(
-        "cosine", "what follows the warm-up: fall to a tenth, or stay", choices=("cosine", "constant")
+        "cosine",
+        "learning rate after the warm-up: cosine decay to a tenth, or constant",
+        choices=("cosine", "constant"),
     )
-    warm_up: int = option(100, "steps in which the learning rate rises", minimum=0)
-    weight_decay: float = option(0.01, "how much weights shrink (adamw), or their L2 term (others)", minimum=0)
-    momentum: float = option(0.9, "of sgd", minimum=0, maximum=1)
-    maximum_norm: float | None = option(1.0, "clip the norm of all gradients to this, or none", minimum=1e-9)
+    warm_up: int = option(100, "warm-up steps of the learning rate", minimum=0)
+    weight_decay: float = option(0.01, "decoupled weight decay (adamw), or L2 regularization (others)", minimum=0)
+    momentum: float = option(0.9, "momentum of sgd", minimum=0, maximum=1)
+    maximum_norm: float | None = option(1.0, "clip the global gradient norm to this, or none", minimum=1e-9)
     validate_every: int | None = option(
         None, "steps between validations (default: a twentieth of all steps)", minimum=1
     )
-    patience: int | None = option(
-        5, "stop after so many validations in a row that are no better than the best, or none", minimum=1
-    )
-    seed: int = option(0, "seed of initial weights, dropout and order", minimum=0, maximum=2**63 - 1)
-    threads: int | None = option(None, "threads (default: what retrograd info says)", minimum=1, maximum=4096)
+    patience: int | None = option(5, "early stopping: validations in a row without improvement, or none", minimum=1)
+    seed: int = option(0, "seed of initial weights, dropout and shuffling", minimum=0, maximum=2**63 - 1)
+    threads: int | None = option(None, "threads (default: as printed by retrograd info)", minimum=1, maximum=4096)
     time_limit: float | None = option(
-        None, "stop after so long: 90, 90s, 10m or 2h; --resume goes on", minimum=0, metavar="TIME"
+        None, "stop after this time: 90, 90s, 10m or 2h; --resume continues", minimum=0, metavar="TIME"
     )
     checkpoint_every: float = option(60.0, "time between checkpoints: 90, 90s, 10m or 2h", minimum=0, metavar="TIME")
 
     @classmethod
     def options(cls) -> Iterator[tuple[str, Any, bool, Any, _Limits]]:
-        """Name, type, whether None will do, default and limits of every setting."""
+        """Yield name, type, whether None is allowed, default and limits of every setting."""
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             kind, optional = hints[field.name], False
@@ -87,11 +87,11 @@ class Settings:
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """An option for every setting, its own kind's first. What the user leaves out is absent from the namespace."""
+        """Add an option for every setting. Options that the user omits are absent from the namespace."""
         common = {field.name for field in dataclasses.fields(Settings)}
-        own, others = parser.add_argument_group("data and model"), parser.add_argument_group("training")
+        specific, general = parser.add_argument_group("data and model"), parser.add_argument_group("training")
         for name, kind, optional, default, limits in cls.options():
-            group = others if name in common else own
+            group = general if name in common else specific
             unless = "" if default is None else f" (default: {shown(default)})"
             metavar = limits.metavar or (None if limits.choices else {int: "N", float: "X", str: "TEXT"}[kind])
             group.add_argument(
@@ -105,7 +105,7 @@ class Settings:
 
     @classmethod
     def from_record(cls: type[_S], record: Mapping[str, Any]) -> _S:
-        """Settings from a checkpoint, which has all of them, each within its limits."""
+        """Create settings from checkpoint metadata; missing or invalid values are an error."""
         values, record = {}, {**cls.EARLIER, **record}
         for name, kind, optional, _, limits in cls.options():
             if name not in record:
@@ -123,21 +123,21 @@ class Settings:
         return cls(**values)
 
     def without_resumable(self: _S) -> _S:
-        """The same, but what does not change the results is as the defaults have it."""
+        """Return a copy in which settings that do not affect the results have their defaults."""
         defaults = {name: default for name, _, _, default, _ in self.options() if name in self.RESUMABLE}
         return dataclasses.replace(self, **defaults)
 
     def least_weights(self) -> int:
-        """No model of these settings has fewer weights."""
+        """Return a lower bound of the number of weights of a model with these settings."""
         return 0
 
     def record(self) -> dict[str, Any]:
-        """All settings by name, as a JSON-serialisable dict."""
+        """Return all settings by name, as a JSON-serialisable dict."""
         return dataclasses.asdict(self)
 
 
 def shown(value: object) -> str:
-    """A setting's value as people read it."""
+    """Format a setting's value for display."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -146,7 +146,7 @@ def _within(value: float, limits: _Limits) -> bool:
 
 
 def _reader(kind: type, optional: bool, limits: _Limits) -> Any:
-    """What argparse calls with the text of an option."""
+    """Return the function that argparse calls with the text of an option."""
 
     def read(text: str) -> Any:
         if optional and text.lower() == "none":

@@ -1,4 +1,4 @@
-"""Tables of numbers over time, from CSV files; what cannot be used is named by line and column."""
+"""Read tables of numbers over time from CSV files. Errors name the line and the column."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _GAPS: Final = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INFINITE: Final = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
-_SHOWN: Final = 10  # of a list of faults
+_SHOWN: Final = 10  # entries of a list of faults
 _LARGEST: Final = 1e100  # so that sums of squares are finite
 
-# A numeric column that grows by a constant and has one of these names says when, and is no value.
+# A numeric column with one of these names that grows by a constant is the time column.
 _INDEX_NAMES: Final = {
     *(
         "time",
@@ -59,7 +59,7 @@ _CLOCKS: Final = (" %H:%M", " %H:%M:%S", " %H:%M:%S.%f", "T%H:%M", "T%H:%M:%S", 
 _MONTHS: Final = ("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y")
 _QUARTERS: Final = {"%YQ%q": re.compile(r"(\d{4})Q([1-4])"), "%Y-Q%q": re.compile(r"(\d{4})-Q([1-4])")}
 _PATTERNS: Final = (*_DATES, *_MONTHS, *_QUARTERS, *(date + clock for date in _DATES for clock in _CLOCKS))
-_COMPACT: Final = "%Y%m%d"  # a date only where the column's name says so
+_COMPACT: Final = "%Y%m%d"  # a date only in a column with one of the names above
 _ZONE: Final = re.compile(r"(.*\d:\d\d.*?)( ?(?:Z|UTC|[+-]\d\d:?\d\d))")
 
 _SECOND: Final = 1_000_000  # microseconds
@@ -69,7 +69,7 @@ _UNITS: Final = (("day", _DAY), ("hour", 3600 * _SECOND), ("minute", 60 * _SECON
 
 @dataclass(frozen=True)
 class Step:
-    """From one row to the next: so many microseconds, months, business days, or (index, row) plain numbers."""
+    """The time from one row to the next."""
 
     unit: str  # "microseconds", "months", "business days", "index", "row"
     count: float
@@ -86,7 +86,7 @@ class Step:
         return {"business days": "1 business day", "row": "1 row"}.get(self.unit, f"{self.count:g}")
 
     def seasons(self) -> tuple[int, ...]:
-        """Rows in a minute, an hour, a day, a week, a year: where a season is likely, the shortest first."""
+        """Return the likely seasons in rows: a minute, an hour, a day, a week, a year, shortest first."""
         if self.unit == "months":
             return (int(12 // self.count),) if 12 % self.count == 0 and self.count < 12 else ()
         if self.unit == "business days":
@@ -99,20 +99,20 @@ class Step:
 
 @dataclass(frozen=True)
 class Times:
-    """When the rows were. Without a column that says so they are numbered from 1."""
+    """The times of the rows. Without a time column, rows are numbered from 1."""
 
     column: str
     values: Array  # datetime64[us], or numbers
     step: Step
-    pattern: str = ""  # of strftime, and %q for the quarter; numbers have none
-    zone: str = ""  # what follows every time
+    pattern: str = ""  # for strftime, with %q for the quarter; empty for numbers
+    zone: str = ""  # the time zone suffix of every time
 
     def label(self, row: int) -> str:
-        """How the file writes the time of a row; negative rows count from the end."""
+        """Return the time of a row in the format of the file; negative rows count from the end."""
         return self._render(self.values[row])
 
     def after(self, count: int) -> list[str]:
-        """The next times beyond the last row, at the data's own step."""
+        """Return the `count` times after the last row."""
         return [self._render(value) for value in self._next(count)]
 
     def _next(self, count: int) -> Any:
@@ -121,7 +121,7 @@ class Times:
             month, day = last.astype("datetime64[M]"), last.astype("datetime64[D]")
             clock, months = last - day, month + ahead * int(self.step.count)
             longest = (months + 1).astype("datetime64[D]") - months.astype("datetime64[D]")
-            # The last day of a month goes on as the last day, whatever its number.
+            # If all rows are at the end of a month, so are the next ones.
             ends = (day + 1).astype("datetime64[M]") != month and _all_ends(self.values)
             days = longest if ends else np.minimum(longest, max(_days_of_month(self.values)) * np.timedelta64(1, "D"))
             return months.astype("datetime64[D]") + days - np.timedelta64(1, "D") + clock
@@ -136,7 +136,7 @@ class Times:
         if not self.pattern:
             return f"{value:.12g}"
         moment: Any = value.astype("datetime64[us]").item()
-        if not isinstance(moment, datetime):  # beyond the years 1 to 9999, which datetime knows
+        if not isinstance(moment, datetime):  # outside of the years 1 to 9999 that datetime supports
             return str(value.astype("datetime64[s]")) + self.zone
         pattern = self.pattern.replace("%q", str((moment.month + 2) // 3))
         # Not every C library pads years to four digits.
@@ -145,12 +145,12 @@ class Times:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of float64 by name, all of one length, without gaps."""
+    """float64 columns by name, all of one length, without gaps."""
 
-    name: str  # the file's, as the user wrote it
+    name: str  # of the file, as the user wrote it
     columns: dict[str, Array]
     times: Times
-    notes: tuple[str, ...]  # what was left out, filled in or looks odd
+    notes: tuple[str, ...]  # columns left out, gaps filled, irregularities
     digest: str  # SHA-256 of the file
 
     @property
@@ -159,7 +159,7 @@ class Table:
 
 
 def read_table(path: str | os.PathLike[str], *, gaps: str = "refuse") -> Table:
-    """Read a CSV file. With `gaps` "interpolate" gaps are filled in on a line between their neighbours."""
+    """Read a CSV file. With `gaps` "interpolate", missing values are interpolated linearly."""
     name = os.fspath(path)
     check_data(path)
     try:
@@ -212,7 +212,7 @@ def _decode(name: str, content: bytes) -> str:
 
 
 def _parse(text: Iterable[str], delimiter: str) -> Iterable[tuple[int, list[str]]]:
-    """Rows that are not blank, each with the line in which it begins."""
+    """Yield the rows that are not blank, each with its first line number."""
     reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
     before = 0
     for row in reader:
@@ -230,7 +230,7 @@ def _cells(name: str, text: str, delimiter: str) -> tuple[list[list[str]], list[
     except csv.Error as error:
         last = lines[-1] if lines else 0
         raise InputError(f"{name}: after line {last}: {error}") from None
-    while cells and not any(cells[-1]):  # spreadsheets leave rows of delimiters at the end
+    while cells and not any(cells[-1]):  # spreadsheets append empty rows
         cells.pop()
         lines.pop()
     if not cells:
@@ -239,7 +239,7 @@ def _cells(name: str, text: str, delimiter: str) -> tuple[list[list[str]], list[
 
 
 def _sniff(text: str) -> str:
-    """The delimiter that parts the first row, and after which most cells are numbers or dates."""
+    """Return the delimiter that splits the first row and makes most cells numbers or dates."""
     sample = [line for line in text[:100_000].splitlines() if line.strip()][:21]
     best, best_score = ",", (-1.0, 0)
     for delimiter in _DELIMITERS:
@@ -258,13 +258,13 @@ def _sniff(text: str) -> str:
 
 
 def _decimal_mark(cells: Sequence[Sequence[str]]) -> str:
-    """Where cells are not parted by commas, a number with a comma says that all decimals have one."""
+    """Return the decimal mark, if commas do not separate cells: a comma if any number has one."""
     found = any("," in cell and _NUMBER.fullmatch(cell.replace(",", ".")) for row in cells for cell in row)
     return "," if found else "."
 
 
 def _thousands(cells: Sequence[Sequence[str]]) -> str | None:
-    """A number with a comma, if all that have one could as well be whole thousands."""
+    """Return a number with a comma, if all of them could be thousands separators."""
     numbers = [cell for row in cells for cell in row if "," in cell and _as_number(cell, ",") is not None]
     return numbers[0] if numbers and all(_THOUSANDS.fullmatch(cell) for cell in numbers) else None
 
@@ -282,18 +282,18 @@ def _as_number(cell: str, mark: str) -> float | None:
 def _take_header(
     name: str, cells: list[list[str]], lines: list[int], mark: str
 ) -> tuple[list[str], list[list[str]], list[int], list[str]]:
-    """Names, rows, their lines and notes. A first row of numbers, dates and gaps alone is no header."""
+    """Return names, rows, their lines and notes. A first row of only numbers, dates and gaps is not a header."""
     first = cells[0]
     width = range(1, len(first) + 1)
     if all(_is_known(cell, mark) for cell in first):
         return [f"column{i}" for i in width], cells, lines, ["The file has no header: columns are called column1, ..."]
     names = [cell or f"column{i}" for i, cell in zip(width, first, strict=True)]
     if not first[0] and "index" not in names:
-        names[0] = "index"  # as pandas writes its own
-    places: dict[str, int] = {}
+        names[0] = "index"  # the unnamed index column of pandas
+    positions: dict[str, int] = {}
     for i, title in zip(width, names, strict=True):
-        if (first_place := places.setdefault(title, i)) != i:
-            raise InputError(f"{name}: columns {first_place} and {i} are both called {title!r}")
+        if (earlier := positions.setdefault(title, i)) != i:
+            raise InputError(f"{name}: columns {earlier} and {i} are both called {title!r}")
     return names, cells[1:], lines[1:], []
 
 
@@ -334,9 +334,9 @@ def _numbers(
 
 
 def _column(cells: Sequence[str], mark: str) -> tuple[Array, list[int]]:
-    """Values, NaN where there is a gap or a fault, and the rows of faults."""
+    """Return the values, NaN for gaps and faults, and the rows of faults."""
     if mark == "." and not any("_" in cell for cell in cells):
-        try:  # nearly always all is well
+        try:  # the common case
             values = np.array([float(cell) for cell in cells])
             if (np.abs(values) <= _LARGEST).all():
                 return values, []
@@ -353,7 +353,7 @@ def _column(cells: Sequence[str], mark: str) -> tuple[Array, list[int]]:
 
 
 def _index(columns: dict[str, Array]) -> Times:
-    """Take the column of numbers that says when, or number the rows."""
+    """Remove and return the numeric time column, or number the rows."""
     rows = len(next(iter(columns.values()), ()))
     for column, values in columns.items():
         if column.lower() not in _INDEX_NAMES or len(columns) == 1:
@@ -369,7 +369,7 @@ def _index(columns: dict[str, Array]) -> Times:
 
 
 def _dates(name: str, texts: dict[str, list[str]], lines: Sequence[int], notes: list[str]) -> Times | None:
-    """The first column that begins with a date, or None."""
+    """Return the times of the first column that starts with a date, or None."""
     for column, cells in texts.items():
         patterns = (*_PATTERNS, _COMPACT) if column.lower() in _INDEX_NAMES else _PATTERNS
         sample = next((cell for cell in cells if cell.lower() not in _GAPS), "")
@@ -377,13 +377,13 @@ def _dates(name: str, texts: dict[str, list[str]], lines: Sequence[int], notes: 
         if not fitting:
             continue
         readings = [_read_dates(cells, pattern) for pattern in fitting]
-        # Of two ways to read a date (is it 2 March or 3 February?) the steadier is meant.
+        # If a date can be read in two ways (2 March or 3 February?), take the more regular one.
         at = max(range(len(readings)), key=lambda i: _steadiness(*readings[i]))
         (values, wrong, zone), pattern = readings[at], fitting[at]
         if wrong:
             what = "1 cell is not a date" if len(wrong) == 1 else f"{len(wrong)} cells are not dates"
             found = _some([(row, f"line {lines[row]}, column {column!r}: {cells[row]!r}") for row in wrong])
-            raise InputError(f"{name}: {what} as {sample!r} is: {found}")
+            raise InputError(f"{name}: {what} like {sample!r}: {found}")
         if sum(_steadiness(*reading) == _steadiness(*readings[at]) for reading in readings) > 1:
             first = {"%m": "month", "%d": "day"}.get(pattern[:2], "year")
             notes.append(f"The dates can be read in two ways; {sample!r} is read with the {first} first.")
@@ -394,7 +394,7 @@ def _dates(name: str, texts: dict[str, list[str]], lines: Sequence[int], notes: 
 def _fitting(cell: str, patterns: Sequence[str]) -> list[str]:
     if not (any(c.isdigit() for c in cell) and len(cell) > 5):
         return []
-    # strptime compiles a pattern anew after a handful of others: ask it only where the shape fits.
+    # strptime caches only a few patterns, so it is called only if a regular expression matches.
     return [pattern for pattern in patterns if _shape(pattern).fullmatch(cell) and _moment(cell, pattern) is not None]
 
 
@@ -420,7 +420,7 @@ def _moment(cell: str, pattern: str) -> tuple[datetime, str] | None:
 
 
 def _read_dates(cells: Sequence[str], pattern: str) -> tuple[Array, list[int], str]:
-    """Times, rows that are no dates, and the zone that all have (or UTC, where they differ)."""
+    """Return times, the rows that are not dates, and the common time zone (UTC if they differ)."""
     iso: Callable[[str], datetime] = datetime.fromisoformat
     moments, zones, wrong = [], [], []
     for row, cell in enumerate(cells):
@@ -448,7 +448,7 @@ def _minutes(zone: str) -> int:
 
 
 def _steadiness(values: Array, wrong: Sequence[int], zone: str) -> tuple[int, int]:
-    """Fewer faults and steps backwards first, then fewer steps that are not the usual one."""
+    """Return a sort key: fewer faults and backward steps first, then more steps of the most common size."""
     if len(values) < 2:
         return -len(wrong), 0
     steps, usual = _steps(values)
@@ -456,7 +456,7 @@ def _steadiness(values: Array, wrong: Sequence[int], zone: str) -> tuple[int, in
 
 
 def _steps(values: Array) -> tuple[Array, float]:
-    """All steps in the unit of `_unit`, and the commonest."""
+    """Return all steps in the unit of `_unit`, and the most common one."""
     unit = _unit(values)
     if unit == "months":
         steps = np.diff(values.astype("datetime64[M]").astype(np.int64))
@@ -474,7 +474,7 @@ def _unit(values: Array) -> str:
     clocks = values - days
     months = np.diff(values.astype("datetime64[M]").astype(np.int64))
     if (clocks == clocks[0]).all():
-        # The 30th may have to be the 28th in February.
+        # Monthly data on the 30th has the 28th in February.
         numbers = _days_of_month(values)
         late = (numbers == np.minimum(_month_lengths(values), max(numbers))).all()
         if (months > 0).all() and (late or _all_ends(values)):
@@ -501,13 +501,13 @@ def _all_ends(values: Array) -> bool:
 
 
 def _timeline(name: str, times: Times, cells: Sequence[str], lines: Sequence[int], notes: list[str]) -> Times:
-    """The step of the times; backwards is refused, irregular is noted."""
+    """Return the times with their step. Decreasing times are refused, irregular ones noted."""
     backwards = np.flatnonzero(np.diff(times.values).astype(np.int64) <= 0)
     if backwards.size:
         row = int(backwards[0]) + 1
         raise InputError(
             f"{name}: line {lines[row]}, column {times.column!r}: {cells[row]} does not come after "
-            f"{cells[row - 1]} of line {lines[row - 1]}; rows must be in the order of time"
+            f"{cells[row - 1]} of line {lines[row - 1]}; rows must be in order of time"
         )
     steps, usual = _steps(times.values)
     step = Step(_unit(times.values), usual)
@@ -515,22 +515,22 @@ def _timeline(name: str, times: Times, cells: Sequence[str], lines: Sequence[int
     if odd:
         places = _some([(i, f"line {lines[i + 1]} ({cells[i]} to {cells[i + 1]})") for i in odd])
         notes.append(
-            f"Irregular: {counted(len(odd), 'step')} in time other than {step}, treated as if alike: {places}."
+            f"Irregular: {counted(len(odd), 'step')} in time other than {step}, treated as if equal: {places}."
         )
     return Times(times.column, times.values, step, times.pattern, times.zone)
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
+# ---- text ------------------------------------------------------------------------------------------------------------
 
 
 def _some(faults: Sequence[tuple[int, str]]) -> str:
-    """The first faults in the order of rows, and how many more there are."""
+    """Format the first faults in order of row, and the number of further ones."""
     shown = [what for _, what in sorted(faults, key=lambda fault: fault[0])[:_SHOWN]]
     return "; ".join(shown) + (f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")
 
 
 def counted(count: int, what: str) -> str:
-    """So many things: 1 row, 1,200 rows."""
+    """Format a count with its noun: 1 row, 1,200 rows."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 

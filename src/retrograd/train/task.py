@@ -1,4 +1,4 @@
-"""The interface between a kind of training and the loop that runs it."""
+"""The interface between a kind of training task and the training loop."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ Array = npt.NDArray[Any]
 
 
 class Task(abc.ABC):
-    """Data, a model and its optimizer, and how to take one step.
+    """Data, a model and its optimizer, and how to take one training step.
 
-    What a step does follows from the settings, the data, the number of steps done (``optimizer.steps``) and `arrays`
-    alone, so that a run that was stopped goes on to the same bits.
+    A step depends only on the settings, the data, the model, the number of steps taken (``optimizer.steps``) and
+    `arrays`, so that a resumed run gives bitwise the same result.
     """
 
     kind: ClassVar[str]  # "text"
-    items: str  # what is counted per second: "characters"
-    measure: str  # what `step` and `validate` return, lower is better: "bits per character"
+    items: str  # the unit of throughput: "characters"
+    measure: str  # the metric of `step` and `validate`, lower is better: "bits per character"
     settings: Settings
     model: nn.Module
     optimizer: nn.Optimizer
-    steps: int  # of the whole run
+    steps: int  # of the complete run
     validate_every: int  # steps
 
     @abc.abstractmethod
     def step(self) -> tuple[float, int]:
-        """Forward, backward, ``optimizer.step()``: the loss in units of `measure`, and the number of items."""
+        """Run forward, backward and ``optimizer.step()``. Return the loss in units of `measure`, and the item count."""
 
     @abc.abstractmethod
     def validate(self) -> float:
-        """The measure on data that is not trained on. It changes nothing that a step depends on."""
+        """Return the metric on the validation data. Does not affect later steps."""
 
     @abc.abstractmethod
     def source(self) -> dict[str, Any]:
-        """A fingerprint of the data as a JSON-serialisable dict, which must be equal when a run is resumed."""
+        """Return a fingerprint of the data as a JSON-serialisable dict; it must be equal when a run is resumed."""
 
     @abc.abstractmethod
     def description(self) -> dict[str, Any]:
-        """What is needed to use the trained model besides its weights, as a JSON-serialisable dict."""
+        """Return what is needed to use the trained model besides its weights, as a JSON-serialisable dict."""
 
     def arrays(self) -> dict[str, Array]:
-        """State of the steps besides the model and the optimizer: the arrays themselves, which a checkpoint fills."""
+        """Return the training state besides model and optimizer: the arrays themselves, which a checkpoint fills."""
         return {}
 
     @abc.abstractmethod
     def overview(self) -> list[tuple[str, str]]:
-        """Names and values that describe the data and the model, for the head of the output and the report."""
+        """Return names and values that describe data and model, for the start of the output and the report."""
 
     @abc.abstractmethod
     def results(self) -> list[Section]:
-        """What the trained model can do. `model` has the best weights by now."""
+        """Return the results of the trained model. `model` has the best weights."""
 
     def verdict(self) -> dict[str, Any] | None:
-        """What users of the trained model should know of its results, as a JSON-serialisable dict."""
+        """Return the results to save with the model, as a JSON-serialisable dict."""
         return None
 
-    def close(self) -> None:  # noqa: B027 (most tasks hold memory only)
+    def close(self) -> None:  # noqa: B027 (most tasks hold only memory)
         """Release what the task holds besides memory."""
 
     def headline(self) -> list[Block]:
-        """The most important result."""
+        """Return the most important result."""
         return []
 
 
 def steps_between_validations(settings: Settings, steps: int) -> int:
-    """What the settings say, or else what makes about 20 validations, however long the run is."""
+    """Return the setting, or by default the interval that gives about 20 validations."""
     return settings.validate_every or max(1, round(steps / 20))
 
 
 def new_optimizer(model: nn.Module, settings: Settings, steps: int) -> nn.Optimizer:
-    """The optimizer that the settings name, with their schedule over so many steps."""
+    """Create the optimizer of the settings, with the learning-rate schedule over `steps` steps."""
     rate: nn.Constant | nn.Cosine
     warm_up = min(settings.warm_up, max(steps - 1, 0))
     if settings.schedule == "cosine":

@@ -1,4 +1,4 @@
-"""A language model of characters or bytes: an LSTM that learns what comes next in a text, and writes more of it."""
+"""A language model of characters or bytes: an LSTM that predicts the next symbol, and generates text."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from .task import Array, Task, new_optimizer, steps_between_validations
 
 __all__ = ["Alphabet", "Corpus", "TextModel", "TextSettings", "TextTask", "load_text_model", "sample"]
 
-_PIECE: Final = 1 << 20  # bytes of a file read at a time
+_PIECE: Final = 1 << 20  # bytes per read of a file
 _CODE_POINTS: Final = 0x110000
 _UNKNOWN: Final = "\N{REPLACEMENT CHARACTER}"
-_BITS: Final = 1 / math.log(2)  # in a nat
+_BITS: Final = 1 / math.log(2)  # per nat
 
-# An alphabet may always have this many symbols. It gets more only while rarer characters, all one unknown symbol, are
-# more than this share of the text.
+# An alphabet can always have this many symbols. It gets more only if the rarer characters, which become the unknown
+# symbol, would be more than this share of the text.
 _USUAL_ALPHABET: Final = 128
 _UNKNOWN_SHARE: Final = 1e-4
 
-_PASSES: Final = 10  # over the training text, if the settings do not say how many steps
+_PASSES: Final = 10  # epochs, if the settings have no number of steps
 _MOST_STEPS: Final = 20_000
 _LEAST_STEPS: Final = 500
-_MOST_COUNTED: Final = 4_000_000  # symbols of the training text, by the n-gram baselines
+_MOST_COUNTED: Final = 4_000_000  # symbols of training text that the n-gram baselines use
 
-# Folders of the standard library without typical Python code: tests, other packages, tables.
+# Directories of the standard library without typical Python code: tests, other packages, tables.
 _NOT_LIBRARY: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
 
@@ -50,24 +50,31 @@ _NOT_LIBRARY: Final = {"test", "tests", "idle_test", "site-packages", "dist-pack
 class TextSettings(Settings):
     """Settings of a text model."""
 
-    level: str = option("auto", "what a symbol is; auto: char if all is UTF-8", choices=("auto", "char", "byte"))
-    alphabet: int = option(
-        4096, "most symbols at level char; what is too rare is one unknown symbol", minimum=2, maximum=65536
+    level: str = option(
+        "auto",
+        "symbols are characters or bytes; auto: characters if the text is UTF-8",
+        choices=("auto", "char", "byte"),
     )
-    embedding: int = option(64, "size of a symbol's vector", minimum=1, maximum=65536)
-    hidden: int = option(256, "size of the LSTM", minimum=1, maximum=65536)
+    alphabet: int = option(
+        4096,
+        "maximum alphabet size at level char; rarer characters become one unknown symbol",
+        minimum=2,
+        maximum=65536,
+    )
+    embedding: int = option(64, "embedding size", minimum=1, maximum=65536)
+    hidden: int = option(256, "hidden size of the LSTM", minimum=1, maximum=65536)
     layers: int = option(1, "LSTM layers", minimum=1, maximum=64)
-    dropout: float = option(0.0, "share dropped between layers and before the output", minimum=0, maximum=0.95)
-    batch: int = option(32, "columns of text read side by side", minimum=1, maximum=65536)
-    unroll: int = option(64, "symbols that gradients flow back through", minimum=1, maximum=65536)
+    dropout: float = option(0.0, "dropout rate between layers and before the output", minimum=0, maximum=0.95)
+    batch: int = option(32, "batch size: streams of text read in parallel", minimum=1, maximum=65536)
+    unroll: int = option(64, "symbols per step: length of truncated backpropagation", minimum=1, maximum=65536)
     steps: int | None = option(
         None,
-        f"steps (default: {_PASSES} passes over the text, from {_LEAST_STEPS} to {_MOST_STEPS} steps)",
+        f"training steps (default: {_PASSES} epochs, but {_LEAST_STEPS} to {_MOST_STEPS} steps)",
         minimum=1,
         maximum=2**53,
     )
-    validation: float = option(0.05, "share of the text, its end, that is held out", minimum=1e-6, maximum=0.5)
-    validation_items: int = option(65536, "most held-out symbols that a validation reads", minimum=1)
+    validation: float = option(0.05, "share of the text, at its end, used for validation", minimum=1e-6, maximum=0.5)
+    validation_items: int = option(65536, "maximum symbols per validation", minimum=1)
 
     def least_weights(self) -> int:
         return 4 * self.hidden * (self.embedding + (2 * self.layers - 1) * self.hidden)
@@ -79,13 +86,13 @@ class TextSettings(Settings):
 class Alphabet:
     """The symbols of a model and their indices.
 
-    At level "char" index 0 is the unknown symbol, which stands for every character that is not in `characters`; it is
-    read but never written. At level "byte" a byte is its own index.
+    At level "char" index 0 is the unknown symbol, for every character that is not in `characters`; it is never
+    generated. At level "byte" the index is the value of the byte.
     """
 
     def __init__(self, level: str, characters: str = "") -> None:
         self.level, self.characters = level, characters
-        self._numbers = {character: number for number, character in enumerate(characters, 1)}
+        self._indices = {character: index for index, character in enumerate(characters, 1)}
 
     def __len__(self) -> int:
         return 256 if self.level == "byte" else len(self.characters) + 1
@@ -97,34 +104,34 @@ class Alphabet:
 
     @property
     def start(self) -> int:
-        """The symbol before a text without a prompt: a new line, or else the most frequent symbol."""
-        return ord("\n") if self.level == "byte" else self._numbers.get("\n", 1)
+        """The symbol that generation starts from without a prompt: a newline, or else the most frequent symbol."""
+        return ord("\n") if self.level == "byte" else self._indices.get("\n", 1)
 
     def encode(self, text: str) -> Array:
-        """The indices of a text's symbols."""
+        """Return the indices of a text's symbols."""
         if self.level == "char":
-            return np.array([self._numbers.get(character, 0) for character in text], np.int64)
+            return np.array([self._indices.get(character, 0) for character in text], np.int64)
         try:
-            # Bytes that a terminal could not decode are surrogates in the text: this restores them.
+            # Bytes of a command-line argument that are not UTF-8 are surrogates in the text: this restores them.
             return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype(np.int64)
         except UnicodeEncodeError as error:
             raise InputError(f"the text has {text[error.start]!r} at {error.start}, which UTF-8 cannot write") from None
 
-    def decode(self, numbers: Iterable[int]) -> Iterator[str]:
-        """The text of indices, character by character; bytes that are not UTF-8 become U+FFFD."""
+    def decode(self, indices: Iterable[int]) -> Iterator[str]:
+        """Yield the text of indices, character by character; bytes that are not UTF-8 become U+FFFD."""
         if self.level == "char":
-            for number in numbers:
-                yield self.characters[number - 1] if number else _UNKNOWN
+            for index in indices:
+                yield self.characters[index - 1] if index else _UNKNOWN
             return
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for number in numbers:
-            if text := decoder.decode(bytes([number])):
+        for index in indices:
+            if text := decoder.decode(bytes([index])):
                 yield text
         if text := decoder.decode(b"", final=True):
             yield text
 
     def record(self) -> dict[str, Any]:
-        """The alphabet as a JSON-serialisable dict."""
+        """Return the alphabet as a JSON-serialisable dict."""
         return {"level": self.level, "characters": self.characters}
 
     @classmethod
@@ -147,10 +154,10 @@ class _NotUtf8(InputError):
 
 
 class Corpus:
-    """Files as one sequence of symbol indices in a temporary file, so that it need not fit into memory."""
+    """The text of all files as one sequence of symbol indices, in a temporary file, because it may exceed memory."""
 
     def __init__(self, files: Sequence[Path], level: str, most: int, scratch: str | os.PathLike[str]) -> None:
-        """At level "char" the alphabet has at most `most` symbols. `close` deletes the file in `scratch`."""
+        """Encode the files into a temporary file in `scratch`, which `close` deletes. `most` limits the alphabet."""
         self.why_bytes = ""
         self.crc32, self.bytes, self.length, self.unknown = 0, 0, 0, 0
         self.files, self.distinct = len(files), 256
@@ -167,7 +174,7 @@ class Corpus:
         self.alphabet: Final = alphabet
         self.dtype: Final = np.dtype(np.uint8 if len(alphabet) <= 256 else np.uint16)
         try:
-            self._file = tempfile.TemporaryFile(dir=scratch, buffering=0)  # noqa: SIM115 (close does it)
+            self._file = tempfile.TemporaryFile(dir=scratch, buffering=0)  # noqa: SIM115 (closed by close)
         except OSError as error:
             raise InputError(f"{os.fspath(scratch)}: {error.strerror}") from None
         try:
@@ -192,26 +199,26 @@ class Corpus:
 
     def _write(self, files: Sequence[Path], scratch: str | os.PathLike[str]) -> None:
         seen = self.crc32 if self.alphabet.level == "char" else None
-        numbers = np.arange(256, dtype=self.dtype)
+        indices = np.arange(256, dtype=self.dtype)
         if self.alphabet.level == "char":
-            numbers = np.zeros(_CODE_POINTS, self.dtype)
-            for number, character in enumerate(self.alphabet.characters, 1):
-                numbers[ord(character)] = number
+            indices = np.zeros(_CODE_POINTS, self.dtype)
+            for index, character in enumerate(self.alphabet.characters, 1):
+                indices[ord(character)] = index
         for codes in self._symbols(files, self.alphabet.level):
-            rest = numbers[codes].view(np.uint8).data
+            rest = indices[codes].view(np.uint8).data
             try:
                 while rest:
                     rest = rest[self._file.write(rest) :]
             except OSError as error:
                 raise InputError(
-                    f"{os.fspath(scratch)}: the text's {self.length:,} symbols so far could not be kept there: "
-                    f"{error.strerror}"
+                    f"{os.fspath(scratch)}: the encoded text ({self.length:,} symbols so far) could not be written "
+                    f"there: {error.strerror}"
                 ) from None
         if seen not in (None, self.crc32):
             raise InputError("the text changed while it was read")
 
     def _symbols(self, files: Sequence[Path], level: str) -> Iterator[Array]:
-        """The code points or bytes of all files in pieces; `crc32`, `bytes` and `length` are counted on the way."""
+        """Yield the code points or bytes of all files in chunks, and update `crc32`, `bytes` and `length`."""
         self.crc32, self.bytes, self.length = 0, 0, 0
         for path in files:
             decoder, size = codecs.getincrementaldecoder("utf-8")(), 0
@@ -231,11 +238,11 @@ class Corpus:
                 if len(codes):
                     yield codes
             self.bytes += size
-            # So that the same text, split into files in another way, is another source.
+            # The same text, split into files differently, gets another checksum.
             self.crc32 = zlib.crc32(size.to_bytes(8, "little"), self.crc32)
 
     def read(self, start: int, out: Array) -> None:
-        """Fill a contiguous array of `dtype` with the symbols from `start` on."""
+        """Fill a contiguous array of `dtype` with the symbols starting at `start`."""
         self._file.seek(start * self.dtype.itemsize)
         rest = out.view(np.uint8).data
         while rest:
@@ -258,23 +265,23 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def standard_library() -> list[Path]:
-    """The sources of Python's standard library in an order that mixes its parts."""
+    """Return the source files of Python's standard library, in a fixed, mixed order."""
     folder = Path(sysconfig.get_path("stdlib"))
     names = [path.relative_to(folder) for path in folder.rglob("*.py")]
     names = [name for name in names if not _NOT_LIBRARY & set(name.parts[:-1]) and (folder / name).is_file()]
     if not names:
-        raise InputError(f"{folder} has no sources of Python's standard library; name files of text")
+        raise InputError(f"{folder} has no source files of Python's standard library; give text files instead")
     return [folder / name for name in sorted(names, key=lambda name: (zlib.crc32(name.as_posix().encode()), name))]
 
 
 class Columns:
-    """Parts of a text read in parallel, one per column of a batch, a piece at a time."""
+    """Streams of text read in parallel, one per sample of a batch, a chunk at a time."""
 
     def __init__(self, corpus: Corpus, starts: Sequence[int], length: int, unroll: int) -> None:
-        """Each column has `length` symbols from its start and their labels, at most `unroll` in a piece."""
+        """Each column has `length` symbols from its start, and their labels, in chunks of at most `unroll` symbols."""
         self._corpus, self._starts, self._length = corpus, starts, length
         self.pieces: Final = -(-length // unroll)
-        # The file is read in groups of pieces, a few megabytes for all columns together.
+        # The file is read in groups of chunks, a few megabytes for all columns together.
         self._group = max(1, min(self.pieces, (1 << 22) // (len(starts) * unroll * corpus.dtype.itemsize)))
         self._loaded = -1
         self._block = np.empty((len(starts), self._group * unroll + 1), corpus.dtype)
@@ -284,7 +291,7 @@ class Columns:
         return piece * self._length // self.pieces
 
     def piece(self, index: int) -> tuple[Array, Array]:
-        """Symbols ``[T, columns]`` and those that follow each, in memory that the next call overwrites."""
+        """Return symbols ``[T, columns]`` and the symbols after each, in buffers that the next call overwrites."""
         group = index // self._group
         begin = self._edge(group * self._group)
         if group != self._loaded:
@@ -303,7 +310,7 @@ class Columns:
 
 
 class TextModel(nn.Module):
-    """Logits ``[T, N, V]`` of the symbols that follow ``tokens [T, N]``."""
+    """From ``tokens [T, N]`` to logits ``[T, N, V]`` of the next symbols."""
 
     def __init__(self, symbols: int, settings: TextSettings, rng: np.random.Generator) -> None:
         hidden, between = settings.hidden, settings.dropout if settings.layers > 1 else 0.0
@@ -316,7 +323,7 @@ class TextModel(nn.Module):
         self.head = nn.Linear(hidden, symbols, rng=rng)
 
     def forward(self, tokens: Array, state: nn.LstmState | tuple[Array, Array] | None = None) -> Array:
-        """`state` is the initial state of the sequences; ``lstm.state`` is the final one."""
+        """Return the logits. `state` is the initial LSTM state; afterwards ``lstm.state`` is the final one."""
         y = self.lstm.forward(tokens, state)
         return self.head.forward(self.dropout.forward(self.norm.forward(y)))
 
@@ -328,10 +335,10 @@ class TextModel(nn.Module):
 
 
 class TextTask(Task):
-    """Learn what comes next in files of text, or in the sources of Python's standard library if none are named.
+    """Train on text files, or on the source of Python's standard library if there are none.
 
-    The training text is cut into `batch` columns that are read side by side, `unroll` symbols at a time. Each piece
-    begins in the states in which the one before it ended; at the end of the columns all begins again.
+    The training text is split into `batch` columns that are read in parallel, `unroll` symbols at a time. Each chunk
+    starts from the final states of the previous one; a new epoch starts from zero states.
     """
 
     kind = "text"
@@ -341,7 +348,7 @@ class TextTask(Task):
     def __init__(
         self, settings: TextSettings, files: Sequence[str | os.PathLike[str]], *, scratch: str | os.PathLike[str]
     ) -> None:
-        """`scratch` is a folder for the encoded text, which `close` deletes."""
+        """`scratch` is a directory for the encoded text, which `close` deletes."""
         self.settings = settings
         self._files = [Path(name) for name in files]
         self._corpus = Corpus(self._files or standard_library(), settings.level, settings.alphabet, scratch)
@@ -350,8 +357,8 @@ class TextTask(Task):
         except MemoryError:
             self.close()
             raise InputError(
-                f"there is not enough memory for --layers {settings.layers} of --hidden {settings.hidden}, "
-                f"--embedding {settings.embedding} and --batch {settings.batch}; choose smaller ones"
+                f"not enough memory for --layers {settings.layers} of --hidden {settings.hidden}, "
+                f"--embedding {settings.embedding} and --batch {settings.batch}; reduce them"
             ) from None
         except BaseException:
             self.close()
@@ -383,22 +390,22 @@ class TextTask(Task):
         self._h, self._c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
 
     def _check_length(self) -> None:
-        settings, there = self.settings, self._corpus.length
+        settings, length = self.settings, self._corpus.length
         what = str(self._files[0]) if len(self._files) == 1 else "the text"
-        if not there:
+        if not length:
             raise InputError(f"{what} is empty")
         train = settings.batch * settings.unroll + 1
         needed = max(train + 2, math.floor(train / (1 - settings.validation)))
         while needed - _held_out(needed, settings.validation) < train:
             needed += 1
-        if there < needed:
+        if length < needed:
             raise InputError(
-                f"{what} has {there:,} {self._unit}s, but --batch {settings.batch} and --unroll {settings.unroll} need "
-                f"at least {needed:,}, validation included; choose smaller ones"
+                f"{what} has {length:,} {self._unit}s, but --batch {settings.batch} and --unroll {settings.unroll} "
+                f"need at least {needed:,}, validation included; reduce them or add text"
             )
 
     def _validation_columns(self, held_out: int) -> Columns:
-        """Columns spread over the held-out text. They are few, so that few symbols have little context."""
+        """Return columns spread over the held-out text. They are few, so that few symbols have little context."""
         labels = held_out - 1
         used = min(labels, self.settings.validation_items)
         columns = max(1, min(64, used // 256))
@@ -433,7 +440,7 @@ class TextTask(Task):
         return {"h": self._h, "c": self._c}
 
     def source(self) -> dict[str, Any]:
-        # By content, not by path: files may be moved before a run is resumed.
+        # Identified by content, not by path: files may move before a run is resumed.
         corpus = self._corpus
         return {"files": corpus.files, "bytes": corpus.bytes, "crc32": f"{corpus.crc32:08x}"}
 
@@ -457,20 +464,21 @@ class TextTask(Task):
             if kept < corpus.distinct:
                 share = 100 * corpus.unknown / corpus.length
                 alphabet = (
-                    f"{kept} of {corpus.distinct:,} characters; the others, {share:.2g} %, are one unknown symbol"
+                    f"{kept} of {corpus.distinct:,} characters; the others, {share:.2g} % of the text, become one "
+                    "unknown symbol"
                 )
         held_out = corpus.length - self._train_length
-        layers = "an LSTM" if settings.layers == 1 else f"{settings.layers} LSTM layers"
+        layers = "1 LSTM layer" if settings.layers == 1 else f"{settings.layers} LSTM layers"
         passes = self.steps / self._columns.pieces
         return [
             ("text", f"{self._where()}: {corpus.bytes:,} bytes"),
             ("level", level),
             ("alphabet", alphabet),
-            ("split", f"{self._train_length:,} {self._unit}s to learn from, {held_out:,} held out"),
-            ("model", f"{layers} of {settings.hidden}, {self.model.num_parameters:,} parameters"),
+            ("split", f"{self._train_length:,} {self._unit}s for training, {held_out:,} for validation"),
+            ("model", f"{layers} of {settings.hidden} units, {self.model.num_parameters:,} parameters"),
             (
                 "training",
-                f"{self.steps:,} steps of {settings.batch} x {settings.unroll} {self._unit}s, {passes:.2g} passes",
+                f"{self.steps:,} steps of {settings.batch} x {settings.unroll} {self._unit}s, {passes:.2g} epochs",
             ),
         ]
 
@@ -480,22 +488,22 @@ class TextTask(Task):
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def headline(self) -> list[Block]:
-        """Whether the model beats n-gram counts, and by how much."""
+        """Return whether the model beats n-gram counts, and by how much."""
         bits, counted = self.validate(), self._counted
         least = min(counted)
         by = NGRAMS[counted.index(least)].counted
         numbers = f"{bits:.3f} {self.measure} against {least:.3f}"
         if abs(bits - least) <= max(0.01 * least, 0.005):
-            return [Prose(f"The model does not beat counting {by}: they hardly differ ({numbers}).")]
+            return [Prose(f"The model does not beat {by}: they hardly differ ({numbers}).")]
         if bits > least:
             worse = f"{100 * (bits / least - 1):.0f} %"
             return [
                 Prose(
-                    f"The model is WORSE than counting {by}, by {worse} ({numbers}). It needs more text than "
+                    f"The model is WORSE than {by}, by {worse} ({numbers}). It needs more text than "
                     f"{self._train_length:,} {self._unit}s; a smaller --hidden or some --dropout may help."
                 )
             ]
-        return [Prose(f"The model beats counting {by} by {100 * (1 - bits / least):.0f} % ({numbers}).")]
+        return [Prose(f"The model beats {by} by {100 * (1 - bits / least):.0f} % ({numbers}).")]
 
     def results(self) -> list[Section]:
         bits, counted = self.validate(), self._counted
@@ -505,20 +513,20 @@ class TextTask(Task):
         values = [float(row[1]) for row in rows]
         compared: list[Block] = [
             Prose(
-                f"Bits that a predictor needs for each {self._unit} of the held-out text: lower is better. The rows "
-                "above the model count symbols, and how often they follow each other, in the training text."
+                f"Bits per {self._unit} of the validation text: lower is better. The baselines are n-gram counts of "
+                "the training text."
             ),
             Table(["predictor", self.measure], rows, highlight=values.index(min(values))),
         ]
         written = "".join(sample(self.model, self.alphabet, 600, temperature=0.7, seed=0))
         return [
-            Section("Compared with counting", compared),
-            Section("Written by the model", [Prose("Temperature 0.7, and no prompt."), Sample(written)]),
+            Section("Comparison with n-gram baselines", compared),
+            Section("Sample", [Prose("Generated by the model, temperature 0.7, without a prompt."), Sample(written)]),
         ]
 
     @functools.cached_property
     def _counted(self) -> list[float]:
-        """Bits per symbol of the validation text by n-gram counts of the training text."""
+        """Bits per symbol of the validation text, predicted from n-gram counts of the training text."""
         counts = count_ngrams(len(self.alphabet), self._training_text(_MOST_COUNTED))
         return ngram_bits(counts, map(self._validation.piece, range(self._validation.pieces)))
 
@@ -531,7 +539,7 @@ class TextTask(Task):
 
 
 def _held_out(length: int, share: float) -> int:
-    """How many symbols at the end of a text are held out: one to start from, and at least one to predict."""
+    """Return the number of symbols held out at the end of a text: one to start from, and at least one to predict."""
     return max(2, round(length * share))
 
 
@@ -539,7 +547,7 @@ def _held_out(length: int, share: float) -> int:
 
 
 def load_text_model(path: str | os.PathLike[str]) -> tuple[TextModel, Alphabet]:
-    """The model of a run, by its folder or by the file itself, ready to write."""
+    """Load a model from a run directory or a model file, in evaluation mode, and its alphabet."""
     with opened_model(path, TextTask.kind) as (file, metadata):
         alphabet = Alphabet.from_record(metadata["description"])
         settings = TextSettings.from_record(metadata["settings"])
@@ -560,11 +568,11 @@ def sample(
     prompt: str = "",
     seed: int = 0,
 ) -> Iterator[str]:
-    """Text that follows the prompt, `length` symbols of it, in pieces as they are written.
+    """Generate `length` symbols after the prompt, and yield the text piece by piece.
 
-    Logits are divided by `temperature`: below 1 likely symbols become likelier, and at 0 the likeliest is always taken.
-    With `top_k` only so many likeliest come into question. Equal seeds give equal text. The model is in evaluation
-    from then on.
+    Logits are divided by `temperature`: below 1 likely symbols become likelier, and 0 always takes the most likely one.
+    With `top_k` only the `top_k` most likely symbols are sampled. The same seed gives the same text. The model is
+    switched to evaluation mode.
     """
     if length < 0:
         raise InputError(f"the length is {length}, must be at least 0")
@@ -576,26 +584,26 @@ def sample(
     if not len(given):
         given = np.array([alphabet.start])
     draw = _chooser(alphabet, temperature, top_k, np.random.default_rng(seed))
-    return alphabet.decode(_numbers(model.eval(), given, length, draw))
+    return alphabet.decode(_indices(model.eval(), given, length, draw))
 
 
-def _numbers(model: TextModel, given: Array, length: int, draw: Callable[[Array], int]) -> Iterator[int]:
+def _indices(model: TextModel, given: Array, length: int, draw: Callable[[Array], int]) -> Iterator[int]:
     state, logits = None, np.empty(0)
     for start in range(0, len(given), 256):
         logits = model.forward(given[start : start + 256, None], state)[-1, 0]
         state = model.lstm.state
     for left in range(length, 0, -1):
-        number = draw(logits)
-        yield number
+        index = draw(logits)
+        yield index
         if left > 1:
-            logits = model.forward(np.array([[number]]), state)[0, 0]
+            logits = model.forward(np.array([[index]]), state)[0, 0]
             state = model.lstm.state
 
 
 def _chooser(
     alphabet: Alphabet, temperature: float, top_k: int | None, rng: np.random.Generator
 ) -> Callable[[Array], int]:
-    """A function that draws a symbol from its logits."""
+    """Return a function that samples a symbol from logits."""
 
     def choose(logits: Array) -> int:
         logits = logits.astype(np.float64)
@@ -606,7 +614,7 @@ def _chooser(
             return int(logits.argmax())
         if top_k is not None and top_k < len(logits):
             logits[np.argsort(-logits, kind="stable")[top_k:]] = -math.inf
-        with np.errstate(over="ignore", divide="ignore"):  # a tiny temperature makes all but the best impossible
+        with np.errstate(over="ignore", divide="ignore"):  # with a tiny temperature all but the best underflow
             weights = np.exp((logits - best) / temperature)
         reached = np.cumsum(weights)
         return int(np.searchsorted(reached, rng.random() * reached[-1], side="right"))

@@ -1,4 +1,4 @@
-"""Windows of a table: the rows before an origin, which a forecast reads, and those after it, which it predicts."""
+"""Windows of a table: the rows up to an origin, which a forecast reads, and the rows after it, which it predicts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .task import Array
 
 __all__ = ["Windows", "chunks", "spread"]
 
-_CHUNK: Final = 256  # windows that are evaluated at once
-_LIMIT: Final = 1e6  # of a scaled input, so that float32 holds what the LSTM computes from it
+_CHUNK: Final = 256  # windows per evaluation batch
+_LIMIT: Final = 1e6  # of a scaled input, so that the LSTM does not overflow float32
 
 
 class Windows:
-    """Windows of a table by their origin, the last row that is known; gathered into memory that is reused."""
+    """Windows of a table, by their origin, the last known row. They are gathered into reused buffers."""
 
     def __init__(
         self,
@@ -33,44 +33,44 @@ class Windows:
         values = np.stack([columns[name] for name in names], axis=1)
         self.window, self.horizon, self.season = window, horizon, season
         self.scaled = np.clip((values - center) * factor, -_LIMIT, _LIMIT)
-        places = {name: place for place, name in enumerate(names)}
-        self.targets = values[:, [places[name] for name in targets]]
+        index = {name: i for i, name in enumerate(names)}
+        self.targets = values[:, [index[name] for name in targets]]
         self._single = self.scaled.astype(np.float32)
         self._back = np.arange(1 - window, 1)[:, None]
         self._rows = np.empty((window, 0), np.intp)
         self._x = np.empty((window, 0, len(names)), np.float32)
 
     def inputs(self, origins: Array) -> Array:
-        """What the network reads, ``[T, N, columns]``. The next call overwrites it."""
+        """Return the network's input, ``[T, N, columns]``. The next call overwrites it."""
         if len(origins) != self._rows.shape[1]:
             self._rows = np.empty((self.window, len(origins)), np.intp)
             self._x = np.empty((self.window, len(origins), self._single.shape[1]), np.float32)
         np.add(self._back, origins, out=self._rows)
-        # All rows exist; "clip" avoids the copy that np.take makes to be able to raise.
+        # All rows exist. mode="clip" avoids the buffering that mode="raise" needs with out=.
         return np.take(self._single, self._rows, axis=0, out=self._x, mode="clip")
 
     def lagged(self, origins: Array, lags: int) -> Array:
-        """What linear regression reads, ``[N, lags * columns]``."""
+        """Return the input of the linear regression, ``[N, lags * columns]``."""
         rows: Array = self.scaled[origins[:, None] + np.arange(1 - lags, 1)]
         return rows.reshape(len(origins), -1)
 
     def targets_at(self, origins: Array, steps: Array) -> Array:
-        """The targets `steps` rows after each origin (before it, if negative), ``[N, steps, targets]``."""
+        """Return the targets `steps` rows after each origin (before it, if negative), ``[N, steps, targets]``."""
         values: Array = self.targets[origins[:, None] + steps]
         return values
 
     def truth(self, origins: Array) -> Array:
-        """The targets that a forecast is to predict, ``[N, horizon, targets]``."""
+        """Return the true values of the forecast rows, ``[N, horizon, targets]``."""
         return self.targets_at(origins, np.arange(1, self.horizon + 1))
 
 
 def chunks(origins: Array) -> list[Array]:
-    """The origins in parts small enough to be evaluated at once."""
+    """Split the origins into evaluation batches."""
     return [origins[first : first + _CHUNK] for first in range(0, len(origins), _CHUNK)]
 
 
 def spread(origins: Array, most: int) -> Array:
-    """At most `most` of the origins, evenly spaced."""
+    """Return at most `most` of the origins, evenly spaced."""
     if len(origins) <= most:
         return origins
     some: Array = origins[np.linspace(0, len(origins) - 1, most).round().astype(np.intp)]

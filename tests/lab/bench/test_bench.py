@@ -71,7 +71,7 @@ def test_training_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bench_train, "_losses", lambda training: next(losses))
     assert list(bench_train.train_failures(case, None, [1, 2])) == [
         "the losses depend on the number of threads",
-        "the loss of step 2 is 2, by float64 1",
+        "the loss of step 2 is 2, but 1 with float64",
     ]
 
 

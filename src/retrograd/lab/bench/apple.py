@@ -1,7 +1,7 @@
-"""What ``retrograd bench apple`` times: calls of the front ends, and the array functions doing the same work.
+"""The rows of ``retrograd bench apple``: calls of the front ends, and the array functions doing the same work.
 
-Both sides read the same inputs and write to buffers of their own, which must then be equal to the bit. Whatever a front
-end does besides (it checks descriptors, keeps a copy of x for backward, hands work to a queue) is part of what it adds.
+Both sides read the same inputs and write to separate buffers, which must then be bitwise identical. Everything else
+that a front end does (check descriptors, keep a copy of x for backward, submit work to a queue) is its overhead.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ...ops.normalization import (
 )
 from ...ops.optimizer import adam_step
 from ..cases import LstmCase, LstmData, NormCase, NormData, make_lstm_data, make_norm_data
-from .timing import Contest, Machine, seconds_per_call, wake_team
+from .timing import Contest, Machine, seconds_per_call, wake_workers
 
 __all__ = ["APPLE_CASES", "AppleCase", "Pair", "Side", "apple_contest", "apple_failures"]
 
-# Apple's structures hold C floats. These numbers are exact there, so both sides compute with the same ones.
+# Apple's structures hold C floats. These values are exact in float32, so both sides compute with the same ones.
 _EPS: Final = 2.0**-17
 _MOMENTUM: Final = 0.875
 _ADAM: Final[dict[str, Any]] = {"learning_rate": 2.0**-10, "beta1": 0.875, "beta2": 1 - 2.0**-10}
@@ -47,7 +47,7 @@ class Side(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The same passes and results by both."""
+    """The same passes and results through both APIs."""
 
     apple: Side
     arrays: Side
@@ -90,7 +90,7 @@ def _bnns_batch_norm(data: NormData) -> Side:
         epsilon=_EPS,
         activation=bnns.BNNSActivation(function=bnns.BNNSActivationFunctionSigmoid),
     )
-    # Gamma and beta are the client's own, as in training: an optimizer changes them.
+    # Gamma and beta stay in the client's memory, as in training, where an optimizer updates them.
     settings = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
     norm = bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, layer, settings)
 
@@ -130,7 +130,7 @@ def _batch_norm(data: NormData) -> Side:
 
 
 def _vector(channels: int, data: Array | None = None) -> bnns.BNNSNDArrayDescriptor:
-    """One sample; a batch is a run of them in memory."""
+    """The descriptor of one sample; the samples of a batch are contiguous."""
     return bnns.BNNSNDArrayDescriptor(
         layout=bnns.BNNSDataLayoutVector, size=(channels,), data_type=bnns.BNNSDataTypeFloat32, data=data
     )
@@ -185,7 +185,7 @@ def _activation(data: NormData) -> Side:
 
 
 def _bnns_lstm_pair(case: LstmCase) -> Pair:
-    data = make_lstm_data(dataclasses.replace(case, weights="gates"))  # an array for each gate, as BNNS has them
+    data = make_lstm_data(dataclasses.replace(case, weights="gates"))  # one array per gate, as in BNNS
     return Pair(_bnns_lstm(case, data), _lstm(case, data))
 
 
@@ -203,12 +203,12 @@ def _bnns_lstm(case: LstmCase, data: LstmData) -> Side:
     results = _lstm_results(case, data)
     (cell,) = data.weights
     gates: dict[str, Any] = {"wx": cell.wx, "wh": cell.wh, "b": cell.b}
-    slopes = {name: [results[f"d{name}[{gate}]"] for gate in range(4)] for name in gates}
+    dgates = {name: [results[f"d{name}[{gate}]"] for gate in range(4)] for name in gates}
     layer = _lstm_layer(case, data.x, results["y"], gates)
     describe = bnns.BNNSNDArrayDescriptor.from_array
     layer.output_descriptor.hidden_desc = describe(results["hn"])
     layer.output_descriptor.cell_state_desc = describe(results["cn"])
-    deltas = _lstm_layer(case, results["dx"], data.dy, slopes)
+    deltas = _lstm_layer(case, results["dx"], data.dy, dgates)
     capacity = bnns.BNNSComputeLSTMTrainingCacheCapacity(layer)
     cache = np.zeros(capacity, np.uint8)
 
@@ -222,7 +222,7 @@ def _bnns_lstm(case: LstmCase, data: LstmData) -> Side:
 
 
 def _lstm_layer(case: LstmCase, x: Array, y: Array, gates: Mapping[str, Any]) -> bnns.BNNSLayerParametersLSTM:
-    """The structure of a layer, and of its gradients too, which has dx, dy and those of the weights instead."""
+    """The structure of a layer, or of its gradients, which has dx, dy and the weight gradients in the same fields."""
     describe = bnns.BNNSNDArrayDescriptor.from_array
     layer = bnns.BNNSLayerParametersLSTM(
         input_size=case.inputs,
@@ -279,7 +279,7 @@ def _adam_results(parameters: list[Array], moments: list[Array]) -> dict[str, Ar
 def _bnns_adam(parameters: list[Array], gradients: list[Array]) -> Side:
     moments = [np.zeros_like(array) for array in parameters * 2]
     fields = bnns.BNNSOptimizerAdamFields(**_ADAM, time_step=0, epsilon=_EPS, gradient_scale=1)
-    described, slopes, accumulators = (
+    parameter_list, gradient_list, accumulators = (
         [bnns.BNNSNDArrayDescriptor.from_array(array) for array in arrays]
         for arrays in (parameters, gradients, moments)
     )
@@ -287,7 +287,9 @@ def _bnns_adam(parameters: list[Array], gradients: list[Array]) -> Side:
 
     def step() -> None:
         fields.time_step += 1
-        bnns.BNNSOptimizerStep(bnns.BNNSOptimizerFunctionAdam, fields, count, described, slopes, accumulators)
+        bnns.BNNSOptimizerStep(
+            bnns.BNNSOptimizerFunctionAdam, fields, count, parameter_list, gradient_list, accumulators
+        )
 
     return Side({"step": step}, _adam_results(parameters, moments))
 
@@ -372,7 +374,7 @@ def _mps_batch_norm(data: NormData) -> Side:
 
 
 def _batch_norm_by_statistics(data: NormData) -> Side:
-    """The statistics go to arrays of float32, and backward has nothing else of forward."""
+    """As in MPS: forward stores the statistics in float32 arrays, and backward starts from those."""
     x, gamma, beta, dy = data
     results = _norm_results(data)
     y, mean, var = (results[name] for name in ("y", "mean", "var"))
@@ -411,7 +413,7 @@ APPLE_CASES: Final = _cases()
 
 
 class _Calls:
-    """Each pass many times over: a single small call would drown in the noise of the clock."""
+    """Times each pass over many calls: a single small call is too short for the clock."""
 
     def __init__(self, name: str, passes: Mapping[str, Callable[[], object]], threads: int) -> None:
         self.name = name
@@ -419,7 +421,7 @@ class _Calls:
         self._threads = threads
 
     def wake(self) -> None:
-        wake_team(self._threads)
+        wake_workers(self._threads)
 
     def step(self) -> tuple[float, ...]:
         return tuple(map(seconds_per_call, self._passes))
@@ -427,7 +429,7 @@ class _Calls:
 
 @contextlib.contextmanager
 def _library_threads(threads: int) -> Iterator[None]:
-    """Metal has no word for a number of threads, so both sides use the library's."""
+    """Set the library's default thread count, which both sides use, because Metal has no argument for it."""
     before = retrograd.get_num_threads()
     retrograd.set_num_threads(threads)
     try:
@@ -437,7 +439,7 @@ def _library_threads(threads: int) -> Iterator[None]:
 
 
 def apple_failures(case: AppleCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """The front end and the array functions agree to the bit."""
+    """Yield messages for results that are not bitwise those of the array functions."""
     for number in threads:
         with _library_threads(number):
             pair = case.make()

@@ -1,4 +1,4 @@
-"""LSTMs against PyTorch and against NumPy's matrix product."""
+"""LSTMs, compared with PyTorch and with NumPy's matrix product."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ..cases import (
     make_lstm_data,
 )
 from ..verify import lstm_options, lstm_weights, verify_lstm
-from .timing import Contest, Machine, admit, agree, clock, wake_team
+from .timing import Contest, Machine, admit, agree, clock, wake_workers
 
 _ORACLE_STEPS: Final = 8
 
 
 def _lstm_flops(case: LstmCase) -> tuple[float, float, float]:
-    """Of the products of forward, of backward (twice as many) and of both; steps in which a sample takes part count."""
+    """FLOPs of the matrix products of forward, backward (twice as many) and both; only active steps count."""
     rows = case.steps * case.samples if case.active is None else int(case.active.sum())
     widths = sum(case.cell_inputs(cell) + case.units * (1 + (case.peephole == "full")) for cell in range(case.cells))
     forward = 8.0 * rows * widths * case.units
@@ -37,7 +37,7 @@ def _lstm_flops(case: LstmCase) -> tuple[float, float, float]:
 
 
 class _OurLstm:
-    """Ours as its users call it: no buffers given."""
+    """retrograd as users call it, without buffers."""
 
     def __init__(self, case: LstmCase, data: LstmData, threads: int, name: str = "retrograd") -> None:
         self.name = name
@@ -50,7 +50,7 @@ class _OurLstm:
                 self._options[option] = np.array(self._options[option])
 
     def wake(self) -> None:
-        wake_team(self._threads)
+        wake_workers(self._threads)
 
     def _run(self) -> tuple[LstmResult, LstmGradients, tuple[float, float, float]]:
         start = clock()
@@ -65,14 +65,14 @@ class _OurLstm:
         return self._run()[2]
 
     def results(self) -> list[Any]:
-        """y, dx, and the gradients of wx, wh and b of every cell."""
+        """Return y, dx, and the gradients of wx, wh and b of every cell."""
         result, gradients, _ = self._run()
         cells = [part for cell in gradients.dweights for part in cell[:3] if part is not None]
         return [result.y, gradients.dx, *cells]
 
 
 class _TorchLstm:
-    """PyTorch as its users call it: torch.nn.LSTM, eager, autograd; a packed sequence where lengths differ."""
+    """PyTorch as users call it: torch.nn.LSTM, eager, autograd; a packed sequence if lengths differ."""
 
     name = "torch"
 
@@ -121,11 +121,11 @@ class _TorchLstm:
         middle = clock()
         gradients = self._grad(y, self._leaves, self._dy)
         end = clock()
-        del y, gradients  # given back after the clock has stopped
+        del y, gradients  # freed outside the timed section
         return middle - start, end - middle, end - start
 
     def results(self) -> list[Any]:
-        """As ours, without dropout: it draws other numbers."""
+        """Return the same results as `_OurLstm`, without dropout, whose masks differ."""
         self._module.eval()
         y = self._call()
         gradients = zip(self._names, self._grad(y, self._leaves, self._dy), strict=True)
@@ -147,10 +147,10 @@ _BLAS_THREADS: Final = ("OPENBLAS", "MKL", "BLIS", "OMP")
 
 
 class _Sgemm:
-    """NumPy's own matrix product by a number of threads; its times are those that the row's products would take.
+    """The time that a row's matrix products would take at the speed of NumPy's sgemm, with as many threads.
 
-    BLAS reads its number of threads when it is loaded, so it has a process of its own, which sleeps between its turns;
-    so do its threads, which are told not to spin.
+    BLAS reads its thread count when it is loaded, so it runs in a separate process, which sleeps between turns. Its
+    threads are configured not to spin.
     """
 
     name = "sgemm"
@@ -158,8 +158,8 @@ class _Sgemm:
     def __init__(self, flops: tuple[float, ...], threads: int, stack: contextlib.ExitStack) -> None:
         self._flops = flops
         self.cpu_seconds = 0.0
-        numbers = {f"{library}_NUM_THREADS": str(threads) for library in _BLAS_THREADS}
-        numbers |= {"VECLIB_MAXIMUM_THREADS": str(threads), "OPENBLAS_THREAD_TIMEOUT": "4"}
+        settings = {f"{library}_NUM_THREADS": str(threads) for library in _BLAS_THREADS}
+        settings |= {"VECLIB_MAXIMUM_THREADS": str(threads), "OPENBLAS_THREAD_TIMEOUT": "4"}
         self._process = stack.enter_context(
             subprocess.Popen(
                 [sys.executable, "-c", _SGEMM_PROGRAM],
@@ -167,7 +167,7 @@ class _Sgemm:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                env={**os.environ, **numbers},
+                env={**os.environ, **settings},
             )
         )
 
@@ -184,13 +184,13 @@ class _Sgemm:
 
 
 def _plain(case: LstmCase, data: LstmData) -> tuple[LstmCase, LstmData]:
-    """The same without peepholes, activations of its own and dropout."""
+    """Return the same case with default activations, and without peepholes and dropout."""
     plain = dataclasses.replace(case, peephole="none", output_gate_reads="new", activations=LSTM_STANDARD, dropout=0.0)
     return plain, data._replace(weights=tuple(cell._replace(peephole=None) for cell in data.weights))
 
 
 def lstm_failures(case: LstmCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """Against the oracle, which is slow, over the first steps; over all of them against the engine in float64."""
+    """Yield messages for wrong results: the first steps against the slow oracle, all against the engine in float64."""
     steps = min(case.steps, _ORACLE_STEPS)
     short = dataclasses.replace(
         case,
@@ -230,7 +230,7 @@ def lstm_contest(
     can = dataclasses.replace(plain, dropout=case.dropout, batch_sizes=None) == case
     if machine.torch is not None and can:
         machine.torch.set_num_threads(threads)
-        rival = _TorchLstm(machine.torch, case, data)
-        admit(contest, rival, agree(_OurLstm(plain, plain_data, threads).results(), rival.results()))
+        peer = _TorchLstm(machine.torch, case, data)
+        admit(contest, peer, agree(_OurLstm(plain, plain_data, threads).results(), peer.results()))
     contest.slots.append([sgemm])
     return contest

@@ -1,4 +1,4 @@
-"""Norms against PyTorch and against a streaming pass over their bytes."""
+"""Norms, compared with PyTorch and with a streaming pass over their bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..cases import (
     NormData,
 )
 from ..verify import fused_activation, verify_norm
-from .timing import Contest, Machine, Stepper, admit, agree, clock, wake_team
+from .timing import Contest, Machine, Stepper, admit, agree, clock, wake_workers
 
 _EPS: Final = 1e-5
 _PAGE_BYTES: Final = 4096
@@ -50,7 +50,7 @@ class _OurNorm:
         self._threads = threads
 
     def wake(self) -> None:
-        wake_team(self._threads)
+        wake_workers(self._threads)
 
     def step(self) -> tuple[float, float]:
         start = clock()
@@ -62,7 +62,7 @@ class _OurNorm:
 
 
 class _TorchNorm:
-    """PyTorch as its users call it: eager, autograd, the activation in place, channels last as its memory format."""
+    """PyTorch as users call it: eager, autograd, the activation in place, channels-last memory format."""
 
     name = "torch"
 
@@ -98,11 +98,11 @@ class _TorchNorm:
         middle = clock()
         gradients = self._grad(y, self._leaves, self._dy)
         end = clock()
-        del y, gradients  # given back after the clock has stopped
+        del y, gradients  # freed outside the timed section
         return middle - start, end - middle
 
     def results(self) -> tuple[Any, Any]:
-        """y and dx in our layout."""
+        """Return y and dx in retrograd's layout."""
         y = self._call()
         dx = self._grad(y, self._leaves, self._dy)[0]
         arrays = (y.detach().numpy(), dx.numpy())
@@ -112,7 +112,7 @@ class _TorchNorm:
 
 
 class _Stream:
-    """One pass over the fewest bytes: a copy for forward, a sum of two or three arrays for backward."""
+    """One pass over the minimum number of bytes: a copy for forward, a sum of two or three arrays for backward."""
 
     name = "stream"
 
@@ -123,13 +123,13 @@ class _Stream:
         self._non_temporal, self._threads = non_temporal, threads
 
     def wake(self) -> None:
-        wake_team(self._threads)
+        wake_workers(self._threads)
 
     def step(self) -> tuple[float, float]:
         return self._seconds(self._y, self._forward_sources), self._seconds(self._dx, self._backward_sources)
 
     def _seconds(self, target: Array, sources: list[Array]) -> float:
-        # The call itself takes a microsecond, which the bound of a small row must not contain.
+        # The call overhead of a microsecond must not be part of a small row's bound.
         passes = 1 if target.nbytes >= _LARGE_STREAM else 16
         start = clock()
         refusal = _core.add_streams(target, sources, self._non_temporal, passes, self._threads)
@@ -138,16 +138,16 @@ class _Stream:
 
 
 def _streams(elements: int, fused: bool, threads: int) -> list[Stepper]:
-    """Ordinary and non-temporal stores, by the team and by one thread: a team may cost a small row more than it brings.
+    """Return streams with ordinary and non-temporal stores, with all threads and with one, which is faster if small.
 
-    The arrays are as large as the row's own, and aligned: nothing holds the machine back but itself.
+    The arrays have the size of the row's, and are aligned to pages.
     """
     arrays = [_aligned_zeros(elements) for _ in range(4)]
-    return [_Stream(arrays, fused, kind, team) for team in sorted({1, threads}) for kind in (False, True)]
+    return [_Stream(arrays, fused, kind, count) for count in sorted({1, threads}) for kind in (False, True)]
 
 
 def _aligned_zeros(elements: int) -> Array:
-    """Zeros that begin on a page, already touched."""
+    """Return page-aligned zeros whose pages are already mapped."""
     words = _PAGE_BYTES // 4
     array = np.zeros(elements + words, np.float32)
     array.fill(0)
@@ -156,7 +156,7 @@ def _aligned_zeros(elements: int) -> Array:
 
 
 def norm_failures(case: NormCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """What is wrong with the results, in words; nothing is timed that is not right."""
+    """Yield messages for results outside tolerance. A row with failures is not timed."""
     for row in verify_norm([case], [isa], threads):
         if not row.ok:
             yield f"{row.what} is off by {row.error:.3g} tolerances, threads {row.threads}"
@@ -170,7 +170,7 @@ def norm_contest(
     contest = Contest([[ours]], "stream", [])
     if machine.torch is not None:
         machine.torch.set_num_threads(threads)
-        rival = _TorchNorm(machine.torch, case, data)
-        admit(contest, rival, agree((ours.out, ours.gradients.dx), rival.results()))
+        peer = _TorchNorm(machine.torch, case, data)
+        admit(contest, peer, agree((ours.out, ours.gradients.dx), peer.results()))
     contest.slots.append(_streams(data.x.size, case.activation != "identity", threads))
     return contest

@@ -62,14 +62,14 @@ _QUIET_CPUS: Final = 0.15
 
 
 class BenchOptions(NamedTuple):
-    patterns: Sequence[str] = ()  # of names; none: every row
+    patterns: Sequence[str] = ()  # of row names; empty: every row
     threads: Sequence[int] = (1, 2)
     rounds: int = 9
-    budget: float = 2.0  # seconds of timing per row and number of threads
+    budget: float = 2.0  # seconds of timing per row and thread count
 
 
 class BenchRow(NamedTuple):
-    """One line of the CSV file; times in seconds, None where there is nothing to say."""
+    """One line of the CSV file. Times are in seconds; None where a value does not apply."""
 
     case: str
     provider: str
@@ -79,13 +79,13 @@ class BenchRow(NamedTuple):
     p20: float
     p50: float
     p80: float
-    ratio_vs_torch: float | None  # torch's time over this one's
-    ratio_vs_plain: float | None  # the time without this row's options over this one's
-    share_of_bound: float | None  # the bound's time over this one's
+    ratio_vs_torch: float | None  # PyTorch's time / this time
+    ratio_vs_plain: float | None  # time without this row's options / this time
+    share_of_bound: float | None  # the bound's time / this time
     gflops: float | None  # of matrix products
-    added: float | None  # this one's time less that of the array functions
+    added: float | None  # this time minus that of the array functions
     tokens_per_second: float | None
-    peak_bytes: int | None  # of training, above the library's own
+    peak_bytes: int | None  # of training, above that of the loaded library
     device: str
     version: str
 
@@ -94,7 +94,7 @@ CSV_COLUMNS: Final = tuple(field.rstrip("_") for field in BenchRow._fields)
 
 
 class BenchResult(NamedTuple):
-    """A row's measurements at one number of threads, or why there are none."""
+    """A row's measurements at one thread count, or the reasons why there are none."""
 
     name: str
     threads: int
@@ -108,7 +108,7 @@ class _Suite(NamedTuple):
     make_data: Callable[[Any], Any]
     failures: Callable[[Any, str, Sequence[int]], Iterator[str]]
     contest: Callable[[Any, Any, int, Machine, contextlib.ExitStack], Contest]
-    overhead: Callable[[str], bool]  # whether a function is of this suite
+    overhead: Callable[[str], bool]  # whether a function belongs to this suite
     against_torch: bool = True
 
 
@@ -155,7 +155,7 @@ def _overheads(suite: _Suite, patterns: Sequence[str]) -> list[str]:
 
 
 def bench_names(suites: Sequence[str] = tuple(SUITES), patterns: Sequence[str] = ()) -> list[str]:
-    """The rows of those suites that the patterns choose."""
+    """Return the names of the suites' rows that match the patterns."""
     names = []
     for suite in (SUITES[name] for name in suites):
         names += [case.name for case in suite.cases if _matches(case.name, patterns)] + _overheads(suite, patterns)
@@ -163,7 +163,7 @@ def bench_names(suites: Sequence[str] = tuple(SUITES), patterns: Sequence[str] =
 
 
 def torch_takes_part(suites: Sequence[str], patterns: Sequence[str] = ()) -> bool:
-    """Whether any of the chosen rows is timed against PyTorch."""
+    """Return whether any selected row is compared with PyTorch."""
     rows = (case.name for name in suites if SUITES[name].against_torch for case in SUITES[name].cases)
     return any(_matches(row, patterns) for row in rows)
 
@@ -171,7 +171,7 @@ def torch_takes_part(suites: Sequence[str], patterns: Sequence[str] = ()) -> boo
 def bench_rows(
     suites: Sequence[str], options: BenchOptions, started: Callable[[str], None] | None = None
 ) -> Iterator[BenchResult]:
-    """Measures row by row: every case at every number of threads, then the overheads. `started` hears their names."""
+    """Measure every case at every thread count, then the overheads. `started` is called with the name of each."""
     machine = Machine(cpu_model(), _core.isa(), None)
     calls = overhead_calls()
     for suite in (SUITES[name] for name in suites):
@@ -225,15 +225,15 @@ def _rows_of_pass(
     medians: dict[str, list[float]] = {}
     samples: dict[str, list[float]] = {}
     for slot, records in zip(contest.slots, times, strict=True):
-        # The best of a slot in each round counts: one of several streaming passes bounds that round.
+        # The fastest of a slot counts in each round: the best of several streaming passes is the bound.
         provider = slot[0].name
         medians[provider] = [min(values) for values in zip(*(r.medians[index] for r in records), strict=True)]
         samples[provider] = min((r.samples[index] for r in records), key=statistics.median)
 
-    def ratio(rival: str | None, provider: str) -> float | None:
-        if rival not in medians or rival == provider:
+    def ratio(peer: str | None, provider: str) -> float | None:
+        if peer not in medians or peer == provider:
             return None
-        return median_ratio(medians[rival], medians[provider])
+        return median_ratio(medians[peer], medians[provider])
 
     ours = contest.slots[0][0].name
     added = median_difference(medians[ours], medians["arrays"]) if "arrays" in medians else None
@@ -262,7 +262,7 @@ def _isa_of(provider: str, machine: Machine) -> str:
     if provider == "torch":
         assert machine.torch is not None
         return str(machine.torch.backends.cpu.get_cpu_capability()).lower()
-    return "" if provider == "sgemm" else machine.isa  # BLAS chooses for itself
+    return "" if provider == "sgemm" else machine.isa  # BLAS selects its own
 
 
 def _version_of(provider: str, machine: Machine) -> str:
@@ -300,7 +300,7 @@ def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions
 
 
 class CsvFile:
-    """Rows as they come: what was measured before an interruption is in the file."""
+    """A CSV file, flushed after every row, so that an interruption loses nothing."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Rivals take turns: how a row is timed, and what the machine is."""
+"""How a row is timed: implementations alternate in rounds. Also the machine's description."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = [
     "torch_version",
 ]
 
-# A rival's threads go on spinning after its turn; libgomp's for about 300,000 pauses.
+# Other libraries' threads keep spinning after their turn; libgomp's for about 300,000 pauses.
 _SETTLE_SECONDS: Final = 0.02
 LEAST_STEPS: Final = 3
-_OVERHEAD_CALLS: Final = 20  # calls per sample: the clock itself takes a twentieth of a microsecond
+_OVERHEAD_CALLS: Final = 20  # calls per sample: reading the clock takes 0.05 µs
 
 _LARGE: Final = np.zeros((256, 1024), np.float32)
 
@@ -33,7 +33,7 @@ clock = time.perf_counter
 
 
 class Stepper(Protocol):
-    """Does one training step and returns the seconds of each of the contest's passes."""
+    """Runs one training step and returns the time in seconds of each pass."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Stepper(Protocol):
 
 
 class Times:
-    """Of one stepper: every sample of each pass, and each round's medians."""
+    """The times of one stepper: every sample of each pass, and the median of each round."""
 
     def __init__(self) -> None:
         self.samples: list[list[float]] = []
@@ -57,7 +57,7 @@ class Times:
 
 
 def take_turns(slots: Sequence[Sequence[Stepper]], rounds: int, budget: float) -> list[list[Times]]:
-    """Times of every stepper. Those of a slot share its turn, and its time."""
+    """Time every stepper. The steppers of a slot share its turn and its time. `budget` is in seconds."""
     times = [[Times() for _ in slot] for slot in slots]
     for slot in slots:
         for stepper in slot:
@@ -90,7 +90,7 @@ def _turn(stepper: Stepper, seconds: float) -> list[tuple[float, ...]]:
 
 
 class ForeignLoad:
-    """How many CPUs other processes use, from now on. Linux only: elsewhere it is always 0."""
+    """The number of CPUs that other processes use, from now on. Linux only: elsewhere it is always 0."""
 
     def __init__(self, child_seconds: Callable[[], float]) -> None:
         self._child_seconds = child_seconds
@@ -101,7 +101,7 @@ class ForeignLoad:
 
     @staticmethod
     def _busy_seconds() -> float | None:
-        """Of all CPUs since the machine was started."""
+        """The busy time of all CPUs since boot."""
         try:
             user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
             return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
@@ -165,32 +165,32 @@ def torch_version() -> str | None:
     return None if torch is None else str(torch.__version__)
 
 
-def wake_team(threads: int) -> None:
-    """Small work leaves sleeping threads asleep, but in the middle of a training step they are awake."""
+def wake_workers(threads: int) -> None:
+    """Wake the worker threads, which small work does not wake, because during a training step they are awake."""
     retrograd.batch_norm_statistics(_LARGE, num_threads=threads)
 
 
 class Contest(NamedTuple):
-    """Who takes turns at a row, the row's own implementation first. Those of a slot share its turn."""
+    """The implementations that are timed for a row, retrograd's first. Those in one slot share its turn."""
 
     slots: list[list[Stepper]]
-    bound: str | None  # which of them is the bound
+    bound: str | None  # the name of the one that is the bound
     notes: list[str]
     passes: tuple[str, ...] = ("forward", "backward")
     flops: tuple[float, ...] | None = None  # of each pass
     child_seconds: Callable[[], float] = float  # CPU time of child processes so far
-    tokens: int | None = None  # of a training step
-    peaks: Mapping[str, int | None] = MappingProxyType({})  # of memory, by name
+    tokens: int | None = None  # per training step
+    peaks: Mapping[str, int | None] = MappingProxyType({})  # peak memory in bytes, by name
 
 
 def agree(ours: Sequence[Any], theirs: Sequence[Any], share: float = 0.01) -> bool:
-    """Whether the rival computes the same. A sum of squares, because at a kink single elements may fall either way."""
+    """Whether two results agree, by norm: at a kink, single elements may legitimately differ."""
     pairs = zip(ours, theirs, strict=True)
     return all(bool(np.linalg.norm(a - b) <= share * np.linalg.norm(b)) for a, b in pairs)
 
 
-def admit(contest: Contest, rival: Stepper, agrees: bool) -> None:
+def admit(contest: Contest, peer: Stepper, agrees: bool) -> None:
     if agrees:
-        contest.slots.append([rival])
+        contest.slots.append([peer])
     else:
-        contest.notes.append(f"{rival.name} computes something else: not timed")
+        contest.notes.append(f"{peer.name} gives a different result: not timed")

@@ -1,7 +1,7 @@
-"""The rows of ``retrograd bench train``: whole training steps of a character model, against the same in PyTorch.
+"""The rows of ``retrograd bench train``: training steps of a character model, compared with the same in PyTorch.
 
-The model is an embedding, an LSTM, a layer norm and a linear head under softmax cross entropy, trained by Adam with
-truncated backpropagation: each step goes on from the states where the last one ended.
+The model is an embedding, an LSTM, a layer norm and a linear head with softmax cross entropy, trained by Adam with
+truncated backpropagation: each step starts from the final states of the previous one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 _RATE: Final = 1e-3
-_WINDOWS: Final = 32  # pieces of text that training goes through again and again
+_WINDOWS: Final = 32  # chunks of text, used cyclically
 _CHECKED_STEPS: Final = 4
-_TOLERANCE: Final = 1e-4  # of a loss: a few updates apart, float32 sums in another order
+_TOLERANCE: Final = 1e-4  # relative, of a loss: after a few updates, with another order of summation
 
 clock = time.perf_counter
 
@@ -55,7 +55,7 @@ class TrainCase(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Characters that a training step sees."""
+        """Characters per training step."""
         return self.steps * self.samples
 
 
@@ -67,7 +67,7 @@ class TrainData(NamedTuple):
     weights: dict[str, Array]  # by the names of our model's parameters
 
     def window(self, number: int, case: TrainCase) -> tuple[Array, Array]:
-        """Characters, and the character after each."""
+        """Return characters, and the character after each."""
         first = number % _WINDOWS * case.steps
         return self.text[first : first + case.steps], self.text[first + 1 : first + 1 + case.steps]
 
@@ -107,7 +107,7 @@ class OurTraining:
         self._state: nn.LstmState | None = None
 
     def train(self) -> float:
-        """One training step; the loss before it."""
+        """Take one training step and return the loss before it."""
         x, labels = self._data.window(self._number, self._case)
         self._number += 1
         loss: float = self._loss.forward(self._model.forward(x, self._state), labels)
@@ -125,7 +125,7 @@ class OurTraining:
         return (clock() - start,)
 
 
-# PyTorch's names of the parameters. It has a second bias, which is 0 and learns as the first does.
+# PyTorch's names of the parameters. Its second bias is 0 and is not trained.
 _TORCH_NAMES: Final = {
     "lstm.embedding.table": "0.weight",
     "lstm.layer0.wx": "1.weight_ih_l0",
@@ -139,7 +139,7 @@ _TORCH_NAMES: Final = {
 
 
 class TorchTraining:
-    """PyTorch as its users write it: eager, autograd, Adam in its default or in its fused form."""
+    """PyTorch as users write it: eager, autograd, default or fused Adam."""
 
     name = "torch"
 
@@ -157,14 +157,14 @@ class TorchTraining:
         weights = {_TORCH_NAMES[name]: torch.from_numpy(array) for name, array in data.weights.items()}
         self._model.load_state_dict({**weights, "1.bias_hh_l0": torch.zeros(4 * hidden)})
         self._model[1].bias_hh_l0.requires_grad_(False)
-        learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.Adam(learned, lr=_RATE, fused=fused)
+        trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.Adam(trainable, lr=_RATE, fused=fused)
         self._cross_entropy = layers.functional.cross_entropy
         self._data = data._replace(text=torch.from_numpy(data.text))
         self._state: Any = None
 
     def train(self) -> Any:
-        """One training step; the loss before it."""
+        """Take one training step and return the loss before it."""
         x, labels = self._data.window(self._number, self._case)
         self._number += 1
         embedding, lstm, norm, head = self._model
@@ -187,21 +187,21 @@ class TorchTraining:
 
 
 def train_failures(case: TrainCase, torch: Any | None, threads: Sequence[int]) -> Iterator[str]:
-    """The first losses must be those of float64, those of PyTorch, and at any number of threads the same."""
+    """Yield a message if the first losses depend on the thread count, or differ from float64 or from PyTorch."""
     data = make_train_data(case)
     ours = {number: _losses(OurTraining(case, data, number)) for number in threads}
-    rivals = {"float64": _losses(OurTraining(case, data, max(threads), np.float64))}
+    peers = {"float64": _losses(OurTraining(case, data, max(threads), np.float64))}
     if torch is not None:
         torch.set_num_threads(max(threads))
         for fused in (False, True):
-            rivals["torch, fused" if fused else "torch"] = _losses(TorchTraining(torch, case, data, fused))
+            peers["torch, fused" if fused else "torch"] = _losses(TorchTraining(torch, case, data, fused))
     first, *others = ours.values()
     if any(losses != first for losses in others):
         yield "the losses depend on the number of threads"
-    for name, losses in rivals.items():
-        for step, (own, theirs) in enumerate(zip(first, losses, strict=True)):
-            if not abs(own - theirs) <= _TOLERANCE * abs(theirs):
-                yield f"the loss of step {step} is {own:.7g}, by {name} {theirs:.7g}"
+    for name, losses in peers.items():
+        for step, (loss, expected) in enumerate(zip(first, losses, strict=True)):
+            if not abs(loss - expected) <= _TOLERANCE * abs(expected):
+                yield f"the loss of step {step} is {loss:.7g}, but {expected:.7g} with {name}"
                 break
 
 
@@ -216,7 +216,7 @@ _MEMORY_STEPS: Final = 3
 
 
 def peak_bytes(case: TrainCase, provider: str, threads: int) -> int | None:
-    """How far training raises the memory of a process above what the loaded library takes. None except on Linux."""
+    """Return the peak memory of training above that of the loaded library, in bytes. Linux only, otherwise None."""
     if not _STATUS.exists():
         return None
     program = f"from retrograd.lab.bench import train as b; b.print_growth(b.{case!r}, {provider!r}, {threads})"
@@ -227,12 +227,12 @@ def peak_bytes(case: TrainCase, provider: str, threads: int) -> int | None:
 
 
 def print_growth(case: TrainCase, provider: str, threads: int) -> None:
-    """In a process of its own. A small model is trained first: what a library loads on its first use is not counted."""
+    """Print the memory growth in bytes, in a separate process. A small model is trained first, to load the library."""
     data = make_train_data(case)
     small = TrainCase(8, 1, 4)
     for number, (problem, given) in enumerate(((small, make_train_data(small)), (case, data))):
         if number == 1:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             before = _kilobytes("VmRSS")
         training: OurTraining | TorchTraining
         if provider == "retrograd":

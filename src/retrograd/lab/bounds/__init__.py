@@ -1,10 +1,10 @@
-"""Tolerances with reasons.
+"""Tolerances, with their derivations.
 
-Imports NumPy only: a tolerance that shares code with the engine or the oracle shares its bugs.
+Imports only NumPy: a tolerance that shared code with the engine or the oracle would share its bugs.
 
-Tolerances are absolute, one per element, made of what the oracle computed on the way. They count roundings: u is the
-most that one operation can be off by, relative to its result, so a chain of k operations is off by k units of the
-largest intermediate result at the most, and by a good half of that in the worst of many elements.
+Tolerances are absolute, one per element, computed from the oracle's intermediate results. They count roundings: u is
+the largest relative error of one operation, so the error of a chain of k operations is at most k u of the largest
+intermediate result, and over many elements the maximum is a little more than half of that.
 """
 
 from .lstm import LstmBound, lstm_bound

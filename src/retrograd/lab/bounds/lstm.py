@@ -17,25 +17,25 @@ __all__ = [
     "lstm_bound",
 ]
 
-# A running error analysis: the network is computed once more in float64, and beside every number goes how far the
-# engine may be off at that place. What enters at a step is carried through all later steps (and, in backward, all
-# earlier ones) by the same derivatives that carry the numbers themselves:
+# A running error analysis: the network is evaluated again in float64, and every value carries the scale of its error in
+# the engine. The error added at a step is propagated through all later steps (in backward, all earlier ones) by the
+# same derivatives that propagate the values:
 #
-# - Through products and sums of two or three numbers errors add up in full.
-# - In a matrix product the terms' errors are independent, so their squares add up; so do the roundings of the sum. A
-#   sum of n terms t, added up one after the other, rounds n partial results, which grow to the size of the sum s if
-#   terms agree in sign and of the root of the sum of t^2 if they do not: u * sqrt(n * (sum t^2 + s^2) / 2).
-# - Through an activation an error moves as far as f itself says at both ends, so a kink or a jump within reach counts.
-# - Functions of the engine are good to 6 units in the last place (12 u), tanh and sigmoid to 3; parameters are rounded.
+# - Through products and sums of two or three numbers, errors add up in full.
+# - In a matrix product the errors of the terms are independent, so their squares add up; so do the roundings of the
+#   sum. A sequential sum of n terms t rounds n partial sums, which grow to the size of the sum s if the terms have the
+#   same sign, and to the root of the sum of t^2 if they do not: u * sqrt(n * (sum t^2 + s^2) / 2).
+# - Through an activation, f is evaluated at both ends of the error interval, so a kink or a jump inside it counts.
+# - The engine's functions are accurate to 6 ulp (12 u), tanh and sigmoid to 3; parameters are rounded.
 #
-# That is the scale of the errors; a tolerance is _WORST of it. One rounding is, in the root of the mean square, 0.42 u
-# of its result (uniform within half a unit in the last place, which is between u and u/2 of the number). So the scale
-# is 1 / 0.42 = 2.4 standard deviations of a sum that cancels, 3.4 of one as large as its terms, and twice that leaves
-# independent roundings no chance in 10^6 to come near. Errors that were carried along are less independent the fewer
-# units there are: a network of two or three that amplifies them over a hundred steps can leave these bounds.
+# A tolerance is this scale times _WORST. One rounding has a root mean square of 0.42 u of its result (uniform within
+# half an ulp, which is between u/2 and u of the number). So the scale is 1 / 0.42 = 2.4 standard deviations of a sum
+# that cancels, and 3.4 of one as large as its terms; independent roundings exceed twice that with a probability below
+# 1e-6. With few units, propagated errors are less independent: a network of two or three units that amplifies them over
+# a hundred steps can exceed these bounds.
 
 _WORST: Final = 2.0
-# Their slopes follow from the value, and so does the slope's error: the slope of the slope, seen as a function of y.
+# Functions whose slope is computed from the value y: the derivative of the slope with respect to y.
 _SLOPE_OF_VALUE: Final[dict[str, Callable[[Float64s], Float64s]]] = {
     "sigmoid": lambda y: np.abs(1 - 2 * y),
     "tanh": lambda y: 2 * np.abs(y),
@@ -43,7 +43,7 @@ _SLOPE_OF_VALUE: Final[dict[str, Callable[[Float64s], Float64s]]] = {
 
 
 class LstmBound(NamedTuple):
-    """Tolerances, in the shapes of the oracle's results: time first, parameters stacked."""
+    """Tolerances in the shapes of the oracle's results: time first, parameters stacked."""
 
     y: Float64s
     hn: Float64s
@@ -116,12 +116,12 @@ class _Function(NamedTuple):
 
 
 def _tolerance(error: Float64s) -> Float64s:
-    """Infinite where the analysis itself has overflowed: of a network that explodes."""
+    """Return the tolerance for an error; infinite where the analysis itself overflowed, as in an unstable network."""
     return np.where(np.isnan(error), np.inf, _WORST * error)
 
 
 class _Step(NamedTuple):
-    """What backward needs of a step of one cell, of the samples that took part."""
+    """What backward needs from one step of one cell, for the active samples."""
 
     on: npt.NDArray[np.bool_]
     u: _Number
@@ -132,11 +132,11 @@ class _Step(NamedTuple):
     c: _Number
     hidden: _Number
     hidden_slope: _Number
-    output_sees: _Number  # the cell state that the output gate's peephole saw
+    output_sees: _Number  # the cell state that the output gate's peephole reads
 
 
 class _LstmAnalysis:
-    """One cell's steps, forward and backward, with the errors of all that is computed on the way."""
+    """The steps of one cell, forward and backward, with the errors of all intermediate results."""
 
     def __init__(self, cell: LstmParameters, functions: Sequence[_Function], reads_new: bool) -> None:
         self.cell, self.functions, self.reads_new = cell, functions, reads_new
@@ -147,7 +147,7 @@ class _LstmAnalysis:
         self.weights, self.weights_back = _Matrix(both.T), _Matrix(both)
         self.b = _Number.exact(None if cell.b is None else cell.b.reshape(-1), (4 * self.units,))
         self.peephole = None if cell.peephole is None else as_float64(cell.peephole)
-        self.rows: list[tuple[_Number, ...]] = []  # dz of the four gates, and what their weights have seen
+        self.rows: list[tuple[_Number, ...]] = []  # dz of the four gates, and the inputs of their weights
 
     def times(self, *factors: _Number) -> _Number:
         value, error = factors[0]
@@ -173,44 +173,47 @@ class _LstmAnalysis:
         return cast(Float64s, np.sqrt(carried + self.u**2 * rounded + count * self.smallest**2))
 
     def seen(self, gate: int, c: _Number, back: bool = False) -> _Number:
-        """Through a gate's peephole, or the way back."""
+        """Multiply by a gate's peephole, or by its transpose for backward."""
         assert self.peephole is not None
         p = self.peephole[gate]
         if p.ndim == 1:
             return self.times(_Number.exact(p, p.shape), c)
         return self.dot(c, _Matrix(p if back else p.T))
 
-    def spared(
+    def without_excess(
         self, to: _Number, source: _Number, f: _Number, factors: Sequence[_Number], slopes: Sequence[_Number]
     ) -> _Number:
-        """From one cell state to the next an error goes by four ways, f and three diagonal peepholes. It is the same
-        error: the ways' derivatives add up with their signs, not in full as `to` has them."""
+        """Subtract what `to` counts too often.
+
+        An error of one cell state reaches the next by four paths, f and three diagonal peepholes. It is the same error,
+        so the derivatives of the paths add up with their signs, not in absolute value as in `to`.
+        """
         if self.peephole is None or self.peephole.ndim == 3:
             return to
-        ways = [f.value] + [self.peephole[k] * factors[k].value * slopes[k].value for k in range(3)]
-        spared = sum(np.abs(way) for way in ways) - np.abs(sum(ways))
-        return _Number(to.value, np.maximum(to.error - spared * source.error, self.u * np.abs(to.value)))
+        paths = [f.value] + [self.peephole[k] * factors[k].value * slopes[k].value for k in range(3)]
+        excess = sum(np.abs(path) for path in paths) - np.abs(sum(paths))
+        return _Number(to.value, np.maximum(to.error - excess * source.error, self.u * np.abs(to.value)))
 
     def forward(self, on: npt.NDArray[np.bool_], u: _Number, h_prev: _Number, c_prev: _Number) -> tuple[_Step, _Number]:
         z = self.plus(self.dot(_Number.joined([u, h_prev], axis=1), self.weights), self.b)
         zs = [z.at(slice(None), slice(k * self.units, (k + 1) * self.units)) for k in range(4)]
         if self.peephole is not None:
             zs[:3] = [self.plus(zs[k], self.seen(k, c_prev)) for k in range(3)]
-        made = [self.functions[k](zs[k]) for k in range(3)]
-        (i, _), (f, _), (g, _) = made
+        activated = [self.functions[k](zs[k]) for k in range(3)]
+        (i, _), (f, _), (g, _) = activated
         c = self.plus(self.times(f, c_prev), self.times(i, g))
-        c = self.spared(c, c_prev, f, (g, c_prev, i), [slope for _, slope in made])
+        c = self.without_excess(c, c_prev, f, (g, c_prev, i), [slope for _, slope in activated])
         output_sees = c if self.reads_new else c_prev
         if self.peephole is not None:
             zs[3] = self.plus(zs[3], self.seen(3, output_sees))
-        made.append(self.functions[3](zs[3]))
+        activated.append(self.functions[3](zs[3]))
         hidden, hidden_slope = self.functions[4](c)
-        gates, slopes = [value for value, _ in made], [slope for _, slope in made]
+        gates, slopes = [value for value, _ in activated], [slope for _, slope in activated]
         step = _Step(on, u, h_prev, c_prev, gates, slopes, c, hidden, hidden_slope, output_sees)
         return step, self.times(gates[3], hidden)
 
     def backward(self, step: _Step, dh: _Number, dc: _Number) -> tuple[_Number, _Number, _Number]:
-        """From the gradients of the state after the step: du, and those of the state before it."""
+        """Return du, dh and dc before the step, from dh and dc after it."""
         i, f, g, o = step.gates
         factors = (g, step.c_prev, i)
         dzo = self.times(dh, step.hidden, step.slopes[3])
@@ -222,13 +225,13 @@ class _LstmAnalysis:
         if self.peephole is not None:
             for k in range(3 if self.reads_new else 4):
                 dc_prev = self.plus(dc_prev, self.seen(k, dz[k], back=True))
-        dc_prev = self.spared(dc_prev, dc, f, factors, step.slopes)
+        dc_prev = self.without_excess(dc_prev, dc, f, factors, step.slopes)
         self.rows.append((*dz, step.u, step.h_prev, step.c_prev, step.output_sees))
         sent = self.dot(_Number.joined(dz, axis=1), self.weights_back)
         return sent.at(slice(None), slice(self.inputs)), sent.at(slice(None), slice(self.inputs, None)), dc_prev
 
     def tolerances(self) -> LstmParameters:
-        """Of the parameters' gradients, from all steps of backward."""
+        """Return the tolerances of the parameters' gradients, after all steps of backward."""
         if not self.rows:
             return LstmParameters(*(None if part is None else np.zeros(part.shape) for part in self.cell))
         *dz, u, h_prev, c_prev, output_sees = (_Number.joined(column) for column in zip(*self.rows, strict=True))
@@ -241,7 +244,7 @@ class _LstmAnalysis:
         )
 
     def _row_sum(self, dz: _Number, seen: _Number, ndim: int) -> Float64s:
-        """dz' seen for a matrix, the sum of dz * seen for a vector."""
+        """Return the tolerance of dzᵀ seen for a matrix, of the sum of dz * seen for a vector."""
 
         def product(p: Float64s, q: Float64s) -> Any:
             return p.T @ q if ndim == 3 else np.sum(p * q, axis=0)
@@ -271,13 +274,13 @@ def lstm_bound(
     output_reads: str = "new",
     masks: Sequence[Array] | None = None,
 ) -> LstmBound:
-    """Tolerances of an LSTM's outputs and gradients; arguments are the oracle's, the parameters stacked.
+    """Return the tolerances of an LSTM's outputs and gradients. Arguments are as for the oracle, parameters stacked.
 
     `activate` and `input_slope` are f(name, z, alpha, beta) and f'(name, z, alpha, beta) as the oracle computes them.
     """
     dtype = PRECISIONS[x.dtype.name]
     u, (T, N, _), H = dtype.unit, x.shape, cells[0].wh.shape[-1]
-    smallest = max(dtype.smallest, 1e-150)  # of what is smaller, the square is 0 here
+    smallest = max(dtype.smallest, 1e-150)  # the square of a smaller number underflows
     on_at = np.ones((T, N), np.bool_) if active is None else active
     functions = [_Function(*named, activate, input_slope, u, smallest) for named in activations]
     analyses = [_LstmAnalysis(cell, functions, output_reads == "new") for cell in cells]
@@ -295,7 +298,7 @@ def lstm_bound(
         return slice(direction * H, (direction + 1) * H)
 
     state = (len(cells), N, H)
-    h, c = _Number.exact(h0, state), _Number.exact(c0, state)  # brought forward step by step
+    h, c = _Number.exact(h0, state), _Number.exact(c0, state)  # updated at every step
     steps: list[dict[int, _Step]] = [{} for _ in cells]
     y = _Number.exact(x, x.shape)  # of the layer below
     for layer in range(len(cells) // directions):

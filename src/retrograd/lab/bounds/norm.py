@@ -22,18 +22,18 @@ __all__ = [
 
 
 class NormRoundings(NamedTuple):
-    """How many u the results of a normalization may be off by. docs/numerics.md has the same numbers in a table.
+    """The tolerances of a normalization, in u. docs/numerics.md has the same numbers in a table.
 
-    Roundings of a sum are independent of each other, so they add up as squares do. In sums of 16 float numbers of
-    either sign they come to 1.6 u of each on average, and 8 u allows five times that for the worst of many sums. Where
-    the terms agree in sign so may their roundings: 4 u of the result, of which one is its own.
+    The roundings of a sum are independent, so their squares add up. In sums of 16 float32 numbers of either sign they
+    are 1.6 u per term on average; 8 u allows five times that for the maximum over many sums. If the terms have the same
+    sign, so may their roundings: 4 u of the result, including the rounding of the result itself.
     """
 
     mean: float  # of the standard deviation
     var: float  # of the variance
-    product: float  # of gamma * xhat, on the way to z
+    product: float  # of gamma * xhat, a term of z
     sum: float  # of a sum over a channel
-    terms: float  # and of the root of the sum of its terms' squares
+    terms: float  # of the root of the sum of the squares of its terms
 
 
 NORM_ROUNDINGS: Final = {
@@ -89,9 +89,9 @@ class BackwardBound(NamedTuple):
 
 
 class _Indices:
-    """Which statistics set, and which gamma, each element belongs to, as numbers in the shape of x.
+    """The index of each element's statistics set and of its gamma, as arrays of the shape of x.
 
-    A pair is the elements that have both in common. Pairs are numbered so that the parameter counts fastest.
+    A pair is the elements that share both. In the index of a pair the parameter varies fastest.
     """
 
     def __init__(self, shape: tuple[int, ...], kind: Kind, channel_axis: int, axis: int, num_groups: int) -> None:
@@ -145,7 +145,7 @@ class _Indices:
         return self._sum(values, self.parameter_of, self.parameters)
 
     def square_pairs(self, values: Float64s) -> Float64s:
-        """Sums over each pair, squared and added up for each parameter."""
+        """Sum over each pair, and return the sum of the squares of those for each parameter."""
         sums = self._sum(values, self.pair_of, self.pairs)
         return cast(Float64s, np.sum((sums * sums).reshape(-1, max(self.parameters, 1)), axis=0))[: self.parameters]
 
@@ -157,13 +157,13 @@ class _Indices:
 def _statistics_error(
     dtype: Precision, index: _Indices, mean: Float64s, std: Float64s, given: bool
 ) -> tuple[Float64s, Float64s]:
-    """How far mean and var may be off, per set: absolute.
+    """Return the absolute tolerances of mean and var, per set.
 
-    The mean is a center plus the mean of x - center. That difference rounds by up to u, and for all x of one binade
-    alike, so the mean over many does not hide it; sums of float run in float over at most 16 vectors a lane, where
-    roundings come to about 1 u of each number, and then in double. A square doubles the error of the difference and is
-    rounded and summed itself. The center is the mean rounded, so that constant data have differences of u|mean|. In
-    double the sums stay in double, and all their roundings count: twice as many, and more the longer they are.
+    The mean is a center plus the mean of x - center. That difference has a rounding error of up to u, the same for all
+    x of one binade, so it does not average out. Sums of float32 run in float32 over at most 16 vectors per lane, with
+    roundings of about 1 u of each number, and then in float64. A square doubles the error of the difference, and is
+    itself rounded and summed. The center is the rounded mean, so constant data have differences of u |mean|. float64
+    data are summed in float64, where all roundings count: twice as many, and more for longer sums.
     """
     if given:
         nothing = np.zeros_like(mean)
@@ -176,25 +176,24 @@ def _statistics_error(
         longer = _longer(index.count)
         mean_error, var_error = longer * mean_error, longer * var_error
         if index.channels_per_group > 1:
-            # Where channels are last, each has a mean of its own, and the group's variance is in part that of those
-            # means. Where channels are first, the center is that of the first, and squares about a center that is off
-            # cancel.
+            # Channels last: each channel has its own mean, and part of the group's variance is that of these means.
+            # Channels first: the center is that of the first channel, and sums about a wrong center cancel.
             mean_error = mean_error + u * math.sqrt(index.channels_per_group) * std
             var_error = 2 * var_error
     return mean_error, var_error
 
 
 def _longer(count: int) -> float:
-    """How the roundings of a sum in double grow: partial sums grow with the root of their length, at least.
+    """Return the factor by which roundings of a float64 sum grow: partial sums grow at least as the root of the length.
 
-    This is for arrays whose memory is in one order. Where they differ in it, a set may fall into many short pieces,
-    whose sums are added one after the other.
+    This holds if all arrays have the same memory order. Otherwise a set may be split into many short pieces, whose sums
+    are added one after the other.
     """
     return math.sqrt(1 + count / 2**16)
 
 
 def _sum_roundings(dtype: Precision, count: int) -> tuple[float, float]:
-    """Of a sum, in u: of its value, and of the root of the sum of its terms' squares."""
+    """Return the error of a sum in u: relative to its value, and to the root of the sum of its terms' squares."""
     roundings = NORM_ROUNDINGS[dtype.double]
     longer = _longer(count) if dtype.double else 1.0
     return roundings.sum * longer, roundings.terms * longer
@@ -219,7 +218,7 @@ def forward_bound(
     alpha: float = 0.0,
     act_beta: float = 0.0,
 ) -> ForwardBound:
-    """Tolerances of y, mean and var. `activate` is f as the oracle computes it."""
+    """Return the tolerances of y, mean and var. `activate` is f as the oracle computes it."""
     dtype = PRECISIONS[x.dtype.name]
     u = dtype.unit
     index = _Indices(x.shape, kind, channel_axis, axis, num_groups)
@@ -236,36 +235,36 @@ def forward_bound(
     if activation == "identity":
         moved = z_error
     else:
-        # f is monotone but for a jump or two: the ends of the interval say how far y can be.
+        # f is monotone except for a jump or two, so the ends of the interval bound the change of y.
         for sign in (-1, 1):
             moved = np.maximum(moved, np.abs(as_float64(activate(z + sign * z_error) - np.asarray(expected.y))))
     y_error = moved + u * (r.value * magnitude + r.value_offset)
-    # Below the normal range a weight that is off by one of the smallest numbers is multiplied by z.
+    # A subnormal factor of z has an absolute error of the smallest number, which is multiplied by z.
     y_error = y_error + (2 + np.abs(as_float64(z))) * _least(dtype)
     y_error = y_error + dtype.storage * (magnitude + y_error) + dtype.smallest
     return ForwardBound(y_error, mean_error.reshape(expected.mean.shape), var_error.reshape(expected.var.shape))
 
 
 def _least(dtype: Precision) -> float:
-    """The smallest number of the arithmetic, or a larger one whose square is not 0 here."""
+    """Return the smallest positive number of the arithmetic, or a larger one whose square is not 0 in float64."""
     return max(2 * PRECISIONS["float64" if dtype.double else "float32"].smallest, 1e-150)
 
 
 def _input_error(
     dtype: Precision, index: _Indices, gamma: Array | None, beta: Array | None, expected: Statistics, given: bool
 ) -> Float64s:
-    """How far z, the input of the activation, may be off."""
+    """Return the tolerance of z, the input of the activation."""
     u = dtype.unit
     mu, v, rstd = (index.per_set(s) for s in (expected.mean, expected.var, expected.rstd))
     mean_error, var_error = _statistics_error(dtype, index, mu, np.sqrt(v), given)
     g = np.abs(index.spread_parameters(gamma, 1.0))
     b = np.abs(index.spread_parameters(beta, 0.0))
     scaled = g * np.abs(as_float64(expected.xhat))
-    # The center is the mean rounded to the arithmetic's type; what that leaves, times rstd, is at most this.
+    # The center is the mean rounded to the arithmetic's type; that rounding error times rstd is at most this.
     offset = g * index.spread_sets(np.abs(mu) * rstd) * u
-    # z = (x - center) * scale + shift. Of the product: the difference, rstd, gamma * rstd, and the product itself where
-    # there is no fused multiply-add: 4. (Rows: the same 4, and xhat, which is rounded before it meets gamma: 5.) Of
-    # shift: itself, and offset twice. Then the sum. What mean and rstd are off by comes on top.
+    # z = (x - center) * scale + shift. Roundings of the product: the difference, rstd, gamma * rstd, and the product
+    # itself if there is no fused multiply-add: 4. (Rows: also xhat, which is rounded before the product with gamma: 5.)
+    # Of shift: itself, and offset twice. Then the sum. The errors of mean and rstd are added.
     z_error = u * (NORM_ROUNDINGS[dtype.double].product * scaled + b + 3 * offset + np.abs(as_float64(expected.z)))
     z_error = z_error + g * index.spread_sets(rstd * mean_error)
     return z_error + scaled * index.spread_sets(0.5 * var_error * rstd * rstd)
@@ -290,10 +289,10 @@ def input_slope_error(
     alpha: float = 0.0,
     act_beta: float = 0.0,
 ) -> Float64s:
-    """How far f'(z) may be off where backward makes z again. `input_slope` is f' as the oracle computes it.
+    """Return the tolerance of f'(z) if backward recomputes z. `input_slope` is f' as the oracle computes it.
 
-    As far as f' moves with the error of z: a kink within reach counts. Parameters that z is compared with are rounded,
-    and so is the ramp a z + b. Then 6 ulp of the slope itself, or of the parts of one that is a difference.
+    It is the change of f' over the error interval of z, so a kink inside it counts. Parameters that z is compared with
+    are rounded, and so is the ramp a z + b. Then 6 ulp of the slope, or of the terms if it is a difference.
     """
     dtype = PRECISIONS[x.dtype.name]
     u = dtype.unit
@@ -331,9 +330,9 @@ def backward_bound(
     act_beta: float = 0.0,
     slope_error: Float64s | None = None,
 ) -> BackwardBound:
-    """Tolerances of the gradients, where the oracle's backward was given the engine's y.
+    """Return the tolerances of the gradients, if the oracle's backward was given the engine's y.
 
-    Or where the slope is found from the input: then `slope_error` says how far it may be off.
+    If the slope is computed from the input instead, `slope_error` is its tolerance.
     """
     dtype = PRECISIONS[x.dtype.name]
     u = dtype.unit
@@ -349,7 +348,7 @@ def backward_bound(
         std = np.zeros_like(mu)
     mean_error, var_error = _statistics_error(dtype, index, mu, std, mean is not None)
 
-    # dz: the slope's own roundings.
+    # dz: the roundings of the slope.
     r = activation_roundings(activation, alpha, act_beta, dtype.double)
     dz_error = u * r.slope * np.abs(dz)
     if slope_error is not None:
@@ -360,9 +359,10 @@ def backward_bound(
     if activation != "identity":
         dz_error = dz_error + lost * (1 + np.abs(as_float64(dy)))
 
-    # xhat = (x - center) * rstd + offset. What is the same for all elements of a set adds up in a sum: the rounding of
-    # rstd and the error of var stretch xhat, the error of the mean shifts it, and so does the rounding of x - center
-    # (by u of 1, the size of xhat: see _statistics_error). Per element: that, the product if it is not fused, the sum.
+    # xhat = (x - center) * rstd + offset. Errors that all elements of a set share add up in a sum: the rounding of rstd
+    # and the error of var scale xhat; the error of the mean shifts it, and so does the rounding of x - center (by u
+    # times 1, the size of xhat: see _statistics_error). Per element: that rounding, the product if it is not fused, and
+    # the sum.
     shift = index.spread_sets(rstd * mean_error + u * u * np.abs(mu) * rstd) + u
     stretch = index.spread_sets(u + 0.5 * var_error * rstd * rstd)
     xhat_error = 3 * u * np.abs(xhat)
@@ -379,8 +379,8 @@ def backward_bound(
         + index.square_pairs(products * stretch)
     )
 
-    # dx = a * dz + (b * (x - center) + k). a = gamma * rstd: 2, and the product; b = rstd^2 * mean(g xhat): 3, the
-    # difference, the product; k: 2; and the sums, 1 of each term. The means carry their sums' errors over the count.
+    # dx = a * dz + (b * (x - center) + k). Roundings: a = gamma * rstd 2, and the product; b = rstd^2 * mean(g xhat) 3,
+    # the difference, the product; k 2; the sums, 1 per term. A mean has the error of its sum divided by the count.
     gamma64 = index.spread_parameters(gamma, 1.0)
     g = gamma64 * dz
     g_error = np.abs(gamma64) * dz_error
@@ -404,7 +404,7 @@ def backward_bound(
             + np.abs(mean_g_xhat) * shift
             + np.abs(xhat) * off_g_xhat
         )
-    # Below the normal range a and b are off by one of the smallest numbers, and are multiplied.
+    # Subnormal a and b have an absolute error of the smallest number, which is multiplied.
     dx_error = dx_error + (2 + np.abs(dz)) * lost
     if not frozen:
         dx_error = dx_error + np.abs(xhat / scale) * lost

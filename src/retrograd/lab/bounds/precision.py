@@ -1,4 +1,4 @@
-"""Units, roundings of activations, and how errors are measured."""
+"""Precision of the data types, roundings of the activations, and the error measure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ __all__ = [
 
 
 class _Roundings(NamedTuple):
-    """What an activation adds, in units of u."""
+    """The rounding error that an activation adds, in units of u."""
 
     argument: float = 0.0  # of |z|, before f
     value: float = 0.0  # of |y|
-    value_offset: float = 0.0  # absolute: of parameters that are added
+    value_offset: float = 0.0  # absolute: the rounding of added parameters
     slope: float = 0.0  # of |dz|
     slope_offset: float = 0.0  # of |dy|
 
 
 def activation_roundings(name: str, alpha: float, beta: float, double: bool) -> _Roundings:
-    """Parameters are themselves rounded to the arithmetic's type. The transcendental ones keep their bounds in ulp of
-    the engine (an ulp is up to 2 u): exp 1.1, expm1 and log1p 2, tanh and sigmoid 3 (tests/support/activation.py).
+    """Return the roundings of an activation. Parameters are also rounded to the arithmetic's type.
+
+    The engine's elementary functions have these bounds in ulp (an ulp is up to 2 u): exp 1.1, expm1 and log1p 2, tanh
+    and sigmoid 3 (tests/support/activation.py).
     """
     a, b = abs(alpha), abs(beta)
     match name:
@@ -60,7 +62,7 @@ def activation_roundings(name: str, alpha: float, beta: float, double: bool) -> 
         case "soft_shrink":
             return _Roundings(value=1, value_offset=a)
         case "tanh_shrink":
-            # float is computed in double and rounded once. In double z - tanh z keeps the error of tanh, 3 units of a
+            # float32 is computed in float64 and rounded once. In float64 z - tanh z has the error of tanh, 3 u of a
             # number below 1. The slope is the square of t = x - y, where x, up to 20, is rounded to 16 u: 32 u.
             if double:
                 return _Roundings(value=2, value_offset=3, slope=4, slope_offset=40)
@@ -77,13 +79,13 @@ def activation_roundings(name: str, alpha: float, beta: float, double: bool) -> 
 
 class Precision(NamedTuple):
     unit: float  # u of the arithmetic
-    storage: float  # most that storing a result adds, relative to it; 0: it is stored as computed
-    smallest: float  # and absolute: half of the smallest subnormal
+    storage: float  # largest relative error of storing a result; 0: it is stored as computed
+    smallest: float  # largest absolute error near 0: half of the smallest subnormal
     double: bool = False
 
 
 DOUBLE_UNIT: Final = 2.0**-53
-# Where long double is no wider than a float64, the oracle's own roundings are as large as the engine's.
+# Where long double is no wider than float64, the oracle's roundings are as large as the engine's.
 _DOUBLE_ORACLE: Final = 1.0 if float(np.finfo(np.longdouble).eps) < 2.0**-60 else 2.0
 PRECISIONS: Final[dict[str, Precision]] = {
     "float32": Precision(2.0**-24, 0.0, 2.0**-150),
@@ -99,17 +101,17 @@ def as_float64(values: Array) -> Float64s:
 
 @np.errstate(all="ignore")
 def error_in_tolerances(got: Array, expected: Array, tolerance: Array) -> float:
-    """The worst |got - expected| / tolerance; infinite where one is NaN or infinite and the other is not the same."""
+    """Return the maximum of |got - expected| / tolerance; infinite if a NaN or infinity is not in both."""
     wide = np.longdouble if expected.dtype == np.longdouble else np.float64
-    mine, oracle = np.asarray(got).astype(wide), np.asarray(expected).astype(wide)
-    if mine.shape != oracle.shape:
+    actual, oracle = np.asarray(got).astype(wide), np.asarray(expected).astype(wide)
+    if actual.shape != oracle.shape:
         return math.inf
-    same = (mine == oracle) | (np.isnan(mine) & np.isnan(oracle))
-    error = np.abs(mine - oracle)
+    same = (actual == oracle) | (np.isnan(actual) & np.isnan(oracle))
+    error = np.abs(actual - oracle)
     ratio = np.where(same, 0.0, error / np.broadcast_to(tolerance, oracle.shape))
     ratio = np.where(np.isnan(ratio), math.inf, ratio)
     return float(ratio.max(initial=0.0))
 
 
-# Their slopes are differences of numbers of size 1.
+# Activations whose slope is a difference of numbers of size 1, which may cancel.
 SLOPE_IS_A_DIFFERENCE: Final = ("gelu", "gelu_tanh", "gelu_sigmoid", "silu", "hard_swish")

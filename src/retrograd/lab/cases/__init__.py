@@ -1,6 +1,6 @@
-"""Named problems: what tests, ``verify`` and ``bench`` have in common.
+"""Named problems, shared by the tests, ``verify`` and ``bench``.
 
-Imports NumPy only. (Asking for bfloat16 data imports ml_dtypes, which gives NumPy that type.)
+Imports only NumPy. (bfloat16 data also imports ml_dtypes, which adds that dtype to NumPy.)
 """
 
 from .lstm import LSTM_BENCH_CASES, LSTM_STANDARD, LSTM_VERIFY_CASES, LstmCase, LstmData, LstmParameters, make_lstm_data

@@ -37,8 +37,8 @@ LSTM_STANDARD: Final[tuple[NamedActivation, ...]] = (
 class LstmCase:
     """An LSTM to verify or to time, forward and backward. `activations` are those of i, f, g, o and the hidden output.
 
-    `weights` is the form in which they are handed over: all gates in one array [4H, ...], in one array [4, H, ...], or
-    an array [H, ...] for each.
+    `weights` is the form in which they are passed: all gates in one array [4H, ...] ("concatenated"), in one array
+    [4, H, ...] ("stacked"), or one array [H, ...] per gate ("gates").
     """
 
     steps: int
@@ -63,7 +63,7 @@ class LstmCase:
 
     @property
     def name(self) -> str:
-        """``lstm_t64n32i128h256_l2_bi_diagonal``: the sizes, then what is out of the ordinary."""
+        """``lstm_t64n32i128h256_l2_bi_diagonal``: the sizes, then the options that are not the default."""
         words = [f"lstm_t{self.steps}n{self.samples}i{self.inputs}h{self.units}"]
         if self.layers > 1:
             words.append(f"l{self.layers}")
@@ -95,7 +95,7 @@ class LstmCase:
 
     @property
     def active(self) -> npt.NDArray[np.bool_] | None:
-        """[T, N]: which samples take part in which step; None: all."""
+        """Which samples are active at which step, [T, N]; None: all."""
         if self.lengths is not None:
             return np.arange(self.steps)[:, None] < np.array(self.lengths, dtype=int)[None, :]
         if self.batch_sizes is not None:
@@ -107,7 +107,7 @@ class LstmCase:
 
 
 class LstmParameters(NamedTuple):
-    """Of one cell, or their gradients, or their tolerances."""
+    """The parameters of one cell, or their gradients, or the tolerances of those."""
 
     wx: Any
     wh: Any
@@ -115,7 +115,7 @@ class LstmParameters(NamedTuple):
     peephole: Any = None
 
     def stacked(self) -> LstmParameters:
-        """From any form: [4, H, ...], 0 for gates that are None; None stays None."""
+        """Convert any form to [4, H, ...], with zeros for gates that are None; a parameter that is None stays None."""
         units = (self.wh[0] if isinstance(self.wh, (tuple, list)) else self.wh).shape[-1]
         return LstmParameters(
             *(None if part is None else _stacked(part, units, at < 2) for at, part in enumerate(self))
@@ -123,7 +123,7 @@ class LstmParameters(NamedTuple):
 
 
 class LstmData(NamedTuple):
-    """Time first, or samples first where the case says so; parameters in the case's form, one per cell."""
+    """The arrays of a case: time first, or batch first if the case says so; one `LstmParameters` per cell."""
 
     x: Array  # [T, N, I]
     weights: tuple[LstmParameters, ...]
@@ -143,7 +143,7 @@ def _stacked(part: Any, units: int, is_matrix: bool) -> Array:
 
 
 def make_lstm_data(case: LstmCase, seed: int = 0) -> LstmData:
-    """Normal x and gradients, weights that keep pre-activations of size 1; the same for the same case and seed."""
+    """Draw normal x and gradients, and weights that give pre-activations of size 1. Depends on case and seed only."""
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     drawn: Any = np.float64 if case.dtype == "float64" else np.float32
 
@@ -194,7 +194,7 @@ def make_lstm_data(case: LstmCase, seed: int = 0) -> LstmData:
 
 
 def _with_activations(**names: str) -> tuple[NamedActivation, ...]:
-    """The standard ones, but for the roles (i f g o h) that are named."""
+    """Return the standard activations with those of the named roles (i f g o h) replaced."""
     return tuple(
         (names[role], *ACTIVATION_PARAMETERS[names[role]]) if role in names else usual
         for role, usual in zip("ifgoh", LSTM_STANDARD, strict=True)
@@ -226,7 +226,7 @@ def _lstm_bench_cases() -> Iterator[LstmCase]:
 
 
 def _lstm_verify_cases() -> Iterator[LstmCase]:
-    """Every option, and the sizes at which vectors, panels and teams begin and end."""
+    """Yield cases for every option, and for sizes around the limits of vectors, panels and thread splits."""
     for dtype in ("float32", "float64"):
         yield LstmCase(7, 5, 6, 11, dtype=dtype)
         yield LstmCase(7, 5, 6, 11, 3, 2, dtype=dtype, states=True)
@@ -240,7 +240,7 @@ def _lstm_verify_cases() -> Iterator[LstmCase]:
         yield LstmCase(6, 4, 5, 10, bias=False, dtype=dtype, batch_first=True, weights="gates")
     yield LstmCase(6, 4, 5, 10, peephole="full", weights="stacked", batch_first=True)
     yield LstmCase(6, 4, 5, 10, 2, peephole="diagonal", weights="gates", lengths=(6, 2, 5, 3), dropout=0.5)
-    # Sizes around a vector's lanes, and 1.
+    # Sizes around the vector width, and 1.
     for units in (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65):
         yield LstmCase(5, 3, 4, units)
         yield LstmCase(3, 2, units, 3, dtype="float64")
@@ -248,12 +248,12 @@ def _lstm_verify_cases() -> Iterator[LstmCase]:
     yield LstmCase(1, 13, 3, 5, states=True)
     yield LstmCase(40, 1, 3, 5, states=True)
     yield LstmCase(4, 3, 0, 6, 2, states=True)
-    # Enough for a team, with slots apart and with units apart; more rows than one sum runs over; a long sequence.
+    # Large enough for several threads, split by batch and by units; more rows than one run of a sum; a long sequence.
     yield LstmCase(12, 24, 40, 48, 2, 2, lengths=tuple(1 + n * 5 % 12 for n in range(24)))
     yield LstmCase(6, 2, 96, 250, peephole="diagonal")
     yield LstmCase(40, 33, 20, 24)
     yield LstmCase(300, 2, 8, 16, states=True)
-    # Every activation, in one role or another.
+    # Every activation, each in one role.
     for number, name in enumerate(ACTIVATION_PARAMETERS):
         activations = _with_activations(**{"ifgoh"[number % 5]: name})
         yield LstmCase(5, 4, 3, 19, activations=activations, dtype=("float32", "float64")[number // 5 % 2])
@@ -264,7 +264,7 @@ def _distinct_lstm(every: Iterator[LstmCase]) -> tuple[LstmCase, ...]:
     return tuple({case.name: case for case in every}.values())
 
 
-# The rows of the published tables, float32.
+# The rows of the tables in docs/performance.md, float32.
 LSTM_BENCH_CASES: Final[tuple[LstmCase, ...]] = _distinct_lstm(_lstm_bench_cases())
-# Small enough to be run whole at every instruction-set level.
+# Small enough to run completely at every instruction-set level.
 LSTM_VERIFY_CASES: Final[tuple[LstmCase, ...]] = _distinct_lstm(_lstm_verify_cases())

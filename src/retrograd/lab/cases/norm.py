@@ -23,7 +23,7 @@ __all__ = [
     "storage_dtype",
 ]
 
-# (alpha, beta) that put every piece of an activation within reach of normalized data; 0 where it takes none.
+# (alpha, beta) such that normalized data reach every piece of the activation; 0 for a parameter it does not have.
 ACTIVATION_PARAMETERS: Final[dict[str, tuple[float, float]]] = {
     "identity": (0.0, 0.0),
     "relu": (0.0, 0.0),
@@ -66,7 +66,7 @@ _SLOPE_NEEDS_INPUT: Final = {
     "gelu_sigmoid",
     "closed_hard_sigmoid",
 }
-# Those whose output tells the slope.
+# Activations whose output determines the slope.
 FUSED_ACTIVATIONS: Final = tuple(name for name in ACTIVATION_PARAMETERS if name not in _SLOPE_NEEDS_INPUT)
 
 
@@ -74,8 +74,8 @@ FUSED_ACTIVATIONS: Final = tuple(name for name in ACTIVATION_PARAMETERS if name 
 class NormCase:
     """A normalization to verify or to time.
 
-    `shape` is logical, channels first: (N, C, *S). With the layout "last" the array is (N, *S, C) in memory; so it is
-    handed over, with `channel_axis` saying so. `axis` is a layer norm's first normalized axis, counted in the array.
+    `shape` is logical, channels first: (N, C, *S). With the layout "last" the array passed is (N, *S, C), with
+    `channel_axis` set accordingly. `axis` is a layer norm's first normalized axis, as an axis of that array.
     """
 
     kind: Kind
@@ -93,7 +93,7 @@ class NormCase:
 
     @property
     def name(self) -> str:
-        """``batch_norm_n32c64s56x56_relu``: letters in memory's order, then what is out of the ordinary."""
+        """``batch_norm_n32c64s56x56_relu``: the sizes in memory order, then the options that are not the default."""
         samples, channels, *space = self.shape
         spatial = "s" + "x".join(map(str, space)) if space else ""
         axes = f"c{channels}{spatial}" if self.layout == "first" else f"{spatial}c{channels}"
@@ -129,7 +129,7 @@ class NormCase:
 
     @property
     def geometry(self) -> dict[str, Any]:
-        """The options of the oracle and of the bounds below that say which elements go together."""
+        """The options of the oracle and the bounds that define the statistics sets."""
         return {
             "kind": self.kind,
             "channel_axis": self.channel_axis,
@@ -147,16 +147,16 @@ class NormData(NamedTuple):
 
 def storage_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
-        importlib.import_module("ml_dtypes")  # from now on NumPy knows the name
+        importlib.import_module("ml_dtypes")  # registers the dtype with NumPy
     return np.dtype(name)
 
 
 def make_norm_data(case: NormCase, seed: int = 0) -> NormData:
-    """Normal x and dy, gamma of both signs and beta; the same for the same case and seed, anywhere."""
+    """Draw normal x and dy, gamma of both signs, and beta. Depends on case and seed only."""
     rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
     dtype = storage_dtype(case.dtype)
     parameters = np.float64 if case.dtype == "float64" else np.float32
-    drawn: Any = parameters  # drawn in the arithmetic's type: a benchmark should not wait for its data
+    drawn: Any = parameters  # not always float64, which would take longer for a benchmark's data
     x = rng.standard_normal(case.array_shape, dtype=drawn)
     x += drawn(case.mean_over_std)
     dy = rng.standard_normal(case.array_shape, dtype=drawn)
@@ -204,12 +204,12 @@ def _activated(name: str, kind: Kind, shape: tuple[int, ...], layout: Layout = "
 
 
 def _verify_cases() -> Iterator[NormCase]:
-    """Every norm, layout, type, activation and kind of shape that the engine treats in its own way."""
+    """Yield cases for every norm, layout, dtype, activation and kind of shape that the engine treats differently."""
     layouts: tuple[Layout, Layout] = ("first", "last")
     kinds: tuple[Kind, ...] = ("batch", "instance", "group", "layer")
     halves = ("float16", "bfloat16")
 
-    # All norms x layouts x types, and means far from zero: 1e6 standard deviations leave float32 four bits of data.
+    # All norms, layouts and dtypes, and large means: at 1e6 standard deviations float32 has four bits of data left.
     for kind in kinds:
         for layout in layouts:
             for dtype in ("float32", "float64", *halves):
@@ -220,7 +220,7 @@ def _verify_cases() -> Iterator[NormCase]:
         dtype = ("float32", "float64", "float16", "bfloat16")[number % 4]
         yield _activated(name, "batch", (6, 8, 11, 23), layouts[number % 2], dtype=dtype)
         yield _activated(name, kinds[number % 4], (6, 8, 11, 23), layouts[number // 4 % 2], num_groups=4)
-    # The slope from the input: of those that need it, and of some with kinks.
+    # The slope from the input: activations that need it, and some with kinks.
     for number, name in enumerate((*sorted(_SLOPE_NEEDS_INPUT), "sigmoid", "relu", "threshold", "clamped_leaky_relu")):
         dtype = ("float32", "float64", "float16", "bfloat16")[number // 2 % 4]
         yield _activated(
@@ -232,14 +232,14 @@ def _verify_cases() -> Iterator[NormCase]:
             dtype=dtype,
             slope_from="input",
         )
-    # Sizes around a vector's lanes, primes, and 1: of rows, of columns, of planes.
+    # Sizes around the vector width, primes, and 1, for rows, columns and planes.
     for size in (1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 65, 127):
         yield NormCase("layer", (7, size), axis=1)
         yield NormCase("batch", (size, 5), "last")
         yield NormCase("batch", (5, size), "last")
         yield NormCase("instance", (2, 3, size))
         yield NormCase("group", (2, 6, size), "last", num_groups=2)
-    # Longer than a block in each direction, and by one element more than a power of two.
+    # Longer than a block in each direction, and a little longer than a power of two.
     yield NormCase("layer", (3, 4099), axis=1)
     yield _activated("tanh", "layer", (5, 4099), axis=1, dtype="bfloat16")
     yield NormCase("layer", (4, 9, 31, 37), axis=1, mean_over_std=1e4)
@@ -253,7 +253,7 @@ def _verify_cases() -> Iterator[NormCase]:
     yield NormCase("group", (1, 6, 4099), num_groups=2)
     yield NormCase("group", (1, 6, 4099), "last", num_groups=2, mean_over_std=1e4)
     yield NormCase("group", (131, 4, 5), num_groups=4)
-    # Of one element each, and one set in all.
+    # Sets of one element, and a single set.
     yield NormCase("batch", (1, 37), "last")
     yield NormCase("instance", (3, 5))
     yield NormCase("layer", (11, 1), axis=1)
@@ -265,7 +265,7 @@ def _distinct(every: Iterator[NormCase]) -> tuple[NormCase, ...]:
     return tuple({case.name: case for case in every}.values())
 
 
-# The rows of the published tables, float32.
+# The rows of the tables in docs/performance.md, float32.
 NORM_BENCH_CASES: Final[tuple[NormCase, ...]] = _distinct(_bench_cases())
-# Small enough to be run whole at every instruction-set level.
+# Small enough to run completely at every instruction-set level.
 NORM_VERIFY_CASES: Final[tuple[NormCase, ...]] = _distinct(_verify_cases())

@@ -1,4 +1,4 @@
-"""Words that cases and bounds share."""
+"""Types shared by cases and bounds."""
 
 from __future__ import annotations
 

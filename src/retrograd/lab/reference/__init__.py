@@ -1,8 +1,8 @@
-"""The oracle: normalization, LSTM, linear layers, losses, their gradients and optimizer steps, slow NumPy on purpose.
+"""The oracle: a plain, slow NumPy reference of normalization, LSTM, linear layers, losses and optimizer steps.
 
-Nothing here is shared with the engine, so the two cannot share a mistake. Arithmetic is float64 for float32, float16
-and bfloat16 data and `numpy.longdouble` for float64 data, so that the oracle is the more precise of the two. (Where the
-platform's long double is a float64, as on Windows and Apple silicon, float64 data gets no extra digits.)
+It shares no code with the engine, so the two cannot share a bug. It computes in float64 for float32, float16 and
+bfloat16 data, and in `numpy.longdouble` for float64 data, so that it is more precise than the engine. (Where long
+double is the same as float64, as on Windows and Apple silicon, it is no more precise for float64 data.)
 """
 
 from .activation import (

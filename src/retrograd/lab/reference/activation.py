@@ -1,4 +1,4 @@
-"""Activations of the oracle: values, and slopes from the input and from the output."""
+"""The oracle: activations, and their slopes from the input and from the output."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ACTIVATIONS = (
     "gelu_sigmoid",
     "closed_hard_sigmoid",
 )
-# Of these the output does not tell the slope: two inputs share one, or (erf) nearly do.
+# The output does not determine the slope: two inputs have the same output, or (erf) nearly the same.
 _SLOPE_NEEDS_INPUT = ("abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu", "gelu_sigmoid", "closed_hard_sigmoid")
 
 # Strings, because these have more digits than a float64 literal keeps.
@@ -66,17 +66,17 @@ _PI = "3.14159265358979323846264338327950288"
 
 @np.errstate(all="ignore")
 def activation_value(name: str, z: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
-    """f(z)."""
+    """Return f(z)."""
     z, work = working_type(z)
     return value_at(name, z.astype(work), alpha, beta)
 
 
 @np.errstate(all="ignore")
 def activation_input_slope(name: str, z: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
-    """f'(z) from z itself: defined for every activation and all its parameters.
+    """Return f'(z) from z, for every activation and all parameters.
 
-    At a kink it is what `activation_slope` finds, where that can. Under NaN a slope made of constants is that of the
-    piece that is left when all comparisons fail; the others are NaN.
+    At a kink it equals that of `activation_slope`, if that exists. At NaN a piecewise constant slope is that of the
+    piece for which no comparison holds; other slopes are NaN.
     """
     z, work = working_type(z)
     return input_slope_at(name, z.astype(work), alpha, beta)
@@ -84,17 +84,17 @@ def activation_input_slope(name: str, z: npt.ArrayLike, alpha: float = 0.0, beta
 
 @np.errstate(all="ignore")
 def activation_slope(name: str, y: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
-    """f'(z), recovered from y = f(z). At a kink between a constant piece and another it is 0."""
+    """Return f'(z), computed from y = f(z). At a kink next to a constant piece it is 0."""
     y, work = working_type(y)
     return np.where(_flat(name, y, alpha, beta), 0.0, _slope(name, y.astype(work), alpha, beta))
 
 
 @np.errstate(all="ignore")
 def apply_slope(name: str, y: npt.ArrayLike, dy: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
-    """dz = dy * f'(z).
+    """Return dz = dy * f'(z), with the slope from y.
 
-    Where f is constant dz is 0 whatever dy is, Inf and NaN included. A smooth slope that happens to round to 0 (tanh at
-    y = 1) and a parameter that is 0 (linear with alpha = 0) are multiplied as usual.
+    Where f is constant, dz is 0 even if dy is Inf or NaN. A smooth slope that rounds to 0 (tanh at y = 1) and a
+    parameter of 0 (linear with alpha = 0) are multiplied as usual.
     """
     y, work = working_type(y)
     return slope_times(name, y, np.asarray(dy).astype(work), work, alpha, beta)
@@ -102,7 +102,7 @@ def apply_slope(name: str, y: npt.ArrayLike, dy: npt.ArrayLike, alpha: float = 0
 
 @np.errstate(all="ignore")
 def apply_input_slope(name: str, z: npt.ArrayLike, dy: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
-    """dz = dy * f'(z), the slope from z. Where f is constant dz is 0, as in `apply_slope`."""
+    """Return dz = dy * f'(z), with the slope from z. Where f is constant, dz is 0, as in `apply_slope`."""
     z, work = working_type(z)
     z = z.astype(work)
     flat = is_flat_at(name, z, alpha, beta)
@@ -119,7 +119,7 @@ def value_at(name: str, z: Array, a: float, b: float) -> Array:
         case "identity":
             y = z
         case "relu":
-            y = np.maximum(z, 0.0)  # np.maximum and np.minimum hand NaN on
+            y = np.maximum(z, 0.0)  # np.maximum and np.minimum propagate NaN
         case "leaky_relu":
             y = np.where(z < 0, a * z, z)
         case "sigmoid":
@@ -254,7 +254,7 @@ def input_slope_at(name: str, z: Array, a: float, b: float) -> Array:
 
 
 def is_flat_at(name: str, z: Array, a: float, b: float) -> npt.NDArray[np.bool_]:
-    """Where z lies on a constant piece of f, its kinks included where the slope there is 0. NaN never does."""
+    """Return where z is on a constant piece of f, including kinks whose slope is 0. NaN never is."""
     match name:
         case "relu":
             flat = z <= 0
@@ -280,9 +280,9 @@ def is_flat_at(name: str, z: Array, a: float, b: float) -> npt.NDArray[np.bool_]
 
 
 def _flat(name: str, y: Array, alpha: float, beta: float) -> npt.NDArray[np.bool_]:
-    """Where y lies on a constant piece of f. NaN never does.
+    """Return where y is on a constant piece of f. NaN never is.
 
-    A bound is compared as the number y can hold: in a float32 y, clamp to 0.1 wrote float32(0.1), which exceeds 0.1.
+    Bounds are rounded to y's dtype before the comparison: a clamp to 0.1 stores float32(0.1), which exceeds 0.1.
     """
     a, b = np.asarray(alpha).astype(y.dtype), np.asarray(beta).astype(y.dtype)
     match name:
@@ -295,7 +295,7 @@ def _flat(name: str, y: Array, alpha: float, beta: float) -> npt.NDArray[np.bool
         case "clamped_leaky_relu":
             flat = y >= b
         case "hard_shrink" | "soft_shrink":
-            flat = (y == 0) & (alpha != 0)  # with alpha = 0 they are the identity, which has no flat piece
+            flat = (y == 0) & (alpha != 0)  # with alpha = 0 they are the identity
         case "threshold":
             flat = y == b
         case "relu6":
@@ -306,9 +306,9 @@ def _flat(name: str, y: Array, alpha: float, beta: float) -> npt.NDArray[np.bool
 
 
 def _slope(name: str, y: Array, a: float, b: float) -> Array:
-    """f'(z) from y, on the pieces where f is not constant.
+    """Return f'(z) from y, on the pieces where f is not constant.
 
-    A y that was rounded when it was stored may lie beyond the asymptote; the slope there is 0, not below it.
+    A stored y may be rounded beyond the asymptote; the slope there is 0, not negative.
     """
     number = y.dtype.type
     needs_at_least_0 = name in ("leaky_relu", "clamped_leaky_relu")
@@ -358,22 +358,25 @@ def _sigmoid(z: Array) -> Array:
 
 
 def _gated(z: Array, weight: Array) -> Array:
-    """z * weight, with its limit 0 where the weight has vanished and z is infinite."""
+    """Return z * weight, with the limit 0 where weight is 0 and z is infinite."""
     return np.where(weight == 0, 0.0, z * weight)
 
 
 def _exp_minus_square(z: Array, scale: float) -> Array:
-    """exp(-scale z^2). The square of z's leading 24 bits is exact; so the rounding of z^2, large where exp is small,
-    does not show."""
-    z = np.minimum(np.abs(z), 200.0)  # exp(-200^2 / 2) is 0 in every type
+    """Return exp(-scale z^2).
+
+    Splitting off the leading 24 bits of z, whose square is exact, avoids the rounding of z^2, which would be amplified
+    where exp is small.
+    """
+    z = np.minimum(np.abs(z), 200.0)  # exp(-200^2 / 2) is 0 in every dtype
     head = z.astype(np.float32).astype(z.dtype)
     return np.asarray(np.exp(-scale * head**2) * np.exp(-scale * (z - head) * (z + head)))
 
 
 def _normal_cdf(z: Array) -> Array:
-    """The integral of the normal density up to z: half of erfc(-z / sqrt 2), relatively precise for z < 0."""
+    """Return the normal cumulative distribution function, erfc(-z / sqrt 2) / 2, with relative precision for z < 0."""
     if z.dtype == np.float64:
-        return 0.5 * _erfc(-z / math.sqrt(2))  # the argument's rounding costs z^2 units: little, seen from a float32
+        return 0.5 * _erfc(-z / math.sqrt(2))  # the argument's rounding costs z^2 u of float64: little in float32
     x = np.abs(z) / np.sqrt(z.dtype.type(2))
     far = x >= 1.5
     tail = np.where(far, _exp_minus_square(z, 0.5) * _scaled_erfc(np.where(far, x, 2.0)), _erfc(np.where(far, 0.0, x)))
@@ -381,7 +384,7 @@ def _normal_cdf(z: Array) -> Array:
 
 
 def _erfc(x: Array) -> Array:
-    """1 - erf(x): the C library's for float64, which has no wider one."""
+    """Return erfc(x): the C library's for float64; the C library has no wider one here."""
     if x.dtype == np.float64:
         return np.asarray(np.vectorize(math.erfc, otypes=[np.float64])(x))
     magnitude = np.abs(x)
@@ -431,7 +434,7 @@ def _tanh_shrink(z: Array) -> Array:
 def _tanh_shrink_inverse(y: Array) -> Array:
     """The root X of X - tanh X = y, for y >= 0, by Newton's method; X - tanh X is convex there."""
     root = np.where(y < 1, np.cbrt(3 * y), y + 1)
-    # Below, X^3/3 = y is exact to the last digit; above, tanh X is 1. Neither needs (or survives) a Newton step.
+    # For small y, X^3/3 = y is exact to the last digit; for large y, tanh X is 1. A Newton step would fail in both.
     settled = (root * root < np.finfo(y.dtype).eps) | (y > 100)
     x = np.where(settled, 1.0, root)
     target = np.where(settled, 1.0, y)

@@ -1,4 +1,4 @@
-"""Linear layers, embeddings, dropout and losses of the oracle."""
+"""The oracle: linear layers, embeddings, dropout and losses."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def philox4x32(counter: npt.ArrayLike, key: tuple[int, int]) -> npt.NDArray[np.u
 def philox_mask(seed: int, layer: int, shape: tuple[int, int, int], p: float) -> Array:
     """The dropout mask [T, N, W] between `layer` and the next one: 0 with probability p, else 1 / (1 - p).
 
-    Element (t, n, j) looks at one word of a counter made of row = t*N + n and of j, so it depends on no other element.
-    A counter serves four columns, 16 apart.
+    Element (t, n, j) uses one word of the counter made from row = t*N + n and j, so it does not depend on other
+    elements. One counter serves four columns, 16 apart.
     """
     T, N, W = shape
     row, j = np.arange(T * N, dtype=np.uint64)[:, None], np.arange(W, dtype=np.uint64)[None, :]
@@ -55,7 +55,7 @@ def philox_mask(seed: int, layer: int, shape: tuple[int, int, int], p: float) ->
 
 
 def dropout_mask(seed: int, shape: tuple[int, ...], rate: float) -> Array:
-    """Of an array by itself: its elements in C order are rows of 4096 of a layer that no LSTM has."""
+    """The mask of a single array: its elements in C order form rows of 4096, with a layer index that no LSTM uses."""
     count = math.prod(shape)
     mask = philox_mask(seed, 0xFFFFFFFF, (-(-count // 4096), 1, 4096), rate)
     return mask.reshape(-1)[:count].reshape(shape)
@@ -70,7 +70,7 @@ def linear_forward(x: Array, w: Array, b: Array | None = None) -> Array:
 
 
 def linear_backward(dy: Array, x: Array, w: Array) -> tuple[Array, Array, Array]:
-    """dx, dw and db."""
+    """Return dx, dw and db."""
     dy, x, w = widened(dy), widened(x), widened(w)
     rows = math.prod(x.shape[:-1])
     flat = dy.reshape(rows, w.shape[0])
@@ -91,7 +91,7 @@ def embedding_backward(dy: Array, indices: Array, rows: int) -> Array:
 def softmax_cross_entropy(
     logits: Array, labels: Array, *, ignore_index: int = -100, label_smoothing: float = 0.0
 ) -> tuple[Array, Array]:
-    """The cross entropy of softmax(logits) and the smoothed targets; rows with `ignore_index` have none."""
+    """The cross entropy of softmax(logits) and the smoothed targets; 0 for rows with `ignore_index`."""
     x = widened(logits)
     V = x.shape[-1]
     kept = labels != ignore_index
@@ -101,7 +101,7 @@ def softmax_cross_entropy(
         row[labels[position]] += 1 - label_smoothing
     d = x - x.max(-1, keepdims=True, initial=-math.inf)
     log_sum = np.log(np.exp(d).sum(-1, keepdims=True))
-    # A target of 0 leaves out even an infinite distance.
+    # A target of 0 contributes 0, even if log_sum - d is infinite.
     terms = np.where(target == 0, 0.0, target * (log_sum - d))
     losses = np.where(kept, terms.sum(-1), 0.0)
     return losses, np.where(kept[..., None], np.exp(d - log_sum) - target, 0.0)

@@ -1,7 +1,4 @@
-"""The LSTM of the oracle: one cell, applied step by step to the samples that take part in the step.
-
-Layers, directions, sequence lengths and dropout are what it is handed.
-"""
+"""The oracle: LSTM. One cell is applied step by step to the samples that are active at the step."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ __all__ = [
     "lstm_forward",
 ]
 
-# --- LSTM -------------------------------------------------------------------------------------------------------------
-
 LSTM_ACTIVATIONS: tuple[tuple[str, float, float], ...] = (
     ("sigmoid", 0.0, 0.0),
     ("sigmoid", 0.0, 0.0),
@@ -37,7 +32,7 @@ LSTM_ACTIVATIONS: tuple[tuple[str, float, float], ...] = (
 
 
 class LstmCell(NamedTuple):
-    """The parameters of one layer and direction, or their gradients. Gates come in the order i f g o."""
+    """The parameters of one direction of one layer, or their gradients. Gates are in the order i f g o."""
 
     wx: Array  # [4, H, I]
     wh: Array  # [4, H, H]
@@ -46,10 +41,10 @@ class LstmCell(NamedTuple):
 
 
 class LstmForward(NamedTuple):
-    """The results, then what they were made of: one array per cell, `inputs` one per layer.
+    """The results, then the intermediate values: lists of one array per cell, `inputs` one per layer.
 
-    In `gates`, `z` and `cells` a sample has 0 where it takes no part; `h_prev` and `c_prev` hold the state it arrives
-    with at every step, which it then carries on.
+    `gates`, `z` and `cells` are 0 where a sample is inactive; `h_prev` and `c_prev` hold its state before every step,
+    also where it is inactive.
     """
 
     y: Array  # [T, N, D*H]
@@ -73,7 +68,7 @@ class LstmBackward(NamedTuple):
 
 
 class _Lstm(NamedTuple):
-    """Checked arguments in the type to compute in."""
+    """Checked arguments, in the working dtype."""
 
     x: Array
     cells: list[LstmCell]
@@ -84,12 +79,12 @@ class _Lstm(NamedTuple):
 
 
 def active_from_lengths(lengths: npt.ArrayLike, T: int) -> npt.NDArray[np.bool_]:
-    """[T, N]: sample n takes part in the steps t < lengths[n]."""
+    """Return [T, N]: sample n is active at the steps t < lengths[n]."""
     return np.arange(T)[:, None] < np.asarray(lengths)[None, :]
 
 
 def active_from_batch_sizes(batch_sizes: npt.ArrayLike, N: int) -> npt.NDArray[np.bool_]:
-    """[T, N]: the samples n < batch_sizes[t] take part in step t."""
+    """Return [T, N]: the samples n < batch_sizes[t] are active at step t."""
     return np.arange(N)[None, :] < np.asarray(batch_sizes)[:, None]
 
 
@@ -155,12 +150,12 @@ def _steps(T: int, direction: int) -> range:
 
 
 def _through(p: Array, c: Array) -> Array:
-    """Rows of c seen through one gate's peephole, a diagonal or a matrix."""
+    """Multiply rows of c by one gate's peephole, a diagonal or a matrix."""
     return c * p if p.ndim == 1 else c @ p.T
 
 
 def _through_back(p: Array, dz: Array) -> Array:
-    """What rows of dz mean for the c that `_through` saw."""
+    """The gradient of the c of `_through`, for rows of dz."""
     return dz * p if p.ndim == 1 else dz @ p
 
 
@@ -189,12 +184,12 @@ def lstm_forward(
         zo = wx_o u + wh_o h- + p_o c + b_o         o = act_o(zo)        (p_o c- if output_reads is "old")
         h  = o act_h(c)
 
-    `cells` are L*D in number, layer by layer, the directions of a layer next to each other. Direction 1 visits the
-    steps from the last to the first; its output stands at the step it has read. Layer 0 reads x, the others read the
+    `cells` has L*D elements, layer by layer, the directions of a layer next to each other. Direction 1 runs from the
+    last step to the first; its output is placed at the step whose input it read. Layer 0 reads x, the others read the
     outputs of both directions of the layer below, times `masks[l-1]` [T, N, D*H] if given.
 
-    `active` [T, N] says which samples take part in which step, None that all do. One that does not keeps its state and
-    has y = 0 there; what x holds there is never looked at. `activations` are (name, alpha, beta) of i, f, g, o, h.
+    `active` [T, N] says which samples are active at which step; None means all. An inactive sample keeps its state and
+    has y = 0; x is not read there. `activations` are (name, alpha, beta) for i, f, g, o and h.
     """
     lstm = _lstm(x, cells, h0, c0, directions, active, activations, output_reads, masks)
     T, N, _ = lstm.x.shape
@@ -202,7 +197,7 @@ def lstm_forward(
     work = lstm.x.dtype
     z, gates = np.zeros((2, len(cells), T, N, 4, H), dtype=work)
     states, h_prev, c_prev = np.zeros((3, len(cells), T, N, H), dtype=work)
-    hn, cn = lstm.h0.copy(), lstm.c0.copy()  # brought forward step by step
+    hn, cn = lstm.h0.copy(), lstm.c0.copy()  # updated at every step
     inputs: list[Array] = []
     y = lstm.x  # of the layer below
     for layer in range(len(cells) // directions):
@@ -253,16 +248,16 @@ def lstm_backward(
     output_reads: str = "new",
     masks: Sequence[npt.ArrayLike] | None = None,
 ) -> LstmBackward:
-    """Gradients of `lstm_forward` for the gradients of y, hn and cn, each of which may be None, meaning zero.
+    """Gradients of `lstm_forward`, from the gradients of y, hn and cn; None means zero.
 
-    With dh and dc those of the state after a step, dy included in dh, the step gives
+    With dh (including dy) and dc the gradients of the state after a step:
         dzo = dh act_h(c) act_o'(zo)
         dc += dh o act_h'(c) + p_o^T dzo               (the last term only if output_reads is "new")
         dzi = dc g act_i'(zi)    dzf = dc c- act_f'(zf)    dzg = dc i act_g'(zg)
         dh- = sum_k wh_k^T dzk                         du  = sum_k wx_k^T dzk
         dc- = dc f + p_i^T dzi + p_f^T dzf + p_g^T dzg (and p_o^T dzo if it is "old")
-    and dzk times u, h-, 1 and the c its peephole saw is what it adds to the gradients of wx, wh, b and the peephole.
-    Where a sample takes no part dh and dc go through unchanged, dx is 0, and dy is not looked at.
+    The gradients of wx, wh, b and the peephole are sums of dzk times u, h-, 1 and the c that the peephole read.
+    Where a sample is inactive, dh and dc are passed on unchanged, dx is 0, and dy is not read.
     """
     lstm = _lstm(x, cells, h0, c0, directions, active, activations, output_reads, masks)
     options: dict[str, Any] = {"activations": activations, "output_reads": output_reads, "masks": masks}
@@ -279,8 +274,8 @@ def lstm_backward(
             raise ValueError(f"{name} has shape {d.shape}, expected {like.shape}")
         return d.astype(work)
 
-    dlayer = incoming("dy", dy, out.y)  # of the output of the layer at hand
-    dh0, dc0 = incoming("dhn", dhn, out.hn), incoming("dcn", dcn, out.cn)  # become what they are called step by step
+    dlayer = incoming("dy", dy, out.y)  # of the current layer's output
+    dh0, dc0 = incoming("dhn", dhn, out.hn), incoming("dcn", dcn, out.cn)  # start as dhn, dcn; updated at every step
     gradients = [LstmCell(*(None if p is None else np.zeros_like(p) for p in cell)) for cell in lstm.cells]  # type: ignore[arg-type]
     for layer in range(len(cells) // directions - 1, -1, -1):
         u = out.inputs[layer]

@@ -1,7 +1,7 @@
-"""Normalization of the oracle.
+"""The oracle: normalization.
 
-All four norms are one formula on x seen as [N, G, K, R]: a statistics set is one (n, g), `gamma` and `beta` are indexed
-by (g, k). N here counts independent samples: it is 1 for batch norm, whose batch axis is part of R.
+All four norms are one formula on x viewed as [N, G, K, R]: a statistics set is one (n, g), and `gamma` and `beta` are
+indexed by (g, k). N is 1 for batch norm, whose batch axis is part of R.
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ __all__ = [
 Kind: TypeAlias = Literal["batch", "instance", "layer", "group"]
 
 
-# --- normalization ----------------------------------------------------------------------------------------------------
-
-
 class NormForward(NamedTuple):
     """y, z, xhat have the shape of x; mean, var, rstd one value per statistics set."""
 
@@ -42,7 +39,7 @@ class NormForward(NamedTuple):
 
 
 class NormBackward(NamedTuple):
-    """The gradients in the order of forward's arguments, then what they were made of."""
+    """The gradients in the order of forward's arguments, then the intermediate values."""
 
     dx: Array
     dgamma: Array
@@ -53,7 +50,7 @@ class NormBackward(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """How a kind of norm sees x: its axes in `order`, then reshaped to `blocks` = [N, G, K, R]."""
+    """How a kind of norm views x: with its axes in `order`, then reshaped to `blocks` = [N, G, K, R]."""
 
     order: tuple[int, ...]
     ordered_shape: tuple[int, ...]
@@ -62,7 +59,7 @@ class _Form(NamedTuple):
     parameter_shape: tuple[int, ...]
 
     def split(self, a: Array) -> Array:
-        # Contiguous, so that every sum below runs along memory, where NumPy adds pairwise.
+        # Contiguous, so that every sum below is over contiguous elements, which NumPy adds pairwise.
         return np.ascontiguousarray(a.transpose(self.order)).reshape(self.blocks)
 
     def join(self, a: Array) -> Array:
@@ -135,8 +132,8 @@ def _standardize(
         centred = x - mu
     else:
         rough = _set_mean(x)
-        # The rounding of `rough` is the mean of what is left. Subtracting it from the differences, not from x, keeps
-        # digits that the sum of the two cannot hold when the mean is large.
+        # The rounding error of `rough` is the mean of the differences. Subtracting it from those, not from x, keeps
+        # digits that rough + rest loses if the mean is large.
         rest = _set_mean(x - rough)
         centred = (x - rough) - rest
         mu = np.where(np.isfinite(rough), rough + rest, rough)  # an infinite mean stays infinite
@@ -164,9 +161,9 @@ def norm_forward(
 ) -> NormForward:
     """y = f(gamma * xhat + beta), xhat = (x - mean) / sqrt(var + eps).
 
-    `channel_axis` matters to batch, instance and group norm, `num_groups` to group norm, `axis` (the first normalised
-    one) to layer norm. `mean` and `var`, if given, replace the statistics of x; they may be anything that broadcasts to
-    one value per set, so running statistics [C] serve instance norm's [N, C]. A set without elements has mean 0, var 0.
+    `channel_axis` is for batch, instance and group norm, `num_groups` for group norm, `axis` (the first normalized
+    axis) for layer norm. `mean` and `var`, if given, replace the statistics of x; they are broadcast to one value per
+    set, so running statistics [C] work for instance norm's [N, C]. An empty set has mean 0 and var 0.
     """
     x, work = working_type(x)
     form = _form(x.shape, kind, channel_axis, axis, num_groups)
@@ -198,15 +195,15 @@ def norm_backward(
     act_beta: float = 0.0,
     slope_from: Literal["output", "input"] = "output",
 ) -> NormBackward:
-    """Gradients of `norm_forward`; y is its output, or the engine's, and may be None without an activation.
+    """Gradients of `norm_forward`. y is its output, or the engine's; it may be None without an activation.
 
-    The activation's slope is found from y, or with `slope_from` "input" from z = gamma * xhat + beta: only then are y
-    not needed and `beta` looked at.
+    The activation's slope is computed from y, or with `slope_from` "input" from z = gamma * xhat + beta; then y is not
+    needed. `beta` is used only for z.
 
     With g = gamma * dz and means over the statistics set,
         dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),
-    also when `mean` and `var` are given: they are taken as the statistics of x. `frozen` says they are constants
-    instead, so that dx = rstd * g. dgamma = sum(dz * xhat) and dbeta = sum(dz) exist whether or not gamma does.
+    also if `mean` and `var` are given: they are treated as the statistics of x. With `frozen` they are constants, and
+    dx = rstd * g. dgamma = sum(dz * xhat) and dbeta = sum(dz) are computed even without gamma and beta.
     """
     x, work = working_type(x)
     dy = np.asarray(dy).astype(work)
@@ -255,7 +252,7 @@ def running_update(
 
     `var` is the biased variance; `unbiased` multiplies it by count / (count - 1), except for count = 1, where that is
     0 / 0: the biased variance (0) is used, so no NaN enters the running values. Statistics [N, C] (instance norm) are
-    averaged over n first. Sets without elements, or no sets at all, leave the old values as they are.
+    averaged over n first. Empty sets, or no sets at all, leave the old values unchanged.
     """
     old_m, old_v, m, v = (np.asarray(s).astype(np.longdouble) for s in (old_mean, old_var, mean, var))
     if count == 0 or (m.ndim > old_m.ndim and m.shape[0] == 0):

@@ -1,4 +1,4 @@
-"""Optimizer steps of the oracle."""
+"""The oracle: optimizer steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ __all__ = [
     "sgd_step",
 ]
 
-# --- optimizers -------------------------------------------------------------------------------------------------------
-
 
 def clipped_gradients(
     gradients: Sequence[Array],
@@ -28,7 +26,7 @@ def clipped_gradients(
     known_norm: float | None = None,
     clip_before_scale: bool = False,
 ) -> list[Array]:
-    """Scaled and clipped, in either order, as arrays of the oracle's precision."""
+    """Return the gradients scaled and clipped, in either order, in the oracle's precision."""
     wide = [widened(g) for g in gradients]
     if not clip_before_scale:
         wide = [scale * g for g in wide]
@@ -57,7 +55,7 @@ def sgd_step(
     weight_decay: float = 0.0,
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
-    """The new parameter and the new velocity, if there is one. `g`: scaled and clipped."""
+    """Return the new parameter and, if there is one, the new velocity. `g` is already scaled and clipped."""
     p, g = widened(p), widened(g)
     g = g + weight_decay * p + l1 * np.sign(p)
     if velocity is None:
@@ -82,7 +80,7 @@ def adam_step(
     decoupled: bool = False,
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
-    """The new parameter and the new states."""
+    """Return the new parameter and the new states."""
     p, g, m, v = widened(p), widened(g), widened(m), widened(v)
     g = g + l1 * np.sign(p) + (0.0 if decoupled else weight_decay) * p
     m = beta1 * m + (1 - beta1) * g
@@ -111,7 +109,7 @@ def rmsprop_step(
     weight_decay: float = 0.0,
     l1: float = 0.0,
 ) -> tuple[Array, ...]:
-    """The new parameter and the new states that there are."""
+    """Return the new parameter and the new states, without those that are None."""
     p, g, square = widened(p), widened(g), widened(square)
     g = g + weight_decay * p + l1 * np.sign(p)
     square = alpha * square + (1 - alpha) * g * g

@@ -1,4 +1,4 @@
-"""The precision in which the oracle computes: more than the engine has."""
+"""The precision of the oracle, higher than the engine's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def working_type(a: npt.ArrayLike) -> tuple[Array, type[np.floating[Any]]]:
-    """`a` as an array, and the type to compute in: one step wider than the type of `a`."""
+    """Return `a` as an array, and the dtype to compute in, one step wider than that of `a`."""
     a = np.asarray(a)
     if a.dtype.kind in "biu":
         a = a.astype(np.float64)
