@@ -69,7 +69,8 @@ inline bool is_dtype(PyObject* dtype, Element element) {
         if (equal < 0) throw nb::python_error();
         return equal;
     }
-    if (nb::cast<std::string>(nb::handle(dtype).attr("name")) != "bfloat16") return false;
+    const nb::object name = nb::handle(dtype).attr("name");
+    if (!PyUnicode_Check(name.ptr()) || PyUnicode_CompareWithASCIIString(name.ptr(), "bfloat16") != 0) return false;
     known = nb::handle(dtype).inc_ref().ptr();
     return true;
 }
@@ -81,6 +82,7 @@ struct ArrayMemory {
     int64_t itemsize = 0, elements = 0;
     int64_t shape[kMaxAxes], strides[kMaxAxes];  // strides in bytes; the first ndim are there
     const char *low = nullptr, *high = nullptr;  // the span of its elements
+    bool contiguous = true;
 
     ArrayMemory() {}
     // False for an array with too many axes.
@@ -96,6 +98,7 @@ struct ArrayMemory {
             strides[i] = array->strides[i];
             elements *= shape[i];
         }
+        settle_strides();
         low = high = data;
         if (elements == 0) return true;
         for (int i = 0; i < ndim; ++i) {
@@ -106,14 +109,26 @@ struct ArrayMemory {
         return true;
     }
 
-    bool overlaps(const ArrayMemory& other) const { return low < other.high && other.low < high; }
-    bool contiguous() const {
+    // The strides of an axis of one element, and of an array without elements, may be anything. In a contiguous array
+    // they become what they would be if they mattered.
+    void settle_strides() {
+        contiguous = true;
         int64_t step = itemsize;
-        for (int i = ndim - 1; i >= 0; --i) {
-            if (shape[i] > 1 && strides[i] != step) return false;
+        for (int i = ndim - 1; i >= 0 && elements > 0; --i) {
+            contiguous = contiguous && (shape[i] == 1 || strides[i] == step);
             step *= shape[i];
         }
-        return true;
+        step = itemsize;
+        for (int i = ndim - 1; i >= 0 && contiguous; --i) {
+            strides[i] = step;
+            step *= shape[i];
+        }
+    }
+    bool overlaps(const ArrayMemory& other) const { return low < other.high && other.low < high; }
+    bool aligned() const {
+        bool multiples = elements == 0 || reinterpret_cast<uintptr_t>(data) % uintptr_t(itemsize) == 0;
+        for (int i = 0; i < ndim; ++i) multiples = multiples && (shape[i] == 1 || strides[i] % itemsize == 0);
+        return multiples;
     }
     // Whether elements may share memory. A sufficient test, and cheap: with the axes in the order of their strides,
     // each step must reach past all that the axes before it cover. Every view that slicing and transposing make passes.

@@ -123,7 +123,7 @@ public:
         return true;
     }
 
-    bool contiguous() const { return memory_.contiguous(); }
+    bool contiguous() const { return memory_.contiguous; }
 
     const View& require() const {
         if (!held_) call_.refuse(Reason::missing, name_);
@@ -163,9 +163,7 @@ private:
         if (!is_dtype(object->dtype, element)) return call_.refuse(Reason::dtype, name_);
         held_ = memory_.read(array.ptr(), item_size(element));
         if (!held_) return call_.refuse(Reason::shape, name_);
-        bool aligned = elements() == 0 || reinterpret_cast<uintptr_t>(data()) % uintptr_t(memory_.itemsize) == 0;
-        for (int i = 0; i < axes(); ++i) aligned = aligned && memory_.strides[i] % memory_.itemsize == 0;
-        if (!aligned) call_.refuse(Reason::layout, name_);
+        if (!memory_.aligned()) call_.refuse(Reason::layout, name_);
         if (is_result() && !contiguous() && memory_.may_overlap_itself()) { call_.refuse(Reason::self_overlap, name_); }
         call_.add(*this);
     }
