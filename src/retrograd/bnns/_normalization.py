@@ -351,12 +351,6 @@ class NormalizationFilter(BNNSFilter):
             put(result, y.reshape(result.shape), False)
         return cache
 
-    def plan_forward(self, training: bool) -> _ForwardPlan:
-        client = {name: descriptor.view() for name, descriptor in self._client.items()}
-        moving = {name: array for name, array in client.items() if name in self._moving}
-        options = self._forms[self._is_wide].options
-        return _ForwardPlan(client, {**options, **self._running(moving, training)} if moving else options)
-
     def _running(self, moving: dict[str, Array], training: bool) -> dict[str, Any]:
         """The engine's arguments for moving statistics."""
         mean, variance = moving.get("moving_mean_desc"), moving.get("moving_variance_desc")
@@ -408,61 +402,6 @@ class NormalizationFilter(BNNSFilter):
         if plan.results:
             y = self._activation_output(out, out_stride, plan.batch)
             self._run_backward(cache, plan, y)
-
-    def plan_backward(
-        self,
-        out_delta: Any,
-        in_delta: Any,
-        parameters: Any,
-        batch_size: Any,
-        in_delta_stride: Any,
-        out_delta_stride: Any,
-    ) -> _BackwardPlan:
-        """Every check that depends on the descriptors alone."""
-        batch = checked_batch(batch_size)
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        # As views of our own: the client's arrays may be given other shapes while the plan is kept.
-        dy = delta_samples(
-            "out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples
-        ).view()
-        results = {}
-        if in_delta is not None:
-            dx = delta_samples(
-                "in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples
-            ).view()
-            results["in_delta"] = _Result("dx", dx, accumulates("in_delta", in_delta))
-        for name, delta, parameter in zip(_PARAMETERS, parameters, (self.gamma, self.beta), strict=True):
-            if delta is not None:
-                view = self._parameter_delta(name, delta, parameter)
-                results[name] = _Result(_PARAMETERS[name], view, accumulates(name, delta))
-        check_disjoint({name: result.view for name, result in results.items()}, {})
-        wide = self._is_wide or any(r.name != "dx" and self._needs_wide(r.view.size) for r in results.values())
-        form = self._forms[wide]
-        shape = (batch, *form.shape)
-        parameter_shape = (math.prod(form.parameter_shape),) if wide else form.parameter_shape
-        wanted = list(results.values())
-        direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in wanted}
-        read = {"dy": dy, **{name: client.view() for name, client in self._client_parameters.items()}}
-        if find_overlap(direct, read, {"dx": ("dy",)}) is not None:  # the engine writes to no memory that it reads
-            direct = dict.fromkeys(direct)
-        accumulate = bool(wanted) and wanted[0].accumulate
-        if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
-            accumulate = False
-            direct = {r.name: None if r.accumulate else direct[r.name] for r in wanted}
-        out = NormGradients(**direct)
-        return _BackwardPlan(
-            batch,
-            dy,
-            wanted,
-            wide,
-            shape,
-            parameter_shape,
-            None if all(array is not None for array in out) else tuple(direct),
-            out,
-            [r for r in wanted if direct[r.name] is None],
-            accumulate,
-        )
 
     def _run_backward(self, cache: NormCache, plan: _BackwardPlan, y: Array | None) -> None:
         if plan.wide != self._is_wide:
@@ -531,7 +470,10 @@ class _ForwardPlan(NamedTuple):
 
 @Planned
 def _forward_plan(filter: NormalizationFilter, training: int, *client: BNNSNDArrayDescriptor) -> _ForwardPlan:
-    return filter.plan_forward(bool(training))
+    arrays = {name: descriptor.view() for name, descriptor in filter._client.items()}
+    moving = {name: array for name, array in arrays.items() if name in filter._moving}
+    options = filter._forms[filter._is_wide].options
+    return _ForwardPlan(arrays, {**options, **filter._running(moving, bool(training))} if moving else options)
 
 
 class _BackwardPlan(NamedTuple):
@@ -579,8 +521,47 @@ def _backward_plan(
     in_delta_stride: Any,
     out_delta_stride: Any,
 ) -> _BackwardPlan:
-    return filter.plan_backward(
-        out_delta, in_delta, (gamma_delta, beta_delta), batch_size, in_delta_stride, out_delta_stride
+    """Every check that depends on the descriptors alone."""
+    batch = checked_batch(batch_size)
+    if out_delta is None:
+        raise Invalid("out_delta is NULL")
+    # As views of our own: the client's arrays may be given other shapes while the plan is kept.
+    dy = delta_samples("out_delta", out_delta, "o_desc", filter.output, batch, out_delta_stride, source_samples).view()
+    results = {}
+    if in_delta is not None:
+        dx = delta_samples("in_delta", in_delta, "i_desc", filter.input, batch, in_delta_stride, target_samples).view()
+        results["in_delta"] = _Result("dx", dx, accumulates("in_delta", in_delta))
+    parameters = (gamma_delta, filter.gamma), (beta_delta, filter.beta)
+    for name, (delta, parameter) in zip(_PARAMETERS, parameters, strict=True):
+        if delta is not None:
+            view = filter._parameter_delta(name, delta, parameter)
+            results[name] = _Result(_PARAMETERS[name], view, accumulates(name, delta))
+    check_disjoint({name: result.view for name, result in results.items()}, {})
+    wide = filter._is_wide or any(r.name != "dx" and filter._needs_wide(r.view.size) for r in results.values())
+    form = filter._forms[wide]
+    shape = (batch, *form.shape)
+    parameter_shape = (math.prod(form.parameter_shape),) if wide else form.parameter_shape
+    wanted = list(results.values())
+    direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in wanted}
+    read = {"dy": dy, **{name: client.view() for name, client in filter._client_parameters.items()}}
+    if find_overlap(direct, read, {"dx": ("dy",)}) is not None:  # the engine writes to no memory that it reads
+        direct = dict.fromkeys(direct)
+    accumulate = bool(wanted) and wanted[0].accumulate
+    if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
+        accumulate = False
+        direct = {r.name: None if r.accumulate else direct[r.name] for r in wanted}
+    out = NormGradients(**direct)
+    return _BackwardPlan(
+        batch,
+        dy,
+        wanted,
+        wide,
+        shape,
+        parameter_shape,
+        None if all(array is not None for array in out) else tuple(direct),
+        out,
+        [r for r in wanted if direct[r.name] is None],
+        accumulate,
     )
 
 

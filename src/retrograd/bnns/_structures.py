@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..ops._planned import Version, Versioned
+from ..ops._planned import Planned, Version, Versioned
 from . import _constants as c
 from ._memory import (
     C_FUNCTION,
@@ -379,7 +379,6 @@ class BNNSNDArrayDescriptor(Structure):
     """
 
     __slots__ = (
-        "_geometry",
         "_size",
         "_stride",
         "data",
@@ -414,11 +413,6 @@ class BNNSNDArrayDescriptor(Structure):
     data_bias: float
     _size: tuple[int, ...]
     _stride: tuple[int, ...]
-    _geometry: tuple[Version | None, Geometry | None]  # what the fields mean, and of which version
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        object.__setattr__(self, "_geometry", (None, None))
-        super().__init__(*values, **named)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("size", "stride"):
@@ -447,12 +441,7 @@ class BNNSNDArrayDescriptor(Structure):
 
     def geometry(self) -> Geometry:
         """Extents and strides, fastest first, and the element type; raises where they make no sense."""
-        version, geometry = self._geometry
-        if geometry is None or version is not self._version:
-            version = self._version
-            geometry = geometry_of(self.layout, self._size, self._stride, self.data_type)
-            object.__setattr__(self, "_geometry", (version, geometry))
-        return geometry
+        return _planned_geometry(self)
 
     def view(self) -> npt.NDArray[Any]:
         """The array itself, over ``data``, slowest axis first; raises where it would leave the buffer."""
@@ -493,6 +482,11 @@ class BNNSNDArrayDescriptor(Structure):
             data=array,
             data_type=data_type_of(array.dtype),
         )
+
+
+@Planned
+def _planned_geometry(descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    return geometry_of(descriptor.layout, descriptor._size, descriptor._stride, descriptor.data_type)
 
 
 _DEFAULT_LAYOUTS: Final = {
