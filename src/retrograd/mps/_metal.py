@@ -276,9 +276,9 @@ class _Executor:
     def commit(self, buffer: MTLCommandBuffer) -> None:
         with self.order:
             buffer._check_open("MTLCommandBuffer.commit")
+            self.committed.add(buffer)  # first: a child that forks off here must not find it in the line alone
             if buffer._status != _ENQUEUED:
                 self.line.append(weakref.ref(buffer))
-            self.committed.add(buffer)
             buffer._status = _COMMITTED
             if self.thread is None:
                 self.start_thread()
