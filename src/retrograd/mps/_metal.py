@@ -300,6 +300,8 @@ class _Executor:
         """The queue's thread."""
         while self.wakeups.get():
             time.sleep(_GRACE)
+            while self.runner:  # a caller is at it, and should not have to contend for the turn
+                time.sleep(_GRACE)
             try:
                 while self.run_first():
                     pass
