@@ -78,12 +78,11 @@ def test_python_runs_while_a_kernel_does() -> None:
 
 
 def test_the_thread_leaves_buffers_to_callers_who_run_them() -> None:
-    """It looks while they do, finds a buffer that has not ended, and must not take that for one no one waits for."""
-    queue = DEVICE.makeCommandQueue()
+    queue, ran = DEVICE.makeCommandQueue(), []
+    leave_to_the_caller(queue)
     for _ in range(10):
-        leave_to_the_caller(queue)
-        finished(queue, lambda: let_it_look(queue))
-        assert not queue._executor.prompt
+        finished(queue, lambda: ran.append(threading.get_ident()))
+    assert ran == [threading.get_ident()] * 10
 
 
 def test_a_buffer_behind_one_that_a_caller_runs_is_not_forgotten() -> None:
@@ -91,10 +90,12 @@ def test_a_buffer_behind_one_that_a_caller_runs_is_not_forgotten() -> None:
     leave_to_the_caller(queue)
 
     def commit_another() -> None:
+        queue._executor.wakeups.get()  # that of the commit before
+        queue._executor.thread = None
         behind = queue.makeCommandBuffer()
         record(behind, ran.set)
         behind.commit()
-        let_it_look(queue)
+        wait_until(queue._executor.wakeups.empty)  # the queue's new thread looks
         assert not ran.is_set()
 
     assert finished(queue, commit_another).error is None
@@ -126,7 +127,6 @@ def test_a_place_that_is_given_up_holds_nobody_up() -> None:
     last.commit()
     del following, last  # committed, they run all the same
     let_it_look(queue)
-    wait_until(lambda: queue._executor.asleep)
     assert not ran
     del place
     gc.collect()
@@ -167,10 +167,14 @@ def test_without_a_thread_the_waiter_runs_the_buffer(monkeypatch: pytest.MonkeyP
 
 
 def test_the_thread_sleeps_when_there_is_nothing_to_do() -> None:
-    queue = DEVICE.makeCommandQueue()
+    queue, done = DEVICE.makeCommandQueue(), threading.Event()
     finished(queue)
-    wait_until(lambda: queue._executor.asleep)
-    assert finished(queue).status == STATUS.completed
+    let_it_look(queue)
+    wait_until(queue._executor.wakeups.empty)  # which it waits for
+    buffer = queue.makeCommandBuffer()
+    buffer.addCompletedHandler(lambda _: done.set())
+    buffer.commit()
+    assert done.wait(PATIENCE)
 
 
 OLD_QUEUE = DEVICE.makeCommandQueue()

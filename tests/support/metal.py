@@ -41,11 +41,12 @@ def finished(queue: MTLCommandQueue, *work: Callable[[], None]) -> MTLCommandBuf
 
 
 def leave_to_the_caller(queue: MTLCommandQueue) -> None:
-    """Let the queue's thread sleep through the commits that follow."""
+    """End the queue's thread and let none be started: those who wait run the buffers."""
     executor = queue._executor
-    finished(queue)
-    wait_until(lambda: executor.asleep)
-    executor.asleep = executor.prompt = False
+    if executor.thread is not None:
+        executor.wakeups.put(False)
+        executor.thread.join(PATIENCE)
+    executor.thread = threading.main_thread()
 
 
 def let_it_look(queue: MTLCommandQueue) -> None:

@@ -85,8 +85,7 @@ class ActivationFilter(BNNSFilter):
         channels = self.input.shape[0] if self.function == _PER_CHANNEL else 1
         self.alpha, self.beta = self.arena.take((channels,), FLOAT32), self.arena.take((1,), FLOAT32)
         self.alpha[...], self.beta[...] = alpha, beta
-        self._current: Fused | None = None
-        self._parameters = (alpha, beta)
+        self._current: tuple[tuple[float, float], Fused] | None = None  # parameters, and the activation that has them
 
     def _softmax_axes(self, layer: BNNSLayerParametersActivation) -> tuple[int, ...]:
         """NumPy's numbers of the axes that a softmax runs over, in a batch of samples."""
@@ -102,10 +101,11 @@ class ActivationFilter(BNNSFilter):
     def current(self) -> Fused:
         """The activation with its parameters as they are now."""
         parameters = self.alpha.item(0), self.beta.item(0)
-        if self._current is None or self._parameters != parameters:
-            structure = BNNSActivation(self.function, *parameters)
-            self._current, self._parameters = fused(structure, self.output.dtype, True), parameters
-        return self._current
+        current = self._current
+        if current is None or current[0] != parameters:
+            activation = fused(BNNSActivation(self.function, *parameters), self.output.dtype, True)
+            self._current = current = parameters, activation
+        return current[1]
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from ..ops._planned import Version, Versioned
 from . import _constants as c
 from ._failure import Invalid, Unsupported, note_extension, status
 from ._memory import (
@@ -35,11 +36,12 @@ FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFl
 DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)  # of gradients
 
 
-class BNNSFilter:
+class BNNSFilter(Versioned):
     """A layer with its state. Opaque: it is made, used and destroyed by the functions that take it."""
 
     def __init__(self, parameters: Any) -> None:
         parameters = checked_parameters(parameters)
+        self._version = Version()  # for good: a filter does not change
         self.uses_client_memory = bool(as_size("flags", parameters.flags) & c.BNNSFlagsUseClientPtr)
         self.threads = threads_of(parameters.n_threads)
         self.arena = Arena(parameters.alloc_memory, parameters.free_memory)

@@ -306,34 +306,9 @@ def _disagreement(dtype: np.dtype[Any]) -> str:
     return f"its descriptor says {shown}: pass an array of {dtype} (astype converts the values, view keeps the bits)"
 
 
-def keeps_still(data: Any) -> bool:
-    """Whether an object's memory stays where it is while a view of it exists. Without a buffer it may be moved."""
-    if data is None or isinstance(data, np.ndarray):
-        return True
-    try:
-        memoryview(data)
-    except Exception:
-        return False
-    return True
-
-
 def is_first_major(layout: int) -> bool:
     """Whether extents are listed slowest first."""
     return layout & 0x8001 == 0x8001
-
-
-def owner_of(array: Array) -> Array | None:
-    """The array whose own memory this one lies in, if there is such an array. Of two of them none lies in both."""
-    owner = array if array.base is None else array.base
-    return owner if type(owner) is np.ndarray and owner.flags.owndata else None
-
-
-def are_apart(a: Array, b: Array) -> bool:
-    """Whether two arrays have nothing in common, not even what lies between their elements."""
-    one, other = owner_of(a), owner_of(b)
-    if one is not None and other is not None and one is not other:
-        return True  # sooner than NumPy could say
-    return not np.may_share_memory(a, b)
 
 
 def check_disjoint(
@@ -348,14 +323,6 @@ def check_disjoint(
 def check_writable(name: str, array: Array) -> None:
     if not array.flags.writeable:
         raise Invalid(f"{name} is read-only")
-
-
-is_writable: Final[Callable[[Array], bool]] = operator.attrgetter("flags.writeable")
-
-
-def is_still_writable(data: Any) -> bool:
-    """Whether memory that was writable still is: of an array that can change, and views made before do not tell."""
-    return type(data) is not np.ndarray or data.flags.writeable
 
 
 def address_of(data: Any) -> int:

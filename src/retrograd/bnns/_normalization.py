@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ..ops._arrays import find_overlap, overlaps, same_elements
+from ..ops._buffers import keeps_still
+from ..ops._planned import Planned
 from ..ops.normalization import (
     NormCache,
     NormGradients,
@@ -53,15 +55,11 @@ from ._filter import (
 from ._memory import (
     Array,
     Geometry,
-    are_apart,
     as_float,
     as_size,
     check_disjoint,
     check_writable,
-    is_still_writable,
-    keeps_still,
     listed,
-    owner_of,
     size_text,
 )
 from ._names import constant_name
@@ -100,8 +98,6 @@ _WORDS: Final = renaming(
     }
 )
 _PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
-# Where a descriptor keeps the plan of a backward call: a key for each part that it can have there.
-_DELTAS: Final = tuple(("plan", name) for name in ("out_delta", "in_delta", *_PARAMETERS))
 
 
 class _Form(NamedTuple):
@@ -122,8 +118,8 @@ class _Parameter:
             shown = constant_name("BNNSDataType", descriptor.data_type)
             raise Invalid(f"{name}.data_type is {shown}, which is not a floating-point type")
         self.geometry = descriptor.geometry()
-        self._client = descriptor.copy()
-        values = viewed(name, self._client)
+        self.client = descriptor.copy()
+        values = viewed(name, self.client)
         self._copy = None
         if not owner.uses_client_memory:
             self._copy = owner.arena.take(values.shape, values.dtype)
@@ -133,16 +129,12 @@ class _Parameter:
         stays = self._copy is not None or keeps_still(descriptor.data)
         self._plain = values if stays and _is_plain(values) else None
 
-    def client(self) -> Array | None:
-        """The client's memory, if it is used."""
-        return self._client.view() if self._copy is None else None
-
     def as_array(self, shape: tuple[int, ...]) -> Array:
         """As it is now, in float32, repeated along the leading axes of `shape` if it is shorter."""
         values = self._plain
         if values is not None and values.shape == shape:
             return values
-        values = self._client.view() if self._copy is None else self._copy
+        values = self.client.view() if self._copy is None else self._copy
         if values.shape == shape and _is_plain(values):
             return values
         own = _trailing_axes(shape, self.geometry.elements)
@@ -215,11 +207,11 @@ class NormalizationFilter(BNNSFilter):
         self.beta = self._parameter("beta_desc", layer.beta_desc)
         self._forms = {wide: self._form(wide) for wide in (False, True)}
         self._is_wide = any(p is not None and self._needs_wide(p.geometry.elements) for p in (self.gamma, self.beta))
-        self._moving_data = [descriptor.data for descriptor in self._moving.values()]
+        # What is used in the client's memory: gamma and beta, and in forward the moving statistics.
+        given = {"gamma_desc": self.gamma, "beta_desc": self.beta} if self.uses_client_memory else {}
+        self._client_parameters = {name: p.client for name, p in given.items() if p is not None}
+        self._client = {**self._moving, **self._client_parameters}
         self._update = RunningUpdate.bnns(self.momentum)
-        self._training_options: dict[str, Any] | None = None
-        self._owners = self._client_owners()
-        self._key = object()  # of its plans
         self._kept: Array | None = None  # x of the last training pass, with room for more samples
         self._cache: NormCache | None = None
         for what in self._extensions(layer):
@@ -308,28 +300,16 @@ class NormalizationFilter(BNNSFilter):
         options["axis"] = 1 + self._axis
         return _Form(layer_norm_forward, layer_norm_backward, shape, shape[self._axis :], options)
 
-    def _client_parameters(self) -> dict[str, Array]:
-        """Of gamma and beta those that are used in the client's memory."""
-        given = {"gamma_desc": self.gamma, "beta_desc": self.beta}
-        arrays = {name: parameter.client() for name, parameter in given.items() if parameter is not None}
-        return {name: array for name, array in arrays.items() if array is not None}
-
-    def _client_owners(self) -> frozenset[int] | None:
-        """Which arrays own what the output may not lie over, by their numbers: the filter's descriptors hold them."""
-        arrays = [descriptor.view() for descriptor in self._moving.values()]
-        arrays += self._client_parameters().values()
-        owners = [owner_of(array) for array in arrays]
-        return None if any(owner is None for owner in owners) else frozenset(map(id, owners))
-
     # ---- forward ----------------------------------------------------------------------------------------------------
 
     def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any, training: bool) -> None:
         batch = checked_batch(batch_size)
         y = target_samples("out", self.output, target, batch, out_stride)
         x = source_samples("in", self.input, source, batch, in_stride)
-        if not self._is_apart(y):
-            self._check_output(y)
-        options = self._engine_options(training)
+        client, options = _forward_plan(self, int(training), *self._client.values())
+        for name, array in client.items():
+            if overlaps(y, array):
+                raise Invalid(f"out overlaps {name} in memory")
         if training:
             result = y if y.dtype is FLOAT32 and y.flags.aligned else np.empty(y.shape, np.float32)
             # Backward is given y, and the parameters as they are then; these may not outlive the call.
@@ -345,26 +325,13 @@ class NormalizationFilter(BNNSFilter):
         if result is not y:
             put(y, result, False)
 
-    def _is_apart(self, y: Array) -> bool:
-        """Whether a glance tells that the output lies over nothing that the filter has of the client."""
-        owner = owner_of(y)
-        return owner is not None and self._owners is not None and id(owner) not in self._owners
-
-    def _check_output(self, y: Array) -> None:
-        """The output may lie over the input, but over nothing else that the filter has of the client."""
-        for name, descriptor in self._moving.items():
-            if overlaps(y, descriptor.view()):
-                raise Invalid(f"out overlaps {name} in memory")
-        for name, values in self._client_parameters().items():
-            if overlaps(y, values):
-                raise Invalid(f"out overlaps {name} in memory")
-
     def _train(self, x: Array, result: Array, options: dict[str, Any]) -> NormCache:
         """The pass, and a copy of x."""
         kept = self._room(x.shape)
-        in_place = are_apart(x, result) or same_elements(x, result)
+        in_place = not np.may_share_memory(x, result) or same_elements(x, result)
         # The client's allocator may have given memory for the copy in which the client has x or y.
-        if x.dtype is FLOAT32 and x.flags.aligned and in_place and are_apart(kept, x) and are_apart(kept, result):
+        apart = not np.may_share_memory(kept, x) and not np.may_share_memory(kept, result)
+        if x.dtype is FLOAT32 and x.flags.aligned and in_place and apart:
             return self._run(self._is_wide, x, result, kept, options)
         kept[...] = x
         return self._run(self._is_wide, kept, result, None, options)
@@ -383,19 +350,6 @@ class NormalizationFilter(BNNSFilter):
         if flat is None:
             put(result, y.reshape(result.shape), False)
         return cache
-
-    def _engine_options(self, training: bool) -> dict[str, Any]:
-        """What the engine is told besides x, y and the parameters. Of training it is kept while it holds."""
-        known = self._training_options
-        if training and known is not None and all(map(is_still_writable, self._moving_data)):
-            return known
-        options = self._forms[self._is_wide].options
-        if self._moving:
-            moving = {name: descriptor.view() for name, descriptor in self._moving.items()}
-            options = {**options, **self._running(moving, training)}
-        if training and all(map(keeps_still, self._moving_data)):
-            self._training_options = options
-        return options
 
     def _running(self, moving: dict[str, Array], training: bool) -> dict[str, Any]:
         """The engine's arguments for moving statistics."""
@@ -437,11 +391,9 @@ class NormalizationFilter(BNNSFilter):
         beta_delta: Any,
         gamma_delta: Any,
     ) -> None:
-        call = (batch_size, in_delta_stride, out_stride, out_delta_stride)
-        deltas = (out_delta, in_delta, gamma_delta, beta_delta)
-        plan = self._known_plan(call, deltas)
-        if plan is None:
-            plan = self._plan(call, deltas)
+        plan = _backward_plan(
+            out_delta, self, in_delta, gamma_delta, beta_delta, batch_size, in_delta_stride, out_delta_stride
+        )
         cache = self._cache
         if cache is None:
             raise Invalid("there was no training pass before")
@@ -451,84 +403,7 @@ class NormalizationFilter(BNNSFilter):
             y = self._activation_output(out, out_stride, plan.batch)
             self._run_backward(cache, plan, y)
 
-    def _known_plan(self, call: tuple[Any, ...], deltas: tuple[Any, ...]) -> _Plan | None:
-        """The plan of an earlier call, if all that it was made of is still the same.
-
-        It is kept by the descriptors, each by the part that it had in the call, and they forget it when they change.
-        """
-        plan = _kept_plan(deltas[0], _DELTAS[0])
-        if plan is None or plan.owner is not self._key or plan.call != call:
-            return None
-        for number in (1, 2, 3):
-            descriptor = deltas[number]
-            if descriptor is None:
-                if plan.present[number]:
-                    return None
-            elif _kept_plan(descriptor, _DELTAS[number]) is not plan or not is_still_writable(descriptor.data):
-                return None
-        a, b, c, d = call
-        return plan if type(a) is type(b) is type(c) is type(d) is int else None  # 1.0 is equal to 1
-
-    def _plan(self, call: tuple[Any, ...], deltas: tuple[Any, ...]) -> _Plan:
-        """Every check that depends on the descriptors alone."""
-        batch_size, in_delta_stride, _, out_delta_stride = call
-        batch = checked_batch(batch_size)
-        out_delta, in_delta, *parameters = deltas
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        # As views of our own: the client's arrays may be given other shapes while the plan is kept.
-        dy = delta_samples(
-            "out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples
-        ).view()
-        results = {}
-        if in_delta is not None:
-            dx = delta_samples(
-                "in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples
-            ).view()
-            results["in_delta"] = _Result("dx", dx, accumulates("in_delta", in_delta))
-        for name, delta, parameter in zip(_PARAMETERS, parameters, (self.gamma, self.beta), strict=True):
-            if delta is not None:
-                view = self._parameter_delta(name, delta, parameter)
-                results[name] = _Result(_PARAMETERS[name], view, accumulates(name, delta))
-        check_disjoint({name: result.view for name, result in results.items()}, {})
-        wide = self._is_wide or any(r.name != "dx" and self._needs_wide(r.view.size) for r in results.values())
-        form = self._forms[wide]
-        shape = (batch, *form.shape)
-        parameter_shape = (math.prod(form.parameter_shape),) if wide else form.parameter_shape
-        wanted = list(results.values())
-        direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in wanted}
-        read = {"dy": dy, **self._client_parameters()}
-        if find_overlap(direct, read, {"dx": ("dy",)}) is not None:  # the engine writes to no memory that it reads
-            direct = dict.fromkeys(direct)
-        accumulate = bool(wanted) and wanted[0].accumulate
-        if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
-            accumulate = False
-            direct = {r.name: None if r.accumulate else direct[r.name] for r in wanted}
-        out = NormGradients(**direct)
-        plan = _Plan(
-            self._key,
-            call,
-            tuple(descriptor is not None for descriptor in deltas),
-            batch,
-            dy,
-            wanted,
-            wide,
-            shape,
-            parameter_shape,
-            None if all(array is not None for array in out) else tuple(direct),
-            out,
-            [r for r in wanted if direct[r.name] is None],
-            accumulate,
-        )
-        present = {key: descriptor for key, descriptor in zip(_DELTAS, deltas, strict=True) if descriptor is not None}
-        if all(keeps_still(descriptor.data) for descriptor in present.values()):
-            for key, descriptor in present.items():
-                known = descriptor.memo()
-                if known is not None:
-                    known[key] = plan
-        return plan
-
-    def _run_backward(self, cache: NormCache, plan: _Plan, y: Array | None) -> None:
+    def _run_backward(self, cache: NormCache, plan: _BackwardPlan, y: Array | None) -> None:
         if plan.wide != self._is_wide:
             # A gradient of every element was asked for of a parameter that is absent: another form, another cache.
             y_unused = np.empty((cache.x.shape[0], *self.input.shape), np.float32)
@@ -561,10 +436,10 @@ class NormalizationFilter(BNNSFilter):
             put(view, values.reshape(view.shape), accumulate)
 
     @staticmethod
-    def _may_write(plan: _Plan, inputs: tuple[Array | None, ...]) -> bool:
+    def _may_write(plan: _BackwardPlan, inputs: tuple[Array | None, ...]) -> bool:
         """Whether the engine can write to the client's memory, which is not if it reads from there."""
         results = [array for array in plan.out if array is not None]
-        return all(are_apart(a, b) or not overlaps(a, b) for a in results for b in inputs if b is not None)
+        return not any(overlaps(a, b) for a in results for b in inputs if b is not None)
 
     def _activation_output(self, out: Any, out_stride: Any, batch: int) -> Array | None:
         if self.activation.function.name == "identity":
@@ -588,12 +463,22 @@ class NormalizationFilter(BNNSFilter):
         return view
 
 
-class _Plan(NamedTuple):
-    """A backward call: what it was made of, and the arrays that it comes to."""
+class _ForwardPlan(NamedTuple):
+    client: dict[str, Array]  # what the filter uses in the client's memory, which the output must not overlap
+    options: dict[str, Any]  # for the engine
 
-    owner: object  # the filter's key
-    call: tuple[Any, ...]  # batch size and strides
-    present: tuple[bool, ...]  # which of the descriptors are not NULL
+
+@Planned
+def _forward_plan(filter: NormalizationFilter, training: int, *client: BNNSNDArrayDescriptor) -> _ForwardPlan:
+    arrays = {name: descriptor.view() for name, descriptor in filter._client.items()}
+    moving = {name: array for name, array in arrays.items() if name in filter._moving}
+    options = filter._forms[filter._is_wide].options
+    return _ForwardPlan(arrays, {**options, **filter._running(moving, bool(training))} if moving else options)
+
+
+class _BackwardPlan(NamedTuple):
+    """A backward call: the arrays that its descriptors come to."""
+
     batch: int
     dy: Array
     results: list[_Result]
@@ -625,9 +510,59 @@ class _Result(NamedTuple):
         return _flattened(view) if self.name == "dx" else None
 
 
-def _kept_plan(descriptor: Any, key: tuple[str, str]) -> _Plan | None:
-    known = descriptor.memo() if type(descriptor) is BNNSNDArrayDescriptor else None
-    return known.get(key) if known else None
+@Planned
+def _backward_plan(
+    out_delta: Any,
+    filter: NormalizationFilter,
+    in_delta: Any,
+    gamma_delta: Any,
+    beta_delta: Any,
+    batch_size: Any,
+    in_delta_stride: Any,
+    out_delta_stride: Any,
+) -> _BackwardPlan:
+    """Every check that depends on the descriptors alone."""
+    batch = checked_batch(batch_size)
+    if out_delta is None:
+        raise Invalid("out_delta is NULL")
+    # As views of our own: the client's arrays may be given other shapes while the plan is kept.
+    dy = delta_samples("out_delta", out_delta, "o_desc", filter.output, batch, out_delta_stride, source_samples).view()
+    results = {}
+    if in_delta is not None:
+        dx = delta_samples("in_delta", in_delta, "i_desc", filter.input, batch, in_delta_stride, target_samples).view()
+        results["in_delta"] = _Result("dx", dx, accumulates("in_delta", in_delta))
+    parameters = (gamma_delta, filter.gamma), (beta_delta, filter.beta)
+    for name, (delta, parameter) in zip(_PARAMETERS, parameters, strict=True):
+        if delta is not None:
+            view = filter._parameter_delta(name, delta, parameter)
+            results[name] = _Result(_PARAMETERS[name], view, accumulates(name, delta))
+    check_disjoint({name: result.view for name, result in results.items()}, {})
+    wide = filter._is_wide or any(r.name != "dx" and filter._needs_wide(r.view.size) for r in results.values())
+    form = filter._forms[wide]
+    shape = (batch, *form.shape)
+    parameter_shape = (math.prod(form.parameter_shape),) if wide else form.parameter_shape
+    wanted = list(results.values())
+    direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in wanted}
+    read = {"dy": dy, **{name: client.view() for name, client in filter._client_parameters.items()}}
+    if find_overlap(direct, read, {"dx": ("dy",)}) is not None:  # the engine writes to no memory that it reads
+        direct = dict.fromkeys(direct)
+    accumulate = bool(wanted) and wanted[0].accumulate
+    if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
+        accumulate = False
+        direct = {r.name: None if r.accumulate else direct[r.name] for r in wanted}
+    out = NormGradients(**direct)
+    return _BackwardPlan(
+        batch,
+        dy,
+        wanted,
+        wide,
+        shape,
+        parameter_shape,
+        None if all(array is not None for array in out) else tuple(direct),
+        out,
+        [r for r in wanted if direct[r.name] is None],
+        accumulate,
+    )
 
 
 def _flattened(array: Array) -> Array | None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
-
+from ..ops._planned import Planned
 from ..ops.optimizer import adam_step, rmsprop_step, sgd_step
 from . import _constants as c
 from ._failure import Invalid, Words, in_apples_words, renaming, status
 from ._filter import checked_parameters, unlike, viewed
-from ._memory import Array, Floats, as_float, as_size, check_writable, is_writable, keeps_still, threads_of
+from ._memory import Array, Floats, as_float, as_size, check_writable, threads_of
 from ._names import constant_name
 from ._structures import BOOL, FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
@@ -189,7 +187,6 @@ class _Function(NamedTuple):
 
 _COMMON_FLOATS: Final = Floats("learning_rate", "gradient_scale", "regularization_scale")
 _ADAM_FLOATS: Final = Floats("time_step", "beta1", "beta2", "epsilon")
-_view_of: Final[Callable[[Any], Array | None]] = operator.attrgetter("_view")
 _SGD_FIELDS: Final = (BNNSOptimizerSGDMomentumFields, BNNSOptimizerSGDMomentumWithClippingFields)
 _ADAM_FIELDS: Final = (BNNSOptimizerAdamFields, BNNSOptimizerAdamWithClippingFields)
 _RMSPROP_FIELDS: Final = (BNNSOptimizerRMSPropFields, BNNSOptimizerRMSPropWithClippingFields)
@@ -363,27 +360,8 @@ def _accumulators(fields: Any, chosen: _Function) -> tuple[int, float]:
     return always + int(momentum != 0), momentum
 
 
-class _Lists(NamedTuple):
-    """The arrays of a call, checked, and the views of the descriptors that they are."""
-
-    views: list[Array]
-    arrays: list[list[Array]]  # parameters, gradients, accumulators by kind
-    written: list[Array]  # the client's arrays whose memory is written
-
-    def hold(self, descriptors: list[Any]) -> bool:
-        """Whether these descriptors are as they were."""
-        try:
-            same = all(map(operator.is_, map(_view_of, descriptors), self.views))
-        except AttributeError:  # of what is no descriptor
-            return False
-        return same and all(map(is_writable, self.written))
-
-
 def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kinds: int) -> list[list[Array]]:
-    """Lists of `count` arrays: of parameters, gradients, and accumulators by kind.
-
-    The first parameter's descriptor keeps them: while all descriptors still have the same views, nothing has changed.
-    """
+    """Lists of `count` arrays: of parameters, gradients, and accumulators by kind."""
     given = [("parameters", parameters, 1), ("gradients", gradients, 1)]
     if kinds:
         given.append(("accumulators", accumulators, kinds))
@@ -397,10 +375,13 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
         descriptors += listed[: groups * count]
     if count == 0:
         return [[] for _ in range(2 + kinds)]
-    memo = descriptors[0].memo() if type(descriptors[0]) is BNNSNDArrayDescriptor else None
-    known: _Lists | None = memo.get((_Lists, count, kinds)) if memo else None
-    if known is not None and known.hold(descriptors):
-        return known.arrays
+    return _checked_arrays(*descriptors, count)
+
+
+@Planned
+def _checked_arrays(*arguments: Any) -> list[list[Array]]:
+    """The arrays of descriptors, which are followed by the number of parameters: as many of each kind."""
+    *descriptors, count = arguments
     checked: list[Array] = []
     for index, descriptor in enumerate(descriptors):
         part, number = divmod(index, count)
@@ -410,12 +391,7 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
         if part and array.shape != checked[number].shape:
             raise unlike(label, descriptor.geometry(), f"parameters[{number}]", descriptors[number].geometry())
         checked.append(array)
-    arrays = [checked[first : first + count] for first in range(0, len(checked), count)]
-    if memo is not None and all(keeps_still(descriptor.data) for descriptor in descriptors):
-        written = [descriptor.data for descriptor in descriptors[:count] + descriptors[2 * count :]]
-        owners = [array for array in written if isinstance(array, np.ndarray)]
-        memo[_Lists, count, kinds] = _Lists(checked, arrays, owners)
-    return arrays
+    return [checked[first : first + count] for first in range(0, len(checked), count)]
 
 
 def _checked_array(name: str, descriptor: Any, written: bool) -> Array:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..ops._planned import Planned, Version, Versioned
 from . import _constants as c
 from ._memory import (
     C_FUNCTION,
@@ -26,7 +27,6 @@ from ._memory import (
     data_type_of,
     geometry_of,
     is_first_major,
-    keeps_still,
     view_of,
 )
 from ._names import constant_name
@@ -79,18 +79,12 @@ class _Field(NamedTuple):
     length: int  # 0: the field itself; otherwise it is an array of so many structures
 
 
-class _Derived(dict[str, Any]):
-    """What functions have worked out from a structure, by name, until one of its fields changes."""
-
-    __slots__ = ("__weakref__",)
-
-
-class Structure:
+class Structure(Versioned):
     """What all structures have in common."""
 
-    __slots__ = ("_derived",)
-    # Its own; or, in a structure that is part of another, a weak reference to that of the outermost.
-    _derived: _Derived | weakref.ReferenceType[_Derived]
+    __slots__ = ("__weakref__", "_outer", "_version")
+    _version: Version  # a new one whenever a field changes, here or in a structure that is part of this one
+    _outer: weakref.ReferenceType[Structure] | None  # the structure that this one is part of
     _declared: ClassVar[tuple[tuple[str, Any], ...]] = ()
     _layout: ClassVar[tuple[_Field, ...]] = ()
     _fields: ClassVar[Mapping[str, _Field]] = {}
@@ -116,7 +110,8 @@ class Structure:
         cls.sizeof = -(-offset // largest) * largest
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        object.__setattr__(self, "_derived", _Derived())
+        object.__setattr__(self, "_outer", None)
+        object.__setattr__(self, "_version", Version())
         if len(values) > len(self._layout):
             raise TypeError(f"{type(self).__name__} has {len(self._layout)} fields, not {len(values)}")
         given = dict(zip(self._fields, values, strict=False))
@@ -131,7 +126,6 @@ class Structure:
             if name in given:
                 setattr(self, name, given[name])
             elif isinstance(kind, _Number):
-                # No one has worked out anything from it yet: nothing to forget.
                 object.__setattr__(self, f"_{name}" if kind is DIMENSIONS else name, kind.zero)
             else:
                 self._put(name, _Copies([kind() for _ in range(count)]) if count else kind())
@@ -147,33 +141,28 @@ class Structure:
     def _put(self, name: str, value: Structure | _Copies) -> None:
         """Take in structures that belong to no one else."""
         for part in value if isinstance(value, _Copies) else (value,):
-            part._join(self._derived)
+            object.__setattr__(part, "_outer", weakref.ref(self))
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
         raise TypeError(f"{type(self).__name__}.{name}: a C structure has all its fields")
 
-    def _join(self, outer: _Derived | weakref.ReferenceType[_Derived]) -> None:
-        """Become part of another structure: what changes here changes there."""
-        outermost = weakref.ref(outer) if isinstance(outer, _Derived) else outer
-        object.__setattr__(self, "_derived", outermost)
+    def _changed(self) -> None:
+        """Give a new version to this structure and to all that it is part of."""
+        structure: Structure | None = self
+        while structure is not None:
+            object.__setattr__(structure, "_version", Version())
+            outer = structure._outer
+            structure = None if outer is None else outer()
+
+    def _memory(self) -> Iterator[object]:
         for name, _, kind, count in self._layout:
-            if not isinstance(kind, _Number):
+            if kind is POINTER:
+                yield getattr(self, name)
+            elif not isinstance(kind, _Number):
                 value = getattr(self, name)
                 for part in value if count else (value,):
-                    part._join(outermost)
-
-    def memo(self) -> dict[Any, Any] | None:
-        """Where functions keep what they have worked out, until a field changes; None for a part of another."""
-        own = self._derived
-        return own if isinstance(own, _Derived) else None
-
-    def _changed(self) -> None:
-        """Forget what was worked out from this structure, or from the outermost that it is part of."""
-        own = self._derived
-        derived = own if isinstance(own, _Derived) else own()
-        if derived:
-            derived.clear()
+                    yield from part._memory()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Deep copies and pickles go by the fields."""
@@ -272,7 +261,7 @@ class _Copies(list[Any]):
             self._fixed()
         old = self[index]
         new = _copied(type(old), "an entry", value)
-        new._join(old._derived)
+        object.__setattr__(new, "_outer", old._outer)
         super().__setitem__(index, new)
         new._changed()
 
@@ -390,10 +379,8 @@ class BNNSNDArrayDescriptor(Structure):
     """
 
     __slots__ = (
-        "_geometry",
         "_size",
         "_stride",
-        "_view",
         "data",
         "data_bias",
         "data_scale",
@@ -426,14 +413,6 @@ class BNNSNDArrayDescriptor(Structure):
     data_bias: float
     _size: tuple[int, ...]
     _stride: tuple[int, ...]
-    # What the fields mean, worked out once: see _memory. A change of any field forgets it.
-    _geometry: Geometry | None
-    _view: npt.NDArray[Any] | None
-
-    def __init__(self, *values: Any, **named: Any) -> None:
-        object.__setattr__(self, "_geometry", None)
-        object.__setattr__(self, "_view", None)
-        super().__init__(*values, **named)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("size", "stride"):
@@ -441,10 +420,6 @@ class BNNSNDArrayDescriptor(Structure):
             if len(values) > _DIMENSIONS:
                 raise ValueError(f"{name} has {_DIMENSIONS} entries, not {len(values)}")
             name, value = f"_{name}", _eight(values)
-        if name != "flags":
-            object.__setattr__(self, "_view", None)
-            if name != "data":
-                object.__setattr__(self, "_geometry", None)
         object.__setattr__(self, name, value)
         self._changed()
 
@@ -466,20 +441,11 @@ class BNNSNDArrayDescriptor(Structure):
 
     def geometry(self) -> Geometry:
         """Extents and strides, fastest first, and the element type; raises where they make no sense."""
-        geometry = self._geometry
-        if geometry is None:
-            geometry = geometry_of(self.layout, self._size, self._stride, self.data_type)
-            object.__setattr__(self, "_geometry", geometry)
-        return geometry
+        return _planned_geometry(self)
 
     def view(self) -> npt.NDArray[Any]:
         """The array itself, over ``data``, slowest axis first; raises where it would leave the buffer."""
-        view, data = self._view, self.data
-        # Of all that can be said of an array's memory, this alone may change while others refer to it.
-        if view is None or (type(data) is np.ndarray and data.flags.writeable is not view.flags.writeable):
-            view = view_of(self.geometry(), data)
-            object.__setattr__(self, "_view", view if keeps_still(data) else None)
-        return view
+        return view_of(self.geometry(), self.data)
 
     @classmethod
     def from_array(
@@ -516,6 +482,11 @@ class BNNSNDArrayDescriptor(Structure):
             data=array,
             data_type=data_type_of(array.dtype),
         )
+
+
+@Planned
+def _planned_geometry(descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    return geometry_of(descriptor.layout, descriptor._size, descriptor._stride, descriptor.data_type)
 
 
 _DEFAULT_LAYOUTS: Final = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..ops._arrays import overlaps, same_elements
 from ..ops.activation import Activation
 from ..ops.normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
-from ._kernel import KernelSetting, MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel
+from ._kernel import KernelSetting, MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel, planned_work
 from ._matrix import Array, MPSMatrix, MPSVector, TemporaryStorage
 from ._metal import MTLCommandBuffer, Work
 from ._neuron import Curve, as_neuron_type, neuron
@@ -42,6 +42,7 @@ class _NormalizationKernel(MPSKernel):
     _batchSize: int
     _epsilon: float
     _neuron: tuple[MPSCNNNeuronType, float, float, float] = _NO_NEURON
+    _function: ClassVar[str]  # for messages
 
     def setNeuronType(
         self, neuronType: int, parameterA: float = 0.0, parameterB: float = 0.0, parameterC: float = 0.0
@@ -54,7 +55,7 @@ class _NormalizationKernel(MPSKernel):
             as_float(f"{function}: parameterB", parameterB),
             as_float(f"{function}: parameterC", parameterC),
         )
-        self._forget()
+        self._changed()
 
     def neuronType(self) -> MPSCNNNeuronType:
         return self._neuron[0]
@@ -97,6 +98,7 @@ class MPSMatrixBatchNormalization(_NormalizationKernel, MPSMatrixUnaryKernel):
         as_bool, False, "Compute the mean and the variance and write them, rather than reading them."
     )
     _computeStatistics: bool
+    _function = "MPSMatrixBatchNormalization.encode"
 
     def encode(
         self,
@@ -117,12 +119,12 @@ class MPSMatrixBatchNormalization(_NormalizationKernel, MPSMatrixUnaryKernel):
         if with_ is not None:
             self._encode_with(with_)
             return
-        function = "MPSMatrixBatchNormalization.encode"
-        recorded = _open(function, "commandBuffer", commandBuffer)
+        recorded = _open(self._function, "commandBuffer", commandBuffer)
         operands = (inputMatrix, resultMatrix, meanVector, varianceVector, gammaVector, betaVector)
-        recorded.append(self._planned(function, operands))
+        recorded.append(planned_work(self, *operands))
 
-    def _prepare(self, function: str, operands: tuple[Any, ...]) -> Work:
+    def _prepare(self, operands: tuple[Any, ...]) -> Work:
+        function = self._function
         inputMatrix, resultMatrix, meanVector, varianceVector, gammaVector, betaVector = operands
         call = _Call(function, self)
         compute = self._computeStatistics
@@ -154,6 +156,7 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
         as_bool, True, "False: the mean and the variance are constants. Apple has no such member."
     )
     _gradientThroughStatistics: bool
+    _function = "MPSMatrixBatchNormalizationGradient.encode"
 
     def encode(
         self,
@@ -178,8 +181,7 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
         if with_ is not None:
             self._encode_with(with_)
             return
-        function = "MPSMatrixBatchNormalizationGradient.encode"
-        recorded = _open(function, "to", to)
+        recorded = _open(self._function, "to", to)
         operands = (
             gradientMatrix,
             inputMatrix,
@@ -191,9 +193,10 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
             resultGradientForGammaVector,
             resultGradientForBetaVector,
         )
-        recorded.append(self._planned(function, operands))
+        recorded.append(planned_work(self, *operands))
 
-    def _prepare(self, function: str, operands: tuple[Any, ...]) -> Work:
+    def _prepare(self, operands: tuple[Any, ...]) -> Work:
+        function = self._function
         gradientMatrix, inputMatrix, mean, varianceVector, gammaVector, betaVector, *results = operands
         call = _Call(function, self)
         names = ("resultGradientForDataMatrix", "resultGradientForGammaVector", "resultGradientForBetaVector")

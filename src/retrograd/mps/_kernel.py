@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from operator import is_
 from typing import Any, ClassVar, Final, NoReturn, TypeVar, cast
 
+from ..ops._planned import Planned, Version, Versioned
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
-from ._matrix import TemporaryStorage
 from ._metal import MTLCreateSystemDefaultDevice, MTLDevice, Work
 from ._types import (
     Members,
@@ -31,10 +30,10 @@ class KernelSetting(Setting[T]):
 
     def __set__(self, instance: object, value: Any) -> None:
         super().__set__(instance, value)
-        cast(MPSKernel, instance)._forget()
+        cast(MPSKernel, instance)._changed()
 
 
-class MPSKernel(Members):
+class MPSKernel(Members, Versioned):
     """A kernel: `Kernel(device=)`, or `Kernel(coder=, device=)` to restore one from an archive.
 
     Encoding takes the members as they are then; afterwards they can be changed at once.
@@ -48,10 +47,6 @@ class MPSKernel(Members):
     _default_device = staticmethod(MTLCreateSystemDefaultDevice)
     supportsSecureCoding: ClassVar[bool] = True
     _settings: ClassVar[tuple[Setting[Any], ...]] = ()
-    # The last operands and what was to be done with them: most kernels are encoded with the same ones again and again,
-    # and checking them takes longer than a small kernel runs.
-    _operands: tuple[Any, ...] = ()
-    _work: Work | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -72,6 +67,7 @@ class MPSKernel(Members):
         if not isinstance(device, MTLDevice):
             raise TypeError(f"{function}: device must be an MTLDevice, not {type(device).__name__}")
         self._device = device
+        self._changed()
         for setting in self._settings:
             setattr(self, setting.attribute, setting.default)
         if coder is not _ABSENT:
@@ -87,7 +83,7 @@ class MPSKernel(Members):
             raise TypeError(f"{type(self).__name__}.copy: device must be an MTLDevice, not {type(device).__name__}")
         made = type(self).__new__(type(self))
         made.__dict__.update(self.__dict__)
-        made._forget()
+        made._changed()
         if device is not None:
             made._device = device
         return made
@@ -104,27 +100,12 @@ class MPSKernel(Members):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{'' if self._label is None else ' ' + self._label}>"  # type: ignore[attr-defined]
 
-    def _forget(self) -> None:
-        self._operands = ()
-        self._work = None
+    def _changed(self) -> None:
+        self._version = Version()
 
-    def _planned(self, function: str, operands: tuple[Any, ...]) -> Work:
+    def _prepare(self, operands: tuple[Any, ...]) -> Work:
         """The work on these operands, all of it checked."""
-        if self._work is not None and all(map(is_, operands, self._operands)):
-            return self._work
-        self._forget()
-        work = self._prepare(function, operands)
-        # Not remembered if that would keep what goes after its last reading, or whose end someone waits for.
-        if not any(
-            isinstance(operand, TemporaryStorage) or (operand is not None and operand._buffer._has_deallocator)
-            for operand in operands
-        ):
-            self._operands = operands
-            self._work = work
-        return work
-
-    def _prepare(self, function: str, operands: tuple[Any, ...]) -> Work:
-        raise NotImplementedError(f"{function}: {type(self).__name__} does nothing by itself")
+        raise NotImplementedError(f"{type(self).__name__} does nothing by itself")
 
     # ---- archives
 
@@ -167,6 +148,12 @@ class MPSKernel(Members):
 
 def _unsigned(unarchiver: NSKeyedUnarchiver, key: str) -> int:
     return unarchiver.decodeInteger(key) % 2**64
+
+
+@Planned
+def planned_work(kernel: MPSKernel, *operands: Any) -> Work:
+    """Checked work, which takes longer to prepare than a small kernel runs; most are encoded again and again."""
+    return kernel._prepare(operands)
 
 
 class MPSMatrixUnaryKernel(MPSKernel):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from ..ops._planned import Version, Versioned
 from ._metal import MTLBuffer, MTLCommandBuffer, MTLDevice
 from ._types import LARGEST_SIZE, NUMPY_TYPES, Members, MPSDataType, Setting, as_data_type, as_unsigned
 
@@ -176,9 +177,10 @@ class MPSVectorDescriptor(Members):
         return (self._vectors, self._length), (self._vectorBytes, NUMPY_TYPES[self._dataType].itemsize)
 
 
-class _Storage(Members):
+class _Storage(Members, Versioned):
     """Elements in a buffer. The array over them is made once; of an object without a buffer, when it is first used."""
 
+    _plannable: ClassVar[bool] = True
     _array: Array | None
 
     def __init__(
@@ -213,6 +215,9 @@ class _Storage(Members):
         else:
             self._device = buffer._device
             self._place(function, buffer)
+        # A kernel's plan keeps its operands, so there must be none if someone waits for the end of the buffer.
+        released = buffer is not None and buffer._has_deallocator
+        self._version = Version() if self._plannable and not released else None  # for good: it does not change
 
     def _check_size(self, function: str) -> None:
         """NumPy's bounds: of each stride, even one that is not used, and of all elements, an extent of 0 taken as 1."""
@@ -357,6 +362,7 @@ class MPSVector(_Storage):
 class TemporaryStorage(_Storage):
     """Storage for the length of a command buffer: gone after `readCount` encodes have read it."""
 
+    _plannable = False  # every encode counts
     readCount = Setting[int](as_unsigned, 1, "How many encodes will still read the contents.")
     _readCount = 1
 

@@ -16,7 +16,7 @@ from _thread import allocate_lock, get_ident
 from collections import deque
 from collections.abc import Callable, Iterable
 from mmap import PAGESIZE
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
@@ -39,10 +39,9 @@ Handler: TypeAlias = Callable[[Any], object]
 Work: TypeAlias = Callable[[], None]
 
 _LOG: Final = logging.getLogger("retrograd.mps")
-# While callers wait for their own buffers there is nothing for the queue's thread to do, and waking it for every commit
-# would cost more than a small kernel. Then it looks by itself, after so many seconds each, and sleeps after the last
-# look in vain. A buffer that nobody waits for, after many that somebody did, begins that much later.
-_LOOKS: Final = (0.001, 0.002, 0.004, *[0.008] * 6)
+# Most callers wait for what they commit and run it themselves, which takes less time than waking a thread. So many
+# seconds after a commit the queue's thread runs what is left, and it is woken no more often.
+_GRACE: Final = 0.001
 
 _NOT_ENQUEUED: Final = MTLCommandBufferStatus.notEnqueued
 _ENQUEUED: Final = MTLCommandBufferStatus.enqueued
@@ -231,40 +230,37 @@ def _check_length(function: str, length: int, available: int | None) -> None:
 
 
 class _Executor:
-    """Runs committed command buffers in order. Outlives its queue by what it has left to do.
+    """The line of a queue's command buffers, and the threads that run them.
 
-    A signal may raise an exception in any wait. So a lock is taken by `with` alone, and a buffer leaves `ready` only
-    after its end: whatever was cut short, the next one who has the turn goes on with it.
+    The first in the line runs: on a thread that waits for it or for one behind it, or else on the queue's own thread,
+    which gives others a moment to do so. A signal may raise an exception anywhere in a thread that waits. So locks are
+    taken by `with` alone, and a buffer leaves the line only after its end: whoever comes next goes on from there.
     """
 
     def __init__(self) -> None:
-        # Places in the order, which do not keep a buffer alive, and those of their buffers that have been committed.
-        self.enqueued: deque[weakref.ref[MTLCommandBuffer]] = deque()
-        self.held: set[MTLCommandBuffer] = set()
-        self.ready: deque[MTLCommandBuffer] = deque()
-        self.runner = 0  # the thread that runs the first of them
-        self.turn = allocate_lock()  # held by the runner
-        self.working = allocate_lock()  # held by the runner while the engine works
+        self.line: deque[weakref.ref[MTLCommandBuffer]] = deque()  # of enqueued and committed buffers
+        self.committed: set[MTLCommandBuffer] = set()  # kept alive; a buffer that is only enqueued may be dropped
+        self.turn = allocate_lock()  # held by the thread that runs the first in the line
+        self.runner = 0  # which thread that is
+        self.working = allocate_lock()  # held by it while the engine works
         self.start()
 
     def start(self) -> None:
-        self.order = allocate_lock()  # held while buffers are put into the order, and to fall asleep
-        self.wakeups: SimpleQueue[bool] = SimpleQueue()  # False: the queue is gone
+        self.order = allocate_lock()  # held while a buffer joins the line
+        self.wakeups: SimpleQueue[bool] = SimpleQueue()  # for the queue's thread; False: the queue is gone
         self.thread: threading.Thread | None = None
-        self.asleep = True
-        self.prompt = True  # wake the thread at every commit: nobody waited for the last buffer
-        self.commits = 0
 
     def after_fork(self) -> None:
-        """In the child, where neither the thread nor whoever held the locks exists."""
-        lost = list(self.ready)
-        self.ready.clear()
-        if self.runner == get_ident():  # the work or a handler of this buffer has forked; it ends here, too
-            self.ready.append(lost.pop(0))
+        """In the child, where neither the queue's thread nor whoever held the locks exists."""
+        lost, self.committed = self.committed, set()
+        if self.runner == get_ident():  # the work or a handler of a buffer has forked; that one ends here, too
+            self.committed = {buffer for buffer in lost if buffer._status > _COMMITTED}
+            lost -= self.committed
         else:
             self.runner = 0
             self.turn = allocate_lock()
             self.working = allocate_lock()
+        self.line = deque(place for place in self.line if place() not in lost)
         self.start()
         for buffer in lost:
             if not buffer._ended:
@@ -274,108 +270,76 @@ class _Executor:
         with self.order:
             if buffer._status != _NOT_ENQUEUED:
                 raise RuntimeError(f"MTLCommandBuffer.enqueue: the buffer is {buffer._status.name} already")
-            self.enqueued.append(weakref.ref(buffer, self.place_given_up))
+            self.line.append(weakref.ref(buffer, self.wake))  # if it is dropped, those behind it can run
             buffer._status = _ENQUEUED
-
-    def place_given_up(self, place: object) -> None:
-        self.wakeups.put(True)  # buffers may have been held up by it
 
     def commit(self, buffer: MTLCommandBuffer) -> None:
         with self.order:
             buffer._check_open("MTLCommandBuffer.commit")
-            if self.enqueued:
-                if buffer._status != _ENQUEUED:
-                    self.enqueued.append(weakref.ref(buffer))
-                buffer._status = _COMMITTED
-                self.held.add(buffer)
-                self.advance()
-            else:
-                buffer._status = _COMMITTED
-                self.ready.append(buffer)
-            self.commits += 1
-            wake = self.asleep or self.prompt
+            self.committed.add(buffer)  # first: a child that forks off here must not find it in the line alone
+            if buffer._status != _ENQUEUED:
+                self.line.append(weakref.ref(buffer))
+            buffer._status = _COMMITTED
             if self.thread is None:
                 self.start_thread()
-        if wake and self.wakeups.empty():  # or else the thread, once woken, sees this buffer too
-            self.wakeups.put(True)
+        if self.wakeups.empty():  # or else the thread will find this buffer, too
+            self.wake()
 
-    def advance(self) -> None:
-        """Move what no place holds up any more from `held` to `ready`. Needs the order."""
-        while self.enqueued:
-            buffer = self.enqueued[0]()
-            if buffer is not None:
-                if buffer._status < _COMMITTED:
-                    return
-                if buffer._status == _COMMITTED:
-                    self.ready.append(buffer)
-                self.held.discard(buffer)
-            self.enqueued.popleft()
+    def wake(self, _: object = None) -> None:
+        self.wakeups.put(True)
 
     def start_thread(self) -> None:
         thread = threading.Thread(target=self.serve, name="MTLCommandQueue", daemon=True)
         try:
             thread.start()
-        except (
-            RuntimeError
-        ):  # too many, or the interpreter ends: who waits runs the buffers, the next commit tries again
+        except RuntimeError:  # too many, or the interpreter ends: those who wait run the buffers; a commit tries again
             return
         self.thread = thread
 
-    def run_next(self, last: MTLCommandBuffer | None) -> bool:
-        """Run the first buffer that is ready. False: there is none, or `last` has ended."""
-        with self.turn:
-            if not self.ready or (last is not None and last._ended):
-                return False
-            buffer = self.ready[0]
-            self.runner = get_ident()
-            try:
-                if not buffer._ended:
-                    buffer._run()
-            finally:
-                self.runner = 0
-                if buffer._ended:
-                    self.ready.popleft()
-            return True
-
-    def help(self, buffer: MTLCommandBuffer) -> None:
-        """Run buffers up to this one."""
-        if self.enqueued:
-            with self.order:
-                self.advance()
-        while self.ready and not buffer._ended and self.run_next(buffer):
-            pass
-        if self.ready:  # of others, who may have relied on this thread
-            self.wakeups.put(True)
-
     def serve(self) -> None:
         """The queue's thread."""
-        looks = commits = 0
-        while True:
+        while self.wakeups.get():
+            time.sleep(_GRACE)
+            while self.runner:  # a caller is at it, and should not have to contend for the turn
+                time.sleep(_GRACE)
             try:
-                if not self.wakeups.get(timeout=None if self.asleep else _LOOKS[looks]):
-                    return
-            except Empty:
-                looks += 1
-            if self.enqueued:
-                with self.order:
-                    self.advance()
-            waits = self.ready and not self.runner  # or else a caller runs what is ready, and wakes this thread after
-            if commits != self.commits:
-                commits = self.commits
-                self.prompt = bool(waits)  # or else those who committed have run their buffers, too
-            if waits:
-                looks = 0
+                while self.run_first():
+                    pass
+            except BaseException:  # a handler that wants to exit: the thread must live on
+                _LOG.exception("a command buffer was left")
+                self.wake()
+
+    def help(self, buffer: MTLCommandBuffer) -> None:
+        """Run what is in the line up to this buffer, if no other thread does."""
+        while not buffer._ended and self.run_first(buffer):
+            pass
+
+    def run_first(self, last: MTLCommandBuffer | None = None) -> bool:
+        """Run the first in the line. False: there is none that could run, or `last` has ended."""
+        with self.turn:
+            self.runner = get_ident()
+            try:
+                buffer = self.first()
+                if buffer is None or (last is not None and last._ended):
+                    return False
                 try:
-                    while self.ready and self.run_next(None):
-                        pass
-                except BaseException:  # a handler that wants to exit: the thread must live on
-                    _LOG.exception("a command buffer was left")
-            if looks < len(_LOOKS):
-                self.asleep = False
-            else:
-                looks = 0
-                with self.order:  # a commit finds the thread asleep, or is found by it
-                    self.asleep = not self.ready
+                    buffer._run()
+                finally:
+                    self.first()  # it has ended, and leaves the line
+                return True
+            finally:
+                self.runner = 0
+
+    def first(self) -> MTLCommandBuffer | None:
+        """The first in the line that has not ended, if it is committed. Needs the turn."""
+        while self.line:
+            buffer = self.line[0]()
+            if buffer is not None:
+                if not buffer._ended:
+                    return buffer if buffer._status >= _COMMITTED else None
+                self.committed.discard(buffer)
+            self.line.popleft()
+        return None
 
 
 _executors: Final[weakref.WeakSet[_Executor]] = weakref.WeakSet()

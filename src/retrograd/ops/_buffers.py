@@ -101,3 +101,14 @@ def _without_buffer(data: Any) -> Array:
         return _checked(np.from_dlpack(data))
     except Exception as error:
         raise TypeError(f"is of type {kind}, which gives no buffer: {error}") from None
+
+
+def keeps_still(data: Any) -> bool:
+    """Whether an object's memory stays where it is while a view of it exists. Without a buffer it may be moved."""
+    if data is None or isinstance(data, np.ndarray):
+        return True
+    try:
+        memoryview(data)
+    except Exception:
+        return False
+    return True

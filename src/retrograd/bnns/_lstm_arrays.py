@@ -1,0 +1,239 @@
+"""What the fields of an LSTM's parameter structure mean: sizes, and arrays in the form that the engine takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..ops.lstm import LstmWeights
+from . import _constants as c
+from ._failure import Invalid, Unsupported, note
+from ._filter import FLOAT32
+from ._memory import (
+    Array,
+    as_float,
+    as_size,
+    check_writable,
+    dtype_of,
+    extents_of,
+    geometry,
+    is_first_major,
+    listed,
+    size_of,
+    view_of,
+)
+from ._names import constant_name
+from ._structures import BNNSLayerParametersLSTM, BNNSNDArrayDescriptor
+
+SCALARS: Final = ("input_size", "hidden_size", "batch_size", "num_layers", "seq_len")
+GATES: Final = ("input_gate", "forget_gate", "candidate_gate", "output_gate")  # the engine's i f g o
+_KNOWN_FLAGS: Final = c.BNNSLayerFlagsLSTMBidirectional | c.BNNSLayerFlagsLSTMDefaultActivations
+_MOST_BYTES: Final = 2**62  # of anything: beyond it byte counts would leave 64 bits
+
+X: Final = "input_descriptor.data_desc"
+H0: Final = "input_descriptor.hidden_desc"
+C0: Final = "input_descriptor.cell_state_desc"
+Y: Final = "output_descriptor.data_desc"
+HN: Final = "output_descriptor.hidden_desc"
+CN: Final = "output_descriptor.cell_state_desc"
+LENGTHS: Final = "sequence_descriptor"
+GATE_FIELDS: Final = ("iw_desc[0]", "iw_desc[1]", "hw_desc", "b_desc", "cw_desc")
+Arrays: TypeAlias = Mapping[str, Array]
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+class Sizes(NamedTuple):
+    inputs: int
+    units: int
+    samples: int
+    layers: int
+    steps: int
+    directions: int
+
+    @property
+    def width(self) -> int:
+        """Of the output, and of the input of the upper layers."""
+        return self.directions * self.units
+
+    @property
+    def first_layers(self) -> int:
+        """How many layers ``iw_desc[0]`` holds; the others are in ``iw_desc[1]``."""
+        return self.layers if self.inputs == self.width else 1
+
+    def states(self) -> tuple[int, int, int]:
+        return self.layers * self.directions, self.samples, self.units
+
+    def outputs(self) -> tuple[int, int, int]:
+        return self.steps, self.samples, self.width
+
+
+def sizes_of(params: BNNSLayerParametersLSTM) -> Sizes:
+    values: list[int] = []
+    for name in SCALARS:
+        value = as_size(name, getattr(params, name))
+        if value == 0:
+            raise Invalid(f"{name} is 0, must be at least 1")
+        values.append(value)
+    flags = as_size("lstm_flags", params.lstm_flags)
+    if flags & ~_KNOWN_FLAGS:
+        note(f"lstm_flags has the unknown bits {flags & ~_KNOWN_FLAGS:#x}, which are ignored")
+    inputs, units, samples, layers, steps = values
+    directions = 2 if flags & c.BNNSLayerFlagsLSTMBidirectional else 1
+    sizes = Sizes(inputs, units, samples, layers, steps, directions)
+    # Generous bounds of the largest things there will be: data and cache, and weights. 16: what rows are padded to.
+    cells, rows = layers * directions, steps * samples + 64
+    data = rows * (inputs + 16 + cells * 8 * (sizes.width + 16))
+    weights = cells * 4 * (units + 16) * (max(inputs, sizes.width) + 2 * units + 32)
+    if 8 * max(data, weights) >= _MOST_BYTES:
+        shown = ", ".join(f"{name} {value}" for name, value in zip(SCALARS, values, strict=True))
+        raise Invalid(f"{shown}: the arrays of such a layer would not fit into 64 bits of memory")
+    return sizes
+
+
+def dropout_of(params: BNNSLayerParametersLSTM, sizes: Sizes) -> float:
+    if sizes.layers == 1:
+        return 0.0  # there is nothing between layers
+    dropout = as_float("dropout", params.dropout)
+    if not 0 <= dropout < 1:
+        raise Invalid(f"dropout is {dropout}, must be at least 0 and below 1")
+    return dropout
+
+
+# ---- descriptors as arrays ------------------------------------------------------------------------------------------
+
+
+def descriptors_of(params: BNNSLayerParametersLSTM) -> dict[str, BNNSNDArrayDescriptor]:
+    """All that have data, by name."""
+    found = {LENGTHS: params.sequence_descriptor}
+    for side in ("input_descriptor", "output_descriptor"):
+        for field in ("data_desc", "hidden_desc", "cell_state_desc"):
+            found[f"{side}.{field}"] = getattr(getattr(params, side), field)
+    for gate in GATES:
+        fields = getattr(params, gate)
+        descriptors = (*fields.iw_desc, fields.hw_desc, fields.b_desc, fields.cw_desc)
+        found.update((f"{gate}.{field}", desc) for field, desc in zip(GATE_FIELDS, descriptors, strict=True))
+    return {name: desc for name, desc in found.items() if desc.data is not None}
+
+
+def arrays_of(
+    descriptors: Mapping[str, BNNSNDArrayDescriptor], names: Iterable[str], sizes: Sizes, results: bool
+) -> dict[str, Array]:
+    """Those of the named arrays that are there, in the form that the engine takes, or nearly (see _Inputs.state)."""
+    found = {}
+    for name in names:
+        if name in descriptors:
+            try:
+                array = _array(name, descriptors[name], sizes, results)
+            except (Invalid, Unsupported) as error:
+                raise type(error)(f"{name}.{error}") from None
+            if array is not None:
+                found[name] = array
+    return found
+
+
+def _array(name: str, desc: BNNSNDArrayDescriptor, sizes: Sizes, result: bool) -> Array | None:
+    inputs, units, samples, layers, steps, directions = sizes
+    first = sizes.first_layers
+    if name == LENGTHS:
+        return _view(desc, {"seq_len": steps}, result, integers=True)
+    if name in (X, Y):
+        width = {"input_size": inputs} if name == X else {"directions * hidden_size": sizes.width}
+        if desc.layout == c.BNNSDataLayoutNSE:
+            batch_first = _view(desc, {**width, "seq_len": steps, "batch_size": samples}, result)
+            time_first: Array = batch_first.swapaxes(0, 1)
+            return time_first
+        if name == Y and isinstance(desc.layout, int) and desc.layout >> 16 >= 4:
+            four = {"hidden_size": units, "directions": directions, "batch_size": samples, "seq_len": steps}
+            return _reshaped(_view(desc, four, result), sizes.outputs())
+        three = {**width, "batch_size": samples, "seq_len": steps}
+        return _view(desc, three, result, no_layout=c.BNNSDataLayoutSNE)
+    if name in (H0, C0, HN, CN):
+        state = {"hidden_size": units, "batch_size": samples, "directions": directions, "num_layers": layers}
+        return _reshaped(_view(desc, state, result), sizes.states())
+    field = name.partition(".")[2]
+    if field == "iw_desc[0]":
+        weights = {"input_size": inputs, "hidden_size": units, "directions": directions, "layers": first}
+        return _view(desc, weights, result)
+    if field == "iw_desc[1]":  # which counts only where there are layers left for it
+        if layers == first:
+            return None
+        weights = {"directions * hidden_size": sizes.width, "hidden_size": units, "directions": directions}
+        return _view(desc, {**weights, "num_layers - 1": layers - first}, result)
+    tail = {"hidden_size": units, "directions": directions, "num_layers": layers}
+    return _view(desc, tail if field == "b_desc" else {"hidden_size of the step before": units, **tail}, result)
+
+
+def _view(
+    desc: BNNSNDArrayDescriptor, implied: Mapping[str, int], result: bool, integers: bool = False, no_layout: int = 0
+) -> Array:
+    """The array of the extents that the scalar fields imply, which come fastest first; its own are slowest first."""
+    dtype = dtype_of(desc.data_type)
+    if dtype.kind not in "iu" if integers else dtype != FLOAT32:
+        wanted = "an integer" if integers else "BNNSDataTypeFloat32"
+        raise Unsupported(f"data_type is {constant_name('BNNSDataType', desc.data_type)}, must be {wanted}")
+    layout = desc.layout or no_layout
+    extents = extents_of(layout, desc._size)
+    own = tuple(implied.values())
+    full = own + (1,) * (len(extents) - len(own))
+    shape = geometry(layout, dtype, full, desc._stride[: _matched(layout, extents, full, tuple(implied))])
+    view = view_of(shape, desc.data)
+    if result:
+        check_writable("data", view)
+        if shape.may_overlap:
+            raise Invalid(f"stride is {shape.strides}, with which elements of {size_of(shape)} share memory")
+    return view.reshape(own[::-1])  # which drops slow axes of extent 1
+
+
+def _matched(layout: int, extents: tuple[int, ...], implied: tuple[int, ...], names: tuple[str, ...]) -> int:
+    """Compare a descriptor's extents with the implied ones, fastest first; how many of its axes count.
+
+    0 stands for the implied extent. The slowest one given may also be the product of all that are left.
+    """
+    last = max((k for k, extent in enumerate(extents) if extent), default=-1)
+    for k, extent in enumerate(extents):
+        if extent not in (0, implied[k]):
+            if k == last and extent == math.prod(implied[k:]):
+                return k + 1
+            size, expected = listed(layout, extents), _expected(layout, len(extents), implied, names)
+            raise Invalid(f"size is {size}, expected {expected}, or 0 for any of these")
+    return len(extents)
+
+
+def _expected(layout: int, rank: int, implied: tuple[int, ...], names: tuple[str, ...]) -> str:
+    """The ``size`` that a descriptor of this rank should have; of a low rank the last extent is a product."""
+    extents, words = [*implied[:rank]], [*names[:rank], *"1" * (rank - len(names))]
+    if len(implied) > rank:
+        extents[-1], words[-1] = math.prod(implied[rank - 1 :]), " * ".join(names[rank - 1 :])
+    if is_first_major(layout):
+        words.reverse()
+    return f"size=({', '.join(words)})={listed(layout, tuple(extents))}"
+
+
+def _reshaped(view: Array, shape: tuple[int, ...]) -> Array:
+    """Over the same memory, or the view itself if its axes cannot be joined."""
+    reshaped = view.reshape(shape)
+    return reshaped if np.may_share_memory(reshaped, view) else view
+
+
+def cells_of(sizes: Sizes, arrays: Arrays) -> list[LstmWeights]:
+    """The gates' arrays, ``[layers, D, H, ...]`` each, as a cell for each direction of each layer."""
+
+    def four(field: str, layer: int, direction: int) -> tuple[Array | None, ...] | None:
+        gates = [arrays.get(f"{gate}.{field}") for gate in GATES]
+        if all(array is None for array in gates):
+            return None
+        return tuple(None if array is None else array[layer, direction] for array in gates)
+
+    first = sizes.first_layers
+    cells = []
+    for layer in range(sizes.layers):
+        inputs = ("iw_desc[0]", layer) if layer < first else ("iw_desc[1]", layer - first)
+        for direction in range(sizes.directions):
+            others = (four(field, layer, direction) for field in ("hw_desc", "b_desc", "cw_desc"))
+            cells.append(LstmWeights(four(*inputs, direction), *others))
+    return cells
