@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import PATIENCE
 
 import retrograd as rg
 from retrograd import bnns, mps
 from retrograd.ops._planned import Planned, Version, Versioned
+from support.waiting import PATIENCE
 
 Array = np.ndarray[Any, Any]
 Descriptor = bnns.BNNSNDArrayDescriptor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from retrograd.mps import (
     MTLCreateSystemDefaultDevice,
 )
 from support.arrays import Array
-from support.waiting import wait_until
+from support.waiting import PATIENCE, wait_until
 
 DEVICE = MTLCreateSystemDefaultDevice()
 STATUS = MTLCommandBufferStatus
