@@ -132,7 +132,7 @@ def test_a_run_leaves_a_model_a_history_and_a_report(tmp_path: Path, capsys: pyt
     assert "<svg" in report
     assert all(name in report for name in Settings().record())
     output = capsys.readouterr().out
-    line = r"^step +\d+  loss [\d.]+  validation [\d.]+ squared error  [\d,]+ points/s  0:00 left$"
+    line = r"^step +\d+  loss [\d.]+  validation [\d.]+ squared error  [\d,]+ points/s  \d+:\d\d left$"
     assert len(re.findall(line, output, re.M)) == 5
     assert "It fits." in output
     model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
