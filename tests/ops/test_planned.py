@@ -65,7 +65,9 @@ def test_a_plan_is_reused_until_a_version_changes() -> None:
         plan = again
 
 
-@pytest.mark.parametrize("value", [301, None, 300.0, True, np.int64(300), "300", [], object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [301, None, 300.0, True, np.int64(300), "300", [], object()], ids=lambda value: type(value).__name__
+)
 def test_other_arguments_make_another_plan(value: object) -> None:
     thing = Thing()
     plan = plan_of(thing, 300)

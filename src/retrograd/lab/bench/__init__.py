@@ -17,31 +17,6 @@ A front end's row (``bnns_*``, ``mps_*``) is compared with the array functions, 
 A row of the suite ``train`` is a whole training step of a model, optimizer included (see :mod:`.train`).
 """
 
-from .overhead import overhead_calls
-from .rows import (
-    CSV_COLUMNS,
-    SUITES,
-    BenchOptions,
-    BenchResult,
-    BenchRow,
-    CsvFile,
-    bench_names,
-    bench_rows,
-    torch_takes_part,
-)
-from .timing import cpu_model, torch_version
-
-__all__ = [
-    "CSV_COLUMNS",
-    "SUITES",
-    "BenchOptions",
-    "BenchResult",
-    "BenchRow",
-    "CsvFile",
-    "bench_names",
-    "bench_rows",
-    "cpu_model",
-    "overhead_calls",
-    "torch_takes_part",
-    "torch_version",
-]
+from .overhead import *
+from .rows import *
+from .timing import *

@@ -12,9 +12,7 @@ import retrograd
 from ...ops.lstm import LstmGradients, LstmWeights
 from ...ops.normalization import NormGradients, NormStatistics
 
-__all__ = [
-    "overhead_calls",
-]
+__all__ = ["overhead_calls"]
 
 
 def overhead_calls() -> dict[str, Callable[[], object]]:

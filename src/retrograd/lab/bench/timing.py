@@ -17,10 +17,7 @@ import numpy as np
 
 import retrograd
 
-__all__ = [
-    "cpu_model",
-    "torch_version",
-]
+__all__ = ["cpu_model", "torch_version"]
 
 # Other libraries' threads keep spinning after their turn; libgomp's for about 300,000 pauses.
 _SETTLE_SECONDS: Final = 0.02

@@ -12,10 +12,7 @@ from ..cases.lstm import LSTM_STANDARD, LstmParameters
 from ..cases.types import Array, Float64s, NamedActivation
 from .precision import PRECISIONS, SLOPE_IS_A_DIFFERENCE, as_float64
 
-__all__ = [
-    "LstmBound",
-    "lstm_bound",
-]
+__all__ = ["LstmBound", "lstm_bound"]
 
 # A running error analysis: the network is evaluated again in float64, and every value carries the scale of its error in
 # the engine. The error added at a step is propagated through all later steps (in backward, all earlier ones) by the

@@ -11,14 +11,7 @@ import numpy as np
 from ..cases.types import Array, Float64s, Kind
 from .precision import DOUBLE_UNIT, PRECISIONS, SLOPE_IS_A_DIFFERENCE, Precision, activation_roundings, as_float64
 
-__all__ = [
-    "NORM_ROUNDINGS",
-    "BackwardBound",
-    "ForwardBound",
-    "backward_bound",
-    "forward_bound",
-    "input_slope_error",
-]
+__all__ = ["NORM_ROUNDINGS", "BackwardBound", "ForwardBound", "backward_bound", "forward_bound", "input_slope_error"]
 
 
 class NormRoundings(NamedTuple):

@@ -9,9 +9,7 @@ import numpy as np
 
 from ..cases.types import Array, Float64s
 
-__all__ = [
-    "error_in_tolerances",
-]
+__all__ = ["error_in_tolerances"]
 
 
 class _Roundings(NamedTuple):

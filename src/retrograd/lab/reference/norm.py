@@ -15,14 +15,7 @@ import numpy.typing as npt
 from .activation import input_slope_at, is_flat_at, slope_times, value_at
 from .precision import Array, working_type
 
-__all__ = [
-    "Kind",
-    "NormBackward",
-    "NormForward",
-    "norm_backward",
-    "norm_forward",
-    "running_update",
-]
+__all__ = ["Kind", "NormBackward", "NormForward", "norm_backward", "norm_forward", "running_update"]
 
 Kind: TypeAlias = Literal["batch", "instance", "layer", "group"]
 

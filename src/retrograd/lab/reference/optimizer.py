@@ -8,12 +8,7 @@ import numpy as np
 
 from .precision import Array, widened
 
-__all__ = [
-    "adam_step",
-    "clipped_gradients",
-    "rmsprop_step",
-    "sgd_step",
-]
+__all__ = ["adam_step", "clipped_gradients", "rmsprop_step", "sgd_step"]
 
 
 def clipped_gradients(
