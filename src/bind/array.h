@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "../core/base/shape.h"
@@ -48,7 +49,7 @@ struct ArrayObject {
 // What is needed of NumPy, found when the module is imported.
 struct Numpy {
     PyTypeObject* ndarray;
-    PyObject* dtype[6];  // by Element; bfloat16, which is not NumPy's, once it has been met
+    std::atomic<PyObject*> dtype[6];  // by Element; bfloat16, which is not NumPy's, once it has been met
 };
 inline Numpy& numpy() {
     static Numpy found = [] {
@@ -62,7 +63,8 @@ inline Numpy& numpy() {
 
 // Whether a dtype is that of the element, in the machine's byte order.
 inline bool is_dtype(PyObject* dtype, Element element) {
-    PyObject*& known = numpy().dtype[int(element)];
+    std::atomic<PyObject*>& found = numpy().dtype[int(element)];
+    PyObject* const known = found.load(std::memory_order_acquire);
     if (dtype == known) return true;
     if (known) {
         const int equal = PyObject_RichCompareBool(dtype, known, Py_EQ);
@@ -71,7 +73,7 @@ inline bool is_dtype(PyObject* dtype, Element element) {
     }
     const nb::object name = nb::handle(dtype).attr("name");
     if (!PyUnicode_Check(name.ptr()) || PyUnicode_CompareWithASCIIString(name.ptr(), "bfloat16") != 0) return false;
-    known = nb::handle(dtype).inc_ref().ptr();
+    found.store(nb::handle(dtype).inc_ref().ptr(), std::memory_order_release);
     return true;
 }
 

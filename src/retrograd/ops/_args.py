@@ -252,7 +252,8 @@ def check_aligned(name: str, array: Array) -> None:
     if array.flags.carray:
         return
     size = array.itemsize
-    if not array.flags.aligned or any(step % size for step in array.strides):
+    steps = (step for extent, step in zip(array.shape, array.strides, strict=True) if extent > 1)
+    if not array.flags.aligned or any(step % size for step in steps):
         raise ValueError(
             f"{name} is not aligned: its elements of {size} bytes do not lie at multiples of {size} "
             f"(strides {array.strides}); copy it first"
