@@ -1,8 +1,9 @@
 """Apple's BNNS: its names, descriptors, flags, defaults and status codes, over retrograd's engine.
 
-Functions return what Apple's return: 0 or -1, a filter or None, a size or SIZE_MAX. The reason for a failure is logged by
-``retrograd.bnns`` and returned by :func:`last_error`; the first failure in a process also warns. ``docs/bnns.md`` shows
-how to use them. ``docs/apple.md`` lists how we interpret Apple's documentation, and every difference.
+Functions return what Apple's return: 0 or -1, a filter or None, a size or SIZE_MAX. The logger
+``retrograd.bnns`` and :func:`last_error` give the reason for a failure; the first one in a process also warns.
+``docs/bnns.md`` shows how to use them. ``docs/apple.md`` lists how we interpret Apple's documentation, and every
+difference.
 """
 
 from ._activation_filter import *

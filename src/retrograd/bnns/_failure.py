@@ -1,7 +1,7 @@
 """Failures of Apple's functions: a status, never an exception. The reason is logged and kept for `last_error`.
 
-Internally, functions raise :class:`Invalid` for a wrong parameter and :class:`Unsupported` for one that is valid but not
-supported; the array functions raise their own errors. :func:`status` turns all of these into Apple's return value.
+Internally, functions raise :class:`Invalid` for a wrong parameter and :class:`Unsupported` for one that is valid but
+not supported; the array functions raise their own errors. :func:`status` turns all of these into Apple's return value.
 Because a status is easily overlooked, the first failure in a process also warns.
 """
 
