@@ -284,7 +284,7 @@ def _filled(inputs: _Inputs, memory: Array) -> LstmCache:
     content = memory.data
     magic, seed, present, header = _TRAILER.unpack_from(content, memory.size - _TRAILER.size)
     if magic != _MAGIC or header != _HEADER.unpack_from(content)[0]:
-        raise Invalid("training_cache_ptr does not hold the cache of a completed forward call")
+        raise Invalid("training_cache_ptr does not hold the cache of a finished forward call")
     if present != inputs.present:
         raise Invalid("training_cache_ptr was filled by a layer with other biases, peepholes or initial states")
     if inputs.bare_cache is not None:

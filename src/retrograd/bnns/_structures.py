@@ -266,7 +266,7 @@ class _Copies(list[Any]):
         new._changed()
 
     def _fixed(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("a C array has a fixed length; its entries cannot be moved")
+        raise TypeError("a C array has a fixed length, and its entries stay where they are")
 
     append = extend = insert = pop = remove = clear = sort = reverse = _fixed
     __delitem__ = __iadd__ = __imul__ = _fixed

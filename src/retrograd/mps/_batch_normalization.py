@@ -114,8 +114,8 @@ class MPSMatrixBatchNormalization(_NormalizationKernel, MPSMatrixUnaryKernel):
     ) -> None:
         """Record the normalization of `inputMatrix` into `resultMatrix`. `with_` archives the kernel instead.
 
-        gamma is 1 without `gammaVector`, beta is 0 without `betaVector`; the other operands are required. The result can
-        be computed in place.
+        gamma is 1 without `gammaVector`, beta is 0 without `betaVector`; the other operands are required. The result
+        can be computed in place.
         """
         if with_ is not None:
             self._encode_with(with_)
