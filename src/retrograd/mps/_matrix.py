@@ -201,7 +201,7 @@ class _Storage(Members, Versioned):
         steps = (max(extent - 1, 0) * stride for extent, stride in zip(self._shape, self._strides, strict=True))
         self._extent = sum(steps) + self._dtype.itemsize if all(self._shape) else 0
         if (buffer is None) == (device is None):
-            raise TypeError(f"{function}: give either a buffer or a device")
+            raise TypeError(f"{function}: give a buffer or a device, and not both")
         self._offset = as_unsigned(f"{function}: offset", offset)
         if buffer is None:
             if not isinstance(device, MTLDevice):

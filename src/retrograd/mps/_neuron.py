@@ -79,7 +79,7 @@ def as_neuron_type(name: str, value: object) -> MPSCNNNeuronType:
     try:
         kind = MPSCNNNeuronType(value)  # type: ignore[arg-type]
     except ValueError:
-        raise ValueError(f"{name} is {value!r}, which is not an MPSCNNNeuronType from 0 to 15") from None
+        raise ValueError(f"{name} is {value!r}, which is not an MPSCNNNeuronType (0 to 15)") from None
     if kind not in _MAKERS:
         reason = "it has one parameter per channel" if kind is _TYPES.pReLU else "it is not a function"
         raise ValueError(f"{name} is {kind.name} ({kind.value}), which these kernels do not support: {reason}")
