@@ -85,9 +85,8 @@ class ActivationFilter(BNNSFilter):
         channels = self.input.shape[0] if self.function == _PER_CHANNEL else 1
         self.alpha, self.beta = self.arena.allocate((channels,), FLOAT32), self.arena.allocate((1,), FLOAT32)
         self.alpha[...], self.beta[...] = alpha, beta
-        self._current: tuple[tuple[float, float], Fused] | None = (
-            None  # (alpha, beta) and the activation made from them
-        )
+        # (alpha, beta) and the activation made from them.
+        self._current: tuple[tuple[float, float], Fused] | None = None
 
     def _softmax_axes(self, layer: BNNSLayerParametersActivation) -> tuple[int, ...]:
         """Indices of the axes that a softmax runs over, in an array [batch, ...]."""

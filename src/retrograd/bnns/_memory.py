@@ -235,10 +235,8 @@ def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int
     if plain and data.shape == shape and geometry.dense and (stride == geometry.elements or batch == 1):
         array: Array = data
         return array
-    steps = (
-        stride * dtype.itemsize if batch > 1 else 0,
-        *geometry.steps,
-    )  # the stride of a single sample may be out of range
+    # The stride of a single sample is not used, and may be out of range.
+    steps = (stride * dtype.itemsize if batch > 1 else 0, *geometry.steps)
     memory: Array = data if plain else _memory(name + field, data, dtype, shape, steps)
     needed = ((batch - 1) * stride + geometry.span) * dtype.itemsize
     if needed > memory.nbytes:

@@ -178,7 +178,7 @@ class NormalizationFilter(BNNSFilter):
         if not 0 <= self.momentum <= 1:
             raise Invalid(f"momentum is {self.momentum}, must be from 0 to 1")
         if not 0 <= self.epsilon < math.inf:
-            raise Invalid(f"epsilon is {self.epsilon}, must be a finite number of at least 0")
+            raise Invalid(f"epsilon is {self.epsilon}, must be finite and at least 0")
         self.activation = self._activation(layer, any_trainable)
         shape = self.input.shape
         self.channels = shape[0]
@@ -312,7 +312,7 @@ class NormalizationFilter(BNNSFilter):
                 raise Invalid(f"out overlaps {name} in memory")
         if training:
             result = y if y.dtype is FLOAT32 and y.flags.aligned else np.empty(y.shape, np.float32)
-            # These arrays may not outlive the call. Backward is passed y, and reads the parameters again.
+            # These arrays might not outlive the call. Backward is passed y and reads the parameters again.
             self._cache = self._train(x, result, options).with_arrays(None, None, None)
         else:
             if x.dtype is not y.dtype:
@@ -356,7 +356,7 @@ class NormalizationFilter(BNNSFilter):
         mean, variance = moving.get("moving_mean_desc"), moving.get("moving_variance_desc")
         if not training:
             if mean is None or variance is None:
-                return {}  # use both or neither: one alone would not match the other, computed from the batch
+                return {}  # both or neither: do not mix moving and batch statistics
             return {"training": False, "running_mean": mean, "running_var": variance}
         for name, array in moving.items():
             check_writable(f"{name}.data", array)

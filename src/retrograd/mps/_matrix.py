@@ -217,9 +217,8 @@ class _Storage(Members, Versioned):
             self._place(function, buffer)
         # A kernel's plan keeps its operands alive, which would delay a deallocator: such buffers are not planned with.
         has_deallocator = buffer is not None and buffer._has_deallocator
-        self._version = (
-            Version() if self._plannable and not has_deallocator else None
-        )  # never replaced: it does not change
+        plannable = self._plannable and not has_deallocator
+        self._version = Version() if plannable else None  # never replaced: it does not change
 
     def _check_size(self, function: str) -> None:
         """Check NumPy's limits: each stride, even an unused one, and the total size with extents of 0 counted as 1."""

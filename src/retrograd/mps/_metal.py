@@ -295,9 +295,7 @@ class _Executor:
         thread = threading.Thread(target=self.serve, name="MTLCommandQueue", daemon=True)
         try:
             thread.start()
-        except (
-            RuntimeError
-        ):  # too many threads, or shutdown: waiting threads run the buffers, and the next commit retries
+        except RuntimeError:  # too many threads, or shutdown: waiting threads run the buffers, the next commit retries
             return
         self.thread = thread
 

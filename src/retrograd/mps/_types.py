@@ -221,11 +221,11 @@ def as_options(name: str, value: object) -> MPSKernelOptions:
 
 
 def as_data_type(name: str, value: object) -> MPSDataType:
-    number = as_unsigned(name, value)
-    if number not in NUMPY_TYPES:
-        known = ", ".join(MPSDataType(code).name for code in NUMPY_TYPES)
-        raise ValueError(f"{name} is {number:#x}, which is not an element type; the element types are {known}")
-    return MPSDataType(number)
+    code = as_unsigned(name, value)
+    if code not in NUMPY_TYPES:
+        known = ", ".join(MPSDataType(known_code).name for known_code in NUMPY_TYPES)
+        raise ValueError(f"{name} is {code:#x}, which is not an element type; the element types are {known}")
+    return MPSDataType(code)
 
 
 # ---- members ---------------------------------------------------------------------------------------------------------
