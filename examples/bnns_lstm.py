@@ -1,8 +1,8 @@
 """Train an LSTM with Apple's BNNS functions: it learns to continue a noisy sine wave.
 
-The arrays are described once and stay where they are. Then every step of training is the same three things: forward,
-which leaves what backward needs in a cache; backward, which writes a gradient for every weight; and an update of the
-weights in place. The readout, the loss and the update (Adam) are a few lines of NumPy.
+The arrays are described once and updated in place. Each training step runs forward, which fills a cache for backward;
+backward, which writes the gradients of all weights; and an update of the weights. The readout, the loss and the update
+(Adam) are a few lines of NumPy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def waves(rng: np.random.Generator) -> tuple[Array, Array]:
-    """Noisy sines of random pitch and phase, and the clean value one step later."""
+    """Noisy sine waves of random frequency and phase, and the clean values one step later."""
     t = np.arange(STEPS + 1)[:, None]
     clean = np.sin(rng.uniform(0.2, 0.8, BATCH) * t + rng.uniform(0, 2 * np.pi, BATCH))
     noisy = clean + rng.normal(0, 0.1, clean.shape)
@@ -29,7 +29,7 @@ def waves(rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def layer(x: Array, y: Array, weights: dict[str, Array]) -> bnns.BNNSLayerParametersLSTM:
-    """One structure for the layer, and one of the same form for its gradients: x and y are then dL/dx and dL/dy."""
+    """Parameters of the layer, or of its gradients: then x and y are dL/dx and dL/dy."""
     describe = bnns.BNNSNDArrayDescriptor.from_array
     params = bnns.BNNSLayerParametersLSTM(input_size=1, hidden_size=UNITS, batch_size=BATCH, num_layers=1)
     params.seq_len = STEPS
@@ -57,19 +57,19 @@ def main() -> int:
         for gate in GATES
         for name, shape in shapes.items()
     }
-    weights["forget_gate.b"] += 1  # remember, until taught otherwise
+    weights["forget_gate.b"] += 1  # start with an open forget gate
     weights["readout"] = rng.uniform(-0.25, 0.25, (UNITS, 1)).astype(np.float32)
     gradients = {name: np.zeros_like(array) for name, array in weights.items()}
 
     x, y, dy = (np.zeros((STEPS, BATCH, width), np.float32) for width in (1, UNITS, UNITS))
     params = layer(x, y, weights)
     deltas = layer(x, dy, gradients)
-    deltas.input_descriptor.data_desc.data = None  # the gradient of the data is of no use here
+    deltas.input_descriptor.data_desc.data = None  # dx is not needed
 
     capacity = bnns.BNNSComputeLSTMTrainingCacheCapacity(params)
     cache = bytearray(capacity)
 
-    momentum = {name: (np.zeros_like(array), np.zeros_like(array)) for name, array in weights.items()}
+    moments = {name: (np.zeros_like(array), np.zeros_like(array)) for name, array in weights.items()}
     losses = []
     for step in range(1, 301):
         x[...], target = waves(rng)
@@ -84,7 +84,7 @@ def main() -> int:
         check(bnns.BNNSDirectApplyLSTMBatchBackward(params, deltas, None, cache, capacity))
 
         for name, array in weights.items():
-            gradient, (mean, square) = gradients[name], momentum[name]
+            gradient, (mean, square) = gradients[name], moments[name]
             mean += 0.1 * (gradient - mean)
             square += 0.001 * (np.square(gradient) - square)
             rate = 0.01 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)

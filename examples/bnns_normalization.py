@@ -1,8 +1,8 @@
 """Train a small classifier with BNNS: a batch normalization filter with fused ReLU, and BNNSOptimizerStep.
 
-Three interleaved spirals are told apart by linear -> batch norm + ReLU -> linear. The linear layers are NumPy; the
-normalization layer and the optimizer are used as a Swift or C program uses Apple's: describe the arrays once, create
-the filter, apply it, apply it backward, step, destroy it.
+The network is linear -> batch norm + ReLU -> linear, and classifies points on three interleaved spirals. The linear
+layers are NumPy. The normalization filter and the optimizer are used as in a Swift or C program: describe the arrays
+once, create the filter, apply it, apply it backward, run an optimizer step, and destroy the filter at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
     gradients = [np.zeros_like(p) for p in parameters]
     moving_mean, moving_variance = np.zeros(HIDDEN, np.float32), np.ones(HIDDEN, np.float32)
 
-    # One sample of the layer is a vector; the batch is a run of them in memory.
+    # One sample is a vector; a batch is contiguous.
     vector = bnns.BNNSNDArrayDescriptor(
         layout=bnns.BNNSDataLayoutVector, size=(HIDDEN,), data_type=bnns.BNNSDataTypeFloat32
     )
@@ -51,19 +51,21 @@ def main() -> int:
         epsilon=1e-5,
         activation=bnns.BNNSActivation(function=bnns.BNNSActivationFunctionRectifiedLinear),
     )
-    # The filter works on gamma and beta themselves, so that it sees every step of the optimizer.
+    # The filter reads gamma and beta in place, so it sees every update by the optimizer.
     settings = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
     norm = bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, layer, settings)
     if norm is None:
         print(bnns.last_error(), file=sys.stderr)
         return 1
 
-    # Adam keeps two moments of every gradient: all first ones, then all second ones.
+    # Adam keeps two moments per parameter: all first moments, then all second moments.
     adam = bnns.BNNSOptimizerAdamFields(
         learning_rate=0.01, beta1=0.9, beta2=0.999, time_step=1, epsilon=1e-8, gradient_scale=1
     )
     moments = [np.zeros_like(p) for p in parameters * 2]
-    weights, slopes, accumulators = ([described(a) for a in arrays] for arrays in (parameters, gradients, moments))
+    parameter_descs, gradient_descs, moment_descs = (
+        [described(array) for array in arrays] for arrays in (parameters, gradients, moments)
+    )
 
     y, dy, dx = (np.empty((BATCH, HIDDEN), np.float32) for _ in range(3))
     in_delta, out_delta = vector.copy(), vector.copy()
@@ -82,7 +84,7 @@ def main() -> int:
         p /= p.sum(1, keepdims=True)
         losses.append(-np.log(p[np.arange(BATCH), labels] + 1e-9).mean())
         if step % 100 == 0:
-            print(f"step {step:3}: loss {losses[-1]:.4f}, {np.mean(p.argmax(1) == labels):.0%} right")
+            print(f"step {step:3}: loss {losses[-1]:.4f}, {np.mean(p.argmax(1) == labels):.0%} correct")
 
         p[np.arange(BATCH), labels] -= 1
         p /= BATCH
@@ -93,17 +95,17 @@ def main() -> int:
         )
         dw1[:] = points.T @ dx
         status |= bnns.BNNSOptimizerStep(
-            bnns.BNNSOptimizerFunctionAdam, adam, len(parameters), weights, slopes, accumulators, None
+            bnns.BNNSOptimizerFunctionAdam, adam, len(parameters), parameter_descs, gradient_descs, moment_descs, None
         )
         adam.time_step += 1
         if status:
             print(bnns.last_error(), file=sys.stderr)
             return 1
 
-    # Without training the filter uses the moving statistics, one sample at a time if need be.
+    # For inference the filter uses the moving statistics.
     points, labels = spirals(rng)
     bnns.BNNSNormalizationFilterApplyBatch(norm, BATCH, points @ w1, HIDDEN, y, HIDDEN, False)
-    print(f"with moving statistics: {np.mean((y @ w2).argmax(1) == labels):.0%} right")
+    print(f"with moving statistics: {np.mean((y @ w2).argmax(1) == labels):.0%} correct")
     bnns.BNNSFilterDestroy(norm)
     return 0 if losses[-1] < 0.3 * losses[0] else 1
 

@@ -1,6 +1,6 @@
-"""A forecast with retrograd.train: a chaotic series (Mackey and Glass), which no linear forecast can follow.
+"""Forecast a chaotic series (Mackey-Glass) with retrograd.train; linear forecasts fail on it.
 
-It does with the library what ``retrograd train series`` and ``retrograd forecast`` do from the command line.
+This does in Python what ``retrograd train series`` and ``retrograd forecast`` do on the command line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retrograd.train.table import read_table
 
 
 def mackey_glass(rows: int) -> np.ndarray:
-    """dx/dt = 0.2 x(t - 17) / (1 + x(t - 17)^10) - 0.1 x, in steps of 1, of which each fourth counts."""
+    """dx/dt = 0.2 x(t - 17) / (1 + x(t - 17)^10) - 0.1 x, in steps of 1; every fourth value is used."""
     x = np.full(4 * rows + 200, 1.2)
     for t in range(17, len(x) - 1):
         x[t + 1] = 0.9 * x[t] + 0.2 * x[t - 17] / (1 + x[t - 17] ** 10)
@@ -37,7 +37,7 @@ def main() -> None:
             losses.append(task.step()[0])
             if step % 100 == 0 or step == 20:
                 print(f"step {step:3d}  loss {np.mean(losses[-20:]):.3f} {task.measure}")
-        task.validate()  # finds the width of the band, too
+        task.validate()  # also computes the width of the prediction interval
         about = {"kind": task.kind, "settings": settings.record(), "description": task.description()}
         nn.save(path, task.model, metadata=about)
         print(plain(Section("", task.headline())).strip())

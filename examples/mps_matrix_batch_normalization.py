@@ -1,14 +1,14 @@
 """Train a small network whose hidden layer is normalized by Metal Performance Shaders' matrix kernels.
 
-The steps are those of a program for Apple's library: find the device, make a queue, put data into buffers, describe
-matrices and vectors over them, make the kernels once, and for every batch encode, commit and wait. The network learns
-which of two rings a point is in:
+The steps are those of a program for Apple's library: get the device, make a command queue, put data into buffers,
+describe matrices and vectors over them, make the kernels once, and for every batch encode, commit and wait. The network
+learns to classify points on two rings:
 
     hidden = x @ w1                               NumPy
     active = relu(batch norm(hidden))             MPSMatrixBatchNormalization
     score  = active @ w2                          NumPy
 
-Prints the loss, which falls; ends with 1 if it did not.
+Prints the loss. The exit status is 1 if it does not decrease.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Array = np.ndarray[Any, Any]
 BATCH, INPUTS, HIDDEN = 128, 2, 48
 RATE = 0.3
 
-# The device, and a queue that runs our command buffers one after another.
+# The device, and a queue that runs command buffers in order.
 device = MTLCreateSystemDefaultDevice()
 commandQueue = device.makeCommandQueue()
 
 
 def makeMatrix(rows: int, columns: int) -> tuple[MPSMatrix, Array]:
-    """A matrix in a buffer of its own, and the same memory as an array."""
+    """A matrix in a new buffer, and an array over the same memory."""
     rowBytes = MPSMatrixDescriptor.rowBytes(forColumns=columns, dataType=MPSDataType.float32)
     buffer = device.makeBuffer(length=rows * rowBytes)
     descriptor = MPSMatrixDescriptor(rows=rows, columns=columns, rowBytes=rowBytes, dataType=MPSDataType.float32)
@@ -57,7 +57,7 @@ def makeVector(length: int, value: float = 0.0) -> tuple[MPSVector, Array]:
 
 
 def rings(rng: np.random.Generator) -> tuple[Array, Array]:
-    """Points of an inner and an outer ring, and which one they belong to."""
+    """Points on an inner and an outer ring, and labels: 1 for the outer ring."""
     outer = rng.integers(0, 2, BATCH)
     radius = np.where(outer, 2.0, 1.0) + 0.15 * rng.standard_normal(BATCH)
     angle = rng.uniform(0, 2 * np.pi, BATCH)
@@ -70,7 +70,7 @@ def main() -> int:
     w1 = rng.normal(0, 1, (INPUTS, HIDDEN)).astype(np.float32)
     w2 = rng.normal(0, HIDDEN**-0.5, HIDDEN).astype(np.float32)
 
-    # What the kernels read and write. All of it is memory that NumPy sees, too.
+    # Operands of the kernels, each with a NumPy array over the same memory.
     inputMatrix, hidden = makeMatrix(BATCH, HIDDEN)
     resultMatrix, active = makeMatrix(BATCH, HIDDEN)
     gradientMatrix, d_active = makeMatrix(BATCH, HIDDEN)
@@ -82,7 +82,7 @@ def main() -> int:
     gammaGradient, d_gamma = makeVector(HIDDEN)
     betaGradient, d_beta = makeVector(HIDDEN)
 
-    # The kernels, made once. The gradient kernel gets what the forward kernel has.
+    # The kernels are made once. The gradient kernel needs the same settings as the forward kernel.
     normalization = MPSMatrixBatchNormalization(device=device)
     normalization.computeStatistics = True
     gradient = MPSMatrixBatchNormalizationGradient(device=device)
@@ -108,7 +108,7 @@ def main() -> int:
         commandBuffer.commit()
         commandBuffer.waitUntilCompleted()
 
-        # The logistic loss, and its gradient down to the kernels' result.
+        # The logistic loss, and its gradient with respect to the forward kernel's result.
         score = active @ w2
         losses.append(float(np.mean(np.logaddexp(0, score) - outer * score)))
         d_score = (1 / (1 + np.exp(-score)) - outer) / BATCH
@@ -131,10 +131,10 @@ def main() -> int:
         commandBuffer.commit()
         commandBuffer.waitUntilCompleted()
 
-        for parameter, change in ((w1, x.T @ d_hidden), (w2, d_w2), (gamma, d_gamma), (beta, d_beta)):
-            parameter -= RATE * change
+        for parameter, derivative in ((w1, x.T @ d_hidden), (w2, d_w2), (gamma, d_gamma), (beta, d_beta)):
+            parameter -= RATE * derivative
         if step % 200 == 0:
-            print(f"step {step}: loss {np.mean(losses[-200:]):.4f}")  # of the batches since the last line
+            print(f"step {step}: loss {np.mean(losses[-200:]):.4f}")  # the mean since the last line
 
     return 0 if np.mean(losses[-20:]) < 0.2 * losses[0] else 1
 

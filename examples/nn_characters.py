@@ -1,7 +1,7 @@
 """A character model with retrograd.nn: it learns to spell its own source, and then writes the first line again.
 
 Truncated backpropagation: the text is cut into columns that are read side by side, 32 characters at a time, and each
-piece begins in the states in which the one before it ended.
+piece starts from the final states of the previous one.
 """
 
 from __future__ import annotations

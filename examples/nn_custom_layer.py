@@ -1,7 +1,7 @@
-"""A layer of your own in retrograd.nn, checked and trained.
+"""A custom layer in retrograd.nn: check its gradients, then train it.
 
-The layer is a highway connection: a gate of its own decides, feature by feature, how much of x passes unchanged and how
-much goes through a network. Two children do the learning; forward and backward are the calculus between them.
+The layer is a highway connection: a learned gate decides, for each feature, how much of x passes unchanged and how much
+goes through a network. Both are child layers; forward and backward combine them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Highway(nn.Module):
     def __init__(self, features: int, inner: nn.Module, rng: np.random.Generator, dtype=np.float32) -> None:
         self.inner = inner
         self.choose = nn.Linear(features, features, rng=rng, dtype=dtype)
-        self.choose.b[...] = -1.0  # at first most of x passes
+        self.choose.b[...] = -1.0  # initially most of x passes unchanged
 
     def forward(self, x):
         gate = rg.activation_forward(self.choose.forward(x), "sigmoid")
@@ -47,7 +47,7 @@ def network(rng: np.random.Generator, dtype=np.float32) -> nn.Sequential:
 
 
 def worst_gradient_error(rng: np.random.Generator) -> float:
-    """Compare every gradient with a difference quotient, in float64, along one random direction for each parameter."""
+    """Compare each gradient with finite differences in float64, along one random direction per parameter."""
     model, loss = network(rng, np.float64), nn.SoftmaxCrossEntropy()
     x, labels = rng.standard_normal((9, 2)), rng.integers(0, 2, 9)
     loss.forward(model.forward(x), labels)
@@ -69,7 +69,7 @@ def worst_gradient_error(rng: np.random.Generator) -> float:
 def main() -> None:
     rng = np.random.default_rng(0)
     error = worst_gradient_error(rng)
-    print(f"gradients agree with difference quotients to {error:.1e}")
+    print(f"gradients agree with finite differences to {error:.1e}")
     assert error < 1e-5
 
     # Two spirals, one inside the other.
@@ -84,8 +84,8 @@ def main() -> None:
         logits = model.forward(x)
         value = loss.forward(logits, labels)
         if step % 40 == 0:
-            right = np.mean(logits.argmax(axis=1) == labels)
-            print(f"step {step:3d}  loss {value:.3f}  {right:.0%} of the points on the right spiral")
+            accuracy = np.mean(logits.argmax(axis=1) == labels)
+            print(f"step {step:3d}  loss {value:.3f}  {accuracy:.0%} of the points classified correctly")
         model.backward(loss.backward())
         optimizer.step()
 

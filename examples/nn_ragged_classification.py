@@ -1,7 +1,7 @@
-"""Classify sequences of different lengths: which of four rhythms is in the noise?
+"""Classify sequences of different lengths: noisy rhythms with four different periods.
 
-The batch is an array as long as its longest sequence, and `lengths` says where each one ends. Nothing past an end is
-computed: y is 0 there, and the final state of a sequence is the one at its own end, in both directions.
+A batch is padded to its longest sequence, and `lengths` gives the length of each. Steps beyond the end of a sequence
+are not computed: y is 0 there, and each direction's final state is that of its last real step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RhythmClassifier(nn.Module):
 
     def forward(self, x, lengths):
         self.lstm.forward(x, lengths=lengths)
-        forth, back = self.lstm.state.h  # [2, N, H]: where each direction ended
+        forth, back = self.lstm.state.h  # [2, N, H]: the final states of both directions
         return self.head.forward(self.norm.forward(np.concatenate([forth, back], axis=1)))
 
     def backward(self, dlogits):
@@ -36,7 +36,7 @@ def batch(rng: np.random.Generator, samples: int):
     time = np.arange(60)[:, None]
     beat = (time + rng.integers(0, 7, samples)) % np.take(RHYTHMS, labels) == 0
     x = beat + rng.normal(0, 0.3, beat.shape)
-    x[time >= lengths] = np.nan  # what is there does not matter
+    x[time >= lengths] = np.nan  # padding is never read
     return x[:, :, None].astype(np.float32), lengths, labels
 
 
@@ -54,9 +54,9 @@ def main() -> None:
 
     model.eval()
     x, lengths, labels = batch(rng, 1000)
-    right = model.forward(x, lengths).argmax(axis=1) == labels
+    correct = model.forward(x, lengths).argmax(axis=1) == labels
     for name, which in (("shorter than 30", lengths < 30), ("longer", lengths >= 30)):
-        print(f"{name}: {np.mean(right[which]):.1%} of {np.sum(which)} right")
+        print(f"{name}: {np.mean(correct[which]):.1%} of {np.sum(which)} correct")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Train a text model in a program of one's own, without the command: the loop, the best weights, and writing.
+"""Train a text model in your own program: the training loop, the best weights, and sampling.
 
-The task does the rest: it reads text of any size piece by piece, learns it in columns, and validates on its end.
+The task streams text of any size, splits it into the sequences of a batch, and holds out its end for validation.
 ``retrograd train text FILE`` is this loop with checkpoints, progress and a report.
 """
 

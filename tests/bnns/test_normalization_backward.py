@@ -142,7 +142,7 @@ def test_backward_needs_a_training_pass_of_the_same_batch() -> None:
     assert "no training pass" in (bnns.last_error() or "")
     layer.forward(x)
     assert layer.backward(dy[:3], None, in_delta=image((3, 2, 5), dx)) == -1
-    assert "batch_size is 3, but the training pass before had 4" in (bnns.last_error() or "")
+    assert "batch_size is 3, but the last training pass had 4" in (bnns.last_error() or "")
     assert (dx == 7).all()
 
 

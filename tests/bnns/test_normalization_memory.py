@@ -164,7 +164,7 @@ def test_an_allocator_of_ctypes_without_a_prototype() -> None:
     big = Layer("batch", (3, 2**15, 2**15), parameters=bnns.BNNSFilterParameters(0, 0, count))
     big.filter.arena._alloc = count
     with pytest.raises(ValueError, match="returned 12"):
-        big.filter.arena.take((2**32 + 16,), np.dtype(np.uint8))
+        big.filter.arena.allocate((2**32 + 16,), np.dtype(np.uint8))
     assert sizes == [2**32 + 16]
     layer = Layer(
         "batch",

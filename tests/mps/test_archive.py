@@ -163,7 +163,7 @@ def test_what_cannot_be_archived_is_refused() -> None:
     archiver.finishEncoding()
     with pytest.raises(RuntimeError, match="finished"):
         archiver.encode(1, forKey="x")
-    with pytest.raises(TypeError, match="no class of objects"):
+    with pytest.raises(TypeError, match="is not an archivable class"):
         NSKeyedUnarchiver.unarchivedObject(ofClass=dict, from_=archive(forward()))
     with pytest.raises(TypeError, match="coder must be an NSKeyedUnarchiver"):
         MPSMatrixBatchNormalization(coder=b"", device=DEVICE)  # type: ignore[arg-type]
@@ -185,8 +185,8 @@ def changed(change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> bytes:
 
 UID = plistlib.UID
 DAMAGE: list[tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = [
-    (lambda whole, root: whole.update({"$archiver": "NSArchiver"}), "not of NSKeyedArchiver"),
-    (lambda whole, root: whole.pop("$archiver"), "not of NSKeyedArchiver"),
+    (lambda whole, root: whole.update({"$archiver": "NSArchiver"}), "not written by NSKeyedArchiver"),
+    (lambda whole, root: whole.pop("$archiver"), "not written by NSKeyedArchiver"),
     (lambda whole, root: whole.update({"$version": 99}), "must be 100000"),
     (lambda whole, root: whole.pop("$objects"), "must be a dictionary"),
     (lambda whole, root: whole.update({"$objects": {}}), "must be a dictionary"),
@@ -213,7 +213,7 @@ DAMAGE: list[tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = [
     (lambda whole, root: root.update(label=whole["$top"]["root"]), "label is of type dict, must be a string"),
     (lambda whole, root: root.update(label=UID(2**40)), "label refers to object 1099511627776"),
     (lambda whole, root: root.update(neuronType=10), "pReLU"),
-    (lambda whole, root: root.update(neuronType=77), "no MPSCNNNeuronType"),
+    (lambda whole, root: root.update(neuronType=77), "not an MPSCNNNeuronType"),
     (lambda whole, root: root.update(neuronParameterA=b"x" * 100), "must be a real number"),
 ]
 

@@ -105,8 +105,8 @@ def test_vector_descriptor() -> None:
         ({"matrixBytes": 50}, "not a multiple"),
         ({"matrices": 0}, "matrices is 0"),
         ({"dataType": 0}, "dataType is 0x0"),
-        ({"dataType": MPSDataType.unorm1}, "no type of elements"),
-        ({"dataType": 0x90000010}, "no type of elements"),
+        ({"dataType": MPSDataType.unorm1}, "not an element type"),
+        ({"dataType": 0x90000010}, "not an element type"),
         ({"rows": -1}, "rows is -1"),
     ],
 )

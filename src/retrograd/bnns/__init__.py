@@ -1,8 +1,9 @@
-"""Apple's BNNS: its names, descriptors, flags, defaults and status codes, over the engine of retrograd.
+"""Apple's BNNS: its names, descriptors, flags, defaults and status codes, over retrograd's engine.
 
-Functions answer as Apple's do: 0 or -1, a filter or None, a size or SIZE_MAX. Why a call failed goes to the logger
-``retrograd.bnns`` and is what :func:`last_error` returns; the first failure of a process warns. ``docs/bnns.md`` shows
-their use, ``docs/apple.md`` every reading of Apple's documentation and every difference.
+Functions return what Apple's return: 0 or -1, a filter or None, a size or SIZE_MAX. The logger
+``retrograd.bnns`` and :func:`last_error` give the reason for a failure; the first one in a process also warns.
+``docs/bnns.md`` shows how to use them. ``docs/apple.md`` lists how we interpret Apple's documentation, and every
+difference.
 """
 
 from ._activation_filter import *

@@ -51,10 +51,10 @@ __all__ = [
 
 _SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLogSoftmax)
 _PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel
-# Apple's names for the arguments of the array functions.
-_FORWARD_WORDS: Final = renaming({"x": "in", "out": "out"})
-_BACKWARD_WORDS: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
-# Activations of which alpha can be trained: its gradient is weights_delta.
+# From the array functions' argument names to Apple's.
+_FORWARD_NAMES: Final = renaming({"x": "in", "out": "out"})
+_BACKWARD_NAMES: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
+# Activations whose alpha can be trained; weights_delta receives its gradient.
 _TRAINABLE: Final = (c.BNNSActivationFunctionLeakyRectifiedLinear, _PER_CHANNEL)
 
 
@@ -80,26 +80,27 @@ class ActivationFilter(BNNSFilter):
         self.axes = self._softmax_axes(layer)
         alpha, beta = as_float("alpha", layer.activation.alpha), as_float("beta", layer.activation.beta)
         if self.function not in (*_SOFTMAXES, _PER_CHANNEL):
-            elementwise(BNNSActivation(self.function, alpha, beta))  # refuses what is none
-        # Where BNNSGetPointer leads: changed from outside, they hold for the next call.
+            elementwise(BNNSActivation(self.function, alpha, beta))  # raises if there is no such function
+        # BNNSGetPointer returns these; the next call uses what the client has written to them.
         channels = self.input.shape[0] if self.function == _PER_CHANNEL else 1
-        self.alpha, self.beta = self.arena.take((channels,), FLOAT32), self.arena.take((1,), FLOAT32)
+        self.alpha, self.beta = self.arena.allocate((channels,), FLOAT32), self.arena.allocate((1,), FLOAT32)
         self.alpha[...], self.beta[...] = alpha, beta
-        self._current: tuple[tuple[float, float], Fused] | None = None  # parameters, and the activation that has them
+        # (alpha, beta) and the activation made from them.
+        self._current: tuple[tuple[float, float], Fused] | None = None
 
     def _softmax_axes(self, layer: BNNSLayerParametersActivation) -> tuple[int, ...]:
-        """NumPy's numbers of the axes that a softmax runs over, in a batch of samples."""
+        """Indices of the axes that a softmax runs over, in an array [batch, ...]."""
         flags, rank = as_size("axis_flags", layer.axis_flags), len(self.input.extents)
         if self.function not in _SOFTMAXES:
             return ()
         if flags >> rank:
             raise Invalid(f"axis_flags is {flags:#x}, but i_desc has {rank} axes")
         listed = [k for k in range(rank) if flags >> k & 1] or [0]
-        # Bit k is the axis of size[k], which is the k-th fastest, or the k-th slowest where sizes are listed so.
+        # Bit k selects the axis of size[k]: the k-th fastest, or in a first-major layout the k-th slowest.
         return tuple(1 + k if is_first_major(layer.i_desc.layout) else rank - k for k in listed)
 
     def current(self) -> Fused:
-        """The activation with its parameters as they are now."""
+        """The activation with the current parameters."""
         parameters = self.alpha.item(0), self.beta.item(0)
         current = self._current
         if current is None or current[0] != parameters:
@@ -173,7 +174,7 @@ class ActivationFilter(BNNSFilter):
         for name, array in (("out_delta", dy), ("in_delta", dx), ("weights_delta", dalpha)):
             if array is not None and array.dtype is not FLOAT32:
                 self.note_extension("BNNSFilterApplyBackwardBatch", f"{name}.data_type is BNNSDataTypeBFloat16")
-        # In float64 or in the engine: nothing is written before all is known.
+        # Before dx is written, which may overlap x or dy.
         sums = None if dalpha is None else self._alpha_gradient(x, dy)
         if dx is not None:
             self._input_gradient(x, y, dy, dx, accumulate)
@@ -185,7 +186,7 @@ class ActivationFilter(BNNSFilter):
         if self.function not in _TRAINABLE:
             raise Unsupported(f"{name} is given, but this activation has no parameter to train")
         if x is None:
-            raise Invalid("in is NULL, and the gradient of alpha is found from it")
+            raise Invalid("in is NULL, and the gradient of alpha is computed from it")
         geometry = delta_geometry(name, checked_descriptor(name, descriptor))
         if geometry.elements != self.alpha.size:
             size = listed(geometry.layout, geometry.extents)
@@ -198,7 +199,7 @@ class ActivationFilter(BNNSFilter):
         return view
 
     def _alpha_gradient(self, x: Array | None, dy: Array) -> Array:
-        assert x is not None  # _alpha_delta has looked
+        assert x is not None  # checked by _alpha_delta
         with np.errstate(all="ignore"):
             terms = np.where(x < 0, x.astype(np.float64), 0.0) * dy.astype(np.float64).reshape(x.shape)
         if self.function == _PER_CHANNEL:
@@ -217,14 +218,14 @@ class ActivationFilter(BNNSFilter):
             return
         if self.function == _PER_CHANNEL:
             if x is None:
-                raise Invalid("in is NULL, and the activation's slope is found from it")
+                raise Invalid("in is NULL, and the activation's slope is computed from it")
             with np.errstate(all="ignore"):
                 values = np.where(x < 0, self.alpha[:, None, None] * dy, dy)
             put(dx, values, accumulate)
             return
         chosen = self.current()
         if chosen.function.name in ("identity", "linear", "linear_with_bias"):
-            known, by_output = dy, False  # the slope is the same wherever it is taken
+            known, by_output = dy, False  # the slope is constant, so any input will do
         elif chosen.slope_from == "output" and y is not None:
             known, by_output = in_shape(y, shape), True
         elif x is not None:
@@ -232,7 +233,7 @@ class ActivationFilter(BNNSFilter):
         elif chosen.slope_from == "output":
             raise Invalid("in and out are NULL; one of them is needed")
         else:
-            raise Invalid("in is NULL, and the activation's slope is found from it")
+            raise Invalid("in is NULL, and the activation's slope is computed from it")
         direct = dx.dtype is FLOAT32 and dx.flags.aligned and _in_place_or_apart(dx, dy)
         direct = direct and (known is dy or _in_place_or_apart(dx, known))
         result = activation_backward(
@@ -258,7 +259,7 @@ class ActivationFilter(BNNSFilter):
 
 
 def _in_place_or_apart(result: Array, array: Array) -> bool:
-    """Whether a result is exactly in the place of what it is computed from, or surely not over it."""
+    """Whether a result is computed exactly in place, or certainly does not overlap its input."""
     return not np.may_share_memory(result, array) or same_elements(result, array)
 
 
@@ -269,7 +270,7 @@ def _in_place_or_apart(result: Array, array: Array) -> bool:
 def BNNSFilterCreateLayerActivation(
     layer_params: BNNSLayerParametersActivation, filter_params: BNNSFilterParameters | None = None
 ) -> ActivationFilter | None:
-    """An activation filter: any elementwise function, softmax, log-softmax, or PReLU per channel. None on failure."""
+    """Create an activation filter: elementwise, softmax, log-softmax or PReLU per channel. None on failure."""
     return ActivationFilter(layer_params, filter_params)
 
 
@@ -277,23 +278,23 @@ _USE: Final = "on a normalization filter use BNNSNormalizationFilterApplyBatch"
 _USE_BACKWARD: Final = "on a normalization filter use BNNSNormalizationFilterApplyBackwardBatch"
 
 
-@status(-1, words=_FORWARD_WORDS)
+@status(-1, rename=_FORWARD_NAMES)
 def BNNSFilterApply(filter: BNNSFilter | None, in_: Any, out: Any) -> int:
     """Apply an activation filter to one sample. 0, or -1 on failure."""
     checked_filter(ActivationFilter, filter, _USE).apply(1, in_, 0, out, 0)
     return 0
 
 
-@status(-1, words=_FORWARD_WORDS)
+@status(-1, rename=_FORWARD_NAMES)
 def BNNSFilterApplyBatch(
     filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int
 ) -> int:
-    """Apply an activation filter to samples that begin `in_stride` and `out_stride` values apart. 0, or -1."""
+    """Apply an activation filter to samples that start `in_stride` and `out_stride` elements apart. 0, or -1."""
     checked_filter(ActivationFilter, filter, _USE).apply(batch_size, in_, in_stride, out, out_stride)
     return 0
 
 
-@status(-1, words=_BACKWARD_WORDS)
+@status(-1, rename=_BACKWARD_NAMES)
 def BNNSFilterApplyBackwardBatch(
     filter: BNNSFilter | None,
     batch_size: int,
@@ -308,9 +309,10 @@ def BNNSFilterApplyBackwardBatch(
     weights_delta: BNNSNDArrayDescriptor | None,
     bias_delta: BNNSNDArrayDescriptor | None,
 ) -> int:
-    """Gradients of an activation filter: of the input, and as `weights_delta` of alpha where that is trained.
+    """Compute the gradients of an activation filter: of the input, and of a trainable alpha (`weights_delta`).
 
-    The slope is found from `out` where that tells it, else from `in_`; what is not needed may be None. 0, or -1.
+    The slope is computed from `out` if that determines it, else from `in_`. Arguments that are not needed may be None.
+    Returns 0, or -1 on failure.
     """
     checked_filter(ActivationFilter, filter, _USE_BACKWARD).apply_backward(
         batch_size,
@@ -337,5 +339,5 @@ def _pointer(filter: BNNSFilter | None, target: int) -> BNNSNDArrayDescriptor:
 
 
 def BNNSGetPointer(filter: BNNSFilter | None, target: int) -> BNNSNDArrayDescriptor:
-    """alpha or beta inside an activation filter, to read, train or set. On failure a descriptor without data."""
+    """Describe alpha or beta inside an activation filter, to read or change it. Without data on failure."""
     return _pointer(filter, target) or BNNSNDArrayDescriptor()

@@ -1,7 +1,7 @@
-"""Apple's BNNS constants, by Apple's names, with Apple's numbers."""
+"""Apple's BNNS constants: Apple's names and values."""
 
 BNNS_MAX_TENSOR_DIMENSION = 8
-SIZE_MAX = 2**64 - 1  # what size queries answer on failure
+SIZE_MAX = 2**64 - 1  # what size queries return on failure
 
 # BNNSDataType: a class bit and the width in bits. The bare class bits are not types.
 BNNSDataTypeFloatBit = 0x10000
@@ -64,7 +64,7 @@ BNNSDataLayout7DFirstMajor = 0x78001
 BNNSDataLayout8DLastMajor = 0x88000
 BNNSDataLayout8DFirstMajor = 0x88001
 
-# BNNSNDArrayFlags: what a call does to a gradient that it produces.
+# BNNSNDArrayFlags: whether a call overwrites a gradient or adds to it.
 BNNSNDArrayFlagBackpropSet = 0
 BNNSNDArrayFlagBackpropAccumulate = 1
 
@@ -99,7 +99,7 @@ BNNSActivationFunctionTanhShrink = 27
 BNNSActivationFunctionThreshold = 28
 BNNSActivationFunctionPReLUPerChannel = 29
 BNNSActivationFunctionGELUApproximation2 = 30
-BNNSActivationFunctionHardSwish = 30  # another name of GELUApproximation2
+BNNSActivationFunctionHardSwish = 30  # an alias of GELUApproximation2
 BNNSActivationFunctionSiLU = 31
 BNNSActivationFunctionReLU6 = 32
 BNNSActivationFunctionErf = 33

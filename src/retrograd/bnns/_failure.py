@@ -1,8 +1,8 @@
-"""How Apple's functions fail: with a status, never with an exception. The reason goes to the log and is kept.
+"""Failures of Apple's functions: a status, never an exception. The reason is logged and kept for `last_error`.
 
-Inside, a function raises: :class:`Invalid` for a parameter that is wrong, :class:`Unsupported` for a combination that
-is not offered, or whatever the array functions raise. :func:`status` turns that into Apple's answer. Because a status
-is easily overlooked, the first failure of a process also warns.
+Internally, functions raise :class:`Invalid` for a wrong parameter and :class:`Unsupported` for one that is valid but
+not supported; the array functions raise their own errors. :func:`status` turns all of these into Apple's return value.
+Because a status is easily overlooked, the first failure in a process also warns.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 _logger: Final = logging.getLogger("retrograd.bnns")
-# A library that no one has set up for logging stays silent.
+# Silent unless the application configures logging.
 _logger.addHandler(logging.NullHandler())
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _F = TypeVar("_F")
-# Puts Apple's names into a message of an array function.
-Words: TypeAlias = Callable[[str], str]
+# Replaces the array functions' argument names in a message with Apple's.
+Rename: TypeAlias = Callable[[str], str]
 
 
 class Invalid(ValueError):
@@ -38,28 +38,28 @@ class Invalid(ValueError):
 
 
 class Unsupported(Exception):
-    """The parameters make sense, but not here: Apple logs an information."""
+    """The parameters are valid but not supported: Apple logs an info message."""
 
 
 class BNNSWarning(RuntimeWarning):
-    """A BNNS function has failed. The first failure of a process warns; `last_error` and the log have all of them."""
+    """A BNNS function has failed. Only the first failure in a process warns; all go to `last_error` and the log."""
 
 
 class _Last(threading.local):
     message: str | None = None
-    raises: bool = False  # the caller makes an exception of a failure: no need to warn
+    raises: bool = False  # the caller raises on failure, so there is no need to warn
 
 
 _last: Final = _Last()
-# What the array functions and NumPy raise when an argument is refused or memory is short.
+# What the array functions and NumPy raise if they refuse an argument or run out of memory.
 _REFUSALS: Final = (ValueError, TypeError, OverflowError, MemoryError, BufferError)
-UNEXPECTED: Final = "unexpected"  # what messages of anything else begin with
-_FUNCTION: Final = re.compile(r"^[a-z_]+: ")  # what the array functions' messages begin with
+UNEXPECTED: Final = "unexpected"  # how the message of any other exception begins
+_FUNCTION: Final = re.compile(r"^[a-z_]+: ")  # how messages of the array functions begin
 _NAME: Final = re.compile(r"(?<![\w.])((?:out\.)?[a-z_]\w*)(\[\d+\])?")
 
 
 class _FirstFailure:
-    """Warns once in a process, whichever thread fails first."""
+    """Warns once per process, on the first failure in any thread."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -83,17 +83,17 @@ first_failure: Final = _FirstFailure()
 
 
 def last_error() -> str | None:
-    """Why the last call in this thread failed; None if it succeeded. BNNSFilterDestroy leaves it as it was."""
+    """Return why the last call in this thread failed, or None if it succeeded. BNNSFilterDestroy does not reset it."""
     return _last.message
 
 
 def status(
-    failure: _F, *, name: str | None = None, words: Words | None = None, clears: bool = True
+    failure: _F, *, name: str | None = None, rename: Rename | None = None, clears: bool = True
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _F]]:
-    """Make a function that raises into one that answers `failure`.
+    """Make a function return `failure` where it would raise.
 
-    `name` is Apple's name for the function where that is not its own; `words` put what the array functions refuse into
-    Apple's names; `clears`: success clears :func:`last_error`.
+    `name` is Apple's name for the function, by default the function's own. `rename` puts Apple's argument names into
+    messages of the array functions. `clears`: success resets :func:`last_error`.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R | _F]:
@@ -103,21 +103,21 @@ def status(
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R | _F:
             try:
-                answer = function(*args, **kwargs)
+                result = function(*args, **kwargs)
             except Unsupported as error:
                 log, message = _logger.info, f"{apples}: {error}"
             except _REFUSALS as error:
                 if isinstance(error, TypeError):
-                    signature.bind(*args, **kwargs)  # too few arguments or too many are Python's own affair
-                log, message = _logger.error, f"{apples}: {in_apples_words(error, words)}"
+                    signature.bind(*args, **kwargs)  # raises the usual TypeError for a wrong number of arguments
+                log, message = _logger.error, f"{apples}: {with_apples_names(error, rename)}"
             except Exception as error:
-                # Of an argument's own code, or a mistake of ours: the trace tells, but a status is what was promised.
+                # An argument's code has failed, or we have a bug. Return a status anyway, and log the traceback.
                 _logger.debug("%s", apples, exc_info=True)
                 log, message = _logger.error, f"{apples}: {UNEXPECTED} {type(error).__name__}: {error}"
             else:
                 if clears:
                     _last.message = None
-                return answer
+                return result
             _last.message = message
             log("%s", message)
             if not _last.raises:
@@ -131,7 +131,7 @@ def status(
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """For callers who make an exception of every failure: no warning."""
+    """Suppress the warning, for a caller that raises an exception on failure."""
     _last.raises = True
     try:
         yield
@@ -139,32 +139,32 @@ def raising() -> Iterator[None]:
         _last.raises = False
 
 
-def in_apples_words(error: Exception, words: Words | None) -> Invalid:
-    """What an array function has refused, as a message of ours."""
+def with_apples_names(error: Exception, rename: Rename | None) -> Invalid:
+    """The error of an array function, with Apple's argument names in its message."""
     if isinstance(error, Invalid):
         return error
     message = _FUNCTION.sub("", str(error)) or type(error).__name__
-    return Invalid(words(message) if words is not None and isinstance(error, (ValueError, TypeError)) else message)
+    return Invalid(rename(message) if rename is not None and isinstance(error, (ValueError, TypeError)) else message)
 
 
-def renaming(names: Mapping[str, str | Callable[[int], str]]) -> Words:
-    """Apple's names by those of the array functions: of an argument, or of item i of an argument that is a list."""
+def renaming(names: Mapping[str, str | Callable[[int], str]]) -> Rename:
+    """Build a `Rename` from a mapping: argument name to Apple's, or for a list argument to a function of the index."""
 
-    def rename(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         word, index = match.groups()
         renamed = names.get(word.removeprefix("out."))
         if renamed is None:
             return match[0]
         return f"{renamed}{index or ''}" if isinstance(renamed, str) else renamed(int((index or "[0]")[1:-1]))
 
-    return lambda message: _NAME.sub(rename, message)
+    return lambda message: _NAME.sub(replace, message)
 
 
 def note(message: str) -> None:
-    """Something worth knowing that is not a failure."""
+    """Log information that is not a failure."""
     _logger.info("%s", message)
 
 
 def note_extension(function: str, what: str) -> None:
-    """Something that is done here, and that Apple's headers do not accept: it may fail on a device."""
+    """Log that retrograd accepts something that Apple's headers do not: it may fail on a device."""
     note(f"{function}: {what}; this is accepted here, but not by Apple's headers")

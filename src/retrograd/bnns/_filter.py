@@ -1,4 +1,4 @@
-"""What all filters have in common: their parameters, their memory, their end."""
+"""What all filters share: parameters, memory, argument checks and destruction."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = [
 
 _F = TypeVar("_F", bound="BNNSFilter")
 FLOAT32: Final = np.dtype(np.float32)
-FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)  # of samples and parameters
-DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)  # of gradients
+FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)  # for samples and parameters
+DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)  # for gradients
 
 
 class BNNSFilter(Versioned):
-    """A layer with its state. Opaque: it is made, used and destroyed by the functions that take it."""
+    """A layer and its state. Opaque: use it only through the BNNS functions."""
 
     def __init__(self, parameters: Any) -> None:
         parameters = checked_parameters(parameters)
-        self._version = Version()  # for good: a filter does not change
+        self._version = Version()  # never replaced: a filter does not change
         self.uses_client_memory = bool(as_size("flags", parameters.flags) & c.BNNSFlagsUseClientPtr)
         self.threads = threads_of(parameters.n_threads)
         self.arena = Arena(parameters.alloc_memory, parameters.free_memory)
@@ -49,21 +49,21 @@ class BNNSFilter(Versioned):
         self._noted: set[str] = set()
 
     def note_extension(self, function: str, what: str) -> None:
-        """Log what Apple's headers do not accept: once, however often it is done."""
+        """Log, once per filter, something that Apple's headers do not accept."""
         if what not in self._noted:
             self._noted.add(what)
             note_extension(function, what)
 
     def destroy(self) -> None:
-        """Give back and forget everything. Later calls fail."""
+        """Free all memory. Later calls fail."""
         if not self.destroyed:
-            self.arena.give_back_all()
+            self.arena.free_all()
             vars(self).clear()
             self.destroyed = True
 
 
 def checked_parameters(parameters: Any) -> BNNSFilterParameters:
-    """A filter_params argument; NULL stands for defaults."""
+    """The filter_params argument, or defaults for NULL."""
     if parameters is None:
         return BNNSFilterParameters()
     if not isinstance(parameters, BNNSFilterParameters):
@@ -72,7 +72,7 @@ def checked_parameters(parameters: Any) -> BNNSFilterParameters:
 
 
 def viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
-    """A descriptor's array; why there is none is said with its name."""
+    """The descriptor's array; errors are prefixed with its name."""
     try:
         return descriptor.view()
     except (Invalid, Unsupported) as error:
@@ -80,7 +80,7 @@ def viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
 
 
 def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
-    """A filter argument; `otherwise` says what to call for a filter of another kind."""
+    """The filter argument; `otherwise` is the error message for a filter of another kind."""
     if type(filter) is kind and not filter.destroyed:
         return filter
     if filter is None:
@@ -108,7 +108,7 @@ def _stride(name: str, stride: Any) -> int:
 
 
 def source_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "") -> Array:
-    """Samples that a call reads, ``[batch, ...]``; `field` is what `data` is called in a descriptor of this name."""
+    """Samples that a call reads, ``[batch, ...]``. `field` (".data" or nothing) completes the name in messages."""
     return batch_view(name, geometry, data, batch, _stride(name, stride), field)
 
 
@@ -126,7 +126,7 @@ def target_samples(name: str, geometry: Geometry, data: Any, batch: int, stride:
 
 
 def overlapping(name: str, geometry: Geometry) -> Invalid:
-    """That a result's elements share memory."""
+    """The error for a result whose elements share memory."""
     return Invalid(f"{name}.stride is {geometry.strides}, with which elements of {size_of(geometry)} share memory")
 
 
@@ -137,7 +137,7 @@ def checked_descriptor(name: str, descriptor: Any) -> BNNSNDArrayDescriptor:
 
 
 def sample_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-    """Of a layer's input or output."""
+    """The geometry of a layer's input or output."""
     if descriptor.data_type not in FLOATS:
         shown = constant_name("BNNSDataType", descriptor.data_type)
         raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
@@ -145,7 +145,7 @@ def sample_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
 
 
 def geometry_of(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-    """A descriptor's geometry; why there is none is said with its name."""
+    """The descriptor's geometry; errors are prefixed with its name."""
     try:
         return descriptor.geometry()
     except (Invalid, Unsupported) as error:
@@ -153,7 +153,7 @@ def geometry_of(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
 
 
 def unlike(name: str, given: Geometry, like: str, expected: Geometry) -> Invalid:
-    """That two arrays differ in their extents; both in the order of the first one's layout."""
+    """The error for two arrays of different extents, shown in the order of the first one's layout."""
     size = listed(given.layout, given.extents)
     wanted = expected.extents
     shown = size_text(given.layout, wanted) if len(wanted) == len(size) else size_of(expected)
@@ -163,7 +163,10 @@ def unlike(name: str, given: Geometry, like: str, expected: Geometry) -> Invalid
 def delta_samples(
     name: str, descriptor: Any, like: str, layer: Geometry, batch: int, stride: Any, samples: Callable[..., Array]
 ) -> Array:
-    """Gradients of a layer's input or output, described by `like`; `samples`: how they are used."""
+    """The gradient array of a layer's input or output.
+
+    `like` is the layer's descriptor for messages; `samples` is `source_samples` or `target_samples`.
+    """
     descriptor = checked_descriptor(name, descriptor)
     geometry = delta_geometry(name, descriptor)
     if geometry.extents != layer.extents:
@@ -172,7 +175,7 @@ def delta_samples(
 
 
 def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-    """Of a gradient that a call reads or writes."""
+    """The geometry of a gradient that a call reads or writes."""
     if descriptor.data is None:
         raise Invalid(f"{name}.data is NULL")
     if descriptor.data_type not in DELTAS:
@@ -189,14 +192,14 @@ def accumulates(name: str, descriptor: BNNSNDArrayDescriptor) -> bool:
 
 
 def in_shape(array: Array, shape: tuple[int, ...]) -> Array:
-    """For the engine to read, in float32."""
+    """The array in float32 and in this shape, copied if the engine cannot read it as it is."""
     if array.dtype is not FLOAT32 or not array.flags.aligned:
         array = array.astype(np.float32)
     return array if array.shape == shape else array.reshape(shape)
 
 
 def put(target: Array, values: Array, accumulate: bool) -> None:
-    """Write or add, rounding once."""
+    """Write or add to `target`, rounding once."""
     with np.errstate(all="ignore"):
         if not accumulate:
             target[...] = values
@@ -206,9 +209,9 @@ def put(target: Array, values: Array, accumulate: bool) -> None:
             target[...] = target.astype(np.float32) + values
 
 
-@status(None, clears=False)  # it often runs between a failure and who asks for the reason
+@status(None, clears=False)  # it often runs between a failure and the call of last_error
 def BNNSFilterDestroy(filter: BNNSFilter | None) -> None:
-    """Release what a filter holds. None is harmless, and so is a filter destroyed before."""
+    """Release a filter. None and filters that have already been destroyed are accepted."""
     if filter is not None:
         if not isinstance(filter, BNNSFilter):
             raise Invalid(f"filter is of type {type(filter).__name__}, not a filter")

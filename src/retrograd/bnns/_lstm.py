@@ -1,7 +1,7 @@
-"""Apple's BNNS LSTM, forward and backward, over :mod:`retrograd.recurrent`.
+"""Apple's BNNS LSTM, forward and backward, over :mod:`retrograd.ops.lstm`.
 
-What a parameter structure says is a plan, which is kept until one of its fields changes; what its buffers hold is read
-anew by every call.
+What a call derives from a parameter structure is a plan, kept until a field changes. The contents of its buffers are
+read by every call.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ __all__ = [
     "seed_dropout",
 ]
 
-# After the engine's part of a training cache: a mark, the seed of its dropout, which optional arrays there were, and
-# once more the first bytes of all, where the engine says what the rest is.
+# Follows the engine's part of a training cache: a magic number, the dropout seed, which optional arrays were present,
+# and a copy of the engine's header, so that a cache overwritten by another call is detected.
 _TRAILER: Final = struct.Struct("<8sQQ32s")
-_FIRST: Final = struct.Struct("32s")
-_MARK: Final = b"RGBNNSL1"
+_HEADER: Final = struct.Struct("32s")
+_MAGIC: Final = b"RGBNNSL1"
 
-# Gradients by the names of their descriptors, as lstm_backward calls them.
+# From a descriptor's name to lstm_backward's name for its gradient.
 _NEEDS: Final = {
     X: "dx",
     H0: "dh0",
@@ -87,9 +87,9 @@ _NEEDS: Final = {
     "cw_desc": "dpeephole",
 }
 
-# Layouts of sequences by Apple's headers: those of macOS 12, and the generic ones that were used before.
+# Layouts that Apple's headers allow for sequences: those of macOS 12, and the earlier generic ones.
 _DATA_LAYOUTS: Final = (
-    0,  # which stands for SNE
+    0,  # means SNE
     c.BNNSDataLayoutSNE,
     c.BNNSDataLayoutNSE,
     c.BNNSDataLayout3DLastMajor,
@@ -97,7 +97,7 @@ _DATA_LAYOUTS: Final = (
     c.BNNSDataLayout4DLastMajor,
     c.BNNSDataLayout4DFirstMajor,
 )
-# Apple's names for the arguments of the array functions.
+# From the array functions' argument names to Apple's.
 _WEIGHTS: Final = {"wx": "iw_desc", "wh": "hw_desc", "b": "b_desc", "peephole": "cw_desc"}
 _WEIGHT: Final = re.compile(r"\b(?:out\.)?d?weights(?:\[\d+\])?\.(\w+) of gate ([ifgo])\b")
 _RENAMED: Final = renaming(
@@ -124,14 +124,14 @@ _SYSTEM_MEMORY: Final = Arena(None, None)
 
 
 def seed_dropout(seed: int) -> None:
-    """Start the sequence of dropout seeds anew, so that a run can be repeated. Not one of Apple's functions.
+    """Seed dropout, so that a run can be repeated. Not one of Apple's functions.
 
-    Every forward call that drops takes the next seed of one sequence, which otherwise begins anywhere.
+    Every forward call with dropout draws its seed from one generator, which is seeded randomly by default.
     """
     _seeds.seed(seed)
 
 
-def _words(message: str) -> str:
+def _rename(message: str) -> str:
     def gate(match: re.Match[str]) -> str:
         side = "layer_delta_params." if "dweights" in match[0] else ""
         return f"{side}{GATES['ifgo'.index(match[2])]}.{_WEIGHTS.get(match[1], match[1])}"
@@ -144,25 +144,25 @@ def _words(message: str) -> str:
 
 @status(c.SIZE_MAX)
 def BNNSComputeLSTMTrainingCacheCapacity(layer_params: BNNSLayerParametersLSTM) -> int:
-    """Bytes that the training cache of such a layer needs at least; SIZE_MAX if there can be no such layer.
+    """Return the bytes that a layer's training cache needs; SIZE_MAX if the parameters are invalid.
 
-    Depends on the sizes, ``dropout`` and ``lstm_flags`` alone.
+    Depends only on the sizes, ``dropout`` and ``lstm_flags``.
     """
     sizes = sizes_of(_checked("layer_params", layer_params))
     dropout_of(layer_params, sizes)
     return _capacity(sizes)
 
 
-@status(-1, words=_words)
+@status(-1, rename=_rename)
 def BNNSDirectApplyLSTMBatchTrainingCaching(
     layer_params: BNNSLayerParametersLSTM,
     filter_params: BNNSFilterParameters | None,
     training_cache_ptr: Any,
     training_cache_capacity: int,
 ) -> int:
-    """Run the layer forward; 0 on success. What backward needs goes into the training cache, if there is one.
+    """Run the layer forward; 0 on success. Fills the training cache, if there is one, for backward.
 
-    The cache is any writable buffer, at any alignment. Dropout happens with a cache only.
+    The cache is any writable buffer, at any alignment. Dropout is applied only with a cache.
     """
     threads, arena = _filter(filter_params)
     inputs, targets, unseen = _forward(_checked("layer_params", layer_params))
@@ -192,15 +192,15 @@ def BNNSDirectApplyLSTMBatchTrainingCaching(
         )
         temporaries.store()
     finally:
-        temporaries.give_back()
+        temporaries.free()
     if cache is not None:
         content = cache.data
-        (first,) = _FIRST.unpack_from(content)
-        _TRAILER.pack_into(content, cache.size - _TRAILER.size, _MARK, seed, inputs.present, first)
+        (header,) = _HEADER.unpack_from(content)
+        _TRAILER.pack_into(content, cache.size - _TRAILER.size, _MAGIC, seed, inputs.present, header)
     return 0
 
 
-@status(-1, words=_words)
+@status(-1, rename=_rename)
 def BNNSDirectApplyLSTMBatchBackward(
     layer_params: BNNSLayerParametersLSTM,
     layer_delta_params: BNNSLayerParametersLSTM,
@@ -208,10 +208,10 @@ def BNNSDirectApplyLSTMBatchBackward(
     training_cache_ptr: Any,
     training_cache_capacity: int,
 ) -> int:
-    """Gradients of the layer; 0 on success.
+    """Compute the layer's gradients; 0 on success.
 
-    Incoming gradients are in the output descriptor of `layer_delta_params`, results go to its other descriptors; those
-    whose ``data`` is None are not produced. Without a cache forward is run again, without dropout.
+    The output descriptor of `layer_delta_params` holds the incoming gradients. Its other descriptors receive the
+    results, except those whose ``data`` is None. Without a cache, forward is recomputed, without dropout.
     """
     threads, arena = _filter(filter_params)
     inputs = _inputs(_checked("layer_params", layer_params))
@@ -219,7 +219,7 @@ def BNNSDirectApplyLSTMBatchBackward(
     temporaries = _Temporaries(arena)
     try:
         if training_cache_ptr is None:
-            buffer = temporaries.take((inputs.capacity,), np.dtype(np.uint8))
+            buffer = temporaries.allocate((inputs.capacity,), np.dtype(np.uint8))
             cache = _recomputed(inputs, buffer, threads)
         else:
             memory = _cache_bytes(training_cache_ptr, training_cache_capacity, inputs.capacity)
@@ -237,7 +237,7 @@ def BNNSDirectApplyLSTMBatchBackward(
         )
         temporaries.store()
     finally:
-        temporaries.give_back()
+        temporaries.free()
     return 0
 
 
@@ -269,7 +269,7 @@ def _capacity(sizes: Sizes) -> int:
 
 
 def _cache_bytes(pointer: Any, capacity: Any, least: int) -> Array:
-    """As much of the buffer as is needed. The capacity is the caller's word for its length."""
+    """The part of the buffer that is used. `capacity` is the length that the caller claims, `least` what is needed."""
     capacity = as_size("training_cache_capacity", capacity)
     if capacity < least:
         raise Invalid(f"training_cache_capacity is {capacity}, but this layer needs {least}")
@@ -280,13 +280,13 @@ def _cache_bytes(pointer: Any, capacity: Any, least: int) -> Array:
 
 
 def _filled(inputs: _Inputs, memory: Array) -> LstmCache:
-    """What a forward call with the same parameters has left."""
+    """The cache that a forward call with the same parameters has filled."""
     content = memory.data
-    mark, seed, present, first = _TRAILER.unpack_from(content, memory.size - _TRAILER.size)
-    if mark != _MARK or first != _FIRST.unpack_from(content)[0]:
-        raise Invalid("training_cache_ptr holds nothing that a finished forward call has written")
+    magic, seed, present, header = _TRAILER.unpack_from(content, memory.size - _TRAILER.size)
+    if magic != _MAGIC or header != _HEADER.unpack_from(content)[0]:
+        raise Invalid("training_cache_ptr does not hold the cache of a finished forward call")
     if present != inputs.present:
-        raise Invalid("training_cache_ptr is of a layer with other biases, peepholes or initial states than this one")
+        raise Invalid("training_cache_ptr was filled by a layer with other biases, peepholes or initial states")
     if inputs.bare_cache is not None:
         return inputs.bare_cache.with_buffer(memory)
     return lstm_cache(
@@ -313,7 +313,7 @@ def _recomputed(inputs: _Inputs, buffer: Array, threads: int | None) -> LstmCach
         cache=buffer,
         num_threads=threads,
     ).cache
-    assert cache is not None  # in training there is one
+    assert cache is not None  # training is the default
     return cache
 
 
@@ -321,49 +321,49 @@ def _recomputed(inputs: _Inputs, buffer: Array, threads: int | None) -> LstmCach
 
 
 class _Target(NamedTuple):
-    """Where a result goes, by way of a temporary if the engine must not have the place itself."""
+    """Where a result goes, through a temporary if the engine cannot write there directly."""
 
     name: str
-    view: Array | None  # None: it is computed, but no one wants it
-    shape: tuple[int, ...]  # as the engine has it
+    view: Array | None  # None: the engine computes it, but the client did not ask for it
+    shape: tuple[int, ...]  # the engine's
     temporary: bool = False
-    start: str = "anything"  # what the temporary holds before: that, "zero", or what is in the "view"
+    initial: str = "unspecified"  # contents of the temporary before the call: "unspecified", "zero" or "view"
 
 
 class _Temporaries:
-    """Arrays for the length of a call, from the client's allocator where there is one."""
+    """Arrays that live for one call, from the client's allocator if there is one."""
 
-    __slots__ = ("_arena", "_stores", "_taken")
+    __slots__ = ("_arena", "_arrays", "_stores")
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._taken: list[Array] = []
+        self._arrays: list[Array] = []
         self._stores: list[tuple[Array, Array]] = []
 
-    def give_back(self) -> None:
-        for array in self._taken:
-            self._arena.give_back(array)
+    def free(self) -> None:
+        for array in self._arrays:
+            self._arena.free(array)
 
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        array = self._arena.take(shape, dtype)
-        self._taken.append(array)
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        array = self._arena.allocate(shape, dtype)
+        self._arrays.append(array)
         return array
 
     def targets(self, targets: Sequence[_Target] | dict[str, Array]) -> dict[str, Array]:
-        """What the engine is to write to, by name."""
+        """The arrays that the engine writes to, by name."""
         if isinstance(targets, dict):
             return targets
         found = {}
-        for name, view, shape, temporary, start in targets:
+        for name, view, shape, temporary, initial in targets:
             if not temporary:
                 assert view is not None
                 found[name] = view
                 continue
-            array = self.take(shape if view is None else view.shape, FLOAT32)
-            if start == "zero":
+            array = self.allocate(shape if view is None else view.shape, FLOAT32)
+            if initial == "zero":
                 array.fill(0)
             if view is not None:
-                if start == "view":
+                if initial == "view":
                     array[...] = view
                 self._stores.append((view, array))
             found[name] = array.reshape(shape)
@@ -375,7 +375,7 @@ class _Temporaries:
 
 
 def _simplest(targets: list[_Target]) -> Sequence[_Target] | dict[str, Array]:
-    """A dictionary if the engine can write to every place itself."""
+    """A dictionary if the engine can write to every array directly."""
     if any(target.temporary for target in targets):
         return targets
     return {target.name: target.view for target in targets if target.view is not None}
@@ -385,7 +385,7 @@ def _simplest(targets: list[_Target]) -> Sequence[_Target] | dict[str, Array]:
 
 
 def _check_apart(cache: Array, arrays: Arrays) -> None:
-    """The training cache must not share memory with these; with all that it sees itself the engine compares it."""
+    """Raise if the training cache overlaps these arrays. The engine checks those that it is passed itself."""
     for name, array in arrays.items():
         if overlaps(cache, array):
             raise Invalid(f"training_cache_ptr overlaps {name} in memory")
@@ -396,7 +396,7 @@ def _check_apart(cache: Array, arrays: Arrays) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Inputs(Versioned):
-    """What forward and backward read of ``layer_params``. Other plans are made from this one."""
+    """What forward and backward read from ``layer_params``. Other plans are made from this one."""
 
     sizes: Sizes
     capacity: int  # of the training cache
@@ -408,14 +408,14 @@ class _Inputs(Versioned):
     h0: Array | None
     c0: Array | None
     cells: list[LstmWeights]
-    present: int  # a bit for each optional array that is there
-    arrays: Arrays  # all of these by name
-    # Without its buffer; if all else that is in it is the same in every call, and nothing in it is a copy.
+    present: int  # one bit for each optional array that is present
+    arrays: Arrays  # all of these, by name
+    # A cache without its buffer, if everything else in it is the same in every call and none of its arrays is a copy.
     bare_cache: LstmCache | None
     _version: Version = dataclasses.field(default_factory=Version)
 
     def state(self, array: Array | None) -> Array | None:
-        """As the engine takes it. Axes that could not be joined in place are copied."""
+        """The array in the engine's shape, copied if its axes cannot be joined in place."""
         return array if array is None or array.ndim == 3 else array.reshape(self.sizes.states())
 
     def sequence(self, array: Array | None) -> Array | None:
@@ -423,24 +423,24 @@ class _Inputs(Versioned):
 
 
 class _Forward(NamedTuple):
-    """What forward reads and writes of ``layer_params``."""
+    """What forward reads from and writes to ``layer_params``."""
 
     inputs: _Inputs
     targets: Sequence[_Target] | dict[str, Array]
-    unseen: Arrays  # of the arrays those that the engine has copies of
+    unseen: Arrays  # arrays that the engine is passed as copies, so it cannot check them for overlap
 
 
 class _Gradients(NamedTuple):
-    """What backward reads and writes of ``layer_delta_params``."""
+    """What backward reads from and writes to ``layer_delta_params``."""
 
     dy: Array | None
     dhn: Array | None
     dcn: Array | None
-    need: tuple[str, ...] | None  # None: all that there is, which is lstm_backward's own choice
+    need: tuple[str, ...] | None  # None: all gradients, lstm_backward's default
     accumulate: bool
     targets: Sequence[_Target] | dict[str, Array]
-    out: LstmGradients | None  # None: every call has temporaries of its own
-    unseen: Arrays  # results that the engine writes to temporaries
+    out: LstmGradients | None  # None: each call allocates temporaries
+    unseen: Arrays  # results that the engine writes through temporaries
 
 
 @Planned
@@ -453,7 +453,7 @@ def _inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
     fields = ("iw_desc[0]", "iw_desc[1]", "hw_desc") if sizes.layers > sizes.first_layers else ("iw_desc[0]", "hw_desc")
     for name in (X, *(f"{gate}.{field}" for gate in GATES for field in fields)):
         if name not in arrays:
-            raise Invalid(f"{name}.data is NULL; it is needed")
+            raise Invalid(f"{name}.data is NULL; it is required")
     for what in _extensions(params, arrays):
         note_extension("BNNSLayerParametersLSTM", what)
     optional = (H0, C0, *(f"{gate}.{field}" for gate in GATES for field in ("b_desc", "cw_desc")))
@@ -481,10 +481,10 @@ def _inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
 
 
 def _extensions(params: BNNSLayerParametersLSTM, arrays: Arrays) -> Iterator[str]:
-    """What Apple's headers do not accept of a layer that is accepted here."""
-    counts = params.sequence_descriptor.data_type
-    if LENGTHS in arrays and counts != c.BNNSDataTypeUInt32:
-        yield f"{LENGTHS}.data_type is {constant_name('BNNSDataType', counts)}"
+    """Properties of the layer that retrograd accepts and Apple's headers do not."""
+    counts_type = params.sequence_descriptor.data_type
+    if LENGTHS in arrays and counts_type != c.BNNSDataTypeUInt32:
+        yield f"{LENGTHS}.data_type is {constant_name('BNNSDataType', counts_type)}"
     for name, descriptor in ((X, params.input_descriptor.data_desc), (Y, params.output_descriptor.data_desc)):
         if descriptor.data is not None and descriptor.layout not in _DATA_LAYOUTS:
             yield f"{name}.layout is {constant_name('BNNSDataLayout', descriptor.layout)}"
@@ -551,12 +551,12 @@ def _read_gradients(deltas: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Gradie
     for name, array in arrays.items():
         shape = sizes.states() if name in (H0, C0) else array.shape
         target = _Target(_NEEDS.get(name, name), array, shape)
-        if accumulate and not adds[name]:  # the engine adds to all or to none
-            target = target._replace(temporary=True, start="zero")
+        if accumulate and not adds[name]:  # the engine accumulates into all results or none
+            target = target._replace(temporary=True, initial="zero")
         elif array.ndim != len(shape):
-            target = target._replace(temporary=True, start="view" if accumulate else "anything")
+            target = target._replace(temporary=True, initial="view" if accumulate else "unspecified")
         targets.append(target)
-    if accumulate:  # and it adds to everything that has a name in `need`
+    if accumulate:  # and into every gate of each name in `need`
         unwanted = [name for name in gates if name in inputs.arrays and name not in arrays and _need(name) in need]
         targets += [_Target(name, None, inputs.arrays[name].shape, True, "zero") for name in unwanted]
     simplest = _simplest(targets)

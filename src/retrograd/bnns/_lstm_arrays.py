@@ -1,4 +1,4 @@
-"""What the fields of an LSTM's parameter structure mean: sizes, and arrays in the form that the engine takes."""
+"""Reads an LSTM's parameter structure: its sizes, and its arrays in the engine's shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ._structures import BNNSLayerParametersLSTM, BNNSNDArrayDescriptor
 SCALARS: Final = ("input_size", "hidden_size", "batch_size", "num_layers", "seq_len")
 GATES: Final = ("input_gate", "forget_gate", "candidate_gate", "output_gate")  # the engine's i f g o
 _KNOWN_FLAGS: Final = c.BNNSLayerFlagsLSTMBidirectional | c.BNNSLayerFlagsLSTMDefaultActivations
-_MOST_BYTES: Final = 2**62  # of anything: beyond it byte counts would leave 64 bits
+_MOST_BYTES: Final = 2**62  # larger byte counts would overflow 64 bits
 
 X: Final = "input_descriptor.data_desc"
 H0: Final = "input_descriptor.hidden_desc"
@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Of the output, and of the input of the upper layers."""
+        """Features of the output, and of the input of upper layers."""
         return self.directions * self.units
 
     @property
@@ -85,19 +85,19 @@ def sizes_of(params: BNNSLayerParametersLSTM) -> Sizes:
     inputs, units, samples, layers, steps = values
     directions = 2 if flags & c.BNNSLayerFlagsLSTMBidirectional else 1
     sizes = Sizes(inputs, units, samples, layers, steps, directions)
-    # Generous bounds of the largest things there will be: data and cache, and weights. 16: what rows are padded to.
+    # Generous upper bounds in elements: data and cache, and weights. Rows are padded to 16.
     cells, rows = layers * directions, steps * samples + 64
     data = rows * (inputs + 16 + cells * 8 * (sizes.width + 16))
     weights = cells * 4 * (units + 16) * (max(inputs, sizes.width) + 2 * units + 32)
     if 8 * max(data, weights) >= _MOST_BYTES:
         shown = ", ".join(f"{name} {value}" for name, value in zip(SCALARS, values, strict=True))
-        raise Invalid(f"{shown}: the arrays of such a layer would not fit into 64 bits of memory")
+        raise Invalid(f"{shown}: the arrays of such a layer would not fit in a 64-bit address space")
     return sizes
 
 
 def dropout_of(params: BNNSLayerParametersLSTM, sizes: Sizes) -> float:
     if sizes.layers == 1:
-        return 0.0  # there is nothing between layers
+        return 0.0  # dropout is applied between layers
     dropout = as_float("dropout", params.dropout)
     if not 0 <= dropout < 1:
         raise Invalid(f"dropout is {dropout}, must be at least 0 and below 1")
@@ -108,7 +108,7 @@ def dropout_of(params: BNNSLayerParametersLSTM, sizes: Sizes) -> float:
 
 
 def descriptors_of(params: BNNSLayerParametersLSTM) -> dict[str, BNNSNDArrayDescriptor]:
-    """All that have data, by name."""
+    """All descriptors that have data, by name."""
     found = {LENGTHS: params.sequence_descriptor}
     for side in ("input_descriptor", "output_descriptor"):
         for field in ("data_desc", "hidden_desc", "cell_state_desc"):
@@ -123,7 +123,7 @@ def descriptors_of(params: BNNSLayerParametersLSTM) -> dict[str, BNNSNDArrayDesc
 def arrays_of(
     descriptors: Mapping[str, BNNSNDArrayDescriptor], names: Iterable[str], sizes: Sizes, results: bool
 ) -> dict[str, Array]:
-    """Those of the named arrays that are there, in the form that the engine takes, or nearly (see _Inputs.state)."""
+    """The named arrays that are present, in the engine's shape if that needs no copy (see _Inputs.state)."""
     found = {}
     for name in names:
         if name in descriptors:
@@ -159,40 +159,40 @@ def _array(name: str, desc: BNNSNDArrayDescriptor, sizes: Sizes, result: bool) -
     if field == "iw_desc[0]":
         weights = {"input_size": inputs, "hidden_size": units, "directions": directions, "layers": first}
         return _view(desc, weights, result)
-    if field == "iw_desc[1]":  # which counts only where there are layers left for it
+    if field == "iw_desc[1]":  # ignored if iw_desc[0] holds all layers
         if layers == first:
             return None
         weights = {"directions * hidden_size": sizes.width, "hidden_size": units, "directions": directions}
         return _view(desc, {**weights, "num_layers - 1": layers - first}, result)
     tail = {"hidden_size": units, "directions": directions, "num_layers": layers}
-    return _view(desc, tail if field == "b_desc" else {"hidden_size of the step before": units, **tail}, result)
+    return _view(desc, tail if field == "b_desc" else {"hidden_size of the previous step": units, **tail}, result)
 
 
 def _view(
     desc: BNNSNDArrayDescriptor, implied: Mapping[str, int], result: bool, integers: bool = False, no_layout: int = 0
 ) -> Array:
-    """The array of the extents that the scalar fields imply, which come fastest first; its own are slowest first."""
+    """The descriptor's array, slowest axis first. `implied`: extents given by the scalar fields, fastest first."""
     dtype = dtype_of(desc.data_type)
     if dtype.kind not in "iu" if integers else dtype != FLOAT32:
         wanted = "an integer" if integers else "BNNSDataTypeFloat32"
         raise Unsupported(f"data_type is {constant_name('BNNSDataType', desc.data_type)}, must be {wanted}")
     layout = desc.layout or no_layout
     extents = extents_of(layout, desc._size)
-    own = tuple(implied.values())
-    full = own + (1,) * (len(extents) - len(own))
+    expected = tuple(implied.values())
+    full = expected + (1,) * (len(extents) - len(expected))
     shape = geometry(layout, dtype, full, desc._stride[: _matched(layout, extents, full, tuple(implied))])
     view = view_of(shape, desc.data)
     if result:
         check_writable("data", view)
         if shape.may_overlap:
             raise Invalid(f"stride is {shape.strides}, with which elements of {size_of(shape)} share memory")
-    return view.reshape(own[::-1])  # which drops slow axes of extent 1
+    return view.reshape(expected[::-1])  # drops slow axes of extent 1
 
 
 def _matched(layout: int, extents: tuple[int, ...], implied: tuple[int, ...], names: tuple[str, ...]) -> int:
-    """Compare a descriptor's extents with the implied ones, fastest first; how many of its axes count.
+    """Check a descriptor's extents against the implied ones, fastest first; return how many of its axes are used.
 
-    0 stands for the implied extent. The slowest one given may also be the product of all that are left.
+    0 means the implied extent. The slowest extent given may also be the product of all remaining ones.
     """
     last = max((k for k, extent in enumerate(extents) if extent), default=-1)
     for k, extent in enumerate(extents):
@@ -205,23 +205,23 @@ def _matched(layout: int, extents: tuple[int, ...], implied: tuple[int, ...], na
 
 
 def _expected(layout: int, rank: int, implied: tuple[int, ...], names: tuple[str, ...]) -> str:
-    """The ``size`` that a descriptor of this rank should have; of a low rank the last extent is a product."""
-    extents, words = [*implied[:rank]], [*names[:rank], *"1" * (rank - len(names))]
+    """The ``size`` that a descriptor of this rank should have; at a low rank the last extent is a product."""
+    extents, shown = [*implied[:rank]], [*names[:rank], *"1" * (rank - len(names))]
     if len(implied) > rank:
-        extents[-1], words[-1] = math.prod(implied[rank - 1 :]), " * ".join(names[rank - 1 :])
+        extents[-1], shown[-1] = math.prod(implied[rank - 1 :]), " * ".join(names[rank - 1 :])
     if is_first_major(layout):
-        words.reverse()
-    return f"size=({', '.join(words)})={listed(layout, tuple(extents))}"
+        shown.reverse()
+    return f"size=({', '.join(shown)})={listed(layout, tuple(extents))}"
 
 
 def _reshaped(view: Array, shape: tuple[int, ...]) -> Array:
-    """Over the same memory, or the view itself if its axes cannot be joined."""
+    """Reshape without a copy, or return the view itself if its axes cannot be joined."""
     reshaped = view.reshape(shape)
     return reshaped if np.may_share_memory(reshaped, view) else view
 
 
 def cells_of(sizes: Sizes, arrays: Arrays) -> list[LstmWeights]:
-    """The gates' arrays, ``[layers, D, H, ...]`` each, as a cell for each direction of each layer."""
+    """Split the gates' arrays, each ``[layers, D, H, ...]``, into the weights of each layer and direction."""
 
     def four(field: str, layer: int, direction: int) -> tuple[Array | None, ...] | None:
         gates = [arrays.get(f"{gate}.{field}") for gate in GATES]

@@ -1,7 +1,7 @@
-"""Descriptors and buffers as arrays, with every bound known; and where a filter's own memory comes from.
+"""Bounds-checked arrays over descriptors and buffers, and the allocator of a filter's memory.
 
-Sizes, strides and counts come from outside and may be any number at all. They are compared with the length of the
-buffer as Python's unlimited integers before NumPy sees them.
+Sizes, strides and counts come from the caller and may have any value. They are compared with the buffer's length as
+Python integers, which cannot overflow, before NumPy sees them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _OPAQUE_LAYOUTS: Final = (
     c.BNNSDataLayoutMHA_DHK,
     c.BNNSDataLayoutConvolutionWeightsOIHW_Pack32,
 )
-# Every layout whose extents and strides say all.
+# Layouts that extents and strides describe completely.
 _LAYOUTS: Final = frozenset(
     value for name, value in vars(c).items() if name.startswith("BNNSDataLayout") and value not in _OPAQUE_LAYOUTS
 )
-# What size[0], size[1]... are called.
+# Names of size[0], size[1]... in messages.
 _AXES: Final = {
     c.BNNSDataLayoutRowMajorMatrix: "(columns, rows)",
     c.BNNSDataLayoutColumnMajorMatrix: "(rows, columns)",
@@ -56,7 +56,7 @@ _AXES: Final = {
     c.BNNSDataLayoutNSE: "(E, S, N)",
 }
 _C_FLOAT: Final = struct.Struct("<f")
-C_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # every ctypes function is one
+C_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # the base class of every ctypes function
 
 
 class Geometry(NamedTuple):
@@ -65,18 +65,18 @@ class Geometry(NamedTuple):
     layout: int
     dtype: np.dtype[Any]
     extents: tuple[int, ...]
-    strides: tuple[int, ...]  # in values
+    strides: tuple[int, ...]  # in elements
     shape: tuple[int, ...]
     steps: tuple[int, ...]  # in bytes
     elements: int
-    span: int  # values from the first to the last, both included
+    span: int  # elements from the first to the last, both included
     may_overlap: bool  # two elements could share memory
-    dense: bool  # nothing lies between two elements
-    proper_extents: tuple[int, ...]  # those that are not 1
+    dense: bool  # there are no gaps between elements
+    proper_extents: tuple[int, ...]  # without those that are 1
 
 
 def dtype_of(data_type: Any) -> np.dtype[Any]:
-    """NumPy's type for a BNNSDataType."""
+    """The NumPy dtype of a BNNSDataType."""
     dtype = _DTYPES.get(data_type) if isinstance(data_type, int) else None
     if dtype is None:
         if data_type == c.BNNSDataTypeBFloat16:
@@ -85,22 +85,22 @@ def dtype_of(data_type: Any) -> np.dtype[Any]:
             bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
             _DTYPES[c.BNNSDataTypeBFloat16] = bfloat16
             return bfloat16
-        raise Invalid(f"data_type is {constant_name('BNNSDataType', data_type)}, which is not a type of whole bytes")
+        raise Invalid(f"data_type is {constant_name('BNNSDataType', data_type)}, which is not a supported type")
     return dtype
 
 
 def data_type_of(dtype: np.dtype[Any]) -> int:
     """The BNNSDataType of a NumPy array's elements."""
-    for number, known in _DTYPES.items():
+    for code, known in _DTYPES.items():
         if known == dtype:
-            return number
+            return code
     if dtype.name == "bfloat16":
         return c.BNNSDataTypeBFloat16
     raise ValueError(f"there is no BNNSDataType for elements of type {dtype}")
 
 
 def as_size(name: str, value: Any) -> int:
-    """A size_t."""
+    """Check a size_t."""
     if type(value) is not int:
         try:
             value = value.__index__()
@@ -112,10 +112,10 @@ def as_size(name: str, value: Any) -> int:
 
 
 def as_float(name: str, value: Any) -> float:
-    """A C float: rounded to single precision."""
+    """Round to a C float."""
     try:
         rounded: float = _C_FLOAT.unpack(_C_FLOAT.pack(value))[0]
-    except OverflowError:  # beyond the largest there is
+    except OverflowError:
         return math.copysign(math.inf, value)
     except Exception:
         raise Invalid(f"{name} is {value!r}, must be a number") from None
@@ -123,7 +123,7 @@ def as_float(name: str, value: Any) -> float:
 
 
 class Floats:
-    """Several fields of a structure as C floats."""
+    """Reads several fields of a structure as C floats."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -134,12 +134,12 @@ class Floats:
         values = self._fields(structure)
         try:
             return self._image.unpack(self._image.pack(*values))
-        except Exception:  # one is no number, or too large
+        except Exception:  # one is not a number, or too large
             return tuple(map(as_float, self._names, values))
 
 
 def extents_of(layout: Any, size: Sequence[Any]) -> tuple[int, ...]:
-    """Extents fastest first; zeros are left in."""
+    """Extents, fastest first; may contain zeros."""
     if not isinstance(layout, int) or layout not in _LAYOUTS:
         name = constant_name("BNNSDataLayout", layout)
         if layout in _OPAQUE_LAYOUTS:
@@ -150,12 +150,12 @@ def extents_of(layout: Any, size: Sequence[Any]) -> tuple[int, ...]:
 
 
 def listed(layout: int, extents: tuple[int, ...]) -> tuple[int, ...]:
-    """Extents as a layout lists them in ``size`` from those that are fastest first, and the other way round."""
+    """Convert extents between fastest-first order and the order of the layout's ``size``, in either direction."""
     return extents[::-1] if is_first_major(layout) else extents
 
 
 def size_text(layout: int, extents: tuple[int, ...]) -> str:
-    """The ``size`` that an array of these extents has in this layout, as a message shows it."""
+    """The ``size`` of an array with these extents in this layout, for messages."""
     size = listed(layout, extents)
     if len(size) == 1:
         return f"size={size}"
@@ -169,7 +169,7 @@ def size_of(geometry: Geometry) -> str:
 
 
 def geometry(layout: int, dtype: np.dtype[Any], extents: tuple[int, ...], given: Sequence[Any]) -> Geometry:
-    """`given`: strides in values, fastest first; 0, or none at all for the slow axes, means contiguous."""
+    """`given`: strides in elements, fastest first; 0 means contiguous, and so do strides left out for the slow axes."""
     strides: list[int] = []
     contiguous, fastest, reach, may_overlap = 1, 0, 0, False
     for k, extent in enumerate(extents):
@@ -182,7 +182,7 @@ def geometry(layout: int, dtype: np.dtype[Any], extents: tuple[int, ...], given:
             fastest = stride
         strides.append(stride)
         contiguous = stride * extent
-        # Unless each axis steps over all that the faster ones span.
+        # Elements are disjoint if each axis steps over the whole span of the faster ones.
         may_overlap = may_overlap or (extent > 1 and stride <= reach)
         reach += (extent - 1) * stride
     elements = math.prod(extents)
@@ -206,7 +206,7 @@ def geometry_of(layout: Any, size: Sequence[Any], stride: Sequence[Any], data_ty
 
 
 def bytes_of(name: str, data: Any) -> npt.NDArray[np.uint8]:
-    """The memory of a workspace, which has no type, as one run of bytes. Nothing is copied."""
+    """The memory of an untyped workspace as contiguous bytes, without a copy."""
     try:
         return contiguous_bytes(data)
     except TypeError as error:
@@ -225,9 +225,9 @@ def view_of(geometry: Geometry, data: Any, name: str = "data") -> Array:
 
 
 def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int, field: str = "") -> Array:
-    """`batch` samples of a geometry, `stride` values apart, as ``[batch, ...]``: `data` itself if it is just that.
+    """`batch` samples of a geometry, `stride` elements apart, as ``[batch, ...]``. Returns `data` itself if it matches.
 
-    `field` is what `data` is called in a descriptor of this name.
+    `field` (".data" or nothing) completes the name in messages.
     """
     dtype = geometry.dtype
     shape = (batch, *geometry.shape)
@@ -235,7 +235,8 @@ def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int
     if plain and data.shape == shape and geometry.dense and (stride == geometry.elements or batch == 1):
         array: Array = data
         return array
-    steps = (stride * dtype.itemsize if batch > 1 else 0, *geometry.steps)  # a step that no one takes may be any number
+    # The stride of a single sample is not used, and may be out of range.
+    steps = (stride * dtype.itemsize if batch > 1 else 0, *geometry.steps)
     memory: Array = data if plain else _memory(name + field, data, dtype, shape, steps)
     needed = ((batch - 1) * stride + geometry.span) * dtype.itemsize
     if needed > memory.nbytes:
@@ -248,10 +249,10 @@ def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int
 
 
 def _memory(name: str, data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], steps: tuple[int, ...]) -> Array:
-    """The memory of `data`, in which an array of this type is to have this shape and these steps.
+    """The memory of `data`, for an array of this dtype, shape and steps.
 
-    Raw memory holds any array. Elements that have a type must have this one. They may be contiguous, as any shape of as
-    many, or else the array must consist of the first of them, in their order and with their strides.
+    Raw memory can hold any array. Typed elements must have this dtype. If they are contiguous, any shape fits; if not,
+    the array must be a leading part of them, with the same order and strides.
     """
     if data is None:
         raise Invalid(f"{name} is NULL")
@@ -273,14 +274,14 @@ def _memory(name: str, data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], 
             f"descriptor says shape {shape} and {steps}. Describe it with BNNSNDArrayDescriptor.from_array, or pass a "
             "contiguous array"
         )
-    # From the first element to the last: all of it is within one allocation.
+    # All bytes from the first element to the last: they are within one allocation.
     reach = sum((extent - 1) * step for extent, step in wanted) + array.itemsize
     corner = array[(slice(0, 1),) * array.ndim].reshape(1).view(np.uint8)
     return np.lib.stride_tricks.as_strided(corner, (reach,), (1,))
 
 
 def _axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Extents and strides, without the axes that have one element, and with those joined that one stride covers."""
+    """(extent, stride) of each axis, with axes of extent 1 dropped and contiguous axes joined."""
     axes: list[tuple[int, int]] = []
     for extent, stride in zip(shape, strides, strict=True):
         if extent == 1:
@@ -293,7 +294,7 @@ def _axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, i
 
 
 def _begins(given: tuple[int, int], wanted: tuple[int, int]) -> bool:
-    """Whether an axis is the beginning of another."""
+    """Whether axis `wanted` is a leading part of axis `given`."""
     return given[1] == wanted[1] and wanted[0] <= given[0]
 
 
@@ -314,7 +315,7 @@ def is_first_major(layout: int) -> bool:
 def check_disjoint(
     results: Mapping[str, Array], inputs: Mapping[str, Array], in_place: Mapping[str, tuple[str, ...]] | None = None
 ) -> None:
-    """No result shares memory with an input or another result, but for those exactly in the place of their input."""
+    """Raise if a result overlaps an input or another result, unless it is one that may be computed in place."""
     found = find_overlap(results, inputs, in_place)
     if found is not None:
         raise Invalid(f"{found[0]} overlaps {found[1]} in memory")
@@ -326,7 +327,7 @@ def check_writable(name: str, array: Array) -> None:
 
 
 def address_of(data: Any) -> int:
-    """Where an object's memory begins; 0 for None."""
+    """The address of an object's memory; 0 for None."""
     if data is None:
         return 0
     if isinstance(data, int):
@@ -338,22 +339,22 @@ def address_of(data: Any) -> int:
 
 
 def threads_of(n_threads: Any) -> int | None:
-    """A hint: more than the machine has mean as many as it has."""
+    """The number of threads to use, at most one per CPU; None for the default."""
     return min(as_size("n_threads", n_threads), os.cpu_count() or 1) or None
 
 
 def _c_memory(address: int, size: int, owner: Arena) -> Any:
-    """Memory of a C allocator. Arrays over it hold the arena, which holds the memory."""
+    """Memory from a C allocator. Arrays over it keep the arena alive, which frees the memory at its end."""
     memory = (ctypes.c_ubyte * size).from_address(address)
     memory.owner = owner  # type: ignore[attr-defined]
     return memory
 
 
 class Arena:
-    """Memory that a filter keeps, from the client's allocator where there is one.
+    """Memory that a filter owns, from the client's allocator if there is one.
 
-    The allocator is a Python function ``(memptr, alignment, size)``, which puts a writable buffer into ``memptr[0]``
-    and returns 0, or a ctypes function of C's signature ``int (void **, size_t, size_t)``.
+    The allocator is a Python function ``(memptr, alignment, size)`` that stores a writable buffer in ``memptr[0]`` and
+    returns 0, or a ctypes function with the C signature ``int (void **, size_t, size_t)``.
     """
 
     _ALIGNMENT: Final = 64  # a cache line
@@ -361,11 +362,11 @@ class Arena:
     def __init__(self, alloc_memory: Any, free_memory: Any) -> None:
         for name, function in (("alloc_memory", alloc_memory), ("free_memory", free_memory)):
             if function is not None and not callable(function):
-                raise Invalid(f"{name} is of type {type(function).__name__}, which cannot be called")
+                raise Invalid(f"{name} is of type {type(function).__name__}, which is not callable")
         self._alloc, self._free = alloc_memory, free_memory
-        self._taken: dict[int, Any] = {}  # what the allocator gave, by its address
+        self._blocks: dict[int, Any] = {}  # allocated blocks by address
 
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An array of unspecified contents."""
         if self._alloc is None:
             return np.empty(shape, dtype)
@@ -373,7 +374,7 @@ class Arena:
         if isinstance(self._alloc, C_FUNCTION):
             pointer = ctypes.c_void_p()
             try:
-                # As size_t: without a prototype ctypes would pass ints of 32 bits.
+                # Explicitly as size_t: without a prototype ctypes passes 32-bit ints.
                 code = self._alloc(ctypes.byref(pointer), ctypes.c_size_t(self._ALIGNMENT), ctypes.c_size_t(size))
             except ctypes.ArgumentError as error:
                 raise Invalid(f"alloc_memory is not int (void **, size_t, size_t): {error}") from None
@@ -388,34 +389,34 @@ class Arena:
                 raise Invalid(f"alloc_memory raised {type(error).__name__}: {error}") from None
             block = memptr[0]
             if code == 0 and block is not None:
-                memory = bytes_of("the block of alloc_memory", block)
+                memory = bytes_of("alloc_memory's block", block)
         if code != 0 or block is None:
             raise Invalid(f"alloc_memory returned {code!r} for {size} bytes and put {block!r} into *memptr")
         address = memory.ctypes.data
-        if address in self._taken:
-            raise Invalid(f"alloc_memory gave the block at {address:#x} twice")
+        if address in self._blocks:
+            raise Invalid(f"alloc_memory returned the block at {address:#x} twice")
         if memory.size < size or not memory.flags.writeable or address % dtype.itemsize:
             self._release(block)
             raise Invalid(
-                f"alloc_memory gave {memory.size} bytes at {address:#x}, "
-                f"{'' if memory.flags.writeable else 'not '}writable; asked for were {size}"
+                f"alloc_memory returned {memory.size} bytes at {address:#x}, "
+                f"{'' if memory.flags.writeable else 'not '}writable; {size} were requested"
             )
-        self._taken[address] = block
+        self._blocks[address] = block
         array: Array = np.ndarray(shape, dtype, memory)
         return array
 
-    def give_back(self, array: Array | None) -> None:
-        """An array of :meth:`take`, which no one uses any more."""
+    def free(self, array: Array | None) -> None:
+        """Free an array from :meth:`allocate`."""
         if array is not None and self._alloc is not None:
-            self._release(self._taken.pop(array.ctypes.data))
+            self._release(self._blocks.pop(array.ctypes.data))
 
     def __del__(self) -> None:
-        if hasattr(self, "_taken"):  # it was made
-            self.give_back_all()
+        if hasattr(self, "_blocks"):  # __init__ did not fail
+            self.free_all()
 
-    def give_back_all(self) -> None:
-        while self._taken:
-            self._release(self._taken.popitem()[1])
+    def free_all(self) -> None:
+        while self._blocks:
+            self._release(self._blocks.popitem()[1])
 
     def _release(self, block: Any) -> None:
         if self._free is None:

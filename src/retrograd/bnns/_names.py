@@ -17,7 +17,7 @@ def _names(prefix: str) -> dict[int, str]:
 
 
 def constant_name(prefix: str, value: object) -> str:
-    """``BNNSDataTypeFloat32`` for ("BNNSDataType", 0x10020); the number itself for one without a name."""
+    """``BNNSDataTypeFloat32`` for ("BNNSDataType", 0x10020); the value itself if it has no name."""
     if not isinstance(value, int):
         return repr(value)
     return _names(prefix).get(value) or hex(value)

@@ -1,8 +1,8 @@
 """Batch, instance, layer and group normalization filters.
 
-A training pass keeps a float32 copy of the input, because Apple's backward call has no pointer to it and the client may
-write over it (or have asked for the output in its place). The engine makes it while it makes the output, so that every
-thread copies what it reads anyway. Arithmetic is the engine's; here are shapes and rules.
+A training pass keeps a float32 copy of the input: Apple's backward call has no pointer to it, and the client may
+overwrite it or compute the output in place. The engine makes the copy while it computes the output, from what each
+thread reads anyway. This module handles shapes and Apple's rules; the arithmetic is the engine's.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ _LAYOUTS: Final = (
     c.BNNSDataLayoutVector,
     c.BNNSDataLayoutImageCHW,
     c.BNNSDataLayout3DLastMajor,  # ImageCHW by another name
-    c.BNNSDataLayout3DFirstMajor,  # likewise, extents listed C, H, W
+    c.BNNSDataLayout3DFirstMajor,  # likewise, with size listed as C, H, W
 )
-# Of these Apple's headers have only the first two, and no word on the training of the functions.
-_OWN_LAYOUTS: Final = _LAYOUTS[2:]
-_OWN_TRAINABLE: Final = (c.BNNSActivationFunctionScaledTanh, c.BNNSActivationFunctionReLU6)
+# Extensions: Apple's headers list only the first two layouts, and do not say that these functions can be trained.
+_EXTENDED_LAYOUTS: Final = _LAYOUTS[2:]
+_EXTENDED_TRAINABLE: Final = (c.BNNSActivationFunctionScaledTanh, c.BNNSActivationFunctionReLU6)
 _LEAKY: Final = (c.BNNSActivationFunctionLeakyRectifiedLinear, c.BNNSActivationFunctionClampedLeakyRectifiedLinear)
-# Apple's names for the arguments of the array functions.
-_WORDS: Final = renaming(
+# From the array functions' argument names to Apple's.
+_RENAME: Final = renaming(
     {
         "x": "in",
         "y": "out",
@@ -101,7 +101,7 @@ _PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
 
 
 class _Form(NamedTuple):
-    """How the engine is asked for a normalization."""
+    """How to call the engine for a normalization."""
 
     forward: Callable[..., tuple[Array, NormCache]]
     backward: Callable[..., NormGradients]
@@ -111,7 +111,7 @@ class _Form(NamedTuple):
 
 
 class _Parameter:
-    """gamma or beta: the client's memory, or a copy of what was there."""
+    """gamma or beta: the client's memory, or a copy of it made with the filter."""
 
     def __init__(self, name: str, descriptor: BNNSNDArrayDescriptor, owner: NormalizationFilter) -> None:
         if descriptor.data_type not in FLOATS:
@@ -122,15 +122,15 @@ class _Parameter:
         values = viewed(name, self.client)
         self._copy = None
         if not owner.uses_client_memory:
-            self._copy = owner.arena.take(values.shape, values.dtype)
+            self._copy = owner.arena.allocate(values.shape, values.dtype)
             self._copy[...] = values
             values = self._copy
-        # What the engine takes as it is, and where it stays.
+        # The array itself, if the engine can read it without conversion and its memory does not move.
         stays = self._copy is not None or keeps_still(descriptor.data)
         self._plain = values if stays and _is_plain(values) else None
 
     def as_array(self, shape: tuple[int, ...]) -> Array:
-        """As it is now, in float32, repeated along the leading axes of `shape` if it is shorter."""
+        """The current values in float32, broadcast along the leading axes of `shape`."""
         values = self._plain
         if values is not None and values.shape == shape:
             return values
@@ -146,7 +146,7 @@ def _is_plain(array: Array) -> bool:
 
 
 def _trailing_axes(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
-    """The shortest tail of `shape` that has so many elements."""
+    """The shortest tail of `shape` with this number of elements."""
     for first in range(len(shape), -1, -1):
         if math.prod(shape[first:]) == elements:
             return shape[first:]
@@ -178,7 +178,7 @@ class NormalizationFilter(BNNSFilter):
         if not 0 <= self.momentum <= 1:
             raise Invalid(f"momentum is {self.momentum}, must be from 0 to 1")
         if not 0 <= self.epsilon < math.inf:
-            raise Invalid(f"epsilon is {self.epsilon}, must be a finite number of at least 0")
+            raise Invalid(f"epsilon is {self.epsilon}, must be finite and at least 0")
         self.activation = self._activation(layer, any_trainable)
         shape = self.input.shape
         self.channels = shape[0]
@@ -188,7 +188,7 @@ class NormalizationFilter(BNNSFilter):
         if norm_type == c.BNNSLayerNorm and axis >= len(shape):
             raise Invalid(f"normalization_axis is {axis}, must be below {len(shape)}, the axes of i_desc")
         self._groups, self._axis = groups, axis
-        # How many elements gamma and beta may have: for layer norms, of the whole sample or of the normalized axes.
+        # Numbers of elements that gamma and beta may have. Layer norm: the whole sample, or the normalized axes.
         self.parameter_sizes = (
             {math.prod(shape), math.prod(shape[axis:])} if norm_type == c.BNNSLayerNorm else {self.channels}
         )
@@ -207,21 +207,21 @@ class NormalizationFilter(BNNSFilter):
         self.beta = self._parameter("beta_desc", layer.beta_desc)
         self._forms = {wide: self._form(wide) for wide in (False, True)}
         self._is_wide = any(p is not None and self._needs_wide(p.geometry.elements) for p in (self.gamma, self.beta))
-        # What is used in the client's memory: gamma and beta, and in forward the moving statistics.
+        # What the filter uses in the client's memory: gamma, beta, and in forward the moving statistics.
         given = {"gamma_desc": self.gamma, "beta_desc": self.beta} if self.uses_client_memory else {}
         self._client_parameters = {name: p.client for name, p in given.items() if p is not None}
         self._client = {**self._moving, **self._client_parameters}
         self._update = RunningUpdate.bnns(self.momentum)
-        self._kept: Array | None = None  # x of the last training pass, with room for more samples
+        self._kept: Array | None = None  # x of the last training pass; may have room for more samples
         self._cache: NormCache | None = None
         for what in self._extensions(layer):
             self.note_extension("BNNSFilterCreateLayerNormalization", what)
 
     def _extensions(self, layer: BNNSLayerParametersNormalization) -> Iterator[str]:
-        """What Apple's headers do not accept of a layer that is accepted here."""
+        """Properties of the layer that retrograd accepts and Apple's headers do not."""
         for name in ("i_desc", "o_desc"):
             layout = getattr(layer, name).layout
-            if layout in _OWN_LAYOUTS:
+            if layout in _EXTENDED_LAYOUTS:
                 yield f"{name}.layout is {constant_name('BNNSDataLayout', layout)}"
         given = {"gamma_desc": self.gamma, "beta_desc": self.beta}
         parameters = {name: parameter.geometry for name, parameter in given.items() if parameter is not None}
@@ -234,7 +234,7 @@ class NormalizationFilter(BNNSFilter):
             if self.norm_type == c.BNNSLayerNorm and geometry.elements != self.input.elements:
                 yield f"{name} has the {geometry.elements} values of the normalized axes, not of the whole input"
         function = layer.activation.function
-        if function in _OWN_TRAINABLE or (function in _LEAKY and as_float("alpha", layer.activation.alpha) == 0):
+        if function in _EXTENDED_TRAINABLE or (function in _LEAKY and as_float("alpha", layer.activation.alpha) == 0):
             alpha = " with alpha 0" if function in _LEAKY else ""
             shown = constant_name("BNNSActivationFunction", function)
             yield f"activation.function is {shown}{alpha}, and backward trains it"
@@ -273,7 +273,7 @@ class NormalizationFilter(BNNSFilter):
         raise Invalid(f"{name}.size is {size}, expected {expected}")
 
     def _needs_wide(self, elements: int) -> bool:
-        """Whether a parameter of a layer norm has values for axes that are not normalized over."""
+        """Whether a layer norm parameter also varies along axes that are not normalized."""
         shape = self.input.shape
         return self.norm_type == c.BNNSLayerNorm and elements != math.prod(shape[self._axis :])
 
@@ -293,7 +293,7 @@ class NormalizationFilter(BNNSFilter):
             options["num_groups"] = self._groups
             return _Form(group_norm_forward, group_norm_backward, shape, (self.channels,), options)
         if wide:
-            # Every element a channel of its own, and what is normalized together a group of them.
+            # As a group norm: each element is a channel, and those normalized together are a group.
             elements = math.prod(shape)
             options["num_groups"] = math.prod(shape[: self._axis])
             return _Form(group_norm_forward, group_norm_backward, (elements,), shape, options)
@@ -312,7 +312,7 @@ class NormalizationFilter(BNNSFilter):
                 raise Invalid(f"out overlaps {name} in memory")
         if training:
             result = y if y.dtype is FLOAT32 and y.flags.aligned else np.empty(y.shape, np.float32)
-            # Backward is given y, and the parameters as they are then; these may not outlive the call.
+            # These arrays might not outlive the call. Backward is passed y and reads the parameters again.
             self._cache = self._train(x, result, options).with_arrays(None, None, None)
         else:
             if x.dtype is not y.dtype:
@@ -326,10 +326,10 @@ class NormalizationFilter(BNNSFilter):
             put(y, result, False)
 
     def _train(self, x: Array, result: Array, options: dict[str, Any]) -> NormCache:
-        """The pass, and a copy of x."""
-        kept = self._room(x.shape)
+        """Run a training pass and keep a copy of x."""
+        kept = self._buffer_for(x.shape)
         in_place = not np.may_share_memory(x, result) or same_elements(x, result)
-        # The client's allocator may have given memory for the copy in which the client has x or y.
+        # The client's allocator may return memory that the client also uses for x or y.
         apart = not np.may_share_memory(kept, x) and not np.may_share_memory(kept, result)
         if x.dtype is FLOAT32 and x.flags.aligned and in_place and apart:
             return self._run(self._is_wide, x, result, kept, options)
@@ -356,7 +356,7 @@ class NormalizationFilter(BNNSFilter):
         mean, variance = moving.get("moving_mean_desc"), moving.get("moving_variance_desc")
         if not training:
             if mean is None or variance is None:
-                return {}  # both or neither: statistics of different origins do not mix
+                return {}  # both or neither: do not mix moving and batch statistics
             return {"training": False, "running_mean": mean, "running_var": variance}
         for name, array in moving.items():
             check_writable(f"{name}.data", array)
@@ -366,16 +366,16 @@ class NormalizationFilter(BNNSFilter):
             variance = np.zeros(self.channels, np.float32)
         return {"running_mean": mean, "running_var": variance, "update": self._update}
 
-    def _room(self, shape: tuple[int, ...]) -> Array:
-        """Where a copy of x lives until the next training pass."""
-        room = self._kept
-        if room is None or room.shape[0] < shape[0]:
-            room = self.arena.take(shape, FLOAT32)  # where there is none, the pass before stays
-        self._cache = None  # from here on what it refers to is given back or overwritten
-        if room is not self._kept:
-            self.arena.give_back(self._kept)
-            self._kept = room
-        return room if room.shape[0] == shape[0] else room[: shape[0]]
+    def _buffer_for(self, shape: tuple[int, ...]) -> Array:
+        """The array that holds a copy of x until the next training pass."""
+        kept = self._kept
+        if kept is None or kept.shape[0] < shape[0]:
+            kept = self.arena.allocate(shape, FLOAT32)  # if this fails, the previous pass remains valid
+        self._cache = None  # its arrays are now freed or overwritten
+        if kept is not self._kept:
+            self.arena.free(self._kept)
+            self._kept = kept
+        return kept if kept.shape[0] == shape[0] else kept[: shape[0]]
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -396,20 +396,20 @@ class NormalizationFilter(BNNSFilter):
         )
         cache = self._cache
         if cache is None:
-            raise Invalid("there was no training pass before")
+            raise Invalid("there has been no training pass")
         if cache.x.shape[0] != plan.batch:
-            raise Invalid(f"batch_size is {plan.batch}, but the training pass before had {cache.x.shape[0]} samples")
+            raise Invalid(f"batch_size is {plan.batch}, but the last training pass had {cache.x.shape[0]} samples")
         if plan.results:
             y = self._activation_output(out, out_stride, plan.batch)
             self._run_backward(cache, plan, y)
 
     def _run_backward(self, cache: NormCache, plan: _BackwardPlan, y: Array | None) -> None:
         if plan.wide != self._is_wide:
-            # A gradient of every element was asked for of a parameter that is absent: another form, another cache.
+            # The gradient of an absent parameter is wanted for every element: that takes the other form and its cache.
             y_unused = np.empty((cache.x.shape[0], *self.input.shape), np.float32)
             cache = self._run(True, cache.x, y_unused, None, self._forms[True].options)
         form = self._forms[plan.wide]
-        # gamma as it is now, and beta where z is made again.
+        # The current gamma, and beta if z is recomputed.
         gamma = beta = None
         if self.gamma is not None:
             gamma = self.gamma.as_array(form.parameter_shape).reshape(plan.parameter_shape)
@@ -431,13 +431,13 @@ class NormalizationFilter(BNNSFilter):
             gradients = form.backward(dy, cache, need=[result.name for result in rest], num_threads=self.threads)
         for name, view, accumulate in rest:
             values: Any = getattr(gradients, name)
-            if name != "dx" and view.size != values.size:  # of a parameter repeated along the leading axes
+            if name != "dx" and view.size != values.size:  # the parameter was broadcast along the leading axes
                 values = values.reshape(-1, view.size).sum(axis=0, dtype=np.float64).astype(np.float32)
             put(view, values.reshape(view.shape), accumulate)
 
     @staticmethod
     def _may_write(plan: _BackwardPlan, inputs: tuple[Array | None, ...]) -> bool:
-        """Whether the engine can write to the client's memory, which is not if it reads from there."""
+        """Whether the engine can write directly to the client's memory: not if its inputs overlap that."""
         results = [array for array in plan.out if array is not None]
         return not any(overlaps(a, b) for a in results for b in inputs if b is not None)
 
@@ -447,7 +447,7 @@ class NormalizationFilter(BNNSFilter):
         if self.activation.untrainable:
             raise Unsupported(self.activation.untrainable)
         if out is None:
-            raise Invalid("out is NULL; under an activation it is needed")
+            raise Invalid("out is NULL; a filter with an activation needs it")
         return source_samples("out", self.output, out, batch, out_stride)
 
     def _parameter_delta(self, name: str, descriptor: Any, parameter: _Parameter | None) -> Array:
@@ -464,7 +464,7 @@ class NormalizationFilter(BNNSFilter):
 
 
 class _ForwardPlan(NamedTuple):
-    client: dict[str, Array]  # what the filter uses in the client's memory, which the output must not overlap
+    client: dict[str, Array]  # arrays in the client's memory, which the output must not overlap
     options: dict[str, Any]  # for the engine
 
 
@@ -477,29 +477,29 @@ def _forward_plan(filter: NormalizationFilter, training: int, *client: BNNSNDArr
 
 
 class _BackwardPlan(NamedTuple):
-    """A backward call: the arrays that its descriptors come to."""
+    """The arrays of a backward call, and how to compute them."""
 
     batch: int
     dy: Array
     results: list[_Result]
     wide: bool
-    shape: tuple[int, ...]  # the engine's, of dy
+    shape: tuple[int, ...]  # of dy, for the engine
     parameter_shape: tuple[int, ...]
-    need: tuple[str, ...] | None  # None: the gradients that `out` has arrays for, which are all
-    out: NormGradients  # where the engine writes by itself
-    rest: list[_Result]  # the others
-    accumulate: bool  # it adds by itself
+    need: tuple[str, ...] | None  # None: all gradients; `out` has an array for each
+    out: NormGradients  # arrays that the engine writes directly
+    rest: list[_Result]  # results that are written afterwards
+    accumulate: bool  # the engine accumulates
 
 
 class _Result(NamedTuple):
     """A gradient that backward produces."""
 
-    name: str  # the engine's
+    name: str  # in NormGradients
     view: Array  # the client's memory
     accumulate: bool
 
     def direct(self, shape: tuple[int, ...]) -> Array | None:
-        """The client's memory in the engine's shape, if there is such a view of it."""
+        """A view of the client's memory in the engine's shape, or None if there is none."""
         view = self.view
         if view.dtype is not FLOAT32 or view.size != math.prod(shape) or not view.flags.aligned:
             return None
@@ -521,11 +521,11 @@ def _backward_plan(
     in_delta_stride: Any,
     out_delta_stride: Any,
 ) -> _BackwardPlan:
-    """Every check that depends on the descriptors alone."""
+    """Every check that depends only on the descriptors."""
     batch = checked_batch(batch_size)
     if out_delta is None:
         raise Invalid("out_delta is NULL")
-    # As views of our own: the client's arrays may be given other shapes while the plan is kept.
+    # New views: the client may change the shape of its arrays while the plan is kept.
     dy = delta_samples("out_delta", out_delta, "o_desc", filter.output, batch, out_delta_stride, source_samples).view()
     results = {}
     if in_delta is not None:
@@ -544,7 +544,7 @@ def _backward_plan(
     wanted = list(results.values())
     direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in wanted}
     read = {"dy": dy, **{name: client.view() for name, client in filter._client_parameters.items()}}
-    if find_overlap(direct, read, {"dx": ("dy",)}) is not None:  # the engine writes to no memory that it reads
+    if find_overlap(direct, read, {"dx": ("dy",)}) is not None:  # the engine must not write to memory that it reads
         direct = dict.fromkeys(direct)
     accumulate = bool(wanted) and wanted[0].accumulate
     if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
@@ -566,14 +566,14 @@ def _backward_plan(
 
 
 def _flattened(array: Array) -> Array | None:
-    """``[N, ...]`` as ``[N, elements]`` over the same memory; None where samples have gaps."""
+    """``[N, ...]`` as ``[N, elements]`` without a copy; None if samples have gaps."""
     return array.reshape(array.shape[0], -1) if array[0].flags.c_contiguous else None
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
 
-@status(None, words=_WORDS)
+@status(None, rename=_RENAME)
 def BNNSFilterCreateLayerNormalization(
     normType: int,
     layer_params: BNNSLayerParametersNormalization,
@@ -581,29 +581,29 @@ def BNNSFilterCreateLayerNormalization(
     *,
     slopes_from_input: bool = False,
 ) -> NormalizationFilter | None:
-    """A normalization filter (normType: BNNSBatchNorm, BNNSInstanceNorm, BNNSLayerNorm or BNNSGroupNorm), or None.
+    """Create a normalization filter of type BNNSBatchNorm, BNNSInstanceNorm, BNNSLayerNorm or BNNSGroupNorm, or None.
 
-    Apple's backward finds an activation's slope from the output and so fails for those it cannot tell (abs, the GELUs,
-    SiLU...). `slopes_from_input`, which Apple does not have, trains them too.
+    Apple's backward computes an activation's slope from the output, so it fails for those whose output does not
+    determine it (abs, the GELUs, SiLU...). With `slopes_from_input`, a retrograd extension, these can be trained too.
     """
     return NormalizationFilter(normType, layer_params, filter_params, slopes_from_input)
 
 
 _OTHERWISE: Final = "filter is not a normalization filter"
-_COPIES: Final = "without BNNSFlagsUseClientPtr backward works with the copies of gamma and beta made with the filter"
+_COPIES: Final = "without BNNSFlagsUseClientPtr, backward uses the copies of gamma and beta made with the filter"
 
 
-@status(-1, words=_WORDS)
+@status(-1, rename=_RENAME)
 def BNNSNormalizationFilterApplyBatch(
     filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int, training: bool
 ) -> int:
-    """Normalize `batch_size` samples, which begin `in_stride` and `out_stride` values apart. 0, or -1 on failure."""
+    """Normalize `batch_size` samples, which start `in_stride` and `out_stride` elements apart. 0, or -1 on failure."""
     checked = checked_filter(NormalizationFilter, filter, _OTHERWISE)
     checked.apply(batch_size, in_, in_stride, out, out_stride, bool(training))
     return 0
 
 
-@status(-1, words=_WORDS)
+@status(-1, rename=_RENAME)
 def BNNSNormalizationFilterApplyBackwardBatch(
     filter: BNNSFilter | None,
     batch_size: int,
@@ -616,7 +616,7 @@ def BNNSNormalizationFilterApplyBackwardBatch(
     beta_delta: BNNSNDArrayDescriptor | None,
     gamma_delta: BNNSNDArrayDescriptor | None,
 ) -> int:
-    """Gradients of the training pass before. Those whose descriptor is None are not produced. 0, or -1 on failure."""
+    """Compute the gradients of the last training pass, except those whose descriptor is None. 0, or -1 on failure."""
     checked = checked_filter(NormalizationFilter, filter, _OTHERWISE)
     if not checked.uses_client_memory and (checked.gamma is not None or checked.beta is not None):
         checked.note_extension("BNNSNormalizationFilterApplyBackwardBatch", _COPIES)

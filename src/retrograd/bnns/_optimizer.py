@@ -1,4 +1,4 @@
-"""``BNNSOptimizerStep``: SGD with momentum, Adam and RMSProp, and their fields."""
+"""``BNNSOptimizerStep`` for SGD with momentum, Adam and RMSProp, and the structures of their fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ..ops._planned import Planned
 from ..ops.optimizer import adam_step, rmsprop_step, sgd_step
 from . import _constants as c
-from ._failure import Invalid, Words, in_apples_words, renaming, status
+from ._failure import Invalid, Rename, renaming, status, with_apples_names
 from ._filter import checked_parameters, unlike, viewed
 from ._memory import Array, Floats, as_float, as_size, check_writable, threads_of
 from ._names import constant_name
@@ -72,7 +72,7 @@ class BNNSOptimizerSGDMomentumFields(Structure):
 
 
 class BNNSOptimizerSGDMomentumWithClippingFields(Structure):
-    """SGD with momentum, and clipping by value, norm or global norm."""
+    """SGD with momentum, with clipping by value, norm or global norm."""
 
     _declared = (
         ("learning_rate", FLOAT),
@@ -100,7 +100,7 @@ class BNNSOptimizerSGDMomentumWithClippingFields(Structure):
 
 
 class BNNSOptimizerAdamFields(Structure):
-    """Adam, AdamW and AMSGrad. ``time_step`` is 1 at first, and the caller's to count."""
+    """Adam, AdamW and AMSGrad. ``time_step`` starts at 1; the caller increments it."""
 
     _declared = (*_ADAM, *_SCALES, *_CLIP, ("regularization_func", UINT32))
     __slots__ = tuple(name for name, _ in _declared)
@@ -119,7 +119,7 @@ class BNNSOptimizerAdamFields(Structure):
 
 
 class BNNSOptimizerAdamWithClippingFields(Structure):
-    """Adam, AdamW and AMSGrad, and clipping by value, norm or global norm."""
+    """Adam, AdamW and AMSGrad, with clipping by value, norm or global norm."""
 
     _declared = (*_ADAM, *_SCALES, ("regularization_func", UINT32), *_CLIPPING)
     __slots__ = tuple(name for name, _ in _declared)
@@ -159,7 +159,7 @@ class BNNSOptimizerRMSPropFields(Structure):
 
 
 class BNNSOptimizerRMSPropWithClippingFields(Structure):
-    """RMSProp, and clipping by value, norm or global norm."""
+    """RMSProp, with clipping by value, norm or global norm."""
 
     _declared = (*_RMSPROP, *_SCALES, ("regularization_func", UINT32), *_CLIPPING)
     __slots__ = tuple(name for name, _ in _declared)
@@ -182,7 +182,7 @@ class BNNSOptimizerRMSPropWithClippingFields(Structure):
 class _Function(NamedTuple):
     fields: type[Structure]
     decoupled: bool = False  # AdamW
-    largest: bool = False  # AMSGrad
+    amsgrad: bool = False
 
 
 _COMMON_FLOATS: Final = Floats("learning_rate", "gradient_scale", "regularization_scale")
@@ -195,14 +195,14 @@ _FUNCTIONS: Final = {
     c.BNNSOptimizerFunctionAdam: _Function(_ADAM_FIELDS[0]),
     c.BNNSOptimizerFunctionRMSProp: _Function(BNNSOptimizerRMSPropFields),
     c.BNNSOptimizerFunctionAdamW: _Function(_ADAM_FIELDS[0], decoupled=True),
-    c.BNNSOptimizerFunctionAdamAMSGrad: _Function(_ADAM_FIELDS[0], largest=True),
-    c.BNNSOptimizerFunctionAdamWAMSGrad: _Function(_ADAM_FIELDS[0], decoupled=True, largest=True),
+    c.BNNSOptimizerFunctionAdamAMSGrad: _Function(_ADAM_FIELDS[0], amsgrad=True),
+    c.BNNSOptimizerFunctionAdamWAMSGrad: _Function(_ADAM_FIELDS[0], decoupled=True, amsgrad=True),
     c.BNNSOptimizerFunctionSGDMomentumWithClipping: _Function(_SGD_FIELDS[1]),
     c.BNNSOptimizerFunctionAdamWithClipping: _Function(_ADAM_FIELDS[1]),
     c.BNNSOptimizerFunctionRMSPropWithClipping: _Function(BNNSOptimizerRMSPropWithClippingFields),
     c.BNNSOptimizerFunctionAdamWWithClipping: _Function(_ADAM_FIELDS[1], decoupled=True),
-    c.BNNSOptimizerFunctionAdamAMSGradWithClipping: _Function(_ADAM_FIELDS[1], largest=True),
-    c.BNNSOptimizerFunctionAdamWAMSGradWithClipping: _Function(_ADAM_FIELDS[1], decoupled=True, largest=True),
+    c.BNNSOptimizerFunctionAdamAMSGradWithClipping: _Function(_ADAM_FIELDS[1], amsgrad=True),
+    c.BNNSOptimizerFunctionAdamWAMSGradWithClipping: _Function(_ADAM_FIELDS[1], decoupled=True, amsgrad=True),
 }
 
 
@@ -216,11 +216,11 @@ def BNNSOptimizerStep(
     accumulators: _Descriptors | None,
     filter_params: BNNSFilterParameters | None = None,
 ) -> int:
-    """Update parameters in place by their gradients, all in one call. 0, or -1 on failure.
+    """Update a list of parameters in place, in one call. 0, or -1 on failure.
 
-    Accumulators are the caller's, zeros before the first step, by kind: all of the first, then all of the second...
-    SGD has one if there is momentum (else None); Adam two, AMSGrad three; RMSProp squares, then means if centered, then
-    steps if there is momentum.
+    The caller owns the accumulators and zeroes them before the first step. They are grouped by kind: all of the first,
+    then all of the second... SGD has one kind with momentum, otherwise none (None). Adam has two, AMSGrad three.
+    RMSProp has squares, then means if centered, then velocities if there is momentum.
     """
     chosen = _FUNCTIONS.get(function) if isinstance(function, int) else None
     if chosen is None:
@@ -234,11 +234,11 @@ def BNNSOptimizerStep(
         options["num_threads"] = threads_of(checked_parameters(filter_params).n_threads)
     count = as_size("number_of_parameters", number_of_parameters)
     kinds, momentum = _accumulators(fields, chosen)
-    values, slopes, *states = _arrays(parameters, gradients, accumulators, count, kinds)
+    weights, weight_gradients, *states = _arrays(parameters, gradients, accumulators, count, kinds)
     try:
-        _step(chosen, fields, momentum, values, slopes, states, options)
+        _step(chosen, fields, momentum, weights, weight_gradients, states, options)
     except (ValueError, TypeError) as error:
-        raise in_apples_words(error, _words(fields, count)) from None
+        raise with_apples_names(error, _rename(fields, count)) from None
     return 0
 
 
@@ -246,20 +246,20 @@ def _step(
     chosen: _Function,
     fields: Any,
     momentum: float,
-    values: list[Array],
-    slopes: list[Array],
+    weights: list[Array],
+    gradients: list[Array],
     states: list[list[Array]],
     options: dict[str, Any],
 ) -> None:
     if isinstance(fields, _SGD_FIELDS):
-        # Apple's third variant under Nesterov is the second.
+        # With Nesterov, Apple's third variant equals the second.
         variants = {0: "step", 1: "gradient", 2: "gradient" if fields.nesterov else "descent"}
         velocity_of = variants.get(fields.sgd_momentum_variant)
         if velocity_of is None:
             raise Invalid(f"sgd_momentum_variant is {fields.sgd_momentum_variant!r}, must be 0, 1 or 2")
         sgd_step(
-            values,
-            slopes,
+            weights,
+            gradients,
             *states,
             momentum=momentum,
             nesterov=bool(fields.nesterov and momentum),
@@ -269,8 +269,8 @@ def _step(
     elif isinstance(fields, _ADAM_FIELDS):
         step, beta1, beta2, eps = _ADAM_FLOATS(fields)
         adam_step(
-            values,
-            slopes,
+            weights,
+            gradients,
             *states,
             step=step,
             beta1=beta1,
@@ -282,8 +282,8 @@ def _step(
         )
     elif isinstance(fields, _RMSPROP_FIELDS):
         rmsprop_step(
-            values,
-            slopes,
+            weights,
+            gradients,
             states[0],
             means=states[1] if fields.centered else None,
             velocities=states[-1] if momentum else None,
@@ -295,8 +295,8 @@ def _step(
         )
 
 
-def _words(fields: Any, count: int) -> Words:
-    """Apple's names for the arguments of the array functions."""
+def _rename(fields: Any, count: int) -> Rename:
+    """From the array functions' argument names to Apple's."""
     kinds: dict[str, int] = {"velocities": 0}
     if isinstance(fields, _ADAM_FIELDS):
         kinds = {"first_moments": 0, "second_moments": 1, "largest_second_moments": 2}
@@ -322,10 +322,10 @@ def _accumulator(first: int, index: int) -> str:
 
 
 def _options(fields: Any, decoupled: bool) -> dict[str, Any]:
-    """What all optimizers have: rate, scale, clipping, regularization."""
+    """Options that all optimizers share: learning rate, gradient scale, clipping, regularization."""
     rate, scale, strength = _COMMON_FLOATS(fields)
     options: dict[str, Any] = {"learning_rate": rate, "gradient_scale": scale, "clip_before_scale": True}
-    if decoupled:  # the weight decay itself, whatever the function says
+    if decoupled:  # AdamW ignores regularization_func
         options["weight_decay"] = strength
     elif fields.regularization_func == c.BNNSOptimizerRegularizationL1:
         options["l1"] = strength
@@ -352,16 +352,16 @@ def _options(fields: Any, decoupled: bool) -> dict[str, Any]:
 
 
 def _accumulators(fields: Any, chosen: _Function) -> tuple[int, float]:
-    """How many kinds of them there are, and the momentum, on which that depends."""
+    """The number of kinds of accumulators, and the momentum that it depends on."""
     if isinstance(fields, _ADAM_FIELDS):
-        return 3 if chosen.largest else 2, 0.0
+        return 3 if chosen.amsgrad else 2, 0.0
     momentum = as_float("momentum", fields.momentum)
     always = 0 if isinstance(fields, _SGD_FIELDS) else 1 + bool(fields.centered)
     return always + int(momentum != 0), momentum
 
 
 def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kinds: int) -> list[list[Array]]:
-    """Lists of `count` arrays: of parameters, gradients, and accumulators by kind."""
+    """Lists of `count` arrays: parameters, gradients, and each kind of accumulator."""
     given = [("parameters", parameters, 1), ("gradients", gradients, 1)]
     if kinds:
         given.append(("accumulators", accumulators, kinds))
@@ -380,16 +380,16 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
 
 @Planned
 def _checked_arrays(*arguments: Any) -> list[list[Array]]:
-    """The arrays of descriptors, which are followed by the number of parameters: as many of each kind."""
+    """The arrays of the descriptors, in lists of `count`. The last argument is that count."""
     *descriptors, count = arguments
     checked: list[Array] = []
     for index, descriptor in enumerate(descriptors):
-        part, number = divmod(index, count)
-        name = ("parameters", "gradients", "accumulators")[min(part, 2)]
-        label = f"{name}[{number + count * max(part - 2, 0)}]"
+        kind, position = divmod(index, count)
+        name = ("parameters", "gradients", "accumulators")[min(kind, 2)]
+        label = f"{name}[{position + count * max(kind - 2, 0)}]"
         array = _checked_array(label, descriptor, name != "gradients")
-        if part and array.shape != checked[number].shape:
-            raise unlike(label, descriptor.geometry(), f"parameters[{number}]", descriptors[number].geometry())
+        if kind and array.shape != checked[position].shape:
+            raise unlike(label, descriptor.geometry(), f"parameters[{position}]", descriptors[position].geometry())
         checked.append(array)
     return [checked[first : first + count] for first in range(0, len(checked), count)]
 

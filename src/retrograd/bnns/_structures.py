@@ -1,10 +1,10 @@
 """Apple's BNNS structures: Apple's field names and order, C's value semantics, C's memory image.
 
-A new structure is filled with zeros, as in C. Assigning a structure to a field of another copies it, as in C. Any value
-may be assigned to a field; whether it makes sense is for the functions to say, which answer with a status.
+A new structure is zero-initialized, and assigning a structure to a field copies it, as in C. Fields accept any value;
+the functions check them and return a status.
 
-Pointers are Python objects: ``data`` holds an array or anything else with a buffer, so that its bounds are known, or
-None. What knows the type and layout of its elements must agree with its descriptor.
+Pointers are Python objects: ``data`` holds None, an array, or any other object with a buffer, so its bounds are known.
+An object that knows the type and layout of its elements must match its descriptor.
 """
 
 from __future__ import annotations
@@ -49,55 +49,55 @@ _ZEROS: Final = (0,) * _DIMENSIONS
 
 
 class Address(int):
-    """A pointer of a memory image: a number from elsewhere that leads nowhere here."""
+    """A pointer from a memory image. It comes from another process and cannot be dereferenced."""
 
     def __repr__(self) -> str:
         return f"Address({int(self):#x})"
 
 
-class _Number(NamedTuple):
-    """How a number lies in memory."""
+class _Primitive(NamedTuple):
+    """A field that is not a structure: its representation in memory."""
 
-    code: str  # of the struct module
+    code: str  # the format of the struct module
     zero: Any
 
 
-UINT32: Final = _Number("I", 0)
-INT32: Final = _Number("i", 0)
-SIZE: Final = _Number("Q", 0)
-FLOAT: Final = _Number("f", 0.0)
-BOOL: Final = _Number("?", False)
-POINTER: Final = _Number("Q", None)
-FUNCTION: Final = _Number("Q", None)
-DIMENSIONS: Final = _Number(f"{_DIMENSIONS}Q", _ZEROS)  # size and stride
+UINT32: Final = _Primitive("I", 0)
+INT32: Final = _Primitive("i", 0)
+SIZE: Final = _Primitive("Q", 0)
+FLOAT: Final = _Primitive("f", 0.0)
+BOOL: Final = _Primitive("?", False)
+POINTER: Final = _Primitive("Q", None)
+FUNCTION: Final = _Primitive("Q", None)
+DIMENSIONS: Final = _Primitive(f"{_DIMENSIONS}Q", _ZEROS)  # size and stride
 
 
 class _Field(NamedTuple):
     name: str
     offset: int
-    kind: _Number | type[Structure]
-    length: int  # 0: the field itself; otherwise it is an array of so many structures
+    kind: _Primitive | type[Structure]
+    length: int  # 0: a single structure or value; otherwise an array of this many structures
 
 
 class Structure(Versioned):
-    """What all structures have in common."""
+    """Base class of all structures."""
 
     __slots__ = ("__weakref__", "_outer", "_version")
-    _version: Version  # a new one whenever a field changes, here or in a structure that is part of this one
-    _outer: weakref.ReferenceType[Structure] | None  # the structure that this one is part of
+    _version: Version  # replaced when a field changes, here or in a nested structure
+    _outer: weakref.ReferenceType[Structure] | None  # the structure that contains this one
     _declared: ClassVar[tuple[tuple[str, Any], ...]] = ()
     _layout: ClassVar[tuple[_Field, ...]] = ()
     _fields: ClassVar[Mapping[str, _Field]] = {}
     sizeof: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
-        # C's rule: every field lies at a multiple of its own alignment, and so does the end at the largest of them.
+        # C's rule: each field starts at a multiple of its alignment, and the size is a multiple of the largest one.
         fields, offset, largest = [], 0, 1
         for name, declared in cls._declared:
             kind, count = (
-                declared if isinstance(declared, tuple) and not isinstance(declared, _Number) else (declared, 0)
+                declared if isinstance(declared, tuple) and not isinstance(declared, _Primitive) else (declared, 0)
             )
-            if isinstance(kind, _Number):
+            if isinstance(kind, _Primitive):
                 size, alignment = struct.calcsize(f"<{kind.code}"), struct.calcsize(f"<{kind.code[-1]}")
             else:
                 size, alignment = kind.sizeof, 8
@@ -125,30 +125,30 @@ class Structure(Versioned):
             name, _, kind, count = field
             if name in given:
                 setattr(self, name, given[name])
-            elif isinstance(kind, _Number):
+            elif isinstance(kind, _Primitive):
                 object.__setattr__(self, f"_{name}" if kind is DIMENSIONS else name, kind.zero)
             else:
                 self._put(name, _Copies([kind() for _ in range(count)]) if count else kind())
 
     def __setattr__(self, name: str, value: Any) -> None:
         field = self._fields.get(name)
-        if field is None or isinstance(field.kind, _Number):
+        if field is None or isinstance(field.kind, _Primitive):
             object.__setattr__(self, name, value)
         else:
             self._put(name, _copies(field, value) if field.length else _copied(field.kind, name, value))
         self._changed()
 
     def _put(self, name: str, value: Structure | _Copies) -> None:
-        """Take in structures that belong to no one else."""
+        """Store structures that belong to no other structure."""
         for part in value if isinstance(value, _Copies) else (value,):
             object.__setattr__(part, "_outer", weakref.ref(self))
         object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        raise TypeError(f"{type(self).__name__}.{name}: a C structure has all its fields")
+        raise TypeError(f"{type(self).__name__}.{name}: fields of a C structure cannot be deleted")
 
     def _changed(self) -> None:
-        """Give a new version to this structure and to all that it is part of."""
+        """Give a new version to this structure and to those that contain it."""
         structure: Structure | None = self
         while structure is not None:
             object.__setattr__(structure, "_version", Version())
@@ -159,13 +159,13 @@ class Structure(Versioned):
         for name, _, kind, count in self._layout:
             if kind is POINTER:
                 yield getattr(self, name)
-            elif not isinstance(kind, _Number):
+            elif not isinstance(kind, _Primitive):
                 value = getattr(self, name)
                 for part in value if count else (value,):
                     yield from part._memory()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Deep copies and pickles go by the fields."""
+        """Deep copies and pickles consist of the fields."""
         values: list[Any] = [getattr(self, name) for name in self._fields]
         for index, value in enumerate(values):
             if isinstance(value, Dimensions):
@@ -184,14 +184,14 @@ class Structure(Versioned):
             return NotImplemented
         return all(_same(getattr(self, name), getattr(other, name)) for name in self._fields)
 
-    __hash__ = None  # type: ignore[assignment]  # its fields change
+    __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def __repr__(self) -> str:
-        """Fields that are not zero."""
+        """Shows the fields that are not zero."""
         shown = []
         for name, _, kind, _ in self._layout:
             value = getattr(self, name)
-            if isinstance(kind, _Number):
+            if isinstance(kind, _Primitive):
                 zero = value is kind.zero or (isinstance(value, (int, float, Dimensions)) and value == kind.zero)
                 if not zero:
                     shown.append(f"{name}={_text(name, value)}")
@@ -200,7 +200,7 @@ class Structure(Versioned):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def to_bytes(self) -> bytes:
-        """The structure as C has it in memory (64-bit, little-endian). A buffer's pointer is its address here."""
+        """Return the structure's C memory image (64-bit, little-endian). Buffers are written as their addresses."""
         image = bytearray(self.sizeof)
         self._write(image, 0)
         return bytes(image)
@@ -208,10 +208,10 @@ class Structure(Versioned):
     def _write(self, image: bytearray, start: int) -> None:
         for name, offset, kind, count in self._layout:
             value = getattr(self, name)
-            if isinstance(kind, _Number):
+            if isinstance(kind, _Primitive):
                 try:
-                    numbers = _numbers(kind, value)
-                    struct.pack_into(f"<{kind.code}", image, start + offset, *numbers)
+                    elements = _elements(kind, value)
+                    struct.pack_into(f"<{kind.code}", image, start + offset, *elements)
                 except (struct.error, TypeError, ValueError, OverflowError) as error:
                     raise ValueError(
                         f"{type(self).__name__}.{name} is {value!r}, which C cannot hold: {error}"
@@ -222,10 +222,10 @@ class Structure(Versioned):
 
     @classmethod
     def from_bytes(cls: type[_S], image: Any, memory: Mapping[int, Any] | Callable[[int], Any] | None = None) -> _S:
-        """Read a memory image, of this machine or dumped from another.
+        """Read a memory image from this machine or another.
 
-        Pointers that are not NULL become what `memory` says of their address: a mapping from addresses to buffers, or a
-        function of the address. Those it does not know become an :class:`Address`, which no function here will follow.
+        `memory` resolves pointers that are not NULL: a mapping from addresses to buffers, or a function of the address.
+        Unknown pointers become an :class:`Address`, which no function dereferences.
         """
         view = memoryview(image).cast("B")
         if len(view) != cls.sizeof:
@@ -237,24 +237,24 @@ class Structure(Versioned):
         values: dict[str, Any] = {}
         for name, offset, kind, count in cls._layout:
             at = start + offset
-            if not isinstance(kind, _Number):
+            if not isinstance(kind, _Primitive):
                 parts = [kind._read(view, at + index * kind.sizeof, memory) for index in range(max(count, 1))]
                 values[name] = parts if count else parts[0]
                 continue
-            numbers = struct.unpack_from(f"<{kind.code}", view, at)
+            elements = struct.unpack_from(f"<{kind.code}", view, at)
             if kind is DIMENSIONS:
-                values[name] = numbers
+                values[name] = elements
             elif kind is POINTER or kind is FUNCTION:
-                (address,) = numbers
+                (address,) = elements
                 found = memory(address) if address else None
                 values[name] = Address(address) if address and found is None else found
             else:
-                (values[name],) = numbers
+                (values[name],) = elements
         return cls(**values)
 
 
 class _Copies(list[Any]):
-    """A C array of structures: of fixed length, and what is assigned to an entry is copied into it."""
+    """A C array of structures: of fixed length; assigning to an entry copies."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(index, slice):
@@ -286,13 +286,13 @@ def _copied(kind: Any, name: str, value: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Pointers are equal if they are the same, everything else by value."""
+    """Compare pointers by identity, everything else by value."""
     if a is b:
         return True
     return bool(isinstance(a, (int, float, tuple, Structure, _Copies, Dimensions)) and type(a) is type(b) and a == b)
 
 
-def _numbers(kind: _Number, value: Any) -> tuple[Any, ...]:
+def _elements(kind: _Primitive, value: Any) -> tuple[Any, ...]:
     if kind is DIMENSIONS:
         return tuple(value)
     if kind is POINTER:
@@ -303,7 +303,7 @@ def _numbers(kind: _Number, value: Any) -> tuple[Any, ...]:
 
 
 def _function_address(function: Any) -> int:
-    """Of a ctypes function; a Python function has none that C could call, and is written as NULL."""
+    """The address of a ctypes function. A Python function has none, and is written as NULL."""
     if isinstance(function, Address):
         return int(function)
     if isinstance(function, C_FUNCTION):
@@ -331,7 +331,7 @@ def _text(name: str, value: Any) -> str:
 
 
 class Dimensions(Sequence[int]):
-    """``size`` or ``stride`` of a descriptor: eight numbers, which can be read and set one by one."""
+    """``size`` or ``stride`` of a descriptor: eight integers, which can be read and set by index."""
 
     __slots__ = ("_field", "_owner")
 
@@ -359,7 +359,7 @@ class Dimensions(Sequence[int]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, (Sequence, np.ndarray)) and self._values() == _eight(tuple(other))
 
-    __hash__ = None  # type: ignore[assignment]  # its numbers change
+    __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def __repr__(self) -> str:
         values = self._values()
@@ -372,10 +372,10 @@ def _eight(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class BNNSNDArrayDescriptor(Structure):
-    """An array: its layout, extents, strides in values, type, and memory.
+    """An array: its layout, extents, strides in elements, data type and memory.
 
-    ``stride[0]`` is that of the fastest axis whatever the layout; 0 means contiguous. :meth:`from_array` describes a
-    NumPy array.
+    ``stride[0]`` belongs to the fastest axis in every layout; 0 means contiguous. :meth:`from_array` describes a NumPy
+    array.
     """
 
     __slots__ = (
@@ -425,36 +425,36 @@ class BNNSNDArrayDescriptor(Structure):
 
     @property
     def size(self) -> Dimensions:
-        """Extents; only the first *rank* count."""
+        """Extents; only the first *rank* are used."""
         return Dimensions(self, "_size")
 
     @size.setter
-    def size(self, values: Sequence[int]) -> None: ...  # __setattr__ does it
+    def size(self, values: Sequence[int]) -> None: ...  # done by __setattr__
 
     @property
     def stride(self) -> Dimensions:
-        """Steps in values; only the first *rank* count, 0 means contiguous."""
+        """Strides in elements; only the first *rank* are used, and 0 means contiguous."""
         return Dimensions(self, "_stride")
 
     @stride.setter
     def stride(self, values: Sequence[int]) -> None: ...
 
     def geometry(self) -> Geometry:
-        """Extents and strides, fastest first, and the element type; raises where they make no sense."""
+        """Return extents and strides, fastest first, and the element type; raises if they are invalid."""
         return _planned_geometry(self)
 
     def view(self) -> npt.NDArray[Any]:
-        """The array itself, over ``data``, slowest axis first; raises where it would leave the buffer."""
+        """Return the array over ``data``, slowest axis first; raises if it would exceed the buffer."""
         return view_of(self.geometry(), self.data)
 
     @classmethod
     def from_array(
         cls, array: npt.NDArray[Any], layout: int | None = None, *, flags: int = c.BNNSNDArrayFlagBackpropSet
     ) -> BNNSNDArrayDescriptor:
-        """Describe a NumPy array, whose last axis is the fastest, over its own memory.
+        """Describe a NumPy array, whose last axis is the fastest, without copying it.
 
-        By default as Vector, RowMajorMatrix, ImageCHW (of shape ``(C, H, W)``), or from rank 4 on as ``nDFirstMajor``,
-        which lists extents in NumPy's order. An array of any other type than ndarray is taken as NumPy sees it.
+        The default layout is Vector, RowMajorMatrix or ImageCHW (shape ``(C, H, W)``), from rank 4 on ``nDFirstMajor``,
+        which lists extents in NumPy's order. Other array types are converted by ``np.asarray``.
         """
         array = np.asarray(array)
         rank = max(array.ndim, 1)
@@ -498,7 +498,7 @@ _DEFAULT_LAYOUTS: Final = {
 
 
 class BNNSActivation(Structure):
-    """An activation function with its parameters; filled with zeros, the identity."""
+    """An activation function with its parameters; the identity if zero-initialized."""
 
     __slots__ = (
         "alpha",
@@ -535,10 +535,10 @@ class BNNSActivation(Structure):
 
 
 class BNNSFilterParameters(Structure):
-    """How a filter works: flags, number of threads (0: the library's choice), and where its memory comes from.
+    """Options of a filter: flags, number of threads (0: default), and its memory allocator.
 
-    ``alloc_memory(memptr, alignment, size)`` puts a writable buffer into ``memptr[0]`` and returns 0, and
-    ``free_memory(buffer)`` takes it back; or both are ctypes functions of C's own signatures.
+    ``alloc_memory(memptr, alignment, size)`` stores a writable buffer in ``memptr[0]`` and returns 0;
+    ``free_memory(buffer)`` frees it. Both may also be ctypes functions with the C signatures.
     """
 
     __slots__ = ("alloc_memory", "flags", "free_memory", "n_threads")
@@ -597,7 +597,7 @@ class BNNSLayerParametersNormalization(Structure):
 
 
 class BNNSLayerParametersActivation(Structure):
-    """An activation layer. Bits of ``axis_flags`` choose the axes of a softmax; 0 stands for that of ``size[0]``."""
+    """An activation layer. The bits of ``axis_flags`` select the axes of a softmax; 0 means that of ``size[0]``."""
 
     __slots__ = ("activation", "axis_flags", "i_desc", "o_desc")
     _declared = (
@@ -633,7 +633,7 @@ class BNNSLSTMGateDescriptor(Structure):
 
 
 class BNNSLSTMDataDescriptor(Structure):
-    """A sequence and the states beside it."""
+    """A sequence, and its hidden and cell states."""
 
     __slots__ = ("cell_state_desc", "data_desc", "hidden_desc")
     _declared = (

@@ -1,4 +1,4 @@
-"""The Swift face: ``BNNS.NormalizationLayer`` and its types. Where Swift throws or returns nil, this raises."""
+"""The Swift interface: ``BNNS.NormalizationLayer`` and its types. Raises where Swift throws or returns nil."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ __all__ = [
     "BNNS",
 ]
 
-_TENSOR: Final = 0x8000  # what the generic layouts have in common
+_TENSOR: Final = 0x8000  # the bit that marks generic layouts
 
 
 class BNNSError(RuntimeError):
-    """Swift's ``BNNS.Error``. `case` is its name there: ``unableToCreateLayer``, ``layerApplyFail``,
-    ``arrayDescriptorInvalidData`` or ``optimizerStepFail``; the message is the reason."""
+    """Swift's ``BNNS.Error``. The message is the reason.
+
+    `case` is the name of Swift's case: ``unableToCreateLayer``, ``layerApplyFail``, ``arrayDescriptorInvalidData`` or
+    ``optimizerStepFail``.
+    """
 
     def __init__(self, case: str, reason: str | None) -> None:
         super().__init__(f"{case}: {reason}")
@@ -41,15 +44,17 @@ class BNNSError(RuntimeError):
 
 
 class LearningPhase(enum.Enum):
-    """Whether a layer learns."""
+    """Training or inference."""
 
     training = "training"
     inference = "inference"
 
 
 class NormalizationType:
-    """Which normalization, with what belongs to it alone: made by :meth:`batch`, :meth:`instance`, :meth:`layer` and
-    :meth:`group`."""
+    """A kind of normalization with its own parameters.
+
+    Made by :meth:`batch`, :meth:`instance`, :meth:`layer` or :meth:`group`.
+    """
 
     def __init__(self, norm_type: int, fields: dict[str, Any]) -> None:
         self.norm_type, self.fields = norm_type, fields
@@ -202,7 +207,7 @@ class Shape:
 
     @property
     def batchStride(self) -> int:
-        """Values from one sample of a packed batch to the next."""
+        """Elements from one sample of a packed batch to the next."""
         return batch_stride(self.descriptor())
 
     def descriptor(self, data: Any = None, data_type: int = c.BNNSDataTypeFloat32) -> BNNSNDArrayDescriptor:
@@ -257,7 +262,7 @@ for _rank in range(3, c.BNNS_MAX_TENSOR_DIMENSION + 1):
 
 
 def batch_stride(descriptor: BNNSNDArrayDescriptor) -> int:
-    """Values from one sample to the next: what the slowest axis covers."""
+    """Elements from one sample to the next: the span of the slowest axis."""
     rank = descriptor.layout >> 16
     strides = descriptor.stride[:rank]
     sizes = descriptor.size[:rank][:: -1 if is_first_major(descriptor.layout) else 1]
@@ -276,7 +281,7 @@ def _check_data(**descriptors: BNNSNDArrayDescriptor | None) -> None:
 class NormalizationLayer:
     """A normalization layer.
 
-    Memory is released when the object goes, or at the end of a ``with`` block. `beta` and `gamma` may be None, or
+    Memory is released when the object is deleted, or at the end of a ``with`` block. `beta` and `gamma` may be None, or
     descriptors without data.
     """
 
@@ -313,7 +318,7 @@ class NormalizationLayer:
     def apply(
         self, *, batchSize: int, input: BNNSNDArrayDescriptor, output: BNNSNDArrayDescriptor, for_: LearningPhase
     ) -> None:
-        """Normalize a packed batch. Swift's label ``for`` is spelled `for_`."""
+        """Normalize a packed batch. `for_` is Swift's label ``for``."""
         if not isinstance(for_, LearningPhase):
             raise TypeError(f"for_ must be a LearningPhase, not {for_!r}")
         _check_data(input=input, output=output)
@@ -342,7 +347,7 @@ class NormalizationLayer:
         generatingBetaGradient: BNNSNDArrayDescriptor | None = None,
         generatingGammaGradient: BNNSNDArrayDescriptor | None = None,
     ) -> None:
-        """Gradients of the training pass before. `input` is Swift's; the layer remembers its own and does not look."""
+        """Compute the gradients of the last training pass. `input` is ignored: the layer keeps a copy of its input."""
         _check_data(outputGradient=outputGradient, generatingInputGradient=generatingInputGradient)
         _check_data(generatingBetaGradient=generatingBetaGradient, generatingGammaGradient=generatingGammaGradient)
         with raising():
@@ -362,9 +367,9 @@ class NormalizationLayer:
             raise BNNSError("layerApplyFail", last_error())
 
     def _check_like(self, **descriptors: BNNSNDArrayDescriptor) -> None:
-        """The C call takes memory alone; its type and sizes are those that the layer was made with."""
+        """Raise if descriptors differ from those that the layer was made with: the C call takes only their memory."""
         for name, descriptor in descriptors.items():
-            made: Geometry | None = getattr(self._filter, name, None)  # None: it was destroyed
+            made: Geometry | None = getattr(self._filter, name, None)  # None: the layer was closed
             try:
                 given = descriptor.geometry()
             except ValueError as error:
@@ -390,7 +395,7 @@ class NormalizationLayer:
 
 
 class BNNS:
-    """Swift's name space."""
+    """Swift's namespace."""
 
     ActivationFunction = ActivationFunction
     Error = BNNSError

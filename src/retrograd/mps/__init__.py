@@ -1,9 +1,9 @@
-"""Apple's Metal Performance Shaders for matrices, on the processor: batch normalization and its gradient.
+"""Apple's Metal Performance Shaders for matrices, on the CPU: batch normalization and its gradient.
 
-The names, the argument labels and the rules are Swift's: ``MPSMatrixBatchNormalizationGradient(device=device)``,
-``kernel.epsilon = 0.001``, ``kernel.encode(to=commandBuffer, gradientMatrix=...)``. A label that is a word of Python
-has an underscore after it. :mod:`retrograd.mps.pyobjc` has the same objects under PyObjC's names. Failure is an
-exception, and nothing is written. ``docs/mps.md`` tells more.
+Names, argument labels and rules are Swift's: ``MPSMatrixBatchNormalizationGradient(device=device)``,
+``kernel.epsilon = 0.001``, ``kernel.encode(to=commandBuffer, gradientMatrix=...)``. A label that is a Python keyword
+ends in an underscore. :mod:`retrograd.mps.pyobjc` has the same objects under PyObjC's names. A failed call raises an
+exception and writes nothing. See ``docs/mps.md``.
 """
 
 from __future__ import annotations

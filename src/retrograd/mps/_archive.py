@@ -1,7 +1,7 @@
 """Keyed archives: binary property lists as Foundation's NSKeyedArchiver lays them out.
 
-An archive is data. Reading it makes numbers, strings and the kernel asked for, follows no reference but those of that
-kernel, and refuses everything else with a ValueError.
+Archives are untrusted data. Reading one creates only scalars, strings and the requested kernel, follows only that
+kernel's references, and raises ValueError for anything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Archivable(Protocol):
-    """A class whose objects go into archives."""
+    """A class whose objects can be archived."""
 
     def _archive(self, archiver: NSKeyedArchiver) -> None: ...
 
@@ -46,17 +46,17 @@ class NSKeyedArchiver:
         return archiver.encodedData
 
     def encode(self, value: Any, forKey: str) -> None:
-        """A bool, an int of 64 bits, a float, a str, None, or an object that can be archived."""
+        """Store a bool, a 64-bit int, a float, a str, None, or an archivable object under a key."""
         if self._data is not None:
             raise RuntimeError("NSKeyedArchiver.encode: the archive has been finished")
         if not isinstance(forKey, str) or forKey.startswith("$"):
-            raise ValueError(f"NSKeyedArchiver.encode: forKey is {forKey!r}, must be a str without a $ before it")
+            raise ValueError(f"NSKeyedArchiver.encode: forKey is {forKey!r}, must be a str that does not start with $")
         if isinstance(value, (bool, float)):
             self._current[forKey] = value
         elif isinstance(value, int):
             if not -(2**63) <= value <= NSUIntegerMax:
                 raise ValueError(f"NSKeyedArchiver.encode: {forKey} is {value}, which has more than 64 bits")
-            # Integers are signed in an archive: NSUIntegerMax is -1.
+            # Archived integers are signed: NSUIntegerMax is stored as -1.
             self._current[forKey] = int(value) - 2**64 if value >= 2**63 else int(value)
         else:
             self._current[forKey] = self._reference(value)
@@ -66,7 +66,7 @@ class NSKeyedArchiver:
 
     @property
     def encodedData(self) -> bytes:
-        """The archive; finishes it."""
+        """The finished archive."""
         if self._data is None:
             self._data = self._written()
         return self._data
@@ -95,7 +95,7 @@ class NSKeyedArchiver:
     def _class(self, cls: type) -> plistlib.UID:
         reference = self._classes.get(cls.__name__)
         if reference is None:
-            # Apple's classes alone; a face and its base have one name.
+            # Only Apple's classes. A PyObjC class has the same name as its Swift base: list it once.
             names = list(dict.fromkeys(base.__name__ for base in cls.__mro__ if base.__name__.startswith("MPS")))
             reference = self._append({"$classname": cls.__name__, "$classes": [*names, "NSObject"]})
             self._classes[cls.__name__] = reference
@@ -107,16 +107,16 @@ class NSKeyedArchiver:
 
 
 class NSKeyedUnarchiver:
-    """Reads values by key: those of the archive itself, or of the object that is being read."""
+    """Reads values by key, from the archive's top level or from the object being decoded."""
 
     def __init__(self, forReadingFrom: bytes) -> None:
         data = bytes(memoryview(forReadingFrom))
         try:
             archive = plistlib.loads(data, fmt=plistlib.FMT_BINARY)
-        except Exception as error:  # the parser's own, and whatever damaged data makes it stumble over
+        except Exception as error:  # damaged data makes the parser raise many types
             raise ValueError(f"archive: not a binary property list: {type(error).__name__}: {error}") from None
         if not isinstance(archive, dict) or archive.get("$archiver") != _ARCHIVER:
-            raise ValueError(f"archive: a property list, but not of {_ARCHIVER}")
+            raise ValueError(f"archive: this property list was not written by {_ARCHIVER}")
         if archive.get("$version") != _VERSION:
             raise ValueError(f"archive: version is {_brief(archive.get('$version'))}, must be {_VERSION}")
         top, objects = archive.get("$top"), archive.get("$objects")
@@ -127,7 +127,7 @@ class NSKeyedUnarchiver:
 
     @staticmethod
     def unarchivedObject(ofClass: type[T], from_: bytes) -> T:
-        """The root object of the archive `from_`, which must be of this class. Its device is the default one."""
+        """Decode the root object, which must be of this class. It gets the default device."""
         return NSKeyedUnarchiver(from_).decodeObject(ofClass, _ROOT)
 
     def containsValue(self, forKey: str) -> bool:
@@ -140,7 +140,7 @@ class NSKeyedUnarchiver:
         return value
 
     def decodeInteger(self, forKey: str) -> int:
-        """A signed integer of 64 bits."""
+        """Decode a signed 64-bit integer."""
         value = self._value(forKey)
         if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
             raise ValueError(f"archive: {forKey} is {_brief(value)}, must be an integer of 64 bits")
@@ -155,14 +155,14 @@ class NSKeyedUnarchiver:
     decodeFloat = decodeDouble
 
     def decodeObject(self, of: type[T], forKey: str) -> T:
-        """An object of the class `of`: one that can be archived, or str."""
+        """Decode an object of class `of`: an archivable class, or str."""
         value = self._object(forKey)
         if of is str:
             if not isinstance(value, str):
                 raise ValueError(f"archive: {forKey} is {_brief(value)}, must be a string")
             return cast(T, value)
         if not hasattr(of, "_unarchived"):
-            raise TypeError(f"NSKeyedUnarchiver: {of!r} is no class of objects that can be archived")
+            raise TypeError(f"NSKeyedUnarchiver: {of!r} is not an archivable class")
         if not isinstance(value, dict):
             raise ValueError(f"archive: {forKey} is {_brief(value)}, must be an object of {of.__name__}")
         described = self._resolved("$class", value.get("$class"))
@@ -176,7 +176,7 @@ class NSKeyedUnarchiver:
             self._current = outside
 
     def decodeString(self, forKey: str) -> str | None:
-        """A string, or None for nil."""
+        """Decode a string, or None for nil."""
         return None if self._value(forKey) == plistlib.UID(0) else self.decodeObject(str, forKey)
 
     def finishDecoding(self) -> None:
@@ -199,7 +199,7 @@ class NSKeyedUnarchiver:
 
 
 def _brief(value: Any) -> str:
-    """A value for a message: what came from the archive may be long, or contain itself."""
+    """A value for a message: values in an archive may be long or recursive."""
     if isinstance(value, (str, bytes)):
         return repr(value[:40])
     return repr(value) if isinstance(value, (bool, float)) or value is None else f"of type {type(value).__name__}"

@@ -1,6 +1,6 @@
 """MPSMatrixBatchNormalization and its gradient: rows are feature vectors, columns are feature channels.
 
-`encode` checks everything and records views of the caller's memory; nothing is read or written before the command
+`encode` checks everything and records views of the caller's memory. Nothing is read or written until the command
 buffer runs. The arithmetic is that of `batch_norm_forward` and `batch_norm_backward`.
 """
 
@@ -27,14 +27,14 @@ _FLOAT16: Final = np.dtype(np.float16)
 _NO_NEURON: Final = (MPSCNNNeuronType.none, 0.0, 0.0, 0.0)
 
 Neuron: TypeAlias = Activation | Curve | None
-Job: TypeAlias = tuple[Any, ...]  # the operands of one matrix of a batch; None for vectors that are not there
+Job: TypeAlias = tuple[Any, ...]  # the operands for one matrix of a batch; None for absent vectors
 
 
 class _NormalizationKernel(MPSKernel):
-    """The members that the two kernels share."""
+    """Members that both kernels share."""
 
-    sourceNumberOfFeatureVectors = KernelSetting[int](as_unsigned, NSUIntegerMax, "How many rows to use at most.")
-    sourceInputFeatureChannels = KernelSetting[int](as_unsigned, NSUIntegerMax, "How many columns to use at most.")
+    sourceNumberOfFeatureVectors = KernelSetting[int](as_unsigned, NSUIntegerMax, "Maximum number of rows to use.")
+    sourceInputFeatureChannels = KernelSetting[int](as_unsigned, NSUIntegerMax, "Maximum number of columns to use.")
     epsilon = KernelSetting[float](as_float, FLT_MIN, "Added to the variance.")
     _sourceNumberOfFeatureVectors: int
     _sourceInputFeatureChannels: int
@@ -47,7 +47,7 @@ class _NormalizationKernel(MPSKernel):
     def setNeuronType(
         self, neuronType: int, parameterA: float = 0.0, parameterB: float = 0.0, parameterC: float = 0.0
     ) -> None:
-        """The function applied to the normalized values. PReLU is refused."""
+        """Set the function applied to the normalized values. PReLU is not supported."""
         function = f"{type(self).__name__}.setNeuronType"
         self._neuron = (
             as_neuron_type(f"{function}: neuronType", neuronType),
@@ -84,7 +84,7 @@ class _NormalizationKernel(MPSKernel):
     def _arithmetic(self, function: str) -> tuple[float, Neuron]:
         epsilon = self._epsilon
         if not 0 <= epsilon < math.inf:
-            raise ValueError(f"{function}: epsilon is {epsilon}, must be a finite number of at least 0")
+            raise ValueError(f"{function}: epsilon is {epsilon}, must be finite and at least 0")
         try:
             return epsilon, neuron(*self._neuron)
         except ValueError as error:
@@ -92,10 +92,10 @@ class _NormalizationKernel(MPSKernel):
 
 
 class MPSMatrixBatchNormalization(_NormalizationKernel, MPSMatrixUnaryKernel):
-    """f(gamma * (x - mean) / sqrt(variance + epsilon) + beta) of each column."""
+    """f(gamma * (x - mean) / sqrt(variance + epsilon) + beta) for each column."""
 
     computeStatistics = KernelSetting[bool](
-        as_bool, False, "Compute the mean and the variance and write them, rather than reading them."
+        as_bool, False, "Compute the mean and the variance and write them to the vectors, instead of reading these."
     )
     _computeStatistics: bool
     _function = "MPSMatrixBatchNormalization.encode"
@@ -114,7 +114,8 @@ class MPSMatrixBatchNormalization(_NormalizationKernel, MPSMatrixUnaryKernel):
     ) -> None:
         """Record the normalization of `inputMatrix` into `resultMatrix`. `with_` archives the kernel instead.
 
-        Without `gammaVector` it is 1, without `betaVector` 0; all else is required. The result may be the input itself.
+        gamma is 1 without `gammaVector`, beta is 0 without `betaVector`; the other operands are required. The result
+        can be computed in place.
         """
         if with_ is not None:
             self._encode_with(with_)
@@ -142,18 +143,19 @@ class MPSMatrixBatchNormalization(_NormalizationKernel, MPSMatrixUnaryKernel):
         call.check_overlap("resultMatrix", ("inputMatrix",))
         epsilon, neuron = self._arithmetic(function)
         jobs = [(x[k], y[k], *(_of_matrix(vector, k) for vector in (mean, var, gamma, beta))) for k in batch]
-        call.has_read()
+        call.count_reads()
         return partial(_normalize, jobs, epsilon, neuron, compute, operands)
 
 
 class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryKernel):
-    """Gradients of :class:`MPSMatrixBatchNormalization`, whose members it should be given.
+    """Gradients of :class:`MPSMatrixBatchNormalization`. Set the same members as there.
 
-    They flow through the mean and the variance, also where those are not of the data: see `gradientThroughStatistics`.
+    Gradients flow through the mean and the variance, even if these were not computed from the data: see
+    `gradientThroughStatistics`.
     """
 
     gradientThroughStatistics = KernelSetting[bool](
-        as_bool, True, "False: the mean and the variance are constants. Apple has no such member."
+        as_bool, True, "False: treat the mean and the variance as constants. A retrograd extension."
     )
     _gradientThroughStatistics: bool
     _function = "MPSMatrixBatchNormalizationGradient.encode"
@@ -173,10 +175,10 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
         *,
         with_: NSKeyedArchiver | None = None,
     ) -> None:
-        """Record the gradients of the input, and of gamma and beta where there are vectors for them.
+        """Record the gradients of the input, and of gamma and beta if there are vectors for them.
 
-        `with_` archives the kernel instead. Results overwrite what is there. That of the data may be the gradient
-        matrix or the input matrix itself.
+        `with_` archives the kernel instead. Results are overwritten, not accumulated. The gradient of the data can be
+        computed in place of the gradient matrix or the input matrix.
         """
         if with_ is not None:
             self._encode_with(with_)
@@ -216,7 +218,7 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
         need: tuple[str, ...] | None
         need = ("dx", *(("dgamma", "dbeta")[i] for i, vector in enumerate(outputs) if vector is not None))
         summed = (False, *(vector is not None and len(vector) == 1 < len(batch) for vector in outputs))
-        # What the engine can write to; for the others it gives back arrays of its own.
+        # Results that the engine writes directly; the others it returns as new arrays.
         direct = (not over_input, *(vector is not None and vector.dtype == _FLOAT32 for vector in outputs))
         if all(direct) and not any(summed) and not isinstance(neuron, Curve):
             need = None
@@ -232,7 +234,7 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
             targets = (dx[k], *(_of_matrix(vector, k) for vector in outputs))
             out = NormGradients(*(targets[i] if direct[i] and not summed[i] else None for i in range(3)))
             jobs.append((x[k], dy[k], *(_of_matrix(vector, k) for vector in inputs), targets, out))
-        call.has_read()
+        call.count_reads()
         return partial(_differentiate, jobs, plan, operands)
 
 
@@ -247,7 +249,7 @@ class _Operand(NamedTuple):
 
 
 class _Call:
-    """One `encode`: checks its operands, the input first, then the other matrices, then the vectors."""
+    """Checks the operands of one `encode`: the input first, then the other matrices, then the vectors."""
 
     def __init__(self, function: str, kernel: _NormalizationKernel) -> None:
         self.function = function
@@ -257,7 +259,7 @@ class _Call:
         self.start = self.stop = 0  # the matrices of the batch
 
     def matrix(self, name: str, matrix: object, origin_name: str, origin: MTLOrigin, result: bool = False) -> Array:
-        """The window [matrices, rows, columns] that the kernel sees."""
+        """The window of the matrix that the kernel uses, [matrices, rows, columns]."""
         if not isinstance(matrix, MPSMatrix):
             raise _wrong_type(self.function, name, matrix, MPSMatrix)
         row, column, plane = origin
@@ -271,7 +273,7 @@ class _Call:
             self.columns = max(0, min(self.kernel._sourceInputFeatureChannels, columns - column))
             if not (self.rows and self.columns):
                 raise ValueError(
-                    f"{self.function}: nothing of {name}, {rows} x {columns}, is to be normalized: {self.rows} x "
+                    f"{self.function}: the window of {name}, {rows} x {columns}, is empty: {self.rows} x "
                     f"{self.columns} from {origin_name} {(row, column)}"
                 )
         elif matrix._dtype is not self.operands[0].storage._dtype:
@@ -290,7 +292,7 @@ class _Call:
         return view
 
     def batch(self) -> range:
-        """Which matrices to process, of those that all matrix operands have."""
+        """Indices of the matrices to process, among those that all matrix operands have."""
         available = min(len(operand.view) for operand in self.operands)
         self.start = self.kernel._batchStart
         if self.start >= available:
@@ -299,10 +301,10 @@ class _Call:
         return range(self.start, self.stop)
 
     def vector(self, name: str, vector: object, result: bool = False) -> Array:
-        """[vectors, columns]: one vector for each matrix, or a single one."""
+        """The vector operand, [vectors, columns]: one vector per matrix, or one for all."""
         if not isinstance(vector, MPSVector):
             raise _wrong_type(self.function, name, vector, MPSVector)
-        before = self.operands[-1]  # a matrix, or a vector that was found to go with the matrices
+        before = self.operands[-1]  # a matrix, or a vector of a type already checked
         if vector._dtype is not before.storage._dtype and not (
             isinstance(before.storage, MPSMatrix) and before.storage._dtype is _FLOAT16 and vector._dtype is _FLOAT32
         ):
@@ -330,11 +332,11 @@ class _Call:
         self.operands.append(operand)
 
     def check_overlap(self, in_place: str, sources: tuple[str, ...]) -> list[str]:
-        """Raise if a result shares memory with another operand, except that `in_place` may be one of `sources`.
+        """Raise if a result overlaps another operand, except that `in_place` may be exactly one of `sources`.
 
-        Returns which of them it is.
+        Return the names of those sources.
         """
-        found = []
+        matching = []
         for i, (name, storage, view, result) in enumerate(self.operands):
             if not result:
                 continue
@@ -344,22 +346,22 @@ class _Call:
                     continue
                 mine, its = (v if len(v) == 1 else v[self.start : self.stop] for v in (view, other_view))
                 if name == in_place and other_name in sources and same_elements(mine, its):
-                    found.append(other_name)
+                    matching.append(other_name)
                 elif overlaps(mine, its):
                     raise ValueError(
                         f"{self.function}: {name} overlaps {other_name} without being exactly in its place"
                     )
-        return found
+        return matching
 
-    def has_read(self) -> None:
-        """Every encode that reads a temporary object counts once."""
+    def count_reads(self) -> None:
+        """Count this encode once for each temporary object that it reads."""
         for storage in {operand.storage for operand in self.operands if not operand.result}:
             if isinstance(storage, TemporaryStorage):
-                storage._has_been_read()
+                storage._count_read()
 
 
 def _open(function: str, name: str, commandBuffer: MTLCommandBuffer | None) -> list[Work]:
-    """The work of a command buffer to which more can be added."""
+    """The recorded work of a command buffer that has not been committed."""
     if not isinstance(commandBuffer, MTLCommandBuffer):
         raise _wrong_type(function, name, commandBuffer, MTLCommandBuffer)
     commandBuffer._check_open(function)
@@ -367,7 +369,7 @@ def _open(function: str, name: str, commandBuffer: MTLCommandBuffer | None) -> l
 
 
 def _of_matrix(vector: Array | None, k: int) -> Array | None:
-    """What matrix k of a batch uses of a vector operand."""
+    """The vector for matrix k of a batch."""
     return None if vector is None else vector[k if len(vector) > 1 else 0]
 
 
@@ -385,11 +387,11 @@ def _normalize(jobs: list[Job], epsilon: float, neuron: Neuron, compute: bool, r
     for x, y, mean, var, gamma, beta in jobs:
         given: dict[str, Any] = {} if compute else {"mean": mean, "var": var, "training": False}
         if isinstance(neuron, Curve):
-            z, cache = batch_norm_forward(_wide(x), _wide(gamma), _wide(beta), eps=epsilon, **given)
+            z, cache = batch_norm_forward(_as_float64(x), _as_float64(gamma), _as_float64(beta), eps=epsilon, **given)
             with np.errstate(all="ignore"):
                 y[...] = neuron.value(z)
         else:
-            gamma, beta = _single(gamma), _single(beta)
+            gamma, beta = _as_float32(gamma), _as_float32(beta)
             _, cache = batch_norm_forward(
                 x, gamma, beta, eps=epsilon, activation=neuron, slope_from="input", out=y, **given
             )
@@ -403,8 +405,8 @@ class _GradientPlan(NamedTuple):
     epsilon: float
     neuron: Neuron
     frozen: bool
-    need: tuple[str, ...] | None  # None: the three that there are arrays for
-    summed: tuple[bool, ...]  # of dx, dgamma and dbeta: it is the sum over all matrices
+    need: tuple[str, ...] | None  # None: all three, each with an output array
+    summed: tuple[bool, ...]  # for dx, dgamma and dbeta: whether it is summed over all matrices
 
 
 def _differentiate(jobs: list[Job], plan: _GradientPlan, retained: object) -> None:
@@ -414,13 +416,19 @@ def _differentiate(jobs: list[Job], plan: _GradientPlan, retained: object) -> No
     for x, dy, mean, var, gamma, beta, targets, out in jobs:
         if isinstance(neuron, Curve):
             z, cache = batch_norm_forward(
-                _wide(x), _wide(gamma), _wide(beta), mean=mean, var=var, eps=epsilon, training=not frozen
+                _as_float64(x),
+                _as_float64(gamma),
+                _as_float64(beta),
+                mean=mean,
+                var=var,
+                eps=epsilon,
+                training=not frozen,
             )
             with np.errstate(all="ignore"):
-                dz = _wide(dy) * neuron.slope(z)
+                dz = _as_float64(dy) * neuron.slope(z)
             gradients = batch_norm_backward(dz, cache, need=need)
         else:
-            gamma, beta = _single(gamma), _single(beta)
+            gamma, beta = _as_float32(gamma), _as_float32(beta)
             cache = batch_norm_cache(
                 x, gamma, beta, mean=mean, var=var, eps=epsilon, activation=neuron, slope_from="input", frozen=frozen
             )
@@ -434,10 +442,10 @@ def _differentiate(jobs: list[Job], plan: _GradientPlan, retained: object) -> No
                     target[...] = gradient
 
 
-def _single(vector: Array | None) -> Array | None:
-    """Parameters of float16 data are float32 to the engine."""
+def _as_float32(vector: Array | None) -> Array | None:
+    """Convert parameters to float32, which the engine requires for float16 data."""
     return vector if vector is None or vector.dtype == _FLOAT32 else vector.astype(np.float32)
 
 
-def _wide(array: Array | None) -> Any:
+def _as_float64(array: Array | None) -> Any:
     return None if array is None else array.astype(np.float64)

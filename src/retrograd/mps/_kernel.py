@@ -1,4 +1,4 @@
-"""MPSKernel and the two shapes of matrix kernels: what every kernel has besides its arithmetic."""
+"""MPSKernel and its unary and binary matrix kernels: everything but the arithmetic."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ._types import (
     as_unsigned,
 )
 
-_ABSENT: Final[Any] = object()  # None is a mistake where a coder is asked for
+_ABSENT: Final[Any] = object()  # distinguishes coder=None, which is an error, from no coder
 
 T = TypeVar("T")
 Kernel = TypeVar("Kernel", bound="MPSKernel")
 
 
 class KernelSetting(Setting[T]):
-    """A member that the kernel's work depends on."""
+    """A member that affects the kernel's work: setting it invalidates plans."""
 
     def __set__(self, instance: object, value: Any) -> None:
         super().__set__(instance, value)
@@ -36,13 +36,13 @@ class KernelSetting(Setting[T]):
 class MPSKernel(Members, Versioned):
     """A kernel: `Kernel(device=)`, or `Kernel(coder=, device=)` to restore one from an archive.
 
-    Encoding takes the members as they are then; afterwards they can be changed at once.
+    `encode` reads the members when it is called; they can be changed right after.
     """
 
     options = Setting[MPSKernelOptions](
-        as_options, MPSKernelOptions.none, "Flags. Arguments are always checked, whatever they say."
+        as_options, MPSKernelOptions.none, "Flags. Arguments are always checked, even with skipAPIValidation."
     )
-    label = Setting[str | None](as_label, None, "A name for people.")
+    label = Setting[str | None](as_label, None, "Debug label.")
 
     _default_device = staticmethod(MTLCreateSystemDefaultDevice)
     supportsSecureCoding: ClassVar[bool] = True
@@ -53,11 +53,11 @@ class MPSKernel(Members, Versioned):
         settings = {}
         for base in reversed(cls.__mro__):
             settings.update({n: member for n, member in vars(base).items() if isinstance(member, Setting)})
-        # A face of another spelling has no settings of its own, and those of its base.
+        # PyObjC subclasses redefine the members as methods; they keep the settings of the base.
         cls._settings = tuple(settings.values())
 
     def __init__(self, device: MTLDevice | None = None, *, coder: NSKeyedUnarchiver = _ABSENT) -> None:
-        """`device` is needed, unless there is a coder, which does without one."""
+        """`device` is required unless there is a coder."""
         function = type(self).__name__
         if coder is not _ABSENT:
             if not isinstance(coder, NSKeyedUnarchiver):
@@ -78,7 +78,7 @@ class MPSKernel(Members, Versioned):
         return self._device
 
     def copy(self: Kernel, with_: None = None, device: MTLDevice | None = None) -> Kernel:
-        """The same kernel for `device`, or for its own. `with_` is a zone, of which there are none."""
+        """Copy the kernel, for `device` if given. `with_`, a zone, is ignored."""
         if device is not None and not isinstance(device, MTLDevice):
             raise TypeError(f"{type(self).__name__}.copy: device must be an MTLDevice, not {type(device).__name__}")
         made = type(self).__new__(type(self))
@@ -104,8 +104,8 @@ class MPSKernel(Members, Versioned):
         self._version = Version()
 
     def _prepare(self, operands: tuple[Any, ...]) -> Work:
-        """The work on these operands, all of it checked."""
-        raise NotImplementedError(f"{type(self).__name__} does nothing by itself")
+        """Check the operands and return the work on them."""
+        raise NotImplementedError(f"{type(self).__name__} is abstract")
 
     # ---- archives
 
@@ -152,31 +152,31 @@ def _unsigned(unarchiver: NSKeyedUnarchiver, key: str) -> int:
 
 @Planned
 def planned_work(kernel: MPSKernel, *operands: Any) -> Work:
-    """Checked work, which takes longer to prepare than a small kernel runs; most are encoded again and again."""
+    """The checked work, kept as a plan: checking takes longer than a small kernel runs, and most encodes repeat."""
     return kernel._prepare(operands)
 
 
 class MPSMatrixUnaryKernel(MPSKernel):
-    """A kernel of one source."""
+    """A kernel with one source."""
 
     sourceMatrixOrigin = KernelSetting[MTLOrigin](as_origin, MTLOrigin(), "Where the source is read from.")
     resultMatrixOrigin = KernelSetting[MTLOrigin](as_origin, MTLOrigin(), "Where the result is written.")
-    batchStart = KernelSetting[int](as_unsigned, 0, "The first matrix of several.")
-    batchSize = KernelSetting[int](as_unsigned, NSUIntegerMax, "How many matrices at most; by default all there are.")
+    batchStart = KernelSetting[int](as_unsigned, 0, "Index of the first matrix to process.")
+    batchSize = KernelSetting[int](as_unsigned, NSUIntegerMax, "Maximum number of matrices to process; by default all.")
     _sourceMatrixOrigin: MTLOrigin
     _resultMatrixOrigin: MTLOrigin
 
 
 class MPSMatrixBinaryKernel(MPSKernel):
-    """A kernel of two sources."""
+    """A kernel with two sources."""
 
     primarySourceMatrixOrigin = KernelSetting[MTLOrigin](as_origin, MTLOrigin(), "Where the first source is read from.")
     secondarySourceMatrixOrigin = KernelSetting[MTLOrigin](
         as_origin, MTLOrigin(), "Where the second source is read from."
     )
     resultMatrixOrigin = KernelSetting[MTLOrigin](as_origin, MTLOrigin(), "Where the result is written.")
-    batchStart = KernelSetting[int](as_unsigned, 0, "The first matrix of several.")
-    batchSize = KernelSetting[int](as_unsigned, NSUIntegerMax, "How many matrices at most; by default all there are.")
+    batchStart = KernelSetting[int](as_unsigned, 0, "Index of the first matrix to process.")
+    batchSize = KernelSetting[int](as_unsigned, NSUIntegerMax, "Maximum number of matrices to process; by default all.")
     _primarySourceMatrixOrigin: MTLOrigin
     _secondarySourceMatrixOrigin: MTLOrigin
     _resultMatrixOrigin: MTLOrigin

@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class _Stride(Setting[int]):
-    """Swift has two things of one name: a member of a descriptor, and a function of the class that recommends it."""
+    """In Swift one name is both a member of a descriptor and a class function that recommends its value."""
 
     def __init__(self, recommend: Callable[..., int], writable: bool, doc: str) -> None:
         super().__init__(as_unsigned, 0, doc)
@@ -33,7 +33,7 @@ class _Stride(Setting[int]):
 
 
 def _recommended(name: str, elements: object, dataType: object) -> int:
-    """Floating point is rounded up to 16 bytes, integers to 4 elements; a single element is not."""
+    """Round floating-point rows up to 16 bytes, integer rows to 4 elements; leave a single element alone."""
     count = as_unsigned(name, elements)
     data_type = as_data_type("dataType", dataType)
     size = NUMPY_TYPES[data_type].itemsize
@@ -44,7 +44,7 @@ def _recommended(name: str, elements: object, dataType: object) -> int:
 
 
 def _row_bytes(forColumns: int | None = None, dataType: int | None = None, *, fromColumns: int | None = None) -> int:
-    """A stride in bytes that suits rows of so many columns. `fromColumns` is an old name of `forColumns`."""
+    """Recommend a row stride in bytes. `fromColumns` is the deprecated name of `forColumns`."""
     function = "MPSMatrixDescriptor.rowBytes"
     if forColumns is not None and fromColumns is not None:
         raise TypeError(f"{function}: fromColumns means forColumns; give one")
@@ -52,17 +52,17 @@ def _row_bytes(forColumns: int | None = None, dataType: int | None = None, *, fr
 
 
 def _vector_bytes(forLength: int, dataType: int) -> int:
-    """A stride in bytes that suits vectors of such a length."""
+    """Recommend a vector stride in bytes."""
     return _recommended("MPSVectorDescriptor.vectorBytes: forLength", forLength, dataType)
 
 
 class MPSMatrixDescriptor(Members):
-    """How matrices lie in a buffer: element [i, j] of matrix k is at k * matrixBytes + i * rowBytes + j * size."""
+    """Layout of matrices in a buffer: element [i, j] of matrix k is at k * matrixBytes + i * rowBytes + j * size."""
 
     rows = Setting[int](as_unsigned, 0, "Rows of each matrix.")
     columns = Setting[int](as_unsigned, 0, "Columns of each matrix.")
     dataType = Setting[MPSDataType](as_data_type, MPSDataType.float32, "The type of an element.")
-    rowBytes = _Stride(_row_bytes, True, "From one row to the next; of the class: what recommends it.")
+    rowBytes = _Stride(_row_bytes, True, "Bytes from one row to the next. On the class: a function that recommends it.")
     _rows: int
     _columns: int
     _dataType: MPSDataType
@@ -79,7 +79,7 @@ class MPSMatrixDescriptor(Members):
         matrixBytes: int | None = None,
         dimensions: int | None = None,
     ) -> None:
-        """`matrixBytes` is rows * rowBytes if not given. `dimensions` is an old name of `rows`."""
+        """`matrixBytes` is rows * rowBytes if not given. `dimensions` is the deprecated name of `rows`."""
         function = "MPSMatrixDescriptor"
         if (rows is None) == (dimensions is None):
             raise TypeError(
@@ -102,7 +102,7 @@ class MPSMatrixDescriptor(Members):
 
     @property
     def matrixBytes(self) -> int:
-        """From one matrix to the next. It stays what it was at first when rows or rowBytes change."""
+        """Bytes from one matrix to the next. Does not change with rows or rowBytes."""
         return self._matrixBytes
 
     def _check(self, function: str) -> None:
@@ -130,19 +130,19 @@ class MPSMatrixDescriptor(Members):
             )
 
     def _layout(self, function: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and strides, as they are now."""
+        """The current shape and strides."""
         self._check(function)
         size = NUMPY_TYPES[self._dataType].itemsize
         return (self._matrices, self._rows, self._columns), (self._matrixBytes, self._rowBytes, size)
 
 
 class MPSVectorDescriptor(Members):
-    """How vectors lie in a buffer: element j of vector k is at k * vectorBytes + j * size."""
+    """Layout of vectors in a buffer: element j of vector k is at k * vectorBytes + j * size."""
 
     length = Setting[int](as_unsigned, 0, "Elements of each vector.")
     dataType = Setting[MPSDataType](as_data_type, MPSDataType.float32, "The type of an element.")
     vectorBytes = _Stride(
-        _vector_bytes, False, "From one vector to the next; of the class: a function that recommends it."
+        _vector_bytes, False, "Bytes from one vector to the next. On the class: a function that recommends it."
     )
     _length: int
     _dataType: MPSDataType
@@ -178,7 +178,7 @@ class MPSVectorDescriptor(Members):
 
 
 class _Storage(Members, Versioned):
-    """Elements in a buffer. The array over them is made once; of an object without a buffer, when it is first used."""
+    """Elements in a buffer. Without a buffer given, one is allocated on first use."""
 
     _plannable: ClassVar[bool] = True
     _array: Array | None
@@ -196,8 +196,8 @@ class _Storage(Members, Versioned):
         self._dtype = NUMPY_TYPES[self._dataType]
         self._array = None
         self._buffer: MTLBuffer | None = None
-        self._low = self._high = 0  # addresses of the elements
-        # Up to the end of the last element.
+        self._low = self._high = 0  # address range of the elements
+        # Bytes from the first element to the end of the last.
         steps = (max(extent - 1, 0) * stride for extent, stride in zip(self._shape, self._strides, strict=True))
         self._extent = sum(steps) + self._dtype.itemsize if all(self._shape) else 0
         if (buffer is None) == (device is None):
@@ -215,12 +215,13 @@ class _Storage(Members, Versioned):
         else:
             self._device = buffer._device
             self._place(function, buffer)
-        # A kernel's plan keeps its operands, so there must be none if someone waits for the end of the buffer.
-        released = buffer is not None and buffer._has_deallocator
-        self._version = Version() if self._plannable and not released else None  # for good: it does not change
+        # A kernel's plan keeps its operands alive, which would delay a deallocator: such buffers are not planned with.
+        has_deallocator = buffer is not None and buffer._has_deallocator
+        plannable = self._plannable and not has_deallocator
+        self._version = Version() if plannable else None  # never replaced: it does not change
 
     def _check_size(self, function: str) -> None:
-        """NumPy's bounds: of each stride, even one that is not used, and of all elements, an extent of 0 taken as 1."""
+        """Check NumPy's limits: each stride, even an unused one, and the total size with extents of 0 counted as 1."""
         elements = math.prod(extent or 1 for extent in self._shape)
         if max(*self._strides, self._extent, elements * self._dtype.itemsize) > LARGEST_SIZE:
             raise ValueError(
@@ -233,8 +234,8 @@ class _Storage(Members, Versioned):
         if buffer._dtype is not None and buffer._dtype != self._dtype:
             raise TypeError(
                 f"{function}: descriptor.dataType is {self._dataType.name}, but the buffer has elements of type "
-                f"{buffer._dtype}: make it of an array of {self._dtype} (astype converts the values, view keeps the "
-                "bits), or of raw memory"
+                f"{buffer._dtype}: make it from an array of {self._dtype} (astype converts the values, view keeps "
+                "the bits), or from raw memory"
             )
         if end > buffer._bytes.size:
             raise ValueError(f"{function}: buffer has {buffer._bytes.size} bytes, but the descriptor needs {end}")
@@ -267,7 +268,7 @@ class _Storage(Members, Versioned):
 
     @property
     def offset(self) -> int:
-        """Bytes of the buffer before the first element."""
+        """Bytes in the buffer before the first element."""
         return self._offset
 
     @property
@@ -277,14 +278,14 @@ class _Storage(Members, Versioned):
         return self._buffer
 
     def synchronize(self, on: MTLCommandBuffer) -> None:
-        """Nothing to do once the buffer's work is: processor and device share the memory."""
+        """No effect: CPU and device share memory."""
         if not isinstance(on, MTLCommandBuffer):
             raise TypeError(
                 f"{type(self).__name__}.synchronize: on must be an MTLCommandBuffer, not {type(on).__name__}"
             )
 
     def resourceSize(self) -> int:
-        """Bytes that the elements take, paddings between them included."""
+        """Bytes that the elements take, including padding."""
         return self._extent
 
 
@@ -360,10 +361,10 @@ class MPSVector(_Storage):
 
 
 class TemporaryStorage(_Storage):
-    """Storage for the length of a command buffer: gone after `readCount` encodes have read it."""
+    """Storage that is released after `readCount` encodes have read it."""
 
-    _plannable = False  # every encode counts
-    readCount = Setting[int](as_unsigned, 1, "How many encodes will still read the contents.")
+    _plannable = False  # every encode must count its read
+    readCount = Setting[int](as_unsigned, 1, "Number of encodes that will still read the contents.")
     _readCount = 1
 
     def _elements(self) -> Array:
@@ -371,9 +372,9 @@ class TemporaryStorage(_Storage):
             raise ValueError(f"{type(self).__name__}: readCount is 0, so the contents are gone")
         return super()._elements()
 
-    def _has_been_read(self) -> None:
+    def _count_read(self) -> None:
         self._readCount -= 1
-        if self._readCount == 0:  # recorded work has its own hold on the memory
+        if self._readCount == 0:  # recorded work keeps the memory alive
             self._array = self._buffer = None
 
 
@@ -384,7 +385,7 @@ class MPSTemporaryMatrix(TemporaryStorage, MPSMatrix):
 
     @classmethod
     def prefetchStorage(cls, with_: MTLCommandBuffer, matrixDescriptorList: Iterable[MPSMatrixDescriptor]) -> None:
-        """Nothing to do: storage is made when it is first used."""
+        """No effect: storage is allocated on first use."""
         _device_of("MPSTemporaryMatrix.prefetchStorage", with_)
 
 
@@ -395,7 +396,7 @@ class MPSTemporaryVector(TemporaryStorage, MPSVector):
 
     @classmethod
     def prefetchStorage(cls, with_: MTLCommandBuffer, descriptorList: Iterable[MPSVectorDescriptor]) -> None:
-        """Nothing to do: storage is made when it is first used."""
+        """No effect: storage is allocated on first use."""
         _device_of("MPSTemporaryVector.prefetchStorage", with_)
 
 

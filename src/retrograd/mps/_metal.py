@@ -1,7 +1,7 @@
-"""The parts of Metal that kernels need: a device, buffers, a command queue and its command buffers.
+"""The parts of Metal that kernels need: a device, buffers, command queues and command buffers.
 
-Encoding checks and records work; `commit` hands it over. The buffers of one queue run in the order of their commits,
-one at a time: on the queue's own thread, or on a thread that waits for one of them, which would be idle otherwise.
+Encoding checks and records work; `commit` submits it. The command buffers of a queue run one at a time, in the order of
+their commits: on the queue's worker thread, or on a thread that waits for one of them and would otherwise be idle.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Handler: TypeAlias = Callable[[Any], object]
 Work: TypeAlias = Callable[[], None]
 
 _LOG: Final = logging.getLogger("retrograd.mps")
-# Most callers wait for what they commit and run it themselves, which takes less time than waking a thread. So many
-# seconds after a commit the queue's thread runs what is left, and it is woken no more often.
+# Seconds that the worker thread leaves callers after a commit. Most of them wait for the buffer and run it themselves,
+# which is faster than waking a thread; the worker runs the rest.
 _GRACE: Final = 0.001
 
 _NOT_ENQUEUED: Final = MTLCommandBufferStatus.notEnqueued
@@ -66,14 +66,14 @@ class MTLBuffer:
         "_options",
     )
 
-    label = Setting[str | None](as_label, None, "A name for people.")
+    label = Setting[str | None](as_label, None, "Debug label.")
 
     def __init__(
         self, device: MTLDevice, memory: memoryview, options: MTLResourceOptions, dtype: np.dtype[Any] | None = None
     ) -> None:
         self._device = device
         self._memory = memory
-        self._dtype = dtype  # of the elements that it was made of; None: raw memory, which holds any
+        self._dtype = dtype  # of the array that it was made from; None: raw memory, which can hold any type
         self._options = options
         self._label: str | None = None
         self._has_deallocator = False
@@ -94,7 +94,7 @@ class MTLBuffer:
 
     @property
     def storageMode(self) -> MTLStorageMode:
-        """What the options say. The memory is the processor's in any case."""
+        """The storage mode in the options. The memory is always the CPU's."""
         return MTLStorageMode(self._options >> 4 & 3)
 
     @property
@@ -102,18 +102,18 @@ class MTLBuffer:
         return self._bytes.size
 
     def contents(self) -> memoryview:
-        """The bytes themselves, without a copy."""
-        return self._memory[:]  # a view of its own, which the caller may release
+        """The bytes, without a copy."""
+        return self._memory[:]  # a new view, which the caller may release
 
     def didModifyRange(self, range: object) -> None:
-        """Nothing to do: processor and device share the memory."""
+        """No effect: CPU and device share memory."""
 
     def __repr__(self) -> str:
         return f"<MTLBuffer of {self._bytes.size} bytes>"
 
 
 class MTLDevice:
-    """The processor, in the place of a GPU."""
+    """The CPU, in place of a GPU."""
 
     __slots__ = ()
 
@@ -138,12 +138,12 @@ class MTLDevice:
 
     @property
     def maxBufferLength(self) -> int:
-        """What can be addressed; the memory there is may be less."""
+        """The largest addressable size; available memory may be less."""
         return LARGEST_SIZE
 
     @property
     def recommendedMaxWorkingSetSize(self) -> int:
-        """Bytes of memory of this machine, where the system tells."""
+        """Physical memory in bytes, if the operating system reports it."""
         try:
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         except (AttributeError, ValueError, OSError):
@@ -158,11 +158,12 @@ class MTLDevice:
         options: int | Iterable[int] = 0,
         deallocator: Callable[[Any, int], object] | None = None,
     ) -> MTLBuffer:
-        """A buffer of `length` zeros, of a copy of `bytes`, or, without a copy, over the memory of `bytesNoCopy`.
+        """Make a buffer of `length` zeros, from a copy of `bytes`, or over the memory of `bytesNoCopy` without a copy.
 
-        The last two are anything with contiguous memory (an ndarray, bytearray, mmap, ctypes array, tensor), of which
-        `length` bytes are taken, all by default. A buffer of elements of a type holds matrices and vectors of that type
-        alone; one of raw memory holds any. `deallocator(bytesNoCopy, length)` is called when the buffer is gone.
+        `bytes` and `bytesNoCopy` are any objects with contiguous memory (ndarray, bytearray, mmap, ctypes array,
+        tensor); `length` bytes of it are used, by default all. A buffer made from typed elements can only hold matrices
+        and vectors of that type; raw memory can hold any. `deallocator(bytesNoCopy, length)` is called when the buffer
+        is deleted.
         """
         function = "MTLDevice.makeBuffer"
         flags = MTLResourceOptions(as_flags(f"{function}: options", options))
@@ -196,22 +197,22 @@ class MTLDevice:
         return buffer
 
     def makeCommandQueue(self, maxCommandBufferCount: int = 64) -> MTLCommandQueue:
-        """A queue. The number of its unfinished command buffers is not limited."""
+        """Make a command queue. `maxCommandBufferCount` is checked but does not limit it."""
         as_unsigned("MTLDevice.makeCommandQueue: maxCommandBufferCount", maxCommandBufferCount)
         return self._queue_type(self)
 
     def __repr__(self) -> str:
-        return "<MTLDevice: the processor>"
+        return "<MTLDevice: CPU>"
 
 
 def _memory_of(function: str, name: str, source: object) -> tuple[memoryview, np.dtype[Any] | None]:
-    """The memory, and the type of its elements if they have one."""
+    """The memory, and the dtype of its elements if it has one."""
     try:
         array, typed = elements_of(source)
     except TypeError as error:
         raise TypeError(f"{function}: {name} {error}") from None
     if not array.flags.c_contiguous:
-        raise ValueError(f"{function}: {name} is not contiguous (strides {array.strides}); a buffer is one block")
+        raise ValueError(f"{function}: {name} is not contiguous (strides {array.strides}); a buffer must be contiguous")
     if not array.nbytes:
         raise ValueError(f"{function}: {name} is empty")
     return array.reshape(-1).view(np.uint8).data, array.dtype if typed else None
@@ -230,59 +231,61 @@ def _check_length(function: str, length: int, available: int | None) -> None:
 
 
 class _Executor:
-    """The line of a queue's command buffers, and the threads that run them.
+    """A queue's pending command buffers, and the threads that run them.
 
-    The first in the line runs: on a thread that waits for it or for one behind it, or else on the queue's own thread,
-    which gives others a moment to do so. A signal may raise an exception anywhere in a thread that waits. So locks are
-    taken by `with` alone, and a buffer leaves the line only after its end: whoever comes next goes on from there.
+    The first pending buffer runs on a thread that waits for it or for a later one, or else, after a short delay, on the
+    queue's worker thread. A signal handler may raise an exception anywhere in a waiting thread. So locks are taken only
+    by `with`, and a buffer is removed only after it has ended: the next thread continues from there.
     """
 
     def __init__(self) -> None:
-        self.line: deque[weakref.ref[MTLCommandBuffer]] = deque()  # of enqueued and committed buffers
-        self.committed: set[MTLCommandBuffer] = set()  # kept alive; a buffer that is only enqueued may be dropped
-        self.turn = allocate_lock()  # held by the thread that runs the first in the line
-        self.runner = 0  # which thread that is
-        self.working = allocate_lock()  # held by it while the engine works
+        self.pending: deque[weakref.ref[MTLCommandBuffer]] = deque()  # enqueued and committed buffers
+        self.committed: set[MTLCommandBuffer] = set()  # kept alive; a buffer that is only enqueued may be deleted
+        self.run_lock = allocate_lock()  # held by the thread that runs the first pending buffer
+        self.runner = 0  # the id of that thread
+        self.engine_lock = allocate_lock()  # held by it while the engine computes
         self.start()
 
     def start(self) -> None:
-        self.order = allocate_lock()  # held while a buffer joins the line
-        self.wakeups: SimpleQueue[bool] = SimpleQueue()  # for the queue's thread; False: the queue is gone
+        self.append_lock = allocate_lock()  # held while a buffer is appended to `pending`
+        self.wakeups: SimpleQueue[bool] = SimpleQueue()  # for the worker thread; False: the queue has been deleted
         self.thread: threading.Thread | None = None
 
     def after_fork(self) -> None:
-        """In the child, where neither the queue's thread nor whoever held the locks exists."""
+        """Reset in the child, which has neither the worker thread nor the threads that held the locks."""
         lost, self.committed = self.committed, set()
-        if self.runner == get_ident():  # the work or a handler of a buffer has forked; that one ends here, too
+        if self.runner == get_ident():  # work or a handler forked: its buffer ends in the child too
             self.committed = {buffer for buffer in lost if buffer._status > _COMMITTED}
             lost -= self.committed
         else:
             self.runner = 0
-            self.turn = allocate_lock()
-            self.working = allocate_lock()
-        self.line = deque(place for place in self.line if place() not in lost)
+            self.run_lock = allocate_lock()
+            self.engine_lock = allocate_lock()
+        self.pending = deque(reference for reference in self.pending if reference() not in lost)
         self.start()
         for buffer in lost:
             if not buffer._ended:
-                buffer._lose(RuntimeError("the process forked before this command buffer ended; it ends in the parent"))
+                buffer._abandon(
+                    RuntimeError("the process forked before this command buffer ended; only the parent completes it")
+                )
 
     def enqueue(self, buffer: MTLCommandBuffer) -> None:
-        with self.order:
+        with self.append_lock:
             if buffer._status != _NOT_ENQUEUED:
                 raise RuntimeError(f"MTLCommandBuffer.enqueue: the buffer is {buffer._status.name} already")
-            self.line.append(weakref.ref(buffer, self.wake))  # if it is dropped, those behind it can run
+            self.pending.append(weakref.ref(buffer, self.wake))  # if it is deleted, later buffers can run
             buffer._status = _ENQUEUED
 
     def commit(self, buffer: MTLCommandBuffer) -> None:
-        with self.order:
+        with self.append_lock:
             buffer._check_open("MTLCommandBuffer.commit")
-            self.committed.add(buffer)  # first: a child that forks off here must not find it in the line alone
+            self.committed.add(buffer)  # first: a child forked here must not find it only in `pending`
             if buffer._status != _ENQUEUED:
-                self.line.append(weakref.ref(buffer))
+                self.pending.append(weakref.ref(buffer))
             buffer._status = _COMMITTED
             if self.thread is None:
                 self.start_thread()
-        if self.wakeups.empty():  # or else the thread will find this buffer, too
+        if self.wakeups.empty():  # otherwise the worker thread will find this buffer anyway
             self.wake()
 
     def wake(self, _: object = None) -> None:
@@ -292,31 +295,31 @@ class _Executor:
         thread = threading.Thread(target=self.serve, name="MTLCommandQueue", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # too many, or the interpreter ends: those who wait run the buffers; a commit tries again
+        except RuntimeError:  # too many threads, or shutdown: waiting threads run the buffers, the next commit retries
             return
         self.thread = thread
 
     def serve(self) -> None:
-        """The queue's thread."""
+        """The worker thread."""
         while self.wakeups.get():
             time.sleep(_GRACE)
-            while self.runner:  # a caller is at it, and should not have to contend for the turn
+            while self.runner:  # a caller is running buffers and should not contend for the lock
                 time.sleep(_GRACE)
             try:
                 while self.run_first():
                     pass
-            except BaseException:  # a handler that wants to exit: the thread must live on
-                _LOG.exception("a command buffer was left")
+            except BaseException:  # such as SystemExit from a handler: the thread must keep running
+                _LOG.exception("a command buffer was interrupted")
                 self.wake()
 
-    def help(self, buffer: MTLCommandBuffer) -> None:
-        """Run what is in the line up to this buffer, if no other thread does."""
+    def run_until(self, buffer: MTLCommandBuffer) -> None:
+        """Run pending buffers up to this one, unless another thread does."""
         while not buffer._ended and self.run_first(buffer):
             pass
 
     def run_first(self, last: MTLCommandBuffer | None = None) -> bool:
-        """Run the first in the line. False: there is none that could run, or `last` has ended."""
-        with self.turn:
+        """Run the first pending buffer. Return False if none is ready, or `last` has ended."""
+        with self.run_lock:
             self.runner = get_ident()
             try:
                 buffer = self.first()
@@ -325,20 +328,20 @@ class _Executor:
                 try:
                     buffer._run()
                 finally:
-                    self.first()  # it has ended, and leaves the line
+                    self.first()  # removes the buffer, which has ended
                 return True
             finally:
                 self.runner = 0
 
     def first(self) -> MTLCommandBuffer | None:
-        """The first in the line that has not ended, if it is committed. Needs the turn."""
-        while self.line:
-            buffer = self.line[0]()
+        """The first pending buffer that has not ended, if it is committed. The caller holds `run_lock`."""
+        while self.pending:
+            buffer = self.pending[0]()
             if buffer is not None:
                 if not buffer._ended:
                     return buffer if buffer._status >= _COMMITTED else None
                 self.committed.discard(buffer)
-            self.line.popleft()
+            self.pending.popleft()
         return None
 
 
@@ -354,11 +357,11 @@ _exiting = False
 
 
 def _before_exit() -> None:
-    """Let no thread be inside the engine when the interpreter is taken down; what has not begun stays undone."""
+    """Wait until no thread is in the engine, then let the interpreter shut down. Work not started is dropped."""
     global _exiting
     _exiting = True
     for executor in list(_executors):
-        with executor.working:
+        with executor.engine_lock:
             pass
 
 
@@ -368,11 +371,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class MTLCommandQueue:
-    """Command buffers in order. Several queues are independent of each other."""
+    """Runs command buffers in order. Queues are independent of each other."""
 
     __slots__ = ("__weakref__", "_device", "_executor", "_label")
 
-    label = Setting[str | None](as_label, None, "A name for people.")
+    label = Setting[str | None](as_label, None, "Debug label.")
 
     _command_buffer_type: ClassVar[type[MTLCommandBuffer]]
 
@@ -395,16 +398,16 @@ class MTLCommandQueue:
         return self._command_buffer_type(self)
 
     def makeCommandBufferWithUnretainedReferences(self) -> MTLCommandBuffer:
-        """The same: what work needs is always kept alive."""
+        """The same as makeCommandBuffer: objects that work needs are always kept alive."""
         return self._command_buffer_type(self)
 
 
 class MTLBlitCommandEncoder:
-    """Copies between processor and device, which share the memory: nothing to do."""
+    """Copies between CPU and device. No effect: they share memory."""
 
     __slots__ = ("_label",)
 
-    label = Setting[str | None](as_label, None, "A name for people.")
+    label = Setting[str | None](as_label, None, "Debug label.")
 
     def __init__(self) -> None:
         self._label: str | None = None
@@ -416,11 +419,11 @@ class MTLBlitCommandEncoder:
             )
 
     def endEncoding(self) -> None:
-        """Nothing to do."""
+        """No effect."""
 
 
 class MTLCommandBuffer:
-    """Work that runs once, in order, after `commit`."""
+    """A list of work that runs once, in order, after `commit`."""
 
     __slots__ = (
         "__weakref__",
@@ -438,7 +441,7 @@ class MTLCommandBuffer:
         "_work",
     )
 
-    label = Setting[str | None](as_label, None, "A name for people.")
+    label = Setting[str | None](as_label, None, "Debug label.")
 
     _error_type: ClassVar[type[NSError]] = NSError
     _blit_encoder_type: ClassVar[type[MTLBlitCommandEncoder]] = MTLBlitCommandEncoder
@@ -453,8 +456,8 @@ class MTLCommandBuffer:
         self._scheduled_handlers: list[Handler] = []
         self._completed_handlers: list[Handler] = []
         self._start_time = self._end_time = 0.0
-        self._ended = False  # the work and the handlers are done
-        self._done = allocate_lock()  # released then
+        self._ended = False  # the work and the handlers have finished
+        self._done = allocate_lock()  # released when they have
         self._done.acquire()
 
     @property
@@ -477,7 +480,7 @@ class MTLCommandBuffer:
     def error(self) -> NSError | None:
         """Why the status is `error`."""
         if self._status == _ERROR and self._error is None:
-            # Without a reason: an interrupt came between the failure and its record.
+            # No failure recorded: an interrupt came first.
             failure = self._failure or KeyboardInterrupt("while the command buffer ended")
             error = self._error_type(f"{type(failure).__name__}: {failure}")
             error.__cause__ = failure
@@ -486,7 +489,7 @@ class MTLCommandBuffer:
 
     @property
     def gpuStartTime(self) -> float:
-        """When the work began, in seconds of a clock of no particular origin; 0 before."""
+        """When the work started, in seconds of a clock with an arbitrary origin; 0 before."""
         return self._start_time
 
     @property
@@ -495,7 +498,7 @@ class MTLCommandBuffer:
 
     @property
     def kernelStartTime(self) -> float:
-        """The same: there is no other processor to hand the work to."""
+        """The same as gpuStartTime: there is no other device to submit work to."""
         return self._start_time
 
     @property
@@ -503,12 +506,12 @@ class MTLCommandBuffer:
         return self._end_time
 
     def pushDebugGroup(self, string: str) -> None:
-        """Nothing to do: there is no debugger of command buffers."""
+        """No effect: there is no debugger for command buffers."""
         if not isinstance(string, str):
             raise TypeError(f"MTLCommandBuffer.pushDebugGroup: string must be a str, not {type(string).__name__}")
 
     def popDebugGroup(self) -> None:
-        """Nothing to do."""
+        """No effect."""
 
     def makeBlitCommandEncoder(self) -> MTLBlitCommandEncoder:
         self._check_open("MTLCommandBuffer.makeBlitCommandEncoder")
@@ -520,24 +523,24 @@ class MTLCommandBuffer:
         self._scheduled_handlers.append(_checked_handler("addScheduledHandler", handler))
 
     def addCompletedHandler(self, handler: Handler) -> None:
-        """Call `handler(self)` after the work. Whoever waits for the buffer waits for its handlers too."""
+        """Call `handler(self)` after the work. Waiting for the buffer includes waiting for its handlers."""
         self._check_open("MTLCommandBuffer.addCompletedHandler")
         self._completed_handlers.append(_checked_handler("addCompletedHandler", handler))
 
     def enqueue(self) -> None:
-        """Keep a place: buffers of this queue that are enqueued or committed later run later."""
+        """Reserve a place in the queue, before buffers that are enqueued or committed later."""
         self._queue._executor.enqueue(self)
 
     def commit(self) -> None:
-        """Hand the work over. Returns at once."""
+        """Submit the work. Returns immediately."""
         self._queue._executor.commit(self)
 
     def waitUntilScheduled(self) -> None:
-        """Return when the work has begun, which here means when it is done."""
+        """Wait until the work has started. Here that is when it is done, as in waitUntilCompleted."""
         self._wait("waitUntilScheduled")
 
     def waitUntilCompleted(self) -> None:
-        """Return when the work and the completion handlers are done, by doing them if they have not begun."""
+        """Wait for the work and the completion handlers. Runs them on this thread if they have not started."""
         self._wait("waitUntilCompleted")
 
     def _wait(self, function: str) -> None:
@@ -547,8 +550,8 @@ class MTLCommandBuffer:
             return
         executor = self._queue._executor
         if executor.runner == get_ident():
-            raise RuntimeError(f"MTLCommandBuffer.{function}: called by a handler, which it would wait for")
-        executor.help(self)
+            raise RuntimeError(f"MTLCommandBuffer.{function}: called by a handler, and would wait for itself")
+        executor.run_until(self)
         if not self._ended:
             with self._done:
                 pass
@@ -558,7 +561,7 @@ class MTLCommandBuffer:
             raise RuntimeError(f"{function}: the command buffer has been committed already")
 
     def _run(self) -> None:
-        """Ends the buffer whatever happens, an interrupt at any moment included."""
+        """Run the work and end the buffer, even if an interrupt comes at any point."""
         failure: BaseException | None = None
         try:
             try:
@@ -566,9 +569,9 @@ class MTLCommandBuffer:
                 if self._scheduled_handlers:
                     self._call(self._scheduled_handlers)
                 self._start_time = time.perf_counter()
-                working = self._queue._executor.working
+                engine_lock = self._queue._executor.engine_lock
                 for work in self._work:
-                    with working:
+                    with engine_lock:
                         if _exiting:
                             raise RuntimeError("the interpreter is ending")
                         work()
@@ -581,17 +584,17 @@ class MTLCommandBuffer:
             if self._completed_handlers and not _exiting:
                 self._call(self._completed_handlers)
         finally:
-            # No call before the last: an interrupt could come after any.
+            # No calls before `release`: an interrupt could follow each of them.
             if self._status < _COMPLETED:
                 self._failure = failure
                 self._status = _ERROR
             self._ended = True
             self._done.release()
         if failure is not None and not isinstance(failure, Exception):
-            raise failure  # an interrupt, which the waiting caller must see
+            raise failure  # an interrupt: the waiting caller must see it
 
-    def _lose(self, failure: BaseException) -> None:
-        """End in a forked child. The parent runs the work and calls the handlers."""
+    def _abandon(self, failure: BaseException) -> None:
+        """End the buffer in a forked child. The parent runs the work and the handlers."""
         self._work = []
         self._completed_handlers.clear()
         if self._status < _COMPLETED:
@@ -625,7 +628,7 @@ _default_device: Final = MTLDevice()
 
 
 def MTLCreateSystemDefaultDevice() -> MTLDevice:
-    """The one device there is."""
+    """The only device."""
     return _default_device
 
 

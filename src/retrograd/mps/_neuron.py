@@ -1,4 +1,4 @@
-"""The neurons of the kernels, in the engine's words."""
+"""Converts the kernels' neurons to the engine's activations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = npt.NDArray[np.float64]
 
 
 class Curve(NamedTuple):
-    """A neuron that the engine does not have. Arithmetic decides: outside of its domain it is NaN or infinite."""
+    """A neuron that the engine does not have, computed by NumPy. Outside its domain the result is NaN or infinite."""
 
     value: Callable[[Array], Array]
     slope: Callable[[Array], Array]
@@ -55,7 +55,7 @@ def _logarithm(a: float, b: float, c: float) -> Curve:
 _PARAMETERS: Final = struct.Struct("3d")
 _TYPES: Final = MPSCNNNeuronType
 _MAKERS: Final[dict[MPSCNNNeuronType, tuple[str, Callable[[float, float, float], Any]]]] = {
-    # the parameters it has, and what makes it of a, b, c
+    # the parameters it uses, and a function of a, b, c that makes it
     _TYPES.none: ("", lambda a, b, c: None),
     _TYPES.reLU: ("a", _activation("leaky_relu", "a")),
     _TYPES.linear: ("ab", _activation("linear_with_bias", "ab")),
@@ -75,25 +75,25 @@ _MAKERS: Final[dict[MPSCNNNeuronType, tuple[str, Callable[[float, float, float],
 
 
 def as_neuron_type(name: str, value: object) -> MPSCNNNeuronType:
-    """A type that a kernel of matrices can have."""
+    """Check a neuron type of a matrix kernel."""
     try:
         kind = MPSCNNNeuronType(value)  # type: ignore[arg-type]
     except ValueError:
-        raise ValueError(f"{name} is {value!r}, which is no MPSCNNNeuronType; they are 0 to 15") from None
+        raise ValueError(f"{name} is {value!r}, which is not an MPSCNNNeuronType (0 to 15)") from None
     if kind not in _MAKERS:
-        reason = "it has a parameter for each channel" if kind is _TYPES.pReLU else "it is not a function"
-        raise ValueError(f"{name} is {kind.name} ({kind.value}), which these kernels do not take: {reason}")
+        reason = "it has one parameter per channel" if kind is _TYPES.pReLU else "it is not a function"
+        raise ValueError(f"{name} is {kind.name} ({kind.value}), which these kernels do not support: {reason}")
     return kind
 
 
 def neuron(kind: MPSCNNNeuronType, a: float, b: float, c: float) -> Activation | Curve | None:
-    """What to compute; None: nothing. Raises ValueError for parameters that make no function."""
+    """The function to apply, or None. Raises ValueError for invalid parameters."""
     return _made(kind, _PARAMETERS.pack(a, b, c))
 
 
 @lru_cache(maxsize=256)
 def _made(kind: MPSCNNNeuronType, parameters: bytes) -> Activation | Curve | None:
-    """Remembered by the bits of the parameters: 0 and -0 are equal, and make different functions."""
+    """Cached by the bits of the parameters: 0 and -0 compare equal but give different functions."""
     used, make = _MAKERS[kind]
     a, b, c = _PARAMETERS.unpack(parameters)
     for name, value in zip("abc", (a, b, c), strict=True):

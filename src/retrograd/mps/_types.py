@@ -1,4 +1,4 @@
-"""Numbers, enumerations and small structures of Metal and Metal Performance Shaders, under Swift's names."""
+"""Constants, enumerations and small structures of Metal and Metal Performance Shaders, under Swift's names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 import numpy as np
 
 NSUIntegerMax: Final = 2**64 - 1
-LARGEST_SIZE: Final = int(np.iinfo(np.intp).max)  # of anything in memory, in bytes
+LARGEST_SIZE: Final = int(np.iinfo(np.intp).max)  # of an object in memory, in bytes
 FLT_MIN: Final = float(np.finfo(np.float32).tiny)
 
 
@@ -34,7 +34,7 @@ class MPSDataType(IntEnum):
     unorm8 = 0x40000008
 
 
-# The types an element of a matrix or vector can have.
+# Element types of matrices and vectors.
 NUMPY_TYPES: Final[dict[int, np.dtype[Any]]] = {
     MPSDataType.float16: np.dtype(np.float16),
     MPSDataType.float32: np.dtype(np.float32),
@@ -107,7 +107,7 @@ class MTLCommandBufferStatus(IntEnum):
 
 
 class MTLOrigin(NamedTuple):
-    """Where a window begins. In matrix kernels x counts rows, y counts columns, and z is 0."""
+    """The origin of a window. In matrix kernels x counts rows, y counts columns, and z is 0."""
 
     x: int = 0
     y: int = 0
@@ -138,7 +138,7 @@ def NSMakeRange(location: int, length: int) -> NSRange:
 
 
 class NSError(RuntimeError):
-    """What `error` of a command buffer holds; its cause is the exception itself."""
+    """A command buffer's `error`. Its `__cause__` is the original exception."""
 
     def __init__(self, description: str, domain: str = "MTLCommandBufferErrorDomain", code: int = 1) -> None:
         super().__init__(description)
@@ -166,7 +166,7 @@ class NSError(RuntimeError):
 
 
 def as_unsigned(name: str, value: object) -> int:
-    """An NSUInteger, as a plain int."""
+    """Check an NSUInteger."""
     try:
         number = int(operator.index(value))  # type: ignore[arg-type]
     except TypeError:
@@ -177,7 +177,7 @@ def as_unsigned(name: str, value: object) -> int:
 
 
 def as_float(name: str, value: Any) -> float:
-    """A C float, as the Python float of the same value."""
+    """Round to a C float."""
     if isinstance(value, str) or not hasattr(value, "__float__") or (isinstance(value, np.ndarray) and value.ndim):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     try:
@@ -207,7 +207,7 @@ def as_origin(name: str, value: Any) -> MTLOrigin:
 
 
 def as_flags(name: str, value: object) -> int:
-    """A set of options: a number, or the several that Swift writes in brackets."""
+    """A set of options: an int, or a list of them as in Swift's brackets."""
     if not isinstance(value, (list, tuple, set, frozenset)):
         return as_unsigned(name, value)
     flags = 0
@@ -221,11 +221,11 @@ def as_options(name: str, value: object) -> MPSKernelOptions:
 
 
 def as_data_type(name: str, value: object) -> MPSDataType:
-    number = as_unsigned(name, value)
-    if number not in NUMPY_TYPES:
-        known = ", ".join(MPSDataType(code).name for code in NUMPY_TYPES)
-        raise ValueError(f"{name} is {number:#x}, which is no type of elements; there are {known}")
-    return MPSDataType(number)
+    code = as_unsigned(name, value)
+    if code not in NUMPY_TYPES:
+        known = ", ".join(MPSDataType(known_code).name for known_code in NUMPY_TYPES)
+        raise ValueError(f"{name} is {code:#x}, which is not an element type; the element types are {known}")
+    return MPSDataType(code)
 
 
 # ---- members ---------------------------------------------------------------------------------------------------------
@@ -234,9 +234,9 @@ T = TypeVar("T")
 
 
 class Setting(Generic[T]):
-    """A member with a default, checked when set and kept in the attribute of the same name after an underscore.
+    """A member with a default, checked when set and stored in the attribute of the same name with an underscore.
 
-    The classes read that attribute themselves and never the member: the PyObjC face has a method under its name.
+    The classes read only that attribute, never the member: in PyObjC classes a method has the member's name.
     """
 
     writable = True
@@ -267,7 +267,7 @@ class Setting(Generic[T]):
 
 
 class Members:
-    """Only members can be set: a misspelt one, or one that PyObjC has as a method, is refused."""
+    """Only members can be set: misspelled names, and members that are methods in PyObjC, raise AttributeError."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_"):

@@ -1,10 +1,10 @@
-"""The kernels under PyObjC's names: a script for its Metal, MetalPerformanceShaders and Foundation modules runs after
+"""The kernels under PyObjC's names. A script for its Metal, MetalPerformanceShaders and Foundation modules runs with
 
     import retrograd.mps.pyobjc as Metal
     import retrograd.mps.pyobjc as MetalPerformanceShaders
 
 The classes are those of :mod:`retrograd.mps` with members as methods (``matrix.rows()``, ``kernel.setEpsilon_(x)``),
-selectors with an underscore for each colon, and ``alloc()``. Objects of the two spellings go together in one call.
+selectors with an underscore for each colon, and ``alloc()``. Objects of both modules can be mixed in one call.
 """
 
 from __future__ import annotations
@@ -186,11 +186,11 @@ _COCOA_ERRORS: Final = "NSCocoaErrorDomain"
 _CORRUPT: Final = 4864
 _INVALID_VALUE: Final = 4866
 
-# ---- from one spelling to the other ----------------------------------------------------------------------------------
+# ---- from Swift's names to PyObjC's ----------------------------------------------------------------------------------
 
 
 def _plain(value: Any) -> Any:
-    """Enumerations are numbers to PyObjC, and an origin is a copy that can be changed."""
+    """Convert to what PyObjC returns: enumerations as ints, an origin as a mutable copy."""
     if isinstance(value, Enum):
         return value.value
     return MTLOrigin(*value) if isinstance(value, _types.MTLOrigin) else value
@@ -203,7 +203,7 @@ def _named(keywords: tuple[str, ...], arguments: tuple[Any, ...]) -> dict[str, A
 
 
 def _method(swift_name: str, *keywords: str) -> Callable[..., Any]:
-    """A selector that is a method of Swift's, its arguments being those of the keywords."""
+    """A selector for a Swift method. `keywords` name its arguments in order."""
 
     def send(self: Any, *arguments: Any) -> Any:
         return _plain(getattr(self, swift_name)(**_named(keywords, arguments)))
@@ -212,7 +212,7 @@ def _method(swift_name: str, *keywords: str) -> Callable[..., Any]:
 
 
 def _init(*keywords: str) -> Callable[..., Any]:
-    """A selector that is an initializer."""
+    """A selector for an initializer."""
 
     def send(self: Any, *arguments: Any) -> Any:
         type(self).__init__(self, **_named(keywords, arguments))
@@ -222,12 +222,12 @@ def _init(*keywords: str) -> Callable[..., Any]:
 
 
 def _factory(*keywords: str) -> Any:
-    """A selector of the class that makes an object."""
+    """A class selector that makes an object."""
     return classmethod(lambda cls, *arguments: cls(**_named(keywords, arguments)))
 
 
 def _with_error(function: Callable[..., Any], code: int) -> Callable[..., Any]:
-    """A selector whose last argument is where an error would go: what it returns comes with the error, or None."""
+    """A selector whose last argument is an error pointer: it returns (result, error or None)."""
 
     def send(*arguments: Any) -> tuple[Any, Any]:
         *most, out = arguments
@@ -241,10 +241,10 @@ def _with_error(function: Callable[..., Any], code: int) -> Callable[..., Any]:
     return send
 
 
-def _face(swift: type, **selectors: Any) -> Any:
-    """A subclass of Swift's class with its members as methods, and with these selectors.
+def _pyobjc_class(swift: type, **selectors: Any) -> Any:
+    """Make a subclass of a Swift class with its members as methods, and with these selectors.
 
-    The classes themselves never use their public members, so that a subclass can redefine them.
+    This is safe because the Swift classes never use their own public members.
     """
     members: dict[str, Any] = {"__slots__": (), "alloc": classmethod(_alloc), "__doc__": swift.__doc__}
     for base in reversed(swift.__mro__):
@@ -283,7 +283,7 @@ def _setter(member: Any) -> Callable[[Any, Any], None]:
 
 
 class varlist:
-    """Memory of unknown length, as PyObjC gives it."""
+    """Memory of unknown length, as PyObjC returns it."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -295,7 +295,7 @@ class varlist:
         return self._memory[:count]
 
     def as_tuple(self, count: int) -> tuple[int, ...]:
-        """The first `count` bytes, as numbers."""
+        """The first `count` bytes, as ints."""
         if not 0 <= count <= self._memory.nbytes:
             raise ValueError(f"as_tuple: count is {count}, but there are {self._memory.nbytes} bytes")
         return tuple(self._memory[:count])
@@ -307,7 +307,7 @@ class varlist:
 
 
 class MTLOrigin:
-    """Where a window begins: x counts rows, y counts columns, and z is 0. Its parts can be set, by name or number."""
+    """The origin of a window: x counts rows, y counts columns, and z is 0. Mutable, by name or index."""
 
     __slots__ = ("x", "y", "z")
     __hash__ = None  # type: ignore[assignment]
@@ -337,20 +337,20 @@ def MTLOriginMake(x: int, y: int, z: int) -> MTLOrigin:
     return MTLOrigin(x, y, z)
 
 
-NSError: Any = _face(_types.NSError)
+NSError: Any = _pyobjc_class(_types.NSError)
 
-MTLBuffer: Any = _face(
+MTLBuffer: Any = _pyobjc_class(
     _metal.MTLBuffer,
     contents=lambda self: varlist(self._memory),
     didModifyRange_=_method("didModifyRange", "range"),
 )
 
-MTLBlitCommandEncoder: Any = _face(
+MTLBlitCommandEncoder: Any = _pyobjc_class(
     _metal.MTLBlitCommandEncoder,
     synchronizeResource_=_method("synchronize", "resource"),
 )
 
-MTLCommandBuffer: Any = _face(
+MTLCommandBuffer: Any = _pyobjc_class(
     _metal.MTLCommandBuffer,
     _error_type=NSError,
     _blit_encoder_type=MTLBlitCommandEncoder,
@@ -362,14 +362,14 @@ MTLCommandBuffer: Any = _face(
     GPUEndTime=_method("gpuEndTime"),
 )
 
-MTLCommandQueue: Any = _face(
+MTLCommandQueue: Any = _pyobjc_class(
     _metal.MTLCommandQueue,
     _command_buffer_type=MTLCommandBuffer,
     commandBuffer=_method("makeCommandBuffer"),
     commandBufferWithUnretainedReferences=_method("makeCommandBufferWithUnretainedReferences"),
 )
 
-MTLDevice: Any = _face(
+MTLDevice: Any = _pyobjc_class(
     _metal.MTLDevice,
     _buffer_type=MTLBuffer,
     _queue_type=MTLCommandQueue,
@@ -386,7 +386,7 @@ _default_device: Final = MTLDevice()
 
 
 def MTLCreateSystemDefaultDevice() -> Any:
-    """The one device there is."""
+    """The only device."""
     return _default_device
 
 
@@ -400,7 +400,7 @@ def MPSSupportsMTLDevice(device: Any) -> bool:
 
 # ---- Foundation ------------------------------------------------------------------------------------------------------
 
-NSKeyedArchiver: Any = _face(
+NSKeyedArchiver: Any = _pyobjc_class(
     _archive.NSKeyedArchiver,
     initRequiringSecureCoding_=_init("requiringSecureCoding"),
     archivedDataWithRootObject_requiringSecureCoding_error_=staticmethod(
@@ -413,7 +413,7 @@ NSKeyedArchiver: Any = _face(
     encodeFloat_forKey_=_method("encode", "value", "forKey"),
 )
 
-NSKeyedUnarchiver: Any = _face(
+NSKeyedUnarchiver: Any = _pyobjc_class(
     _archive.NSKeyedUnarchiver,
     unarchivedObjectOfClass_fromData_error_=staticmethod(
         _with_error(_archive.NSKeyedUnarchiver.unarchivedObject, _CORRUPT)
@@ -429,7 +429,7 @@ NSKeyedUnarchiver: Any = _face(
 
 # ---- Metal Performance Shaders ---------------------------------------------------------------------------------------
 
-MPSMatrixDescriptor: Any = _face(
+MPSMatrixDescriptor: Any = _pyobjc_class(
     _matrix.MPSMatrixDescriptor,
     matrixDescriptorWithRows_columns_rowBytes_dataType_=_factory("rows", "columns", "rowBytes", "dataType"),
     matrixDescriptorWithRows_columns_matrices_rowBytes_matrixBytes_dataType_=_factory(
@@ -440,14 +440,14 @@ MPSMatrixDescriptor: Any = _face(
     rowBytesFromColumns_dataType_=staticmethod(_matrix.MPSMatrixDescriptor.rowBytes),
 )
 
-MPSVectorDescriptor: Any = _face(
+MPSVectorDescriptor: Any = _pyobjc_class(
     _matrix.MPSVectorDescriptor,
     vectorDescriptorWithLength_dataType_=_factory("length", "dataType"),
     vectorDescriptorWithLength_vectors_vectorBytes_dataType_=_factory("length", "vectors", "vectorBytes", "dataType"),
     vectorBytesForLength_dataType_=staticmethod(_matrix.MPSVectorDescriptor.vectorBytes),
 )
 
-MPSMatrix: Any = _face(
+MPSMatrix: Any = _pyobjc_class(
     _matrix.MPSMatrix,
     initWithBuffer_descriptor_=_init("buffer", "descriptor"),
     initWithBuffer_offset_descriptor_=_init("buffer", "offset", "descriptor"),
@@ -455,7 +455,7 @@ MPSMatrix: Any = _face(
     synchronizeOnCommandBuffer_=_method("synchronize", "on"),
 )
 
-MPSVector: Any = _face(
+MPSVector: Any = _pyobjc_class(
     _matrix.MPSVector,
     initWithBuffer_descriptor_=_init("buffer", "descriptor"),
     initWithBuffer_offset_descriptor_=_init("buffer", "offset", "descriptor"),
@@ -463,13 +463,13 @@ MPSVector: Any = _face(
     synchronizeOnCommandBuffer_=_method("synchronize", "on"),
 )
 
-MPSTemporaryMatrix: Any = _face(
+MPSTemporaryMatrix: Any = _pyobjc_class(
     _matrix.MPSTemporaryMatrix,
     temporaryMatrixWithCommandBuffer_matrixDescriptor_=_factory("commandBuffer", "matrixDescriptor"),
     prefetchStorageWithCommandBuffer_matrixDescriptorList_=staticmethod(_matrix.MPSTemporaryMatrix.prefetchStorage),
 )
 
-MPSTemporaryVector: Any = _face(
+MPSTemporaryVector: Any = _pyobjc_class(
     _matrix.MPSTemporaryVector,
     temporaryVectorWithCommandBuffer_descriptor_=_factory("commandBuffer", "descriptor"),
     prefetchStorageWithCommandBuffer_descriptorList_=staticmethod(_matrix.MPSTemporaryVector.prefetchStorage),
@@ -490,7 +490,7 @@ _KERNEL: Final[dict[str, Any]] = {
     "neuronType": lambda self: self._neuron[0].value,
 }
 
-MPSMatrixBatchNormalization: Any = _face(
+MPSMatrixBatchNormalization: Any = _pyobjc_class(
     _batch_normalization.MPSMatrixBatchNormalization,
     **_KERNEL,
     encodeToCommandBuffer_inputMatrix_meanVector_varianceVector_gammaVector_betaVector_resultMatrix_=_method(
@@ -505,7 +505,7 @@ MPSMatrixBatchNormalization: Any = _face(
     ),
 )
 
-MPSMatrixBatchNormalizationGradient: Any = _face(
+MPSMatrixBatchNormalizationGradient: Any = _pyobjc_class(
     _batch_normalization.MPSMatrixBatchNormalizationGradient,
     **_KERNEL,
     encodeToCommandBuffer_gradientMatrix_inputMatrix_meanVector_varianceVector_gammaVector_betaVector_resultGradientForDataMatrix_resultGradientForGammaVector_resultGradientForBetaVector_=_method(
