@@ -55,8 +55,8 @@ public:
     // du (+)= the gradient of the layer's input. The sweep is over: its packed weights make room.
     void input_gradients(bool accumulate, A* du, int64_t du_row) const {
         for (int64_t d = 0; d < shape_.directions; ++d) {
-            const InputSlopes slopes = input_slopes(d);
-            input_gradient(products_, slopes.dz, slopes.panel, slopes.rows, shape_.units, rows_.layer_inputs(layer_),
+            const DzRows dz_rows = dz_for_input(d);
+            input_gradient(products_, dz_rows.dz, dz_rows.panel, dz_rows.rows, shape_.units, rows_.layer_inputs(layer_),
                            matrix<const A>(arrays(d).wx), accumulate || d > 0, du, du_row, my_scratch().weights,
                            call_.threads);
         }
@@ -82,11 +82,11 @@ private:
     A* dzo(int64_t d) const { return dzo_ + d * state_elements(); }
 
     // What the products with the layer's input see of dz: all rows, or their sums by the rows of a table.
-    struct InputSlopes {
+    struct DzRows {
         const A* dz;
         int64_t panel, rows;
     };
-    InputSlopes input_slopes(int64_t d) const {
+    DzRows dz_for_input(int64_t d) const {
         if (!looks_up()) return {dz(d), rows_.panel, rows_.rows};
         return {sums_ + d * 4 * rows_.blocks * sums_panel(), sums_panel(), call_.lookup.rows};
     }
@@ -248,7 +248,7 @@ private:
         const CellArrays& gradients = call_.dcells[cell_index(d)];
         const StateArray<const A> h_prev = {cell_[d].h_prev, kPanel<A>, rows_.panel};
         const StateArray<const A> c_prev = {cell_[d].c_prev, kPanel<A>, rows_.panel};
-        weights_gradient(input_slopes(d), gradients.wx, u, rows_.layer_inputs(layer_));
+        weights_gradient(dz_for_input(d), gradients.wx, u, rows_.layer_inputs(layer_));
         state_gradient(d, gradients.wh, h_prev);
         vector_gradient(d, gradients.b, nullptr);
         const StateArray<const A> c_new_rows = {c_new_ ? c_new(d) : nullptr, rows_.state_row, kPanel<A>};
@@ -265,12 +265,12 @@ private:
         }
     }
 
-    void weights_gradient(const InputSlopes& slopes, const GateArray& gradient, const StateArray<const A>& u,
+    void weights_gradient(const DzRows& dz_rows, const GateArray& gradient, const StateArray<const A>& u,
                           int64_t inputs) const {
         const GateMatrix<A> dw = matrix<A>(gradient);
         if (dw.empty()) return;
-        weight_gradient(products_, slopes.dz, slopes.panel, slopes.rows, shape_.units, u, inputs, call_.accumulate, dw,
-                        call_.threads);
+        weight_gradient(products_, dz_rows.dz, dz_rows.panel, dz_rows.rows, shape_.units, u, inputs, call_.accumulate,
+                        dw, call_.threads);
     }
 
     // The same for weights that multiply states. Often all states of the first step are 0: then its rows are left out.
@@ -285,16 +285,16 @@ private:
             }
         }
         const int64_t left_out = zero ? count : 0, from = d ? 0 : left_out;
-        const InputSlopes slopes = {dz(d) + from * kPanel<A>, rows_.panel, rows_.rows - left_out};
-        weights_gradient(slopes, gradient, {states.data + from * states.row, states.row, states.panel}, shape_.units);
+        const DzRows dz_rows = {dz(d) + from * kPanel<A>, rows_.panel, rows_.rows - left_out};
+        weights_gradient(dz_rows, gradient, {states.data + from * states.row, states.row, states.panel}, shape_.units);
     }
 
     // Sums over all rows of dz, or of dz times a state for each gate.
     void vector_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>* states) const {
         const GateMatrix<A> to = matrix<A>(gradient);
         if (to.empty()) return;
-        const Crew crew(cost::kCopy * double(rows_.rows * rows_.gates_row), call_.threads);
-        crew.each(rows_.blocks, [&](int64_t block) {
+        const Workers workers(cost::kCopy * double(rows_.rows * rows_.gates_row), call_.threads);
+        workers.each(rows_.blocks, [&](int64_t block) {
             const int64_t unit = block * kPanel<A>;
             for (int k = 0; k < 4; ++k) {
                 if (!to.gate[k]) continue;

@@ -113,8 +113,8 @@ struct Rows : RowSizes<A> {
     }
     template <class Visit>
     void parallel_rows(int64_t width, int threads, const Visit& visit) const {
-        const Crew crew(cost::kCopy * double(rows * width), threads);
-        crew.ranges(rows, [&](int64_t first, int64_t last) { for_each_row(first, last, visit); });
+        const Workers workers(cost::kCopy * double(rows * width), threads);
+        workers.ranges(rows, [&](int64_t first, int64_t last) { for_each_row(first, last, visit); });
     }
 
     const LstmShape& shape;
@@ -238,7 +238,7 @@ struct Group {
     int64_t direction, first_slot, last_slot;
 };
 struct Split {
-    Crew crew;
+    Workers workers;
     std::vector<Group> groups;
     int parts = 1;
 };
@@ -247,9 +247,9 @@ template <class A>
 Split split_sweep(const Rows<A>& rows, int threads) {
     const LstmShape& s = rows.shape;
     const double flops = 8.0 * double(rows.rows) * double(rows.state_row) * double(rows.state_row);
-    Split split{Crew(cost::kFlop * flops * double(s.directions), threads), {}, 1};
+    Split split{Workers(cost::kFlop * flops * double(s.directions), threads), {}, 1};
     int64_t ranges = 1;
-    const int64_t each = std::max<int64_t>(1, split.crew.threads() / s.directions);
+    const int64_t each = std::max<int64_t>(1, split.workers.threads() / s.directions);
     if (each > 1 && s.steps > 0) {
         const int64_t weight_bytes = 4 * rows.state_row * rows.state_row * int64_t(sizeof(A));
         const double step_flops = flops / double(s.steps);
@@ -285,12 +285,12 @@ template <class Body>
 void sweep(const Split& split, int64_t steps, int64_t blocks, const Body& body) {
     const int64_t groups = int64_t(split.groups.size());
     if (split.parts == 1) {
-        split.crew.each(groups, [&](int64_t g) {
+        split.workers.each(groups, [&](int64_t g) {
             for (int64_t p = 0; p < steps; ++p) body(p, split.groups[size_t(g)], 0, blocks);
         });
         return;
     }
-    split.crew.phases(steps, int(groups) * split.parts, [&](int64_t p, int part) {
+    split.workers.phases(steps, int(groups) * split.parts, [&](int64_t p, int part) {
         const int64_t i = part % split.parts;
         body(p, split.groups[size_t(part / split.parts)], blocks * i / split.parts, blocks * (i + 1) / split.parts);
     });

@@ -95,8 +95,8 @@ struct PlaneBackward : BackwardContext<A> {
     double* means;    // [set][2]: mean(g), mean(g * xhat)
     double* totals;   // [group][C][2]
 
-    PlaneBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), crew) {
+    PlaneBackward(const NormBackward& c, const Geometry& geometry, const Workers& workers)
+        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), workers) {
         CallScratch& scratch = my_call_scratch();
         partial = scratch.partial.take<double>(plan.sets() * plan.items * 2);
         means = scratch.centers.take<double>(plan.sets() * 2);
@@ -207,8 +207,8 @@ struct ColumnBackward : BackwardContext<A> {
     A* coefficients = nullptr;  // [set][vectors][C]
     double* totals;             // [group][2][C]
 
-    ColumnBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, crew) {
+    ColumnBackward(const NormBackward& c, const Geometry& geometry, const Workers& workers)
+        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, workers) {
         CallScratch& scratch = my_call_scratch();
         if (plan.phased) {
             partial = scratch.partial.take<double>(g.N * grid.chunks * 2 * g.C);
@@ -418,15 +418,16 @@ struct RowBackward : BackwardContext<A> {
             write_block(b, read(b, s, col), s, row_sums, col, total);
         }
     }
-    void run(const Crew& crew) {
+    void run(const Workers& workers) {
         if (!call.dx && !this->wants_parameters()) return;
         if (!grid.is_long()) {
-            crew.each(grid.chunks, [&](int64_t chunk) { short_rows(chunk); });
+            workers.each(grid.chunks, [&](int64_t chunk) { short_rows(chunk); });
         } else {
             if (wants_row_sums()) {
-                crew.each(g.N * grid.segments, [&](int64_t i) { collect_long(i / grid.segments, i % grid.segments); });
+                workers.each(g.N * grid.segments,
+                             [&](int64_t i) { collect_long(i / grid.segments, i % grid.segments); });
             }
-            crew.each(grid.segments, [&](int64_t segment) { apply_long(segment); });
+            workers.each(grid.segments, [&](int64_t segment) { apply_long(segment); });
         }
         if (!this->wants_parameters()) return;
         const int64_t parts = grid.is_long() ? 1 : grid.chunks;
@@ -438,18 +439,18 @@ struct RowBackward : BackwardContext<A> {
 };
 
 template <class A>
-void backward(const NormBackward& call, const Geometry& g, const Crew& crew) {
+void backward(const NormBackward& call, const Geometry& g, const Workers& workers) {
     if (g.family == Family::row) {
-        RowBackward<A>(call, g).run(crew);
+        RowBackward<A>(call, g).run(workers);
         return;
     }
     if (g.family == Family::plane) {
-        PlaneBackward<A> pass(call, g, crew);
-        pass.pipelines() ? run_pipelined(pass.plan, crew, pass) : run(pass.plan, crew, pass);
+        PlaneBackward<A> pass(call, g, workers);
+        pass.pipelines() ? run_pipelined(pass.plan, workers, pass) : run(pass.plan, workers, pass);
         pass.reduce();
     } else {
-        ColumnBackward<A> pass(call, g, crew);
-        run(pass.plan, crew, pass);
+        ColumnBackward<A> pass(call, g, workers);
+        run(pass.plan, workers, pass);
         pass.reduce();
     }
 }
@@ -460,8 +461,8 @@ void norm_backward(const NormBackward& call) {
     const Geometry g(call.shape);
     if (g.elements() == 0) return;
     trim_scratch();
-    const Crew crew(cost::kElement * double(g.elements()), call.threads);
-    call.dtype == DType::f64 ? backward<double>(call, g, crew) : backward<float>(call, g, crew);
+    const Workers workers(cost::kElement * double(g.elements()), call.threads);
+    call.dtype == DType::f64 ? backward<double>(call, g, workers) : backward<float>(call, g, workers);
 }
 
 }  // namespace rg

@@ -52,8 +52,8 @@ struct PlaneForward : ForwardContext<A> {
     Plan plan;
     double *partial, *centers;
 
-    PlaneForward(const NormForward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), crew) {
+    PlaneForward(const NormForward& c, const Geometry& geometry, const Workers& workers)
+        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), workers) {
         CallScratch& scratch = my_call_scratch();
         partial = scratch.partial.take<double>(g.N * g.sets_per_n * items() * 2);
         centers = scratch.centers.take<double>(g.N * g.sets_per_n);
@@ -142,8 +142,8 @@ struct ColumnForward : ForwardContext<A> {
     double* partial = nullptr;  // [set][chunk][2][C]
     A* coefficients = nullptr;  // [set][3][C]: center, scale, shift
 
-    ColumnForward(const NormForward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, crew) {
+    ColumnForward(const NormForward& c, const Geometry& geometry, const Workers& workers)
+        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, workers) {
         if (plan.phased) {
             partial = my_call_scratch().partial.take<double>(g.N * grid.chunks * 2 * g.C);
             coefficients = my_call_scratch().coefficients.take<A>(g.N * 3 * g.C);
@@ -415,21 +415,21 @@ struct RowForward : ForwardContext<A> {
 };
 
 template <class A>
-void forward(const NormForward& call, const Geometry& g, const Crew& crew) {
+void forward(const NormForward& call, const Geometry& g, const Workers& workers) {
     if (g.family == Family::plane) {
-        PlaneForward<A> pass(call, g, crew);
-        pass.pipelines() ? run_pipelined(pass.plan, crew, pass) : run(pass.plan, crew, pass);
+        PlaneForward<A> pass(call, g, workers);
+        pass.pipelines() ? run_pipelined(pass.plan, workers, pass) : run(pass.plan, workers, pass);
     } else if (g.family == Family::column) {
-        ColumnForward<A> pass(call, g, crew);
-        run(pass.plan, crew, pass);
+        ColumnForward<A> pass(call, g, workers);
+        run(pass.plan, workers, pass);
     } else {
         RowForward<A> pass(call, g);
         if (pass.grid.is_long()) {
-            run(Plan(g, pass.grid.segments, pass.set_bytes(), crew), crew, pass);
+            run(Plan(g, pass.grid.segments, pass.set_bytes(), workers), workers, pass);
         } else {
             const bool pipelined = pass.pipelines();
-            crew.each(pass.grid.chunks,
-                      [&](int64_t chunk) { pipelined ? pass.pipelined_rows(chunk) : pass.short_rows(chunk); });
+            workers.each(pass.grid.chunks,
+                         [&](int64_t chunk) { pipelined ? pass.pipelined_rows(chunk) : pass.short_rows(chunk); });
         }
     }
 }
@@ -440,8 +440,8 @@ void norm_forward(const NormForward& call) {
     const Geometry g(call.shape);
     if (g.elements() == 0) return;
     trim_scratch();
-    const Crew crew(cost::kElement * double(g.elements()), call.threads);
-    call.dtype == DType::f64 ? forward<double>(call, g, crew) : forward<float>(call, g, crew);
+    const Workers workers(cost::kElement * double(g.elements()), call.threads);
+    call.dtype == DType::f64 ? forward<double>(call, g, workers) : forward<float>(call, g, workers);
 }
 
 }  // namespace rg

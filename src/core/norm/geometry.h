@@ -190,12 +190,12 @@ struct RowGrid {
 // item. Sets are (n, s); samples come in groups so that sums over n need one partial result per group only.
 struct Plan {
     int64_t N, sets_per_n, items, group_size, groups;
-    bool phased;    // too few sets for the team: all sets go through each step together
+    bool phased;    // too few sets for the thread pool: all sets go through each step together
     bool resident;  // a set stays in cache from collect to apply
     int64_t set_bytes;
 
     // bytes_per_set: what collect and apply read of a set
-    Plan(const Geometry& g, int64_t items_per_set, int64_t bytes_per_set, const Crew& crew)
+    Plan(const Geometry& g, int64_t items_per_set, int64_t bytes_per_set, const Workers& workers)
         : N(g.N),
           sets_per_n(g.family == Family::column ? 1 : g.sets_per_n),
           items(items_per_set),
@@ -203,7 +203,7 @@ struct Plan {
         group_size = ceil_div(N, kMaxParts);
         groups = ceil_div(N, group_size);
         resident = set_bytes <= cache_bytes();
-        phased = crew.threads() > 1 && items > 1 && group_size == 1 && N * sets_per_n < 2 * crew.threads();
+        phased = workers.threads() > 1 && items > 1 && group_size == 1 && N * sets_per_n < 2 * workers.threads();
     }
     int64_t sets() const { return N * sets_per_n; }
     // The sets of one group of samples at one place, i = group * sets_per_n + place.
@@ -242,19 +242,19 @@ struct PlaneBlocks {
 };
 
 template <class Pass>
-void run(const Plan& plan, const Crew& crew, Pass& pass) {
+void run(const Plan& plan, const Workers& workers, Pass& pass) {
     if (plan.phased) {
         const auto all = [&](auto step) {
-            crew.each(plan.sets() * plan.items, [&](int64_t i) { step(i / plan.items, i % plan.items); });
+            workers.each(plan.sets() * plan.items, [&](int64_t i) { step(i / plan.items, i % plan.items); });
         };
-        crew.each(plan.sets(), [&](int64_t set) { pass.begin(set); });
+        workers.each(plan.sets(), [&](int64_t set) { pass.begin(set); });
         if (pass.collects()) all([&](int64_t set, int64_t item) { pass.collect(set, item); });
-        crew.each(plan.sets(), [&](int64_t set) { pass.finish(set); });
+        workers.each(plan.sets(), [&](int64_t set) { pass.finish(set); });
         // In the same order, so that members meet again what they have read.
         if (pass.applies()) all([&](int64_t set, int64_t item) { pass.apply(set, item); });
         return;
     }
-    crew.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
+    workers.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
             plan.for_sets(i, [&](int64_t set) {
                 pass.begin(set);
@@ -271,8 +271,8 @@ void run(const Plan& plan, const Crew& crew, Pass& pass) {
 
 // The same for large results: one set is written while the next one's sums are collected, in one sweep.
 template <class Pass>
-void run_pipelined(const Plan& plan, const Crew& crew, Pass& pass) {
-    crew.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
+void run_pipelined(const Plan& plan, const Workers& workers, Pass& pass) {
+    workers.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
         int64_t previous = -1;
         for (int64_t i = first; i < last; ++i) {
             plan.for_sets(i, [&](int64_t set) {

@@ -1,5 +1,5 @@
-// Normalization drivers: cut a problem into blocks by its shape alone, hand the blocks to the team, and add partial
-// sums in a fixed order, so that the bits do not depend on the number of threads.
+// Normalization drivers: cut a problem into blocks by its shape alone, hand the blocks to the thread pool, and add
+// partial sums in a fixed order, so that the bits do not depend on the number of threads.
 #pragma once
 
 #include "../base/shape.h"
