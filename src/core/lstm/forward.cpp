@@ -7,7 +7,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x314d54534c475230;  // "0RGLSTM1"
 
-// FNV-1a over everything that a cache's meaning depends on.
+// FNV-1a hash of everything that the layout and meaning of a cache depend on.
 class Fingerprint {
 public:
     template <class T>
@@ -42,7 +42,7 @@ uint64_t fingerprint(const LstmShape& s) {
     return f.value();
 }
 
-// Buffers that live as long as a call, kept by its thread for the next one.
+// Buffers for the duration of a call, kept by the thread for the next call.
 struct ForwardScratch {
     Buffer inputs, outputs, weights, input_weights, peepholes, bias, diagonals, states, home, c_new, table;
     void trim() {
@@ -54,7 +54,7 @@ struct ForwardScratch {
 };
 ForwardScratch& my_scratch() { return kept_by_thread<ForwardScratch>(); }
 
-// One layer of a forward pass. Arrays of two directions lie one after the other.
+// One layer of a forward pass. The arrays of the two directions are consecutive.
 template <class A>
 class ForwardLayer {
 public:
@@ -67,7 +67,7 @@ public:
         above_ = above;
         keeps_ = base != nullptr;
         const int64_t steps = shape_.steps, directions = shape_.directions;
-        // Without a cache only a part of the gates is there at a time.
+        // Without a cache, only a segment of the gates is held at a time.
         const int64_t segment =
             keeps_ ? steps : std::max<int64_t>(1, (4 << 20) / (std::max<int64_t>(1, shape_.samples) * rows_.gates_row));
         take_scratch(base, std::min(segment, steps));
@@ -97,12 +97,12 @@ public:
     }
 
 private:
-    // Peepholes that are matrices need all of the new cell state before the output gate.
+    // Full peepholes need the whole new cell state before the output gate.
     bool two_halves() const { return shape_.peephole == Peephole::full && !shape_.output_reads_old; }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
-    // Whether the product with the layer's input is computed step by step too, so that gates are written once: worth it
-    // where all weights stay in a thread's cache and a step has rows enough to share the reading.
+    // Whether the product with the layer's input is also computed step by step, so that gates are written only once.
+    // That pays if all weights stay in a thread's cache and a step has enough rows to amortise reading them.
     bool projects_by_step(const Split& split) const {
         const int64_t inputs = rows_.layer_inputs(layer_);
         const int64_t weight_bytes = rows_.gates_row * (inputs + shape_.units) * int64_t(sizeof(A));
@@ -111,7 +111,7 @@ private:
         return !looks_up() && inputs > 0 && enough_rows && weight_bytes <= cache_bytes() * 3 / 4;
     }
     bool looks_up() const { return layer_ == 0 && call_.lookup.indices && rows_.rows > 0; }
-    // The states of a step's slots, in panels; without a cache two steps take turns. And the row of its gates.
+    // The states of a step's slots, in panels; without a cache, two buffers alternate. And the row of its gates.
     int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * home_panel(); }
     int64_t home_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
     StateArray<A> states_at(A* states, int64_t d, int64_t p, int64_t slot) const {
@@ -198,7 +198,7 @@ private:
         }
     }
 
-    // Slots that take part in step p but not in the step before come from home.
+    // Slots that are active in step p but not in the step before load their state from `home`.
     void enter(int64_t d, int64_t p, int64_t first_slot, int64_t last_slot, int64_t first_block, int64_t last_block) {
         const int64_t first = std::max(first_slot, rows_.active_at(d, p - 1));
         const int64_t last = std::min(last_slot, rows_.active_at(d, p));
@@ -213,7 +213,7 @@ private:
         }
     }
 
-    // gates += a * panels, for `count` panels of all
+    // gates += a * panels, for `count` of the panels
     void multiply(const StateArray<A>& a, int64_t rows, const A* panels, int64_t panel, int64_t count, A* gates) const {
         const A* base = gates + panel * kPanel<A>;
         multiply({a.data, a.row, a.panel}, rows, shape_.units, panels, panel, count, base, rows_.gates_row, gates);
@@ -236,7 +236,7 @@ private:
         product.base_row = base_row;
         products_.product(product);
     }
-    // The input's part of gates, with the bias.
+    // The contribution of the layer's input to the gates, plus the bias.
     void multiply_input(int64_t d, int64_t row, int64_t rows, int64_t block, int64_t count, A* gates) const {
         const int64_t panel = 4 * block;
         multiply({u_.data + row * u_.row, u_.row, u_.panel}, rows, rows_.layer_inputs(layer_), input_weights(d), panel,
@@ -246,9 +246,9 @@ private:
     void run_step(int64_t p, CellPhase phase, const Group& group, int64_t first_block, int64_t last_block) {
         const int64_t d = group.direction, slot = group.first_slot;
         const int64_t rows = std::min(rows_.active_at(d, p), group.last_slot) - slot;
-        // Of these, so many go on to the next step; the others go home.
+        // The number of these rows that continue to the next step; the others save their state to `home`.
         const int64_t going_on = std::min(rows, std::max<int64_t>(0, rows_.active_at(d, p + 1) - slot));
-        // And so many have a state that is not 0: the others begin with this step, and none was given.
+        // The number with a nonzero state; the others begin with this step and have no initial state.
         const int64_t begun = std::min(rows, std::max<int64_t>(0, rows_.begun(d, p) - slot));
         const int64_t h_rows = call_.h0.data ? rows : begun, c_rows = call_.c0.data ? rows : begun;
         if (rows > 0) {
@@ -302,7 +302,7 @@ private:
         return {c_new_ + (d * shape_.samples + slot) * rows_.state_row, rows_.state_row, kPanel<A>};
     }
 
-    // Rows from first to last of the slots that begin with `slot`; their next states go to h_next and c_next.
+    // Rows first to last of the slots from `slot` on; their new states are written to h_next and c_next.
     void cells(int64_t p, CellPhase phase, int64_t d, int64_t slot, int64_t block, int64_t count, int64_t first,
                int64_t last, const StateArray<A>& h_next, const StateArray<A>& c_next) const {
         const int64_t t = rows_.time(d, p), unit = block * kPanel<A>;
@@ -324,7 +324,7 @@ private:
         if (c_new_) f.c_new = part(new_states(d, slot), first, block);
         if (above_) {
             const int64_t row = rows_.first(t) + slot + first;
-            // In rows a direction may begin anywhere; in panels it begins with one.
+            // In rows, a direction may begin at any column; in panels, it begins with a panel.
             const int64_t column = rows_.above_panels ? output_unit / kPanel<A> * rows_.above_panel : output_unit;
             f.above = {above_ + column + row * rows_.above_row, rows_.above_row, rows_.above_panel};
         } else if (call_.y.data) {
@@ -379,7 +379,7 @@ void forward(const LstmForward& call, A* base) {
     for (int64_t layer = 0; layer < s.layers; ++layer) {
         A* above = nullptr;
         if (layer + 1 < s.layers) {
-            // Without a cache two buffers take turns.
+            // Without a cache, two buffers alternate.
             above = base ? cached_input(rows, base, layer + 1)
                          : scratch.outputs.take<A>(2 * rows.above_elements) + layer % 2 * rows.above_elements;
         }
@@ -405,7 +405,7 @@ int64_t cache_elements(const LstmShape& shape, int64_t rows) {
     return shape.layers * shape.directions * cell_elements(sizes) + (shape.layers - 1) * sizes.above_elements;
 }
 
-// The product of sizes that are not negative, capped: a cap of 2^61 bytes is 2^58 of the largest elements.
+// The product of non-negative sizes, capped so that it cannot overflow. 2^58 of the largest elements are 2^61 bytes.
 int64_t capped_product(std::initializer_list<int64_t> factors) {
     constexpr int64_t kCap = int64_t(1) << 61;
     int64_t product = 1;
@@ -421,13 +421,13 @@ int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 }  // namespace
 
 bool lstm_fits(const LstmShape& s) {
-    constexpr int64_t kMost = int64_t(1) << 58, kWidest = 32;  // elements; a panel and what rows are padded by
+    constexpr int64_t kMost = int64_t(1) << 58, kWidest = 32;  // elements; a panel plus the padding of rows
     for (const int64_t size : {s.steps, s.samples, s.inputs, s.units, s.layers}) {
         if (size > kMost) return false;
     }
     const int64_t rows = capped_product({s.steps + 1, s.samples + 1}) + 64, units = s.units + kWidest;
     const int64_t widest = std::max(s.inputs, s.directions * units) + kWidest, cells = s.layers * s.directions;
-    // A cell has four gates and two states a row and its output; weights have four gates.
+    // Per row, a cell has four gates, two states and its output; weights have four gates.
     return capped_product({rows, std::max(8 * units, widest), cells + 1}) < kMost &&
            capped_product({8 * units, widest, cells + 1}) < kMost;
 }
@@ -454,7 +454,7 @@ void lstm_forward(const LstmForward& call) {
     if (call.cache) {
         base = static_cast<char*>(call.cache) + sizeof header;
         base += -reinterpret_cast<uintptr_t>(base) % kCacheAlign;
-        memcpy(call.cache, &header, sizeof header);  // no cache until it is whole
+        memcpy(call.cache, &header, sizeof header);  // invalid until the pass is complete
     }
     if (call.shape.dtype == DType::f64) {
         forward(call, reinterpret_cast<double*>(base));

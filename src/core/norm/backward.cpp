@@ -11,7 +11,7 @@ struct BackwardContext {
     const A *gamma, *beta;
     bool by_input;  // the slope comes from z
     bool stream;
-    bool wants_sums;  // sums over dz are needed, and not given
+    bool wants_sums;  // sums over dz are needed and were not given
 
     BackwardContext(const NormBackward& c, const Geometry& geometry)
         : call(c),
@@ -28,13 +28,13 @@ struct BackwardContext {
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
     double beta_at(int64_t channel) const { return beta ? double(beta[channel]) : 0.0; }
     bool needs_y() const { return storage.has_activation() && !by_input; }
-    // Whether kernels can read a block of x, dy and y where it lies.
+    // Whether kernels can read a block of x, dy and y in place.
     bool inputs_in_place(const Block& b) const {
         return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.activates_staged() && !by_input &&
                (!needs_y() || storage.in_place(b, kY));
     }
     int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype) * (needs_y() ? 3 : 2); }
-    // x of a block, if it is wanted or z is made of it, and dz. put_z(x, to) writes the block's z.
+    // dz of a block, and x if it is wanted or needed for z. put_z(x, to) writes the block's z.
     struct Inputs {
         Run<const A> x;
         Gradient<A> dz;
@@ -46,11 +46,11 @@ struct BackwardContext {
         if (!by_input) return {x, storage.read_dz(call.dy, call.y, b, tile)};
         return {x, storage.read_dz_by_input(call.dy, b, tile, [&](A* to) { put_z(x, to); })};
     }
-    // dx does not depend on x where the statistics are constants.
+    // dx does not depend on x if the statistics are constants.
     Run<const A> x_for_dx(const Inputs& in) const { return call.frozen ? Run<const A>{nullptr, 0, 0} : in.x; }
-    // Sets of one element, normalized by their own statistics, come out as beta whatever they are.
+    // A set of one element, normalized by its own statistics, gives beta for any x.
     bool constant_sets() const { return g.set_size() == 1 && !call.statistics_given && !call.frozen; }
-    // The statistics that dx is computed with: 1 / std is 0 where dx is, exactly.
+    // The statistics that dx is computed with: 1 / std is 0 where dx is exactly 0.
     SetStatistics<A> dx_statistics(int64_t set) const {
         SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
         if (constant_sets()) s.rstd = A(s.exact_rstd = 0);
@@ -200,7 +200,7 @@ template <class A>
 struct ColumnBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
     using Base::call, Base::g, Base::storage;
-    const int64_t vectors = this->by_input ? 8 : 6;  // center, rstd, offset, a, b, k and, of z, scale and shift
+    const int64_t vectors = this->by_input ? 8 : 6;  // center, rstd, offset, a, b, k, and the scale and shift of z
     ColumnGrid grid;
     Plan plan;
     double* partial = nullptr;  // [set][chunk][2][C]
@@ -352,7 +352,7 @@ struct RowBackward : BackwardContext<A> {
     void settle_constant(RowStatistics<A>& s, int64_t rows) const {
         for (int64_t i = 0; i < rows && this->constant_sets(); ++i) s.rstd[i] = s.offset[i] = 0;
     }
-    // s: as forward had them
+    // s: the statistics of forward
     Inputs read(const Block& b, const RowStatistics<A>& s, int64_t col) const {
         return Base::read(b, my_tile<A>(), true, [&](Run<const A> x, A* to) {
             storage.kernels.row_apply(b.size(), {x.data, x.stride, 0}, s,

@@ -29,7 +29,7 @@ struct ForwardContext {
         call.mean[set] = m.mean;
         call.var[set] = m.m2 / count;
     }
-    // Before y is written, which may be in the place of x.
+    // Copies x before y is written, because y may be x itself.
     void keep(const Block& b, Run<const A> x) const {
         if (call.keep) storage.write(call.keep, kKeep, b, x, false, stream);
     }
@@ -221,16 +221,16 @@ struct ColumnForward : ForwardContext<A> {
             const double column[2] = {sums[c], sums[g.C + c]};
             Moments m;
             accepted = accept<A>(double(center[c]), column, rows, call.eps, m) && accepted;
-            sums[c] /= rows;  // from the center to the mean
+            sums[c] /= rows;  // the mean's distance from the center
             sums[g.C + c] = m.m2;
         }
         if (!accepted) wide(n, sums);  // leaves means, not distances from the center
         const auto mean = [&](int64_t c) { return accepted ? double(center[c]) + sums[c] : sums[c]; };
-        // Between means, without rounding them to their size first.
+        // The difference of two means, without the rounding error of adding the centers first.
         const auto between = [&](int64_t from, int64_t to) {
             return (accepted ? double(center[to]) - double(center[from]) : 0.0) + (sums[to] - sums[from]);
         };
-        // Columns into sets: the squares about the common mean are those about their own plus those of the means.
+        // Combines columns into sets: the variance within the columns plus the variance between their means.
         for (int64_t s = 0; s < g.sets_per_n; ++s) {
             const int64_t first = s * g.K, last = first + g.K;
             Moments m{mean(first), sums[g.C + first]};
@@ -242,7 +242,7 @@ struct ColumnForward : ForwardContext<A> {
                 }
                 distance /= double(g.K);
                 m = {mean(first) + distance, 0};
-                if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would say NaN
+                if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would give NaN
                 for (int64_t c = first; c < last; ++c) {
                     const double d = between(first, c) - distance;
                     m.m2 += sums[g.C + c] + rows * d * d;
@@ -289,7 +289,7 @@ struct ColumnForward : ForwardContext<A> {
     }
 };
 
-// Rows shorter than this cost more to sum beside others than the memory they would hide.
+// For shorter rows, summing beside the writes costs more than the memory latency that it hides.
 constexpr int64_t kLongEnough = 256;
 
 template <class A>
@@ -345,7 +345,7 @@ struct RowForward : ForwardContext<A> {
         return this->stream && g.C >= kLongEnough && applies() && collects() && storage.in_place(b, kX) &&
                storage.in_place(b, kY) && !storage.activates_staged();
     }
-    // The same for large results: a block is written while the next one's sums are collected.
+    // The same for large results: one block is written while the sums of the next are accumulated.
     void pipelined_rows(int64_t chunk) {
         Block previous;
         int64_t previous_row = -1;
