@@ -352,8 +352,8 @@ void backward(const LstmBackward& call) {
     const LstmShape& s = call.shape;
     const Rows<A> rows(s);
     const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
-    Buffer room;
-    const A* base = cache_numbers<A>(s, call.cache, room);
+    Buffer buffer;
+    const A* base = cache_data<A>(s, call.cache, buffer);
     BackwardScratch& scratch = my_scratch();
 
     OutputGradient<A> dy;

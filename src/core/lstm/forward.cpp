@@ -44,9 +44,9 @@ uint64_t fingerprint(const LstmShape& s) {
 
 // Buffers for the duration of a call, kept by the thread for the next call.
 struct ForwardScratch {
-    Buffer inputs, outputs, weights, input_weights, peepholes, bias, diagonals, states, home, c_new, table;
+    Buffer inputs, outputs, weights, input_weights, peepholes, bias, diagonals, states, saved, c_new, table;
     void trim() {
-        for (Buffer* b : {&inputs, &outputs, &weights, &input_weights, &peepholes, &bias, &diagonals, &states, &home,
+        for (Buffer* b : {&inputs, &outputs, &weights, &input_weights, &peepholes, &bias, &diagonals, &states, &saved,
                           &c_new, &table}) {
             b->trim();
         }
@@ -112,8 +112,8 @@ private:
     }
     bool looks_up() const { return layer_ == 0 && call_.lookup.indices && rows_.rows > 0; }
     // The states of a step's slots, in panels; without a cache, two buffers alternate. And the row of its gates.
-    int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * home_panel(); }
-    int64_t home_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
+    int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * saved_panel(); }
+    int64_t saved_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
     StateArray<A> states_at(A* states, int64_t d, int64_t p, int64_t slot) const {
         const int64_t row = keeps_ ? rows_.first(rows_.time(d, p)) : p % 2 * rows_.padded(shape_.samples);
         return {states + (row + slot) * kPanel<A>, kPanel<A>, state_panel()};
@@ -125,11 +125,11 @@ private:
     void take_scratch(A* base, int64_t segment) {
         ForwardScratch& scratch = my_scratch();
         const int64_t directions = shape_.directions, samples = shape_.samples;
-        const int64_t state = rows_.blocks * home_panel();
+        const int64_t state = rows_.blocks * saved_panel();
         if (looks_up()) table_ = scratch.table.take<A>(directions, call_.lookup.rows, rows_.gates_row);
         bias_ = scratch.bias.take<A>(directions * rows_.gates_row);
         weights_ = scratch.weights.take<A>(directions * rows_.gates_row * shape_.units);
-        home_ = scratch.home.take<A>(directions * 2 * state);
+        saved_ = scratch.saved.take<A>(directions * 2 * state);
         if (shape_.peephole == Peephole::diagonal) {
             peephole_ = scratch.diagonals.take<A>(directions * rows_.gates_row);
         } else if (shape_.peephole == Peephole::full) {
@@ -149,8 +149,8 @@ private:
         }
     }
 
-    A* home_h(int64_t d) const { return home_ + d * 2 * rows_.blocks * home_panel(); }
-    A* home_c(int64_t d) const { return home_h(d) + rows_.blocks * home_panel(); }
+    A* saved_h(int64_t d) const { return saved_ + d * 2 * rows_.blocks * saved_panel(); }
+    A* saved_c(int64_t d) const { return saved_h(d) + rows_.blocks * saved_panel(); }
 
     void prepare(int64_t d) {
         pack_vector(arrays(d).b, shape_.units, bias_ + d * rows_.gates_row);
@@ -162,8 +162,8 @@ private:
                          call_.threads);
         }
         for (int64_t slot = 0; slot < shape_.samples; ++slot) {
-            load_state(call_.h0, d, slot, home_h(d));
-            load_state(call_.c0, d, slot, home_c(d));
+            load_state(call_.h0, d, slot, saved_h(d));
+            load_state(call_.c0, d, slot, saved_c(d));
         }
         enter(d, 0, 0, shape_.samples, 0, rows_.blocks);
     }
@@ -186,11 +186,11 @@ private:
     A* weights(int64_t d) const { return weights_ + d * rows_.gates_row * shape_.units; }
     A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * shape_.units; }
 
-    void load_state(const States& states, int64_t d, int64_t slot, A* home) const {
+    void load_state(const States& states, int64_t d, int64_t slot, A* saved) const {
         const A* from = static_cast<const A*>(states.data);
         if (from) from += cell_index(d) * states.cell + rows_.sample(slot) * states.sample;
         for (int64_t block = 0; block < rows_.blocks; ++block) {
-            A* to = home + block * home_panel() + slot * kPanel<A>;
+            A* to = saved + block * saved_panel() + slot * kPanel<A>;
             for (int64_t u = 0; u < kPanel<A>; ++u) {
                 const int64_t unit = block * kPanel<A> + u;
                 to[u] = from && unit < shape_.units ? from[unit] : A(0);
@@ -198,16 +198,16 @@ private:
         }
     }
 
-    // Slots that are active in step p but not in the step before load their state from `home`.
+    // Slots that are active in step p but not in the step before load their state from `saved`.
     void enter(int64_t d, int64_t p, int64_t first_slot, int64_t last_slot, int64_t first_block, int64_t last_block) {
         const int64_t first = std::max(first_slot, rows_.active_at(d, p - 1));
         const int64_t last = std::min(last_slot, rows_.active_at(d, p));
         if (first >= last) return;
         A* const to[2] = {states_at(cell_[d].h_prev, d, p, first).data, states_at(cell_[d].c_prev, d, p, first).data};
-        const A* const from[2] = {home_h(d) + first * kPanel<A>, home_c(d) + first * kPanel<A>};
+        const A* const from[2] = {saved_h(d) + first * kPanel<A>, saved_c(d) + first * kPanel<A>};
         for (int64_t block = first_block; block < last_block; ++block) {
             for (int i = 0; i < 2; ++i) {
-                const A* source = from[i] + block * home_panel();
+                const A* source = from[i] + block * saved_panel();
                 std::copy(source, source + (last - first) * kPanel<A>, to[i] + block * state_panel());
             }
         }
@@ -246,7 +246,7 @@ private:
     void run_step(int64_t p, CellPhase phase, const Group& group, int64_t first_block, int64_t last_block) {
         const int64_t d = group.direction, slot = group.first_slot;
         const int64_t rows = std::min(rows_.active_at(d, p), group.last_slot) - slot;
-        // The number of these rows that continue to the next step; the others save their state to `home`.
+        // The number of these rows that continue to the next step; the others save their state to `saved`.
         const int64_t going_on = std::min(rows, std::max<int64_t>(0, rows_.active_at(d, p + 1) - slot));
         // The number with a nonzero state; the others begin with this step and have no initial state.
         const int64_t begun = std::min(rows, std::max<int64_t>(0, rows_.begun(d, p) - slot));
@@ -277,8 +277,8 @@ private:
                 }
                 if (going_on < rows) {
                     cells(p, phase, d, slot, block, count, going_on, rows,
-                          {home_h(d) + slot * kPanel<A>, kPanel<A>, home_panel()},
-                          {home_c(d) + slot * kPanel<A>, kPanel<A>, home_panel()});
+                          {saved_h(d) + slot * kPanel<A>, kPanel<A>, saved_panel()},
+                          {saved_c(d) + slot * kPanel<A>, kPanel<A>, saved_panel()});
                 }
             };
             for_block_groups(first_block, last_block, blocks_together(products_, rows), p % 2 == 1, visit);
@@ -340,13 +340,13 @@ private:
     }
 
     void finish(int64_t d) const {
-        for (const auto& [states, home] : {std::pair(&call_.hn, home_h(d)), std::pair(&call_.cn, home_c(d))}) {
+        for (const auto& [states, saved] : {std::pair(&call_.hn, saved_h(d)), std::pair(&call_.cn, saved_c(d))}) {
             if (!states->data) continue;
             for (int64_t slot = 0; slot < shape_.samples; ++slot) {
-                const A* from = home + slot * kPanel<A>;
+                const A* from = saved + slot * kPanel<A>;
                 A* to =
                     static_cast<A*>(states->data) + cell_index(d) * states->cell + rows_.sample(slot) * states->sample;
-                for (int64_t u = 0; u < shape_.units; ++u) to[u] = from[u / kPanel<A> * home_panel() + u % kPanel<A>];
+                for (int64_t u = 0; u < shape_.units; ++u) to[u] = from[u / kPanel<A> * saved_panel() + u % kPanel<A>];
             }
         }
     }
@@ -360,7 +360,7 @@ private:
     const int64_t* y_offset_;
     bool keeps_ = false;
     A *above_ = nullptr, *bias_ = nullptr, *weights_ = nullptr, *input_weights_ = nullptr, *peephole_ = nullptr,
-      *home_ = nullptr, *c_new_ = nullptr, *table_ = nullptr;
+      *saved_ = nullptr, *c_new_ = nullptr, *table_ = nullptr;
     StateArray<const A> u_ = {};
     CellCache<A> cell_[2] = {};
     int64_t first_row_[2] = {};
@@ -473,8 +473,8 @@ template <class A>
 void show(const LstmShape& s, const void* cache, int64_t cell, A* gates, A* states) {
     const Rows<A> rows(s);
     const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
-    Buffer room;
-    const CellCache<const A> kept = cell_cache(rows, cache_numbers<A>(s, cache, room), cell);
+    Buffer buffer;
+    const CellCache<const A> kept = cell_cache(rows, cache_data<A>(s, cache, buffer), cell);
     const int64_t all = s.steps * s.samples;
     if (gates) std::fill(gates, gates + all * 4 * s.units, A(0));
     if (states) std::fill(states, states + all * s.units, A(0));

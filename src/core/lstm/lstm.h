@@ -82,7 +82,8 @@ struct LstmBackward {
     States dh0, dc0;
 };
 
-// Whether the sizes of all arrays, the cache and the scratch of a problem fit in 64 bits. The functions below assume it.
+// Whether the sizes of all arrays, the cache and the scratch of a problem fit in 64 bits. The functions below assume
+// it.
 bool lstm_fits(const LstmShape& shape);
 
 // rows: the number of active samples, summed over all steps. Without it, from `shape.active`.

@@ -163,10 +163,10 @@ T* cached_input(const Rows<A>& rows, T* base, int64_t layer) {
     return base + s.layers * s.directions * cell_elements(rows) + (layer - 1) * rows.above_elements;
 }
 
-// The elements of a cache that lstm_forward filled. A cache that was moved in memory may no longer be aligned; then they
-// are copied to `room`.
+// The elements of a cache that lstm_forward filled. A cache that was moved in memory may no longer be aligned; then
+// they are copied to `buffer`.
 template <class A>
-const A* cache_numbers(const LstmShape& shape, const void* cache, Buffer& room) {
+const A* cache_data(const LstmShape& shape, const void* cache, Buffer& buffer) {
     CacheHeader header;
     memcpy(&header, cache, sizeof header);
     // lstm_check_cache has seen this header, but another thread may have written to it since.
@@ -174,7 +174,7 @@ const A* cache_numbers(const LstmShape& shape, const void* cache, Buffer& room) 
     const char* numbers = static_cast<const char*>(cache) + offset;
     if (reinterpret_cast<uintptr_t>(numbers) % sizeof(A) == 0) return reinterpret_cast<const A*>(numbers);
     const int64_t elements = (lstm_cache_bytes(shape) - int64_t(sizeof header) - kCacheAlign) / int64_t(sizeof(A));
-    A* copy = room.take<A>(elements);
+    A* copy = buffer.take<A>(elements);
     memcpy(copy, numbers, size_t(elements) * sizeof(A));
     return copy;
 }
@@ -200,8 +200,9 @@ void add_or_copy(const A* from, int64_t count, bool add, A* to) {
 
 // Packs the rows of a sequence in panels, padded with 0.
 template <class A>
-StateArray<const A> gather_panels(const Rows<A>& rows, const Sequence& from, int64_t width, Buffer& room, int threads) {
-    A* to = room.take<A>(ceil_div(width, kPanel<A>) * rows.panel);
+StateArray<const A> gather_panels(const Rows<A>& rows, const Sequence& from, int64_t width, Buffer& buffer,
+                                  int threads) {
+    A* to = buffer.take<A>(ceil_div(width, kPanel<A>) * rows.panel);
     rows.parallel_rows(width, threads, [&](int64_t row, int64_t t, int64_t sample) {
         const A* source = static_cast<const A*>(from.data) + t * from.step + sample * from.sample;
         A* target = to + row * kPanel<A>;
@@ -252,8 +253,8 @@ Split split_sweep(const Rows<A>& rows, int threads) {
     if (each > 1 && s.steps > 0) {
         const int64_t weight_bytes = 4 * rows.state_row * rows.state_row * int64_t(sizeof(A));
         const double step_flops = flops / double(s.steps);
-        // Splitting slots needs no barrier, but every thread reads all weights. It pays if they stay in its cache, or if
-        // there are enough rows to amortise reading them.
+        // Splitting slots needs no barrier, but every thread reads all weights. It pays if they stay in its cache, or
+        // if there are enough rows to amortise reading them.
         const bool near = weight_bytes <= cache_bytes() * 3 / 4;
         if (near || s.samples >= 10 * each) ranges = std::min(each, s.samples);
         // Splitting units also splits the weights. A barrier takes about as long as this many flops.

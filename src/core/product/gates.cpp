@@ -126,8 +126,8 @@ void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int
 
 template <class A>
 void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
-                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, Buffer& room,
-                    int threads) {
+                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row,
+                    Buffer& buffer, int threads) {
     if (rows == 0 || inputs == 0) return;
     const int64_t blocks = ceil_div(units, kPanel<A>), dz_row = 4 * blocks * kPanel<A>;
     const int64_t run = std::min(kGateRun, dz_row);
@@ -141,7 +141,7 @@ void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_pa
         rows, panels, whole_tiles(kernels, std::min(most, ceil_div(panels * row_pieces, wanted)), rows), 64, wanted);
     const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / run);
     const int64_t panel = (dz_row + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
-    A* packed = room.take<A>(panels * panel);
+    A* packed = buffer.take<A>(panels * panel);
     pack_backward(kernels, w, units, inputs, packed, panel, threads);
     run_pieces(pieces, workers, [&](int64_t first_row, int64_t first_panel) {
         const int64_t last_row = std::min(rows, first_row + pieces.row_step);

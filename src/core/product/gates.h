@@ -26,11 +26,11 @@ template <class A>
 void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs,
              int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, int threads);
 
-// du[rows][inputs] (+)= dz * w, with w packed in `room`
+// du[rows][inputs] (+)= dz * w, with w packed in `buffer`
 template <class A>
 void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
-                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, Buffer& room,
-                    int threads);
+                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row,
+                    Buffer& buffer, int threads);
 
 // dw[units][inputs] (+)= dz' * u, for the gates that dw has. The rows of dw are contiguous.
 template <class A>

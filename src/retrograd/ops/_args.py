@@ -254,7 +254,7 @@ def check_aligned(name: str, array: Array) -> None:
     size = array.itemsize
     if not array.flags.aligned or any(step % size for step in array.strides):
         raise ValueError(
-            f"{name} is not aligned: its elements of {size} bytes do not lie at multiples of {size} "
+            f"{name} is not aligned: its elements of {size} bytes are not at multiples of {size} "
             f"(strides {array.strides}); copy it first"
         )
 
@@ -287,7 +287,7 @@ def as_statistics(problem: NormProblem, mean: object, var: object) -> Statistics
     """Pack the caller's mean and var into the engine's one array."""
     if mean is None or var is None:
         missing = "mean" if mean is None else "var"
-        raise ValueError(f"{missing} is missing: mean and var come together")
+        raise ValueError(f"{missing} is missing: give both mean and var, or neither")
     pair = (as_set_values(problem, "mean", mean), as_set_values(problem, "var", var))
     return np.stack(pair)
 

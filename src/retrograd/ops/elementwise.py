@@ -55,7 +55,7 @@ def activation_backward(
     """
     if (x is None) == (y is None):
         given = "neither" if x is None else "both"
-        raise ValueError(f"the slope is found from x or from y: give one of them, not {given}")
+        raise ValueError(f"the slope is computed from x or from y: give one of them, not {given}")
     dy = _args.as_array("dy", dy)
     settings = _settings("dy", activation, dy.dtype, y is not None)
     name = "x" if y is None else "y"

@@ -447,7 +447,7 @@ def _running(
         return None
     if running_mean is None or running_var is None:
         missing = "running_mean" if running_mean is None else "running_var"
-        raise ValueError(f"{missing} is missing: running_mean and running_var come together")
+        raise ValueError(f"{missing} is missing: give both running_mean and running_var, or neither")
     for name, array in (("running_mean", running_mean), ("running_var", running_var)):
         if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
