@@ -1,7 +1,7 @@
-// NumPy's arrays, read without a call into NumPy.
+// Reads NumPy arrays without calling into NumPy.
 //
-// Not through the buffer protocol, nor DLPack: an array costs a fifth of a microsecond there, as much as small problems
-// take to compute, and bfloat16 has no format.
+// The buffer protocol and DLPack take a fifth of a microsecond per array, as long as a small problem takes to compute,
+// and the buffer protocol has no format for bfloat16.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -34,8 +34,8 @@ inline int64_t item_size(Element element) {
     return 1;
 }
 
-// The beginning of every array object. This is NumPy's C ABI: extensions that use NumPy's own headers have these
-// offsets compiled in. check_array_layout compares them with what NumPy says.
+// The first fields of every array object. This is NumPy's C ABI: extensions built with NumPy's headers have these
+// offsets compiled in. check_array_layout compares them with an actual array.
 struct ArrayObject {
     PyObject_HEAD char* data;
     int ndim;
@@ -46,10 +46,10 @@ struct ArrayObject {
     static constexpr int kWriteable = 0x400;
 };
 
-// What is needed of NumPy, found when the module is imported.
+// NumPy objects, looked up when the module is imported.
 struct Numpy {
     PyTypeObject* ndarray;
-    std::atomic<PyObject*> dtype[6];  // by Element; bfloat16, which is not NumPy's, once it has been met
+    std::atomic<PyObject*> dtype[6];  // by Element; bfloat16, which is not part of NumPy, is set when first seen
 };
 inline Numpy& numpy() {
     static Numpy found = [] {
@@ -61,7 +61,7 @@ inline Numpy& numpy() {
     return found;
 }
 
-// Whether a dtype is that of the element, in the machine's byte order.
+// Whether a dtype is that of the element type, in native byte order.
 inline bool is_dtype(PyObject* dtype, Element element) {
     std::atomic<PyObject*>& found = numpy().dtype[int(element)];
     PyObject* const known = found.load(std::memory_order_acquire);
@@ -77,12 +77,12 @@ inline bool is_dtype(PyObject* dtype, Element element) {
     return true;
 }
 
-// Where the elements of an array are. A copy: another thread may give the array another shape meanwhile.
+// Where the elements of an array are. A copy, because another thread may reshape the array during the call.
 struct ArrayMemory {
     char* data = nullptr;
     int ndim = 0;
     int64_t itemsize = 0, elements = 0;
-    int64_t shape[kMaxAxes], strides[kMaxAxes];  // strides in bytes; the first ndim are there
+    int64_t shape[kMaxAxes], strides[kMaxAxes];  // strides in bytes; only the first ndim are set
     const char *low = nullptr, *high = nullptr;  // the span of its elements
     bool contiguous = true;
 
@@ -111,8 +111,8 @@ struct ArrayMemory {
         return true;
     }
 
-    // The strides of an axis of one element, and of an array without elements, may be anything. In a contiguous array
-    // they become what they would be if they mattered.
+    // The strides of an axis of extent 1, and of an empty array, are arbitrary. In a contiguous array they are replaced
+    // by the usual ones.
     void settle_strides() {
         contiguous = true;
         int64_t step = itemsize;
@@ -132,8 +132,8 @@ struct ArrayMemory {
         for (int i = 0; i < ndim; ++i) multiples = multiples && (shape[i] == 1 || strides[i] % itemsize == 0);
         return multiples;
     }
-    // Whether elements may share memory. A sufficient test, and cheap: with the axes in the order of their strides,
-    // each step must reach past all that the axes before it cover. Every view that slicing and transposing make passes.
+    // Whether elements may share memory. A cheap, conservative test: with the axes sorted by stride, each stride must
+    // reach past everything that the smaller axes cover. Every view made by slicing and transposing passes.
     bool may_overlap_itself() const {
         if (elements == 0) return false;
         std::pair<int64_t, int64_t> axes[kMaxAxes];  // stride and extent
@@ -160,7 +160,7 @@ inline ArrayMemory memory_of(nb::handle array) {
     return memory;
 }
 
-// Raises unless arrays are laid out as above: no version of NumPy is known where they are not.
+// Raises unless arrays are laid out as above. Every known version of NumPy passes.
 inline void check_array_layout() {
     const nb::module_ module = nb::module_::import_("numpy");
     const nb::object whole = module.attr("zeros")(nb::make_tuple(7, 5), module.attr("float32"));

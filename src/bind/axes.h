@@ -5,7 +5,7 @@
 
 namespace rg::bind {
 
-// The arrays of a call that share its shape, in the order of ViewIndex; null where there is none.
+// The arrays of a call that share its shape, in the order of ViewIndex; null if absent.
 struct SharedShape {
     const View* view[kViews];
 };

@@ -1,4 +1,4 @@
-// Linear layers, embeddings and losses: views of matrices and of flat arrays in, drivers called.
+// Linear layers, embeddings and losses: makes views of matrices and flat arrays, calls the drivers.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/variant.h>
 
@@ -15,10 +15,10 @@ namespace rg::bind {
 
 namespace {
 
-// A loss, or why there is none.
+// The loss, or why the call was refused.
 using LossOutcome = std::variant<double, Refusal>;
 
-// Elements that would take about as long.
+// The work in terms of elements, for without_lock.
 template <class Call>
 double product_work(const Call& call) {
     return double(call.rows) * double(call.outputs) * (1 + double(call.inputs) / 16);
@@ -27,7 +27,7 @@ double product_work(const Call& call) {
 template <class A>
 Matrix<A> matrix(const View& view) {
     if (!view.present()) return {};
-    // The stride of an axis of one element may be anything; 1 says that nothing is in the way.
+    // The stride of an axis of extent 1 is arbitrary; 1 marks it as contiguous.
     const int64_t col = view.extent(1) > 1 ? view.stride(1) : 1;
     const int64_t row = view.extent(0) > 1 ? view.stride(0) : col == 1 ? view.extent(1) : 1;
     return {static_cast<A*>(view.data()), row, col};
@@ -110,7 +110,7 @@ Outcome linear_backward(bool f64, nb::handle dy_array, nb::handle x_array, nb::h
     return {};
 }
 
-// Whether all of them are in [0, limit), or equal to `ignored` where there is such a number; `kept` counts the others.
+// Whether all indices are in [0, limit) or equal to `ignored` (if given). `kept` counts those that are not ignored.
 bool in_range(const int64_t* indices, int64_t count, int64_t limit, const int64_t* ignored, int64_t* kept = nullptr) {
     int64_t good = 0, skipped = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -122,7 +122,7 @@ bool in_range(const int64_t* indices, int64_t count, int64_t limit, const int64_
     return good == count;
 }
 
-// Contiguous, [count], and all in range.
+// Checks that the indices are contiguous, [count], and all in range.
 const int64_t* checked_indices(Call& call, const View& view, int64_t count, int64_t limit,
                                const int64_t* ignored = nullptr, int64_t* kept = nullptr) {
     view.require().check_contiguous({count});
@@ -212,7 +212,7 @@ double run_cross_entropy(const View& logits, const int64_t* labels, int64_t igno
     return sum;
 }
 
-// The loss is the sum, or with `mean` the mean of those that are not ignored.
+// The loss is the sum, or with `mean` the mean over the rows that are not ignored.
 LossOutcome softmax_cross_entropy(bool f64, nb::handle logits_array, nb::handle labels_array, int64_t ignored,
                                   double smoothing, bool mean, nb::handle losses_array, nb::handle gradient_array,
                                   bool overlap_checked, int threads) {

@@ -1,4 +1,4 @@
-// Activations and dropout of whole arrays.
+// Elementwise activations and dropout.
 #include "../core/dense/elementwise.h"
 
 #include <nanobind/stl/optional.h>
@@ -102,7 +102,7 @@ void bind_elementwise(nb::module_& m) {
     m.def("activation_backward", &activation_backward, nb::arg("kind"), nb::arg("alpha"), nb::arg("beta"),
           nb::arg("dtype"), nb::arg("dy"), nb::arg("slope_from"), nb::arg("slope_from_input"), nb::arg("dx"),
           nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"),
-          "dx = dy * f', the slope found from x or from y.");
+          "dx = dy * f', with the slope computed from x or from y.");
     m.def("dropout", &dropout, nb::arg("f64"), nb::arg("x"), nb::arg("rate"), nb::arg("seed"), nb::arg("y"),
           nb::arg("overlap_checked"), nb::arg("threads"), "y = x * mask / (1 - rate)");
 }

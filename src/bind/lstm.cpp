@@ -1,4 +1,4 @@
-// Python's door to the LSTM drivers.
+// LSTM: makes typed views, calls the drivers.
 #include "../core/lstm/lstm.h"
 
 #include <nanobind/stl/optional.h>
@@ -15,7 +15,7 @@
 namespace rg::bind {
 namespace {
 
-// The views of one call: an LSTM has as many as it has cells.
+// The views of one call. Their number depends on the number of cells.
 class Arrays {
 public:
     const View& add(nb::handle array, const char* name, Element element, Access access = Access::read) {
@@ -28,7 +28,7 @@ private:
     std::deque<View> views_;
 };
 
-// What forward read, as ops/lstm/problem.py has it: the fields of Inputs.
+// The inputs of forward: the fields of Inputs in ops/lstm/problem.py.
 struct Inputs {
     nb::handle x, indices, cells, h0, c0, active, order;
     uint64_t seed;
@@ -51,8 +51,8 @@ struct Inputs {
 
 using ActivationTuple = std::tuple<int, double, double>;
 
-// An LSTM of one shape and one set of options; made once, called many times, never changed. Sequences are
-// [steps][samples][features], time first, whatever their strides; their features are contiguous.
+// An LSTM of one shape and one set of options. Immutable, and reused for many calls. Sequences are
+// [steps][samples][features], time first, with any strides but contiguous features.
 class LstmProblem {
 public:
     LstmProblem(int64_t steps, int64_t samples, int64_t inputs, int64_t units, int64_t layers, int64_t directions,
@@ -89,13 +89,13 @@ public:
         shape_.dropout = layers > 1 ? dropout : 0;
     }
 
-    // rows: the samples that take part in a step, of all steps
+    // rows: the number of active samples, summed over all steps
     int64_t cache_bytes(int64_t rows) const {
         if (rows < 0 || rows > shape_.steps * shape_.samples) throw nb::value_error("rows are out of range");
         return lstm_cache_bytes(shape_, rows);
     }
 
-    // With indices, [steps][samples], x is a table whose rows they choose.
+    // With indices, [steps][samples], x is a table, and they select its rows.
     Outcome forward(nb::handle inputs, nb::handle cache_array, uint64_t stamp, nb::handle y_array, nb::handle hn_array,
                     nb::handle cn_array, bool overlap_checked, int threads) const {
         Arrays arrays;
@@ -128,7 +128,7 @@ public:
         return {};
     }
 
-    // stamp: of the forward pass that filled the cache; none: whichever it was.
+    // stamp: of the forward pass that filled the cache; none: any.
     Outcome backward(nb::handle dy_array, nb::handle dhn_array, nb::handle dcn_array, nb::handle inputs,
                      nb::handle cache_array, std::optional<uint64_t> stamp, nb::handle dx_array, nb::handle dcells_list,
                      nb::handle dh0_array, nb::handle dc0_array, bool accumulate, bool overlap_checked,
@@ -191,10 +191,10 @@ public:
     }
 
 private:
-    // Elements, roughly, that a call touches.
+    // Roughly the number of elements that a call touches.
     double work() const { return double(shape_.steps) * double(shape_.samples) * double(shape_.units) * 16; }
 
-    // active and order are made by Python, from lengths that it has checked.
+    // Python computes active and order from lengths that it has checked.
     LstmShape ragged(Arrays& arrays, const Inputs& in) const {
         LstmShape shape = shape_;
         shape.seed = in.seed;
@@ -259,7 +259,7 @@ private:
         return lookup;
     }
 
-    // Indices of samples that do not take part are not looked at.
+    // Indices of inactive samples are ignored.
     static bool in_range(const LstmShape& shape, const Lookup& lookup) {
         for (int64_t t = 0; t < shape.steps; ++t) {
             const int64_t* indices = lookup.indices + t * shape.samples;

@@ -1,4 +1,4 @@
-// Python's door to the engine: typed views in, interpreter lock released, driver called. No arithmetic, no policy.
+// The Python module: makes typed views of the arrays, releases the GIL, calls a driver. No arithmetic, no policy.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -19,7 +19,7 @@ using namespace rg::bind;
 
 namespace {
 
-// What arrays of results lie in.
+// The memory of result arrays.
 class ResultMemory {
 public:
     explicit ResultMemory(size_t bytes) : memory_(rg::take_memory(bytes)) {}
@@ -54,7 +54,7 @@ bool may_overlap(nb::handle results, nb::handle others) {
     return false;
 }
 
-// A parameter that the caller must give is None.
+// A parameter without a default is None.
 nb::tuple activation_list() {
     const auto parameter = [](double value) { return value == value ? nb::object(nb::float_(value)) : nb::none(); };
     nb::list entries;
@@ -65,7 +65,7 @@ nb::tuple activation_list() {
     return nb::tuple(entries);
 }
 
-// dst = sum(sources), as fast as memory allows: what the speed of a normalization is compared with.
+// dst = sum(sources), as fast as memory allows: the baseline for the speed of a normalization.
 Outcome add_streams(nb::handle dst_array, const std::vector<nb::object>& source_arrays, bool non_temporal, int passes,
                     int threads) {
     if (source_arrays.empty() || source_arrays.size() > 3) throw nb::value_error("sources: give 1 to 3 arrays");
@@ -86,7 +86,7 @@ Outcome add_streams(nb::handle dst_array, const std::vector<nb::object>& source_
     const int64_t lines = dst.elements() / 16;
     const LockReleased released;
     for (int pass = 0; pass < passes; ++pass) {
-        rg::Crew(rg::cost::kWorthWaking, threads).each(threads, [&](int64_t part) {
+        rg::Workers(rg::cost::kWorthWaking, threads).each(threads, [&](int64_t part) {
             const int64_t first = lines * part / threads * 16, last = lines * (part + 1) / threads * 16;
             const float* from[3] = {data[0] + first, data[1] ? data[1] + first : nullptr,
                                     data[2] ? data[2] + first : nullptr};
@@ -99,37 +99,37 @@ Outcome add_streams(nb::handle dst_array, const std::vector<nb::object>& source_
 }  // namespace
 
 NB_MODULE(_core, m) {
-    // Objects that daemon threads hold at exit are not leaks that a user could do anything about.
+    // Objects that daemon threads hold at exit would be reported as leaks, and users could not fix them.
     nb::set_leak_warnings(false);
     rg::prepare_exceptions();
     check_array_layout();
-    m.doc() = "The engine of retrograd. Use the functions of the package instead: they check and explain.";
+    m.doc() = "The engine of retrograd. Use the package's functions instead: they check arguments and explain errors.";
 
-    m.def("isa", [] { return std::string(rg::kernel_table().isa); }, "The instruction-set level in force.");
-    m.def("isa_levels", &rg::available_isa_levels, "The levels this machine can run, slowest first.");
+    m.def("isa", [] { return std::string(rg::kernel_table().isa); }, "The selected instruction-set level.");
+    m.def("isa_levels", &rg::available_isa_levels, "The levels that this machine can run, slowest first.");
     m.def("select_isa", &rg::select_isa, nb::arg("name"),
-          "Put a level in force for all later calls; false if this machine cannot run it.");
+          "Select a level for all later calls; False if this machine cannot run it.");
     m.def("set_num_threads", &rg::set_num_threads, nb::arg("threads"));
     m.def("num_threads", &rg::num_threads);
     m.def("release_scratch", &rg::Buffer::release_all,
-          "Give back the scratch memory that this thread keeps from call to call; returns its bytes.");
+          "Free the scratch memory that this thread keeps between calls; returns the number of bytes.");
     PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(ResultMemory::show)}, {0, nullptr}};
     nb::class_<ResultMemory>(m, "ResultMemory", nb::type_slots(memory_slots),
-                             "A buffer of at least so many bytes. Its memory is kept for later ones when it is gone.")
+                             "A buffer of at least `bytes` bytes. When it is deleted, its memory is kept for reuse.")
         .def(nb::init<size_t>(), nb::arg("bytes"));
     m.def(
         "may_overlap_itself", [](nb::handle array) { return memory_of(array).may_overlap_itself(); }, nb::arg("array"),
         "Whether elements of the array may share memory.");
     m.def("may_overlap", &may_overlap, nb::arg("results"), nb::arg("others"),
-          "Whether the span of a result meets that of another array of either list; entries may be None.");
-    m.def("waiting_memory", &rg::waiting_bytes, "Bytes that wait for later results.");
-    m.def("release_memory", &rg::release_memory, "Give them back to the system; returns how many there were.");
+          "Whether the span of a result overlaps that of any other array in the lists; entries may be None.");
+    m.def("waiting_memory", &rg::waiting_bytes, "The number of bytes kept for later results.");
+    m.def("release_memory", &rg::release_memory, "Return them to the system; returns how many there were.");
     m.def("add_streams", &add_streams, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"), nb::arg("passes"),
-          nb::arg("threads"), "dst = sum(sources) of contiguous float32 arrays, so many times.");
+          nb::arg("threads"), "dst = sum(sources) of contiguous float32 arrays, `passes` times.");
 
     m.def("activations", &activation_list,
           nb::sig("def activations() -> tuple[tuple[str, int, float | None, float | None, str], ...]"),
-          "Every activation: name, code, usual alpha and beta, why the output does not determine the slope.");
+          "Every activation: name, code, default alpha and beta, why the output does not determine the slope.");
     nb::enum_<Reason>(m, "Reason", "Why a call was refused.")
         .value("type", Reason::type)
         .value("dtype", Reason::dtype)
@@ -143,7 +143,7 @@ NB_MODULE(_core, m) {
         .value("foreign_cache", Reason::foreign_cache)
         .value("cache_of_another_problem", Reason::cache_of_another_problem)
         .value("stale_cache", Reason::stale_cache);
-    nb::class_<Refusal>(m, "Refusal", "What a call returns that was refused: nothing was written.")
+    nb::class_<Refusal>(m, "Refusal", "The result of a call that was refused. Nothing was written.")
         .def_ro("reason", &Refusal::reason)
         .def_ro("argument", &Refusal::argument);
 

@@ -1,4 +1,4 @@
-// Normalization: typed views in, driver called.
+// Normalization: makes typed views, calls the drivers.
 #include "../core/norm/norm.h"
 
 #include <nanobind/stl/optional.h>
@@ -15,7 +15,7 @@
 namespace rg::bind {
 namespace {
 
-// What forward leaves for backward: ops/normalization.py, NormCache. Its first field is the problem.
+// What forward saves for backward: the fields of NormCache in ops/normalization.py. The first field is the problem.
 struct Saved {
     nb::handle x, y, gamma, beta, statistics;
     bool given, frozen;
@@ -35,7 +35,7 @@ struct Saved {
     }
 };
 
-// A normalization of one shape and one set of options; made once, called many times, never changed.
+// A normalization of one shape and one set of options. Immutable, and reused for many calls.
 class NormProblem {
 public:
     // roles: one of 'n', 'c', 'r' per axis
@@ -54,7 +54,7 @@ public:
         }
         if (roles.size() != shape_.size()) throw nb::value_error("roles and shape differ in length");
         if (shape_.size() > kMaxAxes) throw nb::value_error("too many axes");
-        double bytes = 16;  // statistics and sums are two doubles for a set, which may have one element
+        double bytes = 16;  // statistics and sums take two doubles per set, and a set may have only one element
         for (const int64_t extent : shape_) bytes *= double(extent);
         if (bytes >= 0x1p62) throw nb::value_error("the shape is too large");
         for (size_t i = 0; i < shape_.size(); ++i) {
@@ -70,7 +70,7 @@ public:
         sets_ = samples_ * (channels_ / channels_per_set_);
     }
 
-    // y may be exactly in the place of x, if `keep` takes a copy of it.
+    // y may be x itself, if `keep` takes a copy of x.
     Outcome forward(nb::handle x_array, nb::handle gamma_array, nb::handle beta_array, nb::handle y_array,
                     nb::handle keep_array, nb::handle statistics_array, bool statistics_given, bool overlap_checked,
                     int threads) const {
@@ -108,7 +108,7 @@ public:
         return {};
     }
 
-    // dx may be exactly in the place of dy. Of y and beta only what the slope is found from is looked at.
+    // dx may be dy itself. Of y and beta, only the one that the slope is computed from is read.
     Outcome backward(nb::handle dy_array, nb::handle cache, nb::handle given_sum_dz_array,
                      nb::handle given_sum_dz_xhat_array, double given_count, nb::handle dx_array,
                      nb::handle dgamma_array, nb::handle dbeta_array, bool accumulate, bool overlap_checked,
@@ -153,7 +153,7 @@ public:
         if (!overlap_checked) call.check_overlap();
         if (call.refused()) return call.refusal();
         NormBackward backward = in.call(*this, no_dx);
-        backward.statistics_given = true;  // whoever adds up sums has statistics of more than x
+        backward.statistics_given = true;  // sums across workers come with statistics of more than x
         backward.threads = threads_of(threads);
         backward.sum_dz = static_cast<double*>(sum_dz.data());
         backward.sum_dz_xhat = static_cast<double*>(sum_dz_xhat.data());
@@ -164,7 +164,7 @@ public:
 private:
     int64_t elements() const { return samples_ * channels_ * reduced_; }
 
-    // Sums of one value per channel make sense where each channel is one set.
+    // Sums have one value per channel, so each channel must be one set.
     void check_sums(const View& sum_dz, const View& sum_dz_xhat) const {
         if (!sum_dz.present() && !sum_dz_xhat.present()) return;
         if (samples_ != 1 || channels_per_set_ != 1) throw nb::value_error("sums are for batch normalization only");
@@ -226,7 +226,7 @@ private:
     Element element_;
     double eps_;
     Activation activation_;
-    bool needs_y_, needs_beta_;  // what backward finds the slope from: the output, or the input, which it recomputes
+    bool needs_y_, needs_beta_;  // backward computes the slope from the output, or from the input, which it recomputes
     int64_t samples_ = 1, channels_ = 1, reduced_ = 1, sets_ = 0;
 };
 

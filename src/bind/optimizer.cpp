@@ -1,4 +1,4 @@
-// A whole list of parameters in one crossing.
+// Optimizer steps: a whole list of parameters in one call from Python.
 #include "../core/dense/optimizer.h"
 
 #include <nanobind/stl/optional.h>
@@ -15,10 +15,10 @@
 namespace rg::bind {
 namespace {
 
-// The lists of a step, as OptimizerArray has them.
+// The lists of a step, in the order of OptimizerArray.
 constexpr const char* kNames[kOptimizerArrays] = {"parameters", "gradients", "states0", "states1", "states2"};
 
-// float or double, whichever the first of a parameter's arrays is.
+// The element type, float or double, of a parameter's first array.
 Element element_of(nb::handle array) {
     static PyObject* const dtype = PyUnicode_InternFromString("dtype");
     static PyObject* const itemsize = PyUnicode_InternFromString("itemsize");
@@ -28,7 +28,7 @@ Element element_of(nb::handle array) {
     return size.is_valid() && PyLong_AsLong(size.ptr()) == 8 ? Element::f64 : Element::f32;
 }
 
-// views: as OptimizerArray, null where there is none.
+// views: in the order of OptimizerArray, null if absent.
 OptimizerParameter parameter_of(const View* const* views, const View& lead, Element element) {
     OptimizerParameter parameter;
     parameter.dtype = element == Element::f64 ? DType::f64 : DType::f32;
@@ -87,7 +87,7 @@ public:
         if (kind < 0 || kind > int(OptimizerKind::rmsprop)) throw nb::value_error("no such kind");
     }
 
-    // Updates in place. Lists as OptimizerArray; an empty one of states that the rule can do without is not there.
+    // Updates in place. The lists are in the order of OptimizerArray; a list of optional states may be empty.
     Outcome step(nb::handle parameters, nb::handle gradients, nb::handle states0, nb::handle states1,
                  nb::handle states2, bool overlap_checked, int threads) const {
         const nb::list lists[kOptimizerArrays] = {as_list(parameters), as_list(gradients), as_list(states0),
@@ -151,7 +151,7 @@ std::variant<double, Refusal> global_norm(nb::handle arrays, bool, int threads) 
 }  // namespace
 
 void bind_optimizer(nb::module_& m) {
-    nb::class_<OptimizerRule>(m, "OptimizerRule", "An optimizer's update with its numbers.")
+    nb::class_<OptimizerRule>(m, "OptimizerRule", "An optimizer's update rule with its hyperparameters.")
         .def(nb::init<int, bool, double, double, double, double, double, double, double, double, double, double, double,
                       double, double, double, bool, double, bool>(),
              nb::arg("kind"), nb::arg("nesterov"), nb::arg("scale"), nb::arg("low"), nb::arg("high"), nb::arg("l2"),

@@ -1,4 +1,4 @@
-// Callers' arrays for the length of a call, what may be wrong with them, and the interpreter lock.
+// Views of the caller's arrays during a call, the checks on them, and the release of the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,19 +14,19 @@
 
 namespace rg::bind {
 
-// Why a call was refused. Nothing has been written; Python finds out the rest and says it, or converts the argument and
-// calls again.
+// Why a call was refused. Nothing has been written. Python finds the exact cause and raises an error, or converts the
+// argument and calls again.
 enum class Reason {
-    type,          // not exactly a NumPy array (subclasses may mean something else by their elements, as masked arrays
-                   // do), or one that cannot be written
+    type,          // not exactly a NumPy array (the elements of a subclass may have another meaning, as in masked
+                   // arrays), or a read-only result
     dtype,         // elements of another type
     shape,         // another number of axes, or other extents
     layout,        // strides that the engine cannot use, or elements that are not aligned
-    self_overlap,  // elements of a result share memory, as far as a cheap test shows
-    overlap,       // a result shares its span with another array, which may be a false alarm for views that interleave
-    in_place,      // forward over its own input, with nothing to keep the input in
-    missing,       // an array that the call needs, or a list of the wrong length
-    out_of_range,  // an index
+    self_overlap,  // elements of a result may share memory, according to a conservative test
+    overlap,       // the span of a result overlaps that of another array; interleaved views may still be disjoint
+    in_place,      // forward in place, without an array to keep the input in
+    missing,       // a required array is None, or a list has the wrong length
+    out_of_range,  // an index is out of range
     foreign_cache,
     cache_of_another_problem,
     stale_cache,
@@ -37,7 +37,7 @@ struct Refusal {
     const char* argument;
 };
 
-// What became of a call that returns nothing: no value means that it is done.
+// The outcome of a call without a result. No value: it succeeded.
 using Outcome = std::optional<Refusal>;
 
 enum class Access { read, write };
@@ -48,12 +48,12 @@ inline Element element_of(DType dtype) {
            : dtype == DType::f32 ? Element::f32
                                  : Element::bf16;
 }
-// The type that data of such a type are computed in.
+// The arithmetic type for a dtype.
 inline Element arithmetic_of(DType dtype) { return dtype == DType::f64 ? Element::f64 : Element::f32; }
 inline Element element_of(bool f64) { return f64 ? Element::f64 : Element::f32; }
 class View;
 
-// One call: its views, and the first thing that is wrong with them.
+// One call: its views, and the first check that failed.
 class Call {
 public:
     Call() = default;
@@ -74,8 +74,8 @@ public:
         }
     }
     using Pair = std::pair<const View*, const View*>;
-    // Refuses if a result shares its span with another array, except for the pairs of a result and an input that may be
-    // the same elements.
+    // Refuses if the span of a result overlaps that of another array. The pairs of a result and an input in `in_place`
+    // may be the same elements.
     void check_overlap(std::initializer_list<Pair> in_place = {});
 
 private:
@@ -83,16 +83,16 @@ private:
     size_t size() const { return few_ + more_.size(); }
     const View& view(size_t i) const { return i < kFew ? *first_[i] : *more_[i - kFew]; }
 
-    static constexpr size_t kFew = 16;  // without an allocation
+    static constexpr size_t kFew = 16;  // stored without an allocation
     const View* first_[kFew];
     size_t few_ = 0;
     std::vector<const View*> more_;
     Outcome refusal_;
 };
 
-// A caller's array for the length of one call. None is allowed and is a null pointer. The checks stand between any
-// caller and memory that is not theirs: they compare with what the array says of itself, whatever was believed further
-// up. After a check has failed extents and strides can still be asked for, but nothing may be computed.
+// A view of a caller's array during one call. None is allowed and gives a null pointer. These checks ensure memory
+// safety: they use the array's actual bounds and do not rely on checks made in Python. After a check has failed,
+// extents and strides can still be read, but nothing may be computed.
 class View {
 public:
     View(Call& call, nb::handle array, const char* name, Element element, Access access = Access::read)
@@ -137,17 +137,17 @@ public:
             call_.refuse(Reason::shape, name_);
         }
     }
-    // Contiguous as well: its elements are read one after the other.
+    // The shape, and that the array is contiguous.
     void check_contiguous(const std::vector<int64_t>& shape) const {
         check_shape(shape);
         if (held_ && !contiguous()) call_.refuse(Reason::layout, name_);
     }
-    // So many elements, contiguous, of any shape.
+    // `count` elements, contiguous, of any shape.
     void check_vector(int64_t count) const {
         if (held_ && elements() != count) call_.refuse(Reason::shape, name_);
         if (held_ && !contiguous()) call_.refuse(Reason::layout, name_);
     }
-    // The elements of the last axis, of the given number, are contiguous.
+    // The last axis, of the given extent, is contiguous.
     void check_unit_stride(int64_t extent) const {
         if (held_ && extent > 1 && stride(axes() - 1) != 1) call_.refuse(Reason::layout, name_);
     }
@@ -177,7 +177,7 @@ private:
 
 inline void Call::check_overlap(std::initializer_list<Pair> in_place) {
     if (refused()) return;
-    constexpr size_t kMany = 64;  // from here on sorting is quicker than comparing every pair
+    constexpr size_t kMany = 64;  // above this, sorting is faster than comparing every pair
     if (size() > kMany && in_place.size() == 0) {
         if (sorted_spans_overlap()) refuse(Reason::overlap, "");
         return;
@@ -213,17 +213,16 @@ inline bool Call::sorted_spans_overlap() const {
 
 inline int threads_of(int threads) { return threads > 0 ? threads : num_threads(); }
 
-// Work this small is done sooner than another thread could take the interpreter lock.
+// Work below this finishes before another thread could acquire the GIL.
 constexpr double kKeepLock = 8192;  // elements
 
-// The interpreter lock is released for the life of this object.
+// Releases the GIL for the lifetime of this object.
 class LockReleased {
 public:
     LockReleased() : state_(PyEval_SaveThread()) {}
     ~LockReleased() {
-        // When the interpreter is shutting down, Python before 3.14 ends a thread that asks for the lock by unwinding
-        // its stack, which aborts the process in the first frame that may not throw. Such a thread waits here for the
-        // end.
+        // During shutdown, Python before 3.14 ends a thread that acquires the GIL by unwinding its stack, which aborts
+        // the process at the first noexcept frame. So the thread waits here until the process exits.
         try {
             PyEval_RestoreThread(state_);
         } catch (...) {

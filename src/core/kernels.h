@@ -1,28 +1,28 @@
-// The only door into kernels/: one table of functions per instruction-set level.
+// The interface of kernels/: one table of functions per instruction-set level.
 //
 // Every kernel runs on one thread, allocates nothing, and reads and writes exactly the blocks it is given. A is the
-// arithmetic type. Arrays of doubles that collect sums are added to, never overwritten, so that the caller decides the
-// order of sums.
+// arithmetic type. Arrays of doubles that hold sums are added to, never overwritten, so that the caller controls the
+// order of summation.
 #pragma once
 
 #include "base/shape.h"
 
 namespace rg {
 
-// Activations that kernels apply on the way, their slope from y; all else is done on a staged block by
+// Activations that kernels fuse, with the slope computed from y. All others are applied to a staged block by
 // ActivationKernels.
 constexpr bool is_fused(ActivationKind kind) {
     return kind == ActivationKind::identity || kind == ActivationKind::relu || kind == ActivationKind::sigmoid ||
            kind == ActivationKind::tanh;
 }
 
-// The runs of a block: `rows` runs of `cols` neighbouring elements.
+// The size of a block: `rows` runs of `cols` contiguous elements.
 struct BlockSize {
     int64_t rows, cols;
 };
 
-// Where they are in an array: `stride` elements from one run to the next. `ahead`: how many elements further on the
-// next block will be read; its cache lines are asked for on the way.
+// Where the runs are in an array: `stride` elements from one run to the next. `ahead`: the distance in elements to the
+// next block, which is prefetched.
 template <class T>
 struct Run {
     T* data;
@@ -30,8 +30,8 @@ struct Run {
     int64_t ahead;  // 0 for a block that was staged
 };
 
-// Where a result goes. `stream`: write past the cache, for results too large to stay there; made visible by the end of
-// run_parallel.
+// Where a result is written. `stream`: use non-temporal stores, for results too large for the cache; run_parallel ends
+// with the fence that makes them visible.
 template <class A>
 struct Target {
     A* data;
@@ -39,7 +39,7 @@ struct Target {
     bool stream;
 };
 
-// dz of a block: dy times the slope of a fused activation, which follows from y. Under the identity y is not read.
+// dz of a block: dy times the slope of a fused activation, computed from y. For the identity, y is not read.
 template <class A>
 struct Gradient {
     const A *dy, *y;
@@ -48,11 +48,11 @@ struct Gradient {
     ActivationKind activation;
 };
 
-// Coefficients of a plane are numbers, T = A; those of rows and columns are arrays, T = const A*.
+// Coefficients of a plane are scalars, T = A; those of rows and columns are arrays, T = const A*.
 //
-// Statistics as the kernels want them: with center = A(mean) and offset = (center - mean) * rstd,
+// Statistics in the kernels' form: with center = A(mean) and offset = (center - mean) * rstd,
 //   xhat = (x - center) * rstd + offset
-// is exact to a rounding or two even where mean / std is 1e6: x - center does not round there.
+// is accurate to one or two roundings even if mean / std is 1e6, because x - center is then exact.
 template <class T>
 struct Standardization {
     T center, rstd, offset;
@@ -62,7 +62,7 @@ template <class T>
 struct Affine {
     T center, scale, shift;
 };
-// dx = a * dz + (b * xhat + k). b in terms of xhat, not of x: rstd^2 may leave float's range.
+// dx = a * dz + (b * xhat + k). In terms of xhat, not of x, because rstd^2 may overflow float.
 template <class T>
 struct DxCoefficients {
     T a, b, k;
@@ -74,8 +74,7 @@ struct RowParameters {
     const A *gamma, *beta;
 };
 
-// What a kernel sums over another block of the same form while it writes one: memory reads for the one while it writes
-// for the other.
+// What a kernel sums over the next block while it writes one of the same size, so that memory reads and writes overlap.
 template <class A>
 struct NextPlaneMoments {
     const A* x;
@@ -108,7 +107,7 @@ template <class A>
 struct NormKernels {
     // Planes: the whole block belongs to one channel. sums[0] += sum(x - center), sums[1] += sum((x - center)^2).
     void (*plane_moments)(BlockSize size, Run<const A> x, A center, double* sums);
-    // The same without a risk of overflow or underflow, slower: for data whose squares leave float's range.
+    // Slower, but safe from overflow and underflow: for data whose squares leave float's range.
     void (*plane_moments_wide)(BlockSize size, Run<const A> x, double center, double* sums);
     // y = f(z)
     void (*plane_apply)(BlockSize size, Run<const A> x, Affine<A> z, ActivationKind f, Target<A> y);
@@ -126,7 +125,7 @@ struct NormKernels {
                           DxCoefficients<A> coefficients, Target<A> dx, const NextPlaneSums<A>& next);
 
     // Rows: each row is one statistics set; its parameters run along the row.
-    // center[row] = the mean of the row's first elements, good enough to take moments about.
+    // center[row] = the mean of the row's first elements, close enough to the mean to take moments about.
     void (*row_centers)(BlockSize size, Run<const A> x, double* center);
     // sums[2 * row] += sum(x - center), sums[2 * row + 1] += sum((x - center)^2)
     void (*row_moments)(BlockSize size, Run<const A> x, const double* center, double* sums);
@@ -151,9 +150,9 @@ struct NormKernels {
     void (*col_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
                    DxCoefficients<const A*> coefficients, Target<A> dx);
 
-    // Storage to arithmetic and back. `count` elements, `stride` elements apart in storage, neighbours in A.
+    // Conversion from storage to arithmetic and back: `count` elements, `stride` apart in storage, contiguous in A.
     void (*load)(DType dtype, const void* src, int64_t stride, int64_t count, A* dst);
-    // accumulate: dst += src. Only whole runs of A itself are streamed.
+    // accumulate: dst += src. Only contiguous runs stored as A are streamed.
     void (*store)(DType dtype, const A* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream);
 };
 
@@ -161,8 +160,8 @@ struct NormKernels {
 // -------------------------------------------------------------------------------------------------
 
 // c[rows][cols] = base + a * b, where b is given in panels: columns in groups of kPanel, [cols /
-// kPanel][depth][kPanel]. Each element is base + (a[0] b[0] + a[1] b[1] + ...), added in this order, so that its bits
-// depend on nothing else.
+// kPanel][depth][kPanel]. Each element is base + (a[0] b[0] + a[1] b[1] + ...), accumulated in this order, so that its
+// bits do not depend on tiling.
 template <class A>
 struct Product {
     const A* a;  // a[r * a_row + k / kPanel * a_group + k % kPanel * a_step]
@@ -179,7 +178,7 @@ struct Product {
 template <class A>
 struct ProductKernels {
     void (*product)(const Product<A>& product);
-    // Panels that a product of so many rows takes at a time: results that are a multiple as wide waste nothing.
+    // The number of panels that a product of `rows` rows processes at a time; widths that are a multiple waste nothing.
     int64_t (*panels_at_once)(int64_t rows);
     // panel[k][u] = from[u * u_stride + k * k_stride] for u < units, 0 for the others. Fast for k_stride 1.
     void (*pack_columns)(const A* from, int64_t u_stride, int64_t k_stride, int64_t units, int64_t depth, A* panel);
@@ -191,12 +190,12 @@ struct ProductKernels {
 
 // ---- LSTM ----------------------------------------------------------------------------------------------------------
 //
-// Hidden units go in blocks of kPanel<A>, a cache line of numbers; the last block is filled up with units that no one
-// sees. Arrays of rows come in two forms. "Rows": [row][block][kPanel], or of gates [row][block][i f g o][kPanel].
-// "Panels": [block][row][kPanel], or [block][i f g o][row][kPanel], which products take as either operand as it is.
+// Hidden units are in blocks of kPanel<A>, one cache line of elements; the last block is padded with unused units.
+// Arrays of rows have two layouts. "Rows": [row][block][kPanel], or for gates [row][block][i f g o][kPanel]. "Panels":
+// [block][row][kPanel], or for gates [block][i f g o][row][kPanel], which products take directly as either operand.
 
-// A time step of an LSTM, or the half that ends with the cell state, or the half that begins with it: peepholes that
-// are matrices need all of the new cell state before the output gate.
+// A time step of an LSTM, or the half up to the new cell state, or the half from it on: full peepholes need the whole
+// new cell state before the output gate.
 enum class CellPhase { whole, state, output };
 
 // An array of states: unit u of row r is at data[u / kPanel * panel + r * row + u % kPanel], in rows or in panels.
@@ -211,14 +210,14 @@ template <class A>
 struct CellForward {
     const LstmActivations* activations;
     CellPhase phase;
-    int64_t rows, blocks, units;  // units: how many of the blocks' units there are
-    A* gates;                     // in rows. In: z without peepholes; out: what backward needs to know of the gates
+    int64_t rows, blocks, units;  // units: the number of units in the blocks that are not padding
+    A* gates;                     // in rows. In: z without peepholes; out: what backward needs of the gates
     int64_t gates_row;
     StateArray<const A> c_prev;
     const A* peephole;  // diagonals, as one row of gates; null: none
     bool output_reads_old;
     StateArray<A> c_next, h_next;
-    StateArray<A> c_new;  // the new cell state once more, for products with it
+    StateArray<A> c_new;  // a second copy of the new cell state, for products
     StateArray<A> above;  // the input of the layer above
     A* y;                 // y + y_offset[r] + u is row r's output of unit u; null: not wanted
     const int64_t* y_offset;
@@ -239,7 +238,7 @@ struct CellBackward {
     StateArray<const A> dh;
     StateArray<A> dc;     // in: of the new cell state; out: of the old
     StateArray<A> c_new;  // out
-    StateArray<A> dzo;    // out, dz of the output gate once more
+    StateArray<A> dzo;    // out: a second copy of the output gate's dz
     A* dz;                // in panels
     int64_t dz_panel;     // from one panel to the next
 };
@@ -259,8 +258,8 @@ struct CellShow {
 struct Dropout {
     uint64_t seed;
     uint32_t layer;
-    uint32_t threshold;  // a draw below it drops the element
-    double scale;        // of the others
+    uint32_t threshold;  // a random draw below it drops the element
+    double scale;        // the factor of the kept elements
 };
 
 template <class A>
@@ -268,18 +267,18 @@ struct LstmKernels {
     void (*forward_cells)(const CellForward<A>& cells);
     void (*backward_cells)(const CellBackward<A>& cells);
     void (*show_cells)(const CellShow<A>& cells);
-    // Multiplies a row by the mask of row number `row`; its elements are as those of a StateArray.
+    // Multiplies a row by the mask of row index `row`; its elements are laid out as in a StateArray.
     void (*dropout_row)(const Dropout& dropout, uint64_t row, A* data, int64_t panel, int64_t width);
 };
 
-// Any activation on its own, element by element, in place or not.
+// Any activation, elementwise, in place or not.
 template <class A>
 struct ActivationKernels {
     // y = f(z)
     void (*activate)(const Activation& activation, const A* z, int64_t count, A* y);
-    // dz = dy * f'(z), the slope taken from z
+    // dz = dy * f'(z), with the slope computed from z
     void (*apply_input_slope)(const Activation& activation, const A* z, const A* dy, int64_t count, A* dz);
-    // dz = dy * f'(z), the slope taken from y; only for activations whose output tells it
+    // dz = dy * f'(z), with the slope computed from y; only for activations whose output determines it
     void (*apply_output_slope)(const Activation& activation, const A* y, const A* dy, int64_t count, A* dz);
 };
 
@@ -311,10 +310,10 @@ struct OptimizerRule {
 
 template <class A>
 struct OptimizerKernels {
-    // arrays: as OptimizerArray, `count` neighbouring elements each; null: the rule does without. The gradient is read
-    // only, the others are updated in place.
+    // arrays: in the order of OptimizerArray, `count` contiguous elements each; null: an optional array that is absent.
+    // The gradient is only read, the others are updated in place.
     void (*step)(const OptimizerRule<A>& rule, A* const* arrays, int64_t count);
-    // In double precision, the sum of squares.
+    // The sum of squares, in double precision.
     double (*sum_squares)(const A* x, int64_t count);
 };
 
@@ -322,7 +321,7 @@ struct OptimizerKernels {
 
 template <class A>
 struct LossKernels {
-    // sums[0] = the largest of the row, sums[1] = sum(e^(x - largest)), and where wanted sums[2] = sum(x - largest).
+    // sums[0] = the largest of the row, sums[1] = sum(e^(x - largest)), and if wanted sums[2] = sum(x - largest).
     // exps[i] = e^(x[i] - largest); null: not wanted; may be x.
     void (*softmax_row)(const A* x, int64_t count, bool want_total, A* exps, double* sums);
     // y = y * scale + shift
@@ -357,7 +356,7 @@ struct KernelTable {
     ForBoth<ActivationKernels> activation;
     ForBoth<OptimizerKernels> optimizer;
     ForBoth<LossKernels> loss;
-    // dst = the sum of 1 to 3 sources: what a machine's memory can do at best, for benchmarks.
+    // dst = the sum of 1 to 3 sources: the peak memory bandwidth, for benchmarks.
     void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
 };
 

@@ -1,5 +1,5 @@
 """
-The engine of retrograd. Use the functions of the package instead: they check and explain.
+The engine of retrograd. Use the package's functions instead: they check arguments and explain errors.
 """
 
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ import enum
 
 
 def isa() -> str:
-    """The instruction-set level in force."""
+    """The selected instruction-set level."""
 
 def isa_levels() -> list[str]:
-    """The levels this machine can run, slowest first."""
+    """The levels that this machine can run, slowest first."""
 
 def select_isa(name: str) -> bool:
     """
-    Put a level in force for all later calls; false if this machine cannot run it.
+    Select a level for all later calls; False if this machine cannot run it.
     """
 
 def set_num_threads(threads: int) -> None: ...
@@ -23,12 +23,12 @@ def num_threads() -> int: ...
 
 def release_scratch() -> int:
     """
-    Give back the scratch memory that this thread keeps from call to call; returns its bytes.
+    Free the scratch memory that this thread keeps between calls; returns the number of bytes.
     """
 
 class ResultMemory:
     """
-    A buffer of at least so many bytes. Its memory is kept for later ones when it is gone.
+    A buffer of at least `bytes` bytes. When it is deleted, its memory is kept for reuse.
     """
 
     def __init__(self, bytes: int) -> None: ...
@@ -38,21 +38,21 @@ def may_overlap_itself(array: object) -> bool:
 
 def may_overlap(results: object, others: object) -> bool:
     """
-    Whether the span of a result meets that of another array of either list; entries may be None.
+    Whether the span of a result overlaps that of any other array in the lists; entries may be None.
     """
 
 def waiting_memory() -> int:
-    """Bytes that wait for later results."""
+    """The number of bytes kept for later results."""
 
 def release_memory() -> int:
-    """Give them back to the system; returns how many there were."""
+    """Return them to the system; returns how many there were."""
 
 def add_streams(dst: object, sources: Sequence[object], non_temporal: bool, passes: int, threads: int) -> Refusal | None:
-    """dst = sum(sources) of contiguous float32 arrays, so many times."""
+    """dst = sum(sources) of contiguous float32 arrays, `passes` times."""
 
 def activations() -> tuple[tuple[str, int, float | None, float | None, str], ...]:
     """
-    Every activation: name, code, usual alpha and beta, why the output does not determine the slope.
+    Every activation: name, code, default alpha and beta, why the output does not determine the slope.
     """
 
 class Reason(enum.Enum):
@@ -83,7 +83,7 @@ class Reason(enum.Enum):
     stale_cache = 11
 
 class Refusal:
-    """What a call returns that was refused: nothing was written."""
+    """The result of a call that was refused. Nothing was written."""
 
     @property
     def reason(self) -> Reason: ...
@@ -113,7 +113,7 @@ def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: obje
     """y = f(x)"""
 
 def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: object, slope_from: object, slope_from_input: bool, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
-    """dx = dy * f', the slope found from x or from y."""
+    """dx = dy * f', with the slope computed from x or from y."""
 
 def dropout(f64: bool, x: object, rate: float, seed: int, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = x * mask / (1 - rate)"""
@@ -145,7 +145,7 @@ class NormProblem:
     def gradient_sums(self, dy: object, cache: object, sum_dz: object, sum_dz_xhat: object, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
 class OptimizerRule:
-    """An optimizer's update with its numbers."""
+    """An optimizer's update rule with its hyperparameters."""
 
     def __init__(self, kind: int, nesterov: bool, scale: float, low: float, high: float, l2: float, l1: float, keep_first: float, keep_second: float, eps: float, eps_inside: float, momentum: float, gain: float, rate: float, decay: float, maximum_norm: float, norm_of_each: bool, known_norm: float, clip_before_scale: bool) -> None: ...
 

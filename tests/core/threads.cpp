@@ -39,17 +39,17 @@ void use_memory(size_t bytes, unsigned char mark) {
 
 // A body that throws in some of its pieces: the caller gets the exception, and the next job is whole.
 void fail_and_go_on(int threads) {
-    const rg::Crew crew(1e9, threads);
+    const rg::Workers workers(1e9, threads);
     bool thrown = false;
     try {
-        crew.each(64, [](int64_t i) {
+        workers.each(64, [](int64_t i) {
             if (i % 16 == 7) throw std::bad_alloc();
         });
     } catch (const std::bad_alloc&) { thrown = true; }
     std::atomic<int64_t> sum{0};
-    crew.each(1000, [&](int64_t i) { sum += i; });
+    workers.each(1000, [&](int64_t i) { sum += i; });
     std::atomic<int64_t> phases{0};
-    crew.phases(20, threads, [&](int64_t phase, int) { phases += phase; });
+    workers.phases(20, threads, [&](int64_t phase, int) { phases += phase; });
     failures += !thrown || sum != 499500 || phases != 190 * threads;
 }
 

@@ -1,5 +1,5 @@
-// Arrays of any layout in blocks small enough for a cache, in and out of the type that kernels compute in. How an array
-// is cut follows from its shape alone.
+// Cuts arrays of any layout into blocks that fit in cache, and converts blocks to and from the arithmetic type. How an
+// array is cut depends on its shape alone.
 #pragma once
 
 #include <string.h>
@@ -13,13 +13,13 @@
 namespace rg {
 
 constexpr int64_t kTile = 4096;          // elements of a staged block: 16 KiB of float, a third of a first-level cache
-constexpr int64_t kMinStream = 2 << 20;  // bytes of a result above which it cannot be expected to stay in cache
+constexpr int64_t kMinStream = 2 << 20;  // a result with more bytes than this is not expected to stay in cache
 
-// Indices are taken apart for every block, mostly by 1, and a division costs as much as a short row.
+// Indices are split by division for every block. The divisor is mostly 1, and a division costs as much as a short row.
 inline int64_t quotient(int64_t a, int64_t b) { return b == 1 ? a : a / b; }
 inline int64_t remainder(int64_t a, int64_t b) { return b == 1 ? 0 : a % b; }
 
-// What a thread needs while it works on one block.
+// A thread's staging buffers for one block.
 template <class A>
 struct Tile {
     alignas(64) A x[kTile], y[kTile], dz[kTile], out[kTile];
@@ -33,7 +33,7 @@ Tile<A>& my_tile() {
 
 inline int64_t magnitude(int64_t v) { return v < 0 ? -v : v; }
 
-// Drops axes of extent 1 and joins neighbours that are one axis in every view.
+// Drops axes of extent 1 and merges adjacent axes that form one axis in every view.
 inline void simplify(AxisList& list) {
     int size = 0;
     for (int i = 0; i < list.size; ++i) {
@@ -79,7 +79,7 @@ inline void sort_by_stride(AxisList& list, int view) {
     }
 }
 
-// A block of elements: `rows` runs of `cols`, found at `offset` in each view.
+// A block of elements: `rows` runs of `cols`, at `offset` in each view.
 struct Block {
     Offsets offset;
     int64_t rows = 1, cols = 1;
@@ -87,7 +87,7 @@ struct Block {
     const AxisList* col_axes = nullptr;  // columns run along the last of these, or along all of them if all_axes
     bool all_axes = false;
     int64_t first_col = 0;  // with all_axes: where in the row the block starts
-    int64_t ahead = 0;      // elements from here to the block that will be read next
+    int64_t ahead = 0;      // elements from here to the next block, for prefetching
 
     BlockSize size() const { return {rows, cols}; }
     int64_t row_stride(int view) const { return row_axis ? row_axis->stride[view] : 0; }
@@ -131,7 +131,7 @@ constexpr DType kOwnType = sizeof(A) == sizeof(float) ? DType::f32 : DType::f64;
 
 inline int64_t element_size(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 
-// Reads and writes blocks as arithmetic, in place where the storage allows and through the thread's tile where not.
+// Reads and writes blocks in the arithmetic type: in place where the storage allows, else through the thread's tile.
 template <class A>
 class Storage {
 public:
@@ -157,7 +157,8 @@ public:
         return {scratch, b.cols, 0};
     }
 
-    // dy times the activation's slope: by the kernel that reads it if that can, else staged.
+    // dy times the activation's slope. A fused activation is left to the kernel, any other is applied to a staged
+    // block.
     Gradient<A> read_dz(const void* dy, const void* y, const Block& b, Tile<A>& tile) const {
         const Run<const A> g = read(dy, kDy, b, tile.dz);
         if (!has_activation()) return {g.data, g.data, g.stride, 0, g.ahead, ActivationKind::identity};
@@ -169,7 +170,7 @@ public:
         }
         return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
     }
-    // The same with the slope from z, which put_z(to) writes: rows of b.cols, one after the other.
+    // The same with the slope from z, which put_z(to) writes as contiguous rows of b.cols.
     template <class PutZ>
     Gradient<A> read_dz_by_input(const void* dy, const Block& b, Tile<A>& tile, const PutZ& put_z) const {
         const Run<const A> g = read(dy, kDy, b, tile.dz);
@@ -181,11 +182,11 @@ public:
         return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
     }
 
-    // What a kernel is to apply to a result, and whether that leaves something to be done on the staged block.
+    // The activation that a kernel applies to its result, and whether the activation must be applied to a staged block.
     ActivationKind fused() const { return is_fused(activation_.kind) ? activation_.kind : ActivationKind::identity; }
     bool activates_staged() const { return !is_fused(activation_.kind); }
 
-    // Where a kernel may put a block's result; finish() brings it home.
+    // Where a kernel writes a block's result: the array itself or the tile, which finish() copies to the array.
     Run<A> target(void* base, int view, const Block& b, Tile<A>& tile, bool direct, bool stream) const {
         A* start = reinterpret_cast<A*>(static_cast<char*>(base) + b.offset.at[view] * size_);
         if (direct && in_place(b, view) && (!stream || streams_well(b, view, start))) {
@@ -193,8 +194,8 @@ public:
         }
         return {tile.out, b.cols, 0};
     }
-    // Streamed rows that begin and end inside a cache line write those lines twice: where rows are short and follow
-    // each other in memory, it is better to stream the block as one run.
+    // Streamed rows that begin or end inside a cache line write that line twice. If rows are short and contiguous, it
+    // is better to stream the block as one run.
     bool streams_well(const Block& b, int view, const A* start) const {
         const bool aligned = uintptr_t(start) % 64 == 0 && b.row_stride(view) * size_ % 64 == 0;
         return aligned || b.cols >= 1024 || b.row_stride(view) != b.cols;

@@ -25,8 +25,8 @@ extern const KernelTable kNeonTable;
 namespace {
 
 #if defined(RG_X86)
-// By hand: __builtin_cpu_supports knows f16c from GCC 11 and Clang 19 on. That the system saves AVX registers follows
-// from its answer for avx2.
+// __builtin_cpu_supports knows f16c only from GCC 11 and Clang 19 on. Its answer for avx2 already includes that the
+// system saves AVX registers.
 bool has_f16c() {
     unsigned eax, ebx, ecx, edx;
     return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);

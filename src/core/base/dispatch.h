@@ -11,10 +11,10 @@ namespace rg {
 // Levels that are built in and that this machine can run, slowest first.
 std::vector<std::string> available_isa_levels();
 
-// The table in force. Before any selection: the fastest available.
+// The selected table; by default the fastest available.
 const KernelTable& kernel_table();
 
-// Makes `name` the level in force; false, and nothing changed, when it is unknown or cannot run here.
+// Selects the level `name`. Returns false and changes nothing if it is unknown or this machine cannot run it.
 bool select_isa(const std::string& name);
 
 }  // namespace rg

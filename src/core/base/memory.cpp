@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kLine = 64, kHugePage = 2u << 20, kHuge = 2 * kHugePage;
 constexpr size_t kMostWaiting = 512u << 20;
 
-// Sizes that differ by less than an eighth share their memory.
+// Rounds to size classes about an eighth apart, so that results of similar size can reuse each other's memory.
 size_t rounded(size_t bytes) {
     size_t step = kLine;
     while (bytes / step >= 16) step *= 2;
@@ -29,7 +29,7 @@ size_t rounded(size_t bytes) {
 class Pool {
 public:
     Pool() {
-        // A child must not find the lock in the hands of a thread that it does not have.
+        // Otherwise a child could inherit a lock held by a thread that does not exist in it.
         pthread_atfork([] { pool().lock_.lock(); }, [] { pool().lock_.unlock(); }, [] { pool().lock_.unlock(); });
     }
     static Pool& pool() {
@@ -40,7 +40,7 @@ public:
     Memory take(size_t bytes) {
         bytes = rounded(bytes);
         const std::lock_guard<std::mutex> lock(lock_);
-        // The last one given back is the one most likely to be in a cache still.
+        // The block returned last is the most likely to be still in cache.
         for (size_t i = waiting_.size(); i-- > 0;) {
             if (waiting_[i].bytes != bytes) continue;
             const Memory memory = waiting_[i];
@@ -48,7 +48,7 @@ public:
             waiting_bytes_ -= bytes;
             return memory;
         }
-        release(bytes);  // as much as is added, so that all together does not grow
+        release(bytes);  // as much as is added, so that the total does not grow
         try {
             return {allocate(bytes), bytes};
         } catch (const std::bad_alloc&) {
@@ -84,7 +84,7 @@ public:
     }
 
 private:
-    // At least so many bytes, if there are as many, of those that have waited longest.
+    // Frees the oldest blocks until at least `bytes` are freed or none are left. Returns the number of bytes freed.
     size_t release(size_t bytes) {
         size_t released = 0, count = 0;
         for (; released < bytes && count < waiting_.size(); ++count) {
@@ -97,7 +97,7 @@ private:
     }
 
     std::mutex lock_;
-    std::vector<Memory> waiting_;  // the longest first
+    std::vector<Memory> waiting_;  // oldest first
     size_t waiting_bytes_ = 0;
 };
 
@@ -107,7 +107,7 @@ void* allocate(size_t bytes) {
     void* data = nullptr;
     if (posix_memalign(&data, bytes >= kHuge ? kHugePage : kLine, bytes) != 0) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-    // Operands that lie strided in small pages cost more to address than to read.
+    // With small pages, strided access to operands causes more time in TLB misses than in reads.
     if (bytes >= kHuge) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
 #endif
     return data;

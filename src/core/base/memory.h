@@ -1,5 +1,5 @@
-// Memory from the system, and memory of results that are gone, kept for those to come: fresh pages cost more than most
-// of what is done in them.
+// Allocation, and a pool that keeps the memory of deleted results for later ones: fresh pages cost more than most of
+// the work done in them.
 #pragma once
 
 #include <stddef.h>
@@ -10,7 +10,7 @@ namespace rg {
 // Aligned to a cache line or better, for free(). Throws std::bad_alloc.
 void* allocate(size_t bytes);
 
-// Under AddressSanitizer all of it but the first `used` bytes is out of bounds from now on.
+// Under AddressSanitizer, poisons all but the first `used` bytes.
 void guard(void* data, size_t used, size_t bytes);
 
 struct Memory {
@@ -18,13 +18,13 @@ struct Memory {
     size_t bytes = 0;
 };
 
-// Memory for a result of so many bytes, or a few more. When the result is gone it is given back, and waits. No more is
-// held than results once needed at the same time, and only so much waits. For any thread.
+// Takes memory for a result of at least `bytes` bytes; give_memory returns it to the pool when the result is deleted.
+// The total never exceeds what results once needed at the same time, and the unused part is capped. Thread-safe.
 Memory take_memory(size_t bytes);
 void give_memory(Memory memory);
 
 int64_t waiting_bytes();
-// Gives all that waits back to the system, and says how many bytes it was.
+// Returns all unused memory to the system; returns the number of bytes.
 int64_t release_memory();
 
 }  // namespace rg

@@ -31,20 +31,20 @@ void pause_briefly() {
 #endif
 }
 
-// Streamed stores are outside the memory model of atomics: without a fence another thread may see "done" before them.
-void publish_streamed_stores() {
+// Non-temporal stores are not ordered by atomics: without a fence another thread may see "done" before the data.
+void fence_streamed_stores() {
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
 }
 
-// Long enough to bridge the Python between two calls of a training step, short enough not to be noticed.
+// Long enough to span the Python code between two calls of a training step, short enough to waste little CPU time.
 constexpr auto kSpinTime = std::chrono::microseconds(60);
 constexpr int kPausesPerClockRead = 32;
 constexpr int kPausesBeforeYield = 2000;
 
-// One member's share of a job. Members take from their own share first, large pieces before small ones, and then from
-// the others': the same member meets the same data from call to call, and nobody waits for one who is late.
+// One worker's share of a job. A worker takes from its own share first, large pieces before small ones, then steals
+// from the others. So each worker gets the same data from call to call, and none waits for one that starts late.
 struct alignas(64) Share {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
@@ -59,32 +59,33 @@ struct alignas(64) Share {
     }
 };
 
-// How far a part of a job in phases is. Its own member runs it; where that one has not come, anyone does.
+// The progress of one part of a job in phases. The worker with the part's index runs it; until that worker has started,
+// any other may.
 struct Progress {
-    alignas(64) std::atomic<int64_t> begun{0};  // phases that someone has taken on
-    std::atomic<bool> owned{false};             // its own member has come
-    alignas(64) std::atomic<int64_t> done{0};   // phases that are done
+    alignas(64) std::atomic<int64_t> begun{0};  // phases claimed by some worker
+    std::atomic<bool> owned{false};             // the part's worker has started
+    alignas(64) std::atomic<int64_t> done{0};   // phases completed
 };
 
-// Where one member waits for work.
-struct alignas(64) Seat {
-    std::atomic<uint64_t> job{0};  // the last job that has work for this member
+// Where one worker waits for jobs.
+struct alignas(64) Mailbox {
+    std::atomic<uint64_t> job{0};  // the latest job with work for this worker
     std::atomic<bool> ready{false}, parked{false};
     std::mutex lock;
     std::condition_variable unpark;
 };
 
 struct Job {
-    void (*body)(void*, int64_t, int64_t) = nullptr;    // of ranges, or
-    void (*phase_body)(void*, int64_t, int) = nullptr;  // of phases
+    void (*body)(void*, int64_t, int64_t) = nullptr;    // for ranges, or
+    void (*phase_body)(void*, int64_t, int) = nullptr;  // for phases
     void* context = nullptr;
     int64_t phases = 0;
-    int members = 1;  // including the caller, who is member 0
+    int workers = 1;  // including the caller, which is worker 0
 };
 
 void run_alone(int64_t items, void (*body)(void*, int64_t, int64_t), void* context) {
     if (items > 0) body(context, 0, items);
-    publish_streamed_stores();
+    fence_streamed_stores();
 }
 
 void run_phases_alone(int64_t phases, int parts, void (*body)(void*, int64_t, int), void* context) {
@@ -93,22 +94,22 @@ void run_phases_alone(int64_t phases, int parts, void (*body)(void*, int64_t, in
     }
 }
 
-// Never destroyed: its threads live as long as the process, and a child of fork leaves the parent's copy behind.
-class Team {
+// Never destroyed: its threads live as long as the process. A forked child abandons its copy and creates a new pool.
+class ThreadPool {
 public:
     void run(int64_t items, int threads, bool wake, void (*body)(void*, int64_t, int64_t), void* context) {
-        if (!turn_.try_lock()) {  // another caller has the team
+        if (!turn_.try_lock()) {  // another caller is using the pool
             run_alone(items, body, context);
             return;
         }
         const std::lock_guard<std::mutex> turn(turn_, std::adopt_lock);
-        const int members = int(std::min<int64_t>(threads, items));
-        grow(members);
-        for (int m = 0; m < members; ++m) {
-            shares_[m].next.store(items * m / members, std::memory_order_relaxed);
-            shares_[m].end = items * (m + 1) / members;
+        const int workers = int(std::min<int64_t>(threads, items));
+        grow(workers);
+        for (int m = 0; m < workers; ++m) {
+            shares_[m].next.store(items * m / workers, std::memory_order_relaxed);
+            shares_[m].end = items * (m + 1) / workers;
         }
-        job_ = {body, nullptr, context, 0, members};
+        job_ = {body, nullptr, context, 0, workers};
         run_job(wake);
     }
 
@@ -130,18 +131,17 @@ public:
 
 private:
     void run_job(bool wake) {
-        // Small work wakes nobody, unless it comes so fast that members woken once will find more before they sleep
-        // again.
+        // Small jobs wake no workers, unless they come so fast that a woken worker gets the next one before it sleeps.
         wake = wake || std::chrono::steady_clock::now() - last_ < kSpinTime / 2;
         failed_.store(false, std::memory_order_relaxed);
         open_.store(true);
         ++jobs_;
-        for (int m = 1; m < std::min(job_.members, size_); ++m) {
-            Seat& seat = *seats_[size_t(m - 1)];
-            seat.job.store(jobs_);
-            if (!wake || !seat.parked.load()) continue;
-            { const std::lock_guard<std::mutex> lock(seat.lock); }
-            seat.unpark.notify_one();
+        for (int m = 1; m < std::min(job_.workers, size_); ++m) {
+            Mailbox& mailbox = *mailboxes_[size_t(m - 1)];
+            mailbox.job.store(jobs_);
+            if (!wake || !mailbox.parked.load()) continue;
+            { const std::lock_guard<std::mutex> lock(mailbox.lock); }
+            mailbox.unpark.notify_one();
         }
         work(0);
         open_.store(false);
@@ -152,8 +152,8 @@ private:
         if (failed_.load()) std::rethrow_exception(std::exchange(failure_, nullptr));
     }
 
-    // Runs a piece of the job. An exception stops the job: no further pieces are run, and the caller gets the first
-    // one.
+    // Runs a piece of the job. An exception stops the job: no further pieces are run, and the first exception is
+    // rethrown to the caller.
     template <class Piece>
     void attempt(const Piece& piece) {
         if (failed_.load(std::memory_order_relaxed)) return;
@@ -164,26 +164,26 @@ private:
         }
     }
 
-    void work(int member) {
+    void work(int worker) {
         if (job_.phase_body) {
-            work_phases(member);
+            work_phases(worker);
             return;
         }
         int64_t first, last;
-        for (int k = 0; k < job_.members; ++k) {
-            Share& share = shares_[(member + k) % job_.members];
+        for (int k = 0; k < job_.workers; ++k) {
+            Share& share = shares_[(worker + k) % job_.workers];
             while (share.take(first, last)) attempt([&] { job_.body(job_.context, first, last); });
         }
-        publish_streamed_stores();
+        fence_streamed_stores();
     }
 
-    void work_phases(int member) {
-        const int parts = job_.members;
-        progress_[member].owned.store(true);
-        // Who comes late begins with the first phase that no one has taken on for them.
-        for (int64_t phase = progress_[member].begun.load(); phase < job_.phases; ++phase) {
+    void work_phases(int worker) {
+        const int parts = job_.workers;
+        progress_[worker].owned.store(true);
+        // A late worker begins with the first phase that no other worker has claimed for it.
+        for (int64_t phase = progress_[worker].begun.load(); phase < job_.phases; ++phase) {
             for (int q = 0; q < parts; ++q) await(progress_[q].done, phase);
-            run_part(phase, member);
+            run_part(phase, worker);
             for (int q = 0; q < parts; ++q) {
                 if (!progress_[q].owned.load(std::memory_order_relaxed)) run_part(phase, q);
             }
@@ -205,60 +205,60 @@ private:
         }
     }
 
-    void grow(int members) {
-        if (members > capacity_) {
-            progress_ = std::make_unique<Progress[]>(size_t(members));
-            shares_ = std::make_unique<Share[]>(size_t(members));
-            capacity_ = members;
+    void grow(int workers) {
+        if (workers > capacity_) {
+            progress_ = std::make_unique<Progress[]>(size_t(workers));
+            shares_ = std::make_unique<Share[]>(size_t(workers));
+            capacity_ = workers;
         }
-        while (size_ < members) {
+        while (size_ < workers) {
             try {
-                seats_.push_back(std::make_unique<Seat>());
-                std::thread([this, member = size_, &seat = *seats_.back()] { live(member, seat); }).detach();
+                mailboxes_.push_back(std::make_unique<Mailbox>());
+                std::thread([this, worker = size_, &mailbox = *mailboxes_.back()] { serve(worker, mailbox); }).detach();
             } catch (const std::exception&) {
-                // The machine has no more threads to give: the ones there are do the work.
-                seats_.resize(size_t(size_ - 1));
+                // The system cannot create more threads: the existing ones do the work.
+                mailboxes_.resize(size_t(size_ - 1));
                 return;
             }
-            // Only then is it sure that the thread can throw, even if memory ends before its first piece of work.
-            while (!seats_.back()->ready.load()) sched_yield();
+            // Wait until the thread can throw, even if memory runs out before its first piece of work.
+            while (!mailboxes_.back()->ready.load()) sched_yield();
             ++size_;
         }
     }
 
-    void live(int member, Seat& seat) {
+    void serve(int worker, Mailbox& mailbox) {
         prepare_exceptions();
-        seat.ready.store(true);
+        mailbox.ready.store(true);
         uint64_t seen = 0;
         for (;;) {
-            seen = wait_for_work(seat, seen);
-            // Announce first, then look: the caller closes first, then waits for those announced.
+            seen = wait_for_work(mailbox, seen);
+            // The order matters: the caller first closes the job, then waits until no worker is active.
             active_.fetch_add(1);
-            if (open_.load() && member < job_.members) work(member);
+            if (open_.load() && worker < job_.workers) work(worker);
             active_.fetch_sub(1);
         }
     }
 
-    static uint64_t wait_for_work(Seat& seat, uint64_t seen) {
+    static uint64_t wait_for_work(Mailbox& mailbox, uint64_t seen) {
         const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
         do {
             for (int i = 0; i < kPausesPerClockRead; ++i) {
-                const uint64_t job = seat.job.load();
+                const uint64_t job = mailbox.job.load();
                 if (job != seen) return job;
                 pause_briefly();
             }
         } while (std::chrono::steady_clock::now() < deadline);
-        std::unique_lock<std::mutex> lock(seat.lock);
-        seat.parked.store(true);
-        seat.unpark.wait(lock, [&] { return seat.job.load() != seen; });
-        seat.parked.store(false);
-        return seat.job.load();
+        std::unique_lock<std::mutex> lock(mailbox.lock);
+        mailbox.parked.store(true);
+        mailbox.unpark.wait(lock, [&] { return mailbox.job.load() != seen; });
+        mailbox.parked.store(false);
+        return mailbox.job.load();
     }
 
     std::mutex turn_;
-    int size_ = 1;  // members there are, the caller included
+    int size_ = 1;  // number of workers, including the caller
     int capacity_ = 0;
-    std::vector<std::unique_ptr<Seat>> seats_;  // of all members but the caller
+    std::vector<std::unique_ptr<Mailbox>> mailboxes_;  // of all workers but the caller
     std::unique_ptr<Share[]> shares_;
     std::unique_ptr<Progress[]> progress_;
     std::chrono::steady_clock::time_point last_{};  // when the last job was done
@@ -269,15 +269,15 @@ private:
     std::atomic<bool> open_{false}, failed_{false};
 };
 
-std::atomic<Team*> team{nullptr};
+std::atomic<ThreadPool*> pool{nullptr};
 
-Team& current_team() {
-    Team* mine = team.load();
+ThreadPool& current_pool() {
+    ThreadPool* mine = pool.load();
     if (mine) return *mine;
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { team.store(nullptr); });
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
     (void)registered;
-    Team* fresh = new Team;
-    if (team.compare_exchange_strong(mine, fresh)) return *fresh;
+    ThreadPool* fresh = new ThreadPool;
+    if (pool.compare_exchange_strong(mine, fresh)) return *fresh;
     delete fresh;
     return *mine;
 }
@@ -294,7 +294,7 @@ void run_parallel(int64_t items, int threads, bool wake, void (*body)(void*, int
         run_alone(items, body, context);
         return;
     }
-    current_team().run(items, threads, wake, body, context);
+    current_pool().run(items, threads, wake, body, context);
 }
 
 void run_phases(int64_t phases, int parts, bool wake, void (*body)(void*, int64_t, int), void* context) {
@@ -302,7 +302,7 @@ void run_phases(int64_t phases, int parts, bool wake, void (*body)(void*, int64_
         run_phases_alone(phases, parts, body, context);
         return;
     }
-    current_team().run_phases(phases, parts, wake, body, context);
+    current_pool().run_phases(phases, parts, wake, body, context);
 }
 
 }  // namespace rg

@@ -1,4 +1,4 @@
-// Memory that a thread keeps from call to call, and what it can count on finding in its cache.
+// Scratch memory that a thread keeps from call to call, and how much of it fits in the thread's cache.
 #pragma once
 
 #include <stdint.h>
@@ -15,7 +15,7 @@ namespace rg {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Bytes of a core's second-level cache that can be counted on. Only the order of work depends on it.
+// Usable bytes of a core's second-level cache. Only the order of work depends on it, never the results.
 inline int64_t cache_bytes() {
     static const int64_t bytes = [] {
         long found = -1;
@@ -27,8 +27,8 @@ inline int64_t cache_bytes() {
     return bytes;
 }
 
-// What a thread keeps from call to call, freed when the thread ends. Not thread_local variables: the C library
-// allocates those on first use, and ends the process when it is out of memory. This throws std::bad_alloc.
+// The state that a thread keeps from call to call, freed when the thread ends. Not thread_local variables: the C
+// library allocates those on first use and aborts the process when it is out of memory. This throws std::bad_alloc.
 struct ThreadState {
     struct Object {
         virtual ~Object() = default;
@@ -53,7 +53,7 @@ T& kept_by_thread() {
     return static_cast<Holder&>(*object).value;
 }
 
-// A buffer that its thread keeps from call to call. Its contents last until a larger one is taken.
+// A buffer that its thread keeps from call to call. Its contents are valid until a larger size is taken.
 class Buffer {
 public:
     Buffer() : link_(&thread_state().buffers) {
@@ -72,7 +72,7 @@ public:
     template <class T>
     T* take(int64_t count) {
         if (count < 0 || size_t(count) > kMost / sizeof(T)) throw std::bad_alloc();
-        // Never null, not even for nothing: drivers take null for "not wanted".
+        // Never null, even for 0 elements: to drivers null means "not wanted".
         const size_t bytes = std::max<size_t>(64, (size_t(count) * sizeof(T) + 63) / 64 * 64);
         if (bytes > capacity_) {
             release();
@@ -80,10 +80,10 @@ public:
             data_ = allocate(size);
             capacity_ = size;
         }
-        guard(data_, size_t(count) * sizeof(T), capacity_);  // what an earlier call needed beyond is not this one's
+        guard(data_, size_t(count) * sizeof(T), capacity_);
         return static_cast<T*>(data_);
     }
-    // As many as the product of these, which may be more than any number says.
+    // Takes as many elements as the product of these sizes; throws if the product overflows.
     template <class T, class... Factors>
     T* take(int64_t first, int64_t second, Factors... more) {
         int64_t product = 0;
@@ -93,7 +93,7 @@ public:
     void trim() {
         if (capacity_ > kKeep) release();
     }
-    // Gives back what this thread keeps, between calls, and says how many bytes it was.
+    // Frees all of this thread's buffers; returns the number of bytes. Not during a call.
     static int64_t release_all() {
         size_t bytes = 0;
         for (Buffer* b = thread_state().buffers; b; b = b->next_) {
@@ -111,13 +111,13 @@ private:
     }
 
     static constexpr size_t kLeast = 4096, kKeep = 256u << 20, kMost = SIZE_MAX / 4;
-    Buffer *next_ = nullptr, **link_;  // a list; link_ is where the pointer to this one is
+    Buffer *next_ = nullptr, **link_;  // a linked list; link_ points to the pointer to this buffer
     void* data_ = nullptr;
     size_t capacity_ = 0;
 };
 
-// Where a thread packs the operands of a product, panels and rows; a quarter of its cache for each, the rest for what
-// is written.
+// Where a thread packs the operands of a product, panels and rows. Each may use a quarter of the cache; the rest is for
+// the result.
 struct PanelScratch {
     Buffer buffer;
 };

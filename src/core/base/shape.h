@@ -1,4 +1,4 @@
-// Plain structures that every room of the engine speaks. C++17, no Python, no containers with hidden cost.
+// Plain structures shared by all parts of the engine. C++17, no Python, no containers with hidden cost.
 #pragma once
 
 #include <stddef.h>
@@ -9,43 +9,42 @@ namespace rg {
 // How an element is stored. Arithmetic is float for all but f64.
 enum class DType : int32_t { f32, f64, f16, bf16 };
 
-// Every activation that there is: ENTRY(name, code, alpha, beta, reason). Codes are Apple's (BNNSActivationFunction),
-// and ours from 64 on. alpha and beta are the usual values; 0: it has no such parameter; kRequired: the caller must
-// say. The slope follows from the input of all, and from the output unless there is a reason why not. The formulas are
-// in kernels/activation.h; the binding hands this list to Python.
-#define RG_ACTIVATIONS(ENTRY)                                                                \
-    ENTRY(identity, 0, 0, 0, nullptr)                                                        \
-    ENTRY(relu, 1, 0, 0, nullptr)                                                            \
-    ENTRY(leaky_relu, 2, 0.01, 0, nullptr)                                                   \
-    ENTRY(sigmoid, 3, 0, 0, nullptr)                                                         \
-    ENTRY(tanh, 4, 0, 0, nullptr)                                                            \
-    ENTRY(scaled_tanh, 5, 1, 1, nullptr)                                                     \
-    ENTRY(abs, 6, 0, 0, "the sign of its input is lost")                                     \
-    ENTRY(linear, 7, kRequired, 0, nullptr)                                                  \
-    ENTRY(clamp, 8, kRequired, kRequired, nullptr)                                           \
-    ENTRY(gelu_tanh, 12, 0.79788456080286535588, 0.044715, "it is not monotone")             \
-    ENTRY(hard_sigmoid, 15, 1.0 / 6, 0.5, nullptr)                                           \
-    ENTRY(softplus, 16, 1, 1, nullptr)                                                       \
-    ENTRY(softsign, 17, 0, 0, nullptr)                                                       \
-    ENTRY(elu, 18, 1, 0, nullptr)                                                            \
-    ENTRY(clamped_leaky_relu, 19, 0.01, kRequired, nullptr)                                  \
-    ENTRY(linear_with_bias, 20, kRequired, kRequired, nullptr)                               \
-    ENTRY(log_sigmoid, 22, 0, 0, nullptr)                                                    \
-    ENTRY(selu, 23, 0, 0, nullptr)                                                           \
-    ENTRY(celu, 24, 1, 0, nullptr)                                                           \
-    ENTRY(hard_shrink, 25, 0.5, 0, nullptr)                                                  \
-    ENTRY(soft_shrink, 26, 0.5, 0, nullptr)                                                  \
-    ENTRY(tanh_shrink, 27, 0, 0, nullptr)                                                    \
-    ENTRY(threshold, 28, kRequired, kRequired, nullptr)                                      \
-    ENTRY(hard_swish, 30, 0, 0, "it is not monotone")                                        \
-    ENTRY(silu, 31, 0, 0, "it is not monotone")                                              \
-    ENTRY(relu6, 32, 0, 0, nullptr)                                                          \
-    ENTRY(erf, 33, 0, 0, "an output near 1 or -1 no longer tells it")                        \
-    ENTRY(gelu, 34, 0, 0, "it is not monotone")                                              \
-    ENTRY(gelu_sigmoid, 35, 0, 0, "it is not monotone")                                      \
-    ENTRY(closed_hard_sigmoid, 64, 1.0 / 6, 0.5,                                             \
-          "outputs 0 and 1 may be those of a bound, where it is alpha, or of beyond, where " \
-          "it is 0")
+// All activations: ENTRY(name, code, alpha, beta, reason). Codes are Apple's (BNNSActivationFunction), and retrograd's
+// from 64 on. alpha and beta are the defaults; 0: no such parameter; kRequired: no default. The input always determines
+// the slope; the output does too, unless `reason` says why not. The formulas are in kernels/activation.h; the binding
+// passes this list to Python.
+#define RG_ACTIVATIONS(ENTRY)                                                    \
+    ENTRY(identity, 0, 0, 0, nullptr)                                            \
+    ENTRY(relu, 1, 0, 0, nullptr)                                                \
+    ENTRY(leaky_relu, 2, 0.01, 0, nullptr)                                       \
+    ENTRY(sigmoid, 3, 0, 0, nullptr)                                             \
+    ENTRY(tanh, 4, 0, 0, nullptr)                                                \
+    ENTRY(scaled_tanh, 5, 1, 1, nullptr)                                         \
+    ENTRY(abs, 6, 0, 0, "the sign of its input is lost")                         \
+    ENTRY(linear, 7, kRequired, 0, nullptr)                                      \
+    ENTRY(clamp, 8, kRequired, kRequired, nullptr)                               \
+    ENTRY(gelu_tanh, 12, 0.79788456080286535588, 0.044715, "it is not monotone") \
+    ENTRY(hard_sigmoid, 15, 1.0 / 6, 0.5, nullptr)                               \
+    ENTRY(softplus, 16, 1, 1, nullptr)                                           \
+    ENTRY(softsign, 17, 0, 0, nullptr)                                           \
+    ENTRY(elu, 18, 1, 0, nullptr)                                                \
+    ENTRY(clamped_leaky_relu, 19, 0.01, kRequired, nullptr)                      \
+    ENTRY(linear_with_bias, 20, kRequired, kRequired, nullptr)                   \
+    ENTRY(log_sigmoid, 22, 0, 0, nullptr)                                        \
+    ENTRY(selu, 23, 0, 0, nullptr)                                               \
+    ENTRY(celu, 24, 1, 0, nullptr)                                               \
+    ENTRY(hard_shrink, 25, 0.5, 0, nullptr)                                      \
+    ENTRY(soft_shrink, 26, 0.5, 0, nullptr)                                      \
+    ENTRY(tanh_shrink, 27, 0, 0, nullptr)                                        \
+    ENTRY(threshold, 28, kRequired, kRequired, nullptr)                          \
+    ENTRY(hard_swish, 30, 0, 0, "it is not monotone")                            \
+    ENTRY(silu, 31, 0, 0, "it is not monotone")                                  \
+    ENTRY(relu6, 32, 0, 0, nullptr)                                              \
+    ENTRY(erf, 33, 0, 0, "near 1 and -1 the output is rounded too coarsely")     \
+    ENTRY(gelu, 34, 0, 0, "it is not monotone")                                  \
+    ENTRY(gelu_sigmoid, 35, 0, 0, "it is not monotone")                          \
+    ENTRY(closed_hard_sigmoid, 64, 1.0 / 6, 0.5,                                 \
+          "at outputs 0 and 1 it is alpha if the input is on a bound, and 0 if it is beyond")
 
 enum class ActivationKind : int32_t {
 #define RG_ENTRY(name, code, alpha, beta, reason) name = code,
@@ -66,7 +65,7 @@ constexpr ActivationEntry kActivations[] = {
 #undef RG_ENTRY
 };
 
-// Whether the slope follows from the output, for parameters that do not make two inputs share one.
+// Whether the output determines the slope, for parameters with which no two inputs share an output.
 constexpr bool output_tells_slope(ActivationKind kind) {
     for (const ActivationEntry& entry : kActivations) {
         if (entry.kind == kind) return !entry.needs_input;
@@ -80,14 +79,14 @@ struct Activation {
     double beta = 0;
 };
 
-// The four gates i f g o of an LSTM, and the function that makes h of the cell state.
+// The activations of the four gates i f g o of an LSTM, and the one applied to the cell state.
 struct LstmActivations {
     Activation gate[4];
     Activation hidden;
     bool standard = false;  // sigmoid, sigmoid, tanh, sigmoid and tanh
 };
 
-// Columns of a panel, units of a block: one cache line of numbers, at every instruction-set level.
+// Columns of a panel, or units of a block: one cache line of elements, at every instruction-set level.
 template <class A>
 constexpr int64_t kPanel = 64 / int64_t(sizeof(A));
 
@@ -106,7 +105,7 @@ struct Axis {
     int64_t stride[kViews];  // in elements; 0 for a view that the call does not have
 };
 
-// Only the first `size` entries are ever set or copied: a small problem should not pay for kMaxAxes.
+// Only the first `size` entries are set or copied, so that a small problem does not pay for kMaxAxes.
 struct AxisList {
     int size = 0;
     Axis axis[kMaxAxes];
@@ -131,11 +130,11 @@ struct NormShape {
     int64_t channels_per_set = 1;  // K
 };
 
-// The update that an optimizer makes; kernels.h has the formulas.
+// An optimizer's update rule; kernels.h has the formulas.
 enum class OptimizerKind : int32_t { sgd, adam, rmsprop };
 
-// The arrays of one parameter, all of its shape. What the states are is the kind's: velocity (sgd); first moment,
-// second moment, largest second moment (adam); square, mean, velocity (rmsprop).
+// The arrays of one parameter, all of its shape. The states depend on the kind: velocity (sgd); first moment, second
+// moment, largest second moment (adam); square, mean, velocity (rmsprop).
 enum OptimizerArray { kParameter, kGradient, kState, kOptimizerArrays = kState + 3 };
 
 }  // namespace rg

@@ -17,14 +17,14 @@ void for_blocks(AxisList axes, int threads, const Body& body) {
     sort_by_stride(axes, kX);
     simplify(axes);
     const PlaneGrid grid(axes);
-    Crew(cost::kElement * double(elements), threads).each(grid.blocks, [&](int64_t i) {
+    Workers(cost::kElement * double(elements), threads).each(grid.blocks, [&](int64_t i) {
         Block b;
         grid.place(i, b);
         body(b);
     });
 }
 
-// A result too large for the cache goes past it, unless its lines are there because they have just been read.
+// A result too large for the cache is written with non-temporal stores, unless its lines have just been read.
 bool streams(const AxisList& axes, DType dtype, bool reads_result) {
     return axes.extent() * element_size(dtype) >= kMinStream && !reads_result;
 }
@@ -63,8 +63,8 @@ void backward(const ActivationBackward& call) {
     });
 }
 
-// The generator numbers elements by row: these rows are of one length, and of a layer that no LSTM has. Masks depend on
-// both numbers.
+// The random generator takes a row index and a layer. Dropout uses rows of one length, and a layer index that no LSTM
+// has. Masks depend on both constants, so they must not change.
 constexpr int64_t kDropoutRow = 4096;
 constexpr uint32_t kDropoutLayer = 0xffffffffu;
 
@@ -74,12 +74,13 @@ template <class A>
 void dropout(const DropoutCall<A>& call) {
     const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
     const Dropout mask = {call.seed, kDropoutLayer, uint32_t(call.rate * 0x1p32), 1 / (1 - call.rate)};
-    Crew(cost::kElement * double(call.count), call.threads).each(ceil_div(call.count, kDropoutRow), [&](int64_t row) {
-        const int64_t first = row * kDropoutRow, count = std::min(kDropoutRow, call.count - first);
-        A* y = call.y + first;
-        if (call.y != call.x) memcpy(y, call.x + first, size_t(count) * sizeof(A));
-        kernels.dropout_row(mask, uint64_t(row), y, kPanel<A>, count);
-    });
+    Workers(cost::kElement * double(call.count), call.threads)
+        .each(ceil_div(call.count, kDropoutRow), [&](int64_t row) {
+            const int64_t first = row * kDropoutRow, count = std::min(kDropoutRow, call.count - first);
+            A* y = call.y + first;
+            if (call.y != call.x) memcpy(y, call.x + first, size_t(count) * sizeof(A));
+            kernels.dropout_row(mask, uint64_t(row), y, kPanel<A>, count);
+        });
 }
 template void dropout<float>(const DropoutCall<float>&);
 template void dropout<double>(const DropoutCall<double>&);

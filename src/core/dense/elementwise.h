@@ -1,4 +1,4 @@
-// Activations and dropout of whole arrays: cut into blocks, which the team shares.
+// Elementwise activations and dropout: arrays are cut into blocks, which are shared among threads.
 #pragma once
 
 #include "../base/shape.h"
@@ -12,7 +12,7 @@ struct ActivationForward {
     Activation activation;
     const void* x = nullptr;
     int threads = 1;
-    void* y = nullptr;  // may be exactly x
+    void* y = nullptr;  // may be x itself
 };
 
 // dx = dy * f'. Views are kX, kDy and kDx.
@@ -25,10 +25,10 @@ struct ActivationBackward {
     const void* dy = nullptr;
     bool accumulate = false;  // add to dx
     int threads = 1;
-    void* dx = nullptr;  // may be exactly dy or `from`
+    void* dx = nullptr;  // may be dy or `from` itself
 };
 
-// y = x * mask / (1 - rate). The mask is a matter of the seed and of an element's number.
+// y = x * mask / (1 - rate). The mask depends on the seed and the element's index.
 template <class A>
 struct DropoutCall {
     int64_t count = 0;
@@ -36,7 +36,7 @@ struct DropoutCall {
     double rate = 0;
     uint64_t seed = 0;
     int threads = 1;
-    A* y = nullptr;  // may be exactly x
+    A* y = nullptr;  // may be x itself
 };
 
 void activation_forward(const ActivationForward& call);

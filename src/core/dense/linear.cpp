@@ -10,7 +10,8 @@
 namespace rg {
 namespace {
 
-// Sums over features, and over rows, are added up in runs of so many terms: fixed numbers, because bits depend on them.
+// Sums over features and over rows are accumulated in runs of this many terms: constants, because the bits of the
+// results depend on them.
 constexpr int64_t kFeatureRun = 512, kRowRun = 128;
 
 // The sums of one panel of columns over all rows.
@@ -31,9 +32,9 @@ void sum_rows(const ProductKernels<A>& kernels, const LinearBackward<A>& call, i
     }
 }
 
-// More pieces share better, fewer pack less.
-int64_t pieces_wanted(double flops, const Crew& crew) {
-    return crew.threads() == 1 ? 1 : (flops < 1e8 ? 2 : 4) * crew.threads();
+// More pieces balance better, fewer need less packing.
+int64_t pieces_wanted(double flops, const Workers& workers) {
+    return workers.threads() == 1 ? 1 : (flops < 1e8 ? 2 : 4) * workers.threads();
 }
 
 }  // namespace
@@ -44,8 +45,8 @@ void linear_forward(const LinearForward<A>& call) {
     MatrixProduct<A> y(call.rows, call.inputs, call.outputs, kFeatureRun, call.x, call.w.transposed(), call.b, false,
                        call.y);
     const double flops = y.flops();
-    const Crew crew(cost::kFlop * flops, call.threads);
-    crew.each(y.cut(kernels, pieces_wanted(flops, crew)), [&](int64_t piece) { y.run(kernels, piece); });
+    const Workers workers(cost::kFlop * flops, call.threads);
+    workers.each(y.cut(kernels, pieces_wanted(flops, workers)), [&](int64_t piece) { y.run(kernels, piece); });
 }
 
 template <class A>
@@ -60,11 +61,11 @@ void linear_backward(const LinearBackward<A>& call) {
               call.x,       nullptr,   call.accumulate, call.dw};
     }
     const double flops = dx.flops() + dw.flops();
-    const Crew crew(cost::kFlop * flops, call.threads);
-    const int64_t wanted = pieces_wanted(flops, crew);
+    const Workers workers(cost::kFlop * flops, call.threads);
+    const int64_t wanted = pieces_wanted(flops, workers);
     const int64_t dx_pieces = dx.cut(kernels, wanted), dw_pieces = dw.cut(kernels, wanted);
     const int64_t db_pieces = call.db ? ceil_div(call.outputs, kPanel<A>) : 0;
-    crew.each(dx_pieces + dw_pieces + db_pieces, [&](int64_t piece) {
+    workers.each(dx_pieces + dw_pieces + db_pieces, [&](int64_t piece) {
         if (piece < dx_pieces) return dx.run(kernels, piece);
         if (piece < dx_pieces + dw_pieces) return dw.run(kernels, piece - dx_pieces);
         sum_rows(kernels, call, (piece - dx_pieces - dw_pieces) * kPanel<A>);
@@ -76,7 +77,7 @@ void embedding_forward(const EmbeddingForward<A>& call) {
     const int64_t elements = call.positions * call.width;
     if (elements == 0) return;
     const bool straight = call.table.col_stride == 1;
-    Crew(cost::kCopy * double(elements), call.threads).each(call.positions, [&](int64_t p) {
+    Workers(cost::kCopy * double(elements), call.threads).each(call.positions, [&](int64_t p) {
         const A* from = call.table.data + call.indices[p] * call.table.row_stride;
         A* to = call.y + p * call.width;
         if (straight) {
@@ -87,16 +88,16 @@ void embedding_forward(const EmbeddingForward<A>& call) {
     });
 }
 
-// Every thread owns columns and goes through all positions, so that each element is added up in their order.
+// Every thread owns a range of columns and visits all positions, so that each element is accumulated in their order.
 template <class A>
 void embedding_backward(const EmbeddingBackward<A>& call) {
     if (call.table_rows == 0 || call.width == 0) return;
     const int64_t elements = call.positions * call.width + (call.accumulate ? 0 : call.table_rows * call.width);
     const int64_t panels = ceil_div(call.width, kPanel<A>);
-    const Crew crew(cost::kCopy * double(elements), call.threads);
-    const int64_t step = ceil_div(panels, std::min<int64_t>(panels, crew.threads())) * kPanel<A>;
+    const Workers workers(cost::kCopy * double(elements), call.threads);
+    const int64_t step = ceil_div(panels, std::min<int64_t>(panels, workers.threads())) * kPanel<A>;
     const int64_t col = call.dtable.col_stride;
-    crew.each(ceil_div(call.width, step), [&](int64_t piece) {
+    workers.each(ceil_div(call.width, step), [&](int64_t piece) {
         const int64_t first = piece * step, count = std::min(step, call.width - first);
         A* const part = call.dtable.data + first * col;
         for (int64_t r = 0; r < call.table_rows && !call.accumulate; ++r) {

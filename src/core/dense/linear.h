@@ -1,4 +1,4 @@
-// Linear layers and embeddings: products of matrices in any strides, rows looked up and added up.
+// Linear layers and embeddings: products of matrices with any strides, gather and scatter-add of rows.
 #pragma once
 
 #include "../product/matrix.h"
@@ -12,10 +12,11 @@ struct LinearForward {
     Matrix<const A> x, w;
     const A* b = nullptr;  // null: 0
     int threads = 1;
-    Matrix<A> y;  // columns are neighbours
+    Matrix<A> y;  // rows are contiguous
 };
 
-// dx = dy * w, dw = dy' * x, db = the sum of dy's rows. Columns of dx are neighbours; columns or rows of dw are.
+// dx = dy * w, dw = dy' * x, db = the sum of dy's rows. The rows of dx, and the rows or the columns of dw, are
+// contiguous.
 template <class A>
 struct LinearBackward {
     int64_t rows = 0, inputs = 0, outputs = 0;
@@ -47,7 +48,7 @@ struct EmbeddingBackward {
     int64_t positions = 0, width = 0, table_rows = 0;
     const int64_t* indices = nullptr;
     const A* dy = nullptr;    // [positions][width]
-    bool accumulate = false;  // or dtable is 0 first
+    bool accumulate = false;  // add to dtable; else it is set to 0 first
     int threads = 1;
     Matrix<A> dtable;
 };

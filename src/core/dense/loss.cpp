@@ -11,7 +11,7 @@
 namespace rg {
 namespace {
 
-constexpr int64_t kBlock = 8192;  // elements whose losses are one sum; a fixed number, because bits depend on it
+constexpr int64_t kBlock = 8192;  // elements per partial sum; a constant, because the bits of the result depend on it
 
 template <class A>
 double row_loss(const LossKernels<A>& kernels, const CrossEntropy<A>& call, int64_t row) {
@@ -27,7 +27,7 @@ double row_loss(const LossKernels<A>& kernels, const CrossEntropy<A>& call, int6
     kernels.softmax_row(x, call.classes, call.smoothing > 0, gradient, sums);
     const double largest = sums[0], sum = sums[1];
     if (gradient) {
-        // At the label p - 1 is -(sum of the others) / sum, without cancellation where p is almost 1.
+        // At the label, p - 1 is computed as -(sum of the others) / sum, to avoid cancellation where p is close to 1.
         const double others = double(gradient[label]) - sum;
         const double share = call.smoothing / classes;
         kernels.scale_row(gradient, call.classes, A(call.weight / sum), A(-call.weight * share));
@@ -43,8 +43,8 @@ double row_loss(const LossKernels<A>& kernels, const CrossEntropy<A>& call, int6
 template <class A>
 double softmax_cross_entropy(const CrossEntropy<A>& call) {
     const LossKernels<A>& kernels = kernel_table().loss.of<A>();
-    const Crew crew(cost::kExponential * double(call.rows * call.classes), call.threads);
-    crew.each(call.rows, [&](int64_t row) { call.losses[row] = row_loss(kernels, call, row); });
+    const Workers workers(cost::kExponential * double(call.rows * call.classes), call.threads);
+    workers.each(call.rows, [&](int64_t row) { call.losses[row] = row_loss(kernels, call, row); });
     double sum = 0;
     for (int64_t row = 0; row < call.rows; ++row) sum += call.losses[row];
     return sum;
@@ -55,7 +55,7 @@ double difference_loss(const DifferenceLoss<A>& call) {
     const LossKernels<A>& kernels = kernel_table().loss.of<A>();
     const int64_t blocks = ceil_div(call.count, kBlock);
     std::vector<double> sums(static_cast<size_t>(blocks));
-    Crew(cost::kElement * double(call.count), call.threads).each(blocks, [&](int64_t block) {
+    Workers(cost::kElement * double(call.count), call.threads).each(blocks, [&](int64_t block) {
         const int64_t first = block * kBlock, count = std::min(kBlock, call.count - first);
         sums[size_t(block)] = kernels.difference(
             call.y + first, call.target + first, count, A(call.square), A(call.delta), A(call.slope),

@@ -9,7 +9,7 @@ namespace rg {
 template <class A>
 struct CrossEntropy {
     int64_t rows = 0, classes = 0;
-    const A* logits = nullptr;  // a row's classes are neighbours
+    const A* logits = nullptr;  // the classes of a row are contiguous
     int64_t logits_row = 0;
     const int64_t* labels = nullptr;  // in range, or `ignored`
     int64_t ignored = 0;
@@ -17,11 +17,11 @@ struct CrossEntropy {
     double weight = 1;
     int threads = 1;
     double* losses = nullptr;  // [rows]
-    A* gradient = nullptr;     // null: not wanted. May be exactly logits
+    A* gradient = nullptr;     // null: not wanted. May be logits itself
     int64_t gradient_row = 0;
 };
 
-// The sum of the losses, from the first row to the last.
+// Returns the sum of the losses, accumulated from the first row to the last.
 template <class A>
 double softmax_cross_entropy(const CrossEntropy<A>& call);
 
@@ -31,13 +31,13 @@ template <class A>
 struct DifferenceLoss {
     int64_t count = 0;
     const A *y = nullptr, *target = nullptr;
-    double square = 1, delta = 0, slope = 0;  // an infinite delta: squares alone
+    double square = 1, delta = 0, slope = 0;  // an infinite delta gives the squared error
     int threads = 1;
     A* values = nullptr;    // null: not wanted
-    A* gradient = nullptr;  // null: not wanted. May be exactly y or target
+    A* gradient = nullptr;  // null: not wanted. May be y or target itself
 };
 
-// The sum of the values, from blocks of a fixed size in order.
+// Returns the sum of the values, accumulated in order over blocks of a fixed size.
 template <class A>
 double difference_loss(const DifferenceLoss<A>& call);
 

@@ -10,11 +10,11 @@
 namespace rg {
 namespace {
 
-constexpr int64_t kBlock = 8192;  // elements of a parameter that are one piece of work
-constexpr int64_t kStage = 512;   // elements of a strided array that are gathered at a time
+constexpr int64_t kBlock = 8192;  // elements of a parameter in one work item
+constexpr int64_t kStage = 512;   // elements of a strided array gathered at a time
 
-// Puts the axes in the order of the parameter's memory and joins those that every array walks in one stride, so that
-// whatever is contiguous in any order of axes ends as one run.
+// Sorts the axes by the parameter's strides and merges those that form one axis in every array, so that arrays that are
+// contiguous in any order of axes become one run.
 void simplify(OptimizerParameter& parameter) {
     std::vector<OptimizerAxis>& axes = parameter.axes;
     axes.erase(std::remove_if(axes.begin(), axes.end(), [](const OptimizerAxis& a) { return a.extent == 1; }),
@@ -49,7 +49,7 @@ void simplify(OptimizerParameter& parameter) {
     axes = std::move(joined);
 }
 
-// Calls body(offset, stride, count) for every straight run of elements [first, last), in the order of the axes.
+// Calls body(offset, stride, count) for every run of the elements [first, last), in the order of the axes.
 template <class Body>
 void for_runs(const OptimizerParameter& parameter, int64_t first, int64_t last, const Body& body) {
     if (parameter.axes.empty()) {
@@ -132,7 +132,7 @@ double square_range(const OptimizerParameter& parameter, int64_t first, int64_t 
     return sum;
 }
 
-// All blocks of all parameters, in order: one wake of the team serves them together.
+// All blocks of all parameters, in order, as one parallel job.
 class Blocks {
 public:
     Blocks(const std::vector<OptimizerParameter>& parameters, int threads)
@@ -150,7 +150,7 @@ public:
     // body(block, parameter, first, last)
     template <class Body>
     void run(const Body& body) const {
-        Crew(cost::kElement * double(elements_), threads_).ranges(count(), [&](int64_t first, int64_t last) {
+        Workers(cost::kElement * double(elements_), threads_).ranges(count(), [&](int64_t first, int64_t last) {
             size_t p = size_t(std::upper_bound(first_block_.begin(), first_block_.end(), first) - first_block_.begin());
             --p;
             for (int64_t block = first; block < last; ++block) {
@@ -168,7 +168,7 @@ private:
     int threads_;
 };
 
-// The sum of squares of each gradient, from blocks added in order.
+// The sum of squares of each gradient, accumulated over blocks in order.
 std::vector<double> square_sums(const std::vector<OptimizerParameter>& parameters, const Blocks& blocks) {
     std::vector<double> partial(size_t(blocks.count())), sums(parameters.size());
     blocks.run([&](int64_t block, size_t p, int64_t first, int64_t last) {
@@ -196,7 +196,7 @@ OptimizerRule<A> rounded(const OptimizerRule<double>& rule, double factor, bool 
     out.low = A(rule.low);
     out.high = A(rule.high);
     if (clip_before_scale) {
-        // clip(g) * scale is clip(g * scale) between the scaled bounds, to the last bit: rounding keeps order.
+        // clip(g) * scale equals clip(g * scale) with scaled bounds, bit for bit: rounding is monotone.
         const auto scaled = [&](A bound) { return std::isinf(bound) && out.scale == 0 ? bound : bound * out.scale; };
         out.low = scaled(out.low);
         out.high = scaled(out.high);
@@ -223,7 +223,7 @@ void optimizer_step(const OptimizerRule<double>& rule, const NormClipping& clipp
         if (!parameter.axes.empty()) simplify(parameter);
     }
     const Blocks blocks(parameters, threads);
-    std::vector<double> factor(clipping.each ? parameters.size() : 1, 1.0);  // of each gradient, or of all
+    std::vector<double> factor(clipping.each ? parameters.size() : 1, 1.0);  // for each gradient, or for all
     if (clipping.maximum > 0) {
         const bool given = !clipping.each && clipping.known > 0;
         const std::vector<double> sums = given ? std::vector<double>() : square_sums(parameters, blocks);

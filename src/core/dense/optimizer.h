@@ -1,4 +1,4 @@
-// Optimizer driver: a list of parameters is one job, cut into blocks by shape alone.
+// Optimizer driver: a list of parameters is one parallel job, cut into blocks by shape alone.
 #pragma once
 
 #include <vector>
@@ -9,25 +9,25 @@ namespace rg {
 
 struct OptimizerAxis {
     int64_t extent;
-    int64_t stride[kOptimizerArrays];  // in elements; 0 for an array that is not there
+    int64_t stride[kOptimizerArrays];  // in elements; 0 for an absent array
 };
 
-// One parameter with its gradient and states. Arrays written to share memory with no other.
+// One parameter with its gradient and states. Arrays that are written overlap no other array.
 struct OptimizerParameter {
     DType dtype = DType::f32;  // or f64
     int64_t elements = 0;
-    void* array[kOptimizerArrays] = {};  // null: not there
+    void* array[kOptimizerArrays] = {};  // null: absent
     std::vector<OptimizerAxis> axes;     // empty: all arrays are contiguous in one order
 };
 
 struct NormClipping {
     double maximum = 0;         // 0: none
     bool each = false;          // by the norm of each gradient, not of all together
-    double known = 0;           // the norm of all, where the caller knows it; 0: to be computed
-    bool before_scale = false;  // norms and bounds are of the gradient as it comes, not of scale * gradient
+    double known = 0;           // the norm of all gradients, if the caller knows it; 0: compute it
+    bool before_scale = false;  // norms and bounds apply to the gradient before scaling
 };
 
-// g is multiplied by at most 1 so that its norm is not above the maximum. A norm that is NaN makes everything NaN.
+// g is scaled down, if needed, so that its norm is at most the maximum. A NaN norm makes every result NaN.
 void optimizer_step(const OptimizerRule<double>& rule, const NormClipping& clipping,
                     std::vector<OptimizerParameter>& parameters, int threads);
 

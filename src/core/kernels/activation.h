@@ -12,8 +12,8 @@ constexpr double kSeluLambda = 1.0507009873554804934193349852946;
 constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
 constexpr double kGeluSigmoid = 1.702;
 
-// z - tanh z in double. Below 0.25 the difference cancels, so its own series is used: each term is at most
-// (0.25 / (pi/2))^2 = 1/40 of the one before, ten terms leave 2e-16.
+// z - tanh z in double. Below 0.25 the difference cancels, so a series is used: each term is at most
+// (0.25 / (pi/2))^2 = 1/40 of the one before, so ten terms leave an error of 2e-16.
 RG_INLINE Vec<double> tanh_shrink_value(Vec<double> z) {
     constexpr double coefficient[10] = {1.0 / 3,
                                         -2.0 / 15,
@@ -32,11 +32,12 @@ RG_INLINE Vec<double> tanh_shrink_value(Vec<double> z) {
     return vabs<double>(z) < splat(0.25) ? p * z2 * z : z - vtanh<double>(z);
 }
 
-// tanh(X)^2 where X - tanh X = y: Newton's method from cbrt(3y) or y + 1, whichever is nearer. X - tanh X is convex for
-// X > 0, so the steps cannot run away; a start within 6 % is at rounding level after five.
+// tanh(X)^2 where X - tanh X = y: Newton's method from cbrt(3y) or y + 1, whichever is closer. X - tanh X is convex for
+// X > 0, so the iteration converges; from a start within 6 %, five steps reach the rounding error.
 RG_INLINE Vec<double> tanh_shrink_slope(Vec<double> y) {
     const Vec<double> target = vabs<double>(y);
-    // A third of the bit pattern is nearly the cube root: exponents divide, and two thirds of the bias go back in.
+    // A third of the bit pattern approximates the cube root: this divides the exponent by 3, and two thirds of the bias
+    // are added back.
     const BitsVec<double> third = bit_cast<BitsVec<double>>(target * splat(3.0)) / (BitsVec<double>{} + 3u);
     const BitsVec<double> root = third + (BitsVec<double>{} + uint64_t(0x2a9f789300000000));
     Vec<double> x = target < splat(0.5) ? bit_cast<Vec<double>>(root) : target + splat(1.0);
@@ -61,7 +62,7 @@ RG_INLINE Vec<float> tanh_shrink_slope(Vec<float> y) {
 }
 #endif
 
-// Comparisons are written so that NaN takes the branch that keeps it.
+// Comparisons are written so that NaN takes the branch that propagates it.
 template <class A>
 RG_INLINE Vec<A> clamp_between(Vec<A> z, Vec<A> low, Vec<A> high) {
     z = z < low ? low : z;
@@ -72,25 +73,25 @@ RG_INLINE Vec<A> clamp_slope(Vec<A> y, Vec<A> dy, Vec<A> low, Vec<A> high) {
     dy = y <= low ? splat(A(0)) : dy;
     return y >= high ? splat(A(0)) : dy;
 }
-// Rounding of a stored y can push a vanishing slope below zero.
+// The rounding error of a stored y can make a vanishing slope negative.
 template <class A>
 RG_INLINE Vec<A> at_least_zero(Vec<A> v) {
     return v < splat(A(0)) ? splat(A(0)) : v;
 }
 
-// Parameters of any size can overflow on the way to a result that is within range.
+// Large parameters can overflow in intermediate results even if the final result is in range.
 template <class A>
 RG_INLINE Vec<A> keep_finite(Vec<A> v) {
     return clamp_between<A>(v, splat(-MathConstants<A>::kLargest), splat(MathConstants<A>::kLargest));
 }
 
-// z * weight; a weight that has vanished wins over an infinite z.
+// z * weight, but 0 if the weight is 0, even for an infinite z.
 template <class A>
 RG_INLINE Vec<A> weigh(Vec<A> z, Vec<A> weight) {
     return weight == splat(A(0)) ? splat(A(0)) : z * weight;
 }
 
-// 1 - tanh(z)^2, as 4 sigmoid(2z) sigmoid(-2z): relatively accurate where it vanishes.
+// 1 - tanh(z)^2, as 4 sigmoid(2z) sigmoid(-2z): this keeps its relative accuracy where it vanishes.
 template <class A>
 RG_INLINE Vec<A> tanh_slope(Vec<A> z) {
     const SigmoidPair<A> s = vsigmoid_pair<A>(z + z);
@@ -176,8 +177,8 @@ RG_INLINE Vec<A> activation_value(Vec<A> z, Vec<A> a, Vec<A> b) {
     return z;
 }
 
-// dy f'(z) with the slope from z, for any finite a and b. At a kink it is the slope that the output would tell, where
-// it can. Constant pieces are selected, not multiplied.
+// dy f'(z) with the slope from z, for any finite a and b. At a kink it matches the slope computed from the output, if
+// the output determines it. Constant pieces are selected, not multiplied.
 template <ActivationKind kind, class A>
 RG_INLINE Vec<A> activation_input_slope_times(Vec<A> z, Vec<A> dy, Vec<A> a, Vec<A> b) {
     using K = ActivationKind;
@@ -203,7 +204,7 @@ RG_INLINE Vec<A> activation_input_slope_times(Vec<A> z, Vec<A> dy, Vec<A> a, Vec
     }
     if constexpr (kind == K::softplus) return dy * (a * (b * vsigmoid<A>(b * z)));
     if constexpr (kind == K::softsign) {
-        const Vec<A> inverse = one / (one + vabs<A>(z));  // squared last: (1 + |z|)^2 overflows sooner
+        const Vec<A> inverse = one / (one + vabs<A>(z));  // squared last, because (1 + |z|)^2 may overflow
         return dy * (inverse * inverse);
     }
     if constexpr (kind == K::elu) return z < zero ? dy * (a * vexp<A>(z)) : dy;
@@ -244,7 +245,7 @@ RG_INLINE Vec<A> activation_input_slope_times(Vec<A> z, Vec<A> dy, Vec<A> a, Vec
     return dy;
 }
 
-// dy f'(z) with the slope from the output, for the kinds where it follows from that.
+// dy f'(z) with the slope from the output, for the kinds where the output determines it.
 template <ActivationKind kind, class A>
 RG_INLINE Vec<A> activation_slope_times(Vec<A> y, Vec<A> dy, Vec<A> a, Vec<A> b) {
     using K = ActivationKind;
@@ -304,7 +305,7 @@ template <class A>
 struct ActivationFunctions {
     void (*value)(const Activation&, const A*, int64_t, A*);
     void (*input_slope)(const Activation&, const A*, const A*, int64_t, A*);
-    void (*output_slope)(const Activation&, const A*, const A*, int64_t, A*);  // null: y does not tell
+    void (*output_slope)(const Activation&, const A*, const A*, int64_t, A*);  // null: y does not determine the slope
 };
 
 template <ActivationKind kind, class A>
@@ -328,7 +329,7 @@ ActivationFunctions<A> activation_functions(const Activation& activation) {
     return activation_functions<A>({});
 }
 
-// The last elements of a range, which are no whole vector, filled up with ones.
+// The last elements of a range, less than a whole vector, padded with ones.
 template <class A>
 struct Rest {
     A lane[kLanes<A>];
@@ -370,7 +371,7 @@ void apply_output_slope(const Activation& activation, const A* y, const A* dy, i
     apply_slope(activation_functions<A>(activation).output_slope, activation, y, dy, count, dz);
 }
 
-// ---- one vector at a time, for kernels that do more with each than to activate it ----------------------------------
+// ---- one vector at a time, for kernels that fuse activations with other work ---------------------------------------
 
 // f(z) or f'(z) with the parameters a and b in every lane.
 template <class A>

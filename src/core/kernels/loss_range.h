@@ -8,7 +8,7 @@
 namespace rg {
 namespace {
 
-// The largest of a row; NaN does not count.
+// The largest element of a row; NaN is ignored.
 template <class A>
 A largest_of(const A* x, int64_t count) {
     constexpr int64_t lanes = kLanes<A>;
@@ -23,7 +23,7 @@ A largest_of(const A* x, int64_t count) {
     if (i < count) most[1] = at_least(most[1], load_part(x + i, count - i, none));
     A lane[kLanes<A>];
     store(lane, at_least(most[0], most[1]));
-    for (int64_t half = lanes / 2; half > 0; half /= 2) {  // no chain: a row may be shorter than one
+    for (int64_t half = lanes / 2; half > 0; half /= 2) {  // pairwise: for short rows a serial chain would dominate
         for (int64_t k = 0; k < half; ++k) lane[k] = lane[k + half] > lane[k] ? lane[k + half] : lane[k];
     }
     return lane[0];

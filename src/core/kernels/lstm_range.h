@@ -1,7 +1,8 @@
-// LSTM cells over a range of rows (samples) and of blocks of hidden units: everything of a time step but the products.
+// LSTM cells over a range of rows (samples) and of blocks of hidden units: everything in a time step except the
+// products.
 //
-// What a step needs from the activations goes through one of two policies: StandardCell, the usual functions compiled
-// in, and CustomCell, any others through pointers. Both keep, for backward, what a gate's value and slope follow from.
+// Activations are applied through one of two policies: StandardCell, with the usual functions compiled in, and
+// CustomCell, with any others through pointers. Both save for backward what determines a gate's value and slope.
 #pragma once
 
 #include "../kernels.h"
@@ -13,7 +14,7 @@ namespace {
 
 enum Gate { kInput, kForget, kCandidate, kOutput };
 
-// Sigmoid gates, a tanh candidate and tanh of the cell state: values are kept, slopes follow from them.
+// Sigmoid gates, a tanh candidate and tanh of the cell state: the values are saved, and determine the slopes.
 template <class A>
 struct StandardCell {
     RG_INLINE Vec<A> value(Gate gate, Vec<A> z) const { return gate == kCandidate ? vtanh<A>(z) : vsigmoid<A>(z); }
@@ -40,7 +41,7 @@ Vec<A> slope_from_value(Vec<A> y, Vec<A> a, Vec<A> b) {
     return activation_slope_times<kind, A>(y, splat(A(1)), a, b);
 }
 
-// Gates whose slope is cheap from the value keep the value, the others the pre-activation.
+// Gates whose slope is cheap to compute from the value save the value, the others the pre-activation.
 template <class A>
 struct CustomCell {
     struct Function {
@@ -81,7 +82,7 @@ struct CustomCell {
     RG_INLINE Vec<A> hidden_slope(Vec<A> c, Vec<A>) const { return psi.slope(c); }
 };
 
-// Calls visit(first unit, valid lanes) for every vector of units; only the last may have less than all lanes valid.
+// Calls visit(first unit, valid lanes) for every vector of units; only the last may have invalid lanes.
 template <class A, class Visit>
 RG_INLINE void for_each_vector(int64_t blocks, int64_t units, const Visit& visit) {
     for (int64_t u = 0; u < blocks * kPanel<A>; u += kLanes<A>) {
@@ -102,7 +103,7 @@ RG_INLINE Vec<A> load_valid(const A* p, int64_t valid) {
     if (valid == kLanes<A>) return load(p);
     return valid > 0 ? load_part(p, valid, splat(A(0))) : splat(A(0));
 }
-// Lanes beyond the last unit, where activations may be anything, become 0.
+// Sets lanes beyond the last unit to 0; there activations may have any value.
 template <class A>
 RG_INLINE Vec<A> keep_valid(Vec<A> v, int64_t valid) {
     if (valid == kLanes<A>) return v;
@@ -111,7 +112,7 @@ RG_INLINE Vec<A> keep_valid(Vec<A> v, int64_t valid) {
     return load_valid(lane, valid);
 }
 
-// Unit u's place in a row of four gates: blocks of kPanel units, each i f g o.
+// The offset of unit u in a row of gates: blocks of kPanel units, each with i f g o.
 template <class A>
 RG_INLINE int64_t gate_column(int64_t u, Gate gate) {
     return u / kPanel<A> * 4 * kPanel<A> + gate * kPanel<A> + u % kPanel<A>;
@@ -172,15 +173,15 @@ void forward_outputs(const CellForward<A>& p, const Cell& cell) {
     }
 }
 
-// In two passes: the states of all cells first, because a processor fills the time that one function takes with others
-// only if they do not wait for it.
+// In two passes, the states of all cells first: a processor can overlap the latency of several functions only if they
+// do not depend on each other.
 template <class A, class Cell>
 void forward_cells(const CellForward<A>& p, const Cell& cell) {
     if (p.phase != CellPhase::output) forward_states(p, cell);
     if (p.phase != CellPhase::state) forward_outputs(p, cell);
 }
 
-// Asks for what backward_cells reads of a row. Rows lie far apart, and a processor expects neighbours.
+// Prefetches what backward_cells reads of a row. Rows are far apart, so the hardware prefetcher misses them.
 template <class A>
 RG_INLINE void prefetch_row(const CellBackward<A>& p, int64_t r) {
     for (int64_t block = 0; block < p.blocks; ++block) {
@@ -263,7 +264,7 @@ void lstm_backward_cells(const CellBackward<A>& p) {
         backward_cells(p, CustomCell<A>(*p.activations));
 }
 
-// What a gate's kept number stands for, for callers who want to see gates: i f g o of one row into four arrays, and c.
+// Recovers gate values from what was saved, for callers who inspect gates: i f g o of one row into four arrays, and c.
 template <class A>
 void lstm_show_cells(const CellShow<A>& p) {
     const CustomCell<A> cell(*p.activations);
@@ -304,7 +305,7 @@ RG_INLINE void philox(uint64_t row, uint32_t first, uint32_t layer, uint64_t see
     }
 }
 
-// Element j of the row is number j % 16 of group j / 64, its word (j % 64) / 16.
+// Element j of the row uses word (j % 64) / 16 of counter j % 16 in group j / 64.
 template <class A>
 void dropout_row(const Dropout& dropout, uint64_t row, A* data, int64_t panel, int64_t width) {
     const A scale = A(dropout.scale);

@@ -1,7 +1,8 @@
 // Normalization over one block: sums, and the elementwise passes that use them. The contracts are in ../kernels.h.
 //
-// Sums of float run in float for at most kFlush vectors a lane and then move into doubles: the error of so short a sum,
-// averaged over the lanes, is far below the rounding of the result, at a third of the cost of converting every element.
+// Sums of float are accumulated in float for at most kFlush vectors and then added to doubles. The rounding error of so
+// short a sum, averaged over the lanes, is far below that of the result, and it costs a third of converting every
+// element.
 #pragma once
 
 #include "../kernels.h"
@@ -13,7 +14,7 @@ namespace {
 constexpr int kChains = 4;  // independent sums, to hide the latency of addition
 constexpr int kFlush = 16;
 
-// The first n lanes, or all of them for n = 0. A vector of one lane has no parts.
+// The first n lanes, or all of them for n = 0. A vector of one lane cannot be split.
 template <class A>
 constexpr bool kHasParts = kLanes<A> > 1;
 template <class A>
@@ -24,7 +25,7 @@ template <class A>
 RG_INLINE void write(A* p, int64_t n, Vec<A> v) {
     kHasParts<A>&& n ? store_part(p, n, v) : store(p, v);
 }
-// A streamed vector bypasses the cache and must be aligned; for_vectors ensures that.
+// A non-temporal store bypasses the cache and must be aligned, which for_vectors ensures.
 template <class A>
 RG_INLINE void write(bool streamed, A* p, int64_t n, Vec<A> v) {
     streamed && !(kHasParts<A> && n) ? stream(p, v) : write(p, n, v);
@@ -34,7 +35,7 @@ RG_INLINE void add(double* p, int64_t n, Vec<A> v) {
     kHasParts<A>&& n ? add_to_part<A>(p, n, v) : add_to(p, v);
 }
 
-// f(z) for a fused activation, and dz of it: they take no parameters.
+// f(z) of a fused activation, and its dz. Fused activations have no parameters.
 template <ActivationKind kAct, class A>
 RG_INLINE Vec<A> value_of(Vec<A> z) {
     return activation_value<kAct, A>(z, z, z);
@@ -70,8 +71,8 @@ template <class Body>
 RG_INLINE void with_flag(bool value, Body body) {
     value ? body(Flag<true>{}) : body(Flag<false>{});
 }
-// The same where the flag is worth a copy of the kernel: sigmoid and tanh take longer than a branch, and they are most
-// of a kernel's code.
+// The same with the flag as a constant, only where that is worth a second copy of the kernel: not for sigmoid and tanh,
+// which take longer than a branch and are most of a kernel's code.
 struct RuntimeFlag {
     bool value;
 };
@@ -83,7 +84,7 @@ RG_INLINE void with_flag_if_cheap(bool value, Body body) {
         with_flag(value, body);
     }
 }
-// Whether to stream, where the level can.
+// Whether to stream, if the instruction-set level supports it.
 template <ActivationKind kAct, class Body>
 RG_INLINE void with_stream(bool stream, Body body) {
     if constexpr (kCanStream) {
@@ -103,10 +104,10 @@ RG_INLINE int64_t aligned_head(const A* out, int64_t cols) {
 }
 
 // Calls body(i, n) for every vector of a run that is written to `out`, n = 0 for whole ones. Whole ones are aligned in
-// `out`: a store across two cache lines costs two. Only elementwise passes may do so: where a sum is cut must not
-// depend on an address.
+// `out`, because a store across two cache lines costs two. Only elementwise passes may use this: how a sum is cut must
+// not depend on an address.
 //
-// The body is compiled in twice, for parts and for whole vectors: the loop around both serves the head and the tail.
+// The body is inlined twice, for partial and for whole vectors: the outer loop handles both the head and the tail.
 template <class A, class Body>
 RG_INLINE void for_vectors(const A* out, int64_t cols, Body body) {
     constexpr int64_t lanes = kLanes<A>;
@@ -132,8 +133,8 @@ struct PairSum {
         for (int k = 0; k < kChains; ++k) first[k] = second[k] = Vec<A>{};
         pending = 0;
     }
-    // Feeds `cols` elements: term(i, chain) handles a whole vector at i, last(i, n) the rest; each(i, vectors) is
-    // called after that many whole vectors from i on were added.
+    // Sums `cols` elements: term(i, chain) adds a whole vector at i, last(i, n) the rest; each(i, vectors) is called
+    // after that many whole vectors from i on were added.
     template <class Term, class Each, class Last>
     RG_INLINE void run(int64_t cols, Term term, Each each, Last last) {
         constexpr int64_t lanes = kLanes<A>;
@@ -149,7 +150,7 @@ struct PairSum {
             pending += int(now);
             if (pending >= kFlush) flush();
         }
-        // Constant indices: a chain that is found by a variable lives in memory, not in a register.
+        // Constant indices: a chain indexed by a variable would be in memory, not in a register.
         const int64_t left = i;
         if (i + lanes <= cols) term(i, first[0], second[0]), i += lanes;
         if (i + lanes <= cols) term(i, first[1], second[1]), i += lanes;
@@ -165,7 +166,7 @@ struct PairSum {
     }
 };
 
-// Calls body(i) for so many vectors from i on: compiled in once, or, where the number is a constant, unrolled.
+// Calls body(i) for `vectors` vectors from i on: unrolled if the number is a constant, else inlined once.
 template <class A, class Body>
 RG_INLINE void repeat(int64_t i, int vectors, Body body) {
 #pragma GCC unroll 1
@@ -210,7 +211,7 @@ void plane_moments(BlockSize size, Run<const A> x, A center, double* sums) {
     sum.total(sums);
 }
 
-// Every element as a double. Eight sums side by side let the compiler use whatever vectors it has.
+// Converts every element to double. Eight independent sums let the compiler use vectors of any width.
 template <class A>
 void plane_moments_wide(BlockSize size, Run<const A> x, double center, double* sums) {
     double s[8] = {}, q[8] = {};
@@ -315,8 +316,8 @@ void plane_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardiza
 }
 
 // Computes and streams one run while another of the same length is summed. sum(each) sums and calls each(i, vectors) as
-// PairSum does; put(i, n) computes and writes vectors of the other, aligned in `out`. The ends come last, in one loop,
-// so that put is compiled in once for parts.
+// PairSum does; put(i, n) computes and writes vectors of the other, aligned in `out`. Head and tail come last, in one
+// loop, so that put is inlined once for partial vectors.
 template <class A, class Sum, class Put>
 RG_INLINE void put_beside(const A* out, int64_t cols, Sum sum, Put put) {
     constexpr int64_t lanes = kLanes<A>;
@@ -419,7 +420,7 @@ void row_centers(BlockSize size, Run<const A> x, double* center) {
 
 template <class A>
 void row_moments(BlockSize size, Run<const A> x, const double* center, double* sums) {
-    constexpr int64_t lanes = kLanes<A>, few = 8;  // vectors that need neither chains nor a flush on the way
+    constexpr int64_t lanes = kLanes<A>, few = 8;  // up to this many vectors, neither chains nor flushes are needed
     const int64_t cols = size.cols;
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, sums += 2) {
         if (cols > few * lanes) {
@@ -549,9 +550,9 @@ struct RowBlock {
     RowGradients<A> out;
 };
 
-// kStrip vectors of columns from i on, all rows: a row's numbers are broadcast once for the strip, and the parameters'
-// sums stay in registers until they are added to memory. n: lanes of the vector, 0 for all (then kStrip may be more
-// than one).
+// kStrip vectors of columns from i on, all rows: a row's coefficients are broadcast once for the strip, and the sums
+// for the parameters stay in registers until they are added to memory. n: lanes of the vector, 0 for all (only then may
+// kStrip be more than one).
 template <ActivationKind kAct, bool kStream, int kStrip, class A>
 RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
     Vec<A> gamma[kStrip], sum[kStrip] = {}, sum_xhat[kStrip] = {};
@@ -566,7 +567,7 @@ RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
 #pragma GCC unroll 4
         for (int v = 0; v < kStrip; ++v) {
             const int64_t j = v * kLanes<A>;
-            if (kStream) {  // what is not streamed is small, and in cache
+            if (kStream) {  // otherwise the data are small and in cache
                 prefetch(x + j + t.x.ahead);
                 prefetch(dy + j + t.dz.ahead);
                 if (kAct != ActivationKind::identity) prefetch(y + j + t.dz.ahead);
@@ -586,7 +587,7 @@ RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
     }
 }
 
-// Columns are aligned in dx: sums over rows do not care where columns are cut.
+// Vectors of columns are aligned in dx: sums over rows do not depend on how columns are cut.
 template <ActivationKind kAct, bool kStream, class A>
 void row_dx_as(const RowBlock<A>& t) {
     constexpr int64_t lanes = kLanes<A>, strip = 4;
@@ -614,7 +615,7 @@ void row_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardizati
 
 // ---- columns -------------------------------------------------------------------------------------------------------
 
-// Rows whose sums stay in registers before they are added to the doubles in memory.
+// The number of rows that are summed in registers before they are added to the doubles in memory.
 constexpr int kColumnRows = 8;
 
 // A group of rows: a full one has a constant size, and its loop is unrolled.
@@ -635,9 +636,9 @@ struct AnyGroup {
 };
 
 // Calls body(first_row, group, i, n): for each group of rows, then for each vector of columns, aligned as `run` is.
-// Columns do not mix, so where they are cut changes nothing.
+// Columns are independent, so how they are cut does not change the results.
 //
-// The body is compiled in twice: for whole vectors of whole groups, and for everything else.
+// The body is inlined twice: for whole vectors of whole groups, and for everything else.
 template <int kRows, class A, class Body>
 RG_INLINE void for_columns(const A* run, BlockSize size, Body body) {
     constexpr int64_t lanes = kLanes<A>;

@@ -1,5 +1,5 @@
 // One optimizer step over a range of a parameter: every array is read once and written once. The contracts are in
-// ../kernels.h. Elementwise, so the bits of an element depend on its own numbers only.
+// ../kernels.h. Elementwise, so the bits of an element depend only on its own values.
 #pragma once
 
 #include <math.h>
@@ -24,7 +24,7 @@ RG_INLINE float root(float x) { return sqrtf(x); }
 RG_INLINE double root(double x) { return sqrt(x); }
 #endif
 
-// The larger of two, NaN if either is.
+// The larger of two values, or NaN if either is NaN.
 template <class A>
 RG_INLINE Vec<A> larger(Vec<A> a, Vec<A> b) {
     return a != a ? a : a > b ? a : b;
@@ -41,7 +41,7 @@ RG_INLINE Vec<A> averaged(const RunningAverage<A>& average, Vec<A> old, Vec<A> n
     return fma(splat(average.keep), old, splat(average.take) * now);
 }
 
-// kFirst, kSecond: whether the optional states of the kind are there, in their order.
+// kFirst, kSecond: whether the first and second optional states of the kind are present.
 template <OptimizerKind kKind, bool kRegularized, bool kFirst, bool kSecond, class A>
 void optimizer_step_as(const OptimizerRule<A>& rule, A* const* arrays, int64_t count) {
     A* const parameter = arrays[kParameter];
@@ -78,7 +78,7 @@ void optimizer_step_as(const OptimizerRule<A>& rule, A* const* arrays, int64_t c
             if constexpr (kFirst) {
                 const Vec<A> mean = averaged<A>(second, read(state1 + i, n), g);
                 write(state1 + i, n, mean);
-                // A variance that rounding has made negative is 0.
+                // A variance made negative by rounding error becomes 0.
                 spread = at_least(fma(-mean, mean, s), Vec<A>{});
             }
             d = g / (root(spread + eps_inside) + eps);
@@ -118,7 +118,7 @@ void optimizer_step(const OptimizerRule<A>& rule, A* const* arrays, int64_t coun
     });
 }
 
-// Squares in double, where those of any float are exact and cannot leave the range.
+// Squares in double, in which the square of any float is exact and in range.
 struct SquareSum {
     Vec<double> low{}, high{};
     RG_INLINE void add(Vec<double> v) { low = fma(v, v, low); }

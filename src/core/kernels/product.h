@@ -1,8 +1,8 @@
 // Matrix products with one operand in panels, and the packing of panels.
 //
 // A panel is kPanel<A> columns of a matrix (one cache line of a row), [depth][kPanel]. Each element of a result is one
-// chain of fused multiply-adds along the depth and one last addition, whatever the tile it is computed in: its bits
-// depend neither on how many rows are computed together nor on who computes them.
+// chain of fused multiply-adds along the depth and one last addition, in any tile: its bits depend neither on how many
+// rows are computed together nor on the thread.
 #pragma once
 
 #include "../kernels.h"
@@ -11,16 +11,17 @@
 namespace rg {
 namespace {
 
-// Into the first level, where prefetch() stops at the second: tiles come back for these lines within microseconds. A
-// panel is asked for so many steps ahead, a few hundred cycles; longer did not help.
+// Prefetches into the first-level cache, while prefetch() stops at the second: tiles reuse these lines within
+// microseconds. kAhead steps are a few hundred cycles; a longer distance did not help.
 constexpr int64_t kAhead = 32;
 RG_INLINE void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 template <class A>
 constexpr int kPanelVectors = int(kPanel<A>) / kLanes<A>;
 
-// The most rows of a tile, and the panels that go with a number of rows: as many sums as the registers hold beside the
-// panels' vectors and one broadcast, and at least eight where they are cheap, to hide the latency of the multiply-add.
+// The maximum number of rows of a tile, and the number of panels for a number of rows: as many accumulators as fit in
+// registers beside the panels' vectors and one broadcast, and at least eight where they are cheap, to hide the latency
+// of the multiply-add.
 #if defined(RG_ISA_AVX512)
 constexpr int kTileRows = 14;
 constexpr int tile_panels(int64_t rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : rows <= 9 ? 3 : 2; }
@@ -31,16 +32,16 @@ constexpr int tile_panels(int64_t rows) { return rows <= 2 ? 2 : 1; }
 constexpr int kTileRows = 1;
 constexpr int tile_panels(int64_t) { return 1; }
 #endif
-// Where less is left than so many panels, the next smaller number that there are tiles for.
+// If fewer panels than this are left: the next smaller number that has tiles.
 constexpr int fewer_panels(int panels) { return panels > 4 ? panels / 2 : panels - 1; }
-// The most rows of a tile with so many panels.
+// The maximum number of rows of a tile with so many panels.
 constexpr int tile_rows(int panels) {
     int rows = kTileRows;
     while (rows > 1 && tile_panels(rows) < panels) --rows;
     return rows;
 }
 
-// The most that any tile has of both together.
+// The maximum of rows times panels over all tiles.
 constexpr int kTilePanels = [] {
     int most = 0;
     for (int rows = 1; rows <= kTileRows; ++rows) {
@@ -49,8 +50,8 @@ constexpr int kTilePanels = [] {
     return most;
 }();
 
-// A multiply-add that reads and broadcasts its operand itself saves an instruction, and costs a reading for every panel
-// but the first. Some of each: instructions are what is scarce when another thread shares the core.
+// A multiply-add with an embedded broadcast saves an instruction, but costs one more load for every panel but the
+// first. Some of each are used: issue slots are the bottleneck when another thread shares the core.
 #if defined(RG_ISA_AVX512) && !defined(__SANITIZE_ADDRESS__)
 constexpr int rows_read_in_place(int rows, int panels) { return panels == 2 ? rows * 4 / 7 : 0; }
 RG_INLINE Vec<float> fma_in_place(const float* a, Vec<float> b, Vec<float> c) {
@@ -69,7 +70,7 @@ RG_INLINE Vec<A> fma_in_place(const A* a, Vec<A> b, Vec<A> c) {
 }
 #endif
 
-// How the operand that is not in panels lies: rows or columns of panels, or anyhow.
+// The layout of the operand that is not in panels: rows or columns of panels, or any strides.
 enum class Operand { rows, columns, any };
 
 // for r < R, j < P * kPanel: c[r][j] = base[r][j] + sum over k of a[r][k] * panels[k][j]
@@ -83,14 +84,14 @@ void product_tile(const Product<A>& p, const A* a, const A* panels, const A* bas
 #pragma GCC unroll 16
         for (int v = 0; v < P * V; ++v) sum[r][v] = splat(A(0));
     }
-    if (base == c) {  // or the end of the tile would wait for it
+    if (base == c) {  // prefetch, or the end of the tile would wait for it
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
             for (int v = 0; v < P; ++v) prefetch_near(base + r * base_row + v * kPanel<A>);
         }
     }
-    // Known strides need no registers for the addresses of rows.
+    // With constant strides, row addresses need no registers.
     const int64_t a_row = form == Operand::rows ? kPanel<A> : form == Operand::columns ? 1 : p.a_row;
     const int64_t a_step = form == Operand::rows ? 1 : form == Operand::columns ? kPanel<A> : p.a_step;
     const int64_t panel_stride = p.panel_stride;
@@ -146,7 +147,7 @@ TileFunction<A> tile_of(int64_t rows) {
     return product_tile<A, R, P, form>;
 }
 
-// And of so many panels, which are a width of tiles or what is left of one.
+// Also dispatches on the number of panels: a full tile width, or what is left.
 template <class A, Operand form, int P = tile_panels(1)>
 TileFunction<A> tile_for(int64_t rows, int panels) {
     if constexpr (P > 1) {
@@ -169,7 +170,7 @@ RG_INLINE void copy_row(const A* from, int64_t cols, A* to) {
     if (j < cols) store_part(to + j, cols - j, load_part(from + j, cols - j, splat(A(0))));
 }
 
-// The last panels of a result whose columns do not fill them: through a tile of its own.
+// The last panels of a result, if its columns do not fill them: computed in a temporary tile.
 template <class A>
 void product_tail(const Product<A>& p, TileFunction<A> tile, const A* a, const A* panels, const A* base, A* c,
                   int64_t rows, int64_t cols) {
@@ -180,7 +181,7 @@ void product_tail(const Product<A>& p, TileFunction<A> tile, const A* a, const A
     for (int64_t r = 0; r < rows; ++r) copy_row(to + r * row, cols, c + r * p.c_row);
 }
 
-// Rows are shared out evenly: `larger` tiles of `most` rows, the others of one less.
+// Rows are split evenly: `larger` tiles have `most` rows, the others one less.
 struct RowTiles {
     int64_t tiles, most, larger;
     explicit RowTiles(int64_t rows)
@@ -191,7 +192,7 @@ struct RowTiles {
 
 int64_t panels_at_once(int64_t rows) { return rows == 0 ? 1 : tile_panels(RowTiles(rows).most); }
 
-// Panels outside, rows inside: a panel comes from far once and from near for all rows but the first.
+// The outer loop is over panels, the inner over rows: a panel is loaded from memory once, and from cache after that.
 template <class A>
 void product(const Product<A>& p) {
     if (p.rows == 0) return;
@@ -221,7 +222,7 @@ void product(const Product<A>& p) {
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 
-// a0 b0 a1 b1 ...: the first half of both, and the second.
+// Interleave, a0 b0 a1 b1 ...: the lower halves of both, and the upper halves.
 #if defined(RG_ISA_AVX512)
 RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) {
     const __m512i index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -302,7 +303,7 @@ void pack_columns(const A* from, int64_t u_stride, int64_t k_stride, int64_t uni
     }
 }
 
-// panel[k][u] = from[k * k_stride + u * u_stride] for u < units, 0 for the others, where u_stride is mostly 1.
+// panel[k][u] = from[k * k_stride + u * u_stride] for u < units, 0 for the others. u_stride is mostly 1.
 template <class A>
 void pack_rows(const A* from, int64_t k_stride, int64_t u_stride, int64_t units, int64_t depth, A* panel) {
     if (u_stride != 1) {
@@ -327,7 +328,7 @@ void pack_rows(const A* from, int64_t k_stride, int64_t u_stride, int64_t units,
 // sums[u] += sum over rows of a[row][u] * b[row][u]; without b, of a alone.
 template <class A>
 void panel_sums(const A* a, const A* b, int64_t b_row, int64_t rows, double* sums) {
-    constexpr int kChains = 4;  // of additions, to hide their latency
+    constexpr int kChains = 4;  // independent sums, to hide the latency of addition
     double part[kChains][kPanel<A>] = {};
     LaneSums<A> sum[kChains][kPanelVectors<A>];
     const auto add = [&](int64_t r, int chain) RG_INLINE_LAMBDA {

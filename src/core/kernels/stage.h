@@ -1,4 +1,4 @@
-// Storage to arithmetic and back: conversion, strides, accumulation, stores that pass the cache by.
+// Conversion from storage to arithmetic and back: dtypes, strides, accumulation, non-temporal stores.
 #pragma once
 
 #include "vec.h"
@@ -48,7 +48,7 @@ void store_elements(const A* src, int64_t count, T* dst, int64_t stride, bool ac
     }
 }
 
-// Aligned whole vectors go out past the cache; the ends of the range do not.
+// Whole aligned vectors are written with non-temporal stores; the head and tail of the range are not.
 template <class A>
 void stream_elements(const A* src, int64_t count, A* dst) {
     constexpr int64_t bytes = kLanes<A> * int64_t(sizeof(A));
@@ -60,7 +60,7 @@ void stream_elements(const A* src, int64_t count, A* dst) {
     store_elements<A, A>(src + i, count - i, dst + i, 1, false);
 }
 
-// The storage types an arithmetic type serves: float serves f32, f16 and bf16, double serves f64.
+// The storage types of each arithmetic type: f32, f16 and bf16 for float, f64 for double.
 void load_block(DType dtype, const void* src, int64_t stride, int64_t count, float* dst) {
     if (dtype == DType::f16) return load_elements<Half, float>((const Half*)src, stride, count, dst);
     if (dtype == DType::bf16) return load_elements<BFloat, float>((const BFloat*)src, stride, count, dst);

@@ -1,6 +1,6 @@
 // Compiled once per instruction-set level. Everything above is in unnamed namespaces, so that a function compiled for a
-// wide level can never be linked in place of the same function for a narrow one; the table is the only symbol exported
-// (tests/test_rooms.py looks).
+// wide level can never be linked in place of the same function for a narrow one. The table is the only exported symbol
+// (checked by tests/test_rooms.py).
 #include "../kernels.h"
 #include "activation.h"
 #include "loss_range.h"

@@ -87,7 +87,7 @@ constexpr int kLanes = RG_VECTOR_BYTES / int(sizeof(A));
 
 #endif
 
-// Not Vec<A>{} + value: where -0.0 counts, that is an addition.
+// Not Vec<A>{} + value, which compiles to an addition because of -0.0.
 #if defined(RG_ISA_AVX512)
 RG_INLINE Vec<float> splat(float value) { return _mm512_set1_ps(value); }
 RG_INLINE Vec<double> splat(double value) { return _mm512_set1_pd(value); }
@@ -102,7 +102,7 @@ RG_INLINE float splat(float value) { return value; }
 RG_INLINE double splat(double value) { return value; }
 #endif
 
-// Through memcpy: a vector type with a lowered alignment is split into scalars by GCC.
+// Through memcpy, because GCC splits vector types with reduced alignment into scalars.
 template <class A>
 RG_INLINE Vec<A> load(const A* p) {
     Vec<A> v;
@@ -122,7 +122,7 @@ RG_INLINE To bit_cast(From from) {
     return to;
 }
 
-// AddressSanitizer does not see what masked and streaming intrinsics touch, so they say it.
+// AddressSanitizer does not check masked and streaming intrinsics, so they report their accesses explicitly.
 template <class A>
 RG_INLINE const A* reads(const A* p, [[maybe_unused]] int64_t n) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -215,7 +215,7 @@ RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) { return vcvt_hig
 
 #else
 
-// Two roundings: a fused one in software would cost a hundred times as much.
+// Rounded twice: a fused multiply-add in software would cost a hundred times as much.
 RG_INLINE float fma(float a, float b, float c) { return a * b + c; }
 RG_INLINE double fma(double a, double b, double c) { return a * b + c; }
 
@@ -237,8 +237,8 @@ RG_INLINE void stream(A* p, Vec<A> v) {
 
 #endif
 
-// a / b for b between 1 and 2. The wide divider is three times slower than an estimate of 14 bits and one correction,
-// which leaves the quotient within a sixteenth of a unit of correctly rounded.
+// a / b for b between 1 and 2. The wide divider is three times slower than a 14-bit estimate with one correction, whose
+// quotient is within a sixteenth of an ulp of the correctly rounded one.
 RG_INLINE Vec<double> divide_near_one(Vec<double> a, Vec<double> b) { return a / b; }
 #if defined(RG_ISA_AVX512)
 RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) {
@@ -249,7 +249,7 @@ RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) {
 RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) { return a / b; }
 #endif
 
-// 1 / b for b > 0; neither may be near the ends of the range.
+// 1 / b for b > 0; neither may be near overflow or underflow.
 RG_INLINE Vec<double> invert(Vec<double> b) { return splat(1.0) / b; }
 #if defined(RG_ISA_AVX512)
 RG_INLINE Vec<float> invert(Vec<float> b) {
@@ -260,7 +260,7 @@ RG_INLINE Vec<float> invert(Vec<float> b) {
 RG_INLINE Vec<float> invert(Vec<float> b) { return splat(1.0f) / b; }
 #endif
 
-// The bound where x is beyond it; NaN stays NaN.
+// Clamps x to a bound; NaN stays NaN.
 #if defined(RG_ISA_AVX512)
 RG_INLINE Vec<float> at_most(Vec<float> x, Vec<float> bound) { return _mm512_min_ps(bound, x); }
 RG_INLINE Vec<double> at_most(Vec<double> x, Vec<double> bound) { return _mm512_min_pd(bound, x); }
@@ -278,19 +278,19 @@ RG_INLINE Vec<float> at_least(Vec<float> x, Vec<float> bound) { return x < bound
 RG_INLINE Vec<double> at_least(Vec<double> x, Vec<double> bound) { return x < bound ? bound : x; }
 #endif
 
-// Whether stream() bypasses the cache; where it does not it is store().
+// Whether stream() bypasses the cache; otherwise it is the same as store().
 #if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
 constexpr bool kCanStream = true;
 #else
 constexpr bool kCanStream = false;
 #endif
 
-// Asks for a cache line that will be wanted soon; any address will do.
+// Prefetches a cache line; any address is safe.
 RG_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // ---- sums in double precision --------------------------------------------------------------------------------------
 
-// Halves onto halves: the short way, and always the same one.
+// Pairwise by halves: a short dependency chain, and a fixed order.
 #if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
 RG_INLINE double add_lanes(__m256d v) {
     const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
@@ -398,7 +398,7 @@ RG_INLINE float to_float(float v) { return v; }
 RG_INLINE float to_float(BFloat v) { return bit_cast<float>(uint32_t(v.bits) << 16); }
 RG_INLINE float to_float(Half v) {
     const uint32_t magnitude = v.bits & 0x7fffu, sign = uint32_t(v.bits & 0x8000u) << 16;
-    // A subnormal half is an integer multiple of 2^-24, exact in float; the others only need their exponent moved.
+    // A subnormal half is an integer multiple of 2^-24, exact in float; the others only need their exponent rebiased.
     const float subnormal = float(magnitude) * 0x1p-24f;
     uint32_t bits = magnitude < 0x0400u ? bit_cast<uint32_t>(subnormal) : (magnitude << 13) + ((127u - 15u) << 23);
     if (magnitude >= 0x7c00u) bits = 0x7f800000u | (magnitude << 13);

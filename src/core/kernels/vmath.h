@@ -1,5 +1,5 @@
-// exp, expm1, log1p, tanh, sigmoid and erf for vectors of float and double. The bounds below are over the whole range
-// named and are tested (tests/ops/test_activation_precision.py). No tables; NaN comes out as NaN, nothing traps.
+// exp, expm1, log1p, tanh, sigmoid and erf for vectors of float and double. The error bounds hold over the whole stated
+// range and are tested (tests/ops/test_activation_precision.py). No tables; NaN gives NaN, nothing traps.
 #pragma once
 
 #include "vec.h"
@@ -11,11 +11,11 @@ template <class A>
 struct MathConstants;
 template <>
 struct MathConstants<float> {
-    // (e^r - 1 - r) / r^2 in powers of r, |r| <= ln(2)/2: of all polynomials with so many coefficients the one that
-    // leaves e^r - 1 the smallest relative error, 1.3e-8 (3.1e-19 for double). By Remez' algorithm, with 50 digits.
+    // (e^r - 1 - r) / r^2 in powers of r, |r| <= ln(2)/2: the minimax polynomial of this degree for the relative error
+    // of e^r - 1, which is 1.3e-8 (3.1e-19 for double). From the Remez algorithm with 50 digits.
     static constexpr float kExpTail[] = {0.499999981f, 0.166665432f, 0.0416672017f, 0.00836657881f, 0.0013882511f};
     static constexpr int kAtanhTerms = 8;  // (1/3)^(2*8)/17 = 1.4e-9
-    // Adding it leaves the nearest integer in the low bits, as the exponent that a power of two has.
+    // Adding it leaves the nearest integer in the low bits, biased as the exponent of a power of two.
     static constexpr float kRound = 0x1.8p23f + Format<float>::kExponentBias;
     static constexpr float kLn2High = 0x1.62e4p-1f;    // 14 bits: n * high is exact for |n| < 2^9
     static constexpr float kLn2Low = 0x1.7f7d1cp-20f;  // the rest of ln 2
@@ -24,11 +24,12 @@ struct MathConstants<float> {
     static constexpr float kExpm1Low = -40.0f;         // expm1 is -1 below
     static constexpr float kLargest = 0x1.fffffep127f;
     static constexpr float kSplit = 0x1.001p12f;  // 2^12 + 1: Veltkamp's, leaves 12 bits, whose square is exact
-    static constexpr float kSquareEnd = 12.0f;    // e^-(x^2) is 0 from here on; farther out the two factors of vexp end
-    static constexpr int kErfTerms = 7;           // (1/4)^7 / (7! * 15) = 8e-10
+    static constexpr float kSquareEnd =
+        12.0f;  // e^-(x^2) is 0 from here on; beyond, the two factors of vexp leave their range
+    static constexpr int kErfTerms = 7;  // (1/4)^7 / (7! * 15) = 8e-10
     // (x + k) e^(x^2) erfc(x) in powers of t = (x - k) / (x + k), k = kErfcCenter. The polynomial has the exact values
-    // at the Chebyshev nodes of the range that matters, 1/2 <= x <= 10.2 (27.5 for double); it was found with 50 digits
-    // and is off by at most 5e-9 (2.5e-17) of its value. That its coefficients are rounded adds up to half a unit.
+    // at the Chebyshev nodes of the range that matters, 1/2 <= x <= 10.2 (27.5 for double). It was computed with 50
+    // digits; its relative error is at most 5e-9 (2.5e-17). Rounding the coefficients adds up to half an ulp.
     static constexpr float kErfcCenter = 2.5f;
     static constexpr float kScaledErfc[] = {1.05403185f,     -0.804651916f,    0.453914374f,
                                             -0.171249419f,   0.0283560064f,    0.00837851316f,
@@ -72,11 +73,11 @@ constexpr double inverse_factorial(int k) {
 template <class A>
 struct Reduced {
     Vec<A> r;        // x - n * ln 2
-    Vec<A> n;        // the integer, as a number
+    Vec<A> n;        // the integer, as a floating-point value
     Vec<A> shifted;  // n + kRound: the exponent of 2^n in its low bits
 };
 
-// Another `round` puts the exponent of another power into `shifted`.
+// A different `round` puts the exponent of a different power of two into `shifted`.
 template <class A>
 RG_INLINE Reduced<A> reduce(Vec<A> x, A round = MathConstants<A>::kRound) {
     using M = MathConstants<A>;
@@ -88,7 +89,7 @@ RG_INLINE Reduced<A> reduce(Vec<A> x, A round = MathConstants<A>::kRound) {
     return out;
 }
 
-// 2^n of `shifted`, n within the exponents of normal numbers.
+// 2^n from `shifted`, for n in the exponent range of normal numbers.
 template <class A>
 RG_INLINE Vec<A> power_of_two(Vec<A> shifted) {
     return bit_cast<Vec<A>>(BitsVec<A>(bit_cast<BitsVec<A>>(shifted) << Format<A>::kMantissaBits));
@@ -105,7 +106,7 @@ RG_INLINE Vec<A> expm1_reduced(Vec<A> r) {
     return fma(r * r, tail, r);
 }
 
-// p * 2^n, also where that leaves the normal range
+// p * 2^n, also if the result is outside the normal range
 #if defined(RG_ISA_AVX512)
 template <class A>
 RG_INLINE Vec<A> scale_by_power(Vec<A> p, Vec<A> n);
@@ -134,7 +135,7 @@ RG_INLINE Vec<A> exp_reduced(const Reduced<A>& a) {
     return scale_by_power<A>(expm1_reduced<A>(a.r) + splat(A(1)), a.n);
 }
 
-// Within 1.1 ulp; subnormal results within one unit of the smallest subnormal.
+// Within 1.1 ulp; subnormal results within one smallest subnormal.
 template <class A>
 RG_INLINE Vec<A> vexp(Vec<A> x) {
     using M = MathConstants<A>;
@@ -153,7 +154,7 @@ RG_INLINE Vec<A> vexpm1_nonpositive(Vec<A> x) {
     return fma(scale, p, scale - splat(A(1)));
 }
 
-// Any x. Within 2 ulp; subnormal results within one unit of the smallest subnormal.
+// Any x. Within 2 ulp; subnormal results within one smallest subnormal.
 template <class A>
 RG_INLINE Vec<A> vexpm1(Vec<A> x) {
     using M = MathConstants<A>;
@@ -161,7 +162,7 @@ RG_INLINE Vec<A> vexpm1(Vec<A> x) {
     x = x > splat(M::kExpHigh) ? splat(M::kExpHigh) : x;
     const Reduced<A> a = reduce<A>(x);
     const Vec<A> p = expm1_reduced<A>(a.r);
-    // Half of the result, doubled: just below overflow 2^n is out of range where 2^(n - 1) is not.
+    // Compute half of the result and double it: just below overflow, 2^n is out of range but 2^(n - 1) is not.
     const Vec<A> scale = power_of_two<A>(a.shifted - splat(A(1)));
     const Vec<A> half = fma(scale, p, scale - splat(A(0.5)));
     return half + half;
@@ -203,7 +204,7 @@ RG_INLINE Vec<A> vtanh(Vec<A> x) {
     return copy_sign<A>(divide_near_one(e, e + splat(A(2))), x);
 }
 
-// sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), each within 3 ulp, also far out on its small side, where it is e^-|x|.
+// sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), each within 3 ulp, also in its small tail, where it is e^-|x|.
 template <class A>
 struct SigmoidPair {
     Vec<A> plus, minus;
@@ -216,8 +217,8 @@ RG_INLINE SigmoidPair<A> vsigmoid_pair(Vec<A> x) {
     const Vec<A> rest = e * s;
     return {x < splat(A(0)) ? rest : s, x < splat(A(0)) ? s : rest};
 }
-// The first alone, as t / (t + t e^-x): with t = 2^-64 nothing overflows before the result is 0, so that either side
-// takes the same way. Within 3 ulp.
+// sigmoid(x) alone, as t / (t + t e^-x): with t = 2^-64 nothing overflows before the result is 0, so both signs of x
+// use the same formula. Within 3 ulp.
 template <class A>
 RG_INLINE Vec<A> vsigmoid(Vec<A> x) {
     using M = MathConstants<A>;
@@ -229,8 +230,9 @@ RG_INLINE Vec<A> vsigmoid(Vec<A> x) {
     return invert(fma(scale, expm1_reduced<A>(a.r), scale + t)) * t;
 }
 
-// e^(-scale x^2), scale 1 or 1/2. Within 2 ulp, although x^2 is up to 104 (745 for double) and its rounding alone would
-// be that many: x = head + rest, where head^2 is exact, and x^2 - head^2 = (x - head)(x + head) goes to the remainder.
+// e^(-scale x^2), scale 1 or 1/2. Within 2 ulp, although x^2 is up to 104 (745 for double) and its rounding error alone
+// would cost that many: x = head + rest, where head^2 is exact, and x^2 - head^2 = (x - head)(x + head) is added to the
+// remainder.
 template <class A>
 RG_INLINE Vec<A> vexp_minus_square(Vec<A> x, A scale) {
     using M = MathConstants<A>;
@@ -245,7 +247,7 @@ RG_INLINE Vec<A> vexp_minus_square(Vec<A> x, A scale) {
     return exp_reduced<A>(a);
 }
 
-// e^(x^2) erfc(x) for 1/2 <= x <= kSquareEnd. Within 3 ulp as far as erfc(x) is not 0.
+// e^(x^2) erfc(x) for 1/2 <= x <= kSquareEnd. Within 3 ulp where erfc(x) is not 0.
 template <class A>
 RG_INLINE Vec<A> vscaled_erfc(Vec<A> x) {
     constexpr auto& coefficient = MathConstants<A>::kScaledErfc;

@@ -14,16 +14,16 @@ struct BackwardScratch {
 };
 BackwardScratch& my_scratch() { return kept_by_thread<BackwardScratch>(); }
 
-// Where the gradient of a layer's output is: at (step, slot) data + step_offset + slot_offset[slot].
+// Where the gradient of a layer's output is: for (step, slot) at data + step_offset + slot_offset[slot].
 template <class A>
 struct OutputGradient {
     const A* data = nullptr;  // null: 0
-    bool packed = false;      // one row per row; else the caller's sequence
+    bool packed = false;      // only active rows, one after the other; else the caller's sequence
     int64_t step = 0;         // from one row, or one step, to the next
     std::vector<int64_t> slot_offset;
 };
 
-// One layer of a backward pass. Arrays of two directions lie one after the other.
+// One layer of a backward pass. The arrays of the two directions are consecutive.
 template <class A>
 class BackwardLayer {
 public:
@@ -40,7 +40,7 @@ public:
         for (int64_t d = 0; d < shape_.directions; ++d) prepare(d);
         const Split split = split_sweep(rows_, call_.threads);
         const int64_t halves = two_halves() ? 2 : 1;
-        // One more step at the end carries the gradient to the initial state.
+        // One extra step at the end propagates the gradient to the initial states.
         sweep(split, (shape_.steps + 1) * halves, rows_.blocks,
               [&](int64_t step, const Group& group, int64_t first_block, int64_t last_block) {
                   const CellPhase phase = halves == 1     ? CellPhase::whole
@@ -52,11 +52,11 @@ public:
         for (int64_t d = 0; d < shape_.directions; ++d) finish(d, u);
     }
 
-    // du (+)= the gradient of the layer's input. The sweep is over: its packed weights make room.
+    // du (+)= the gradient of the layer's input. After the sweep, so the buffer of its packed weights is reused.
     void input_gradients(bool accumulate, A* du, int64_t du_row) const {
         for (int64_t d = 0; d < shape_.directions; ++d) {
-            const InputSlopes slopes = input_slopes(d);
-            input_gradient(products_, slopes.dz, slopes.panel, slopes.rows, shape_.units, rows_.layer_inputs(layer_),
+            const DzRows dz_rows = dz_for_input(d);
+            input_gradient(products_, dz_rows.dz, dz_rows.panel, dz_rows.rows, shape_.units, rows_.layer_inputs(layer_),
                            matrix<const A>(arrays(d).wx), accumulate || d > 0, du, du_row, my_scratch().weights,
                            call_.threads);
         }
@@ -65,7 +65,7 @@ public:
 private:
     bool two_halves() const { return shape_.peephole == Peephole::full && !shape_.output_reads_old; }
     bool wants_c_new() const { return shape_.peephole != Peephole::none && !shape_.output_reads_old; }
-    // Products for the gradients of the initial states; without full peepholes that of c takes none.
+    // Whether products are needed for the gradients of the initial states. That of c needs one only for full peepholes.
     bool wants_initial() const { return call_.dh0.data || (call_.dc0.data && shape_.peephole == Peephole::full); }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
@@ -81,12 +81,12 @@ private:
     A* c_new(int64_t d) const { return c_new_ + d * rows_.rows * rows_.state_row; }
     A* dzo(int64_t d) const { return dzo_ + d * state_elements(); }
 
-    // What the products with the layer's input see of dz: all rows, or their sums by the rows of a table.
-    struct InputSlopes {
+    // The dz of the products with the layer's input: all rows, or with a table their sums for each row of the table.
+    struct DzRows {
         const A* dz;
         int64_t panel, rows;
     };
-    InputSlopes input_slopes(int64_t d) const {
+    DzRows dz_for_input(int64_t d) const {
         if (!looks_up()) return {dz(d), rows_.panel, rows_.rows};
         return {sums_ + d * 4 * rows_.blocks * sums_panel(), sums_panel(), call_.lookup.rows};
     }
@@ -133,7 +133,7 @@ private:
             GateMatrix<const A> all = matrix<const A>(arrays(d).peephole), output = all;
             if (two_halves()) {
                 all.gate[3] = nullptr;
-                // The output gate alone, packed as if it were the only gate there is.
+                // The output gate alone, packed as if it were the only gate.
                 const A* w = output.gate[3];
                 for (int64_t column = 0; column < rows_.blocks; ++column) {
                     A* to = output_peephole(d) + column * rows_.state_row * kPanel<A>;
@@ -162,7 +162,7 @@ private:
         std::copy(from, from + shape_.units, to);
     }
 
-    // c[rows][count blocks] = a * the panels from `block` on, added to what is there if `add`
+    // c[rows][count blocks] = a * the panels from `block` on, added to c if `add`
     void multiply(const A* a, int64_t a_row, int64_t a_group, int64_t depth, int64_t rows, const A* panels,
                   int64_t block, int64_t count, bool add, A* c) const {
         Product<A> product = {};
@@ -182,14 +182,14 @@ private:
         products_.product(product);
     }
 
-    // Step p of the forward pass, and before it what the step after it, p + 1, sends back.
+    // Step p of the forward pass, after the gradients that step p + 1 propagates back to it.
     void run_step(int64_t p, CellPhase phase, const Group& group, int64_t first_block, int64_t last_block) {
         const int64_t d = group.direction, slot = group.first_slot;
         const auto rows_at = [&](int64_t step) {
             return std::max<int64_t>(0, std::min(rows_.active_at(d, step), group.last_slot) - slot);
         };
         const int64_t rows = rows_at(p);
-        // To slots that begin with the later step it sends the gradients of their initial states.
+        // For slots that begin with step p + 1, these are the gradients of their initial states.
         const int64_t begun = wants_initial() ? shape_.samples : rows_.begun(d, p + 1);
         const int64_t later_rows = std::min(rows_at(p + 1), std::max<int64_t>(0, begun - slot));
         const A* later = later_rows ? dz(d) + (rows_.first(rows_.time(d, p + 1)) + slot) * kPanel<A> : nullptr;
@@ -248,7 +248,7 @@ private:
         const CellArrays& gradients = call_.dcells[cell_index(d)];
         const StateArray<const A> h_prev = {cell_[d].h_prev, kPanel<A>, rows_.panel};
         const StateArray<const A> c_prev = {cell_[d].c_prev, kPanel<A>, rows_.panel};
-        weights_gradient(input_slopes(d), gradients.wx, u, rows_.layer_inputs(layer_));
+        weights_gradient(dz_for_input(d), gradients.wx, u, rows_.layer_inputs(layer_));
         state_gradient(d, gradients.wh, h_prev);
         vector_gradient(d, gradients.b, nullptr);
         const StateArray<const A> c_new_rows = {c_new_ ? c_new(d) : nullptr, rows_.state_row, kPanel<A>};
@@ -265,15 +265,16 @@ private:
         }
     }
 
-    void weights_gradient(const InputSlopes& slopes, const GateArray& gradient, const StateArray<const A>& u,
+    void weights_gradient(const DzRows& dz_rows, const GateArray& gradient, const StateArray<const A>& u,
                           int64_t inputs) const {
         const GateMatrix<A> dw = matrix<A>(gradient);
         if (dw.empty()) return;
-        weight_gradient(products_, slopes.dz, slopes.panel, slopes.rows, shape_.units, u, inputs, call_.accumulate, dw,
-                        call_.threads);
+        weight_gradient(products_, dz_rows.dz, dz_rows.panel, dz_rows.rows, shape_.units, u, inputs, call_.accumulate,
+                        dw, call_.threads);
     }
 
-    // The same for weights that multiply states. Often all states of the first step are 0: then its rows are left out.
+    // The same for weights that multiply states. If all states of the first step are 0, as is common, its rows are
+    // skipped.
     void state_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>& states) const {
         if (matrix<A>(gradient).empty()) return;
         const int64_t count = rows_.active_at(d, 0), first = d ? rows_.rows - count : 0;
@@ -285,16 +286,16 @@ private:
             }
         }
         const int64_t left_out = zero ? count : 0, from = d ? 0 : left_out;
-        const InputSlopes slopes = {dz(d) + from * kPanel<A>, rows_.panel, rows_.rows - left_out};
-        weights_gradient(slopes, gradient, {states.data + from * states.row, states.row, states.panel}, shape_.units);
+        const DzRows dz_rows = {dz(d) + from * kPanel<A>, rows_.panel, rows_.rows - left_out};
+        weights_gradient(dz_rows, gradient, {states.data + from * states.row, states.row, states.panel}, shape_.units);
     }
 
     // Sums over all rows of dz, or of dz times a state for each gate.
     void vector_gradient(int64_t d, const GateArray& gradient, const StateArray<const A>* states) const {
         const GateMatrix<A> to = matrix<A>(gradient);
         if (to.empty()) return;
-        const Crew crew(cost::kCopy * double(rows_.rows * rows_.gates_row), call_.threads);
-        crew.each(rows_.blocks, [&](int64_t block) {
+        const Workers workers(cost::kCopy * double(rows_.rows * rows_.gates_row), call_.threads);
+        workers.each(rows_.blocks, [&](int64_t block) {
             const int64_t unit = block * kPanel<A>;
             for (int k = 0; k < 4; ++k) {
                 if (!to.gate[k]) continue;
@@ -330,7 +331,7 @@ private:
     CellCache<const A> cell_[2] = {};
 };
 
-// dx at rows that take part, and 0 at the others.
+// Writes dx for active rows, and 0 for the others.
 template <class A>
 void scatter_rows(const Rows<A>& rows, const A* from, const LstmBackward& call) {
     const LstmShape& s = rows.shape;
@@ -351,8 +352,8 @@ void backward(const LstmBackward& call) {
     const LstmShape& s = call.shape;
     const Rows<A> rows(s);
     const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
-    Buffer room;
-    const A* base = cache_numbers<A>(s, call.cache, room);
+    Buffer buffer;
+    const A* base = cache_data<A>(s, call.cache, buffer);
     BackwardScratch& scratch = my_scratch();
 
     OutputGradient<A> dy;
@@ -363,7 +364,7 @@ void backward(const LstmBackward& call) {
         BackwardLayer<A> pass(call, rows, kernels, layer, base);
         if (layer > 0) {
             pass.run(dy, {cached_input(rows, base, layer), rows.above_row, rows.above_panel});
-            // The gradient of this layer's input takes the place of its output's, which has been read by now.
+            // The gradient of this layer's input overwrites that of its output, which is no longer needed.
             const int64_t below_row = ceil_div(rows.output, kPanel<A>) * kPanel<A>;
             A* below = scratch.outputs.take<A>(rows.rows * below_row);
             pass.input_gradients(false, below, below_row);

@@ -7,7 +7,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x314d54534c475230;  // "0RGLSTM1"
 
-// FNV-1a over everything that a cache's meaning depends on.
+// FNV-1a hash of everything that the layout and meaning of a cache depend on.
 class Fingerprint {
 public:
     template <class T>
@@ -42,11 +42,11 @@ uint64_t fingerprint(const LstmShape& s) {
     return f.value();
 }
 
-// Buffers that live as long as a call, kept by its thread for the next one.
+// Buffers for the duration of a call, kept by the thread for the next call.
 struct ForwardScratch {
-    Buffer inputs, outputs, weights, input_weights, peepholes, bias, diagonals, states, home, c_new, table;
+    Buffer inputs, outputs, weights, input_weights, peepholes, bias, diagonals, states, saved, c_new, table;
     void trim() {
-        for (Buffer* b : {&inputs, &outputs, &weights, &input_weights, &peepholes, &bias, &diagonals, &states, &home,
+        for (Buffer* b : {&inputs, &outputs, &weights, &input_weights, &peepholes, &bias, &diagonals, &states, &saved,
                           &c_new, &table}) {
             b->trim();
         }
@@ -54,7 +54,7 @@ struct ForwardScratch {
 };
 ForwardScratch& my_scratch() { return kept_by_thread<ForwardScratch>(); }
 
-// One layer of a forward pass. Arrays of two directions lie one after the other.
+// One layer of a forward pass. The arrays of the two directions are consecutive.
 template <class A>
 class ForwardLayer {
 public:
@@ -67,7 +67,7 @@ public:
         above_ = above;
         keeps_ = base != nullptr;
         const int64_t steps = shape_.steps, directions = shape_.directions;
-        // Without a cache only a part of the gates is there at a time.
+        // Without a cache, only a segment of the gates is held at a time.
         const int64_t segment =
             keeps_ ? steps : std::max<int64_t>(1, (4 << 20) / (std::max<int64_t>(1, shape_.samples) * rows_.gates_row));
         take_scratch(base, std::min(segment, steps));
@@ -97,12 +97,12 @@ public:
     }
 
 private:
-    // Peepholes that are matrices need all of the new cell state before the output gate.
+    // Full peepholes need the whole new cell state before the output gate.
     bool two_halves() const { return shape_.peephole == Peephole::full && !shape_.output_reads_old; }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
-    // Whether the product with the layer's input is computed step by step too, so that gates are written once: worth it
-    // where all weights stay in a thread's cache and a step has rows enough to share the reading.
+    // Whether the product with the layer's input is also computed step by step, so that gates are written only once.
+    // That pays if all weights stay in a thread's cache and a step has enough rows to amortise reading them.
     bool projects_by_step(const Split& split) const {
         const int64_t inputs = rows_.layer_inputs(layer_);
         const int64_t weight_bytes = rows_.gates_row * (inputs + shape_.units) * int64_t(sizeof(A));
@@ -111,9 +111,9 @@ private:
         return !looks_up() && inputs > 0 && enough_rows && weight_bytes <= cache_bytes() * 3 / 4;
     }
     bool looks_up() const { return layer_ == 0 && call_.lookup.indices && rows_.rows > 0; }
-    // The states of a step's slots, in panels; without a cache two steps take turns. And the row of its gates.
-    int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * home_panel(); }
-    int64_t home_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
+    // The states of a step's slots, in panels; without a cache, two buffers alternate. And the row of its gates.
+    int64_t state_panel() const { return keeps_ ? rows_.panel : 2 * saved_panel(); }
+    int64_t saved_panel() const { return rows_.padded(shape_.samples) * kPanel<A>; }
     StateArray<A> states_at(A* states, int64_t d, int64_t p, int64_t slot) const {
         const int64_t row = keeps_ ? rows_.first(rows_.time(d, p)) : p % 2 * rows_.padded(shape_.samples);
         return {states + (row + slot) * kPanel<A>, kPanel<A>, state_panel()};
@@ -125,11 +125,11 @@ private:
     void take_scratch(A* base, int64_t segment) {
         ForwardScratch& scratch = my_scratch();
         const int64_t directions = shape_.directions, samples = shape_.samples;
-        const int64_t state = rows_.blocks * home_panel();
+        const int64_t state = rows_.blocks * saved_panel();
         if (looks_up()) table_ = scratch.table.take<A>(directions, call_.lookup.rows, rows_.gates_row);
         bias_ = scratch.bias.take<A>(directions * rows_.gates_row);
         weights_ = scratch.weights.take<A>(directions * rows_.gates_row * shape_.units);
-        home_ = scratch.home.take<A>(directions * 2 * state);
+        saved_ = scratch.saved.take<A>(directions * 2 * state);
         if (shape_.peephole == Peephole::diagonal) {
             peephole_ = scratch.diagonals.take<A>(directions * rows_.gates_row);
         } else if (shape_.peephole == Peephole::full) {
@@ -149,8 +149,8 @@ private:
         }
     }
 
-    A* home_h(int64_t d) const { return home_ + d * 2 * rows_.blocks * home_panel(); }
-    A* home_c(int64_t d) const { return home_h(d) + rows_.blocks * home_panel(); }
+    A* saved_h(int64_t d) const { return saved_ + d * 2 * rows_.blocks * saved_panel(); }
+    A* saved_c(int64_t d) const { return saved_h(d) + rows_.blocks * saved_panel(); }
 
     void prepare(int64_t d) {
         pack_vector(arrays(d).b, shape_.units, bias_ + d * rows_.gates_row);
@@ -162,8 +162,8 @@ private:
                          call_.threads);
         }
         for (int64_t slot = 0; slot < shape_.samples; ++slot) {
-            load_state(call_.h0, d, slot, home_h(d));
-            load_state(call_.c0, d, slot, home_c(d));
+            load_state(call_.h0, d, slot, saved_h(d));
+            load_state(call_.c0, d, slot, saved_c(d));
         }
         enter(d, 0, 0, shape_.samples, 0, rows_.blocks);
     }
@@ -186,11 +186,11 @@ private:
     A* weights(int64_t d) const { return weights_ + d * rows_.gates_row * shape_.units; }
     A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * shape_.units; }
 
-    void load_state(const States& states, int64_t d, int64_t slot, A* home) const {
+    void load_state(const States& states, int64_t d, int64_t slot, A* saved) const {
         const A* from = static_cast<const A*>(states.data);
         if (from) from += cell_index(d) * states.cell + rows_.sample(slot) * states.sample;
         for (int64_t block = 0; block < rows_.blocks; ++block) {
-            A* to = home + block * home_panel() + slot * kPanel<A>;
+            A* to = saved + block * saved_panel() + slot * kPanel<A>;
             for (int64_t u = 0; u < kPanel<A>; ++u) {
                 const int64_t unit = block * kPanel<A> + u;
                 to[u] = from && unit < shape_.units ? from[unit] : A(0);
@@ -198,22 +198,22 @@ private:
         }
     }
 
-    // Slots that take part in step p but not in the step before come from home.
+    // Slots that are active in step p but not in the step before load their state from `saved`.
     void enter(int64_t d, int64_t p, int64_t first_slot, int64_t last_slot, int64_t first_block, int64_t last_block) {
         const int64_t first = std::max(first_slot, rows_.active_at(d, p - 1));
         const int64_t last = std::min(last_slot, rows_.active_at(d, p));
         if (first >= last) return;
         A* const to[2] = {states_at(cell_[d].h_prev, d, p, first).data, states_at(cell_[d].c_prev, d, p, first).data};
-        const A* const from[2] = {home_h(d) + first * kPanel<A>, home_c(d) + first * kPanel<A>};
+        const A* const from[2] = {saved_h(d) + first * kPanel<A>, saved_c(d) + first * kPanel<A>};
         for (int64_t block = first_block; block < last_block; ++block) {
             for (int i = 0; i < 2; ++i) {
-                const A* source = from[i] + block * home_panel();
+                const A* source = from[i] + block * saved_panel();
                 std::copy(source, source + (last - first) * kPanel<A>, to[i] + block * state_panel());
             }
         }
     }
 
-    // gates += a * panels, for `count` panels of all
+    // gates += a * panels, for `count` of the panels
     void multiply(const StateArray<A>& a, int64_t rows, const A* panels, int64_t panel, int64_t count, A* gates) const {
         const A* base = gates + panel * kPanel<A>;
         multiply({a.data, a.row, a.panel}, rows, shape_.units, panels, panel, count, base, rows_.gates_row, gates);
@@ -236,7 +236,7 @@ private:
         product.base_row = base_row;
         products_.product(product);
     }
-    // The input's part of gates, with the bias.
+    // The contribution of the layer's input to the gates, plus the bias.
     void multiply_input(int64_t d, int64_t row, int64_t rows, int64_t block, int64_t count, A* gates) const {
         const int64_t panel = 4 * block;
         multiply({u_.data + row * u_.row, u_.row, u_.panel}, rows, rows_.layer_inputs(layer_), input_weights(d), panel,
@@ -246,9 +246,9 @@ private:
     void run_step(int64_t p, CellPhase phase, const Group& group, int64_t first_block, int64_t last_block) {
         const int64_t d = group.direction, slot = group.first_slot;
         const int64_t rows = std::min(rows_.active_at(d, p), group.last_slot) - slot;
-        // Of these, so many go on to the next step; the others go home.
+        // The number of these rows that continue to the next step; the others save their state to `saved`.
         const int64_t going_on = std::min(rows, std::max<int64_t>(0, rows_.active_at(d, p + 1) - slot));
-        // And so many have a state that is not 0: the others begin with this step, and none was given.
+        // The number with a nonzero state; the others begin with this step and have no initial state.
         const int64_t begun = std::min(rows, std::max<int64_t>(0, rows_.begun(d, p) - slot));
         const int64_t h_rows = call_.h0.data ? rows : begun, c_rows = call_.c0.data ? rows : begun;
         if (rows > 0) {
@@ -277,8 +277,8 @@ private:
                 }
                 if (going_on < rows) {
                     cells(p, phase, d, slot, block, count, going_on, rows,
-                          {home_h(d) + slot * kPanel<A>, kPanel<A>, home_panel()},
-                          {home_c(d) + slot * kPanel<A>, kPanel<A>, home_panel()});
+                          {saved_h(d) + slot * kPanel<A>, kPanel<A>, saved_panel()},
+                          {saved_c(d) + slot * kPanel<A>, kPanel<A>, saved_panel()});
                 }
             };
             for_block_groups(first_block, last_block, blocks_together(products_, rows), p % 2 == 1, visit);
@@ -302,7 +302,7 @@ private:
         return {c_new_ + (d * shape_.samples + slot) * rows_.state_row, rows_.state_row, kPanel<A>};
     }
 
-    // Rows from first to last of the slots that begin with `slot`; their next states go to h_next and c_next.
+    // Rows first to last of the slots from `slot` on; their new states are written to h_next and c_next.
     void cells(int64_t p, CellPhase phase, int64_t d, int64_t slot, int64_t block, int64_t count, int64_t first,
                int64_t last, const StateArray<A>& h_next, const StateArray<A>& c_next) const {
         const int64_t t = rows_.time(d, p), unit = block * kPanel<A>;
@@ -324,7 +324,7 @@ private:
         if (c_new_) f.c_new = part(new_states(d, slot), first, block);
         if (above_) {
             const int64_t row = rows_.first(t) + slot + first;
-            // In rows a direction may begin anywhere; in panels it begins with one.
+            // In rows, a direction may begin at any column; in panels, it begins with a panel.
             const int64_t column = rows_.above_panels ? output_unit / kPanel<A> * rows_.above_panel : output_unit;
             f.above = {above_ + column + row * rows_.above_row, rows_.above_row, rows_.above_panel};
         } else if (call_.y.data) {
@@ -340,13 +340,13 @@ private:
     }
 
     void finish(int64_t d) const {
-        for (const auto& [states, home] : {std::pair(&call_.hn, home_h(d)), std::pair(&call_.cn, home_c(d))}) {
+        for (const auto& [states, saved] : {std::pair(&call_.hn, saved_h(d)), std::pair(&call_.cn, saved_c(d))}) {
             if (!states->data) continue;
             for (int64_t slot = 0; slot < shape_.samples; ++slot) {
-                const A* from = home + slot * kPanel<A>;
+                const A* from = saved + slot * kPanel<A>;
                 A* to =
                     static_cast<A*>(states->data) + cell_index(d) * states->cell + rows_.sample(slot) * states->sample;
-                for (int64_t u = 0; u < shape_.units; ++u) to[u] = from[u / kPanel<A> * home_panel() + u % kPanel<A>];
+                for (int64_t u = 0; u < shape_.units; ++u) to[u] = from[u / kPanel<A> * saved_panel() + u % kPanel<A>];
             }
         }
     }
@@ -360,7 +360,7 @@ private:
     const int64_t* y_offset_;
     bool keeps_ = false;
     A *above_ = nullptr, *bias_ = nullptr, *weights_ = nullptr, *input_weights_ = nullptr, *peephole_ = nullptr,
-      *home_ = nullptr, *c_new_ = nullptr, *table_ = nullptr;
+      *saved_ = nullptr, *c_new_ = nullptr, *table_ = nullptr;
     StateArray<const A> u_ = {};
     CellCache<A> cell_[2] = {};
     int64_t first_row_[2] = {};
@@ -379,7 +379,7 @@ void forward(const LstmForward& call, A* base) {
     for (int64_t layer = 0; layer < s.layers; ++layer) {
         A* above = nullptr;
         if (layer + 1 < s.layers) {
-            // Without a cache two buffers take turns.
+            // Without a cache, two buffers alternate.
             above = base ? cached_input(rows, base, layer + 1)
                          : scratch.outputs.take<A>(2 * rows.above_elements) + layer % 2 * rows.above_elements;
         }
@@ -405,7 +405,7 @@ int64_t cache_elements(const LstmShape& shape, int64_t rows) {
     return shape.layers * shape.directions * cell_elements(sizes) + (shape.layers - 1) * sizes.above_elements;
 }
 
-// The product of sizes that are not negative, capped: a cap of 2^61 bytes is 2^58 of the largest elements.
+// The product of non-negative sizes, capped so that it cannot overflow. 2^58 of the largest elements are 2^61 bytes.
 int64_t capped_product(std::initializer_list<int64_t> factors) {
     constexpr int64_t kCap = int64_t(1) << 61;
     int64_t product = 1;
@@ -421,13 +421,13 @@ int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 }  // namespace
 
 bool lstm_fits(const LstmShape& s) {
-    constexpr int64_t kMost = int64_t(1) << 58, kWidest = 32;  // elements; a panel and what rows are padded by
+    constexpr int64_t kMost = int64_t(1) << 58, kWidest = 32;  // elements; a panel plus the padding of rows
     for (const int64_t size : {s.steps, s.samples, s.inputs, s.units, s.layers}) {
         if (size > kMost) return false;
     }
     const int64_t rows = capped_product({s.steps + 1, s.samples + 1}) + 64, units = s.units + kWidest;
     const int64_t widest = std::max(s.inputs, s.directions * units) + kWidest, cells = s.layers * s.directions;
-    // A cell has four gates and two states a row and its output; weights have four gates.
+    // Per row, a cell has four gates, two states and its output; weights have four gates.
     return capped_product({rows, std::max(8 * units, widest), cells + 1}) < kMost &&
            capped_product({8 * units, widest, cells + 1}) < kMost;
 }
@@ -454,7 +454,7 @@ void lstm_forward(const LstmForward& call) {
     if (call.cache) {
         base = static_cast<char*>(call.cache) + sizeof header;
         base += -reinterpret_cast<uintptr_t>(base) % kCacheAlign;
-        memcpy(call.cache, &header, sizeof header);  // no cache until it is whole
+        memcpy(call.cache, &header, sizeof header);  // invalid until the pass is complete
     }
     if (call.shape.dtype == DType::f64) {
         forward(call, reinterpret_cast<double*>(base));
@@ -473,8 +473,8 @@ template <class A>
 void show(const LstmShape& s, const void* cache, int64_t cell, A* gates, A* states) {
     const Rows<A> rows(s);
     const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
-    Buffer room;
-    const CellCache<const A> kept = cell_cache(rows, cache_numbers<A>(s, cache, room), cell);
+    Buffer buffer;
+    const CellCache<const A> kept = cell_cache(rows, cache_data<A>(s, cache, buffer), cell);
     const int64_t all = s.steps * s.samples;
     if (gates) std::fill(gates, gates + all * 4 * s.units, A(0));
     if (states) std::fill(states, states + all * s.units, A(0));

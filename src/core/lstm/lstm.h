@@ -1,7 +1,7 @@
 // LSTM drivers: layers, directions, time steps, ragged batches, and the cache between forward and backward.
 //
-// Samples of a ragged batch are put in `slots`, longest first; a time step has its first `active` slots. Rows are
-// (step, slot) pairs, steps in time's order, only those that take part: every array of rows is that long and no longer.
+// The samples of a ragged batch are assigned to `slots`, longest first; in each time step the first `active` slots are
+// active. Rows are the active (step, slot) pairs in the order of time. Every array of rows has exactly these rows.
 #pragma once
 
 #include "../base/shape.h"
@@ -22,7 +22,7 @@ struct LstmShape {
     const int64_t* order = nullptr;   // [samples], the sample in each slot; null: slots are samples
 };
 
-// [steps][samples][features]: strides in elements, features are neighbours. Null: not there.
+// [steps][samples][features]: strides in elements, features contiguous. Null: absent.
 struct Sequence {
     void* data = nullptr;
     int64_t step = 0, sample = 0;
@@ -41,13 +41,14 @@ struct GateArray {
 };
 
 // The parameters of one layer and direction, or their gradients: wx [H][inputs], wh [H][H], b [H], peephole [H] or
-// [H][H] for each gate. Columns of gradients are neighbours.
+// [H][H] for each gate. The rows of gradients are contiguous.
 struct CellArrays {
     GateArray wx, wh, b, peephole;
 };
 
-// x as rows of a table [rows][inputs], by their indices [steps][samples], in range where samples take part. Then `x` is
-// the table and `dx` its gradient, with `step` from row to row: products with x need as many rows as the table has.
+// x as rows of a table [rows][inputs], selected by indices [steps][samples], which are in range for active samples.
+// Then `x` is the table and `dx` its gradient, with `step` as the row stride. Products with x take only as many rows as
+// the table has.
 struct Lookup {
     const int64_t* indices = nullptr;  // null: x is a sequence
     int64_t rows = 0;
@@ -59,10 +60,10 @@ struct LstmForward {
     Lookup lookup;
     const CellArrays* cells = nullptr;  // [layers][directions]
     States h0, c0;                      // null: 0
-    void* cache = nullptr;              // of lstm_cache_bytes; null: nothing is kept for backward
-    uint64_t stamp = 0;                 // what lstm_check_cache will say of it
+    void* cache = nullptr;              // of lstm_cache_bytes; null: nothing is saved for backward
+    uint64_t stamp = 0;                 // stored in the cache, and returned by lstm_check_cache
     int threads = 1;
-    Sequence y;     // [steps][samples][directions * units]; 0 where a sample does not take part
+    Sequence y;     // [steps][samples][directions * units]; 0 where a sample is inactive
     States hn, cn;  // may be h0, c0
 };
 
@@ -74,18 +75,18 @@ struct LstmBackward {
     const void* cache = nullptr;
     Sequence dy;  // null: 0
     States dhn, dcn;
-    bool accumulate = false;  // add to what the results hold
+    bool accumulate = false;  // add to the results
     int threads = 1;
     Sequence dx;
     const CellArrays* dcells = nullptr;
     States dh0, dc0;
 };
 
-// Whether the sizes of all arrays, the cache and the scratch of a problem fit in 64 bits. Everything below relies on
+// Whether the sizes of all arrays, the cache and the scratch of a problem fit in 64 bits. The functions below assume
 // it.
 bool lstm_fits(const LstmShape& shape);
 
-// rows: the samples that take part in a step, of all steps. Without it, as `shape.active` says.
+// rows: the number of active samples, summed over all steps. Without it, from `shape.active`.
 int64_t lstm_cache_bytes(const LstmShape& shape, int64_t rows);
 int64_t lstm_cache_bytes(const LstmShape& shape);
 
@@ -94,14 +95,14 @@ struct CacheState {
     CacheCheck check;
     uint64_t stamp;
 };
-// Whether `cache` (of at least lstm_cache_bytes) is what a forward pass of this shape left.
+// Whether a forward pass of this shape filled `cache` (of at least lstm_cache_bytes).
 CacheState lstm_check_cache(const LstmShape& shape, const void* cache);
 
 void lstm_forward(const LstmForward& call);
 void lstm_backward(const LstmBackward& call);
 
-// The gates' values [steps][samples][4][units] and the cell states [steps][samples][units] that a cache holds of one
-// cell; 0 where a sample does not take part. Contiguous; null: not wanted.
+// Extracts the gate values [steps][samples][4][units] and cell states [steps][samples][units] of one cell from a cache;
+// 0 where a sample is inactive. Contiguous; null: not wanted.
 void lstm_show(const LstmShape& shape, const void* cache, int64_t cell, void* gates, void* states);
 
 }  // namespace rg

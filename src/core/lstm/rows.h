@@ -1,5 +1,5 @@
-// What the LSTM drivers share: the rows of a ragged batch, the layout of the cache, and how the sweep through time is
-// split between threads.
+// Shared by the LSTM drivers: the rows of a ragged batch, the layout of the cache, and how the sweep through time is
+// split among threads.
 #pragma once
 
 #include <string.h>
@@ -26,7 +26,7 @@ GateMatrix<A> matrix(const GateArray& array) {
     return m;
 }
 
-// Sizes of arrays of so many rows.
+// Sizes of arrays for a number of rows.
 template <class A>
 struct RowSizes {
     RowSizes(const LstmShape& s, int64_t row_count)
@@ -43,7 +43,7 @@ struct RowSizes {
         above_elements = above_panels ? output_panels * panel : rows * above_row;
     }
 
-    // Panels a multiple of 4096 bytes apart would meet in the same few places of a cache.
+    // Panels a multiple of 4096 bytes apart would conflict in the same few cache sets.
     static int64_t padded(int64_t rows) { return rows + (16 - rows % 64 + 64) % 64; }
 
     int64_t blocks, state_row, gates_row;
@@ -78,13 +78,12 @@ struct Rows : RowSizes<A> {
     int64_t first(int64_t t) const { return shape.active ? first_row[size_t(t)] : t * shape.samples; }
     int64_t active(int64_t t) const { return shape.active ? shape.active[t] : shape.samples; }
     int64_t sample(int64_t slot) const { return shape.order ? shape.order[slot] : slot; }
-    // The time of a direction's step number p, and the slots that take part in it; none before the first or after the
-    // last.
+    // The time of a direction's step p, and the number of active slots; 0 before the first step and after the last.
     int64_t time(int64_t direction, int64_t p) const { return direction ? shape.steps - 1 - p : p; }
     int64_t active_at(int64_t direction, int64_t p) const {
         return p < 0 || p >= shape.steps ? 0 : active(time(direction, p));
     }
-    // The slots that have taken part in any step before number p, from 0 to `steps`.
+    // The number of slots that were active in any step before p, for p from 0 to `steps`.
     int64_t begun(int64_t direction, int64_t p) const {
         if (shape.active) return begun_slots[direction][size_t(p)];
         return p == 0 ? 0 : shape.samples;
@@ -113,8 +112,8 @@ struct Rows : RowSizes<A> {
     }
     template <class Visit>
     void parallel_rows(int64_t width, int threads, const Visit& visit) const {
-        const Crew crew(cost::kCopy * double(rows * width), threads);
-        crew.ranges(rows, [&](int64_t first, int64_t last) { for_each_row(first, last, visit); });
+        const Workers workers(cost::kCopy * double(rows * width), threads);
+        workers.ranges(rows, [&](int64_t first, int64_t last) { for_each_row(first, last, visit); });
     }
 
     const LstmShape& shape;
@@ -133,8 +132,8 @@ std::optional<int64_t> even_row_stride(const Rows<A>& rows, const Sequence& sequ
 
 // ---- cache ---------------------------------------------------------------------------------------------------------
 
-// What the cache of one cell holds, each of `rows` rows. States are those a step found, not those it left: so they are
-// the operands of the products, and the new ones follow from them and the gates.
+// The cache of one cell: arrays of `rows` rows. The states are those before each step, because the products need them;
+// the new ones are recomputed from them and the gates.
 template <class A>
 struct CellCache {
     A* gates;            // in rows
@@ -142,7 +141,7 @@ struct CellCache {
 };
 
 struct CacheHeader {
-    uint64_t magic, fingerprint, stamp, offset;  // offset: from the header to the first number
+    uint64_t magic, fingerprint, stamp, offset;  // offset: from the header to the first element
 };
 constexpr int64_t kCacheAlign = 64;
 
@@ -164,10 +163,10 @@ T* cached_input(const Rows<A>& rows, T* base, int64_t layer) {
     return base + s.layers * s.directions * cell_elements(rows) + (layer - 1) * rows.above_elements;
 }
 
-// The numbers of a cache that lstm_forward filled. A cache that has been moved may no longer be aligned: then they are
-// copied to `room`.
+// The elements of a cache that lstm_forward filled. A cache that was moved in memory may no longer be aligned; then
+// they are copied to `buffer`.
 template <class A>
-const A* cache_numbers(const LstmShape& shape, const void* cache, Buffer& room) {
+const A* cache_data(const LstmShape& shape, const void* cache, Buffer& buffer) {
     CacheHeader header;
     memcpy(&header, cache, sizeof header);
     // lstm_check_cache has seen this header, but another thread may have written to it since.
@@ -175,14 +174,14 @@ const A* cache_numbers(const LstmShape& shape, const void* cache, Buffer& room) 
     const char* numbers = static_cast<const char*>(cache) + offset;
     if (reinterpret_cast<uintptr_t>(numbers) % sizeof(A) == 0) return reinterpret_cast<const A*>(numbers);
     const int64_t elements = (lstm_cache_bytes(shape) - int64_t(sizeof header) - kCacheAlign) / int64_t(sizeof(A));
-    A* copy = room.take<A>(elements);
+    A* copy = buffer.take<A>(elements);
     memcpy(copy, numbers, size_t(elements) * sizeof(A));
     return copy;
 }
 
 // ---- rows in and out -----------------------------------------------------------------------------------------------
 
-// A vector per gate as a row of gates; 0 where there is none.
+// Packs one vector per gate as a row of gates; 0 for an absent gate.
 template <class A>
 void pack_vector(const GateArray& array, int64_t units, A* row) {
     for (int64_t u = 0; u < ceil_div(units, kPanel<A>) * kPanel<A>; ++u) {
@@ -199,10 +198,11 @@ void add_or_copy(const A* from, int64_t count, bool add, A* to) {
     for (int64_t i = 0; i < count; ++i) to[i] = add ? to[i] + from[i] : from[i];
 }
 
-// The rows of a sequence in panels, filled up with 0.
+// Packs the rows of a sequence in panels, padded with 0.
 template <class A>
-StateArray<const A> gather_panels(const Rows<A>& rows, const Sequence& from, int64_t width, Buffer& room, int threads) {
-    A* to = room.take<A>(ceil_div(width, kPanel<A>) * rows.panel);
+StateArray<const A> gather_panels(const Rows<A>& rows, const Sequence& from, int64_t width, Buffer& buffer,
+                                  int threads) {
+    A* to = buffer.take<A>(ceil_div(width, kPanel<A>) * rows.panel);
     rows.parallel_rows(width, threads, [&](int64_t row, int64_t t, int64_t sample) {
         const A* source = static_cast<const A*>(from.data) + t * from.step + sample * from.sample;
         A* target = to + row * kPanel<A>;
@@ -218,7 +218,7 @@ StateArray<const A> gather_panels(const Rows<A>& rows, const Sequence& from, int
     return {to, kPanel<A>, rows.panel};
 }
 
-// Multiplies the output of a layer, or its gradient, by the mask between it and the layer above.
+// Multiplies the output of a layer, or its gradient, by the dropout mask between it and the layer above.
 template <class A>
 void drop_rows(const Rows<A>& rows, const LstmKernels<A>& kernels, int64_t layer, const StateArray<A>& data,
                int threads) {
@@ -232,13 +232,13 @@ void drop_rows(const Rows<A>& rows, const LstmKernels<A>& kernels, int64_t layer
 
 // ---- threads -------------------------------------------------------------------------------------------------------
 
-// The sweep through time, split: groups of one direction and a range of slots, which never meet, and in each group
-// `parts` ranges of units, which meet after every step.
+// How the sweep through time is split: into groups of one direction and a range of slots, which are independent, and
+// each group into `parts` ranges of units, with a barrier after every step.
 struct Group {
     int64_t direction, first_slot, last_slot;
 };
 struct Split {
-    Crew crew;
+    Workers workers;
     std::vector<Group> groups;
     int parts = 1;
 };
@@ -247,21 +247,21 @@ template <class A>
 Split split_sweep(const Rows<A>& rows, int threads) {
     const LstmShape& s = rows.shape;
     const double flops = 8.0 * double(rows.rows) * double(rows.state_row) * double(rows.state_row);
-    Split split{Crew(cost::kFlop * flops * double(s.directions), threads), {}, 1};
+    Split split{Workers(cost::kFlop * flops * double(s.directions), threads), {}, 1};
     int64_t ranges = 1;
-    const int64_t each = std::max<int64_t>(1, split.crew.threads() / s.directions);
+    const int64_t each = std::max<int64_t>(1, split.workers.threads() / s.directions);
     if (each > 1 && s.steps > 0) {
         const int64_t weight_bytes = 4 * rows.state_row * rows.state_row * int64_t(sizeof(A));
         const double step_flops = flops / double(s.steps);
-        // Slots apart need no meeting, but every thread reads all weights: worth it while they stay in its cache, or
-        // while enough rows share the reading.
+        // Splitting slots needs no barrier, but every thread reads all weights. It pays if they stay in its cache, or
+        // if there are enough rows to amortise reading them.
         const bool near = weight_bytes <= cache_bytes() * 3 / 4;
         if (near || s.samples >= 10 * each) ranges = std::min(each, s.samples);
-        // Units apart share the weights out; a meeting takes about as long as this many operations.
+        // Splitting units also splits the weights. A barrier takes about as long as this many flops.
         if (ranges == 1 && step_flops >= 1e5) split.parts = int(std::min(each, rows.blocks));
     }
     for (int64_t d = 0; d < s.directions; ++d) {
-        // Boundaries so that ranges have about the same number of rows.
+        // Choose boundaries so that ranges have about the same number of rows.
         int64_t slot = 0, taken = 0;
         for (int64_t r = 0; r < ranges; ++r) {
             const int64_t first = slot, target = rows.rows * (r + 1) / ranges;
@@ -279,32 +279,32 @@ Split split_sweep(const Rows<A>& rows, int threads) {
     return split;
 }
 
-// Runs body(step, group, first block, last block) for every step; the steps of a part come in order, and the parts of a
-// group wait for each other between steps.
+// Runs body(step, group, first block, last block) for every step. The steps of a part run in order, with a barrier
+// between the parts of a group after each step.
 template <class Body>
 void sweep(const Split& split, int64_t steps, int64_t blocks, const Body& body) {
     const int64_t groups = int64_t(split.groups.size());
     if (split.parts == 1) {
-        split.crew.each(groups, [&](int64_t g) {
+        split.workers.each(groups, [&](int64_t g) {
             for (int64_t p = 0; p < steps; ++p) body(p, split.groups[size_t(g)], 0, blocks);
         });
         return;
     }
-    split.crew.phases(steps, int(groups) * split.parts, [&](int64_t p, int part) {
+    split.workers.phases(steps, int(groups) * split.parts, [&](int64_t p, int part) {
         const int64_t i = part % split.parts;
         body(p, split.groups[size_t(part / split.parts)], blocks * i / split.parts, blocks * (i + 1) / split.parts);
     });
 }
 
-// Blocks of units whose gates are computed together: as many as leave them in the first-level cache.
+// The number of unit blocks whose gates are computed together: as many as fit in the first-level cache.
 template <class A>
 int64_t blocks_together(const ProductKernels<A>& kernels, int64_t rows) {
     const int64_t wide = kernels.panels_at_once(rows);
     return std::max(wide, 48 / std::max<int64_t>(rows, 1) / wide * wide);
 }
 
-// Calls visit(first block, count), from the front in even steps and from the back in odd ones: what a step read last
-// may still be in cache when the next one begins.
+// Calls visit(first block, count), forwards in even steps and backwards in odd ones: what a step read last may still be
+// in cache when the next step begins.
 template <class Visit>
 void for_block_groups(int64_t first, int64_t last, int64_t together, bool backwards, const Visit& visit) {
     const int64_t groups = ceil_div(last - first, together);

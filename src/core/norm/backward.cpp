@@ -11,7 +11,7 @@ struct BackwardContext {
     const A *gamma, *beta;
     bool by_input;  // the slope comes from z
     bool stream;
-    bool wants_sums;  // sums over dz are needed, and not given
+    bool wants_sums;  // sums over dz are needed and were not given
 
     BackwardContext(const NormBackward& c, const Geometry& geometry)
         : call(c),
@@ -28,13 +28,13 @@ struct BackwardContext {
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }
     double beta_at(int64_t channel) const { return beta ? double(beta[channel]) : 0.0; }
     bool needs_y() const { return storage.has_activation() && !by_input; }
-    // Whether kernels can read a block of x, dy and y where it lies.
+    // Whether kernels can read a block of x, dy and y in place.
     bool inputs_in_place(const Block& b) const {
         return storage.in_place(b, kX) && storage.in_place(b, kDy) && !storage.activates_staged() && !by_input &&
                (!needs_y() || storage.in_place(b, kY));
     }
     int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype) * (needs_y() ? 3 : 2); }
-    // x of a block, if it is wanted or z is made of it, and dz. put_z(x, to) writes the block's z.
+    // dz of a block, and x if it is wanted or needed for z. put_z(x, to) writes the block's z.
     struct Inputs {
         Run<const A> x;
         Gradient<A> dz;
@@ -46,11 +46,11 @@ struct BackwardContext {
         if (!by_input) return {x, storage.read_dz(call.dy, call.y, b, tile)};
         return {x, storage.read_dz_by_input(call.dy, b, tile, [&](A* to) { put_z(x, to); })};
     }
-    // dx does not depend on x where the statistics are constants.
+    // dx does not depend on x if the statistics are constants.
     Run<const A> x_for_dx(const Inputs& in) const { return call.frozen ? Run<const A>{nullptr, 0, 0} : in.x; }
-    // Sets of one element, normalized by their own statistics, come out as beta whatever they are.
+    // A set of one element, normalized by its own statistics, gives beta for any x.
     bool constant_sets() const { return g.set_size() == 1 && !call.statistics_given && !call.frozen; }
-    // The statistics that dx is computed with: 1 / std is 0 where dx is, exactly.
+    // The statistics that dx is computed with: 1 / std is 0 where dx is exactly 0.
     SetStatistics<A> dx_statistics(int64_t set) const {
         SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
         if (constant_sets()) s.rstd = A(s.exact_rstd = 0);
@@ -95,8 +95,8 @@ struct PlaneBackward : BackwardContext<A> {
     double* means;    // [set][2]: mean(g), mean(g * xhat)
     double* totals;   // [group][C][2]
 
-    PlaneBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), crew) {
+    PlaneBackward(const NormBackward& c, const Geometry& geometry, const Workers& workers)
+        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), workers) {
         CallScratch& scratch = my_call_scratch();
         partial = scratch.partial.take<double>(plan.sets() * plan.items * 2);
         means = scratch.centers.take<double>(plan.sets() * 2);
@@ -200,15 +200,15 @@ template <class A>
 struct ColumnBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
     using Base::call, Base::g, Base::storage;
-    const int64_t vectors = this->by_input ? 8 : 6;  // center, rstd, offset, a, b, k and, of z, scale and shift
+    const int64_t vectors = this->by_input ? 8 : 6;  // center, rstd, offset, a, b, k, and the scale and shift of z
     ColumnGrid grid;
     Plan plan;
     double* partial = nullptr;  // [set][chunk][2][C]
     A* coefficients = nullptr;  // [set][vectors][C]
     double* totals;             // [group][2][C]
 
-    ColumnBackward(const NormBackward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, crew) {
+    ColumnBackward(const NormBackward& c, const Geometry& geometry, const Workers& workers)
+        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, workers) {
         CallScratch& scratch = my_call_scratch();
         if (plan.phased) {
             partial = scratch.partial.take<double>(g.N * grid.chunks * 2 * g.C);
@@ -352,7 +352,7 @@ struct RowBackward : BackwardContext<A> {
     void settle_constant(RowStatistics<A>& s, int64_t rows) const {
         for (int64_t i = 0; i < rows && this->constant_sets(); ++i) s.rstd[i] = s.offset[i] = 0;
     }
-    // s: as forward had them
+    // s: the statistics of forward
     Inputs read(const Block& b, const RowStatistics<A>& s, int64_t col) const {
         return Base::read(b, my_tile<A>(), true, [&](Run<const A> x, A* to) {
             storage.kernels.row_apply(b.size(), {x.data, x.stride, 0}, s,
@@ -418,15 +418,16 @@ struct RowBackward : BackwardContext<A> {
             write_block(b, read(b, s, col), s, row_sums, col, total);
         }
     }
-    void run(const Crew& crew) {
+    void run(const Workers& workers) {
         if (!call.dx && !this->wants_parameters()) return;
         if (!grid.is_long()) {
-            crew.each(grid.chunks, [&](int64_t chunk) { short_rows(chunk); });
+            workers.each(grid.chunks, [&](int64_t chunk) { short_rows(chunk); });
         } else {
             if (wants_row_sums()) {
-                crew.each(g.N * grid.segments, [&](int64_t i) { collect_long(i / grid.segments, i % grid.segments); });
+                workers.each(g.N * grid.segments,
+                             [&](int64_t i) { collect_long(i / grid.segments, i % grid.segments); });
             }
-            crew.each(grid.segments, [&](int64_t segment) { apply_long(segment); });
+            workers.each(grid.segments, [&](int64_t segment) { apply_long(segment); });
         }
         if (!this->wants_parameters()) return;
         const int64_t parts = grid.is_long() ? 1 : grid.chunks;
@@ -438,18 +439,18 @@ struct RowBackward : BackwardContext<A> {
 };
 
 template <class A>
-void backward(const NormBackward& call, const Geometry& g, const Crew& crew) {
+void backward(const NormBackward& call, const Geometry& g, const Workers& workers) {
     if (g.family == Family::row) {
-        RowBackward<A>(call, g).run(crew);
+        RowBackward<A>(call, g).run(workers);
         return;
     }
     if (g.family == Family::plane) {
-        PlaneBackward<A> pass(call, g, crew);
-        pass.pipelines() ? run_pipelined(pass.plan, crew, pass) : run(pass.plan, crew, pass);
+        PlaneBackward<A> pass(call, g, workers);
+        pass.pipelines() ? run_pipelined(pass.plan, workers, pass) : run(pass.plan, workers, pass);
         pass.reduce();
     } else {
-        ColumnBackward<A> pass(call, g, crew);
-        run(pass.plan, crew, pass);
+        ColumnBackward<A> pass(call, g, workers);
+        run(pass.plan, workers, pass);
         pass.reduce();
     }
 }
@@ -460,8 +461,8 @@ void norm_backward(const NormBackward& call) {
     const Geometry g(call.shape);
     if (g.elements() == 0) return;
     trim_scratch();
-    const Crew crew(cost::kElement * double(g.elements()), call.threads);
-    call.dtype == DType::f64 ? backward<double>(call, g, crew) : backward<float>(call, g, crew);
+    const Workers workers(cost::kElement * double(g.elements()), call.threads);
+    call.dtype == DType::f64 ? backward<double>(call, g, workers) : backward<float>(call, g, workers);
 }
 
 }  // namespace rg

@@ -29,7 +29,7 @@ struct ForwardContext {
         call.mean[set] = m.mean;
         call.var[set] = m.m2 / count;
     }
-    // Before y is written, which may be in the place of x.
+    // Copies x before y is written, because y may be x itself.
     void keep(const Block& b, Run<const A> x) const {
         if (call.keep) storage.write(call.keep, kKeep, b, x, false, stream);
     }
@@ -52,8 +52,8 @@ struct PlaneForward : ForwardContext<A> {
     Plan plan;
     double *partial, *centers;
 
-    PlaneForward(const NormForward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), crew) {
+    PlaneForward(const NormForward& c, const Geometry& geometry, const Workers& workers)
+        : Base(c, geometry), blocks(geometry), plan(geometry, blocks.items(), this->set_bytes(), workers) {
         CallScratch& scratch = my_call_scratch();
         partial = scratch.partial.take<double>(g.N * g.sets_per_n * items() * 2);
         centers = scratch.centers.take<double>(g.N * g.sets_per_n);
@@ -142,8 +142,8 @@ struct ColumnForward : ForwardContext<A> {
     double* partial = nullptr;  // [set][chunk][2][C]
     A* coefficients = nullptr;  // [set][3][C]: center, scale, shift
 
-    ColumnForward(const NormForward& c, const Geometry& geometry, const Crew& crew)
-        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, crew) {
+    ColumnForward(const NormForward& c, const Geometry& geometry, const Workers& workers)
+        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, workers) {
         if (plan.phased) {
             partial = my_call_scratch().partial.take<double>(g.N * grid.chunks * 2 * g.C);
             coefficients = my_call_scratch().coefficients.take<A>(g.N * 3 * g.C);
@@ -221,16 +221,16 @@ struct ColumnForward : ForwardContext<A> {
             const double column[2] = {sums[c], sums[g.C + c]};
             Moments m;
             accepted = accept<A>(double(center[c]), column, rows, call.eps, m) && accepted;
-            sums[c] /= rows;  // from the center to the mean
+            sums[c] /= rows;  // the mean's distance from the center
             sums[g.C + c] = m.m2;
         }
         if (!accepted) wide(n, sums);  // leaves means, not distances from the center
         const auto mean = [&](int64_t c) { return accepted ? double(center[c]) + sums[c] : sums[c]; };
-        // Between means, without rounding them to their size first.
+        // The difference of two means, without the rounding error of adding the centers first.
         const auto between = [&](int64_t from, int64_t to) {
             return (accepted ? double(center[to]) - double(center[from]) : 0.0) + (sums[to] - sums[from]);
         };
-        // Columns into sets: the squares about the common mean are those about their own plus those of the means.
+        // Combines columns into sets: the variance within the columns plus the variance between their means.
         for (int64_t s = 0; s < g.sets_per_n; ++s) {
             const int64_t first = s * g.K, last = first + g.K;
             Moments m{mean(first), sums[g.C + first]};
@@ -242,7 +242,7 @@ struct ColumnForward : ForwardContext<A> {
                 }
                 distance /= double(g.K);
                 m = {mean(first) + distance, 0};
-                if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would say NaN
+                if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would give NaN
                 for (int64_t c = first; c < last; ++c) {
                     const double d = between(first, c) - distance;
                     m.m2 += sums[g.C + c] + rows * d * d;
@@ -289,7 +289,7 @@ struct ColumnForward : ForwardContext<A> {
     }
 };
 
-// Rows shorter than this cost more to sum beside others than the memory they would hide.
+// For shorter rows, summing beside the writes costs more than the memory latency that it hides.
 constexpr int64_t kLongEnough = 256;
 
 template <class A>
@@ -345,7 +345,7 @@ struct RowForward : ForwardContext<A> {
         return this->stream && g.C >= kLongEnough && applies() && collects() && storage.in_place(b, kX) &&
                storage.in_place(b, kY) && !storage.activates_staged();
     }
-    // The same for large results: a block is written while the next one's sums are collected.
+    // The same for large results: one block is written while the sums of the next are accumulated.
     void pipelined_rows(int64_t chunk) {
         Block previous;
         int64_t previous_row = -1;
@@ -415,21 +415,21 @@ struct RowForward : ForwardContext<A> {
 };
 
 template <class A>
-void forward(const NormForward& call, const Geometry& g, const Crew& crew) {
+void forward(const NormForward& call, const Geometry& g, const Workers& workers) {
     if (g.family == Family::plane) {
-        PlaneForward<A> pass(call, g, crew);
-        pass.pipelines() ? run_pipelined(pass.plan, crew, pass) : run(pass.plan, crew, pass);
+        PlaneForward<A> pass(call, g, workers);
+        pass.pipelines() ? run_pipelined(pass.plan, workers, pass) : run(pass.plan, workers, pass);
     } else if (g.family == Family::column) {
-        ColumnForward<A> pass(call, g, crew);
-        run(pass.plan, crew, pass);
+        ColumnForward<A> pass(call, g, workers);
+        run(pass.plan, workers, pass);
     } else {
         RowForward<A> pass(call, g);
         if (pass.grid.is_long()) {
-            run(Plan(g, pass.grid.segments, pass.set_bytes(), crew), crew, pass);
+            run(Plan(g, pass.grid.segments, pass.set_bytes(), workers), workers, pass);
         } else {
             const bool pipelined = pass.pipelines();
-            crew.each(pass.grid.chunks,
-                      [&](int64_t chunk) { pipelined ? pass.pipelined_rows(chunk) : pass.short_rows(chunk); });
+            workers.each(pass.grid.chunks,
+                         [&](int64_t chunk) { pipelined ? pass.pipelined_rows(chunk) : pass.short_rows(chunk); });
         }
     }
 }
@@ -440,8 +440,8 @@ void norm_forward(const NormForward& call) {
     const Geometry g(call.shape);
     if (g.elements() == 0) return;
     trim_scratch();
-    const Crew crew(cost::kElement * double(g.elements()), call.threads);
-    call.dtype == DType::f64 ? forward<double>(call, g, crew) : forward<float>(call, g, crew);
+    const Workers workers(cost::kElement * double(g.elements()), call.threads);
+    call.dtype == DType::f64 ? forward<double>(call, g, workers) : forward<float>(call, g, workers);
 }
 
 }  // namespace rg

@@ -1,5 +1,5 @@
-// What both normalization drivers share: sizes, scratch, geometry, scheduling, statistics. Everything that decides how
-// sums are cut follows from the shape alone.
+// Shared by both normalization drivers: sizes, scratch, geometry, scheduling, statistics. How sums are cut depends on
+// the shape alone.
 #pragma once
 
 #include <math.h>
@@ -17,12 +17,12 @@ namespace rg {
 
 // ---- sizes, all of them functions of the shape ---------------------------------------------------------------------
 
-constexpr int64_t kColumns = 2048;       // columns of a block of columns; their sums and statistics fill 50 KiB
-constexpr int64_t kChunkRows = 64;       // rows that share one partial sum per column, at the least
-constexpr int64_t kMaxParts = 64;        // partial sums per column, and groups of samples, at the most
-constexpr int64_t kCenterRows = 32;      // rows of columns whose mean is what moments are taken about
-constexpr int64_t kCenterElements = 64;  // likewise elements of planes and long rows
-constexpr int64_t kRowGroup = 8;         // short rows handled together
+constexpr int64_t kColumns = 2048;       // columns per block of columns; their sums and statistics take 50 KiB
+constexpr int64_t kChunkRows = 64;       // minimum number of rows per partial sum of a column
+constexpr int64_t kMaxParts = 64;        // maximum number of partial sums per column, and of groups of samples
+constexpr int64_t kCenterRows = 32;      // for columns: moments are taken about the mean of this many rows
+constexpr int64_t kCenterElements = 64;  // for planes and long rows: of this many elements
+constexpr int64_t kRowGroup = 8;         // short rows processed together
 
 // ---- scratch -------------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ struct Geometry {
         C = c.extent();
         R = r.extent();
         sets_per_n = C / std::max<int64_t>(1, K);
-        sort_by_stride(r, kX);  // the order inside a set is free
+        sort_by_stride(r, kX);  // the order of elements within a set does not matter
         simplify(n);
         simplify(c);
         simplify(r);
@@ -83,7 +83,7 @@ struct Geometry {
 // Blocks of whole columns: items are (chunk of rows, block of columns).
 struct ColumnGrid {
     const Geometry& g;
-    int64_t inner_rows, row_lists;  // rows along the last R axis, and how often they come
+    int64_t inner_rows, row_lists;  // rows along the last R axis, and the number of such runs of rows
     int64_t chunk_rows, chunks_per_list, chunks, col_blocks, cols_per_block;
 
     explicit ColumnGrid(const Geometry& geometry) : g(geometry) {
@@ -187,15 +187,15 @@ struct RowGrid {
 // ---- scheduling ----------------------------------------------------------------------------------------------------
 
 // A pass over statistics sets: begin(set), collect(set, item) for every item, finish(set), apply(set, item) for every
-// item. Sets are (n, s); samples come in groups so that sums over n need one partial result per group only.
+// item. Sets are (n, s); samples are grouped so that sums over n need only one partial sum per group.
 struct Plan {
     int64_t N, sets_per_n, items, group_size, groups;
-    bool phased;    // too few sets for the team: all sets go through each step together
+    bool phased;    // too few sets to keep all threads busy: each step runs over all sets in parallel
     bool resident;  // a set stays in cache from collect to apply
     int64_t set_bytes;
 
-    // bytes_per_set: what collect and apply read of a set
-    Plan(const Geometry& g, int64_t items_per_set, int64_t bytes_per_set, const Crew& crew)
+    // bytes_per_set: the bytes of a set that collect and apply read
+    Plan(const Geometry& g, int64_t items_per_set, int64_t bytes_per_set, const Workers& workers)
         : N(g.N),
           sets_per_n(g.family == Family::column ? 1 : g.sets_per_n),
           items(items_per_set),
@@ -203,7 +203,7 @@ struct Plan {
         group_size = ceil_div(N, kMaxParts);
         groups = ceil_div(N, group_size);
         resident = set_bytes <= cache_bytes();
-        phased = crew.threads() > 1 && items > 1 && group_size == 1 && N * sets_per_n < 2 * crew.threads();
+        phased = workers.threads() > 1 && items > 1 && group_size == 1 && N * sets_per_n < 2 * workers.threads();
     }
     int64_t sets() const { return N * sets_per_n; }
     // The sets of one group of samples at one place, i = group * sets_per_n + place.
@@ -212,7 +212,7 @@ struct Plan {
         const int64_t first = quotient(i, sets_per_n) * group_size, place = remainder(i, sets_per_n);
         for (int64_t n = first; n < std::min(first + group_size, N); ++n) body(n * sets_per_n + place);
     }
-    // Results that leave the cache, enough sets for everybody, and room for two of them and what is on its way.
+    // Results too large for the cache, enough sets for all threads, and room in cache for two sets and prefetched data.
     bool pipelines(bool stream) const { return stream && !phased && 3 * set_bytes <= cache_bytes(); }
 };
 
@@ -235,26 +235,26 @@ struct PlaneBlocks {
         grid.place(remainder(item, grid.blocks), b);
         return b;
     }
-    // From a block to the set's next one: a channel's runs lie far apart, where the hardware does not look ahead.
+    // The distance to the set's next block: a channel's runs are far apart, and the hardware prefetcher misses them.
     int64_t ahead(int64_t set, int64_t item, const Block& b) const {
         return item + 1 < items() ? block(set, item + 1).offset.at[kX] - b.offset.at[kX] : 0;
     }
 };
 
 template <class Pass>
-void run(const Plan& plan, const Crew& crew, Pass& pass) {
+void run(const Plan& plan, const Workers& workers, Pass& pass) {
     if (plan.phased) {
         const auto all = [&](auto step) {
-            crew.each(plan.sets() * plan.items, [&](int64_t i) { step(i / plan.items, i % plan.items); });
+            workers.each(plan.sets() * plan.items, [&](int64_t i) { step(i / plan.items, i % plan.items); });
         };
-        crew.each(plan.sets(), [&](int64_t set) { pass.begin(set); });
+        workers.each(plan.sets(), [&](int64_t set) { pass.begin(set); });
         if (pass.collects()) all([&](int64_t set, int64_t item) { pass.collect(set, item); });
-        crew.each(plan.sets(), [&](int64_t set) { pass.finish(set); });
-        // In the same order, so that members meet again what they have read.
+        workers.each(plan.sets(), [&](int64_t set) { pass.finish(set); });
+        // In the same order, so that each thread gets the data that it has in cache.
         if (pass.applies()) all([&](int64_t set, int64_t item) { pass.apply(set, item); });
         return;
     }
-    crew.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
+    workers.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
             plan.for_sets(i, [&](int64_t set) {
                 pass.begin(set);
@@ -269,10 +269,10 @@ void run(const Plan& plan, const Crew& crew, Pass& pass) {
     });
 }
 
-// The same for large results: one set is written while the next one's sums are collected, in one sweep.
+// The same for large results: one set is written while the sums of the next are accumulated, in one pass over memory.
 template <class Pass>
-void run_pipelined(const Plan& plan, const Crew& crew, Pass& pass) {
-    crew.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
+void run_pipelined(const Plan& plan, const Workers& workers, Pass& pass) {
+    workers.ranges(plan.groups * plan.sets_per_n, [&](int64_t first, int64_t last) {
         int64_t previous = -1;
         for (int64_t i = first; i < last; ++i) {
             plan.for_sets(i, [&](int64_t set) {
@@ -294,27 +294,29 @@ struct Moments {
     double mean, m2;
 };
 
-// From sums about a center. Accepted unless the center was so far off that squares cancel (the error of m2 grows with
-// 1 + distance^2 / var, here at most 5), or float's range was left: then the caller sums again in doubles.
+// Computes moments from sums about a center. Returns false if the center was so far from the mean that squares cancel
+// (the error of m2 grows with 1 + distance^2 / var, which must be at most 5), or if the squares left float's range. The
+// caller then sums again in double.
 template <class A>
 bool accept(double center, const double* sums, double count, double eps, Moments& out) {
     const double share = 1 / count, shift = sums[0] * share, m2 = sums[1] - sums[0] * shift;
     out = {center + shift, m2 < 0 ? 0 : m2};
     if (!(sums[0] * shift <= 4 * m2)) return false;
     if (sizeof(A) == sizeof(double)) return true;
-    // A lost square is below 1e-38: nothing beside any usual eps.
+    // A square lost to underflow is below 1e-38: negligible beside any usual eps.
     return m2 < 1e36 && (eps > 1e-25 || m2 > count * 1e-30);
 }
 
 // The second of two wide passes, about the first one's mean.
 inline Moments wide_moments(double center, const double* sums, double count) {
-    // Infinite or missing data: the mean says which, and the variance is undefined (inf - inf).
+    // Infinite or NaN data: the mean says which, and the variance is undefined (inf - inf).
     if (center - center != 0) return {center, std::numeric_limits<double>::quiet_NaN()};
     const double m2 = sums[1] - sums[0] * sums[0] / count;
     return {center + sums[0] / count, m2 < 0 ? 0 : m2};
 }
 
-// Two wide passes over a set: sum(center, sums) adds all of it, about 0 for the mean and then about the mean.
+// Two wide passes over a set. sum(center, sums) accumulates moments of the whole set: first about 0 for the mean, then
+// about the mean.
 template <class Sum>
 Moments sum_wide(double count, const Sum& sum) {
     double sums[2] = {};
@@ -327,7 +329,7 @@ Moments sum_wide(double count, const Sum& sum) {
 
 template <class A>
 struct SetStatistics : Standardization<A> {
-    double exact_rstd, exact_offset;  // for what is computed from them, so that it is rounded once
+    double exact_rstd, exact_offset;  // in double, so that values derived from them are rounded only once
     SetStatistics(double mean, double var, double eps) {
         this->center = A(mean);
         exact_rstd = 1 / sqrt(var + eps);
@@ -337,7 +339,7 @@ struct SetStatistics : Standardization<A> {
     }
 };
 
-// A channel's z, in forward and, to the same bits, in backward.
+// The coefficients of a channel's z. Backward recomputes z with the same bits as forward.
 template <class A>
 Affine<A> affine(const SetStatistics<A>& s, double gamma, double beta) {
     return {s.center, A(gamma * s.exact_rstd), A(beta + gamma * s.exact_offset)};

@@ -1,5 +1,5 @@
-// Normalization drivers: cut a problem into blocks by its shape alone, hand the blocks to the team, and add partial
-// sums in a fixed order, so that the bits do not depend on the number of threads.
+// Normalization drivers: cut a problem into blocks by its shape alone, hand the blocks to the thread pool, and add
+// partial sums in a fixed order, so that the bits do not depend on the number of threads.
 #pragma once
 
 #include "../base/shape.h"
@@ -20,8 +20,8 @@ struct NormForward {
     int threads = 1;
     double* mean = nullptr;  // read if given, else written
     double* var = nullptr;   // likewise; the biased variance
-    void* y = nullptr;       // null: statistics only. It may be exactly in the place of x
-    void* keep = nullptr;    // not null: x is copied there, every element by who makes its y
+    void* y = nullptr;       // null: statistics only. May be x itself
+    void* keep = nullptr;    // null: no copy of x. Each element is copied by the thread that computes its y
 };
 
 struct NormBackward {
@@ -30,17 +30,17 @@ struct NormBackward {
     Activation activation;
     double eps = 0;
     const void* x = nullptr;
-    const void* y = nullptr;  // only read under an activation whose slope comes from it
+    const void* y = nullptr;  // only read for an activation whose slope is computed from it
     const void* dy = nullptr;
     const void* gamma = nullptr;
     const void* beta = nullptr;     // only read if slope_from_input
-    bool slope_from_input = false;  // the activation's slope comes from z, which is computed again
+    bool slope_from_input = false;  // the activation's slope comes from z, which is recomputed
     const double* mean = nullptr;
     const double* var = nullptr;
     bool statistics_given = false;  // as in forward: they need not be those of x
     bool frozen = false;            // the statistics are constants
     bool accumulate = false;        // add to dx, dgamma, dbeta
-    // Sums over all of a set's data that the caller knows already, with their count; N = 1 and K = 1 only.
+    // Sums over all data of a set, if the caller already has them, with their count; N = 1 and K = 1 only.
     const double* given_sum_dz = nullptr;
     const double* given_sum_dz_xhat = nullptr;
     double given_count = 0;
@@ -53,7 +53,7 @@ struct NormBackward {
     double* sum_dz_xhat = nullptr;  // dgamma likewise
 };
 
-// A problem without elements has nothing to compute: nothing is written.
+// A problem without elements writes nothing.
 void norm_forward(const NormForward& call);
 void norm_backward(const NormBackward& call);
 

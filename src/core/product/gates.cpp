@@ -7,7 +7,7 @@
 namespace rg {
 namespace {
 
-// How a result of rows x panels is cut into pieces: `row_step` by `panel_step`, about `wanted` pieces if there is work.
+// How a result of rows x panels is cut into about `wanted` pieces of `row_step` by `panel_step`.
 struct Cut {
     int64_t row_step, panel_step, row_pieces, panel_pieces;
     int64_t pieces() const { return row_pieces * panel_pieces; }
@@ -23,7 +23,7 @@ Cut cut(int64_t rows, int64_t panels, int64_t panel_step, int64_t least_rows, in
     return c;
 }
 
-// So many panels or a few more: as many as products of so many rows take at a time, or a multiple.
+// Rounds up to a multiple of the panels that a product of so many rows takes at a time.
 template <class A>
 int64_t whole_tiles(const ProductKernels<A>& kernels, int64_t panels, int64_t rows) {
     const int64_t wide = kernels.panels_at_once(rows);
@@ -31,14 +31,14 @@ int64_t whole_tiles(const ProductKernels<A>& kernels, int64_t panels, int64_t ro
 }
 
 template <class Body>
-void run_pieces(const Cut& c, const Crew& crew, const Body& body) {
-    crew.each(c.pieces(),
-              [&](int64_t piece) { body(piece % c.row_pieces * c.row_step, piece / c.row_pieces * c.panel_step); });
+void run_pieces(const Cut& c, const Workers& workers, const Body& body) {
+    workers.each(c.pieces(),
+                 [&](int64_t piece) { body(piece % c.row_pieces * c.row_step, piece / c.row_pieces * c.panel_step); });
 }
 
-int64_t pieces_wanted(const Crew& crew) { return crew.threads() == 1 ? 1 : 8 * crew.threads(); }
+int64_t pieces_wanted(const Workers& workers) { return workers.threads() == 1 ? 1 : 8 * workers.threads(); }
 
-// One block of units of one gate as kPanel rows of the operand of dz * w; units that are not there are 0.
+// Packs one block of units of one gate as kPanel rows of the operand of dz * w; units beyond the last are 0.
 template <class A>
 void pack_gate_rows(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int gate, int64_t block,
                     int64_t units, int64_t column, int64_t columns, A* panel) {
@@ -51,7 +51,7 @@ void pack_gate_rows(const ProductKernels<A>& kernels, const GateMatrix<const A>&
     std::fill(panel + there * kPanel<A>, panel + kPanel<A> * kPanel<A>, A(0));
 }
 
-// One block of units of all gates as panels of the operand of a * w'; a gate that is not there is 0.
+// Packs one block of units of all gates as panels of the operand of a * w'; an absent gate is 0.
 template <class A>
 void pack_block_columns(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t block, int64_t units,
                         int64_t depth, A* panels) {
@@ -66,14 +66,14 @@ void pack_block_columns(const ProductKernels<A>& kernels, const GateMatrix<const
     }
 }
 
-// Some rows in panels: where they lie, if they do, or packed.
+// A range of rows in panels: in place if they already are, else packed.
 template <class A>
 StateArray<const A> as_panels(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t row, int64_t rows,
                               int64_t columns) {
-    // A caller's rows may end with the last column; ours are filled up.
+    // A caller's rows may end with the last column; internal arrays are padded.
     const bool in_place = u.row == kPanel<A> && (u.panel != kPanel<A> || columns % kPanel<A> == 0);
     if (in_place) return {u.data + row * u.row, u.row, u.panel};
-    const int64_t panel = (rows + 1) * kPanel<A>;  // one more: so that they do not meet in the same places of a cache
+    const int64_t panel = (rows + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
     A* packed = row_scratch().take<A>(ceil_div(columns, kPanel<A>) * panel);
     for (int64_t column = 0; column < columns; column += kPanel<A>) {
         kernels.pack_rows(u.data + row * u.row + column / kPanel<A> * u.panel, u.row, 1,
@@ -91,12 +91,12 @@ void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int
     const int64_t blocks = ceil_div(units, kPanel<A>), gates_row = 4 * blocks * kPanel<A>;
     const int64_t block_elements = 4 * kPanel<A> * std::max<int64_t>(inputs, 1);
     const double flops = 2.0 * double(rows) * double(gates_row) * double(inputs);
-    const Crew crew(cost::kFlop * flops, threads);
-    const int64_t wanted = pieces_wanted(crew);
+    const Workers workers(cost::kFlop * flops, threads);
+    const int64_t wanted = pieces_wanted(workers);
     const int64_t most = std::max<int64_t>(1, cached_elements<A>() / block_elements);
     const Cut pieces = cut(rows, blocks, std::min(most, ceil_div(blocks, wanted)), 256, wanted);
     const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / std::max<int64_t>(inputs, 1));
-    run_pieces(pieces, crew, [&](int64_t first_row, int64_t first_block) {
+    run_pieces(pieces, workers, [&](int64_t first_row, int64_t first_block) {
         const int64_t last_row = std::min(rows, first_row + pieces.row_step);
         const int64_t count = std::min(pieces.panel_step, blocks - first_block);
         A* panels = panel_scratch().take<A>(count * block_elements);
@@ -126,24 +126,24 @@ void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int
 
 template <class A>
 void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
-                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, Buffer& room,
-                    int threads) {
+                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row,
+                    Buffer& buffer, int threads) {
     if (rows == 0 || inputs == 0) return;
     const int64_t blocks = ceil_div(units, kPanel<A>), dz_row = 4 * blocks * kPanel<A>;
     const int64_t run = std::min(kGateRun, dz_row);
     const double flops = 2.0 * double(rows) * double(dz_row) * double(inputs);
-    const Crew crew(cost::kFlop * flops, threads);
-    const int64_t wanted = pieces_wanted(crew), panels = ceil_div(inputs, kPanel<A>);
+    const Workers workers(cost::kFlop * flops, threads);
+    const int64_t wanted = pieces_wanted(workers), panels = ceil_div(inputs, kPanel<A>);
     const int64_t most = cached_elements<A>() / (run * kPanel<A>);
-    // Rows apart first: dz is the larger operand, and so each of its rows is read by one piece only.
+    // Split rows first: dz is the larger operand, and this way only one piece reads each of its rows.
     const int64_t row_pieces = std::min(wanted, ceil_div(rows, 256));
     const Cut pieces = cut(
         rows, panels, whole_tiles(kernels, std::min(most, ceil_div(panels * row_pieces, wanted)), rows), 64, wanted);
     const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / run);
-    const int64_t panel = (dz_row + 1) * kPanel<A>;  // one more: so that they do not meet in the same places of a cache
-    A* packed = room.take<A>(panels * panel);
+    const int64_t panel = (dz_row + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
+    A* packed = buffer.take<A>(panels * panel);
     pack_backward(kernels, w, units, inputs, packed, panel, threads);
-    run_pieces(pieces, crew, [&](int64_t first_row, int64_t first_panel) {
+    run_pieces(pieces, workers, [&](int64_t first_row, int64_t first_panel) {
         const int64_t last_row = std::min(rows, first_row + pieces.row_step);
         const int64_t first_col = first_panel * kPanel<A>;
         for (int64_t gate = 0; gate < dz_row; gate += run) {
@@ -176,21 +176,21 @@ void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_p
     const int64_t blocks = ceil_div(units, kPanel<A>), panels = ceil_div(inputs, kPanel<A>);
     const int64_t run = std::max<int64_t>(1, std::min(kRowRun, rows));
     const double flops = 8.0 * double(rows) * double(blocks * kPanel<A>) * double(inputs);
-    // A piece packs its columns of u once for all of its blocks of units: wide ones first, blocks apart second. Columns
-    // are cut only where blocks alone would leave less than half of the pieces.
+    // A piece packs its columns of u once for all of its blocks of units, so pieces should be wide. Blocks of units are
+    // split first; columns only if blocks alone would give less than half of the wanted pieces.
     const int64_t most = std::max<int64_t>(1, 2 * cached_elements<A>() / (run * kPanel<A>));
-    const Crew crew(cost::kFlop * flops, threads);
-    const int64_t wanted = pieces_wanted(crew), wide = ceil_div(panels, most);
+    const Workers workers(cost::kFlop * flops, threads);
+    const int64_t wanted = pieces_wanted(workers), wide = ceil_div(panels, most);
     const Cut pieces =
         cut(blocks, panels,
             whole_tiles(kernels, ceil_div(panels, std::max(wide, ceil_div(wanted, 2 * blocks))), kPanel<A>), 1, wanted);
-    run_pieces(pieces, crew, [&](int64_t first_block, int64_t first_panel) {
+    run_pieces(pieces, workers, [&](int64_t first_block, int64_t first_panel) {
         const int64_t last_block = std::min(blocks, first_block + pieces.row_step);
         const int64_t first_col = first_panel * kPanel<A>;
         const int64_t cols = std::min(pieces.panel_step * kPanel<A>, inputs - first_col);
         StateArray<const A> columns = u;
         columns.data += first_panel * u.panel;
-        for (int64_t row = 0; row == 0 || row < rows; row += run) {  // once without rows too: 0 must be written
+        for (int64_t row = 0; row == 0 || row < rows; row += run) {  // runs once even without rows: 0 must be written
             const int64_t depth = std::min(run, rows - row);
             const StateArray<const A> panels_of_u = as_panels(kernels, columns, row, depth, cols);
             for (int64_t block = first_block; block < last_block; ++block) {
@@ -222,7 +222,7 @@ template <class A>
 void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* indices, int64_t count,
                   A* sums, int64_t sums_panel, int threads) {
     const double work = double(panels) * double(rows + count) * double(kPanel<A>);
-    Crew(cost::kFlop * work, threads).each(panels, [&](int64_t panel) {
+    Workers(cost::kFlop * work, threads).each(panels, [&](int64_t panel) {
         const A* from = dz + panel * dz_panel;
         A* const to = sums + panel * sums_panel;
         std::fill(to, to + count * kPanel<A>, A(0));
@@ -237,8 +237,8 @@ template <class A>
 void pack_forward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth,
                   A* panels, int threads) {
     const int64_t blocks = ceil_div(units, kPanel<A>), panel = depth * kPanel<A>;
-    const double work = 32.0 * double(blocks) * double(panel);  // about as long as so many operations
-    Crew(cost::kFlop * work, threads).each(blocks, [&](int64_t block) {
+    const double work = 32.0 * double(blocks) * double(panel);  // the equivalent number of flops
+    Workers(cost::kFlop * work, threads).each(blocks, [&](int64_t block) {
         pack_block_columns(kernels, w, block, units, depth, panels + 4 * block * panel);
     });
 }
@@ -249,7 +249,7 @@ void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& 
     const int64_t blocks = ceil_div(units, kPanel<A>);
     const int64_t column_blocks = ceil_div(columns, kPanel<A>);
     const double work = 8.0 * double(column_blocks) * double(panel);
-    Crew(cost::kFlop * work, threads).each(column_blocks, [&](int64_t c) {
+    Workers(cost::kFlop * work, threads).each(column_blocks, [&](int64_t c) {
         const int64_t column = c * kPanel<A>;
         for (int64_t j = 0; j < 4 * blocks; ++j) {
             pack_gate_rows(kernels, w, int(j % 4), j / 4, units, column, std::min(kPanel<A>, columns - column),

@@ -1,6 +1,6 @@
-// The large products of an LSTM, over all time steps at once: cut into pieces for the team. An operand that one piece
-// needs is packed by its thread, one that many need is packed once for all. Rows are samples of steps; gates are rows
-// of gates, dz is in panels (kernels.h).
+// The large products of an LSTM, over all time steps at once, cut into pieces for the thread pool. An operand that only
+// one piece needs is packed by its thread; one that many pieces need is packed once. Rows are (step, sample) pairs;
+// gates are in rows, dz is in panels (kernels.h).
 #pragma once
 
 #include "../base/scratch.h"
@@ -8,7 +8,7 @@
 
 namespace rg {
 
-// A parameter of the four gates i f g o in the caller's own memory, [H][columns] each. Null: that gate has none.
+// A parameter of the four gates i f g o in the caller's memory, [H][columns] each. Null: that gate has none.
 // Strides in elements; a vector has no columns.
 template <class A>
 struct GateMatrix {
@@ -17,8 +17,8 @@ struct GateMatrix {
     bool empty() const { return !gate[0] && !gate[1] && !gate[2] && !gate[3]; }
 };
 
-// Sums over the inputs of a gate's gradients, and over rows, are added up in runs of so many terms: fixed numbers,
-// because bits depend on them.
+// Sums over gate gradients and over rows are accumulated in runs of this many terms: constants, because the bits of the
+// results depend on them.
 constexpr int64_t kGateRun = 1024, kRowRun = 256;
 
 // gates[rows][4 blocks] = u[rows][inputs] * w' + bias, where bias is a row of gates. u in rows or in panels.
@@ -26,19 +26,19 @@ template <class A>
 void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs,
              int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, int threads);
 
-// du[rows][inputs] (+)= dz * w, which is packed in `room`
+// du[rows][inputs] (+)= dz * w, with w packed in `buffer`
 template <class A>
 void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
-                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row, Buffer& room,
-                    int threads);
+                    int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row,
+                    Buffer& buffer, int threads);
 
-// dw[units][inputs] (+)= dz' * u, for the gates that dw has. dw's columns are neighbours.
+// dw[units][inputs] (+)= dz' * u, for the gates that dw has. The rows of dw are contiguous.
 template <class A>
 void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
                      const StateArray<const A>& u, int64_t inputs, bool accumulate, const GateMatrix<A>& dw,
                      int threads);
 
-// sums[panels][count][kPanel]: what dz has in rows of each number, added in the order of rows.
+// sums[panels][count][kPanel]: the sum of the rows of dz with each index, accumulated in the order of rows.
 template <class A>
 void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* indices, int64_t count,
                   A* sums, int64_t sums_panel, int threads);

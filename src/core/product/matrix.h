@@ -1,4 +1,4 @@
-// A general product of matrices in any strides, in pieces that threads can share.
+// A general product of matrices with any strides, in pieces that threads can share.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ struct Matrix {
     Matrix transposed() const { return {data, col_stride, row_stride}; }
 };
 
-// c[rows][cols] (+)= a[rows][depth] * b[depth][cols] + bias[cols], cut into pieces that can be computed in any order:
-// bits depend on the runs of the depth alone.
+// c[rows][cols] (+)= a[rows][depth] * b[depth][cols] + bias[cols], cut into pieces that can be computed in any order.
+// The bits of the result depend only on how the depth is cut into runs.
 template <class A>
 class MatrixProduct {
 public:
@@ -35,7 +35,7 @@ public:
           bias_(bias),
           accumulate_(accumulate),
           c_(c) {
-        if (c_.col_stride != 1) {  // then its rows are neighbours, and so they are columns
+        if (c_.col_stride != 1) {  // then its columns are contiguous: compute the transpose
             std::swap(rows_, cols_);
             std::swap(a_, b_);
             a_ = a_.transposed();
@@ -46,7 +46,7 @@ public:
 
     double flops() const { return 2.0 * double(rows_) * double(cols_) * double(std::max<int64_t>(depth_, 1)); }
 
-    // Cuts the result into about `wanted` pieces, and says how many there are.
+    // Cuts the result into about `wanted` pieces; returns their number.
     int64_t cut(const ProductKernels<A>& kernels, int64_t wanted) {
         if (rows_ == 0 || cols_ == 0) return 0;
         // Both operands are packed again for every piece, so pieces should be large in both directions.
@@ -67,12 +67,12 @@ public:
     void run(const ProductKernels<A>& kernels, int64_t piece) const {
         const int64_t row = piece / across_ * row_step_, col = piece % across_ * col_step_;
         const int64_t rows = std::min(row_step_, rows_ - row), cols = std::min(col_step_, cols_ - col);
-        // Rows are read as they lie if few columns meet them: packing would not pay.
+        // With few columns, rows are read in place: packing would not pay.
         const bool in_place = a_.col_stride == 1 && cols <= 4 * kPanel<A>;
         const int64_t near_rows = in_place ? rows : std::min(rows, kNearRows);
         A* panels = panel_scratch().take<A>(ceil_div(cols, kPanel<A>) * kPanel<A> * longest_);
         A* packed = row_scratch().take<A>(in_place ? 1 : packed_elements(near_rows));
-        for (int64_t k = 0; k == 0 || k < depth_; k += run_) {  // once without a depth too: 0 must be written
+        for (int64_t k = 0; k == 0 || k < depth_; k += run_) {  // runs once even if the depth is 0: 0 must be written
             Product<A> p = {};
             p.depth = std::min(run_, depth_ - k);
             p.cols = cols;
@@ -101,7 +101,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kNearRows = 112;  // whole tiles of 14 and whole blocks of 16, few enough to stay near
+    static constexpr int64_t kNearRows = 112;  // whole tiles of 14 and whole blocks of 16, few enough to stay in cache
 
     int64_t packed_elements(int64_t rows) const {
         if (a_.col_stride != 1) return ceil_div(rows, kPanel<A>) * kPanel<A> * longest_;
@@ -119,10 +119,9 @@ private:
             }
         }
     }
-    // [group of depth][row][kPanel]; one row more from group to group, so that they do not meet in the same places of
-    // a cache.
+    // [group of depth][row][kPanel], with one row of padding per group to avoid cache-set conflicts.
     void pack_as_rows(const ProductKernels<A>& kernels, const A* from, int64_t rows, int64_t depth, A* packed) const {
-        constexpr int64_t kFew = 16;  // rows at a time: all of their lines stay near, whatever their distance
+        constexpr int64_t kFew = 16;  // rows at a time: their lines stay in cache whatever the row stride
         for (int64_t r = 0; r < rows; r += kFew) {
             for (int64_t k = 0; k < depth; k += kPanel<A>) {
                 kernels.pack_rows(from + r * a_.row_stride + k, a_.row_stride, 1, std::min(kPanel<A>, depth - k),
@@ -130,8 +129,8 @@ private:
             }
         }
     }
-    // Columns of a lie together: blocks of kPanel rows of the result, [block][depth][kPanel]. The panels of a
-    // tile stay near while all blocks go past them.
+    // For an `a` with contiguous columns: packs blocks of kPanel rows, [block][depth][kPanel]. The panels of a tile
+    // stay in cache while all blocks are multiplied by them.
     void multiply_columns(const ProductKernels<A>& kernels, const A* from, const Product<A>& whole, A* packed) const {
         const int64_t block = whole.depth * kPanel<A>, wide = kernels.panels_at_once(kPanel<A>) * kPanel<A>;
         for (int64_t r = 0; r < whole.rows; r += kPanel<A>) {

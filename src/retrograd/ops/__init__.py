@@ -1,1 +1,1 @@
-"""The functions: arguments in, engine called, named results out."""
+"""The public functions: check the arguments, call the engine, return named results."""

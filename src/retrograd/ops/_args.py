@@ -1,7 +1,7 @@
-"""Arguments: what is accepted, what is refused and why. The only place that may copy, and the only one that complains.
+"""Check and convert arguments. Copies are made here, and errors about arguments are raised here.
 
-Checks that depend on shapes and options alone are made once per combination (:func:`norm_problem` is memoised); what is
-left for every call is comparing tuples.
+Checks that depend only on shapes and options run once per combination (:func:`norm_problem` is memoised). Each later
+call only compares tuples.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ NormKind: TypeAlias = Literal["batch_norm", "instance_norm", "layer_norm", "grou
 _FLOAT32: Final = np.dtype(np.float32)
 _FLOAT64: Final = np.dtype(np.float64)
 _INT64: Final = np.dtype(np.int64)
-# The engine's numbers for data types; bfloat16 is known by its name, so that ml_dtypes need not be imported.
+# The engine's dtype codes. bfloat16 is recognised by name, so that ml_dtypes need not be imported.
 _DTYPE_CODES: Final = {_FLOAT32: 0, _FLOAT64: 1, np.dtype(np.float16): 2}
 _BFLOAT16_CODE: Final = 3
-# Parameters that data are compared with, and that must be rounded as the data are.
+# Activation parameters that are compared with the data, so they must be rounded to the data's dtype.
 _BOUND_PARAMETERS: Final = {"clamp": ("alpha", "beta"), "clamped_leaky_relu": ("beta",), "threshold": ("beta",)}
 
 
@@ -50,8 +50,8 @@ class NormProblem(NamedTuple):
     set_size: int  # elements of a statistics set
     eps: float
     activation: Activation
-    needs_y: bool  # backward finds the activation's slope from the output
-    needs_beta: bool  # or from the input, which it makes again
+    needs_y: bool  # backward computes the activation's slope from the output
+    needs_beta: bool  # or from the input, which it recomputes
 
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.dtype} {self.shape}>"
@@ -117,10 +117,10 @@ def as_count(name: str, value: int, least: int = 1) -> int:
 
 
 def as_seed(seed: int) -> int:
-    number = as_count("seed", seed, least=0)
-    if number >= 1 << 64:
-        raise ValueError(f"seed is {number}, must be below 2**64")
-    return number
+    value = as_count("seed", seed, least=0)
+    if value >= 1 << 64:
+        raise ValueError(f"seed is {value}, must be below 2**64")
+    return value
 
 
 def norm_problem(
@@ -133,14 +133,14 @@ def norm_problem(
     activation: str | Activation | None,
     slope_from: str,
 ) -> NormProblem:
-    """`axis` is the channel axis, or the first normalized axis of a layer norm."""
+    """Return the checked problem. `axis` is the channel axis, or the first normalized axis of a layer norm."""
     try:
         return _norm_problem(kind, shape, dtype, axis, num_groups, eps, activation, slope_from)
-    except TypeError:  # an unhashable argument, or a wrong type found inside: say which
+    except TypeError:  # an unhashable argument, or a type error from the checks: run them again without the memo
         return _norm_problem.__wrapped__(kind, shape, dtype, axis, num_groups, eps, activation, slope_from)
 
 
-@lru_cache(maxsize=512, typed=True)  # 1.0 is not the axis 1
+@lru_cache(maxsize=512, typed=True)  # typed: 1.0 is not a valid axis, but equals 1
 def _norm_problem(
     kind: NormKind,
     shape: tuple[int, ...],
@@ -192,7 +192,7 @@ def _norm_problem(
     arithmetic = _FLOAT64 if dtype == _FLOAT64 else _FLOAT32
     engine = None
     if math.prod(shape):
-        # The input has the arithmetic's type, the output the data's.
+        # The activation's input has the arithmetic dtype, its output the data's dtype.
         alpha, beta = rounded_parameters(fused, arithmetic if from_input else dtype)
         engine = _core.NormProblem(
             list(shape), roles, channels_per_set, code, epsilon, fused.code, alpha, beta, from_input
@@ -222,7 +222,7 @@ def _as_groups(num_groups: int, channels: int) -> int:
 
 
 def rounded_parameters(activation: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
-    """alpha and beta as the engine gets them; `dtype` is that of the data they are compared with."""
+    """Return alpha and beta as the engine takes them. `dtype` is the dtype of the data they are compared with."""
     values = {"alpha": activation.alpha, "beta": activation.beta}
     for name in _BOUND_PARAMETERS.get(activation.name, ()):
         values[name] = float(np.array(values[name]).astype(dtype))
@@ -230,7 +230,7 @@ def rounded_parameters(activation: Activation, dtype: np.dtype[Any]) -> tuple[fl
 
 
 def as_array(name: str, value: object) -> Array:
-    """A plain ndarray over the caller's own memory where there is one."""
+    """Convert to a plain ndarray, without a copy where possible."""
     if type(value) is np.ndarray:
         return value
     check_not_masked(name, value)
@@ -241,7 +241,7 @@ def as_array(name: str, value: object) -> Array:
 
 
 def check_not_masked(name: str, value: object) -> None:
-    masked = sys.modules.get("numpy.ma")  # not imported: nobody has made a masked array
+    masked = sys.modules.get("numpy.ma")  # if not imported, no masked array can exist
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise TypeError(
             f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(value) or {name}.data"
@@ -255,13 +255,13 @@ def check_aligned(name: str, array: Array) -> None:
     steps = (step for extent, step in zip(array.shape, array.strides, strict=True) if extent > 1)
     if not array.flags.aligned or any(step % size for step in steps):
         raise ValueError(
-            f"{name} is not aligned: its elements of {size} bytes do not lie at multiples of {size} "
+            f"{name} is not aligned: its elements of {size} bytes are not at multiples of {size} "
             f"(strides {array.strides}); copy it first"
         )
 
 
 def as_parameter(problem: NormProblem, name: str, value: object) -> Array:
-    """gamma or beta: of the normalized shape and the arithmetic's type. A strided one is copied: it is small."""
+    """Check gamma or beta: the normalized shape, the arithmetic dtype. A strided array is copied; it is small."""
     array = as_array(name, value)
     if array.shape != problem.parameter_shape:
         raise ValueError(
@@ -272,7 +272,7 @@ def as_parameter(problem: NormProblem, name: str, value: object) -> Array:
 
 
 def as_set_values(problem: NormProblem, name: str, value: object) -> Statistics:
-    """One real number per statistics set, of any type, as float64."""
+    """Convert one real value per statistics set, of any dtype, to float64."""
     array = as_array(name, value)
     if array.shape != problem.statistics_shape:
         raise ValueError(
@@ -285,10 +285,10 @@ def as_set_values(problem: NormProblem, name: str, value: object) -> Statistics:
 
 
 def as_statistics(problem: NormProblem, mean: object, var: object) -> Statistics:
-    """mean and var as the caller knows them, as the engine wants them."""
+    """Pack the caller's mean and var into the engine's one array."""
     if mean is None or var is None:
         missing = "mean" if mean is None else "var"
-        raise ValueError(f"{missing} is missing: mean and var come together")
+        raise ValueError(f"{missing} is missing: give both mean and var, or neither")
     pair = (as_set_values(problem, "mean", mean), as_set_values(problem, "var", var))
     return np.stack(pair)
 
@@ -301,7 +301,7 @@ def check_dtype(name: str, array: Array, dtype: np.dtype[Any], why: str) -> None
 
 
 def is_float64(name: str, array: Array) -> bool:
-    """Of arrays that are float32 or float64: which of the two."""
+    """Whether the array is float64; raises unless it is float32 or float64."""
     dtype = array.dtype
     if dtype is _FLOAT32:
         return False
@@ -315,21 +315,21 @@ def is_float64(name: str, array: Array) -> bool:
 
 
 def as_indices(name: str, value: object) -> tuple[Array, Array]:
-    """Integers of any type: as they are, and copied for the engine, flat and int64."""
+    """Return the integers as given, and a flat int64 copy for the engine."""
     array = as_array(name, value)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}; it must be of integers")
-    # A copy: the engine checks indices once, and another thread may write to the caller's array after that.
+    # Always a copy: the engine checks indices once, and another thread may write to the caller's array after that.
     flat = _memory.empty((array.size,), _INT64)
     values = array.reshape(-1)
     if array.dtype.itemsize == 8 and array.dtype.kind == "u":
-        values = np.minimum(values, np.iinfo(np.int64).max)  # what is beyond is out of range either way
+        values = np.minimum(values, np.iinfo(np.int64).max)  # larger values are out of range either way
     np.copyto(flat, values, casting="unsafe")
     return array, flat
 
 
 def raise_out_of_range(name: str, indices: Array, limit: int, what: str, ignored: int | None = None) -> NoReturn:
-    """Say which of the indices is not in [0, limit)."""
+    """Raise an error that names the first index outside [0, limit)."""
     indices = indices.copy()  # another thread may be writing to them
     outside = (indices < 0) | (indices >= limit)
     if ignored is not None:
@@ -344,23 +344,23 @@ def raise_out_of_range(name: str, indices: Array, limit: int, what: str, ignored
 
 
 def contiguous_result(array: Array, keep: bool = False) -> Array:
-    """The array itself, or where the engine cannot write to it as it lies a stand-in, with its numbers if `keep`."""
+    """The array itself if it is contiguous, else a contiguous buffer to write instead, with its values if `keep`."""
     if array.flags.c_contiguous:
         return as_plain(array)
     return as_plain(array).copy(order="C") if keep else _memory.empty(array.shape, array.dtype)
 
 
 def check_data(name: str, array: Array, problem: NormProblem) -> None:
-    """An array that must be like x."""
+    """Check that an array has the shape and dtype of x."""
     if array.shape != problem.shape:
         raise ValueError(f"{name} has shape {array.shape}, but x has shape {problem.shape}")
     check_dtype(name, array, problem.dtype, "as x is")
 
 
 def check_result(name: str, array: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """A buffer the caller gave to be written."""
+    """Check a buffer that the caller passed for a result."""
     if type(array) is np.ndarray and array.shape == shape and array.dtype is dtype and array.flags.carray:
-        return  # contiguous, aligned and writeable: most are
+        return  # contiguous, aligned and writeable: the common case
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be an ndarray, not {type(array).__name__}")
     check_not_masked(name, array)
@@ -388,7 +388,7 @@ def check_disjoint(
 ) -> None:
     """Raise if a result shares memory with an input or another result.
 
-    `in_place` has the inputs whose exact place a result may take.
+    `in_place` maps a result to the inputs that it may overwrite in place, element for element.
     """
     found = find_overlap(results, inputs, in_place)
     if found is None:
@@ -404,35 +404,35 @@ def check_disjoint(
 
 
 def check_accumulated(names: Iterable[str], wanted: Iterable[bool], buffers: Iterable[Array | None]) -> None:
-    """Gradients can only be added to buffers that are given."""
+    """Raise if a wanted gradient has no buffer to be added to."""
     for name, want, buffer in zip(names, wanted, buffers, strict=True):
         if want and buffer is None:
             raise ValueError(f"accumulate=True adds to buffers, and out has none for {name}")
 
 
 def named_results(gradients: Any) -> dict[str, Array | None]:
-    """The fields of a NamedTuple of gradients, by the names that messages give them."""
+    """The fields of a NamedTuple of gradients, under the names used in error messages."""
     return {f"out.{name}": array for name, array in gradients._asdict().items()}
 
 
 def as_plain(array: Array) -> Array:
-    """A checked array as the engine takes it: of no subclass."""
+    """View a subclass as a plain ndarray, which is all the engine takes."""
     return array if type(array) is np.ndarray else array.view(np.ndarray)
 
 
-def apart(
+def disjoint_arguments(
     arguments: tuple[Any, ...],
     results: Mapping[str, Array | None],
     inputs: Mapping[str, Array | None],
     in_place: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[Any, ...]:
-    """Arguments of the engine that are right unless they overlap: it compares spans, this compares elements."""
+    """Return the engine's arguments, after a check by element: the engine compares only spans of memory."""
     check_disjoint(results, inputs, in_place)
     return arguments
 
 
 def all_contiguous(*arrays: Array | None) -> bool:
-    """Whether the engine sees these as they lie, and so whatever overlaps them."""
+    """Whether the engine gets these arrays themselves rather than copies, and so can detect what overlaps them."""
     for array in arrays:  # noqa: SIM110 (a generator takes twice as long)
         if array is not None and not array.flags.c_contiguous:
             return False
@@ -440,7 +440,7 @@ def all_contiguous(*arrays: Array | None) -> bool:
 
 
 def gradient_buffers(out: object, kind: type[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The caller's buffers by the fields of `kind`, a NamedTuple of gradients; `out` is one, a mapping or None."""
+    """The caller's buffers in the order of `kind`'s fields. `out` is a `kind` (a NamedTuple), a mapping or None."""
     if isinstance(out, kind):
         return out
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
@@ -466,7 +466,7 @@ def needed_names(need: Sequence[str], names: tuple[str, ...]) -> frozenset[str]:
 def needed_gradients(
     need: Sequence[str], names: tuple[str, ...], buffers: tuple[Array | None, ...]
 ) -> tuple[bool, ...]:
-    """Which of the gradients `need` names; a buffer for one that it does not name is a mistake."""
+    """Which gradients `need` names. A buffer for a gradient that it does not name is an error."""
     wanted = needed_names(need, names)
     for name, buffer in zip(names, buffers, strict=True):
         if buffer is not None and name not in wanted:

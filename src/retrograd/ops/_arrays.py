@@ -1,7 +1,7 @@
-"""Which arrays share memory: one rule for every function, in bounded time.
+"""Detect arrays that share memory: one rule for every function, in bounded time.
 
-Whether two strided arrays have an element in common is a hard problem in general. What cannot be decided quickly counts
-as an overlap: the caller is told, instead of waiting for hours or getting a wrong result.
+Whether two strided arrays have an element in common is a hard problem in general. Pairs that cannot be decided quickly
+count as overlapping: an error is better than waiting for hours or a wrong result.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Array: TypeAlias = npt.NDArray[Any]
 
 # Steps of NumPy's search, a few milliseconds. Views made by slicing and transposing need a handful.
 _MOST_WORK: Final = 20_000
-# From so many arrays on, marking their memory is quicker than comparing every pair.
+# From this many arrays on, marking their memory is faster than comparing every pair.
 _MANY: Final = 16
 
 
 class _Span(NamedTuple):
     low: int  # first byte, and one past the last
     high: int
-    order: int  # as the caller lists them, results first
+    order: int  # position in the caller's list, results first
     name: str
     array: Array
     is_result: bool
@@ -53,9 +53,9 @@ def find_overlap(
     inputs: Mapping[str, Array | None],
     in_place: Mapping[str, tuple[str, ...]] | None = None,
 ) -> tuple[str, str] | None:
-    """The names of a result and of an input or another result that it shares memory with; None if there are none.
+    """The names of a result and of an input or another result that it overlaps; None if there is no overlap.
 
-    `in_place` has the inputs whose exact place a result may take.
+    `in_place` maps a result to the inputs that it may overwrite in place, element for element.
     """
     allowed = in_place or {}
     listed = [(name, array, arrays is results) for arrays in (results, inputs) for name, array in arrays.items()]
@@ -86,7 +86,7 @@ def _bounds(array: Array) -> tuple[int, int]:
 
 
 def _clusters(spans: list[_Span]) -> Iterator[list[_Span]]:
-    """Groups of arrays whose spans are connected, if one of them is a result."""
+    """Groups of arrays whose spans overlap one another, directly or through others; only groups with a result."""
     spans.sort(key=lambda span: span.low)
     cluster: list[_Span] = []
     end = 0
@@ -95,14 +95,14 @@ def _clusters(spans: list[_Span]) -> Iterator[list[_Span]]:
             cluster.append(span)
             end = max(end, span.high)
             continue
-        if len(cluster) > 1 and any(member.is_result for member in cluster):
+        if len(cluster) > 1 and any(one.is_result for one in cluster):
             yield cluster
         if span is not None:
             cluster, end = [span], span.high
 
 
 def _marks_collide(cluster: list[_Span]) -> bool:
-    """Mark what each array covers, inputs first: whether a result meets a mark. Takes time for elements, not pairs."""
+    """Mark the memory of each array, inputs first; True if a result covers a mark. Linear in elements, not in pairs."""
     low, high = cluster[0].low, max(span.high for span in cluster)
     unit = 0
     for array in (span.array for span in cluster):

@@ -1,7 +1,7 @@
-"""What a foreign object says about its memory: for the Apple front ends, where C has a pointer.
+"""Access the memory of any Python object: for the Apple front ends, where the C API takes a pointer.
 
 An object that knows the type and the layout of its elements is typed: arrays, tensors, ``array.array``, ctypes arrays.
-Bytes, bytearrays, maps of files and memoryviews of bytes are raw: they hold whatever a descriptor says.
+Bytes, bytearrays, memory-mapped files and memoryviews of bytes are raw: a descriptor gives their type and layout.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 _BYTE: Final = np.dtype(np.uint8)
-_RAW: Final = ("B", "b", "c")  # formats of bytes
-_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # every ctypes function is one
+_RAW: Final = ("B", "b", "c")  # buffer formats of single bytes
+_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # the base class of ctypes functions
 _POINTERS: Final = (
     int,
     np.integer,
@@ -31,10 +31,10 @@ _POINTERS: Final = (
 
 
 def elements_of(data: Any) -> tuple[Array, bool]:
-    """An object's elements as an array over its own memory, and whether it is typed; raw memory is an array of bytes.
+    """Return an array over an object's memory, and whether it is typed. Raw memory becomes an array of bytes.
 
-    Nothing is copied. What has no memory to share is refused with a TypeError, whose text continues the sentence that
-    begins with the argument's name.
+    Nothing is copied. An object without shareable memory raises a TypeError. The caller puts the argument's name before
+    its message.
     """
     if isinstance(data, np.ndarray):
         return _checked(data), True
@@ -60,7 +60,7 @@ def elements_of(data: Any) -> tuple[Array, bool]:
 
 
 def contiguous_bytes(data: Any) -> npt.NDArray[np.uint8]:
-    """An object's memory whatever its type, as one run of bytes: for workspaces. Refused as by :func:`elements_of`."""
+    """An object's memory as one array of bytes, for workspaces. Errors as in :func:`elements_of`."""
     if type(data) is np.ndarray and data.dtype is _BYTE and data.ndim == 1 and data.flags.c_contiguous:
         return data
     array, typed = elements_of(data)
@@ -84,7 +84,7 @@ def _checked(array: Array) -> Array:
 
 
 def _without_buffer(data: Any) -> Array:
-    """By another protocol than Python's buffers."""
+    """Return an array through DLPack or ``__array_interface__``."""
     kind = type(data).__name__
     dlpack = hasattr(data, "__dlpack__")
     if not dlpack and (isinstance(data, np.generic) or not hasattr(data, "__array_interface__")):
@@ -96,7 +96,7 @@ def _without_buffer(data: Any) -> Array:
         if torch is not None and isinstance(data, torch.Tensor) and data.dtype is torch.bfloat16:
             import ml_dtypes
 
-            # DLPack knows the type, but NumPy does not.
+            # DLPack supports bfloat16, but NumPy's import does not.
             return np.from_dlpack(data.view(torch.int16)).view(ml_dtypes.bfloat16)
         return _checked(np.from_dlpack(data))
     except Exception as error:
@@ -104,7 +104,7 @@ def _without_buffer(data: Any) -> Array:
 
 
 def keeps_still(data: Any) -> bool:
-    """Whether an object's memory stays where it is while a view of it exists. Without a buffer it may be moved."""
+    """Whether an object's memory keeps its address while a view of it exists. Only the buffer protocol ensures that."""
     if data is None or isinstance(data, np.ndarray):
         return True
     try:

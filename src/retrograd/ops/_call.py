@@ -1,4 +1,4 @@
-"""The door to the engine, and the edge of the package where errors get the name of the function that was called."""
+"""Calls into the engine, and the wrapper that puts the public function's name into error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARGUMENT_ERRORS: Final = (TypeError, ValueError)
 
 
 def public(function: _Function) -> _Function:
-    """Put the function's name before the message of every error that an argument causes."""
+    """Prefix every TypeError and ValueError from the function with its name."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -25,7 +25,7 @@ def public(function: _Function) -> _Function:
             return function(*arguments, **options)
         except _ARGUMENT_ERRORS as error:
             called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-            # An error of the call itself, such as a missing argument, already has the name.
+            # An error from the call itself, such as a missing argument, already has the name.
             if called and type(error) in _ARGUMENT_ERRORS:
                 error.args = (f"{function.__qualname__}: {error}",)
             raise
@@ -34,7 +34,7 @@ def public(function: _Function) -> _Function:
 
 
 def warn(message: str) -> None:
-    """A RuntimeWarning in the name of the public function, at the line that called it."""
+    """Issue a RuntimeWarning that names the public function and points to the line that called it."""
     frame, level = sys._getframe(1), 2
     while frame.f_code.co_name != "call" or frame.f_code.co_filename != __file__:
         assert frame.f_back is not None, "not inside a public function"
@@ -48,10 +48,10 @@ def enter(
     threads: int,
     fix: Callable[[Refusal], tuple[Any, ...]],
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Call the engine. Returns its answer and the arguments that it took.
+    """Call the engine. Returns its result and the arguments that it accepted.
 
-    It sees spans of memory, exact types and strides, and refuses what is not plainly right. Then `fix` finds out what
-    is wrong: it raises, or returns arguments that the engine takes.
+    The engine only makes cheap checks, of memory spans, exact types and strides, and refuses anything that fails one.
+    `fix` then finds the cause: it raises an error, or returns arguments that the engine accepts.
     """
     answer = engine(*arguments, False, threads)
     if type(answer) is Refusal:
@@ -63,5 +63,5 @@ def enter(
 
 
 def raise_unexplained(refusal: Refusal) -> NoReturn:
-    """For what should have been found before the engine was called."""
+    """Raise for a refusal that the Python checks should have caught."""
     raise RuntimeError(f"the engine refused {refusal.argument}: {refusal.reason.name}")

@@ -1,7 +1,8 @@
-"""Memory for results: a large one is made where earlier ones have lain.
+"""Memory for results. Large results reuse the memory of earlier ones.
 
-Fresh memory comes from the system page by page, each cleared first, and for many megabytes that takes longer than a
-normalization of them. So when the last array in such memory is gone, it waits for the next result of about its size.
+The system hands out fresh memory page by page and clears each page first. For many megabytes that takes longer than
+normalizing them. So when the last array in such memory is deleted, the memory is kept for the next result of about its
+size.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from .. import _core
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_LARGE: Final = 1 << 20  # bytes; what is smaller the C library keeps by itself
+_LARGE: Final = 1 << 20  # bytes; malloc already reuses smaller blocks
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """As np.empty."""
+    """Like np.empty."""
     size = math.prod(shape) * dtype.itemsize
-    if not _LARGE <= size <= sys.maxsize:  # NumPy has words for what is too large
+    if not _LARGE <= size <= sys.maxsize:  # for sizes that are too large, NumPy raises a clear error
         return np.empty(shape, dtype)
     memory: Any = _core.ResultMemory(size)
     array: Array = np.ndarray(shape, dtype, memory)
@@ -32,7 +33,7 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 def empty_like(array: Array) -> Array:
-    """As np.empty_like: axes lie in memory in the same order."""
+    """Like np.empty_like: the order of the axes in memory is the same."""
     if array.nbytes < _LARGE:
         return np.empty_like(array)
     if array.flags.c_contiguous:
@@ -44,8 +45,8 @@ def empty_like(array: Array) -> Array:
 
 
 def release_memory() -> int:
-    """Give memory that waits for later calls back to the system, and say how many bytes it was.
+    """Return memory kept for later calls to the system; returns the number of bytes.
 
-    That is the memory of large results that are gone, and the scratch memory of the calling thread.
+    This is the memory of large results that have been deleted, and the scratch memory of the calling thread.
     """
     return _core.release_memory() + _core.release_scratch()

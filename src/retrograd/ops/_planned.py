@@ -1,7 +1,7 @@
-"""Plans: what a call works out from its arguments before it computes, kept until one of them changes.
+"""Plans: what a call derives from its arguments before it computes, cached until one of them changes.
 
-An object that can change carries a version, and every change gives it a new one. A plan is stored in the version of the
-first object that it was made from: it is gone as soon as that object changes or is deleted.
+A mutable object has a version, and every change gives it a new one. A plan is stored in the version of the first object
+that it was made from, so it is dropped as soon as that object changes or is deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _is_writable: Final[Callable[[Array], bool]] = attrgetter("flags.writeable")
 
 
 class Version:
-    """An object as it is now, and the plans that were made from it."""
+    """One state of an object, and the plans that were made from it."""
 
     __slots__ = ("__weakref__", "plans")
 
@@ -30,31 +30,31 @@ class Version:
 
 
 class Versioned:
-    """An object that plans can be made from."""
+    """Base class of objects that plans can be made from."""
 
     __slots__ = ()
-    _version: Version | None  # None: plans made from this object are not kept
+    _version: Version | None  # None: plans made from this object are not cached
 
     def _memory(self) -> Iterable[object]:
-        """What it points to: arrays, or any other objects that a descriptor may have as its data."""
+        """The objects whose memory it points to: arrays, or anything else that a descriptor accepts as data."""
         return ()
 
 
 class _Kept(NamedTuple):
-    key: list[Any]  # the other arguments: numbers, None, and weak references to versions
+    key: list[Any]  # the other arguments: ints, None, and weak references to versions
     arrays: list[Array]  # whose memory the plan refers to
     writable: list[bool]  # whether each of them was writable
     plan: Any
 
 
 class Planned(Generic[_P, _R]):
-    """A function that runs again only if an argument has changed, or the writability of an array it points to.
+    """A cached function: it runs again only if an argument, or the writability of an array it points to, has changed.
 
-    Objects are compared by their versions, ints by value. With any other argument but None nothing is kept, and neither
-    if memory may move between calls. The first argument, which must be an object, has one plan of each such function.
+    Objects are compared by version, ints by value. With any other argument except None the result is not cached, nor
+    if memory may move between calls. The first argument, which must be an object, holds one plan per such function.
 
-    Threads may share all of this: versions are read before the function runs, so that a plan of an object that changes
-    meanwhile is never found again; and a plan is a value, stored by one assignment.
+    This is thread-safe. Versions are read before the function runs, so the plan of an object that changes meanwhile is
+    never found again. A plan is immutable and stored by one assignment.
     """
 
     __slots__ = ("_build",)

@@ -1,4 +1,4 @@
-"""How many threads: the caller's word, the environment's, or what the machine grants this process."""
+"""The number of threads: set by the caller, by the environment, or by the CPUs available to this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _affinity() -> int:
 
 
 def _cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """CPUs that the control groups of this process allow, the tightest of them; None without a limit."""
+    """The smallest CPU quota of this process's control groups; None without a limit."""
     quotas = []
     try:
         lines = membership.read_text().splitlines()
@@ -55,7 +55,7 @@ def _read_quota(*files: Path) -> float | None:
 
 
 def default_num_threads() -> int:
-    """RETROGRAD_NUM_THREADS if set, else the CPUs this process may run on, no more than its quota."""
+    """RETROGRAD_NUM_THREADS if set, else the number of CPUs this process may run on, capped by its quota."""
     text = os.environ.get(_VARIABLE, "").strip()
     if text:
         if not text.isdecimal() or int(text) < 1:
@@ -70,12 +70,12 @@ def default_num_threads() -> int:
 
 @public
 def set_num_threads(threads: int) -> None:
-    """Set how many threads calls use that do not say ``num_threads=``. Results do not depend on it, to the bit."""
+    """Set the default number of threads, for calls without ``num_threads=``. Results are the same, bit for bit."""
     _core.set_num_threads(checked_num_threads(threads))
 
 
 def get_num_threads() -> int:
-    """How many threads calls use that do not say ``num_threads=``."""
+    """The default number of threads, for calls without ``num_threads=``."""
     return _core.num_threads()
 
 
@@ -92,5 +92,5 @@ def checked_num_threads(threads: int) -> int:
 
 
 def _capped(count: int) -> str:
-    """No more than a few for each CPU: the rest would only wait for each other. Results do not depend on it."""
+    """The warning for a count above the cap of a few threads per CPU: more would only wait for each other."""
     return f"{count} threads are asked for; {_MOST} are used, for {os.cpu_count()} CPUs"

@@ -1,4 +1,4 @@
-"""The elementwise activations, and of which of them the output tells the slope."""
+"""The elementwise activations, and for which of them the output determines the slope."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["ACTIVATIONS", "Activation"]
 
 
 class _Kind(NamedTuple):
-    code: int  # the engine's: Apple's where Apple has one, ours from 64 on
-    alpha: float | None  # the usual value; 0: there is no such parameter; None: the caller must say
+    code: int  # the engine's code: Apple's where there is one, retrograd's from 64 on
+    alpha: float | None  # the default; 0: no such parameter; None: no default, the caller must give it
     beta: float | None
     needs_input: str  # why the output does not determine the slope; empty: it does
 
@@ -21,17 +21,17 @@ ACTIVATIONS: Final[dict[str, _Kind]] = {entry[0]: _Kind(*entry[1:]) for entry in
 
 _NOT_ELEMENTWISE: Final = ("softmax", "log_softmax")
 
-# Where the output tells the slope only for positive alpha: at or below zero two inputs share an output.
+# The output determines the slope only for positive alpha: otherwise two inputs share an output.
 _POSITIVE_ALPHA: Final = ("leaky_relu", "clamped_leaky_relu", "elu", "celu")
-# Where a zero makes the function constant and its inverse disappear.
+# A zero parameter makes the function constant, so it has no inverse.
 _NON_ZERO: Final = {"softplus": ("alpha", "beta"), "scaled_tanh": ("alpha",)}
 
 
 class Activation:
     """An activation with its parameters: ``Activation("leaky_relu", alpha=0.1)``.
 
-    Wherever an activation is expected, its name alone stands for its customary parameters. Instances are immutable and
-    hashable. ``docs/activations.md`` has the formulas, and says of which the output tells the slope.
+    Wherever an activation is expected, its name alone means its default parameters. Instances are immutable and
+    hashable. ``docs/activations.md`` has the formulas, and says for which of them the output determines the slope.
     """
 
     __slots__ = ("_hash", "alpha", "beta", "code", "name")
@@ -52,7 +52,7 @@ class Activation:
                 raise ValueError(f"activation {name!r} takes no {parameter}")
             value = default if given is None else given
             if value is None:
-                raise ValueError(f"activation {name!r} needs {parameter}: it has no customary value")
+                raise ValueError(f"activation {name!r} needs {parameter}: it has no default")
             if isinstance(value, str) or not hasattr(value, "__float__"):
                 raise TypeError(f"activation {name!r}: {parameter} must be a number, not {type(value).__name__}")
             value = float(value)
@@ -94,7 +94,7 @@ class Activation:
 
 
 def _check(name: str, alpha: float, beta: float) -> None:
-    """Whether there is such a function at all."""
+    """Raise for parameters with which the function is undefined."""
     if name == "clamp" and alpha > beta:
         raise ValueError(f"activation 'clamp': the lower bound alpha = {alpha:g} is above the upper, beta = {beta:g}")
     if name == "celu" and alpha == 0:
@@ -102,7 +102,7 @@ def _check(name: str, alpha: float, beta: float) -> None:
 
 
 def check_output_tells_slope(activation: Activation, instead: str) -> None:
-    """Raise unless the slope follows from the output alone; `instead` says what to do about it."""
+    """Raise unless the output alone determines the slope. `instead` tells the caller what to do."""
     name = activation.name
     why = ""
     if ACTIVATIONS[name].needs_input:

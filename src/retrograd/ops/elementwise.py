@@ -1,4 +1,4 @@
-"""Activations of arrays and their gradients, and dropout."""
+"""Elementwise activations, their gradients, and dropout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["activation_backward", "activation_forward", "dropout"]
 def activation_forward(
     x: Array, activation: str | Activation, *, out: Array | None = None, num_threads: int | None = None
 ) -> Array:
-    """``f(x)``, element by element. `out` may be `x` itself."""
+    """Apply ``f(x)`` to every element. `out` may be `x` itself."""
     x = _args.as_array("x", x)
     settings = _settings("x", activation, x.dtype, False)
     threads = _args.thread_count(num_threads)
@@ -29,7 +29,9 @@ def activation_forward(
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         _args.check_aligned("x", x)
         _args.check_result("out", y, x.shape, x.dtype)
-        return _args.apart((*settings, x, _args.as_plain(y)), {"out": y}, {"x": x}, in_place={"out": ("x",)})
+        return _args.disjoint_arguments(
+            (*settings, x, _args.as_plain(y)), {"out": y}, {"x": x}, in_place={"out": ("x",)}
+        )
 
     enter(_core.activation_forward, (*settings, x, y), threads, fix)
     return y
@@ -46,14 +48,14 @@ def activation_backward(
     accumulate: bool = False,
     num_threads: int | None = None,
 ) -> Array:
-    """``dx = dy * f'``, with the slope found from the input `x` or from the output `y`, whichever is given.
+    """Compute ``dx = dy * f'``, with the slope from the input `x` or the output `y`, whichever is given.
 
-    The input serves every activation, the output those where it tells the slope. `out` may be `dy`, `x` or `y` itself;
-    with ``accumulate=True`` dx is added to it.
+    The input works for every activation, the output only where it determines the slope. `out` may be `dy`, `x` or `y`
+    itself; with ``accumulate=True`` dx is added to it.
     """
     if (x is None) == (y is None):
         given = "neither" if x is None else "both"
-        raise ValueError(f"the slope is found from x or from y: give one of them, not {given}")
+        raise ValueError(f"the slope is computed from x or from y: give one of them, not {given}")
     dy = _args.as_array("dy", dy)
     settings = _settings("dy", activation, dy.dtype, y is not None)
     name = "x" if y is None else "y"
@@ -71,7 +73,7 @@ def activation_backward(
         _args.check_aligned(name, known)
         _args.check_result("out", dx, dy.shape, dy.dtype)
         arguments = (*settings, dy, known, y is None, _args.as_plain(dx), bool(accumulate))
-        return _args.apart(arguments, {"out": dx}, {"dy": dy, name: known}, in_place={"out": ("dy", name)})
+        return _args.disjoint_arguments(arguments, {"out": dx}, {"dy": dy, name: known}, in_place={"out": ("dy", name)})
 
     enter(_core.activation_backward, (*settings, dy, known, y is None, dx, bool(accumulate)), threads, fix)
     return dx
@@ -79,18 +81,17 @@ def activation_backward(
 
 @public
 def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_threads: int | None = None) -> Array:
-    """``x`` with a share `rate` of its elements set to 0 and the others multiplied by ``1 / (1 - rate)``.
+    """Set a fraction `rate` of the elements of `x` to 0 and multiply the others by ``1 / (1 - rate)``.
 
-    Which elements are dropped is a matter of `seed` and of an element's number in C order, so the same call on dy is
-    backward: ``dx = dropout(dy, rate, seed=seed)``. A dropped element is 0 whatever it was, NaN included. `out` may be
-    `x` itself.
+    The mask depends only on `seed` and on each element's index in C order, so the same call on dy is the backward pass:
+    ``dx = dropout(dy, rate, seed=seed)``. A dropped element is 0 even if it was NaN. `out` may be `x` itself.
     """
     x = _args.as_array("x", x)
     f64 = _args.is_float64("x", x)
-    share = _args.as_number("rate", rate)
-    if not 0 <= share < 1:
-        raise ValueError(f"rate is {share}, must be at least 0 and below 1")
-    number = _args.as_seed(seed)
+    rate = _args.as_number("rate", rate)
+    if not 0 <= rate < 1:
+        raise ValueError(f"rate is {rate}, must be at least 0 and below 1")
+    seed = _args.as_seed(seed)
     threads = _args.thread_count(num_threads)
     _args.check_aligned("x", x)
     if out is None:
@@ -100,8 +101,13 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
     written = _args.contiguous_result(out)
     if not _args.all_contiguous(x, out):
         _args.check_disjoint({"out": out}, {"x": x}, in_place={"out": ("x",)})
-    arguments = (f64, np.ascontiguousarray(x).reshape(-1), share, number, written.reshape(-1))
-    enter(_core.dropout, arguments, threads, lambda _: _args.apart(arguments, {"out": out}, {"x": x}, {"out": ("x",)}))
+    arguments = (f64, np.ascontiguousarray(x).reshape(-1), rate, seed, written.reshape(-1))
+    enter(
+        _core.dropout,
+        arguments,
+        threads,
+        lambda _: _args.disjoint_arguments(arguments, {"out": out}, {"x": x}, {"out": ("x",)}),
+    )
     if written is not out:
         out[...] = written
     return out
@@ -110,10 +116,10 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
 def _settings(
     name: str, activation: str | Activation, dtype: np.dtype[Any], by_output: bool
 ) -> tuple[int, float, float, int]:
-    """The activation, its parameters and the data type, as the engine wants them. Checked once per combination."""
+    """The activation's code and parameters, and the dtype code, for the engine. Checked once per combination."""
     try:
         return _checked_settings(name, activation, dtype, by_output)
-    except TypeError:  # an unhashable activation, or a wrong type found inside: say which
+    except TypeError:  # an unhashable activation, or a type error from the checks: run them again without the memo
         return _checked_settings.__wrapped__(name, activation, dtype, by_output)
 
 

@@ -1,7 +1,7 @@
 """Linear layers and embeddings, forward and backward.
 
-The leading axes of x and dy are rows: they may be any number. Where they cannot be seen as one axis without a copy, and
-where a result's last axis is not contiguous, a copy is made; weights and tables are used in any strides.
+All axes of x and dy but the last are flattened into rows. A copy is made where that needs one, and where the last axis
+of a result is not contiguous. Weights and tables may have any strides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class LinearGradients(NamedTuple):
-    """Gradients by name; None for those not asked for. Also the form of ``out=``: buffers to be written."""
+    """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to."""
 
     dx: Array | None = None
     dw: Array | None = None
@@ -57,7 +57,7 @@ def linear_forward(
         out = y = _memory.empty(shape, x.dtype)
     else:
         _args.check_result("out", out, shape, x.dtype)
-        y = _stand_in(out)
+        y = _writable_form(out)
         if not _args.all_contiguous(x, b, out):
             _args.check_disjoint({"out": out}, {"x": x, "w": w, "b": b})
     arguments = (f64, _as_rows(x), w, bias, _as_rows(y))
@@ -65,7 +65,7 @@ def linear_forward(
         _core.linear_forward,
         arguments,
         threads,
-        lambda _: _args.apart(arguments, {"out": out}, {"x": x, "w": w, "b": b}),
+        lambda _: _args.disjoint_arguments(arguments, {"out": out}, {"x": x, "w": w, "b": b}),
     )
     if y is not out:
         out[...] = y
@@ -83,9 +83,9 @@ def linear_backward(
     accumulate: bool = False,
     num_threads: int | None = None,
 ) -> LinearGradients:
-    """``dx = dy w``, ``dw = dy' x`` and ``db``, the sum of dy over its rows; those that `need` names.
+    """Compute ``dx = dy w``, ``dw = dy' x`` and ``db``, the sum of dy over its rows; those that `need` names.
 
-    Gradients overwrite the buffers of `out`, or are added to them with ``accumulate=True``. The sums of db are in
+    Gradients overwrite the buffers of `out`, or are added to them with ``accumulate=True``. db is accumulated in
     float64.
     """
     dy = _args.as_array("dy", dy)
@@ -117,7 +117,7 @@ def linear_backward(
         _core.linear_backward,
         arguments,
         threads,
-        lambda _: _args.apart(arguments, _args.named_results(gradients), {"dy": dy, "x": x, "w": w}),
+        lambda _: _args.disjoint_arguments(arguments, _args.named_results(gradients), {"dy": dy, "x": x, "w": w}),
     )
     for array, computed in zip(gradients, (to_dx, to_dw, to_db), strict=True):
         if array is not computed and array is not None:
@@ -129,7 +129,7 @@ def linear_backward(
 def embedding_forward(
     indices: Array, table: Array, *, out: Array | None = None, num_threads: int | None = None
 ) -> Array:
-    """``y[..., :] = table[indices[...]]`` for integers `indices` of any type and shape, and table [rows, E]."""
+    """``y[..., :] = table[indices[...]]`` for integer `indices` of any dtype and shape, and table [rows, E]."""
     table = _args.as_array("table", table)
     f64 = _args.is_float64("table", table)
     if table.ndim != 2:
@@ -169,15 +169,15 @@ def embedding_backward(
     accumulate: bool = False,
     num_threads: int | None = None,
 ) -> Array:
-    """``dtable[indices[...]] += dy[..., :]`` on zeros [rows, E], or on `out` with ``accumulate=True``.
+    """``dtable[indices[...]] += dy[..., :]``, starting from zeros [rows, E], or from `out` with ``accumulate=True``.
 
-    What belongs to one row is added in the order of positions, one after the other.
+    The gradients of one row of the table are added in the order of `indices`.
     """
     dy = _args.as_array("dy", dy)
     f64 = _args.is_float64("dy", dy)
     indices, positions = _args.as_indices("indices", indices)
     if dy.shape[:-1] != indices.shape or dy.ndim == 0:
-        raise ValueError(f"dy has shape {dy.shape}, but indices of shape {indices.shape} need one row for each of them")
+        raise ValueError(f"dy has shape {dy.shape}, but indices of shape {indices.shape} need one row each")
     _args.check_aligned("dy", dy)
     count = _args.as_count("rows", rows, least=0)
     threads = _args.thread_count(num_threads)
@@ -222,7 +222,7 @@ def _as_bias(b: Array, w: Array) -> Array:
 
 
 def _as_rows(array: Array) -> Array:
-    """All axes but the last as one; a copy where that cannot be seen otherwise."""
+    """Flatten all axes but the last into one; a copy if the strides require it."""
     shape = array.shape
     if len(shape) == 2:
         return array
@@ -231,8 +231,11 @@ def _as_rows(array: Array) -> Array:
     return array.reshape(math.prod(shape[:-1]), shape[-1])
 
 
-def _stand_in(array: Array, keep: bool = False, or_columns: bool = False) -> Array:
-    """The array itself if the engine can write to it: its rows, or with `or_columns` its columns, are contiguous."""
+def _writable_form(array: Array, keep: bool = False, or_columns: bool = False) -> Array:
+    """The array itself if its rows, or with `or_columns` its columns, are contiguous; else a contiguous buffer.
+
+    The engine can write only to these. The buffer has the array's values if `keep`.
+    """
     usable = array.flags.c_contiguous
     if not usable and array.ndim == 2:
         rows = array.strides[1] == array.itemsize or array.shape[1] == 1
@@ -248,11 +251,11 @@ def _result(
     dtype: np.dtype[Any],
     accumulate: bool,
 ) -> tuple[Array | None, Array | None]:
-    """What the engine writes, and what is returned."""
+    """The array that the engine writes to, and the one that is returned."""
     if not wanted:
         return None, None
     if buffer is None:
         fresh = _memory.empty(shape, dtype)
         return fresh, fresh
     _args.check_result(name, buffer, shape, dtype)
-    return _stand_in(buffer, accumulate, or_columns=name == "out.dw"), buffer
+    return _writable_form(buffer, accumulate, or_columns=name == "out.dw"), buffer

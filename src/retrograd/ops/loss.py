@@ -1,8 +1,8 @@
-"""Losses, each with its gradient from the same pass.
+"""Losses, each computed with its gradient in one pass.
 
-With ``reduction="mean"`` or ``"sum"`` the loss is a Python float, added up in float64; with ``"none"`` it is an array,
-and the gradient is that of its sum. A mean of nothing is NaN, as in PyTorch, and its gradient is 0. Arrays that are not
-contiguous are copied first.
+With ``reduction="mean"`` or ``"sum"`` the loss is a Python float, accumulated in float64. With ``"none"`` it is an
+array, and the gradient is that of its sum. The mean of no elements is NaN, as in PyTorch, and its gradient is 0. Arrays
+that are not contiguous are copied first.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def softmax_cross_entropy(
 ) -> tuple[float | Array, Array | None]:
     """``-log softmax(logits)[label]`` of logits [..., V] and integer labels [...], and dlogits.
 
-    With `label_smoothing` s the target is ``s / V`` everywhere and ``1 - s`` more at the label. Rows whose label is
-    `ignore_index` have loss and gradient 0 and are not counted by the mean; if there are no others, the mean is NaN.
+    With `label_smoothing` s the target is ``s / V`` for every class, plus ``1 - s`` for the label. Rows whose label is
+    `ignore_index` have loss and gradient 0 and do not count in the mean; if all rows are ignored, the mean is NaN.
     `out` receives dlogits and may be `logits` itself.
     """
     logits = _args.as_array("logits", logits)
@@ -148,7 +148,7 @@ def _difference(
         _core.difference_loss,
         arguments,
         threads,
-        lambda _: _args.apart(arguments, {"out": dy}, inputs, {"out": ("y", "target")}),
+        lambda _: _args.disjoint_arguments(arguments, {"out": dy}, inputs, {"out": ("y", "target")}),
     )
     if dy is not None and written is not dy:
         dy[...] = written
@@ -165,7 +165,7 @@ def _check_reduction(reduction: str) -> None:
 
 
 def _gradient(like: Array, wanted: bool, out: Array | None) -> tuple[Array | None, Array | None]:
-    """Where the gradient goes, and what the engine writes."""
+    """The gradient that is returned, and the contiguous array that the engine writes."""
     if not wanted:
         if out is not None:
             raise ValueError("out is given, but want_gradient is not set")

@@ -1,16 +1,16 @@
 """Batch, instance, layer and group normalization: forward and backward, with fused activations.
 
 Forward returns ``(y, cache)``, backward takes ``(dy, cache)`` and returns :class:`NormGradients`. The cache refers to
-``x`` and ``gamma`` rather than copying them: leave them as they are until backward has run. Where ``x`` does not last,
-``keep_x`` is an array that takes a copy, which the cache refers to instead. A forward in place (``out=x``) always keeps
-a copy, because backward needs it, and makes the array if none is given.
+``x`` and ``gamma`` rather than copying them: do not modify them until backward has run. If ``x`` will be overwritten,
+pass an array as ``keep_x``: forward copies ``x`` into it, and the cache refers to the copy. An in-place forward
+(``out=x``) always keeps a copy, because backward needs it, and allocates one if ``keep_x`` is not given.
 
-Under an activation backward needs its slope. ``slope_from="output"`` finds it from ``y``, which the cache then refers
-to as well, and takes the activations whose output tells it; ``"input"`` finds it from the input of the activation,
-which backward makes again of ``x``, ``gamma`` and ``beta``, and takes any.
+With an activation, backward needs its slope. ``slope_from="output"`` computes it from ``y``, which the cache then also
+refers to; it supports the activations whose output determines the slope. ``"input"`` computes it from the activation's
+input, which backward recomputes from ``x``, ``gamma`` and ``beta``; it supports all activations.
 
-Statistics are float64 whatever the data: ``mean``, and ``var``, the biased variance. Nothing is written when an
-argument is refused.
+Statistics are float64 for every dtype of data: ``mean``, and ``var``, the biased variance. Nothing is written if an
+argument is invalid.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ __all__ = [
 
 
 class NormCache(NamedTuple):
-    """What backward needs of a forward call. Treat it as opaque but for its properties."""
+    """What backward needs from a forward call. Treat it as opaque except for its properties."""
 
     problem: NormProblem
     x: Array
-    y: Array | None  # None: the slope is not found from it
+    y: Array | None  # None: the slope does not come from it
     gamma: Array | None
     beta: Array | None
     statistics: Statistics  # [2, sets]: mean and variance
-    given: bool  # they came from the caller
-    frozen: bool  # they are constants
+    given: bool  # the caller passed the statistics
+    frozen: bool  # gradients do not flow through the statistics
 
     @property
     def mean(self) -> Statistics:
@@ -86,7 +86,7 @@ class NormCache(NamedTuple):
         return self.problem.dtype
 
     def with_arrays(self, y: Array | None, gamma: Array | None, beta: Array | None) -> NormCache:
-        """The same pass, with these arrays instead, of the shapes and types that the pass had."""
+        """A copy of this cache with other arrays of the same shapes and dtypes."""
         problem, x, _, _, _, statistics, given, frozen = self
         return _new_cache((problem, x, y, gamma, beta, statistics, given, frozen))
 
@@ -95,7 +95,7 @@ class NormCache(NamedTuple):
 
 
 class NormGradients(NamedTuple):
-    """Gradients by name; None for those not asked for. Also the form of ``out=``: buffers to be written."""
+    """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to."""
 
     dx: Array | None = None
     dgamma: Array | None = None
@@ -103,9 +103,9 @@ class NormGradients(NamedTuple):
 
 
 class NormStatistics(NamedTuple):
-    """Mean and biased variance of `count` elements each."""
+    """Means and biased variances, each of `count` elements."""
 
-    count: int  # type: ignore[assignment]  # in place of tuple.count, which makes no sense of arrays
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is of no use for arrays
     mean: Statistics
     var: Statistics
 
@@ -113,16 +113,16 @@ class NormStatistics(NamedTuple):
 class GradientSums(NamedTuple):
     """Sums over each channel's `count` elements: of dz (which is dbeta) and of dz * xhat (which is dgamma)."""
 
-    count: int  # type: ignore[assignment]  # as above
+    count: int  # type: ignore[assignment]  # hides tuple.count
     sum_dz: Statistics
     sum_dz_xhat: Statistics
 
 
 class RunningUpdate(NamedTuple):
-    """How running statistics follow the batches: ``new = keep * old + (1 - keep) * batch``.
+    """How a batch updates the running statistics: ``new = keep * old + (1 - keep) * batch``.
 
-    `unbiased` says whether the batch's variance enters divided by ``count - 1``. Frameworks disagree on both; the
-    presets carry their conventions and take `momentum` in their sense.
+    `unbiased`: whether the batch variance is divided by ``count - 1``. Frameworks differ in both; the presets follow
+    their conventions, including the meaning of `momentum`.
     """
 
     keep: float
@@ -146,9 +146,9 @@ class RunningUpdate(NamedTuple):
 
 _PYTORCH: Final = RunningUpdate.pytorch()
 _GRADIENTS: Final = NormGradients._fields
-# Of the engine's forward: x, gamma, beta, y, keep_x, statistics, given.
+# The arguments of the engine's forward: x, gamma, beta, y, keep_x, statistics, given.
 _ForwardArguments: TypeAlias = tuple[Any, ...]
-# NamedTuples through their base's constructor: their own takes twice the time of all checks of a small call.
+# tuple.__new__ skips the NamedTuple constructor, which takes twice as long as all checks of a small call.
 _new_cache: Final[Callable[[tuple[Any, ...]], NormCache]] = partial(tuple.__new__, NormCache)
 _new_gradients: Final[Callable[[tuple[Any, ...]], NormGradients]] = partial(tuple.__new__, NormGradients)
 
@@ -179,9 +179,10 @@ def batch_norm_forward(
 ) -> tuple[Array, NormCache]:
     """Normalize each channel over samples and space: ``y = f(gamma * (x - mean) * rstd + beta)``.
 
-    In training the statistics are the batch's own, or `mean` and `var` where given (of `count` elements, if not x's
-    own number), gradients flow through them, and `running_mean` and `running_var`, where given, are updated in place.
-    In evaluation (``training=False``) they are `mean` and `var`, or else the running ones, and are constants.
+    In training the statistics are those of the batch, or `mean` and `var` if given (`count`: the number of elements
+    they were computed from, if not that of x). Gradients flow through them, and `running_mean` and `running_var`, if
+    given, are updated in place. In evaluation (``training=False``) the statistics are `mean` and `var` if given, else
+    the running ones, and are constants.
     """
     problem, x = _problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
@@ -217,8 +218,8 @@ def instance_norm_forward(
 ) -> tuple[Array, NormCache]:
     """Normalize each channel of each sample over space.
 
-    Statistics have shape ``(N, C)``. Running statistics have shape ``(C,)`` and follow the average over the samples;
-    evaluation uses them for every sample.
+    Statistics have shape ``(N, C)``. Running statistics have shape ``(C,)`` and are updated with the mean over the
+    samples; evaluation uses them for every sample.
     """
     problem, x = _problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
@@ -293,7 +294,7 @@ def batch_norm_cache(
 ) -> NormCache:
     """The cache of a forward pass that used `mean` and `var`, without running it.
 
-    `y`, the output of that pass, is only looked at where the slope of an activation is found from it. Gradients flow
+    `y`, the output of that pass, is used only if the slope of an activation is computed from it. Gradients flow
     through the statistics, unless they are `frozen`: constants, as in evaluation.
     """
     problem, x = _problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
@@ -307,7 +308,7 @@ def batch_norm_cache(
         y = None
     elif y is None:
         raise ValueError(
-            f"y is missing: the slope of {problem.activation.name!r} is found from it; slope_from='input' needs none"
+            f"y is missing: the slope of {problem.activation.name!r} is found from it; slope_from='input' needs no y"
         )
     else:
         y = _args.as_array("y", y)
@@ -331,7 +332,7 @@ def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int |
 
 @public
 def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
-    """The statistics of the data of all `parts` together, in the order given. Parts without elements change nothing."""
+    """The statistics of all `parts` together, combined in the given order. Parts without elements are ignored."""
     everything = [_checked_part(f"parts[{i}]", part) for i, part in enumerate(parts)]
     if not everything:
         raise ValueError("parts is empty, needs at least 1")
@@ -342,7 +343,7 @@ def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
         if count:
             weight = count / (total + count)
             difference = part_mean - mean
-            # Squares about the common mean: those about each part's own, and those of the means.
+            # The variance within the parts plus the variance between their means.
             var = var + weight * (part_var - var) + weight * (1.0 - weight) * difference * difference
             mean = mean + weight * difference
             total = total + count
@@ -410,13 +411,13 @@ def _fix_forward(problem: NormProblem, arguments: _ForwardArguments) -> _Forward
     x, gamma, beta, y, keep_x, statistics, given = _checked_forward(problem, arguments)
     inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0, ...], "var": statistics[1, ...]}
     _args.check_disjoint({"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
-    if keep_x is None and same_elements(x, y):  # backward needs x, and y takes its place
+    if keep_x is None and same_elements(x, y):  # backward needs x, which y overwrites
         keep_x = _memory.empty_like(x)
     return x, gamma, beta, y, keep_x, statistics, given
 
 
 def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _ForwardArguments:
-    """Raise for what is wrong, convert what can be converted."""
+    """Raise for invalid arguments, convert those that can be converted."""
     x, gamma, beta, y, keep_x, statistics, given = arguments
     if gamma is not None:
         gamma = _args.as_parameter(problem, "gamma", gamma)
@@ -441,12 +442,12 @@ def _running(
     training: bool,
     others: dict[str, Array | None],
 ) -> tuple[Array, Array] | None:
-    """Checked. Training writes to them after the pass, so they must not overlap its `others`, inputs or results."""
+    """Check the running statistics. Training writes to them after the pass, so they must not overlap its `others`."""
     if running_mean is None and running_var is None:
         return None
     if running_mean is None or running_var is None:
         missing = "running_mean" if running_mean is None else "running_var"
-        raise ValueError(f"{missing} is missing: running_mean and running_var come together")
+        raise ValueError(f"{missing} is missing: give both running_mean and running_var, or neither")
     for name, array in (("running_mean", running_mean), ("running_var", running_var)):
         if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
             kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
@@ -483,11 +484,11 @@ def _update_running(
 ) -> None:
     if count == 0:
         return
-    if update.unbiased and count > 1:  # of one element there is only the biased variance
+    if update.unbiased and count > 1:  # the unbiased variance of one element is undefined
         var = var * (count / (count - 1))
-    with np.errstate(all="ignore"):  # infinity travels
+    with np.errstate(all="ignore"):  # infinities and NaN propagate without warnings
         for array, batch in zip(running, (mean, var), strict=True):
-            # In float64, rounded once.
+            # Computed in float64, so that it is rounded only once.
             array[...] = update.keep * array.astype(np.float64, copy=False) + (1.0 - update.keep) * batch
 
 
@@ -507,9 +508,10 @@ def batch_norm_backward(
 ) -> NormGradients:
     """Gradients of :func:`batch_norm_forward`.
 
-    `need` names those wanted; by default ``dx`` and those of the parameters there are. They overwrite the buffers of
-    `out`, or are added to them with ``accumulate=True``. With `sums` (of all workers, :func:`batch_norm_gradient_sums`)
-    only ``dx`` is computed: the parameters' gradients are among the sums.
+    `need` names the gradients to compute; the default is ``dx`` and those of the parameters that forward was given.
+    They overwrite the buffers of `out`, or are added to them with ``accumulate=True``. With `sums` (the
+    :func:`batch_norm_gradient_sums` of all workers, added up) only ``dx`` is computed: the sums are the gradients of
+    the parameters.
     """
     return _backward("batch_norm", dy, cache, need, sums, out, accumulate, num_threads)
 
@@ -558,7 +560,7 @@ def group_norm_backward(
 
 @public
 def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | None = None) -> GradientSums:
-    """The sums that ``dx`` needs of every worker's data. Add them up over the workers and give them to backward."""
+    """The sums over one worker's data that ``dx`` needs. Add them up over all workers; pass the total to backward."""
     problem = _checked_cache("batch_norm", cache)
     dy = _checked_dy(dy, problem)
     sum_dz, sum_dz_xhat = np.zeros(problem.statistics_shape), np.zeros(problem.statistics_shape)
@@ -638,7 +640,7 @@ def _backward(
         _args.check_aligned("dy", dy)
         _check_output(problem, cache)
         _check_results(problem, dy, cache, results)
-        # The engine wants the parameters' gradients contiguous.
+        # The engine writes the gradients of gamma and beta only to contiguous arrays.
         written = [None if array is None else _args.as_plain(array) for array in results]
         contiguous = [None if array is None else _args.contiguous_result(array, accumulate) for array in written[1:]]
         return (*arguments[:5], written[0], *contiguous, accumulate)
@@ -651,7 +653,7 @@ def _backward(
 
 
 def _check_output(problem: NormProblem, cache: NormCache) -> None:
-    """`NormCache.with_arrays` takes any y."""
+    """Check the cache's y, because `NormCache.with_arrays` accepts any."""
     y = cache.y
     if problem.needs_y and (y is None or y.shape != problem.shape or y.dtype != problem.dtype):
         found = "is missing" if y is None else f"has shape {y.shape} and dtype {y.dtype}"

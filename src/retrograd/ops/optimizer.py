@@ -1,8 +1,7 @@
-"""Optimizer steps: parameters and their states updated in place, a whole list of them in one call.
+"""Optimizer steps. One call updates a whole list of parameters and their states in place.
 
-Each array is passed over once. With g the loss gradient after `gradient_scale` and clipping, plus
-`weight_decay * p + l1 * sign(p)`, the formulas are in the docstrings; docs/optimizer.md has them with the names that
-PyTorch, Keras and BNNS give to the same things.
+Each array is read and written once. In the docstrings, g is the loss gradient after `gradient_scale` and clipping, plus
+`weight_decay * p + l1 * sign(p)`. docs/optimizer.md has the formulas with the names used by PyTorch, Keras and BNNS.
 """
 
 from __future__ import annotations
@@ -58,23 +57,23 @@ def sgd_step(
     clip_before_scale: bool = False,
     num_threads: int | None = None,
 ) -> None:
-    """One step of gradient descent, with momentum where there are velocities (zeros before the first step).
+    """One step of gradient descent, with momentum if velocities are given (zeros before the first step).
 
-    `velocity_of` says what a velocity u is made of::
+    `velocity_of` selects how the velocity u is defined::
 
         "gradient"  u = momentum * u + g                     p -= learning_rate * u    (PyTorch)
         "step"      u = momentum * u - learning_rate * g     p += u                    (Keras)
         "descent"   u = momentum * u + learning_rate * g     p -= u
 
-    They differ only where the learning rate changes. Under `nesterov` the parameter moves as if by the velocity one
-    more time: by `momentum * u + g`, with the learning rate and sign of the form.
+    They differ only when the learning rate changes. With `nesterov` the parameter moves by `momentum * u + g` instead
+    of u, with the same learning rate and sign.
     """
     rate = _non_negative("learning_rate", learning_rate)
-    decay = _non_negative("momentum", momentum)
-    if velocities is None and (decay or nesterov):
-        what = f"momentum is {decay}" if decay else "nesterov is set"
+    momentum = _non_negative("momentum", momentum)
+    if velocities is None and (momentum or nesterov):
+        what = f"momentum is {momentum}" if momentum else "nesterov is set"
         raise ValueError(f"{what}, but there are no velocities")
-    if nesterov and not decay:
+    if nesterov and not momentum:
         raise ValueError("nesterov is set, but momentum is 0")
     gain, step = _velocity_form(velocity_of, rate)
     if velocities is None:
@@ -84,7 +83,7 @@ def sgd_step(
         _gradient_terms(gradient_scale, clip, weight_decay, l1),
         _norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
         nesterov=bool(nesterov),
-        momentum=decay,
+        momentum=momentum,
         gain=gain,
         rate=step,
     )
@@ -116,15 +115,15 @@ def adam_step(
     clip_before_scale: bool = False,
     num_threads: int | None = None,
 ) -> None:
-    """One step of Adam; of AdamW with `decoupled`, of AMSGrad with `largest_second_moments`. `step` counts from 1::
+    """One step of Adam, of AdamW with `decoupled`, or of AMSGrad with `largest_second_moments`. `step` counts from 1::
 
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
         p -= learning_rate * mhat / (sqrt(vhat) + eps)    mhat = m / (1 - beta1**step), vhat = v / (1 - beta2**step)
 
-    `epsilon_hat`: eps is added to sqrt(v) and not to sqrt(vhat), as Keras and BNNS do. `decoupled`: weight decay is no
-    part of g, but moves the parameter by `-learning_rate * weight_decay * p`. AMSGrad puts the largest v so far in the
-    place of v. States are zeros before the first step.
+    `epsilon_hat`: eps is added to sqrt(v) and not to sqrt(vhat), as in Keras and BNNS. `decoupled`: weight decay is not
+    part of g, but adds `-learning_rate * weight_decay * p` to the parameter. AMSGrad uses the largest v so far in place
+    of v. States are zeros before the first step.
     """
     count = as_number("step", step)
     if not 1 <= count < math.inf:
@@ -143,7 +142,7 @@ def adam_step(
         _norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
         keep_first=keep_first,
         keep_second=keep_second,
-        # Both corrections are in the rate, so that one division is enough: eps goes along.
+        # Both corrections are folded into the rate, so that one division is enough. eps is scaled to match.
         eps=epsilon if epsilon_hat else epsilon * second_correction,
         rate=-rate * second_correction / first_correction,
         decay=rate * l2 if decoupled else 0.0,
@@ -180,7 +179,7 @@ def rmsprop_step(
     clip_before_scale: bool = False,
     num_threads: int | None = None,
 ) -> None:
-    """One step of RMSProp; the centered one with `means`, with momentum where there are velocities::
+    """One step of RMSProp, centered if `means` are given, with momentum if velocities are given::
 
         s = alpha * s + (1 - alpha) * g**2
         a = alpha * a + (1 - alpha) * g             with `means`, else 0
@@ -190,9 +189,9 @@ def rmsprop_step(
     States are zeros before the first step. `s - a**2` is 0 where rounding would make it negative.
     """
     rate = _non_negative("learning_rate", learning_rate)
-    decay = _non_negative("momentum", momentum)
-    if velocities is None and decay:
-        raise ValueError(f"momentum is {decay}, but there are no velocities")
+    momentum = _non_negative("momentum", momentum)
+    if velocities is None and momentum:
+        raise ValueError(f"momentum is {momentum}, but there are no velocities")
     gain, step = _velocity_form(velocity_of, rate)
     if velocities is None:
         gain, step = 1.0, -rate
@@ -204,7 +203,7 @@ def rmsprop_step(
         keep_second=_fraction("alpha", alpha),
         eps=0.0 if eps_inside_root else epsilon,
         eps_inside=epsilon if eps_inside_root else 0.0,
-        momentum=decay,
+        momentum=momentum,
         gain=gain,
         rate=step,
     )
@@ -214,7 +213,7 @@ def rmsprop_step(
 
 @public
 def global_norm(arrays: Arrays, *, num_threads: int | None = None) -> float:
-    """The square root of the sum of squares of all elements of all arrays, added in float64 and in a fixed order."""
+    """The L2 norm of all elements of all arrays, accumulated in float64 and in a fixed order."""
     threads = thread_count(num_threads)
     given = _as_list("arrays", arrays)
 
@@ -231,7 +230,7 @@ def global_norm(arrays: Arrays, *, num_threads: int | None = None) -> float:
     return float(norm)
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
+# ---- scalars ---------------------------------------------------------------------------------------------------------
 
 
 def _finite(name: str, value: float) -> float:
@@ -256,7 +255,7 @@ def _fraction(name: str, value: float) -> float:
 
 
 def _velocity_form(velocity_of: str, rate: float) -> tuple[float, float]:
-    """(gain, rate): the velocity takes in gain * g, the parameter rate * velocity."""
+    """(gain, rate): gain * g is added to the velocity, and rate * velocity to the parameter."""
     forms = {"gradient": (1.0, -rate), "step": (-rate, 1.0), "descent": (rate, -1.0)}
     if velocity_of not in forms:
         raise ValueError(f"velocity_of is {velocity_of!r}; there are {', '.join(map(repr, forms))}")
@@ -292,7 +291,7 @@ def _norm_terms(
     known_norm: float | None,
     clip_before_scale: bool,
 ) -> tuple[float, bool, float, bool]:
-    """maximum norm or 0, of each, known norm or 0, before the scale"""
+    """(maximum norm or 0, whether it applies to each array, known norm or 0, whether clipping precedes the scale)"""
     if maximum_norm is None and maximum_norm_each is None and known_norm is None:
         return 0.0, False, 0.0, bool(clip_before_scale)
     ways = {"clip": clip, "maximum_norm": maximum_norm, "maximum_norm_each": maximum_norm_each}
@@ -357,26 +356,28 @@ def _step(
 ) -> None:
     threads = thread_count(num_threads)
     single = isinstance(parameters, np.ndarray)
-    moved: list[Any] = [parameters] if single else _as_list("parameters", parameters)
-    gradients_of = _of_each("gradients", gradients, moved, single)
-    held = [[] if arrays is None else _of_each(name, arrays, moved, single) for name, arrays in states.items()]
+    updated: list[Any] = [parameters] if single else _as_list("parameters", parameters)
+    gradient_list = _one_each("gradients", gradients, updated, single)
+    state_lists = [
+        [] if arrays is None else _one_each(name, arrays, updated, single) for name, arrays in states.items()
+    ]
     for name, arrays in states.items():
         if arrays is None and name in _NEEDED_STATES:
             raise TypeError(f"{name} is None; it is needed, zeros before the first step")
-    arguments = (moved, gradients_of, *held, *([[]] * (3 - len(held))))
+    arguments = (updated, gradient_list, *state_lists, *([[]] * (3 - len(state_lists))))
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
-        given = {name: arrays for name, arrays in zip(states, held, strict=True) if states[name] is not None}
-        written, read = _checked({"parameters": moved, "gradients": gradients_of, **given})
+        given = {name: arrays for name, arrays in zip(states, state_lists, strict=True) if states[name] is not None}
+        written, read = _checked({"parameters": updated, "gradients": gradient_list, **given})
         check_disjoint(written, read)
-        plain = [[as_plain(array) for array in arrays] for arrays in (moved, *arguments[2:])]
+        plain = [[as_plain(array) for array in arrays] for arrays in (updated, *arguments[2:])]
         return (plain[0], list(read.values()), *plain[1:])
 
     enter(rule.step, arguments, threads, fix)
 
 
-def _of_each(name: str, arrays: object, parameters: list[Any], single: bool) -> list[Any]:
-    """As many arrays as there are parameters."""
+def _one_each(name: str, arrays: object, parameters: list[Any], single: bool) -> list[Any]:
+    """The arrays as a list, one for each parameter."""
     found = [arrays] if single else _as_list(name, arrays)
     if len(found) != len(parameters):
         raise ValueError(f"there are {len(found)} {name}, but {len(parameters)} parameters")
@@ -384,7 +385,7 @@ def _of_each(name: str, arrays: object, parameters: list[Any], single: bool) -> 
 
 
 def _checked(lists: dict[str, list[Any]]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """What is written and what is read, as arrays, by name. Raises if one of them is not as it should be."""
+    """Check the arrays; return those that are written and those that are read, by name."""
     written: dict[str, Array] = {}
     read: dict[str, Array] = {}
     for i, parameter in enumerate(lists["parameters"]):

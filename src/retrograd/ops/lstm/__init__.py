@@ -1,8 +1,8 @@
 """LSTM: forward with a training cache, and backward.
 
-``lstm_forward`` returns :class:`LstmResult`, whose ``cache`` goes to ``lstm_backward`` together with ``dy``. The cache
-refers to ``x``, the states and the weights rather than copying them: leave them as they are until backward has run.
-Nothing is written when an argument is refused. ``docs/lstm.md`` has the formulas.
+``lstm_forward`` returns :class:`LstmResult`, whose ``cache`` is passed to ``lstm_backward`` together with ``dy``. The
+cache refers to ``x``, the states and the weights rather than copying them: do not modify them until backward has run.
+Nothing is written if an argument is invalid. ``docs/lstm.md`` has the formulas.
 """
 
 from .backward import LstmGradients, lstm_backward

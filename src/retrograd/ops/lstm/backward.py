@@ -1,4 +1,4 @@
-"""Backward."""
+"""LSTM backward."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .weights import as_cells, named_arrays, shape_of
 
 
 class LstmGradients(NamedTuple):
-    """Gradients by name; None for those not asked for. Also the form of ``out=``: buffers to be written.
+    """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to.
 
-    ``dweights`` is of the form of the weights that forward was given.
+    ``dweights`` has the same structure as the weights passed to forward.
     """
 
     dx: Array | None = None
@@ -31,7 +31,7 @@ class LstmGradients(NamedTuple):
 
 _NEEDS: Final = ("dx", "dwx", "dwh", "db", "dpeephole", "dh0", "dc0")
 _WEIGHT_NEEDS: Final = frozenset(_NEEDS[1:5])
-# Without `need`: everything, and the states' gradients if the states are there.
+# Without `need`: everything, and the gradients of the initial states if these were given.
 _DEFAULT_NEEDS: Final = {
     (h0, c0): frozenset(_NEEDS[:5]) | ({"dh0"} if h0 else set()) | ({"dc0"} if c0 else set())
     for h0 in (False, True)
@@ -54,11 +54,11 @@ def lstm_backward(
     accumulate: bool = False,
     num_threads: int | None = None,
 ) -> LstmGradients:
-    """Gradients of :func:`lstm_forward` from those of ``y``, ``hn`` and ``cn``; each may be None, which is 0.
+    """Gradients of :func:`lstm_forward` from those of ``y``, ``hn`` and ``cn``, each of which may be None for zeros.
 
-    Computed are ``dx``, the gradients of all weights, and ``dh0`` and ``dc0`` if forward was given those states; or
-    what `need` names, of dx, dwx, dwh, db, dpeephole, dh0, dc0. Results are written to the buffers of `out`, added to
-    them with `accumulate`. The cache is only read: backward may run again.
+    `need` names the gradients to compute: any of dx, dwx, dwh, db, dpeephole, dh0 and dc0. The default is ``dx``, the
+    gradients of all weights, and ``dh0`` and ``dc0`` if forward was given those states. Results overwrite the buffers
+    of `out`, or are added to them with ``accumulate=True``. The cache is only read, so backward may run again.
     """
     if type(cache) is not LstmCache:
         raise TypeError(f"cache must be what lstm_forward returned, not {type(cache).__name__}")
@@ -103,7 +103,7 @@ def lstm_backward(
 
 
 class _Results(NamedTuple):
-    """Where the gradients go, in the engine's form."""
+    """The arrays that the gradients are written to, in the engine's form."""
 
     dx: Array | None
     dcells: list[Cell] | None
@@ -118,7 +118,7 @@ def _run(
     accumulate: bool,
     threads: int,
 ) -> None:
-    """All is of the right shape and type."""
+    """Run the engine. All arrays have the right shape and dtype."""
     stamp = None if cache.buffer is None else cache.stamp
     buffer = recomputed(cache, threads) if cache.buffer is None else cache.buffer
     copies: list[tuple[Array, Array]] = []
@@ -147,7 +147,7 @@ def _run(
 
 
 def _target(part: Any, copies: list[tuple[Array, Array]], must_copy: bool = False) -> Any:
-    """Where the engine can write: the caller's own array, or one that `copies` says is to be copied there."""
+    """The caller's array if the engine can write to it, else a new one. `copies` lists what to copy back."""
     if part is None:
         return None
     if type(part) is tuple:

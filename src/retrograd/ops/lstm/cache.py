@@ -1,4 +1,4 @@
-"""What backward needs of a forward pass."""
+"""The cache: what backward needs from a forward pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .types import Buffer, Weights
 from .weights import as_cells
 
 BYTE: Final = np.dtype(np.uint8)
-STAMPS: Final = itertools.count(secrets.randbits(62))  # no two forward passes of a process share one
+STAMPS: Final = itertools.count(secrets.randbits(62))  # unique for every forward pass of a process
 
 
 class LstmGates(NamedTuple):
-    """Values of the gates and the new cell states, ``[T, N, H]`` each; 0 where a sample does not take part."""
+    """Values of the gates and the new cell states, ``[T, N, H]`` each; 0 in the steps where a sample is inactive."""
 
     i: Array
     f: Array
@@ -32,18 +32,18 @@ class LstmGates(NamedTuple):
 
 
 class LstmCache(NamedTuple):
-    """What backward needs of a forward pass: its inputs, and a buffer of what it computed. It never changes.
+    """What backward needs from a forward pass: its inputs, and a buffer with intermediate values. Immutable.
 
-    Without a buffer backward recomputes it. Treat it as opaque but for `buffer` and the methods.
+    Without a buffer, backward recomputes it. Treat it as opaque except for `buffer` and the methods.
     """
 
     inputs: Inputs
     buffer: Array | None
-    stamp: int | None  # of the forward pass that filled the buffer; None: whichever it was
+    stamp: int | None  # of the forward pass that filled the buffer; None: any
 
     @public
     def gates(self, cell: int = 0) -> LstmGates:
-        """Gate values and cell states of one cell (layer-major, directions next to each other), time first."""
+        """Gate values and cell states of one cell (layer-major, then direction), time first."""
         problem = self.inputs.problem
         index = _args.as_count("cell", cell, least=0)
         if index >= problem.cells:
@@ -57,7 +57,7 @@ class LstmCache(NamedTuple):
 
     @public
     def with_buffer(self, buffer: Buffer | bytes) -> LstmCache:
-        """The same pass, with the buffer that it has filled elsewhere."""
+        """A copy of this cache with another buffer, filled by the same pass elsewhere."""
         return new_cache((self.inputs, as_buffer("buffer", self.inputs, buffer), None))
 
     def gradient_shape(self, name: str) -> tuple[int, ...] | None:
@@ -70,7 +70,7 @@ class LstmCache(NamedTuple):
 
     @property
     def has_table(self) -> bool:
-        """Whether forward looked its inputs up in a table, whose gradient ``dx`` is."""
+        """Whether forward looked up its inputs in a table. ``dx`` is then the gradient of the table."""
         return self.inputs.indices is not None
 
     @property
@@ -78,7 +78,7 @@ class LstmCache(NamedTuple):
         return self.inputs.problem.dtype
 
     def refers_to(self, x: Array, weights: Weights) -> bool:
-        """Whether the cache has these arrays themselves, rather than copies of them."""
+        """Whether the cache refers to these very arrays, rather than to copies of them."""
 
         def arrays(cells: Any) -> list[Any]:
             parts = [part for cell in cells for part in cell]
@@ -105,14 +105,14 @@ def recomputed(cache: LstmCache, threads: int) -> Array:
 
 
 def check_filled(refusal: Refusal | None) -> None:
-    """The engine's answer where only the buffer of a cache can be wrong."""
+    """Raise if the engine refused a call in which only the cache's buffer can be wrong."""
     if refusal is not None:
         raise_for_cache(refusal)
         raise_unexplained(refusal)
 
 
 def raise_for_cache(refusal: Refusal) -> None:
-    """Raise if the buffer of a cache is what the engine refused."""
+    """Raise if the engine refused the cache's buffer."""
     if refusal.reason is Reason.foreign_cache:
         raise ValueError("cache holds nothing that a finished lstm_forward has written")
     if refusal.reason is Reason.cache_of_another_problem:

@@ -1,4 +1,4 @@
-"""Forward, and the cache of a forward pass that ran elsewhere."""
+"""LSTM forward, and the cache of a forward pass that ran elsewhere."""
 
 from __future__ import annotations
 
@@ -56,22 +56,24 @@ def lstm_forward(
 ) -> LstmResult:
     """Run an LSTM over ``x [T, N, I]`` (``[N, T, I]`` if `batch_first`).
 
-    `weights` is the :class:`LstmWeights` of the one cell, with states ``[N, H]``; or a sequence of them, one per layer
-    and direction (directions of a layer next to each other), with states ``[cells, N, H]``. States not given are 0.
+    `weights` is the :class:`LstmWeights` of a single cell, with states ``[N, H]``; or a sequence of them, one per layer
+    and direction (layer-major), with states ``[cells, N, H]``. States default to 0.
 
-    With a `table` ``[rows, I]`` x are integers ``[T, N]`` (``[N, T]``), and the input is ``table[x]``: an embedding. It
-    is faster than looking them up first if x is larger than the table, because rows are multiplied once, however often
-    they occur. The gradient ``dx`` is then that of the table.
+    With a `table` ``[rows, I]``, x holds integers ``[T, N]`` (``[N, T]``), and the input is ``table[x]``: an embedding.
+    If x is larger than the table, this is faster than a separate lookup, because each row of the table is multiplied by
+    the weights only once. ``dx`` is then the gradient of the table.
 
-    `lengths` (``[N]``, any order, 0 allowed) ends each sample's sequence; `batch_sizes` (``[T]``) says how many of the
-    first samples take part in each step. Outputs of samples that do not take part are 0, their states are carried.
+    `lengths` (``[N]``, any order, 0 allowed) gives the length of each sample's sequence; `batch_sizes` (``[T]``) gives
+    the number of samples, counted from the first, that are active in each step. Inactive samples have output 0 and keep
+    their states.
 
-    `dropout` is the share of outputs dropped between layers while `training`; equal seeds drop equal elements.
-    ``output_gate_reads="old"`` lets the output gate's peephole see the previous cell state.
+    `dropout` is the fraction of outputs dropped between layers in training; the same `seed` drops the same elements.
+    With ``output_gate_reads="old"`` the output gate's peephole reads the previous cell state.
 
-    In training the result has a cache for :func:`lstm_backward`, in the buffer `cache` if one is given
-    (:func:`lstm_cache_size` bytes); with `recompute` it stays empty, and backward runs forward again. `out` is a buffer
-    for ``y``, or a mapping with buffers for any of ``y``, ``hn`` and ``cn``; ``hn`` may be ``h0``, and ``cn`` ``c0``.
+    In training the result has a cache for :func:`lstm_backward`, stored in the buffer `cache` if given
+    (:func:`lstm_cache_size` bytes). With `recompute` nothing is stored, and backward runs forward again. `out` is a
+    buffer for ``y``, or a mapping with buffers for any of ``y``, ``hn`` and ``cn``; ``hn`` may be ``h0``, and ``cn``
+    may be ``c0``.
     """
     inputs = bind(
         x,
@@ -131,7 +133,7 @@ def lstm_cache(
 ) -> LstmCache:
     """The cache of a forward pass with these arguments, without running it.
 
-    With the `buffer` that such a pass filled, here or elsewhere; without one, backward runs forward again.
+    `buffer` is the buffer that such a pass filled, here or elsewhere. Without it, backward runs forward again.
     """
     inputs = bind(
         x,
@@ -170,7 +172,7 @@ def lstm_cache_size(
     lengths: npt.ArrayLike | None = None,
     batch_sizes: npt.ArrayLike | None = None,
 ) -> int:
-    """Bytes of the cache of a forward pass. A ragged batch needs less: say its `lengths` or `batch_sizes`."""
+    """The size of a forward pass's cache in bytes. A ragged batch needs less: pass its `lengths` or `batch_sizes`."""
     sizes = {"seq_len": seq_len, "batch_size": batch_size, "input_size": input_size}
     steps, samples, inputs = (_args.as_count(name, value, least=0) for name, value in sizes.items())
     units = _args.as_count("hidden_size", hidden_size)
@@ -195,7 +197,7 @@ def lstm_cache_size(
 
 
 def _outputs(inputs: Inputs, out: Array | Mapping[str, Array | None], recomputes: bool) -> tuple[Array, Array, Array]:
-    """Where y, hn and cn go."""
+    """The arrays that y, hn and cn are written to."""
     problem = inputs.problem
     found = {"y": problem.y_shape, "hn": problem.state_shape, "cn": problem.state_shape}
     given = out if isinstance(out, Mapping) else {"y": out}

@@ -1,4 +1,4 @@
-"""An LSTM of one shape, what a forward pass reads, and how the engine is called with it."""
+"""An LSTM problem of one shape, the inputs of a forward pass, and the call into the engine."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Problem(NamedTuple):
     directions: int
     dtype: np.dtype[Any]
     peephole: int  # 0: none, 1: diagonals, 2: full matrices
-    single: bool  # one cell, given as such: states have no axis of cells
+    single: bool  # the weights were not a sequence: states have no cell axis
     batch_first: bool
-    x_shape: tuple[int, ...]  # shapes as the caller sees them
+    x_shape: tuple[int, ...]  # in the caller's axis order
     y_shape: tuple[int, ...]
     state_shape: tuple[int, ...]
 
@@ -52,11 +52,11 @@ class Problem(NamedTuple):
         return self.engine.cache_bytes(self.steps * self.samples if active is None else int(active.sum()))
 
     def sequence(self, array: Array) -> Array:
-        """x, y or one of their gradients, time first."""
+        """View x, y or one of their gradients with time first."""
         return array.transpose(1, 0, 2) if self.batch_first else array
 
     def states(self, array: Array) -> Array:
-        """A state or a gradient of one, as [cells, N, H]."""
+        """View a state or its gradient as [cells, N, H]."""
         return array[None] if self.single else array
 
     def __repr__(self) -> str:
@@ -67,16 +67,16 @@ class Problem(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a forward pass reads, in the engine's form, which takes these fields by their order (bind/lstm.cpp)."""
+    """The inputs of a forward pass, in the engine's form. bind/lstm.cpp reads these fields by position."""
 
     problem: Problem
     x: Array  # time first, or the table
-    indices: Array | None  # of the table's rows, time first
+    indices: Array | None  # into the table's rows, time first
     cells: list[Cell]
     h0: Array | None  # [cells, N, H]
     c0: Array | None
-    active: Array | None  # how many slots take part in each step; None: all samples in every step
-    order: Array | None  # which sample is in which slot
+    active: Array | None  # the number of active slots in each step; None: all samples in every step
+    order: Array | None  # the sample in each slot
     seed: int
 
 
@@ -154,7 +154,7 @@ def _problem(
         units,
         layers,
         directions,
-        _DTYPES[code],  # the one that arrays' are compared with by identity
+        _DTYPES[code],  # the canonical object: dtypes are compared by identity
         peephole,
         single,
         batch_first,
@@ -165,7 +165,7 @@ def _problem(
 
 
 def check_fits(steps: int, samples: int, inputs: int, units: int, cells: int) -> None:
-    """Refuse sizes whose arrays no machine could hold: the engine counts in 64 bits."""
+    """Raise for sizes that no machine could hold, so that the engine's 64-bit sizes cannot overflow."""
     rows, width = (steps + 1) * (samples + 1), max(8 * (units + 32), inputs + 32, 2 * units + 96)
     elements = max(rows + 64, 8 * (units + 32)) * width * (cells + 1)
     if elements >= _MOST_ELEMENTS:
@@ -178,7 +178,7 @@ def check_fits(steps: int, samples: int, inputs: int, units: int, cells: int) ->
 def _ragged(
     steps: int, samples: int, lengths: npt.ArrayLike | None, batch_sizes: npt.ArrayLike | None
 ) -> tuple[Array | None, Array | None]:
-    """How many slots take part in each step, and which sample is in which slot."""
+    """The number of active slots in each step, and the sample in each slot."""
     if lengths is not None:
         if batch_sizes is not None:
             raise ValueError("lengths and batch_sizes are both given; one of them is enough")
@@ -186,7 +186,7 @@ def _ragged(
         if not samples or ends.min() == steps:
             return None, None
         order = np.argsort(-ends, kind="stable")
-        # Slot s takes part in the steps before its end; ends are in falling order.
+        # Slot s is active in the steps before its end; ends are in descending order.
         active = samples - np.searchsorted(ends[order][::-1], np.arange(steps), side="right")
         return active.astype(np.int64), order.astype(np.int64)
     if batch_sizes is not None:
@@ -223,7 +223,7 @@ def bind(
     seed: int,
     training: bool,
 ) -> Inputs:
-    """The arguments of a forward pass, checked as far as the engine does not."""
+    """The inputs of a forward pass. Checks what the engine does not."""
     indices = None
     if table is not None:
         x, indices = _looked_up(x, table, batch_first)
@@ -249,7 +249,7 @@ def bind(
     )
     try:
         problem = _problem(*key)
-    except TypeError:  # an unhashable argument, or a wrong type found inside: say which
+    except TypeError:  # an unhashable argument, or a type error from the checks: run them again without the memo
         problem = _problem.__wrapped__(*key)
     active = order = None
     if lengths is not None or batch_sizes is not None:
@@ -270,7 +270,7 @@ def bind(
 
 
 def _looked_up(x: object, table: object, batch_first: bool) -> tuple[Array, Array]:
-    """The table, and the indices of its rows, time first."""
+    """The table, and the row indices, time first."""
     rows = _args.as_array("table", table)
     if rows.ndim != 2:
         raise ValueError(f"table has shape {rows.shape}, must have 2 axes, [rows, I]")
@@ -299,7 +299,7 @@ def run_forward(
     cn: Array | None,
     threads: int,
 ) -> Inputs:
-    """Outputs are of the right shape and type. Returns the inputs in the form in which the engine took them."""
+    """Run the engine. Outputs have the right shape and dtype. Returns the inputs in the form the engine accepted."""
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         checked = checked_inputs(inputs)
@@ -327,18 +327,18 @@ def named_inputs(inputs: Inputs) -> dict[str, Array | None]:
 
 
 def unit_stride(array: Array, copy: bool = True) -> Array:
-    """The array, or one of the same contents (or only shape) whose last axis is contiguous."""
+    """The array if its last axis is contiguous, else a contiguous copy, or with ``copy=False`` an empty array."""
     if array.shape[-1] <= 1 or array.strides[-1] == array.itemsize:
         return array
     return np.ascontiguousarray(array) if copy else _memory.empty(array.shape, array.dtype)
 
 
 def checked_inputs(inputs: Inputs) -> Inputs:
-    """Say what is wrong with x, the states or the weights; convert what can be converted."""
+    """Raise for an invalid x, state or weight; convert what can be converted."""
     problem, x, indices, cells, h0, c0, active, order, seed = inputs
     _args.check_aligned("x" if indices is None else "table", x)
     if indices is not None:
-        used = np.where(_taking_part(inputs), indices, 0)
+        used = np.where(_active_mask(inputs), indices, 0)
         if used.any() and not 0 <= used.min() <= used.max() < len(x):
             given = used.T if problem.batch_first else used
             _args.raise_out_of_range("x", given, len(x), "the rows of table are")
@@ -352,8 +352,8 @@ def checked_inputs(inputs: Inputs) -> Inputs:
     return _new_inputs((problem, unit_stride(x), indices, checked, *states.values(), active, order, seed))
 
 
-def _taking_part(inputs: Inputs) -> npt.NDArray[np.bool_]:
-    """Which samples take part in which steps, [T, N]."""
+def _active_mask(inputs: Inputs) -> npt.NDArray[np.bool_]:
+    """Which samples are active in which steps, [T, N]."""
     problem = inputs.problem
     active = np.full(problem.steps, problem.samples) if inputs.active is None else inputs.active
     slots = np.arange(problem.samples) < active[:, None]

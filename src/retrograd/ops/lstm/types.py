@@ -1,4 +1,4 @@
-"""What callers name: the parameters of a cell, and the functions of its gates."""
+"""Types of the LSTM functions' arguments: the parameters of a cell, and the activations of its gates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Buffer: TypeAlias = Array | bytearray | memoryview
 class LstmWeights(NamedTuple):
     """The parameters of one cell (one layer, one direction), or their gradients. Gates in the order i f g o.
 
-    Each is one array for all gates, ``[4H, I]`` or ``[4, H, I]``, or four arrays ``[H, I]``, in any strides: ``wx``
-    ``[4H, I]``, ``wh`` ``[4H, H]``, ``b`` ``[4H]``, and `peephole`, which is ``[4H]`` for diagonals and ``[4H, H]``
-    for full matrices. Of the four arrays of ``b`` and of `peephole` any may be None.
+    The shapes are ``wx`` ``[4H, I]``, ``wh`` ``[4H, H]``, ``b`` ``[4H]``, and `peephole` ``[4H]`` for diagonal or
+    ``[4H, H]`` for full matrices. Each may also be given as ``[4, H, ...]``, or as four arrays ``[H, ...]``, one per
+    gate; those of ``b`` and `peephole` may be None. Strides are arbitrary.
     """
 
     wx: GateArrays | None
@@ -28,7 +28,7 @@ class LstmWeights(NamedTuple):
 
 
 class LstmActivations(NamedTuple):
-    """The functions of the gates i f g o, and `h`, which makes the hidden output of the cell state."""
+    """The activations of the gates i f g o, and `h`, which is applied to the cell state to compute the output."""
 
     i: str | Activation = "sigmoid"
     f: str | Activation = "sigmoid"

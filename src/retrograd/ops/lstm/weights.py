@@ -1,4 +1,4 @@
-"""Weights as callers give them: one array per parameter, or one per gate; one cell, or a list of cells."""
+"""Convert the caller's weights: one array per parameter or one per gate; a single cell or a list of cells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .types import Cell, LstmWeights, Weights
 
 
 def as_cells(name: str, weights: Weights, result: bool = False) -> tuple[list[Cell], bool]:
-    """The parameters of every cell, and whether a single cell was given as such."""
+    """The parameters of every cell, and whether a single cell was given rather than a sequence."""
     if isinstance(weights, LstmWeights):
         return [_cell(name, weights, result)], True
     if isinstance(weights, (str, bytes)) or not isinstance(weights, Sequence):
@@ -42,7 +42,7 @@ def _cell(name: str, cell: Any, result: bool) -> Cell:
 
 
 def _is_gate_tuple(part: Any) -> bool:
-    """Whether these are four arrays as they should be: what else there is takes longer to look at."""
+    """Whether this is a tuple of four arrays, as is usual: a fast path around the full checks."""
     return type(part) is tuple and len(part) == 4 and all(a is None or type(a) is np.ndarray for a in part)
 
 
@@ -61,7 +61,7 @@ def _array(name: str, value: object, result: bool) -> Array:
 
 
 def hidden_size(wh: Any) -> int:
-    """The hidden size, which all the rest has to agree with."""
+    """The hidden size, which all other shapes must match."""
     first = wh[0] if type(wh) is tuple else wh
     if first is None:
         raise ValueError("wh is None; a cell needs wx and wh of every gate")
@@ -93,7 +93,7 @@ def _peephole_of(part: Any, units: int) -> int:
 
 
 def named_arrays(name: str, cells: Sequence[Cell]) -> Iterator[tuple[str, Any]]:
-    """Every array of some cells, with a name for it."""
+    """Every array of the cells, with its name for error messages."""
     for index, cell in enumerate(cells):
         for field, part in zip(LstmWeights._fields, cell, strict=True):
             label = f"{name}.{field}" if len(cells) == 1 else f"{name}[{index}].{field}"
