@@ -424,7 +424,9 @@ void row_moments(BlockSize size, Run<const A> x, const double* center, double* s
     const int64_t cols = size.cols;
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, sums += 2) {
         if (cols > few * lanes) {
-            plane_moments<A>({1, cols}, {x.data, 0, 0}, A(center[row]), sums);
+            MomentSum<A> sum{A(center[row])};  // braces: parentheses would declare a function
+            sum.run(x.data, cols, [](int64_t, int) {});
+            sum.total(sums);
             continue;
         }
         const Vec<A> c = splat(A(center[row]));
@@ -445,23 +447,37 @@ void row_moments(BlockSize size, Run<const A> x, const double* center, double* s
     }
 }
 
-// Without gamma the product is skipped; without beta a zero is added, which costs nothing.
-template <ActivationKind kAct, class Scaled, class A>
-RG_INLINE Vec<A> row_value(Scaled scaled, Vec<A> xhat, RowParameters<A> parameters, int64_t i, int64_t n) {
-    const Vec<A> b = parameters.beta ? read(parameters.beta + i, n) : Vec<A>{};
-    return value_of<kAct, A>(scaled.value ? fma(xhat, read(parameters.gamma + i, n), b) : xhat + b);
+// Which parameters there are, as compile-time constants where that is worth a copy of the kernel.
+template <class Scaled, class Shifted>
+struct ParameterFlags {
+    Scaled has_gamma;
+    Shifted has_beta;
+};
+template <ActivationKind kAct, class A, class Body>
+RG_INLINE void with_parameters(RowParameters<A> parameters, Body body) {
+    with_flag_if_cheap<kAct>(parameters.gamma, [&](auto scaled) {
+        with_flag_if_cheap<kAct>(parameters.beta, [&](auto shifted) {
+            body(ParameterFlags<decltype(scaled), decltype(shifted)>{scaled, shifted});
+        });
+    });
+}
+// Without gamma the product is skipped; without beta a zero is added, as one that is given would be.
+template <ActivationKind kAct, class Flags, class A>
+RG_INLINE Vec<A> row_value(Flags flags, Vec<A> xhat, RowParameters<A> parameters, int64_t i, int64_t n) {
+    const Vec<A> b = flags.has_beta.value ? read(parameters.beta + i, n) : Vec<A>{};
+    return value_of<kAct, A>(flags.has_gamma.value ? fma(xhat, read(parameters.gamma + i, n), b) : xhat + b);
 }
 
-template <ActivationKind kAct, class Streamed, class Scaled, class A>
-void row_apply_as(Streamed streamed, Scaled scaled, BlockSize size, Run<const A> x,
-                  Standardization<const A*> statistics, RowParameters<A> parameters, Target<A> y) {
+template <ActivationKind kAct, class Streamed, class Flags, class A>
+void row_apply_as(Streamed streamed, Flags flags, BlockSize size, Run<const A> x, Standardization<const A*> statistics,
+                  RowParameters<A> parameters, Target<A> y) {
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, y.data += y.stride) {
         const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
         const Vec<A> o = splat(statistics.offset[row]);
         for_vectors(y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
             prefetch(x.data + i + x.ahead);
             const Vec<A> xhat = fma(read(x.data + i, n) - c, m, o);
-            write(streamed.value, y.data + i, n, row_value<kAct>(scaled, xhat, parameters, i, n));
+            write(streamed.value, y.data + i, n, row_value<kAct>(flags, xhat, parameters, i, n));
         });
     }
 }
@@ -471,15 +487,15 @@ void row_apply(BlockSize size, Run<const A> x, Standardization<const A*> statist
                ActivationKind f, Target<A> y) {
     with_fused(f, [&](auto fused) {
         with_stream<fused.kind>(y.stream, [&](auto streamed) {
-            with_flag_if_cheap<fused.kind>(parameters.gamma, [&](auto scaled) {
-                row_apply_as<fused.kind>(streamed, scaled, size, x, statistics, parameters, y);
+            with_parameters<fused.kind>(parameters, [&](auto flags) {
+                row_apply_as<fused.kind>(streamed, flags, size, x, statistics, parameters, y);
             });
         });
     });
 }
 
-template <ActivationKind kAct, class Scaled, class A>
-void row_apply_moments_as(Scaled scaled, BlockSize size, Run<const A> x, Standardization<const A*> statistics,
+template <ActivationKind kAct, class Flags, class A>
+void row_apply_moments_as(Flags flags, BlockSize size, Run<const A> x, Standardization<const A*> statistics,
                           RowParameters<A> parameters, Target<A> y, NextRowMoments<A> next) {
     for (int64_t row = 0; row < size.rows; ++row) {
         const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
@@ -489,7 +505,7 @@ void row_apply_moments_as(Scaled scaled, BlockSize size, Run<const A> x, Standar
             y.data, size.cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next.x, size.cols, each); },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> xhat = fma(read(x.data + i, n) - c, m, o);
-                write(true, y.data + i, n, row_value<kAct>(scaled, xhat, parameters, i, n));
+                write(true, y.data + i, n, row_value<kAct>(flags, xhat, parameters, i, n));
             });
         sum.total(next.sums);
         x.data += x.stride, next.x += x.stride, y.data += y.stride, next.sums += 2;
@@ -500,8 +516,8 @@ template <class A>
 void row_apply_moments(BlockSize size, Run<const A> x, Standardization<const A*> statistics,
                        RowParameters<A> parameters, ActivationKind f, Target<A> y, NextRowMoments<A> next) {
     with_fused(f, [&](auto fused) {
-        with_flag_if_cheap<fused.kind>(parameters.gamma, [&](auto scaled) {
-            row_apply_moments_as<fused.kind>(scaled, size, x, statistics, parameters, y, next);
+        with_parameters<fused.kind>(parameters, [&](auto flags) {
+            row_apply_moments_as<fused.kind>(flags, size, x, statistics, parameters, y, next);
         });
     });
 }
