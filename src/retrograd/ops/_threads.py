@@ -80,6 +80,8 @@ def get_num_threads() -> int:
 
 
 def checked_num_threads(threads: int) -> int:
+    if type(threads) is int and 1 <= threads <= _MOST:
+        return threads
     try:
         count = operator.index(threads)
     except TypeError:

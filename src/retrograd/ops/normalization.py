@@ -400,7 +400,7 @@ def _forward(
         arguments = _checked_forward(problem, arguments)
         if not given:
             statistics.fill(0.0)
-    _, gamma, beta, saved_y, keep_x, *_ = arguments
+    _, gamma, beta, saved_y, keep_x, _, _ = arguments
     saved_x = x if keep_x is None else keep_x
     if not problem.needs_y:
         saved_y = None
@@ -645,10 +645,11 @@ def _backward(
         contiguous = [None if array is None else _args.contiguous_result(array, accumulate) for array in written[1:]]
         return (*arguments[:5], written[0], *contiguous, accumulate)
 
-    _, (*_, to_dgamma, to_dbeta, _) = enter(problem.engine.backward, arguments, threads, fix)
-    for array, computed in ((dgamma, to_dgamma), (dbeta, to_dbeta)):
-        if array is not computed:
-            array[...] = computed
+    _, taken = enter(problem.engine.backward, arguments, threads, fix)
+    if taken is not arguments:
+        for array, computed in ((dgamma, taken[6]), (dbeta, taken[7])):
+            if array is not computed:
+                array[...] = computed
     return results
 
 
