@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../core/base/dispatch.h"
+#include "../core/base/machine.h"
 #include "../core/base/memory.h"
 #include "../core/base/parallel.h"
 #include "../core/base/scratch.h"
@@ -65,6 +66,15 @@ nb::tuple activation_list() {
     return nb::tuple(entries);
 }
 
+nb::tuple cache_sizes() {
+    const rg::Caches& found = rg::caches();
+    return nb::make_tuple(found.l1, found.l2, found.last_level, found.last_level_cores);
+}
+void override_caches(int64_t l1, int64_t l2, int64_t last_level, int last_level_cores) {
+    const rg::Caches replacement = {l1, l2, last_level, last_level_cores};
+    rg::override_caches(&replacement);
+}
+
 // dst = sum(sources), as fast as memory allows: the baseline for the speed of a normalization.
 Outcome add_streams(nb::handle dst_array, const std::vector<nb::object>& source_arrays, bool non_temporal, int passes,
                     int threads) {
@@ -109,6 +119,11 @@ NB_MODULE(_core, m) {
     m.def("isa_levels", &rg::available_isa_levels, "The levels that this machine can run, slowest first.");
     m.def("select_isa", &rg::select_isa, nb::arg("name"),
           "Select a level for all later calls; False if this machine cannot run it.");
+    m.def("caches", &cache_sizes, nb::sig("def caches() -> tuple[int, int, int, int]"),
+          "The bytes of a core's first and second level of cache and of the last level, and how many CPUs share that.");
+    m.def("override_caches", &override_caches, nb::arg("l1"), nb::arg("l2"), nb::arg("last_level"),
+          nb::arg("last_level_cores"), "Replace them for all later calls, for tests; a size of 0 is a usual one.");
+    m.def("restore_caches", [] { rg::override_caches(nullptr); }, "Undo override_caches.");
     m.def("set_num_threads", &rg::set_num_threads, nb::arg("threads"));
     m.def("num_threads", &rg::num_threads);
     m.def("release_scratch", &rg::Buffer::release_all,

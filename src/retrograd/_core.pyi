@@ -17,6 +17,19 @@ def select_isa(name: str) -> bool:
     Select a level for all later calls; False if this machine cannot run it.
     """
 
+def caches() -> tuple[int, int, int, int]:
+    """
+    The bytes of a core's first and second level of cache and of the last level, and how many CPUs share that.
+    """
+
+def override_caches(l1: int, l2: int, last_level: int, last_level_cores: int) -> None:
+    """
+    Replace them for all later calls, for tests; a size of 0 is a usual one.
+    """
+
+def restore_caches() -> None:
+    """Undo override_caches."""
+
 def set_num_threads(threads: int) -> None: ...
 
 def num_threads() -> int: ...

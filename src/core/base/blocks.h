@@ -12,8 +12,7 @@
 
 namespace rg {
 
-constexpr int64_t kTile = 4096;          // elements of a staged block: 16 KiB of float, a third of a first-level cache
-constexpr int64_t kMinStream = 2 << 20;  // a result with more bytes than this is not expected to stay in cache
+constexpr int64_t kTile = 4096;  // elements of a staged block: 16 KiB of float, half of a small first-level cache
 
 // Indices are split by division for every block. The divisor is mostly 1, and a division costs as much as a short row.
 inline int64_t quotient(int64_t a, int64_t b) { return b == 1 ? a : a / b; }

@@ -1,31 +1,19 @@
-// Scratch memory that a thread keeps from call to call, and how much of it fits in the thread's cache.
+// Scratch memory that a thread keeps from call to call.
 #pragma once
 
 #include <stdint.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
 #include <new>
 
+#include "machine.h"
 #include "memory.h"
 
 namespace rg {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Usable bytes of a core's second-level cache. Only the order of work depends on it, never the results.
-inline int64_t cache_bytes() {
-    static const int64_t bytes = [] {
-        long found = -1;
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-        found = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-        return (found > 0 ? int64_t(found) : int64_t(1) << 20) * 7 / 8;
-    }();
-    return bytes;
-}
 
 // The state that a thread keeps from call to call, freed when the thread ends. Not thread_local variables: the C
 // library allocates those on first use and aborts the process when it is out of memory. This throws std::bad_alloc.
@@ -128,7 +116,7 @@ inline Buffer& panel_scratch() { return kept_by_thread<PanelScratch>().buffer; }
 inline Buffer& row_scratch() { return kept_by_thread<RowScratch>().buffer; }
 template <class A>
 int64_t cached_elements() {
-    return cache_bytes() / 4 / int64_t(sizeof(A));
+    return near_cache_bytes() / 4 / int64_t(sizeof(A));
 }
 
 }  // namespace rg

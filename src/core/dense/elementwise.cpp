@@ -24,15 +24,15 @@ void for_blocks(AxisList axes, int threads, const Body& body) {
     });
 }
 
-// A result too large for the cache is written with non-temporal stores, unless its lines have just been read.
-bool streams(const AxisList& axes, DType dtype, bool reads_result) {
-    return axes.extent() * element_size(dtype) >= kMinStream && !reads_result;
+// Whether a pass over `arrays` arrays writes its result with non-temporal stores: not if it has just read those lines.
+bool streams(const AxisList& axes, DType dtype, int arrays, bool reads_result) {
+    return !reads_result && exceeds_caches(axes.extent() * element_size(dtype) * arrays);
 }
 
 template <class A>
 void forward(const ActivationForward& call) {
     const Storage<A> storage(kernel_table(), call.dtype, call.activation);
-    const bool stream = streams(call.axes, call.dtype, call.x == call.y);
+    const bool stream = streams(call.axes, call.dtype, 2, call.x == call.y);
     for_blocks(call.axes, call.threads, [&](const Block& b) {
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = storage.read(call.x, kX, b, tile.x);
@@ -50,7 +50,7 @@ void backward(const ActivationBackward& call) {
     const auto apply =
         call.slope_from_input ? storage.activations.apply_input_slope : storage.activations.apply_output_slope;
     const bool reads_result = call.accumulate || call.dx == call.dy || call.dx == call.from;
-    const bool stream = streams(call.axes, call.dtype, reads_result);
+    const bool stream = streams(call.axes, call.dtype, 3, reads_result);
     for_blocks(call.axes, call.threads, [&](const Block& b) {
         Tile<A>& tile = my_tile<A>();
         const Run<const A> from = storage.read(call.from, kX, b, tile.x), dy = storage.read(call.dy, kDy, b, tile.dz);

@@ -108,7 +108,7 @@ private:
         const int64_t weight_bytes = rows_.gates_row * (inputs + shape_.units) * int64_t(sizeof(A));
         const int64_t ranges = int64_t(split.groups.size()) / shape_.directions;
         const bool enough_rows = rows_.rows > 0 && rows_.rows >= 8 * ranges * shape_.steps;
-        return !looks_up() && inputs > 0 && enough_rows && weight_bytes <= cache_bytes() * 3 / 4;
+        return !looks_up() && inputs > 0 && enough_rows && weight_bytes <= near_cache_bytes() * 3 / 4;
     }
     bool looks_up() const { return layer_ == 0 && call_.lookup.indices && rows_.rows > 0; }
     // The states of a step's slots, in panels; without a cache, two buffers alternate. And the row of its gates.

@@ -255,7 +255,7 @@ Split split_sweep(const Rows<A>& rows, int threads) {
         const double step_flops = flops / double(s.steps);
         // Splitting slots needs no barrier, but every thread reads all weights. It pays if they stay in its cache, or
         // if there are enough rows to amortise reading them.
-        const bool near = weight_bytes <= cache_bytes() * 3 / 4;
+        const bool near = weight_bytes <= near_cache_bytes() * 3 / 4;
         if (near || s.samples >= 10 * each) ranges = std::min(each, s.samples);
         // Splitting units also splits the weights. A barrier takes about as long as this many flops.
         if (ranges == 1 && step_flops >= 1e5) split.parts = int(std::min(each, rows.blocks));

@@ -20,7 +20,8 @@ struct BackwardContext {
           gamma(static_cast<const A*>(c.gamma)),
           beta(static_cast<const A*>(c.beta)),
           by_input(c.slope_from_input && storage.has_activation()),
-          stream(g.elements() * element_size(c.dtype) >= kMinStream && !c.accumulate && c.dx != c.dy && c.dx != c.x) {
+          stream(!c.accumulate && c.dx != c.dy && c.dx != c.x &&
+                 exceeds_caches(g.elements() * element_size(c.dtype) * (needs_y() ? 4 : 3))) {
         const bool for_dx = c.dx && !c.frozen && !c.given_sum_dz;
         wants_sums = for_dx || wants_parameters();
     }

@@ -17,7 +17,7 @@ struct ForwardContext {
           storage(kernel_table(), c.dtype, c.activation),
           gamma(static_cast<const A*>(c.gamma)),
           beta(static_cast<const A*>(c.beta)),
-          stream(g.elements() * element_size(c.dtype) >= kMinStream && c.x != c.y) {}
+          stream(c.x != c.y && exceeds_caches(g.elements() * element_size(c.dtype) * (c.keep ? 3 : 2))) {}
 
     int64_t set_bytes() const { return g.K * g.R * element_size(call.dtype); }
     double gamma_at(int64_t channel) const { return gamma ? double(gamma[channel]) : 1.0; }

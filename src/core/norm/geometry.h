@@ -9,6 +9,7 @@
 
 #include "../base/blocks.h"
 #include "../base/dispatch.h"
+#include "../base/machine.h"
 #include "../base/parallel.h"
 #include "../base/scratch.h"
 #include "norm.h"
@@ -202,7 +203,7 @@ struct Plan {
           set_bytes(bytes_per_set) {
         group_size = ceil_div(N, kMaxParts);
         groups = ceil_div(N, group_size);
-        resident = set_bytes <= cache_bytes();
+        resident = set_bytes <= near_cache_bytes();
         phased = workers.threads() > 1 && items > 1 && group_size == 1 && N * sets_per_n < 2 * workers.threads();
     }
     int64_t sets() const { return N * sets_per_n; }
@@ -213,7 +214,7 @@ struct Plan {
         for (int64_t n = first; n < std::min(first + group_size, N); ++n) body(n * sets_per_n + place);
     }
     // Results too large for the cache, enough sets for all threads, and room in cache for two sets and prefetched data.
-    bool pipelines(bool stream) const { return stream && !phased && 3 * set_bytes <= cache_bytes(); }
+    bool pipelines(bool stream) const { return stream && !phased && 3 * set_bytes <= near_cache_bytes(); }
 };
 
 // Blocks of planes, by set and item; a set's items are (channel, block of the channel).
