@@ -3,11 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#if defined(__linux__)
-#include <sched.h>
-#elif defined(__APPLE__)
+#if defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
 
@@ -22,20 +19,10 @@ constexpr Caches kAssumed = {32 << 10, 512 << 10, 4 << 20, 1};
 
 #if defined(__linux__)
 
-// The first CPU that this process may run on: on processors with several kinds of cores they differ.
-int first_cpu() {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 0;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-        if (CPU_ISSET(cpu, &set)) return cpu;
-    }
-    return 0;
-}
-
-// One line of a file of /sys/devices/system/cpu/cpu<cpu>/cache/index<index>.
-bool read_line(int cpu, int index, const char* name, char (&line)[256]) {
+// One line of a file of /sys/devices/system/cpu/cpu0/cache/index<index>.
+bool read_line(int index, const char* name, char (&line)[256]) {
     char path[128];
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/%s", cpu, index, name);
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index, name);
     FILE* file = fopen(path, "re");
     if (!file) return false;
     const bool found = fgets(line, sizeof line, file) != nullptr;
@@ -56,19 +43,18 @@ int count_cpus(const char* list) {
 // Not sysconf, which on virtual machines gives the third level of the whole host.
 Caches read_caches() {
     Caches found = {0, 0, 0, 1};
-    const int cpu = first_cpu();
     char line[256];
-    for (int index = 0; read_line(cpu, index, "level", line); ++index) {
+    for (int index = 0; read_line(index, "level", line); ++index) {
         const int level = atoi(line);
-        if (!read_line(cpu, index, "type", line) || strncmp(line, "Instruction", 11) == 0) continue;
-        if (!read_line(cpu, index, "size", line)) continue;
+        if (!read_line(index, "type", line) || strncmp(line, "Instruction", 11) == 0) continue;
+        if (!read_line(index, "size", line)) continue;
         char* unit = nullptr;
         const int64_t bytes = strtoll(line, &unit, 10) << (*unit == 'K' ? 10 : *unit == 'M' ? 20 : 0);
         if (level == 1) found.l1 = bytes;
         if (level == 2) found.l2 = bytes;
         if (level < 2 || bytes < found.last_level) continue;
         found.last_level = bytes;
-        found.last_level_cores = read_line(cpu, index, "shared_cpu_list", line) ? count_cpus(line) : 1;
+        found.last_level_cores = read_line(index, "shared_cpu_list", line) ? count_cpus(line) : 1;
     }
     return found;
 }
