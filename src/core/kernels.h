@@ -156,12 +156,12 @@ struct NormKernels {
     void (*store)(DType dtype, const A* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream);
 };
 
-// ---- matrix products
-// -------------------------------------------------------------------------------------------------
+// ---- matrix products -----------------------------------------------------------------------------------------------
 
 // c[rows][cols] = base + a * b, where b is given in panels: columns in groups of kPanel, [cols /
-// kPanel][depth][kPanel]. Each element is base + (a[0] b[0] + a[1] b[1] + ...), accumulated in this order, so that its
-// bits do not depend on tiling.
+// kPanel][depth][kPanel]. Each element is base + (a[0] b[0] + a[1] b[1] + ...) + (a[256] b[256] + ...) + ...: sums of
+// kDepthRun terms, each accumulated in this order and added to the result so far. So its bits do not depend on tiling,
+// and a product may be cut in depth at multiples of kDepthRun.
 template <class A>
 struct Product {
     const A* a;  // a[r * a_row + k / kPanel * a_group + k % kPanel * a_step]

@@ -91,6 +91,7 @@ Caches read_caches() { return {0, 0, 0, 1}; }
 Caches sensible(Caches found) {
     if (found.l1 <= 0) found.l1 = kAssumed.l1;
     if (found.l2 <= 0) found.l2 = std::max(kAssumed.l2, found.l1);
+    if (found.last_level_cores <= 0) found.last_level_cores = kAssumed.last_level_cores;
     if (found.last_level <= 0) found.last_level = std::max(kAssumed.last_level, found.l2);
     return found;
 }

@@ -20,6 +20,9 @@ void override_caches(const Caches* replacement);
 // What a thread can expect to keep in its second-level cache: some of it holds other data.
 inline int64_t near_cache_bytes() { return caches().l2 * 7 / 8; }
 
+// What it can expect to keep in the last level, if the other CPUs that share it are as busy.
+inline int64_t far_cache_bytes() { return caches().last_level / caches().last_level_cores; }
+
 // Whether a call that touches `bytes` bytes writes its results with non-temporal stores. Into data that fits the last
 // level, plain stores are several times faster; beyond it, non-temporal stores save reading what is overwritten.
 inline bool exceeds_caches(int64_t bytes) { return bytes > caches().last_level; }

@@ -104,19 +104,23 @@ private:
     size_t capacity_ = 0;
 };
 
-// Where a thread packs the operands of a product, panels and rows. Each may use a quarter of the cache; the rest is for
-// the result.
+// Where a thread packs the operands of a product, panels and rows.
 struct PanelScratch {
     Buffer buffer;
 };
 struct RowScratch {
     Buffer buffer;
 };
+constexpr int64_t kTileRows = 84;
 inline Buffer& panel_scratch() { return kept_by_thread<PanelScratch>().buffer; }
 inline Buffer& row_scratch() { return kept_by_thread<RowScratch>().buffer; }
+
+// The rows of an operand, `depth` elements each, that stay in the second-level cache while panels are multiplied by
+// them: half of it, in whole tiles at every level, which have 6 or 14 rows.
 template <class A>
-int64_t cached_elements() {
-    return near_cache_bytes() / 4 / int64_t(sizeof(A));
+int64_t rows_in_cache(int64_t depth) {
+    const int64_t rows = near_cache_bytes() / 2 / (depth * int64_t(sizeof(A)));
+    return std::max<int64_t>(1, rows / kTileRows) * kTileRows;
 }
 
 }  // namespace rg

@@ -90,6 +90,10 @@ struct LstmActivations {
 template <class A>
 constexpr int64_t kPanel = 64 / int64_t(sizeof(A));
 
+// The terms of a product are summed in runs of this length, and the runs are added in order: the bits of every product
+// depend on it. A run of a panel takes 16 KiB, half of a small first-level cache.
+constexpr int64_t kDepthRun = 256;
+
 // A normalization problem is x[N][C][R]: a statistics set is one n, K consecutive channels and all of R; gamma and beta
 // are indexed by C. Batch norm: N = 1 (the batch joins R), K = 1. Instance: K = 1. Group: K = C/G. Layer: R = 1, K = C.
 enum class AxisRole : int32_t { n, c, r };

@@ -10,9 +10,7 @@
 namespace rg {
 namespace {
 
-// Sums over features and over rows are accumulated in runs of this many terms: constants, because the bits of the
-// results depend on them.
-constexpr int64_t kFeatureRun = 512, kRowRun = 128;
+constexpr int64_t kRowRun = 128;  // rows that are packed and summed at a time
 
 // The sums of one panel of columns over all rows.
 template <class A>
@@ -42,8 +40,7 @@ int64_t pieces_wanted(double flops, const Workers& workers) {
 template <class A>
 void linear_forward(const LinearForward<A>& call) {
     const ProductKernels<A>& kernels = kernel_table().product.of<A>();
-    MatrixProduct<A> y(call.rows, call.inputs, call.outputs, kFeatureRun, call.x, call.w.transposed(), call.b, false,
-                       call.y);
+    MatrixProduct<A> y(call.rows, call.inputs, call.outputs, call.x, call.w.transposed(), call.b, false, call.y);
     const double flops = y.flops();
     const Workers workers(cost::kFlop * flops, call.threads);
     workers.each(y.cut(kernels, pieces_wanted(flops, workers)), [&](int64_t piece) { y.run(kernels, piece); });
@@ -54,11 +51,10 @@ void linear_backward(const LinearBackward<A>& call) {
     const ProductKernels<A>& kernels = kernel_table().product.of<A>();
     MatrixProduct<A> dx, dw;
     if (call.dx.data) {
-        dx = {call.rows, call.outputs, call.inputs, kFeatureRun, call.dy, call.w, nullptr, call.accumulate, call.dx};
+        dx = {call.rows, call.outputs, call.inputs, call.dy, call.w, nullptr, call.accumulate, call.dx};
     }
     if (call.dw.data) {
-        dw = {call.outputs, call.rows, call.inputs,     kRowRun, call.dy.transposed(),
-              call.x,       nullptr,   call.accumulate, call.dw};
+        dw = {call.outputs, call.rows, call.inputs, call.dy.transposed(), call.x, nullptr, call.accumulate, call.dw};
     }
     const double flops = dx.flops() + dw.flops();
     const Workers workers(cost::kFlop * flops, call.threads);

@@ -1,8 +1,8 @@
 // Matrix products with one operand in panels, and the packing of panels.
 //
-// A panel is kPanel<A> columns of a matrix (one cache line of a row), [depth][kPanel]. Each element of a result is one
-// chain of fused multiply-adds along the depth and one last addition, in any tile: its bits depend neither on how many
-// rows are computed together nor on the thread.
+// A panel is kPanel<A> columns of a matrix (one cache line of a row), [depth][kPanel]. Each element of a result is a
+// chain of fused multiply-adds along a run of the depth and one last addition, run after run, in any tile: its bits
+// depend neither on how many rows are computed together nor on the thread.
 #pragma once
 
 #include "../kernels.h"
@@ -73,7 +73,7 @@ RG_INLINE Vec<A> fma_in_place(const A* a, Vec<A> b, Vec<A> c) {
 // The layout of the operand that is not in panels: rows or columns of panels, or any strides.
 enum class Operand { rows, columns, any };
 
-// for r < R, j < P * kPanel: c[r][j] = base[r][j] + sum over k of a[r][k] * panels[k][j]
+// for r < R, j < P * kPanel: c[r][j] = base[r][j] + sum over k of a[r][k] * panels[k][j], for one run of the depth
 template <class A, int R, int P, Operand form>
 void product_tile(const Product<A>& p, const A* a, const A* panels, const A* base, int64_t base_row, A* c,
                   int64_t c_row) {
@@ -192,30 +192,47 @@ struct RowTiles {
 
 int64_t panels_at_once(int64_t rows) { return rows == 0 ? 1 : tile_panels(RowTiles(rows).most); }
 
-// The outer loop is over panels, the inner over rows: a panel is loaded from memory once, and from cache after that.
+// The panels of one tile width times all rows, for one run of the depth. After the first tile they come from the
+// first-level cache.
 template <class A>
-void product(const Product<A>& p) {
-    if (p.rows == 0) return;
-    const auto [tiles, most, larger] = RowTiles(p.rows);
-    const int64_t panels = (p.cols + kPanel<A> - 1) / kPanel<A>;
-    int wide = tile_panels(most);
+void product_run(const Product<A>& p, RowTiles split, int wide) {
+    const TileFunction<A> tile = tile_function(p, split.most, wide);
+    const TileFunction<A> smaller = split.larger < split.tiles ? tile_function(p, split.most - 1, wide) : nullptr;
+    for (int64_t t = 0, row = 0; t < split.tiles; ++t) {
+        const TileFunction<A> multiply = t < split.larger ? tile : smaller;
+        const int64_t rows = t < split.larger ? split.most : split.most - 1;
+        const A *a = p.a + row * p.a_row, *base = p.base ? p.base + row * p.base_row : nullptr;
+        A* c = p.c + row * p.c_row;
+        if (p.cols == wide * kPanel<A>) {
+            multiply(p, a, p.panels, base, p.base_row, c, p.c_row);
+        } else {
+            product_tail(p, multiply, a, p.panels, base, c, rows, p.cols);
+        }
+        row += rows;
+    }
+}
+
+template <class A>
+void product(const Product<A>& whole) {
+    if (whole.rows == 0) return;
+    const RowTiles split(whole.rows);
+    const int64_t panels = (whole.cols + kPanel<A> - 1) / kPanel<A>;
+    int wide = tile_panels(split.most);
     for (int64_t panel = 0; panel < panels; panel += wide) {
         while (panel + wide > panels) wide = fewer_panels(wide);
-        const TileFunction<A> tile = tile_function(p, most, wide);
-        const TileFunction<A> smaller = larger < tiles ? tile_function(p, most - 1, wide) : nullptr;
-        const A* b = p.panels + panel * p.panel_stride;
-        const int64_t column = panel * kPanel<A>, cols = p.cols - column;
-        for (int64_t t = 0, row = 0; t < tiles; ++t) {
-            const TileFunction<A> multiply = t < larger ? tile : smaller;
-            const int64_t rows = t < larger ? most : most - 1;
-            const A *a = p.a + row * p.a_row, *base = p.base ? p.base + row * p.base_row + column : nullptr;
-            A* c = p.c + row * p.c_row + column;
-            if (cols >= wide * kPanel<A>) {
-                multiply(p, a, b, base, p.base_row, c, p.c_row);
-            } else {
-                product_tail(p, multiply, a, b, base, c, rows, cols);
-            }
-            row += rows;
+        const int64_t column = panel * kPanel<A>, rest = whole.cols - column;
+        Product<A> p = whole;
+        p.cols = rest < wide * kPanel<A> ? rest : wide * kPanel<A>;
+        p.panels += panel * p.panel_stride;
+        p.c += column;
+        if (p.base) p.base += column;
+        for (int64_t left = whole.depth; left == whole.depth || left > 0; left -= kDepthRun) {
+            p.depth = left < kDepthRun ? left : kDepthRun;
+            product_run(p, split, wide);
+            p.a += kDepthRun / kPanel<A> * p.a_group;
+            p.panels += kDepthRun * kPanel<A>;
+            p.base = p.c;
+            p.base_row = p.c_row;
         }
     }
 }

@@ -178,7 +178,7 @@ private:
     }
     void project_rows(const StateArray<const A>& u, int64_t rows, int64_t d, A* gates) const {
         project(products_, u, rows, rows_.layer_inputs(layer_), shape_.units, matrix<const A>(arrays(d).wx),
-                bias_ + d * rows_.gates_row, gates, call_.threads);
+                bias_ + d * rows_.gates_row, gates, my_scratch().input_weights, call_.threads);
     }
     // The table's rows as gates.
     A* table(int64_t d) const { return table_ + d * call_.lookup.rows * rows_.gates_row; }

@@ -82,46 +82,67 @@ StateArray<const A> as_panels(const ProductKernels<A>& kernels, const StateArray
     return {packed, kPanel<A>, panel};
 }
 
+// c[rows][cols] (+)= a * b, with b in packed panels: blocks of rows that stay in the second-level cache, by runs of
+// panels. Each block of `a` is loaded once, and each panel once for every block of rows.
+template <class A>
+void multiply_packed(const ProductKernels<A>& kernels, const StateArray<const A>& a, const Product<A>& whole,
+                     int threads) {
+    const double flops = 2.0 * double(whole.rows) * double(whole.depth) * double(whole.cols);
+    const Workers workers(cost::kFlop * flops, threads);
+    const int64_t wanted = pieces_wanted(workers), panels = ceil_div(whole.cols, kPanel<A>);
+    const int64_t depth_step = std::max<int64_t>(1, std::min<int64_t>(whole.depth, 4 * kDepthRun));
+    const int64_t near_rows = rows_in_cache<A>(depth_step);
+    const int64_t row_pieces = std::min(wanted, ceil_div(whole.rows, kTileRows));
+    const Cut pieces = cut(whole.rows, panels, whole_tiles(kernels, ceil_div(panels * row_pieces, wanted), whole.rows),
+                           kTileRows, wanted);
+    run_pieces(pieces, workers, [&](int64_t first_row, int64_t first_panel) {
+        const int64_t last_row = std::min(whole.rows, first_row + pieces.row_step);
+        const int64_t first_col = first_panel * kPanel<A>;
+        for (int64_t row = first_row; row < last_row; row += near_rows) {
+            for (int64_t k = 0; k == 0 || k < whole.depth; k += depth_step) {
+                Product<A> p = whole;
+                p.rows = std::min(near_rows, last_row - row);
+                p.depth = std::min(depth_step, whole.depth - k);
+                p.cols = std::min(pieces.panel_step * kPanel<A>, whole.cols - first_col);
+                const StateArray<const A> near =
+                    as_panels(kernels, {a.data + k / kPanel<A> * a.panel, a.row, a.panel}, row, p.rows, p.depth);
+                p.a = near.data;
+                p.a_row = near.row;
+                p.a_step = 1;
+                p.a_group = near.panel;
+                p.panels += first_panel * p.panel_stride + k * kPanel<A>;
+                p.c += row * p.c_row + first_col;
+                if (k > 0) {
+                    p.base = p.c;
+                    p.base_row = p.c_row;
+                } else if (p.base) {
+                    p.base += row * p.base_row + first_col;
+                }
+                kernels.product(p);
+            }
+        }
+    });
+}
+
 }  // namespace
 
 template <class A>
 void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs,
-             int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, int threads) {
+             int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, Buffer& buffer, int threads) {
     if (rows == 0) return;
-    const int64_t blocks = ceil_div(units, kPanel<A>), gates_row = 4 * blocks * kPanel<A>;
-    const int64_t block_elements = 4 * kPanel<A> * std::max<int64_t>(inputs, 1);
-    const double flops = 2.0 * double(rows) * double(gates_row) * double(inputs);
-    const Workers workers(cost::kFlop * flops, threads);
-    const int64_t wanted = pieces_wanted(workers);
-    const int64_t most = std::max<int64_t>(1, cached_elements<A>() / block_elements);
-    const Cut pieces = cut(rows, blocks, std::min(most, ceil_div(blocks, wanted)), 256, wanted);
-    const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / std::max<int64_t>(inputs, 1));
-    run_pieces(pieces, workers, [&](int64_t first_row, int64_t first_block) {
-        const int64_t last_row = std::min(rows, first_row + pieces.row_step);
-        const int64_t count = std::min(pieces.panel_step, blocks - first_block);
-        A* panels = panel_scratch().take<A>(count * block_elements);
-        for (int64_t j = 0; j < count; ++j) {
-            pack_block_columns(kernels, w, first_block + j, units, inputs, panels + 4 * j * kPanel<A> * inputs);
-        }
-        for (int64_t row = first_row; row < last_row; row += near_rows) {
-            Product<A> p = {};
-            p.rows = std::min(near_rows, last_row - row);
-            const StateArray<const A> a = as_panels(kernels, u, row, p.rows, inputs);
-            p.a = a.data;
-            p.a_row = a.row;
-            p.a_step = 1;
-            p.a_group = a.panel;
-            p.depth = inputs;
-            p.cols = count * 4 * kPanel<A>;
-            p.panels = panels;
-            p.panel_stride = inputs * kPanel<A>;
-            p.base = bias + first_block * 4 * kPanel<A>;
-            p.base_row = 0;
-            p.c = gates + row * gates_row + first_block * 4 * kPanel<A>;
-            p.c_row = gates_row;
-            kernels.product(p);
-        }
-    });
+    const int64_t gates_row = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
+    A* packed = buffer.take<A>(gates_row * inputs);
+    pack_forward(kernels, w, units, inputs, packed, threads);
+    Product<A> p = {};
+    p.rows = rows;
+    p.depth = inputs;
+    p.cols = gates_row;
+    p.panels = packed;
+    p.panel_stride = inputs * kPanel<A>;
+    p.base = bias;
+    p.c = gates;
+    p.c_row = gates_row;
+    multiply_packed(kernels, u, p, threads);
 }
 
 template <class A>
@@ -129,43 +150,20 @@ void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_pa
                     int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row,
                     Buffer& buffer, int threads) {
     if (rows == 0 || inputs == 0) return;
-    const int64_t blocks = ceil_div(units, kPanel<A>), dz_row = 4 * blocks * kPanel<A>;
-    const int64_t run = std::min(kGateRun, dz_row);
-    const double flops = 2.0 * double(rows) * double(dz_row) * double(inputs);
-    const Workers workers(cost::kFlop * flops, threads);
-    const int64_t wanted = pieces_wanted(workers), panels = ceil_div(inputs, kPanel<A>);
-    const int64_t most = cached_elements<A>() / (run * kPanel<A>);
-    // Split rows first: dz is the larger operand, and this way only one piece reads each of its rows.
-    const int64_t row_pieces = std::min(wanted, ceil_div(rows, 256));
-    const Cut pieces = cut(
-        rows, panels, whole_tiles(kernels, std::min(most, ceil_div(panels * row_pieces, wanted)), rows), 64, wanted);
-    const int64_t near_rows = std::max<int64_t>(56, cached_elements<A>() / run);
-    const int64_t panel = (dz_row + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
-    A* packed = buffer.take<A>(panels * panel);
-    pack_backward(kernels, w, units, inputs, packed, panel, threads);
-    run_pieces(pieces, workers, [&](int64_t first_row, int64_t first_panel) {
-        const int64_t last_row = std::min(rows, first_row + pieces.row_step);
-        const int64_t first_col = first_panel * kPanel<A>;
-        for (int64_t gate = 0; gate < dz_row; gate += run) {
-            for (int64_t row = first_row; row < last_row; row += near_rows) {
-                Product<A> p = {};
-                p.a = dz + gate / kPanel<A> * dz_panel + row * kPanel<A>;
-                p.a_row = kPanel<A>;
-                p.a_step = 1;
-                p.a_group = dz_panel;
-                p.rows = std::min(near_rows, last_row - row);
-                p.depth = std::min(run, dz_row - gate);
-                p.cols = std::min(pieces.panel_step * kPanel<A>, inputs - first_col);
-                p.panels = packed + first_panel * panel + gate * kPanel<A>;
-                p.panel_stride = panel;
-                p.c = du + row * du_row + first_col;
-                p.c_row = du_row;
-                p.base = gate > 0 || accumulate ? p.c : nullptr;
-                p.base_row = du_row;
-                kernels.product(p);
-            }
-        }
-    });
+    const int64_t dz_row = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
+    Product<A> p = {};
+    p.rows = rows;
+    p.depth = dz_row;
+    p.cols = inputs;
+    p.panel_stride = (dz_row + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
+    A* packed = buffer.take<A>(ceil_div(inputs, kPanel<A>) * p.panel_stride);
+    pack_backward(kernels, w, units, inputs, packed, p.panel_stride, threads);
+    p.panels = packed;
+    p.base = accumulate ? du : nullptr;
+    p.base_row = du_row;
+    p.c = du;
+    p.c_row = du_row;
+    multiply_packed(kernels, {dz, kPanel<A>, dz_panel}, p, threads);
 }
 
 template <class A>
@@ -174,11 +172,11 @@ void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_p
                      int threads) {
     if (inputs == 0) return;
     const int64_t blocks = ceil_div(units, kPanel<A>), panels = ceil_div(inputs, kPanel<A>);
-    const int64_t run = std::max<int64_t>(1, std::min(kRowRun, rows));
+    const int64_t run = std::max<int64_t>(1, std::min(kDepthRun, rows));
     const double flops = 8.0 * double(rows) * double(blocks * kPanel<A>) * double(inputs);
     // A piece packs its columns of u once for all of its blocks of units, so pieces should be wide. Blocks of units are
     // split first; columns only if blocks alone would give less than half of the wanted pieces.
-    const int64_t most = std::max<int64_t>(1, 2 * cached_elements<A>() / (run * kPanel<A>));
+    const int64_t most = std::max<int64_t>(1, near_cache_bytes() / 2 / int64_t(sizeof(A)) / (run * kPanel<A>));
     const Workers workers(cost::kFlop * flops, threads);
     const int64_t wanted = pieces_wanted(workers), wide = ceil_div(panels, most);
     const Cut pieces =
@@ -260,7 +258,7 @@ void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& 
 
 #define RG_INSTANTIATE(A)                                                                                           \
     template void project<A>(const ProductKernels<A>&, const StateArray<const A>&, int64_t, int64_t, int64_t,       \
-                             const GateMatrix<const A>&, const A*, A*, int);                                        \
+                             const GateMatrix<const A>&, const A*, A*, Buffer&, int);                               \
     template void input_gradient<A>(const ProductKernels<A>&, const A*, int64_t, int64_t, int64_t, int64_t,         \
                                     const GateMatrix<const A>&, bool, A*, int64_t, Buffer&, int);                   \
     template void weight_gradient<A>(const ProductKernels<A>&, const A*, int64_t, int64_t, int64_t,                 \

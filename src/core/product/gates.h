@@ -17,14 +17,11 @@ struct GateMatrix {
     bool empty() const { return !gate[0] && !gate[1] && !gate[2] && !gate[3]; }
 };
 
-// Sums over gate gradients and over rows are accumulated in runs of this many terms: constants, because the bits of the
-// results depend on them.
-constexpr int64_t kGateRun = 1024, kRowRun = 256;
-
-// gates[rows][4 blocks] = u[rows][inputs] * w' + bias, where bias is a row of gates. u in rows or in panels.
+// gates[rows][4 blocks] = u[rows][inputs] * w' + bias, where bias is a row of gates. u in rows or in panels; w is
+// packed in `buffer`.
 template <class A>
 void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs,
-             int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, int threads);
+             int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, Buffer& buffer, int threads);
 
 // du[rows][inputs] (+)= dz * w, with w packed in `buffer`
 template <class A>

@@ -18,18 +18,16 @@ struct Matrix {
 };
 
 // c[rows][cols] (+)= a[rows][depth] * b[depth][cols] + bias[cols], cut into pieces that can be computed in any order.
-// The bits of the result depend only on how the depth is cut into runs.
 template <class A>
 class MatrixProduct {
 public:
     MatrixProduct() = default;
-    MatrixProduct(int64_t rows, int64_t depth, int64_t cols, int64_t run, Matrix<const A> a, Matrix<const A> b,
-                  const A* bias, bool accumulate, Matrix<A> c)
+    MatrixProduct(int64_t rows, int64_t depth, int64_t cols, Matrix<const A> a, Matrix<const A> b, const A* bias,
+                  bool accumulate, Matrix<A> c)
         : rows_(rows),
           depth_(depth),
           cols_(cols),
-          run_(run),
-          longest_(std::max<int64_t>(1, std::min(run, depth))),
+          longest_(std::max<int64_t>(1, std::min(kDepthRun, depth))),
           a_(a),
           b_(b),
           bias_(bias),
@@ -49,16 +47,17 @@ public:
     // Cuts the result into about `wanted` pieces; returns their number.
     int64_t cut(const ProductKernels<A>& kernels, int64_t wanted) {
         if (rows_ == 0 || cols_ == 0) return 0;
-        // Both operands are packed again for every piece, so pieces should be large in both directions.
+        // Both operands are packed again for every piece, so pieces should be large in both directions. The panels of a
+        // piece stay in the thread's share of the last level.
         constexpr int64_t kLeastRows = 128, kLeastPanels = 4;
         const int64_t panels = ceil_div(cols_, kPanel<A>);
-        const int64_t most = std::max<int64_t>(2, cached_elements<A>() / (longest_ * kPanel<A>));
+        const int64_t most = std::max<int64_t>(2, far_cache_bytes() / 4 / int64_t(sizeof(A)) / (longest_ * kPanel<A>));
         const int64_t row_pieces = std::max<int64_t>(1, std::min(wanted, rows_ / kLeastRows));
         const int64_t col_pieces =
             std::max(ceil_div(panels, most),
                      std::min(ceil_div(wanted, row_pieces), std::max<int64_t>(1, panels / kLeastPanels)));
         row_step_ = ceil_div(rows_, row_pieces);
-        const int64_t wide = kernels.panels_at_once(a_.col_stride == 1 ? row_step_ : kPanel<A>);
+        const int64_t wide = kernels.panels_at_once(row_step_);
         col_step_ = ceil_div(ceil_div(panels, col_pieces), wide) * wide * kPanel<A>;
         across_ = ceil_div(cols_, col_step_);
         return ceil_div(rows_, row_step_) * across_;
@@ -69,12 +68,12 @@ public:
         const int64_t rows = std::min(row_step_, rows_ - row), cols = std::min(col_step_, cols_ - col);
         // With few columns, rows are read in place: packing would not pay.
         const bool in_place = a_.col_stride == 1 && cols <= 4 * kPanel<A>;
-        const int64_t near_rows = in_place ? rows : std::min(rows, kNearRows);
+        const int64_t near_rows = in_place ? rows : std::min(rows, rows_in_cache<A>(longest_));
         A* panels = panel_scratch().take<A>(ceil_div(cols, kPanel<A>) * kPanel<A> * longest_);
-        A* packed = row_scratch().take<A>(in_place ? 1 : packed_elements(near_rows));
-        for (int64_t k = 0; k == 0 || k < depth_; k += run_) {  // runs once even if the depth is 0: 0 must be written
+        A* packed = row_scratch().take<A>(in_place ? 1 : ceil_div(longest_, kPanel<A>) * kPanel<A> * (near_rows + 1));
+        for (int64_t k = 0; k == 0 || k < depth_; k += kDepthRun) {  // once even if the depth is 0: 0 must be written
             Product<A> p = {};
-            p.depth = std::min(run_, depth_ - k);
+            p.depth = std::min(kDepthRun, depth_ - k);
             p.cols = cols;
             p.panels = panels;
             p.panel_stride = p.depth * kPanel<A>;
@@ -86,10 +85,6 @@ public:
                 p.base = k > 0 || accumulate_ ? p.c : bias_ ? bias_ + col : nullptr;
                 p.base_row = k > 0 || accumulate_ ? p.c_row : 0;
                 const A* from = a_.data + r * a_.row_stride + k * a_.col_stride;
-                if (a_.col_stride != 1) {
-                    multiply_columns(kernels, from, p, packed);
-                    continue;
-                }
                 if (!in_place) pack_as_rows(kernels, from, p.rows, p.depth, packed);
                 p.a = in_place ? from : packed;
                 p.a_row = in_place ? a_.row_stride : kPanel<A>;
@@ -101,12 +96,6 @@ public:
     }
 
 private:
-    static constexpr int64_t kNearRows = 112;  // whole tiles of 14 and whole blocks of 16, few enough to stay in cache
-
-    int64_t packed_elements(int64_t rows) const {
-        if (a_.col_stride != 1) return ceil_div(rows, kPanel<A>) * kPanel<A> * longest_;
-        return ceil_div(longest_, kPanel<A>) * kPanel<A> * (rows + 1);
-    }
     void pack_panels(const ProductKernels<A>& kernels, int64_t k, int64_t depth, int64_t col, int64_t cols,
                      A* panels) const {
         for (int64_t j = 0; j < cols; j += kPanel<A>) {
@@ -123,38 +112,18 @@ private:
     void pack_as_rows(const ProductKernels<A>& kernels, const A* from, int64_t rows, int64_t depth, A* packed) const {
         constexpr int64_t kFew = 16;  // rows at a time: their lines stay in cache whatever the row stride
         for (int64_t r = 0; r < rows; r += kFew) {
+            const int64_t few = std::min(kFew, rows - r);
             for (int64_t k = 0; k < depth; k += kPanel<A>) {
-                kernels.pack_rows(from + r * a_.row_stride + k, a_.row_stride, 1, std::min(kPanel<A>, depth - k),
-                                  std::min(kFew, rows - r), packed + k * (rows + 1) + r * kPanel<A>);
-            }
-        }
-    }
-    // For an `a` with contiguous columns: packs blocks of kPanel rows, [block][depth][kPanel]. The panels of a tile
-    // stay in cache while all blocks are multiplied by them.
-    void multiply_columns(const ProductKernels<A>& kernels, const A* from, const Product<A>& whole, A* packed) const {
-        const int64_t block = whole.depth * kPanel<A>, wide = kernels.panels_at_once(kPanel<A>) * kPanel<A>;
-        for (int64_t r = 0; r < whole.rows; r += kPanel<A>) {
-            kernels.pack_rows(from + r * a_.row_stride, a_.col_stride, a_.row_stride,
-                              std::min(kPanel<A>, whole.rows - r), whole.depth, packed + r * whole.depth);
-        }
-        Product<A> p = whole;
-        p.a_row = 1;
-        p.a_step = kPanel<A>;
-        p.a_group = kPanel<A> * kPanel<A>;
-        for (int64_t j = 0; j < whole.cols; j += wide) {
-            p.cols = std::min(wide, whole.cols - j);
-            p.panels = whole.panels + j / kPanel<A> * whole.panel_stride;
-            for (int64_t r = 0; r < whole.rows; r += kPanel<A>) {
-                p.rows = std::min(kPanel<A>, whole.rows - r);
-                p.a = packed + r / kPanel<A> * block;
-                p.c = whole.c + r * whole.c_row + j;
-                if (whole.base) p.base = whole.base + r * whole.base_row + j;
-                kernels.product(p);
+                const A* source = from + r * a_.row_stride + k * a_.col_stride;
+                const int64_t units = std::min(kPanel<A>, depth - k);
+                A* to = packed + k * (rows + 1) + r * kPanel<A>;
+                a_.col_stride == 1 ? kernels.pack_rows(source, a_.row_stride, 1, units, few, to)
+                                   : kernels.pack_columns(source, a_.col_stride, a_.row_stride, units, few, to);
             }
         }
     }
 
-    int64_t rows_ = 0, depth_ = 0, cols_ = 0, run_ = 1, longest_ = 1;
+    int64_t rows_ = 0, depth_ = 0, cols_ = 0, longest_ = 1;
     Matrix<const A> a_, b_;
     const A* bias_ = nullptr;
     bool accumulate_ = false;
