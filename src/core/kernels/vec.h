@@ -159,6 +159,14 @@ RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) {
     _mm512_mask_storeu_pd(writes(p, n), __mmask8(first_lanes(n)), v);
 }
 
+// The first n lanes of v, the others from rest.
+RG_INLINE Vec<float> first_of(Vec<float> v, int64_t n, Vec<float> rest) {
+    return _mm512_mask_mov_ps(rest, first_lanes(n), v);
+}
+RG_INLINE Vec<double> first_of(Vec<double> v, int64_t n, Vec<double> rest) {
+    return _mm512_mask_mov_pd(rest, __mmask8(first_lanes(n)), v);
+}
+
 RG_INLINE Vec<double> widen_low(Vec<float> v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
 RG_INLINE Vec<double> widen_high(Vec<float> v) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)); }
 RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) {
@@ -192,6 +200,13 @@ RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) {
 }
 RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) {
     _mm256_maskstore_pd(writes(p, n), first_lanes_pd(n), v);
+}
+
+RG_INLINE Vec<float> first_of(Vec<float> v, int64_t n, Vec<float> rest) {
+    return _mm256_blendv_ps(rest, v, _mm256_castsi256_ps(first_lanes_ps(n)));
+}
+RG_INLINE Vec<double> first_of(Vec<double> v, int64_t n, Vec<double> rest) {
+    return _mm256_blendv_pd(rest, v, _mm256_castsi256_pd(first_lanes_pd(n)));
 }
 
 RG_INLINE Vec<double> widen_low(Vec<float> v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
@@ -229,6 +244,14 @@ RG_INLINE Vec<A> load_part(const A* p, int64_t n, Vec<A> fill) {
 template <class A>
 RG_INLINE void store_part(A* p, int64_t n, Vec<A> v) {
     __builtin_memcpy(p, &v, size_t(n) * sizeof(A));
+}
+RG_INLINE Vec<float> first_of(Vec<float> v, int64_t n, Vec<float> rest) {
+    __builtin_memcpy(&rest, &v, size_t(n) * sizeof(float));
+    return rest;
+}
+RG_INLINE Vec<double> first_of(Vec<double> v, int64_t n, Vec<double> rest) {
+    __builtin_memcpy(&rest, &v, size_t(n) * sizeof(double));
+    return rest;
 }
 template <class A>
 RG_INLINE void stream(A* p, Vec<A> v) {
@@ -290,7 +313,10 @@ RG_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // ---- sums in double precision --------------------------------------------------------------------------------------
 
-// Pairwise by halves: a short dependency chain, and a fixed order.
+// The bits of a sum over elements do not depend on the width of the registers: it is kept in a fixed number of partial
+// sums, elements are assigned to them by their position alone, and narrow levels use several registers for them. They
+// are added pairwise, the upper half to the lower one, which is also a short dependency chain.
+
 #if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
 RG_INLINE double add_lanes(__m256d v) {
     const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
@@ -307,28 +333,75 @@ RG_INLINE double add_lanes(Vec<double> v) { return v[0] + v[1]; }
 RG_INLINE double add_lanes(double v) { return v; }
 #endif
 
-// Adds vectors of A into doubles, lane by lane.
-template <class A>
-struct Sum;
+// Loops over the registers of partial sums: unrolled, so that each is a register and not memory. The scalar level has
+// more of them than registers.
+#if defined(RG_ISA_SCALAR)
+#define RG_UNROLL_SUMS
+#else
+#define RG_UNROLL_SUMS _Pragma("GCC unroll 8")
+#endif
 
-template <>
-struct Sum<double> {
-    Vec<double> lanes{};
-    RG_INLINE void add(Vec<double> v) { lanes += v; }
-    RG_INLINE double total() const { return add_lanes(lanes); }
+// Eight partial sums: element i of a run is added to sum i % 8.
+struct Sum {
+    static constexpr int kCount = 8;
+    static constexpr int kParts = kCount / kLanes<double>;
+    Vec<double> part[kParts] = {};
+
+    // The number of vectors of A with one element for each sum; an AVX-512 vector of float has two.
+    template <class A>
+    static constexpr int kVectors = kLanes<A> < kCount ? kCount / kLanes<A> : 1;
+
+    // k: the vector's place among the kVectors
+    RG_INLINE void add(int k, Vec<double> v) { part[k] += v; }
+    RG_INLINE void add_square(int k, Vec<double> v) { part[k] = fma(v, v, part[k]); }
+#if defined(RG_ISA_SCALAR)
+    RG_INLINE void add(int k, float v) { add(k, double(v)); }
+    RG_INLINE void add_square(int k, float v) { add_square(k, double(v)); }
+#else
+    RG_INLINE void add(int k, Vec<float> v) {
+        add(2 * k % kParts, widen_low(v));
+        add((2 * k + 1) % kParts, widen_high(v));
+    }
+    RG_INLINE void add_square(int k, Vec<float> v) {
+        add_square(2 * k % kParts, widen_low(v));
+        add_square((2 * k + 1) % kParts, widen_high(v));
+    }
+#endif
+    // Adds kRegisters registers of partial sums, first to each other until there are eight sums.
+    template <class A, int kRegisters>
+    RG_INLINE void add_halves(Vec<A> (&v)[kRegisters]) {
+        RG_UNROLL_SUMS
+        for (int half = kRegisters / 2; half >= kVectors<A>; half /= 2) {
+            RG_UNROLL_SUMS
+            for (int k = 0; k < half; ++k) v[k] += v[k + half];
+        }
+#if defined(RG_ISA_AVX512)
+        if constexpr (sizeof(A) == sizeof(float)) {
+            part[0] += _mm512_cvtps_pd(_mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1)));
+            return;
+        }
+#endif
+        RG_UNROLL_SUMS
+        for (int k = 0; k < kVectors<A>; ++k) add(k, v[k]);
+    }
+    RG_INLINE double total() const {
+        Vec<double> sum[kParts];
+        RG_UNROLL_SUMS
+        for (int k = 0; k < kParts; ++k) sum[k] = part[k];
+        RG_UNROLL_SUMS
+        for (int half = kParts / 2; half > 0; half /= 2) {
+            RG_UNROLL_SUMS
+            for (int k = 0; k < half; ++k) sum[k] += sum[k + half];
+        }
+        return add_lanes(sum[0]);
+    }
 };
 
 #if defined(RG_ISA_SCALAR)
 
-template <>
-struct Sum<float> {
-    double lanes{};
-    RG_INLINE void add(float v) { lanes += v; }
-    RG_INLINE double total() const { return lanes; }
-};
 RG_INLINE void add_to(double* p, float v) { *p += v; }
 
-// The same, for the sum of each lane.
+// Adds vectors of A into doubles, one sum for each lane.
 template <class A>
 struct LaneSums {
     double lanes{};
@@ -338,21 +411,11 @@ struct LaneSums {
 
 #else
 
-template <>
-struct Sum<float> {
-    Vec<double> low{}, high{};
-    RG_INLINE void add(Vec<float> v) {
-        low += widen_low(v);
-        high += widen_high(v);
-    }
-    RG_INLINE double total() const { return add_lanes(low + high); }
-};
 RG_INLINE void add_to(double* p, Vec<float> v) {
     store(p, load(p) + widen_low(v));
     store(p + kLanes<double>, load(p + kLanes<double>) + widen_high(v));
 }
 
-// The same, for the sum of each lane.
 template <class A>
 struct LaneSums;
 template <>
