@@ -35,9 +35,8 @@ void softmax_row_as(const A* x, int64_t count, A* exps, double* sums) {
     const Vec<A> largest = splat(A(sums[0]));
     Sum sum, total;
     for_groups_of_vectors<A, Sum::kVectors<A>>(count, [&](int64_t i, int64_t n, int k) RG_INLINE_LAMBDA {
-        const bool whole = !kHasParts<A> || n == 0;
-        const Vec<A> d = (whole ? load(x + i) : load_part(x + i, n, largest)) - largest;
-        const Vec<A> e = whole ? vexp<A>(d) : first_of(vexp<A>(d), n, splat(A(0)));
+        const Vec<A> d = (n ? load_part(x + i, n, largest) : load(x + i)) - largest;
+        const Vec<A> e = n ? first_of(vexp<A>(d), n, splat(A(0))) : vexp<A>(d);
         sum.add(k, e);
         if constexpr (kTotal) total.add(k, d);
         if constexpr (kStore) write(exps + i, n, e);

@@ -119,23 +119,23 @@ RG_INLINE void for_vectors(const A* out, int64_t cols, Body body) {
 }
 
 // Calls body(i, n, k) for the vectors of a run from i on, fewer than kVectors: n = 0 for whole ones, k counts from 0.
-template <class A, int kVectors, class Body>
-RG_INLINE void for_last_vectors(int64_t i, int64_t cols, Body body) {
-    constexpr int64_t lanes = kLanes<A>;
-    RG_UNROLL_SUMS
-    for (int k = 0; k < kVectors && i < cols; ++k, i += lanes) {
-        const bool partial = k + 1 == kVectors || cols - i < lanes;
+template <class A, int kVectors, int k = 0, class Body>
+RG_INLINE void for_last_vectors(int64_t i, int64_t cols, const Body& body) {
+    if constexpr (!kHasParts<A>) {
+        for (int at = 0; i < cols; ++i, ++at) body(i, int64_t(0), at);
+    } else if (i < cols) {
+        const bool partial = k + 1 == kVectors || cols - i < kLanes<A>;
         body(i, partial ? cols - i : int64_t(0), k);
+        if constexpr (k + 1 < kVectors) for_last_vectors<A, kVectors, k + 1>(i + kLanes<A>, cols, body);
     }
 }
 // The same for a whole run that is summed: k is the vector's place in its group of kVectors.
 template <class A, int kVectors, class Body>
-RG_INLINE void for_groups_of_vectors(int64_t cols, Body body) {
+RG_INLINE void for_groups_of_vectors(int64_t cols, const Body& body) {
     constexpr int64_t lanes = kLanes<A>;
     int64_t i = 0;
     for (; i + kVectors * lanes <= cols; i += kVectors * lanes) {
-        RG_UNROLL_SUMS
-        for (int k = 0; k < kVectors; ++k) body(i + k * lanes, int64_t(0), k);
+        unrolled<kVectors>([&](int k) RG_INLINE_LAMBDA { body(i + k * lanes, int64_t(0), k); });
     }
     for_last_vectors<A, kVectors>(i, cols, body);
 }
@@ -150,10 +150,9 @@ struct PairSum {
     int pending = 0;
 
     RG_INLINE void flush() {
-        first_total.add_halves<A>(first);
-        second_total.add_halves<A>(second);
-        RG_UNROLL_SUMS
-        for (int k = 0; k < kVectors; ++k) first[k] = second[k] = Vec<A>{};
+        first_total.add_all<A>(first);
+        second_total.add_all<A>(second);
+        unrolled<kVectors>([&](int k) RG_INLINE_LAMBDA { first[k] = second[k] = Vec<A>{}; });
         pending = 0;
     }
     // Sums `cols` elements: term(i, s, q) adds a whole vector at i to the sums, last(i, n, s, q) one of n elements
@@ -167,8 +166,7 @@ struct PairSum {
             const int64_t steps = (cols - i) / step;
             const int64_t now = steps < kFlush - pending ? steps : kFlush - pending;
             for (const int64_t end = i + now * step; i < end; i += step) {
-                RG_UNROLL_SUMS
-                for (int k = 0; k < kVectors; ++k) term(i + k * lanes, first[k], second[k]);
+                unrolled<kVectors>([&](int k) RG_INLINE_LAMBDA { term(i + k * lanes, first[k], second[k]); });
                 each(i, kVectors);
             }
             pending += int(now);
@@ -176,7 +174,7 @@ struct PairSum {
         }
         if (i == cols) return;
         for_last_vectors<A, kVectors>(i, cols, [&](int64_t at, int64_t n, int k) RG_INLINE_LAMBDA {
-            if (!kHasParts<A> || n == 0) return term(at, first[k], second[k]);
+            if (n == 0) return term(at, first[k], second[k]);
             Vec<A> s = first[k], q = second[k];
             last(at, n, s, q);
             first[k] = first_of(s, n, first[k]);
@@ -439,7 +437,7 @@ void row_centers(BlockSize size, Run<const A> x, double* center) {
         for_groups_of_vectors<A, vectors>(
             count, [&](int64_t i, int64_t n, int k) RG_INLINE_LAMBDA { sum[k] += read(x.data + i, n); });
         Sum total;
-        total.add_halves<A>(sum);
+        total.add_all<A>(sum);
         center[row] = double(A(total.total() * share));
     }
 }

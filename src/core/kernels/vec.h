@@ -333,13 +333,29 @@ RG_INLINE double add_lanes(Vec<double> v) { return v[0] + v[1]; }
 RG_INLINE double add_lanes(double v) { return v; }
 #endif
 
-// Loops over the registers of partial sums: unrolled, so that each is a register and not memory. The scalar level has
-// more of them than registers.
+// Calls body(k) for k < kCount. By recursion, because GCC keeps an array of vectors in registers only if it finds every
+// index constant before it unrolls loops. The scalar level has more partial sums than registers, so it uses a loop.
+template <int kCount, int k = 0, class Body>
+RG_INLINE void unrolled(const Body& body) {
 #if defined(RG_ISA_SCALAR)
-#define RG_UNROLL_SUMS
+    for (int i = 0; i < kCount; ++i) body(i);
 #else
-#define RG_UNROLL_SUMS _Pragma("GCC unroll 8")
+    if constexpr (k < kCount) {
+        body(k);
+        unrolled<kCount, k + 1>(body);
+    }
 #endif
+}
+
+// Adds the upper half of kRegisters registers to the lower one, until kLeft are left.
+template <int kRegisters, int kLeft, class V>
+RG_INLINE void add_halves(V* v) {
+    if constexpr (kRegisters > kLeft) {
+        constexpr int half = kRegisters / 2;
+        unrolled<half>([&](int k) RG_INLINE_LAMBDA { v[k] += v[k + half]; });
+        add_halves<half, kLeft>(v);
+    }
+}
 
 // Eight partial sums: element i of a run is added to sum i % 8.
 struct Sum {
@@ -367,33 +383,21 @@ struct Sum {
         add_square((2 * k + 1) % kParts, widen_high(v));
     }
 #endif
-    // Adds kRegisters registers of partial sums, first to each other until there are eight sums.
+    // Adds registers of partial sums, first to each other until there are eight sums. v is overwritten.
     template <class A, int kRegisters>
-    RG_INLINE void add_halves(Vec<A> (&v)[kRegisters]) {
-        RG_UNROLL_SUMS
-        for (int half = kRegisters / 2; half >= kVectors<A>; half /= 2) {
-            RG_UNROLL_SUMS
-            for (int k = 0; k < half; ++k) v[k] += v[k + half];
-        }
+    RG_INLINE void add_all(Vec<A> (&v)[kRegisters]) {
+        add_halves<kRegisters, kVectors<A>>(v);
 #if defined(RG_ISA_AVX512)
         if constexpr (sizeof(A) == sizeof(float)) {
             part[0] += _mm512_cvtps_pd(_mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1)));
             return;
         }
 #endif
-        RG_UNROLL_SUMS
-        for (int k = 0; k < kVectors<A>; ++k) add(k, v[k]);
+        unrolled<kVectors<A>>([&](int k) RG_INLINE_LAMBDA { add(k, v[k]); });
     }
-    RG_INLINE double total() const {
-        Vec<double> sum[kParts];
-        RG_UNROLL_SUMS
-        for (int k = 0; k < kParts; ++k) sum[k] = part[k];
-        RG_UNROLL_SUMS
-        for (int half = kParts / 2; half > 0; half /= 2) {
-            RG_UNROLL_SUMS
-            for (int k = 0; k < half; ++k) sum[k] += sum[k + half];
-        }
-        return add_lanes(sum[0]);
+    RG_INLINE double total() {
+        add_halves<kParts, 1>(part);
+        return add_lanes(part[0]);
     }
 };
 
