@@ -230,9 +230,20 @@ RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) { return vcvt_hig
 
 #else
 
-// Rounded twice: a fused multiply-add in software would cost a hundred times as much.
-RG_INLINE float fma(float a, float b, float c) { return a * b + c; }
-RG_INLINE double fma(double a, double b, double c) { return a * b + c; }
+// Rounded once, as the instruction is, so that this level computes the same bits as the others. The product of two
+// floats is exact in double. The sum is rounded to odd: if it is inexact, the last bit is set. So the second rounding,
+// to float, sees that it is not a tie (Boldo and Melquiond, 2008: exact if double has two bits more than float, or
+// any number above).
+RG_INLINE float fma(float a, float b, float c) {
+    const double product = double(a) * double(b), addend = double(c), sum = product + addend;
+    const double second = sum - product, error = (product - (sum - second)) + (addend - second);  // exact (Knuth)
+    uint64_t bits = bit_cast<uint64_t>(sum);
+    const bool inexact = error != 0 && sum - sum == 0;  // the error of an infinite sum is NaN
+    if (inexact && (bits & 1) == 0) bits += (error > 0) == (sum > 0) ? uint64_t(1) : ~uint64_t(0);
+    return float(bit_cast<double>(bits));
+}
+// In the C library, unless the compiler may assume the instruction.
+RG_INLINE double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
 #endif
 
@@ -258,29 +269,6 @@ RG_INLINE void stream(A* p, Vec<A> v) {
     store(p, v);
 }
 
-#endif
-
-// a / b for b between 1 and 2. The wide divider is three times slower than a 14-bit estimate with one correction, whose
-// quotient is within a sixteenth of an ulp of the correctly rounded one.
-RG_INLINE Vec<double> divide_near_one(Vec<double> a, Vec<double> b) { return a / b; }
-#if defined(RG_ISA_AVX512)
-RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) {
-    const Vec<float> inverse = _mm512_rcp14_ps(b), quotient = a * inverse;
-    return fma(inverse, _mm512_fnmadd_ps(b, quotient, a), quotient);
-}
-#else
-RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) { return a / b; }
-#endif
-
-// 1 / b for b > 0; neither may be near overflow or underflow.
-RG_INLINE Vec<double> invert(Vec<double> b) { return splat(1.0) / b; }
-#if defined(RG_ISA_AVX512)
-RG_INLINE Vec<float> invert(Vec<float> b) {
-    const Vec<float> rough = _mm512_rcp14_ps(b);  // 14 bits, 28 after one step
-    return fma(rough, _mm512_fnmadd_ps(b, rough, splat(1.0f)), rough);
-}
-#else
-RG_INLINE Vec<float> invert(Vec<float> b) { return splat(1.0f) / b; }
 #endif
 
 // Clamps x to a bound; NaN stays NaN.
@@ -469,6 +457,7 @@ RG_INLINE float to_float(Half v) {
     const float subnormal = float(magnitude) * 0x1p-24f;
     uint32_t bits = magnitude < 0x0400u ? bit_cast<uint32_t>(subnormal) : (magnitude << 13) + ((127u - 15u) << 23);
     if (magnitude >= 0x7c00u) bits = 0x7f800000u | (magnitude << 13);
+    if (magnitude > 0x7c00u) bits |= 0x400000u;  // NaN becomes quiet, as the instruction makes it
     return bit_cast<float>(bits | sign);
 }
 
