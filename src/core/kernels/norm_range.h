@@ -1,8 +1,8 @@
 // Normalization over one block: sums, and the elementwise passes that use them. The contracts are in ../kernels.h.
 //
-// Sums of float are accumulated in float for at most kFlush vectors and then added to doubles. The rounding error of so
-// short a sum, averaged over the lanes, is far below that of the result, and it costs a third of converting every
-// element.
+// Sums of float are accumulated in float for at most kFlush terms and then added to doubles. The rounding error of so
+// short a sum, averaged over the partial sums, is far below that of the result, and it costs a third of converting
+// every element.
 #pragma once
 
 #include "../kernels.h"
@@ -11,7 +11,6 @@
 namespace rg {
 namespace {
 
-constexpr int kChains = 4;  // independent sums, to hide the latency of addition
 constexpr int kFlush = 16;
 
 // The first n lanes, or all of them for n = 0. A vector of one lane cannot be split.
@@ -119,44 +118,69 @@ RG_INLINE void for_vectors(const A* out, int64_t cols, Body body) {
     } while (kHasParts<A> && n > 0);
 }
 
-// Two running sums over vectors of A, four chains each.
+// Calls body(i, n, k) for the vectors of a run from i on, fewer than kVectors: n = 0 for whole ones, k counts from 0.
+template <class A, int kVectors, int k = 0, class Body>
+RG_INLINE void for_last_vectors(int64_t i, int64_t cols, const Body& body) {
+    if constexpr (!kHasParts<A>) {
+        for (int at = 0; i < cols; ++i, ++at) body(i, int64_t(0), at);
+    } else if (i < cols) {
+        const bool partial = k + 1 == kVectors || cols - i < kLanes<A>;
+        body(i, partial ? cols - i : int64_t(0), k);
+        if constexpr (k + 1 < kVectors) for_last_vectors<A, kVectors, k + 1>(i + kLanes<A>, cols, body);
+    }
+}
+// The same for a whole run that is summed: k is the vector's place in its group of kVectors.
+template <class A, int kVectors, class Body>
+RG_INLINE void for_groups_of_vectors(int64_t cols, const Body& body) {
+    constexpr int64_t lanes = kLanes<A>;
+    int64_t i = 0;
+    for (; i + kVectors * lanes <= cols; i += kVectors * lanes) {
+        unrolled<kVectors>([&](int k) RG_INLINE_LAMBDA { body(i + k * lanes, int64_t(0), k); });
+    }
+    for_last_vectors<A, kVectors>(i, cols, body);
+}
+
+// Two running sums over elements of A, each in 128 bytes of partial sums: element i of a run is added to partial sum
+// i % 32 (of double: 16). That is two AVX-512 registers or four of AVX2, enough to hide the latency of addition.
 template <class A>
 struct PairSum {
-    Vec<A> first[kChains] = {}, second[kChains] = {};
-    Sum<A> first_total, second_total;
+    static constexpr int kVectors = 128 / int(sizeof(A)) / kLanes<A>;
+    Vec<A> first[kVectors] = {}, second[kVectors] = {};
+    Sum first_total, second_total;
     int pending = 0;
 
     RG_INLINE void flush() {
-        first_total.add((first[0] + first[1]) + (first[2] + first[3]));
-        second_total.add((second[0] + second[1]) + (second[2] + second[3]));
-#pragma GCC unroll 4
-        for (int k = 0; k < kChains; ++k) first[k] = second[k] = Vec<A>{};
+        first_total.add_all<A>(first);
+        second_total.add_all<A>(second);
+        unrolled<kVectors>([&](int k) RG_INLINE_LAMBDA { first[k] = second[k] = Vec<A>{}; });
         pending = 0;
     }
-    // Sums `cols` elements: term(i, chain) adds a whole vector at i, last(i, n) the rest; each(i, vectors) is called
-    // after that many whole vectors from i on were added.
+    // Sums `cols` elements: term(i, s, q) adds a whole vector at i to the sums, last(i, n, s, q) one of n elements
+    // (what it adds to other lanes is ignored); each(i, vectors) is called after that many whole vectors from i on were
+    // added.
     template <class Term, class Each, class Last>
     RG_INLINE void run(int64_t cols, Term term, Each each, Last last) {
-        constexpr int64_t lanes = kLanes<A>;
+        constexpr int64_t lanes = kLanes<A>, step = kVectors * lanes;
         int64_t i = 0;
-        while (cols - i >= kChains * lanes) {
-            const int64_t steps = (cols - i) / (kChains * lanes);
+        while (cols - i >= step) {
+            const int64_t steps = (cols - i) / step;
             const int64_t now = steps < kFlush - pending ? steps : kFlush - pending;
-            for (int64_t step = 0; step < now; ++step, i += kChains * lanes) {
-#pragma GCC unroll 4
-                for (int k = 0; k < kChains; ++k) term(i + k * lanes, first[k], second[k]);
-                each(i, kChains);
+            for (const int64_t end = i + now * step; i < end; i += step) {
+                unrolled<kVectors>([&](int k) RG_INLINE_LAMBDA { term(i + k * lanes, first[k], second[k]); });
+                each(i, kVectors);
             }
             pending += int(now);
             if (pending >= kFlush) flush();
         }
-        // Constant indices: a chain indexed by a variable would be in memory, not in a register.
-        const int64_t left = i;
-        if (i + lanes <= cols) term(i, first[0], second[0]), i += lanes;
-        if (i + lanes <= cols) term(i, first[1], second[1]), i += lanes;
-        if (i + lanes <= cols) term(i, first[2], second[2]), i += lanes;
-        each(left, int((i - left) / lanes));
-        if (kHasParts<A> && i < cols) last(i, cols - i, first[3], second[3]);
+        if (i == cols) return;
+        for_last_vectors<A, kVectors>(i, cols, [&](int64_t at, int64_t n, int k) RG_INLINE_LAMBDA {
+            if (n == 0) return term(at, first[k], second[k]);
+            Vec<A> s = first[k], q = second[k];
+            last(at, n, s, q);
+            first[k] = first_of(s, n, first[k]);
+            second[k] = first_of(q, n, second[k]);
+        });
+        each(i, int((cols - i) / lanes));
         if (++pending >= kFlush) flush();
     }
     RG_INLINE void total(double* sums) {
@@ -404,46 +428,26 @@ void plane_dx_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standa
 
 template <class A>
 void row_centers(BlockSize size, Run<const A> x, double* center) {
-    constexpr int64_t lanes = kLanes<A>, enough = 64;
+    constexpr int64_t enough = 64;
     const int64_t count = size.cols < enough ? size.cols : enough;
     const double share = 1 / double(count);
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride) {
-        Vec<A> sum{};
-        int64_t i = 0;
-        for (; i + lanes <= count; i += lanes) sum += load(x.data + i);
-        if (i < count) sum += load_part(x.data + i, count - i, Vec<A>{});
-        Sum<A> total;
-        total.add(sum);
+        constexpr int vectors = PairSum<A>::kVectors;
+        Vec<A> sum[vectors] = {};
+        for_groups_of_vectors<A, vectors>(
+            count, [&](int64_t i, int64_t n, int k) RG_INLINE_LAMBDA { sum[k] += read(x.data + i, n); });
+        Sum total;
+        total.add_all<A>(sum);
         center[row] = double(A(total.total() * share));
     }
 }
 
 template <class A>
 void row_moments(BlockSize size, Run<const A> x, const double* center, double* sums) {
-    constexpr int64_t lanes = kLanes<A>, few = 8;  // up to this many vectors, neither chains nor flushes are needed
-    const int64_t cols = size.cols;
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, sums += 2) {
-        if (cols > few * lanes) {
-            MomentSum<A> sum{A(center[row])};  // braces: parentheses would declare a function
-            sum.run(x.data, cols, [](int64_t, int) {});
-            sum.total(sums);
-            continue;
-        }
-        const Vec<A> c = splat(A(center[row]));
-        Vec<A> s{}, q{};
-        const auto add = [&](Vec<A> v) RG_INLINE_LAMBDA {
-            const Vec<A> d = v - c;
-            s += d;
-            q = fma(d, d, q);
-        };
-        int64_t i = 0;
-        for (; i + lanes <= cols; i += lanes) add(load(x.data + i));
-        if (i < cols) add(load_part(x.data + i, cols - i, c));
-        Sum<A> total, total_square;
-        total.add(s);
-        total_square.add(q);
-        sums[0] += total.total();
-        sums[1] += total_square.total();
+        MomentSum<A> sum{A(center[row])};  // braces: parentheses would declare a function
+        sum.run(x.data, size.cols, [](int64_t, int) {});
+        sum.total(sums);
     }
 }
 

@@ -119,32 +119,15 @@ void optimizer_step(const OptimizerRule<A>& rule, A* const* arrays, int64_t coun
 }
 
 // Squares in double, in which the square of any float is exact and in range.
-struct SquareSum {
-    Vec<double> low{}, high{};
-    RG_INLINE void add(Vec<double> v) { low = fma(v, v, low); }
-#if defined(RG_ISA_SCALAR)
-    RG_INLINE void add(float v) { add(double(v)); }
-#else
-    RG_INLINE void add(Vec<float> v) {
-        low = fma(widen_low(v), widen_low(v), low);
-        high = fma(widen_high(v), widen_high(v), high);
-    }
-#endif
-    RG_INLINE double total() const { return add_lanes(low + high); }
-};
-
 template <class A>
 double sum_squares(const A* x, int64_t count) {
-    constexpr int64_t lanes = kLanes<A>;
-    SquareSum chain[2];
-    int64_t i = 0;
-    for (; i + 2 * lanes <= count; i += 2 * lanes) {
-        chain[0].add(load(x + i));
-        chain[1].add(load(x + i + lanes));
-    }
-    for (; i + lanes <= count; i += lanes) chain[0].add(load(x + i));
-    if (i < count) chain[0].add(load_part(x + i, count - i, splat(A(0))));
-    return chain[0].total() + chain[1].total();
+    // Two chains, to hide the latency of addition; they take turns of 64 bytes of elements.
+    Sum sum[2];
+    constexpr int turn = 64 / int(sizeof(A)) / kLanes<A>;
+    for_groups_of_vectors<A, 2 * turn>(count, [&](int64_t i, int64_t n, int k) RG_INLINE_LAMBDA {
+        sum[k / turn].add_square(k % Sum::kVectors<A>, read(x + i, n));
+    });
+    return sum[0].total() + sum[1].total();
 }
 
 }  // namespace

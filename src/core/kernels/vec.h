@@ -159,6 +159,14 @@ RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) {
     _mm512_mask_storeu_pd(writes(p, n), __mmask8(first_lanes(n)), v);
 }
 
+// The first n lanes of v, the others from rest.
+RG_INLINE Vec<float> first_of(Vec<float> v, int64_t n, Vec<float> rest) {
+    return _mm512_mask_mov_ps(rest, first_lanes(n), v);
+}
+RG_INLINE Vec<double> first_of(Vec<double> v, int64_t n, Vec<double> rest) {
+    return _mm512_mask_mov_pd(rest, __mmask8(first_lanes(n)), v);
+}
+
 RG_INLINE Vec<double> widen_low(Vec<float> v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
 RG_INLINE Vec<double> widen_high(Vec<float> v) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)); }
 RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) {
@@ -194,6 +202,13 @@ RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) {
     _mm256_maskstore_pd(writes(p, n), first_lanes_pd(n), v);
 }
 
+RG_INLINE Vec<float> first_of(Vec<float> v, int64_t n, Vec<float> rest) {
+    return _mm256_blendv_ps(rest, v, _mm256_castsi256_ps(first_lanes_ps(n)));
+}
+RG_INLINE Vec<double> first_of(Vec<double> v, int64_t n, Vec<double> rest) {
+    return _mm256_blendv_pd(rest, v, _mm256_castsi256_pd(first_lanes_pd(n)));
+}
+
 RG_INLINE Vec<double> widen_low(Vec<float> v) { return _mm256_cvtps_pd(_mm256_castps256_ps128(v)); }
 RG_INLINE Vec<double> widen_high(Vec<float> v) { return _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)); }
 RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) {
@@ -215,9 +230,20 @@ RG_INLINE Vec<float> narrow(Vec<double> low, Vec<double> high) { return vcvt_hig
 
 #else
 
-// Rounded twice: a fused multiply-add in software would cost a hundred times as much.
-RG_INLINE float fma(float a, float b, float c) { return a * b + c; }
-RG_INLINE double fma(double a, double b, double c) { return a * b + c; }
+// Rounded once, as the instruction is, so that this level computes the same bits as the others. The product of two
+// floats is exact in double. The sum is rounded to odd: if it is inexact, the last bit is set. So the second rounding,
+// to float, sees that it is not a tie (Boldo and Melquiond, 2008: exact if double has two bits more than float, or
+// any number above).
+RG_INLINE float fma(float a, float b, float c) {
+    const double product = double(a) * double(b), addend = double(c), sum = product + addend;
+    const double second = sum - product, error = (product - (sum - second)) + (addend - second);  // exact (Knuth)
+    uint64_t bits = bit_cast<uint64_t>(sum);
+    const bool inexact = error != 0 && sum - sum == 0;  // the error of an infinite sum is NaN
+    if (inexact && (bits & 1) == 0) bits += (error > 0) == (sum > 0) ? uint64_t(1) : ~uint64_t(0);
+    return float(bit_cast<double>(bits));
+}
+// In the C library, unless the compiler may assume the instruction.
+RG_INLINE double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
 #endif
 
@@ -230,34 +256,19 @@ template <class A>
 RG_INLINE void store_part(A* p, int64_t n, Vec<A> v) {
     __builtin_memcpy(p, &v, size_t(n) * sizeof(A));
 }
+RG_INLINE Vec<float> first_of(Vec<float> v, int64_t n, Vec<float> rest) {
+    __builtin_memcpy(&rest, &v, size_t(n) * sizeof(float));
+    return rest;
+}
+RG_INLINE Vec<double> first_of(Vec<double> v, int64_t n, Vec<double> rest) {
+    __builtin_memcpy(&rest, &v, size_t(n) * sizeof(double));
+    return rest;
+}
 template <class A>
 RG_INLINE void stream(A* p, Vec<A> v) {
     store(p, v);
 }
 
-#endif
-
-// a / b for b between 1 and 2. The wide divider is three times slower than a 14-bit estimate with one correction, whose
-// quotient is within a sixteenth of an ulp of the correctly rounded one.
-RG_INLINE Vec<double> divide_near_one(Vec<double> a, Vec<double> b) { return a / b; }
-#if defined(RG_ISA_AVX512)
-RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) {
-    const Vec<float> inverse = _mm512_rcp14_ps(b), quotient = a * inverse;
-    return fma(inverse, _mm512_fnmadd_ps(b, quotient, a), quotient);
-}
-#else
-RG_INLINE Vec<float> divide_near_one(Vec<float> a, Vec<float> b) { return a / b; }
-#endif
-
-// 1 / b for b > 0; neither may be near overflow or underflow.
-RG_INLINE Vec<double> invert(Vec<double> b) { return splat(1.0) / b; }
-#if defined(RG_ISA_AVX512)
-RG_INLINE Vec<float> invert(Vec<float> b) {
-    const Vec<float> rough = _mm512_rcp14_ps(b);  // 14 bits, 28 after one step
-    return fma(rough, _mm512_fnmadd_ps(b, rough, splat(1.0f)), rough);
-}
-#else
-RG_INLINE Vec<float> invert(Vec<float> b) { return splat(1.0f) / b; }
 #endif
 
 // Clamps x to a bound; NaN stays NaN.
@@ -290,7 +301,10 @@ RG_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // ---- sums in double precision --------------------------------------------------------------------------------------
 
-// Pairwise by halves: a short dependency chain, and a fixed order.
+// The bits of a sum over elements do not depend on the width of the registers: it is kept in a fixed number of partial
+// sums, elements are assigned to them by their position alone, and narrow levels use several registers for them. They
+// are added pairwise, the upper half to the lower one, which is also a short dependency chain.
+
 #if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
 RG_INLINE double add_lanes(__m256d v) {
     const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
@@ -307,28 +321,79 @@ RG_INLINE double add_lanes(Vec<double> v) { return v[0] + v[1]; }
 RG_INLINE double add_lanes(double v) { return v; }
 #endif
 
-// Adds vectors of A into doubles, lane by lane.
-template <class A>
-struct Sum;
+// Calls body(k) for k < kCount. By recursion, because GCC keeps an array of vectors in registers only if it finds every
+// index constant before it unrolls loops. The scalar level has more partial sums than registers, so it uses a loop.
+template <int kCount, int k = 0, class Body>
+RG_INLINE void unrolled(const Body& body) {
+#if defined(RG_ISA_SCALAR)
+    for (int i = 0; i < kCount; ++i) body(i);
+#else
+    if constexpr (k < kCount) {
+        body(k);
+        unrolled<kCount, k + 1>(body);
+    }
+#endif
+}
 
-template <>
-struct Sum<double> {
-    Vec<double> lanes{};
-    RG_INLINE void add(Vec<double> v) { lanes += v; }
-    RG_INLINE double total() const { return add_lanes(lanes); }
+// Adds the upper half of kRegisters registers to the lower one, until kLeft are left.
+template <int kRegisters, int kLeft, class V>
+RG_INLINE void add_halves(V* v) {
+    if constexpr (kRegisters > kLeft) {
+        constexpr int half = kRegisters / 2;
+        unrolled<half>([&](int k) RG_INLINE_LAMBDA { v[k] += v[k + half]; });
+        add_halves<half, kLeft>(v);
+    }
+}
+
+// Eight partial sums: element i of a run is added to sum i % 8.
+struct Sum {
+    static constexpr int kCount = 8;
+    static constexpr int kParts = kCount / kLanes<double>;
+    Vec<double> part[kParts] = {};
+
+    // The number of vectors of A with one element for each sum; an AVX-512 vector of float has two.
+    template <class A>
+    static constexpr int kVectors = kLanes<A> < kCount ? kCount / kLanes<A> : 1;
+
+    // k: the vector's place among the kVectors
+    RG_INLINE void add(int k, Vec<double> v) { part[k] += v; }
+    RG_INLINE void add_square(int k, Vec<double> v) { part[k] = fma(v, v, part[k]); }
+#if defined(RG_ISA_SCALAR)
+    RG_INLINE void add(int k, float v) { add(k, double(v)); }
+    RG_INLINE void add_square(int k, float v) { add_square(k, double(v)); }
+#else
+    RG_INLINE void add(int k, Vec<float> v) {
+        add(2 * k % kParts, widen_low(v));
+        add((2 * k + 1) % kParts, widen_high(v));
+    }
+    RG_INLINE void add_square(int k, Vec<float> v) {
+        add_square(2 * k % kParts, widen_low(v));
+        add_square((2 * k + 1) % kParts, widen_high(v));
+    }
+#endif
+    // Adds registers of partial sums, first to each other until there are eight sums. v is overwritten.
+    template <class A, int kRegisters>
+    RG_INLINE void add_all(Vec<A> (&v)[kRegisters]) {
+        add_halves<kRegisters, kVectors<A>>(v);
+#if defined(RG_ISA_AVX512)
+        if constexpr (sizeof(A) == sizeof(float)) {
+            part[0] += _mm512_cvtps_pd(_mm256_add_ps(_mm512_castps512_ps256(v[0]), _mm512_extractf32x8_ps(v[0], 1)));
+            return;
+        }
+#endif
+        unrolled<kVectors<A>>([&](int k) RG_INLINE_LAMBDA { add(k, v[k]); });
+    }
+    RG_INLINE double total() {
+        add_halves<kParts, 1>(part);
+        return add_lanes(part[0]);
+    }
 };
 
 #if defined(RG_ISA_SCALAR)
 
-template <>
-struct Sum<float> {
-    double lanes{};
-    RG_INLINE void add(float v) { lanes += v; }
-    RG_INLINE double total() const { return lanes; }
-};
 RG_INLINE void add_to(double* p, float v) { *p += v; }
 
-// The same, for the sum of each lane.
+// Adds vectors of A into doubles, one sum for each lane.
 template <class A>
 struct LaneSums {
     double lanes{};
@@ -338,21 +403,11 @@ struct LaneSums {
 
 #else
 
-template <>
-struct Sum<float> {
-    Vec<double> low{}, high{};
-    RG_INLINE void add(Vec<float> v) {
-        low += widen_low(v);
-        high += widen_high(v);
-    }
-    RG_INLINE double total() const { return add_lanes(low + high); }
-};
 RG_INLINE void add_to(double* p, Vec<float> v) {
     store(p, load(p) + widen_low(v));
     store(p + kLanes<double>, load(p + kLanes<double>) + widen_high(v));
 }
 
-// The same, for the sum of each lane.
 template <class A>
 struct LaneSums;
 template <>
@@ -402,6 +457,7 @@ RG_INLINE float to_float(Half v) {
     const float subnormal = float(magnitude) * 0x1p-24f;
     uint32_t bits = magnitude < 0x0400u ? bit_cast<uint32_t>(subnormal) : (magnitude << 13) + ((127u - 15u) << 23);
     if (magnitude >= 0x7c00u) bits = 0x7f800000u | (magnitude << 13);
+    if (magnitude > 0x7c00u) bits |= 0x400000u;  // NaN becomes quiet, as the instruction makes it
     return bit_cast<float>(bits | sign);
 }
 

@@ -106,7 +106,8 @@ RG_INLINE Vec<A> expm1_reduced(Vec<A> r) {
     return fma(r * r, tail, r);
 }
 
-// p * 2^n, also if the result is outside the normal range
+// p * 2^n for 1/2 < p < 2, also if the result is outside the normal range: rounded once, so the bits are the same with
+// one instruction as with two factors, of which the first product is exact.
 #if defined(RG_ISA_AVX512)
 template <class A>
 RG_INLINE Vec<A> scale_by_power(Vec<A> p, Vec<A> n);
@@ -201,7 +202,7 @@ template <class A>
 RG_INLINE Vec<A> vtanh(Vec<A> x) {
     const Vec<A> magnitude = vabs<A>(x);
     const Vec<A> e = vexpm1_nonpositive<A>(magnitude * splat(A(-2)));
-    return copy_sign<A>(divide_near_one(e, e + splat(A(2))), x);
+    return copy_sign<A>(e / (e + splat(A(2))), x);
 }
 
 // sigmoid(x) and sigmoid(-x) = 1 - sigmoid(x), each within 3 ulp, also in its small tail, where it is e^-|x|.
@@ -213,7 +214,7 @@ template <class A>
 RG_INLINE SigmoidPair<A> vsigmoid_pair(Vec<A> x) {
     using M = MathConstants<A>;
     const Vec<A> e = exp_reduced<A>(reduce<A>(at_least(splat(A(0)) - vabs<A>(x), splat(M::kExpLow))));
-    const Vec<A> s = invert(e + splat(A(1)));
+    const Vec<A> s = splat(A(1)) / (e + splat(A(1)));
     const Vec<A> rest = e * s;
     return {x < splat(A(0)) ? rest : s, x < splat(A(0)) ? s : rest};
 }
@@ -227,7 +228,7 @@ RG_INLINE Vec<A> vsigmoid(Vec<A> x) {
     x = at_most(at_least(x, splat(M::kExpLow)), splat(A(43)));
     const Reduced<A> a = reduce<A>(-x, M::kRound - 64);
     const Vec<A> scale = power_of_two<A>(a.shifted);
-    return invert(fma(scale, expm1_reduced<A>(a.r), scale + t)) * t;
+    return t / fma(scale, expm1_reduced<A>(a.r), scale + t);
 }
 
 // e^(-scale x^2), scale 1 or 1/2. Within 2 ulp, although x^2 is up to 104 (745 for double) and its rounding error alone

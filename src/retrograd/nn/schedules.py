@@ -32,7 +32,7 @@ class StepDecay:
             raise ValueError(f"StepDecay: every is {self.every}, must be at least 1")
 
     def __call__(self, step: int) -> float:
-        return self.rate * self.factor ** (step // self.every)
+        return self.rate * _power(self.factor, step // self.every)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,31 @@ class Cosine:
         if step < self.warm_up:
             return _warm(self.rate, step, self.warm_up)
         progress = min((step - self.warm_up) / (self.steps - self.warm_up), 1.0)
-        return self.final + (self.rate - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.final + (self.rate - self.final) * _falling_cosine(progress)
+
+
+# From products and sums alone, because the last bit of the C library's functions depends on the machine.
+
+
+def _power(base: float, exponent: int) -> float:
+    result = 1.0
+    for digit in f"{exponent:b}":
+        result *= result
+        if digit == "1":
+            result *= base
+    return result
+
+
+def _falling_cosine(progress: float) -> float:
+    """(1 + cos(pi progress)) / 2, for progress from 0 to 1: from 1 to 0."""
+    # sin(pi x / 2)**2 for x <= 1/2, where the Taylor series of the sine needs nine terms.
+    angle = math.pi / 2 * min(progress, 1.0 - progress)
+    square = angle * angle
+    sine = 1.0
+    for k in range(16, 0, -2):
+        sine = 1.0 - sine * square / (k * (k + 1))
+    sine *= angle
+    return sine * sine if progress > 0.5 else 1.0 - sine * sine
 
 
 def _warm(rate: float, step: int, warm_up: int) -> float:

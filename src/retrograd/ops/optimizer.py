@@ -6,6 +6,7 @@ Each array is read and written once. In the docstrings, g is the loss gradient a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias
@@ -131,9 +132,8 @@ def adam_step(
     rate = _non_negative("learning_rate", learning_rate)
     keep_first = _fraction("beta1", beta1)
     keep_second = _fraction("beta2", beta2)
-    # 1 - beta**step, without cancellation for a beta near 1
-    first_correction = -math.expm1(count * math.log(keep_first)) if keep_first else 1.0
-    second_correction = math.sqrt(-math.expm1(count * math.log(keep_second)) if keep_second else 1.0)
+    first_correction = _one_minus_power(keep_first, count)
+    second_correction = math.sqrt(_one_minus_power(keep_second, count))
     epsilon = _non_negative("eps", eps)
     scale, low, high, l2, l1 = _gradient_terms(gradient_scale, clip, weight_decay, l1)
     rule = _rule(
@@ -238,6 +238,31 @@ def _finite(name: str, value: float) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}, must be finite")
     return number
+
+
+def _one_minus_power(base: float, exponent: float) -> float:
+    """1 - base**exponent, without cancellation for a base near 1.
+
+    From products and sums alone, because the last bit of the C library's functions depends on the machine.
+    """
+    if not base:
+        return 1.0
+    if exponent != int(exponent):
+        return -math.expm1(exponent * math.log(base))
+    few = int(exponent) & 63  # in two parts, which later steps share
+    first = _one_minus_integer_power(base, int(exponent) - few)
+    return first + (1.0 - first) * _one_minus_integer_power(base, few)
+
+
+@functools.lru_cache(maxsize=512)
+def _one_minus_integer_power(base: float, exponent: int) -> float:
+    once = 1.0 - base
+    result = 0.0
+    for digit in f"{exponent:b}":
+        result *= 2.0 - result  # 1 - (1 - result)**2
+        if digit == "1":
+            result += (1.0 - result) * once
+    return result
 
 
 def _non_negative(name: str, value: float) -> float:

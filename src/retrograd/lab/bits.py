@@ -1,0 +1,277 @@
+"""The bits of the results: digests of problems over every public function and dtype.
+
+They are the same on every machine, at every instruction-set level and with any number of threads, and are kept in
+``bits.json`` beside this file. ``retrograd verify --bits`` compares; after a change that is meant to change bits,
+``retrograd verify --bits --write`` saves them anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import retrograd as rg
+
+from .. import _core
+from ..ops.activation import ACTIVATIONS
+from .cases import ACTIVATION_PARAMETERS, storage_dtype
+from .verify import fused_activation
+
+__all__ = ["SAVED", "BitsRow", "compare_bits", "digests", "saved_digests", "write_digests"]
+
+Array = npt.NDArray[Any]
+Results = Iterator[tuple[str, list[Any]]]
+SAVED: Final = Path(__file__).parent / "bits.json"
+# Each dtype with the exponents of its smallest and largest magnitudes.
+_EXPONENTS: Final = {"float32": (-149, 128), "float64": (-1074, 1024), "float16": (-24, 16), "bfloat16": (-133, 128)}
+_COMPUTED: Final = ("float32", "float64")
+
+
+class BitsRow(NamedTuple):
+    name: str
+    isa: str
+    threads: int
+    ok: bool
+
+
+def digests() -> dict[str, str]:
+    """Run every problem at the selected instruction-set level and return a digest of each one's results."""
+    makers: list[Callable[[Any], Results]] = [_norms, _activations]
+    found: dict[str, str] = {}
+    for dtype in _EXPONENTS:
+        for make in (*makers, _lstms, _dense) if dtype in _COMPUTED else makers:
+            for name, results in make(storage_dtype(dtype)):
+                found[f"{name} {dtype}"] = _digest(results)
+    return found
+
+
+def saved_digests() -> dict[str, str]:
+    saved: dict[str, str] = json.loads(SAVED.read_text())
+    return saved
+
+
+def write_digests(found: dict[str, str]) -> None:
+    SAVED.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+
+
+def compare_bits(levels: list[str], thread_counts: list[int]) -> Iterator[BitsRow]:
+    """Compare the digests at each level and thread count with the saved ones. Both settings are restored afterwards."""
+    saved = saved_digests()
+    isa, threads = _core.isa(), rg.get_num_threads()
+    try:
+        for level in levels:
+            _core.select_isa(level)
+            for count in thread_counts:
+                rg.set_num_threads(count)
+                found = digests()
+                for name in sorted(saved.keys() | found.keys()):
+                    yield BitsRow(name, level, count, found.get(name) == saved.get(name))
+    finally:
+        _core.select_isa(isa)
+        rg.set_num_threads(threads)
+
+
+def _digest(results: list[Any]) -> str:
+    found = hashlib.sha256()
+    for value in results:
+        if value is None:
+            found.update(b"none")
+            continue
+        array = np.ascontiguousarray(value)
+        if array.dtype.kind not in "iub":
+            # The sign and payload of a NaN that arithmetic makes depend on the architecture.
+            array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
+        little = array if array.dtype.byteorder != ">" else array.byteswap()
+        found.update(little.tobytes() + f"{array.dtype.itemsize}{array.shape}".encode())
+    return found.hexdigest()[:16]
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for inner in value for leaf in _flat(inner)]
+    return [value]
+
+
+# ---- data: from integers, because a library's generator may change ---------------------------------------------------
+
+
+def _data(shape: int | tuple[int, ...], dtype: Any, seed: int) -> Array:
+    """Values from -2 to 2."""
+    count = int(np.prod(shape))
+    offset = seed * 0x9E3779B97F4A7C15 % 2**64
+    bits = (np.arange(1, count + 1, dtype=np.uint64) + np.full(1, offset, np.uint64)) * np.uint64(0xD1342543DE82EF95)
+    bits ^= bits >> np.uint64(29)
+    bits *= np.uint64(0xBF58476D1CE4E5B9)
+    bits ^= bits >> np.uint64(32)
+    values: Array = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-51 - 2
+    return values.reshape(shape).astype(dtype)
+
+
+def _extremes(dtype: Any) -> Array:
+    """Both signs of zero, NaN, infinity, and magnitudes from the smallest to the largest."""
+    low, high = _EXPONENTS[str(dtype)]
+    exponents = np.arange(4 * low, 4 * high) // 4
+    powers = np.ldexp(1 + np.abs(_data(exponents.size, np.float64, 90)) / 2, exponents)
+    values = np.concatenate([powers, np.arange(4097) / 32, np.arange(1601) / 2, [np.inf]])
+    with np.errstate(over="ignore"):
+        return np.concatenate([values, -values, [np.nan]]).astype(dtype)
+
+
+# ---- problems: (name, results) ---------------------------------------------------------------------------------------
+
+
+def _arithmetic(dtype: Any) -> Any:
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+def _norms(dtype: Any) -> Results:
+    arithmetic = _arithmetic(dtype)
+    for shape in ((3, 5, 7), (2, 8, 33, 3), (65, 12), (4, 16, 257)):
+        x, dy = _data(shape, dtype, 1), _data(shape, dtype, 2)
+        gamma, beta = _data(shape[1], arithmetic, 3), _data(shape[1], arithmetic, 4)
+        for activation, slope_from in ((None, "output"), ("relu", "output"), ("tanh", "output"), ("gelu", "input")):
+            yield from _norms_of(x, dy, gamma, beta, {"activation": activation, "slope_from": slope_from})
+        count, mean, var = rg.batch_norm_statistics(x)
+        other = rg.NormStatistics(5, _data(shape[1], np.float64, 9), np.abs(_data(shape[1], np.float64, 10)))
+        together = rg.combine_statistics([rg.NormStatistics(count, mean, var), other])
+        made = rg.batch_norm_cache(x, gamma, beta, mean=mean, var=var)
+        yield f"statistics {shape}", [*together[1:], *rg.batch_norm_backward(dy, made)]
+    # More than one block, long rows, and results that need not stay in a cache.
+    for shape in ((1, 3, 20011), (200, 1000), (9, 40, 23, 31)):
+        x, dy = _data(shape, dtype, 11), _data(shape, dtype, 12)
+        gamma, beta = _data(shape[1], arithmetic, 13), _data(shape[1], arithmetic, 14)
+        yield from _norms_of(x, dy, gamma, beta, {"activation": "sigmoid"})
+    # A mean far from 0, squares outside the range of float, a constant, infinity and NaN.
+    x, dy = _data((6, 7, 45), np.float64, 15), _data((6, 7, 45), dtype, 16)
+    x[:, 1] += 1000
+    x[:, 2] *= 1e-4 if dtype == np.float16 else 1e-30
+    x[:, 3] *= 1e4 if dtype == np.float16 else 1e30
+    x[:, 4] = -0.0
+    x[2, 5, 7], x[3, 6, 8] = np.inf, np.nan
+    gamma, beta = _data(7, arithmetic, 17), _data(7, arithmetic, 18)
+    with np.errstate(over="ignore"):
+        x = x.astype(dtype)
+    yield from (("extreme " + name, results) for name, results in _norms_of(x, dy, gamma, beta, {}))
+
+
+def _norms_of(x: Array, dy: Array, gamma: Array, beta: Array, options: dict[str, Any]) -> Results:
+    shape, arithmetic = x.shape, gamma.dtype
+    name = f"{shape} {options.get('activation')}"
+    mean, var = _data(shape[1], np.float64, 5), np.abs(_data(shape[1], np.float64, 6))
+    y, cache = rg.batch_norm_forward(x, gamma, beta, running_mean=mean, running_var=var, **options)
+    yield f"batch_norm {name}", [y, cache.mean, cache.var, mean, var, *rg.batch_norm_backward(dy, cache)]
+    sums = rg.batch_norm_gradient_sums(dy, cache)
+    yield f"batch_norm with sums {name}", [*sums[1:], rg.batch_norm_backward(dy, cache, sums=sums).dx]
+    mean, var = _data(shape[1], np.float64, 5), np.abs(_data(shape[1], np.float64, 6))
+    y, cache = rg.batch_norm_forward(x, gamma, beta, training=False, mean=mean, var=var, **options)
+    yield f"batch_norm evaluated {name}", [y, *rg.batch_norm_backward(dy, cache)]
+    if len(shape) > 2:
+        y, cache = rg.instance_norm_forward(x, gamma, beta, **options)
+        yield f"instance_norm {name}", [y, cache.mean, cache.var, *rg.instance_norm_backward(dy, cache)]
+        y, cache = rg.group_norm_forward(x, gamma, beta, num_groups=1, **options)
+        yield f"group_norm {name}", [y, cache.mean, cache.var, *rg.group_norm_backward(dy, cache)]
+        last = np.moveaxis(x, 1, -1).copy()
+        y, cache = rg.batch_norm_forward(last, gamma, beta, channel_axis=-1, **options)
+        yield f"batch_norm channels last {name}", [y, *rg.batch_norm_backward(np.moveaxis(dy, 1, -1), cache)]
+    scale, shift = _data(shape[-1], arithmetic, 7), _data(shape[-1], arithmetic, 8)
+    y, cache = rg.layer_norm_forward(x, scale, shift, **options)
+    yield f"layer_norm {name}", [y, cache.mean, cache.var, *rg.layer_norm_backward(dy, cache)]
+
+
+def _lstms(dtype: Any) -> Results:
+    def cell(inputs: int, units: int, seed: int, peephole: tuple[int, ...] | None) -> rg.LstmWeights:
+        parts = [(4 * units, inputs), (4 * units, units), (4 * units,), peephole]
+        return rg.LstmWeights(*(None if p is None else _data(p, dtype, seed + i) * 0.3 for i, p in enumerate(parts)))
+
+    def run(name: str, x: Array, weights: Any, **options: Any) -> Results:
+        result = rg.lstm_forward(x, weights, **options)
+        assert result.cache is not None
+        grads = rg.lstm_backward(_data(result.y.shape, dtype, 60), result.cache, dhn=_data(result.hn.shape, dtype, 61))
+        gates = [] if result.cache.buffer is None else result.cache.gates()
+        yield f"lstm {name}", [*result[:3], *_flat(grads), *gates]
+
+    for steps, samples, inputs, units in (
+        (1, 1, 1, 1),
+        (5, 3, 7, 9),
+        (4, 17, 33, 16),
+        (3, 8, 40, 65),
+        (3, 40, 100, 96),
+    ):
+        x = _data((steps, samples, inputs), dtype, 20)
+        size = f"T{steps} N{samples} I{inputs} H{units}"
+        weights = cell(inputs, units, 30, None)
+        yield from run(size, x, weights)
+        yield from run(f"{size} recomputed", x, weights, recompute=True)
+        yield from run(f"{size} ragged", x, weights, lengths=np.arange(samples) % (steps + 1))
+        yield from run(f"{size} diagonals", x, cell(inputs, units, 40, (4 * units,)))
+        yield from run(f"{size} full peepholes", x, cell(inputs, units, 44, (4 * units, units)))
+        stack = [cell(inputs, units, 50, None), cell(inputs, units, 54, None)]
+        stack += [cell(2 * units, units, 58, None), cell(2 * units, units, 62, None)]
+        states = {"h0": _data((4, samples, units), dtype, 70), "c0": _data((4, samples, units), dtype, 71)}
+        yield from run(f"{size} 2 layers, 2 directions", x, stack, bidirectional=True, dropout=0.3, seed=7, **states)
+        hard = rg.LstmActivations("hard_sigmoid", "sigmoid", "softsign", "hard_sigmoid", "gelu")
+        yield from run(f"{size} activations", x, weights, activations=hard, output_gate_reads="old")
+        rows = (np.arange(steps * samples) * 7 % 11).reshape(steps, samples)
+        yield from run(f"{size} table", rows, weights, table=_data((11, inputs), dtype, 72))
+        made = rg.lstm_cache(x, weights)
+        yield f"lstm_cache {size}", _flat(rg.lstm_backward(_data((steps, samples, units), dtype, 73), made))
+
+
+def _dense(dtype: Any) -> Results:
+    for rows, inputs, outputs in ((1, 1, 1), (7, 5, 3), (33, 65, 17), (129, 300, 70), (21, 1500, 9)):
+        size = f"{rows} {inputs} {outputs}"
+        x, w, b = _data((rows, inputs), dtype, 1), _data((outputs, inputs), dtype, 2), _data(outputs, dtype, 3)
+        y = rg.linear_forward(x, w, b)
+        yield f"linear {size}", [y, *rg.linear_backward(y, x, w, need=("dx", "dw", "db"))]
+        labels = np.arange(rows) * 5 % outputs
+        for smoothing in (0.0, 0.1):
+            loss, dlogits = rg.softmax_cross_entropy(y, labels, label_smoothing=smoothing)
+            yield f"softmax_cross_entropy {smoothing} {size}", [np.float64(loss), dlogits]
+        for loss_name in ("huber", "mean_squared_error"):
+            loss, dx = getattr(rg, loss_name)(x, x[::-1].copy())
+            each, _ = getattr(rg, loss_name)(x, x[::-1].copy(), reduction="none")
+            yield f"{loss_name} {size}", [np.float64(loss), dx, each]
+        at = np.arange(3 * rows) * 3 % outputs
+        scattered = rg.embedding_backward(_data((3 * rows, inputs), dtype, 4), at, outputs)
+        yield f"embedding {size}", [rg.embedding_forward(at, w), scattered]
+        yield f"dropout {size}", [rg.dropout(x, 0.4, seed=11)]
+        yield f"global_norm {size}", [np.float64(rg.global_norm([x, w]))]
+        yield from _steps(size, x)
+
+
+def _steps(size: str, x: Array) -> Results:
+    """Optimizer steps, from states that are not 0."""
+
+    def states() -> list[Array]:
+        return [x.copy(), *(np.abs(_data(x.shape, x.dtype, 5 + i)) for i in range(3))]
+
+    p, m, v, largest = states()
+    rg.adam_step([p], [x], [m], [v], step=3, maximum_norm=1.0, weight_decay=0.01)
+    yield f"adam_step {size}", [p, m, v]
+    p, m, v, largest = states()
+    rg.adam_step([p], [x], [m], [v], [largest], step=70, weight_decay=0.01, decoupled=True, clip=(-0.5, 0.75))
+    yield f"adam_step amsgrad {size}", [p, m, v, largest]
+    p, velocity, _, _ = states()
+    rg.sgd_step([p], [x], [velocity], learning_rate=0.1, momentum=0.9, nesterov=True, l1=0.01)
+    yield f"sgd_step {size}", [p, velocity]
+    p, square, mean, velocity = states()
+    rg.rmsprop_step([p], [x], [square], [mean], [velocity], learning_rate=0.01, momentum=0.9)
+    yield f"rmsprop_step {size}", [p, square, mean, velocity]
+
+
+def _activations(dtype: Any) -> Results:
+    values = {"": _data((33, 65), dtype, 1), " extremes": _extremes(dtype)}
+    for (which, x), name in ((item, name) for item in values.items() for name in ACTIVATIONS):
+        activation = fused_activation(name, *ACTIVATION_PARAMETERS[name])
+        dy = _data(x.shape, dtype, 2)
+        y = rg.activation_forward(x, activation)
+        slopes = [rg.activation_backward(dy, activation, x=x)]
+        if not ACTIVATIONS[name].needs_input:
+            slopes.append(rg.activation_backward(dy, activation, y=y))
+        yield f"{name}{which}", [y, *slopes]
