@@ -126,8 +126,8 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
 
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = "case,provider,pass,threads,isa,p20,p50,p80,ratio_vs_torch,ratio_vs_plain,share_of_bound,gflops"
-    assert ",".join(rows[0]) == columns + ",added,tokens_per_second,peak_bytes,device,version"
+    columns = "case,provider,pass,threads,isa,p20,p50,p80,ratio_vs_torch,ratio_vs_plain,share_of_bound"
+    assert ",".join(rows[0]) == columns + ",share_of_peak,gflops,added,tokens_per_second,peak_bytes,device,version"
     own = [row for row in rows if row["provider"] == "retrograd"]
     assert [(row["case"], row["pass"]) for row in own] == [
         (SMALL_ROW, "forward"),
@@ -241,7 +241,7 @@ def test_bench_lists_its_rows() -> None:
         result = run("bench", suite, "--list")
         assert result.returncode == 0
         assert result.stdout.splitlines() == expected
-    assert names["all"] == names["norm"] + names["lstm"] + names["apple"] + names["train"]
+    assert names["all"] == names["norm"] + names["lstm"] + names["products"] + names["apple"] + names["train"]
     assert len(set(names["all"])) == len(names["all"])
     overheads = [name for name in names["all"] if name.startswith("overhead_")]
     assert sorted(overheads) == sorted(bench.overhead_calls())
@@ -283,6 +283,7 @@ def test_bad_arguments_end_with_2(arguments: list[str], complaint: str) -> None:
         ["bench"],
         ["bench", "norm"],
         ["bench", "lstm"],
+        ["bench", "products"],
         ["bench", "apple"],
         ["bench", "train"],
         ["bench", "all"],

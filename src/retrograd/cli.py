@@ -115,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
         "same LSTM without the row's options. "
     )
+    products = (
+        "Rows named lstm_products_* and linear_products_* are the large matrix products of an LSTM over all steps, and "
+        "those of a linear layer, verified and then timed one by one, alternating with NumPy's product of the same "
+        "shape, which is their bound, with as many threads. 'of peak' is the share of the peak of multiply-adds on "
+        "registers. "
+    )
     apple = (
         "Rows named bnns_* and mps_* are calls of the front ends, alternating with the array functions doing the same "
         "work. Rows are timed only if the results are bitwise identical. 'added µs' is the overhead of a front-end "
@@ -128,9 +134,15 @@ def _parser() -> argparse.ArgumentParser:
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
+        ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
-        ("all", ["norm", "lstm", "apple", "train"], "every suite", method + norm + lstm + apple + train),
+        (
+            "all",
+            ["norm", "lstm", "products", "apple", "train"],
+            "every suite",
+            method + norm + lstm + products + apple + train,
+        ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
     return parser
@@ -372,17 +384,21 @@ def _bench(options: argparse.Namespace) -> int:
     )
     columns = [
         _Column("row", max(map(len, names)), right=False),
-        _Column("pass", 8, right=False),
+        _Column("pass", 10 if "products" in options.suites else 8, right=False),
         _Column("threads", 7),
         _Column("retrograd µs", 12),
         _Column("p20 to p80", 15),
     ]
-    if options.suites != ["apple"]:
+    if any(bench.SUITES[suite].against_torch for suite in options.suites):
         columns += [_Column("torch µs", 9), _Column("vs torch", 8)]
-    if "norm" in options.suites or "lstm" in options.suites:
+    if {"norm", "lstm", "products"} & set(options.suites):
         columns += [_Column("of bound", 8)]
+    if {"lstm", "products"} & set(options.suites):
+        columns += [_Column("GFLOPS", 6)]
+    if "products" in options.suites:
+        columns += [_Column("of peak", 7)]
     if "lstm" in options.suites:
-        columns += [_Column("GFLOPS", 6), _Column("over plain", 10)]
+        columns += [_Column("over plain", 10)]
     if "apple" in options.suites:
         columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
     if "train" in options.suites:
@@ -441,6 +457,7 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "vs torch": _shown("{:.2f}x", row.ratio_vs_torch),
                 "of bound": _shown("{:.0%}", row.share_of_bound),
                 "GFLOPS": _shown("{:.0f}" if (row.gflops or 0) >= 10 else "{:.1f}", row.gflops),
+                "of peak": _shown("{:.0%}", row.share_of_peak),
                 "over plain": "" if row.ratio_vs_plain is None else f"{1 / row.ratio_vs_plain - 1:+.0%}",
                 "arrays µs": time_of("arrays", row.pass_),
                 "added µs": "" if row.added is None else f"{row.added * 1e6:+.1f}",

@@ -24,6 +24,7 @@ from .apple import APPLE_CASES, apple_contest, apple_failures
 from .lstm import lstm_contest, lstm_failures
 from .norm import norm_contest, norm_failures
 from .overhead import overhead_calls
+from .products import PRODUCT_CASES, make_product_data, product_contest, product_failures
 from .timing import (
     LEAST_STEPS,
     Contest,
@@ -82,6 +83,7 @@ class BenchRow(NamedTuple):
     ratio_vs_torch: float | None  # PyTorch's time / this time
     ratio_vs_plain: float | None  # time without this row's options / this time
     share_of_bound: float | None  # the bound's time / this time
+    share_of_peak: float | None  # the time at the peak of multiply-adds / this time
     gflops: float | None  # of matrix products
     added: float | None  # this time minus that of the array functions
     tokens_per_second: float | None
@@ -126,6 +128,14 @@ SUITES: Final[Mapping[str, _Suite]] = {
         lstm_failures,
         lstm_contest,
         lambda name: name.startswith("lstm_"),
+    ),
+    "products": _Suite(
+        PRODUCT_CASES,
+        make_product_data,
+        product_failures,
+        product_contest,
+        lambda name: False,
+        against_torch=False,
     ),
     "apple": _Suite(
         APPLE_CASES,
@@ -249,6 +259,7 @@ def _rows_of_pass(
             ratio("torch", provider) if provider == ours else None,
             ratio("plain", provider) if provider == ours else None,
             ratio(contest.bound, provider),
+            ratio("peak", provider),
             None if contest.flops is None else contest.flops[index] / spread[1] / 1e9,
             added if provider == ours else None,
             None if contest.tokens is None else contest.tokens / spread[1],
@@ -289,6 +300,7 @@ def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions
         ratio_vs_torch=None,
         ratio_vs_plain=None,
         share_of_bound=None,
+        share_of_peak=None,
         gflops=None,
         added=None,
         tokens_per_second=None,
