@@ -18,6 +18,8 @@ A front end's row (``bnns_*``, ``mps_*``) is compared with the array functions, 
 A row of the suite ``train`` is a whole training step of a model, optimizer included (see :mod:`.train`).
 """
 
+from .compare import *
+from .levels import *
 from .overhead import *
 from .rows import *
 from .timing import *

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["Gemm", "Sgemm"]
+__all__ = ["Gemm", "Sgemm", "blas_core"]
 
 
 class Gemm(NamedTuple):
@@ -42,6 +43,19 @@ for line in sys.stdin:
         np.matmul(a, b, out=c)
         seconds.append(time.perf_counter() - start)
     print(*seconds, time.process_time(), flush=True)
+"""
+# Prints the core for which OpenBLAS, if that is NumPy's BLAS, has chosen its kernels.
+_CORE_PROGRAM: Final = """
+import ctypes
+import numpy
+with open("/proc/self/maps") as maps:
+    paths = {line.split()[-1] for line in maps if "openblas" in line}
+for path in paths:
+    for name in ("scipy_openblas_get_corename64_", "scipy_openblas_get_corename", "openblas_get_corename"):
+        if core := getattr(ctypes.CDLL(path), name, None):
+            core.restype = ctypes.c_char_p
+            print(core().decode())
+            raise SystemExit
 """
 _BLAS_THREADS: Final = ("OPENBLAS", "MKL", "BLIS", "OMP")
 
@@ -86,3 +100,18 @@ class Sgemm:
         if len(seconds) == 1:
             seconds *= len(self._factors)
         return tuple(time * factor for time, factor in zip(seconds, self._factors, strict=True))
+
+
+def blas_core() -> str:
+    """The core for which NumPy's BLAS has chosen its kernels, such as haswell; empty where it cannot be asked."""
+    return _blas_core(os.environ.get("OPENBLAS_CORETYPE", ""))
+
+
+@functools.cache
+def _blas_core(core_type: str) -> str:
+    program = [sys.executable, "-c", _CORE_PROGRAM]
+    settings = {**os.environ, "OPENBLAS_CORETYPE": core_type}
+    found = subprocess.run(
+        program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=settings, check=False
+    )
+    return found.stdout.strip().lower()
