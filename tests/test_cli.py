@@ -59,6 +59,7 @@ def test_info_says_what_is_in_force() -> None:
     assert lines["retrograd"] == retrograd.__version__
     assert lines["ISA level"].startswith("scalar (RETROGRAD_ISA=scalar; this machine can run scalar")
     assert all(level in lines["ISA level"] for level in _core.isa_levels())
+    assert lines["caches"] == bench.cache_sizes()
     assert lines["threads"] == "3 (RETROGRAD_NUM_THREADS=3)"
     assert lines["BLAS"] == "none: matrix products are retrograd's own kernels"
     assert lines["NumPy"] == np.__version__

@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser(
         "info",
-        help="print version, instruction set, threads and where they come from",
+        help="print version, instruction set, caches, threads and where they come from",
         description="Print the settings in effect and where they come from.",
     )
     info.set_defaults(run=_info)
@@ -323,7 +323,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from .lab.bench import cpu_model
+    from .lab.bench import cache_sizes, cpu_model
 
     levels = ", ".join(_core.isa_levels())
     lowered = os.environ.get("RETROGRAD_ISA", "").strip()
@@ -331,6 +331,7 @@ def _info(options: argparse.Namespace) -> int:
     lines = {
         "retrograd": retrograd.__version__,
         "processor": cpu_model(),
+        "caches": cache_sizes(),
         "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels})",
         "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
         "BLAS": "none: matrix products are retrograd's own kernels",
