@@ -11,7 +11,7 @@ building := Building the engine for every instruction set: one to two minutes ..
 
 cpp := $(wildcard src/core/*.h src/core/*/*.h src/core/*/*.cpp src/bind/*.h src/bind/*.cpp)
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
-cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp)
+cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp bench/*.cpp)
 
 .PHONY: help demo test test-all lint fuzz sanitize stress clang levels aarch64 tsan wheel bench clean
 .DELETE_ON_ERROR:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import platform
 import pty
 import re
 import signal
@@ -58,6 +59,7 @@ def test_info_says_what_is_in_force() -> None:
     assert lines["retrograd"] == retrograd.__version__
     assert lines["ISA level"].startswith("scalar (RETROGRAD_ISA=scalar; this machine can run scalar")
     assert all(level in lines["ISA level"] for level in _core.isa_levels())
+    assert lines["caches"] == bench.cache_sizes()
     assert lines["threads"] == "3 (RETROGRAD_NUM_THREADS=3)"
     assert lines["BLAS"] == "none: matrix products are retrograd's own kernels"
     assert lines["NumPy"] == np.__version__
@@ -126,8 +128,11 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
 
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = "case,provider,pass,threads,isa,p20,p50,p80,ratio_vs_torch,ratio_vs_plain,share_of_bound,gflops"
-    assert ",".join(rows[0]) == columns + ",added,tokens_per_second,peak_bytes,device,version"
+    columns = "case,provider,pass,threads,isa,p20,p50,p80,spread,ratio_vs_torch,ratio_vs_plain,share_of_bound"
+    assert (
+        ",".join(rows[0])
+        == columns + ",share_of_peak,gflops,added,tokens_per_second,peak_bytes,device,caches,environment,version"
+    )
     own = [row for row in rows if row["provider"] == "retrograd"]
     assert [(row["case"], row["pass"]) for row in own] == [
         (SMALL_ROW, "forward"),
@@ -174,6 +179,30 @@ def test_bench_lstm_against_the_matrix_product(tmp_path: Path, without_torch: st
     assert 0 < float(step["share_of_bound"]) < math.inf
     assert 0 < float(limit["gflops"]) < math.inf
     assert limit["version"] == np.__version__
+
+
+def test_bench_at_a_lower_level(tmp_path: Path) -> None:
+    """PyTorch is loaded after its level is set, BLAS runs at that level, and the file records it."""
+    path, fake = tmp_path / "out.csv", tmp_path / "fake"
+    fake.mkdir()
+    shown = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "RETROGRAD_ISA")
+    code = f"import os, sys\nprint(*map(os.environ.get, {shown}), file=sys.stderr)\nraise ImportError\n"
+    arguments = ["bench", "lstm", "--isa", "scalar", "--quick", "--rows", SMALL_LSTM_ROW, "--threads", "1"]
+    result = run(*arguments, "--csv", str(path), PYTHONPATH=with_torch_as(fake, code), ATEN_CPU_CAPABILITY="avx2")
+    assert result.returncode == 0, result.stderr
+    core = "Nehalem" if platform.machine() == "x86_64" else "ARMV8"
+    assert set(result.stderr.splitlines()) == {f"default SSE41 {core} scalar"}
+    assert "scalar, retrograd" in result.stdout.splitlines()[-2]
+    restricted = result.stdout.splitlines()[-1].removeprefix("restricted by ")
+    assert "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41" in restricted
+    rows = read_rows(path)
+    assert {(provider, row["isa"].lower()) for (_, provider, _), row in rows.items()} <= {
+        ("retrograd", "scalar"),
+        ("sgemm", core.lower()),
+        ("sgemm", ""),  # a BLAS that does not say
+    }
+    assert {row["environment"] for row in rows.values()} == {restricted}
+    assert {row["caches"] for row in rows.values()} == {bench.cache_sizes()}
 
 
 def test_bench_apple_against_the_array_functions(tmp_path: Path) -> None:
@@ -241,7 +270,7 @@ def test_bench_lists_its_rows() -> None:
         result = run("bench", suite, "--list")
         assert result.returncode == 0
         assert result.stdout.splitlines() == expected
-    assert names["all"] == names["norm"] + names["lstm"] + names["apple"] + names["train"]
+    assert names["all"] == names["norm"] + names["lstm"] + names["products"] + names["apple"] + names["train"]
     assert len(set(names["all"])) == len(names["all"])
     overheads = [name for name in names["all"] if name.startswith("overhead_")]
     assert sorted(overheads) == sorted(bench.overhead_calls())
@@ -260,6 +289,10 @@ def test_bench_lists_its_rows() -> None:
         (["bench", "lstm", "--rows", SMALL_ROW], f"no row matches {SMALL_ROW}"),
         (["bench", "norm", "--threads", "0"], "0 is not from 1 to 4096"),
         (["bench", "norm", "--rounds", "many"], "many"),
+        (["bench", "norm", "--isa", "sse9"], "--isa sse9: this machine can run scalar"),
+        (["bench", "norm", "--compare", "no_such.csv"], "no_such.csv: No such file"),
+        (["bench", "norm", "--threshold", "0.9"], "0.9 is not a ratio of at least 1"),
+        (["bench", "compare", "a.csv"], "NEW.csv"),
         (["bench", "norm", "--budget", "-1"], "not a positive number"),
         (["bench", "norm", "--rows", SMALL_ROW, "--csv", "/no/such/folder/out.csv"], "/no/such/folder/out.csv"),
         (["verify", "--rows", "no_such_case"], "no case matches no_such_case"),
@@ -283,8 +316,10 @@ def test_bad_arguments_end_with_2(arguments: list[str], complaint: str) -> None:
         ["bench"],
         ["bench", "norm"],
         ["bench", "lstm"],
+        ["bench", "products"],
         ["bench", "apple"],
         ["bench", "train"],
+        ["bench", "compare"],
         ["bench", "all"],
     ],
     ids=" ".join,

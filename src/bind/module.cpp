@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -75,37 +74,6 @@ void override_caches(int64_t l1, int64_t l2, int64_t last_level, int last_level_
     rg::override_caches(&replacement);
 }
 
-// dst = sum(sources), as fast as memory allows: the baseline for the speed of a normalization.
-Outcome add_streams(nb::handle dst_array, const std::vector<nb::object>& source_arrays, bool non_temporal, int passes,
-                    int threads) {
-    if (source_arrays.empty() || source_arrays.size() > 3) throw nb::value_error("sources: give 1 to 3 arrays");
-    Call call;
-    const View dst(call, dst_array, "dst", Element::f32, Access::write);
-    std::deque<View> sources;
-    const float* data[3] = {};
-    dst.require().check_vector(dst.elements());
-    for (const nb::object& array : source_arrays) {
-        const View& source = sources.emplace_back(call, array, "sources", Element::f32);
-        source.require().check_vector(dst.elements());
-        data[sources.size() - 1] = static_cast<const float*>(source.data());
-    }
-    float* out = static_cast<float*>(dst.data());
-    if (non_temporal && reinterpret_cast<uintptr_t>(out) % 64 != 0) call.refuse(Reason::layout, "dst");
-    if (call.refused()) return call.refusal();
-    const int count = int(sources.size());
-    const int64_t lines = dst.elements() / 16;
-    const LockReleased released;
-    for (int pass = 0; pass < passes; ++pass) {
-        rg::Workers(rg::cost::kWorthWaking, threads).each(threads, [&](int64_t part) {
-            const int64_t first = lines * part / threads * 16, last = lines * (part + 1) / threads * 16;
-            const float* from[3] = {data[0] + first, data[1] ? data[1] + first : nullptr,
-                                    data[2] ? data[2] + first : nullptr};
-            rg::kernel_table().add_streams(from, count, last - first, out + first, non_temporal);
-        });
-    }
-    return {};
-}
-
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -139,9 +107,6 @@ NB_MODULE(_core, m) {
           "Whether the span of a result overlaps that of any other array in the lists; entries may be None.");
     m.def("waiting_memory", &rg::waiting_bytes, "The number of bytes kept for later results.");
     m.def("release_memory", &rg::release_memory, "Return them to the system; returns how many there were.");
-    m.def("add_streams", &add_streams, nb::arg("dst"), nb::arg("sources"), nb::arg("non_temporal"), nb::arg("passes"),
-          nb::arg("threads"), "dst = sum(sources) of contiguous float32 arrays, `passes` times.");
-
     m.def("activations", &activation_list,
           nb::sig("def activations() -> tuple[tuple[str, int, float | None, float | None, str], ...]"),
           "Every activation: name, code, default alpha and beta, why the output does not determine the slope.");
@@ -162,6 +127,7 @@ NB_MODULE(_core, m) {
         .def_ro("reason", &Refusal::reason)
         .def_ro("argument", &Refusal::argument);
 
+    bind_bench(m);
     bind_dense(m);
     bind_elementwise(m);
     bind_lstm(m);

@@ -358,6 +358,9 @@ struct KernelTable {
     ForBoth<LossKernels> loss;
     // dst = the sum of 1 to 3 sources: the peak memory bandwidth, for benchmarks.
     void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
+    // Multiply-adds on registers alone: the peak speed of arithmetic, for benchmarks. Returns the number of
+    // floating-point operations; `result` depends on all of them.
+    double (*multiply_adds)(int64_t steps, float* result);
 };
 
 }  // namespace rg

@@ -60,9 +60,6 @@ def waiting_memory() -> int:
 def release_memory() -> int:
     """Return them to the system; returns how many there were."""
 
-def add_streams(dst: object, sources: Sequence[object], non_temporal: bool, passes: int, threads: int) -> Refusal | None:
-    """dst = sum(sources) of contiguous float32 arrays, `passes` times."""
-
 def activations() -> tuple[tuple[str, int, float | None, float | None, str], ...]:
     """
     Every activation: name, code, default alpha and beta, why the output does not determine the slope.
@@ -103,6 +100,25 @@ class Refusal:
 
     @property
     def argument(self) -> str: ...
+
+def add_streams(dst: object, sources: Sequence[object], non_temporal: bool, passes: int, threads: int) -> Refusal | None:
+    """dst = sum(sources) of contiguous float32 arrays, `passes` times."""
+
+def multiply_adds(steps: int, threads: int) -> float:
+    """
+    Execute multiply-adds on registers, a few per step; returns how many floating-point operations those were.
+    """
+
+def gate_projection(u: object, w: object, bias: object, gates: object, threads: int) -> Refusal | None:
+    """
+    gates = u w' + bias: an LSTM's gates, of all steps, without the recurrent part.
+    """
+
+def gate_input_gradient(dz: object, w: object, du: object, threads: int) -> Refusal | None:
+    """du = dz w"""
+
+def gate_weight_gradient(dz: object, u: object, dw: object, threads: int) -> Refusal | None:
+    """dw = dz' u"""
 
 def linear_forward(f64: bool, x: object, w: object, b: object | None, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = x w' + b"""

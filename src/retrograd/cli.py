@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     info = commands.add_parser(
         "info",
-        help="print version, instruction set, threads and where they come from",
+        help="print version, instruction set, caches, threads and where they come from",
         description="Print the settings in effect and where they come from.",
     )
     info.set_defaults(run=_info)
@@ -126,6 +126,12 @@ def _parser() -> argparse.ArgumentParser:
         "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
         "same LSTM without the row's options. "
     )
+    products = (
+        "Rows named lstm_products_* and linear_products_* are the large matrix products of an LSTM over all steps, and "
+        "those of a linear layer, verified and then timed one by one, alternating with NumPy's product of the same "
+        "shape, which is their bound, with as many threads. 'of peak' is the share of the peak of multiply-adds on "
+        "registers. "
+    )
     apple = (
         "Rows named bnns_* and mps_* are calls of the front ends, alternating with the array functions doing the same "
         "work. Rows are timed only if the results are bitwise identical. 'added µs' is the overhead of a front-end "
@@ -139,12 +145,43 @@ def _parser() -> argparse.ArgumentParser:
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
+        ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
-        ("all", ["norm", "lstm", "apple", "train"], "every suite", method + norm + lstm + apple + train),
+        (
+            "all",
+            ["norm", "lstm", "products", "apple", "train"],
+            "every suite",
+            method + norm + lstm + products + apple + train,
+        ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
+    judged = (
+        "A row is slower, and the exit code is 1, if its new time over the old exceeds the threshold by more than the "
+        "noise: the spread of both medians from round to round, plus how far the other implementations of the row, "
+        "which did not change, have moved ('others'). Within the noise it is marked 'slower?'."
+    )
+    comparison = suites.add_parser(
+        "compare",
+        help="compare two CSV files of earlier runs",
+        description="Compare retrograd's times in two files written with --csv. 'old/new' above 1 means faster than "
+        "before. " + judged,
+    )
+    comparison.add_argument("old", metavar="OLD.csv")
+    comparison.add_argument("new", metavar="NEW.csv")
+    _add_threshold(comparison)
+    comparison.set_defaults(run=_compare)
     return parser
+
+
+def _add_threshold(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threshold",
+        type=_ratio,
+        default=1.1,
+        metavar="RATIO",
+        help="the ratio of new to old time from which a row is slower (default: 1.1)",
+    )
 
 
 def _add_suite(suite: argparse.ArgumentParser, names: list[str]) -> None:
@@ -161,6 +198,18 @@ def _add_suite(suite: argparse.ArgumentParser, names: list[str]) -> None:
         metavar="SECONDS",
         help="measuring time per row and thread count (default: 2, with --quick: 0.2)",
     )
+    suite.add_argument(
+        "--isa",
+        metavar="LEVEL",
+        help="run at this instruction-set level, and keep PyTorch, oneDNN, MKL and OpenBLAS at it (default: as the "
+        "environment says)",
+    )
+    suite.add_argument(
+        "--compare",
+        metavar="OLD.csv",
+        help="then compare with a file written by --csv, as 'bench compare' does; exit code 1 if a row became slower",
+    )
+    _add_threshold(suite)
     suite.add_argument("--csv", metavar="FILE", help="also write every measurement to this file, times in seconds")
     suite.add_argument("--quick", action="store_true", help="few rounds and little time, for a rough idea")
     suite.add_argument("--list", action="store_true", help="print the names of the rows and exit")
@@ -178,6 +227,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 1 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a ratio of at least 1")
     return value
 
 
@@ -278,7 +334,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from .lab.bench import cpu_model
+    from .lab.bench import cache_sizes, cpu_model
 
     levels = ", ".join(_core.isa_levels())
     lowered = os.environ.get("RETROGRAD_ISA", "").strip()
@@ -286,6 +342,7 @@ def _info(options: argparse.Namespace) -> int:
     lines = {
         "retrograd": retrograd.__version__,
         "processor": cpu_model(),
+        "caches": cache_sizes(),
         "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels}"
         f"{'; scalar is the reference level, many times slower' if _core.isa() == 'scalar' else ''})",
         "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
@@ -409,6 +466,7 @@ def _bench(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(names))
         return 0
+    old = None if options.compare is None else _read(options.compare)
     settings = bench.BenchOptions(
         options.rows,
         list(dict.fromkeys(options.threads)),
@@ -417,17 +475,21 @@ def _bench(options: argparse.Namespace) -> int:
     )
     columns = [
         _Column("row", max(map(len, names)), right=False),
-        _Column("pass", 8, right=False),
+        _Column("pass", 10 if "products" in options.suites else 8, right=False),
         _Column("threads", 7),
         _Column("retrograd µs", 12),
         _Column("p20 to p80", 15),
     ]
-    if options.suites != ["apple"]:
+    if any(bench.SUITES[suite].against_torch for suite in options.suites):
         columns += [_Column("torch µs", 9), _Column("vs torch", 8)]
-    if "norm" in options.suites or "lstm" in options.suites:
+    if {"norm", "lstm", "products"} & set(options.suites):
         columns += [_Column("of bound", 8)]
+    if {"lstm", "products"} & set(options.suites):
+        columns += [_Column("GFLOPS", 6)]
+    if "products" in options.suites:
+        columns += [_Column("of peak", 7)]
     if "lstm" in options.suites:
-        columns += [_Column("GFLOPS", 6), _Column("over plain", 10)]
+        columns += [_Column("over plain", 10)]
     if "apple" in options.suites:
         columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
     if "train" in options.suites:
@@ -435,7 +497,12 @@ def _bench(options: argparse.Namespace) -> int:
     overheads = sum(name.startswith("overhead_") for name in names)
     total = (len(names) - overheads) * len(settings.threads) + overheads
     wrong = False
+    rows: list[Any] = []
     with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(bench.at_level(options.isa))
+        except bench.LevelError as error:
+            raise _UsageError(f"--isa {options.isa}: {error}") from None
         csv_file = None
         if options.csv:
             try:
@@ -445,6 +512,7 @@ def _bench(options: argparse.Namespace) -> int:
         report = stack.enter_context(_Report(columns, total))
         for result in bench.bench_rows(options.suites, settings, report.start):
             report.advance()
+            rows += result.rows
             if csv_file is not None:
                 csv_file.write(result.rows)
             for cells in _bench_lines(result):
@@ -455,7 +523,7 @@ def _bench(options: argparse.Namespace) -> int:
                 report.row(words + [""] * (len(columns) - len(words)), good=False)
             for note in result.notes:
                 report.note(f"{result.name}, threads {result.threads}: {note}")
-        conditions = [bench.cpu_model(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
+        conditions = [bench.cpu_model(), bench.cache_sizes(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
         if bench.torch_takes_part(options.suites, options.rows):
             torch = bench.torch_version()
             conditions.append(
@@ -464,7 +532,72 @@ def _bench(options: argparse.Namespace) -> int:
         if overheads < len(names):
             conditions.append(f"float32, medians of {settings.rounds} rounds")
         report.note("; ".join(conditions))
+        if bench.restrictions():
+            report.note(f"restricted by {bench.restrictions()}")
+    if old is not None:
+        print()
+        selected = set(names)
+        new = [bench.Measurement.of(row) for row in rows]
+        wrong |= _show_comparison(
+            old,
+            new,
+            options.threshold,
+            lambda case, threads: case in selected and (threads in settings.threads or case.startswith("overhead_")),
+        )
     return _WRONG if wrong else 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    return _WRONG if _show_comparison(_read(options.old), _read(options.new), options.threshold) else 0
+
+
+def _read(path: str) -> list[Any]:
+    from .lab import bench
+
+    try:
+        return bench.read_measurements(path)
+    except bench.CsvError as error:
+        raise _UsageError(str(error)) from None
+
+
+def _show_comparison(
+    old: Sequence[Any],
+    new: Sequence[Any],
+    threshold: float,
+    expected: Callable[[str, int], bool] = lambda case, threads: True,
+) -> bool:
+    """Print how the rows have changed; returns whether any became slower."""
+    from .lab import bench
+
+    comparison = bench.compare_measurements(old, new, threshold, expected)
+    columns = (
+        _Column("row", max((len(change.case) for change in comparison.changes), default=3), right=False),
+        _Column("pass", 10, right=False),
+        _Column("threads", 7),
+        _Column("old µs", 9),
+        _Column("new µs", 9),
+        _Column("old/new", 7),
+        _Column("noise", 6),
+        _Column("others", 6),
+        _Column("", 7, right=False),
+    )
+    with _Report(columns, 0) as report:
+        for change in comparison.changes:
+            cells = [change.case, change.pass_, str(change.threads)]
+            cells += [_microseconds(change.old), _microseconds(change.new), f"{change.ratio:.2f}x"]
+            cells += [f"±{change.noise:.0%}", _shown("{:.2f}x", change.others), change.verdict]
+            report.row(cells, good=change.verdict != "slower")
+        for title, keys in (("only in the old run", comparison.only_old), ("only in the new run", comparison.only_new)):
+            for case, pass_, threads in keys:
+                report.note(f"{title}: {case} {pass_}, threads {threads}")
+        for difference in comparison.differences:
+            report.note(f"not the same in both runs: {difference}")
+        counts = {word: sum(change.verdict == word for change in comparison.changes) for word in ("faster", "slower")}
+        report.note(
+            f"{len(comparison.changes)} rows compared: {counts['faster']} faster, {counts['slower']} slower by more "
+            f"than {threshold:g}x and the noise"
+        )
+    return bool(comparison.slower)
 
 
 def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
@@ -486,6 +619,7 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "vs torch": _shown("{:.2f}x", row.ratio_vs_torch),
                 "of bound": _shown("{:.0%}", row.share_of_bound),
                 "GFLOPS": _shown("{:.0f}" if (row.gflops or 0) >= 10 else "{:.1f}", row.gflops),
+                "of peak": _shown("{:.0%}", row.share_of_peak),
                 "over plain": "" if row.ratio_vs_plain is None else f"{1 / row.ratio_vs_plain - 1:+.0%}",
                 "arrays µs": time_of("arrays", row.pass_),
                 "added µs": "" if row.added is None else f"{row.added * 1e6:+.1f}",

@@ -100,5 +100,30 @@ void add_streams(const float* const* sources, int count, int64_t elements, float
     form(sources, elements, dst);
 }
 
+// Independent chains, as many as hide the latency of a multiply-add and fit in registers.
+double multiply_adds(int64_t steps, float* result) {
+#if defined(RG_ISA_AVX512) || defined(RG_ISA_NEON)
+    constexpr int kChains = 24;
+#else
+    constexpr int kChains = 12;
+#endif
+    // Each chain converges to 1: no overflow, no subnormal numbers.
+    const Vec<float> factor = splat(0.5f), term = splat(0.5f);
+    Vec<float> chain[kChains];
+#pragma GCC unroll 24
+    for (int i = 0; i < kChains; ++i) chain[i] = splat(float(i));
+    for (int64_t step = 0; step < steps; ++step) {
+#pragma GCC unroll 24
+        for (int i = 0; i < kChains; ++i) chain[i] = fma(chain[i], factor, term);
+    }
+    Vec<float> sum = chain[0];
+#pragma GCC unroll 24
+    for (int i = 1; i < kChains; ++i) sum += chain[i];
+    float lanes[kLanes<float>];
+    store(lanes, sum);
+    *result = lanes[0];
+    return 2.0 * double(kLanes<float>) * double(kChains) * double(steps);
+}
+
 }  // namespace
 }  // namespace rg

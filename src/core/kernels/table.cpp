@@ -45,6 +45,7 @@ const KernelTable RG_TABLE = {
     {{optimizer_step<float>, sum_squares<float>}, {optimizer_step<double>, sum_squares<double>}},
     {{softmax_row<float>, scale_row<float>, difference<float>},
      {softmax_row<double>, scale_row<double>, difference<double>}},
-    add_streams};
+    add_streams,
+    multiply_adds};
 
 }  // namespace rg

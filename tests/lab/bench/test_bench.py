@@ -244,3 +244,13 @@ def test_operations_of_real_steps() -> None:
 def test_every_public_function_has_an_overhead_row() -> None:
     functions = {name for name in retrograd.__all__ if inspect.isroutine(getattr(retrograd, name))}
     assert {name.removeprefix("overhead_") for name in bench.overhead_calls()} == functions
+
+
+def test_caches_are_described() -> None:
+    try:
+        _core.override_caches(48 << 10, 1280 << 10, 105 << 20, 56)
+        assert bench.cache_sizes() == "L1 48 KiB, L2 1280 KiB, last level 105 MiB shared by 56 CPUs"
+        _core.override_caches(32 << 10, 1 << 20, 1 << 20, 1)
+        assert bench.cache_sizes() == "L1 32 KiB, L2 1 MiB, last level 1 MiB shared by 1 CPU"
+    finally:
+        _core.restore_caches()

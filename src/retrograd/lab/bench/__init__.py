@@ -9,7 +9,8 @@ rounds:
   an activation y, read, dx written) of arrays of the same size, with ordinary or non-temporal stores, whichever is
   faster;
 - for an LSTM, its matrix products at the speed of NumPy's (BLAS) product of two 1024 x 1024 matrices, with as many
-  threads.
+  threads;
+- for a product, NumPy's product of the same shape, with as many threads; also, the peak of multiply-adds on registers.
 
 A front end's row (``bnns_*``, ``mps_*``) is compared with the array functions, whose results are bitwise the same.
 ``added`` is the overhead of a front-end call: the median over the rounds of the difference of the round's medians.
@@ -17,6 +18,8 @@ A front end's row (``bnns_*``, ``mps_*``) is compared with the array functions, 
 A row of the suite ``train`` is a whole training step of a model, optimizer included (see :mod:`.train`).
 """
 
+from .compare import *
+from .levels import *
 from .overhead import *
 from .rows import *
 from .timing import *

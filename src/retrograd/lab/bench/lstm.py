@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -23,9 +20,11 @@ from ..cases import (
     make_lstm_data,
 )
 from ..verify import lstm_options, lstm_weights, verify_lstm
+from .sgemm import Gemm, Sgemm
 from .timing import Contest, Machine, admit, agree, clock, wake_workers
 
 _ORACLE_STEPS: Final = 8
+_GEMM: Final = Gemm(1024, 1024, 1024)
 
 
 def _lstm_flops(case: LstmCase) -> tuple[float, float, float]:
@@ -133,56 +132,6 @@ class _TorchLstm:
         return [y.detach().numpy(), *(gradient.numpy() for name, gradient in gradients if name != "bias_hh_")]
 
 
-_SGEMM_SIZE: Final = 1024
-_SGEMM_PROGRAM: Final = f"""
-import sys, time
-import numpy as np
-a, b, c = (np.full(({_SGEMM_SIZE}, {_SGEMM_SIZE}), 0.5, np.float32) for _ in range(3))
-for line in sys.stdin:
-    start = time.perf_counter()
-    np.matmul(a, b, out=c)
-    print(time.perf_counter() - start, time.process_time(), flush=True)
-"""
-_BLAS_THREADS: Final = ("OPENBLAS", "MKL", "BLIS", "OMP")
-
-
-class _Sgemm:
-    """The time that a row's matrix products would take at the speed of NumPy's sgemm, with as many threads.
-
-    BLAS reads its thread count when it is loaded, so it runs in a separate process, which sleeps between turns. Its
-    threads are configured not to spin.
-    """
-
-    name = "sgemm"
-
-    def __init__(self, flops: tuple[float, ...], threads: int, stack: contextlib.ExitStack) -> None:
-        self._flops = flops
-        self.cpu_seconds = 0.0
-        settings = {f"{library}_NUM_THREADS": str(threads) for library in _BLAS_THREADS}
-        settings |= {"VECLIB_MAXIMUM_THREADS": str(threads), "OPENBLAS_THREAD_TIMEOUT": "4"}
-        self._process = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-c", _SGEMM_PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, **settings},
-            )
-        )
-
-    def wake(self) -> None:
-        pass
-
-    def step(self) -> tuple[float, ...]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(file=self._process.stdin, flush=True)
-        seconds, self.cpu_seconds = map(float, self._process.stdout.readline().split())
-        speed = 2 * _SGEMM_SIZE**3 / seconds
-        return tuple(flops / speed for flops in self._flops)
-
-
 def _plain(case: LstmCase, data: LstmData) -> tuple[LstmCase, LstmData]:
     """Return the same case with default activations, and without peepholes and dropout."""
     plain = dataclasses.replace(case, peephole="none", output_gate_reads="new", activations=LSTM_STANDARD, dropout=0.0)
@@ -221,7 +170,7 @@ def lstm_contest(
     case: LstmCase, data: LstmData, threads: int, machine: Machine, stack: contextlib.ExitStack
 ) -> Contest:
     flops = _lstm_flops(case)
-    sgemm = _Sgemm(flops, threads, stack)
+    sgemm = Sgemm([_GEMM], flops, threads, stack)
     passes = ("forward", "backward", "step")
     contest = Contest([[_OurLstm(case, data, threads)]], "sgemm", [], passes, flops, lambda: sgemm.cpu_seconds)
     plain, plain_data = _plain(case, data)

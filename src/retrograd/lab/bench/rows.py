@@ -21,15 +21,19 @@ from ..cases import (
     make_norm_data,
 )
 from .apple import APPLE_CASES, apple_contest, apple_failures
+from .levels import restrictions
 from .lstm import lstm_contest, lstm_failures
 from .norm import norm_contest, norm_failures
 from .overhead import overhead_calls
+from .products import PRODUCT_CASES, make_product_data, product_contest, product_failures
+from .sgemm import blas_core
 from .timing import (
     LEAST_STEPS,
     Contest,
     ForeignLoad,
     Machine,
     Times,
+    cache_sizes,
     clock,
     cpu_model,
     import_torch,
@@ -79,14 +83,18 @@ class BenchRow(NamedTuple):
     p20: float
     p50: float
     p80: float
+    spread: float  # of the median from round to round: half of p80 - p20 of the rounds' medians, as a share of p50
     ratio_vs_torch: float | None  # PyTorch's time / this time
     ratio_vs_plain: float | None  # time without this row's options / this time
     share_of_bound: float | None  # the bound's time / this time
+    share_of_peak: float | None  # the time at the peak of multiply-adds / this time
     gflops: float | None  # of matrix products
     added: float | None  # this time minus that of the array functions
     tokens_per_second: float | None
     peak_bytes: int | None  # of training, above that of the loaded library
     device: str
+    caches: str  # L1, L2, last level, and how many CPUs share that
+    environment: str  # variables that keep a library at a lower level
     version: str
 
 
@@ -126,6 +134,14 @@ SUITES: Final[Mapping[str, _Suite]] = {
         lstm_failures,
         lstm_contest,
         lambda name: name.startswith("lstm_"),
+    ),
+    "products": _Suite(
+        PRODUCT_CASES,
+        make_product_data,
+        product_failures,
+        product_contest,
+        lambda name: False,
+        against_torch=False,
     ),
     "apple": _Suite(
         APPLE_CASES,
@@ -172,7 +188,7 @@ def bench_rows(
     suites: Sequence[str], options: BenchOptions, started: Callable[[str], None] | None = None
 ) -> Iterator[BenchResult]:
     """Measure every case at every thread count, then the overheads. `started` is called with the name of each."""
-    machine = Machine(cpu_model(), _core.isa(), None)
+    machine = Machine(cpu_model(), _core.isa(), None, cache_sizes(), restrictions())
     calls = overhead_calls()
     for suite in (SUITES[name] for name in suites):
         for case in suite.cases:
@@ -246,23 +262,32 @@ def _rows_of_pass(
             threads,
             _isa_of(provider, machine),
             *spread,
+            _spread(medians[provider]),
             ratio("torch", provider) if provider == ours else None,
             ratio("plain", provider) if provider == ours else None,
             ratio(contest.bound, provider),
+            ratio("peak", provider),
             None if contest.flops is None else contest.flops[index] / spread[1] / 1e9,
             added if provider == ours else None,
             None if contest.tokens is None else contest.tokens / spread[1],
             contest.peaks.get(provider),
             machine.device,
+            machine.caches,
+            machine.environment,
             _version_of(provider, machine),
         )
+
+
+def _spread(values: Sequence[float]) -> float:
+    p20, p50, p80 = quantiles(values)
+    return (p80 - p20) / 2 / p50
 
 
 def _isa_of(provider: str, machine: Machine) -> str:
     if provider == "torch":
         assert machine.torch is not None
         return str(machine.torch.backends.cpu.get_cpu_capability()).lower()
-    return "" if provider == "sgemm" else machine.isa  # BLAS selects its own
+    return blas_core() if provider == "sgemm" else machine.isa
 
 
 def _version_of(provider: str, machine: Machine) -> str:
@@ -286,14 +311,18 @@ def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions
         1,
         machine.isa,
         *spread,
+        spread=_spread(samples),
         ratio_vs_torch=None,
         ratio_vs_plain=None,
         share_of_bound=None,
+        share_of_peak=None,
         gflops=None,
         added=None,
         tokens_per_second=None,
         peak_bytes=None,
         device=machine.device,
+        caches=machine.caches,
+        environment=machine.environment,
         version=retrograd.__version__,
     )
     return BenchResult(name, 1, (row,))

@@ -17,7 +17,9 @@ import numpy as np
 
 import retrograd
 
-__all__ = ["cpu_model", "torch_version"]
+from ... import _core
+
+__all__ = ["cache_sizes", "cpu_model", "torch_version"]
 
 # Other libraries' threads keep spinning after their turn; libgomp's for about 300,000 pauses.
 _SETTLE_SECONDS: Final = 0.02
@@ -138,6 +140,8 @@ class Machine(NamedTuple):
     device: str
     isa: str
     torch: Any | None
+    caches: str = ""
+    environment: str = ""
 
 
 def cpu_model() -> str:
@@ -148,6 +152,16 @@ def cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def cache_sizes() -> str:
+    """The sizes of the caches that retrograd uses, as a phrase."""
+    l1, l2, last_level, cpus = _core.caches()
+    return f"L1 {_size(l1)}, L2 {_size(l2)}, last level {_size(last_level)} shared by {cpus} CPU{'s' * (cpus != 1)}"
+
+
+def _size(number: int) -> str:
+    return f"{number >> 20} MiB" if number % (1 << 20) == 0 and number else f"{number / 1024:g} KiB"
 
 
 def import_torch() -> Any | None:
