@@ -74,10 +74,11 @@ void add_lstm_products(std::vector<Row>& list, int64_t rows, int64_t units) {
     list.push_back({shape + " projection", "flop", flops, [=] {
                         const Shared u = array(panels * stride), w = array(4 * units * units);
                         const Shared bias = array(gates * kPanel), z = array(rows * gates * kPanel);
+                        const auto packed = std::make_shared<rg::Buffer>();
                         return [=] {
                             rg::project<float>(kernels(), {u->data(), kPanel, stride}, rows, units, units,
                                                gates_of<const float>(w->data(), units, units), bias->data(), z->data(),
-                                               1);
+                                               *packed, 1);
                         };
                     }});
     list.push_back({shape + " dx", "flop", flops, [=] {

@@ -87,6 +87,11 @@ GateMatrix<A> gate_matrix(const View& view) {
     return w;
 }
 
+struct PackedWeights {
+    Buffer buffer;
+};
+Buffer& packed_weights() { return kept_by_thread<PackedWeights>().buffer; }
+
 int64_t gate_panels(const View& w) { return 4 * ceil_div(w.extent(1), kPanel<float>); }
 
 Outcome gate_projection(nb::handle u_array, nb::handle w_array, nb::handle bias_array, nb::handle gates_array,
@@ -105,7 +110,7 @@ Outcome gate_projection(nb::handle u_array, nb::handle w_array, nb::handle bias_
     const LockReleased released;
     project<float>(kernel_table().product.f32, {u.data, kPanel<float>, u.stride}, u.rows, inputs, units,
                    gate_matrix<const float>(w), static_cast<const float*>(bias.data()),
-                   static_cast<float*>(gates.data()), threads_of(threads));
+                   static_cast<float*>(gates.data()), packed_weights(), threads_of(threads));
     return {};
 }
 
@@ -121,12 +126,9 @@ Outcome gate_input_gradient(nb::handle dz_array, nb::handle w_array, nb::handle 
     call.check_overlap();
     if (call.refused()) return call.refusal();
     const LockReleased released;
-    struct PackedWeights {
-        Buffer buffer;
-    };
     input_gradient<float>(kernel_table().product.f32, dz.data, dz.stride, dz.rows, units, inputs,
-                          gate_matrix<const float>(w), false, static_cast<float*>(du.data()), inputs,
-                          kept_by_thread<PackedWeights>().buffer, threads_of(threads));
+                          gate_matrix<const float>(w), false, static_cast<float*>(du.data()), inputs, packed_weights(),
+                          threads_of(threads));
     return {};
 }
 
