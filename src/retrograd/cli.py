@@ -549,7 +549,7 @@ def _show_comparison(
             report.note(f"not the same in both runs: {difference}")
         counts = {word: sum(change.verdict == word for change in comparison.changes) for word in ("faster", "slower")}
         report.note(
-            f"{len(comparison.changes)} rows compared: {counts['faster']} faster, {counts['slower']} slower by more "
+            f"rows compared: {len(comparison.changes)}; {counts['faster']} faster, {counts['slower']} slower by more "
             f"than {threshold:g}x and the noise"
         )
     return bool(comparison.slower)
