@@ -486,9 +486,9 @@ def _bench(options: argparse.Namespace) -> int:
             )
         if overheads < len(names):
             conditions.append(f"float32, medians of {settings.rounds} rounds")
-        report.note("; ".join(conditions))
         if bench.restrictions():
-            report.note(f"restricted by {bench.restrictions()}")
+            conditions.append(f"restricted by {bench.restrictions()}")
+        report.note("; ".join(conditions))
     if old is not None:
         print()
         selected = set(names)
