@@ -531,9 +531,9 @@ def _bench(options: argparse.Namespace) -> int:
             )
         if overheads < len(names):
             conditions.append(f"float32, medians of {settings.rounds} rounds")
-        report.note("; ".join(conditions))
         if bench.restrictions():
-            report.note(f"restricted by {bench.restrictions()}")
+            conditions.append(f"restricted by {bench.restrictions()}")
+        report.note("; ".join(conditions))
     if old is not None:
         print()
         selected = set(names)
@@ -594,7 +594,7 @@ def _show_comparison(
             report.note(f"not the same in both runs: {difference}")
         counts = {word: sum(change.verdict == word for change in comparison.changes) for word in ("faster", "slower")}
         report.note(
-            f"{len(comparison.changes)} rows compared: {counts['faster']} faster, {counts['slower']} slower by more "
+            f"rows compared: {len(comparison.changes)}; {counts['faster']} faster, {counts['slower']} slower by more "
             f"than {threshold:g}x and the noise"
         )
     return bool(comparison.slower)

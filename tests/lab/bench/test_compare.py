@@ -129,7 +129,7 @@ def test_exit_code_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ]
     assert lines[2:] == [
         f"only in the old run: {SECOND} forward, threads 2",
-        "2 rows compared: 1 faster, 1 slower by more than 1.1x and the noise",
+        "rows compared: 2; 1 faster, 1 slower by more than 1.1x and the noise",
     ]
     assert cli.main(["bench", "compare", old, new, "--threshold", "1.3"]) == 0
 
@@ -148,7 +148,7 @@ def test_a_run_is_compared_with_an_earlier_one(
     arguments = ["bench", "norm", "--rows", FIRST, "--threads", "1", "2", "--csv", path, "--compare", path]
     assert cli.main(arguments) == 1
     out = capsys.readouterr().out
-    assert f"only in the old run: {FIRST} forward, threads 2\n1 rows compared" in out
+    assert f"only in the old run: {FIRST} forward, threads 2\nrows compared: 1;" in out
     assert [measured.seconds for measured in bench.read_measurements(path)] == [2e-3]
     written(tmp_path / "a.csv", row(p50=1.9e-3))
     assert cli.main(arguments) == 0
