@@ -24,10 +24,10 @@ double natural_log(double x) {
         m *= 2;
         --exponent;
     }
-    const double s = (m - 1) / (m + 1), s2 = s * s;
-    constexpr int kTerms = 11;  // |s| < 0.172, and 0.172^(2 * 11) / 23 = 6e-19
-    double tail = 0;
-    for (int k = kTerms; k >= 1; --k) tail = (tail + 1.0 / (2 * k + 1)) * s2;
+    const double s = (m - 1) / (m + 1), s2 = s * s, s4 = s2 * s2, s8 = s4 * s4;
+    // The terms s^2k / (2k + 1) up to k = 12, as |s| < 0.172; in four chains, which run in parallel.
+    const auto chain = [&](int k) { return 1.0 / (2 * k + 1) + s8 * (1.0 / (2 * k + 9) + s8 * (1.0 / (2 * k + 17))); };
+    const double tail = s2 * ((chain(1) + s2 * chain(2)) + s4 * (chain(3) + s2 * chain(4)));
     const double high = exponent * 0x1.62e42fefap-1,
                  low = exponent * 0x1.cf79abc9e3b398p-40;  // of log(2); high is exact
     return high + (2 * s + (2 * s * tail + low));
