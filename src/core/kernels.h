@@ -16,8 +16,8 @@ constexpr bool is_fused(ActivationKind kind) {
            kind == ActivationKind::tanh;
 }
 
-// The number of rows of a column that are summed in the arithmetic type before they are added to doubles: as many as
-// the tolerances of float sums allow for.
+// The number of rows of a column that are summed in the arithmetic type before they are added to doubles, counted from
+// a block's first row. The tolerances of float sums allow for as many.
 constexpr int kColumnRows = 16;
 
 // The size of a block: `rows` runs of `cols` contiguous elements.
@@ -145,8 +145,7 @@ struct NormKernels {
     void (*row_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
                    const RowGradients<A>& gradients);
 
-    // Columns: each column has its own statistics and parameters, arrays of length cols. Rows are summed kColumnRows at
-    // a time, counted from the block's first row.
+    // Columns: each column has its own statistics and parameters, arrays of length cols.
     void (*col_moments)(BlockSize size, Run<const A> x, const A* center, double* sum, double* sum_sq);
     void (*col_moments_wide)(BlockSize size, Run<const A> x, const double* center, double* sum, double* sum_sq);
     void (*col_apply)(BlockSize size, Run<const A> x, Affine<const A*> z, ActivationKind f, Target<A> y);

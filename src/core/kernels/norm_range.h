@@ -631,8 +631,10 @@ void row_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardizati
 
 // ---- columns -------------------------------------------------------------------------------------------------------
 //
-// Sums over a column are chains over its rows, kColumnRows at a time in the arithmetic type and then in double, so
-// their bits do not depend on the width of vectors.
+// Sums over a column are chains over kColumnChain of its rows in the arithmetic type. Two of them are added, which
+// makes kColumnRows rows, and the result is added to a double. The width of vectors does not matter.
+
+constexpr int kColumnChain = kColumnRows / 2;
 
 // Vectors of columns that are summed together: two cache lines or more of each row, and few enough for 16 registers.
 constexpr int kColumnStrip = 4;
@@ -683,14 +685,20 @@ void col_moments(BlockSize size, Run<const A> x, const A* center, double* sum, d
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) c[v] = read(center + i + v * kLanes<A>, n);
         const A* p = x.data + row * x.stride + i;
-        for (int64_t r = 0; r < rows; ++r, p += x.stride) {
+        for (int64_t r = 0; r < rows;) {
+            Vec<A> chain_s[vectors] = {}, chain_q[vectors] = {};
+            const int64_t end = rows - r < kColumnChain ? rows : r + kColumnChain;
+            for (; r < end; ++r, p += x.stride) {
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) {
-                prefetch_line(p + v * kLanes<A> + ahead, v);
-                const Vec<A> d = read(p + v * kLanes<A>, n) - c[v];
-                s[v] += d;
-                q[v] = fma(d, d, q[v]);
+                for (int v = 0; v < vectors; ++v) {
+                    prefetch_line(p + v * kLanes<A> + ahead, v);
+                    const Vec<A> d = read(p + v * kLanes<A>, n) - c[v];
+                    chain_s[v] += d;
+                    chain_q[v] = fma(d, d, chain_q[v]);
+                }
             }
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) s[v] += chain_s[v], q[v] += chain_q[v];
         }
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) {
@@ -726,17 +734,23 @@ void col_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<
             o[v] = read(statistics.offset + i + v * kLanes<A>, n);
         }
         const A *p = x.data + row * x.stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
-        for (int64_t r = 0; r < rows; ++r, p += x.stride, dy += g.dy_stride, y += g.y_stride) {
+        for (int64_t r = 0; r < rows;) {
+            Vec<A> chain_s[vectors] = {}, chain_q[vectors] = {};
+            const int64_t end = rows - r < kColumnChain ? rows : r + kColumnChain;
+            for (; r < end; ++r, p += x.stride, dy += g.dy_stride, y += g.y_stride) {
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) {
-                const int64_t j = v * kLanes<A>;
-                prefetch_line(p + j + ahead, v);
-                prefetch_line(dy + j + dy_ahead, v);
-                if (kAct != ActivationKind::identity) prefetch_line(y + j + y_ahead, v);
-                const Vec<A> dz = read_dz<kAct>(dy + j, y + j, n);
-                s[v] += dz;
-                q[v] = fma(dz, fma(read(p + j, n) - c[v], m[v], o[v]), q[v]);
+                for (int v = 0; v < vectors; ++v) {
+                    const int64_t j = v * kLanes<A>;
+                    prefetch_line(p + j + ahead, v);
+                    prefetch_line(dy + j + dy_ahead, v);
+                    if (kAct != ActivationKind::identity) prefetch_line(y + j + y_ahead, v);
+                    const Vec<A> dz = read_dz<kAct>(dy + j, y + j, n);
+                    chain_s[v] += dz;
+                    chain_q[v] = fma(dz, fma(read(p + j, n) - c[v], m[v], o[v]), chain_q[v]);
+                }
             }
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) s[v] += chain_s[v], q[v] += chain_q[v];
         }
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) {

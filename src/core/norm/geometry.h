@@ -19,8 +19,7 @@ namespace rg {
 // ---- sizes, all of them functions of the shape ---------------------------------------------------------------------
 
 constexpr int64_t kColumns = 2048;       // most columns of a range; their sums and statistics take 50 KiB
-constexpr int64_t kLeastColumns = 64;    // of a range: fewer bytes of each row would defeat prefetching
-constexpr int64_t kFarColumns = 512;     // the same for data that is not in a near cache
+constexpr int64_t kLeastColumns = 64;    // of a range of columns: hardware prefetchers need long runs
 constexpr int64_t kChunkRows = 64;       // minimum number of rows per partial sum of a column
 constexpr int64_t kMaxParts = 64;        // maximum number of partial sums per column, and of groups of samples
 constexpr int64_t kCenterRows = 32;      // for columns: moments are taken about the mean of this many rows
@@ -313,9 +312,9 @@ struct ColumnPlan {
         width = std::min(C, kColumns);
         const int64_t near_columns = near / (g.R * arrays * element_bytes) / kLeastColumns * kLeastColumns;
         if (near_columns > 0 && footprint(near_columns) <= near) width = std::min(width, near_columns);
-        if (groups < 2 * threads) {
-            const int64_t share = ceil_div(ceil_div(C, threads), kLeastColumns) * kLeastColumns;
-            if (footprint(C) <= near * threads || share >= kFarColumns) width = std::min(width, share);
+        // Data that comes from far is read faster in whole rows, even if the threads then have to synchronise.
+        if (groups < 2 * threads && footprint(C) <= near * threads) {
+            width = std::min(width, ceil_div(ceil_div(C, threads), kLeastColumns) * kLeastColumns);
         }
         width = std::min(C, ceil_div(width, g.K) * g.K);
         ranges = ceil_div(C, width);
