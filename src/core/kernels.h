@@ -16,6 +16,10 @@ constexpr bool is_fused(ActivationKind kind) {
            kind == ActivationKind::tanh;
 }
 
+// The number of rows of a column that are summed in the arithmetic type before they are added to doubles, counted from
+// a block's first row. The tolerances of float sums allow for as many.
+constexpr int kColumnRows = 16;
+
 // The size of a block: `rows` runs of `cols` contiguous elements.
 struct BlockSize {
     int64_t rows, cols;

@@ -187,16 +187,17 @@ public:
 
     // Where a kernel writes a block's result: the array itself or the tile, which finish() copies to the array.
     Run<A> target(void* base, int view, const Block& b, Tile<A>& tile, bool direct, bool stream) const {
-        A* start = reinterpret_cast<A*>(static_cast<char*>(base) + b.offset.at[view] * size_);
-        if (direct && in_place(b, view) && (!stream || streams_well(b, view, start))) {
-            return {start, b.row_stride(view), 0};
-        }
-        return {tile.out, b.cols, 0};
+        if (!direct || !writes_in_place(base, view, b, stream)) return {tile.out, b.cols, 0};
+        return {reinterpret_cast<A*>(static_cast<char*>(base) + b.offset.at[view] * size_), b.row_stride(view), 0};
+    }
+    bool writes_in_place(const void* base, int view, const Block& b, bool stream) const {
+        return in_place(b, view) && (!stream || streams_well(base, view, b));
     }
     // Streamed rows that begin or end inside a cache line write that line twice. If rows are short and contiguous, it
     // is better to stream the block as one run.
-    bool streams_well(const Block& b, int view, const A* start) const {
-        const bool aligned = uintptr_t(start) % 64 == 0 && b.row_stride(view) * size_ % 64 == 0;
+    bool streams_well(const void* base, int view, const Block& b) const {
+        const uintptr_t start = uintptr_t(base) + uintptr_t(b.offset.at[view] * size_);
+        const bool aligned = start % 64 == 0 && b.row_stride(view) * size_ % 64 == 0;
         return aligned || b.cols >= 1024 || b.row_stride(view) != b.cols;
     }
     void finish(void* base, int view, const Block& b, Run<A> result, Tile<A>& tile, bool accumulate,

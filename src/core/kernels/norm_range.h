@@ -634,65 +634,81 @@ void row_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardizati
 }
 
 // ---- columns -------------------------------------------------------------------------------------------------------
-
-// The number of rows that are summed in registers before they are added to the doubles in memory.
-constexpr int kColumnRows = 8;
-
-// A group of rows: a full one has a constant size, and its loop is unrolled.
-template <int kRows>
-struct FullGroup {
-    template <class Body>
-    RG_INLINE void each(Body body) const {
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) body();
-    }
-};
-struct AnyGroup {
-    int64_t rows;
-    template <class Body>
-    RG_INLINE void each(Body body) const {
-        for (int64_t r = 0; r < rows; ++r) body();
-    }
-};
-
-// Calls body(first_row, group, i, n): for each group of rows, then for each vector of columns, aligned as `run` is.
-// Columns are independent, so how they are cut does not change the results.
 //
-// The body is inlined twice: for whole vectors of whole groups, and for everything else.
-template <int kRows, class A, class Body>
-RG_INLINE void for_columns(const A* run, BlockSize size, Body body) {
+// Sums over a column are chains over kColumnChain of its rows in the arithmetic type. Two of them are added, which
+// makes kColumnRows rows, and the result is added to a double. The width of vectors does not matter.
+
+constexpr int kColumnChain = kColumnRows / 2;
+
+// Vectors of columns that are summed together: two cache lines or more of each row, and few enough for 16 registers.
+constexpr int kColumnStrip = 4;
+
+// Calls body(row, rows, strip, i, n) for each group of rows, then for strips of columns: kColumnStrip vectors, or one
+// of n lanes (0: all).
+template <int kVectors>
+struct Strip {
+    static constexpr int vectors = kVectors;
+};
+template <class A, class Body>
+RG_INLINE void for_strips(BlockSize size, Body body) {
     constexpr int64_t lanes = kLanes<A>;
-    const int64_t rows = size.rows, cols = size.cols;
-    const int64_t head = aligned_head(run, cols);
-    for (int64_t row = 0; row < rows; row += kRows) {
-        const AnyGroup group{rows - row < kRows ? rows - row : kRows};
-        int64_t i = 0, n = head;
-        do {
-            if (group.rows == kRows && n == 0) {
-                for (; i + lanes <= cols; i += lanes) body(row, FullGroup<kRows>(), i, int64_t(0));
-            }
-            if (kHasParts<A> && n == 0 && cols - i < lanes) n = cols - i;
-            if (i < cols) body(row, group, i, n);
-            i += n ? n : lanes;
-            n = 0;
-        } while (i < cols);
+    for (int64_t row = 0; row < size.rows; row += kColumnRows) {
+        const int64_t rows = size.rows - row < kColumnRows ? size.rows - row : kColumnRows;
+        int64_t i = 0;
+        for (; i + kColumnStrip * lanes <= size.cols; i += kColumnStrip * lanes) {
+            body(row, rows, Strip<kColumnStrip>(), i, int64_t(0));
+        }
+        for (; i < size.cols; i += lanes) {
+            body(row, rows, Strip<1>(), i, size.cols - i < lanes ? size.cols - i : int64_t(0));
+        }
     }
+}
+
+// How far ahead of a strip to prefetch: whole rows, at least the next group of them, and enough bytes to hide the
+// latency of memory. A strip of a longer row visits cache lines in an order that hardware prefetchers do not follow; if
+// the strip is the whole row, they do better alone.
+template <class A>
+RG_INLINE int64_t rows_ahead(int64_t stride, int64_t cols) {
+    constexpr int64_t elements = (32 << 10) / int64_t(sizeof(A));
+    const int64_t step = stride < 0 ? -stride : stride;
+    if (cols <= kColumnStrip * kLanes<A> || step == 0) return 0;
+    return step * kColumnRows >= elements ? kColumnRows * stride : elements / step * stride;
+}
+// Prefetches for vector v of a strip, once per cache line.
+template <class A>
+RG_INLINE void prefetch_line(const A* p, int v) {
+    if (kHasParts<A> && v * kLanes<A> * int(sizeof(A)) % 64 == 0) prefetch(p);
 }
 
 template <class A>
 void col_moments(BlockSize size, Run<const A> x, const A* center, double* sum, double* sum_sq) {
-    for_columns<kColumnRows>(x.data, size, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
-        const Vec<A> c = read(center + i, n);
-        Vec<A> s = splat(A(0)), q = splat(A(0));
+    const int64_t ahead = rows_ahead<A>(x.stride, size.cols);
+    for_strips<A>(size, [&](int64_t row, int64_t rows, auto strip, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        constexpr int vectors = strip.vectors;
+        Vec<A> c[vectors], s[vectors] = {}, q[vectors] = {};
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) c[v] = read(center + i + v * kLanes<A>, n);
         const A* p = x.data + row * x.stride + i;
-        group.each([&]() RG_INLINE_LAMBDA {
-            const Vec<A> d = read(p, n) - c;
-            s += d;
-            q = fma(d, d, q);
-            p += x.stride;
-        });
-        add<A>(sum + i, n, s);
-        add<A>(sum_sq + i, n, q);
+        for (int64_t r = 0; r < rows;) {
+            Vec<A> chain_s[vectors] = {}, chain_q[vectors] = {};
+            const int64_t end = rows - r < kColumnChain ? rows : r + kColumnChain;
+            for (; r < end; ++r, p += x.stride) {
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; ++v) {
+                    prefetch_line(p + v * kLanes<A> + ahead, v);
+                    const Vec<A> d = read(p + v * kLanes<A>, n) - c[v];
+                    chain_s[v] += d;
+                    chain_q[v] = fma(d, d, chain_q[v]);
+                }
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) s[v] += chain_s[v], q[v] += chain_q[v];
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+            add<A>(sum + i + v * kLanes<A>, n, s[v]);
+            add<A>(sum_sq + i + v * kLanes<A>, n, q[v]);
+        }
     });
 }
 
@@ -707,43 +723,44 @@ void col_moments_wide(BlockSize size, Run<const A> x, const double* center, doub
     }
 }
 
-template <ActivationKind kAct, class Streamed, class A>
-void col_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<const A*> z, Target<A> y) {
-    for_columns<4, A>(y.data, size, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
-        const Vec<A> c = read(z.center + i, n), m = read(z.scale + i, n), b = read(z.shift + i, n);
-        const A* p = x.data + row * x.stride + i;
-        A* out = y.data + row * y.stride + i;
-        group.each([&]() RG_INLINE_LAMBDA {
-            write(streamed.value, out, n, value_of<kAct, A>(fma(read(p, n) - c, m, b)));
-            p += x.stride, out += y.stride;
-        });
-    });
-}
-
-template <class A>
-void col_apply(BlockSize size, Run<const A> x, Affine<const A*> z, ActivationKind f, Target<A> y) {
-    with_fused(f, [&](auto fused) {
-        with_stream<fused.kind>(y.stream && y.stride % kLanes<A> == 0,
-                                [&](auto streamed) { col_apply_as<fused.kind>(streamed, size, x, z, y); });
-    });
-}
-
 template <ActivationKind kAct, class A>
 void col_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics, double* sum_dz,
                  double* sum_dz_xhat) {
-    for_columns<kColumnRows>(x.data, size, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
-        const Vec<A> c = read(statistics.center + i, n), m = read(statistics.rstd + i, n);
-        const Vec<A> o = read(statistics.offset + i, n);
-        Vec<A> s = splat(A(0)), q = splat(A(0));
+    const int64_t ahead = rows_ahead<A>(x.stride, size.cols), dy_ahead = rows_ahead<A>(g.dy_stride, size.cols);
+    const int64_t y_ahead = rows_ahead<A>(g.y_stride, size.cols);
+    for_strips<A>(size, [&](int64_t row, int64_t rows, auto strip, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        constexpr int vectors = strip.vectors;
+        Vec<A> c[vectors], m[vectors], o[vectors], s[vectors] = {}, q[vectors] = {};
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+            c[v] = read(statistics.center + i + v * kLanes<A>, n);
+            m[v] = read(statistics.rstd + i + v * kLanes<A>, n);
+            o[v] = read(statistics.offset + i + v * kLanes<A>, n);
+        }
         const A *p = x.data + row * x.stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
-        group.each([&]() RG_INLINE_LAMBDA {
-            const Vec<A> dz = read_dz<kAct>(dy, y, n);
-            s += dz;
-            q = fma(dz, fma(read(p, n) - c, m, o), q);
-            p += x.stride, dy += g.dy_stride, y += g.y_stride;
-        });
-        add<A>(sum_dz + i, n, s);
-        add<A>(sum_dz_xhat + i, n, q);
+        for (int64_t r = 0; r < rows;) {
+            Vec<A> chain_s[vectors] = {}, chain_q[vectors] = {};
+            const int64_t end = rows - r < kColumnChain ? rows : r + kColumnChain;
+            for (; r < end; ++r, p += x.stride, dy += g.dy_stride, y += g.y_stride) {
+#pragma GCC unroll 4
+                for (int v = 0; v < vectors; ++v) {
+                    const int64_t j = v * kLanes<A>;
+                    prefetch_line(p + j + ahead, v);
+                    prefetch_line(dy + j + dy_ahead, v);
+                    if (kAct != ActivationKind::identity) prefetch_line(y + j + y_ahead, v);
+                    const Vec<A> dz = read_dz<kAct>(dy + j, y + j, n);
+                    chain_s[v] += dz;
+                    chain_q[v] = fma(dz, fma(read(p + j, n) - c[v], m[v], o[v]), chain_q[v]);
+                }
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) s[v] += chain_s[v], q[v] += chain_q[v];
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) {
+            add<A>(sum_dz + i + v * kLanes<A>, n, s[v]);
+            add<A>(sum_dz_xhat + i + v * kLanes<A>, n, q[v]);
+        }
     });
 }
 
@@ -754,37 +771,62 @@ void col_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardiza
                [&](auto fused) { col_sums_as<fused.kind>(size, x, dz, statistics, sum_dz, sum_dz_xhat); });
 }
 
+// Calls body(i, n) for every vector of a row that is written to `out`. Whole vectors are aligned only if they are
+// streamed: in short rows, the partial vectors at both ends cost more than stores across two cache lines.
+template <class A, class Body>
+RG_INLINE void for_row_vectors(bool streamed, const A* out, int64_t cols, Body body) {
+    constexpr int64_t lanes = kLanes<A>;
+    int64_t i = 0, n = streamed ? aligned_head(out, cols) : 0;
+    do {
+        if (kHasParts<A> && n) body(i, n);
+        for (i += n; i + lanes <= cols; i += lanes) body(i, int64_t(0));
+        n = cols - i;
+    } while (kHasParts<A> && n > 0);
+}
+
+// Writing passes go row by row, in the order of memory: the coefficients stay in the first-level cache.
+template <ActivationKind kAct, class Streamed, class A>
+void col_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<const A*> z, Target<A> y) {
+    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, y.data += y.stride) {
+        for_row_vectors(streamed.value, y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            const Vec<A> c = read(z.center + i, n), m = read(z.scale + i, n), b = read(z.shift + i, n);
+            write(streamed.value, y.data + i, n, value_of<kAct, A>(fma(read(x.data + i, n) - c, m, b)));
+        });
+    }
+}
+
+template <class A>
+void col_apply(BlockSize size, Run<const A> x, Affine<const A*> z, ActivationKind f, Target<A> y) {
+    with_fused(f, [&](auto fused) {
+        with_stream<fused.kind>(y.stream, [&](auto streamed) { col_apply_as<fused.kind>(streamed, size, x, z, y); });
+    });
+}
+
 template <ActivationKind kAct, class Streamed, class A>
 void col_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics,
                DxCoefficients<const A*> coefficients, Target<A> dx) {
-    for_columns<4, A>(dx.data, size, [&](int64_t row, auto group, int64_t i, int64_t n) RG_INLINE_LAMBDA {
-        const Vec<A> va = read(coefficients.a + i, n);
-        const A *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
-        A* out = dx.data + row * dx.stride + i;
+    for (int64_t row = 0; row < size.rows; ++row, g.dy += g.dy_stride, g.y += g.y_stride, dx.data += dx.stride) {
         if (!x.data) {
-            group.each([&]() RG_INLINE_LAMBDA {
-                write(streamed.value, out, n, va * read_dz<kAct>(dy, y, n));
-                dy += g.dy_stride, y += g.y_stride, out += dx.stride;
+            for_row_vectors(streamed.value, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+                write(streamed.value, dx.data + i, n, read(coefficients.a + i, n) * read_dz<kAct>(g, i, n));
             });
-            return;
+            continue;
         }
-        const Vec<A> c = read(statistics.center + i, n), m = read(statistics.rstd + i, n);
-        const Vec<A> o = read(statistics.offset + i, n);
-        const Vec<A> vb = read(coefficients.b + i, n), vk = read(coefficients.k + i, n);
-        const A* p = x.data + row * x.stride + i;
-        group.each([&]() RG_INLINE_LAMBDA {
-            const Vec<A> rest = fma(vb, fma(read(p, n) - c, m, o), vk);
-            write(streamed.value, out, n, fma(va, read_dz<kAct>(dy, y, n), rest));
-            p += x.stride, dy += g.dy_stride, y += g.y_stride, out += dx.stride;
+        for_row_vectors(streamed.value, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            const Vec<A> c = read(statistics.center + i, n), m = read(statistics.rstd + i, n);
+            const Vec<A> xhat = fma(read(x.data + i, n) - c, m, read(statistics.offset + i, n));
+            const Vec<A> rest = fma(read(coefficients.b + i, n), xhat, read(coefficients.k + i, n));
+            write(streamed.value, dx.data + i, n, fma(read(coefficients.a + i, n), read_dz<kAct>(g, i, n), rest));
         });
-    });
+        x.data += x.stride;
+    }
 }
 
 template <class A>
 void col_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
             DxCoefficients<const A*> coefficients, Target<A> dx) {
     with_fused(dz.activation, [&](auto fused) {
-        with_stream<fused.kind>(dx.stream && dx.stride % kLanes<A> == 0, [&](auto streamed) {
+        with_stream<fused.kind>(dx.stream, [&](auto streamed) {
             col_dx_as<fused.kind>(streamed, size, x, dz, statistics, coefficients, dx);
         });
     });

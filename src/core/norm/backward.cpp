@@ -203,13 +203,16 @@ struct ColumnBackward : BackwardContext<A> {
     using Base::call, Base::g, Base::storage;
     const int64_t vectors = this->by_input ? 8 : 6;  // center, rstd, offset, a, b, k, and the scale and shift of z
     ColumnGrid grid;
-    Plan plan;
-    double* partial = nullptr;  // [set][chunk][2][C]
-    A* coefficients = nullptr;  // [set][vectors][C]
+    ColumnPlan plan;
+    double* partial = nullptr;  // phased: [set][chunk][2][C]
+    A* coefficients = nullptr;  // phased: [set][vectors][C]
     double* totals;             // [group][2][C]
 
     ColumnBackward(const NormBackward& c, const Geometry& geometry, const Workers& workers)
-        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, workers) {
+        : Base(c, geometry),
+          grid(geometry),
+          plan(geometry, grid, this->needs_y() ? 3 : 2, element_size(c.dtype),
+               grid.row_stride(kX) * element_size(c.dtype), workers) {
         CallScratch& scratch = my_call_scratch();
         if (plan.phased) {
             partial = scratch.partial.take<double>(g.N * grid.chunks * 2 * g.C);
@@ -221,95 +224,107 @@ struct ColumnBackward : BackwardContext<A> {
     bool collects() const { return this->wants_sums; }
     bool applies() const { return call.dx; }
 
-    double* part(int64_t n, int64_t chunk) {
-        if (plan.phased) return partial + (n * grid.chunks + chunk) * 2 * g.C;
-        return my_set_scratch().partial.take<double>(grid.chunks * 2 * g.C) + chunk * 2 * g.C;
+    // Sums of a chunk: [2][cols]
+    double* part(const ColumnRange& range, int64_t chunk) {
+        const int64_t size = 2 * range.cols;
+        if (plan.phased) return partial + (range.n * grid.chunks + chunk) * size;
+        return my_set_scratch().partial.take<double>(grid.chunks * size) + chunk * size;
     }
-    A* coefficient(int64_t n) {
-        if (plan.phased) return coefficients + n * vectors * g.C;
-        return my_set_scratch().coefficients.take<A>(vectors * g.C);
+    A* coefficient(const ColumnRange& range) {
+        if (plan.phased) return coefficients + range.n * vectors * range.cols;
+        return my_set_scratch().coefficients.take<A>(vectors * range.cols);
     }
-    void begin(int64_t n) {
-        A* v = coefficient(n);
-        for (int64_t s = 0; s < g.sets_per_n; ++s) {
-            const int64_t set = n * g.sets_per_n + s;
+    void begin(const ColumnRange& range) {
+        const int64_t cols = range.cols;
+        A* v = coefficient(range);
+        for (int64_t first = 0; first < cols; first += g.K) {
+            const int64_t set = range.n * g.sets_per_n + (range.first + first) / g.K;
             const SetStatistics<A> stat(call.mean[set], call.var[set], call.eps);
-            for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
+            for (int64_t c = first; c < first + g.K; ++c) {
                 v[c] = stat.center;
-                v[g.C + c] = stat.rstd;
-                v[2 * g.C + c] = stat.offset;
+                v[cols + c] = stat.rstd;
+                v[2 * cols + c] = stat.offset;
                 if (!this->by_input) continue;
-                const Affine<A> z = affine(stat, this->gamma_at(c), this->beta_at(c));
-                v[6 * g.C + c] = z.scale;
-                v[7 * g.C + c] = z.shift;
+                const Affine<A> z = affine(stat, this->gamma_at(range.first + c), this->beta_at(range.first + c));
+                v[6 * cols + c] = z.scale;
+                v[7 * cols + c] = z.shift;
             }
         }
     }
-    // v: the vectors from the block's first column on
-    Standardization<const A*> statistics(const A* v) const { return {v, v + g.C, v + 2 * g.C}; }
-    typename Base::Inputs read(const A* v, const Block& b, bool want_x) const {
+    // v: the vectors of the range, from the block's first column on
+    Standardization<const A*> statistics(const ColumnRange& range, const A* v) const {
+        return {v, v + range.cols, v + 2 * range.cols};
+    }
+    typename Base::Inputs read(const ColumnRange& range, const A* v, const Block& b, bool want_x) const {
         return Base::read(b, my_tile<A>(), want_x, [&](Run<const A> x, A* to) {
-            storage.kernels.col_apply(b.size(), x, {v, v + 6 * g.C, v + 7 * g.C}, ActivationKind::identity,
-                                      {to, b.cols, false});
+            storage.kernels.col_apply(b.size(), x, {v, v + 6 * range.cols, v + 7 * range.cols},
+                                      ActivationKind::identity, {to, b.cols, false});
         });
     }
-    void collect(int64_t n, int64_t item) {
-        const A* v = coefficient(n);
-        double* sums = part(n, grid.chunk_of(item));
-        const Block whole = grid.place(n, item);
-        const int64_t col0 = grid.first_col(item);
-        memset(sums + col0, 0, size_t(whole.cols) * sizeof(double));
-        memset(sums + g.C + col0, 0, size_t(whole.cols) * sizeof(double));
-        grid.for_parts(whole, col0, this->inputs_in_place(whole), [&](const Block& b, int64_t col) {
-            const auto [x, dz] = read(v + col, b, true);
-            storage.kernels.col_sums(b.size(), x, dz, statistics(v + col), sums + col, sums + g.C + col);
+    void collect(const ColumnRange& range, int64_t chunk) {
+        const A* v = coefficient(range);
+        double* sums = part(range, chunk);
+        memset(sums, 0, size_t(2 * range.cols) * sizeof(double));
+        const Block whole = grid.place(range, chunk);
+        grid.for_parts(whole, this->inputs_in_place(whole), kColumnRows, [&](const Block& b, int64_t col) {
+            const auto [x, dz] = read(range, v + col, b, true);
+            storage.kernels.col_sums(b.size(), x, dz, statistics(range, v + col), sums + col, sums + range.cols + col);
         });
     }
-    void finish(int64_t n) {
+    void finish(const ColumnRange& range) {
+        const int64_t cols = range.cols;
         const double *sum_dz = call.given_sum_dz, *sum_dz_xhat = call.given_sum_dz_xhat;
         const double count = sum_dz ? call.given_count : g.set_size();
+        if (sum_dz) {
+            sum_dz += range.first;
+            sum_dz_xhat += range.first;
+        }
         if (collects()) {
-            double* sums = part(n, 0);
+            double* sums = part(range, 0);
             for (int64_t chunk = 1; chunk < grid.chunks; ++chunk) {
-                const double* more = part(n, chunk);
-                for (int64_t i = 0; i < 2 * g.C; ++i) sums[i] += more[i];
+                const double* more = sums + chunk * 2 * cols;
+                for (int64_t i = 0; i < 2 * cols; ++i) sums[i] += more[i];
             }
-            double* group = totals + n / plan.group_size * 2 * g.C;
-            for (int64_t i = 0; i < 2 * g.C; ++i) group[i] += sums[i];
+            double* group = totals + range.n / plan.group_size * 2 * g.C + range.first;
+            for (int64_t c = 0; c < cols; ++c) {
+                group[c] += sums[c];
+                group[g.C + c] += sums[cols + c];
+            }
             if (!sum_dz) {
                 sum_dz = sums;
-                sum_dz_xhat = sums + g.C;
+                sum_dz_xhat = sums + cols;
             }
         }
         if (!applies()) return;
-        A* v = coefficient(n);
-        for (int64_t s = 0; s < g.sets_per_n; ++s) {
-            const SetStatistics<A> stat = this->dx_statistics(n * g.sets_per_n + s);
+        A *a = coefficient(range) + 3 * cols, *b = a + cols, *k = b + cols;
+        for (int64_t first = 0; first < cols; first += g.K) {
+            const SetStatistics<A> stat = this->dx_statistics(range.n * g.sets_per_n + (range.first + first) / g.K);
             double mean_g = 0, mean_g_xhat = 0;
-            for (int64_t c = s * g.K; c < (s + 1) * g.K && !call.frozen; ++c) {
-                mean_g += this->gamma_at(c) * sum_dz[c];
-                mean_g_xhat += this->gamma_at(c) * sum_dz_xhat[c];
+            for (int64_t c = first; c < first + g.K && !call.frozen; ++c) {
+                mean_g += this->gamma_at(range.first + c) * sum_dz[c];
+                mean_g_xhat += this->gamma_at(range.first + c) * sum_dz_xhat[c];
             }
             const Slope<A> slope(stat.exact_rstd, mean_g / count, mean_g_xhat / count);
-            for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
-                v[3 * g.C + c] = A(this->gamma_at(c) * stat.exact_rstd);
-                v[4 * g.C + c] = slope.b;
-                v[5 * g.C + c] = slope.k;
+            for (int64_t c = first; c < first + g.K; ++c) {
+                a[c] = A(this->gamma_at(range.first + c) * stat.exact_rstd);
+                b[c] = slope.b;
+                k[c] = slope.k;
             }
         }
     }
-    void apply(int64_t n, int64_t item) {
-        const A* v = coefficient(n);
+    void apply(const ColumnRange& range, int64_t chunk) {
+        const int64_t cols = range.cols;
+        const A* v = coefficient(range);
         Tile<A>& tile = my_tile<A>();
-        const Block whole = grid.place(n, item);
-        const bool direct =
-            this->inputs_in_place(whole) && storage.in_place(whole, kDx) && !call.accumulate && !this->stream;
-        grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
-            const auto in = read(v + col, b, !call.frozen);
-            const A* const k = v + col + 3 * g.C;
+        const Block whole = grid.place(range, chunk);
+        const bool direct = this->inputs_in_place(whole) && !call.accumulate &&
+                            storage.writes_in_place(call.dx, kDx, whole, this->stream);
+        grid.for_parts(whole, direct, 1, [&](const Block& b, int64_t col) {
+            const auto in = read(range, v + col, b, !call.frozen);
+            const A* const a = v + col + 3 * cols;
             this->write(b, tile, [&](Target<A> dx) {
-                storage.kernels.col_dx(b.size(), this->x_for_dx(in), in.dz, statistics(v + col),
-                                       {k, k + g.C, k + 2 * g.C}, dx);
+                storage.kernels.col_dx(b.size(), this->x_for_dx(in), in.dz, statistics(range, v + col),
+                                       {a, a + cols, a + 2 * cols}, dx);
             });
         });
     }

@@ -138,12 +138,14 @@ struct ColumnForward : ForwardContext<A> {
     using Base = ForwardContext<A>;
     using Base::call, Base::g, Base::storage;
     ColumnGrid grid;
-    Plan plan;
-    double* partial = nullptr;  // [set][chunk][2][C]
-    A* coefficients = nullptr;  // [set][3][C]: center, scale, shift
+    ColumnPlan plan;
+    double* partial = nullptr;  // phased: [set][chunk][2][C]
+    A* coefficients = nullptr;  // phased: [set][3][C]: center, scale, shift
 
     ColumnForward(const NormForward& c, const Geometry& geometry, const Workers& workers)
-        : Base(c, geometry), grid(geometry), plan(geometry, grid.items(), this->set_bytes() * g.sets_per_n, workers) {
+        : Base(c, geometry),
+          grid(geometry),
+          plan(geometry, grid, 1, element_size(c.dtype), grid.row_stride(kX) * element_size(c.dtype), workers) {
         if (plan.phased) {
             partial = my_call_scratch().partial.take<double>(g.N * grid.chunks * 2 * g.C);
             coefficients = my_call_scratch().coefficients.take<A>(g.N * 3 * g.C);
@@ -152,88 +154,85 @@ struct ColumnForward : ForwardContext<A> {
     bool collects() const { return !call.statistics_given; }
     bool applies() const { return call.y; }
 
-    double* part(int64_t n, int64_t chunk) {
-        if (plan.phased) return partial + (n * grid.chunks + chunk) * 2 * g.C;
-        return my_set_scratch().partial.take<double>(grid.chunks * 2 * g.C) + chunk * 2 * g.C;
+    // Sums of a chunk: [2][cols]
+    double* part(const ColumnRange& range, int64_t chunk) {
+        const int64_t size = 2 * range.cols;
+        if (plan.phased) return partial + (range.n * grid.chunks + chunk) * size;
+        return my_set_scratch().partial.take<double>(grid.chunks * size) + chunk * size;
     }
-    A* coefficient(int64_t n) {
-        if (plan.phased) return coefficients + n * 3 * g.C;
-        return my_set_scratch().coefficients.take<A>(3 * g.C);
+    A* coefficient(const ColumnRange& range) {
+        if (plan.phased) return coefficients + range.n * 3 * range.cols;
+        return my_set_scratch().coefficients.take<A>(3 * range.cols);
     }
     template <class Body>
-    void for_parts(int64_t n, int64_t item, const Body& body) {
-        const Block whole = grid.place(n, item);
-        grid.for_parts(whole, grid.first_col(item), storage.in_place(whole, kX),
+    void for_parts(const Block& whole, const Body& body) {
+        grid.for_parts(whole, storage.in_place(whole, kX), kColumnRows,
                        [&](const Block& b, int64_t col) { body(b, col, storage.read(call.x, kX, b, my_tile<A>().x)); });
     }
-
-    void begin(int64_t n) {
-        if (!collects()) return;
-        A* center = coefficient(n);
-        memset(center, 0, size_t(g.C) * sizeof(A));
-        double* sums = part(n, 0);
-        memset(sums, 0, size_t(2 * g.C) * sizeof(double));
-        const int64_t rows = std::min(kCenterRows, std::min(grid.inner_rows, grid.chunk_rows));
-        for (int64_t item = 0; item < grid.col_blocks; ++item) {
-            Block whole = grid.place(n, item);
-            whole.rows = rows;
-            grid.for_parts(whole, grid.first_col(item), storage.in_place(whole, kX), [&](const Block& b, int64_t col) {
-                const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
-                storage.kernels.col_moments(b.size(), x, center + col, sums + col, sums + g.C + col);
-            });
-        }
-        for (int64_t c = 0; c < g.C; ++c) center[c] = A(sums[c] / double(rows));
-    }
-    void collect(int64_t n, int64_t item) {
-        const A* center = coefficient(n);
-        double* sums = part(n, grid.chunk_of(item));
-        const int64_t col0 = grid.first_col(item), cols = std::min(grid.cols_per_block, g.C - col0);
-        memset(sums + col0, 0, size_t(cols) * sizeof(double));
-        memset(sums + g.C + col0, 0, size_t(cols) * sizeof(double));
-        for_parts(n, item, [&](const Block& b, int64_t col, Run<const A> x) {
-            storage.kernels.col_moments(b.size(), x, center + col, sums + col, sums + g.C + col);
+    void add_moments(const Block& whole, const A* center, double* sums) {
+        for_parts(whole, [&](const Block& b, int64_t col, Run<const A> x) {
+            storage.kernels.col_moments(b.size(), x, center + col, sums + col, sums + whole.cols + col);
         });
     }
-    void finish(int64_t n) {
-        A* center = coefficient(n);
-        if (collects()) combine(n, center);
+
+    void begin(const ColumnRange& range) {
+        if (!collects()) return;
+        A* center = coefficient(range);
+        memset(center, 0, size_t(range.cols) * sizeof(A));
+        double* sums = part(range, 0);
+        memset(sums, 0, size_t(2 * range.cols) * sizeof(double));
+        Block b = grid.place(range, 0);
+        b.rows = std::min(b.rows, kCenterRows);
+        add_moments(b, center, sums);
+        for (int64_t c = 0; c < range.cols; ++c) center[c] = A(sums[c] / double(b.rows));
+    }
+    void collect(const ColumnRange& range, int64_t chunk) {
+        double* sums = part(range, chunk);
+        memset(sums, 0, size_t(2 * range.cols) * sizeof(double));
+        add_moments(grid.place(range, chunk), coefficient(range), sums);
+    }
+    void finish(const ColumnRange& range) {
+        A* center = coefficient(range);
+        if (collects()) combine(range, center);
         if (!applies()) return;
-        for (int64_t s = 0; s < g.sets_per_n; ++s) {
-            const int64_t set = n * g.sets_per_n + s;
+        A *scale = center + range.cols, *shift = scale + range.cols;
+        for (int64_t first = 0; first < range.cols; first += g.K) {
+            const int64_t set = range.n * g.sets_per_n + (range.first + first) / g.K;
             const SetStatistics<A> stat(call.mean[set], call.var[set], call.eps);
-            for (int64_t c = s * g.K; c < (s + 1) * g.K; ++c) {
-                const Affine<A> z = affine(stat, this->gamma_at(c), this->beta_at(c));
+            for (int64_t c = first; c < first + g.K; ++c) {
+                const Affine<A> z = affine(stat, this->gamma_at(range.first + c), this->beta_at(range.first + c));
                 center[c] = z.center;
-                center[g.C + c] = z.scale;
-                center[2 * g.C + c] = z.shift;
+                scale[c] = z.scale;
+                shift[c] = z.shift;
             }
         }
     }
-    void combine(int64_t n, const A* center) {
-        double* sums = part(n, 0);
+    void combine(const ColumnRange& range, const A* center) {
+        const int64_t cols = range.cols;
+        double* sums = part(range, 0);
         for (int64_t chunk = 1; chunk < grid.chunks; ++chunk) {
-            const double* more = part(n, chunk);
-            for (int64_t i = 0; i < 2 * g.C; ++i) sums[i] += more[i];
+            const double* more = sums + chunk * 2 * cols;
+            for (int64_t i = 0; i < 2 * cols; ++i) sums[i] += more[i];
         }
         const double rows = double(g.R);
         bool accepted = true;
-        for (int64_t c = 0; c < g.C; ++c) {
-            const double column[2] = {sums[c], sums[g.C + c]};
+        for (int64_t c = 0; c < cols; ++c) {
+            const double column[2] = {sums[c], sums[cols + c]};
             Moments m;
             accepted = accept<A>(double(center[c]), column, rows, call.eps, m) && accepted;
             sums[c] /= rows;  // the mean's distance from the center
-            sums[g.C + c] = m.m2;
+            sums[cols + c] = m.m2;
         }
-        if (!accepted) wide(n, sums);  // leaves means, not distances from the center
+        if (!accepted) wide(range, sums);  // leaves means, not distances from the center
         const auto mean = [&](int64_t c) { return accepted ? double(center[c]) + sums[c] : sums[c]; };
         // The difference of two means, without the rounding error of adding the centers first.
         const auto between = [&](int64_t from, int64_t to) {
             return (accepted ? double(center[to]) - double(center[from]) : 0.0) + (sums[to] - sums[from]);
         };
         // Combines columns into sets: the variance within the columns plus the variance between their means.
-        for (int64_t s = 0; s < g.sets_per_n; ++s) {
-            const int64_t first = s * g.K, last = first + g.K;
-            Moments m{mean(first), sums[g.C + first]};
+        for (int64_t first = 0; first < cols; first += g.K) {
+            const int64_t last = first + g.K;
+            Moments m{mean(first), sums[cols + first]};
             if (g.K > 1) {
                 double distance = 0, plain = 0;
                 for (int64_t c = first; c < last; ++c) {
@@ -245,45 +244,46 @@ struct ColumnForward : ForwardContext<A> {
                 if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would give NaN
                 for (int64_t c = first; c < last; ++c) {
                     const double d = between(first, c) - distance;
-                    m.m2 += sums[g.C + c] + rows * d * d;
+                    m.m2 += sums[cols + c] + rows * d * d;
                 }
             }
-            this->put(n * g.sets_per_n + s, m, g.set_size());
+            this->put(range.n * g.sets_per_n + (range.first + first) / g.K, m, g.set_size());
         }
     }
-    void wide(int64_t n, double* sums) {
+    void wide(const ColumnRange& range, double* sums) {
+        const int64_t cols = range.cols;
         Buffer center_buffer;
-        double* center = center_buffer.take<double>(g.C);
-        memset(center, 0, size_t(g.C) * sizeof(double));
+        double* center = center_buffer.take<double>(cols);
+        memset(center, 0, size_t(cols) * sizeof(double));
         for (int pass = 0; pass < 2; ++pass) {
-            memset(sums, 0, size_t(2 * g.C) * sizeof(double));
-            for (int64_t item = 0; item < grid.items(); ++item) {
-                for_parts(n, item, [&](const Block& b, int64_t col, Run<const A> x) {
-                    storage.kernels.col_moments_wide(b.size(), x, center + col, sums + col, sums + g.C + col);
+            memset(sums, 0, size_t(2 * cols) * sizeof(double));
+            for (int64_t chunk = 0; chunk < grid.chunks; ++chunk) {
+                for_parts(grid.place(range, chunk), [&](const Block& b, int64_t col, Run<const A> x) {
+                    storage.kernels.col_moments_wide(b.size(), x, center + col, sums + col, sums + cols + col);
                 });
             }
             if (pass == 0) {
-                for (int64_t c = 0; c < g.C; ++c) center[c] = sums[c] / double(g.R);
+                for (int64_t c = 0; c < cols; ++c) center[c] = sums[c] / double(g.R);
             }
         }
-        for (int64_t c = 0; c < g.C; ++c) {
-            const double column[2] = {sums[c], sums[g.C + c]};
+        for (int64_t c = 0; c < cols; ++c) {
+            const double column[2] = {sums[c], sums[cols + c]};
             const Moments m = wide_moments(center[c], column, double(g.R));
             sums[c] = m.mean;
-            sums[g.C + c] = m.m2;
+            sums[cols + c] = m.m2;
         }
     }
-    void apply(int64_t n, int64_t item) {
-        const A* center = coefficient(n);
+    void apply(const ColumnRange& range, int64_t chunk) {
+        const A* center = coefficient(range);
         Tile<A>& tile = my_tile<A>();
-        const Block whole = grid.place(n, item);
-        const bool direct =
-            storage.in_place(whole, kX) && storage.in_place(whole, kY) && !storage.activates_staged() && !this->stream;
-        grid.for_parts(whole, grid.first_col(item), direct, [&](const Block& b, int64_t col) {
+        const Block whole = grid.place(range, chunk);
+        const bool direct = storage.in_place(whole, kX) && !storage.activates_staged() &&
+                            storage.writes_in_place(call.y, kY, whole, this->stream);
+        grid.for_parts(whole, direct, 1, [&](const Block& b, int64_t col) {
             const Run<const A> x = storage.read(call.x, kX, b, tile.x);
             this->write(b, x, tile, [&](Target<A> y) {
                 const A* const z = center + col;
-                storage.kernels.col_apply(b.size(), x, {z, z + g.C, z + 2 * g.C}, storage.fused(), y);
+                storage.kernels.col_apply(b.size(), x, {z, z + range.cols, z + 2 * range.cols}, storage.fused(), y);
             });
         });
     }

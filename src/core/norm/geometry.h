@@ -18,7 +18,8 @@ namespace rg {
 
 // ---- sizes, all of them functions of the shape ---------------------------------------------------------------------
 
-constexpr int64_t kColumns = 2048;       // columns per block of columns; their sums and statistics take 50 KiB
+constexpr int64_t kColumns = 2048;       // most columns of a range; their sums and statistics take 50 KiB
+constexpr int64_t kLeastColumns = 64;    // of a range of columns: hardware prefetchers need long runs
 constexpr int64_t kChunkRows = 64;       // minimum number of rows per partial sum of a column
 constexpr int64_t kMaxParts = 64;        // maximum number of partial sums per column, and of groups of samples
 constexpr int64_t kCenterRows = 32;      // for columns: moments are taken about the mean of this many rows
@@ -81,35 +82,33 @@ struct Geometry {
 // ---- grids: how a set, or a chunk of one, is cut into blocks
 // ----------------------------------------------------------
 
-// Blocks of whole columns: items are (chunk of rows, block of columns).
+// Columns [first, first + cols) of sample n. They hold whole sets.
+struct ColumnRange {
+    int64_t n, first, cols;
+};
+
+// Chunks of rows: a column has one partial sum per chunk.
 struct ColumnGrid {
     const Geometry& g;
     int64_t inner_rows, row_lists;  // rows along the last R axis, and the number of such runs of rows
-    int64_t chunk_rows, chunks_per_list, chunks, col_blocks, cols_per_block;
+    int64_t chunk_rows, chunks_per_list, chunks;
 
     explicit ColumnGrid(const Geometry& geometry) : g(geometry) {
         inner_rows = g.r.size ? g.r.axis[g.r.size - 1].extent : 1;
         row_lists = g.R / inner_rows;
         chunk_rows = std::max(std::min(inner_rows, kChunkRows), ceil_div(inner_rows, kMaxParts));
-        chunk_rows = ceil_div(chunk_rows, kRowGroup) * kRowGroup;
+        chunk_rows = ceil_div(chunk_rows, kColumnRows) * kColumnRows;
         chunks_per_list = ceil_div(inner_rows, chunk_rows);
         chunks = row_lists * chunks_per_list;
-        col_blocks = ceil_div(g.C, kColumns);
-        cols_per_block = ceil_div(ceil_div(g.C, col_blocks), 64) * 64;
-        col_blocks = ceil_div(g.C, cols_per_block);
     }
-    int64_t items() const { return chunks * col_blocks; }
-    int64_t chunk_of(int64_t item) const { return item / col_blocks; }
-    int64_t first_col(int64_t item) const { return item % col_blocks * cols_per_block; }
-
-    Block place(int64_t n, int64_t item) const {
-        const int64_t chunk = chunk_of(item), col = first_col(item);
+    int64_t row_stride(int view) const { return g.r.size ? g.r.axis[g.r.size - 1].stride[view] : 0; }
+    Block place(const ColumnRange& range, int64_t chunk) const {
         const int64_t first = chunk % chunks_per_list * chunk_rows;
         Block b;
-        b.offset.add(g.n, g.n.size, n);
+        b.offset.add(g.n, g.n.size, range.n);
         b.col_axes = &g.c;
-        b.cols = std::min(cols_per_block, g.C - col);
-        if (g.c.size) b.offset.add(g.c.axis[0], col);
+        b.cols = range.cols;
+        if (g.c.size) b.offset.add(g.c.axis[0], range.first);
         b.rows = std::min(chunk_rows, inner_rows - first);
         if (g.r.size) {
             b.row_axis = &g.r.axis[g.r.size - 1];
@@ -118,12 +117,13 @@ struct ColumnGrid {
         }
         return b;
     }
-    // Calls body(part, first_col) on parts of a block small enough for a tile, or on all of it at once.
+    // Calls body(part, col) on parts of a block small enough for a tile, or on all of it at once; col is the part's
+    // first column in the block. Parts of a block that is summed must have whole groups of kColumnRows rows.
     template <class Body>
-    void for_parts(const Block& whole, int64_t col0, bool fits, const Body& body) const {
-        if (fits) return body(whole, col0);
-        const int64_t cols = std::min(whole.cols, kTile / kRowGroup);
-        const int64_t rows = kTile / cols / kRowGroup * kRowGroup;
+    static void for_parts(const Block& whole, bool fits, int64_t row_multiple, const Body& body) {
+        if (fits) return body(whole, int64_t(0));
+        const int64_t cols = std::min(whole.cols, kTile / row_multiple);
+        const int64_t rows = kTile / cols / row_multiple * row_multiple;
         for (int64_t row = 0; row < whole.rows; row += rows) {
             for (int64_t col = 0; col < whole.cols; col += cols) {
                 Block b = whole;
@@ -131,7 +131,7 @@ struct ColumnGrid {
                 b.cols = std::min(cols, whole.cols - col);
                 if (b.row_axis) b.offset.add(*b.row_axis, row);
                 if (col) b.offset.add(whole.col_axes->axis[0], col);
-                body(b, col0 + col);
+                body(b, col);
             }
         }
     }
@@ -197,10 +197,7 @@ struct Plan {
 
     // bytes_per_set: the bytes of a set that collect and apply read
     Plan(const Geometry& g, int64_t items_per_set, int64_t bytes_per_set, const Workers& workers)
-        : N(g.N),
-          sets_per_n(g.family == Family::column ? 1 : g.sets_per_n),
-          items(items_per_set),
-          set_bytes(bytes_per_set) {
+        : N(g.N), sets_per_n(g.sets_per_n), items(items_per_set), set_bytes(bytes_per_set) {
         group_size = ceil_div(N, kMaxParts);
         groups = ceil_div(N, group_size);
         resident = set_bytes <= near_cache_bytes();
@@ -286,6 +283,79 @@ void run_pipelined(const Plan& plan, const Workers& workers, Pass& pass) {
             });
         }
         for (int64_t item = 0; item < plan.items; ++item) pass.apply(previous, item);
+    });
+}
+
+// A pass over columns: begin(range), collect(range, chunk) for every chunk, finish(range), apply(range, chunk) for
+// every chunk. A thread takes a range of columns through all steps. If there are too few ranges for the threads, each
+// step runs over the chunks of all samples in parallel. Columns are independent: the results do not depend on the
+// ranges.
+struct ColumnPlan {
+    int64_t N, C, chunks, group_size, groups;  // samples are grouped as in Plan
+    int64_t width, ranges;                     // columns of a range, and their number in a sample
+    bool phased;
+    bool resident;  // what collect reads stays in the threads' second-level caches until apply
+
+    // arrays: the number of arrays that collect and apply read; row_bytes: from one row of them to the next
+    ColumnPlan(const Geometry& g, const ColumnGrid& grid, int64_t arrays, int64_t element_bytes, int64_t row_bytes,
+               const Workers& workers)
+        : N(g.N), C(g.C), chunks(grid.chunks) {
+        group_size = ceil_div(N, kMaxParts);
+        groups = ceil_div(N, group_size);
+        const int64_t threads = workers.threads(), near = near_cache_bytes();
+        // Rows that are a multiple of a power of two apart compete for the same lines of a cache: a narrower range of
+        // their columns does not take less of it.
+        const int64_t spread = magnitude(row_bytes) & -magnitude(row_bytes);
+        const auto footprint = [&](int64_t columns) {
+            return g.R * arrays * std::max(columns * element_bytes, std::min(spread, C * element_bytes));
+        };
+        width = std::min(C, kColumns);
+        const int64_t near_columns = near / (g.R * arrays * element_bytes) / kLeastColumns * kLeastColumns;
+        if (near_columns > 0 && footprint(near_columns) <= near) width = std::min(width, near_columns);
+        // Data that comes from far is read faster in whole rows, even if the threads then have to synchronise.
+        if (groups < 2 * threads && footprint(C) <= near * threads) {
+            width = std::min(width, ceil_div(ceil_div(C, threads), kLeastColumns) * kLeastColumns);
+        }
+        width = std::min(C, ceil_div(width, g.K) * g.K);
+        ranges = ceil_div(C, width);
+        const int64_t units = groups * ranges;
+        phased = threads > 1 && N * chunks > 1 && group_size == 1 && units < 2 * threads && units % threads != 0;
+        resident = phased ? N * footprint(C) <= near * threads : footprint(width) <= near;
+    }
+    ColumnRange range(int64_t n, int64_t index) const { return {n, index * width, std::min(width, C - index * width)}; }
+};
+
+template <class Pass>
+void run(const ColumnPlan& plan, const Workers& workers, Pass& pass) {
+    // What collect read last is still in a cache: apply starts there, unless all of it is near.
+    const auto turned = [&](int64_t i, int64_t count) { return plan.resident ? i : count - 1 - i; };
+    if (plan.phased) {
+        const int64_t items = plan.N * plan.chunks;
+        const auto whole = [&](int64_t n) { return ColumnRange{n, 0, plan.C}; };
+        workers.each(plan.N, [&](int64_t n) { pass.begin(whole(n)); });
+        if (pass.collects()) {
+            workers.each(items, [&](int64_t i) { pass.collect(whole(i / plan.chunks), i % plan.chunks); });
+        }
+        workers.each(plan.N, [&](int64_t n) { pass.finish(whole(n)); });
+        if (!pass.applies()) return;
+        workers.each(items, [&](int64_t i) {
+            const int64_t item = turned(i, items);
+            pass.apply(whole(item / plan.chunks), item % plan.chunks);
+        });
+        return;
+    }
+    workers.each(plan.groups * plan.ranges, [&](int64_t unit) {
+        const int64_t first = unit / plan.ranges * plan.group_size;
+        for (int64_t n = first; n < std::min(first + plan.group_size, plan.N); ++n) {
+            const ColumnRange range = plan.range(n, unit % plan.ranges);
+            pass.begin(range);
+            if (pass.collects()) {
+                for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) pass.collect(range, chunk);
+            }
+            pass.finish(range);
+            if (!pass.applies()) continue;
+            for (int64_t i = 0; i < plan.chunks; ++i) pass.apply(range, turned(i, plan.chunks));
+        }
     });
 }
 
