@@ -125,8 +125,7 @@ def as_seed(seed: int) -> int:
 
 def norm_problem(
     kind: NormKind,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
+    x: Array,
     axis: int,
     num_groups: int,
     eps: float,
@@ -134,13 +133,17 @@ def norm_problem(
     slope_from: str,
 ) -> NormProblem:
     """Return the checked problem. `axis` is the channel axis, or the first normalized axis of a layer norm."""
+    if type(eps) is not float:
+        eps = as_number("eps", eps)
     try:
-        return _norm_problem(kind, shape, dtype, axis, num_groups, eps, activation, slope_from)
+        # As integers: 1.0 is not a valid axis, but equals 1.
+        axis, num_groups = operator.index(axis), operator.index(num_groups)
+        return _norm_problem(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from)
     except TypeError:  # an unhashable argument, or a type error from the checks: run them again without the memo
-        return _norm_problem.__wrapped__(kind, shape, dtype, axis, num_groups, eps, activation, slope_from)
+        return _norm_problem.__wrapped__(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from)
 
 
-@lru_cache(maxsize=512, typed=True)  # typed: 1.0 is not a valid axis, but equals 1
+@lru_cache(maxsize=512)
 def _norm_problem(
     kind: NormKind,
     shape: tuple[int, ...],
@@ -158,9 +161,8 @@ def _norm_problem(
     if slope_from == "output":
         check_output_tells_slope(fused, "slope_from='input' finds it from the input")
     from_input = slope_from == "input"
-    epsilon = as_number("eps", eps)
-    if not (0 <= epsilon < math.inf):
-        raise ValueError(f"eps is {epsilon}, must be a finite number of at least 0")
+    if not (0 <= eps < math.inf):
+        raise ValueError(f"eps is {eps}, must be a finite number of at least 0")
     rank = len(shape)
     if kind == "layer_norm":
         if rank < 1:
@@ -194,9 +196,7 @@ def _norm_problem(
     if math.prod(shape):
         # The activation's input has the arithmetic dtype, its output the data's dtype.
         alpha, beta = rounded_parameters(fused, arithmetic if from_input else dtype)
-        engine = _core.NormProblem(
-            list(shape), roles, channels_per_set, code, epsilon, fused.code, alpha, beta, from_input
-        )
+        engine = _core.NormProblem(list(shape), roles, channels_per_set, code, eps, fused.code, alpha, beta, from_input)
     return NormProblem(
         kind,
         engine,
@@ -207,7 +207,7 @@ def _norm_problem(
         statistics_shape,
         (2, *statistics_shape),
         count,
-        epsilon,
+        eps,
         fused,
         bool(fused.code) and not from_input,
         bool(fused.code) and from_input,

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 
 from .._core import Reason, Refusal
 
-__all__ = ["Reason", "Refusal", "enter", "public", "raise_unexplained", "warn"]
+__all__ = ["Reason", "Refusal", "enter", "enter_again", "public", "raise_unexplained", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ARGUMENT_ERRORS: Final = (TypeError, ValueError)
@@ -53,12 +53,17 @@ def enter(
     The engine only makes cheap checks, of memory spans, exact types and strides, and refuses anything that fails one.
     `fix` then finds the cause: it raises an error, or returns arguments that the engine accepts.
     """
-    answer = engine(*arguments, False, threads)
+    answer = engine(*(arguments + (False, threads)))  # noqa: RUF005 (unpacking builds a list first)
     if type(answer) is Refusal:
-        arguments = fix(answer)
-        answer = engine(*arguments, True, threads)
-        if type(answer) is Refusal:
-            raise_unexplained(answer)
+        return enter_again(engine, fix(answer), threads)
+    return answer, arguments
+
+
+def enter_again(engine: Callable[..., Any], arguments: tuple[Any, ...], threads: int) -> tuple[Any, tuple[Any, ...]]:
+    """The second half of `enter`: call the engine with arguments that were fixed after a refusal."""
+    answer = engine(*arguments, True, threads)
+    if type(answer) is Refusal:
+        raise_unexplained(answer)
     return answer, arguments
 
 

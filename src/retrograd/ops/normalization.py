@@ -25,7 +25,7 @@ from .. import _core
 from . import _args, _memory
 from ._args import Array, NormKind, NormProblem, Statistics
 from ._arrays import same_elements
-from ._call import Refusal, enter, public
+from ._call import enter, enter_again, public
 from .activation import Activation
 
 __all__ = [
@@ -146,6 +146,7 @@ class RunningUpdate(NamedTuple):
 
 _PYTORCH: Final = RunningUpdate.pytorch()
 _GRADIENTS: Final = NormGradients._fields
+_NO_BUFFERS: Final = NormGradients()
 # The arguments of the engine's forward: x, gamma, beta, y, keep_x, statistics, given.
 _ForwardArguments: TypeAlias = tuple[Any, ...]
 # tuple.__new__ skips the NamedTuple constructor, which takes twice as long as all checks of a small call.
@@ -184,7 +185,8 @@ def batch_norm_forward(
     given, are updated in place. In evaluation (``training=False``) the statistics are `mean` and `var` if given, else
     the running ones, and are constants.
     """
-    problem, x = _problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
+    x = _args.as_array("x", x)
+    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
     running = _running(problem, running_mean, running_var, update, training, others)
     elements = problem.set_size if count is None else _args.as_count("count", count)
@@ -221,7 +223,8 @@ def instance_norm_forward(
     Statistics have shape ``(N, C)``. Running statistics have shape ``(C,)`` and are updated with the mean over the
     samples; evaluation uses them for every sample.
     """
-    problem, x = _problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
+    x = _args.as_array("x", x)
+    problem = _args.norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
     running = _running(problem, running_mean, running_var, update, training, others)
     if not training and mean is None and var is None:
@@ -251,7 +254,8 @@ def layer_norm_forward(
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``."""
-    problem, x = _problem("layer_norm", x, axis, 1, eps, activation, slope_from)
+    x = _args.as_array("x", x)
+    problem = _args.norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
     return _forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
@@ -273,7 +277,8 @@ def group_norm_forward(
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
     """Normalize each sample over space and over groups of consecutive channels. Statistics: ``(N, num_groups)``."""
-    problem, x = _problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
+    x = _args.as_array("x", x)
+    problem = _args.norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
     return _forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
@@ -297,7 +302,8 @@ def batch_norm_cache(
     `y`, the output of that pass, is used only if the slope of an activation is computed from it. Gradients flow
     through the statistics, unless they are `frozen`: constants, as in evaluation.
     """
-    problem, x = _problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
+    x = _args.as_array("x", x)
+    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     if gamma is not None:
         gamma = _args.as_parameter(problem, "gamma", gamma)
     if beta is not None:
@@ -320,7 +326,8 @@ def batch_norm_cache(
 @public
 def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int | None = None) -> NormStatistics:
     """Count, mean and biased variance of each channel, for :func:`combine_statistics` across workers."""
-    problem, x = _problem("batch_norm", x, channel_axis, 1, 0.0, None, "output")
+    x = _args.as_array("x", x)
+    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, 0.0, None, "output")
     statistics = np.zeros((2, *problem.statistics_shape))
     if problem.engine is not None:
         threads = _args.thread_count(num_threads)
@@ -363,19 +370,6 @@ def _checked_part(name: str, part: object) -> NormStatistics:
     return NormStatistics(count, mean, var)
 
 
-def _problem(
-    kind: NormKind,
-    x: Array,
-    axis: int,
-    num_groups: int,
-    eps: float,
-    activation: str | Activation | None,
-    slope_from: str,
-) -> tuple[NormProblem, Array]:
-    x = _args.as_array("x", x)
-    return _args.norm_problem(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from), x
-
-
 def _forward(
     problem: NormProblem,
     x: Array,
@@ -392,28 +386,32 @@ def _forward(
     statistics = _args.as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
     y = _memory.empty_like(x) if out is None else out
-    arguments: _ForwardArguments = (x, gamma, beta, y, keep_x, statistics, given)
+    saved_y: Array | None = y
+    refused = True
     if problem.engine is not None:
-        plain = arguments
-        _, arguments = enter(problem.engine.forward, plain, threads, lambda _: _fix_forward(problem, plain))
-    else:
-        arguments = _checked_forward(problem, arguments)
-        if not given:
-            statistics.fill(0.0)
-    _, gamma, beta, saved_y, keep_x, _, _ = arguments
+        # Without the tuple of arguments that `enter` takes, a small call is a fifth faster.
+        refused = problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, False, threads) is not None
+    if refused:
+        arguments = _fixed_forward(problem, (x, gamma, beta, y, keep_x, statistics, given), threads)
+        _, gamma, beta, saved_y, keep_x, _, _ = arguments
     saved_x = x if keep_x is None else keep_x
     if not problem.needs_y:
         saved_y = None
     return y, _new_cache((problem, saved_x, saved_y, gamma, beta, statistics, given, frozen))
 
 
-def _fix_forward(problem: NormProblem, arguments: _ForwardArguments) -> _ForwardArguments:
+def _fixed_forward(problem: NormProblem, arguments: _ForwardArguments, threads: int) -> _ForwardArguments:
+    """Raise for invalid arguments, or convert them and call the engine again. Returns what the engine accepted."""
     x, gamma, beta, y, keep_x, statistics, given = _checked_forward(problem, arguments)
+    if problem.engine is None:
+        if not given:
+            statistics.fill(0.0)
+        return x, gamma, beta, y, keep_x, statistics, given
     inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0, ...], "var": statistics[1, ...]}
     _args.check_disjoint({"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
     if keep_x is None and same_elements(x, y):  # backward needs x, which y overwrites
         keep_x = _memory.empty_like(x)
-    return x, gamma, beta, y, keep_x, statistics, given
+    return enter_again(problem.engine.forward, (x, gamma, beta, y, keep_x, statistics, given), threads)[1]
 
 
 def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _ForwardArguments:
@@ -599,15 +597,13 @@ def _backward(
     num_threads: int | None,
 ) -> NormGradients:
     problem = _checked_cache(kind, cache)
-    gamma, beta = cache.gamma, cache.beta
-    dy = _checked_dy(dy, problem)
-    buffers = dx, dgamma, dbeta = _args.gradient_buffers(out, NormGradients)
+    buffers = dx, dgamma, dbeta = _NO_BUFFERS if out is None else _args.gradient_buffers(out, NormGradients)
     if need is not None:
         want_dx, want_dgamma, want_dbeta = _args.needed_gradients(need, _GRADIENTS, buffers)
     else:
         want_dx = True
-        want_dgamma = dgamma is not None or (gamma is not None and sums is None)
-        want_dbeta = dbeta is not None or (beta is not None and sums is None)
+        want_dgamma = dgamma is not None or (cache.gamma is not None and sums is None)
+        want_dbeta = dbeta is not None or (cache.beta is not None and sums is None)
     sum_dz = sum_dz_xhat = None
     count = 1
     if sums is not None:
@@ -629,28 +625,35 @@ def _backward(
         dbeta = np.empty(problem.parameter_shape, problem.arithmetic)
     results = _new_gradients((dx, dgamma, dbeta))
     if problem.engine is None:
-        _check_results(problem, dy, cache, results)
+        _check_results(problem, _checked_dy(dy, problem), cache, results)
         for empty_sum in (dgamma, dbeta):
             if empty_sum is not None and not accumulate:
                 empty_sum.fill(0)
         return results
-    arguments = (dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate)
-
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
-        _args.check_aligned("dy", dy)
-        _check_output(problem, cache)
-        _check_results(problem, dy, cache, results)
-        # The engine writes the gradients of gamma and beta only to contiguous arrays.
-        written = [None if array is None else _args.as_plain(array) for array in results]
-        contiguous = [None if array is None else _args.contiguous_result(array, accumulate) for array in written[1:]]
-        return (*arguments[:5], written[0], *contiguous, accumulate)
-
-    _, taken = enter(problem.engine.backward, arguments, threads, fix)
-    if taken is not arguments:
-        for array, computed in ((dgamma, taken[6]), (dbeta, taken[7])):
-            if array is not computed:
-                array[...] = computed
+    refusal = problem.engine.backward(
+        dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate, False, threads
+    )
+    if refusal is not None:
+        _fixed_backward(problem, (dy, cache, sum_dz, sum_dz_xhat, count, *results, accumulate), threads)
     return results
+
+
+def _fixed_backward(problem: NormProblem, arguments: tuple[Any, ...], threads: int) -> None:
+    """Raise for invalid arguments, or convert them and call the engine again."""
+    assert problem.engine is not None
+    dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate = arguments
+    dy = _checked_dy(dy, problem)
+    _args.check_aligned("dy", dy)
+    _check_output(problem, cache)
+    _check_results(problem, dy, cache, NormGradients(dx, dgamma, dbeta))
+    # The engine writes the gradients of gamma and beta only to contiguous arrays.
+    written = [None if array is None else _args.contiguous_result(array, accumulate) for array in (dgamma, dbeta)]
+    plain_dx = None if dx is None else _args.as_plain(dx)
+    fixed = (dy, cache, sum_dz, sum_dz_xhat, count, plain_dx, *written, accumulate)
+    enter_again(problem.engine.backward, fixed, threads)
+    for array, computed in zip((dgamma, dbeta), written, strict=True):
+        if array is not computed:
+            array[...] = computed
 
 
 def _check_output(problem: NormProblem, cache: NormCache) -> None:
