@@ -133,6 +133,10 @@ struct NormKernels {
     void (*row_centers)(BlockSize size, Run<const A> x, double* center);
     // sums[2 * row] += sum(x - center), sums[2 * row + 1] += sum((x - center)^2)
     void (*row_moments)(BlockSize size, Run<const A> x, const double* center, double* sums);
+    // What the statistics of rows are as the arithmetic type: center = mean, rstd = 1 / sqrt(var + eps), and offset =
+    // (center - mean) * rstd.
+    void (*row_standardize)(int64_t rows, const double* mean, const double* var, double eps,
+                            Standardization<A*> statistics);
     // y = f(xhat * gamma + beta)
     void (*row_apply)(BlockSize size, Run<const A> x, Standardization<const A*> statistics, RowParameters<A> parameters,
                       ActivationKind f, Target<A> y);

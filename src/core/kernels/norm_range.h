@@ -451,6 +451,23 @@ void row_moments(BlockSize size, Run<const A> x, const double* center, double* s
     }
 }
 
+// Square roots and divisions of several rows at once: one after the other they take as long as a short row.
+template <class A>
+void row_standardize(int64_t rows, const double* mean, const double* var, double eps, Standardization<A*> statistics) {
+    constexpr int64_t lanes = kLanes<double>;
+    for (int64_t first = 0; first < rows; first += lanes) {
+        const int64_t n = rows - first < lanes ? rows - first : 0, last = n ? rows : first + lanes;
+        double rstd[lanes];
+        store(rstd, splat(1.0) / root(read(var + first, n) + splat(eps)));
+        for (int64_t row = first; row < last; ++row) {
+            const A center = A(mean[row]);
+            statistics.center[row] = center;
+            statistics.rstd[row] = A(rstd[row - first]);
+            statistics.offset[row] = A((double(center) - mean[row]) * rstd[row - first]);
+        }
+    }
+}
+
 // Which parameters there are, as compile-time constants where that is worth a copy of the kernel.
 template <class Scaled, class Shifted>
 struct ParameterFlags {

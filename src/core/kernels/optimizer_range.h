@@ -2,27 +2,11 @@
 // ../kernels.h. Elementwise, so the bits of an element depend only on its own values.
 #pragma once
 
-#include <math.h>
-
 #include "../kernels.h"
 #include "norm_range.h"
 
 namespace rg {
 namespace {
-
-#if defined(RG_ISA_AVX512)
-RG_INLINE Vec<float> root(Vec<float> x) { return _mm512_sqrt_ps(x); }
-RG_INLINE Vec<double> root(Vec<double> x) { return _mm512_sqrt_pd(x); }
-#elif defined(RG_ISA_AVX2)
-RG_INLINE Vec<float> root(Vec<float> x) { return _mm256_sqrt_ps(x); }
-RG_INLINE Vec<double> root(Vec<double> x) { return _mm256_sqrt_pd(x); }
-#elif defined(RG_ISA_NEON)
-RG_INLINE Vec<float> root(Vec<float> x) { return vsqrtq_f32(x); }
-RG_INLINE Vec<double> root(Vec<double> x) { return vsqrtq_f64(x); }
-#else
-RG_INLINE float root(float x) { return sqrtf(x); }
-RG_INLINE double root(double x) { return sqrt(x); }
-#endif
 
 // The larger of two values, or NaN if either is NaN.
 template <class A>

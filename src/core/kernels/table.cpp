@@ -16,10 +16,17 @@ namespace {
 
 template <class A>
 constexpr NormKernels<A> make_norm_kernels() {
-    return {plane_moments<A>,       plane_moments_wide<A>, plane_apply<A>, plane_sums<A>,  plane_dx<A>,
-            plane_apply_moments<A>, plane_dx_sums<A>,      row_centers<A>, row_moments<A>, row_apply<A>,
-            row_apply_moments<A>,   row_sums<A>,           row_dx<A>,      col_moments<A>, col_moments_wide<A>,
-            col_apply<A>,           col_sums<A>,           col_dx<A>,      load_block,     store_block};
+    return {plane_moments<A>, plane_moments_wide<A>,
+            plane_apply<A>,   plane_sums<A>,
+            plane_dx<A>,      plane_apply_moments<A>,
+            plane_dx_sums<A>, row_centers<A>,
+            row_moments<A>,   row_standardize<A>,
+            row_apply<A>,     row_apply_moments<A>,
+            row_sums<A>,      row_dx<A>,
+            col_moments<A>,   col_moments_wide<A>,
+            col_apply<A>,     col_sums<A>,
+            col_dx<A>,        load_block,
+            store_block};
 }
 
 template <class A>

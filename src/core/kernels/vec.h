@@ -2,6 +2,7 @@
 // templates compile there to plain loops. Everything has internal linkage: see table.cpp.
 #pragma once
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -287,6 +288,21 @@ RG_INLINE Vec<float> at_most(Vec<float> x, Vec<float> bound) { return x > bound 
 RG_INLINE Vec<double> at_most(Vec<double> x, Vec<double> bound) { return x > bound ? bound : x; }
 RG_INLINE Vec<float> at_least(Vec<float> x, Vec<float> bound) { return x < bound ? bound : x; }
 RG_INLINE Vec<double> at_least(Vec<double> x, Vec<double> bound) { return x < bound ? bound : x; }
+#endif
+
+// Square root.
+#if defined(RG_ISA_AVX512)
+RG_INLINE Vec<float> root(Vec<float> x) { return _mm512_sqrt_ps(x); }
+RG_INLINE Vec<double> root(Vec<double> x) { return _mm512_sqrt_pd(x); }
+#elif defined(RG_ISA_AVX2)
+RG_INLINE Vec<float> root(Vec<float> x) { return _mm256_sqrt_ps(x); }
+RG_INLINE Vec<double> root(Vec<double> x) { return _mm256_sqrt_pd(x); }
+#elif defined(RG_ISA_NEON)
+RG_INLINE Vec<float> root(Vec<float> x) { return vsqrtq_f32(x); }
+RG_INLINE Vec<double> root(Vec<double> x) { return vsqrtq_f64(x); }
+#else
+RG_INLINE float root(float x) { return sqrtf(x); }
+RG_INLINE double root(double x) { return sqrt(x); }
 #endif
 
 // Whether stream() bypasses the cache; otherwise it is the same as store().

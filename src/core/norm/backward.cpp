@@ -362,7 +362,7 @@ struct RowBackward : BackwardContext<A> {
 
     using Inputs = typename Base::Inputs;
     RowStatistics<A> statistics(int64_t row, int64_t rows) const {
-        return {call.mean + row, call.var + row, rows, call.eps};
+        return {storage.kernels, call.mean + row, call.var + row, rows, call.eps};
     }
     // With rstd = 0, xhat and dx are exactly 0.
     void settle_constant(RowStatistics<A>& s, int64_t rows) const {
@@ -384,9 +384,9 @@ struct RowBackward : BackwardContext<A> {
         double* dgamma = total && (call.dgamma || call.sum_dz) ? total + g.C + col : nullptr;
         double* dbeta = total && (call.dbeta || call.sum_dz) ? total + col : nullptr;
         A slope_b[kRowGroup], slope_k[kRowGroup];
+        const double share = 1 / g.set_size();
         for (int64_t row = 0; row < b.rows; ++row) {
-            const double count = g.set_size();
-            const Slope<A> slope(double(s.rstd[row]), row_sums[2 * row] / count, row_sums[2 * row + 1] / count);
+            const Slope<A> slope(double(s.rstd[row]), row_sums[2 * row] * share, row_sums[2 * row + 1] * share);
             slope_b[row] = slope.b;
             slope_k[row] = slope.k;
         }

@@ -309,7 +309,7 @@ struct RowForward : ForwardContext<A> {
     bool applies() const { return call.y; }
 
     void write_block(int64_t row, const Block& b, Run<const A> x, int64_t col) {
-        const RowStatistics<A> s(call.mean + row, call.var + row, b.rows, call.eps);
+        const RowStatistics<A> s(storage.kernels, call.mean + row, call.var + row, b.rows, call.eps);
         this->write(b, x, my_tile<A>(), [&](Target<A> y) {
             storage.kernels.row_apply(b.size(), x, s, this->parameters_from(col), storage.fused(), y);
         });
@@ -358,7 +358,8 @@ struct RowForward : ForwardContext<A> {
                 if (previous_row >= 0) finish_rows(previous_row, previous);
                 storage.kernels.row_moments(b.size(), x, centers, sums);
             } else {
-                const RowStatistics<A> s(call.mean + previous_row, call.var + previous_row, rows, call.eps);
+                const RowStatistics<A> s(storage.kernels, call.mean + previous_row, call.var + previous_row, rows,
+                                         call.eps);
                 const Run<const A> from = storage.read(call.x, kX, previous, nullptr);
                 const Run<A> to = storage.target(call.y, kY, previous, my_tile<A>(), true, false);
                 this->keep(previous, from);

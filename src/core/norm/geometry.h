@@ -419,13 +419,8 @@ Affine<A> affine(const SetStatistics<A>& s, double gamma, double beta) {
 template <class A>
 struct RowStatistics {
     A center[kRowGroup], rstd[kRowGroup], offset[kRowGroup];
-    RowStatistics(const double* mean, const double* var, int64_t rows, double eps) {
-        for (int64_t row = 0; row < rows; ++row) {
-            const SetStatistics<A> s(mean[row], var[row], eps);
-            center[row] = s.center;
-            rstd[row] = s.rstd;
-            offset[row] = s.offset;
-        }
+    RowStatistics(const NormKernels<A>& kernels, const double* mean, const double* var, int64_t rows, double eps) {
+        kernels.row_standardize(rows, mean, var, eps, {center, rstd, offset});
     }
     operator Standardization<const A*>() const { return {center, rstd, offset}; }
 };
