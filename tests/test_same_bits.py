@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,32 @@ def caches(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_bits_are_those_that_were_saved(isa: str, caches: str) -> None:
     threads = [3] if isa == "scalar" else [1, 3]  # scalar is slow
     assert [row for row in bits.compare_bits([isa], threads) if not row.ok] == []
+
+
+def rounded(exact: Fraction) -> np.float32:
+    """The nearest float32, ties to even; of numbers that float64 holds to more than its 53 bits, too."""
+    near = np.float32(float(exact))
+    around = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
+    return min(around, key=lambda v: (abs(Fraction(float(v)) - exact), int(v.view(np.uint32)) & 1))
+
+
+def test_a_multiply_add_rounds_once(isa: str) -> None:
+    """Products of two terms, x0 w0 + x1 w1, where the second is close to a tie, to a cancellation or to underflow."""
+    rng = np.random.default_rng(3)
+    count = 4000
+    x = rng.standard_normal((count, 2)).astype(np.float32)
+    x *= np.exp2(rng.integers(-70, 40, (count, 2))).astype(np.float32)
+    w = rng.standard_normal(2).astype(np.float32)
+    x[::4, 1] = -x[::4, 0] * (w[0] / w[1])  # cancels
+    x[1::4] *= np.float32(2.0**-70)  # subnormal
+    x[2::4, 1] = np.ldexp(np.float32(1), rng.integers(-90, -20, count // 4)) * x[2::4, 0]
+    x[2::4, 0] = np.round(x[2::4, 0] * 16) / 16 + np.float32(2.0**24)  # near ties
+    got = rg.linear_forward(x, w[None])[:, 0]
+    first = [rounded(Fraction(float(a)) * Fraction(float(w[0]))) for a in x[:, 0]]
+    exact = [
+        Fraction(float(p)) + Fraction(float(b)) * Fraction(float(w[1])) for p, b in zip(first, x[:, 1], strict=True)
+    ]
+    assert np.array_equal(got, np.array([rounded(e) for e in exact]))
 
 
 def test_every_function_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
