@@ -47,14 +47,17 @@ def rounded(exact: Fraction) -> np.float32:
 def test_a_multiply_add_rounds_once(isa: str) -> None:
     """Products of two terms, x0 w0 + x1 w1, where the second is close to a tie, to a cancellation or to underflow."""
     rng = np.random.default_rng(3)
-    count = 4000
-    x = rng.standard_normal((count, 2)).astype(np.float32)
-    x *= np.exp2(rng.integers(-70, 40, (count, 2))).astype(np.float32)
-    w = rng.standard_normal(2).astype(np.float32)
-    x[::4, 1] = -x[::4, 0] * (w[0] / w[1])  # cancels
-    x[1::4] *= np.float32(2.0**-70)  # subnormal
-    x[2::4, 1] = np.ldexp(np.float32(1), rng.integers(-90, -20, count // 4)) * x[2::4, 0]
-    x[2::4, 0] = np.round(x[2::4, 0] * 16) / 16 + np.float32(2.0**24)  # near ties
+    count = 1000
+    x = rng.standard_normal((4, count, 2)).astype(np.float32)
+    x *= np.exp2(rng.integers(-40, 40, (4, count, 2))).astype(np.float32)
+    w = np.array([1, 1 - 2.0**-15], np.float32)
+    x[0, :, 1] = -x[0, :, 0]  # cancels
+    x[1] *= np.float32(2.0**-100)  # subnormal
+    # A tie of float32 but for 2**-30 of the second term, which rounding to float64 would lose; both signs.
+    odd = (1 + 2.0**-22 * rng.integers(0, 2**21, count) + 2.0**-23) * np.exp2(rng.integers(-40, 40, count))
+    x[2, :, 0] = odd * rng.choice([-1, 1], count)
+    x[2, :, 1] = np.exp2(np.floor(np.log2(odd)) - 24) * (1 + 2.0**-15) * rng.choice([-1, 1], count)
+    x = x.reshape(-1, 2)
     got = rg.linear_forward(x, w[None])[:, 0]
     first = [rounded(Fraction(float(a)) * Fraction(float(w[0]))) for a in x[:, 0]]
     exact = [
