@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,35 @@ def caches(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_bits_are_those_that_were_saved(isa: str, caches: str) -> None:
     threads = [3] if isa == "scalar" else [1, 3]  # scalar is slow
     assert [row for row in bits.compare_bits([isa], threads) if not row.ok] == []
+
+
+def rounded(exact: Fraction) -> np.float32:
+    """The nearest float32, ties to even; of numbers that float64 holds to more than its 53 bits, too."""
+    near = np.float32(float(exact))
+    around = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
+    return min(around, key=lambda v: (abs(Fraction(float(v)) - exact), int(v.view(np.uint32)) & 1))
+
+
+def test_a_multiply_add_rounds_once(isa: str) -> None:
+    """Products of two terms, x0 w0 + x1 w1, where the second is close to a tie, to a cancellation or to underflow."""
+    rng = np.random.default_rng(3)
+    count = 1000
+    x = rng.standard_normal((4, count, 2)).astype(np.float32)
+    x *= np.exp2(rng.integers(-40, 40, (4, count, 2))).astype(np.float32)
+    w = np.array([1, 1 - 2.0**-15], np.float32)
+    x[0, :, 1] = -x[0, :, 0]  # cancels
+    x[1] *= np.float32(2.0**-100)  # subnormal
+    # A tie of float32 but for 2**-30 of the second term, which rounding to float64 would lose; both signs.
+    odd = (1 + 2.0**-22 * rng.integers(0, 2**21, count) + 2.0**-23) * np.exp2(rng.integers(-40, 40, count))
+    x[2, :, 0] = odd * rng.choice([-1, 1], count)
+    x[2, :, 1] = np.exp2(np.floor(np.log2(odd)) - 24) * (1 + 2.0**-15) * rng.choice([-1, 1], count)
+    x = x.reshape(-1, 2)
+    got = rg.linear_forward(x, w[None])[:, 0]
+    first = [rounded(Fraction(float(a)) * Fraction(float(w[0]))) for a in x[:, 0]]
+    exact = [
+        Fraction(float(p)) + Fraction(float(b)) * Fraction(float(w[1])) for p, b in zip(first, x[:, 1], strict=True)
+    ]
+    assert np.array_equal(got, np.array([rounded(e) for e in exact]))
 
 
 def test_every_function_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,18 @@ def test_the_same_bits_with_any_caches(name: str, dtype: str) -> None:
             _for_all_caches(problem, problem.check([level]))
 
 
+@pytest.mark.parametrize("name", ["matrix", "power of two", "groups"])
+def test_columns_that_are_summed_again(name: str) -> None:
+    """Squares that leave float's range are summed in double, and only in the sets that have them."""
+    problem = _problem(name, "float32")
+    problem.x[..., 5] *= np.float32(1e25)
+    problem.x[..., 131] = np.nan
+    expected = problem.run(1)
+    tame = _problem(name, "float32").run(1)
+    np.testing.assert_array_equal(expected.mean[..., -1], tame.mean[..., -1] if name != "groups" else np.nan)
+    _for_all_caches(problem, expected)
+
+
 @pytest.mark.parametrize("memory", ["padded", "every other", "reversed"])
 @pytest.mark.parametrize("name", ["matrix", "power of two", "groups"])
 def test_strides_with_any_caches(name: str, memory: str) -> None:

@@ -215,24 +215,30 @@ struct ColumnForward : ForwardContext<A> {
             for (int64_t i = 0; i < 2 * cols; ++i) sums[i] += more[i];
         }
         const double rows = double(g.R);
-        bool accepted = true;
+        bool all_accepted = true;
         for (int64_t c = 0; c < cols; ++c) {
             const double column[2] = {sums[c], sums[cols + c]};
             Moments m;
-            accepted = accept<A>(double(center[c]), column, rows, call.eps, m) && accepted;
-            sums[c] /= rows;  // the mean's distance from the center
-            sums[cols + c] = m.m2;
+            const bool accepted = accept<A>(double(center[c]), column, rows, call.eps, m);
+            all_accepted = all_accepted && accepted;
+            sums[c] /= rows;                        // the mean's distance from the center
+            sums[cols + c] = accepted ? m.m2 : -1;  // never negative otherwise
         }
-        if (!accepted) wide(range, sums);  // leaves means, not distances from the center
-        const auto mean = [&](int64_t c) { return accepted ? double(center[c]) + sums[c] : sums[c]; };
-        // The difference of two means, without the rounding error of adding the centers first.
-        const auto between = [&](int64_t from, int64_t to) {
-            return (accepted ? double(center[to]) - double(center[from]) : 0.0) + (sums[to] - sums[from]);
-        };
-        // Combines columns into sets: the variance within the columns plus the variance between their means.
+        Buffer wide_buffer;
+        const double* wide_sums = all_accepted ? nullptr : wide(range, wide_buffer);  // means, not distances
+        // Combines columns into sets: the variance within the columns plus the variance between their means. A set's
+        // sums are replaced only if one of its own columns was not accepted: other columns may be in other ranges.
         for (int64_t first = 0; first < cols; first += g.K) {
             const int64_t last = first + g.K;
-            Moments m{mean(first), sums[cols + first]};
+            bool accepted = true;
+            for (int64_t c = first; c < last; ++c) accepted = accepted && sums[cols + c] >= 0;
+            const double *means = accepted ? sums : wide_sums, *squares = means + cols;
+            const auto mean = [&](int64_t c) { return accepted ? double(center[c]) + means[c] : means[c]; };
+            // The difference of two means, without the rounding error of adding the centers first.
+            const auto between = [&](int64_t from, int64_t to) {
+                return (accepted ? double(center[to]) - double(center[from]) : 0.0) + (means[to] - means[from]);
+            };
+            Moments m{mean(first), squares[first]};
             if (g.K > 1) {
                 double distance = 0, plain = 0;
                 for (int64_t c = first; c < last; ++c) {
@@ -244,16 +250,15 @@ struct ColumnForward : ForwardContext<A> {
                 if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would give NaN
                 for (int64_t c = first; c < last; ++c) {
                     const double d = between(first, c) - distance;
-                    m.m2 += sums[cols + c] + rows * d * d;
+                    m.m2 += squares[c] + rows * d * d;
                 }
             }
             this->put(range.n * g.sets_per_n + (range.first + first) / g.K, m, g.set_size());
         }
     }
-    void wide(const ColumnRange& range, double* sums) {
+    const double* wide(const ColumnRange& range, Buffer& buffer) {
         const int64_t cols = range.cols;
-        Buffer center_buffer;
-        double* center = center_buffer.take<double>(cols);
+        double *sums = buffer.take<double>(3 * cols), *center = sums + 2 * cols;
         memset(center, 0, size_t(cols) * sizeof(double));
         for (int pass = 0; pass < 2; ++pass) {
             memset(sums, 0, size_t(2 * cols) * sizeof(double));
@@ -272,6 +277,7 @@ struct ColumnForward : ForwardContext<A> {
             sums[c] = m.mean;
             sums[cols + c] = m.m2;
         }
+        return sums;
     }
     void apply(const ColumnRange& range, int64_t chunk) {
         const A* center = coefficient(range);
