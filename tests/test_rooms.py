@@ -185,7 +185,7 @@ def test_users_import_no_laboratory() -> None:
 
 TESTS = ROOT / "tests"
 TEST_FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py"))
-NOT_MIRRORED = {"core", "data", "support"}  # C++ programs, saved results, what tests share
+NOT_MIRRORED = {"core", "support"}  # C++ programs, what tests share
 MOST_LINES = 800
 # Statements, and lines of scripts in strings.
 IMPORT_OF_A_TEST = re.compile(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import retrograd as rg
-from retrograd import bnns
-from retrograd.ops._call import enter
+from retrograd import _core, bnns
 from retrograd.ops.activation import ACTIVATIONS
 from support.bnns_norm import KINDS, Allocator, Layer, activation, described, image, normal, tanh
 
@@ -192,15 +191,13 @@ def test_backward_enters_the_engine_once(place: str, monkeypatch: pytest.MonkeyP
     places = {"its own": np.empty_like(x), "out": y, "out_delta": dy}
     dx = places.get(place, memory[60:].reshape(x.shape))
     entered = []
+    engine = _core.NormProblem.backward
 
-    def counting(engine: Any, *arguments: Any) -> Any:
-        def counted(*given: Any) -> Any:
-            entered.append(engine)
-            return engine(*given)
+    def counted(problem: _core.NormProblem, *given: Any) -> Any:
+        entered.append(problem)
+        return engine(problem, *given)
 
-        return enter(counted, *arguments)
-
-    monkeypatch.setattr("retrograd.ops.normalization.enter", counting)
+    monkeypatch.setattr(_core.NormProblem, "backward", counted)
     assert layer.backward(dy, y, in_delta=image((3, 2, 5), dx)) == 0, bnns.last_error()
     assert np.array_equal(dx, want)
     assert len(entered) == 1
