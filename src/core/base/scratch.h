@@ -111,12 +111,12 @@ struct PanelScratch {
 struct RowScratch {
     Buffer buffer;
 };
-constexpr int64_t kTileRows = 84;
 inline Buffer& panel_scratch() { return kept_by_thread<PanelScratch>().buffer; }
 inline Buffer& row_scratch() { return kept_by_thread<RowScratch>().buffer; }
 
 // The rows of an operand, `depth` elements each, that stay in the second-level cache while panels are multiplied by
-// them: half of it, in whole tiles at every level, which have 6 or 14 rows.
+// them: half of it, in whole tiles.
+constexpr int64_t kTileRows = 84;  // tiles have 6 or 14 rows, depending on the instruction-set level
 template <class A>
 int64_t rows_in_cache(int64_t depth) {
     const int64_t rows = near_cache_bytes() / 2 / (depth * int64_t(sizeof(A)));

@@ -6,7 +6,6 @@ Each array is read and written once. In the docstrings, g is the loss gradient a
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, TypeAlias
@@ -249,16 +248,9 @@ def _one_minus_power(base: float, exponent: float) -> float:
         return 1.0
     if exponent != int(exponent):
         return -math.expm1(exponent * math.log(base))
-    few = int(exponent) & 63  # in two parts, which later steps share
-    first = _one_minus_integer_power(base, int(exponent) - few)
-    return first + (1.0 - first) * _one_minus_integer_power(base, few)
-
-
-@functools.lru_cache(maxsize=512)
-def _one_minus_integer_power(base: float, exponent: int) -> float:
     once = 1.0 - base
     result = 0.0
-    for digit in f"{exponent:b}":
+    for digit in f"{int(exponent):b}":
         result *= 2.0 - result  # 1 - (1 - result)**2
         if digit == "1":
             result += (1.0 - result) * once
