@@ -49,7 +49,9 @@ Caches read_caches() {
         if (!read_line(index, "type", line) || strncmp(line, "Instruction", 11) == 0) continue;
         if (!read_line(index, "size", line)) continue;
         char* unit = nullptr;
-        const int64_t bytes = strtoll(line, &unit, 10) << (*unit == 'K' ? 10 : *unit == 'M' ? 20 : 0);
+        int64_t bytes = strtoll(line, &unit, 10);
+        if (*unit == 'K') bytes <<= 10;
+        if (*unit == 'M') bytes <<= 20;
         if (level == 1) found.l1 = bytes;
         if (level == 2) found.l2 = bytes;
         if (level < 2 || bytes < found.last_level) continue;
