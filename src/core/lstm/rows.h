@@ -256,7 +256,7 @@ Split split_sweep(const Rows<A>& rows, int threads) {
         // Splitting slots needs no barrier, but every thread reads all weights. It pays if they stay in its cache, or
         // if there are enough rows to amortise reading them.
         const bool near = weight_bytes <= near_cache_bytes() * 3 / 4;
-        if (near || s.samples >= 24 * each) ranges = std::min(each, s.samples);
+        if (near || s.samples >= 10 * each) ranges = std::min(each, s.samples);
         // Splitting units also splits the weights. A barrier takes about as long as this many flops.
         if (ranges == 1 && step_flops >= 1e5) split.parts = int(std::min(each, rows.blocks));
     }
