@@ -24,8 +24,8 @@ inline int64_t near_cache_bytes() { return caches().l2 * 7 / 8; }
 inline int64_t far_cache_bytes() { return caches().last_level / caches().last_level_cores; }
 
 // Whether a call that touches `bytes` bytes writes its results with non-temporal stores. Into data that fits the last
-// level, plain stores are several times faster; beyond it, non-temporal stores save reading what is overwritten. On two
-// AMD processors the two are equally fast at three quarters of the last level.
+// level, plain stores are several times faster; beyond it, non-temporal stores save reading what is overwritten. On a
+// Zen 4 they are equally fast at about three quarters of the last level, on a Zen 3 at more.
 inline bool exceeds_caches(int64_t bytes) { return bytes > caches().last_level / 4 * 3; }
 
 }  // namespace rg
