@@ -18,7 +18,7 @@ from retrograd.lab.bench import lstm as bench_lstm
 from retrograd.lab.bench import rows as bench_rows
 from retrograd.lab.bench import timing
 from retrograd.lab.bench import train as bench_train
-from support.bench import SMALL_APPLE_ROW, SMALL_LSTM_ROW, SMALL_ROW, SMALL_TRAIN_ROW
+from support.bench import SMALL_APPLE_ROW, SMALL_LSTM_ROW, SMALL_ROW, SMALL_TRAIN_ROW, FixedTimes
 
 
 def test_front_ends_and_array_functions_agree_to_the_bit() -> None:
@@ -149,19 +149,6 @@ def test_bench_does_not_time_what_is_wrong(
     assert "dx is off by 17 tolerances" in out
 
 
-class _Fixed:
-    """Takes what it is told to take."""
-
-    def __init__(self, name: str, *times: float) -> None:
-        self.name, self.times = name, times
-
-    def wake(self) -> None:
-        pass
-
-    def step(self) -> tuple[float, ...]:
-        return self.times
-
-
 def measured(contest: timing.Contest, torch: Any) -> dict[tuple[str, str], bench.BenchRow]:
     times = timing.take_turns(contest.slots, rounds=4, budget=1e-6)
     machine = timing.Machine("a machine", "scalar", torch)
@@ -177,9 +164,9 @@ def test_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Against torch, and against the better of the streaming passes: each pass has its own."""
     monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)
     slots: list[list[Any]] = [
-        [_Fixed("retrograd", 1.0, 2.0)],
-        [_Fixed("torch", 3.0, 8.0)],
-        [_Fixed("stream", 0.5, 1.0), _Fixed("stream", 0.4, 1.5)],
+        [FixedTimes("retrograd", 1.0, 2.0)],
+        [FixedTimes("torch", 3.0, 8.0)],
+        [FixedTimes("stream", 0.5, 1.0), FixedTimes("stream", 0.4, 1.5)],
     ]
     rows = measured(timing.Contest(slots, "stream", []), torch)
     assert {key: (row.p50, row.ratio_vs_torch, row.share_of_bound) for key, row in rows.items()} == {
@@ -195,9 +182,9 @@ def test_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
 def test_operations_and_what_options_cost(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)
     slots: list[list[Any]] = [
-        [_Fixed("retrograd", 1.0, 2.0, 3.0)],
-        [_Fixed("plain", 0.8, 2.0, 2.8)],
-        [_Fixed("sgemm", 0.5, 1.0, 1.5)],
+        [FixedTimes("retrograd", 1.0, 2.0, 3.0)],
+        [FixedTimes("plain", 0.8, 2.0, 2.8)],
+        [FixedTimes("sgemm", 0.5, 1.0, 1.5)],
     ]
     contest = timing.Contest(slots, "sgemm", [], ("forward", "backward", "step"), flops=(1e9, 2e9, 3e9))
     rows = measured(contest, torch)
@@ -220,7 +207,7 @@ def test_what_a_front_end_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The median of differences, which is not the difference of medians when the machine changes its pace."""
     monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)
 
-    class Slowing(_Fixed):
+    class Slowing(FixedTimes):
         def step(self) -> tuple[float, ...]:
             self.calls = getattr(self, "calls", -1) + 1
             return (self.times[self.calls],)

@@ -14,6 +14,7 @@ from retrograd.lab.bench import products, timing
 from retrograd.lab.bench import rows as bench_rows
 from retrograd.lab.bench.products import ProductCase
 from retrograd.lab.bench.sgemm import Gemm, Sgemm
+from support.bench import FixedTimes
 
 # Fewer units than a panel, not a multiple of one, more than one block of rows.
 CASES = [ProductCase(kind, rows, units) for kind in ("lstm", "linear") for rows, units in ((1, 1), (37, 21), (300, 48))]
@@ -91,17 +92,11 @@ def test_the_peak_counts_what_it_executes() -> None:
 def test_shares_of_blas_and_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)
 
-    class Fixed:
-        def __init__(self, name: str, *times: float) -> None:
-            self.name, self.times = name, times
-
-        def wake(self) -> None:
-            pass
-
-        def step(self) -> tuple[float, ...]:
-            return self.times
-
-    slots: list[list[Any]] = [[Fixed("retrograd", 1.0, 2.0)], [Fixed("sgemm", 0.5, 2.5)], [Fixed("peak", 0.25, 1.0)]]
+    slots: list[list[Any]] = [
+        [FixedTimes("retrograd", 1.0, 2.0)],
+        [FixedTimes("sgemm", 0.5, 2.5)],
+        [FixedTimes("peak", 0.25, 1.0)],
+    ]
     contest = timing.Contest(slots, "sgemm", [], ("forward", "dx"), flops=(1e9, 4e9))
     times = timing.take_turns(contest.slots, rounds=2, budget=1e-6)
     machine = timing.Machine("a machine", "scalar", None)
