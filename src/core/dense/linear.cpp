@@ -10,62 +10,65 @@
 namespace rg {
 namespace {
 
-constexpr int64_t kRowRun = 128;  // rows that are packed and summed at a time
-
-// The sums of one panel of columns over all rows.
+// The sums of dy over its rows, computed beside products: a panel of columns at a time.
 template <class A>
-void sum_rows(const ProductKernels<A>& kernels, const LinearBackward<A>& call, int64_t col) {
-    const int64_t units = std::min(kPanel<A>, call.outputs - col);
-    double sums[kPanel<A>] = {};
-    A* packed = row_scratch().take<A>(kRowRun * kPanel<A>);
-    for (int64_t r = 0; r < call.rows; r += kRowRun) {
-        const int64_t rows = std::min(kRowRun, call.rows - r);
-        kernels.pack_rows(call.dy.data + r * call.dy.row_stride + col * call.dy.col_stride, call.dy.row_stride,
-                          call.dy.col_stride, units, rows, packed);
-        kernels.panel_sums(packed, nullptr, 0, rows, sums);
-    }
-    for (int64_t u = 0; u < units; ++u) {
-        A& db = call.db[col + u];
-        db = A(call.accumulate ? double(db) + sums[u] : sums[u]);
-    }
-}
+class RowSums {
+public:
+    RowSums(const ProductKernels<A>& kernels, const LinearBackward<A>& call) : kernels_(kernels), call_(call) {}
 
-// More pieces balance better, fewer need less packing.
-int64_t pieces_wanted(double flops, const Workers& workers) {
-    return workers.threads() == 1 ? 1 : (flops < 1e8 ? 2 : 4) * workers.threads();
-}
+    int64_t blocks() const { return call_.db ? 1 : 0; }
+    void begin(int64_t block, int) { panels_ = block < blocks() ? ceil_div(call_.outputs, kPanel<A>) : 0; }
+    int64_t packings() const { return 0; }
+    void pack(int64_t) const {}
+    int64_t pieces() const { return panels_; }
+    void multiply(int64_t panel) const {
+        const int64_t col = panel * kPanel<A>, units = std::min(kPanel<A>, call_.outputs - col);
+        double sums[kPanel<A>] = {};
+        A* packed = row_scratch().take<A>(kRowRun * kPanel<A>);
+        for (int64_t r = 0; r < call_.rows; r += kRowRun) {
+            const int64_t rows = std::min(kRowRun, call_.rows - r);
+            kernels_.pack_rows(call_.dy.data + r * call_.dy.row_stride + col * call_.dy.col_stride, call_.dy.row_stride,
+                               call_.dy.col_stride, units, rows, packed);
+            kernels_.panel_sums(packed, nullptr, 0, rows, sums);
+        }
+        for (int64_t u = 0; u < units; ++u) {
+            A& db = call_.db[col + u];
+            db = A(call_.accumulate ? double(db) + sums[u] : sums[u]);
+        }
+    }
+
+private:
+    static constexpr int64_t kRowRun = 128;  // rows that are packed and summed at a time
+
+    const ProductKernels<A>& kernels_;
+    const LinearBackward<A>& call_;
+    int64_t panels_ = 0;
+};
+
+// The panels of products: of y or dx, and of dw.
+struct LinearScratch {
+    Buffer panels, dw_panels;
+};
 
 }  // namespace
 
 template <class A>
 void linear_forward(const LinearForward<A>& call) {
-    const ProductKernels<A>& kernels = kernel_table().product.of<A>();
-    MatrixProduct<A> y(call.rows, call.inputs, call.outputs, call.x, call.w.transposed(), call.b, false, call.y);
-    const double flops = y.flops();
-    const Workers workers(cost::kFlop * flops, call.threads);
-    workers.each(y.cut(kernels, pieces_wanted(flops, workers)), [&](int64_t piece) { y.run(kernels, piece); });
+    auto y = matrix_product(kernel_table().product.of<A>(), call.rows, call.inputs, call.outputs, call.x,
+                            call.w.transposed(), call.b, false, call.y, kept_by_thread<LinearScratch>().panels);
+    multiply_blocks(Workers(cost::kFlop * y.flops(), call.threads), y);
 }
 
 template <class A>
 void linear_backward(const LinearBackward<A>& call) {
     const ProductKernels<A>& kernels = kernel_table().product.of<A>();
-    MatrixProduct<A> dx, dw;
-    if (call.dx.data) {
-        dx = {call.rows, call.outputs, call.inputs, call.dy, call.w, nullptr, call.accumulate, call.dx};
-    }
-    if (call.dw.data) {
-        dw = {call.outputs, call.rows, call.inputs, call.dy.transposed(), call.x, nullptr, call.accumulate, call.dw};
-    }
-    const double flops = dx.flops() + dw.flops();
-    const Workers workers(cost::kFlop * flops, call.threads);
-    const int64_t wanted = pieces_wanted(flops, workers);
-    const int64_t dx_pieces = dx.cut(kernels, wanted), dw_pieces = dw.cut(kernels, wanted);
-    const int64_t db_pieces = call.db ? ceil_div(call.outputs, kPanel<A>) : 0;
-    workers.each(dx_pieces + dw_pieces + db_pieces, [&](int64_t piece) {
-        if (piece < dx_pieces) return dx.run(kernels, piece);
-        if (piece < dx_pieces + dw_pieces) return dw.run(kernels, piece - dx_pieces);
-        sum_rows(kernels, call, (piece - dx_pieces - dw_pieces) * kPanel<A>);
-    });
+    LinearScratch& scratch = kept_by_thread<LinearScratch>();
+    auto dx = matrix_product<A>(kernels, call.rows, call.outputs, call.inputs, call.dy, call.w, nullptr,
+                                call.accumulate, call.dx, scratch.panels);
+    auto dw = matrix_product<A>(kernels, call.outputs, call.rows, call.inputs, call.dy.transposed(), call.x, nullptr,
+                                call.accumulate, call.dw, scratch.dw_panels);
+    RowSums<A> db(kernels, call);
+    multiply_blocks(Workers(cost::kFlop * (dx.flops() + dw.flops()), call.threads), dx, dw, db);
 }
 
 template <class A>

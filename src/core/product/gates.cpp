@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "../base/parallel.h"
+#include "blocked.h"
 
 namespace rg {
 namespace {
@@ -38,33 +38,43 @@ void run_pieces(const Cut& c, const Workers& workers, const Body& body) {
 
 int64_t pieces_wanted(const Workers& workers) { return workers.threads() == 1 ? 1 : 8 * workers.threads(); }
 
-// Packs one block of units of one gate as kPanel rows of the operand of dz * w; units beyond the last are 0.
+// The panels of w' in the order of a row of gates: a block of units of each gate in turn. An absent gate is 0.
 template <class A>
-void pack_gate_rows(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int gate, int64_t block,
-                    int64_t units, int64_t column, int64_t columns, A* panel) {
-    const int64_t first = block * kPanel<A>;
-    const int64_t there = w.gate[gate] ? std::min(kPanel<A>, units - first) : 0;
-    if (there > 0) {
-        kernels.pack_rows(w.gate[gate] + first * w.row_stride + column * w.col_stride, w.row_stride, w.col_stride,
-                          columns, there, panel);
-    }
-    std::fill(panel + there * kPanel<A>, panel + kPanel<A> * kPanel<A>, A(0));
-}
+struct ForwardPanels {
+    const GateMatrix<const A>& w;
+    int64_t units;
 
-// Packs one block of units of all gates as panels of the operand of a * w'; an absent gate is 0.
-template <class A>
-void pack_block_columns(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t block, int64_t units,
-                        int64_t depth, A* panels) {
-    const int64_t unit = block * kPanel<A>, there = std::min(kPanel<A>, units - unit), panel = depth * kPanel<A>;
-    for (int k = 0; k < 4; ++k) {
-        A* to = panels + k * panel;
-        if (w.gate[k]) {
-            kernels.pack_columns(w.gate[k] + unit * w.row_stride, w.row_stride, w.col_stride, there, depth, to);
+    bool by_rows() const { return false; }
+    void pack(const ProductKernels<A>& kernels, int64_t panel, int64_t k, int64_t depth, A* to) const {
+        const A* from = w.gate[panel % 4];
+        const int64_t unit = panel / 4 * kPanel<A>;
+        if (from) {
+            kernels.pack_columns(from + unit * w.row_stride + k * w.col_stride, w.row_stride, w.col_stride,
+                                 std::min(kPanel<A>, units - unit), depth, to);
         } else {
-            std::fill(to, to + panel, A(0));
+            std::fill(to, to + depth * kPanel<A>, A(0));
         }
     }
-}
+};
+
+// The panels of w: the units of all gates, in blocks as in a row of gates, by columns. Absent gates and units are 0.
+template <class A>
+struct BackwardPanels {
+    const GateMatrix<const A>& w;
+    int64_t units, columns;
+
+    bool by_rows() const { return true; }
+    void pack(const ProductKernels<A>& kernels, int64_t panel, int64_t k, int64_t depth, A* to) const {
+        const int64_t block = k / kPanel<A>, unit = block / 4 * kPanel<A>, column = panel * kPanel<A>;
+        const A* from = w.gate[block % 4];
+        const int64_t there = from ? std::min(depth, units - unit) : 0;
+        if (there > 0) {
+            kernels.pack_rows(from + unit * w.row_stride + column * w.col_stride, w.row_stride, w.col_stride,
+                              std::min(kPanel<A>, columns - column), there, to);
+        }
+        std::fill(to + there * kPanel<A>, to + depth * kPanel<A>, A(0));
+    }
+};
 
 // A range of rows in panels: in place if they already are, else packed.
 template <class A>
@@ -82,88 +92,47 @@ StateArray<const A> as_panels(const ProductKernels<A>& kernels, const StateArray
     return {packed, kPanel<A>, panel};
 }
 
-// c[rows][cols] (+)= a * b, with b in packed panels: blocks of rows that stay in the second-level cache, by runs of
-// panels. Each block of `a` is loaded once, and each panel once for every block of rows.
 template <class A>
-void multiply_packed(const ProductKernels<A>& kernels, const StateArray<const A>& a, const Product<A>& whole,
-                     int threads) {
-    const double flops = 2.0 * double(whole.rows) * double(whole.depth) * double(whole.cols);
-    const Workers workers(cost::kFlop * flops, threads);
-    const int64_t wanted = pieces_wanted(workers), panels = ceil_div(whole.cols, kPanel<A>);
-    const int64_t depth_step = std::max<int64_t>(1, std::min<int64_t>(whole.depth, 4 * kDepthRun));
-    const int64_t near_rows = rows_in_cache<A>(depth_step);
-    const int64_t row_pieces = std::min(wanted, ceil_div(whole.rows, kTileRows));
-    const Cut pieces = cut(whole.rows, panels, whole_tiles(kernels, ceil_div(panels * row_pieces, wanted), whole.rows),
-                           kTileRows, wanted);
-    run_pieces(pieces, workers, [&](int64_t first_row, int64_t first_panel) {
-        const int64_t last_row = std::min(whole.rows, first_row + pieces.row_step);
-        const int64_t first_col = first_panel * kPanel<A>;
-        for (int64_t row = first_row; row < last_row; row += near_rows) {
-            for (int64_t k = 0; k == 0 || k < whole.depth; k += depth_step) {
-                Product<A> p = whole;
-                p.rows = std::min(near_rows, last_row - row);
-                p.depth = std::min(depth_step, whole.depth - k);
-                p.cols = std::min(pieces.panel_step * kPanel<A>, whole.cols - first_col);
-                const StateArray<const A> near =
-                    as_panels(kernels, {a.data + k / kPanel<A> * a.panel, a.row, a.panel}, row, p.rows, p.depth);
-                p.a = near.data;
-                p.a_row = near.row;
-                p.a_step = 1;
-                p.a_group = near.panel;
-                p.panels += first_panel * p.panel_stride + k * kPanel<A>;
-                p.c += row * p.c_row + first_col;
-                if (k > 0) {
-                    p.base = p.c;
-                    p.base_row = p.c_row;
-                } else if (p.base) {
-                    p.base += row * p.base_row + first_col;
-                }
-                kernels.product(p);
-            }
-        }
-    });
-}
+struct PanelRows {
+    StateArray<const A> u;
+
+    StateArray<const A> near(const ProductKernels<A>& kernels, int64_t row, int64_t rows, int64_t k, int64_t depth,
+                             int64_t) const {
+        return as_panels(kernels, {u.data + k / kPanel<A> * u.panel, u.row, u.panel}, row, rows, depth);
+    }
+};
 
 }  // namespace
 
 template <class A>
 void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs,
              int64_t units, const GateMatrix<const A>& w, const A* bias, A* gates, Buffer& buffer, int threads) {
-    if (rows == 0) return;
-    const int64_t gates_row = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
-    A* packed = buffer.take<A>(gates_row * inputs);
-    pack_forward(kernels, w, units, inputs, packed, threads);
-    Product<A> p = {};
-    p.rows = rows;
-    p.depth = inputs;
-    p.cols = gates_row;
-    p.panels = packed;
-    p.panel_stride = inputs * kPanel<A>;
-    p.base = bias;
-    p.c = gates;
-    p.c_row = gates_row;
-    multiply_packed(kernels, u, p, threads);
+    Product<A> whole = {};
+    whole.rows = rows;
+    whole.depth = inputs;
+    whole.cols = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
+    whole.base = bias;
+    whole.c = gates;
+    whole.c_row = whole.cols;
+    BlockedProduct<A, PanelRows<A>, ForwardPanels<A>> product(kernels, whole, {u}, {w, units}, buffer);
+    multiply_blocks(Workers(cost::kFlop * product.flops(), threads), product);
 }
 
 template <class A>
 void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_panel, int64_t rows, int64_t units,
                     int64_t inputs, const GateMatrix<const A>& w, bool accumulate, A* du, int64_t du_row,
                     Buffer& buffer, int threads) {
-    if (rows == 0 || inputs == 0) return;
-    const int64_t dz_row = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
-    Product<A> p = {};
-    p.rows = rows;
-    p.depth = dz_row;
-    p.cols = inputs;
-    p.panel_stride = (dz_row + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
-    A* packed = buffer.take<A>(ceil_div(inputs, kPanel<A>) * p.panel_stride);
-    pack_backward(kernels, w, units, inputs, packed, p.panel_stride, threads);
-    p.panels = packed;
-    p.base = accumulate ? du : nullptr;
-    p.base_row = du_row;
-    p.c = du;
-    p.c_row = du_row;
-    multiply_packed(kernels, {dz, kPanel<A>, dz_panel}, p, threads);
+    Product<A> whole = {};
+    whole.rows = rows;
+    whole.depth = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
+    whole.cols = inputs;
+    whole.base = accumulate ? du : nullptr;
+    whole.base_row = du_row;
+    whole.c = du;
+    whole.c_row = du_row;
+    BlockedProduct<A, PanelRows<A>, BackwardPanels<A>> product(kernels, whole, {{dz, kPanel<A>, dz_panel}},
+                                                               {w, units, inputs}, buffer);
+    multiply_blocks(Workers(cost::kFlop * product.flops(), threads), product);
 }
 
 template <class A>
@@ -234,24 +203,23 @@ void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, c
 template <class A>
 void pack_forward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth,
                   A* panels, int threads) {
-    const int64_t blocks = ceil_div(units, kPanel<A>), panel = depth * kPanel<A>;
-    const double work = 32.0 * double(blocks) * double(panel);  // the equivalent number of flops
-    Workers(cost::kFlop * work, threads).each(blocks, [&](int64_t block) {
-        pack_block_columns(kernels, w, block, units, depth, panels + 4 * block * panel);
+    const ForwardPanels<A> from = {w, units};
+    const int64_t count = 4 * ceil_div(units, kPanel<A>), panel_stride = depth * kPanel<A>;
+    const double work = 8.0 * double(count) * double(panel_stride);  // the equivalent number of flops
+    Workers(cost::kFlop * work, threads).each(count, [&](int64_t panel) {
+        from.pack(kernels, panel, 0, depth, panels + panel * panel_stride);
     });
 }
 
 template <class A>
 void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
-                   A* panels, int64_t panel, int threads) {
-    const int64_t blocks = ceil_div(units, kPanel<A>);
-    const int64_t column_blocks = ceil_div(columns, kPanel<A>);
-    const double work = 8.0 * double(column_blocks) * double(panel);
-    Workers(cost::kFlop * work, threads).each(column_blocks, [&](int64_t c) {
-        const int64_t column = c * kPanel<A>;
-        for (int64_t j = 0; j < 4 * blocks; ++j) {
-            pack_gate_rows(kernels, w, int(j % 4), j / 4, units, column, std::min(kPanel<A>, columns - column),
-                           panels + c * panel + j * kPanel<A> * kPanel<A>);
+                   A* panels, int64_t panel_stride, int threads) {
+    const BackwardPanels<A> from = {w, units, columns};
+    const int64_t count = ceil_div(columns, kPanel<A>), depth = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
+    const double work = 8.0 * double(count) * double(panel_stride);
+    Workers(cost::kFlop * work, threads).each(count, [&](int64_t panel) {
+        for (int64_t k = 0; k < depth; k += kPanel<A>) {
+            from.pack(kernels, panel, k, kPanel<A>, panels + panel * panel_stride + k * kPanel<A>);
         }
     });
 }
