@@ -7,6 +7,7 @@ difference.
 """
 
 from ._activation_filter import *
+from ._apply import *
 from ._constants import *
 from ._failure import *
 from ._filter import *

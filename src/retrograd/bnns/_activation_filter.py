@@ -1,4 +1,4 @@
-"""Activation filters, and the functions that apply filters in general."""
+"""Activation filters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..ops._arrays import same_elements
 from ..ops.elementwise import activation_backward, activation_forward
 from . import _constants as c
 from ._activation import Fused, elementwise, fused
-from ._failure import Invalid, Unsupported, renaming, status
+from ._apply import OneInputFilter
+from ._failure import Invalid, Unsupported, status
 from ._filter import (
     FLOAT32,
     BNNSFilter,
@@ -42,23 +43,17 @@ from ._memory import (
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
 
 __all__ = [
-    "BNNSFilterApply",
-    "BNNSFilterApplyBackwardBatch",
-    "BNNSFilterApplyBatch",
     "BNNSFilterCreateLayerActivation",
     "BNNSGetPointer",
 ]
 
 _SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLogSoftmax)
 _PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel
-# From the array functions' argument names to Apple's.
-_FORWARD_NAMES: Final = renaming({"x": "in", "out": "out"})
-_BACKWARD_NAMES: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
 # Activations whose alpha can be trained; weights_delta receives its gradient.
 _TRAINABLE: Final = (c.BNNSActivationFunctionLeakyRectifiedLinear, _PER_CHANNEL)
 
 
-class ActivationFilter(BNNSFilter):
+class ActivationFilter(OneInputFilter):
     """See :func:`BNNSFilterCreateLayerActivation`."""
 
     def __init__(self, layer: Any, parameters: Any) -> None:
@@ -272,62 +267,6 @@ def BNNSFilterCreateLayerActivation(
 ) -> ActivationFilter | None:
     """Create an activation filter: elementwise, softmax, log-softmax or PReLU per channel. None on failure."""
     return ActivationFilter(layer_params, filter_params)
-
-
-_USE: Final = "on a normalization filter use BNNSNormalizationFilterApplyBatch"
-_USE_BACKWARD: Final = "on a normalization filter use BNNSNormalizationFilterApplyBackwardBatch"
-
-
-@status(-1, rename=_FORWARD_NAMES)
-def BNNSFilterApply(filter: BNNSFilter | None, in_: Any, out: Any) -> int:
-    """Apply an activation filter to one sample. 0, or -1 on failure."""
-    checked_filter(ActivationFilter, filter, _USE).apply(1, in_, 0, out, 0)
-    return 0
-
-
-@status(-1, rename=_FORWARD_NAMES)
-def BNNSFilterApplyBatch(
-    filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int
-) -> int:
-    """Apply an activation filter to samples that start `in_stride` and `out_stride` elements apart. 0, or -1."""
-    checked_filter(ActivationFilter, filter, _USE).apply(batch_size, in_, in_stride, out, out_stride)
-    return 0
-
-
-@status(-1, rename=_BACKWARD_NAMES)
-def BNNSFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-    weights_delta: BNNSNDArrayDescriptor | None,
-    bias_delta: BNNSNDArrayDescriptor | None,
-) -> int:
-    """Compute the gradients of an activation filter: of the input, and of a trainable alpha (`weights_delta`).
-
-    The slope is computed from `out` if that determines it, else from `in_`. Arguments that are not needed may be None.
-    Returns 0, or -1 on failure.
-    """
-    checked_filter(ActivationFilter, filter, _USE_BACKWARD).apply_backward(
-        batch_size,
-        in_,
-        in_stride,
-        in_delta,
-        in_delta_stride,
-        out,
-        out_stride,
-        out_delta,
-        out_delta_stride,
-        weights_delta,
-        bias_delta,
-    )
-    return 0
 
 
 @status(None, name="BNNSGetPointer")

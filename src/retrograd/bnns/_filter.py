@@ -81,7 +81,7 @@ def viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
 
 def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
     """The filter argument; `otherwise` is the error message for a filter of another kind."""
-    if type(filter) is kind and not filter.destroyed:
+    if isinstance(filter, kind) and not filter.destroyed:
         return filter
     if filter is None:
         raise Invalid("filter is NULL")

@@ -1,0 +1,100 @@
+"""The functions that apply a filter of any kind with one input."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ._failure import renaming, status
+from ._filter import BNNSFilter, checked_filter
+from ._structures import BNNSNDArrayDescriptor
+
+__all__ = [
+    "BNNSFilterApply",
+    "BNNSFilterApplyBackwardBatch",
+    "BNNSFilterApplyBatch",
+]
+
+# From the array functions' argument names to Apple's.
+_FORWARD_NAMES: Final = renaming({"x": "in", "out": "out"})
+_BACKWARD_NAMES: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
+
+
+class OneInputFilter(BNNSFilter):
+    """A filter that the functions of this module apply."""
+
+    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
+        """Compute the output of a batch."""
+        raise NotImplementedError
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        """Compute the gradients of a batch; what is None is not wanted."""
+        raise NotImplementedError
+
+
+_USE: Final = "on a normalization filter use BNNSNormalizationFilterApplyBatch"
+_USE_BACKWARD: Final = "on a normalization filter use BNNSNormalizationFilterApplyBackwardBatch"
+
+
+@status(-1, rename=_FORWARD_NAMES)
+def BNNSFilterApply(filter: BNNSFilter | None, in_: Any, out: Any) -> int:
+    """Apply a filter to one sample. 0, or -1 on failure."""
+    checked_filter(OneInputFilter, filter, _USE).apply(1, in_, 0, out, 0)
+    return 0
+
+
+@status(-1, rename=_FORWARD_NAMES)
+def BNNSFilterApplyBatch(
+    filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int
+) -> int:
+    """Apply a filter to samples that start `in_stride` and `out_stride` elements apart. 0, or -1 on failure."""
+    checked_filter(OneInputFilter, filter, _USE).apply(batch_size, in_, in_stride, out, out_stride)
+    return 0
+
+
+@status(-1, rename=_BACKWARD_NAMES)
+def BNNSFilterApplyBackwardBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_: Any,
+    in_stride: int,
+    in_delta: BNNSNDArrayDescriptor | None,
+    in_delta_stride: int,
+    out: Any,
+    out_stride: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+    weights_delta: BNNSNDArrayDescriptor | None,
+    bias_delta: BNNSNDArrayDescriptor | None,
+) -> int:
+    """Compute the gradients of a filter: of its input, its weights (or a trainable alpha) and its bias.
+
+    The slope of an activation is computed from `out` if that determines it, else from `in_`. Arguments that are not
+    needed may be None. Returns 0, or -1 on failure.
+    """
+    checked_filter(OneInputFilter, filter, _USE_BACKWARD).apply_backward(
+        batch_size,
+        in_,
+        in_stride,
+        in_delta,
+        in_delta_stride,
+        out,
+        out_stride,
+        out_delta,
+        out_delta_stride,
+        weights_delta,
+        bias_delta,
+    )
+    return 0
