@@ -20,6 +20,14 @@ constexpr bool is_fused(ActivationKind kind) {
 // a block's first row. The tolerances of float sums allow for as many.
 constexpr int kColumnRows = 16;
 
+// Two sums for each of `cols` columns: the first sums of a cache line of columns, then their second sums.
+template <class A>
+constexpr int64_t kChainLine = 64 / int64_t(sizeof(A));
+template <class A>
+constexpr int64_t chain_elements(int64_t cols) {
+    return (cols + kChainLine<A> - 1) / kChainLine<A> * 2 * kChainLine<A>;
+}
+
 // The size of a block: `rows` runs of `cols` contiguous elements.
 struct BlockSize {
     int64_t rows, cols;
@@ -31,7 +39,7 @@ template <class T>
 struct Run {
     T* data;
     int64_t stride;
-    int64_t ahead;  // 0 for a block that was staged
+    int64_t ahead;  // 0 for a block that was staged, or if prefetching is not worthwhile
 };
 
 // Where a result is written. `stream`: use non-temporal stores, for results too large for the cache; run_parallel ends
@@ -78,6 +86,12 @@ struct RowParameters {
     const A *gamma, *beta;
 };
 
+// Of rows: the coefficients of dx that depend on the row's sums.
+template <class A>
+struct RowSlopes {
+    const A *b, *k;
+};
+
 // What a kernel sums over the next block while it writes one of the same size, so that memory reads and writes overlap.
 template <class A>
 struct NextPlaneMoments {
@@ -97,14 +111,6 @@ struct NextRowMoments {
     const A* x;
     const double* center;
     double* sums;
-};
-
-// Of rows: dx = rstd * (gamma * dz) + (b * xhat + k); dgamma += dz * xhat; dbeta += dz. Null: not wanted.
-template <class A>
-struct RowGradients {
-    const A *gamma, *b, *k;
-    Target<A> dx;
-    double *dgamma, *dbeta;
 };
 
 template <class A>
@@ -143,11 +149,17 @@ struct NormKernels {
     // row_apply on one block and row_moments on the next; y is streamed.
     void (*row_apply_moments)(BlockSize size, Run<const A> x, Standardization<const A*> statistics,
                               RowParameters<A> parameters, ActivationKind f, Target<A> y, NextRowMoments<A> next);
-    // With g = gamma * dz: sums[2 * row] += sum(g), sums[2 * row + 1] += sum(g * xhat)
+    // With g = gamma * dz: sums[2 * row] += sum(g), sums[2 * row + 1] += sum(g * xhat). Unless chains is null, dz and
+    // dz * xhat are added to the columns' sums there, for at most kColumnRows rows before add_chains.
     void (*row_sums)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
-                     const A* gamma, double* sums);
+                     const A* gamma, double* sums, A* chains);
+    // dx = rstd * (gamma * dz) + (b * xhat + k)
     void (*row_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
-                   const RowGradients<A>& gradients);
+                   const A* gamma, RowSlopes<A> slopes, Target<A> dx);
+    // sum_dz and sum_dz_xhat += chains, an array of chain_elements(cols); chains = 0
+    void (*add_chains)(int64_t cols, A* chains, double* sum_dz, double* sum_dz_xhat);
+    // sums[i] += sums[count + i] + ..., `parts` arrays of `count` in their order
+    void (*add_parts)(int64_t parts, int64_t count, double* sums);
 
     // Columns: each column has its own statistics and parameters, arrays of length cols.
     void (*col_moments)(BlockSize size, Run<const A> x, const A* center, double* sum, double* sum_sq);

@@ -57,7 +57,7 @@ void softmax_row(const A* x, int64_t count, bool want_total, A* exps, double* su
 template <class A>
 void scale_row(A* y, int64_t count, A scale, A shift) {
     const Vec<A> by = splat(scale), plus = splat(shift);
-    for_vectors(y, count,
+    for_vectors(true, y, count,
                 [&](int64_t i, int64_t n) RG_INLINE_LAMBDA { write(y + i, n, fma(read(y + i, n), by, plus)); });
 }
 

@@ -102,15 +102,15 @@ RG_INLINE int64_t aligned_head(const A* out, int64_t cols) {
     return head < cols ? head : cols;
 }
 
-// Calls body(i, n) for every vector of a run that is written to `out`, n = 0 for whole ones. Whole ones are aligned in
-// `out`, because a store across two cache lines costs two. Only elementwise passes may use this: how a sum is cut must
-// not depend on an address.
+// Calls body(i, n) for every vector of a run that is written to `out`, n = 0 for whole ones. With `aligned`, whole ones
+// are aligned in `out`: streams must be, and in long runs a store across two cache lines costs more than the partial
+// vectors at both ends. Only elementwise passes may use this: how a sum is cut must not depend on an address.
 //
 // The body is inlined twice, for partial and for whole vectors: the outer loop handles both the head and the tail.
 template <class A, class Body>
-RG_INLINE void for_vectors(const A* out, int64_t cols, Body body) {
+RG_INLINE void for_vectors(bool aligned, const A* out, int64_t cols, Body body) {
     constexpr int64_t lanes = kLanes<A>;
-    int64_t i = 0, n = aligned_head(out, cols);
+    int64_t i = 0, n = aligned ? aligned_head(out, cols) : 0;
     do {
         if (kHasParts<A> && n) body(i, n);
         for (i += n; i + lanes <= cols; i += lanes) body(i, int64_t(0));
@@ -266,7 +266,7 @@ template <ActivationKind kAct, class Streamed, class A>
 void plane_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<A> z, Target<A> y) {
     const Vec<A> c = splat(z.center), m = splat(z.scale), b = splat(z.shift);
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, y.data += y.stride) {
-        for_vectors(y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        for_vectors(true, y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
             write(streamed.value, y.data + i, n, value_of<kAct, A>(fma(read(x.data + i, n) - c, m, b)));
         });
     }
@@ -316,13 +316,13 @@ void plane_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> 
     const Vec<A> va = splat(coefficients.a), vb = splat(coefficients.b), vk = splat(coefficients.k);
     for (int64_t row = 0; row < size.rows; ++row, g.dy += g.dy_stride, g.y += g.y_stride, dx.data += dx.stride) {
         if (x.data) {
-            for_vectors(dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            for_vectors(true, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> rest = fma(vb, fma(read(x.data + i, n) - c, m, o), vk);
                 write(streamed.value, dx.data + i, n, fma(va, read_dz<kAct>(g, i, n), rest));
             });
             x.data += x.stride;
         } else {
-            for_vectors(dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            for_vectors(true, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 write(streamed.value, dx.data + i, n, va * read_dz<kAct>(g, i, n));
             });
         }
@@ -495,8 +495,8 @@ void row_apply_as(Streamed streamed, Flags flags, BlockSize size, Run<const A> x
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, y.data += y.stride) {
         const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
         const Vec<A> o = splat(statistics.offset[row]);
-        for_vectors(y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
-            prefetch(x.data + i + x.ahead);
+        for_vectors(true, y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            if (x.ahead) prefetch(x.data + i + x.ahead);
             const Vec<A> xhat = fma(read(x.data + i, n) - c, m, o);
             write(streamed.value, y.data + i, n, row_value<kAct>(flags, xhat, parameters, i, n));
         });
@@ -543,27 +543,38 @@ void row_apply_moments(BlockSize size, Run<const A> x, Standardization<const A*>
     });
 }
 
-template <ActivationKind kAct, bool kGamma, class A>
+// The first sums of the columns from i on. The sums of dz and those of dz * xhat alternate, because a load waits for an
+// earlier store with the same lowest twelve bits of the address: so the chains move through a page at twice the speed
+// of the data, and cannot stay ahead of it by a constant distance.
+template <class A>
+RG_INLINE A* chain_of(A* chains, int64_t i) {
+    return chains + 2 * i - i % kChainLine<A>;
+}
+
+template <ActivationKind kAct, bool kGamma, bool kChains, class A>
 void row_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics, const A* gamma,
-                 double* sums) {
+                 double* sums, A* chains) {
     for (int64_t row = 0; row < size.rows; ++row) {
         const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
         const Vec<A> o = splat(statistics.offset[row]);
         PairSum<A> sum;
-        const auto add = [&](Vec<A> v, Vec<A> dz, Vec<A> scale, Vec<A>& s, Vec<A>& q) {
-            const Vec<A> gradient = kGamma ? dz * scale : dz;
+        const auto add = [&](int64_t i, int64_t n, Vec<A> v, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+            const Vec<A> dz = read_dz<kAct>(g, i, n), xhat = fma(v - c, m, o);
+            const Vec<A> gradient = kGamma ? dz * read(gamma + i, n) : dz;
             s += gradient;
-            q = fma(gradient, fma(v - c, m, o), q);
+            q = fma(gradient, xhat, q);
+            if (kChains) {
+                A *first = chain_of(chains, i), *second = first + kChainLine<A>;
+                write(first, n, read(first, n) + dz);
+                write(second, n, fma(dz, xhat, read(second, n)));
+            }
         };
         sum.run(
             size.cols,
-            [&](int64_t i, Vec<A>& s, Vec<A>& q) {
-                add(load(x.data + i), read_dz<kAct>(g, i, 0), kGamma ? load(gamma + i) : c, s, q);
-            },
+            [&](int64_t i, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA { add(i, int64_t(0), load(x.data + i), s, q); },
             [](int64_t, int) {},
-            [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q) {
-                add(load_part(x.data + i, n, c), read_dz<kAct>(g, i, n), kGamma ? read(gamma + i, n) : c, s, q);
-            });
+            [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
+                RG_INLINE_LAMBDA { add(i, n, load_part(x.data + i, n, c), s, q); });
         sum.total(sums);
         x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride, sums += 2;
     }
@@ -571,83 +582,65 @@ void row_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<
 
 template <class A>
 void row_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
-              const A* gamma, double* sums) {
+              const A* gamma, double* sums, A* chains) {
     with_fused(dz.activation, [&](auto fused) {
-        with_flag(gamma,
-                  [&](auto scaled) { row_sums_as<fused.kind, scaled.value>(size, x, dz, statistics, gamma, sums); });
+        with_flag(gamma, [&](auto scaled) {
+            with_flag(chains, [&](auto chained) {
+                row_sums_as<fused.kind, scaled.value, chained.value>(size, x, dz, statistics, gamma, sums, chains);
+            });
+        });
     });
 }
 
-template <class A>
-struct RowBlock {
-    BlockSize size;
-    Run<const A> x;
-    Gradient<A> dz;
-    Standardization<const A*> statistics;
-    RowGradients<A> out;
-};
-
-// kStrip vectors of columns from i on, all rows: a row's coefficients are broadcast once for the strip, and the sums
-// for the parameters stay in registers until they are added to memory. n: lanes of the vector, 0 for all (only then may
-// kStrip be more than one).
-template <ActivationKind kAct, bool kStream, int kStrip, class A>
-RG_INLINE void row_dx_strip(const RowBlock<A>& t, int64_t i, int64_t n) {
-    Vec<A> gamma[kStrip], sum[kStrip] = {}, sum_xhat[kStrip] = {};
-#pragma GCC unroll 4
-    for (int v = 0; v < kStrip; ++v) gamma[v] = t.out.gamma ? read(t.out.gamma + i + v * kLanes<A>, n) : splat(A(1));
-    const A *x = t.x.data + i, *dy = t.dz.dy + i, *y = t.dz.y + i;
-    A* dx = t.out.dx.data ? t.out.dx.data + i : nullptr;
-    for (int64_t row = 0; row < t.size.rows; ++row, x += t.x.stride, dy += t.dz.dy_stride, y += t.dz.y_stride) {
-        const Vec<A> center = splat(t.statistics.center[row]), rstd = splat(t.statistics.rstd[row]);
-        const Vec<A> offset = splat(t.statistics.offset[row]);
-        const Vec<A> slope_b = splat(t.out.b[row]), slope_k = splat(t.out.k[row]);
-#pragma GCC unroll 4
-        for (int v = 0; v < kStrip; ++v) {
-            const int64_t j = v * kLanes<A>;
-            if (kStream) {  // otherwise the data are small and in cache
-                prefetch(x + j + t.x.ahead);
-                prefetch(dy + j + t.dz.ahead);
-                if (kAct != ActivationKind::identity) prefetch(y + j + t.dz.ahead);
+template <ActivationKind kAct, bool kGamma, class Streamed, class A>
+void row_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics,
+               const A* gamma, RowSlopes<A> slopes, Target<A> dx) {
+    for (int64_t row = 0; row < size.rows; ++row) {
+        const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
+        const Vec<A> o = splat(statistics.offset[row]), b = splat(slopes.b[row]), k = splat(slopes.k[row]);
+        for_vectors(streamed.value, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            if (x.ahead) {
+                prefetch(x.data + i + x.ahead);
+                prefetch(g.dy + i + g.ahead);
+                if (kAct != ActivationKind::identity) prefetch(g.y + i + g.ahead);
             }
-            const Vec<A> xhat = fma(read(x + j, n) - center, rstd, offset), dz = read_dz<kAct>(dy + j, y + j, n);
-            sum[v] += dz;
-            sum_xhat[v] = fma(dz, xhat, sum_xhat[v]);
-            if (dx) write(kStream, dx + j, n, fma(rstd, gamma[v] * dz, fma(slope_b, xhat, slope_k)));
-        }
-        if (dx) dx += t.out.dx.stride;
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < kStrip; ++v) {
-        const int64_t j = i + v * kLanes<A>;
-        if (t.out.dgamma) add<A>(t.out.dgamma + j, n, sum_xhat[v]);
-        if (t.out.dbeta) add<A>(t.out.dbeta + j, n, sum[v]);
-    }
-}
-
-// Vectors of columns are aligned in dx: sums over rows do not depend on how columns are cut.
-template <ActivationKind kAct, bool kStream, class A>
-void row_dx_as(const RowBlock<A>& t) {
-    constexpr int64_t lanes = kLanes<A>, strip = 4;
-    const int64_t cols = t.size.cols;
-    int64_t i = 0, n = aligned_head(t.out.dx.data, cols);
-    while (i < cols) {
-        for (; n == 0 && i + strip * lanes <= cols; i += strip * lanes) row_dx_strip<kAct, kStream, strip>(t, i, 0);
-        if (cols - i < lanes && n == 0) n = cols - i;
-        if (i < cols) row_dx_strip<kAct, kStream, 1>(t, i, n);  // the head, single vectors, the tail
-        i += n ? n : lanes;
-        n = 0;
+            const Vec<A> xhat = fma(read(x.data + i, n) - c, m, o), dz = read_dz<kAct>(g, i, n);
+            const Vec<A> gradient = kGamma ? dz * read(gamma + i, n) : dz;
+            write(streamed.value, dx.data + i, n, fma(m, gradient, fma(b, xhat, k)));
+        });
+        x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride, dx.data += dx.stride;
     }
 }
 
 template <class A>
-void row_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
-            const RowGradients<A>& gradients) {
-    const RowBlock<A> t{size, x, dz, statistics, gradients};
-    const bool aligned_rows = size.rows == 1 || gradients.dx.stride % kLanes<A> == 0;
+void row_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics, const A* gamma,
+            RowSlopes<A> slopes, Target<A> dx) {
     with_fused(dz.activation, [&](auto fused) {
-        with_flag(gradients.dx.stream && aligned_rows,
-                  [&](auto streamed) { row_dx_as<fused.kind, streamed.value>(t); });
+        with_stream<fused.kind>(dx.stream, [&](auto streamed) {
+            with_flag(gamma, [&](auto scaled) {
+                row_dx_as<fused.kind, scaled.value>(streamed, size, x, dz, statistics, gamma, slopes, dx);
+            });
+        });
     });
+}
+
+template <class A>
+void add_chains(int64_t cols, A* chains, double* sum_dz, double* sum_dz_xhat) {
+    for_vectors<A>(false, nullptr, cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        A *first = chain_of(chains, i), *second = first + kChainLine<A>;
+        add<A>(sum_dz + i, n, read(first, n));
+        add<A>(sum_dz_xhat + i, n, read(second, n));
+        write(first, n, Vec<A>{});
+        write(second, n, Vec<A>{});
+    });
+}
+
+inline void add_parts(int64_t parts, int64_t count, double* sums) {
+    for (const double* more = sums + count; --parts > 0; more += count) {
+        for_vectors<double>(false, nullptr, count, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            add<double>(sums + i, n, read(more + i, n));
+        });
+    }
 }
 
 // ---- columns -------------------------------------------------------------------------------------------------------
@@ -788,24 +781,11 @@ void col_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardiza
                [&](auto fused) { col_sums_as<fused.kind>(size, x, dz, statistics, sum_dz, sum_dz_xhat); });
 }
 
-// Calls body(i, n) for every vector of a row that is written to `out`. Whole vectors are aligned only if they are
-// streamed: in short rows, the partial vectors at both ends cost more than stores across two cache lines.
-template <class A, class Body>
-RG_INLINE void for_row_vectors(bool streamed, const A* out, int64_t cols, Body body) {
-    constexpr int64_t lanes = kLanes<A>;
-    int64_t i = 0, n = streamed ? aligned_head(out, cols) : 0;
-    do {
-        if (kHasParts<A> && n) body(i, n);
-        for (i += n; i + lanes <= cols; i += lanes) body(i, int64_t(0));
-        n = cols - i;
-    } while (kHasParts<A> && n > 0);
-}
-
 // Writing passes go row by row, in the order of memory: the coefficients stay in the first-level cache.
 template <ActivationKind kAct, class Streamed, class A>
 void col_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<const A*> z, Target<A> y) {
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, y.data += y.stride) {
-        for_row_vectors(streamed.value, y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        for_vectors(streamed.value, y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
             const Vec<A> c = read(z.center + i, n), m = read(z.scale + i, n), b = read(z.shift + i, n);
             write(streamed.value, y.data + i, n, value_of<kAct, A>(fma(read(x.data + i, n) - c, m, b)));
         });
@@ -824,12 +804,12 @@ void col_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g,
                DxCoefficients<const A*> coefficients, Target<A> dx) {
     for (int64_t row = 0; row < size.rows; ++row, g.dy += g.dy_stride, g.y += g.y_stride, dx.data += dx.stride) {
         if (!x.data) {
-            for_row_vectors(streamed.value, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            for_vectors(streamed.value, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 write(streamed.value, dx.data + i, n, read(coefficients.a + i, n) * read_dz<kAct>(g, i, n));
             });
             continue;
         }
-        for_row_vectors(streamed.value, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        for_vectors(streamed.value, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
             const Vec<A> c = read(statistics.center + i, n), m = read(statistics.rstd + i, n);
             const Vec<A> xhat = fma(read(x.data + i, n) - c, m, read(statistics.offset + i, n));
             const Vec<A> rest = fma(read(coefficients.b + i, n), xhat, read(coefficients.k + i, n));

@@ -38,7 +38,7 @@ void optimizer_step_as(const OptimizerRule<A>& rule, A* const* arrays, int64_t c
     const RunningAverage<A> first = rule.first, second = rule.second;
     const bool nesterov = rule.nesterov;
 
-    for_vectors(parameter, count, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    for_vectors(true, parameter, count, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const Vec<A> p = read(parameter + i, n);
         Vec<A> g = at_least(at_most(scale * read(gradient + i, n), high), low);
         if constexpr (kRegularized) g = fma(l2, p, fma(l1, sign_of<A>(p), g));

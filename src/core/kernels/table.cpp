@@ -23,6 +23,7 @@ constexpr NormKernels<A> make_norm_kernels() {
             row_moments<A>,   row_standardize<A>,
             row_apply<A>,     row_apply_moments<A>,
             row_sums<A>,      row_dx<A>,
+            add_chains<A>,    add_parts,
             col_moments<A>,   col_moments_wide<A>,
             col_apply<A>,     col_sums<A>,
             col_dx<A>,        load_block,

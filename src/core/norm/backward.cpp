@@ -64,17 +64,18 @@ struct BackwardContext {
         kernel(Target<A>{out.data, out.stride, stream && out.data != tile.out});
         storage.finish(call.dx, kDx, b, out, tile, call.accumulate, stream);
     }
-    void put_parameters(int64_t channel, double sum_dz, double sum_dz_xhat) const {
-        const auto put = [&](void* base, double value) {
+    // Of `count` channels from `first` on.
+    void put_parameters(int64_t first, int64_t count, const double* sum_dz, const double* sum_dz_xhat) const {
+        const auto put = [first, count, accumulate = call.accumulate](void* base, const double* values) {
             if (!base) return;
-            A& out = static_cast<A*>(base)[channel];
-            out = A(call.accumulate ? double(out) + value : value);
+            A* out = static_cast<A*>(base) + first;
+            for (int64_t i = 0; i < count; ++i) out[i] = A(accumulate ? double(out[i]) + values[i] : values[i]);
         };
         put(call.dbeta, sum_dz);
         put(call.dgamma, sum_dz_xhat);
         if (call.sum_dz) {
-            call.sum_dz[channel] = sum_dz;
-            call.sum_dz_xhat[channel] = sum_dz_xhat;
+            memcpy(call.sum_dz + first, sum_dz, size_t(count) * sizeof(double));
+            memcpy(call.sum_dz_xhat + first, sum_dz_xhat, size_t(count) * sizeof(double));
         }
     }
 };
@@ -192,7 +193,7 @@ struct PlaneBackward : BackwardContext<A> {
                 sums[0] += totals[(group * g.C + c) * 2];
                 sums[1] += totals[(group * g.C + c) * 2 + 1];
             }
-            this->put_parameters(c, sums[0], sums[1]);
+            this->put_parameters(c, 1, sums, sums + 1);
         }
     }
 };
@@ -336,29 +337,34 @@ struct ColumnBackward : BackwardContext<A> {
                 sums[0] += totals[group * 2 * g.C + c];
                 sums[1] += totals[group * 2 * g.C + g.C + c];
             }
-            this->put_parameters(c, sums[0], sums[1]);
+            this->put_parameters(c, 1, sums, sums + 1);
         }
     }
 };
+
+// Elements of a block of short rows. They are read twice, the second time from the first-level cache: of a small one, x
+// and dy take half, dx, gamma and the sums of the columns the rest.
+constexpr int64_t kRowElements = 2048;
 
 template <class A>
 struct RowBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
     using Base::call, Base::g, Base::storage;
     RowGrid grid;
-    double* totals;  // short rows: [chunk][2][C], sums of dz before those of dz * xhat; long rows: [2][C]
-    double* sums;    // long rows: [row][segment][2]
+    double* totals = nullptr;  // [chunk][2][C], sums of dz before those of dz * xhat; null: not wanted
+    double* sums = nullptr;    // long rows: [row][segment][2]
 
-    RowBackward(const NormBackward& c, const Geometry& geometry) : Base(c, geometry), grid(geometry) {
+    RowBackward(const NormBackward& c, const Geometry& geometry)
+        : Base(c, geometry),
+          // What comes from memory is prefetched, into the same cache.
+          grid(geometry, this->stream ? kRowElements / 2 : kRowElements,
+               3 * g.elements() * element_size(c.dtype) > far_cache_bytes()) {
         CallScratch& scratch = my_call_scratch();
-        const int64_t parts = grid.is_long() ? 1 : grid.chunks;
-        if (this->wants_parameters()) {
-            totals = scratch.totals.take<double>(parts * 2 * g.C);
-            memset(totals, 0, size_t(parts * 2 * g.C) * sizeof(double));
-        }
+        if (this->wants_parameters()) { totals = scratch.totals.take<double>(grid.chunks * 2 * g.C); }
         if (grid.is_long()) sums = scratch.partial.take<double>(g.N * grid.segments * 2);
     }
-    bool wants_row_sums() const { return call.dx && !call.frozen; }
+
+    bool collects() const { return totals || !call.frozen; }
 
     using Inputs = typename Base::Inputs;
     RowStatistics<A> statistics(int64_t row, int64_t rows) const {
@@ -378,79 +384,95 @@ struct RowBackward : BackwardContext<A> {
     }
     const A* gamma_from(int64_t col) const { return this->gamma ? this->gamma + col : nullptr; }
 
-    // row_sums: [rows][2], the sums of g and g * xhat; zeros where the statistics are frozen
-    void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const double* row_sums, int64_t col,
-                     double* total) const {
-        double* dgamma = total && (call.dgamma || call.sum_dz) ? total + g.C + col : nullptr;
-        double* dbeta = total && (call.dbeta || call.sum_dz) ? total + col : nullptr;
-        A slope_b[kRowGroup], slope_k[kRowGroup];
+    // Sums over the rows of a chunk, of `cols` columns from `col` on: in the arithmetic type for kColumnRows rows, then
+    // in totals.
+    struct ColumnSums {
+        const RowBackward& pass;
+        double *sum_dz, *sum_dz_xhat;
+        int64_t cols;
+        A* chains = nullptr;  // null: not wanted
+
+        ColumnSums(const RowBackward& backward, int64_t chunk, int64_t col, int64_t columns)
+            : pass(backward), cols(columns) {
+            if (!pass.totals) return;
+            sum_dz = pass.totals + chunk * 2 * pass.g.C + col;
+            sum_dz_xhat = sum_dz + pass.g.C;
+            chains = my_set_scratch().coefficients.take<A>(chain_elements<A>(cols));
+            memset(chains, 0, size_t(chain_elements<A>(cols)) * sizeof(A));
+            for (double* sums : {sum_dz, sum_dz_xhat}) memset(sums, 0, size_t(cols) * sizeof(double));
+        }
+        // After a block that ends before `row`.
+        void flush(int64_t row) const {
+            if (chains && pass.grid.ends_chain(row)) {
+                pass.storage.kernels.add_chains(cols, chains, sum_dz, sum_dz_xhat);
+            }
+        }
+    };
+    // row_sums: [rows][2], the sums of g and g * xhat
+    void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const double* row_sums,
+                     int64_t col) const {
+        A slope_b[kRowGroup] = {}, slope_k[kRowGroup] = {};
         const double share = 1 / g.set_size();
-        for (int64_t row = 0; row < b.rows; ++row) {
+        for (int64_t row = 0; row < b.rows && !call.frozen; ++row) {
             const Slope<A> slope(double(s.rstd[row]), row_sums[2 * row] * share, row_sums[2 * row + 1] * share);
             slope_b[row] = slope.b;
             slope_k[row] = slope.k;
         }
-        const auto kernel = [&](Target<A> dx) {
-            storage.kernels.row_dx(b.size(), in.x, in.dz, s, {gamma_from(col), slope_b, slope_k, dx, dgamma, dbeta});
-        };
-        if (call.dx) {
-            this->write(b, my_tile<A>(), kernel);
-        } else {
-            kernel({nullptr, 0, false});
-        }
+        this->write(b, my_tile<A>(), [&](Target<A> dx) {
+            storage.kernels.row_dx(b.size(), in.x, in.dz, s, gamma_from(col), {slope_b, slope_k}, dx);
+        });
     }
-    void short_rows(int64_t chunk) {
-        double* total = this->wants_parameters() ? totals + chunk * 2 * g.C : nullptr;
+    void short_rows(int64_t chunk) const {
+        const ColumnSums columns(*this, chunk, 0, g.C);
         grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
             const Block b = grid.place(row, rows, 0);
             RowStatistics<A> s = statistics(row, rows);
             const Inputs in = read(b, s, 0);
             settle_constant(s, rows);
             double row_sums[2 * kRowGroup] = {};
-            if (wants_row_sums()) { storage.kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), row_sums); }
-            write_block(b, in, s, row_sums, 0, total);
+            if (collects()) storage.kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), row_sums, columns.chains);
+            if (call.dx) write_block(b, in, s, row_sums, 0);
+            columns.flush(row + rows);
         });
     }
-    void collect_long(int64_t row, int64_t segment) {
+    void collect_long(int64_t chunk, int64_t segment) const {
+        const int64_t col = segment * grid.cols_per_segment, cols = grid.place(0, 1, segment).cols;
+        const ColumnSums columns(*this, chunk, col, cols);
+        grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
+            const Block b = grid.place(row, rows, segment);
+            const RowStatistics<A> s = statistics(row, rows);
+            const Inputs in = read(b, s, col);
+            double* out = sums + (row * grid.segments + segment) * 2;
+            out[0] = out[1] = 0;
+            storage.kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(col), out, columns.chains);
+            columns.flush(row + rows);
+        });
+    }
+    void apply_long(int64_t row, int64_t segment) const {
+        double row_sums[2] = {};
+        for (int64_t i = 0; i < grid.segments && collects(); ++i) {
+            row_sums[0] += sums[(row * grid.segments + i) * 2];
+            row_sums[1] += sums[(row * grid.segments + i) * 2 + 1];
+        }
         const Block b = grid.place(row, 1, segment);
         const int64_t col = segment * grid.cols_per_segment;
         const RowStatistics<A> s = statistics(row, 1);
-        const Inputs in = read(b, s, col);
-        double* out = sums + (row * grid.segments + segment) * 2;
-        out[0] = out[1] = 0;
-        storage.kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(col), out);
+        write_block(b, read(b, s, col), s, row_sums, col);
     }
-    void apply_long(int64_t segment) {
-        double* total = this->wants_parameters() ? totals : nullptr;
-        for (int64_t row = 0; row < g.N; ++row) {
-            double row_sums[2] = {};
-            for (int64_t i = 0; i < grid.segments && wants_row_sums(); ++i) {
-                row_sums[0] += sums[(row * grid.segments + i) * 2];
-                row_sums[1] += sums[(row * grid.segments + i) * 2 + 1];
-            }
-            const Block b = grid.place(row, 1, segment);
-            const int64_t col = segment * grid.cols_per_segment;
-            const RowStatistics<A> s = statistics(row, 1);
-            write_block(b, read(b, s, col), s, row_sums, col, total);
-        }
-    }
-    void run(const Workers& workers) {
-        if (!call.dx && !this->wants_parameters()) return;
+    void run(const Workers& workers) const {
+        if (!call.dx && !totals) return;
         if (!grid.is_long()) {
             workers.each(grid.chunks, [&](int64_t chunk) { short_rows(chunk); });
         } else {
-            if (wants_row_sums()) {
-                workers.each(g.N * grid.segments,
-                             [&](int64_t i) { collect_long(i / grid.segments, i % grid.segments); });
+            const int64_t segments = grid.segments;
+            if (collects()) {
+                workers.each(grid.chunks * segments, [&](int64_t i) { collect_long(i / segments, i % segments); });
             }
-            workers.each(grid.segments, [&](int64_t segment) { apply_long(segment); });
+            if (call.dx) workers.each(g.N * segments, [&](int64_t i) { apply_long(i / segments, i % segments); });
         }
-        if (!this->wants_parameters()) return;
-        const int64_t parts = grid.is_long() ? 1 : grid.chunks;
-        for (int64_t part = 1; part < parts; ++part) {
-            for (int64_t i = 0; i < 2 * g.C; ++i) totals[i] += totals[part * 2 * g.C + i];
-        }
-        for (int64_t c = 0; c < g.C; ++c) this->put_parameters(c, totals[c], totals[g.C + c]);
+        if (!totals) return;
+        storage.kernels.add_parts(grid.chunks, 2 * g.C, totals);
+        this->put_parameters(0, g.C, totals, totals + g.C);
     }
 };
 

@@ -137,19 +137,20 @@ struct ColumnGrid {
     }
 };
 
-// Short rows go kRowGroup at a time through one block; a row longer than a tile is cut into segments.
+// Short rows go through blocks of at most kRowGroup; a row longer than a tile is cut into segments.
 struct RowGrid {
     const Geometry& g;
     int64_t rows_per_block, rows_per_chunk, chunks, segments, cols_per_segment;
+    bool prefetch;  // the next block; worthwhile if it is not in the last-level cache
 
-    explicit RowGrid(const Geometry& geometry) : g(geometry) {
+    // most: the number of elements of a block, if it has more than one row
+    RowGrid(const Geometry& geometry, int64_t most, bool prefetch_next) : g(geometry), prefetch(prefetch_next) {
         const int64_t cols = std::max<int64_t>(1, g.C);
         segments = ceil_div(cols, kTile);
         cols_per_segment = ceil_div(ceil_div(cols, segments), 64) * 64;
         segments = ceil_div(cols, cols_per_segment);
-        // Powers of two up to kRowGroup that fit a tile; blocks stay inside the last axis of N.
-        rows_per_block = 1;
-        while (rows_per_block < kRowGroup && 2 * rows_per_block * cols <= kTile) rows_per_block *= 2;
+        rows_per_block = 1;  // or another power of two, so that blocks end where chains do
+        while (rows_per_block < kRowGroup && 2 * rows_per_block * cols <= most) rows_per_block *= 2;
         const int64_t least = g.N <= 128 ? 16 : 32;
         rows_per_chunk = ceil_div(std::max(least, ceil_div(g.N, kMaxParts)), kRowGroup) * kRowGroup;
         chunks = ceil_div(g.N, rows_per_chunk);
@@ -164,7 +165,7 @@ struct RowGrid {
         b.col_axes = &g.c;
         b.all_axes = g.c.size > 1;
         b.cols = is_long() ? std::min(cols_per_segment, g.C - col) : g.C;
-        b.ahead = is_long() ? 0 : rows * b.row_stride(kX);
+        b.ahead = prefetch && !is_long() ? rows * b.row_stride(kX) : 0;
         if (b.all_axes) {
             b.first_col = col;
         } else if (g.c.size) {
@@ -172,13 +173,20 @@ struct RowGrid {
         }
         return b;
     }
-    // Calls body(first_row, rows) for the blocks of a chunk.
+    // Whether sums over the rows of a chunk are flushed before this row: after every kColumnRows rows and at the end.
+    bool ends_chain(int64_t row) const {
+        const int64_t in_chunk = row % rows_per_chunk;
+        return in_chunk % kColumnRows == 0 || row == g.N;
+    }
+    // Calls body(first_row, rows) for the blocks of a chunk. Blocks stay inside the last axis of N, and rows that are
+    // flushed together.
     template <class Body>
     void for_blocks(int64_t chunk, const Body& body) const {
-        const int64_t last = std::min(g.N, (chunk + 1) * rows_per_chunk);
+        const int64_t first = chunk * rows_per_chunk, last = std::min(g.N, first + rows_per_chunk);
         const int64_t list = g.n.size ? g.n.axis[g.n.size - 1].extent : 1;
-        for (int64_t row = chunk * rows_per_chunk; row < last;) {
-            const int64_t rows = std::min({rows_per_block, last - row, list - row % list});
+        for (int64_t row = first; row < last;) {
+            const int64_t chain = kColumnRows - (row - first) % kColumnRows;
+            const int64_t rows = std::min({rows_per_block, last - row, list - row % list, chain});
             body(row, rows);
             row += rows;
         }
