@@ -690,35 +690,53 @@ RG_INLINE void prefetch_line(const A* p, int v) {
     if (kHasParts<A> && v * kLanes<A> * int(sizeof(A)) % 64 == 0) prefetch(p);
 }
 
-template <class A>
-void col_moments(BlockSize size, Run<const A> x, const A* center, double* sum, double* sum_sq) {
-    const int64_t ahead = rows_ahead<A>(x.stride, size.cols);
+// Coefficients of the columns from i on.
+template <class A, int kVectors>
+struct ColumnVectors {
+    Vec<A> at[kVectors];
+    RG_INLINE ColumnVectors(const A* from, int64_t i, int64_t n) {
+        unrolled<kVectors>([&](int v) RG_INLINE_LAMBDA { at[v] = read(from + i + v * kLanes<A>, n); });
+    }
+};
+
+// Adds two sums over each column to arrays. terms(row, strip, i, n) prepares for rows from `row` on and columns from i
+// on: it returns term(v, s, q), which adds the terms of the strip's vector v and goes to the next row after the last.
+template <class A, class Terms>
+RG_INLINE void sum_columns(BlockSize size, double* first, double* second, Terms terms) {
     for_strips<A>(size, [&](int64_t row, int64_t rows, auto strip, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         constexpr int vectors = strip.vectors;
-        Vec<A> c[vectors], s[vectors] = {}, q[vectors] = {};
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) c[v] = read(center + i + v * kLanes<A>, n);
-        const A* p = x.data + row * x.stride + i;
+        auto term = terms(row, strip, i, n);
+        Vec<A> s[vectors] = {}, q[vectors] = {};
         for (int64_t r = 0; r < rows;) {
             Vec<A> chain_s[vectors] = {}, chain_q[vectors] = {};
             const int64_t end = rows - r < kColumnChain ? rows : r + kColumnChain;
-            for (; r < end; ++r, p += x.stride) {
-#pragma GCC unroll 4
-                for (int v = 0; v < vectors; ++v) {
-                    prefetch_line(p + v * kLanes<A> + ahead, v);
-                    const Vec<A> d = read(p + v * kLanes<A>, n) - c[v];
-                    chain_s[v] += d;
-                    chain_q[v] = fma(d, d, chain_q[v]);
-                }
+            for (; r < end; ++r) {
+                unrolled<vectors>([&](int v) RG_INLINE_LAMBDA { term(v, chain_s[v], chain_q[v]); });
             }
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) s[v] += chain_s[v], q[v] += chain_q[v];
+            unrolled<vectors>([&](int v) RG_INLINE_LAMBDA { s[v] += chain_s[v], q[v] += chain_q[v]; });
         }
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) {
-            add<A>(sum + i + v * kLanes<A>, n, s[v]);
-            add<A>(sum_sq + i + v * kLanes<A>, n, q[v]);
-        }
+        unrolled<vectors>([&](int v) RG_INLINE_LAMBDA {
+            add<A>(first + i + v * kLanes<A>, n, s[v]);
+            add<A>(second + i + v * kLanes<A>, n, q[v]);
+        });
+    });
+}
+
+template <class A>
+void col_moments(BlockSize size, Run<const A> x, const A* center, double* sum, double* sum_sq) {
+    const int64_t ahead = rows_ahead<A>(x.stride, size.cols);
+    sum_columns<A>(size, sum, sum_sq, [&](int64_t row, auto strip, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        constexpr int vectors = strip.vectors;
+        const ColumnVectors<A, vectors> c(center, i, n);
+        const A* at = x.data + row * x.stride + i;
+        return [=, stride = x.stride](int v, Vec<A>& s, Vec<A>& q) mutable RG_INLINE_LAMBDA {
+            const int64_t j = v * kLanes<A>;
+            prefetch_line(at + j + ahead, v);
+            const Vec<A> d = read(at + j, n) - c.at[v];
+            s += d;
+            q = fma(d, d, q);
+            if (v + 1 == vectors) at += stride;
+        };
     });
 }
 
@@ -738,39 +756,21 @@ void col_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<
                  double* sum_dz_xhat) {
     const int64_t ahead = rows_ahead<A>(x.stride, size.cols), dy_ahead = rows_ahead<A>(g.dy_stride, size.cols);
     const int64_t y_ahead = rows_ahead<A>(g.y_stride, size.cols);
-    for_strips<A>(size, [&](int64_t row, int64_t rows, auto strip, int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    sum_columns<A>(size, sum_dz, sum_dz_xhat, [&](int64_t row, auto strip, int64_t i, int64_t n) RG_INLINE_LAMBDA {
         constexpr int vectors = strip.vectors;
-        Vec<A> c[vectors], m[vectors], o[vectors], s[vectors] = {}, q[vectors] = {};
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) {
-            c[v] = read(statistics.center + i + v * kLanes<A>, n);
-            m[v] = read(statistics.rstd + i + v * kLanes<A>, n);
-            o[v] = read(statistics.offset + i + v * kLanes<A>, n);
-        }
-        const A *p = x.data + row * x.stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
-        for (int64_t r = 0; r < rows;) {
-            Vec<A> chain_s[vectors] = {}, chain_q[vectors] = {};
-            const int64_t end = rows - r < kColumnChain ? rows : r + kColumnChain;
-            for (; r < end; ++r, p += x.stride, dy += g.dy_stride, y += g.y_stride) {
-#pragma GCC unroll 4
-                for (int v = 0; v < vectors; ++v) {
-                    const int64_t j = v * kLanes<A>;
-                    prefetch_line(p + j + ahead, v);
-                    prefetch_line(dy + j + dy_ahead, v);
-                    if (kAct != ActivationKind::identity) prefetch_line(y + j + y_ahead, v);
-                    const Vec<A> dz = read_dz<kAct>(dy + j, y + j, n);
-                    chain_s[v] += dz;
-                    chain_q[v] = fma(dz, fma(read(p + j, n) - c[v], m[v], o[v]), chain_q[v]);
-                }
-            }
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; ++v) s[v] += chain_s[v], q[v] += chain_q[v];
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; ++v) {
-            add<A>(sum_dz + i + v * kLanes<A>, n, s[v]);
-            add<A>(sum_dz_xhat + i + v * kLanes<A>, n, q[v]);
-        }
+        const ColumnVectors<A, vectors> c(statistics.center, i, n), m(statistics.rstd, i, n);
+        const ColumnVectors<A, vectors> o(statistics.offset, i, n);
+        const A *at = x.data + row * x.stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
+        return [=, stride = x.stride](int v, Vec<A>& s, Vec<A>& q) mutable RG_INLINE_LAMBDA {
+            const int64_t j = v * kLanes<A>;
+            prefetch_line(at + j + ahead, v);
+            prefetch_line(dy + j + dy_ahead, v);
+            if (kAct != ActivationKind::identity) prefetch_line(y + j + y_ahead, v);
+            const Vec<A> dz = read_dz<kAct>(dy + j, y + j, n);
+            s += dz;
+            q = fma(dz, fma(read(at + j, n) - c.at[v], m.at[v], o.at[v]), q);
+            if (v + 1 == vectors) at += stride, dy += g.dy_stride, y += g.y_stride;
+        };
     });
 }
 
