@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../kernels.h"
-#include "norm_range.h"
+#include "norm_common.h"
 #include "vmath.h"
 
 namespace rg {

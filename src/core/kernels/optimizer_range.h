@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../kernels.h"
-#include "norm_range.h"
+#include "norm_common.h"
 
 namespace rg {
 namespace {
