@@ -88,7 +88,7 @@ def test_one_sample() -> None:
     assert np.array_equal(y, rg.activation_forward(x, "tanh"))
 
 
-@pytest.mark.parametrize("flags", [0, 0b001, 0b010, 0b100, 0b110, 0b111])
+@pytest.mark.parametrize("flags", [0, 0b001, 0b010, 0b100, 0b110, 0b111, 0b1000, 0b1010, 0b1111])
 @pytest.mark.parametrize("layout", [bnns.BNNSDataLayoutImageCHW, bnns.BNNSDataLayout3DFirstMajor])
 @pytest.mark.parametrize("function", ["Softmax", "LogSoftmax"])
 def test_softmax_over_the_flagged_axes(function: str, layout: int, flags: int, torch: Any) -> None:
@@ -98,8 +98,9 @@ def test_softmax_over_the_flagged_axes(function: str, layout: int, flags: int, t
     filter = create(getattr(bnns, f"BNNSActivationFunction{function}"), axis_flags=flags, i_desc=sample, o_desc=sample)
     y = np.empty_like(x)
     assert bnns.BNNSFilterApplyBatch(filter, 4, x, 30, y, 30) == 0
-    listed = [k for k in range(3) if flags >> k & 1] or [0]
-    axes = [1 + k if layout == bnns.BNNSDataLayout3DFirstMajor else 3 - k for k in listed]
+    listed = [k for k in range(4) if flags >> k & 1] or [0]
+    axes = [1 + k if layout == bnns.BNNSDataLayout3DFirstMajor else 3 - k for k in listed if k < 3]
+    axes += [0] if flags >> 3 else []
     tx = torch.tensor(x, dtype=torch.float64, requires_grad=True)
     ty = tx - torch.logsumexp(tx, axes, keepdim=True)
     ty = ty if function == "LogSoftmax" else ty.exp()
@@ -116,8 +117,21 @@ def test_softmax_over_the_flagged_axes(function: str, layout: int, flags: int, t
         assert np.allclose(dx, tx.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_softmax_over_the_batch_of_a_vector() -> None:
+    """Bit 1 of a vector: each entry over the samples."""
+    vector = Descriptor(layout=bnns.BNNSDataLayoutVector, size=(2,), data_type=F32)
+    filter = create(bnns.BNNSActivationFunctionSoftmax, axis_flags=2, i_desc=vector, o_desc=vector)
+    x = np.log(np.array([[1, 5], [3, 15]], np.float32))
+    y = np.empty_like(x)
+    assert bnns.BNNSFilterApplyBatch(filter, 2, x, 2, y, 2) == 0
+    assert np.allclose(y, [[0.25, 0.25], [0.75, 0.75]], rtol=1e-6)
+    assert bnns.BNNSFilterApplyBatch(filter, 1, x, 2, y, 2) == 0
+    assert y[0].tolist() == [1, 1]
+
+
 def test_softmax_axes_that_are_not_there() -> None:
-    assert create(bnns.BNNSActivationFunctionSoftmax, axis_flags=0b1000) is None
+    assert create(bnns.BNNSActivationFunctionSoftmax, axis_flags=0b10000) is None
+    assert "axis_flags is 0x10, but i_desc has 3 axes, and bit 3 is the batch" in (bnns.last_error() or "")
 
 
 def test_types_may_differ_and_identity_converts() -> None:
@@ -127,7 +141,143 @@ def test_types_may_differ_and_identity_converts() -> None:
         y = np.empty(x.shape, dtype)
         assert bnns.BNNSFilterApplyBatch(filter, 4, x, 30, y, 30) == 0
         assert np.array_equal(y, x.astype(dtype))
-    assert create(0, o_desc=image(data_type=bnns.BNNSDataTypeInt8)) is None
+
+
+# ---- conversion ------------------------------------------------------------------------------------------------------
+
+INTEGER_TYPES = {
+    getattr(bnns, f"BNNSDataType{name}"): np.dtype(name.lower())
+    for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+}
+
+
+def convert(x: np.ndarray, source: dict[str, Any], target: dict[str, Any], dtype: Any) -> np.ndarray:
+    """x, an array of one axis, through an identity filter."""
+    i_desc, o_desc = (
+        Descriptor(layout=bnns.BNNSDataLayoutVector, size=x.shape, **fields) for fields in (source, target)
+    )
+    filter = create(0, i_desc=i_desc, o_desc=o_desc)
+    assert filter is not None, bnns.last_error()
+    y = np.full(x.shape, 99, dtype)
+    assert bnns.BNNSFilterApply(filter, x, y) == 0, bnns.last_error()
+    return y
+
+
+@pytest.mark.parametrize("code", INTEGER_TYPES)
+def test_identity_rounds_half_to_even_and_saturates(code: int) -> None:
+    dtype, limits = INTEGER_TYPES[code], np.iinfo(INTEGER_TYPES[code])
+    x = np.array([1.5, 2.5, 0.5, 3.4, -2.5, -0.5, -0.51, 3e30, -3e30, np.inf, -np.inf, np.nan, limits.max], np.float32)
+    y = convert(x, {"data_type": F32}, {"data_type": code}, dtype)
+    low, high = limits.min, limits.max
+    expected = [2, 2, 0, 3, max(-2, low), 0, max(-1, low), high, low, high, low, 0, high]
+    assert y.tolist() == expected
+    back = convert(y, {"data_type": code}, {"data_type": F32}, np.float32)
+    assert np.array_equal(back, y.astype(np.float32))
+
+
+@pytest.mark.parametrize("source", INTEGER_TYPES)
+@pytest.mark.parametrize("target", INTEGER_TYPES)
+def test_identity_between_integers_is_exact(source: int, target: int) -> None:
+    from_, to = INTEGER_TYPES[source], INTEGER_TYPES[target]
+    edges = {np.iinfo(t).min for t in (from_, to)} | {np.iinfo(t).max for t in (from_, to)} | {-1, 0, 1, 2**53 + 1}
+    given = [value for value in edges if np.iinfo(from_).min <= value <= np.iinfo(from_).max]
+    y = convert(np.array(given, from_), {"data_type": source}, {"data_type": target}, to)
+    assert y.tolist() == [min(max(value, np.iinfo(to).min), np.iinfo(to).max) for value in given]
+    # The same scale on both sides changes nothing.
+    scaled = {"data_scale": 0.1, "data_bias": 3.0}
+    again = convert(np.array(given, from_), {"data_type": source, **scaled}, {"data_type": target, **scaled}, to)
+    assert np.array_equal(again, y)
+
+
+def test_identity_applies_scale_and_bias() -> None:
+    """value = scale * stored + bias, on both sides; a scale of 0 counts as 1; floats have none."""
+    int8 = {"data_type": bnns.BNNSDataTypeInt8, "data_scale": 0.5, "data_bias": -1.0}
+    stored = np.array([-128, -1, 0, 3, 127], np.int8)
+    values = convert(stored, int8, {"data_type": F32, "data_scale": 9.0, "data_bias": 9.0}, np.float32)
+    assert values.tolist() == [-65, -1.5, -1, 0.5, 62.5]
+    assert np.array_equal(convert(values, {"data_type": F32}, int8, np.int8), stored)
+    uint8 = {"data_type": bnns.BNNSDataTypeUInt8, "data_scale": 0.0, "data_bias": 2.0}
+    assert convert(values, {"data_type": F32}, uint8, np.uint8).tolist() == [0, 0, 0, 0, 60]
+    assert convert(stored, int8, uint8, np.uint8).tolist() == [0, 0, 0, 0, 60]
+    half = convert(stored, int8, {"data_type": F16}, np.float16)
+    assert half.tolist() == values.tolist()
+    assert convert(half, {"data_type": F16}, {"data_type": bnns.BNNSDataTypeInt32}, np.int32).tolist() == [
+        -65,
+        -2,
+        -1,
+        0,
+        62,
+    ]
+
+
+def test_identity_converts_in_place_and_in_another_shape() -> None:
+    memory = bytearray(np.array([1.5, -2.5, 7, 4], np.float32).tobytes())
+    vector = Descriptor(layout=bnns.BNNSDataLayoutVector, size=(4,), data_type=F32)
+    matrix = Descriptor(layout=bnns.BNNSDataLayoutRowMajorMatrix, size=(2, 2), data_type=bnns.BNNSDataTypeInt32)
+    filter = create(0, i_desc=vector, o_desc=matrix)
+    assert bnns.BNNSFilterApply(filter, memory, memory) == 0
+    assert np.frombuffer(memory, np.int32).tolist() == [2, -2, 7, 4]
+
+
+def test_identity_of_no_elements_more_or_of_strange_types() -> None:
+    int8 = image(data_type=bnns.BNNSDataTypeInt8)
+    for o_desc, reason in (
+        (image(data_type=bnns.BNNSDataTypeInt4), "o_desc.data_type is BNNSDataTypeInt4"),
+        (image(data_type=bnns.BNNSDataTypeBoolean), "o_desc.data_type is BNNSDataTypeBoolean"),
+        (image(data_type=bnns.BNNSDataTypeInt8, data_scale=np.inf), "o_desc.data_scale is inf, must be finite"),
+        (image(data_type=bnns.BNNSDataTypeInt8, data_bias=np.nan), "o_desc.data_bias is nan, must be finite"),
+        (image(data_type=bnns.BNNSDataTypeInt8, size=(5, 2, 4)), "o_desc has 40 elements, expected 30"),
+    ):
+        assert create(0, o_desc=o_desc) is None
+        assert reason in (bnns.last_error() or "")
+    assert create(bnns.BNNSActivationFunctionTanh, o_desc=int8) is None
+    assert "must be Float32, Float16 or BFloat16" in (bnns.last_error() or "")
+    status, dx = backward(create(0, o_desc=int8), normal(4, *SHAPE))
+    assert status == -1
+    assert "converts BNNSDataTypeFloat32 to BNNSDataTypeInt8, and integers have no gradient" in (
+        bnns.last_error() or ""
+    )
+    assert (dx == 7).all()
+
+
+# ---- shapes and memory -----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_stride_of_zero_is_packed() -> None:
+    x, dy = normal(4, *SHAPE), normal(4, *SHAPE, seed=1)
+    filter = create(bnns.BNNSActivationFunctionTanh)
+    y, dx = np.empty_like(x), np.empty_like(x)
+    assert bnns.BNNSFilterApplyBatch(filter, 4, x, 0, y, 0) == 0
+    assert np.array_equal(y, rg.activation_forward(x, "tanh"))
+    assert bnns.BNNSFilterApplyBackwardBatch(filter, 4, x, 0, image(dx), 0, y, 0, image(dy), 0, None, None) == 0
+    assert np.array_equal(dx, rg.activation_backward(dy, "tanh", y=y))
+    # With gaps inside the sample, a packed sample ends with those of its slowest axis.
+    gaps = image(stride=(2, 10, 20))
+    wide = np.zeros((4, 3, 2, 5, 2), np.float32)
+    wide[..., 0] = x
+    filter = create(bnns.BNNSActivationFunctionTanh, i_desc=gaps)
+    assert bnns.BNNSFilterApplyBatch(filter, 4, wide, 0, dx, 0) == 0
+    assert np.array_equal(dx, y)
+    assert bnns.BNNSFilterApplyBatch(filter, 5, wide, 0, dx, 0) == -1
+    assert "out has 480 bytes, but 5 samples" in (bnns.last_error() or "")
+
+
+def test_gradients_in_another_shape() -> None:
+    """Apple compares numbers of elements: a vector goes where an image was declared."""
+    x, dy = normal(4, *SHAPE), normal(4, *SHAPE, seed=1)
+    filter = create(bnns.BNNSActivationFunctionTanh)
+    want = rg.activation_backward(dy, "tanh", x=x)
+    dx = np.empty_like(x)
+    vectors = [Descriptor(layout=bnns.BNNSDataLayoutVector, size=(30,), data_type=F32, data=a) for a in (dx, dy)]
+    assert bnns.BNNSFilterApplyBackwardBatch(filter, 4, x, 30, vectors[0], 30, None, 0, vectors[1], 30, None, None) == 0
+    assert np.array_equal(dx, want)
+    swapped = image(dx, size=(3, 2, 5))
+    assert bnns.BNNSFilterApplyBackwardBatch(filter, 4, x, 30, swapped, 30, None, 0, vectors[1], 30, None, None) == -1
+    assert "in_delta.size is (3, 2, 5), expected size=(W, H, C)=(5, 2, 3) as in i_desc" in (bnns.last_error() or "")
+    vectors[0].size, vectors[0].stride = (30,), (2,)
+    status = bnns.BNNSFilterApplyBackwardBatch(filter, 4, x, 30, vectors[0], 60, None, 0, vectors[1], 30, None, None)
+    assert status == -1
+    assert "in_delta.size is (30,), expected size=(W, H, C)=(5, 2, 3) as in i_desc" in (bnns.last_error() or "")
 
 
 def test_shapes_may_differ_if_elements_agree() -> None:

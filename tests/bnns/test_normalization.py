@@ -261,6 +261,32 @@ def test_groups_are_blocks_of_consecutive_channels(groups: int, channels: int) -
 
 
 @pytest.mark.parametrize("kind", ["batch", "instance"])
+def test_momentum_weighs_the_old_or_the_new_value(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Apple does not say which: a keyword chooses. What never moves is logged, once."""
+    x = normal(4, 3, 2, 5)
+    moved = {}
+    for weighs, momentum in (("old", 0.25), ("new", 0.75)):
+        mean, variance = np.full(3, 2, np.float32), np.full(3, 3, np.float32)
+        Layer(kind, (3, 2, 5), mean=mean, variance=variance, momentum=momentum, momentum_weighs=weighs).forward(x)
+        moved[weighs] = mean, variance
+    assert all(map(np.array_equal, moved["old"], moved["new"]))
+    with caplog.at_level("WARNING", "retrograd.bnns"):
+        for weighs, momentum in (("old", 1.0), ("new", 0.0)):
+            mean, variance = np.full(3, 2, np.float32), np.full(3, 3, np.float32)
+            layer = Layer(kind, (3, 2, 5), mean=mean, variance=variance, momentum=momentum, momentum_weighs=weighs)
+            layer.forward(x)
+            layer.forward(x)
+            assert (mean == 2).all()
+            assert len(caplog.messages) == 1
+            assert f"momentum is {momentum:g} and weighs the {weighs} value" in caplog.messages[0]
+            caplog.clear()
+        Layer(kind, (3, 2, 5), momentum=1).forward(x)  # nothing that could move
+        assert not caplog.messages
+    assert not Layer(kind, (3, 2, 5), momentum_weighs="other").made
+    assert "momentum_weighs is 'other', must be 'old' or 'new'" in (bnns.last_error() or "")
+
+
+@pytest.mark.parametrize("kind", ["batch", "instance"])
 def test_moving_statistics_are_weighed_by_momentum(kind: str) -> None:
     mean, variance = normal(3), np.abs(normal(3, seed=5)) + 1
     before = mean.astype(np.float64), variance.astype(np.float64)

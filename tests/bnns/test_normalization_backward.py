@@ -10,7 +10,7 @@ import pytest
 import retrograd as rg
 from retrograd import _core, bnns
 from retrograd.ops.activation import ACTIVATIONS
-from support.bnns_norm import KINDS, Allocator, Layer, activation, described, image, normal, tanh
+from support.bnns_norm import BF16, F16, F32, KINDS, TYPES, Allocator, Layer, activation, described, image, normal, tanh
 
 # ---- forward in place, backward (section 8) --------------------------------------------------------------------------
 
@@ -300,15 +300,70 @@ def test_prelu_per_channel_runs_forward_and_does_not_train() -> None:
     assert not Layer("batch", (3,), activation=activation(bnns.BNNSActivationFunctionPReLUPerChannel)).made
 
 
-def test_backward_needs_the_output_under_an_activation_only() -> None:
+OPTIONS: dict[str, dict[str, Any]] = {"batch": {}, "instance": {}, "layer": {"axis": 1}, "group": {"groups": 3}}
+
+
+@pytest.mark.parametrize("types", [(F32, F32), (F16, F16), (F32, BF16)])
+@pytest.mark.parametrize("name", ["Identity", "Tanh", "RectifiedLinear", "Clamp", "GELUApproximationSigmoid"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_backward_recomputes_an_output_that_is_null(kind: str, name: str, types: tuple[int, int]) -> None:
+    """The same bits as with the output, for all but instance norms, which need it under an activation."""
+    x, dy = normal(4, 3, 2, 5).astype(TYPES[types[0]]), normal(4, 3, 2, 5, seed=1)
+    parameter = (2, 5) if kind == "layer" else (3,)
+    act = activation(getattr(bnns, f"BNNSActivationFunction{name}"), -0.75)
+    layer = Layer(
+        kind,
+        (3, 2, 5),
+        gamma=normal(*parameter, seed=2),
+        beta=normal(*parameter, seed=3),
+        activation=act,
+        types=types,
+        **OPTIONS[kind],
+    )
+    want = layer.gradients(dy, layer.forward(x), parameter)
+    if kind == "instance" and name != "Identity":
+        dx = np.full_like(dy, 7)
+        assert layer.backward(dy, None, in_delta=image((3, 2, 5), dx)) == -1
+        assert "out is NULL; an instance norm with an activation needs it" in (bnns.last_error() or "")
+        assert (dx == 7).all()
+    else:
+        for got, expected in zip(layer.gradients(dy, None, parameter), want, strict=True):
+            assert np.array_equal(got, expected)
+
+
+def test_an_output_that_is_null_with_parameters_of_every_element() -> None:
+    """The gradient of an absent gamma of a layer norm, for every element: the pass is recomputed in that form."""
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    for beta in (None, normal(3, 2, 5, seed=2)):
+        layer = Layer("layer", (3, 2, 5), axis=1, beta=beta, activation=tanh())
+        y = layer.forward(x)
+        for got, want in zip(layer.gradients(dy, None, (3, 2, 5)), layer.gradients(dy, y, (3, 2, 5)), strict=True):
+            assert np.allclose(got, want, rtol=1e-5, atol=1e-6)  # that form rounds y in another order
+
+
+def test_recomputing_the_output_leaves_moving_statistics_alone() -> None:
+    mean, variance = np.zeros(3, np.float32), np.ones(3, np.float32)
+    layer = Layer("batch", (3, 2, 5), mean=mean, variance=variance, activation=tanh())
     x = normal(4, 3, 2, 5)
-    gelu = activation(bnns.BNNSActivationFunctionGELUApproximationSigmoid)
-    for act, expected in ((None, 0), (tanh(), -1), (gelu, -1)):
-        layer, dx = Layer("batch", (3, 2, 5), activation=act), np.full_like(x, 7)
-        layer.forward(x)
-        assert layer.backward(x, None, in_delta=image((3, 2, 5), dx)) == expected
-        _, cache = rg.batch_norm_forward(x, eps=float(np.float32(1e-3)))
-        assert np.array_equal(dx, rg.batch_norm_backward(x, cache).dx if act is None else np.full_like(x, 7))
+    layer.forward(x)
+    before = mean.copy(), variance.copy()
+    assert layer.backward(x, None, in_delta=image((3, 2, 5), np.empty_like(x))) == 0
+    assert all(map(np.array_equal, (mean, variance), before))
+
+
+def test_a_batch_stride_of_zero_is_packed_in_a_normalization() -> None:
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    layer = Layer("batch", (3, 2, 5), activation=tanh())
+    y = layer.forward(x)
+    want = layer.gradients(dy, y, (3,))[0]
+    out, dx = np.empty_like(x), np.empty_like(x)
+    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 0, out, 0, True) == 0
+    assert np.array_equal(out, y)
+    status = bnns.BNNSNormalizationFilterApplyBackwardBatch(
+        layer.filter, 4, image((3, 2, 5), dx), 0, y, 0, image((3, 2, 5), dy), 0, None, None
+    )
+    assert status == 0
+    assert np.array_equal(dx, want)
 
 
 def test_all_gradients_null_needs_no_slope() -> None:

@@ -96,16 +96,56 @@ def test_where_swift_throws_this_raises() -> None:
     x = SHAPE.descriptor(normal(4, 3, 2, 5))
     with pytest.raises(BNNS.Error, match="arrayDescriptorInvalidData: output has no data"):
         swift.apply(batchSize=4, input=x, output=SHAPE.descriptor(), for_=BNNS.LearningPhase.training)
-    with pytest.raises(BNNS.Error, match=r"layerApplyFail: input is .* not what the layer was made for"):
+    counts = r"layerApplyFail: input has 29 elements of BNNSDataTypeFloat32, but the layer was made for 30 of"
+    with pytest.raises(BNNS.Error, match=counts):
         swift.apply(
-            batchSize=1, input=BNNS.Shape.vector(30).descriptor(x.data), output=x, for_=BNNS.LearningPhase.training
+            batchSize=1, input=BNNS.Shape.vector(29).descriptor(x.data), output=x, for_=BNNS.LearningPhase.training
         )
+    half = SHAPE.descriptor(np.zeros(120, np.float16), bnns.BNNSDataTypeFloat16)
+    with pytest.raises(
+        BNNS.Error, match=r"output has 30 elements of BNNSDataTypeFloat16, but .* of BNNSDataTypeFloat32"
+    ):
+        swift.apply(batchSize=4, input=x, output=half, for_=BNNS.LearningPhase.training)
+    gaps = BNNS.Shape.vector(30, stride=2).descriptor(np.zeros(240, np.float32))
+    with pytest.raises(
+        BNNS.Error, match=r"output has size \(30,\) and stride \(2,\).* made for \(5, 2, 3\) and \(1, 5, 10\)"
+    ):
+        swift.apply(batchSize=4, input=x, output=gaps, for_=BNNS.LearningPhase.training)
     with pytest.raises(BNNS.Error, match=r"layerApplyFail: .*out has 480 bytes"):
         swift.apply(batchSize=5, input=x, output=x, for_=BNNS.LearningPhase.training)
     with pytest.raises(BNNS.Error, match=r"layerApplyFail: .*no training pass"):
         swift.applyBackward(batchSize=4, output=x, outputGradient=x, generatingInputGradient=x)
     with pytest.raises(TypeError, match="LearningPhase"):
         swift.apply(batchSize=4, input=x, output=x, for_=True)
+
+
+def test_arrays_of_another_shape_and_as_many_elements() -> None:
+    """As in Apple's sample of digits: a vector where an image was declared, forward and backward."""
+    x, dy = normal(4, 3, 2, 5), normal(4, 3, 2, 5, seed=1)
+    vector, training = BNNS.Shape.vector(30), BNNS.LearningPhase.training
+    results = []
+    for shape in (SHAPE, vector):
+        swift = layer(BNNS.NormalizationType.batch(), activation=BNNS.ActivationFunction.tanh)
+        y, dx = np.empty_like(x), np.empty_like(x)
+        swift.apply(batchSize=4, input=shape.descriptor(x), output=shape.descriptor(y), for_=training)
+        swift.applyBackward(
+            batchSize=4,
+            output=shape.descriptor(y),
+            outputGradient=shape.descriptor(dy),
+            generatingInputGradient=shape.descriptor(dx),
+        )
+        results.append((y, dx))
+    assert all(map(np.array_equal, *results))
+
+
+def test_the_meaning_of_momentum() -> None:
+    x = normal(4, 3, 2, 5)
+    mean, variance = np.ones(3, np.float32), np.ones(3, np.float32)
+    moving = (bnns.BNNSNDArrayDescriptor.from_array(a) for a in (mean, variance))
+    swift = layer(BNNS.NormalizationType.batch(*moving), momentum=0.25, momentumWeighs="new")
+    y = SHAPE.descriptor(np.empty_like(x))
+    swift.apply(batchSize=4, input=SHAPE.descriptor(x), output=y, for_=BNNS.LearningPhase.training)
+    assert np.allclose(mean, 0.75 + 0.25 * x.mean((0, 2, 3)), atol=1e-6)
 
 
 def test_memory_is_released_by_with_and_by_garbage_collection() -> None:

@@ -12,6 +12,7 @@ from ..ops.elementwise import activation_backward, activation_forward
 from . import _constants as c
 from ._activation import Fused, elementwise, fused
 from ._apply import OneInputFilter
+from ._conversion import INTEGERS, converted, scale_of
 from ._failure import Invalid, Unsupported, status
 from ._filter import (
     FLOAT32,
@@ -22,6 +23,7 @@ from ._filter import (
     checked_filter,
     delta_geometry,
     delta_samples,
+    geometry_of,
     in_shape,
     overlapping,
     put,
@@ -32,14 +34,17 @@ from ._filter import (
 )
 from ._memory import (
     Array,
+    Geometry,
     as_float,
     as_size,
     check_disjoint,
     check_writable,
+    data_type_of,
     is_first_major,
     listed,
     size_of,
 )
+from ._names import constant_name
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
 
 __all__ = [
@@ -61,7 +66,10 @@ class ActivationFilter(OneInputFilter):
             shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
             raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersActivation")
         super().__init__(parameters)
-        self.input, self.output = sample_geometry("i_desc", layer.i_desc), sample_geometry("o_desc", layer.o_desc)
+        self.function = layer.activation.function
+        self.input, self.output = self._geometry("i_desc", layer.i_desc), self._geometry("o_desc", layer.o_desc)
+        self.converts = any(geometry.dtype.kind in "iu" for geometry in (self.input, self.output))
+        self.scales = scale_of("i_desc", layer.i_desc), scale_of("o_desc", layer.o_desc)
         if self.input.elements != self.output.elements:
             raise Invalid(
                 f"o_desc has {self.output.elements} elements, expected {self.input.elements} as in i_desc with its "
@@ -69,7 +77,6 @@ class ActivationFilter(OneInputFilter):
             )
         if self.output.may_overlap:
             raise overlapping("o_desc", self.output)
-        self.function = layer.activation.function
         if self.function == _PER_CHANNEL and layer.i_desc.layout != c.BNNSDataLayoutImageCHW:
             raise Invalid("PReLUPerChannel needs i_desc.layout ImageCHW")
         self.axes = self._softmax_axes(layer)
@@ -83,16 +90,23 @@ class ActivationFilter(OneInputFilter):
         # (alpha, beta) and the activation made from them.
         self._current: tuple[tuple[float, float], Fused] | None = None
 
+    def _geometry(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+        """The geometry of the input or output. The identity also converts integers."""
+        if self.function == c.BNNSActivationFunctionIdentity and descriptor.data_type in INTEGERS:
+            return geometry_of(name, descriptor)
+        return sample_geometry(name, descriptor)
+
     def _softmax_axes(self, layer: BNNSLayerParametersActivation) -> tuple[int, ...]:
         """Indices of the axes that a softmax runs over, in an array [batch, ...]."""
         flags, rank = as_size("axis_flags", layer.axis_flags), len(self.input.extents)
         if self.function not in _SOFTMAXES:
             return ()
-        if flags >> rank:
-            raise Invalid(f"axis_flags is {flags:#x}, but i_desc has {rank} axes")
-        listed = [k for k in range(rank) if flags >> k & 1] or [0]
+        if flags >> rank + 1:
+            raise Invalid(f"axis_flags is {flags:#x}, but i_desc has {rank} axes, and bit {rank} is the batch")
+        listed = [k for k in range(rank) if flags >> k & 1] or ([] if flags else [0])
         # Bit k selects the axis of size[k]: the k-th fastest, or in a first-major layout the k-th slowest.
-        return tuple(1 + k if is_first_major(layer.i_desc.layout) else rank - k for k in listed)
+        axes = [1 + k if is_first_major(layer.i_desc.layout) else rank - k for k in listed]
+        return (0, *axes) if flags >> rank else tuple(axes)
 
     def current(self) -> Fused:
         """The activation with the current parameters."""
@@ -111,7 +125,10 @@ class ActivationFilter(OneInputFilter):
         x = source_samples("in", self.input, source, batch, in_stride)
         if not x.flags.aligned or not _in_place_or_apart(x, y):
             x = x.copy()
-        if self.function in _SOFTMAXES:
+        if self.converts:
+            scale, target_scale = self.scales
+            put(y, converted(x, scale, y.dtype, target_scale).reshape(y.shape), False)
+        elif self.function in _SOFTMAXES:
             put(y, self._softmax(x).reshape(y.shape), False)
         elif self.function == _PER_CHANNEL:
             x32 = x.astype(np.float32, copy=False)
@@ -154,6 +171,9 @@ class ActivationFilter(OneInputFilter):
         batch = checked_batch(batch_size)
         if out_delta is None:
             raise Invalid("out_delta is NULL")
+        if self.converts:
+            types = " to ".join(constant_name("BNNSDataType", data_type_of(g.dtype)) for g in (self.input, self.output))
+            raise Unsupported(f"the filter converts {types}, and integers have no gradient")
         if bias_delta is not None:
             raise Unsupported("bias_delta is given, but an activation has no bias")
         dy = delta_samples("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
@@ -265,7 +285,11 @@ def _in_place_or_apart(result: Array, array: Array) -> bool:
 def BNNSFilterCreateLayerActivation(
     layer_params: BNNSLayerParametersActivation, filter_params: BNNSFilterParameters | None = None
 ) -> ActivationFilter | None:
-    """Create an activation filter: elementwise, softmax, log-softmax or PReLU per channel. None on failure."""
+    """Create an activation filter: elementwise, softmax, log-softmax or PReLU per channel. None on failure.
+
+    The identity converts between data types. Integers, which no other function accepts, are rounded half to even and
+    saturate; ``data_scale`` and ``data_bias`` of their descriptors apply.
+    """
     return ActivationFilter(layer_params, filter_params)
 
 

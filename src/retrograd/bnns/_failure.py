@@ -165,6 +165,11 @@ def note(message: str) -> None:
     _logger.info("%s", message)
 
 
+def advise(message: str) -> None:
+    """Log something that works as documented, but that the program may not mean."""
+    _logger.warning("%s", message)
+
+
 def note_extension(function: str, what: str) -> None:
     """Log that retrograd accepts something that Apple's headers do not: it may fail on a device."""
     note(f"{function}: {what}; this is accepted here, but not by Apple's headers")

@@ -17,6 +17,7 @@ from ._memory import (
     as_size,
     batch_view,
     check_writable,
+    contiguous,
     listed,
     size_of,
     size_text,
@@ -103,18 +104,20 @@ def checked_batch(batch_size: Any) -> int:
     return batch
 
 
-def _stride(name: str, stride: Any) -> int:
-    return stride if type(stride) is int and 0 <= stride <= c.SIZE_MAX else as_size(f"{name}_stride", stride)
+def _stride(name: str, stride: Any, geometry: Geometry) -> int:
+    """The stride between samples, where 0 means that they are packed."""
+    step = stride if type(stride) is int and 0 <= stride <= c.SIZE_MAX else as_size(f"{name}_stride", stride)
+    return step or geometry.packed_stride
 
 
 def source_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "") -> Array:
     """Samples that a call reads, ``[batch, ...]``. `field` (".data" or nothing) completes the name in messages."""
-    return batch_view(name, geometry, data, batch, _stride(name, stride), field)
+    return batch_view(name, geometry, data, batch, _stride(name, stride, geometry), field)
 
 
 def target_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "") -> Array:
     """Samples that a call writes: no two elements may share memory."""
-    step = _stride(name, stride)
+    step = _stride(name, stride, geometry)
     if batch > 1 and step < geometry.span:
         raise Invalid(f"{name}_stride is {step}, but a sample of {name} spans {geometry.span} values")
     if geometry.may_overlap:
@@ -165,12 +168,18 @@ def delta_samples(
 ) -> Array:
     """The gradient array of a layer's input or output.
 
-    `like` is the layer's descriptor for messages; `samples` is `source_samples` or `target_samples`.
+    `like` is the layer's descriptor for messages; `samples` is `source_samples` or `target_samples`. As in Apple's
+    calls, a contiguous gradient may have another shape with as many elements, such as an image for a vector. Extents
+    of the same axes in another order are refused: that is a mistake.
     """
     descriptor = checked_descriptor(name, descriptor)
     geometry = delta_geometry(name, descriptor)
     if geometry.extents != layer.extents:
-        raise unlike(name, geometry, like, layer)
+        proper, expected = geometry.proper_extents, layer.proper_extents
+        reshaped = proper == expected or len(proper) != len(expected)
+        if not reshaped or geometry.elements != layer.elements or not geometry.dense:
+            raise unlike(name, geometry, like, layer)
+        geometry = contiguous(layer, geometry.dtype)
     return samples(name, geometry, descriptor.data, batch, stride, ".data")
 
 

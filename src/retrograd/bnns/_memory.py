@@ -74,6 +74,11 @@ class Geometry(NamedTuple):
     dense: bool  # there are no gaps between elements
     proper_extents: tuple[int, ...]  # without those that are 1
 
+    @property
+    def packed_stride(self) -> int:
+        """Elements from one sample to the next in a packed batch: the span of the slowest axis."""
+        return self.strides[-1] * self.extents[-1]
+
 
 def dtype_of(data_type: Any) -> np.dtype[Any]:
     """The NumPy dtype of a BNNSDataType."""
@@ -199,6 +204,11 @@ def geometry(layout: int, dtype: np.dtype[Any], extents: tuple[int, ...], given:
         not may_overlap and reach + 1 == elements,
         tuple(extent for extent in extents if extent != 1),
     )
+
+
+def contiguous(like: Geometry, dtype: np.dtype[Any]) -> Geometry:
+    """A contiguous array of the same extents, with elements of this type."""
+    return geometry(like.layout, dtype, like.extents, ())
 
 
 def geometry_of(layout: Any, size: Sequence[Any], stride: Sequence[Any], data_type: Any) -> Geometry:

@@ -31,7 +31,7 @@ from ..ops.normalization import (
 )
 from . import _constants as c
 from ._activation import Fused, fused
-from ._failure import Invalid, Unsupported, renaming, status
+from ._failure import Invalid, Unsupported, advise, renaming, status
 from ._filter import (
     FLOAT32,
     FLOATS,
@@ -97,6 +97,7 @@ _RENAME: Final = renaming(
         "eps": "epsilon",
     }
 )
+_STILL: Final = "moving statistics never change; if momentum is meant to weigh the other, set momentum_weighs"
 _PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
 
 
@@ -156,7 +157,7 @@ def _trailing_axes(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
 class NormalizationFilter(BNNSFilter):
     """See :func:`BNNSFilterCreateLayerNormalization`."""
 
-    def __init__(self, norm_type: Any, layer: Any, parameters: Any, any_trainable: bool) -> None:
+    def __init__(self, norm_type: Any, layer: Any, parameters: Any, any_trainable: bool, momentum_weighs: str) -> None:
         if not isinstance(layer, BNNSLayerParametersNormalization):
             shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
             raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersNormalization")
@@ -211,7 +212,12 @@ class NormalizationFilter(BNNSFilter):
         given = {"gamma_desc": self.gamma, "beta_desc": self.beta} if self.uses_client_memory else {}
         self._client_parameters = {name: p.client for name, p in given.items() if p is not None}
         self._client = {**self._moving, **self._client_parameters}
-        self._update = RunningUpdate.bnns(self.momentum)
+        if momentum_weighs not in ("old", "new"):
+            raise Invalid(f"momentum_weighs is {momentum_weighs!r}, must be 'old' or 'new'")
+        keep = self.momentum if momentum_weighs == "old" else 1.0 - self.momentum
+        self._update = RunningUpdate.bnns(keep)
+        if self._moving and keep == 1:
+            advise(f"momentum is {self.momentum:g} and weighs the {momentum_weighs} value: {_STILL}")
         self._kept: Array | None = None  # x of the last training pass; may have room for more samples
         self._cache: NormCache | None = None
         for what in self._extensions(layer):
@@ -231,8 +237,6 @@ class NormalizationFilter(BNNSFilter):
         for name, geometry in parameters.items():
             if self.norm_type != c.BNNSLayerNorm and len(geometry.extents) > 1:
                 yield f"{name}.layout is {constant_name('BNNSDataLayout', geometry.layout)}, not a vector"
-            if self.norm_type == c.BNNSLayerNorm and geometry.elements != self.input.elements:
-                yield f"{name} has the {geometry.elements} values of the normalized axes, not of the whole input"
         function = layer.activation.function
         if function in _EXTENDED_TRAINABLE or (function in _LEAKY and as_float("alpha", layer.activation.alpha) == 0):
             alpha = " with alpha 0" if function in _LEAKY else ""
@@ -404,10 +408,14 @@ class NormalizationFilter(BNNSFilter):
             self._run_backward(cache, plan, y)
 
     def _run_backward(self, cache: NormCache, plan: _BackwardPlan, y: Array | None) -> None:
-        if plan.wide != self._is_wide:
-            # The gradient of an absent parameter is wanted for every element: that takes the other form and its cache.
-            y_unused = np.empty((cache.x.shape[0], *self.input.shape), np.float32)
-            cache = self._run(True, cache.x, y_unused, None, self._forms[True].options)
+        needs_y = y is None and self.activation.slope_from == "output" and self.activation.function.name != "identity"
+        if needs_y or plan.wide != self._is_wide:
+            # `out` was not given; or the gradient of an absent parameter is wanted for every element, which takes the
+            # other form and its cache. The kept input gives both.
+            again = np.empty((cache.x.shape[0], *self.input.shape), np.float32)
+            cache = self._run(plan.wide, cache.x, again, None, self._forms[plan.wide].options)
+            if needs_y:
+                y = again.astype(self.output.dtype, copy=False)
         form = self._forms[plan.wide]
         # The current gamma, and beta if z is recomputed.
         gamma = beta = None
@@ -447,7 +455,9 @@ class NormalizationFilter(BNNSFilter):
         if self.activation.untrainable:
             raise Unsupported(self.activation.untrainable)
         if out is None:
-            raise Invalid("out is NULL; a filter with an activation needs it")
+            if self.norm_type == c.BNNSInstanceNorm:
+                raise Invalid("out is NULL; an instance norm with an activation needs it")
+            return None
         return source_samples("out", self.output, out, batch, out_stride)
 
     def _parameter_delta(self, name: str, descriptor: Any, parameter: _Parameter | None) -> Array:
@@ -580,13 +590,17 @@ def BNNSFilterCreateLayerNormalization(
     filter_params: BNNSFilterParameters | None = None,
     *,
     slopes_from_input: bool = False,
+    momentum_weighs: str = "old",
 ) -> NormalizationFilter | None:
     """Create a normalization filter of type BNNSBatchNorm, BNNSInstanceNorm, BNNSLayerNorm or BNNSGroupNorm, or None.
 
     Apple's backward computes an activation's slope from the output, so it fails for those whose output does not
     determine it (abs, the GELUs, SiLU...). With `slopes_from_input`, a retrograd extension, these can be trained too.
+
+    Apple does not say whether ``momentum`` is the weight of the old moving statistics or of the new batch:
+    `momentum_weighs` is "old" or "new".
     """
-    return NormalizationFilter(normType, layer_params, filter_params, slopes_from_input)
+    return NormalizationFilter(normType, layer_params, filter_params, slopes_from_input, momentum_weighs)
 
 
 _OTHERWISE: Final = "filter is not a normalization filter"
@@ -616,7 +630,11 @@ def BNNSNormalizationFilterApplyBackwardBatch(
     beta_delta: BNNSNDArrayDescriptor | None,
     gamma_delta: BNNSNDArrayDescriptor | None,
 ) -> int:
-    """Compute the gradients of the last training pass, except those whose descriptor is None. 0, or -1 on failure."""
+    """Compute the gradients of the last training pass, except those whose descriptor is None. 0, or -1 on failure.
+
+    `out` may be None if there is no activation, and except for instance norms also if there is one: the output is then
+    recomputed, with the current gamma and beta.
+    """
     checked = checked_filter(NormalizationFilter, filter, _OTHERWISE)
     if not checked.uses_client_memory and (checked.gamma is not None or checked.beta is not None):
         checked.note_extension("BNNSNormalizationFilterApplyBackwardBatch", _COPIES)

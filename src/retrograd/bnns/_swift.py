@@ -10,7 +10,7 @@ from typing import Any, Final
 from . import _constants as c
 from ._failure import last_error, raising
 from ._filter import BNNSFilterDestroy
-from ._memory import Geometry, is_first_major
+from ._memory import Geometry, data_type_of, is_first_major
 from ._names import constant_name
 from ._normalization import (
     BNNSFilterCreateLayerNormalization,
@@ -282,7 +282,8 @@ class NormalizationLayer:
     """A normalization layer.
 
     Memory is released when the object is deleted, or at the end of a ``with`` block. `beta` and `gamma` may be None, or
-    descriptors without data.
+    descriptors without data. `momentumWeighs`, which Swift does not have, says what `momentum` is the weight of: the
+    "old" moving statistics or the "new" batch.
     """
 
     def __init__(
@@ -297,6 +298,7 @@ class NormalizationLayer:
         epsilon: float,
         activation: ActivationFunction = ActivationFunction.identity,
         filterParameters: BNNSFilterParameters | None = None,
+        momentumWeighs: str = "old",
     ) -> None:
         empty = BNNSNDArrayDescriptor()
         self._filter: Any = None
@@ -311,7 +313,9 @@ class NormalizationLayer:
             **type.fields,
         )
         with raising():
-            self._filter = BNNSFilterCreateLayerNormalization(type.norm_type, parameters, filterParameters)
+            self._filter = BNNSFilterCreateLayerNormalization(
+                type.norm_type, parameters, filterParameters, momentum_weighs=momentumWeighs
+            )
         if self._filter is None:
             raise BNNSError("unableToCreateLayer", last_error())
 
@@ -367,19 +371,32 @@ class NormalizationLayer:
             raise BNNSError("layerApplyFail", last_error())
 
     def _check_like(self, **descriptors: BNNSNDArrayDescriptor) -> None:
-        """Raise if descriptors differ from those that the layer was made with: the C call takes only their memory."""
+        """Raise if descriptors differ in type or number of elements from those that the layer was made with.
+
+        The C call takes only their memory. Contiguous arrays may have another shape; others must have the same strides.
+        """
         for name, descriptor in descriptors.items():
             made: Geometry | None = getattr(self._filter, name, None)  # None: the layer was closed
             try:
                 given = descriptor.geometry()
             except ValueError as error:
                 raise BNNSError("layerApplyFail", f"{name}: {error}") from None
-            if made is not None and (given.dtype, given.extents, given.strides) != (
-                made.dtype,
-                made.extents,
-                made.strides,
-            ):
-                raise BNNSError("layerApplyFail", f"{name} is {descriptor!r}, which is not what the layer was made for")
+            if made is None:
+                continue
+            if given.dtype != made.dtype or given.elements != made.elements:
+                types = (constant_name("BNNSDataType", data_type_of(g.dtype)) for g in (given, made))
+                given_type, made_type = types
+                raise BNNSError(
+                    "layerApplyFail",
+                    f"{name} has {given.elements} elements of {given_type}, but the layer was made for "
+                    f"{made.elements} of {made_type}",
+                )
+            if not (given.dense and made.dense) and (given.extents, given.strides) != (made.extents, made.strides):
+                raise BNNSError(
+                    "layerApplyFail",
+                    f"{name} has size {given.extents} and stride {given.strides} (fastest first), but the layer was "
+                    f"made for {made.extents} and {made.strides}",
+                )
 
     def close(self) -> None:
         """Release the layer's memory now."""
