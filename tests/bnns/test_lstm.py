@@ -277,7 +277,7 @@ def test_capacity_depends_on_the_scalar_fields_alone() -> None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("value", [0, -1, 2**64, 2**63, 2**62, "3", None, 1.5, float("nan"), [3]], ids=str)
+@pytest.mark.parametrize("value", [-1, 2**64, 2**63, 2**62, "3", None, 1.5, float("nan"), [3]], ids=str)
 def test_capacity_refuses_sizes(name: str, value: Any) -> None:
     layer = Layer()
     setattr(layer.params, name, value)

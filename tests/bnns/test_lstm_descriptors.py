@@ -13,14 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd import bnns
-from retrograd.bnns import BNNSNDArrayDescriptor
+from retrograd.bnns import BNNSLayerParametersLSTM, BNNSNDArrayDescriptor
 from support.arrays import Array, fenced
 from support.bnns_lstm import (
     GATES,
     NSE,
+    SIZES,
     SNE,
     Layer,
     all_arrays,
+    capacity_of,
     describe,
     every_descriptor,
     read_back,
@@ -373,6 +375,115 @@ def test_the_second_descriptor_holds_the_upper_layers_otherwise(inputs: int, uni
         else:
             assert layer.backward() == 0  # a gradient that is not wanted
         gate.iw_desc[1].data = kept
+
+
+def split(layer: Layer) -> None:
+    """Give the upper layers to iw_desc[1], as the header says for any input_size that is not hidden_size."""
+    for params, values in ((layer.params, layer.values), (layer.deltas, layer.gradients)):
+        for name, arrays in zip(GATES, values.gates, strict=True):
+            whole = arrays["iw"]
+            assert whole is not None
+            getattr(params, name).iw_desc = [describe(whole[:1]), describe(whole[1:])]
+
+
+def test_input_weights_in_the_headers_form() -> None:
+    """Two directions, and an input as wide as that of the upper layers: iw_desc[1] may hold these."""
+    layer = Layer(layers=3, inputs=8, directions=2)
+    layer.check()
+    split(layer)
+    layer.check()
+    # Zero extents say nothing of the layers; that iw_desc[1] has data of its own does.
+    for params in (layer.params, layer.deltas):
+        for name in GATES:
+            for desc in getattr(params, name).iw_desc:
+                desc.size = (0, 2, 4, 8)
+    layer.check()
+    kept = layer.params.forget_gate.iw_desc[1].data
+    layer.params.forget_gate.iw_desc[1].data = None
+    assert "forget_gate.iw_desc[1].data is NULL" in untouched(layer, layer.forward)
+    layer.params.forget_gate.iw_desc[1].data = kept
+    layer.params.output_gate.iw_desc[0].size = (3, 2, 4, 8)  # one gate in the other form
+    assert "input_gate.iw_desc[0].data has 256 bytes" in untouched(layer, layer.forward)
+
+
+def test_input_weights_in_one_array_with_open_extents() -> None:
+    layer = Layer(layers=3, inputs=8, directions=2)
+    for params in (layer.params, layer.deltas):
+        for name in GATES:
+            gate = getattr(params, name)
+            gate.iw_desc[0].size = (0, 0, 0, 0)
+            gate.iw_desc[1] = gate.iw_desc[0]  # the same memory
+    layer.check()
+    for params in (layer.params, layer.deltas):
+        for name in GATES:
+            getattr(params, name).iw_desc[1] = BNNSNDArrayDescriptor()
+    layer.check()
+
+
+# ---- sizes of 0 ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [SNE, NSE])
+@pytest.mark.parametrize(("layers", "directions", "inputs"), [(1, 1, 3), (2, 1, 4), (3, 2, 5), (2, 2, 8)])
+def test_sizes_that_are_zero_are_inferred(layers: int, directions: int, inputs: int, layout: int) -> None:
+    layer = Layer(layers=layers, directions=directions, inputs=inputs)
+    if layout == NSE:
+        for params, values in ((layer.params, layer.values), (layer.deltas, layer.gradients)):
+            for side, array in ((params.input_descriptor, values.x), (params.output_descriptor, values.y)):
+                assert array is not None
+                side.data_desc = describe(np.ascontiguousarray(array.swapaxes(0, 1)), NSE)
+    capacity = capacity_of(layer.params)
+    for names in (*((name,) for name in SIZES), SIZES):
+        for name in names:
+            setattr(layer.params, name, 0)
+        assert capacity_of(layer.params) == capacity
+        cache = layer.cache()
+        assert layer.forward(cache) == 0, bnns.last_error()
+        assert layer.backward(cache) == 0, bnns.last_error()
+        if layout == SNE:
+            layer.check()
+        for name, value in zip(SIZES, (layer.I, layer.H, layer.B, layer.L, layer.T), strict=True):
+            setattr(layer.params, name, value)
+
+
+def test_sizes_are_inferred_from_plain_matrices_and_vectors() -> None:
+    """One layer, one direction: (I, H) and (H, H) matrices say it all."""
+    layer = Layer(states="")
+    for params, values in ((layer.params, layer.values), (layer.deltas, layer.gradients)):
+        for side in (params.input_descriptor, params.output_descriptor):
+            side.hidden_desc, side.cell_state_desc = BNNSNDArrayDescriptor(), BNNSNDArrayDescriptor()
+        for name, arrays in zip(GATES, values.gates, strict=True):
+            gate = getattr(params, name)
+            iw, hw, b = arrays["iw"], arrays["hw"], arrays["b"]
+            assert iw is not None
+            assert hw is not None
+            assert b is not None
+            gate.iw_desc[0], gate.hw_desc, gate.b_desc = describe(iw[0, 0]), describe(hw[0, 0]), describe(b[0, 0])
+    for name in SIZES:
+        setattr(layer.params, name, 0)
+    capacity = capacity_of(layer.params)
+    for name, value in zip(SIZES, (layer.I, layer.H, layer.B, layer.L, layer.T), strict=True):
+        setattr(layer.params, name, value)
+    assert capacity_of(layer.params) == capacity != bnns.SIZE_MAX
+
+
+def test_sizes_that_nothing_determines() -> None:
+    assert capacity_of(BNNSLayerParametersLSTM()) == bnns.SIZE_MAX
+    assert "input_size is 0, and no descriptor with data determines it" in (bnns.last_error() or "")
+    layer = Layer()
+    for desc in every_descriptor(layer.params).values():
+        desc.size = [0] * 8
+    layer.params.num_layers = 0
+    assert "num_layers is 0, and no descriptor with data determines it" in untouched(layer, layer.forward)
+
+
+def test_descriptors_that_contradict_an_inferred_size() -> None:
+    layer = Layer()
+    layer.params.batch_size = 0
+    layer.params.output_descriptor.data_desc.size = (4, 3, 3)
+    assert "output_descriptor.data_desc.size is (4, 3, 3), expected" in untouched(layer, layer.forward)
+    layer.params.input_descriptor.data_desc.layout = 99  # is not what sizes are inferred from
+    assert "input_descriptor.data_desc.layout is 0x63" in untouched(layer, layer.forward)
 
 
 def test_with_one_layer_the_second_descriptor_is_ignored() -> None:

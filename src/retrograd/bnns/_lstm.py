@@ -146,7 +146,7 @@ def _rename(message: str) -> str:
 def BNNSComputeLSTMTrainingCacheCapacity(layer_params: BNNSLayerParametersLSTM) -> int:
     """Return the bytes that a layer's training cache needs; SIZE_MAX if the parameters are invalid.
 
-    Depends only on the sizes, ``dropout`` and ``lstm_flags``.
+    Depends only on the sizes, ``dropout`` and ``lstm_flags``. Sizes that are 0 are inferred from the descriptors.
     """
     sizes = sizes_of(_checked("layer_params", layer_params))
     dropout_of(layer_params, sizes)

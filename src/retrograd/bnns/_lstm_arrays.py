@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -54,16 +54,12 @@ class Sizes(NamedTuple):
     layers: int
     steps: int
     directions: int
+    first_layers: int  # how many layers iw_desc[0] holds; the others are in iw_desc[1]
 
     @property
     def width(self) -> int:
         """Features of the output, and of the input of upper layers."""
         return self.directions * self.units
-
-    @property
-    def first_layers(self) -> int:
-        """How many layers ``iw_desc[0]`` holds; the others are in ``iw_desc[1]``."""
-        return self.layers if self.inputs == self.width else 1
 
     def states(self) -> tuple[int, int, int]:
         return self.layers * self.directions, self.samples, self.units
@@ -73,18 +69,16 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(params: BNNSLayerParametersLSTM) -> Sizes:
-    values: list[int] = []
-    for name in SCALARS:
-        value = as_size(name, getattr(params, name))
-        if value == 0:
-            raise Invalid(f"{name} is 0, must be at least 1")
-        values.append(value)
+    scalars = {name: as_size(name, getattr(params, name)) for name in SCALARS}
     flags = as_size("lstm_flags", params.lstm_flags)
     if flags & ~_KNOWN_FLAGS:
         note(f"lstm_flags has the unknown bits {flags & ~_KNOWN_FLAGS:#x}, which are ignored")
-    inputs, units, samples, layers, steps = values
     directions = 2 if flags & c.BNNSLayerFlagsLSTMBidirectional else 1
-    sizes = Sizes(inputs, units, samples, layers, steps, directions)
+    if 0 in scalars.values():
+        _infer(scalars, params, directions)
+    values = inputs, units, samples, layers, steps = tuple(scalars[name] for name in SCALARS)
+    first = _first_layers(params, inputs, units, layers, directions)
+    sizes = Sizes(inputs, units, samples, layers, steps, directions, first)
     # Generous upper bounds in elements: data and cache, and weights. Rows are padded to 16.
     cells, rows = layers * directions, steps * samples + 64
     data = rows * (inputs + 16 + cells * 8 * (sizes.width + 16))
@@ -93,6 +87,98 @@ def sizes_of(params: BNNSLayerParametersLSTM) -> Sizes:
         shown = ", ".join(f"{name} {value}" for name, value in zip(SCALARS, values, strict=True))
         raise Invalid(f"{shown}: the arrays of such a layer would not fit in a 64-bit address space")
     return sizes
+
+
+def _infer(scalars: dict[str, int], params: BNNSLayerParametersLSTM, directions: int) -> None:
+    """Replace scalars that are 0 by what the extents of descriptors with data say."""
+    listed_axes = list(_axes(params))
+    known = {"directions": directions}
+    for products in (False, True):  # first from axes of their own, then from extents that are products
+        for axes, extents in listed_axes:
+            last = max((k for k, extent in enumerate(extents[: len(axes)]) if extent), default=-1)
+            for k in range(last + 1):
+                is_product = k == last < len(axes) - 1
+                if not extents[k] or is_product != products:
+                    continue
+                known.update((name, value) for name, value in scalars.items() if value)
+                parts = [part for axis in (axes[k:] if is_product else axes[k : k + 1]) for part in axis.split(" * ")]
+                unknown = [part for part in parts if part not in known]
+                rest = math.prod(known[part] for part in parts if part in known)
+                if len(unknown) == 1 and extents[k] % rest == 0:
+                    scalars[unknown[0]] = extents[k] // rest
+    for name, value in scalars.items():
+        if value == 0:
+            raise Invalid(f"{name} is 0, and no descriptor with data determines it")
+
+
+def _axes(params: BNNSLayerParametersLSTM) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """The axes of each descriptor with data and its extents, fastest first."""
+    axes: tuple[str, ...]
+    for name, desc in descriptors_of(params).items():
+        field = name.partition(".")[2]
+        layout = desc.layout or (c.BNNSDataLayoutSNE if field == "data_desc" else 0)
+        try:
+            extents = extents_of(layout, desc._size)
+        except (Invalid, Unsupported):
+            continue  # refused when it is read, with its name
+        if field == "data_desc":
+            width = "input_size" if name == X else "directions * hidden_size"
+            axes = (width, "batch_size", "seq_len")
+            if layout == c.BNNSDataLayoutNSE:
+                axes = (width, "seq_len", "batch_size")
+            elif name == Y and len(extents) >= 4:
+                axes = ("hidden_size", "directions", "batch_size", "seq_len")
+        elif field in ("hidden_desc", "cell_state_desc"):
+            axes = ("hidden_size", "batch_size", "directions", "num_layers")
+        elif field in ("hw_desc", "cw_desc"):
+            axes = ("hidden_size", "hidden_size", "directions", "num_layers")
+        elif field == "b_desc":
+            axes = ("hidden_size", "directions", "num_layers")
+        elif field == "iw_desc[0]":
+            axes = ("input_size", "hidden_size")  # the slower ones depend on iw_desc[1]
+            extents = extents[: 2 if len(extents) > 2 and extents[2] else 1]
+        elif name == LENGTHS:
+            axes = ("seq_len",)
+        else:
+            continue
+        yield axes, extents
+
+
+def _first_layers(params: BNNSLayerParametersLSTM, inputs: int, units: int, layers: int, directions: int) -> int:
+    """How many layers ``iw_desc[0]`` holds.
+
+    The header: ``iw_desc[1]`` holds the upper layers if there are any and ``input_size`` is not ``hidden_size``. With
+    two directions, upper layers read twice ``hidden_size``. If ``input_size`` is that too, one array can also hold all
+    layers: the extents of ``iw_desc[0]`` decide. If they are open, upper layers are in ``iw_desc[1]`` if that has data
+    of its own.
+    """
+    if layers == 1 or inputs != directions * units:
+        return 1
+    if directions == 1:
+        return layers
+    pairs = [getattr(params, gate).iw_desc for gate in GATES]
+    for first, _ in pairs:
+        if first.data is not None:
+            one, every = (_fits(first, (inputs, units, directions, count)) for count in (1, layers))
+            if one != every:
+                return 1 if one else layers
+    return 1 if any(second.data is not None and not _same_data(first, second) for first, second in pairs) else layers
+
+
+def _fits(desc: BNNSNDArrayDescriptor, implied: tuple[int, ...]) -> bool:
+    try:
+        extents = extents_of(desc.layout, desc._size)
+        _matched(desc.layout, extents, implied + (1,) * (len(extents) - len(implied)), ("",) * len(implied))
+    except (Invalid, Unsupported):
+        return False
+    return True
+
+
+def _same_data(first: BNNSNDArrayDescriptor, second: BNNSNDArrayDescriptor) -> bool:
+    """Whether two descriptors have the same pointer, as in Apple's article, which passes one of them twice."""
+    a, b = first.data, second.data
+    arrays = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
+    return a is b or (arrays and a.ctypes.data == b.ctypes.data)
 
 
 def dropout_of(params: BNNSLayerParametersLSTM, sizes: Sizes) -> float:
@@ -137,8 +223,7 @@ def arrays_of(
 
 
 def _array(name: str, desc: BNNSNDArrayDescriptor, sizes: Sizes, result: bool) -> Array | None:
-    inputs, units, samples, layers, steps, directions = sizes
-    first = sizes.first_layers
+    inputs, units, samples, layers, steps, directions, first = sizes
     if name == LENGTHS:
         return _view(desc, {"seq_len": steps}, result, integers=True)
     if name in (X, Y):
