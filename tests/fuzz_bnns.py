@@ -26,11 +26,11 @@ import numpy as np
 
 from retrograd import bnns
 from retrograd.bnns._failure import UNEXPECTED
-from retrograd.bnns._structures import DIMENSIONS, Structure
+from retrograd.bnns._structures import DIMENSIONS, SIGNED_DIMENSIONS, Structure
 from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
 
 TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
-LAYOUTS = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataLayout")]
+LAYOUTS = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataLayout") and isinstance(v, int)]
 FUNCTIONS = list(range(37))
 WRONG_TYPES = [np.float64, np.int64, np.int32, np.int16, np.int8, np.dtype(">f4"), np.complex64, np.bool_]
 NUMPY_TYPES = {
@@ -91,7 +91,7 @@ def slots(root: Any) -> Iterator[tuple[Any, Any]]:
         return
     for name, _, kind, *_ in root._layout:
         value = getattr(root, name)
-        if kind is DIMENSIONS:
+        if kind is DIMENSIONS or kind is SIGNED_DIMENSIONS:
             for k in range(5):
                 yield value, k
         elif isinstance(value, Structure):
@@ -323,7 +323,7 @@ def activation(random: np.random.Generator, memory: Buffers) -> Case:
         i_desc=sample(shape),
         o_desc=sample(shape),
         activation=bnns.BNNSActivation(int(random.integers(0, 36)), 0.5, 1.0),
-        axis_flags=int(random.integers(0, 8)),
+        axis_flags=int(random.integers(0, 16)),
     )
     x, y, dy, dx = (memory.take(batch * size) for _ in range(4))
     a = {"batch": batch, "in": x, "in_stride": size, "out": y, "out_stride": size, "in_delta_stride": size}
@@ -361,6 +361,15 @@ def activation(random: np.random.Generator, memory: Buffers) -> Case:
                 a["out_delta_stride"],
                 weights_delta,
                 None,
+            ),
+            status,
+        )
+        direct = layer.copy()
+        direct.i_desc.data, direct.o_desc.data = a["in"], a["out"]
+        yield (
+            "BNNSDirectApplyActivationBatch",
+            lambda: bnns.BNNSDirectApplyActivationBatch(
+                direct, parameters, a["batch"], a["in_stride"], a["out_stride"]
             ),
             status,
         )
@@ -490,9 +499,40 @@ def optimizer(random: np.random.Generator, memory: Buffers) -> Case:
     return Case(roots, calls)
 
 
+def arrays(random: np.random.Generator, memory: Buffers) -> Case:
+    """Functions of whole arrays: clipping, norms, sizes."""
+    layout = int(random.choice([bnns.BNNSDataLayoutImageCHW, bnns.BNNSDataLayout3DFirstMajor]))
+    size = [int(n) for n in random.integers(1, 5, 3)]
+    src, dest, other = (array(memory, layout, *size, flags=int(random.integers(0, 2))) for _ in range(3))
+    norms, deltas = (array(memory, bnns.BNNSDataLayoutVector, 1) for _ in range(2))
+    tensor = bnns.BNNSTensor(bnns.BNNSDataTypeFloat32, 3, size, (size[1] * size[2], size[2], 1))
+    a: dict[str, Any] = {"axis_flags": 0, "limit": 1.0, "low": -0.5, "in": src.data, "out": norms.data}
+    a |= {"norm_type": bnns.BNNSL2Norm, "count": 2, "known": 0.0}
+    roots = [src, dest, other, norms, deltas, tensor, a]
+
+    def calls() -> Iterator[Any]:
+        src, dest, other, norms, deltas, tensor, a = roots
+        axes, norm_type = a["axis_flags"], a["norm_type"]
+        given: dict[str, tuple[Any, ...]] = {
+            "BNNSClipByValue": (dest, src, a["low"], a["limit"]),
+            "BNNSClipByNorm": (dest, src, a["limit"], axes),
+            "BNNSClipByGlobalNorm": ([dest, other], [src, src], a["count"], a["limit"], a["known"]),
+            "BNNSComputeNorm": (norms, src, norm_type, axes),
+            "BNNSComputeNormBackward": (a["in"], dest, a["out"], deltas, norm_type, axes),
+        }
+        for name, arguments in given.items():
+            yield name, lambda name=name, arguments=arguments: getattr(bnns, name)(*arguments), status
+        yield "BNNSNDArrayGetDataSize", lambda: bnns.BNNSNDArrayGetDataSize(src), lambda answer: answer == 0
+        for name, argument in (("BNNSDataLayoutGetRank", src.layout), ("BNNSTensorGetAllocationSize", tensor)):
+            query = getattr(bnns, name)
+            yield name, lambda query=query, argument=argument: query(argument), lambda answer: answer == bnns.SIZE_MAX
+
+    return Case(roots, calls)
+
+
 # An LSTM takes as long as all the others together.
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
-    normalization, activation, optimizer, normalization, activation, optimizer, normalization, lstm
+    normalization, activation, optimizer, arrays, normalization, activation, optimizer, normalization, lstm
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.lab import reference
 from retrograd.ops.activation import ACTIVATIONS
+from support.bnns_norm import Allocator
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 F32, F16, BF16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16, bnns.BNNSDataTypeBFloat16
@@ -323,6 +324,47 @@ def test_input_gradient_over_the_output_gradient(shift: int) -> None:
     status = bnns.BNNSFilterApplyBackwardBatch(filter, 4, x, 30, image(dx), 30, None, 30, image(memory), 30, None, None)
     assert status == 0
     assert np.array_equal(dx.reshape(x.shape), want)
+
+
+def test_direct_apply_takes_data_from_the_descriptors() -> None:
+    x, y = normal(4, *SHAPE), np.full((4, *SHAPE), 7, np.float32)
+    layer = bnns.BNNSLayerParametersActivation(image(x), image(y), bnns.BNNSActivation(4))
+    assert bnns.BNNSDirectApplyActivationBatch(layer, None, 4, 30, 30) == 0
+    assert np.array_equal(y, rg.activation_forward(x, "tanh"))
+    assert bnns.BNNSDirectApplyActivationBatch(layer, bnns.BNNSFilterParameters(n_threads=1), 4, 0, 0) == 0
+    softmax = bnns.BNNSLayerParametersActivation(image(x), image(y), bnns.BNNSActivation(11), 0b1000)
+    assert bnns.BNNSDirectApplyActivationBatch(softmax, None, 4, 30, 30) == 0
+    assert np.allclose(y.sum(0), 1, rtol=1e-6)
+
+
+def test_direct_apply_frees_what_it_allocates() -> None:
+    allocator = Allocator()
+    x = normal(4, *SHAPE)
+    layer = bnns.BNNSLayerParametersActivation(image(x), image(np.empty_like(x)), bnns.BNNSActivation(4))
+    for batch, status in ((4, 0), (5, -1)):
+        assert bnns.BNNSDirectApplyActivationBatch(layer, allocator.parameters(), batch, 30, 30) == status
+        assert len(allocator.given) == len(allocator.freed) > 0
+
+
+def test_direct_apply_fails_and_touches_nothing() -> None:
+    x, y = normal(4, *SHAPE), np.full((4, *SHAPE), 7, np.float32)
+    cases: list[tuple[Any, Any, tuple[Any, ...], str]] = [
+        (None, y, (4, 30, 30), "i_desc.data is NULL"),
+        (x, None, (4, 30, 30), "o_desc.data is NULL"),
+        (x, y, (5, 30, 30), "o_desc.data has 480 bytes, but 5 samples"),
+        (x[:3], y, (4, 30, 30), "i_desc.data has 360 bytes"),
+        (x, y, (0, 30, 30), "batch_size is 0"),
+        (x, y, (4, 30, 29), "out_stride is 29, but a sample of out spans 30"),
+        (x, y, (4, "x", 30), "in_stride is 'x'"),
+        (x, bytes(480), (4, 30, 30), "o_desc.data is read-only"),
+    ]
+    for source, target, arguments, reason in cases:
+        layer = bnns.BNNSLayerParametersActivation(image(source), image(target), bnns.BNNSActivation(4))
+        assert bnns.BNNSDirectApplyActivationBatch(layer, None, *arguments) == -1
+        assert f"BNNSDirectApplyActivationBatch: {reason}" in (bnns.last_error() or "")
+        assert (y == 7).all()
+    assert bnns.BNNSDirectApplyActivationBatch(None, None, 1, 0, 0) == -1  # type: ignore[arg-type]
+    assert "layer_params is NULL" in (bnns.last_error() or "")
 
 
 # ---- parameters of activations ---------------------------------------------------------------------------------------

@@ -54,6 +54,10 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
             "ishift_per_channel": 40,
         },
     ),
+    "BNNSTensor": (
+        160,
+        {"data_type": 0, "rank": 4, "shape": 8, "stride": 72, "data": 136, "data_size_in_bytes": 144, "name": 152},
+    ),
     "BNNSFilterParameters": (32, {"flags": 0, "n_threads": 8, "alloc_memory": 16, "free_memory": 24}),
     "BNNSLayerParametersNormalization": (
         1128,
@@ -236,6 +240,7 @@ def test_constants_have_apples_numbers() -> None:
         "BNNSFlagsUseClientPtr": 1,
         "BNNSLayerFlagsLSTMBidirectional": 1,
         "BNNSLayerFlagsLSTMDefaultActivations": 2,
+        "BNNSL2Norm": 1,
         "SIZE_MAX": 2**64 - 1,
     }
     assert {name: getattr(bnns, name) for name in expected} == expected

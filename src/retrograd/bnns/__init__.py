@@ -8,6 +8,8 @@ difference.
 
 from ._activation_filter import *
 from ._apply import *
+from ._array_size import *
+from ._clipping import *
 from ._constants import *
 from ._failure import *
 from ._filter import *

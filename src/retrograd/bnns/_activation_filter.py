@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import numpy as np
@@ -48,10 +49,12 @@ from ._names import constant_name
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
 
 __all__ = [
+    "BNNSDirectApplyActivationBatch",
     "BNNSFilterCreateLayerActivation",
     "BNNSGetPointer",
 ]
 
+_ARGUMENT: Final = re.compile(r"^(in|out)\b(?!_)")  # how messages about the samples begin
 _SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLogSoftmax)
 _PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel
 # Activations whose alpha can be trained; weights_delta receives its gradient.
@@ -291,6 +294,25 @@ def BNNSFilterCreateLayerActivation(
     saturate; ``data_scale`` and ``data_bias`` of their descriptors apply.
     """
     return ActivationFilter(layer_params, filter_params)
+
+
+@status(-1)
+def BNNSDirectApplyActivationBatch(
+    layer_params: BNNSLayerParametersActivation,
+    filter_params: BNNSFilterParameters | None,
+    batch_size: int,
+    in_stride: int,
+    out_stride: int,
+) -> int:
+    """Apply an activation without keeping a filter. The data is that of ``i_desc`` and ``o_desc``. 0, or -1."""
+    filter = ActivationFilter(layer_params, filter_params)
+    try:
+        filter.apply(batch_size, layer_params.i_desc.data, in_stride, layer_params.o_desc.data, out_stride)
+    except (Invalid, Unsupported) as error:
+        raise type(error)(_ARGUMENT.sub(lambda match: f"{match[1][0]}_desc.data", str(error))) from None
+    finally:
+        filter.destroy()
+    return 0
 
 
 @status(None, name="BNNSGetPointer")

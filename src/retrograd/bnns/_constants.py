@@ -128,6 +128,9 @@ BNNSLayerFlagsLSTMDefaultActivations = 0x0002
 BNNSPointerSpecifierAlpha = 0
 BNNSPointerSpecifierBeta = 1
 
+# BNNSNormType
+BNNSL2Norm = 1
+
 BNNSOptimizerFunctionSGDMomentum = 1
 BNNSOptimizerFunctionAdam = 2
 BNNSOptimizerFunctionRMSProp = 3

@@ -62,6 +62,7 @@ class _Primitive(NamedTuple):
     zero: Any
 
 
+UINT8: Final = _Primitive("B", 0)
 UINT32: Final = _Primitive("I", 0)
 INT32: Final = _Primitive("i", 0)
 SIZE: Final = _Primitive("Q", 0)
@@ -70,6 +71,11 @@ BOOL: Final = _Primitive("?", False)
 POINTER: Final = _Primitive("Q", None)
 FUNCTION: Final = _Primitive("Q", None)
 DIMENSIONS: Final = _Primitive(f"{_DIMENSIONS}Q", _ZEROS)  # size and stride
+SIGNED_DIMENSIONS: Final = _Primitive(f"{_DIMENSIONS}q", _ZEROS)
+
+
+def _is_dimensions(kind: object) -> bool:
+    return kind is DIMENSIONS or kind is SIGNED_DIMENSIONS
 
 
 class _Field(NamedTuple):
@@ -126,13 +132,18 @@ class Structure(Versioned):
             if name in given:
                 setattr(self, name, given[name])
             elif isinstance(kind, _Primitive):
-                object.__setattr__(self, f"_{name}" if kind is DIMENSIONS else name, kind.zero)
+                object.__setattr__(self, f"_{name}" if _is_dimensions(kind) else name, kind.zero)
             else:
                 self._put(name, _Copies([kind() for _ in range(count)]) if count else kind())
 
     def __setattr__(self, name: str, value: Any) -> None:
         field = self._fields.get(name)
-        if field is None or isinstance(field.kind, _Primitive):
+        if field is not None and _is_dimensions(field.kind):
+            values = (value,) if isinstance(value, int) else tuple(value)
+            if len(values) > _DIMENSIONS:
+                raise ValueError(f"{name} has {_DIMENSIONS} entries, not {len(values)}")
+            object.__setattr__(self, f"_{name}", _eight(values))
+        elif field is None or isinstance(field.kind, _Primitive):
             object.__setattr__(self, name, value)
         else:
             self._put(name, _copies(field, value) if field.length else _copied(field.kind, name, value))
@@ -242,7 +253,7 @@ class Structure(Versioned):
                 values[name] = parts if count else parts[0]
                 continue
             elements = struct.unpack_from(f"<{kind.code}", view, at)
-            if kind is DIMENSIONS:
+            if _is_dimensions(kind):
                 values[name] = elements
             elif kind is POINTER or kind is FUNCTION:
                 (address,) = elements
@@ -293,7 +304,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _elements(kind: _Primitive, value: Any) -> tuple[Any, ...]:
-    if kind is DIMENSIONS:
+    if _is_dimensions(kind):
         return tuple(value)
     if kind is POINTER:
         return (address_of(value),)
@@ -331,11 +342,11 @@ def _text(name: str, value: Any) -> str:
 
 
 class Dimensions(Sequence[int]):
-    """``size`` or ``stride`` of a descriptor: eight integers, which can be read and set by index."""
+    """``size``, ``shape`` or ``stride`` of an array: eight integers, which can be read and set by index."""
 
     __slots__ = ("_field", "_owner")
 
-    def __init__(self, owner: BNNSNDArrayDescriptor, field: str) -> None:
+    def __init__(self, owner: Structure, field: str) -> None:
         self._owner, self._field = owner, field
 
     def _values(self) -> tuple[int, ...]:
@@ -413,15 +424,6 @@ class BNNSNDArrayDescriptor(Structure):
     data_bias: float
     _size: tuple[int, ...]
     _stride: tuple[int, ...]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("size", "stride"):
-            values = (value,) if isinstance(value, int) else tuple(value)
-            if len(values) > _DIMENSIONS:
-                raise ValueError(f"{name} has {_DIMENSIONS} entries, not {len(values)}")
-            name, value = f"_{name}", _eight(values)
-        object.__setattr__(self, name, value)
-        self._changed()
 
     @property
     def size(self) -> Dimensions:

@@ -1,0 +1,212 @@
+"""Clipping of arrays by value and by norm, and norms with their gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _constants as c
+from ._failure import Invalid, Unsupported, status
+from ._filter import (
+    FLOATS,
+    accumulates,
+    checked_descriptor,
+    delta_geometry,
+    overlapping,
+    put,
+    unlike,
+    viewed,
+)
+from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, is_first_major, listed, view_of
+from ._names import constant_name
+from ._structures import BNNSNDArrayDescriptor
+
+__all__ = [
+    "BNNSClipByGlobalNorm",
+    "BNNSClipByNorm",
+    "BNNSClipByValue",
+    "BNNSComputeNorm",
+    "BNNSComputeNormBackward",
+]
+
+
+def axes_of(flags: Any, geometry: Geometry, name: str) -> tuple[int, ...]:
+    """The axes that `axis_flags` selects, in an array with its slowest axis first; all of them for 0.
+
+    Bit k selects the axis of ``size[k]``, except in a row-major matrix: there, as measured, bit 0 selects the rows'
+    axis and bit 1 the columns', although ``size`` lists columns first.
+    """
+    flags, rank = as_size("axis_flags", flags), len(geometry.extents)
+    if flags >> rank:
+        raise Invalid(f"axis_flags is {flags:#x}, but {name} has {rank} axes")
+    slowest_first = is_first_major(geometry.layout) or geometry.layout == c.BNNSDataLayoutRowMajorMatrix
+    chosen = [k for k in range(rank) if flags >> k & 1] or range(rank)
+    return tuple(k if slowest_first else rank - 1 - k for k in chosen)
+
+
+def _array(name: str, descriptor: Any) -> Array:
+    """The floating-point array of a descriptor."""
+    if checked_descriptor(name, descriptor).data_type not in FLOATS:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
+    return viewed(name, descriptor)
+
+
+def _result(name: str, descriptor: Any) -> Array:
+    array, geometry = _array(name, descriptor), descriptor.geometry()
+    if geometry.may_overlap:
+        raise overlapping(name, geometry)
+    check_writable(f"{name}.data", array)
+    return array
+
+
+def _like(dest: str, result: BNNSNDArrayDescriptor, src: str, source: BNNSNDArrayDescriptor) -> None:
+    """Raise unless two descriptors have the same extents and type."""
+    if result.geometry().extents != source.geometry().extents:
+        raise unlike(dest, result.geometry(), src, source.geometry())
+    if result.data_type != source.data_type:
+        shown, wanted = (constant_name("BNNSDataType", one.data_type) for one in (result, source))
+        raise Invalid(f"{dest}.data_type is {shown}, must be {wanted} as in {src}")
+
+
+def _norms(array: Array, axes: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """The L2 norms over some axes, which keep extent 1. Squares of float32 do not overflow float64."""
+    values = array.astype(np.float64)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.sqrt(np.sum(values * values, axis=axes, keepdims=True)))
+
+
+def _limited(array: Array, norm: Any, most: float) -> Array:
+    """``array * min(1, most / norm)``, rounded once. NaN propagates."""
+    with np.errstate(all="ignore"):
+        factor = np.where(norm <= most, 1.0, np.divide(most, norm))
+        return (array.astype(np.float64) * factor).astype(array.dtype)
+
+
+def _norm_limit(name: str, value: Any) -> float:
+    limit = as_float(name, value)
+    if not limit >= 0:
+        raise Invalid(f"{name} is {limit}, must be at least 0")
+    return limit
+
+
+# ---- clipping -------------------------------------------------------------------------------------------------------
+
+
+@status(-1)
+def BNNSClipByValue(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, min_val: float, max_val: float) -> int:
+    """Limit every value to a range. `dest` may be `src`. NaN stays NaN. 0, or -1 on failure."""
+    source, result = _array("src", src), _result("dest", dest)
+    _like("dest", dest, "src", src)
+    low, high = as_float("min_val", min_val), as_float("max_val", max_val)
+    if not low <= high:
+        raise Invalid(f"min_val is {low}, must be at most max_val, which is {high}")
+    put(result, np.clip(source.astype(np.float32), np.float32(low), np.float32(high)).astype(result.dtype), False)
+    return 0
+
+
+@status(-1)
+def BNNSClipByNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, max_norm: float, axis_flags: int) -> int:
+    """Scale an array, or each of its slices along the flagged axes, to an L2 norm of at most `max_norm`. 0, or -1."""
+    source, result = _array("src", src), _result("dest", dest)
+    _like("dest", dest, "src", src)
+    limit = _norm_limit("max_norm", max_norm)
+    axes = axes_of(axis_flags, src.geometry(), "src")
+    put(result, _limited(source, _norms(source, axes), limit), False)
+    return 0
+
+
+@status(-1)
+def BNNSClipByGlobalNorm(
+    dest: Sequence[BNNSNDArrayDescriptor],
+    src: Sequence[BNNSNDArrayDescriptor],
+    count: int,
+    max_norm: float,
+    use_norm: float,
+) -> int:
+    """Scale `count` arrays by one factor, so that the L2 norm of all together is at most `max_norm`. 0, or -1.
+
+    `use_norm` is that norm, if it is known; 0 computes it.
+    """
+    number = as_size("count", count)
+    for name, given in (("dest", dest), ("src", src)):
+        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+            raise Invalid(f"{name} is of type {type(given).__name__}, must be a list of descriptors")
+        if len(given) < number:
+            raise Invalid(f"{name} has {len(given)} descriptors, must have {number}")
+    limit, norm = _norm_limit("max_norm", max_norm), _norm_limit("use_norm", use_norm)
+    sources, results = {}, {}
+    for k in range(number):
+        sources[f"src[{k}]"], results[f"dest[{k}]"] = _array(f"src[{k}]", src[k]), _result(f"dest[{k}]", dest[k])
+        _like(f"dest[{k}]", dest[k], f"src[{k}]", src[k])
+    check_disjoint(results, {})
+    if norm == 0:
+        norm = math.sqrt(sum(_norms(array, tuple(range(array.ndim))).item() ** 2 for array in sources.values()))
+    scaled = [_limited(array, norm, limit) for array in sources.values()]  # all, before any is overwritten
+    for result, values in zip(results.values(), scaled, strict=True):
+        put(result, values, False)
+    return 0
+
+
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+
+def _check_norm(norm_type: Any) -> None:
+    if norm_type != c.BNNSL2Norm:
+        raise Unsupported(f"norm_type is {norm_type!r}; it must be BNNSL2Norm")
+
+
+def _check_reduced(name: str, given: Geometry, of: str, whole: Geometry, axes: tuple[int, ...]) -> None:
+    """Raise unless an array has the extents that are left of `whole`, apart from those that are 1."""
+    left = [extent for axis, extent in enumerate(whole.shape) if axis not in axes]
+    expected = tuple(extent for extent in reversed(left) if extent != 1)
+    if given.proper_extents != expected:
+        size = listed(given.layout, given.extents)
+        shown = expected or (1,)
+        raise Invalid(f"{name}.size is {size}, expected the extents {shown} (fastest first) that are left of {of}")
+
+
+@status(-1)
+def BNNSComputeNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, norm_type: int, axis_flags: int) -> int:
+    """Compute L2 norms over the flagged axes (0: all), which `dest` does not have. 0, or -1 on failure."""
+    _check_norm(norm_type)
+    source, result = _array("src", src), _result("dest", dest)
+    axes = axes_of(axis_flags, src.geometry(), "src")
+    _check_reduced("dest", dest.geometry(), "src", src.geometry(), axes)
+    norms = _norms(source, axes)
+    with np.errstate(all="ignore"):
+        put(result, norms.reshape(result.shape).astype(result.dtype), False)
+    return 0
+
+
+@status(-1)
+def BNNSComputeNormBackward(
+    in_: Any,
+    in_delta: BNNSNDArrayDescriptor,
+    out: Any,
+    out_delta: BNNSNDArrayDescriptor,
+    norm_type: int,
+    axis_flags: int,
+) -> int:
+    """Compute the gradient of a norm: ``dx = dy * x / y``, and 0 where y is 0. 0, or -1 on failure.
+
+    `in_` and `out` are memory of the shape and type of `in_delta` and `out_delta`.
+    """
+    _check_norm(norm_type)
+    whole = delta_geometry("in_delta", checked_descriptor("in_delta", in_delta))
+    reduced = delta_geometry("out_delta", checked_descriptor("out_delta", out_delta))
+    axes = axes_of(axis_flags, whole, "in_delta")
+    _check_reduced("out_delta", reduced, "in_delta", whole, axes)
+    dx, dy = _result("in_delta", in_delta), _array("out_delta", out_delta)
+    accumulate = accumulates("in_delta", in_delta)
+    x, y = view_of(whole, in_, "in"), view_of(reduced, out, "out")
+    kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(whole.shape))
+    y64, dy64 = (array.astype(np.float64).reshape(kept) for array in (y, dy))
+    with np.errstate(all="ignore"):
+        gradient = np.where(y64 == 0, 0.0, dy64 / y64) * x.astype(np.float64)
+        put(dx, gradient.astype(np.float32), accumulate)
+    return 0
