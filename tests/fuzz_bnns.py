@@ -500,18 +500,20 @@ def optimizer(random: np.random.Generator, memory: Buffers) -> Case:
 
 
 def arrays(random: np.random.Generator, memory: Buffers) -> Case:
-    """Functions of whole arrays: clipping, norms, sizes."""
+    """Functions of whole arrays: clipping, norms, sizes, random numbers."""
     layout = int(random.choice([bnns.BNNSDataLayoutImageCHW, bnns.BNNSDataLayout3DFirstMajor]))
     size = [int(n) for n in random.integers(1, 5, 3)]
     src, dest, other = (array(memory, layout, *size, flags=int(random.integers(0, 2))) for _ in range(3))
     norms, deltas = (array(memory, bnns.BNNSDataLayoutVector, 1) for _ in range(2))
     tensor = bnns.BNNSTensor(bnns.BNNSDataTypeFloat32, 3, size, (size[1] * size[2], size[2], 1))
     a: dict[str, Any] = {"axis_flags": 0, "limit": 1.0, "low": -0.5, "in": src.data, "out": norms.data}
-    a |= {"norm_type": bnns.BNNSL2Norm, "count": 2, "known": 0.0}
-    roots = [src, dest, other, norms, deltas, tensor, a]
+    a |= {"norm_type": bnns.BNNSL2Norm, "count": 2, "known": 0.0, "seed": 3, "state_size": 24, "cache": bytearray(24)}
+    whole = array(memory, bnns.BNNSDataLayoutVector, 5)
+    whole.data, whole.data_type = memory.take(5, np.int32), bnns.BNNSDataTypeInt32
+    roots = [src, dest, other, norms, deltas, tensor, whole, a]
 
     def calls() -> Iterator[Any]:
-        src, dest, other, norms, deltas, tensor, a = roots
+        src, dest, other, norms, deltas, tensor, whole, a = roots
         axes, norm_type = a["axis_flags"], a["norm_type"]
         given: dict[str, tuple[Any, ...]] = {
             "BNNSClipByValue": (dest, src, a["low"], a["limit"]),
@@ -519,6 +521,15 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
             "BNNSClipByGlobalNorm": ([dest, other], [src, src], a["count"], a["limit"], a["known"]),
             "BNNSComputeNorm": (norms, src, norm_type, axes),
             "BNNSComputeNormBackward": (a["in"], dest, a["out"], deltas, norm_type, axes),
+        }
+        made = bnns.BNNSCreateRandomGeneratorWithSeed(0, a["seed"])
+        given |= {
+            "BNNSRandomFillUniformFloat": (made, dest, a["low"], a["limit"]),
+            "BNNSRandomFillNormalFloat": (made, dest, a["low"], a["limit"]),
+            "BNNSRandomFillUniformInt": (made, whole, -a["seed"] if isinstance(a["seed"], int) else None, a["count"]),
+            "BNNSRandomFillCategoricalFloat": (made, dest, norms, False),
+            "BNNSRandomGeneratorGetState": (made, a["state_size"], a["cache"]),
+            "BNNSRandomGeneratorSetState": (made, a["state_size"], a["cache"]),
         }
         for name, arguments in given.items():
             yield name, lambda name=name, arguments=arguments: getattr(bnns, name)(*arguments), status

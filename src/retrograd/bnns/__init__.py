@@ -16,5 +16,6 @@ from ._filter import *
 from ._lstm import *
 from ._normalization import *
 from ._optimizer import *
+from ._random import *
 from ._structures import *
 from ._swift import *

@@ -128,6 +128,9 @@ BNNSLayerFlagsLSTMDefaultActivations = 0x0002
 BNNSPointerSpecifierAlpha = 0
 BNNSPointerSpecifierBeta = 1
 
+# BNNSRandomGeneratorMethod
+BNNSRandomGeneratorMethodAES_CTR = 0
+
 # BNNSNormType
 BNNSL2Norm = 1
 

@@ -1,0 +1,336 @@
+"""Random generators, and arrays filled with what they draw.
+
+Apple's bit stream is not published, so this one is retrograd's: Philox, whose n-th number depends only on the seed and
+on n. The state of a generator is its seed and how many numbers it has drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import struct
+import threading
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _constants as c
+from ._conversion import INTEGERS
+from ._failure import Invalid, Unsupported, status
+from ._filter import FLOATS, checked_descriptor, checked_parameters, overlapping, put, unlike, viewed
+from ._memory import Array, as_float, as_size, bytes_of, check_writable, is_first_major
+from ._names import constant_name
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+
+__all__ = [
+    "BNNSCreateRandomGenerator",
+    "BNNSCreateRandomGeneratorWithSeed",
+    "BNNSDestroyRandomGenerator",
+    "BNNSRandomFillCategoricalFloat",
+    "BNNSRandomFillNormalFloat",
+    "BNNSRandomFillUniformFloat",
+    "BNNSRandomFillUniformInt",
+    "BNNSRandomGenerator",
+    "BNNSRandomGeneratorGetState",
+    "BNNSRandomGeneratorSetState",
+    "BNNSRandomGeneratorStateSize",
+]
+
+_STATE: Final = struct.Struct("<8sQQ")  # a magic number, the seed, the position
+_MAGIC: Final = b"RGBNNSR1"
+_INT64: Final = np.iinfo(np.int64)
+
+
+class BNNSRandomGenerator:
+    """A generator of random numbers. Opaque: use it only through the BNNS functions.
+
+    Threads may share one: a call that fills an array has it to itself.
+    """
+
+    def __init__(self, method: Any, seed: int, parameters: Any) -> None:
+        if method != c.BNNSRandomGeneratorMethodAES_CTR:
+            raise Invalid(f"method is {method!r}, must be BNNSRandomGeneratorMethodAES_CTR")
+        checked_parameters(parameters)
+        self.seed, self.position = seed, 0
+        self.lock = threading.Lock()
+        self.destroyed = False
+
+    def bits(self, count: int) -> npt.NDArray[np.uint64]:
+        """The next `count` numbers of 64 bits. The caller holds the lock."""
+        stream = np.random.Philox(key=self.seed)
+        block, first = divmod(self.position, 4)  # Philox makes four at a time
+        stream.advance(block)
+        drawn: npt.NDArray[np.uint64] = stream.random_raw(first + count)[first:]
+        self.position = (self.position + count) % 2**64
+        return drawn
+
+    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+        """Numbers in [0, 1), multiples of 2**-53."""
+        return np.asarray((self.bits(count) >> np.uint64(11)) * 2.0**-53)
+
+    def integers(self, low: int, high: int, count: int) -> npt.NDArray[np.int64]:
+        """Integers from `low` to `high`, both included, and equally likely."""
+        width = high - low
+        found = np.zeros(count, np.uint64)
+        left = np.arange(count) if width else np.arange(0)
+        while left.size:  # draw again where the number is too large: on average less than once
+            numbers = self.bits(left.size) >> np.uint64(64 - width.bit_length())
+            fits = numbers <= np.uint64(width)
+            found[left[fits]] = numbers[fits]
+            left = left[~fits]
+        return np.asarray((found + np.uint64(low % 2**64)).view(np.int64))
+
+    def normal(self, count: int) -> npt.NDArray[np.float64]:
+        """Numbers of the standard normal distribution, by Box and Muller, each from two uniform ones."""
+        pairs = self.uniform(2 * count).reshape(count, 2)
+        return np.asarray(np.sqrt(-2.0 * np.log1p(-pairs[:, 0])) * np.cos(2.0 * math.pi * pairs[:, 1]))
+
+
+def _checked(generator: Any) -> BNNSRandomGenerator:
+    if generator is None:
+        raise Invalid("generator is NULL")
+    if not isinstance(generator, BNNSRandomGenerator):
+        raise Invalid(f"generator is of type {type(generator).__name__}, not a BNNSRandomGenerator")
+    if generator.destroyed:
+        raise Invalid("generator has been destroyed")
+    return generator
+
+
+def _target(descriptor: Any, types: tuple[int, ...], kind: str) -> Array:
+    """The array to fill."""
+    if checked_descriptor("desc", descriptor).data_type not in types:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        raise Unsupported(f"desc.data_type is {shown}; it must be {kind}")
+    array = viewed("desc", descriptor)
+    if descriptor.geometry().may_overlap:
+        raise overlapping("desc", descriptor.geometry())
+    check_writable("desc.data", array)
+    return array
+
+
+_PRECISION: Final = {"float32": 24, "float16": 11, "bfloat16": 8}  # bits
+_FLOATING: Final = "Float32, Float16 or BFloat16"
+
+
+def _finite(name: str, value: Any) -> float:
+    number = as_float(name, value)
+    if not math.isfinite(number):
+        raise Invalid(f"{name} is {number}, must be finite")
+    return number
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        number = int(value.__index__())
+    except Exception:
+        raise Invalid(f"{name} is {value!r}, must be an integer") from None
+    if not _INT64.min <= number <= _INT64.max:
+        raise Invalid(f"{name} is {number}, which an int64_t cannot hold")
+    return number
+
+
+# ---- generators -----------------------------------------------------------------------------------------------------
+
+
+@status(None)
+def BNNSCreateRandomGenerator(
+    method: int, filter_params: BNNSFilterParameters | None = None
+) -> BNNSRandomGenerator | None:
+    """Create a generator with a random seed. None on failure."""
+    return BNNSRandomGenerator(method, secrets.randbits(64), filter_params)
+
+
+@status(None)
+def BNNSCreateRandomGeneratorWithSeed(
+    method: int, seed: int, filter_params: BNNSFilterParameters | None = None
+) -> BNNSRandomGenerator | None:
+    """Create a generator with a seed of 64 bits: equal seeds draw equal numbers. None on failure."""
+    return BNNSRandomGenerator(method, as_size("seed", seed), filter_params)
+
+
+@status(None, clears=False)
+def BNNSDestroyRandomGenerator(generator: BNNSRandomGenerator | None) -> None:
+    """Release a generator. None and generators that have already been destroyed are accepted."""
+    if generator is not None:
+        if not isinstance(generator, BNNSRandomGenerator):
+            raise Invalid(f"generator is of type {type(generator).__name__}, not a BNNSRandomGenerator")
+        generator.destroyed = True
+
+
+@status(0)
+def BNNSRandomGeneratorStateSize(generator: BNNSRandomGenerator | None) -> int:
+    """Return the bytes of a generator's state. 0 on failure."""
+    _checked(generator)
+    return _STATE.size
+
+
+@status(-1)
+def BNNSRandomGeneratorGetState(generator: BNNSRandomGenerator | None, state_size: int, state: Any) -> int:
+    """Write the state to a buffer, from which :func:`BNNSRandomGeneratorSetState` continues. 0, or -1 on failure."""
+    checked = _checked(generator)
+    memory = _state("state", state_size, state)
+    check_writable("state", memory)
+    with checked.lock:
+        _STATE.pack_into(memory.data, 0, _MAGIC, checked.seed, checked.position)
+    return 0
+
+
+@status(-1)
+def BNNSRandomGeneratorSetState(generator: BNNSRandomGenerator | None, state_size: int, state: Any) -> int:
+    """Continue from a state that :func:`BNNSRandomGeneratorGetState` has written. 0, or -1 on failure."""
+    checked = _checked(generator)
+    magic, seed, position = _STATE.unpack_from(_state("state", state_size, state).data)
+    if magic != _MAGIC:
+        raise Invalid("state is not one that BNNSRandomGeneratorGetState has written")
+    with checked.lock:
+        checked.seed, checked.position = seed, position
+    return 0
+
+
+def _state(name: str, state_size: Any, state: Any) -> Array:
+    size = as_size("state_size", state_size)
+    if size < _STATE.size:
+        raise Invalid(f"state_size is {size}, but the state has {_STATE.size} bytes")
+    if state is None:
+        raise Invalid(f"{name} is NULL")
+    memory = bytes_of(name, state)
+    if memory.size < size:
+        raise Invalid(f"state_size is {size}, but the buffer has {memory.size} bytes")
+    return memory
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+
+
+@status(-1)
+def BNNSRandomFillUniformFloat(
+    generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: float, b: float
+) -> int:
+    """Fill an array with numbers that are uniform in [a, b). 0, or -1 on failure."""
+    checked, target = _checked(generator), _target(desc, FLOATS, _FLOATING)
+    low, high = _finite("a", a), _finite("b", b)
+    if low > high:
+        raise Invalid(f"a is {low}, must be at most b, which is {high}")
+    # Rounding must not leave the interval: the first and the last number of this type in it.
+    first, last = _in_interval(low, high, target.dtype)
+    if first > last:
+        shown = constant_name("BNNSDataType", desc.data_type)
+        raise Invalid(f"there is no {shown} in [a, b), which is [{low}, {high})")
+    with checked.lock:
+        numbers = low + (high - low) * checked.uniform(target.size)
+    rounded = numbers.astype(target.dtype).astype(np.float64)
+    put(target, np.clip(rounded, first, last).astype(target.dtype).reshape(target.shape), False)
+    return 0
+
+
+def _in_interval(low: float, high: float, dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The smallest number of a type that is at least `low`, and the largest below `high` (or `low`, if they agree)."""
+    with np.errstate(all="ignore"):
+        first, last = (np.asarray(value).astype(dtype) for value in (low, high))
+        if float(first) < low:  # as Python numbers: NumPy would round `low` to this type first
+            first = np.nextafter(first, np.asarray(np.inf, dtype))
+        if float(last) >= high > low:
+            last = np.nextafter(last, np.asarray(-np.inf, dtype))
+    return float(first), float(last)
+
+
+@status(-1)
+def BNNSRandomFillUniformInt(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: int, b: int) -> int:
+    """Fill an array with integers that are uniform in [a, b). 0, or -1 on failure."""
+    low, high = _whole("a", a), _whole("b", b)
+    if low >= high:
+        raise Invalid(f"a is {low}, must be below b, which is {high}")
+    fill_integers(generator, desc, low, high - 1)
+    return 0
+
+
+def fill_integers(generator: Any, desc: Any, low: int, high: int) -> None:
+    """Fill an array with integers from `low` to `high`, both included."""
+    checked, target = _checked(generator), _target(desc, INTEGERS, "an integer type")
+    limits = np.iinfo(target.dtype)
+    if low < limits.min or high > limits.max:
+        shown = constant_name("BNNSDataType", desc.data_type)
+        raise Invalid(f"the integers from {low} to {high} do not fit into desc.data_type, which is {shown}")
+    with checked.lock:
+        numbers = checked.integers(low, high, target.size)
+    put(target, numbers.astype(target.dtype).reshape(target.shape), False)
+
+
+@status(-1)
+def BNNSRandomFillNormalFloat(
+    generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, mean: float, stddev: float
+) -> int:
+    """Fill an array with numbers of a normal distribution. 0, or -1 on failure."""
+    checked, target = _checked(generator), _target(desc, FLOATS, _FLOATING)
+    centre, spread = _finite("mean", mean), _finite("stddev", stddev)
+    if spread < 0:
+        raise Invalid(f"stddev is {spread}, must be at least 0")
+    with checked.lock:
+        numbers = centre + spread * checked.normal(target.size)
+    with np.errstate(all="ignore"):
+        put(target, numbers.astype(target.dtype).reshape(target.shape), False)
+    return 0
+
+
+@status(-1)
+def BNNSRandomFillCategoricalFloat(
+    generator: BNNSRandomGenerator | None,
+    desc: BNNSNDArrayDescriptor,
+    probabilities: BNNSNDArrayDescriptor,
+    log_probabilities: bool,
+) -> int:
+    """Fill an array with the indices of randomly chosen categories, as floating-point numbers. 0, or -1 on failure.
+
+    The fastest axis of `probabilities` is that of the categories; other axes are those of `desc`. A single axis applies
+    to all of `desc`. Probabilities need not add up to 1. `log_probabilities`: they are logarithms.
+    """
+    checked, target = _checked(generator), _target(desc, FLOATS, _FLOATING)
+    weights = _weights(desc, probabilities, bool(log_probabilities))
+    sums = np.cumsum(weights, axis=-1)
+    with checked.lock:
+        uniform = checked.uniform(target.size).reshape(target.shape)
+    if weights.ndim == 1:
+        chosen = np.searchsorted(sums, _below(uniform * sums[-1], sums[-1]), side="right")
+    else:
+        points = _below(uniform * sums[..., -1], sums[..., -1])
+        chosen = (sums <= points[..., None]).sum(axis=-1)
+    put(target, chosen.astype(target.dtype), False)
+    return 0
+
+
+def _below(points: npt.NDArray[np.float64], totals: Any) -> npt.NDArray[np.float64]:
+    """Points that rounding has not brought to the total, so that a category of probability 0 is never chosen."""
+    return np.asarray(np.minimum(points, np.nextafter(totals, 0.0)))
+
+
+def _weights(desc: BNNSNDArrayDescriptor, probabilities: Any, logarithms: bool) -> npt.NDArray[np.float64]:
+    """Probabilities up to a factor, ``[..., categories]``."""
+    name = "probabilities"
+    if checked_descriptor(name, probabilities).data_type != desc.data_type:
+        shown, wanted = (constant_name("BNNSDataType", one.data_type) for one in (probabilities, desc))
+        raise Invalid(f"{name}.data_type is {shown}, must be {wanted} as in desc")
+    values, layout = viewed(name, probabilities).astype(np.float64), probabilities.layout
+    known = layout in (c.BNNSDataLayoutVector, c.BNNSDataLayoutRowMajorMatrix) or is_first_major(layout)
+    if not known and values.ndim > 1:
+        shown = constant_name("BNNSDataLayout", layout)
+        raise Unsupported(f"{name}.layout is {shown}; it must be Vector, RowMajorMatrix or first-major")
+    most = 2 ** _PRECISION[desc.geometry().dtype.name] + 1
+    if values.shape[-1] > most:
+        shown = constant_name("BNNSDataType", desc.data_type)
+        raise Invalid(f"{name} has {values.shape[-1]} categories, but {shown} holds the indices of {most} at most")
+    if values.ndim > 1 and values.shape[:-1] != desc.geometry().shape:
+        leading = probabilities.geometry()._replace(extents=values.shape[:-1][::-1])
+        raise unlike("desc", desc.geometry(), f"{name}, without its categories", leading)
+    if logarithms:
+        if np.isnan(values).any() or (values == np.inf).any():
+            raise Invalid(f"{name} holds NaN or positive infinity")
+        largest = values.max(axis=-1, keepdims=True)
+        if np.isneginf(largest).any():
+            raise Invalid(f"{name} holds a distribution with no possible category")
+        return np.asarray(np.exp(values - largest))
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise Invalid(f"{name} holds values that are negative, infinite or NaN")
+    if not values.any(axis=-1).all():
+        raise Invalid(f"{name} holds a distribution with no possible category")
+    return values
