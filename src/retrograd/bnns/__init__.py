@@ -18,4 +18,4 @@ from ._normalization import *
 from ._optimizer import *
 from ._random import *
 from ._structures import *
-from ._swift import *
+from ._swift_namespace import *

@@ -234,6 +234,11 @@ def view_of(geometry: Geometry, data: Any, name: str = "data") -> Array:
     return view
 
 
+def elements_as(geometry: Geometry, data: Any, count: int) -> Array:
+    """The first `count` elements in memory as an array of one axis, gaps included."""
+    return view_of(geometry_of(c.BNNSDataLayoutVector, (count,), (0,), data_type_of(geometry.dtype)), data)
+
+
 def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int, field: str = "") -> Array:
     """`batch` samples of a geometry, `stride` elements apart, as ``[batch, ...]``. Returns `data` itself if it matches.
 

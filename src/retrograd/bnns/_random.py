@@ -245,6 +245,16 @@ def BNNSRandomFillUniformInt(generator: BNNSRandomGenerator | None, desc: BNNSND
     return 0
 
 
+@status(-1, name="BNNSRandomFillUniformInt")
+def fill_closed(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: int, b: int) -> int:
+    """The same for a range that includes b, as in Swift. Not one of Apple's functions."""
+    low, high = _whole("a", a), _whole("b", b)
+    if low > high:
+        raise Invalid(f"a is {low}, must be at most b, which is {high}")
+    fill_integers(generator, desc, low, high)
+    return 0
+
+
 def fill_integers(generator: Any, desc: Any, low: int, high: int) -> None:
     """Fill an array with integers from `low` to `high`, both included."""
     checked, target = _checked(generator), _target(desc, INTEGERS, "an integer type")

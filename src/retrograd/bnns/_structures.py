@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..ops._planned import Planned, Version, Versioned
 from . import _constants as c
+from ._allocation import Allocating
 from ._memory import (
     C_FUNCTION,
     Geometry,
@@ -382,7 +383,7 @@ def _eight(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values + _ZEROS[len(values) :]
 
 
-class BNNSNDArrayDescriptor(Structure):
+class BNNSNDArrayDescriptor(Allocating, Structure):
     """An array: its layout, extents, strides in elements, data type and memory.
 
     ``stride[0]`` belongs to the fastest axis in every layout; 0 means contiguous. :meth:`from_array` describes a NumPy

@@ -1,14 +1,17 @@
-"""The Swift interface: ``BNNS.NormalizationLayer`` and its types. Raises where Swift throws or returns nil."""
+"""The Swift interface: what layers share, and ``BNNS.NormalizationLayer``. Raises where Swift throws or returns nil.
+
+The other members are in modules of their own, the namespace in ``_swift_namespace.py``.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from . import _constants as c
-from ._failure import last_error, raising
+from ._failure import Invalid, Unsupported, last_error, raising
 from ._filter import BNNSFilterDestroy
 from ._memory import Geometry, data_type_of, is_first_major
 from ._names import constant_name
@@ -24,10 +27,7 @@ from ._structures import (
     BNNSNDArrayDescriptor,
 )
 
-__all__ = [
-    "BNNS",
-]
-
+_L = TypeVar("_L", bound="Layer")
 _TENSOR: Final = 0x8000  # the bit that marks generic layouts
 
 
@@ -190,10 +190,17 @@ for _name, _function in {
 
 
 class Shape:
-    """Extents and strides of an array, made by the methods named after Swift's cases."""
+    """Extents and strides of an array, made by the methods named after Swift's cases.
 
-    def __init__(self, layout: int, size: Sequence[int], stride: Sequence[int] | None) -> None:
-        rank = layout >> 16
+    ``Shape(size)`` picks the layout by the number of axes: a vector, or first-major with the slowest axis first.
+    """
+
+    def __init__(self, size: Sequence[int], dataLayout: int | None = None, stride: Sequence[int] | None = None) -> None:
+        if dataLayout is None:
+            if not 1 <= len(size) <= c.BNNS_MAX_TENSOR_DIMENSION:
+                raise ValueError(f"a shape has from 1 to {c.BNNS_MAX_TENSOR_DIMENSION} axes, not {len(size)}")
+            dataLayout = c.BNNSDataLayoutVector if len(size) == 1 else len(size) << 16 | _TENSOR | 1
+        layout, rank = dataLayout, dataLayout >> 16
         if len(size) != rank or (stride is not None and len(stride) != rank):
             given = len(size) if len(size) != rank else len(stride or ())
             raise ValueError(f"{constant_name('BNNSDataLayout', layout)} has {rank} axes, not {given}")
@@ -216,41 +223,60 @@ class Shape:
             layout=self.layout, size=self.size, stride=self.stride, data=data, data_type=data_type
         )
 
+    def _fields(self) -> tuple[Any, ...]:
+        return self.layout, self.size, self.stride
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shape) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
     def __repr__(self) -> str:
         return f"Shape({constant_name('BNNSDataLayout', self.layout)}, size={self.size}, stride={self.stride})"
 
     @classmethod
     def vector(cls, size: int, stride: int = 0) -> Shape:
-        return cls(c.BNNSDataLayoutVector, (size,), (stride,))
+        return cls((size,), c.BNNSDataLayoutVector, (stride,))
 
     @classmethod
     def matrixColumnMajor(cls, rows: int, columns: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(c.BNNSDataLayoutColumnMajorMatrix, (rows, columns), stride)
+        return cls((rows, columns), c.BNNSDataLayoutColumnMajorMatrix, stride)
 
     @classmethod
     def matrixRowMajor(cls, columns: int, rows: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(c.BNNSDataLayoutRowMajorMatrix, (columns, rows), stride)
+        return cls((columns, rows), c.BNNSDataLayoutRowMajorMatrix, stride)
 
     @classmethod
     def matrixFirstMajor(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(c.BNNSDataLayout2DFirstMajor, size, stride)
+        return cls(size, c.BNNSDataLayout2DFirstMajor, stride)
 
     @classmethod
     def matrixLastMajor(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(c.BNNSDataLayout2DLastMajor, size, stride)
+        return cls(size, c.BNNSDataLayout2DLastMajor, stride)
 
     @classmethod
     def imageCHW(cls, width: int, height: int, channels: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(c.BNNSDataLayoutImageCHW, (width, height, channels), stride)
+        return cls((width, height, channels), c.BNNSDataLayoutImageCHW, stride)
+
+    @classmethod
+    def tensor3DSNE(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
+        """A sequence: features, samples, steps."""
+        return cls(size, c.BNNSDataLayoutSNE, stride)
+
+    @classmethod
+    def tensor3DNSE(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
+        """A sequence: features, steps, samples."""
+        return cls(size, c.BNNSDataLayoutNSE, stride)
 
     @classmethod
     def convolutionWeightsOIHW(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(c.BNNSDataLayoutConvolutionWeightsOIHW, size, stride)
+        return cls(size, c.BNNSDataLayoutConvolutionWeightsOIHW, stride)
 
 
 def _tensor(layout: int) -> Callable[..., Shape]:
     def make(cls: type[Shape], *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(layout, size, stride)
+        return cls(size, layout, stride)
 
     return make
 
@@ -272,18 +298,93 @@ def batch_stride(descriptor: BNNSNDArrayDescriptor) -> int:
     return step
 
 
-def _check_data(**descriptors: BNNSNDArrayDescriptor | None) -> None:
+def axis_flags(axes: Sequence[int] | None) -> int:
+    """The bits of these axes; 0 for None."""
+    flags = 0
+    for axis in axes or ():
+        if axis < 0:
+            raise ValueError(f"axes has {axis}, must be at least 0")
+        flags |= 1 << axis
+    return flags
+
+
+def checked_call(function: Callable[..., int], *arguments: Any, case: str = "layerApplyFail") -> None:
+    """Call a C function; raise if it fails. `case` is Swift's name of the error."""
+    with raising():
+        status = function(*arguments)
+    if status:
+        raise BNNSError(case, last_error())
+
+
+def check_data(**descriptors: BNNSNDArrayDescriptor | None) -> None:
     for name, descriptor in descriptors.items():
         if descriptor is not None and descriptor.data is None:
             raise BNNSError("arrayDescriptorInvalidData", f"{name} has no data")
 
 
-class NormalizationLayer:
-    """A normalization layer.
+def check_like(name: str, descriptor: BNNSNDArrayDescriptor, made: Geometry | None) -> None:
+    """Raise if an array differs in type or number of elements from that which its layer was made for.
 
-    Memory is released when the object is deleted, or at the end of a ``with`` block. `beta` and `gamma` may be None, or
-    descriptors without data. `momentumWeighs`, which Swift does not have, says what `momentum` is the weight of: the
-    "old" moving statistics or the "new" batch.
+    The C call takes only its memory. A contiguous array may have another shape; others must have the same strides.
+    """
+    try:
+        given = descriptor.geometry()
+    except (Invalid, Unsupported) as error:
+        raise BNNSError("layerApplyFail", f"{name}: {error}") from None
+    if made is None:  # the layer was closed
+        return
+    if given.dtype != made.dtype or given.elements != made.elements:
+        shown = [constant_name("BNNSDataType", data_type_of(one.dtype)) for one in (given, made)]
+        raise BNNSError(
+            "layerApplyFail",
+            f"{name} has {given.elements} elements of {shown[0]}, but the layer was made for {made.elements} of "
+            f"{shown[1]}",
+        )
+    if not (given.dense and made.dense) and (given.extents, given.strides) != (made.extents, made.strides):
+        raise BNNSError(
+            "layerApplyFail",
+            f"{name} has size {given.extents} and stride {given.strides} (fastest first), but the layer was made for "
+            f"{made.extents} and {made.strides}",
+        )
+
+
+class Layer:
+    """A filter. Its memory is released when the object is deleted, or at the end of a ``with`` block."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._filter: Any = None
+        with raising():
+            self._filter = make()
+        if self._filter is None:
+            raise BNNSError("unableToCreateLayer", last_error())
+
+    @property
+    def bnnsFilter(self) -> Any:
+        """The filter, for the C functions."""
+        return self._filter
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        """Call a C function on the filter; raise if it fails."""
+        checked_call(function, self._filter, *arguments)
+
+    def close(self) -> None:
+        """Release the layer's memory now."""
+        BNNSFilterDestroy(self._filter)
+
+    def __enter__(self: _L) -> _L:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class NormalizationLayer(Layer):
+    """A normalization layer. `beta` and `gamma` may be None, or descriptors without data.
+
+    `momentumWeighs`, which Swift does not have, says what `momentum` is the weight of: the "old" moving statistics or
+    the "new" batch.
     """
 
     def __init__(
@@ -301,7 +402,6 @@ class NormalizationLayer:
         momentumWeighs: str = "old",
     ) -> None:
         empty = BNNSNDArrayDescriptor()
-        self._filter: Any = None
         parameters = BNNSLayerParametersNormalization(
             i_desc=input,
             o_desc=output,
@@ -312,12 +412,11 @@ class NormalizationLayer:
             activation=activation.bnnsActivation,
             **type.fields,
         )
-        with raising():
-            self._filter = BNNSFilterCreateLayerNormalization(
+        super().__init__(
+            lambda: BNNSFilterCreateLayerNormalization(
                 type.norm_type, parameters, filterParameters, momentum_weighs=momentumWeighs
             )
-        if self._filter is None:
-            raise BNNSError("unableToCreateLayer", last_error())
+        )
 
     def apply(
         self, *, batchSize: int, input: BNNSNDArrayDescriptor, output: BNNSNDArrayDescriptor, for_: LearningPhase
@@ -325,20 +424,18 @@ class NormalizationLayer:
         """Normalize a packed batch. `for_` is Swift's label ``for``."""
         if not isinstance(for_, LearningPhase):
             raise TypeError(f"for_ must be a LearningPhase, not {for_!r}")
-        _check_data(input=input, output=output)
-        self._check_like(input=input, output=output)
-        with raising():
-            status = BNNSNormalizationFilterApplyBatch(
-                self._filter,
-                batchSize,
-                input.data,
-                batch_stride(input),
-                output.data,
-                batch_stride(output),
-                for_ is LearningPhase.training,
-            )
-        if status:
-            raise BNNSError("layerApplyFail", last_error())
+        check_data(input=input, output=output)
+        check_like("input", input, getattr(self._filter, "input", None))
+        check_like("output", output, getattr(self._filter, "output", None))
+        self._call(
+            BNNSNormalizationFilterApplyBatch,
+            batchSize,
+            input.data,
+            batch_stride(input),
+            output.data,
+            batch_stride(output),
+            for_ is LearningPhase.training,
+        )
 
     def applyBackward(
         self,
@@ -352,71 +449,17 @@ class NormalizationLayer:
         generatingGammaGradient: BNNSNDArrayDescriptor | None = None,
     ) -> None:
         """Compute the gradients of the last training pass. `input` is ignored: the layer keeps a copy of its input."""
-        _check_data(outputGradient=outputGradient, generatingInputGradient=generatingInputGradient)
-        _check_data(generatingBetaGradient=generatingBetaGradient, generatingGammaGradient=generatingGammaGradient)
-        with raising():
-            status = BNNSNormalizationFilterApplyBackwardBatch(
-                self._filter,
-                batchSize,
-                generatingInputGradient,
-                0 if generatingInputGradient is None else batch_stride(generatingInputGradient),
-                output.data,
-                batch_stride(output),
-                outputGradient,
-                batch_stride(outputGradient),
-                generatingBetaGradient,
-                generatingGammaGradient,
-            )
-        if status:
-            raise BNNSError("layerApplyFail", last_error())
-
-    def _check_like(self, **descriptors: BNNSNDArrayDescriptor) -> None:
-        """Raise if descriptors differ in type or number of elements from those that the layer was made with.
-
-        The C call takes only their memory. Contiguous arrays may have another shape; others must have the same strides.
-        """
-        for name, descriptor in descriptors.items():
-            made: Geometry | None = getattr(self._filter, name, None)  # None: the layer was closed
-            try:
-                given = descriptor.geometry()
-            except ValueError as error:
-                raise BNNSError("layerApplyFail", f"{name}: {error}") from None
-            if made is None:
-                continue
-            if given.dtype != made.dtype or given.elements != made.elements:
-                types = (constant_name("BNNSDataType", data_type_of(g.dtype)) for g in (given, made))
-                given_type, made_type = types
-                raise BNNSError(
-                    "layerApplyFail",
-                    f"{name} has {given.elements} elements of {given_type}, but the layer was made for "
-                    f"{made.elements} of {made_type}",
-                )
-            if not (given.dense and made.dense) and (given.extents, given.strides) != (made.extents, made.strides):
-                raise BNNSError(
-                    "layerApplyFail",
-                    f"{name} has size {given.extents} and stride {given.strides} (fastest first), but the layer was "
-                    f"made for {made.extents} and {made.strides}",
-                )
-
-    def close(self) -> None:
-        """Release the layer's memory now."""
-        BNNSFilterDestroy(self._filter)
-
-    def __enter__(self) -> NormalizationLayer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class BNNS:
-    """Swift's namespace."""
-
-    ActivationFunction = ActivationFunction
-    Error = BNNSError
-    LearningPhase = LearningPhase
-    NormalizationLayer = NormalizationLayer
-    NormalizationType = NormalizationType
-    Shape = Shape
+        check_data(outputGradient=outputGradient, generatingInputGradient=generatingInputGradient)
+        check_data(generatingBetaGradient=generatingBetaGradient, generatingGammaGradient=generatingGammaGradient)
+        self._call(
+            BNNSNormalizationFilterApplyBackwardBatch,
+            batchSize,
+            generatingInputGradient,
+            0 if generatingInputGradient is None else batch_stride(generatingInputGradient),
+            output.data,
+            batch_stride(output),
+            outputGradient,
+            batch_stride(outputGradient),
+            generatingBetaGradient,
+            generatingGammaGradient,
+        )

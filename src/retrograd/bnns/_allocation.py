@@ -1,0 +1,183 @@
+"""Swift's functions that allocate the memory of a descriptor, and read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ._failure import Invalid, Unsupported
+from ._memory import data_type_of, elements_as
+
+if TYPE_CHECKING:
+    from ._structures import BNNSNDArrayDescriptor
+    from ._swift import Shape
+    from ._swift_random import RandomGenerator
+
+# Swift's Float, Int and Bool.
+_SCALARS: Final[dict[Any, Any]] = {float: np.float32, int: np.int64, bool: np.bool_}
+
+
+# What goes with each kind of contents.
+_OPTIONS: Final = {
+    "randomIn": ("using",),
+    "randomUniformUsing": ("range",),
+    "randomNormalUsing": ("mean", "standardDeviation"),
+}
+
+
+def _dtype(scalarType: Any) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(_SCALARS.get(scalarType, scalarType))
+    return dtype
+
+
+class Allocating:
+    """What a descriptor has in Swift. A scalar type is a NumPy type, or float, which is Swift's 32-bit Float."""
+
+    __slots__ = ()
+
+    @classmethod
+    def allocateUninitialized(cls, *, scalarType: Any, shape: Shape, batchSize: int = 1) -> BNNSNDArrayDescriptor:
+        """A descriptor of a new array of unspecified contents, with room for `batchSize` samples."""
+        if batchSize < 1:
+            raise ValueError(f"batchSize is {batchSize}, must be at least 1")
+        dtype = _dtype(scalarType)
+        described = shape.descriptor(None, data_type_of(dtype))
+        described.geometry()  # raises if there is no such array
+        described.data = np.empty(shape.batchStride * batchSize, dtype)
+        return described
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        repeating: Any = None,
+        initializingFrom: Any = None,
+        randomIn: Sequence[Any] | None = None,
+        randomUniformUsing: RandomGenerator | None = None,
+        randomNormalUsing: RandomGenerator | None = None,
+        using: np.random.Generator | None = None,
+        range: Sequence[Any] | None = None,
+        mean: float | None = None,
+        standardDeviation: float | None = None,
+        scalarType: Any = None,
+        shape: Shape,
+        batchSize: int = 1,
+    ) -> BNNSNDArrayDescriptor:
+        """A descriptor of a new array, with room for `batchSize` samples. Its contents are one of:
+
+        `repeating`, a number; `initializingFrom`, values in the order of memory; random numbers in the closed range
+        `randomIn`, drawn by the NumPy generator `using`; or drawn by a BNNS generator, `randomUniformUsing` in `range`
+        or `randomNormalUsing` with `mean` and `standardDeviation`. The type is that of NumPy values, else Float.
+        """
+        sources = {
+            "repeating": repeating,
+            "initializingFrom": initializingFrom,
+            "randomIn": randomIn,
+            "randomUniformUsing": randomUniformUsing,
+            "randomNormalUsing": randomNormalUsing,
+        }
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) != 1:
+            raise TypeError(f"allocate takes one of {', '.join(sources)}, not {len(given)} of them")
+        options = {"using": using, "range": range, "mean": mean, "standardDeviation": standardDeviation}
+        for name, value in options.items():
+            if value is not None and name not in _OPTIONS.get(given[0], ()):
+                raise TypeError(f"allocate: {given[0]} does not take {name}")
+            if value is None and name != "using" and name in _OPTIONS.get(given[0], ()):
+                raise TypeError(f"allocate: {given[0]} needs {name}")
+        if initializingFrom is not None:
+            return cls._from(initializingFrom, scalarType, shape, batchSize)
+        if scalarType is None:
+            typed = isinstance(repeating, np.generic) and not isinstance(repeating, float)
+            scalarType = repeating.dtype if typed else np.float32
+        made = cls.allocateUninitialized(scalarType=scalarType, shape=shape, batchSize=batchSize)
+        everything = made.data
+        if repeating is not None:
+            everything.fill(repeating)
+        elif randomIn is not None:
+            _draw(everything, randomIn, np.random.default_rng() if using is None else using)
+        else:
+            _fill(everything, randomUniformUsing, randomNormalUsing, range, mean, standardDeviation)
+        return made
+
+    @classmethod
+    def _from(cls, values: Any, scalarType: Any, shape: Shape, batchSize: int) -> BNNSNDArrayDescriptor:
+        if not isinstance(values, np.ndarray):
+            values = np.asarray(values, np.float32 if scalarType is None else _dtype(scalarType))
+        elif scalarType is not None and values.dtype != _dtype(scalarType):
+            raise ValueError(
+                f"initializingFrom has elements of type {values.dtype}, scalarType is {_dtype(scalarType)}"
+            )
+        made = cls.allocateUninitialized(scalarType=values.dtype, shape=shape, batchSize=batchSize)
+        if values.size != made.data.size:
+            raise ValueError(
+                f"initializingFrom has {values.size} values, but {batchSize} samples of {shape!r} have {made.data.size}"
+            )
+        made.data[...] = values.reshape(-1)
+        return made
+
+    def makeArray(self: Any, of: Any, batchSize: int = 1) -> npt.NDArray[Any]:
+        """A copy of the memory as an array of one axis, with the values of `batchSize` samples."""
+        from ._swift import BNNSError
+
+        try:
+            geometry, dtype = self.geometry(), _dtype(of)
+            if geometry.dtype != dtype:
+                raise Invalid(f"the elements are of type {geometry.dtype}, not {dtype}")
+            copied: npt.NDArray[Any] = elements_as(geometry, self.data, geometry.packed_stride * batchSize).copy()
+        except (Invalid, Unsupported) as error:
+            raise BNNSError("arrayDescriptorInvalidData", str(error)) from None
+        return copied
+
+    def deallocate(self: Any) -> None:
+        """Let go of the memory. Python frees it when no other object uses it."""
+        self.data = None
+
+    @property
+    def shape(self: Any) -> Shape:
+        """Layout, extents and strides."""
+        from ._swift import Shape
+
+        rank = self.layout >> 16
+        return Shape(self.size[:rank], self.layout, self.stride[:rank])
+
+    @property
+    def dataSize(self: Any) -> int:
+        """Bytes from the first element to the last; 0 if there is no data."""
+        from ._array_size import BNNSNDArrayGetDataSize
+
+        return BNNSNDArrayGetDataSize(self)
+
+
+def _draw(array: npt.NDArray[Any], bounds: Sequence[Any], generator: np.random.Generator) -> None:
+    """Fill an array with uniform random numbers in a closed range."""
+    low, high = bounds
+    if not low <= high:
+        raise ValueError(f"randomIn is from {low} to {high}, must not be empty")
+    if array.dtype.kind in "iu":
+        array[...] = generator.integers(low, high, array.size, array.dtype, endpoint=True)
+    else:
+        array[...] = generator.uniform(low, high, array.size)
+
+
+def _fill(
+    array: npt.NDArray[Any],
+    uniform: RandomGenerator | None,
+    normal: RandomGenerator | None,
+    bounds: Sequence[Any] | None,
+    mean: float | None,
+    deviation: float | None,
+) -> None:
+    """Fill an array with numbers that a BNNS generator draws."""
+    from . import _random
+    from ._structures import BNNSNDArrayDescriptor
+
+    everything = BNNSNDArrayDescriptor.from_array(array)
+    if normal is not None:
+        normal.fill(_random.BNNSRandomFillNormalFloat, everything, mean, deviation)
+    elif uniform is not None and bounds is not None:
+        integers = array.dtype.kind in "iu"
+        uniform.fill(_random.fill_closed if integers else _random.BNNSRandomFillUniformFloat, everything, *bounds)

@@ -1,0 +1,45 @@
+"""The namespace of the Swift interface."""
+
+from __future__ import annotations
+
+from . import _swift_activation, _swift_arrays
+from ._swift import ActivationFunction, BNNSError, LearningPhase, NormalizationLayer, NormalizationType, Shape
+from ._swift_activation import ActivationLayer
+from ._swift_optimizer import (
+    AdamOptimizer,
+    AdamWOptimizer,
+    GradientClipping,
+    RMSPropOptimizer,
+    SGDMomentumOptimizer,
+)
+from ._swift_random import RandomGenerator, RandomGeneratorMethod
+
+__all__ = [
+    "BNNS",
+]
+
+
+class BNNS:
+    """Swift's namespace."""
+
+    ActivationFunction = ActivationFunction
+    ActivationLayer = ActivationLayer
+    AdamOptimizer = AdamOptimizer
+    AdamWOptimizer = AdamWOptimizer
+    Error = BNNSError
+    GradientClipping = GradientClipping
+    LearningPhase = LearningPhase
+    NormalizationLayer = NormalizationLayer
+    NormalizationType = NormalizationType
+    RMSPropOptimizer = RMSPropOptimizer
+    RandomGenerator = RandomGenerator
+    RandomGeneratorMethod = RandomGeneratorMethod
+    SGDMomentumOptimizer = SGDMomentumOptimizer
+    Shape = Shape
+
+    applyActivation = staticmethod(_swift_activation.applyActivation)
+    clip = staticmethod(_swift_arrays.clip)
+    clipByGlobalNorm = staticmethod(_swift_arrays.clipByGlobalNorm)
+    clipByNorm = staticmethod(_swift_arrays.clipByNorm)
+    computeNorm = staticmethod(_swift_arrays.computeNorm)
+    computeNormBackward = staticmethod(_swift_arrays.computeNormBackward)
