@@ -600,7 +600,11 @@ class BNNSLayerParametersNormalization(Structure):
 
 
 class BNNSLayerParametersActivation(Structure):
-    """An activation layer. The bits of ``axis_flags`` select the axes of a softmax; 0 means that of ``size[0]``."""
+    """An activation layer.
+
+    The bits of ``axis_flags`` select the axes of a softmax: bit k that of ``size[k]``, the bit above the last one the
+    batch. 0 means that of ``size[0]``.
+    """
 
     __slots__ = ("activation", "axis_flags", "i_desc", "o_desc")
     _declared = (
