@@ -467,6 +467,27 @@ def test_sizes_are_inferred_from_plain_matrices_and_vectors() -> None:
     assert capacity_of(layer.params) == capacity != bnns.SIZE_MAX
 
 
+def test_sizes_are_inferred_from_weights_alone() -> None:
+    """The data says nothing of input_size and hidden_size; products of extents are not taken for them."""
+    layer = Layer(inputs=8, layers=2)
+    capacity = capacity_of(layer.params)
+    layer.params.input_descriptor.data_desc.size = (0, 2, 3)
+    layer.params.output_descriptor.data_desc.size = (0, 2, 3)
+    for desc in (
+        d for n, d in every_descriptor(layer.params).items() if n.endswith(("hidden_desc", "cell_state_desc"))
+    ):
+        desc.size = [0] * 8
+    layer.params.input_size = layer.params.hidden_size = layer.params.num_layers = 0
+    assert capacity_of(layer.params) == capacity
+    layer.check()
+    for name in GATES:  # 1 x 1 x 4 x 8 weights as a vector: not of size 32
+        iw = getattr(layer.params, name).iw_desc[0]
+        iw.layout, iw.size = bnns.BNNSDataLayoutVector, (32,)
+    assert "input_size is 0, and no descriptor with data determines it" in untouched(layer, layer.forward)
+    layer.params.input_size = 8
+    layer.check()
+
+
 def test_sizes_that_nothing_determines() -> None:
     assert capacity_of(BNNSLayerParametersLSTM()) == bnns.SIZE_MAX
     assert "input_size is 0, and no descriptor with data determines it" in (bnns.last_error() or "")

@@ -104,7 +104,7 @@ def _infer(scalars: dict[str, int], params: BNNSLayerParametersLSTM, directions:
                 parts = [part for axis in (axes[k:] if is_product else axes[k : k + 1]) for part in axis.split(" * ")]
                 unknown = [part for part in parts if part not in known]
                 rest = math.prod(known[part] for part in parts if part in known)
-                if len(unknown) == 1 and extents[k] % rest == 0:
+                if len(unknown) == 1 and unknown[0] in scalars and extents[k] % rest == 0:
                     scalars[unknown[0]] = extents[k] // rest
     for name, value in scalars.items():
         if value == 0:
@@ -135,8 +135,7 @@ def _axes(params: BNNSLayerParametersLSTM) -> Iterator[tuple[tuple[str, ...], tu
         elif field == "b_desc":
             axes = ("hidden_size", "directions", "num_layers")
         elif field == "iw_desc[0]":
-            axes = ("input_size", "hidden_size")  # the slower ones depend on iw_desc[1]
-            extents = extents[: 2 if len(extents) > 2 and extents[2] else 1]
+            axes = ("input_size", "hidden_size", "directions", "layers in iw_desc[0]")
         elif name == LENGTHS:
             axes = ("seq_len",)
         else:
