@@ -27,9 +27,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 import retrograd as rg
+from support import fuzz_calls
 from support.fuzz_calls import (
     ENORMOUS,
-    GENERATORS,
     MANY,
     MOST,
     Arguments,
@@ -42,7 +42,9 @@ from support.fuzz_calls import (
 )
 from support.fuzz_driver import GUARD, Broken, main
 from support.fuzz_oracle import disagreement
+from support.fuzz_pooling import POOL_GENERATORS
 
+GENERATORS = fuzz_calls.GENERATORS | POOL_GENERATORS
 REFUSALS = (ValueError, TypeError, MemoryError, OverflowError)
 INTEGERS = [0, 1, 2, 3, 7, 64, 4096, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64]
 INTEGERS += [-1, -2, -100, -(2**31), -(2**63), -(2**63) - 1]
@@ -53,7 +55,7 @@ DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint64", "
 NO_ARRAYS = {"get_num_threads", "set_num_threads", "release_memory"}
 # They read every element and may have a small result: an enormous extent would take them as long as it is.
 READ_EVERYTHING = {"batch_norm_statistics", "batch_norm_gradient_sums", "global_norm", "combine_statistics"}
-READ_EVERYTHING |= {"linear_forward", "linear_backward"}
+READ_EVERYTHING |= {"linear_forward", "linear_backward", *POOL_GENERATORS}
 # Where a mask does not matter: y is only read where a slope is found from it, the others are memory and not numbers.
 NO_NUMBERS = {("batch_norm_cache", "y"), ("lstm_cache", "buffer"), ("lstm_forward", "cache")}
 # The arguments that a function writes to.

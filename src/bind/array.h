@@ -16,7 +16,7 @@ namespace rg::bind {
 
 namespace nb = nanobind;
 
-enum class Element { f32, f64, f16, bf16, i64, u8 };
+enum class Element { f32, f64, f16, bf16, i64, u8, i32 };
 
 inline int64_t item_size(Element element) {
     switch (element) {
@@ -24,6 +24,7 @@ inline int64_t item_size(Element element) {
         case Element::i64:
             return 8;
         case Element::f32:
+        case Element::i32:
             return 4;
         case Element::f16:
         case Element::bf16:
@@ -49,14 +50,15 @@ struct ArrayObject {
 // NumPy objects, looked up when the module is imported.
 struct Numpy {
     PyTypeObject* ndarray;
-    std::atomic<PyObject*> dtype[6];  // by Element; bfloat16, which is not part of NumPy, is set when first seen
+    std::atomic<PyObject*> dtype[7];  // by Element; bfloat16, which is not part of NumPy, is set when first seen
 };
 inline Numpy& numpy() {
     static Numpy found = [] {
         const nb::module_ module = nb::module_::import_("numpy");
         const auto dtype = [&](const char* name) { return module.attr("dtype")(module.attr(name)).release().ptr(); };
         return Numpy{reinterpret_cast<PyTypeObject*>(nb::object(module.attr("ndarray")).release().ptr()),
-                     {dtype("float32"), dtype("float64"), dtype("float16"), nullptr, dtype("int64"), dtype("uint8")}};
+                     {dtype("float32"), dtype("float64"), dtype("float16"), nullptr, dtype("int64"), dtype("uint8"),
+                      dtype("int32")}};
     }();
     return found;
 }

@@ -11,5 +11,6 @@ void bind_elementwise(nanobind::module_& module);
 void bind_lstm(nanobind::module_& module);
 void bind_norm(nanobind::module_& module);
 void bind_optimizer(nanobind::module_& module);
+void bind_pooling(nanobind::module_& module);
 
 }  // namespace rg::bind

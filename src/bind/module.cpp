@@ -133,4 +133,5 @@ NB_MODULE(_core, m) {
     bind_lstm(m);
     bind_norm(m);
     bind_optimizer(m);
+    bind_pooling(m);
 }

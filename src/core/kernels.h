@@ -352,6 +352,43 @@ struct LossKernels {
                          A* gradient);
 };
 
+// ---- pooling -------------------------------------------------------------------------------------------------------
+
+// The windows of a pooling, rows first: output o of an axis covers the inputs o * stride - before + k * dilation for
+// k < kernel. Those outside of the input are padding.
+struct PoolShape {
+    int64_t inputs[2], outputs[2];
+    int64_t kernel[2], stride[2], dilation[2], before[2];
+    bool count_padding;  // an average is divided by the size of the window, not by the number of inputs in it
+};
+
+// Elements of images: pixel (h, w) is at data + h * row + w * column.
+template <class T>
+struct Pixels {
+    T* data;
+    int64_t row, column;
+};
+
+// Either `channels` is 0: there is one channel, and the pixels of a row are contiguous; or it is the number of
+// channels, which are contiguous at each pixel.
+template <class A>
+struct PoolKernels {
+    // y of the output rows [first, last). indices[i]: the position h * W + w of the largest input; null: not wanted.
+    // The first of several that are equal; the last NaN, if there is one. Every window must contain an input.
+    void (*max)(const PoolShape& shape, int64_t channels, int64_t first, int64_t last, Pixels<const A> x, Pixels<A> y,
+                Pixels<int32_t> indices);
+    void (*average)(const PoolShape& shape, int64_t channels, int64_t first, int64_t last, Pixels<const A> x,
+                    Pixels<A> y);
+    // y = sqrt(sum of x^2), the sum in double precision
+    void (*l2)(const PoolShape& shape, int64_t channels, int64_t first, int64_t last, Pixels<const A> x, Pixels<A> y);
+    // Adds the gradients of all inputs to `plane`, [H * W][channels or 1], followed by kPoolSlack elements to which 0
+    // is added. No element of the plane may be -0. The gradient of an input is summed in the order of the outputs.
+    void (*average_gradient)(const PoolShape& shape, int64_t channels, Pixels<const A> dy, A* plane);
+    void (*l2_gradient)(const PoolShape& shape, int64_t channels, Pixels<const A> dy, Pixels<const A> x,
+                        Pixels<const A> y, A* plane);
+};
+constexpr int64_t kPoolSlack = 32;  // two of the widest vectors
+
 // The kernels of one kind for both types of arithmetic.
 template <template <class> class Kernels>
 struct ForBoth {
@@ -376,6 +413,7 @@ struct KernelTable {
     ForBoth<ActivationKernels> activation;
     ForBoth<OptimizerKernels> optimizer;
     ForBoth<LossKernels> loss;
+    ForBoth<PoolKernels> pool;
     // dst = the sum of 1 to 3 sources: the peak memory bandwidth, for benchmarks.
     void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
     // Multiply-adds on registers alone: the peak speed of arithmetic, for benchmarks. Returns the number of

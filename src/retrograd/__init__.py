@@ -45,6 +45,17 @@ from .ops.normalization import (
     layer_norm_forward,
 )
 from .ops.optimizer import adam_step, global_norm, rmsprop_step, sgd_step
+from .ops.pooling import (
+    MaxPoolResult,
+    average_pool_backward,
+    average_pool_forward,
+    l2_pool_backward,
+    l2_pool_forward,
+    max_pool_backward,
+    max_pool_forward,
+    max_unpool_backward,
+    max_unpool_forward,
+)
 
 __all__ = [
     "Activation",
@@ -56,6 +67,7 @@ __all__ = [
     "LstmGradients",
     "LstmResult",
     "LstmWeights",
+    "MaxPoolResult",
     "NormCache",
     "NormGradients",
     "NormStatistics",
@@ -63,6 +75,8 @@ __all__ = [
     "activation_backward",
     "activation_forward",
     "adam_step",
+    "average_pool_backward",
+    "average_pool_forward",
     "batch_norm_backward",
     "batch_norm_cache",
     "batch_norm_forward",
@@ -79,6 +93,8 @@ __all__ = [
     "huber",
     "instance_norm_backward",
     "instance_norm_forward",
+    "l2_pool_backward",
+    "l2_pool_forward",
     "layer_norm_backward",
     "layer_norm_forward",
     "linear_backward",
@@ -87,6 +103,10 @@ __all__ = [
     "lstm_cache",
     "lstm_cache_size",
     "lstm_forward",
+    "max_pool_backward",
+    "max_pool_forward",
+    "max_unpool_backward",
+    "max_unpool_forward",
     "mean_squared_error",
     "release_memory",
     "rmsprop_step",

@@ -182,3 +182,16 @@ class OptimizerRule:
         """Update the parameters and states in place."""
 
 def global_norm(arrays: object, overlap_checked: bool, threads: int) -> float | Refusal: ...
+
+def pool_forward(kind: int, f64: bool, x: object, windows: Sequence[int], count_padding: bool, y: object, indices: object | None, overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    y = the largest (0), the average (1) or the norm (2) of each window of x [N, C, H, W].
+    """
+
+def pool_backward(kind: int, f64: bool, dy: object, x: object | None, y: object | None, windows: Sequence[int], count_padding: bool, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """dx of an average (1) or a norm (2), which needs x and y."""
+
+def indexed_planes(kind: int, f64: bool, part: object, indices: object, whole: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    Along the last axis: whole[indices] += part (0) or = part (1), 0 elsewhere; or part = whole[indices] (2).
+    """

@@ -295,6 +295,69 @@ def embedding_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, no
     return iter([("dtable", answer, start + right, roundings(answer, size, start, count=8 + indices.size))])
 
 
+def pool_windows(old: dict[str, Any], axes: int) -> tuple[Any, ...]:
+    """Kernel, stride and padding as the oracle takes them."""
+    kernel, stride, padding = old["kernel"], old.get("stride"), old.get("padding", 0)
+    kernel = (kernel,) * axes if isinstance(kernel, int) else tuple(kernel)
+    stride = kernel if stride is None else (stride,) * axes if isinstance(stride, int) else tuple(stride)
+    padding = (padding,) * axes if isinstance(padding, int) else tuple(padding)
+    return kernel, stride, tuple((p, p) if isinstance(p, int) else tuple(p) for p in padding)
+
+
+def channels_second(array: Any, old: dict[str, Any]) -> Array:
+    return np.moveaxis(np.asarray(array), -1, 1) if old.get("channels_last") else np.asarray(array)
+
+
+def pooling(name: str, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    arrays = {key: channels_second(old[key], old) for key in ("x", "dy", "y") if key in old}
+    if not usual(*arrays.values()) or any(array.size == 0 for array in arrays.values()):
+        return None
+    answers = answer if name == "max_pool_forward" else (answer,)
+    got = [channels_second(a, old) for a in answers if a is not None]
+    if "indices" in old:
+        indices = channels_second(old["indices"], old).astype(np.int64)
+        shape = got[0].shape
+        if name == "max_unpool_backward":
+            exact = size = reference.max_unpool_backward(arrays["dy"], indices)
+        elif name == "max_unpool_forward":
+            exact = size = reference.max_unpool_forward(arrays["x"], indices, shape)
+        else:
+            exact, size = (reference.max_pool_backward(d, indices, shape) for d in (arrays["dy"], np.abs(arrays["dy"])))
+    else:
+        windows = pool_windows(old, got[0].ndim - 2)
+        includes = bool(old.get("count_includes_padding", True))
+        x, dy = arrays.get("x"), arrays.get("dy")
+        if name == "max_pool_forward":
+            assert x is not None
+            dilation = (old.get("dilation", 1),) * (x.ndim - 2) if isinstance(old.get("dilation", 1), int) else None
+            if dilation is None:
+                return None
+            right = reference.max_pool_forward(x, *windows, dilation)
+            return ((field, a, b, 0.0) for field, a, b in zip(rg.MaxPoolResult._fields, got, right, strict=False))
+        if name == "average_pool_forward":
+            assert x is not None
+            exact, size = (reference.average_pool_forward(v, *windows, includes) for v in (x, np.abs(x)))
+        elif name == "l2_pool_forward":
+            assert x is not None
+            exact = size = reference.l2_pool_forward(x, *windows)
+        elif name == "average_pool_backward":
+            assert dy is not None
+            exact, size = (
+                reference.average_pool_backward(d, got[0].shape, *windows, includes) for d in (dy, np.abs(dy))
+            )
+        else:
+            assert x is not None
+            assert dy is not None
+            exact, size = (
+                reference.l2_pool_backward(d, v, arrays["y"], *windows) for d, v in ((dy, x), (np.abs(dy), np.abs(x)))
+            )
+            size = np.abs(size) + reference.l2_pool_backward(np.abs(dy), np.abs(x), np.abs(arrays["y"]), *windows)
+    start: Any = 0.0
+    if old.get("accumulate"):
+        start = wide(channels_second(old["out"], old))
+    return iter([("result", got[0], start + exact, roundings(got[0], size, start))])
+
+
 def losses(
     old: dict[str, Any], answer: Any, right: Array, slope: Array, sizes: tuple[Any, Any], count: int, like: Array
 ) -> Iterator[Triple]:
@@ -545,6 +608,14 @@ ORACLES: dict[str, Callable[..., Iterator[Triple] | None]] = {
     "embedding_backward": embedding_backward,
     "softmax_cross_entropy": softmax_cross_entropy,
     "global_norm": global_norm,
+    **{
+        name: partial(pooling, name)
+        for name in (
+            *(f"{kind}_pool_{way}" for kind in ("max", "average", "l2") for way in ("forward", "backward")),
+            "max_unpool_forward",
+            "max_unpool_backward",
+        )
+    },
     "lstm_forward": lstm_forward,
     "lstm_backward": lstm_backward,
 }

@@ -9,6 +9,7 @@
 #include "norm_planes.h"
 #include "norm_rows.h"
 #include "optimizer_range.h"
+#include "pool_range.h"
 #include "product.h"
 #include "stage.h"
 
@@ -55,6 +56,9 @@ const KernelTable RG_TABLE = {
     {{optimizer_step<float>, sum_squares<float>}, {optimizer_step<double>, sum_squares<double>}},
     {{softmax_row<float>, scale_row<float>, difference<float>},
      {softmax_row<double>, scale_row<double>, difference<double>}},
+    {{max_pool<float>, average_pool<float>, l2_pool<float>, average_pool_gradient<float>, l2_pool_gradient<float>},
+     {max_pool<double>, average_pool<double>, l2_pool<double>, average_pool_gradient<double>,
+      l2_pool_gradient<double>}},
     add_streams,
     multiply_adds};
 

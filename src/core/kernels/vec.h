@@ -305,6 +305,68 @@ RG_INLINE float root(float x) { return sqrtf(x); }
 RG_INLINE double root(double x) { return sqrt(x); }
 #endif
 
+// Every other of the elements p[0], p[1]...: the lanes of every_other(load(p), load(p + lanes - 1)) are p[0], p[2]...,
+// and nothing behind the last of them is read.
+#if defined(RG_ISA_AVX512)
+RG_INLINE Vec<float> every_other(Vec<float> low, Vec<float> high) {
+    const __m512i from = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29, 31);
+    return _mm512_permutex2var_ps(low, from, high);
+}
+RG_INLINE Vec<double> every_other(Vec<double> low, Vec<double> high) {
+    return _mm512_permutex2var_pd(low, _mm512_setr_epi64(0, 2, 4, 6, 9, 11, 13, 15), high);
+}
+#elif defined(RG_ISA_AVX2)
+RG_INLINE Vec<float> every_other(Vec<float> low, Vec<float> high) {
+    const __m256d mixed = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0b11011000));  // 0 2 1' 3' | 4 6 5' 7'
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(mixed, 0b11011000));
+}
+RG_INLINE Vec<double> every_other(Vec<double> low, Vec<double> high) {
+    return _mm256_permute4x64_pd(_mm256_shuffle_pd(low, high, 0b1010), 0b11011000);
+}
+#elif defined(RG_ISA_NEON)
+RG_INLINE Vec<float> every_other(Vec<float> low, Vec<float> high) {
+    return vcombine_f32(vget_low_f32(vuzp1q_f32(low, low)), vget_low_f32(vuzp2q_f32(high, high)));
+}
+RG_INLINE Vec<double> every_other(Vec<double> low, Vec<double> high) {
+    return vcombine_f64(vget_low_f64(low), vget_high_f64(high));
+}
+#endif
+
+// The lower and the upper half of v, each element followed by a 0.
+#if defined(RG_ISA_AVX512)
+RG_INLINE Vec<float> low_with_gaps(Vec<float> v) {
+    return _mm512_maskz_permutexvar_ps(0x5555, _mm512_setr_epi32(0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0), v);
+}
+RG_INLINE Vec<float> high_with_gaps(Vec<float> v) {
+    const __m512i from = _mm512_setr_epi32(8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15, 0);
+    return _mm512_maskz_permutexvar_ps(0x5555, from, v);
+}
+RG_INLINE Vec<double> low_with_gaps(Vec<double> v) {
+    return _mm512_maskz_permutexvar_pd(0x55, _mm512_setr_epi64(0, 0, 1, 0, 2, 0, 3, 0), v);
+}
+RG_INLINE Vec<double> high_with_gaps(Vec<double> v) {
+    return _mm512_maskz_permutexvar_pd(0x55, _mm512_setr_epi64(4, 0, 5, 0, 6, 0, 7, 0), v);
+}
+#elif defined(RG_ISA_AVX2)
+RG_INLINE Vec<float> low_with_gaps(Vec<float> v) {
+    return _mm256_castsi256_ps(_mm256_cvtepu32_epi64(_mm256_castsi256_si128(_mm256_castps_si256(v))));
+}
+RG_INLINE Vec<float> high_with_gaps(Vec<float> v) {
+    return _mm256_castsi256_ps(_mm256_cvtepu32_epi64(_mm256_extracti128_si256(_mm256_castps_si256(v), 1)));
+}
+RG_INLINE Vec<double> low_with_gaps(Vec<double> v) {
+    return _mm256_blend_pd(_mm256_permute4x64_pd(v, 0b01010000), _mm256_setzero_pd(), 0b1010);
+}
+RG_INLINE Vec<double> high_with_gaps(Vec<double> v) {
+    return _mm256_blend_pd(_mm256_permute4x64_pd(v, 0b11111010), _mm256_setzero_pd(), 0b1010);
+}
+#elif defined(RG_ISA_NEON)
+RG_INLINE Vec<float> low_with_gaps(Vec<float> v) { return vzip1q_f32(v, vdupq_n_f32(0)); }
+RG_INLINE Vec<float> high_with_gaps(Vec<float> v) { return vzip2q_f32(v, vdupq_n_f32(0)); }
+RG_INLINE Vec<double> low_with_gaps(Vec<double> v) { return vzip1q_f64(v, vdupq_n_f64(0)); }
+RG_INLINE Vec<double> high_with_gaps(Vec<double> v) { return vzip2q_f64(v, vdupq_n_f64(0)); }
+#endif
+
 // Whether stream() bypasses the cache; otherwise it is the same as store().
 #if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
 constexpr bool kCanStream = true;

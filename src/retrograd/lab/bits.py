@@ -45,7 +45,7 @@ def digests() -> dict[str, str]:
     makers: list[Callable[[Any], Results]] = [_norms, _activations]
     found: dict[str, str] = {}
     for dtype in _EXPONENTS:
-        for make in (*makers, _lstms, _dense) if dtype in _COMPUTED else makers:
+        for make in (*makers, _lstms, _dense, _pools) if dtype in _COMPUTED else makers:
             for name, results in make(storage_dtype(dtype)):
                 found[f"{name} {dtype}"] = _digest(results)
     return found
@@ -243,6 +243,36 @@ def _dense(dtype: Any) -> Results:
         yield f"dropout {size}", [rg.dropout(x, 0.4, seed=11)]
         yield f"global_norm {size}", [np.float64(rg.global_norm([x, w]))]
         yield from _steps(size, x)
+
+
+def _pools(dtype: Any) -> Results:
+    for shape, kernel, stride, padding, dilation in (
+        ((2, 3, 9, 37), (2, 2), (2, 2), 0, 1),
+        ((1, 17, 14, 35), (3, 3), (2, 2), 1, 1),
+        ((2, 5, 6, 40), (3, 2), (1, 1), ((0, 2), (1, 0)), 2),
+        ((1, 2, 7, 50), (2, 5), (3, 3), ((1, 0), (2, 2)), 1),
+        ((3, 9, 67), (4,), (2,), ((1, 2),), 1),
+    ):
+        x = _data(shape, dtype, 1)
+        name = f"{shape} {kernel} {stride}"
+        for last in (False, True):
+            x = np.moveaxis(x, 1, -1).copy() if last else x
+            windows: dict[str, Any] = {"stride": stride, "padding": padding, "channels_last": last}
+            y, indices = rg.max_pool_forward(x, kernel, dilation=dilation, **windows)
+            assert y is not None
+            assert indices is not None
+            layout: dict[str, Any] = {"channels_last": last}
+            gradients = [rg.max_pool_backward(_data(y.shape, dtype, 2), indices, x.shape, **layout)]
+            yield f"max_pool {name} {last}", [y, indices, *gradients]
+            whole = rg.max_unpool_forward(y, indices, x.shape, **layout)
+            yield f"max_unpool {name} {last}", [whole, rg.max_unpool_backward(x, indices, **layout)]
+            for counts in (True, False):
+                options = {**windows, "count_includes_padding": counts}
+                y = rg.average_pool_forward(x, kernel, **options)
+                dx = rg.average_pool_backward(_data(y.shape, dtype, 3), x.shape, kernel, **options)
+                yield f"average_pool {name} {last} {counts}", [y, dx]
+            y = rg.l2_pool_forward(x, kernel, **windows)
+            yield f"l2_pool {name} {last}", [y, rg.l2_pool_backward(_data(y.shape, dtype, 4), x, y, kernel, **windows)]
 
 
 def _steps(size: str, x: Array) -> Results:

@@ -11,6 +11,7 @@ from .lstm import LSTM, LstmState
 from .module import KeyDifferences, Module, Sequential
 from .norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
 from .optim import SGD, Adam, AdamW, Optimizer, RMSProp
+from .pooling import AveragePool, Flatten, MaxPool
 from .schedules import Constant, Cosine, StepDecay
 
 __all__ = [
@@ -19,11 +20,13 @@ __all__ = [
     "Activation",
     "Adam",
     "AdamW",
+    "AveragePool",
     "BatchNorm",
     "Constant",
     "Cosine",
     "Dropout",
     "Embedding",
+    "Flatten",
     "GroupNorm",
     "Huber",
     "InstanceNorm",
@@ -32,6 +35,7 @@ __all__ = [
     "Linear",
     "Loss",
     "LstmState",
+    "MaxPool",
     "MeanSquaredError",
     "Module",
     "Optimizer",

@@ -1,4 +1,4 @@
-"""The oracle: a plain, slow NumPy reference of normalization, LSTM, linear layers, losses and optimizer steps.
+"""The oracle: a plain, slow NumPy reference of norms, LSTM, linear layers, losses, pooling and optimizer steps.
 
 It shares no code with the engine, so the two cannot share a bug. It computes in float64 for float32, float16 and
 bfloat16 data, and in `numpy.longdouble` for float64 data, so that it is more precise than the engine. (Where long
@@ -10,3 +10,4 @@ from .dense import *
 from .lstm import *
 from .norm import *
 from .optimizer import *
+from .pooling import *

@@ -1,0 +1,205 @@
+#include "pooling.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "../base/dispatch.h"
+#include "../base/machine.h"
+#include "../base/parallel.h"
+#include "../base/scratch.h"
+
+namespace rg {
+namespace {
+
+struct PlaneScratch {
+    Buffer buffer;
+};
+
+// The channels that one piece of work covers: one if the columns are contiguous; else whole cache lines of them, as
+// many as keep their pixels in the second-level cache.
+template <class A>
+int64_t channels_at_once(bool by_channels, int64_t channels, int64_t pixels) {
+    if (!by_channels) return 1;
+    const int64_t line = kPanel<A>, fit = near_cache_bytes() / 4 / int64_t(sizeof(A)) / std::max<int64_t>(pixels, 1);
+    return std::min(channels, std::max<int64_t>(1, fit / line) * line);
+}
+
+// Calls body(n, c, count) for pieces of `step` channels or fewer that cover all samples.
+template <class Body>
+void for_pieces(const Workers& workers, int64_t samples, int64_t channels, int64_t step, const Body& body) {
+    const int64_t pieces = ceil_div(channels, step);
+    workers.each(samples * pieces, [&](int64_t i) {
+        const int64_t c = i % pieces * step;
+        body(i / pieces, c, std::min(step, channels - c));
+    });
+}
+
+// Writes a plane [pixels][count] from scratch memory to images, or adds it to them.
+template <class A>
+struct PlaneWriter {
+    bool accumulate, stream;
+
+    void write(const A* plane, int64_t runs, int64_t length, A* to, int64_t step) const {
+        const auto store = kernel_table().norm.of<A>().store;
+        constexpr DType dtype = sizeof(A) == sizeof(double) ? DType::f64 : DType::f32;
+        if (step == length) {
+            length *= runs;
+            runs = 1;
+        }
+        for (int64_t i = 0; i < runs; ++i) {
+            store(dtype, plane + i * length, length, to + i * step, 1, accumulate, stream);
+        }
+    }
+};
+
+}  // namespace
+
+template <class A>
+void pool_forward(const PoolForward<A>& call) {
+    const PoolKernels<A>& kernels = kernel_table().pool.of<A>();
+    const PoolShape& shape = call.shape;
+    const int64_t rows = shape.outputs[0];
+    const double taps = double(call.samples * call.channels * rows) * double(shape.outputs[1]) *
+                        double(shape.kernel[0]) * double(shape.kernel[1]);
+    const Workers workers(cost::kElement / 2 * taps, call.threads);
+    const auto run = [&](int64_t n, int64_t c, int64_t first, int64_t last) {
+        const int64_t channels = call.by_channels ? call.channels : 0;
+        const Pixels<const A> x = call.x.at(n, c);
+        const Pixels<A> y = call.y.at(n, c);
+        if (call.kind == PoolKind::max) {
+            kernels.max(shape, channels, first, last, x, y, call.indices.at(n, c));
+        } else {
+            (call.kind == PoolKind::average ? kernels.average : kernels.l2)(shape, channels, first, last, x, y);
+        }
+    };
+    const int64_t planes = call.samples * (call.by_channels ? 1 : call.channels);
+    workers.ranges(planes * rows, [&](int64_t first, int64_t last) {
+        while (first < last) {
+            const int64_t plane = first / rows, row = first % rows, end = std::min(rows, row + last - first);
+            run(call.by_channels ? plane : plane / call.channels, call.by_channels ? 0 : plane % call.channels, row,
+                end);
+            first += end - row;
+        }
+    });
+}
+
+template <class A>
+void pool_backward(const PoolBackward<A>& call) {
+    const PoolKernels<A>& kernels = kernel_table().pool.of<A>();
+    const PoolShape& shape = call.shape;
+    const int64_t pixels = shape.inputs[0] * shape.inputs[1], images = call.samples * call.channels;
+    const double taps = double(images) * double(shape.outputs[0]) * double(shape.outputs[1]) * double(shape.kernel[0]) *
+                        double(shape.kernel[1]);
+    const Workers workers(cost::kElement * (taps / 2 + double(images) * double(pixels)), call.threads);
+    const PlaneWriter<A> writer = {call.accumulate, exceeds_caches(2 * images * pixels * int64_t(sizeof(A)))};
+    const int64_t step = channels_at_once<A>(call.by_channels, call.channels, pixels);
+    for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
+        A* const plane = kept_by_thread<PlaneScratch>().buffer.template take<A>(pixels * count + kPoolSlack);
+        memset(plane, 0, size_t(pixels * count + kPoolSlack) * sizeof(A));
+        const int64_t channels = call.by_channels ? count : 0;
+        if (call.kind == PoolKind::average) {
+            kernels.average_gradient(shape, channels, call.dy.at(n, c), plane);
+        } else {
+            kernels.l2_gradient(shape, channels, call.dy.at(n, c), call.x.at(n, c), call.y.at(n, c), plane);
+        }
+        const Pixels<A> dx = call.dx.at(n, c);
+        for (int64_t h = 0; h < shape.inputs[0]; ++h) {
+            const A* const row = plane + h * shape.inputs[1] * count;
+            if (call.by_channels) {
+                writer.write(row, shape.inputs[1], count, dx.data + h * dx.row, dx.column);
+            } else {
+                writer.write(row, 1, shape.inputs[1], dx.data + h * dx.row, shape.inputs[1]);
+            }
+        }
+    });
+}
+
+namespace {
+
+// Calls body(index, part of that index, its channel in the piece) for all indices in range, in order.
+template <class A, class Body>
+void for_indices(const IndexedPlanes<A>& call, int64_t n, int64_t c, int64_t count, const Body& body) {
+    const int32_t* const indices = call.indices.at(n, c);
+    A* const part = call.part.at(n, c);
+    const uint64_t pixels = uint64_t(call.pixels);
+    if (!call.by_channels && call.indices.pixel == 1 && call.part.pixel == 1) {
+        for (int64_t i = 0; i < call.parts; ++i) {
+            const uint64_t at = uint64_t(int64_t(indices[i]));
+            if (at < pixels) body(int64_t(at), part[i], int64_t(0));
+        }
+        return;
+    }
+    for (int64_t i = 0; i < call.parts; ++i) {
+        for (int64_t k = 0; k < count; ++k) {
+            const uint64_t at = uint64_t(int64_t(indices[i * call.indices.pixel + k * call.indices.channel]));
+            if (at < pixels) body(int64_t(at), part[i * call.part.pixel + k * call.part.channel], k);
+        }
+    }
+}
+
+}  // namespace
+
+template <class A>
+void indexed_planes(const IndexedPlanes<A>& call) {
+    const int64_t images = call.samples * call.channels;
+    const double elements = double(images) * double(4 * call.parts + call.pixels);
+    const Workers workers(cost::kElement * elements, call.threads);
+    const int64_t step = channels_at_once<A>(call.by_channels, call.channels, call.pixels);
+    if (call.kind == IndexedKind::pick) {
+        for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
+            const A* const whole = call.whole.at(n, c);
+            for_indices(call, n, c, count, [&](int64_t at, A& part, int64_t k) {
+                const A value = whole[at * call.whole.pixel + k * call.whole.channel];
+                part = call.accumulate ? part + value : value;
+            });
+        });
+        return;
+    }
+    const PlaneWriter<A> writer = {call.accumulate, exceeds_caches(2 * images * call.pixels * int64_t(sizeof(A)))};
+    for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
+        A* const plane = kept_by_thread<PlaneScratch>().buffer.template take<A>(call.pixels, count);
+        memset(plane, 0, size_t(call.pixels * count) * sizeof(A));
+        if (call.kind == IndexedKind::add) {
+            for_indices(call, n, c, count, [&](int64_t at, A& part, int64_t k) { plane[at * count + k] += part; });
+        } else {
+            for_indices(call, n, c, count, [&](int64_t at, A& part, int64_t k) { plane[at * count + k] = part; });
+        }
+        if (call.by_channels) {
+            writer.write(plane, call.pixels, count, call.whole.at(n, c), call.whole.pixel);
+        } else {
+            writer.write(plane, 1, call.pixels, call.whole.at(n, c), call.pixels);
+        }
+    });
+}
+
+bool indices_in_range(const Planes<const int32_t>& indices, int64_t samples, int64_t channels, int64_t parts,
+                      int64_t pixels, bool by_channels, int threads) {
+    const uint32_t limit = uint32_t(std::min<int64_t>(pixels, int64_t(1) << 31));
+    std::atomic<bool> good(true);
+    const Workers workers(cost::kCopy * double(samples * channels) * double(parts), threads);
+    const int64_t runs = by_channels ? parts : channels, length = by_channels ? channels : parts;
+    const int64_t run = by_channels ? indices.pixel : indices.channel;
+    const int64_t step = by_channels ? indices.channel : indices.pixel;
+    workers.each(samples * runs, [&](int64_t i) {
+        const int32_t* p = indices.data + i / runs * indices.sample + i % runs * run;
+        uint32_t largest = 0;
+        if (step == 1) {
+            for (int64_t k = 0; k < length; ++k) largest = std::max(largest, uint32_t(p[k]));
+        } else {
+            for (int64_t k = 0; k < length; ++k) largest = std::max(largest, uint32_t(p[k * step]));
+        }
+        if (length > 0 && largest >= limit) good = false;
+    });
+    return good;
+}
+
+#define RG_INSTANTIATE(A)                                \
+    template void pool_forward(const PoolForward<A>&);   \
+    template void pool_backward(const PoolBackward<A>&); \
+    template void indexed_planes(const IndexedPlanes<A>&);
+RG_INSTANTIATE(float)
+RG_INSTANTIATE(double)
+#undef RG_INSTANTIATE
+
+}  // namespace rg
