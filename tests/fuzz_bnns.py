@@ -122,7 +122,7 @@ def new_value(random: np.random.Generator, memory: Buffers, key: Any) -> Any:
     kind = random.random()
     if kind < 0.06:
         return one_of(STRANGE)
-    if key in ("data", "in", "out", "cache", "source", "target"):
+    if key in ("data", "in", "out", "cache", "source", "target", "indices"):
         if kind < 0.2:
             return one_of([None, bytes(64), bytearray(12), 4096, memoryview(bytearray(64))[::2], memory.any().ctypes])
         if kind < 0.4:
@@ -134,7 +134,7 @@ def new_value(random: np.random.Generator, memory: Buffers, key: Any) -> Any:
         if kind < 0.85:
             return memory.wrong()
         return memory.take(int(random.integers(0, 40)))
-    if key == "data_type":
+    if key in ("data_type", "indices_type"):
         return one_of(TYPES)
     if key == "layout":
         return one_of(LAYOUTS)
@@ -203,7 +203,7 @@ def check_reason(name: str, reason: str) -> None:
 
 def check_accepted(name: str, roots: list[Any]) -> None:
     """That a call has not taken an array of another type for what its descriptor says."""
-    if name.endswith(("FilterApply", "FilterApplyBatch")):
+    if name.endswith(("FilterApply", "FilterApplyBatch", "FilterApplyBatchEx")):
         sample = roots[0].i_desc.data_type, roots[0].o_desc.data_type
         arguments = next(root for root in roots if isinstance(root, dict) and "in" in root)
         pairs = [(arguments["in"], sample[0]), (arguments["out"], sample[1])]
@@ -378,6 +378,80 @@ def activation(random: np.random.Generator, memory: Buffers) -> Case:
     return Case(roots, calls)
 
 
+def pooling(random: np.random.Generator, memory: Buffers) -> Case:
+    channels, batch, function = int(random.integers(1, 4)), int(random.integers(1, 4)), int(random.integers(0, 5))
+    outputs, kernel, stride, padding = ([int(n) for n in random.integers(1, 4, 2)] for _ in range(4))
+    padding = [min(p, k) - 1 for p, k in zip(padding, kernel, strict=True)]
+    inputs = [s * (o - 1) + k for s, o, k in zip(stride, outputs, kernel, strict=True)]
+    larger, smaller = [channels, *inputs], [channels, *outputs]
+    source, target = (smaller, larger) if function == bnns.BNNSPoolingFunctionUnMax else (larger, smaller)
+    layer = bnns.BNNSLayerParametersPooling(
+        i_desc=sample(source),
+        o_desc=sample(target),
+        activation=bnns.BNNSActivation(int(random.choice([0, 0, 1, 4])), 0.5, 1.0),
+        pooling_function=function,
+        k_height=kernel[0],
+        k_width=kernel[1],
+        y_stride=stride[0],
+        x_stride=stride[1],
+        y_padding=padding[0],
+        x_padding=padding[1],
+    )
+    if random.random() < 0.3:
+        layer.bias = sample([channels], memory.take(channels))
+    size, out_size, count = (int(np.prod(shape)) for shape in (source, target, smaller))
+    x, dx, y, dy = (memory.take(batch * n) for n in (size, size, out_size, out_size))
+    # Zeros, so that UnMax can use them.
+    wide = random.random() < 0.5
+    at = memory.take(batch * count * (2 if wide else 1))
+    at[...] = 0
+    a: dict[str, Any] = {"batch": batch, "in": x, "in_stride": size, "out": y, "out_stride": out_size}
+    a |= {"in_delta_stride": size, "out_delta_stride": out_size, "idx_stride": 0}
+    a |= {"indices": at.view(np.uint64 if wide else np.uint32)}
+    a |= {"indices_type": bnns.BNNSDataTypeUInt64 if wide else bnns.BNNSDataTypeUInt32}
+    bias = sample([channels], memory.take(channels)) if random.random() < 0.3 else None
+    roots = [layer, filter_parameters(random), a, sample(source, dx), sample(target, dy), bias]
+
+    def calls() -> Iterator[Any]:
+        layer, parameters, a, in_delta, out_delta, bias_delta = roots
+        made = []
+
+        def create() -> Any:
+            made.append(bnns.BNNSFilterCreateLayerPooling(layer, parameters))
+            return made[0]
+
+        forward = lambda: (made[0], a["batch"], a["in"], a["in_stride"], a["out"], a["out_stride"])  # noqa: E731
+        backward = lambda: (  # noqa: E731
+            made[0], a["batch"], a["in"], a["in_stride"], in_delta, a["in_delta_stride"], a["out"], a["out_stride"],
+            out_delta, a["out_delta_stride"], bias_delta,
+        )  # fmt: skip
+        indices = lambda: (a["indices_type"], a["indices"], a["idx_stride"])  # noqa: E731
+        yield "BNNSFilterCreateLayerPooling", create, lambda answer: answer is None
+        yield "BNNSFilterApplyBatch", lambda: bnns.BNNSFilterApplyBatch(*forward()), status
+        yield (
+            "BNNSPoolingFilterApplyBatchEx",
+            lambda: bnns.BNNSPoolingFilterApplyBatchEx(*forward(), *indices()),
+            status,
+        )
+        yield (
+            "BNNSPoolingFilterApplyBatch",
+            lambda: bnns.BNNSPoolingFilterApplyBatch(*forward(), a["indices"], a["idx_stride"]),
+            status,
+        )
+        yield (
+            "BNNSPoolingFilterApplyBackwardBatchEx",
+            lambda: bnns.BNNSPoolingFilterApplyBackwardBatchEx(*backward(), *indices()),
+            status,
+        )
+        yield (
+            "BNNSPoolingFilterApplyBackwardBatch",
+            lambda: bnns.BNNSPoolingFilterApplyBackwardBatch(*backward(), None, 0),
+            status,
+        )
+
+    return Case(roots, calls)
+
+
 def array(memory: Buffers, layout: int, *size: int, flags: int = 0, data: Any = None) -> bnns.BNNSNDArrayDescriptor:
     data = memory.take(int(np.prod(size))) if data is None else data
     return bnns.BNNSNDArrayDescriptor(
@@ -543,7 +617,8 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 
 # An LSTM takes as long as all the others together.
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
-    normalization, activation, optimizer, arrays, normalization, activation, optimizer, normalization, lstm
+    normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
+    lstm,
 ]  # fmt: skip
 
 

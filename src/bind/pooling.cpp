@@ -31,7 +31,7 @@ Planes<T> planes(const View& view) {
 // Whether an axis of all of these arrays is contiguous. The stride of an axis of extent 1 is arbitrary.
 bool contiguous_along(int axis, std::initializer_list<const View*> views) {
     return std::all_of(views.begin(), views.end(), [&](const View* view) {
-        return !view->present() || view->extent(axis) <= 1 || view->stride(axis) == 1;
+        return view->elements() == 0 || view->extent(axis) <= 1 || view->stride(axis) == 1;
     });
 }
 

@@ -414,6 +414,8 @@ struct KernelTable {
     ForBoth<OptimizerKernels> optimizer;
     ForBoth<LossKernels> loss;
     ForBoth<PoolKernels> pool;
+    // The largest of `count` indices, as unsigned numbers; 0 if there are none.
+    uint32_t (*largest_index)(const int32_t* indices, int64_t count);
     // dst = the sum of 1 to 3 sources: the peak memory bandwidth, for benchmarks.
     void (*add_streams)(const float* const* sources, int count, int64_t elements, float* dst, bool stream);
     // Multiply-adds on registers alone: the peak speed of arithmetic, for benchmarks. Returns the number of

@@ -198,6 +198,25 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
             "clip_gradients_use_norm": 48,
         },
     ),
+    "BNNSLayerParametersPooling": (
+        680,
+        {
+            "i_desc": 0,
+            "o_desc": 176,
+            "bias": 352,
+            "activation": 528,
+            "pooling_function": 576,
+            "k_width": 584,
+            "k_height": 592,
+            "x_stride": 600,
+            "y_stride": 608,
+            "x_dilation_stride": 616,
+            "y_dilation_stride": 624,
+            "x_padding": 632,
+            "y_padding": 640,
+            "pad": 648,
+        },
+    ),
 }
 
 

@@ -2,11 +2,13 @@
 
 #include <cmath>
 #include <memory>
+#include <type_traits>
 
 #include "../../src/core/dense/elementwise.h"
 #include "../../src/core/dense/linear.h"
 #include "../../src/core/dense/loss.h"
 #include "../../src/core/dense/optimizer.h"
+#include "../../src/core/dense/pooling.h"
 #include "../../src/core/lstm/lstm.h"
 #include "../../src/core/norm/norm.h"
 #include "storage.h"
@@ -562,6 +564,82 @@ std::vector<Output> dropout(int64_t count, DType dtype, int threads) {
     return {y.output("y")};
 }
 
+// Every pooling and its gradient, of 2 samples with windows of 3 x 3.
+template <class A>
+std::vector<Output> pooling(int64_t channels, int64_t width, int64_t stride, bool by_channels, DType dtype,
+                            int threads) {
+    const int64_t samples = 2, height = 5, rows = (height + 1) / 2, cols = (width - 1) / stride + 1;
+    const int64_t inputs = samples * channels * height * width, outputs = samples * channels * rows * cols;
+    Random random(uint64_t(channels * 11 + width * 3 + stride));
+    const Block x(dtype, random.take(inputs), 1), dy(dtype, random.take(outputs), 2), positions(DType::f64, outputs, 0);
+    std::vector<int32_t> at(static_cast<size_t>(outputs));
+    rg::PoolShape shape = {{height, width}, {rows, cols}, {3, 3}, {2, stride}, {1, 1}, {1, 1}, false};
+    const auto images = [&](auto* data, int64_t h, int64_t w) {
+        using T = std::remove_pointer_t<decltype(data)>;
+        return by_channels ? rg::Images<T>{data, channels * h * w, 1, w * channels, channels}
+                           : rg::Images<T>{data, channels * h * w, h * w, w, 1};
+    };
+    const auto planes = [&](auto* data, int64_t pixels) {
+        using T = std::remove_pointer_t<decltype(data)>;
+        return by_channels ? rg::Planes<T>{data, channels * pixels, 1, channels}
+                           : rg::Planes<T>{data, channels * pixels, pixels, 1};
+    };
+    std::vector<Output> found;
+    for (const rg::PoolKind kind : {rg::PoolKind::max, rg::PoolKind::average, rg::PoolKind::l2}) {
+        const Block y(dtype, outputs, 1), dx(dtype, Values(size_t(inputs), 0.5), 3);
+        rg::PoolForward<A> forward;
+        forward.kind = kind;
+        forward.shape = shape;
+        forward.samples = samples;
+        forward.channels = channels;
+        forward.by_channels = by_channels;
+        forward.x = images(static_cast<const A*>(x.as<A>()), height, width);
+        forward.threads = threads;
+        forward.y = images(y.as<A>(), rows, cols);
+        if (kind == rg::PoolKind::max) forward.indices = images(at.data(), rows, cols);
+        rg::pool_forward(forward);
+        if (kind == rg::PoolKind::max) {
+            for (const rg::IndexedKind direction :
+                 {rg::IndexedKind::add, rg::IndexedKind::assign, rg::IndexedKind::pick}) {
+                const Block whole(dtype, inputs, 1), part(dtype, random.take(outputs), 2);
+                const bool picks = direction == rg::IndexedKind::pick;
+                rg::IndexedPlanes<A> indexed;
+                indexed.kind = direction;
+                indexed.samples = samples;
+                indexed.channels = channels;
+                indexed.parts = rows * cols;
+                indexed.pixels = height * width;
+                indexed.by_channels = by_channels;
+                indexed.indices = planes(static_cast<const int32_t*>(at.data()), rows * cols);
+                indexed.threads = threads;
+                indexed.part = planes(part.template as<A>(), rows * cols);
+                indexed.whole = planes(picks ? x.as<A>() : whole.template as<A>(), height * width);
+                rg::indexed_planes(indexed);
+                found.push_back(picks ? part.output("picked") : whole.output("placed"));
+            }
+            for (int64_t i = 0; i < outputs; ++i) positions.as<double>()[i] = at[size_t(i)];
+        } else {
+            rg::PoolBackward<A> backward;
+            backward.kind = kind;
+            backward.shape = shape;
+            backward.samples = samples;
+            backward.channels = channels;
+            backward.by_channels = by_channels;
+            backward.dy = images(static_cast<const A*>(dy.as<A>()), rows, cols);
+            backward.x = forward.x;
+            backward.y = images(static_cast<const A*>(y.as<A>()), rows, cols);
+            backward.accumulate = kind == rg::PoolKind::l2;
+            backward.threads = threads;
+            backward.dx = images(dx.as<A>(), height, width);
+            rg::pool_backward(backward);
+            found.push_back(dx.output("dx"));
+        }
+        found.push_back(y.output("y"));
+    }
+    found.push_back(positions.output("positions"));
+    return found;
+}
+
 #define RG_EITHER(function, ...) \
     (dtype == DType::f64 ? function<double>(__VA_ARGS__, dtype, threads) : function<float>(__VA_ARGS__, dtype, threads))
 
@@ -583,6 +661,18 @@ void add_dense(std::vector<Problem>& problems) {
     for (const int64_t width : {1, 3, 8, 17, 100}) {
         problems.push_back({"embedding of width " + std::to_string(width), kWideTypes, 0,
                             [=](DType dtype, int threads) { return RG_EITHER(embedding, 300, width); }});
+    }
+    for (const int64_t width : {1, 2, 3, 7, 15, 16, 17, 31, 33, 34, 67}) {
+        for (const int64_t stride : {1, 2, 3}) {
+            for (const bool by_channels : {false, true}) {
+                const int64_t channels = by_channels ? width : 3, columns = by_channels ? 7 : width;
+                problems.push_back({"pooling " + std::to_string(channels) + "x" + std::to_string(columns) + " stride " +
+                                        std::to_string(stride) + (by_channels ? " by channels" : ""),
+                                    kWideTypes, 16, [=](DType dtype, int threads) {
+                                        return RG_EITHER(pooling, channels, columns, stride, by_channels);
+                                    }});
+            }
+        }
     }
     for (const int64_t classes : {1, 2, 3, 7, 8, 9, 17, 100, 1031}) {
         problems.push_back({"cross entropy of " + std::to_string(classes), kWideTypes, 16,

@@ -117,79 +117,96 @@ void pool_backward(const PoolBackward<A>& call) {
 
 namespace {
 
-// Calls body(index, part of that index, its channel in the piece) for all indices in range, in order.
-template <class A, class Body>
+// Calls body(index, part of that index, its channel in the piece) for all indices in range, in order. kChannels: the
+// channels of all arrays are contiguous; else the pixels are.
+template <bool kChannels, class A, class Body>
 void for_indices(const IndexedPlanes<A>& call, int64_t n, int64_t c, int64_t count, const Body& body) {
-    const int32_t* const indices = call.indices.at(n, c);
-    A* const part = call.part.at(n, c);
     const uint64_t pixels = uint64_t(call.pixels);
-    if (!call.by_channels && call.indices.pixel == 1 && call.part.pixel == 1) {
+    const int32_t* indices = call.indices.at(n, c);
+    A* part = call.part.at(n, c);
+    if constexpr (kChannels) {
+        for (int64_t i = 0; i < call.parts; ++i) {
+            for (int64_t k = 0; k < count; ++k) {
+                const uint64_t at = uint64_t(int64_t(indices[k]));
+                if (at < pixels) body(int64_t(at), part[k], k);
+            }
+            indices += call.indices.pixel;
+            part += call.part.pixel;
+        }
+    } else {
         for (int64_t i = 0; i < call.parts; ++i) {
             const uint64_t at = uint64_t(int64_t(indices[i]));
             if (at < pixels) body(int64_t(at), part[i], int64_t(0));
         }
+    }
+}
+
+template <bool kChannels, class A>
+void run_indexed_planes(const IndexedPlanes<A>& call) {
+    const int64_t images = call.samples * call.channels;
+    const Workers workers(cost::kElement * double(images) * double(4 * call.parts + call.pixels), call.threads);
+    // Channels that are contiguous are handled together, unless there are too few samples to share.
+    const int64_t shares = ceil_div(workers.threads(), call.samples);
+    const int64_t step = kChannels ? ceil_div(ceil_div(call.channels, shares), kPanel<A>) * kPanel<A> : 1;
+    if (call.kind == IndexedKind::pick) {
+        for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
+            const A* const whole = call.whole.at(n, c);
+            const int64_t pixel = kChannels ? call.whole.pixel : 1;
+            for_indices<kChannels>(call, n, c, count, [&](int64_t at, A& part, int64_t k) {
+                part = call.accumulate ? part + whole[at * pixel + k] : whole[at * pixel + k];
+            });
+        });
         return;
     }
-    for (int64_t i = 0; i < call.parts; ++i) {
-        for (int64_t k = 0; k < count; ++k) {
-            const uint64_t at = uint64_t(int64_t(indices[i * call.indices.pixel + k * call.indices.channel]));
-            if (at < pixels) body(int64_t(at), part[i * call.part.pixel + k * call.part.channel], k);
+    // Channels go straight to the result: the pixels of an output's window are near each other, and so in a cache. A
+    // plane of one channel is small enough to be collected first, and then written past the caches.
+    const bool direct = kChannels && !call.accumulate;
+    const PlaneWriter<A> writer = {call.accumulate, exceeds_caches(2 * images * call.pixels * int64_t(sizeof(A)))};
+    for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
+        A* const whole = call.whole.at(n, c);
+        A* plane = whole;
+        int64_t pixel = kChannels ? call.whole.pixel : 1;
+        if (direct) {
+            for (int64_t i = 0; i < call.pixels; ++i) memset(whole + i * pixel, 0, size_t(count) * sizeof(A));
+        } else {
+            plane = kept_by_thread<PlaneScratch>().buffer.template take<A>(call.pixels, count);
+            pixel = count;
+            memset(plane, 0, size_t(call.pixels * count) * sizeof(A));
         }
-    }
+        if (call.kind == IndexedKind::add) {
+            for_indices<kChannels>(call, n, c, count,
+                                   [&](int64_t at, A& part, int64_t k) { plane[at * pixel + k] += part; });
+        } else {
+            for_indices<kChannels>(call, n, c, count,
+                                   [&](int64_t at, A& part, int64_t k) { plane[at * pixel + k] = part; });
+        }
+        if (direct) return;
+        if (kChannels) {
+            writer.write(plane, call.pixels, count, whole, call.whole.pixel);
+        } else {
+            writer.write(plane, 1, call.pixels, whole, call.pixels);
+        }
+    });
 }
 
 }  // namespace
 
 template <class A>
 void indexed_planes(const IndexedPlanes<A>& call) {
-    const int64_t images = call.samples * call.channels;
-    const double elements = double(images) * double(4 * call.parts + call.pixels);
-    const Workers workers(cost::kElement * elements, call.threads);
-    const int64_t step = channels_at_once<A>(call.by_channels, call.channels, call.pixels);
-    if (call.kind == IndexedKind::pick) {
-        for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
-            const A* const whole = call.whole.at(n, c);
-            for_indices(call, n, c, count, [&](int64_t at, A& part, int64_t k) {
-                const A value = whole[at * call.whole.pixel + k * call.whole.channel];
-                part = call.accumulate ? part + value : value;
-            });
-        });
-        return;
-    }
-    const PlaneWriter<A> writer = {call.accumulate, exceeds_caches(2 * images * call.pixels * int64_t(sizeof(A)))};
-    for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
-        A* const plane = kept_by_thread<PlaneScratch>().buffer.template take<A>(call.pixels, count);
-        memset(plane, 0, size_t(call.pixels * count) * sizeof(A));
-        if (call.kind == IndexedKind::add) {
-            for_indices(call, n, c, count, [&](int64_t at, A& part, int64_t k) { plane[at * count + k] += part; });
-        } else {
-            for_indices(call, n, c, count, [&](int64_t at, A& part, int64_t k) { plane[at * count + k] = part; });
-        }
-        if (call.by_channels) {
-            writer.write(plane, call.pixels, count, call.whole.at(n, c), call.whole.pixel);
-        } else {
-            writer.write(plane, 1, call.pixels, call.whole.at(n, c), call.pixels);
-        }
-    });
+    call.by_channels ? run_indexed_planes<true>(call) : run_indexed_planes<false>(call);
 }
 
 bool indices_in_range(const Planes<const int32_t>& indices, int64_t samples, int64_t channels, int64_t parts,
                       int64_t pixels, bool by_channels, int threads) {
+    const auto largest_index = kernel_table().largest_index;
     const uint32_t limit = uint32_t(std::min<int64_t>(pixels, int64_t(1) << 31));
     std::atomic<bool> good(true);
     const Workers workers(cost::kCopy * double(samples * channels) * double(parts), threads);
     const int64_t runs = by_channels ? parts : channels, length = by_channels ? channels : parts;
     const int64_t run = by_channels ? indices.pixel : indices.channel;
-    const int64_t step = by_channels ? indices.channel : indices.pixel;
-    workers.each(samples * runs, [&](int64_t i) {
-        const int32_t* p = indices.data + i / runs * indices.sample + i % runs * run;
-        uint32_t largest = 0;
-        if (step == 1) {
-            for (int64_t k = 0; k < length; ++k) largest = std::max(largest, uint32_t(p[k]));
-        } else {
-            for (int64_t k = 0; k < length; ++k) largest = std::max(largest, uint32_t(p[k * step]));
-        }
-        if (length > 0 && largest >= limit) good = false;
+    workers.each(length > 0 ? samples * runs : 0, [&](int64_t i) {
+        // As an unsigned number a negative index is larger than any plane.
+        if (largest_index(indices.data + i / runs * indices.sample + i % runs * run, length) >= limit) good = false;
     });
     return good;
 }

@@ -181,9 +181,9 @@ struct Largest {
 
     RG_INLINE Largest(Vec<A> first, Bits<A> position) : value(first), at(BitsVec<A>{} + position) {}
     RG_INLINE void take(Vec<A> v, Bits<A> position) {
-        const auto wins = (v > value) | (v != v);
-        value = wins ? v : value;
-        if constexpr (kIndices) at = wins ? BitsVec<A>{} + position : at;
+        const auto wins = larger_or_nan(v, value);
+        value = choose(wins, v, value);
+        if constexpr (kIndices) at = choose(wins, BitsVec<A>{} + position, at);
     }
 };
 
@@ -435,6 +435,25 @@ void l2_pool_gradient(const PoolShape& shape, int64_t channels, Pixels<const A> 
                 });
             });
     });
+}
+
+// ---- indices
+
+uint32_t largest_index(const int32_t* indices, int64_t count) {
+    constexpr int64_t lanes = kLanes<float>;
+    BitsVec<float> most{};
+    int64_t i = 0;
+    for (; i + lanes <= count; i += lanes) {
+        BitsVec<float> v;
+        __builtin_memcpy(&v, indices + i, sizeof v);
+        most = v > most ? v : most;
+    }
+    uint32_t lane[lanes];
+    __builtin_memcpy(lane, &most, sizeof lane);
+    uint32_t largest = 0;
+    for (int k = 0; k < lanes; ++k) largest = lane[k] > largest ? lane[k] : largest;
+    for (; i < count; ++i) largest = uint32_t(indices[i]) > largest ? uint32_t(indices[i]) : largest;
+    return largest;
 }
 
 }  // namespace

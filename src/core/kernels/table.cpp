@@ -59,6 +59,7 @@ const KernelTable RG_TABLE = {
     {{max_pool<float>, average_pool<float>, l2_pool<float>, average_pool_gradient<float>, l2_pool_gradient<float>},
      {max_pool<double>, average_pool<double>, l2_pool<double>, average_pool_gradient<double>,
       l2_pool_gradient<double>}},
+    largest_index,
     add_streams,
     multiply_adds};
 

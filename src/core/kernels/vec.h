@@ -290,6 +290,33 @@ RG_INLINE Vec<float> at_least(Vec<float> x, Vec<float> bound) { return x < bound
 RG_INLINE Vec<double> at_least(Vec<double> x, Vec<double> bound) { return x < bound ? bound : x; }
 #endif
 
+// Where v is larger than `than`, or NaN; and a where a condition of that kind is true, b elsewhere.
+#if defined(RG_ISA_AVX512)
+RG_INLINE __mmask16 larger_or_nan(Vec<float> v, Vec<float> than) {
+    return _mm512_cmp_ps_mask(v, than, _CMP_GT_OQ) | _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+}
+RG_INLINE __mmask8 larger_or_nan(Vec<double> v, Vec<double> than) {
+    return _mm512_cmp_pd_mask(v, than, _CMP_GT_OQ) | _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q);
+}
+RG_INLINE Vec<float> choose(__mmask16 where, Vec<float> a, Vec<float> b) { return _mm512_mask_mov_ps(b, where, a); }
+RG_INLINE Vec<double> choose(__mmask8 where, Vec<double> a, Vec<double> b) { return _mm512_mask_mov_pd(b, where, a); }
+RG_INLINE BitsVec<float> choose(__mmask16 where, BitsVec<float> a, BitsVec<float> b) {
+    return (BitsVec<float>)_mm512_mask_mov_epi32((__m512i)b, where, (__m512i)a);
+}
+RG_INLINE BitsVec<double> choose(__mmask8 where, BitsVec<double> a, BitsVec<double> b) {
+    return (BitsVec<double>)_mm512_mask_mov_epi64((__m512i)b, where, (__m512i)a);
+}
+#else
+template <class V>
+RG_INLINE auto larger_or_nan(V v, V than) {
+    return (v > than) | (v != v);
+}
+template <class Where, class V>
+RG_INLINE V choose(Where where, V a, V b) {
+    return where ? a : b;
+}
+#endif
+
 // Square root.
 #if defined(RG_ISA_AVX512)
 RG_INLINE Vec<float> root(Vec<float> x) { return _mm512_sqrt_ps(x); }

@@ -16,6 +16,7 @@ from ._filter import *
 from ._lstm import *
 from ._normalization import *
 from ._optimizer import *
+from ._pooling import *
 from ._random import *
 from ._structures import *
 from ._swift_namespace import *

@@ -117,6 +117,14 @@ BNNSTransposedConvolution = 6
 BNNSQuantization = 7
 BNNSArithmetic = 8
 
+# BNNSPoolingFunction
+BNNSPoolingFunctionMax = 0
+BNNSPoolingFunctionAverageCountIncludePadding = 1
+BNNSPoolingFunctionAverage = 1  # an alias of AverageCountIncludePadding
+BNNSPoolingFunctionAverageCountExcludePadding = 2
+BNNSPoolingFunctionUnMax = 3
+BNNSPoolingFunctionL2Norm = 4
+
 # BNNSFlags, of a filter
 BNNSFlagsUseClientPtr = 0x0001
 

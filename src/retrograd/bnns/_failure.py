@@ -54,7 +54,7 @@ _last: Final = _Last()
 # What the array functions and NumPy raise if they refuse an argument or run out of memory.
 _REFUSALS: Final = (ValueError, TypeError, OverflowError, MemoryError, BufferError)
 UNEXPECTED: Final = "unexpected"  # how the message of any other exception begins
-_FUNCTION: Final = re.compile(r"^[a-z_]+: ")  # how messages of the array functions begin
+_FUNCTION: Final = re.compile(r"^[a-z_][a-z0-9_]*: ")  # how messages of the array functions begin
 _NAME: Final = re.compile(r"(?<![\w.])((?:out\.)?[a-z_]\w*)(\[\d+\])?")
 
 

@@ -68,6 +68,7 @@ UINT32: Final = _Primitive("I", 0)
 INT32: Final = _Primitive("i", 0)
 SIZE: Final = _Primitive("Q", 0)
 FLOAT: Final = _Primitive("f", 0.0)
+FOUR_SIZES: Final = _Primitive("4Q", (0, 0, 0, 0))
 BOOL: Final = _Primitive("?", False)
 POINTER: Final = _Primitive("Q", None)
 FUNCTION: Final = _Primitive("Q", None)
@@ -260,6 +261,8 @@ class Structure(Versioned):
                 (address,) = elements
                 found = memory(address) if address else None
                 values[name] = Address(address) if address and found is None else found
+            elif kind is FOUR_SIZES:
+                values[name] = elements
             else:
                 (values[name],) = elements
         return cls(**values)
@@ -311,6 +314,8 @@ def _elements(kind: _Primitive, value: Any) -> tuple[Any, ...]:
         return (address_of(value),)
     if kind is FUNCTION:
         return (_function_address(value),)
+    if kind is FOUR_SIZES:
+        return tuple(value)
     return (value,)
 
 
@@ -327,6 +332,7 @@ _PREFIXES: Final = {
     "layout": "BNNSDataLayout",
     "data_type": "BNNSDataType",
     "table_data_type": "BNNSDataType",
+    "pooling_function": "BNNSPoolingFunction",
     "function": "BNNSActivationFunction",
 }
 

@@ -12,6 +12,7 @@ from ._swift_optimizer import (
     RMSPropOptimizer,
     SGDMomentumOptimizer,
 )
+from ._swift_pooling import ConvolutionPadding, PoolingLayer, PoolingType
 from ._swift_random import RandomGenerator, RandomGeneratorMethod
 
 __all__ = [
@@ -26,11 +27,14 @@ class BNNS:
     ActivationLayer = ActivationLayer
     AdamOptimizer = AdamOptimizer
     AdamWOptimizer = AdamWOptimizer
+    ConvolutionPadding = ConvolutionPadding
     Error = BNNSError
     GradientClipping = GradientClipping
     LearningPhase = LearningPhase
     NormalizationLayer = NormalizationLayer
     NormalizationType = NormalizationType
+    PoolingLayer = PoolingLayer
+    PoolingType = PoolingType
     RMSPropOptimizer = RMSPropOptimizer
     RandomGenerator = RandomGenerator
     RandomGeneratorMethod = RandomGeneratorMethod

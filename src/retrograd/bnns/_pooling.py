@@ -1,0 +1,612 @@
+"""Pooling filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..ops._arrays import overlaps
+from ..ops.elementwise import activation_backward, activation_forward
+from ..ops.pooling import (
+    MaxPoolResult,
+    average_pool_backward,
+    average_pool_forward,
+    l2_pool_backward,
+    l2_pool_forward,
+    max_pool_backward,
+    max_pool_forward,
+    max_unpool_backward,
+    max_unpool_forward,
+)
+from . import _constants as c
+from ._activation import fused
+from ._apply import OneInputFilter
+from ._failure import Invalid, Unsupported, renaming, status
+from ._filter import (
+    FLOAT32,
+    BNNSFilter,
+    accumulates,
+    checked_batch,
+    checked_descriptor,
+    checked_filter,
+    delta_geometry,
+    geometry_of,
+    overlapping,
+    put,
+    sample_geometry,
+    source_samples,
+    target_samples,
+    viewed,
+)
+from ._memory import Array, Geometry, as_size, check_disjoint, check_writable, dtype_of, geometry, size_of
+from ._names import constant_name
+from ._structures import (
+    FOUR_SIZES,
+    SIZE,
+    UINT32,
+    BNNSActivation,
+    BNNSFilterParameters,
+    BNNSNDArrayDescriptor,
+    Structure,
+)
+
+__all__ = [
+    "BNNSFilterCreateLayerPooling",
+    "BNNSLayerParametersPooling",
+    "BNNSPoolingFilterApplyBackwardBatch",
+    "BNNSPoolingFilterApplyBackwardBatchEx",
+    "BNNSPoolingFilterApplyBatch",
+    "BNNSPoolingFilterApplyBatchEx",
+]
+
+_MAX, _UNMAX, _L2 = c.BNNSPoolingFunctionMax, c.BNNSPoolingFunctionUnMax, c.BNNSPoolingFunctionL2Norm
+_INCLUDE, _EXCLUDE = c.BNNSPoolingFunctionAverageCountIncludePadding, c.BNNSPoolingFunctionAverageCountExcludePadding
+_FUNCTIONS: Final = (_MAX, _INCLUDE, _EXCLUDE, _UNMAX, _L2)
+_LAYOUTS: Final = (c.BNNSDataLayoutImageCHW, c.BNNSDataLayout3DLastMajor, c.BNNSDataLayout3DFirstMajor)
+_INDEX_TYPES: Final = (c.BNNSDataTypeUInt64, c.BNNSDataTypeUInt32)
+# Activations whose slope is the same everywhere, so that backward needs neither input nor output.
+_CONSTANT_SLOPES: Final = ("identity", "linear", "linear_with_bias")
+
+
+class BNNSLayerParametersPooling(Structure):
+    """A pooling layer. ``pad`` (left, right, up, down) is used if ``x_padding`` and ``y_padding`` are 0."""
+
+    __slots__ = (
+        "activation",
+        "bias",
+        "i_desc",
+        "k_height",
+        "k_width",
+        "o_desc",
+        "pad",
+        "pooling_function",
+        "x_dilation_stride",
+        "x_padding",
+        "x_stride",
+        "y_dilation_stride",
+        "y_padding",
+        "y_stride",
+    )
+    _declared = (
+        ("i_desc", BNNSNDArrayDescriptor),
+        ("o_desc", BNNSNDArrayDescriptor),
+        ("bias", BNNSNDArrayDescriptor),
+        ("activation", BNNSActivation),
+        ("pooling_function", UINT32),
+        ("k_width", SIZE),
+        ("k_height", SIZE),
+        ("x_stride", SIZE),
+        ("y_stride", SIZE),
+        ("x_dilation_stride", SIZE),
+        ("y_dilation_stride", SIZE),
+        ("x_padding", SIZE),
+        ("y_padding", SIZE),
+        ("pad", FOUR_SIZES),
+    )
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    bias: BNNSNDArrayDescriptor
+    activation: BNNSActivation
+    pooling_function: int
+    k_width: int
+    k_height: int
+    x_stride: int
+    y_stride: int
+    x_dilation_stride: int
+    y_dilation_stride: int
+    x_padding: int
+    y_padding: int
+    pad: tuple[int, int, int, int]
+
+
+class _Axis(NamedTuple):
+    """Windows along one axis of the larger image, in the words of the array functions."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    padding: tuple[int, int]
+    used: int  # elements of the larger image that windows can reach; those behind them are ignored
+
+
+class PoolingFilter(OneInputFilter):
+    """See :func:`BNNSFilterCreateLayerPooling`."""
+
+    def __init__(self, layer: Any, parameters: Any) -> None:
+        if not isinstance(layer, BNNSLayerParametersPooling):
+            shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
+            raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersPooling")
+        super().__init__(parameters)
+        self.function = layer.pooling_function
+        if self.function not in _FUNCTIONS or isinstance(self.function, bool):
+            raise Invalid(f"pooling_function is {self.function!r}, which is not a BNNSPoolingFunction")
+        self.input, self.output = (self._image(name, getattr(layer, name)) for name in ("i_desc", "o_desc"))
+        if self.input.dtype != self.output.dtype:
+            types = (constant_name("BNNSDataType", d.data_type) for d in (layer.i_desc, layer.o_desc))
+            raise Invalid("i_desc.data_type is {}, but o_desc.data_type is {}".format(*types))
+        if self.input.shape[0] != self.output.shape[0]:
+            raise Invalid(
+                f"o_desc has {self.output.shape[0]} channels, expected {self.input.shape[0]} as in i_desc with its "
+                f"{size_of(self.input)}"
+            )
+        if self.output.may_overlap:
+            raise overlapping("o_desc", self.output)
+        self._windows(layer)
+        self.activation = fused(layer.activation, self.output.dtype, False)
+        self._bias: Callable[[], Array] | None = self._bias_reader(layer.bias)
+
+    def _image(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+        if descriptor.layout not in _LAYOUTS:
+            shown = constant_name("BNNSDataLayout", descriptor.layout)
+            raise Unsupported(f"{name}.layout is {shown}; it must be ImageCHW, 3DLastMajor or 3DFirstMajor")
+        if descriptor.layout != c.BNNSDataLayoutImageCHW:
+            shown = constant_name("BNNSDataLayout", descriptor.layout)
+            self.note_extension("BNNSFilterCreateLayerPooling", f"{name}.layout is {shown}")
+        if descriptor.data_type == c.BNNSDataTypeBFloat16:
+            self.note_extension("BNNSFilterCreateLayerPooling", f"{name}.data_type is BNNSDataTypeBFloat16")
+        return sample_geometry(name, descriptor)
+
+    def _windows(self, layer: BNNSLayerParametersPooling) -> None:
+        sizes = {
+            name: as_size(name, getattr(layer, name))
+            for name in ("k_width", "k_height", "x_stride", "y_stride", "x_padding", "y_padding")
+        }
+        dilations = {name: as_size(name, getattr(layer, name)) for name in ("x_dilation_stride", "y_dilation_stride")}
+        for name, dilation in dilations.items():
+            if dilation > 1 and (self.function not in (_MAX, _UNMAX) or self.input.dtype != FLOAT32):
+                shown = constant_name("BNNSPoolingFunction", self.function)
+                raise Invalid(f"{name} is {dilation}, but only Max and UnMax of Float32 have dilation, not {shown}")
+        try:
+            given = tuple(layer.pad)
+        except TypeError:
+            given = ()
+        if len(given) != 4:
+            raise Invalid(f"pad is {layer.pad!r}, must have 4 entries: left, right, up, down")
+        pad = [as_size(f"pad[{k}]", value) for k, value in enumerate(given)]
+        left, right, up, down = pad
+        if any(pad) and not (sizes["x_padding"] or sizes["y_padding"]):
+            pads = {"x": (left, right), "y": (up, down)}
+        else:
+            pads = {"x": (sizes["x_padding"],) * 2, "y": (sizes["y_padding"],) * 2}
+        larger, smaller = (self.output, self.input) if self.function == _UNMAX else (self.input, self.output)
+        axes = [
+            self._axis(name, larger.shape[k], smaller.shape[k], sizes[f"k_{side}"], sizes[f"{name}_stride"] or 1,
+                       dilations[f"{name}_dilation_stride"] or 1, pads[name])
+            for k, name, side in ((1, "y", "height"), (2, "x", "width"))
+        ]  # fmt: skip
+        self.used = tuple(axis.used for axis in axes)
+        self.kernel = tuple(axis.kernel for axis in axes)
+        self.options: dict[str, Any] = {
+            "stride": tuple(axis.stride for axis in axes),
+            "padding": tuple(axis.padding for axis in axes),
+        }
+        if self.function == _MAX:
+            self.options["dilation"] = tuple(axis.dilation for axis in axes)
+        elif self.function in (_INCLUDE, _EXCLUDE):
+            self.options["count_includes_padding"] = self.function == _INCLUDE
+        # Raises if a window has no element, where it needs one.
+        if self.function != _UNMAX:
+            self._pooled(np.zeros((0, *self.input.shape), np.float32))
+
+    def _axis(
+        self, name: str, inputs: int, outputs: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
+    ) -> _Axis:
+        """Windows may reach beyond the padding, and inputs beyond the last window are ignored."""
+        side = "k_width" if name == "x" else "k_height"
+        if kernel == 0:
+            raise Invalid(f"{side} is 0, must be at least 1")
+        names = ("o_desc", "i_desc") if self.function == _UNMAX else ("i_desc", "o_desc")
+        if inputs + sum(pads) < stride * (outputs - 1) + 1:
+            raise Invalid(
+                f"{names[1]} has {outputs} elements along {name}, whose windows with stride {stride} start up to "
+                f"{stride * (outputs - 1)}, but {names[0]} has {inputs}, with padding {pads[0]} and {pads[1]}"
+            )
+        reach = stride * (outputs - 1) + (kernel - 1) * dilation + 1
+        before = min(pads[0], reach)
+        used = min(inputs, reach - before)
+        return _Axis(kernel, stride, dilation, (before, reach - before - used), used)
+
+    def _bias_reader(self, descriptor: BNNSNDArrayDescriptor) -> Callable[[], Array] | None:
+        """What reads the bias [C] in float32: the client's memory, or a copy made now. None: there is no bias."""
+        if descriptor.data is None:
+            return None
+        if geometry_of("bias", descriptor).elements != self.input.shape[0]:
+            size = size_of(geometry_of("bias", descriptor))
+            raise Invalid(f"bias has {size}, expected {self.input.shape[0]} elements, one for each channel")
+        client = descriptor.copy()
+
+        def current() -> Array:
+            return viewed("bias", client).astype(np.float32).reshape(-1)
+
+        if self.uses_client_memory:
+            current()  # raises if there is too little memory
+            return current
+        copy = self.arena.allocate((self.input.shape[0],), FLOAT32)
+        copy[...] = current()
+        return lambda: copy
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
+        self.apply_pooling(batch_size, source, in_stride, target, out_stride, c.BNNSDataTypeUInt64, None, 0)
+
+    def apply_pooling(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        target: Any,
+        out_stride: Any,
+        index_type: Any,
+        indices: Any,
+        index_stride: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        y = target_samples("out", self.output, target, batch, out_stride)
+        x = source_samples("in", self.input, source, batch, in_stride)
+        at = self._indices(index_type, indices, batch, index_stride)
+        if at is not None and self.function == _MAX:
+            check_disjoint({"out": y, "indices": at}, {"in": x})
+        elif at is not None:
+            check_disjoint({"out": y}, {"in": x, "indices": at})
+        else:
+            check_disjoint({"out": y}, {"in": x})
+        bias = None if self._bias is None else self._bias()[:, None, None]
+        direct = y.dtype is FLOAT32 and y.flags.aligned
+        buffer = y if direct else None
+        if self.function == _UNMAX:
+            assert at is not None  # checked by _indices
+            shape = (batch, *self.output.shape)
+            z = max_unpool_forward(_as_float32(x), at, shape, out=buffer, num_threads=self.threads)
+        else:
+            z, found = self._pooled(_as_float32(x), buffer, at is not None)
+            if at is not None and found is not None:
+                at[...] = self._whole_positions(found)
+        if bias is not None:
+            with np.errstate(all="ignore"):
+                z += bias
+        if self.activation.function.name != "identity":
+            z = activation_forward(z, self.activation.function, out=z, num_threads=self.threads)
+        if z is not y:
+            put(y, z, False)
+
+    def _pooled(self, x: Array, out: Array | None = None, want_indices: bool = False) -> tuple[Array, Array | None]:
+        """The pooling alone, and the positions of the largest elements in the part of x that is used."""
+        x = x[:, :, : self.used[0], : self.used[1]]
+        options = {**self.options, "num_threads": self.threads}
+        if self.function == _MAX:
+            y, indices = max_pool_forward(
+                x, self.kernel, return_indices=want_indices, out=MaxPoolResult(out), **options
+            )
+            assert y is not None
+            return y, indices
+        forward = l2_pool_forward if self.function == _L2 else average_pool_forward
+        return forward(x, self.kernel, out=out, **options), None
+
+    def _whole_positions(self, indices: Array) -> Array:
+        """Positions in the whole plane, from those in the part that is used."""
+        width, used = self.input.shape[2], self.used[1]
+        return indices if width == used else indices // used * width + indices % used
+
+    def _indices(self, index_type: Any, indices: Any, batch: int, stride: Any) -> Array | None:
+        """The indices of this call: written by Max, read by UnMax, ignored otherwise."""
+        if self.function not in (_MAX, _UNMAX):
+            return None
+        if indices is None:
+            if self.function == _UNMAX:
+                raise Invalid("indices is NULL, and UnMax needs them: call BNNSPoolingFilterApplyBatch")
+            return None
+        like = self.output if self.function == _MAX else self.input
+        samples = target_samples if self.function == _MAX else source_samples
+        return samples("indices", _index_geometry(index_type, like), indices, batch, stride)
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        if weights_delta is not None:
+            raise Unsupported("weights_delta is given, but a pooling has no weights")
+        self.apply_pooling_backward(
+            batch_size, source, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta, out_delta_stride,
+            bias_delta, c.BNNSDataTypeUInt64, None, 0,
+        )  # fmt: skip
+
+    def apply_pooling_backward(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        bias_delta: Any,
+        index_type: Any,
+        indices: Any,
+        index_stride: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        if self.input.dtype != FLOAT32:
+            raise Unsupported(f"i_desc and o_desc of this filter have type {self.input.dtype}; backward needs Float32")
+        if out_delta is None:
+            raise Invalid("out_delta is NULL")
+        dy = self._delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
+        y = None
+        if self.activation.function.name not in _CONSTANT_SLOPES:
+            if self.activation.slope_from == "input":
+                name = self.activation.function.name
+                raise Unsupported(f"the output of {name} does not determine its slope; an activation filter trains it")
+            if out is None:
+                raise Invalid("out is NULL, and the activation's slope is computed from it")
+            y = source_samples("out", self.output, out, batch, out_stride)
+        dbias = None if bias_delta is None else self._bias_delta(bias_delta)
+        dx = x = at = None
+        if in_delta is not None:
+            dx = self._delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
+            accumulate = accumulates("in_delta", in_delta)
+            at = self._given_indices(index_type, indices, batch, index_stride)
+            if self.function == _L2 or (self.function == _MAX and at is None):
+                if source is None:
+                    needed = "the positions of the largest elements are" if self.function == _MAX else "the gradient is"
+                    raise Invalid(f"in is NULL, and {needed} found from it")
+                x = source_samples("in", self.input, source, batch, in_stride)
+        if dx is not None and dbias is not None:
+            check_disjoint({"in_delta": dx, "bias_delta": dbias}, {})
+        dz = self._before_activation(_as_float32(dy), y)
+        # Before dx is written, which may overlap dy.
+        sums = dz.sum((0, 2, 3), dtype=np.float64) if dbias is not None else None
+        if dx is not None:
+            self._input_gradient(dz, x, at, dx, accumulate, [dy, y, x, at])
+        if dbias is not None and sums is not None:
+            with np.errstate(all="ignore"):
+                put(dbias, sums.astype(np.float32).reshape(dbias.shape), accumulates("bias_delta", bias_delta))
+
+    def _delta(
+        self,
+        name: str,
+        descriptor: Any,
+        like: str,
+        layer: Geometry,
+        batch: int,
+        stride: Any,
+        samples: Callable[..., Array],
+    ) -> Array:
+        """A gradient [N, C, H, W]. As in Apple's calls it may have another shape with as many elements."""
+        descriptor = checked_descriptor(name, descriptor)
+        given = delta_geometry(name, descriptor)
+        if given.elements != layer.elements:
+            raise Invalid(
+                f"{name} has {given.elements} elements, expected {layer.elements} as in {like} with its "
+                f"{size_of(layer)}"
+            )
+        if given.dtype != FLOAT32:
+            self.note_extension("BNNSPoolingFilterApplyBackwardBatch", f"{name}.data_type is BNNSDataTypeBFloat16")
+        array = samples(name, given, descriptor.data, batch, stride, ".data")
+        images = array.reshape(batch, *layer.shape)
+        if samples is target_samples and not np.may_share_memory(images, array):
+            raise Invalid(f"{name}.stride is {given.strides}, with which it cannot have the {size_of(layer)} of {like}")
+        return images
+
+    def _bias_delta(self, descriptor: Any) -> Array:
+        descriptor = checked_descriptor("bias_delta", descriptor)
+        given = delta_geometry("bias_delta", descriptor)
+        if given.elements != self.input.shape[0]:
+            raise Invalid(f"bias_delta has {given.elements} elements, expected {self.input.shape[0]}, one per channel")
+        if given.may_overlap:
+            raise overlapping("bias_delta", given)
+        accumulates("bias_delta", descriptor)
+        view = viewed("bias_delta", descriptor)
+        check_writable("bias_delta.data", view)
+        return view
+
+    def _given_indices(self, index_type: Any, indices: Any, batch: int, stride: Any) -> Array | None:
+        if self.function not in (_MAX, _UNMAX):
+            return None
+        if indices is None:
+            if self.function == _UNMAX:
+                raise Invalid("indices is NULL, and the gradient of UnMax needs them")
+            return None
+        like = self.output if self.function == _MAX else self.input
+        return source_samples("indices", _index_geometry(index_type, like), indices, batch, stride)
+
+    def _before_activation(self, dy: Array, y: Array | None) -> Array:
+        """dz = dy f'(z)."""
+        function = self.activation.function
+        if function.name == "identity":
+            return dy
+        if y is None:
+            return activation_backward(dy, function, x=dy, num_threads=self.threads)  # any input will do
+        return activation_backward(dy, function, y=_as_float32(y), num_threads=self.threads)
+
+    def _input_gradient(
+        self, dz: Array, x: Array | None, at: Array | None, dx: Array, accumulate: bool, read: list[Array | None]
+    ) -> None:
+        shape = (len(dz), *self.input.shape)
+        whole = self.used == self.input.shape[1:]
+        direct = dx.dtype is FLOAT32 and dx.flags.aligned and (whole or self.function in (_MAX, _UNMAX))
+        direct = direct and not any(array is not None and overlaps(dx, array) for array in read)
+        out: dict[str, Any] = {"num_threads": self.threads}
+        if direct:
+            out |= {"out": dx, "accumulate": accumulate}
+        if self.function == _MAX:
+            if at is None:
+                assert x is not None
+                _, found = self._pooled(_as_float32(x), want_indices=True)
+                assert found is not None
+                at = self._whole_positions(found)
+            result = max_pool_backward(dz, at, shape, **out)
+        elif self.function == _UNMAX:
+            assert at is not None
+            result = max_unpool_backward(dz, at, **out)
+        else:
+            used = (*shape[:2], *self.used)
+            if self.function == _L2:
+                assert x is not None
+                part = _as_float32(x)[:, :, : self.used[0], : self.used[1]]
+                norm, _ = self._pooled(part)
+                result = l2_pool_backward(dz, part, norm, self.kernel, **self.options, **out)
+            else:
+                result = average_pool_backward(dz, used, self.kernel, **self.options, **out)
+            if not whole:  # what no window reaches has no gradient
+                padded = np.zeros(shape, np.float32)
+                padded[:, :, : self.used[0], : self.used[1]] = result
+                result = padded
+        if not direct:
+            put(dx, result, accumulate)
+
+
+def _as_float32(array: Array) -> Array:
+    """The array in float32, aligned."""
+    return array if array.dtype is FLOAT32 and array.flags.aligned else array.astype(np.float32)
+
+
+def _index_geometry(index_type: Any, like: Geometry) -> Geometry:
+    """The indices of an image: its extents and strides, and another type."""
+    if index_type not in _INDEX_TYPES or isinstance(index_type, bool):
+        shown = constant_name("BNNSDataType", index_type)
+        raise Invalid(f"indices_data_type is {shown}, must be BNNSDataTypeUInt64 or BNNSDataTypeUInt32")
+    return geometry(like.layout, dtype_of(index_type), like.extents, like.strides)
+
+
+# ---- Apple's functions ----------------------------------------------------------------------------------------------
+
+_FORWARD_NAMES: Final = renaming({"x": "in", "out": "out"})
+_BACKWARD_NAMES: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
+_OTHER: Final = "filter is not a pooling filter"
+
+
+@status(None, rename=renaming({"x": "i_desc", "kernel": "the kernel"}))
+def BNNSFilterCreateLayerPooling(
+    layer_params: BNNSLayerParametersPooling, filter_params: BNNSFilterParameters | None = None
+) -> PoolingFilter | None:
+    """Create a pooling filter: Max, an average, UnMax or L2Norm, with a bias and an activation. None on failure."""
+    return PoolingFilter(layer_params, filter_params)
+
+
+@status(-1, rename=_FORWARD_NAMES)
+def BNNSPoolingFilterApplyBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_: Any,
+    in_stride: int,
+    out: Any,
+    out_stride: int,
+    indices: Any,
+    idx_stride: int,
+) -> int:
+    """Apply a pooling filter to a batch. Max writes its `indices`, of type size_t, if they are not None; UnMax needs
+    them; other functions ignore them. Returns 0, or -1 on failure.
+    """
+    checked_filter(PoolingFilter, filter, _OTHER).apply_pooling(
+        batch_size, in_, in_stride, out, out_stride, c.BNNSDataTypeUInt64, indices, idx_stride
+    )
+    return 0
+
+
+@status(-1, rename=_FORWARD_NAMES)
+def BNNSPoolingFilterApplyBatchEx(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_: Any,
+    in_stride: int,
+    out: Any,
+    out_stride: int,
+    indices_data_type: int,
+    indices: Any,
+    idx_stride: int,
+) -> int:
+    """The same, with indices of type UInt64 or UInt32."""
+    checked_filter(PoolingFilter, filter, _OTHER).apply_pooling(
+        batch_size, in_, in_stride, out, out_stride, indices_data_type, indices, idx_stride
+    )
+    return 0
+
+
+@status(-1, rename=_BACKWARD_NAMES)
+def BNNSPoolingFilterApplyBackwardBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_: Any,
+    in_stride: int,
+    in_delta: BNNSNDArrayDescriptor | None,
+    in_delta_stride: int,
+    out: Any,
+    out_stride: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+    bias_delta: BNNSNDArrayDescriptor | None,
+    indices: Any,
+    idx_stride: int,
+) -> int:
+    """Compute the gradients of a pooling: of its input and of its bias.
+
+    Max uses `indices`, or finds them again from `in_` if they are None. L2Norm needs `in_`, UnMax needs `indices`. The
+    slope of an activation is computed from `out`. Returns 0, or -1 on failure.
+    """
+    checked_filter(PoolingFilter, filter, _OTHER).apply_pooling_backward(
+        batch_size, in_, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta, out_delta_stride, bias_delta,
+        c.BNNSDataTypeUInt64, indices, idx_stride,
+    )  # fmt: skip
+    return 0
+
+
+@status(-1, rename=_BACKWARD_NAMES)
+def BNNSPoolingFilterApplyBackwardBatchEx(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_: Any,
+    in_stride: int,
+    in_delta: BNNSNDArrayDescriptor | None,
+    in_delta_stride: int,
+    out: Any,
+    out_stride: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+    bias_delta: BNNSNDArrayDescriptor | None,
+    indices_data_type: int,
+    indices: Any,
+    idx_stride: int,
+) -> int:
+    """The same, with indices of type UInt64 or UInt32."""
+    checked_filter(PoolingFilter, filter, _OTHER).apply_pooling_backward(
+        batch_size, in_, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta, out_delta_stride, bias_delta,
+        indices_data_type, indices, idx_stride,
+    )  # fmt: skip
+    return 0
