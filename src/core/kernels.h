@@ -381,13 +381,29 @@ struct PoolKernels {
                     Pixels<A> y);
     // y = sqrt(sum of x^2), the sum in double precision
     void (*l2)(const PoolShape& shape, int64_t channels, int64_t first, int64_t last, Pixels<const A> x, Pixels<A> y);
-    // Adds the gradients of all inputs to `plane`, [H * W][channels or 1], followed by kPoolSlack elements to which 0
-    // is added. No element of the plane may be -0. The gradient of an input is summed in the order of the outputs.
-    void (*average_gradient)(const PoolShape& shape, int64_t channels, Pixels<const A> dy, A* plane);
+    // Adds the gradients of all inputs to `plane`; no element of it may be -0. The gradient of an input is summed in
+    // the order of the outputs. Of one channel, the plane is [H * W], followed by kPoolSlack elements that may be
+    // written. `scratch`: PoolGradientRows(shape).scratch(outputs[0]) elements; only for one channel.
+    void (*average_gradient)(const PoolShape& shape, int64_t channels, Pixels<const A> dy, Pixels<A> plane, A* scratch);
     void (*l2_gradient)(const PoolShape& shape, int64_t channels, Pixels<const A> dy, Pixels<const A> x,
-                        Pixels<const A> y, A* plane);
+                        Pixels<const A> y, Pixels<A> plane);
 };
 constexpr int64_t kPoolSlack = 32;  // two of the widest vectors
+
+// An average's gradient of one channel needs every row of dy divided by the counts, between zeros: as many before it as
+// a window has outputs to its left, and behind it up to the last output that an input could belong to.
+struct PoolGradientRows {
+    int64_t before, length;  // zeros before the first output, and elements of a row
+    int64_t result;          // elements of a row of gradients, with room before and behind it
+
+    explicit PoolGradientRows(const PoolShape& shape) {
+        const int64_t last = (shape.before[1] + shape.inputs[1]) / shape.stride[1] + 1;
+        before = (shape.kernel[1] - 1) / shape.stride[1];
+        length = before + (last > shape.outputs[1] ? last : shape.outputs[1]) + kPoolSlack;
+        result = shape.inputs[1] + 2 * kPoolSlack;
+    }
+    int64_t scratch(int64_t rows) const { return rows * length + result; }
+};
 
 // The kernels of one kind for both types of arithmetic.
 template <template <class> class Kernels>

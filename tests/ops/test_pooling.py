@@ -488,7 +488,7 @@ AT = np.zeros((2, 3, 3, 4), np.int32)
             r"out.y has shape \(1, 3, 3, 4\), the result",
         ),
         (lambda: rg.max_pool_forward(X, 2, out={"y": DY, "indices": AT}, return_indices=False), "return_indices=False"),
-        (lambda: rg.max_pool_forward(X, 2, out={"dx": X}), "out has 'dx'; the gradients are y, indices"),
+        (lambda: rg.max_pool_forward(X, 2, out={"dx": X}), "out has 'dx'; the results are y, indices"),
         (lambda: rg.max_pool_forward(X, 2, out={"y": X[:, :, :3, :4]}), r"out.y .* overlaps x"),
         (lambda: rg.max_pool_backward(DY, AT[:1], X.shape), r"indices has shape \(1, 3, 3, 4\), but dy has shape"),
         (

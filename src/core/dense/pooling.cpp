@@ -16,13 +16,21 @@ struct PlaneScratch {
     Buffer buffer;
 };
 
-// The channels that one piece of work covers: one if the columns are contiguous; else whole cache lines of them, as
-// many as keep their pixels in the second-level cache.
+// The contiguous channels that one piece of work covers: all of them, unless there are too few samples to share.
 template <class A>
-int64_t channels_at_once(bool by_channels, int64_t channels, int64_t pixels) {
-    if (!by_channels) return 1;
-    const int64_t line = kPanel<A>, fit = near_cache_bytes() / 4 / int64_t(sizeof(A)) / std::max<int64_t>(pixels, 1);
-    return std::min(channels, std::max<int64_t>(1, fit / line) * line);
+int64_t channels_at_once(int64_t channels, int64_t samples, const Workers& workers) {
+    const int64_t shares = ceil_div(workers.threads(), samples);
+    return ceil_div(ceil_div(channels, shares), kPanel<A>) * kPanel<A>;
+}
+
+// Sets `count` channels of `pixels` pixels, `step` elements apart, to 0.
+template <class A>
+void clear_pixels(A* data, int64_t pixels, int64_t step, int64_t count) {
+    if (step == count) {
+        memset(data, 0, size_t(pixels * count) * sizeof(A));
+    } else {
+        for (int64_t i = 0; i < pixels; ++i) memset(data + i * step, 0, size_t(count) * sizeof(A));
+    }
 }
 
 // Calls body(n, c, count) for pieces of `step` channels or fewer that cover all samples.
@@ -93,24 +101,37 @@ void pool_backward(const PoolBackward<A>& call) {
                         double(shape.kernel[1]);
     const Workers workers(cost::kElement * (taps / 2 + double(images) * double(pixels)), call.threads);
     const PlaneWriter<A> writer = {call.accumulate, exceeds_caches(2 * images * pixels * int64_t(sizeof(A)))};
-    const int64_t step = channels_at_once<A>(call.by_channels, call.channels, pixels);
-    for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
-        A* const plane = kept_by_thread<PlaneScratch>().buffer.template take<A>(pixels * count + kPoolSlack);
-        memset(plane, 0, size_t(pixels * count + kPoolSlack) * sizeof(A));
-        const int64_t channels = call.by_channels ? count : 0;
+    const int64_t height = shape.inputs[0], width = shape.inputs[1];
+    const auto add_gradients = [&](int64_t n, int64_t c, int64_t channels, Pixels<A> plane, A* scratch) {
         if (call.kind == PoolKind::average) {
-            kernels.average_gradient(shape, channels, call.dy.at(n, c), plane);
+            kernels.average_gradient(shape, channels, call.dy.at(n, c), plane, scratch);
         } else {
             kernels.l2_gradient(shape, channels, call.dy.at(n, c), call.x.at(n, c), call.y.at(n, c), plane);
         }
+    };
+    if (!call.by_channels) {
+        const int64_t room = call.kind == PoolKind::average ? PoolGradientRows(shape).scratch(shape.outputs[0]) : 0;
+        for_pieces(workers, call.samples, call.channels, 1, [&](int64_t n, int64_t c, int64_t) {
+            A* const plane = kept_by_thread<PlaneScratch>().buffer.template take<A>(pixels + kPoolSlack + room);
+            memset(plane, 0, size_t(pixels + kPoolSlack) * sizeof(A));
+            add_gradients(n, c, 0, {plane, width, 1}, plane + pixels + kPoolSlack);
+            const Pixels<A> dx = call.dx.at(n, c);
+            writer.write(plane, height, width, dx.data, dx.row);
+        });
+        return;
+    }
+    // Channels go straight to the result, unless they are added to it.
+    const int64_t step = channels_at_once<A>(call.channels, call.samples, workers);
+    for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
         const Pixels<A> dx = call.dx.at(n, c);
-        for (int64_t h = 0; h < shape.inputs[0]; ++h) {
-            const A* const row = plane + h * shape.inputs[1] * count;
-            if (call.by_channels) {
-                writer.write(row, shape.inputs[1], count, dx.data + h * dx.row, dx.column);
-            } else {
-                writer.write(row, 1, shape.inputs[1], dx.data + h * dx.row, shape.inputs[1]);
-            }
+        Pixels<A> plane = dx;
+        if (call.accumulate) {
+            plane = {kept_by_thread<PlaneScratch>().buffer.template take<A>(pixels, count), width * count, count};
+        }
+        for (int64_t h = 0; h < height; ++h) { clear_pixels(plane.data + h * plane.row, width, plane.column, count); }
+        add_gradients(n, c, count, plane, nullptr);
+        for (int64_t h = 0; call.accumulate && h < height; ++h) {
+            writer.write(plane.data + h * plane.row, width, count, dx.data + h * dx.row, dx.column);
         }
     });
 }
@@ -145,9 +166,7 @@ template <bool kChannels, class A>
 void run_indexed_planes(const IndexedPlanes<A>& call) {
     const int64_t images = call.samples * call.channels;
     const Workers workers(cost::kElement * double(images) * double(4 * call.parts + call.pixels), call.threads);
-    // Channels that are contiguous are handled together, unless there are too few samples to share.
-    const int64_t shares = ceil_div(workers.threads(), call.samples);
-    const int64_t step = kChannels ? ceil_div(ceil_div(call.channels, shares), kPanel<A>) * kPanel<A> : 1;
+    const int64_t step = kChannels ? channels_at_once<A>(call.channels, call.samples, workers) : 1;
     if (call.kind == IndexedKind::pick) {
         for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
             const A* const whole = call.whole.at(n, c);
@@ -167,7 +186,7 @@ void run_indexed_planes(const IndexedPlanes<A>& call) {
         A* plane = whole;
         int64_t pixel = kChannels ? call.whole.pixel : 1;
         if (direct) {
-            for (int64_t i = 0; i < call.pixels; ++i) memset(whole + i * pixel, 0, size_t(count) * sizeof(A));
+            clear_pixels(whole, call.pixels, pixel, count);
         } else {
             plane = kept_by_thread<PlaneScratch>().buffer.template take<A>(call.pixels, count);
             pixel = count;

@@ -136,8 +136,9 @@ RG_INLINE void add_steps(A* p, [[maybe_unused]] int64_t stride, [[maybe_unused]]
     if constexpr (lanes == 1 || kStride == 1) {
         store(p, load(p) + v);
     } else if constexpr (kStride == 2) {
-        store(p, load(p) + low_with_gaps(v));
-        store(p + lanes, load(p + lanes) + high_with_gaps(v));
+        const Vec<A> none{};
+        store(p, load(p) + interleave_low(v, none));
+        store(p + lanes, load(p + lanes) + interleave_high(v, none));
     } else {
         A lane[lanes];
         store(lane, v);
@@ -372,9 +373,47 @@ RG_INLINE void for_taps_backwards(const Taps& rows, const Taps& cols, const Body
     }
 }
 
+// The gradient of an average, from rows of g = dy / count between zeros. With u = w + before = j * stride + r,
+//   dx[h][w] = sum over the output rows of h, and over t from the last to 0 with r + t * stride < kernel, of g[j - t]
+// which is the order of the outputs. `result` receives a row of dx; elements around it are overwritten.
+template <int kStride, class A>
+RG_INLINE void average_gradient_row(const PoolShape& shape, const PoolGradientRows& rows, const A* g, int64_t first,
+                                    int64_t last, A* result) {
+    constexpr int64_t lanes = kLanes<A>;
+    const int64_t stride = shape.stride[1], kernel = shape.kernel[1];
+    const int64_t begin = shape.before[1] / stride, end = (shape.before[1] + shape.inputs[1] - 1) / stride + 1;
+    [[maybe_unused]] const int64_t reach = shape.before[1] + shape.inputs[1];  // a stride may be longer
+    const auto sum = [&](int64_t j, int64_t r) RG_INLINE_LAMBDA {
+        Vec<A> total{};
+        for (int64_t row = first; row < last; ++row) {
+            const A* const p = g + row * rows.length + rows.before + j;
+            for (int64_t t = (kernel - 1 - r) / stride; t >= 0; --t) total += load(p - t);
+        }
+        return total;
+    };
+    for (int64_t j = begin; j < end; j += lanes) {
+        A* const p = result + (j * stride - shape.before[1]);  // one before the row, if it starts with an odd u
+        if constexpr (kStride == 1) {
+            store(p, sum(j, 0));
+        } else if constexpr (kStride == 2 && lanes > 1) {
+            const Vec<A> even = sum(j, 0), odd = kernel > 1 ? sum(j, 1) : Vec<A>{};
+            store(p, interleave_low(even, odd));
+            store(p + lanes, interleave_high(even, odd));
+        } else {
+            for (int64_t r = 0; r < stride && r < reach; ++r) {
+                A lane[lanes] = {};
+                if (r < kernel) store(lane, sum(j, r));
+                for (int64_t i = 0; i < lanes; ++i) {
+                    const int64_t w = (j + i) * stride + r - shape.before[1];
+                    if (w >= 0 && w < shape.inputs[1]) result[w] = lane[i];
+                }
+            }
+        }
+    }
+}
+
 template <class A>
-void average_pool_gradient(const PoolShape& shape, int64_t channels, Pixels<const A> dy, A* plane) {
-    const int64_t width = shape.inputs[1], stride = shape.stride[1];
+void average_pool_gradient(const PoolShape& shape, int64_t channels, Pixels<const A> dy, Pixels<A> plane, A* scratch) {
     if (channels) {
         for_channels<A>(shape, channels, 0, shape.outputs[0],
                         [&](int64_t row, const Taps& rows, int64_t col, const Taps& cols, int64_t c, int64_t n,
@@ -383,29 +422,42 @@ void average_pool_gradient(const PoolShape& shape, int64_t channels, Pixels<cons
                             const Vec<A> share = load_lanes<kWhole>(dy.data + row * dy.row + col * dy.column + c, n) /
                                                  splat(A(divisor(shape, rows, cols)));
                             for_taps(rows, cols, [&](int64_t h, int64_t w) RG_INLINE_LAMBDA {
-                                A* const p = plane + (h * width + w) * channels + c;
+                                A* const p = plane.data + h * plane.row + w * plane.column + c;
                                 store_lanes<kWhole>(p, n, load_lanes<kWhole>(p, n) + share);
                             });
                         });
         return;
     }
-    with_stride(stride, [&](auto kind) {
-        for_columns<A, false>(
-            shape, 0, shape.outputs[0],
-            [&](int64_t row, const Taps& rows, int64_t col, const Taps& cols, int64_t n, auto whole) RG_INLINE_LAMBDA {
-                const Vec<A> share = load_lanes<decltype(whole)::value>(dy.data + row * dy.row + col, n) /
-                                     splat(A(divisor(shape, rows, cols)));
-                for_taps_backwards(rows, cols, [&](int64_t h, int64_t w) RG_INLINE_LAMBDA {
-                    add_steps<decltype(kind)::value>(plane + h * width + w, stride, n, share);
-                });
-            });
+    const PoolGradientRows rows(shape);
+    const int64_t height = shape.inputs[0], width = shape.inputs[1];
+    __builtin_memset(scratch, 0, size_t(rows.scratch(shape.outputs[0])) * sizeof(A));
+    for_columns<A, true>(shape, 0, shape.outputs[0],
+                         [&](int64_t row, const Taps& taps, int64_t col, const Taps& cols, int64_t n, auto whole)
+                             RG_INLINE_LAMBDA {
+                                 constexpr bool kWhole = decltype(whole)::value;
+                                 store_lanes<kWhole>(scratch + row * rows.length + rows.before + col, n,
+                                                     load_lanes<kWhole>(dy.data + row * dy.row + col, n) /
+                                                         splat(A(divisor(shape, taps, cols))));
+                             });
+    A* const result = scratch + shape.outputs[0] * rows.length + kPoolSlack / 2;
+    with_stride(shape.stride[1], [&](auto kind) {
+        for (int64_t h = 0; h < height; ++h) {
+            const int64_t at = h + shape.before[0], behind = at - shape.kernel[0] + shape.stride[0];
+            const int64_t first = behind > 0 ? behind / shape.stride[0] : 0, end = at / shape.stride[0] + 1;
+            const int64_t last = end < shape.outputs[0] ? end : shape.outputs[0];
+            average_gradient_row<decltype(kind)::value>(shape, rows, scratch, first, last, result);
+            A* const to = plane.data + h * plane.row;
+            int64_t w = 0;
+            for (; w + kLanes<A> <= width; w += kLanes<A>) store(to + w, load(to + w) + load(result + w));
+            for (; w < width; ++w) to[w] += result[w];
+        }
     });
 }
 
 template <class A>
 void l2_pool_gradient(const PoolShape& shape, int64_t channels, Pixels<const A> dy, Pixels<const A> x,
-                      Pixels<const A> y, A* plane) {
-    const int64_t width = shape.inputs[1], stride = shape.stride[1];
+                      Pixels<const A> y, Pixels<A> plane) {
+    const int64_t stride = shape.stride[1];
     if (channels) {
         for_channels<A>(shape, channels, 0, shape.outputs[0],
                         [&](int64_t row, const Taps& rows, int64_t col, const Taps& cols, int64_t c, int64_t n,
@@ -414,7 +466,7 @@ void l2_pool_gradient(const PoolShape& shape, int64_t channels, Pixels<const A> 
                             const Vec<A> dz = load_lanes<kWhole>(dy.data + row * dy.row + col * dy.column + c, n);
                             const Vec<A> norm = load_lanes<kWhole>(y.data + row * y.row + col * y.column + c, n);
                             for_taps(rows, cols, [&](int64_t h, int64_t w) RG_INLINE_LAMBDA {
-                                A* const p = plane + (h * width + w) * channels + c;
+                                A* const p = plane.data + h * plane.row + w * plane.column + c;
                                 const Vec<A> v = load_lanes<kWhole>(x.data + h * x.row + w * x.column + c, n);
                                 store_lanes<kWhole>(p, n, load_lanes<kWhole>(p, n) + l2_term<A>(dz, v, norm));
                             });
@@ -431,7 +483,8 @@ void l2_pool_gradient(const PoolShape& shape, int64_t channels, Pixels<const A> 
                 const Vec<A> norm = load_lanes<kWhole>(y.data + row * y.row + col, n);
                 for_taps_backwards(rows, cols, [&](int64_t h, int64_t w) RG_INLINE_LAMBDA {
                     const Vec<A> v = load_steps<decltype(kind)::value, kWhole>(x.data + h * x.row + w, stride, n);
-                    add_steps<decltype(kind)::value>(plane + h * width + w, stride, n, l2_term<A>(dz, v, norm));
+                    add_steps<decltype(kind)::value>(plane.data + h * plane.row + w, stride, n,
+                                                     l2_term<A>(dz, v, norm));
                 });
             });
     });

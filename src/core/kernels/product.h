@@ -239,42 +239,6 @@ void product(const Product<A>& whole) {
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 
-// Interleave, a0 b0 a1 b1 ...: the lower halves of both, and the upper halves.
-#if defined(RG_ISA_AVX512)
-RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) {
-    const __m512i index = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    return _mm512_permutex2var_ps(a, index, b);
-}
-RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) {
-    const __m512i index = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    return _mm512_permutex2var_ps(a, index, b);
-}
-RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) {
-    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), b);
-}
-RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) {
-    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), b);
-}
-#elif defined(RG_ISA_AVX2)
-RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) {
-    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
-}
-RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) {
-    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
-}
-RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) {
-    return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x20);
-}
-RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) {
-    return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x31);
-}
-#elif defined(RG_ISA_NEON)
-RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) { return vzip1q_f32(a, b); }
-RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) { return vzip2q_f32(a, b); }
-RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) { return vzip1q_f64(a, b); }
-RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) { return vzip2q_f64(a, b); }
-#endif
-
 // to[k][u] = from[u][k] for a square of kLanes by kLanes: log2(kLanes) perfect shuffles of the rows are the transpose.
 template <class A>
 RG_INLINE void transpose_square(const A* from, int64_t from_row, A* to) {

@@ -359,39 +359,40 @@ RG_INLINE Vec<double> every_other(Vec<double> low, Vec<double> high) {
 }
 #endif
 
-// The lower and the upper half of v, each element followed by a 0.
+// a[0], b[0], a[1], b[1]...: the first vector of it, and the second.
 #if defined(RG_ISA_AVX512)
-RG_INLINE Vec<float> low_with_gaps(Vec<float> v) {
-    return _mm512_maskz_permutexvar_ps(0x5555, _mm512_setr_epi32(0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0), v);
+RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) {
+    const __m512i from = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return _mm512_permutex2var_ps(a, from, b);
 }
-RG_INLINE Vec<float> high_with_gaps(Vec<float> v) {
-    const __m512i from = _mm512_setr_epi32(8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15, 0);
-    return _mm512_maskz_permutexvar_ps(0x5555, from, v);
+RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) {
+    const __m512i from = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return _mm512_permutex2var_ps(a, from, b);
 }
-RG_INLINE Vec<double> low_with_gaps(Vec<double> v) {
-    return _mm512_maskz_permutexvar_pd(0x55, _mm512_setr_epi64(0, 0, 1, 0, 2, 0, 3, 0), v);
+RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) {
+    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), b);
 }
-RG_INLINE Vec<double> high_with_gaps(Vec<double> v) {
-    return _mm512_maskz_permutexvar_pd(0x55, _mm512_setr_epi64(4, 0, 5, 0, 6, 0, 7, 0), v);
+RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) {
+    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), b);
 }
 #elif defined(RG_ISA_AVX2)
-RG_INLINE Vec<float> low_with_gaps(Vec<float> v) {
-    return _mm256_castsi256_ps(_mm256_cvtepu32_epi64(_mm256_castsi256_si128(_mm256_castps_si256(v))));
+RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
 }
-RG_INLINE Vec<float> high_with_gaps(Vec<float> v) {
-    return _mm256_castsi256_ps(_mm256_cvtepu32_epi64(_mm256_extracti128_si256(_mm256_castps_si256(v), 1)));
+RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
 }
-RG_INLINE Vec<double> low_with_gaps(Vec<double> v) {
-    return _mm256_blend_pd(_mm256_permute4x64_pd(v, 0b01010000), _mm256_setzero_pd(), 0b1010);
+RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) {
+    return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x20);
 }
-RG_INLINE Vec<double> high_with_gaps(Vec<double> v) {
-    return _mm256_blend_pd(_mm256_permute4x64_pd(v, 0b11111010), _mm256_setzero_pd(), 0b1010);
+RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) {
+    return _mm256_permute2f128_pd(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b), 0x31);
 }
 #elif defined(RG_ISA_NEON)
-RG_INLINE Vec<float> low_with_gaps(Vec<float> v) { return vzip1q_f32(v, vdupq_n_f32(0)); }
-RG_INLINE Vec<float> high_with_gaps(Vec<float> v) { return vzip2q_f32(v, vdupq_n_f32(0)); }
-RG_INLINE Vec<double> low_with_gaps(Vec<double> v) { return vzip1q_f64(v, vdupq_n_f64(0)); }
-RG_INLINE Vec<double> high_with_gaps(Vec<double> v) { return vzip2q_f64(v, vdupq_n_f64(0)); }
+RG_INLINE Vec<float> interleave_low(Vec<float> a, Vec<float> b) { return vzip1q_f32(a, b); }
+RG_INLINE Vec<float> interleave_high(Vec<float> a, Vec<float> b) { return vzip2q_f32(a, b); }
+RG_INLINE Vec<double> interleave_low(Vec<double> a, Vec<double> b) { return vzip1q_f64(a, b); }
+RG_INLINE Vec<double> interleave_high(Vec<double> a, Vec<double> b) { return vzip2q_f64(a, b); }
 #endif
 
 // Whether stream() bypasses the cache; otherwise it is the same as store().

@@ -78,7 +78,7 @@ def max_pool_forward(
     _check_plane("x", spatial)
     windows = _windows(spatial, kernel, stride, padding, dilation, "the largest value")
     threads = _args.thread_count(num_threads)
-    y, indices = _args.gradient_buffers(out, MaxPoolResult)
+    y, indices = _result_buffers(out)
     if indices is not None and not return_indices:
         raise ValueError("out has a buffer for indices, which return_indices=False does not ask for")
     shape = _pooled(x.shape, windows.outputs, channels_last)
@@ -503,6 +503,17 @@ def _check_copies(
     """Check for overlap here if the engine gets a copy, of which it cannot know."""
     if any(array is not None and array.copied for array in arrays):
         _args.check_disjoint(results, inputs)
+
+
+def _result_buffers(out: object) -> tuple[Any, Any]:
+    """The caller's buffers for y and indices."""
+    if out is None or isinstance(out, MaxPoolResult):
+        return out or (None, None)
+    if not isinstance(out, Mapping):
+        raise TypeError(f"out must be MaxPoolResult or a mapping, not {type(out).__name__}")
+    for name in set(out).difference(MaxPoolResult._fields):
+        raise ValueError(f"out has {name!r}; the results are {', '.join(MaxPoolResult._fields)}")
+    return out.get("y"), out.get("indices")
 
 
 def _check_accumulated(accumulate: bool, out: Array | None) -> None:
