@@ -528,7 +528,7 @@ def test_swift_pooling_padding_and_errors() -> None:
     with pytest.raises(BNNS.Error, match="arrayDescriptorInvalidData: input has no data"):
         pool.apply(batchSize=1, input=shape.descriptor(), output=shape.descriptor(y))
     small = BNNS.Shape.vector(19).descriptor(x.reshape(-1)[:19])
-    with pytest.raises(BNNS.Error, match="input has 19 elements of float32, but the layer was made for 20"):
+    with pytest.raises(BNNS.Error, match="input has 19 elements of BNNSDataTypeFloat32, but the layer was made for 20"):
         pool.apply(batchSize=1, input=small, output=shape.descriptor(y))
     with pytest.raises(BNNS.Error, match=r"unableToCreateLayer: .* along y"):
         BNNS.PoolingLayer(

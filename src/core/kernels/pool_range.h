@@ -392,7 +392,8 @@ RG_INLINE void average_gradient_row(const PoolShape& shape, const PoolGradientRo
         return total;
     };
     for (int64_t j = begin; j < end; j += lanes) {
-        A* const p = result + (j * stride - shape.before[1]);  // one before the row, if it starts with an odd u
+        [[maybe_unused]] A* const p =
+            result + (j * stride - shape.before[1]);  // one before the row, if it starts with an odd u
         if constexpr (kStride == 1) {
             store(p, sum(j, 0));
         } else if constexpr (kStride == 2 && lanes > 1) {
