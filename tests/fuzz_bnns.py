@@ -201,10 +201,19 @@ def check_reason(name: str, reason: str) -> None:
         raise Broken(f"{name} failed, and says: {reason!r}")
 
 
+def sample_descriptors(layer: Any) -> tuple[Any, Any]:
+    """The descriptors of a layer's input (the first one) and output."""
+    if isinstance(layer, bnns.BNNSLayerParametersArithmetic):
+        fields = layer.arithmetic_function_fields
+        return getattr(fields, "in_", None) or fields.in1, fields.out
+    return layer.i_desc, layer.o_desc
+
+
 def check_accepted(name: str, roots: list[Any]) -> None:
     """That a call has not taken an array of another type for what its descriptor says."""
     if name.endswith(("FilterApply", "FilterApplyBatch", "FilterApplyBatchEx")):
-        sample = roots[0].i_desc.data_type, roots[0].o_desc.data_type
+        sides = sample_descriptors(roots[0])
+        sample = sides[0].data_type, sides[1].data_type
         arguments = next(root for root in roots if isinstance(root, dict) and "in" in root)
         pairs = [(arguments["in"], sample[0]), (arguments["out"], sample[1])]
     elif name == "BNNSOptimizerStep":
@@ -452,6 +461,132 @@ def pooling(random: np.random.Generator, memory: Buffers) -> Case:
     return Case(roots, calls)
 
 
+def one_input(create: str, random: np.random.Generator, memory: Buffers, layer: Any, *deltas: Any) -> Case:
+    """Calls of a filter with one input. `deltas`: weights_delta and bias_delta."""
+    sizes = [int(np.prod([n for n in d.size if n])) for d in (layer.i_desc, layer.o_desc)]
+    batch = int(random.integers(1, 4))
+    x, dx, y, dy = (memory.take(batch * size) for size in np.repeat(sizes, 2))
+    strides = [0 if random.random() < 0.3 else size for size in sizes]
+    a = {"batch": batch, "in": x, "in_stride": strides[0], "out": y, "out_stride": strides[1]}
+    a |= {"in_delta_stride": strides[0], "out_delta_stride": strides[1]}
+    samples = [d.copy() for d in (layer.i_desc, layer.o_desc)]
+    samples[0].data, samples[1].data = dx, dy
+    for one in samples:
+        one.data_type = bnns.BNNSDataTypeFloat32
+    roots = [layer, filter_parameters(random), a, *samples, *deltas]
+
+    def calls() -> Iterator[Any]:
+        layer, parameters, a, in_delta, out_delta, *rest = roots
+        weights_delta, bias_delta = (*rest, None, None)[:2]
+        made = []
+
+        def make() -> Any:
+            made.append(getattr(bnns, create)(layer, parameters))
+            return made[0]
+
+        yield create, make, lambda answer: answer is None
+        yield (
+            "BNNSFilterApplyBatch",
+            lambda: bnns.BNNSFilterApplyBatch(made[0], a["batch"], a["in"], a["in_stride"], a["out"], a["out_stride"]),
+            status,
+        )
+        wanted = random.random(3) < 0.7
+        yield (
+            "BNNSFilterApplyBackwardBatch",
+            lambda: bnns.BNNSFilterApplyBackwardBatch(
+                made[0],
+                a["batch"],
+                a["in"],
+                a["in_stride"],
+                in_delta if wanted[0] else None,
+                a["in_delta_stride"],
+                a["out"],
+                a["out_stride"],
+                out_delta,
+                a["out_delta_stride"],
+                weights_delta if wanted[1] else None,
+                bias_delta if wanted[2] else None,
+            ),
+            status,
+        )
+
+    return Case(roots, calls)
+
+
+def fully_connected(random: np.random.Generator, memory: Buffers) -> Case:
+    inputs, outputs = (int(n) for n in random.integers(1, 6, 2))
+    layout = int(random.choice([0x20000, 0x20001, 0x28000, 0x28001]))
+    size = (outputs, inputs) if layout == 0x28001 else (inputs, outputs)
+    layer = bnns.BNNSLayerParametersFullyConnected(
+        i_desc=sample([inputs]),
+        w_desc=array(memory, layout, *size),
+        o_desc=sample([outputs]),
+        bias=sample([outputs], memory.take(outputs)) if random.random() < 0.7 else bnns.BNNSNDArrayDescriptor(),
+        activation=bnns.BNNSActivation(int(random.integers(0, 9)), 0.5, 1.0),
+    )
+    deltas = array(memory, layout, *size, flags=int(random.integers(0, 2))), sample([outputs], memory.take(outputs))
+    return one_input("BNNSFilterCreateLayerFullyConnected", random, memory, layer, *deltas)
+
+
+def arithmetic(random: np.random.Generator, memory: Buffers) -> Case:
+    function = int(random.integers(0, 41))
+    arity = 3 if function in (28, 31) else 2 if function in (0, 1, 2, 3, 21, 26, 27, 29, 30, 37, 38, 39) else 1
+    shape = [int(n) for n in random.integers(1, 4, 3)]
+    shapes = [[n if random.random() < 0.8 else 1 for n in shape] for _ in range(arity)]
+    out = [max(column) for column in zip(*shapes, strict=True)]
+    batch = int(random.integers(1, 4))
+    types = [int(random.choice([1, 1, 2, 0])) for _ in range(arity)]
+    kind = (bnns.BNNSArithmeticUnary, bnns.BNNSArithmeticBinary, bnns.BNNSArithmeticTernary)[arity - 1]
+    pairs = [part for pair in zip(map(sample, shapes), types, strict=True) for part in pair]
+    fields = kind(*pairs, sample(out), bnns.BNNSSample)
+    layer = bnns.BNNSLayerParametersArithmetic(
+        function, fields, bnns.BNNSActivation(int(random.choice([0, 0, 4, 31])), 0.5, 1.0)
+    )
+    inputs = [memory.take(batch * int(np.prod(one))) for one in shapes]
+    results = [sample(one, memory.take(batch * int(np.prod(one)))) for one in shapes]
+    y, dy = memory.take(batch * int(np.prod(out))), memory.take(batch * int(np.prod(out)))
+    a = {"batch": batch, "count": arity, "in": inputs[0], "in_stride": 0, "out": y, "out_stride": 0}
+    roots = [layer, fields, filter_parameters(random), a, sample(out, dy), *results]
+
+    def calls() -> Iterator[Any]:
+        layer, _, parameters, a, out_delta, *results = roots
+        made = []
+
+        def make() -> Any:
+            made.append(bnns.BNNSFilterCreateLayerArithmetic(layer, parameters))
+            return made[0]
+
+        yield "BNNSFilterCreateLayerArithmetic", make, lambda answer: answer is None
+        sources, strides = [a["in"], *inputs[1:]], [a["in_stride"], *[0] * (arity - 1)]
+        yield (
+            "BNNSArithmeticFilterApplyBatch",
+            lambda: bnns.BNNSArithmeticFilterApplyBatch(
+                made[0], a["batch"], a["count"], sources, strides, a["out"], a["out_stride"]
+            ),
+            status,
+        )
+        deltas = [one if kind and random.random() < 0.9 else None for one, kind in zip(results, types, strict=True)]
+        yield (
+            "BNNSArithmeticFilterApplyBackwardBatch",
+            lambda: bnns.BNNSArithmeticFilterApplyBackwardBatch(
+                made[0],
+                a["batch"],
+                a["count"],
+                sources if random.random() < 0.8 else None,
+                strides,
+                deltas,
+                [0] * arity,
+                a["out"],
+                a["out_stride"],
+                out_delta,
+                0,
+            ),
+            status,
+        )
+
+    return Case(roots, calls)
+
+
 def array(memory: Buffers, layout: int, *size: int, flags: int = 0, data: Any = None) -> bnns.BNNSNDArrayDescriptor:
     data = memory.take(int(np.prod(size))) if data is None else data
     return bnns.BNNSNDArrayDescriptor(
@@ -619,6 +754,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
     lstm,
+    fully_connected, arithmetic,
 ]  # fmt: skip
 
 

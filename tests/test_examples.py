@@ -18,6 +18,7 @@ def test_there_is_one_for_each_kernel() -> None:
     assert {path.stem for path in EXAMPLES} >= {
         "bnns_lstm",
         "bnns_normalization",
+        "bnns_two_layer_regression",
         "mps_matrix_batch_normalization",
     }
 

@@ -76,6 +76,32 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
         },
     ),
     "BNNSLayerParametersActivation": (408, {"i_desc": 0, "o_desc": 176, "activation": 352, "axis_flags": 400}),
+    "BNNSLayerParametersFullyConnected": (
+        752,
+        {"i_desc": 0, "w_desc": 176, "o_desc": 352, "bias": 528, "activation": 704},
+    ),
+    "BNNSLayerParametersArithmetic": (
+        64,
+        {"arithmetic_function": 0, "arithmetic_function_fields": 8, "activation": 16},
+    ),
+    "BNNSArithmeticUnary": (368, {"in_": 0, "in_type": 176, "out": 184, "out_type": 360}),
+    "BNNSArithmeticBinary": (
+        552,
+        {"in1": 0, "in1_type": 176, "in2": 184, "in2_type": 360, "out": 368, "out_type": 544},
+    ),
+    "BNNSArithmeticTernary": (
+        736,
+        {
+            "in1": 0,
+            "in1_type": 176,
+            "in2": 184,
+            "in2_type": 360,
+            "in3": 368,
+            "in3_type": 544,
+            "out": 552,
+            "out_type": 728,
+        },
+    ),
     "BNNSLSTMGateDescriptor": (928, {"iw_desc": 0, "hw_desc": 352, "cw_desc": 528, "b_desc": 704, "activation": 880}),
     "BNNSLSTMDataDescriptor": (528, {"data_desc": 0, "hidden_desc": 176, "cell_state_desc": 352}),
     "BNNSLayerParametersLSTM": (

@@ -8,11 +8,13 @@ difference.
 
 from ._activation_filter import *
 from ._apply import *
+from ._arithmetic_filter import *
 from ._array_size import *
 from ._clipping import *
 from ._constants import *
 from ._failure import *
 from ._filter import *
+from ._fully_connected import *
 from ._lstm import *
 from ._normalization import *
 from ._optimizer import *

@@ -64,10 +64,16 @@ def _with_apples_name(error: Exception, function: int) -> str:
     return re.sub(r"^activation '\w+'(:? )", rf"activation.function is {shown}: ", str(error))
 
 
-def fused(activation: BNNSActivation, output: np.dtype[Any], any_trainable: bool) -> Fused:
+def fused(
+    activation: BNNSActivation,
+    output: np.dtype[Any],
+    any_trainable: bool,
+    instead: str = "a filter made with slopes_from_input=True trains it",
+) -> Fused:
     """The activation of a layer whose output has dtype `output`.
 
-    `any_trainable`: if the output does not determine the slope, compute it from the input.
+    `any_trainable`: if the output does not determine the slope, compute it from the input. `instead` is what the
+    message of an activation that cannot be trained advises.
     """
     if activation.function == c.BNNSActivationFunctionPReLUPerChannel:
         # Every channel starts with alpha, and a fused layer has no way to change it.
@@ -83,7 +89,7 @@ def fused(activation: BNNSActivation, output: np.dtype[Any], any_trainable: bool
         return Fused(function, "input", "")
     function = _rounded(function, output)
     try:
-        check_output_tells_slope(function, "a filter made with slopes_from_input=True trains it")
+        check_output_tells_slope(function, instead)
     except ValueError as error:
         return Fused(function, "input", "" if any_trainable else _with_apples_name(error, activation.function))
     return Fused(function, "output", "")

@@ -1,4 +1,4 @@
-"""The functions that apply a filter of any kind with one input."""
+"""The functions that apply a filter of any kind with one or two inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from ._structures import BNNSNDArrayDescriptor
 __all__ = [
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
+    "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyBatch",
+    "BNNSFilterApplyTwoInput",
+    "BNNSFilterApplyTwoInputBatch",
 ]
 
 # From the array functions' argument names to Apple's.
@@ -44,8 +47,41 @@ class OneInputFilter(BNNSFilter):
         raise NotImplementedError
 
 
-_USE: Final = "on a normalization filter use BNNSNormalizationFilterApplyBatch"
-_USE_BACKWARD: Final = "on a normalization filter use BNNSNormalizationFilterApplyBackwardBatch"
+class TwoInputFilter(BNNSFilter):
+    """A filter that the functions for two inputs apply."""
+
+    def apply_two(
+        self, batch_size: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, target: Any, out_stride: Any
+    ) -> None:
+        """Compute the output of a batch."""
+        raise NotImplementedError
+
+    def apply_two_backward(
+        self,
+        batch_size: Any,
+        a: Any,
+        a_stride: Any,
+        a_delta: Any,
+        a_delta_stride: Any,
+        b: Any,
+        b_stride: Any,
+        b_delta: Any,
+        b_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        """Compute the gradients of a batch; what is None is not wanted."""
+        raise NotImplementedError
+
+
+_USE_TWO: Final = "filter does not have two inputs"
+_OWN: Final = "normalization and arithmetic filters have functions of their own"
+_USE: Final = f"{_OWN}: BNNSNormalizationFilterApplyBatch, BNNSArithmeticFilterApplyBatch"
+_USE_BACKWARD: Final = f"{_OWN}: BNNSNormalizationFilterApplyBackwardBatch, BNNSArithmeticFilterApplyBackwardBatch"
 
 
 @status(-1, rename=_FORWARD_NAMES)
@@ -90,6 +126,71 @@ def BNNSFilterApplyBackwardBatch(
         in_stride,
         in_delta,
         in_delta_stride,
+        out,
+        out_stride,
+        out_delta,
+        out_delta_stride,
+        weights_delta,
+        bias_delta,
+    )
+    return 0
+
+
+@status(-1)
+def BNNSFilterApplyTwoInput(filter: BNNSFilter | None, inA: Any, inB: Any, out: Any) -> int:
+    """Apply a filter with two inputs to one sample of each. 0, or -1 on failure."""
+    checked_filter(TwoInputFilter, filter, _USE_TWO).apply_two(1, inA, 0, inB, 0, out, 0)
+    return 0
+
+
+@status(-1)
+def BNNSFilterApplyTwoInputBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    inA: Any,
+    inA_stride: int,
+    inB: Any,
+    inB_stride: int,
+    out: Any,
+    out_stride: int,
+) -> int:
+    """Apply a filter with two inputs to samples that start so many elements apart. 0, or -1 on failure."""
+    checked_filter(TwoInputFilter, filter, _USE_TWO).apply_two(
+        batch_size, inA, inA_stride, inB, inB_stride, out, out_stride
+    )
+    return 0
+
+
+@status(-1)
+def BNNSFilterApplyBackwardTwoInputBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    inA: Any,
+    inA_stride: int,
+    inA_delta: BNNSNDArrayDescriptor | None,
+    inA_delta_stride: int,
+    inB: Any,
+    inB_stride: int,
+    inB_delta: BNNSNDArrayDescriptor | None,
+    inB_delta_stride: int,
+    out: Any,
+    out_stride: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+    weights_delta: BNNSNDArrayDescriptor | None,
+    bias_delta: BNNSNDArrayDescriptor | None,
+) -> int:
+    """Compute the gradients of both inputs. Arguments that are not needed may be None. 0, or -1 on failure."""
+    checked_filter(TwoInputFilter, filter, _USE_TWO).apply_two_backward(
+        batch_size,
+        inA,
+        inA_stride,
+        inA_delta,
+        inA_delta_stride,
+        inB,
+        inB_stride,
+        inB_delta,
+        inB_delta_stride,
         out,
         out_stride,
         out_delta,

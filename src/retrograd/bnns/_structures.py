@@ -171,7 +171,8 @@ class Structure(Versioned):
     def _memory(self) -> Iterator[object]:
         for name, _, kind, count in self._layout:
             if kind is POINTER:
-                yield getattr(self, name)
+                value = getattr(self, name)
+                yield from value._memory() if isinstance(value, Structure) else (value,)
             elif not isinstance(kind, _Primitive):
                 value = getattr(self, name)
                 for part in value if count else (value,):
@@ -213,7 +214,10 @@ class Structure(Versioned):
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def to_bytes(self) -> bytes:
-        """Return the structure's C memory image (64-bit, little-endian). Buffers are written as their addresses."""
+        """Return the structure's C memory image (64-bit, little-endian).
+
+        Buffers are written as their addresses. Python functions and structures have none, and are written as NULL.
+        """
         image = bytearray(self.sizeof)
         self._write(image, 0)
         return bytes(image)
@@ -311,7 +315,7 @@ def _elements(kind: _Primitive, value: Any) -> tuple[Any, ...]:
     if _is_dimensions(kind):
         return tuple(value)
     if kind is POINTER:
-        return (address_of(value),)
+        return (0,) if isinstance(value, Structure) else (address_of(value),)  # a structure has no address
     if kind is FUNCTION:
         return (_function_address(value),)
     if kind is FOUR_SIZES:

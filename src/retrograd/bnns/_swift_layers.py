@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ._apply import BNNSFilterApplyBackwardBatch, BNNSFilterApplyBatch
-from ._structures import BNNSNDArrayDescriptor
-from ._swift import Layer, batch_stride, check_data, check_like
+from ._fully_connected import BNNSFilterCreateLayerFullyConnected, BNNSLayerParametersFullyConnected
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+from ._swift import ActivationFunction, Layer, batch_stride, check_data, check_like
 
 
 class UnaryLayer(Layer):
@@ -53,3 +54,26 @@ class UnaryLayer(Layer):
 def stride_of(descriptor: BNNSNDArrayDescriptor | None) -> int:
     """The stride of a packed batch; 0 for an array that is not given."""
     return 0 if descriptor is None else batch_stride(descriptor)
+
+
+class FullyConnectedLayer(UnaryLayer):
+    """A fully connected layer."""
+
+    def __init__(
+        self,
+        *,
+        input: BNNSNDArrayDescriptor,
+        output: BNNSNDArrayDescriptor,
+        weights: BNNSNDArrayDescriptor,
+        bias: BNNSNDArrayDescriptor | None = None,
+        activation: ActivationFunction = ActivationFunction.identity,
+        filterParameters: BNNSFilterParameters | None = None,
+    ) -> None:
+        parameters = BNNSLayerParametersFullyConnected(
+            i_desc=input,
+            w_desc=weights,
+            o_desc=output,
+            bias=BNNSNDArrayDescriptor() if bias is None else bias,
+            activation=activation.bnnsActivation,
+        )
+        super().__init__(lambda: BNNSFilterCreateLayerFullyConnected(parameters, filterParameters))

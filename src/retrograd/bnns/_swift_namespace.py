@@ -5,6 +5,16 @@ from __future__ import annotations
 from . import _swift_activation, _swift_arrays
 from ._swift import ActivationFunction, BNNSError, LearningPhase, NormalizationLayer, NormalizationType, Shape
 from ._swift_activation import ActivationLayer
+from ._swift_arithmetic import (
+    ArithmeticBinaryFunction,
+    ArithmeticTernaryFunction,
+    ArithmeticUnaryFunction,
+    BinaryArithmeticLayer,
+    DescriptorType,
+    TernaryArithmeticLayer,
+    UnaryArithmeticLayer,
+)
+from ._swift_layers import FullyConnectedLayer
 from ._swift_optimizer import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -28,7 +38,13 @@ class BNNS:
     AdamOptimizer = AdamOptimizer
     AdamWOptimizer = AdamWOptimizer
     ConvolutionPadding = ConvolutionPadding
+    ArithmeticBinaryFunction = ArithmeticBinaryFunction
+    ArithmeticTernaryFunction = ArithmeticTernaryFunction
+    ArithmeticUnaryFunction = ArithmeticUnaryFunction
+    BinaryArithmeticLayer = BinaryArithmeticLayer
+    DescriptorType = DescriptorType
     Error = BNNSError
+    FullyConnectedLayer = FullyConnectedLayer
     GradientClipping = GradientClipping
     LearningPhase = LearningPhase
     NormalizationLayer = NormalizationLayer
@@ -40,6 +56,8 @@ class BNNS:
     RandomGeneratorMethod = RandomGeneratorMethod
     SGDMomentumOptimizer = SGDMomentumOptimizer
     Shape = Shape
+    TernaryArithmeticLayer = TernaryArithmeticLayer
+    UnaryArithmeticLayer = UnaryArithmeticLayer
 
     applyActivation = staticmethod(_swift_activation.applyActivation)
     clip = staticmethod(_swift_arrays.clip)

@@ -1,0 +1,448 @@
+"""Arithmetic filters: elementwise functions of one to three operands, with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..ops._arrays import overlaps, same_elements
+from ..ops.elementwise import activation_forward
+from . import _constants as c
+from ._arithmetic import FUNCTIONS, gradient_of, value_of
+from ._failure import Invalid, status
+from ._filter import (
+    FLOAT32,
+    FLOATS,
+    BNNSFilter,
+    checked_batch,
+    checked_filter,
+    in_shape,
+    put,
+    source_samples,
+    target_samples,
+)
+from ._layer import (
+    Result,
+    before_activation,
+    check_trainable,
+    checked_layer,
+    layer_activation,
+    output_geometry,
+    parameter_delta,
+    sample_delta,
+    typed_geometry,
+)
+from ._memory import Array, Geometry, as_size, listed, size_of
+from ._names import constant_name
+from ._structures import (
+    POINTER,
+    UINT32,
+    BNNSActivation,
+    BNNSFilterParameters,
+    BNNSNDArrayDescriptor,
+    Structure,
+)
+
+__all__ = [
+    "BNNSArithmeticBinary",
+    "BNNSArithmeticFilterApplyBackwardBatch",
+    "BNNSArithmeticFilterApplyBatch",
+    "BNNSArithmeticTernary",
+    "BNNSArithmeticUnary",
+    "BNNSFilterCreateLayerArithmetic",
+    "BNNSLayerParametersArithmetic",
+]
+
+
+class BNNSLayerParametersArithmetic(Structure):
+    """An arithmetic layer. ``arithmetic_function_fields`` points to a BNNSArithmeticUnary, Binary or Ternary."""
+
+    __slots__ = ("activation", "arithmetic_function", "arithmetic_function_fields")
+    _declared = (
+        ("arithmetic_function", UINT32),
+        ("arithmetic_function_fields", POINTER),
+        ("activation", BNNSActivation),
+    )
+
+    arithmetic_function: int
+    arithmetic_function_fields: Any
+    activation: BNNSActivation
+
+
+class BNNSArithmeticUnary(Structure):
+    """The operand and the result of a function of one operand. Apple's field ``in`` is called ``in_``."""
+
+    __slots__ = ("in_", "in_type", "out", "out_type")
+    _declared = (
+        ("in_", BNNSNDArrayDescriptor),
+        ("in_type", UINT32),
+        ("out", BNNSNDArrayDescriptor),
+        ("out_type", UINT32),
+    )
+
+    in_: BNNSNDArrayDescriptor
+    in_type: int
+    out: BNNSNDArrayDescriptor
+    out_type: int
+
+
+class BNNSArithmeticBinary(Structure):
+    """The operands and the result of a function of two operands."""
+
+    __slots__ = ("in1", "in1_type", "in2", "in2_type", "out", "out_type")
+    _declared = (
+        ("in1", BNNSNDArrayDescriptor),
+        ("in1_type", UINT32),
+        ("in2", BNNSNDArrayDescriptor),
+        ("in2_type", UINT32),
+        ("out", BNNSNDArrayDescriptor),
+        ("out_type", UINT32),
+    )
+
+    in1: BNNSNDArrayDescriptor
+    in1_type: int
+    in2: BNNSNDArrayDescriptor
+    in2_type: int
+    out: BNNSNDArrayDescriptor
+    out_type: int
+
+
+class BNNSArithmeticTernary(Structure):
+    """The operands and the result of a function of three operands."""
+
+    __slots__ = ("in1", "in1_type", "in2", "in2_type", "in3", "in3_type", "out", "out_type")
+    _declared = (
+        ("in1", BNNSNDArrayDescriptor),
+        ("in1_type", UINT32),
+        ("in2", BNNSNDArrayDescriptor),
+        ("in2_type", UINT32),
+        ("in3", BNNSNDArrayDescriptor),
+        ("in3_type", UINT32),
+        ("out", BNNSNDArrayDescriptor),
+        ("out_type", UINT32),
+    )
+
+    in1: BNNSNDArrayDescriptor
+    in1_type: int
+    in2: BNNSNDArrayDescriptor
+    in2_type: int
+    in3: BNNSNDArrayDescriptor
+    in3_type: int
+    out: BNNSNDArrayDescriptor
+    out_type: int
+
+
+_FIELDS: Final = {1: BNNSArithmeticUnary, 2: BNNSArithmeticBinary, 3: BNNSArithmeticTernary}
+_DESCRIPTOR_TYPES: Final = {
+    c.BNNSConstant: "BNNSConstant",
+    c.BNNSSample: "BNNSSample",
+    c.BNNSParameter: "BNNSParameter",
+}
+
+
+class _Operand(NamedTuple):
+    name: str  # of its field
+    geometry: Geometry
+    kind: int  # Constant, Sample or Parameter
+
+    @property
+    def is_sample(self) -> bool:
+        return self.kind == c.BNNSSample
+
+
+class ArithmeticFilter(BNNSFilter):
+    """See :func:`BNNSFilterCreateLayerArithmetic`."""
+
+    def __init__(self, layer: Any, parameters: Any) -> None:
+        layer = checked_layer(BNNSLayerParametersArithmetic, layer)
+        super().__init__(parameters)
+        code = layer.arithmetic_function
+        if not isinstance(code, int) or code not in FUNCTIONS:
+            raise Invalid(f"arithmetic_function is {code!r}, which is not a BNNSArithmeticFunction")
+        self.function = FUNCTIONS[code]
+        arity = self.function.arity
+        fields = checked_layer(_FIELDS[arity], layer.arithmetic_function_fields, "arithmetic_function_fields")
+        names = ("in_",) if arity == 1 else ("in1", "in2", "in3")[:arity]
+        self.operands = [
+            _operand(fields, name, code == c.BNNSArithmeticSelect and name == "in1", False) for name in names
+        ]
+        self.output = _operand(fields, "out", False, True)
+        self._check_shapes()
+        self.activation = layer_activation(layer.activation, self.output.geometry)
+
+    def _check_shapes(self) -> None:
+        output = self.output.geometry
+        for name, geometry, _ in self.operands:
+            if geometry.layout != output.layout:
+                layouts = (constant_name("BNNSDataLayout", one) for one in (geometry.layout, output.layout))
+                raise Invalid("{}.layout is {}, but out.layout is {}".format(name, *layouts))
+            if any(extent not in (1, whole) for extent, whole in zip(geometry.extents, output.extents, strict=True)):
+                size = listed(geometry.layout, geometry.extents)
+                raise Invalid(f"{name}.size is {size}, expected 1 or that of out, which is {size_of(output)}")
+        reached = tuple(map(max, *([operand.geometry.extents for operand in self.operands] * 2)))
+        if reached != output.extents:
+            size = listed(output.layout, output.extents)
+            raise Invalid(f"out.size is {size}, but the operands broadcast to {listed(output.layout, reached)}")
+
+    def _batch(self, batch_size: Any) -> int:
+        """The number of results: one per sample, or one if the output has no batch."""
+        batch = checked_batch(batch_size)
+        if self.output.is_sample:
+            return batch
+        for name, _, kind in self.operands:
+            if kind == c.BNNSSample and batch > 1:
+                raise Invalid(
+                    f"batch_size is {batch} and {name}_type is BNNSSample, but out_type is "
+                    f"{_DESCRIPTOR_TYPES[self.output.kind]}: there is one result for all samples"
+                )
+        return 1
+
+    def _sources(self, batch: int, inputs: Any, strides: Any) -> list[Array | None]:
+        """The operands, ``[batch or 1, ...]``; None for those that are NULL."""
+        count = len(self.operands)
+        if inputs is None:
+            return [None] * count
+        pointers, steps = _entries("in", inputs, count), _entries("in_stride", strides, count)
+        return [
+            None
+            if pointer is None
+            else source_samples(f"in[{k}]", operand.geometry, pointer, batch if operand.is_sample else 1, step)
+            for k, (operand, pointer, step) in enumerate(zip(self.operands, pointers, steps, strict=True))
+        ]
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def apply(self, batch_size: Any, number: Any, inputs: Any, strides: Any, target: Any, out_stride: Any) -> None:
+        self._check_number(number)
+        batch = self._batch(batch_size)
+        y = target_samples("out", self.output.geometry, target, batch, out_stride)
+        if inputs is None:
+            raise Invalid("in is NULL")
+        given = self._sources(batch, inputs, strides)
+        sources = [source for source in given if source is not None]
+        if len(sources) < len(given):
+            raise Invalid(f"in[{[source is None for source in given].index(True)}] is NULL")
+        put(y, self._value(sources, y.shape), False)
+
+    def _check_number(self, number: Any) -> None:
+        arity = self.function.arity
+        if as_size("number_of_inputs", number) != arity:
+            raise Invalid(f"number_of_inputs is {number}, but the function has {arity}")
+
+    def _value(self, sources: list[Array], shape: tuple[int, ...]) -> Array:
+        """The output, after the activation."""
+        z = value_of(self.function, sources)
+        if self.activation.function.name == "identity":
+            return z
+        return activation_forward(_whole(z, shape), self.activation.function, num_threads=self.threads)
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        number: Any,
+        inputs: Any,
+        strides: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+    ) -> None:
+        self._check_number(number)
+        batch = self._batch(batch_size)
+        for name, geometry, _ in (*self.operands, self.output):
+            if geometry.dtype not in (FLOAT32, np.bool_):
+                raise Invalid(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
+        if out_delta is None:
+            raise Invalid("out_delta is NULL")
+        check_trainable(self.activation, out)
+        output = self.output.geometry
+        dy = sample_delta("out_delta", out_delta, "out", output, batch, out_delta_stride, source_samples)
+        y = None if out is None else source_samples("out", output, out, batch, out_stride)
+        sources = self._sources(batch, inputs, strides)
+        results = self._results(batch, in_delta, in_delta_stride, sources)
+        shape = (batch, *output.shape)
+
+        def before() -> Array:
+            """The output before the activation; what it needs was checked."""
+            return value_of(self.function, [source for source in sources if source is not None])
+
+        # The output, if it determines a slope: in a training step in place, the operand has been overwritten by it.
+        known = y if self.activation.function.name == "identity" else None
+        self._check_known(results, sources, known)
+        if any(self.function.gradients[k].output for k in results) and known is None:
+            known = before()
+        dz = before_activation(self.activation, in_shape(dy, shape), y, lambda: _whole(before(), shape), self.threads)
+        computed: dict[int, Array] = {}
+        for k in results:
+            operand = self.operands[k]
+            g = dz.astype(np.float64)
+            values = gradient_of(self.function.gradients[k], g, sources, known)
+            computed[k] = _summed(np.broadcast_to(values, shape), operand, batch)
+        self._write(results, computed)
+
+    def _results(self, batch: int, deltas: Any, strides: Any, sources: list[Array | None]) -> dict[int, Result]:
+        count = len(self.operands)
+        entries = _entries("in_delta", deltas, count)
+        steps = [0] * count if strides is None else _entries("in_delta_stride", strides, count)
+        results: dict[int, Result] = {}
+        for k, (operand, descriptor) in enumerate(zip(self.operands, entries, strict=True)):
+            name = f"in_delta[{k}]"
+            if descriptor is None:
+                continue
+            if operand.kind == c.BNNSConstant:
+                raise Invalid(f"{name} is given, but {operand.name}_type is BNNSConstant: it has no gradient")
+            if operand.is_sample:
+                array = sample_delta(name, descriptor, operand.name, operand.geometry, batch, steps[k], target_samples)
+                results[k] = Result(name, descriptor, array)
+            else:
+                results[k] = parameter_delta(name, descriptor, operand.name, operand.geometry)
+        for k, result in results.items():
+            for j in range(k):
+                other = results.get(j)
+                if other is None or not overlaps(other.array, result.array):
+                    continue
+                if not same_elements(other.array, result.array) or other.accumulates != result.accumulates:
+                    raise Invalid(f"{result.name} overlaps {other.name} in memory")
+                a, b = sources[j], sources[k]
+                if a is not None and b is not None and not same_elements(a, b):
+                    raise Invalid(f"{result.name} is {other.name}, but in[{k}] is not in[{j}]")
+        return results
+
+    def _check_known(self, results: dict[int, Result], sources: list[Array | None], known: Array | None) -> None:
+        """Raise if an operand that a gradient needs is NULL."""
+        needed = {}
+        for k, result in results.items():
+            gradient = self.function.gradients[k]
+            operands: Sequence[int] = gradient.operands
+            if gradient.output and known is None:
+                operands = range(len(sources))
+            needed.update(dict.fromkeys(operands, result.name))
+        if self.activation.slope_from == "input":
+            needed.update(dict.fromkeys(range(len(sources)), "the activation's slope"))
+        for index, wanted in sorted(needed.items()):
+            if sources[index] is None:
+                raise Invalid(f"in[{index}] is NULL, and {wanted} is computed from it")
+
+    def _write(self, results: dict[int, Result], computed: dict[int, Array]) -> None:
+        """Write the gradients; operands that are one tensor share one, which receives the sum."""
+        written: list[Result] = []
+        for k, result in results.items():
+            if any(same_elements(result.array, other.array) for other in written):
+                continue
+            total = computed[k]
+            for j, other in results.items():
+                if j > k and same_elements(result.array, other.array):
+                    total = total + computed[j]
+            result.put(total)
+            written.append(result)
+
+
+def _operand(fields: Any, name: str, boolean: bool, written: bool) -> _Operand:
+    kind = getattr(fields, "in_type" if name == "in_" else f"{name}_type")
+    if not isinstance(kind, int) or kind not in _DESCRIPTOR_TYPES:
+        raise Invalid(f"{name.rstrip('_')}_type is {kind!r}, must be BNNSConstant, BNNSSample or BNNSParameter")
+    shown = name.rstrip("_")
+    types = (*FLOATS, c.BNNSDataTypeBoolean) if boolean else FLOATS
+    check = output_geometry if written else typed_geometry
+    return _Operand(shown, check(shown, getattr(fields, name), types), kind)
+
+
+def _entries(name: str, values: Any, count: int) -> list[Any]:
+    """The first entries of a C array."""
+    if values is None:
+        raise Invalid(f"{name} is NULL")
+    if not isinstance(values, (list, tuple)):
+        raise Invalid(f"{name} is of type {type(values).__name__}, must be a list of {count}")
+    if len(values) < count:
+        raise Invalid(f"{name} has {len(values)} entries, expected {count}")
+    return list(values[:count])
+
+
+def _whole(z: Array, shape: tuple[int, ...]) -> Array:
+    """The values in float32, for every element of the output."""
+    with np.errstate(all="ignore"):
+        return np.ascontiguousarray(np.broadcast_to(z, shape), np.float32)
+
+
+def _summed(values: Array, operand: _Operand, batch: int) -> Array:
+    """The gradient of an operand, summed over the axes along which it was broadcast."""
+    shape = (batch if operand.is_sample else 1, *operand.geometry.shape)
+    axes = tuple(axis for axis, extent in enumerate(shape) if extent == 1 and values.shape[axis] > 1)
+    with np.errstate(all="ignore"):
+        return np.asarray(values.sum(axis=axes, keepdims=True)) if axes else values
+
+
+# ---- Apple's functions ----------------------------------------------------------------------------------------------
+
+_OTHERWISE: Final = "filter is not an arithmetic filter"
+
+
+@status(None)
+def BNNSFilterCreateLayerArithmetic(
+    layer_params: BNNSLayerParametersArithmetic, filter_params: BNNSFilterParameters | None = None
+) -> ArithmeticFilter | None:
+    """Create a filter that applies one of the functions BNNSArithmetic... and then an activation. None on failure.
+
+    Operands have the layout of the output; extents of 1 are broadcast.
+    """
+    return ArithmeticFilter(layer_params, filter_params)
+
+
+@status(-1)
+def BNNSArithmeticFilterApplyBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    number_of_inputs: int,
+    in_: Sequence[Any],
+    in_stride: Sequence[int],
+    out: Any,
+    out_stride: int,
+) -> int:
+    """Apply an arithmetic filter to a batch. Constants and parameters are the same for all samples.
+
+    `in_` and `in_stride` have an entry for each operand. `out` may be one of them. 0, or -1 on failure.
+    """
+    checked_filter(ArithmeticFilter, filter, _OTHERWISE).apply(
+        batch_size, number_of_inputs, in_, in_stride, out, out_stride
+    )
+    return 0
+
+
+@status(-1)
+def BNNSArithmeticFilterApplyBackwardBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    number_of_inputs: int,
+    in_: Sequence[Any] | None,
+    in_stride: Sequence[int] | None,
+    in_delta: Sequence[BNNSNDArrayDescriptor | None],
+    in_delta_stride: Sequence[int] | None,
+    out: Any,
+    out_stride: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+) -> int:
+    """Compute the gradients of the operands; those of parameters are summed over the batch.
+
+    Operands that are one tensor may share one gradient, which receives the sum. What a gradient does not need may be
+    None. Returns 0, or -1 on failure.
+    """
+    checked_filter(ArithmeticFilter, filter, _OTHERWISE).apply_backward(
+        batch_size,
+        number_of_inputs,
+        in_,
+        in_stride,
+        in_delta,
+        in_delta_stride,
+        out,
+        out_stride,
+        out_delta,
+        out_delta_stride,
+    )
+    return 0

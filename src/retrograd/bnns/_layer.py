@@ -1,0 +1,200 @@
+"""What layers with parameters share: checks of their descriptors, weights, and gradients by number of elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from ..ops._arrays import overlaps
+from ..ops.elementwise import activation_backward
+from . import _constants as c
+from ._activation import Fused, fused
+from ._conversion import Scale, converted, scale_of
+from ._failure import Invalid, Unsupported
+from ._filter import (
+    FLOAT32,
+    BNNSFilter,
+    accumulates,
+    checked_descriptor,
+    geometry_of,
+    in_shape,
+    overlapping,
+    put,
+    unlike,
+    viewed,
+)
+from ._memory import Array, Geometry, check_disjoint, check_writable, is_first_major, size_of
+from ._names import constant_name
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
+
+_S = TypeVar("_S", bound=Structure)
+_CONSTANT_SLOPES: Final = ("linear", "linear_with_bias")
+
+
+def checked_layer(kind: type[_S], layer: Any, name: str = "layer_params") -> _S:
+    """The structure that a filter is made from."""
+    if not isinstance(layer, kind):
+        shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
+        raise Invalid(f"{name} is {shown}, must be {kind.__name__}")
+    return layer
+
+
+def typed_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Geometry:
+    """The geometry of an array of one of these types."""
+    if descriptor.data_type not in types:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        allowed = ", ".join(constant_name("BNNSDataType", one).removeprefix("BNNSDataType") for one in types)
+        raise Unsupported(f"{name}.data_type is {shown}; it must be {allowed}")
+    return geometry_of(name, descriptor)
+
+
+def output_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Geometry:
+    """The same for an array that is written: no two elements may share memory."""
+    geometry = typed_geometry(name, descriptor, types)
+    if geometry.may_overlap:
+        raise overlapping(name, geometry)
+    return geometry
+
+
+def logical(array: Array, layout: int, batched: bool = True) -> Array:
+    """The array with its axes in the order of the layout's ``size``, behind that of the batch if there is one."""
+    if is_first_major(layout):
+        return array
+    axes = range(array.ndim - 1, 0, -1) if batched else range(array.ndim - 1, -1, -1)
+    return np.transpose(array, (0, *axes) if batched else tuple(axes))
+
+
+# ---- parameters -----------------------------------------------------------------------------------------------------
+
+
+def real_values(array: Array, scale: Scale) -> Array:
+    """The values in float32, aligned."""
+    if array.dtype is FLOAT32 and array.flags.aligned:
+        return array
+    return converted(array, scale, FLOAT32, Scale(1.0, 0.0))
+
+
+class Parameter:
+    """Weights or a bias: the client's memory, read at every call, or a copy of its values made with the filter."""
+
+    def __init__(self, name: str, descriptor: BNNSNDArrayDescriptor, owner: BNNSFilter, types: tuple[int, ...]) -> None:
+        self.name = name
+        self.geometry = typed_geometry(name, descriptor, types)
+        self._scale = scale_of(name, descriptor)
+        self._client = descriptor.copy()
+        values = viewed(name, self._client)
+        self._copy = None
+        if not owner.uses_client_memory:
+            self._copy = owner.arena.allocate(values.shape, FLOAT32)
+            self._copy[...] = real_values(values, self._scale)
+
+    def memory(self) -> Array:
+        """The array that is read: the client's or the copy."""
+        return viewed(self.name, self._client) if self._copy is None else self._copy
+
+    def values(self) -> Array:
+        """The current values in float32."""
+        return real_values(self.memory(), self._scale)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+class Result:
+    """A gradient that a call produces, in the memory of its descriptor."""
+
+    def __init__(self, name: str, descriptor: Any, array: Array) -> None:
+        self.name, self.array = name, array
+        self.accumulates = accumulates(name, descriptor)
+
+    def rows(self, shape: tuple[int, ...]) -> Array | None:
+        """The array in this shape, without a copy, if the engine can write to it."""
+        array = self.array
+        if not array.flags.aligned:
+            return None
+        rows = array if array.shape == shape else array.reshape(shape)
+        return rows if np.may_share_memory(rows, array) else None  # a copy, if the strides require one
+
+    def put(self, values: Array) -> None:
+        with np.errstate(all="ignore"):
+            put(self.array, values.reshape(self.array.shape), self.accumulates)
+
+
+def float32_delta(name: str, descriptor: Any) -> Geometry:
+    """The geometry of a gradient."""
+    descriptor = checked_descriptor(name, descriptor)
+    if descriptor.data is None:
+        raise Invalid(f"{name}.data is NULL")
+    if descriptor.data_type != c.BNNSDataTypeFloat32:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
+    return geometry_of(name, descriptor)
+
+
+def sample_delta(
+    name: str, descriptor: Any, like: str, layer: Geometry, batch: int, stride: Any, samples: Callable[..., Array]
+) -> Array:
+    """The gradient of a layer's input or output, which may have another shape with as many elements.
+
+    `like` is the layer's descriptor for messages; `samples` is `source_samples` or `target_samples`.
+    """
+    geometry = float32_delta(name, descriptor)
+    if geometry.elements != layer.elements:
+        raise Invalid(
+            f"{name} has {geometry.elements} elements, expected {layer.elements} as in {like} with its {size_of(layer)}"
+        )
+    return samples(name, geometry, descriptor.data, batch, stride, ".data")
+
+
+def parameter_delta(name: str, descriptor: Any, like: str, layer: Geometry) -> Result:
+    """The gradient of a parameter: it has the parameter's extents, but for those that are 1, and no batch."""
+    geometry = float32_delta(name, descriptor)
+    if geometry.proper_extents != layer.proper_extents:
+        raise unlike(name, geometry, like, layer)
+    if geometry.may_overlap:
+        raise overlapping(name, geometry)
+    view = viewed(name, descriptor)
+    check_writable(f"{name}.data", view)
+    return Result(name, descriptor, view)
+
+
+def check_apart(results: list[Result]) -> None:
+    """Raise if gradients overlap each other."""
+    check_disjoint({result.name: result.array for result in results}, {})
+
+
+def any_overlap(results: list[Result], inputs: Mapping[str, Array | None]) -> bool:
+    """Whether a gradient shares memory with an array that the call reads, so that it must not be written too early."""
+    return any(array is not None and overlaps(result.array, array) for result in results for array in inputs.values())
+
+
+def layer_activation(activation: BNNSActivation, output: Geometry) -> Fused:
+    """The activation that is fused into a layer with this output."""
+    return fused(activation, output.dtype, False, "an activation filter trains it")
+
+
+def check_trainable(activation: Fused, out: Any) -> None:
+    """Raise if backward cannot compute the slope of a fused activation."""
+    if activation.function.name == "identity":
+        return
+    if activation.untrainable:
+        raise Unsupported(activation.untrainable)
+    if out is None and activation.function.name not in _CONSTANT_SLOPES:
+        raise Invalid("out is NULL; a filter with an activation needs it")
+
+
+def before_activation(
+    activation: Fused, dy: Array, y: Array | None, recompute: Callable[[], Array], threads: int | None
+) -> Array:
+    """dz = dy f'(z) in float32. `recompute` computes z, for activations whose output does not determine the slope."""
+    function = activation.function
+    if function.name == "identity":
+        return dy
+    if function.name in _CONSTANT_SLOPES:
+        return activation_backward(dy, function, x=dy, num_threads=threads)  # any input will do
+    if activation.slope_from == "input":
+        return activation_backward(dy, function, x=recompute(), num_threads=threads)
+    assert y is not None  # check_trainable
+    return activation_backward(dy, function, y=in_shape(y, dy.shape), num_threads=threads)
