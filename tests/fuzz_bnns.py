@@ -471,6 +471,9 @@ def one_input(create: str, random: np.random.Generator, memory: Buffers, layer: 
     a |= {"in_delta_stride": strides[0], "out_delta_stride": strides[1]}
     samples = [d.copy() for d in (layer.i_desc, layer.o_desc)]
     samples[0].data, samples[1].data = dx, dy
+    if layer.i_desc.data_type == bnns.BNNSDataTypeInt32:
+        a["in"] = memory.take(batch * sizes[0], np.int32)
+        a["in"][:] = random.integers(-1 if random.random() < 0.1 else 0, 4, batch * sizes[0])
     for one in samples:
         one.data_type = bnns.BNNSDataTypeFloat32
     roots = [layer, filter_parameters(random), a, *samples, *deltas]
@@ -491,6 +494,7 @@ def one_input(create: str, random: np.random.Generator, memory: Buffers, layer: 
             status,
         )
         wanted = random.random(3) < 0.7
+        wanted[0] &= create != "BNNSFilterCreateLayerEmbedding"  # indices have no gradient
         yield (
             "BNNSFilterApplyBackwardBatch",
             lambda: bnns.BNNSFilterApplyBackwardBatch(
@@ -526,6 +530,71 @@ def fully_connected(random: np.random.Generator, memory: Buffers) -> Case:
     )
     deltas = array(memory, layout, *size, flags=int(random.integers(0, 2))), sample([outputs], memory.take(outputs))
     return one_input("BNNSFilterCreateLayerFullyConnected", random, memory, layer, *deltas)
+
+
+def dropout(random: np.random.Generator, memory: Buffers) -> Case:
+    shape = [int(n) for n in random.integers(1, 5, 3)]
+    layer = bnns.BNNSLayerParametersDropout(sample(shape), sample(shape), 0.5, int(random.integers(0, 3)), 0)
+    layer.control = int(random.integers(0, 16))
+    return one_input("BNNSFilterCreateLayerDropout", random, memory, layer)
+
+
+def permute(random: np.random.Generator, memory: Buffers) -> Case:
+    shape = [int(n) for n in random.integers(1, 5, 3)]
+    order = [int(k) for k in random.permutation(3)]
+    new = [shape[::-1][k] for k in order][::-1]
+    layer = bnns.BNNSLayerParametersPermute(sample(shape), sample(new), order)
+    return one_input("BNNSFilterCreateLayerPermute", random, memory, layer)
+
+
+def padding(random: np.random.Generator, memory: Buffers) -> Case:
+    shape = [int(n) for n in random.integers(2, 5, 3)]
+    pads = [(int(a), int(b)) for a, b in random.integers(0, 2, (3, 2))]
+    new = [n + sum(pad) for n, pad in zip(shape, pads[::-1], strict=True)]
+    layer = bnns.BNNSLayerParametersPadding(sample(shape), sample(new), pads, int(random.integers(0, 3)), 0)
+    return one_input("BNNSFilterCreateLayerPadding", random, memory, layer)
+
+
+def embedding(random: np.random.Generator, memory: Buffers) -> Case:
+    width, items, count = (int(n) for n in random.integers(1, 6, 3))
+    layout = bnns.BNNSDataLayout2DLastMajor
+    layer = bnns.BNNSLayerParametersEmbedding(
+        int(random.integers(0, 2)),
+        sample([count]),
+        array(memory, layout, width, count),
+        array(memory, layout, width, items + 3),
+        int(random.integers(0, 8)),
+        float(random.choice([0.0, 1.0])),
+        float(random.choice([0.0, 1.0, 2.0])),
+    )
+    layer.i_desc.data_type = bnns.BNNSDataTypeInt32
+    case = one_input("BNNSFilterCreateLayerEmbedding", random, memory, layer, array(memory, layout, width, items + 3))
+    return case
+
+
+def copies(random: np.random.Generator, memory: Buffers) -> Case:
+    shape = [int(n) for n in random.integers(1, 5, 3)]
+    axes = [int(k) for k in random.integers(0, 3, 2)]
+    turned = shape[::-1]
+    turned[axes[0]], turned[axes[1]] = turned[axes[1]], turned[axes[0]]
+    roots = [
+        sample(shape, memory.take(int(np.prod(shape)))),
+        sample(shape, memory.take(int(np.prod(shape)))),
+        sample(turned[::-1], memory.take(int(np.prod(shape)))),
+        {"axis0": axes[0], "axis1": axes[1]},
+        filter_parameters(random),
+    ]
+
+    def calls() -> Iterator[Any]:
+        source, target, turned, a, parameters = roots
+        yield "BNNSCopy", lambda: bnns.BNNSCopy(target, source, parameters), status
+        yield (
+            "BNNSTranspose",
+            lambda: bnns.BNNSTranspose(turned, source, a["axis0"], a["axis1"], parameters),
+            status,
+        )
+
+    return Case(roots, calls)
 
 
 def arithmetic(random: np.random.Generator, memory: Buffers) -> Case:
@@ -754,7 +823,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
     lstm,
-    fully_connected, arithmetic,
+    fully_connected, arithmetic, dropout, permute, padding, embedding, copies,
 ]  # fmt: skip
 
 

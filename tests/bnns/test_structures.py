@@ -102,6 +102,24 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
             "out_type": 728,
         },
     ),
+    "BNNSLayerParametersDropout": (368, {"i_desc": 0, "o_desc": 176, "rate": 352, "seed": 356, "control": 360}),
+    "BNNSLayerParametersEmbedding": (
+        552,
+        {
+            "flags": 0,
+            "i_desc": 8,
+            "o_desc": 184,
+            "dictionary": 360,
+            "padding_idx": 536,
+            "max_norm": 544,
+            "norm_type": 548,
+        },
+    ),
+    "BNNSLayerParametersPermute": (416, {"i_desc": 0, "o_desc": 176, "permutation": 352}),
+    "BNNSLayerParametersPadding": (
+        488,
+        {"i_desc": 0, "o_desc": 176, "padding_size": 352, "padding_mode": 480, "padding_value": 484},
+    ),
     "BNNSLSTMGateDescriptor": (928, {"iw_desc": 0, "hw_desc": 352, "cw_desc": 528, "b_desc": 704, "activation": 880}),
     "BNNSLSTMDataDescriptor": (528, {"data_desc": 0, "hidden_desc": 176, "cell_state_desc": 352}),
     "BNNSLayerParametersLSTM": (

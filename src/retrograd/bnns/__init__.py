@@ -12,6 +12,8 @@ from ._arithmetic_filter import *
 from ._array_size import *
 from ._clipping import *
 from ._constants import *
+from ._copy import *
+from ._embedding import *
 from ._failure import *
 from ._filter import *
 from ._fully_connected import *
@@ -20,5 +22,6 @@ from ._normalization import *
 from ._optimizer import *
 from ._pooling import *
 from ._random import *
+from ._sample_map import *
 from ._structures import *
 from ._swift_namespace import *

@@ -218,3 +218,11 @@ BNNSArithmeticErf = 40
 BNNSConstant = 0
 BNNSSample = 1
 BNNSParameter = 2
+
+# BNNSPaddingMode
+BNNSPaddingModeConstant = 0
+BNNSPaddingModeReflect = 1
+BNNSPaddingModeSymmetric = 2
+
+# BNNSEmbeddingFlags
+BNNSEmbeddingFlagScaleGradientByFrequency = 1

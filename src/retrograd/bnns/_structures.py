@@ -74,6 +74,7 @@ POINTER: Final = _Primitive("Q", None)
 FUNCTION: Final = _Primitive("Q", None)
 DIMENSIONS: Final = _Primitive(f"{_DIMENSIONS}Q", _ZEROS)  # size and stride
 SIGNED_DIMENSIONS: Final = _Primitive(f"{_DIMENSIONS}q", _ZEROS)
+PAIRS: Final = _Primitive(f"{2 * _DIMENSIONS}Q", ((0, 0),) * _DIMENSIONS)  # two sizes for each axis
 
 
 def _is_dimensions(kind: object) -> bool:
@@ -145,6 +146,8 @@ class Structure(Versioned):
             if len(values) > _DIMENSIONS:
                 raise ValueError(f"{name} has {_DIMENSIONS} entries, not {len(values)}")
             object.__setattr__(self, f"_{name}", _eight(values))
+        elif field is not None and field.kind is PAIRS:
+            object.__setattr__(self, name, _pairs(name, value))
         elif field is None or isinstance(field.kind, _Primitive):
             object.__setattr__(self, name, value)
         else:
@@ -206,7 +209,7 @@ class Structure(Versioned):
         for name, _, kind, _ in self._layout:
             value = getattr(self, name)
             if isinstance(kind, _Primitive):
-                zero = value is kind.zero or (isinstance(value, (int, float, Dimensions)) and value == kind.zero)
+                zero = value is kind.zero or (isinstance(value, (int, float, tuple, Dimensions)) and value == kind.zero)
                 if not zero:
                     shown.append(f"{name}={_text(name, value)}")
             elif any(one != kind() for one in (value if isinstance(value, _Copies) else (value,))):
@@ -261,6 +264,8 @@ class Structure(Versioned):
             elements = struct.unpack_from(f"<{kind.code}", view, at)
             if _is_dimensions(kind):
                 values[name] = elements
+            elif kind is PAIRS:
+                values[name] = tuple(zip(elements[::2], elements[1::2], strict=True))
             elif kind is POINTER or kind is FUNCTION:
                 (address,) = elements
                 found = memory(address) if address else None
@@ -314,6 +319,8 @@ def _same(a: Any, b: Any) -> bool:
 def _elements(kind: _Primitive, value: Any) -> tuple[Any, ...]:
     if _is_dimensions(kind):
         return tuple(value)
+    if kind is PAIRS:
+        return tuple(one for pair in value for one in pair)
     if kind is POINTER:
         return (0,) if isinstance(value, Structure) else (address_of(value),)  # a structure has no address
     if kind is FUNCTION:
@@ -387,6 +394,13 @@ class Dimensions(Sequence[int]):
         values = self._values()
         used = max((k + 1 for k, value in enumerate(values) if value != 0), default=0)
         return repr(values[:used])
+
+
+def _pairs(name: str, values: Any) -> tuple[tuple[Any, Any], ...]:
+    pairs = tuple(map(tuple, values))
+    if len(pairs) > _DIMENSIONS or any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f"{name} has {_DIMENSIONS} entries of 2 numbers each, not {values!r}")
+    return (*pairs, *PAIRS.zero[len(pairs) :])
 
 
 def _eight(values: tuple[Any, ...]) -> tuple[Any, ...]:

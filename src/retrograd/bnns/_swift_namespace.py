@@ -14,7 +14,17 @@ from ._swift_arithmetic import (
     TernaryArithmeticLayer,
     UnaryArithmeticLayer,
 )
-from ._swift_layers import FullyConnectedLayer
+from ._swift_layers import (
+    DropoutLayer,
+    EmbeddingLayer,
+    FullyConnectedLayer,
+    Norm,
+    PaddingLayer,
+    PaddingMode,
+    PermuteLayer,
+    copy,
+    transpose,
+)
 from ._swift_optimizer import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -43,10 +53,13 @@ class BNNS:
     ArithmeticUnaryFunction = ArithmeticUnaryFunction
     BinaryArithmeticLayer = BinaryArithmeticLayer
     DescriptorType = DescriptorType
+    DropoutLayer = DropoutLayer
+    EmbeddingLayer = EmbeddingLayer
     Error = BNNSError
     FullyConnectedLayer = FullyConnectedLayer
     GradientClipping = GradientClipping
     LearningPhase = LearningPhase
+    Norm = Norm
     NormalizationLayer = NormalizationLayer
     NormalizationType = NormalizationType
     PoolingLayer = PoolingLayer
@@ -55,6 +68,9 @@ class BNNS:
     RandomGenerator = RandomGenerator
     RandomGeneratorMethod = RandomGeneratorMethod
     SGDMomentumOptimizer = SGDMomentumOptimizer
+    PaddingLayer = PaddingLayer
+    PaddingMode = PaddingMode
+    PermuteLayer = PermuteLayer
     Shape = Shape
     TernaryArithmeticLayer = TernaryArithmeticLayer
     UnaryArithmeticLayer = UnaryArithmeticLayer
@@ -65,3 +81,5 @@ class BNNS:
     clipByNorm = staticmethod(_swift_arrays.clipByNorm)
     computeNorm = staticmethod(_swift_arrays.computeNorm)
     computeNormBackward = staticmethod(_swift_arrays.computeNormBackward)
+    copy = staticmethod(copy)
+    transpose = staticmethod(transpose)

@@ -1,0 +1,389 @@
+"""Filters that are a linear map of each sample, without parameters: permutation, padding, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from ..ops._arrays import overlaps
+from ..ops.elementwise import dropout
+from . import _constants as c
+from ._apply import OneInputFilter
+from ._conversion import INTEGERS
+from ._failure import Invalid, Unsupported, status
+from ._filter import (
+    FLOAT32,
+    FLOATS,
+    BNNSFilter,
+    checked_batch,
+    checked_filter,
+    in_shape,
+    put,
+    source_samples,
+    target_samples,
+)
+from ._layer import Result, checked_layer, logical, output_geometry, sample_delta, typed_geometry
+from ._memory import Array, Geometry, as_float, as_size, is_first_major, listed
+from ._names import constant_name
+from ._structures import (
+    DIMENSIONS,
+    FLOAT,
+    PAIRS,
+    UINT8,
+    UINT32,
+    BNNSFilterParameters,
+    BNNSNDArrayDescriptor,
+    Dimensions,
+    Structure,
+)
+
+__all__ = [
+    "BNNSFilterCreateLayerDropout",
+    "BNNSFilterCreateLayerPadding",
+    "BNNSFilterCreateLayerPermute",
+    "BNNSLayerParametersDropout",
+    "BNNSLayerParametersPadding",
+    "BNNSLayerParametersPermute",
+    "BNNSPermuteFilterApplyBackwardBatch",
+]
+
+ANY_TYPE: Final = (*FLOATS, *INTEGERS, c.BNNSDataTypeBoolean)
+
+
+class BNNSLayerParametersDropout(Structure):
+    """A dropout layer. The bits of ``control`` select axes along which elements are kept or dropped together."""
+
+    __slots__ = ("control", "i_desc", "o_desc", "rate", "seed")
+    _declared = (
+        ("i_desc", BNNSNDArrayDescriptor),
+        ("o_desc", BNNSNDArrayDescriptor),
+        ("rate", FLOAT),
+        ("seed", UINT32),
+        ("control", UINT8),
+    )
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    rate: float
+    seed: int
+    control: int
+
+
+class BNNSLayerParametersPermute(Structure):
+    """A permutation of axes: axis k of the output is axis ``permutation[k]`` of the input, as ``size`` lists them."""
+
+    __slots__ = ("_permutation", "i_desc", "o_desc")
+    _declared = (
+        ("i_desc", BNNSNDArrayDescriptor),
+        ("o_desc", BNNSNDArrayDescriptor),
+        ("permutation", DIMENSIONS),
+    )
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    _permutation: tuple[int, ...]
+
+    @property
+    def permutation(self) -> Dimensions:
+        """Axes of the input; only the first *rank* are used."""
+        return Dimensions(self, "_permutation")
+
+    @permutation.setter
+    def permutation(self, values: Sequence[int]) -> None: ...  # done by __setattr__
+
+
+class BNNSLayerParametersPadding(Structure):
+    """A padding layer. ``padding_size[k]`` is the padding before and after the axis of ``size[k]``.
+
+    ``padding_value`` holds the bits of the constant; those of shorter elements come first.
+    """
+
+    __slots__ = ("i_desc", "o_desc", "padding_mode", "padding_size", "padding_value")
+    _declared = (
+        ("i_desc", BNNSNDArrayDescriptor),
+        ("o_desc", BNNSNDArrayDescriptor),
+        ("padding_size", PAIRS),
+        ("padding_mode", UINT32),
+        ("padding_value", UINT32),
+    )
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    padding_size: tuple[tuple[int, int], ...]
+    padding_mode: int
+    padding_value: int
+
+
+class SampleMap(OneInputFilter):
+    """A filter whose output is a linear function of its input, and which has no parameters to train."""
+
+    input: Geometry
+    output: Geometry
+    title: ClassVar[str]
+
+    def forward(self, x: Array) -> Array:
+        """The output ``[batch, ...]`` of samples ``[batch, ...]``, which may be a view of them."""
+        raise NotImplementedError
+
+    def backward(self, dy: Array) -> Array:
+        """The gradient of the input, of a float32 gradient in the shape of the output."""
+        raise NotImplementedError
+
+    def check_backward(self, batch: int) -> None:
+        """Raise if there is no backward pass now."""
+
+    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
+        batch = checked_batch(batch_size)
+        y = target_samples("out", self.output, target, batch, out_stride)
+        x = source_samples("in", self.input, source, batch, in_stride)
+        if overlaps(x, y) or not x.flags.aligned:
+            x = x.copy()
+        put(y, self.forward(x), False)
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        for name, delta in (("weights_delta", weights_delta), ("bias_delta", bias_delta)):
+            if delta is not None:
+                raise Unsupported(f"{name} is given, but {self.title} has nothing to train")
+        if self.input.dtype != FLOAT32 or self.output.dtype != FLOAT32:
+            raise Unsupported(f"this filter maps {self.input.dtype} to {self.output.dtype}; backward needs Float32")
+        if out_delta is None:
+            raise Invalid("out_delta is NULL")
+        self.check_backward(batch)
+        dy = sample_delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
+        if in_delta is None:
+            return
+        dx = sample_delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
+        result = Result("in_delta", in_delta, dx)
+        if overlaps(dx, dy):
+            dy = dy.copy()
+        result.put(self.backward(in_shape(dy, (batch, *self.output.shape))))
+
+
+# ---- dropout --------------------------------------------------------------------------------------------------------
+
+
+class DropoutFilter(SampleMap):
+    """See :func:`BNNSFilterCreateLayerDropout`."""
+
+    title = "dropout"
+
+    def __init__(self, layer: Any, parameters: Any) -> None:
+        layer = checked_layer(BNNSLayerParametersDropout, layer)
+        super().__init__(parameters)
+        self.input = typed_geometry("i_desc", layer.i_desc, FLOATS)
+        self.output = output_geometry("o_desc", layer.o_desc, FLOATS)
+        if self.input.extents != self.output.extents:
+            sizes = (listed(one.layout, one.extents) for one in (self.output, self.input))
+            raise Invalid("o_desc.size is {}, expected {} as in i_desc".format(*sizes))
+        self.rate = as_float("rate", layer.rate)
+        if not 0 <= self.rate < 1:
+            raise Invalid(f"rate is {self.rate:g}, must be at least 0 and below 1")
+        control, rank = as_size("control", layer.control), len(self.input.extents)
+        if control >> rank + 1:
+            raise Invalid(f"control is {control:#x}, but i_desc has {rank} axes, and bit {rank} is the batch")
+        first = is_first_major(layer.i_desc.layout)
+        self.shared = [1 + k if first else rank - k for k in range(rank) if control >> k & 1]
+        if control >> rank:
+            self.shared.append(0)
+        seed = as_size("seed", layer.seed)
+        self._seeds = np.random.default_rng(seed or None)
+        self._last: tuple[int, int] | None = None  # the seed and the batch of the last forward pass
+
+    def forward(self, x: Array) -> Array:
+        seed = int(self._seeds.integers(2**63))
+        y = self._dropped(x.astype(np.float32, copy=False), seed)
+        self._last = seed, len(x)
+        return y
+
+    def backward(self, dy: Array) -> Array:
+        assert self._last is not None  # check_backward
+        return self._dropped(dy, self._last[0])
+
+    def check_backward(self, batch: int) -> None:
+        last = self._last
+        if last is None:
+            raise Invalid("there was no forward pass, whose mask backward uses")
+        if last[1] != batch:
+            raise Invalid(f"batch_size is {batch}, but the last forward pass had {last[1]}")
+
+    def _dropped(self, x: Array, seed: int) -> Array:
+        if not self.shared:
+            return dropout(x, self.rate, seed=seed, num_threads=self.threads)
+        shape = [1 if axis in self.shared else extent for axis, extent in enumerate(x.shape)]
+        mask = dropout(np.ones(shape, np.float32), self.rate, seed=seed, num_threads=self.threads)
+        with np.errstate(all="ignore"):
+            return np.where(mask == 0, np.float32(0), x * mask)
+
+
+# ---- permutation ----------------------------------------------------------------------------------------------------
+
+
+class PermuteFilter(SampleMap):
+    """See :func:`BNNSFilterCreateLayerPermute`."""
+
+    title = "a permutation"
+
+    def __init__(self, layer: Any, parameters: Any) -> None:
+        layer = checked_layer(BNNSLayerParametersPermute, layer)
+        super().__init__(parameters)
+        self.input, self.output = _any_geometries(layer)
+        rank = len(self.input.extents)
+        if len(self.output.extents) != rank:
+            raise Invalid(f"o_desc has {len(self.output.extents)} axes, expected {rank} as in i_desc")
+        axes = [as_size(f"permutation[{k}]", layer.permutation[k]) for k in range(rank)]
+        if sorted(axes) != list(range(rank)):
+            raise Invalid(f"permutation is {tuple(axes)}, which is not a permutation of {rank} axes")
+        size = listed(self.input.layout, self.input.extents)
+        given, wanted = listed(self.output.layout, self.output.extents), tuple(size[axis] for axis in axes)
+        if given != wanted:
+            raise Invalid(f"o_desc.size is {given}, expected {wanted} for i_desc.size {size}, permuted")
+        self._axes = (0, *(1 + axis for axis in axes))
+
+    def forward(self, x: Array) -> Array:
+        return logical(logical(x, self.input.layout).transpose(self._axes), self.output.layout)
+
+    def backward(self, dy: Array) -> Array:
+        inverse = np.argsort(self._axes)
+        return logical(logical(dy, self.output.layout).transpose(inverse), self.input.layout)
+
+
+def _any_geometries(layer: Any) -> tuple[Geometry, Geometry]:
+    """The input and the output, of one type."""
+    given = typed_geometry("i_desc", layer.i_desc, ANY_TYPE), output_geometry("o_desc", layer.o_desc, ANY_TYPE)
+    if layer.i_desc.data_type != layer.o_desc.data_type:
+        types = (constant_name("BNNSDataType", one.data_type) for one in (layer.o_desc, layer.i_desc))
+        raise Invalid("o_desc.data_type is {}, expected {} as in i_desc".format(*types))
+    return given
+
+
+# ---- padding --------------------------------------------------------------------------------------------------------
+
+
+class PaddingFilter(SampleMap):
+    """See :func:`BNNSFilterCreateLayerPadding`."""
+
+    title = "padding"
+
+    def __init__(self, layer: Any, parameters: Any) -> None:
+        layer = checked_layer(BNNSLayerParametersPadding, layer)
+        super().__init__(parameters)
+        self.input, self.output = _any_geometries(layer)
+        rank = len(self.input.extents)
+        if rank > 4 or len(self.output.extents) != rank:
+            raise Invalid(f"i_desc has {rank} axes and o_desc {len(self.output.extents)}; at most 4, and as many")
+        mode = layer.padding_mode
+        if mode not in (c.BNNSPaddingModeConstant, c.BNNSPaddingModeReflect, c.BNNSPaddingModeSymmetric):
+            raise Invalid(f"padding_mode is {mode!r}, which is not a BNNSPaddingMode")
+        self._mode = mode
+        size = listed(self.input.layout, self.input.extents)
+        pads = [
+            (as_size(f"padding_size[{k}][0]", before), as_size(f"padding_size[{k}][1]", after))
+            for k, (before, after) in enumerate(layer.padding_size[:rank])
+        ]
+        given = listed(self.output.layout, self.output.extents)
+        wanted = tuple(extent + sum(pad) for extent, pad in zip(size, pads, strict=True))
+        if given != wanted:
+            raise Invalid(f"o_desc.size is {given}, expected {wanted} for i_desc.size {size}, padded")
+        bits = as_size("padding_value", layer.padding_value) & 0xFFFFFFFF
+        self._value = _from_bits(bits, self.input.dtype)
+        self._axes = list(zip(size, pads, strict=True))
+        for k, (extent, pad) in enumerate(self._axes):
+            most = extent - 1 if mode == c.BNNSPaddingModeReflect else extent
+            if mode != c.BNNSPaddingModeConstant and max(pad) > most:
+                raise Invalid(f"padding_size[{k}] is {pad}, but an axis of {extent} elements mirrors at most {most}")
+
+    def _indices(self) -> list[Array]:
+        """For each axis, in the order of ``size``, the index of the input's element; -1 is the constant."""
+        if self._mode == c.BNNSPaddingModeConstant:
+            return [np.pad(np.arange(extent), pad, constant_values=-1) for extent, pad in self._axes]
+        if self._mode == c.BNNSPaddingModeReflect:
+            return [np.pad(np.arange(extent), pad, mode="reflect") for extent, pad in self._axes]
+        return [np.pad(np.arange(extent), pad, mode="symmetric") for extent, pad in self._axes]
+
+    def forward(self, x: Array) -> Array:
+        values = logical(x, self.input.layout)
+        for axis, index in enumerate(self._indices(), 1):
+            inside = index >= 0
+            values = np.take(values, np.where(inside, index, 0), axis)
+            if not inside.all():
+                values[(slice(None),) * axis + (~inside,)] = self._value
+        return logical(values, self.output.layout)
+
+    def backward(self, dy: Array) -> Array:
+        values = logical(dy, self.output.layout).astype(np.float64)
+        for axis, index in enumerate(self._indices(), 1):
+            inside = index >= 0
+            moved = np.moveaxis(values, axis, 0)
+            total = np.zeros((self._axes[axis - 1][0], *moved.shape[1:]))
+            with np.errstate(all="ignore"):
+                np.add.at(total, index[inside], moved[inside])
+            values = np.moveaxis(total, 0, axis)
+        return logical(values, self.input.layout)
+
+
+def _from_bits(bits: int, dtype: np.dtype[Any]) -> Any:
+    """An element whose first bytes are those of a 32-bit number; the rest of a longer one is 0."""
+    image = np.frombuffer(bits.to_bytes(8, "little")[: dtype.itemsize], np.uint8)
+    return image.astype(np.bool_)[0] if dtype == np.bool_ else image.view(dtype)[0]
+
+
+# ---- Apple's functions ----------------------------------------------------------------------------------------------
+
+
+@status(None)
+def BNNSFilterCreateLayerDropout(
+    layer_params: BNNSLayerParametersDropout, filter_params: BNNSFilterParameters | None = None
+) -> DropoutFilter | None:
+    """Create a filter that sets elements to 0 with probability `rate` and multiplies the others by 1 / (1 - rate).
+
+    Every forward call draws a new mask; backward uses the last one. None on failure.
+    """
+    return DropoutFilter(layer_params, filter_params)
+
+
+@status(None)
+def BNNSFilterCreateLayerPermute(
+    layer_params: BNNSLayerParametersPermute, filter_params: BNNSFilterParameters | None = None
+) -> PermuteFilter | None:
+    """Create a filter that permutes axes. None on failure."""
+    return PermuteFilter(layer_params, filter_params)
+
+
+@status(None)
+def BNNSFilterCreateLayerPadding(
+    layer_params: BNNSLayerParametersPadding, filter_params: BNNSFilterParameters | None = None
+) -> PaddingFilter | None:
+    """Create a filter that pads axes with a constant or by mirroring, without or with the border. None on failure."""
+    return PaddingFilter(layer_params, filter_params)
+
+
+@status(-1)
+def BNNSPermuteFilterApplyBackwardBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_delta: BNNSNDArrayDescriptor | None,
+    in_delta_stride: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+) -> int:
+    """Compute the gradient of a permutation's input: the inverse permutation. 0, or -1 on failure."""
+    checked_filter(PermuteFilter, filter, "filter is not a permute filter").apply_backward(
+        batch_size, None, 0, in_delta, in_delta_stride, None, 0, out_delta, out_delta_stride, None, None
+    )
+    return 0
