@@ -120,6 +120,25 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
         488,
         {"i_desc": 0, "o_desc": 176, "padding_size": 352, "padding_mode": 480, "padding_value": 484},
     ),
+    "BNNSLayerParametersReduction": (
+        536,
+        {"i_desc": 0, "o_desc": 176, "w_desc": 352, "reduce_func": 528, "epsilon": 532},
+    ),
+    "BNNSLayerParametersBroadcastMatMul": (
+        544,
+        {
+            "alpha": 0,
+            "beta": 4,
+            "transA": 8,
+            "transB": 9,
+            "quadratic": 10,
+            "a_is_weights": 11,
+            "b_is_weights": 12,
+            "iA_desc": 16,
+            "iB_desc": 192,
+            "o_desc": 368,
+        },
+    ),
     "BNNSLSTMGateDescriptor": (928, {"iw_desc": 0, "hw_desc": 352, "cw_desc": 528, "b_desc": 704, "activation": 880}),
     "BNNSLSTMDataDescriptor": (528, {"data_desc": 0, "hidden_desc": 176, "cell_state_desc": 352}),
     "BNNSLayerParametersLSTM": (

@@ -18,10 +18,12 @@ from ._failure import *
 from ._filter import *
 from ._fully_connected import *
 from ._lstm import *
+from ._matmul import *
 from ._normalization import *
 from ._optimizer import *
 from ._pooling import *
 from ._random import *
+from ._reduction import *
 from ._sample_map import *
 from ._structures import *
 from ._swift_namespace import *

@@ -226,3 +226,24 @@ BNNSPaddingModeSymmetric = 2
 
 # BNNSEmbeddingFlags
 BNNSEmbeddingFlagScaleGradientByFrequency = 1
+
+# BNNSReduceFunction
+BNNSReduceFunctionMax = 0
+BNNSReduceFunctionMin = 1
+BNNSReduceFunctionArgMax = 2
+BNNSReduceFunctionArgMin = 3
+BNNSReduceFunctionMean = 4
+BNNSReduceFunctionMeanNonZero = 5
+BNNSReduceFunctionSum = 6
+BNNSReduceFunctionSumSquare = 7
+BNNSReduceFunctionSumLog = 8
+BNNSReduceFunctionL1Norm = 9
+BNNSReduceFunctionLogicalOr = 10
+BNNSReduceFunctionAny = 10  # an alias of LogicalOr
+BNNSReduceFunctionLogicalAnd = 11
+BNNSReduceFunctionAll = 11  # an alias of LogicalAnd
+BNNSReduceFunctionL2Norm = 12
+BNNSReduceFunctionLogSumExp = 13
+BNNSReduceFunctionProduct = 14
+BNNSReduceFunctionNone = 15
+BNNSReduceFunctionLogSum = 16

@@ -14,6 +14,14 @@ from ._swift_arithmetic import (
     TernaryArithmeticLayer,
     UnaryArithmeticLayer,
 )
+from ._swift_functions import (
+    BroadcastMatrixMultiplyLayer,
+    ReductionFunction,
+    ReductionLayer,
+    applyMatrixMultiplication,
+    applyReduction,
+    matrixMultiplicationWorkspaceSize,
+)
 from ._swift_layers import (
     DropoutLayer,
     EmbeddingLayer,
@@ -52,6 +60,7 @@ class BNNS:
     ArithmeticTernaryFunction = ArithmeticTernaryFunction
     ArithmeticUnaryFunction = ArithmeticUnaryFunction
     BinaryArithmeticLayer = BinaryArithmeticLayer
+    BroadcastMatrixMultiplyLayer = BroadcastMatrixMultiplyLayer
     DescriptorType = DescriptorType
     DropoutLayer = DropoutLayer
     EmbeddingLayer = EmbeddingLayer
@@ -71,6 +80,8 @@ class BNNS:
     PaddingLayer = PaddingLayer
     PaddingMode = PaddingMode
     PermuteLayer = PermuteLayer
+    ReductionFunction = ReductionFunction
+    ReductionLayer = ReductionLayer
     Shape = Shape
     TernaryArithmeticLayer = TernaryArithmeticLayer
     UnaryArithmeticLayer = UnaryArithmeticLayer
@@ -81,5 +92,8 @@ class BNNS:
     clipByNorm = staticmethod(_swift_arrays.clipByNorm)
     computeNorm = staticmethod(_swift_arrays.computeNorm)
     computeNormBackward = staticmethod(_swift_arrays.computeNormBackward)
+    applyMatrixMultiplication = staticmethod(applyMatrixMultiplication)
+    applyReduction = staticmethod(applyReduction)
     copy = staticmethod(copy)
+    matrixMultiplicationWorkspaceSize = staticmethod(matrixMultiplicationWorkspaceSize)
     transpose = staticmethod(transpose)

@@ -1,0 +1,287 @@
+"""Reduction filters: sums, means, norms and extrema over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from . import _constants as c
+from ._apply import OneInputFilter
+from ._conversion import INTEGERS
+from ._failure import Invalid, Unsupported, status
+from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
+from ._layer import (
+    Parameter,
+    Result,
+    check_apart,
+    checked_layer,
+    logical,
+    output_geometry,
+    parameter_delta,
+    sample_delta,
+    typed_geometry,
+)
+from ._memory import Array, as_float, listed
+from ._structures import FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+
+__all__ = [
+    "BNNSDirectApplyReduction",
+    "BNNSFilterCreateLayerReduction",
+    "BNNSLayerParametersReduction",
+]
+
+_ARGUMENTS: Final = (c.BNNSReduceFunctionArgMax, c.BNNSReduceFunctionArgMin)
+_LOGICAL: Final = (c.BNNSReduceFunctionLogicalOr, c.BNNSReduceFunctionLogicalAnd)
+
+
+class BNNSLayerParametersReduction(Structure):
+    """A reduction over the axes whose extent in ``o_desc`` is 1. ``w_desc`` has weights in the shape of the input."""
+
+    __slots__ = ("epsilon", "i_desc", "o_desc", "reduce_func", "w_desc")
+    _declared = (
+        ("i_desc", BNNSNDArrayDescriptor),
+        ("o_desc", BNNSNDArrayDescriptor),
+        ("w_desc", BNNSNDArrayDescriptor),
+        ("reduce_func", UINT32),
+        ("epsilon", FLOAT),
+    )
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    w_desc: BNNSNDArrayDescriptor
+    reduce_func: int
+    epsilon: float
+
+
+class _Terms(NamedTuple):
+    """What a reduction is computed from."""
+
+    u: Array  # the input, times the weights
+    axes: tuple[int, ...]
+    elements: Array | int  # their number, for MeanNonZero of those that count
+    epsilon: float
+
+    def sum(self, values: Array) -> Array:
+        return np.asarray(values.sum(axis=self.axes, keepdims=True))
+
+
+class _Reduction(NamedTuple):
+    value: Callable[[_Terms], Array]
+    slope: Callable[[_Terms, Array], Array | float] | None  # with respect to u, given the output
+    linear: bool = False  # the slope does not depend on u
+
+
+def _l2(t: _Terms) -> Array:
+    """The Euclidean norm; elements are scaled, so that squares neither overflow nor vanish."""
+    largest = np.abs(t.u).max(axis=t.axes, keepdims=True)
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    return np.asarray(scale * np.sqrt(t.sum((t.u / scale) ** 2)))
+
+
+def _log_sum_exp(t: _Terms) -> Array:
+    largest = t.u.max(axis=t.axes, keepdims=True)
+    shift = np.where(np.isfinite(largest), largest, 0.0)
+    return np.asarray(shift + np.log(t.sum(np.exp(t.u - shift))))
+
+
+def _product_slope(t: _Terms, y: Array) -> Array:
+    """The product of all other elements."""
+    zero = t.u == 0
+    zeros = t.sum(zero)
+    others = np.where(zero, 1.0, t.u).prod(axis=t.axes, keepdims=True)
+    return np.where(zero, np.where(zeros == 1, others, 0.0), np.where(zeros == 0, y / t.u, 0.0))
+
+
+def _first(t: _Terms, y: Array) -> Array:
+    """1 for the first element that equals the output, in the order of the axes."""
+    return _unfold(_is_first(_fold(t.u == y, t.axes)), t.u.shape, t.axes)
+
+
+def _fold(array: Array, axes: tuple[int, ...]) -> Array:
+    """The array with the reduced axes joined behind the others, their first one fastest."""
+    kept = [axis for axis in range(array.ndim) if axis not in axes]
+    moved = array.transpose(*kept, *reversed(axes))
+    return np.reshape(moved, (*(array.shape[axis] for axis in kept), -1))
+
+
+def _unfold(array: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    order = [*kept, *reversed(axes)]
+    return np.transpose(array.reshape([shape[axis] for axis in order]), np.argsort(order))
+
+
+def _is_first(hits: Array) -> Array:
+    return np.asarray(hits & (hits.cumsum(axis=-1) == 1))
+
+
+_FUNCTIONS: Final[dict[int, _Reduction]] = {
+    c.BNNSReduceFunctionMax: _Reduction(lambda t: np.asarray(t.u.max(axis=t.axes, keepdims=True)), _first),
+    c.BNNSReduceFunctionMin: _Reduction(lambda t: np.asarray(t.u.min(axis=t.axes, keepdims=True)), _first),
+    c.BNNSReduceFunctionArgMax: _Reduction(lambda t: np.asarray(t.u.argmax(axis=t.axes[0], keepdims=True)), None),
+    c.BNNSReduceFunctionArgMin: _Reduction(lambda t: np.asarray(t.u.argmin(axis=t.axes[0], keepdims=True)), None),
+    c.BNNSReduceFunctionMean: _Reduction(
+        lambda t: t.sum(t.u) / t.elements, lambda t, y: 1 / np.asarray(t.elements), True
+    ),
+    c.BNNSReduceFunctionMeanNonZero: _Reduction(
+        lambda t: t.sum(t.u) / np.maximum(t.elements, 1), lambda t, y: 1 / np.maximum(t.elements, 1)
+    ),
+    c.BNNSReduceFunctionSum: _Reduction(lambda t: t.sum(t.u), lambda t, y: 1.0, True),
+    c.BNNSReduceFunctionSumSquare: _Reduction(lambda t: t.sum(t.u * t.u), lambda t, y: 2 * t.u),
+    c.BNNSReduceFunctionSumLog: _Reduction(
+        lambda t: t.sum(np.log(t.u + t.epsilon)), lambda t, y: 1 / (t.u + t.epsilon)
+    ),
+    c.BNNSReduceFunctionL1Norm: _Reduction(lambda t: t.sum(np.abs(t.u)), lambda t, y: np.sign(t.u)),
+    c.BNNSReduceFunctionLogicalOr: _Reduction(lambda t: np.asarray((t.u != 0).any(axis=t.axes, keepdims=True)), None),
+    c.BNNSReduceFunctionLogicalAnd: _Reduction(lambda t: np.asarray((t.u != 0).all(axis=t.axes, keepdims=True)), None),
+    c.BNNSReduceFunctionL2Norm: _Reduction(_l2, lambda t, y: np.where(y == 0, 0.0, t.u / y)),
+    c.BNNSReduceFunctionLogSumExp: _Reduction(_log_sum_exp, lambda t, y: np.exp(t.u - y)),
+    c.BNNSReduceFunctionProduct: _Reduction(lambda t: np.asarray(t.u.prod(axis=t.axes, keepdims=True)), _product_slope),
+    c.BNNSReduceFunctionLogSum: _Reduction(
+        lambda t: np.log(t.sum(t.u)), lambda t, y: np.broadcast_to(1 / t.sum(t.u), t.u.shape)
+    ),
+}
+
+
+class ReductionFilter(OneInputFilter):
+    """See :func:`BNNSFilterCreateLayerReduction`."""
+
+    def __init__(self, layer: Any, parameters: Any) -> None:
+        layer = checked_layer(BNNSLayerParametersReduction, layer)
+        super().__init__(parameters)
+        code = layer.reduce_func
+        if not isinstance(code, int) or code not in _FUNCTIONS:
+            raise Invalid(f"reduce_func is {code!r}, which this layer does not have")
+        self.function = _FUNCTIONS[code]
+        self._by_nonzero = code == c.BNNSReduceFunctionMeanNonZero
+        booleans = (c.BNNSDataTypeBoolean,) if code in _LOGICAL else ()
+        integers = INTEGERS if code in _ARGUMENTS else ()
+        self.input = typed_geometry("i_desc", layer.i_desc, (*FLOATS, *booleans))
+        self.output = output_geometry("o_desc", layer.o_desc, (*FLOATS, *booleans, *integers))
+        size = listed(self.input.layout, self.input.extents)
+        given = listed(self.output.layout, self.output.extents)
+        if self.output.elements == 1:
+            given = (1,) * len(size)
+        if len(given) != len(size) or any(b not in (1, a) for a, b in zip(size, given, strict=True)):
+            raise Invalid(f"o_desc.size is {given}, expected that of i_desc, {size}, with 1 for the reduced axes")
+        self._reduced = (1, *given)  # behind the batch
+        # Axes of extent 1 count as reduced too: it makes no difference.
+        self.axes = tuple(1 + k for k, extent in enumerate(given) if extent == 1)
+        if code in _ARGUMENTS:
+            proper = tuple(1 + k for k, (a, b) in enumerate(zip(size, given, strict=True)) if b == 1 and a > 1)
+            if len(proper) > 1:
+                raise Unsupported(f"o_desc.size is {given}, but an index of a maximum or minimum is along one axis")
+            self.axes = proper or (1,)
+        self.epsilon = as_float("epsilon", layer.epsilon)
+        self.weights: Parameter | None = None
+        if layer.w_desc.data is not None:
+            self.weights = Parameter("w_desc", layer.w_desc, self, FLOATS)
+            shape = listed(self.weights.geometry.layout, self.weights.geometry.extents)
+            if shape != size:
+                raise Invalid(f"w_desc.size is {shape}, expected {size} as in i_desc")
+
+    def _weights(self) -> Array | None:
+        """The weights in float64, with a batch of 1."""
+        if self.weights is None:
+            return None
+        values = self.weights.values().astype(np.float64)
+        return logical(values, self.weights.geometry.layout, batched=False)[None]
+
+    def _terms(self, x: Array, weights: Array | None) -> _Terms:
+        wide = x.astype(np.float64)
+        u = wide if weights is None else wide * weights
+        count: Array | int = int(np.prod([x.shape[axis] for axis in self.axes]))
+        if self._by_nonzero:
+            counted = np.broadcast_to((wide if weights is None else weights) != 0, wide.shape)
+            count = np.asarray(counted.sum(axis=self.axes, keepdims=True))
+        return _Terms(u, self.axes, count, self.epsilon)
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
+        batch = checked_batch(batch_size)
+        y = target_samples("out", self.output, target, batch, out_stride)
+        x = logical(source_samples("in", self.input, source, batch, in_stride), self.input.layout)
+        with np.errstate(all="ignore"):
+            values = self.function.value(self._terms(x, self._weights()))
+        put(y, self._like_output(values, batch), False)
+
+    def _like_output(self, values: Array, batch: int) -> Array:
+        return logical(values.reshape(batch, *listed(self.output.layout, self.output.extents)), self.output.layout)
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        slope = self.function.slope
+        if slope is None:
+            raise Unsupported("an index, or a logical value, has no gradient")
+        if bias_delta is not None:
+            raise Unsupported("bias_delta is given, but a reduction has no bias")
+        if self.input.dtype != FLOAT32 or self.output.dtype != FLOAT32:
+            raise Unsupported(f"this filter maps {self.input.dtype} to {self.output.dtype}; backward needs Float32")
+        if out_delta is None:
+            raise Invalid("out_delta is NULL")
+        if weights_delta is not None and self.weights is None:
+            raise Invalid("weights_delta is given, but w_desc.data was NULL")
+        dy = sample_delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
+        x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
+        if x is None and (weights_delta is not None or not self.function.linear):
+            wanted = "in_delta" if weights_delta is None else "weights_delta"
+            raise Invalid(f"in is NULL, and {wanted} is computed from it")
+        results = {}
+        if in_delta is not None:
+            dx = sample_delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
+            results["dx"] = Result("in_delta", in_delta, dx)
+        if weights_delta is not None and self.weights is not None:
+            results["dw"] = parameter_delta("weights_delta", weights_delta, "w_desc", self.weights.geometry)
+        check_apart(list(results.values()))
+        shape = (batch, *listed(self.input.layout, self.input.extents))
+        known = np.zeros(shape) if x is None else logical(x, self.input.layout).astype(np.float64)
+        weights = self._weights()
+        g = logical(in_shape(dy, (batch, *self.output.shape)), self.output.layout).astype(np.float64)
+        g = g.reshape(batch, *self._reduced[1:])
+        with np.errstate(all="ignore"):
+            terms = self._terms(known, weights)
+            du = np.broadcast_to(g * slope(terms, self.function.value(terms)), shape)
+            dx_values = du if weights is None else du * weights
+            dw_values = (du * known).sum(axis=0)
+        if "dx" in results:
+            results["dx"].put(logical(dx_values, self.input.layout))
+        if "dw" in results and self.weights is not None:
+            results["dw"].put(logical(dw_values, self.weights.geometry.layout, batched=False))
+
+
+@status(None)
+def BNNSFilterCreateLayerReduction(
+    layer_params: BNNSLayerParametersReduction, filter_params: BNNSFilterParameters | None = None
+) -> ReductionFilter | None:
+    """Create a filter that reduces axes of its input, which may be weighted. None on failure."""
+    return ReductionFilter(layer_params, filter_params)
+
+
+@status(-1)
+def BNNSDirectApplyReduction(
+    layer_params: BNNSLayerParametersReduction, filter_params: BNNSFilterParameters | None = None
+) -> int:
+    """Reduce the array of ``i_desc`` into that of ``o_desc``. 0, or -1 on failure."""
+    filter = ReductionFilter(layer_params, filter_params)
+    for name, descriptor in (("i_desc", layer_params.i_desc), ("o_desc", layer_params.o_desc)):
+        if descriptor.data is None:
+            raise Invalid(f"{name}.data is NULL")
+    filter.apply(1, layer_params.i_desc.data, 0, layer_params.o_desc.data, 0)
+    return 0
