@@ -387,7 +387,7 @@ def reduced(
         yield "loss", loss, weights * right, bound + np.finfo(like.dtype).tiny
     else:
         total = np.sum(weights * right) if count or reduction == "sum" else math.nan
-        yield "loss", loss, total, np.sum(bound) + 1e-12 * np.abs(weights * right).sum()
+        yield "loss", loss, total, np.sum(bound) + 1e-12 * np.abs(weights * right).sum() + np.finfo(like.dtype).tiny
     if gradient is not None:
         tolerance = np.abs(steep) * roundings(like, slope, sizes[1]) + np.finfo(like.dtype).tiny
         yield "gradient", gradient, steep * slope, tolerance

@@ -13,6 +13,7 @@ from ._clipping import *
 from ._constants import *
 from ._failure import *
 from ._filter import *
+from ._loss import *
 from ._lstm import *
 from ._normalization import *
 from ._optimizer import *

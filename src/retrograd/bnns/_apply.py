@@ -44,8 +44,13 @@ class OneInputFilter(BNNSFilter):
         raise NotImplementedError
 
 
-_USE: Final = "on a normalization filter use BNNSNormalizationFilterApplyBatch"
-_USE_BACKWARD: Final = "on a normalization filter use BNNSNormalizationFilterApplyBackwardBatch"
+_USE: Final = (
+    "on a normalization filter use BNNSNormalizationFilterApplyBatch, on a loss filter BNNSLossFilterApplyBatch"
+)
+_USE_BACKWARD: Final = (
+    "on a normalization filter use BNNSNormalizationFilterApplyBackwardBatch, on a loss filter "
+    "BNNSLossFilterApplyBackwardBatch"
+)
 
 
 @status(-1, rename=_FORWARD_NAMES)

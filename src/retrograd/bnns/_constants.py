@@ -170,3 +170,22 @@ BNNSOptimizerClippingNone = 0
 BNNSOptimizerClippingByValue = 1
 BNNSOptimizerClippingByNorm = 2
 BNNSOptimizerClippingByGlobalNorm = 3
+
+# BNNSLossFunction
+BNNSLossFunctionSoftmaxCrossEntropy = 1
+BNNSLossFunctionSigmoidCrossEntropy = 2
+BNNSLossFunctionMeanSquareError = 3
+BNNSLossFunctionHuber = 4
+BNNSLossFunctionYolo = 5
+BNNSLossFunctionLog = 6
+BNNSLossFunctionCosineDistance = 7
+BNNSLossFunctionHinge = 8
+BNNSLossFunctionMeanAbsoluteError = 9
+BNNSLossFunctionCategoricalCrossEntropy = 10
+
+# BNNSLossReductionFunction
+BNNSLossReductionNone = 0
+BNNSLossReductionSum = 1
+BNNSLossReductionWeightedMean = 2
+BNNSLossReductionMean = 3
+BNNSLossReductionNonZeroWeightMean = 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import _swift_activation, _swift_arrays
 from ._swift import ActivationFunction, BNNSError, LearningPhase, NormalizationLayer, NormalizationType, Shape
 from ._swift_activation import ActivationLayer
+from ._swift_loss import LossFunction, LossLayer, LossReduction, YoloParameters
 from ._swift_optimizer import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -31,6 +32,9 @@ class BNNS:
     Error = BNNSError
     GradientClipping = GradientClipping
     LearningPhase = LearningPhase
+    LossFunction = LossFunction
+    LossLayer = LossLayer
+    LossReduction = LossReduction
     NormalizationLayer = NormalizationLayer
     NormalizationType = NormalizationType
     PoolingLayer = PoolingLayer
@@ -40,6 +44,7 @@ class BNNS:
     RandomGeneratorMethod = RandomGeneratorMethod
     SGDMomentumOptimizer = SGDMomentumOptimizer
     Shape = Shape
+    YoloParameters = YoloParameters
 
     applyActivation = staticmethod(_swift_activation.applyActivation)
     clip = staticmethod(_swift_arrays.clip)
