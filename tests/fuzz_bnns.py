@@ -79,7 +79,7 @@ def new_value(random: np.random.Generator, memory: Buffers, key: Any) -> Any:
     kind = random.random()
     if kind < 0.06:
         return one_of(STRANGE)
-    if key in ("data", "in", "out", "cache", "source", "target", "indices"):
+    if key in ("data", "in", "out", "cache", "source", "target", "labels", "weights", "anchors_data", "indices"):
         if kind < 0.2:
             return one_of([None, bytes(64), bytearray(12), 4096, memoryview(bytearray(64))[::2], memory.any().ctypes])
         if kind < 0.4:
@@ -162,7 +162,10 @@ def sample_descriptors(layer: Any) -> tuple[Any, Any]:
 
 def check_accepted(name: str, roots: list[Any]) -> None:
     """That a call has not taken an array of another type for what its descriptor says."""
-    if name.endswith(("FilterApply", "FilterApplyBatch", "FilterApplyBatchEx")):
+    if name == "BNNSLossFilterApplyBatch":
+        arguments = next(root for root in roots if isinstance(root, dict))
+        pairs = [(arguments[key], bnns.BNNSDataTypeFloat32) for key in ("in", "labels", "out")]
+    elif name.endswith(("FilterApply", "FilterApplyBatch", "FilterApplyBatchEx")):
         sides = sample_descriptors(roots[0])
         sample = sides[0].data_type, sides[1].data_type
         arguments = next(root for root in roots if isinstance(root, dict) and "in" in root)
@@ -249,6 +252,77 @@ def normalization(random: np.random.Generator, memory: Buffers) -> Case:
                 d["out_delta_stride"],
                 beta_delta if beta_delta.data is not None else None,
                 gamma_delta,
+            ),
+            status,
+        )
+        bnns.BNNSFilterDestroy(made[0])
+
+    return Case(roots, calls)
+
+
+def loss(random: np.random.Generator, memory: Buffers) -> Case:
+    shape = [int(random.integers(1, 6))]
+    if random.random() < 0.3:
+        shape = [int(n) for n in random.integers(1, 4, 3)]
+    size, batch, function = int(np.prod(shape)), int(random.integers(1, 4)), int(random.integers(1, 11))
+    structures = {
+        bnns.BNNSLossFunctionSoftmaxCrossEntropy: bnns.BNNSLayerParametersLossSoftmaxCrossEntropy,
+        bnns.BNNSLossFunctionSigmoidCrossEntropy: bnns.BNNSLayerParametersLossSigmoidCrossEntropy,
+        bnns.BNNSLossFunctionHuber: bnns.BNNSLayerParametersLossHuber,
+        bnns.BNNSLossFunctionYolo: bnns.BNNSLayerParametersLossYolo,
+    }
+    structure: Any = structures.get(function, bnns.BNNSLayerParametersLossBase)
+    layer = structure(function=function, i_desc=sample(shape), o_desc=sample([1]), reduction=int(random.integers(5)))
+    if function in structures:
+        setattr(layer, structure._layout[4].name, 0.5)
+    x, labels, weights, values, dx, dout = (memory.take(batch * size) for _ in range(6))
+    a = {"batch": batch, "in": x, "in_stride": size, "labels": labels, "labels_stride": size, "out": values}
+    a |= {"weights": weights, "weights_size": int(random.choice([0, 1, batch, batch * size])), "in_delta_stride": size}
+    a["out_delta_stride"] = 0
+    in_delta = sample(shape, dx, flags=int(random.integers(2)))
+    roots = [layer, filter_parameters(random), a, in_delta, sample([1], dout)]
+
+    def calls() -> Iterator[Any]:
+        layer, parameters, a, in_delta, out_delta = roots
+        made = []
+
+        def create() -> Any:
+            made.append(bnns.BNNSFilterCreateLayerLoss(layer, parameters))
+            return made[0]
+
+        yield "BNNSFilterCreateLayerLoss", create, lambda answer: answer is None
+        yield (
+            "BNNSLossFilterApplyBatch",
+            lambda: bnns.BNNSLossFilterApplyBatch(
+                made[0],
+                a["batch"],
+                a["in"],
+                a["in_stride"],
+                a["labels"],
+                a["labels_stride"],
+                a["weights"],
+                a["weights_size"],
+                a["out"],
+                in_delta if in_delta.data is not None else None,
+                a["in_delta_stride"],
+            ),
+            status,
+        )
+        yield (
+            "BNNSLossFilterApplyBackwardBatch",
+            lambda: bnns.BNNSLossFilterApplyBackwardBatch(
+                made[0],
+                a["batch"],
+                a["in"],
+                a["in_stride"],
+                in_delta,
+                a["in_delta_stride"],
+                a["labels"],
+                a["labels_stride"],
+                a["weights"],
+                a["weights_size"],
+                out_delta,
+                a["out_delta_stride"],
             ),
             status,
         )
@@ -552,7 +626,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 # An LSTM takes as long as all the others together.
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
-    lstm,
+    loss, loss, lstm,
     *FILTERS,
 ]  # fmt: skip
 

@@ -339,17 +339,44 @@ struct OptimizerKernels {
 
 // ---- losses --------------------------------------------------------------------------------------------------------
 
+// Losses of single elements.
+enum class ElementLoss : int {
+    difference,  // d = y - target: a * d^2 for |d| <= b, else b * (|d| - b / 2); slope: clip(d, -b, b)
+    absolute,    // |y - target|; the slope is a at 0
+    hinge,       // max(0, 1 - s * y), s = 2 * target - 1; slope: -s for s * y <= 1
+    log,         // -target * log(y + a) - (1 - target) * log(1 - y + a)
+    sigmoid,     // -t * log(sigmoid(y)) - (1 - t) * log(sigmoid(-y)), t = target * a + b
+};
+
+template <class A>
+struct ElementLossRule {
+    ElementLoss loss = ElementLoss::difference;
+    A a = 0, b = 0;
+    A scale = 1;  // of the values that are written, not of their sum
+    A slope = 1;  // of the gradient
+};
+
+// How the gradient of a row is made from its exponentials: factor * (exps * total - (target * keep + share) * sum).
+struct SoftTargets {
+    double total, keep, share, sum, factor;
+};
+
 template <class A>
 struct LossKernels {
     // sums[0] = the largest of the row, sums[1] = sum(e^(x - largest)), and if wanted sums[2] = sum(x - largest).
+    // With a target, sums[3] = sum(target) and sums[4] = sum(target * (x - largest)), and sums[2] too.
     // exps[i] = e^(x[i] - largest); null: not wanted; may be x.
-    void (*softmax_row)(const A* x, int64_t count, bool want_total, A* exps, double* sums);
+    void (*softmax_row)(const A* x, const A* target, int64_t count, bool want_total, A* exps, double* sums);
     // y = y * scale + shift
     void (*scale_row)(A* y, int64_t count, A scale, A shift);
-    // With d = y - target: value = square * d^2 for |d| <= delta, else delta * (|d| - delta / 2); gradient = slope *
-    // clip(d, -delta, delta). Either may be null. Returns the sum of the values.
-    double (*difference)(const A* y, const A* target, int64_t count, A square, A delta, A slope, A* values,
-                         A* gradient);
+    void (*soft_gradient_row)(A* exps, const A* target, int64_t count, const SoftTargets& rule);
+    // weights, values and gradient may be null. Returns the sum of the weighted values.
+    double (*elements)(const ElementLossRule<A>& rule, const A* y, const A* target, const A* weights, int64_t count,
+                       A* values, A* gradient);
+    // The sum of products, in double precision.
+    double (*dot)(const A* x, const A* y, int64_t count);
+    // result = a * x + b * y; may be x or y.
+    void (*blend_row)(const A* x, const A* y, int64_t count, A a, A b, A* result);
 };
 
 // ---- pooling -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,17 @@ from .ops._threads import get_num_threads, set_num_threads
 from .ops.activation import Activation
 from .ops.elementwise import activation_backward, activation_forward, dropout
 from .ops.linear import LinearGradients, embedding_backward, embedding_forward, linear_backward, linear_forward
-from .ops.loss import huber, mean_squared_error, softmax_cross_entropy
+from .ops.loss import (
+    categorical_cross_entropy,
+    cosine_distance,
+    hinge,
+    huber,
+    log_loss,
+    mean_absolute_error,
+    mean_squared_error,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+)
 from .ops.lstm import (
     LstmActivations,
     LstmCache,
@@ -82,7 +92,9 @@ __all__ = [
     "batch_norm_forward",
     "batch_norm_gradient_sums",
     "batch_norm_statistics",
+    "categorical_cross_entropy",
     "combine_statistics",
+    "cosine_distance",
     "dropout",
     "embedding_backward",
     "embedding_forward",
@@ -90,6 +102,7 @@ __all__ = [
     "global_norm",
     "group_norm_backward",
     "group_norm_forward",
+    "hinge",
     "huber",
     "instance_norm_backward",
     "instance_norm_forward",
@@ -99,6 +112,7 @@ __all__ = [
     "layer_norm_forward",
     "linear_backward",
     "linear_forward",
+    "log_loss",
     "lstm_backward",
     "lstm_cache",
     "lstm_cache_size",
@@ -107,11 +121,13 @@ __all__ = [
     "max_pool_forward",
     "max_unpool_backward",
     "max_unpool_forward",
+    "mean_absolute_error",
     "mean_squared_error",
     "release_memory",
     "rmsprop_step",
     "set_num_threads",
     "sgd_step",
+    "sigmoid_cross_entropy",
     "softmax_cross_entropy",
 ]
 

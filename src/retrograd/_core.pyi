@@ -132,11 +132,14 @@ def embedding_forward(f64: bool, indices: object, table: object, y: object, over
 def embedding_backward(f64: bool, dy: object, indices: object, dtable: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """dtable[indices[p]] += dy[p], in the order of p."""
 
-def softmax_cross_entropy(f64: bool, logits: object, labels: object, ignored: int, smoothing: float, mean: bool, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+def softmax_cross_entropy(f64: bool, logits: object, labels: object | None, ignored: int, targets: object | None, weights: object | None, weight: float, smoothing: float, reduction: int, scale: float, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
     """The loss and its gradient."""
 
-def difference_loss(f64: bool, y: object, target: object, square: float, delta: float, slope: float, values: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
-    """The sum of the losses of y - target, and the gradient."""
+def cosine_distance(f64: bool, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+    """1 - the product of rows of unit length, and the gradient."""
+
+def element_losses(f64: bool, loss: int, a: float, b: float, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, values: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+    """A loss of every element, and the gradient."""
 
 def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = f(x)"""

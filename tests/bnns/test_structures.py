@@ -23,6 +23,7 @@ STRUCTURES: dict[str, type[Structure]] = {
     for name, value in vars(bnns).items()
     if isinstance(value, type) and issubclass(value, Structure) and value is not Structure
 }
+LOSS = {"function": 0, "i_desc": 8, "o_desc": 184, "reduction": 360}  # how every loss structure begins
 # sizeof and offsets as the specifications print them
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     "BNNSNDArrayDescriptor": (
@@ -280,6 +281,30 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
             "pad": 648,
         },
     ),
+    "BNNSLayerParametersLossBase": (368, LOSS),
+    "BNNSLayerParametersLossSoftmaxCrossEntropy": (368, {**LOSS, "label_smooth": 364}),
+    "BNNSLayerParametersLossSigmoidCrossEntropy": (368, {**LOSS, "label_smooth": 364}),
+    "BNNSLayerParametersLossHuber": (368, {**LOSS, "huber_delta": 364}),
+    "BNNSLayerParametersLossYolo": (
+        440,
+        {
+            **LOSS,
+            "huber_delta": 364,
+            "number_of_grid_columns": 368,
+            "number_of_grid_rows": 376,
+            "number_of_anchor_boxes": 384,
+            "anchor_box_size": 392,
+            "rescore": 400,
+            "scale_xy": 404,
+            "scale_wh": 408,
+            "scale_object": 412,
+            "scale_no_object": 416,
+            "scale_classification": 420,
+            "object_minimum_iou": 424,
+            "no_object_maximum_iou": 428,
+            "anchors_data": 432,
+        },
+    ),
 }
 
 
@@ -323,6 +348,21 @@ def test_constants_have_apples_numbers() -> None:
         "BNNSLayerFlagsLSTMBidirectional": 1,
         "BNNSLayerFlagsLSTMDefaultActivations": 2,
         "BNNSL2Norm": 1,
+        "BNNSLossFunctionSoftmaxCrossEntropy": 1,
+        "BNNSLossFunctionSigmoidCrossEntropy": 2,
+        "BNNSLossFunctionMeanSquareError": 3,
+        "BNNSLossFunctionHuber": 4,
+        "BNNSLossFunctionYolo": 5,
+        "BNNSLossFunctionLog": 6,
+        "BNNSLossFunctionCosineDistance": 7,
+        "BNNSLossFunctionHinge": 8,
+        "BNNSLossFunctionMeanAbsoluteError": 9,
+        "BNNSLossFunctionCategoricalCrossEntropy": 10,
+        "BNNSLossReductionNone": 0,
+        "BNNSLossReductionSum": 1,
+        "BNNSLossReductionWeightedMean": 2,
+        "BNNSLossReductionMean": 3,
+        "BNNSLossReductionNonZeroWeightMean": 4,
         "SIZE_MAX": 2**64 - 1,
     }
     assert {name: getattr(bnns, name) for name in expected} == expected

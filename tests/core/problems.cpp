@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "../../src/core/dense/elementwise.h"
 #include "../../src/core/dense/linear.h"
@@ -535,18 +536,86 @@ std::vector<Output> difference(int64_t count, double delta, DType dtype, int thr
     Random random(static_cast<uint64_t>(count));
     const Block y(dtype, random.take(count), 1), target(dtype, random.take(count), 3);
     const Block values(dtype, count, 2), gradient(dtype, count, 1), total(DType::f64, 1, 0);
-    rg::DifferenceLoss<A> call;
+    rg::ElementLosses<A> call;
     call.count = count;
+    call.rule.a = A(0.5);
+    call.rule.b = A(delta);
+    call.rule.slope = A(0.3);
     call.y = y.as<A>();
     call.target = target.as<A>();
-    call.square = 0.5;
-    call.delta = delta;
-    call.slope = 0.3;
     call.threads = threads;
     call.values = values.as<A>();
     call.gradient = gradient.as<A>();
-    *total.as<double>() = rg::difference_loss(call);
+    *total.as<double>() = rg::element_losses(call);
     return {values.output("values"), gradient.output("gradient"), total.output("total")};
+}
+
+// Weighted; y and target are from 0 to 1, as the losses of probabilities need them.
+template <class A>
+std::vector<Output> element_losses(int64_t count, rg::ElementLoss loss, DType dtype, int threads) {
+    Random random(static_cast<uint64_t>(count) + 1);
+    Values between[2];
+    for (Values& values : between) {
+        for (const double v : random.take(count)) values.push_back(std::fmin(std::fabs(v), 1.0));
+    }
+    const Block y(dtype, between[0], 1), target(dtype, between[1], 3), weights(dtype, random.take(count), 2);
+    const Block values(dtype, count, 2), gradient(dtype, count, 1), total(DType::f64, 1, 0);
+    rg::ElementLosses<A> call;
+    call.count = count;
+    call.rule.loss = loss;
+    call.rule.a = loss == rg::ElementLoss::sigmoid ? A(0.9) : A(1e-7);
+    call.rule.b = A(0.05);
+    call.rule.scale = A(0.7);
+    call.rule.slope = A(0.3);
+    call.y = y.as<A>();
+    call.target = target.as<A>();
+    call.weights = weights.as<A>();
+    call.threads = threads;
+    call.values = values.as<A>();
+    call.gradient = gradient.as<A>();
+    *total.as<double>() = rg::element_losses(call);
+    return {values.output("values"), gradient.output("gradient"), total.output("total")};
+}
+
+template <class A>
+std::vector<Output> soft_cross_entropy(int64_t rows, int64_t classes, double smoothing, DType dtype, int threads) {
+    Random random(uint64_t(rows + classes) + 2);
+    const Block logits(dtype, random.take(rows * classes), 1), targets(dtype, random.take(rows * classes), 3),
+        weights(dtype, random.take(rows), 1), gradient(dtype, rows * classes, 2);
+    const Block losses(DType::f64, rows, 0), total(DType::f64, 1, 0);
+    rg::CrossEntropy<A> call;
+    call.rows = rows;
+    call.classes = classes;
+    call.logits = logits.as<A>();
+    call.logits_row = classes;
+    call.targets = targets.as<A>();
+    call.weights = weights.as<A>();
+    call.smoothing = smoothing;
+    call.threads = threads;
+    call.losses = losses.as<double>();
+    call.gradient = gradient.as<A>();
+    call.gradient_row = classes;
+    *total.as<double>() = rg::softmax_cross_entropy(call);
+    return {gradient.output("gradient"), losses.output("losses"), total.output("total")};
+}
+
+template <class A>
+std::vector<Output> cosine(int64_t rows, int64_t width, DType dtype, int threads) {
+    Random random(uint64_t(rows + width) + 3);
+    const Block y(dtype, random.take(rows * width), 1), target(dtype, random.take(rows * width), 3),
+        gradient(dtype, rows * width, 2);
+    const Block losses(DType::f64, rows, 0), total(DType::f64, 1, 0);
+    rg::CosineDistance<A> call;
+    call.rows = rows;
+    call.width = width;
+    call.y = y.as<A>();
+    call.target = target.as<A>();
+    call.weight = 0.75;
+    call.threads = threads;
+    call.losses = losses.as<double>();
+    call.gradient = gradient.as<A>();
+    *total.as<double>() = rg::cosine_distance(call);
+    return {gradient.output("gradient"), losses.output("losses"), total.output("total")};
 }
 
 template <class A>
@@ -677,6 +746,22 @@ void add_dense(std::vector<Problem>& problems) {
     for (const int64_t classes : {1, 2, 3, 7, 8, 9, 17, 100, 1031}) {
         problems.push_back({"cross entropy of " + std::to_string(classes), kWideTypes, 16,
                             [=](DType dtype, int threads) { return RG_EITHER(cross_entropy, 23, classes, 0.1); }});
+        problems.push_back({"soft cross entropy of " + std::to_string(classes), kWideTypes, 64,
+                            [=](DType dtype, int threads) { return RG_EITHER(soft_cross_entropy, 23, classes, 0.1); }});
+        problems.push_back({"cosine distance of " + std::to_string(classes), kWideTypes, 64,
+                            [=](DType dtype, int threads) { return RG_EITHER(cosine, 23, classes); }});
+    }
+    const std::pair<const char*, rg::ElementLoss> weighted[] = {{"absolute errors", rg::ElementLoss::absolute},
+                                                                {"hinges", rg::ElementLoss::hinge},
+                                                                {"log losses", rg::ElementLoss::log},
+                                                                {"sigmoid cross entropies", rg::ElementLoss::sigmoid}};
+    for (const auto& [name, loss] : weighted) {
+        for (const int64_t count : {1, 7, 16, 33, 10007}) {
+            const double units = 64 + double(count) / 32;
+            problems.push_back(
+                {std::string(name) + " of " + std::to_string(count), kWideTypes, units,
+                 [=, which = loss](DType dtype, int threads) { return RG_EITHER(element_losses, count, which); }});
+        }
     }
     for (const int64_t count : {1, 7, 16, 33, 10007}) {
         const double units = 16 + double(count) / 32;  // the sum of the values is one chain

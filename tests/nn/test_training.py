@@ -104,6 +104,17 @@ def problem(name: str) -> Problem:
         return Tagger(rng, np.float64), nn.SoftmaxCrossEntropy(label_smoothing=0.1), rng.integers(0, 9, (3, 6)), labels
     if name == "norms":
         return norms(rng, np.float64), nn.Huber(delta=0.5), random(3, 4, 6), random(3, 4, 3, seed=1)
+    if name == "detector":
+        return (
+            norms(rng, np.float64),
+            nn.SigmoidCrossEntropy(label_smoothing=0.1),
+            random(3, 4, 6),
+            rng.random((3, 4, 3)),
+        )
+    if name == "separator":
+        return norms(rng, np.float64), nn.Hinge(), random(3, 4, 6), np.round(rng.random((3, 4, 3)))
+    if name == "absolute":
+        return norms(rng, np.float64), nn.MeanAbsoluteError(), random(3, 4, 6), random(3, 4, 3, seed=1)
     if name == "norms in evaluation":
         model = norms(rng, np.float64)
         model.backward(model.forward(random(3, 4, 6)))  # the running statistics have seen something
@@ -111,7 +122,9 @@ def problem(name: str) -> Problem:
     return forecaster(rng, np.float64), nn.MeanSquaredError(), random(7, 3, 6), random(7, 3, 2, seed=1)
 
 
-@pytest.mark.parametrize("name", ["tagger", "norms", "norms in evaluation", "forecaster"])
+@pytest.mark.parametrize(
+    "name", ["tagger", "norms", "detector", "separator", "absolute", "norms in evaluation", "forecaster"]
+)
 def test_gradients_by_finite_differences(name: str) -> None:
     """Along a random direction in each parameter, and in x where x is of real numbers."""
     model, loss, x, target = problem(name)

@@ -465,37 +465,53 @@ def embedding_backward(make: Maker) -> Arguments:
     }
 
 
-def softmax_cross_entropy(make: Maker) -> Arguments:
-    shape, classes, dtype = make.shape(0, 3, 200), make.extent(), make.dtype()
-    if make.enormous and make.chance():
-        classes = make.one_of(*ENORMOUS)
+def loss_options(make: Maker, shape: tuple[int, ...], dtype: Any, losses: int) -> Arguments:
+    """Of a loss of an array of this shape, with values along its first `losses` axes."""
+    weighed = make.one_of(None, None, 0.5, *(shape[:axes] for axes in range(losses + 1)))
     want = make.chance(0.8)
     return {
-        "logits": make.real((*shape, classes), dtype),
-        "labels": make.indices(shape, min(classes, 100)),
-        "ignore_index": make.one_of(-100, 0, 1),
-        "label_smoothing": make.one_of(0.0, 0.1, 1.0),
-        "reduction": make.one_of("mean", "sum", "none"),
-        "want_gradient": want,
-        "out": make.result((*shape, classes), dtype) if want else None,
-        "num_threads": make.threads(),
-    }
-
-
-def difference_loss(make: Maker) -> Arguments:
-    shape, dtype, want = make.shape(0, 4), make.dtype(), make.chance(0.8)
-    return {
-        "y": make.real(shape, dtype),
-        "target": make.real(shape, dtype),
-        "reduction": make.one_of("mean", "sum", "none"),
+        "weights": make.real(weighed, dtype) if isinstance(weighed, tuple) else weighed,
+        "reduction": make.one_of("mean", "sum", "none", "weighted_mean", "nonzero_mean"),
+        "scale": make.one_of(1.0, 1.0, -0.5),
         "want_gradient": want,
         "out": make.result(shape, dtype) if want else None,
         "num_threads": make.threads(),
     }
 
 
-def huber(make: Maker) -> Arguments:
-    return {**difference_loss(make), "delta": make.one_of(1.0, 0.1, 5.0)}
+def softmax_cross_entropy(make: Maker) -> Arguments:
+    shape, classes, dtype = make.shape(0, 3, 200), make.extent(), make.dtype()
+    if make.enormous and make.chance():
+        classes = make.one_of(*ENORMOUS)
+    soft = make.chance(0.3)
+    return {
+        "logits": make.real((*shape, classes), dtype),
+        "labels": make.real((*shape, classes), dtype) if soft else make.indices(shape, min(classes, 100)),
+        "ignore_index": make.one_of(-100, 0, 1),
+        "label_smoothing": make.one_of(0.0, 0.1, 1.0),
+        **loss_options(make, (*shape, classes), dtype, len(shape)),
+    }
+
+
+def row_loss(first: str) -> Callable[[Maker], Arguments]:
+    def generate(make: Maker) -> Arguments:
+        shape, dtype = make.shape(1, 4), make.dtype()
+        rows = {first: make.real(shape, dtype), "target": make.real(shape, dtype)}
+        return {**rows, **loss_options(make, shape, dtype, len(shape) - 1)}
+
+    return generate
+
+
+def element_loss(first: str = "y", **options: Any) -> Callable[[Maker], Arguments]:
+    """`options`: an option's name to its values."""
+
+    def generate(make: Maker) -> Arguments:
+        shape, dtype = make.shape(0, 4), make.dtype()
+        arrays = {first: make.real(shape, dtype), "target": make.real(shape, dtype)}
+        chosen = {name: make.one_of(*values) for name, values in options.items()}
+        return {**arrays, **chosen, **loss_options(make, shape, dtype, len(shape))}
+
+    return generate
 
 
 def optimizer(*states: str, **options: tuple[Any, ...]) -> Callable[[Maker], Arguments]:
@@ -744,8 +760,14 @@ GENERATORS: dict[str, Callable[[Maker], Arguments]] = {
     "embedding_forward": embedding_forward,
     "embedding_backward": embedding_backward,
     "softmax_cross_entropy": softmax_cross_entropy,
-    "mean_squared_error": difference_loss,
-    "huber": huber,
+    "categorical_cross_entropy": row_loss("logits"),
+    "cosine_distance": row_loss("y"),
+    "mean_squared_error": element_loss(),
+    "huber": element_loss(delta=(1.0, 0.1, 5.0)),
+    "mean_absolute_error": element_loss(slope_at_zero=(0.0, 1.0)),
+    "hinge": element_loss(),
+    "log_loss": element_loss(eps=(1e-7, 0.0)),
+    "sigmoid_cross_entropy": element_loss("logits", label_smoothing=(0.0, 0.1, 1.0)),
     "sgd_step": optimizer("velocities?", **STEP, **VELOCITY, nesterov=(False, False, True)),
     "adam_step": optimizer(
         "first_moments", "second_moments", "largest_second_moments?", **STEP,

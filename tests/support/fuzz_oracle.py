@@ -360,43 +360,68 @@ def pooling(name: str, old: dict[str, Any], new: dict[str, Any], answer: Any, no
 
 def losses(
     old: dict[str, Any], answer: Any, right: Array, slope: Array, sizes: tuple[Any, Any], count: int, like: Array
+) -> Iterator[Triple] | None:
+    reduction, given = old.get("reduction", "mean"), old.get("weights")
+    if reduction in ("weighted_mean", "nonzero_mean"):  # the sum of the weights may be rounding alone
+        return None
+    share = float(old.get("scale", 1.0)) * (1 / max(count, 1) if reduction == "mean" else 1.0)
+    weights = np.broadcast_to(wide(1.0 if given is None else given).T, right.shape[::-1]).T
+    steep = weights.reshape(weights.shape + (1,) * (slope.ndim - weights.ndim)) * share
+    return reduced(reduction, answer, right, slope, sizes, count, like, weights * share, steep)
+
+
+def reduced(
+    reduction: str,
+    answer: Any,
+    right: Array,
+    slope: Array,
+    sizes: tuple[Any, Any],
+    count: int,
+    like: Array,
+    weights: Array,
+    steep: Array,
 ) -> Iterator[Triple]:
     loss, gradient = answer
-    reduction = old.get("reduction", "mean")
-    weight = 1 / max(count, 1) if reduction == "mean" else 1.0
-    bound = roundings(like, right, sizes[0])
+    bound = np.abs(weights) * roundings(like, right, sizes[0])
     if reduction == "none":
-        yield "loss", loss, right, bound
+        yield "loss", loss, weights * right, bound + np.finfo(like.dtype).tiny
     else:
-        total = np.sum(right) * weight if count or reduction == "sum" else math.nan
-        yield "loss", loss, total, np.sum(bound) * weight + 1e-12 * np.abs(right).sum()
+        total = np.sum(weights * right) if count or reduction == "sum" else math.nan
+        yield "loss", loss, total, np.sum(bound) + 1e-12 * np.abs(weights * right).sum() + np.finfo(like.dtype).tiny
     if gradient is not None:
-        yield (
-            "gradient",
-            gradient,
-            weight * slope,
-            weight * roundings(like, slope, sizes[1]) + np.finfo(like.dtype).tiny,
-        )
+        tolerance = np.abs(steep) * roundings(like, slope, sizes[1]) + np.finfo(like.dtype).tiny
+        yield "gradient", gradient, steep * slope, tolerance
 
 
 def softmax_cross_entropy(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
-    logits, labels = old["logits"], np.asarray(old["labels"]).astype(np.int64)
-    if not usual(logits) or not logits.shape[-1]:
+    logits, labels = old["logits"], np.asarray(old["labels"])
+    if not usual(logits, labels, old.get("weights")) or not logits.shape[-1]:
         return None
-    ignored, smoothing = int(old.get("ignore_index", -100)), float(old.get("label_smoothing", 0.0))
+    smoothing, reach = float(old.get("label_smoothing", 0.0)), 1 + np.ptp(wide(logits), axis=-1)
+    if labels.dtype.kind == "f":
+        right, slope = reference.soft_cross_entropy(logits, labels, label_smoothing=smoothing)
+        reach = reach * (1 + np.abs(wide(labels)).sum(-1))
+        return losses(old, answer, right, slope, (reach, reach[..., None]), right.size, logits)
+    labels, ignored = labels.astype(np.int64), int(old.get("ignore_index", -100))
     right, slope = reference.softmax_cross_entropy(logits, labels, ignore_index=ignored, label_smoothing=smoothing)
-    reach = 1 + np.ptp(wide(logits), axis=-1)
+    if old.get("weights") is not None and (labels == ignored).any():  # the weights of ignored rows do not matter
+        return None
     count = int((labels != ignored).sum())
     return losses(old, answer, right, slope, (reach, reach[..., None]), count, logits)
 
 
-def difference(name: str, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
-    y, target = old["y"], old["target"]
-    if not usual(y, target):
+def element_loss(
+    name: str, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any
+) -> Iterator[Triple] | None:
+    y, target = old["logits" if "logits" in old else "y"], old["target"]
+    if not usual(y, target, old.get("weights")):
         return None
-    options = {"delta": float(old["delta"])} if "delta" in old else {}
+    options = {key: float(old[key]) for key in ("delta", "slope_at_zero", "label_smoothing") if key in old}
     right, slope = getattr(reference, name)(y, target, **options)
-    return losses(old, answer, right, slope, (0.0, 0.0), y.size, y)
+    sizes: tuple[Any, Any] = (0.0, 0.0)
+    if name == "sigmoid_cross_entropy":
+        sizes = (1 + np.abs(wide(target))) * (1 + np.abs(wide(y))), 1 + np.abs(wide(target))
+    return losses(old, answer, right, slope, sizes, y.size, y)
 
 
 # ---- optimizers ------------------------------------------------------------------------------------------------------
@@ -595,7 +620,10 @@ ORACLES: dict[str, Callable[..., Iterator[Triple] | None]] = {
     **{f"{kind}_norm_forward": partial(norm_forward, kind) for kind in KINDS},
     **{f"{kind}_norm_backward": partial(norm_backward, kind) for kind in KINDS},
     **{name: partial(optimizer, name) for name in STATES},
-    **{name: partial(difference, name) for name in ("mean_squared_error", "huber")},
+    **{
+        name: partial(element_loss, name)
+        for name in ("mean_squared_error", "huber", "mean_absolute_error", "sigmoid_cross_entropy")
+    },
     "batch_norm_gradient_sums": gradient_sums,
     "batch_norm_statistics": statistics,
     "combine_statistics": combine_statistics,

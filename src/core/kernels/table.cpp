@@ -43,6 +43,11 @@ constexpr LstmKernels<A> make_lstm_kernels() {
     return {lstm_forward_cells<A>, lstm_backward_cells<A>, lstm_show_cells<A>, dropout_row<A>};
 }
 
+template <class A>
+constexpr LossKernels<A> make_loss_kernels() {
+    return {softmax_row<A>, scale_row<A>, soft_gradient_row<A>, element_losses<A>, dot<A>, blend_row<A>};
+}
+
 }  // namespace
 
 extern const KernelTable RG_TABLE;
@@ -54,8 +59,7 @@ const KernelTable RG_TABLE = {
     {{activate<float>, apply_input_slope<float>, apply_output_slope<float>},
      {activate<double>, apply_input_slope<double>, apply_output_slope<double>}},
     {{optimizer_step<float>, sum_squares<float>}, {optimizer_step<double>, sum_squares<double>}},
-    {{softmax_row<float>, scale_row<float>, difference<float>},
-     {softmax_row<double>, scale_row<double>, difference<double>}},
+    {make_loss_kernels<float>(), make_loss_kernels<double>()},
     {{max_pool<float>, average_pool<float>, l2_pool<float>, average_pool_gradient<float>, l2_pool_gradient<float>},
      {max_pool<double>, average_pool<double>, l2_pool<double>, average_pool_gradient<double>,
       l2_pool_gradient<double>}},

@@ -464,9 +464,11 @@ struct Sum {
     // k: the vector's place among the kVectors
     RG_INLINE void add(int k, Vec<double> v) { part[k] += v; }
     RG_INLINE void add_square(int k, Vec<double> v) { part[k] = fma(v, v, part[k]); }
+    RG_INLINE void add_product(int k, Vec<double> a, Vec<double> b) { part[k] = fma(a, b, part[k]); }
 #if defined(RG_ISA_SCALAR)
     RG_INLINE void add(int k, float v) { add(k, double(v)); }
     RG_INLINE void add_square(int k, float v) { add_square(k, double(v)); }
+    RG_INLINE void add_product(int k, float a, float b) { add_product(k, double(a), double(b)); }
 #else
     RG_INLINE void add(int k, Vec<float> v) {
         add(2 * k % kParts, widen_low(v));
@@ -475,6 +477,10 @@ struct Sum {
     RG_INLINE void add_square(int k, Vec<float> v) {
         add_square(2 * k % kParts, widen_low(v));
         add_square((2 * k + 1) % kParts, widen_high(v));
+    }
+    RG_INLINE void add_product(int k, Vec<float> a, Vec<float> b) {
+        add_product(2 * k % kParts, widen_low(a), widen_low(b));
+        add_product((2 * k + 1) % kParts, widen_high(a), widen_high(b));
     }
 #endif
     // Adds registers of partial sums, first to each other until there are eight sums. v is overwritten.

@@ -1,5 +1,5 @@
-// exp, expm1, log1p, tanh, sigmoid and erf for vectors of float and double. The error bounds hold over the whole stated
-// range and are tested (tests/ops/test_activation_precision.py). No tables; NaN gives NaN, nothing traps.
+// exp, expm1, log1p, log, tanh, sigmoid and erf for vectors of float and double. The error bounds hold over the whole
+// stated range and are tested (tests/ops/test_activation_precision.py). No tables; NaN gives NaN, nothing traps.
 #pragma once
 
 #include "vec.h"
@@ -23,6 +23,7 @@ struct MathConstants<float> {
     static constexpr float kExpHigh = 89.0f;           // and infinite above
     static constexpr float kExpm1Low = -40.0f;         // expm1 is -1 below
     static constexpr float kLargest = 0x1.fffffep127f;
+    static constexpr float kSmallestNormal = 0x1p-126f;
     static constexpr float kSplit = 0x1.001p12f;  // 2^12 + 1: Veltkamp's, leaves 12 bits, whose square is exact
     static constexpr float kSquareEnd =
         12.0f;  // e^-(x^2) is 0 from here on; beyond, the two factors of vexp leave their range
@@ -49,6 +50,7 @@ struct MathConstants<double> {
     static constexpr double kExpHigh = 710.0;
     static constexpr double kExpm1Low = -60.0;
     static constexpr double kLargest = 0x1.fffffffffffffp1023;
+    static constexpr double kSmallestNormal = 0x1p-1022;
     static constexpr double kSplit = 0x1.0000002p27;
     static constexpr double kSquareEnd = 36.0;
     static constexpr int kErfTerms = 12;  // (1/4)^12 / (12! * 25) = 5e-18
@@ -169,7 +171,7 @@ RG_INLINE Vec<A> vexpm1(Vec<A> x) {
     return half + half;
 }
 
-// 0 <= u <= 1, as 2 * atanh(u / (2 + u)). Within 2 ulp.
+// -0.3 <= u <= 1, as 2 * atanh(u / (2 + u)). Within 2 ulp.
 template <class A>
 RG_INLINE Vec<A> vlog1p_unit(Vec<A> u) {
     const Vec<A> s = u / (u + splat(A(2)));
@@ -179,6 +181,32 @@ RG_INLINE Vec<A> vlog1p_unit(Vec<A> u) {
     for (int k = MathConstants<A>::kAtanhTerms - 1; k >= 1; --k) p = fma(p, s2, splat(A(1) / A(2 * k + 1)));
     const Vec<A> twice = s + s;
     return fma(twice * s2, p, twice);
+}
+
+// log(x) = n log(2) + log(m) with x = m 2^n and m from sqrt(1/2) to sqrt(2). Within 3 ulp, subnormal x included; -inf
+// at 0, NaN below.
+template <class A>
+RG_INLINE Vec<A> vlog(Vec<A> x) {
+    using M = MathConstants<A>;
+    using U = typename Format<A>::Bits;
+    constexpr int mantissa = Format<A>::kMantissaBits;
+    constexpr U bias = Format<A>::kExponentBias;
+    constexpr A integers = A(U(1) << mantissa);  // from here on, the lowest bit counts ones
+    // A subnormal is multiplied by 2^(mantissa + 1), which makes it normal.
+    const Vec<A> normal = splat(M::kSmallestNormal), none = splat(A(0));
+    const BitsVec<A> bits = bit_cast<BitsVec<A>>(x < normal ? x * splat(2 * integers) : x);
+    const BitsVec<A> exponent = (bits >> mantissa) | (BitsVec<A>{} + U((bias + mantissa) << mantissa));
+    const BitsVec<A> fraction = bits & (BitsVec<A>{} + U((U(1) << mantissa) - 1));
+    Vec<A> n = bit_cast<Vec<A>>(exponent) - splat(integers + A(bias));
+    n = n - (x < normal ? splat(A(mantissa + 1)) : none);
+    Vec<A> m = bit_cast<Vec<A>>(BitsVec<A>(fraction | (BitsVec<A>{} + U(bias << mantissa))));
+    const Vec<A> middle = splat(A(1.41421356237309504880));
+    n = n + (m > middle ? splat(A(1)) : none);
+    m = m * (m > middle ? splat(A(0.5)) : splat(A(1)));
+    const Vec<A> value = fma(n, splat(M::kLn2High), fma(n, splat(M::kLn2Low), vlog1p_unit<A>(m - splat(A(1)))));
+    const Vec<A> infinity = splat(A(__builtin_inf()));
+    const Vec<A> positive = x < infinity ? value : x;  // NaN stays NaN
+    return x < none ? none / none : x == none ? none - infinity : positive;
 }
 
 template <class A>

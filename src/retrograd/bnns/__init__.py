@@ -17,6 +17,7 @@ from ._embedding import *
 from ._failure import *
 from ._filter import *
 from ._fully_connected import *
+from ._loss import *
 from ._lstm import *
 from ._matmul import *
 from ._normalization import *

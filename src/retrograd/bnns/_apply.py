@@ -79,9 +79,12 @@ class TwoInputFilter(BNNSFilter):
 
 
 _USE_TWO: Final = "filter does not have two inputs"
-_OWN: Final = "normalization and arithmetic filters have functions of their own"
-_USE: Final = f"{_OWN}: BNNSNormalizationFilterApplyBatch, BNNSArithmeticFilterApplyBatch"
-_USE_BACKWARD: Final = f"{_OWN}: BNNSNormalizationFilterApplyBackwardBatch, BNNSArithmeticFilterApplyBackwardBatch"
+_OWN: Final = "normalization, arithmetic and loss filters have functions of their own"
+_USE: Final = f"{_OWN}: BNNSNormalizationFilterApplyBatch, BNNSArithmeticFilterApplyBatch, BNNSLossFilterApplyBatch"
+_USE_BACKWARD: Final = (
+    f"{_OWN}: BNNSNormalizationFilterApplyBackwardBatch, BNNSArithmeticFilterApplyBackwardBatch, "
+    "BNNSLossFilterApplyBackwardBatch"
+)
 
 
 @status(-1, rename=_FORWARD_NAMES)

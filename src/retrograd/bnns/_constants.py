@@ -247,3 +247,22 @@ BNNSReduceFunctionLogSumExp = 13
 BNNSReduceFunctionProduct = 14
 BNNSReduceFunctionNone = 15
 BNNSReduceFunctionLogSum = 16
+
+# BNNSLossFunction
+BNNSLossFunctionSoftmaxCrossEntropy = 1
+BNNSLossFunctionSigmoidCrossEntropy = 2
+BNNSLossFunctionMeanSquareError = 3
+BNNSLossFunctionHuber = 4
+BNNSLossFunctionYolo = 5
+BNNSLossFunctionLog = 6
+BNNSLossFunctionCosineDistance = 7
+BNNSLossFunctionHinge = 8
+BNNSLossFunctionMeanAbsoluteError = 9
+BNNSLossFunctionCategoricalCrossEntropy = 10
+
+# BNNSLossReductionFunction
+BNNSLossReductionNone = 0
+BNNSLossReductionSum = 1
+BNNSLossReductionWeightedMean = 2
+BNNSLossReductionMean = 3
+BNNSLossReductionNonZeroWeightMean = 4

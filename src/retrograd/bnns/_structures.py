@@ -97,6 +97,7 @@ class Structure(Versioned):
     _declared: ClassVar[tuple[tuple[str, Any], ...]] = ()
     _layout: ClassVar[tuple[_Field, ...]] = ()
     _fields: ClassVar[Mapping[str, _Field]] = {}
+    _prefixes: ClassVar[Mapping[str, str]] = {}  # how the names of a field's constants begin, where not as usual
     sizeof: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
@@ -211,7 +212,7 @@ class Structure(Versioned):
             if isinstance(kind, _Primitive):
                 zero = value is kind.zero or (isinstance(value, (int, float, tuple, Dimensions)) and value == kind.zero)
                 if not zero:
-                    shown.append(f"{name}={_text(name, value)}")
+                    shown.append(f"{name}={_text({**_PREFIXES, **self._prefixes}.get(name), value)}")
             elif any(one != kind() for one in (value if isinstance(value, _Copies) else (value,))):
                 shown.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -348,9 +349,9 @@ _PREFIXES: Final = {
 }
 
 
-def _text(name: str, value: Any) -> str:
-    if name in _PREFIXES:
-        return constant_name(_PREFIXES[name], value)
+def _text(prefix: str | None, value: Any) -> str:
+    if prefix is not None:
+        return constant_name(prefix, value)
     if isinstance(value, np.ndarray):
         return f"<{value.dtype} array {value.shape}>"
     return repr(value)

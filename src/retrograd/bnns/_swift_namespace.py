@@ -33,6 +33,7 @@ from ._swift_layers import (
     copy,
     transpose,
 )
+from ._swift_loss import LossFunction, LossLayer, LossReduction, YoloParameters
 from ._swift_optimizer import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -69,6 +70,9 @@ class BNNS:
     GradientClipping = GradientClipping
     LearningPhase = LearningPhase
     Norm = Norm
+    LossFunction = LossFunction
+    LossLayer = LossLayer
+    LossReduction = LossReduction
     NormalizationLayer = NormalizationLayer
     NormalizationType = NormalizationType
     PoolingLayer = PoolingLayer
@@ -85,6 +89,7 @@ class BNNS:
     Shape = Shape
     TernaryArithmeticLayer = TernaryArithmeticLayer
     UnaryArithmeticLayer = UnaryArithmeticLayer
+    YoloParameters = YoloParameters
 
     applyActivation = staticmethod(_swift_activation.applyActivation)
     clip = staticmethod(_swift_arrays.clip)

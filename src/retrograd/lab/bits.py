@@ -237,12 +237,44 @@ def _dense(dtype: Any) -> Results:
             loss, dx = getattr(rg, loss_name)(x, x[::-1].copy())
             each, _ = getattr(rg, loss_name)(x, x[::-1].copy(), reduction="none")
             yield f"{loss_name} {size}", [np.float64(loss), dx, each]
+        yield from _losses(size, x, y)
         at = np.arange(3 * rows) * 3 % outputs
         scattered = rg.embedding_backward(_data((3 * rows, inputs), dtype, 4), at, outputs)
         yield f"embedding {size}", [rg.embedding_forward(at, w), scattered]
         yield f"dropout {size}", [rg.dropout(x, 0.4, seed=11)]
         yield f"global_norm {size}", [np.float64(rg.global_norm([x, w]))]
         yield from _steps(size, x)
+    x = _extremes(np.dtype(dtype))
+    targets = np.abs(_data(x.shape, dtype, 25)) / 2
+    for name in ("sigmoid_cross_entropy", "mean_absolute_error", "hinge", "log_loss"):
+        yield f"{name} extremes", list(getattr(rg, name)(x, targets, reduction="none"))
+
+
+def _losses(size: str, x: Array, logits: Array) -> Results:
+    """Losses with weights, by element and by row."""
+    probabilities, targets = np.abs(x) / 2, np.abs(_data(x.shape, x.dtype, 21)) / 2
+    each, of_rows = _data(x.shape, x.dtype, 22), _data(x.shape[0], x.dtype, 23)
+    for name, options in (
+        ("sigmoid_cross_entropy", {"label_smoothing": 0.1}),
+        ("mean_absolute_error", {}),
+        ("hinge", {}),
+        ("log_loss", {}),
+        ("huber", {"delta": 0.5}),
+    ):
+        y = probabilities if name == "log_loss" else x
+        loss, dy = getattr(rg, name)(y, targets, weights=each, reduction="weighted_mean", **options)
+        values, _ = getattr(rg, name)(y, targets, weights=of_rows, reduction="none", **options)
+        yield f"weighted {name} {size}", [np.float64(loss), dy, values]
+    soft = np.abs(_data(logits.shape, logits.dtype, 24))
+    soft[:, ::3] = 0
+    for name, first, second, row_options in (
+        ("softmax_cross_entropy", logits, soft, {"label_smoothing": 0.1}),
+        ("categorical_cross_entropy", logits, soft, {}),
+        ("cosine_distance", x, targets, {}),
+    ):
+        loss, dy = getattr(rg, name)(first, second, weights=of_rows, reduction="nonzero_mean", **row_options)
+        losses, _ = getattr(rg, name)(first, second, reduction="none", scale=0.5, **row_options)
+        yield f"weighted {name} {size}", [np.float64(loss), dy, losses]
 
 
 def _pools(dtype: Any) -> Results:

@@ -6,7 +6,7 @@ There is no autograd: a layer's ``forward`` keeps what its ``backward`` needs, a
 
 from .checkpoint import load, read_metadata, save
 from .layers import Activation, Dropout, Embedding, Linear
-from .losses import Huber, Loss, MeanSquaredError, SoftmaxCrossEntropy
+from .losses import Hinge, Huber, Loss, MeanAbsoluteError, MeanSquaredError, SigmoidCrossEntropy, SoftmaxCrossEntropy
 from .lstm import LSTM, LstmState
 from .module import KeyDifferences, Module, Sequential
 from .norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
@@ -28,6 +28,7 @@ __all__ = [
     "Embedding",
     "Flatten",
     "GroupNorm",
+    "Hinge",
     "Huber",
     "InstanceNorm",
     "KeyDifferences",
@@ -36,11 +37,13 @@ __all__ = [
     "Loss",
     "LstmState",
     "MaxPool",
+    "MeanAbsoluteError",
     "MeanSquaredError",
     "Module",
     "Optimizer",
     "RMSProp",
     "Sequential",
+    "SigmoidCrossEntropy",
     "SoftmaxCrossEntropy",
     "StepDecay",
     "load",

@@ -10,7 +10,16 @@ import retrograd as rg
 
 from .module import Array, Memory
 
-__all__ = ["Huber", "Loss", "MeanSquaredError", "Reduction", "SoftmaxCrossEntropy"]
+__all__ = [
+    "Hinge",
+    "Huber",
+    "Loss",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "Reduction",
+    "SigmoidCrossEntropy",
+    "SoftmaxCrossEntropy",
+]
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
@@ -74,10 +83,11 @@ class Loss:
 
 
 class SoftmaxCrossEntropy(Loss):
-    """The cross entropy of integer labels and the softmax of the logits `y`, classes on the last axis.
+    """The cross entropy of labels and the softmax of the logits `y`, classes on the last axis.
 
-    Labels have the shape of y without its last axis. Those equal to `ignore_index` are ignored. `label_smoothing`
-    is the share of the target probability that is spread evenly over all classes.
+    Integer labels have the shape of y without its last axis; those equal to `ignore_index` are ignored. Labels of the
+    shape and dtype of y are probabilities. `label_smoothing` is the share of the target probability that is spread
+    evenly over all classes.
     """
 
     def __init__(
@@ -133,6 +143,64 @@ class Huber(Loss):
             y,
             target,
             delta=self.delta,
+            reduction=self.reduction,
+            want_gradient=want_gradient,
+            out=out,
+            num_threads=self.num_threads,
+        )
+
+
+class SigmoidCrossEntropy(Loss):
+    """The cross entropy of targets from 0 to 1 and the sigmoid of the logits `y`, for each element.
+
+    `label_smoothing` moves the targets towards 1/2 by this share.
+    """
+
+    def __init__(
+        self, *, label_smoothing: float = 0.0, reduction: Reduction = "mean", num_threads: int | None = None
+    ) -> None:
+        super().__init__(reduction, num_threads)
+        self.label_smoothing = label_smoothing
+
+    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
+        return rg.sigmoid_cross_entropy(
+            y,
+            target,
+            label_smoothing=self.label_smoothing,
+            reduction=self.reduction,
+            want_gradient=want_gradient,
+            out=out,
+            num_threads=self.num_threads,
+        )
+
+
+class MeanAbsoluteError(Loss):
+    """``|y - target|``, with gradient 0 where y is the target."""
+
+    def __init__(self, *, reduction: Reduction = "mean", num_threads: int | None = None) -> None:
+        super().__init__(reduction, num_threads)
+
+    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
+        return rg.mean_absolute_error(
+            y,
+            target,
+            reduction=self.reduction,
+            want_gradient=want_gradient,
+            out=out,
+            num_threads=self.num_threads,
+        )
+
+
+class Hinge(Loss):
+    """``max(0, 1 - y)`` for targets 1, and ``max(0, 1 + y)`` for targets 0."""
+
+    def __init__(self, *, reduction: Reduction = "mean", num_threads: int | None = None) -> None:
+        super().__init__(reduction, num_threads)
+
+    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
+        return rg.hinge(
+            y,
+            target,
             reduction=self.reduction,
             want_gradient=want_gradient,
             out=out,

@@ -1,14 +1,21 @@
 """Losses, each computed with its gradient in one pass.
 
-With ``reduction="mean"`` or ``"sum"`` the loss is a Python float, accumulated in float64. With ``"none"`` it is an
-array, and the gradient is that of its sum. The mean of no elements is NaN, as in PyTorch, and its gradient is 0. Arrays
-that are not contiguous are copied first.
+A loss of rows (softmax and categorical cross entropy, cosine distance) has one value for each row, along the last axis;
+the others have one for each element. `weights` are factors of these values: a number, or an array with the shape of
+their first axes, such as one weight for each sample.
+
+With ``reduction="none"`` the loss is the array of weighted values, and the gradient is that of its sum. Otherwise it is
+a Python float, accumulated in float64: ``"sum"``, ``"mean"`` (divided by the number of values), ``"weighted_mean"`` (by
+the sum of their weights) or ``"nonzero_mean"`` (by the number of weights that are not 0). The mean of no values is NaN,
+as in PyTorch; a mean over weights that sum to 0, or are all 0, is 0. The gradient is 0 in both cases. `scale` is a
+factor of the loss and its gradient. Arrays that are not contiguous are copied first.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,11 +24,28 @@ from . import _args, _memory
 from ._args import Array
 from ._call import Reason, Refusal, enter, public
 
-__all__ = ["huber", "mean_squared_error", "softmax_cross_entropy"]
+__all__ = [
+    "categorical_cross_entropy",
+    "cosine_distance",
+    "hinge",
+    "huber",
+    "log_loss",
+    "mean_absolute_error",
+    "mean_squared_error",
+    "sigmoid_cross_entropy",
+    "softmax_cross_entropy",
+]
 
-Reduction: TypeAlias = Literal["mean", "sum", "none"]
+Reduction: TypeAlias = Literal["mean", "sum", "none", "weighted_mean", "nonzero_mean"]
+# The loss, and the gradient if it is wanted.
+Result: TypeAlias = tuple[float | Array, Array | None]
 
-_REDUCTIONS: Final = ("mean", "sum", "none")
+# The engine's codes: Reduction in src/core/dense/loss.h, ElementLoss in src/core/kernels.h.
+_REDUCTIONS: Final = {"mean": 1, "sum": 0, "none": 0, "weighted_mean": 2, "nonzero_mean": 3}
+_DIFFERENCE, _ABSOLUTE, _HINGE, _LOG, _SIGMOID = range(5)
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
 
 
 @public
@@ -29,55 +53,120 @@ def softmax_cross_entropy(
     logits: Array,
     labels: Array,
     *,
+    weights: float | Array | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: Reduction = "mean",
+    scale: float = 1.0,
     want_gradient: bool = True,
     out: Array | None = None,
     num_threads: int | None = None,
-) -> tuple[float | Array, Array | None]:
-    """``-log softmax(logits)[label]`` of logits [..., V] and integer labels [...], and dlogits.
+) -> Result:
+    """``-sum(t * log softmax(logits))`` of logits [..., V], and dlogits.
 
-    With `label_smoothing` s the target is ``s / V`` for every class, plus ``1 - s`` for the label. Rows whose label is
-    `ignore_index` have loss and gradient 0 and do not count in the mean; if all rows are ignored, the mean is NaN.
+    Labels are integers [...], whose target t is 1 at the label and 0 elsewhere, or the targets themselves, of the shape
+    and dtype of the logits. With `label_smoothing` s, t is ``(1 - s) t + s / V``. Rows whose integer label is
+    `ignore_index` have loss and gradient 0 and do not count in a mean; if all rows are ignored, the mean is NaN.
     `out` receives dlogits and may be `logits` itself.
     """
-    logits = _args.as_array("logits", logits)
-    f64 = _args.is_float64("logits", logits)
-    _args.check_aligned("logits", logits)
-    labels, flat = _args.as_indices("labels", labels)
-    if logits.ndim == 0 or labels.shape != logits.shape[:-1]:
-        wanted = f" of shape {logits.shape} need {logits.shape[:-1]}" if logits.ndim else " have no axes"
-        raise ValueError(f"labels has shape {labels.shape}, but logits{wanted}")
-    ignored = _args.as_count("ignore_index", ignore_index, least=-(1 << 63))
-    if ignored >= 1 << 63:
-        raise ValueError(f"ignore_index is {ignored}, must be below 2**63")
-    smoothing = _args.as_number("label_smoothing", label_smoothing)
-    if not 0 <= smoothing <= 1:
-        raise ValueError(f"label_smoothing is {smoothing}, must be from 0 to 1")
-    _check_reduction(reduction)
-    threads = _args.thread_count(num_threads)
-    dlogits, written = _gradient(logits, want_gradient, out)
-    if out is not None and not _args.all_contiguous(logits, labels, out):
-        _args.check_disjoint({"out": dlogits}, {"logits": logits, "labels": labels}, {"out": ("logits",)})
-    losses = np.empty(len(flat)) if reduction == "none" else None
-    classes = logits.shape[-1]
-    rows = np.ascontiguousarray(logits).reshape(len(flat), classes)
-    gradient = None if written is None else written.reshape(len(flat), classes)
-    arguments = (f64, rows, flat, ignored, smoothing, reduction == "mean", losses, gradient)
+    logits = _as_rows("logits", logits)
+    given = _args.as_array("labels", labels)
+    targets: Array | None = None
+    if given.dtype.kind == "f":
+        if given.shape != logits.shape:
+            raise TypeError(
+                f"labels has dtype {given.dtype}; it must be of integers, or have the shape {logits.shape} of logits"
+            )
+        _args.check_dtype("labels", given, logits.dtype, "as logits is")
+        _args.check_aligned("labels", given)
+        targets = given
+    return _cross_entropy(
+        logits,
+        given,
+        targets,
+        _as_weights(weights, logits.shape[:-1], logits.dtype),
+        ignore_index,
+        _smoothing(label_smoothing),
+        _Options(reduction, scale, want_gradient, out, num_threads),
+    )
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
-        if refusal.reason is Reason.out_of_range:
-            _args.raise_out_of_range("labels", labels, classes, "the classes of logits are", ignored)
-        _args.check_disjoint({"out": dlogits}, {"logits": logits, "labels": labels}, {"out": ("logits",)})
-        return arguments
 
-    loss, _ = enter(_core.softmax_cross_entropy, arguments, threads, fix)
-    if dlogits is not None and written is not dlogits:
-        dlogits[...] = written
-    if losses is not None:
-        return losses.astype(logits.dtype).reshape(labels.shape), dlogits
-    return loss, dlogits
+@public
+def categorical_cross_entropy(
+    logits: Array,
+    target: Array,
+    *,
+    weights: float | Array | None = None,
+    reduction: Reduction = "mean",
+    scale: float = 1.0,
+    want_gradient: bool = True,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> Result:
+    """``-sum(target * log softmax(logits)) / m`` of logits [..., V], m the number of targets of the row that are not 0.
+
+    Also returns dlogits. The loss and the gradient of a row without targets are 0. `weights` may also have the shape of
+    the logits: then they are factors of the targets, and the reduction is "mean", "sum" or "none". `out` receives
+    dlogits and may be `logits` itself.
+    """
+    logits = _as_rows("logits", logits)
+    target = _args.as_array("target", target)
+    _check_like("logits", logits, target)
+    target = np.ascontiguousarray(target)
+    counts = np.count_nonzero(target, axis=-1, keepdims=True)
+    shares = target / np.maximum(counts, 1).astype(target.dtype)
+    each = None if weights is None else _args.as_array("weights", weights)
+    if each is not None and each.ndim and each.shape == logits.shape:
+        if reduction in ("weighted_mean", "nonzero_mean"):
+            raise ValueError(f"reduction is {reduction!r}, but weights of the shape of logits are not those of rows")
+        _args.check_dtype("weights", each, logits.dtype, "as logits is")
+        shares *= each
+        weights = None
+    return _cross_entropy(
+        logits,
+        shares,
+        shares,
+        _as_weights(weights, logits.shape[:-1], logits.dtype),
+        0,
+        0.0,
+        _Options(reduction, scale, want_gradient, out, num_threads),
+    )
+
+
+@public
+def cosine_distance(
+    y: Array,
+    target: Array,
+    *,
+    weights: float | Array | None = None,
+    reduction: Reduction = "mean",
+    scale: float = 1.0,
+    want_gradient: bool = True,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> Result:
+    """``1 - sum(y * target)`` over the last axis, and dy, for rows that all have length 1, which is not checked.
+
+    dy is ``sum(y * target) * y - target``: the gradient of the angle's cosine, which has no part along y. `out`
+    receives dy and may be `y` or `target` itself.
+    """
+    y = _as_rows("y", y)
+    target = _args.as_array("target", target)
+    _check_like("y", y, target)
+    weighed = _as_weights(weights, y.shape[:-1], y.dtype)
+    options = _Options(reduction, scale, want_gradient, out, num_threads)
+    width, count = y.shape[-1], math.prod(y.shape[:-1])
+    losses = np.empty(count) if reduction == "none" else None
+
+    def arguments(dy: Array | None) -> tuple[Any, ...]:
+        flat = (np.ascontiguousarray(a).reshape(count, width) for a in (y, target))
+        return (*flat, *weighed.flat, *options.codes(), losses, None if dy is None else dy.reshape(count, width))
+
+    loss, dy = _run(_core.cosine_distance, "y", y, {"target": target}, ("y", "target"), weighed, options, arguments)
+    return (loss if losses is None else losses.astype(y.dtype).reshape(y.shape[:-1])), dy
+
+
+# ---- elements -------------------------------------------------------------------------------------------------------
 
 
 @public
@@ -85,13 +174,16 @@ def mean_squared_error(
     y: Array,
     target: Array,
     *,
+    weights: float | Array | None = None,
     reduction: Reduction = "mean",
+    scale: float = 1.0,
     want_gradient: bool = True,
     out: Array | None = None,
     num_threads: int | None = None,
-) -> tuple[float | Array, Array | None]:
+) -> Result:
     """``(y - target)**2`` and dy. `out` receives dy and may be `y` or `target` itself."""
-    return _difference(y, target, 1.0, math.inf, reduction, want_gradient, out, num_threads)
+    options = _Options(reduction, scale, want_gradient, out, num_threads)
+    return _elements(_DIFFERENCE, (1.0, math.inf), "y", y, target, weights, options)
 
 
 @public
@@ -100,11 +192,13 @@ def huber(
     target: Array,
     *,
     delta: float = 1.0,
+    weights: float | Array | None = None,
     reduction: Reduction = "mean",
+    scale: float = 1.0,
     want_gradient: bool = True,
     out: Array | None = None,
     num_threads: int | None = None,
-) -> tuple[float | Array, Array | None]:
+) -> Result:
     """With d = y - target, ``d**2 / 2`` for ``|d| <= delta``, else ``delta * (|d| - delta / 2)``, and dy.
 
     `out` receives dy and may be `y` or `target` itself.
@@ -112,56 +206,266 @@ def huber(
     bound = _args.as_number("delta", delta)
     if not 0 < bound < math.inf:
         raise ValueError(f"delta is {bound}, must be a finite number above 0")
-    return _difference(y, target, 0.5, bound, reduction, want_gradient, out, num_threads)
+    options = _Options(reduction, scale, want_gradient, out, num_threads)
+    return _elements(_DIFFERENCE, (0.5, bound), "y", y, target, weights, options)
 
 
-def _difference(
+@public
+def mean_absolute_error(
     y: Array,
     target: Array,
-    square: float,
-    delta: float,
-    reduction: str,
-    want_gradient: bool,
-    out: Array | None,
-    num_threads: int | None,
-) -> tuple[float | Array, Array | None]:
-    y = _args.as_array("y", y)
-    target = _args.as_array("target", target)
-    f64 = _args.is_float64("y", y)
+    *,
+    slope_at_zero: float = 0.0,
+    weights: float | Array | None = None,
+    reduction: Reduction = "mean",
+    scale: float = 1.0,
+    want_gradient: bool = True,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> Result:
+    """``|y - target|`` and dy. `slope_at_zero`, from -1 to 1, is its derivative where y is the target.
+
+    `out` receives dy and may be `y` or `target` itself.
+    """
+    slope = _args.as_number("slope_at_zero", slope_at_zero)
+    if not -1 <= slope <= 1:
+        raise ValueError(f"slope_at_zero is {slope}, must be from -1 to 1")
+    options = _Options(reduction, scale, want_gradient, out, num_threads)
+    return _elements(_ABSOLUTE, (slope, 0.0), "y", y, target, weights, options)
+
+
+@public
+def hinge(
+    y: Array,
+    target: Array,
+    *,
+    weights: float | Array | None = None,
+    reduction: Reduction = "mean",
+    scale: float = 1.0,
+    want_gradient: bool = True,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> Result:
+    """``max(0, 1 - s * y)`` with s = 2 target - 1, for targets 0 and 1, and dy, which is ``-s`` where ``s * y <= 1``.
+
+    `out` receives dy and may be `y` or `target` itself.
+    """
+    options = _Options(reduction, scale, want_gradient, out, num_threads)
+    return _elements(_HINGE, (0.0, 0.0), "y", y, target, weights, options)
+
+
+@public
+def log_loss(
+    y: Array,
+    target: Array,
+    *,
+    eps: float = 1e-7,
+    weights: float | Array | None = None,
+    reduction: Reduction = "mean",
+    scale: float = 1.0,
+    want_gradient: bool = True,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> Result:
+    """``-target * log(y + eps) - (1 - target) * log(1 - y + eps)`` for probabilities y, and dy.
+
+    For logits, use :func:`sigmoid_cross_entropy`, which is exact for small probabilities. `out` receives dy and may be
+    `y` or `target` itself.
+    """
+    added = _args.as_number("eps", eps)
+    if not 0 <= added < math.inf:
+        raise ValueError(f"eps is {added}, must be a finite number of at least 0")
+    options = _Options(reduction, scale, want_gradient, out, num_threads)
+    return _elements(_LOG, (added, 0.0), "y", y, target, weights, options)
+
+
+@public
+def sigmoid_cross_entropy(
+    logits: Array,
+    target: Array,
+    *,
+    label_smoothing: float = 0.0,
+    weights: float | Array | None = None,
+    reduction: Reduction = "mean",
+    scale: float = 1.0,
+    want_gradient: bool = True,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> Result:
+    """``-t * log sigmoid(logits) - (1 - t) * log sigmoid(-logits)`` and dlogits.
+
+    t is the target, or with `label_smoothing` s ``(1 - s) target + s / 2``. `out` receives dlogits and may be `logits`
+    or `target` itself.
+    """
+    smoothing = _smoothing(label_smoothing)
+    options = _Options(reduction, scale, want_gradient, out, num_threads)
+    return _elements(_SIGMOID, (1 - smoothing, smoothing / 2), "logits", logits, target, weights, options)
+
+
+# ---- shared ---------------------------------------------------------------------------------------------------------
+
+
+class _Options(NamedTuple):
+    """The options that all losses have."""
+
+    reduction: str
+    scale: float
+    want_gradient: bool
+    out: Array | None
+    num_threads: int | None
+
+    def codes(self) -> tuple[int, float]:
+        """The reduction and the scale, as the engine takes them."""
+        if self.reduction not in _REDUCTIONS:
+            raise ValueError(f"reduction is {self.reduction!r}; there are {', '.join(map(repr, _REDUCTIONS))}")
+        return _REDUCTIONS[self.reduction], _args.as_number("scale", self.scale)
+
+
+class _Weights(NamedTuple):
+    given: Array | None  # the caller's array
+    flat: tuple[Array | None, float]  # one for each loss, or None; the weight of all losses
+
+
+def _as_weights(weights: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Weights:
+    """Weights of losses of this shape."""
+    if weights is None:
+        return _Weights(None, (None, 1.0))
+    array = _args.as_array("weights", weights)
+    if array.ndim == 0:
+        return _Weights(None, (None, _args.as_number("weights", array.item())))
+    if array.shape != shape[: array.ndim]:
+        fitting = ", ".join(str(shape[:axes]) for axes in range(len(shape) + 1))
+        raise ValueError(f"weights has shape {array.shape}, but there are losses of shape {shape}: expected {fitting}")
+    _args.check_dtype("weights", array, dtype, "as the other arrays are")
+    _args.check_aligned("weights", array)
+    spread = array.reshape(array.shape + (1,) * (len(shape) - array.ndim))
+    return _Weights(array, (np.ascontiguousarray(np.broadcast_to(spread, shape)).reshape(-1), 1.0))
+
+
+def _as_rows(name: str, value: object) -> Array:
+    array = _args.as_array(name, value)
+    _args.is_float64(name, array)
+    _args.check_aligned(name, array)
+    if array.ndim == 0:
+        raise ValueError(f"{name} has no axes, but rows are along the last one")
+    return array
+
+
+def _check_like(name: str, y: Array, target: Array) -> None:
     if target.shape != y.shape:
-        raise ValueError(f"target has shape {target.shape}, but y has shape {y.shape}")
-    _args.check_dtype("target", target, y.dtype, "as y is")
-    _args.check_aligned("y", y)
+        raise ValueError(f"target has shape {target.shape}, but {name} has shape {y.shape}")
+    _args.check_dtype("target", target, y.dtype, f"as {name} is")
     _args.check_aligned("target", target)
-    _check_reduction(reduction)
-    threads = _args.thread_count(num_threads)
-    dy, written = _gradient(y, want_gradient, out)
-    inputs = {"y": y, "target": target}
-    if out is not None and not _args.all_contiguous(y, target, out):
-        _args.check_disjoint({"out": dy}, inputs, {"out": ("y", "target")})
-    values = _memory.empty(y.shape, y.dtype) if reduction == "none" else None
-    weight = 1.0 / y.size if reduction == "mean" and y.size else 1.0
-    flat_values, flat_dy = (None if a is None else a.reshape(-1) for a in (values, written))
-    flat_y, flat_target = (np.ascontiguousarray(a).reshape(-1) for a in (y, target))
-    arguments = (f64, flat_y, flat_target, square, delta, 2 * square * weight, flat_values, flat_dy)
-    loss, _ = enter(
-        _core.difference_loss,
+
+
+def _smoothing(label_smoothing: float) -> float:
+    smoothing = _args.as_number("label_smoothing", label_smoothing)
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"label_smoothing is {smoothing}, must be from 0 to 1")
+    return smoothing
+
+
+def _elements(
+    kind: int,
+    parameters: tuple[float, float],
+    name: str,
+    y: Array,
+    target: Array,
+    weights: object,
+    options: _Options,
+) -> Result:
+    y, target = _args.as_array(name, y), _args.as_array("target", target)
+    _args.is_float64(name, y)
+    _check_like(name, y, target)
+    _args.check_aligned(name, y)
+    weighed = _as_weights(weights, y.shape, y.dtype)
+    values = _memory.empty(y.shape, y.dtype) if options.reduction == "none" else None
+
+    def arguments(dy: Array | None) -> tuple[Any, ...]:
+        flat = (np.ascontiguousarray(a).reshape(-1) for a in (y, target))
+        results = (None if a is None else a.reshape(-1) for a in (values, dy))
+        return (kind, *parameters, *flat, *weighed.flat, *options.codes(), *results)
+
+    loss, dy = _run(_core.element_losses, name, y, {"target": target}, (name, "target"), weighed, options, arguments)
+    return (loss if values is None else values), dy
+
+
+def _cross_entropy(
+    logits: Array,
+    labels: Array,
+    targets: Array | None,
+    weights: _Weights,
+    ignore_index: int,
+    smoothing: float,
+    options: _Options,
+) -> Result:
+    """Of integer labels, or of targets, which are then the labels too."""
+    shape, classes = logits.shape[:-1], logits.shape[-1]
+    flat: Array | None = None
+    if targets is None:
+        labels, flat = _args.as_indices("labels", labels)
+        if labels.shape != shape:
+            raise ValueError(f"labels has shape {labels.shape}, but logits of shape {logits.shape} need {shape}")
+    ignored = _args.as_count("ignore_index", ignore_index, least=-(1 << 63))
+    if ignored >= 1 << 63:
+        raise ValueError(f"ignore_index is {ignored}, must be below 2**63")
+    count = math.prod(shape)
+    losses = np.empty(count) if options.reduction == "none" else None
+
+    def arguments(dlogits: Array | None) -> tuple[Any, ...]:
+        rows, soft, gradient = (
+            None if a is None else np.ascontiguousarray(a).reshape(count, classes) for a in (logits, targets, dlogits)
+        )
+        return (rows, flat, ignored, soft, *weights.flat, smoothing, *options.codes(), losses, gradient)
+
+    def explain(refusal: Refusal) -> None:
+        if refusal.reason is Reason.out_of_range:
+            _args.raise_out_of_range("labels", labels, classes, "the classes of logits are", ignored)
+
+    loss, dlogits = _run(
+        _core.softmax_cross_entropy,
+        "logits",
+        logits,
+        {"labels": labels},
+        ("logits",),
+        weights,
+        options,
         arguments,
-        threads,
-        lambda _: _args.disjoint_arguments(arguments, {"out": dy}, inputs, {"out": ("y", "target")}),
+        explain,
     )
-    if dy is not None and written is not dy:
+    return (loss if losses is None else losses.astype(logits.dtype).reshape(shape)), dlogits
+
+
+def _run(
+    engine: Callable[..., Any],
+    name: str,
+    y: Array,
+    others: dict[str, Array],
+    in_place: tuple[str, ...],
+    weights: _Weights,
+    options: _Options,
+    arguments: Callable[[Array | None], tuple[Any, ...]],
+    explain: Callable[[Refusal], None] | None = None,
+) -> tuple[float, Array | None]:
+    """Call the engine with ``arguments(gradient)``. Returns the loss and the gradient of y, the array called `name`."""
+    threads = _args.thread_count(options.num_threads)
+    options.codes()  # checks them
+    dy, written = _gradient(y, _args.as_flag("want_gradient", options.want_gradient), options.out)
+    inputs = {name: y, **others, "weights": weights.given}
+    may_replace = {"out": in_place}
+    if options.out is not None and not _args.all_contiguous(*inputs.values(), options.out):
+        _args.check_disjoint({"out": dy}, inputs, may_replace)
+    call = (_args.is_float64(name, y), *arguments(written))
+
+    def fix(refusal: Refusal) -> tuple[Any, ...]:
+        if explain is not None:
+            explain(refusal)
+        return _args.disjoint_arguments(call, {"out": dy}, inputs, may_replace)
+
+    loss, _ = enter(engine, call, threads, fix)
+    if dy is not None and written is not None and written is not dy:
         dy[...] = written
-    if values is not None:
-        return values, dy
-    if reduction == "mean":
-        loss = loss / y.size if y.size else math.nan
     return loss, dy
-
-
-def _check_reduction(reduction: str) -> None:
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"reduction is {reduction!r}; there are {', '.join(map(repr, _REDUCTIONS))}")
 
 
 def _gradient(like: Array, wanted: bool, out: Array | None) -> tuple[Array | None, Array | None]:

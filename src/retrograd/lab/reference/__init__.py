@@ -7,6 +7,7 @@ double is the same as float64, as on Windows and Apple silicon, it is no more pr
 
 from .activation import *
 from .dense import *
+from .loss import *
 from .lstm import *
 from .norm import *
 from .optimizer import *

@@ -1,4 +1,4 @@
-"""The oracle: linear layers, embeddings, dropout and losses."""
+"""The oracle: linear layers, embeddings and dropout."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from .precision import Array, widened
 __all__ = [
     "dropout_mask",
     "embedding_backward",
-    "huber",
     "linear_backward",
     "linear_forward",
-    "mean_squared_error",
     "philox4x32",
     "philox_mask",
-    "softmax_cross_entropy",
 ]
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
@@ -83,36 +80,3 @@ def embedding_backward(dy: Array, indices: Array, rows: int) -> Array:
     for position in np.ndindex(indices.shape):
         dtable[indices[position]] += dy[position]
     return dtable
-
-
-# --- losses: the loss of every element or row, and the gradient of their sum ------------------------------------------
-
-
-def softmax_cross_entropy(
-    logits: Array, labels: Array, *, ignore_index: int = -100, label_smoothing: float = 0.0
-) -> tuple[Array, Array]:
-    """The cross entropy of softmax(logits) and the smoothed targets; 0 for rows with `ignore_index`."""
-    x = widened(logits)
-    V = x.shape[-1]
-    kept = labels != ignore_index
-    target = np.full(x.shape, label_smoothing / max(V, 1), x.dtype)
-    for position in map(tuple, np.argwhere(kept)):
-        row = target[position]
-        row[labels[position]] += 1 - label_smoothing
-    d = x - x.max(-1, keepdims=True, initial=-math.inf)
-    log_sum = np.log(np.exp(d).sum(-1, keepdims=True))
-    # A target of 0 contributes 0, even if log_sum - d is infinite.
-    terms = np.where(target == 0, 0.0, target * (log_sum - d))
-    losses = np.where(kept, terms.sum(-1), 0.0)
-    return losses, np.where(kept[..., None], np.exp(d - log_sum) - target, 0.0)
-
-
-def mean_squared_error(y: Array, target: Array) -> tuple[Array, Array]:
-    d = widened(y) - widened(target)
-    return d**2, 2 * d
-
-
-def huber(y: Array, target: Array, *, delta: float = 1.0) -> tuple[Array, Array]:
-    d = widened(y) - widened(target)
-    inside = np.abs(d) <= delta
-    return np.where(inside, d**2 / 2, delta * (np.abs(d) - delta / 2)), np.where(inside, d, delta * np.sign(d))

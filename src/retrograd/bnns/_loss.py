@@ -1,0 +1,524 @@
+"""Loss filters: a loss over a batch, and the gradient of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from ..ops import loss as ops
+from ..ops._arrays import same_elements
+from . import _constants as c
+from ._failure import Invalid, Unsupported, renaming, status
+from ._filter import (
+    FLOAT32,
+    BNNSFilter,
+    accumulates,
+    checked_batch,
+    checked_descriptor,
+    checked_filter,
+    delta_geometry,
+    delta_samples,
+    geometry_of,
+    put,
+    source_samples,
+    target_samples,
+)
+from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, geometry, size_of, view_of
+from ._names import constant_name
+from ._structures import BOOL, FLOAT, POINTER, SIZE, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+
+__all__ = [
+    "BNNSFilterCreateLayerLoss",
+    "BNNSLayerParametersLossBase",
+    "BNNSLayerParametersLossHuber",
+    "BNNSLayerParametersLossSigmoidCrossEntropy",
+    "BNNSLayerParametersLossSoftmaxCrossEntropy",
+    "BNNSLayerParametersLossYolo",
+    "BNNSLossFilterApplyBackwardBatch",
+    "BNNSLossFilterApplyBatch",
+]
+
+# ---- structures -----------------------------------------------------------------------------------------------------
+
+_BASE: Final = (
+    ("function", UINT32),
+    ("i_desc", BNNSNDArrayDescriptor),
+    ("o_desc", BNNSNDArrayDescriptor),
+    ("reduction", UINT32),
+)
+_BASE_PREFIXES: Final = {"function": "BNNSLossFunction", "reduction": "BNNSLossReduction"}
+
+
+class BNNSLayerParametersLossBase(Structure):
+    """A loss without parameters. The other loss structures begin with the same fields."""
+
+    __slots__ = ("function", "i_desc", "o_desc", "reduction")
+    _declared = _BASE
+    _prefixes = _BASE_PREFIXES
+
+    function: int
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    reduction: int
+
+
+class BNNSLayerParametersLossSoftmaxCrossEntropy(Structure):
+    """The cross entropy of labels and the softmax of the input."""
+
+    __slots__ = ("function", "i_desc", "label_smooth", "o_desc", "reduction")
+    _declared = (*_BASE, ("label_smooth", FLOAT))
+    _prefixes = _BASE_PREFIXES
+
+    function: int
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    reduction: int
+    label_smooth: float
+
+
+class BNNSLayerParametersLossSigmoidCrossEntropy(Structure):
+    """The cross entropy of labels and the sigmoid of the input."""
+
+    __slots__ = ("function", "i_desc", "label_smooth", "o_desc", "reduction")
+    _declared = (*_BASE, ("label_smooth", FLOAT))
+    _prefixes = _BASE_PREFIXES
+
+    function: int
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    reduction: int
+    label_smooth: float
+
+
+class BNNSLayerParametersLossHuber(Structure):
+    """The Huber loss."""
+
+    __slots__ = ("function", "huber_delta", "i_desc", "o_desc", "reduction")
+    _declared = (*_BASE, ("huber_delta", FLOAT))
+    _prefixes = _BASE_PREFIXES
+
+    function: int
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    reduction: int
+    huber_delta: float
+
+
+class BNNSLayerParametersLossYolo(Structure):
+    """The loss of YOLO, which is not supported: see :func:`BNNSFilterCreateLayerLoss`."""
+
+    __slots__ = (
+        "anchor_box_size",
+        "anchors_data",
+        "function",
+        "huber_delta",
+        "i_desc",
+        "no_object_maximum_iou",
+        "number_of_anchor_boxes",
+        "number_of_grid_columns",
+        "number_of_grid_rows",
+        "o_desc",
+        "object_minimum_iou",
+        "reduction",
+        "rescore",
+        "scale_classification",
+        "scale_no_object",
+        "scale_object",
+        "scale_wh",
+        "scale_xy",
+    )
+    _declared = (
+        *_BASE,
+        ("huber_delta", FLOAT),
+        ("number_of_grid_columns", SIZE),
+        ("number_of_grid_rows", SIZE),
+        ("number_of_anchor_boxes", SIZE),
+        ("anchor_box_size", SIZE),
+        ("rescore", BOOL),
+        ("scale_xy", FLOAT),
+        ("scale_wh", FLOAT),
+        ("scale_object", FLOAT),
+        ("scale_no_object", FLOAT),
+        ("scale_classification", FLOAT),
+        ("object_minimum_iou", FLOAT),
+        ("no_object_maximum_iou", FLOAT),
+        ("anchors_data", POINTER),
+    )
+    _prefixes = _BASE_PREFIXES
+
+    function: int
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    reduction: int
+    huber_delta: float
+    number_of_grid_columns: int
+    number_of_grid_rows: int
+    number_of_anchor_boxes: int
+    anchor_box_size: int
+    rescore: bool
+    scale_xy: float
+    scale_wh: float
+    scale_object: float
+    scale_no_object: float
+    scale_classification: float
+    object_minimum_iou: float
+    no_object_maximum_iou: float
+    anchors_data: Any
+
+
+# ---- the filter -----------------------------------------------------------------------------------------------------
+
+_FUNCTIONS: Final[dict[int, Callable[..., tuple[Any, Array | None]]]] = {
+    c.BNNSLossFunctionSoftmaxCrossEntropy: ops.softmax_cross_entropy,
+    c.BNNSLossFunctionSigmoidCrossEntropy: ops.sigmoid_cross_entropy,
+    c.BNNSLossFunctionMeanSquareError: ops.mean_squared_error,
+    c.BNNSLossFunctionHuber: ops.huber,
+    c.BNNSLossFunctionLog: ops.log_loss,
+    c.BNNSLossFunctionCosineDistance: ops.cosine_distance,
+    c.BNNSLossFunctionHinge: ops.hinge,
+    c.BNNSLossFunctionMeanAbsoluteError: ops.mean_absolute_error,
+    c.BNNSLossFunctionCategoricalCrossEntropy: ops.categorical_cross_entropy,
+}
+# The functions with one loss for each sample; the others have one for each of its elements.
+_OF_SAMPLES: Final = (
+    c.BNNSLossFunctionSoftmaxCrossEntropy,
+    c.BNNSLossFunctionCosineDistance,
+    c.BNNSLossFunctionCategoricalCrossEntropy,
+)
+_REDUCTIONS: Final[dict[int, ops.Reduction]] = {
+    c.BNNSLossReductionNone: "none",
+    c.BNNSLossReductionSum: "sum",
+    c.BNNSLossReductionWeightedMean: "weighted_mean",
+    c.BNNSLossReductionMean: "mean",
+    c.BNNSLossReductionNonZeroWeightMean: "nonzero_mean",
+}
+# The structures with parameters: of which function, and which parameter.
+_PARAMETERS: Final[dict[type[Structure], tuple[int, str]]] = {
+    BNNSLayerParametersLossSoftmaxCrossEntropy: (c.BNNSLossFunctionSoftmaxCrossEntropy, "label_smooth"),
+    BNNSLayerParametersLossSigmoidCrossEntropy: (c.BNNSLossFunctionSigmoidCrossEntropy, "label_smooth"),
+    BNNSLayerParametersLossHuber: (c.BNNSLossFunctionHuber, "huber_delta"),
+    BNNSLayerParametersLossYolo: (c.BNNSLossFunctionYolo, ""),
+}
+# Apple's header has no field for it.
+_LOG_EPSILON: Final = 1e-7
+
+
+class LossFilter(BNNSFilter):
+    """See :func:`BNNSFilterCreateLayerLoss`."""
+
+    def __init__(self, layer: Any, parameters: Any, divide_by_classes: bool) -> None:
+        self.function = _checked_function(layer)
+        super().__init__(parameters)
+        self.options = _options(layer)
+        if layer.reduction not in _REDUCTIONS:
+            shown = constant_name("BNNSLossReduction", layer.reduction)
+            raise Invalid(f"reduction is {shown}, which is not a BNNSLossReductionFunction")
+        self.reduction = _REDUCTIONS[layer.reduction]
+        self.input, self.output = (_float_geometry(f"{name}_desc", getattr(layer, f"{name}_desc")) for name in "io")
+        self.of_samples = self.function in _OF_SAMPLES
+        if self.of_samples and len(self.input.proper_extents) > 1:
+            raise Unsupported(f"i_desc has {size_of(self.input)}, but the loss of a sample needs a vector")
+        if self.reduction != "none" and self.output.elements != 1:
+            raise Invalid(f"o_desc has {self.output.elements} elements, expected 1 for a reduced loss")
+        self.values = 1 if self.of_samples else self.input.elements  # for each sample
+        by_classes = self.function == c.BNNSLossFunctionSoftmaxCrossEntropy and divide_by_classes
+        self.scale = 1 / self.input.elements if by_classes else 1.0
+
+    # ---- arguments --------------------------------------------------------------------------------------------------
+
+    def _source(self, name: str, data: Any, batch: int, stride: Any) -> Array:
+        """The samples as [batch, elements], which the engine can read; a copy if need be."""
+        array = source_samples(name, self.input, data, batch, stride)
+        array = array if array.flags.aligned else array.copy()
+        return array.reshape(batch, self.input.elements)
+
+    def _weights(self, data: Any, weights_size: Any, batch: int) -> float | Array | None:
+        size = as_size("weights_size", weights_size)
+        if size == 0:
+            return None
+        each = batch * self.input.elements
+        by_class = self.function == c.BNNSLossFunctionCategoricalCrossEntropy
+        allowed = {1, batch * self.values, *((each,) if by_class else ())}
+        if size not in allowed:
+            wanted = ", ".join(map(str, sorted(allowed)))
+            raise Invalid(f"weights_size is {size}, expected 0, {wanted} for a batch of {batch}")
+        view = _vector("weights", data, size)
+        if size == 1:
+            return float(view[0])
+        view = view if view.flags.aligned else view.copy()
+        if size == each and not (self.of_samples and size == batch):
+            if self.of_samples and self.reduction in ("weighted_mean", "nonzero_mean"):
+                raise Unsupported(
+                    f"weights_size is {size}, a weight for each class, and a mean over the weights of {batch} samples "
+                    "is not defined for them"
+                )
+            return view.reshape(batch, self.input.elements)
+        return view
+
+    def _delta(self, descriptor: Any, batch: int, stride: Any) -> tuple[Array, bool]:
+        """The gradient of the input, and whether it is added to."""
+        view = delta_samples("in_delta", descriptor, "i_desc", self.input, batch, stride, target_samples)
+        return view, accumulates("in_delta", descriptor)
+
+    def _incoming(self, descriptor: Any, batch: int, stride: Any) -> float | Array:
+        """The gradient of the loss: a number for a reduced one, else [batch] or [batch, elements]."""
+        name = "out_delta"
+        if descriptor is None:
+            raise Invalid(f"{name} is NULL")
+        descriptor = checked_descriptor(name, descriptor)
+        given = delta_geometry(name, descriptor)
+        if self.reduction == "none" and given.elements == batch * self.values:  # of all losses
+            array = source_samples(name, given, descriptor.data, 1, 0, ".data")
+        elif given.elements == (self.values if self.reduction == "none" else 1):
+            samples = batch if self.reduction == "none" else 1
+            array = source_samples(name, given, descriptor.data, samples, stride, ".data")
+        else:
+            count = batch * self.values if self.reduction == "none" else 1
+            raise Invalid(f"{name} has {given.elements} elements, but the losses of a batch of {batch} are {count}")
+        array = array.astype(np.float32)
+        return array.item() if self.reduction != "none" else array.reshape((batch, self.values)[: 2 - self.of_samples])
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        labels: Any,
+        labels_stride: Any,
+        weights: Any,
+        weights_size: Any,
+        out: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        x, t = self._source("in", source, batch, in_stride), self._source("labels", labels, batch, labels_stride)
+        w = self._weights(weights, weights_size, batch)
+        values = _vector("out", out, batch * self.values if self.reduction == "none" else 1)
+        check_writable("out", values)
+        dx, accumulate = (None, False) if in_delta is None else self._delta(in_delta, batch, in_delta_stride)
+        if dx is not None:
+            check_disjoint({"out": values, "in_delta": dx}, {})
+        cosine = self.function == c.BNNSLossFunctionCosineDistance and w is not None
+        rest = self._unweighted_one(w, batch) if cosine else 0.0  # before dx is written, which may overlap the weights
+        loss = self._compute(x, t, w, self.reduction, self.scale, dx, accumulate) + rest
+        put(values, np.asarray(loss, np.float32).reshape(values.shape if self.reduction == "none" else 1), False)
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        labels: Any,
+        labels_stride: Any,
+        weights: Any,
+        weights_size: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        if in_delta is None:
+            raise Invalid("in_delta is NULL")
+        x, t = self._source("in", source, batch, in_stride), self._source("labels", labels, batch, labels_stride)
+        w = self._weights(weights, weights_size, batch)
+        dx, accumulate = self._delta(in_delta, batch, in_delta_stride)
+        dloss = self._incoming(out_delta, batch, out_delta_stride)
+        if not isinstance(dloss, np.ndarray):
+            self._compute(x, t, w, self.reduction, self.scale * dloss, dx, accumulate)
+            return
+        # The gradient of a loss is proportional to its weight.
+        if w is not None:
+            by_class = isinstance(w, np.ndarray) and w.ndim > dloss.ndim
+            with np.errstate(all="ignore"):
+                dloss = (dloss[:, None] if by_class else dloss) * np.asarray(w, np.float32)
+        self._compute(x, t, dloss, "sum", self.scale, dx, accumulate)
+
+    def _compute(
+        self,
+        x: Array,
+        labels: Array,
+        weights: float | Array | None,
+        reduction: ops.Reduction,
+        scale: float,
+        dx: Array | None,
+        accumulate: bool,
+    ) -> Any:
+        """Write or add the gradient, and return the loss."""
+        out = None
+        if dx is not None and not accumulate and dx.dtype is FLOAT32 and dx.flags.carray:
+            flat = dx.reshape(x.shape)
+            inputs = (labels, weights) if isinstance(weights, np.ndarray) else (labels,)
+            in_place = same_elements(flat, x) or not np.may_share_memory(flat, x)
+            if in_place and not any(np.may_share_memory(flat, other) for other in inputs):
+                out = flat
+        loss, gradient = _FUNCTIONS[self.function](
+            x,
+            labels,
+            weights=weights,
+            reduction=reduction,
+            scale=scale,
+            want_gradient=dx is not None,
+            out=out,
+            num_threads=self.threads,
+            **self.options,
+        )
+        if dx is not None and out is None and gradient is not None:
+            put(dx, gradient.reshape(dx.shape), accumulate)
+        return loss
+
+    def _unweighted_one(self, weights: float | Array | None, batch: int) -> Any:
+        """What the documented cosine distance, 1 - w (x t), has more than w (1 - x t)."""
+        each = np.broadcast_to(np.asarray(weights, np.float64), (batch,))
+        rest = 1 - each
+        if self.reduction == "none":
+            return rest
+        divisors = {"sum": 1, "mean": batch, "weighted_mean": each.sum(), "nonzero_mean": np.count_nonzero(each)}
+        divisor = divisors[self.reduction]
+        return rest.sum() / divisor if divisor else 0.0
+
+
+def _checked_function(layer: Any) -> int:
+    """The loss function of a structure that has its parameters."""
+    if type(layer) is not BNNSLayerParametersLossBase and type(layer) not in _PARAMETERS:
+        shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
+        raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersLossBase or another loss structure")
+    function = layer.function
+    shown = constant_name("BNNSLossFunction", function)
+    if function == c.BNNSLossFunctionYolo:
+        raise Unsupported(f"function is {shown}: Apple has not published how it weighs its terms and matches boxes")
+    if not isinstance(function, int) or function not in _FUNCTIONS:
+        raise Invalid(f"function is {shown}, which is not a BNNSLossFunction")
+    meant, _ = _PARAMETERS.get(type(layer), (function, ""))
+    if meant != function:
+        raise Invalid(f"function is {shown}, but layer_params is of type {type(layer).__name__}")
+    return function
+
+
+def _options(layer: Any) -> dict[str, float]:
+    """The options of the array function."""
+    options: dict[str, float] = {}
+    if hasattr(layer, "label_smooth"):
+        smoothing = as_float("label_smooth", layer.label_smooth)
+        if not 0 <= smoothing <= 1:
+            raise Invalid(f"label_smooth is {smoothing}, must be from 0 to 1")
+        options["label_smoothing"] = smoothing
+    elif layer.function == c.BNNSLossFunctionHuber:
+        delta = as_float("huber_delta", getattr(layer, "huber_delta", 0.0))
+        if not 0 < delta < np.inf:
+            raise Invalid(f"huber_delta is {delta}, must be a finite number above 0")
+        options["delta"] = delta
+    elif layer.function == c.BNNSLossFunctionMeanAbsoluteError:
+        options["slope_at_zero"] = 1.0
+    elif layer.function == c.BNNSLossFunctionLog:
+        options["eps"] = _LOG_EPSILON
+    return options
+
+
+def _float_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    if descriptor.data_type != c.BNNSDataTypeFloat32:
+        shown = constant_name("BNNSDataType", descriptor.data_type)
+        raise Unsupported(f"{name}.data_type is {shown}; a loss needs BNNSDataTypeFloat32")
+    return geometry_of(name, descriptor)
+
+
+def _vector(name: str, data: Any, count: int) -> Array:
+    """Consecutive values."""
+    return view_of(geometry(c.BNNSDataLayoutVector, FLOAT32, (count,), ()), data, name)
+
+
+# ---- Apple's functions ----------------------------------------------------------------------------------------------
+
+_OTHERWISE: Final = "filter is not a loss filter"
+# From the array functions' argument names to Apple's.
+_NAMES: Final = renaming({"y": "in", "logits": "in", "target": "labels", "out": "in_delta.data"})
+
+
+@status(None)
+def BNNSFilterCreateLayerLoss(
+    layer_params: BNNSLayerParametersLossBase
+    | BNNSLayerParametersLossSoftmaxCrossEntropy
+    | BNNSLayerParametersLossSigmoidCrossEntropy
+    | BNNSLayerParametersLossHuber
+    | BNNSLayerParametersLossYolo,
+    filter_params: BNNSFilterParameters | None = None,
+    *,
+    divide_by_classes: bool = True,
+) -> LossFilter | None:
+    """Create a loss filter, or return None.
+
+    Apple's header divides the softmax cross entropy by the number of classes. `divide_by_classes`, a retrograd
+    extension, can be set to False for the usual definition. YOLO's loss is not supported, because Apple has not
+    published how it is weighted.
+    """
+    return LossFilter(layer_params, filter_params, bool(divide_by_classes))
+
+
+@status(-1, rename=_NAMES)
+def BNNSLossFilterApplyBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_: Any,
+    in_stride: int,
+    labels: Any,
+    labels_stride: int,
+    weights: Any,
+    weights_size: int,
+    out: Any,
+    in_delta: BNNSNDArrayDescriptor | None,
+    in_delta_stride: int,
+) -> int:
+    """Compute the loss of a batch, and if `in_delta` is given the gradient of its input. 0, or -1 on failure.
+
+    `weights_size` is 0 (no weights), 1 (one for all), or the number of losses.
+    """
+    checked_filter(LossFilter, filter, _OTHERWISE).apply(
+        batch_size,
+        in_,
+        in_stride,
+        labels,
+        labels_stride,
+        weights,
+        weights_size,
+        out,
+        in_delta,
+        in_delta_stride,
+    )
+    return 0
+
+
+@status(-1, rename=_NAMES)
+def BNNSLossFilterApplyBackwardBatch(
+    filter: BNNSFilter | None,
+    batch_size: int,
+    in_: Any,
+    in_stride: int,
+    in_delta: BNNSNDArrayDescriptor | None,
+    in_delta_stride: int,
+    labels: Any,
+    labels_stride: int,
+    weights: Any,
+    weights_size: int,
+    out_delta: BNNSNDArrayDescriptor | None,
+    out_delta_stride: int,
+) -> int:
+    """Compute the gradient of the input from `out_delta`, the gradient of the loss. 0, or -1 on failure."""
+    checked_filter(LossFilter, filter, _OTHERWISE).apply_backward(
+        batch_size,
+        in_,
+        in_stride,
+        in_delta,
+        in_delta_stride,
+        labels,
+        labels_stride,
+        weights,
+        weights_size,
+        out_delta,
+        out_delta_stride,
+    )
+    return 0
