@@ -94,7 +94,7 @@ template <class A>
 void soft_gradient_row(A* exps, const A* target, int64_t count, const SoftTargets& rule) {
     const Vec<double> total = splat(rule.total), keep = splat(rule.keep), share = splat(rule.share),
                       minus_sum = splat(-rule.sum), factor = splat(rule.factor);
-    for_vectors(exps, count, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    for_vectors(true, exps, count, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
         const auto gradient = [&](Vec<double> e, Vec<double> t)
                                   RG_INLINE_LAMBDA { return factor * fma(e, total, minus_sum * fma(t, keep, share)); };
         write(exps + i, n, in_double(read(exps + i, n), read(target + i, n), gradient));
@@ -185,7 +185,7 @@ double dot(const A* x, const A* y, int64_t count) {
 template <class A>
 void blend_row(const A* x, const A* y, int64_t count, A a, A b, A* result) {
     const Vec<A> of_x = splat(a), of_y = splat(b);
-    for_vectors(result, count, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    for_vectors(true, result, count, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
         write(result + i, n, fma(of_x, read(x + i, n), of_y * read(y + i, n)));
     });
 }
