@@ -6,6 +6,7 @@
 namespace rg::bind {
 
 void bind_bench(nanobind::module_& module);
+void bind_conv(nanobind::module_& module);
 void bind_dense(nanobind::module_& module);
 void bind_elementwise(nanobind::module_& module);
 void bind_lstm(nanobind::module_& module);

@@ -128,6 +128,7 @@ NB_MODULE(_core, m) {
         .def_ro("argument", &Refusal::argument);
 
     bind_bench(m);
+    bind_conv(m);
     bind_dense(m);
     bind_elementwise(m);
     bind_lstm(m);

@@ -208,6 +208,31 @@ struct ProductKernels {
     void (*panel_sums)(const A* a, const A* b, int64_t b_row, int64_t rows, double* sums);
 };
 
+// ---- convolutions --------------------------------------------------------------------------------------------------
+//
+// A band is a part of one image with its padding, in which the pixels that a kernel's tap meets are contiguous.
+
+// Pixels of a panel that are contiguous in a band.
+struct PatchRun {
+    int64_t from;  // where the first one is, counted from the tap's offset
+    int64_t to;    // its position in the panel
+};
+
+template <class A>
+struct ConvKernels {
+    // panel[k][to + i] = band[offsets[k] + from + i] for the pixels of all runs, which are in order and fill the panel
+    // from 0 on. Reads and writes up to a panel's width beyond the last pixel.
+    void (*pack_taps)(const A* band, const int64_t* offsets, int64_t depth, const PatchRun* runs, int64_t count,
+                      A* panel);
+    // y[j] = (base ? base[j] : bias) + sum over t of weights[t] * band[offsets[t] + j]. base may be y. Reads up to a
+    // vector beyond the last element of the band.
+    void (*tap_row)(const A* band, const int64_t* offsets, const A* weights, int64_t taps, int64_t count, const A* base,
+                    A bias, A* y);
+    // sums[t][j % kPanel] += sum over rows and j of dy[row][j] * band[row][offsets[t] + j]. There are columns.
+    void (*tap_sums)(const A* band, int64_t band_row, const int64_t* offsets, int64_t taps, BlockSize size, const A* dy,
+                     int64_t dy_row, double* sums);
+};
+
 // ---- LSTM ----------------------------------------------------------------------------------------------------------
 //
 // Hidden units are in blocks of kPanel<A>, one cache line of elements; the last block is padded with unused units.
@@ -452,6 +477,7 @@ struct KernelTable {
     const char* isa;
     ForBoth<NormKernels> norm;
     ForBoth<ProductKernels> product;
+    ForBoth<ConvKernels> conv;
     ForBoth<LstmKernels> lstm;
     ForBoth<ActivationKernels> activation;
     ForBoth<OptimizerKernels> optimizer;

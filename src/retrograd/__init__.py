@@ -10,6 +10,13 @@ from .ops._memory import release_memory
 from .ops._threads import default_num_threads as _default_num_threads
 from .ops._threads import get_num_threads, set_num_threads
 from .ops.activation import Activation
+from .ops.convolution import (
+    ConvGradients,
+    conv_backward,
+    conv_forward,
+    conv_transpose_backward,
+    conv_transpose_forward,
+)
 from .ops.elementwise import activation_backward, activation_forward, dropout
 from .ops.linear import LinearGradients, embedding_backward, embedding_forward, linear_backward, linear_forward
 from .ops.loss import (
@@ -69,6 +76,7 @@ from .ops.pooling import (
 
 __all__ = [
     "Activation",
+    "ConvGradients",
     "GradientSums",
     "LinearGradients",
     "LstmActivations",
@@ -94,6 +102,10 @@ __all__ = [
     "batch_norm_statistics",
     "categorical_cross_entropy",
     "combine_statistics",
+    "conv_backward",
+    "conv_forward",
+    "conv_transpose_backward",
+    "conv_transpose_forward",
     "cosine_distance",
     "dropout",
     "embedding_backward",

@@ -120,6 +120,15 @@ def gate_input_gradient(dz: object, w: object, du: object, threads: int) -> Refu
 def gate_weight_gradient(dz: object, u: object, dw: object, threads: int) -> Refusal | None:
     """dw = dz' u"""
 
+def convolve(f64: bool, transposed: bool, kind: int, alpha: float, beta: float, source: object, w: object, b: object | None, out: object, geometry: Sequence[int], accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """A convolution of images, or the gradient of its input."""
+
+def conv_weights(f64: bool, x: object, dy: object, dw: object, geometry: Sequence[int], accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """The gradient of a convolution's weights."""
+
+def channel_sums(f64: bool, images: object, sums: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """The sum of every channel."""
+
 def linear_forward(f64: bool, x: object, w: object, b: object | None, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = x w' + b"""
 

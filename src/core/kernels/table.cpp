@@ -3,6 +3,7 @@
 // (checked by tests/test_rooms.py).
 #include "../kernels.h"
 #include "activation.h"
+#include "conv_range.h"
 #include "loss_range.h"
 #include "lstm_range.h"
 #include "norm_columns.h"
@@ -55,6 +56,7 @@ const KernelTable RG_TABLE = {
     RG_ISA_NAME,
     {make_norm_kernels<float>(), make_norm_kernels<double>()},
     {make_product_kernels<float>(), make_product_kernels<double>()},
+    {{pack_taps<float>, tap_row<float>, tap_sums<float>}, {pack_taps<double>, tap_row<double>, tap_sums<double>}},
     {make_lstm_kernels<float>(), make_lstm_kernels<double>()},
     {{activate<float>, apply_input_slope<float>, apply_output_slope<float>},
      {activate<double>, apply_input_slope<double>, apply_output_slope<double>}},

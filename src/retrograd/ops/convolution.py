@@ -1,0 +1,402 @@
+"""Convolutions of images and transposed convolutions, forward and backward.
+
+Arrays of images are [N, C, W] or [N, C, H, W], or with ``channels_last=True`` [N, W, C] or [N, H, W, C], with any
+strides. Weights are [O, C / groups, kernel] whatever the layout of images, with any strides. As everywhere in neural
+networks, kernels are not flipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from .. import _core
+from . import _args, _memory
+from ._args import Array
+from ._call import Refusal, enter, public
+from ._images import Padding, PerAxis, as_images, paddings, per_axis, spatial, with_spatial
+from .activation import Activation, check_output_tells_slope
+from .elementwise import activation_backward
+
+__all__ = [
+    "ConvGradients",
+    "conv_backward",
+    "conv_forward",
+    "conv_transpose_backward",
+    "conv_transpose_forward",
+]
+
+
+class ConvGradients(NamedTuple):
+    """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to."""
+
+    dx: Array | None = None
+    dw: Array | None = None
+    db: Array | None = None
+
+
+_GRADIENTS: Final = ConvGradients._fields
+
+
+class _Problem(NamedTuple):
+    """A convolution, or the one whose gradient a transposed convolution is, with all arguments checked."""
+
+    rank: int  # of the arrays of images
+    channels_last: bool
+    geometry: tuple[int, ...]  # stride, dilation and padding before, of rows and columns each; groups
+    y_shape: tuple[int, ...]  # of the layer's result
+    outputs: int  # the channels of the result
+
+    def images(self, array: Array) -> Array:
+        """The array as the engine takes it."""
+        return as_images(array, self.channels_last)
+
+
+@public
+def conv_forward(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    channels_last: bool = False,
+    activation: str | Activation | None = None,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> Array:
+    """``y[n, o] = f(b[o] + sum of w[o, i, k] * x[n, i, p * stride + k * dilation - padding])`` for every pixel p.
+
+    x is [N, C, spatial], w [O, C / groups, kernel] and b [O]. `padding` is one number, one for each spatial axis, or
+    (before, after) for each. Channels of a group are connected only with each other. The result has
+    ``(size + before + after - dilation * (kernel - 1) - 1) // stride + 1`` pixels along each axis.
+    """
+    x, w = _operands(x, w)
+    problem = _conv_problem(x.shape, w.shape, stride, padding, dilation, groups, channels_last)
+    return _forward(problem, False, x, w, b, activation, out, num_threads)
+
+
+@public
+def conv_backward(
+    dy: Array,
+    x: Array,
+    w: Array,
+    *,
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    channels_last: bool = False,
+    activation: str | Activation | None = None,
+    y: Array | None = None,
+    need: Sequence[str] = _GRADIENTS,
+    out: ConvGradients | Mapping[str, Array | None] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> ConvGradients:
+    """Compute dx, dw and db of :func:`conv_forward`; those that `need` names.
+
+    With an `activation`, `y` is the result of forward, from which the slope is computed. Gradients overwrite the
+    buffers of `out`, or are added to them with ``accumulate=True``. db is accumulated in float64.
+    """
+    x, w = _operands(x, w)
+    problem = _conv_problem(x.shape, w.shape, stride, padding, dilation, groups, channels_last)
+    return _backward(problem, False, dy, x, w, activation, y, need, out, accumulate, num_threads)
+
+
+@public
+def conv_transpose_forward(
+    x: Array,
+    w: Array,
+    b: Array | None = None,
+    *,
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    output_padding: PerAxis = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    channels_last: bool = False,
+    activation: str | Activation | None = None,
+    out: Array | None = None,
+    num_threads: int | None = None,
+) -> Array:
+    """Compute a transposed convolution: ``y[n, o, p * stride + k * dilation - padding] += w[i, o, k] * x[n, i, p]``.
+
+    It is the gradient of a convolution's input, with a bias and an activation of its own. x is [N, C, spatial], w
+    [C, O / groups, kernel] and b [O]. The result has ``(size - 1) * stride + dilation * (kernel - 1) + 1 +
+    output_padding - before - after`` pixels along each axis.
+    """
+    x, w = _operands(x, w)
+    problem = _transposed_problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
+    return _forward(problem, True, x, w, b, activation, out, num_threads)
+
+
+@public
+def conv_transpose_backward(
+    dy: Array,
+    x: Array,
+    w: Array,
+    *,
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    output_padding: PerAxis = 0,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    channels_last: bool = False,
+    activation: str | Activation | None = None,
+    y: Array | None = None,
+    need: Sequence[str] = _GRADIENTS,
+    out: ConvGradients | Mapping[str, Array | None] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> ConvGradients:
+    """Compute dx, dw and db of :func:`conv_transpose_forward`, as :func:`conv_backward` does those of a convolution."""
+    x, w = _operands(x, w)
+    problem = _transposed_problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
+    return _backward(problem, True, dy, x, w, activation, y, need, out, accumulate, num_threads)
+
+
+# ---- the two passes, of convolutions and transposed ones -------------------------------------------------------------
+
+
+def _forward(
+    problem: _Problem,
+    transposed: bool,
+    x: Array,
+    w: Array,
+    b: Array | None,
+    activation: str | Activation | None,
+    out: Array | None,
+    num_threads: int | None,
+) -> Array:
+    f = _args.as_activation(activation)
+    bias = None if b is None else _as_bias(_args.as_array("b", b), problem.outputs, x.dtype)
+    threads = _args.thread_count(num_threads)
+    if out is None:
+        out = _memory.empty(problem.y_shape, x.dtype)
+    else:
+        _args.check_result("out", out, problem.y_shape, x.dtype)
+    _convolve(problem, transposed, f, "x", x, w, bias, "out", out, False, threads, {"x": x, "w": w, "b": b})
+    return out
+
+
+def _backward(
+    problem: _Problem,
+    transposed: bool,
+    dy: Array,
+    x: Array,
+    w: Array,
+    activation: str | Activation | None,
+    y: Array | None,
+    need: Sequence[str],
+    out: ConvGradients | Mapping[str, Array | None] | None,
+    accumulate: bool,
+    num_threads: int | None,
+) -> ConvGradients:
+    dy = _args.as_array("dy", dy)
+    if dy.shape != problem.y_shape:
+        raise ValueError(
+            f"dy has shape {dy.shape}, but x of shape {x.shape} and w of shape {w.shape} need {problem.y_shape}"
+        )
+    _args.check_dtype("dy", dy, x.dtype, "as x is")
+    _args.check_aligned("dy", dy)
+    f = _args.as_activation(activation)
+    buffers = _args.gradient_buffers(out, ConvGradients)
+    wanted = _args.needed_gradients(need, _GRADIENTS, buffers)
+    if accumulate:
+        _args.check_accumulated(_GRADIENTS, wanted, buffers)
+    threads = _args.thread_count(num_threads)
+    shapes = (x.shape, w.shape, (problem.outputs,))
+    results = []
+    for name, want, buffer, shape in zip(_GRADIENTS, wanted, buffers, shapes, strict=True):
+        if want and buffer is not None:
+            _args.check_result(f"out.{name}", buffer, shape, x.dtype)
+        results.append(None if not want else _memory.empty(shape, x.dtype) if buffer is None else buffer)
+    gradients = ConvGradients(*results)
+    inputs = {"dy": dy, "x": x, "w": w, "y": y}
+    # Three calls of the engine, of which the first would write before the last is checked.
+    _args.check_disjoint(_args.named_results(gradients), inputs)
+    dz = dy
+    if f.name != "identity":
+        if y is None:
+            raise ValueError(f"y is missing: the slope of the activation {f.name} is computed from it")
+        check_output_tells_slope(f, "apply it on its own, with activation_forward")
+        dz = activation_backward(dy, f, y=_args.as_array("y", y), num_threads=threads)
+    dx, dw, db = gradients
+    if dx is not None:
+        identity = _args.as_activation(None)
+        _convolve(problem, not transposed, identity, "dy", dz, w, None, "out.dx", dx, accumulate, threads, inputs)
+    small, large = (x, dz) if transposed else (dz, x)
+    if dw is not None:
+        f64 = _args.is_float64("x", x)
+        target = _args.as_plain(dw)
+        arguments = (
+            f64,
+            problem.images(large),
+            problem.images(small),
+            _kernels(target),
+            problem.geometry,
+            bool(accumulate),
+        )
+        enter(_core.conv_weights, arguments, threads, lambda _: arguments)
+    if db is not None:
+        target = _args.contiguous_result(db, accumulate)
+        sums = (_args.is_float64("x", x), problem.images(dz), target, bool(accumulate))
+        enter(_core.channel_sums, sums, threads, lambda _: sums)
+        if target is not db:
+            db[...] = target
+    return gradients
+
+
+def _convolve(
+    problem: _Problem,
+    transposed: bool,
+    f: Activation,
+    source_name: str,
+    source: Array,
+    w: Array,
+    bias: Array | None,
+    target_name: str,
+    target: Array,
+    accumulate: bool,
+    threads: int,
+    inputs: Mapping[str, Array | None],
+) -> None:
+    arguments = (
+        _args.is_float64(source_name, source),
+        transposed,
+        f.code,
+        *_args.rounded_parameters(f, source.dtype),
+        problem.images(source),
+        _kernels(w),
+        bias,
+        problem.images(_args.as_plain(target)),
+        problem.geometry,
+        bool(accumulate),
+    )
+
+    def fix(_: Refusal) -> tuple[Any, ...]:
+        return _args.disjoint_arguments(arguments, {target_name: target}, inputs)
+
+    enter(_core.convolve, arguments, threads, fix)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _operands(x: Any, w: Any) -> tuple[Array, Array]:
+    x, w = _args.as_array("x", x), _args.as_array("w", w)
+    _args.is_float64("x", x)
+    _args.check_dtype("w", w, x.dtype, "as x is")
+    _args.check_aligned("x", x)
+    _args.check_aligned("w", w)
+    return x, w
+
+
+def _as_bias(b: Array, outputs: int, dtype: np.dtype[Any]) -> Array:
+    if b.shape != (outputs,):
+        raise ValueError(f"b has shape {b.shape}, but the result has {outputs} channels and needs {(outputs,)}")
+    _args.check_dtype("b", b, dtype, "as x is")
+    return b if b.flags.carray else np.array(b, order="C")
+
+
+def _kernels(w: Array) -> Array:
+    """A view [O, I, H, W]."""
+    return w[:, :, None] if w.ndim == 3 else w
+
+
+def _check_weights(x_shape: tuple[int, ...], w_shape: tuple[int, ...], form: str) -> None:
+    if len(w_shape) != len(x_shape):
+        raise ValueError(f"w has shape {w_shape}, but x of shape {x_shape} needs {len(x_shape)} axes, {form}")
+    if 0 in w_shape[2:]:
+        raise ValueError(f"w has shape {w_shape}, whose kernel has no elements")
+
+
+def _geometry(
+    strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[tuple[int, int], ...], groups: int
+) -> tuple[int, ...]:
+    one, zero = (1,) * (2 - len(strides)), (0,) * (2 - len(strides))
+    return (*one, *strides, *one, *dilations, *zero, *(before for before, _ in pads), groups)
+
+
+def _conv_problem(
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    stride: PerAxis,
+    padding: Padding,
+    dilation: PerAxis,
+    groups: int,
+    channels_last: bool,
+) -> _Problem:
+    channels_last = _args.as_flag("channels_last", channels_last)
+    sizes = spatial("x", x_shape, channels_last)
+    _check_weights(x_shape, w_shape, "[O, C / groups, kernel]")
+    groups = _args.as_count("groups", groups)
+    channels, outputs = x_shape[-1 if channels_last else 1], w_shape[0]
+    if w_shape[1] * groups != channels:
+        raise ValueError(
+            f"w has shape {w_shape}, whose {w_shape[1]} inputs in {groups} groups are "
+            f"{w_shape[1] * groups} channels, but x has {channels}"
+        )
+    if outputs % groups:
+        raise ValueError(f"groups is {groups}, which does not divide the {outputs} outputs of w")
+    strides, dilations = per_axis("stride", stride, len(sizes), 1), per_axis("dilation", dilation, len(sizes), 1)
+    pads = paddings(padding, len(sizes))
+    pixels = []
+    for axis, (size, kernel, step, apart, (before, after)) in enumerate(
+        zip(sizes, w_shape[2:], strides, dilations, pads, strict=True)
+    ):
+        span = (kernel - 1) * apart + 1
+        if span > size + before + after:
+            raise ValueError(
+                f"the kernel of w is {kernel} with dilation {apart}, which spans {span} pixels, but spatial axis "
+                f"{axis} of x has {size}, with padding {before} and {after}"
+            )
+        pixels.append((size + before + after - span) // step + 1)
+    y_shape = with_spatial(x_shape[0], outputs, pixels, channels_last)
+    return _Problem(len(x_shape), channels_last, _geometry(strides, dilations, pads, groups), y_shape, outputs)
+
+
+def _transposed_problem(
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    stride: PerAxis,
+    padding: Padding,
+    output_padding: PerAxis,
+    dilation: PerAxis,
+    groups: int,
+    channels_last: bool,
+) -> _Problem:
+    channels_last = _args.as_flag("channels_last", channels_last)
+    sizes = spatial("x", x_shape, channels_last)
+    _check_weights(x_shape, w_shape, "[C, O / groups, kernel]")
+    groups = _args.as_count("groups", groups)
+    channels = x_shape[-1 if channels_last else 1]
+    if w_shape[0] != channels:
+        raise ValueError(f"w has shape {w_shape}, whose inputs are {w_shape[0]}, but x has {channels} channels")
+    if channels % groups:
+        raise ValueError(f"groups is {groups}, which does not divide the {channels} channels of x")
+    strides, dilations = per_axis("stride", stride, len(sizes), 1), per_axis("dilation", dilation, len(sizes), 1)
+    pads, extras = paddings(padding, len(sizes)), per_axis("output_padding", output_padding, len(sizes), 0)
+    pixels = []
+    for axis, (size, kernel, step, apart, (before, after), extra) in enumerate(
+        zip(sizes, w_shape[2:], strides, dilations, pads, extras, strict=True)
+    ):
+        if size == 0:
+            raise ValueError(f"spatial axis {axis} of x has no pixels")
+        if extra >= max(step, apart):
+            raise ValueError(
+                f"output_padding is {extra}, must be below the stride {step} or the dilation {apart}: those pixels "
+                "would get no input"
+            )
+        count = (size - 1) * step + (kernel - 1) * apart + 1 + extra - before - after
+        if count < 1:
+            raise ValueError(f"padding is {before} and {after}, which leaves {count} pixels of spatial axis {axis}")
+        pixels.append(count)
+    outputs = w_shape[1] * groups
+    y_shape = with_spatial(x_shape[0], outputs, pixels, channels_last)
+    return _Problem(len(x_shape), channels_last, _geometry(strides, dilations, pads, groups), y_shape, outputs)
