@@ -71,12 +71,12 @@ stress: $(VENV)/.package-done
 sanitize: $(VENV)-sanitize/.package-done
 	$(sanitized) -m pytest tests/sanitizer_sees.py
 	$(sanitized) -m pytest tests/ops/test_normalization*.py -k 'hurt or optional or no_elements or transposed or large_problems'
-	$(sanitized) -m pytest tests/ops/test_activation*.py tests/ops/test_linear.py tests/ops/test_loss.py
+	$(sanitized) -m pytest tests/ops/test_activation*.py tests/ops/test_linear.py tests/ops/test_convolution.py tests/ops/test_loss.py
 	$(sanitized) -m pytest tests/ops/lstm -k 'not memory_growth'  # the sanitizer keeps freed memory, to detect its use
 	$(MAKE) fuzz
 
 # Results at every ISA level against the oracle, and argument checks: a few minutes.
-fast_tests := $(patsubst %,tests/ops/test_%.py,args overlap nan linear loss optimizer threads)
+fast_tests := $(patsubst %,tests/ops/test_%.py,args overlap nan linear convolution loss optimizer threads)
 clang: $(VENV)-clang/.package-done
 	$(VENV)-clang/bin/retrograd verify
 	$(VENV)-clang/bin/retrograd verify --bits

@@ -56,6 +56,8 @@ NO_ARRAYS = {"get_num_threads", "set_num_threads", "release_memory"}
 # They read every element and may have a small result: an enormous extent would take them as long as it is.
 READ_EVERYTHING = {"batch_norm_statistics", "batch_norm_gradient_sums", "global_norm", "combine_statistics"}
 READ_EVERYTHING |= {"linear_forward", "linear_backward", *POOL_GENERATORS}
+READ_EVERYTHING |= {"conv_forward", "conv_backward"}
+READ_EVERYTHING |= {"conv_transpose_forward", "conv_transpose_backward"}
 # Where a mask does not matter: y is only read where a slope is found from it, the others are memory and not numbers.
 NO_NUMBERS = {("batch_norm_cache", "y"), ("lstm_cache", "buffer"), ("lstm_forward", "cache")}
 # The arguments that a function writes to.

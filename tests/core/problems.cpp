@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../src/core/conv/conv.h"
 #include "../../src/core/dense/elementwise.h"
 #include "../../src/core/dense/linear.h"
 #include "../../src/core/dense/loss.h"
@@ -774,6 +775,71 @@ void add_dense(std::vector<Problem>& problems) {
     }
 }
 
+// ---- convolutions ---------------------------------------------------------------------------------------------------
+
+struct ConvSizes {
+    int64_t samples, groups, inputs, outputs;  // channels of one group
+    int64_t height, width, kernel, stride, dilation, padding;
+    bool channels_last;
+};
+
+template <class A>
+rg::Images<A> images(A* data, int64_t channels, int64_t height, int64_t width, bool channels_last) {
+    if (channels_last) return {data, channels * height * width, 1, width * channels, channels};
+    return {data, channels * height * width, height * width, width, 1};
+}
+
+template <class A>
+std::vector<Output> convolution(const ConvSizes& s, DType dtype, int threads) {
+    const auto pixels = [&](int64_t size) {
+        return (size + 2 * s.padding - (s.kernel - 1) * s.dilation - 1) / s.stride + 1;
+    };
+    rg::ConvShape shape;
+    shape.samples = s.samples;
+    shape.groups = s.groups;
+    shape.inputs = s.inputs;
+    shape.outputs = s.outputs;
+    shape.y = {s.height, pixels(s.height), s.kernel, s.stride, s.dilation, s.padding};
+    shape.x = {s.width, pixels(s.width), s.kernel, s.stride, s.dilation, s.padding};
+    const int64_t channels = s.groups * s.inputs, outputs = s.groups * s.outputs;
+    const int64_t x_count = s.samples * channels * s.height * s.width;
+    const int64_t y_count = s.samples * outputs * shape.y.output * shape.x.output;
+    const int64_t taps = s.kernel * s.kernel, w_count = outputs * s.inputs * taps;
+    Random random(uint64_t(x_count + 3 * y_count + w_count));
+    const Block x(dtype, random.take(x_count), 1), w(dtype, random.take(w_count), 2), b(dtype, random.take(outputs), 0),
+        dy(dtype, random.take(y_count), 3);
+    const Block y(dtype, y_count, 1), dx(dtype, Values(size_t(x_count)), 2), dw(dtype, Values(size_t(w_count)), 1),
+        db(dtype, Values(size_t(outputs)), 0);
+    const auto input = [&](A* data) { return images(data, channels, s.height, s.width, s.channels_last); };
+    const auto output = [&](A* data) { return images(data, outputs, shape.y.output, shape.x.output, s.channels_last); };
+    const auto read = [](const rg::Images<A>& from) {
+        return rg::Images<const A>{from.data, from.n, from.c, from.y, from.x};
+    };
+    const rg::ConvWeights<const A> weights = {w.as<A>(), s.inputs * taps, taps, s.kernel, 1};
+    rg::ConvEnd<A> end;
+    end.bias = b.as<A>();
+    rg::conv_forward<A>(shape, read(input(x.as<A>())), weights, end, threads, output(y.as<A>()));
+    rg::conv_input<A>(shape, read(output(dy.as<A>())), weights, {}, threads, input(dx.as<A>()));
+    rg::conv_weights<A>(shape, read(input(x.as<A>())), read(output(dy.as<A>())), false, threads,
+                        {dw.as<A>(), s.inputs * taps, taps, s.kernel, 1});
+    rg::channel_sums<A>(read(output(dy.as<A>())), s.samples, outputs, shape.y.output, shape.x.output, false, threads,
+                        db.as<A>());
+    return {y.output("y"), dx.output("dx"), dw.output("dw"), db.output("db")};
+}
+
+void add_convolutions(std::vector<Problem>& problems) {
+    const ConvSizes sizes[] = {{2, 1, 3, 7, 7, 9, 3, 1, 1, 1, false},   {2, 1, 5, 17, 8, 17, 3, 2, 1, 1, false},
+                               {1, 1, 40, 20, 5, 5, 1, 1, 1, 0, false}, {2, 1, 9, 2, 9, 33, 3, 1, 2, 2, false},
+                               {2, 6, 1, 1, 8, 15, 3, 1, 1, 1, false},  {2, 2, 3, 6, 6, 7, 2, 3, 1, 1, true},
+                               {3, 1, 20, 33, 7, 6, 3, 1, 1, 1, true},  {2, 1, 4, 3, 9, 8, 5, 1, 1, 2, true}};
+    for (const ConvSizes& s : sizes) {
+        problems.push_back({"convolution " + std::to_string(s.inputs) + "x" + std::to_string(s.outputs) + "x" +
+                                std::to_string(s.kernel) + " of " + std::to_string(s.height) + "x" +
+                                std::to_string(s.width) + (s.channels_last ? " channels last" : ""),
+                            kWideTypes, 64, [=](DType dtype, int threads) { return RG_EITHER(convolution, s); }});
+    }
+}
+
 // ---- optimizers -----------------------------------------------------------------------------------------------------
 
 void add_optimizers(std::vector<Problem>& problems) {
@@ -854,6 +920,7 @@ std::vector<Problem> all(bool large) {
     add_activations(problems);
     add_lstms(problems, large);
     add_dense(problems);
+    add_convolutions(problems);
     add_optimizers(problems);
     return problems;
 }

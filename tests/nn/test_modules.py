@@ -220,6 +220,10 @@ def layers_of_all_kinds(dtype: npt.DTypeLike = np.float64) -> list[tuple[nn.Modu
     return [
         (nn.Linear(6, 5, dtype=dtype, rng=0), x),
         (nn.Linear(6, 5, bias=False, dtype=dtype, rng=0), x),
+        (nn.Conv(4, 6, (3,), padding=1, groups=2, activation="tanh", dtype=dtype, rng=0), x),
+        (nn.Conv(4, 3, (2,), bias=False, dtype=dtype, rng=0), x),
+        (nn.Conv(6, 3, (2,), channels_last=True, dtype=dtype, rng=0), x),
+        (nn.ConvTranspose(4, 3, (2,), stride=2, activation="relu", dtype=dtype, rng=0), x),
         (nn.Embedding(6, 5, dtype=dtype, rng=0), np.array([[0, 5, 5], [2, 3, 0]])),
         (nn.Activation("gelu"), x),
         (nn.Activation(rg.Activation("leaky_relu", alpha=0.3)), x),

@@ -280,6 +280,59 @@ def linear_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes
     )
 
 
+def conv_options(old: dict[str, Any], transposed: bool) -> dict[str, Any] | None:
+    """In the oracle's form; None if a mutation has given them another."""
+    axes = old["x"].ndim - 2
+    names = ("stride", "dilation", *(("output_padding",) if transposed else ()))
+    given = {name: old[name] if isinstance(old[name], (list, tuple)) else (old[name],) * axes for name in names}
+    padding = old["padding"] if isinstance(old["padding"], (list, tuple)) else (old["padding"],) * axes
+    pairs = tuple(tuple(p) if isinstance(p, (list, tuple)) else (p, p) for p in padding)
+    if max((*given["stride"], *given["dilation"], *(n for pair in pairs for n in pair)), default=0) > 100:
+        return None
+    return {**{k: tuple(map(int, v)) for k, v in given.items()}, "padding": pairs, "groups": int(old["groups"])}
+
+
+def conv_forward(
+    transposed: bool, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any
+) -> Iterator[Triple] | None:
+    x, w, b, last = old["x"], old["w"], old.get("b"), old["channels_last"]
+    if not usual(x, w, b) or old.get("activation") is not None:
+        return None
+    options = conv_options(old, transposed)
+    if options is None:
+        return None
+    function = reference.conv_transpose_forward if transposed else reference.conv_forward
+    images = np.moveaxis(x, -1, 1) if last else x
+    right = function(images, w, b, **options)
+    size = function(np.abs(images), np.abs(w), None if b is None else np.abs(b), **options)
+    got = np.moveaxis(answer, -1, 1) if last else answer
+    return iter([("y", got, right, roundings(answer, size, count=8 + 2 * math.sqrt(w.size)))])
+
+
+def conv_backward(
+    transposed: bool, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any
+) -> Iterator[Triple] | None:
+    dy, x, w, last = old["dy"], old["x"], old["w"], old["channels_last"]
+    if not usual(dy, x, w) or old.get("activation") is not None:
+        return None
+    options = conv_options(old, transposed)
+    if options is None:
+        return None
+    options.pop("output_padding", None)
+    function = reference.conv_transpose_backward if transposed else reference.conv_backward
+    dy, x = (np.moveaxis(a, -1, 1) if last else a for a in (dy, x))
+    right, size = function(dy, x, w, **options), function(*map(np.abs, (dy, x, w)), **options)
+    if last:
+        right, size = ((np.moveaxis(dx, 1, -1), dw, db) for dx, dw, db in (right, size))
+    count = 8 + 2 * math.sqrt(max(dy.size, x.size, w.size, 1))
+    return (
+        triple
+        for name, got, exact, terms in zip(answer._fields, answer, right, size, strict=True)
+        if got is not None
+        for triple in accumulated(name, got, exact, roundings(got, terms, count=count), old)
+    )
+
+
 def embedding_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
     if not usual(old["table"]):
         return None
@@ -632,6 +685,10 @@ ORACLES: dict[str, Callable[..., Iterator[Triple] | None]] = {
     "dropout": dropout,
     "linear_forward": linear_forward,
     "linear_backward": linear_backward,
+    "conv_forward": partial(conv_forward, False),
+    "conv_backward": partial(conv_backward, False),
+    "conv_transpose_forward": partial(conv_forward, True),
+    "conv_transpose_backward": partial(conv_backward, True),
     "embedding_forward": embedding_forward,
     "embedding_backward": embedding_backward,
     "softmax_cross_entropy": softmax_cross_entropy,

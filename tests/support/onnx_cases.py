@@ -1,17 +1,17 @@
-"""ONNX's published node tests for the four norms and LSTM, as plain arrays."""
+"""ONNX's published node tests for the four norms, convolutions and LSTM, as plain arrays."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-OPERATORS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization")
+NORMS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization")
 
 
 class OnnxCase(NamedTuple):
@@ -24,8 +24,11 @@ class OnnxCase(NamedTuple):
     outputs: tuple[npt.NDArray[Any], ...]
 
 
-def collect_onnx_cases() -> list[OnnxCase]:
-    """All cases of the four operators, sorted by name; empty without onnx, an error if onnx has lost one of them."""
+def collect_onnx_cases(files: str = "norm", operators: Sequence[str] = NORMS) -> list[OnnxCase]:
+    """All cases of these operators, sorted by name; empty without onnx, an error if onnx has lost one of them.
+
+    `files` is in the names of the modules that have them.
+    """
     try:
         import onnx
         from onnx.backend.test.case import node as package
@@ -33,12 +36,12 @@ def collect_onnx_cases() -> list[OnnxCase]:
         return []
 
     # A case file registers its cases while it is imported, drawing from NumPy's global generator, which it seeds.
-    # onnx's own loader imports all of them, which takes seconds; the norms' files are enough.
+    # onnx's own loader imports all of them, which takes seconds; those of the operators are enough.
     state = np.random.get_state()  # noqa: NPY002
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in pkgutil.iter_modules(package.__path__):
-            if "norm" in module.name:
+            if files in module.name:
                 importlib.import_module(f"{package.__name__}.{module.name}")
     np.random.set_state(state)  # noqa: NPY002
 
@@ -46,7 +49,7 @@ def collect_onnx_cases() -> list[OnnxCase]:
     for case in package._NodeTestCases:
         nodes = case.model.graph.node
         # The same data also come as "expanded" graphs of primitive operators: not what is asked for here.
-        if len(nodes) != 1 or nodes[0].op_type not in OPERATORS:
+        if len(nodes) != 1 or nodes[0].op_type not in operators:
             continue
         node = nodes[0]
         schema = onnx.defs.get_schema(node.op_type, case.model.opset_import[0].version, "")
@@ -58,7 +61,7 @@ def collect_onnx_cases() -> list[OnnxCase]:
             outputs = tuple(np.asarray(value) for value in expected)
             name = case.name if len(case.data_sets) == 1 else f"{case.name}_{number}"
             cases[name] = OnnxCase(name, node.op_type, attributes, inputs, outputs)
-    missing = set(OPERATORS) - {case.op_type for case in cases.values()}
+    missing = set(operators) - {case.op_type for case in cases.values()}
     if missing:
         raise RuntimeError(f"onnx {onnx.__version__} has no node tests for {sorted(missing)}")
     return [cases[name] for name in sorted(cases)]

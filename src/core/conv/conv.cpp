@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "../base/dispatch.h"
@@ -11,6 +12,13 @@
 
 namespace rg {
 namespace {
+
+// Sizes of padded images may overflow, since neither padding nor strides need fit in memory.
+int64_t checked_product(int64_t a, int64_t b) {
+    int64_t product = 0;
+    if (__builtin_mul_overflow(a, b, &product) || product > INT64_MAX / 4) throw std::bad_alloc();
+    return product;
+}
 
 // A tap of a kernel: the pixel that grid pixel (0, 0) reads through it, and where its weight is.
 struct Tap {
@@ -62,7 +70,7 @@ template <class A>
 class Band {
 public:
     Band(const std::vector<Tap>& taps, int64_t step_y, int64_t step_x, int64_t grid_width, int64_t grid_rows)
-        : step_y_(step_y), step_x_(step_x) {
+        : step_y_(step_y), step_x_(grid_width > 1 ? step_x : 1) {
         if (!taps.empty()) {
             const auto by_y = [](const Tap& a, const Tap& b) { return a.y < b.y; };
             const auto by_x = [](const Tap& a, const Tap& b) { return a.x < b.x; };
@@ -73,13 +81,14 @@ public:
             span_ = y.second->y - first_y_ + 1;
             width_ = (grid_width - 1) * step_x + x.second->x - first_x_ + 1;
         }
-        phase_ = ceil_div(width_, step_x);
-        row_ = phase_ * step_x;
-        plane_ = rows(grid_rows) * row_;
+        phase_ = ceil_div(width_, step_x_);
+        row_ = phase_ * step_x_;
+        grid_row_ = checked_product(step_y, row_);
+        plane_ = checked_product(rows(grid_rows), row_);
     }
 
     // From one row of the grid to the next.
-    int64_t grid_row() const { return step_y_ * row_; }
+    int64_t grid_row() const { return grid_row_; }
     int64_t plane() const { return plane_; }
     // Rows of the band for so many rows of the grid.
     int64_t rows(int64_t grid_rows) const { return (grid_rows - 1) * step_y_ + span_; }
@@ -89,6 +98,7 @@ public:
     }
     std::vector<int64_t> offsets(const std::vector<Tap>& taps, int64_t channels) const {
         std::vector<int64_t> all;
+        checked_product(channels, plane_);
         for (int64_t f = 0; f < channels; ++f) {
             for (const Tap& tap : taps) all.push_back(f * plane_ + offset(tap));
         }
@@ -176,7 +186,7 @@ private:
 
     int64_t step_y_, step_x_;
     int64_t first_y_ = 0, first_x_ = 0, span_ = 0, width_ = 0;
-    int64_t phase_ = 0, row_ = 0, plane_ = 0;
+    int64_t phase_ = 0, row_ = 0, grid_row_ = 0, plane_ = 0;
 };
 
 // The runs of the panel of grid pixels `first` to `first + count`, in a band that begins with grid row `top`.
@@ -312,7 +322,8 @@ void run_directly(const Pass<A>& pass, int threads) {
     const ConvKernels<A>& kernels = table.conv.of<A>();
     const int64_t depth = pass.depth();
     const Band<A> one_row(pass.taps, pass.step_y, pass.step_x, pass.width, 1);
-    const int64_t row_bytes = std::max<int64_t>(1, pass.from_channels * one_row.grid_row()) * int64_t(sizeof(A));
+    const int64_t row_bytes =
+        std::max<int64_t>(1, checked_product(pass.from_channels, one_row.grid_row())) * int64_t(sizeof(A));
     const int64_t step = std::clamp<int64_t>(near_cache_bytes() / 4 / row_bytes, 1, pass.height);
     const Band<A> geometry(pass.taps, pass.step_y, pass.step_x, pass.width, step);
     const std::vector<int64_t> offsets = geometry.offsets(pass.taps, pass.from_channels);
@@ -357,29 +368,51 @@ void run_pass(const Pass<A>& pass, int threads) {
     pass.to_channels <= kFewChannels ? run_directly(pass, threads) : run_products(pass, threads);
 }
 
-// The pixel of dy that input pixel `first` reads through tap k, if any: first = pixel * stride + k * dilation - before.
+// Whether any of `count` grid pixels, `step` apart, the first at `first`, is within an axis of `size` pixels. Taps that
+// only ever read padding are left out, so that a band is no larger than its image and its grid.
+bool reaches(int64_t first, int64_t count, int64_t step, int64_t size) {
+    return first < size && first + (count - 1) * step >= 0;
+}
+
+// The pixel of dy that input pixel `first` and those a stride apart read through tap k, if any: first = pixel * stride
+// + k * dilation - before.
 bool reads(const ConvAxis& axis, int64_t first, int64_t k, int64_t* pixel) {
     const int64_t distance = first + axis.before - k * axis.dilation;
     *pixel = distance / axis.stride;
-    return distance % axis.stride == 0;
+    return distance % axis.stride == 0 && reaches(*pixel, ceil_div(axis.input - first, axis.stride), 1, axis.output);
 }
 
-std::vector<Tap> forward_taps(const ConvShape& shape) {
+template <class T>
+std::vector<Tap> forward_taps(const ConvShape& shape, const ConvWeights<T>& w) {
     std::vector<Tap> taps;
     for (int64_t ky = 0; ky < shape.y.kernel; ++ky) {
         for (int64_t kx = 0; kx < shape.x.kernel; ++kx) {
-            taps.push_back({ky * shape.y.dilation - shape.y.before, kx * shape.x.dilation - shape.x.before, 0});
+            const int64_t y = ky * shape.y.dilation - shape.y.before, x = kx * shape.x.dilation - shape.x.before;
+            if (reaches(y, shape.y.output, shape.y.stride, shape.y.input) &&
+                reaches(x, shape.x.output, shape.x.stride, shape.x.input)) {
+                taps.push_back({y, x, ky * w.y + kx * w.x});
+            }
         }
     }
     return taps;
 }
 
+template <class A>
+void set_to_zero(const ConvShape& shape, const ConvWeights<A>& dw) {
+    for (int64_t o = 0; o < shape.groups * shape.outputs; ++o) {
+        for (int64_t i = 0; i < shape.inputs; ++i) {
+            for (int64_t y = 0; y < shape.y.kernel; ++y) {
+                for (int64_t x = 0; x < shape.x.kernel; ++x) dw.data[o * dw.o + i * dw.i + y * dw.y + x * dw.x] = 0;
+            }
+        }
+    }
+}
+
 // dw of few output channels: dot products of dy and the input, tap by tap.
 template <class A>
-void dot_weights(const ConvShape& shape, const Images<const A>& x, const Images<const A>& dy, bool accumulate,
-                 int threads, const ConvWeights<A>& dw) {
+void dot_weights(const ConvShape& shape, const std::vector<Tap>& taps, const Images<const A>& x,
+                 const Images<const A>& dy, bool accumulate, int threads, const ConvWeights<A>& dw) {
     const KernelTable& table = kernel_table();
-    const std::vector<Tap> taps = forward_taps(shape);
     const int64_t count = int64_t(taps.size()), height = shape.y.output, width = shape.x.output;
     const Band<A> geometry(taps, shape.y.stride, shape.x.stride, width, height);
     const std::vector<int64_t> offsets = geometry.offsets(taps, 1);
@@ -410,8 +443,7 @@ void dot_weights(const ConvShape& shape, const Images<const A>& x, const Images<
                 const double* lanes = sums + (o * count + t) * kPanel<A>;
                 double sum = 0;
                 for (int64_t u = 0; u < kPanel<A>; ++u) sum += lanes[u];
-                A& to = dw.data[(g * shape.outputs + o) * dw.o + i * dw.i + t / shape.x.kernel * dw.y +
-                                t % shape.x.kernel * dw.x];
+                A& to = dw.data[(g * shape.outputs + o) * dw.o + i * dw.i + taps[size_t(t)].weight];
                 to = A(accumulate ? double(to) + sum : sum);
             }
         }
@@ -420,11 +452,10 @@ void dot_weights(const ConvShape& shape, const Images<const A>& x, const Images<
 
 // dw as products: patches of kDepthRun pixels, as rows, times those pixels of dy, in panels.
 template <class A>
-void multiply_weights(const ConvShape& shape, const Images<const A>& x, const Images<const A>& dy, bool accumulate,
-                      int threads, const ConvWeights<A>& dw) {
+void multiply_weights(const ConvShape& shape, const std::vector<Tap>& taps, const Images<const A>& x,
+                      const Images<const A>& dy, bool accumulate, int threads, const ConvWeights<A>& dw) {
     const KernelTable& table = kernel_table();
     const ProductKernels<A>& products = table.product.of<A>();
-    const std::vector<Tap> taps = forward_taps(shape);
     const int64_t count = int64_t(taps.size()), width = shape.x.output, pixels = shape.y.output * width;
     const int64_t grid_rows = std::min(shape.y.output, (kDepthRun + width - 2) / std::max<int64_t>(1, width) + 1);
     const Band<A> geometry(taps, shape.y.stride, shape.x.stride, width, grid_rows);
@@ -490,9 +521,8 @@ void multiply_weights(const ConvShape& shape, const Images<const A>& x, const Im
         }
         for (int64_t o = 0; o < outputs; ++o) {
             for (int64_t r = 0; r < rows; ++r) {
-                const int64_t tap = r % count;
                 A& to = dw.data[(g * shape.outputs + o0 + o) * dw.o + (i0 + r / count) * dw.i +
-                                tap / shape.x.kernel * dw.y + tap % shape.x.kernel * dw.x];
+                                taps[size_t(r % count)].weight];
                 to = accumulate ? to + p.c[r * outputs + o] : p.c[r * outputs + o];
             }
         }
@@ -504,27 +534,24 @@ void multiply_weights(const ConvShape& shape, const Images<const A>& x, const Im
 template <class A>
 void conv_forward(const ConvShape& shape, const Images<const A>& x, const ConvWeights<const A>& w,
                   const ConvEnd<A>& end, int threads, const Images<A>& y) {
-    Pass<A> pass = {shape.samples,
-                    shape.groups,
-                    shape.inputs,
-                    shape.outputs,
-                    x,
-                    shape.y.input,
-                    shape.x.input,
-                    shape.y.stride,
-                    shape.x.stride,
-                    forward_taps(shape),
-                    w.data,
-                    shape.outputs * w.o,
-                    w.o,
-                    w.i,
-                    y,
-                    shape.y.output,
-                    shape.x.output,
-                    end};
-    for (size_t t = 0; t < pass.taps.size(); ++t) {
-        pass.taps[t].weight = int64_t(t) / shape.x.kernel * w.y + int64_t(t) % shape.x.kernel * w.x;
-    }
+    const Pass<A> pass = {shape.samples,
+                          shape.groups,
+                          shape.inputs,
+                          shape.outputs,
+                          x,
+                          shape.y.input,
+                          shape.x.input,
+                          shape.y.stride,
+                          shape.x.stride,
+                          forward_taps(shape, w),
+                          w.data,
+                          shape.outputs * w.o,
+                          w.o,
+                          w.i,
+                          y,
+                          shape.y.output,
+                          shape.x.output,
+                          end};
     run_pass(pass, threads);
 }
 
@@ -532,8 +559,9 @@ template <class A>
 void conv_input(const ConvShape& shape, const Images<const A>& dy, const ConvWeights<const A>& w, const ConvEnd<A>& end,
                 int threads, const Images<A>& dx) {
     // Input pixels that are a stride apart read dy through the same taps.
-    for (int64_t y = 0; y < std::min(shape.y.stride, shape.y.input); ++y) {
-        for (int64_t x = 0; x < std::min(shape.x.stride, shape.x.input); ++x) {
+    const int64_t step_y = std::min(shape.y.stride, shape.y.input), step_x = std::min(shape.x.stride, shape.x.input);
+    for (int64_t y = 0; y < step_y; ++y) {
+        for (int64_t x = 0; x < step_x; ++x) {
             Pass<A> pass = {shape.samples,
                             shape.groups,
                             shape.outputs,
@@ -548,7 +576,7 @@ void conv_input(const ConvShape& shape, const Images<const A>& dy, const ConvWei
                             shape.outputs * w.o,
                             w.i,
                             w.o,
-                            {dx.data + y * dx.y + x * dx.x, dx.n, dx.c, dx.y * shape.y.stride, dx.x * shape.x.stride},
+                            {dx.data + y * dx.y + x * dx.x, dx.n, dx.c, dx.y * step_y, dx.x * step_x},
                             ceil_div(shape.y.input - y, shape.y.stride),
                             ceil_div(shape.x.input - x, shape.x.stride),
                             end};
@@ -568,8 +596,11 @@ template <class A>
 void conv_weights(const ConvShape& shape, const Images<const A>& x, const Images<const A>& dy, bool accumulate,
                   int threads, const ConvWeights<A>& dw) {
     if (shape.groups * shape.inputs * shape.outputs * shape.y.kernel * shape.x.kernel == 0) return;
-    shape.outputs <= kFewChannels ? dot_weights(shape, x, dy, accumulate, threads, dw)
-                                  : multiply_weights(shape, x, dy, accumulate, threads, dw);
+    const std::vector<Tap> taps = forward_taps(shape, dw);
+    if (!accumulate && int64_t(taps.size()) < shape.y.kernel * shape.x.kernel) set_to_zero(shape, dw);
+    if (taps.empty()) return;
+    shape.outputs <= kFewChannels ? dot_weights(shape, taps, x, dy, accumulate, threads, dw)
+                                  : multiply_weights(shape, taps, x, dy, accumulate, threads, dw);
 }
 
 template <class A>

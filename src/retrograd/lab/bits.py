@@ -45,7 +45,7 @@ def digests() -> dict[str, str]:
     makers: list[Callable[[Any], Results]] = [_norms, _activations]
     found: dict[str, str] = {}
     for dtype in _EXPONENTS:
-        for make in (*makers, _lstms, _dense, _pools) if dtype in _COMPUTED else makers:
+        for make in (*makers, _lstms, _dense, _pools, _convolutions) if dtype in _COMPUTED else makers:
             for name, results in make(storage_dtype(dtype)):
                 found[f"{name} {dtype}"] = _digest(results)
     return found
@@ -305,6 +305,30 @@ def _pools(dtype: Any) -> Results:
                 yield f"average_pool {name} {last} {counts}", [y, dx]
             y = rg.l2_pool_forward(x, kernel, **windows)
             yield f"l2_pool {name} {last}", [y, rg.l2_pool_backward(_data(y.shape, dtype, 4), x, y, kernel, **windows)]
+
+
+def _convolutions(dtype: Any) -> Results:
+    def run(name: str, x: Array, w: Array, transposed: bool = False, **options: Any) -> Results:
+        kind = "conv_transpose" if transposed else "conv"
+        forward, backward = getattr(rg, f"{kind}_forward"), getattr(rg, f"{kind}_backward")
+        groups = options.get("groups", 1)
+        b = _data(w.shape[1] * groups if transposed else len(w), dtype, 3)
+        y = forward(x, w, b, activation="sigmoid", **options)
+        dy = _data(y.shape, dtype, 4)
+        yield f"{kind} {name}", [y, *backward(dy, x, w, activation="sigmoid", y=y, **options)]
+
+    x, w = _data((2, 5, 19, 37), dtype, 1), _data((9, 5, 3, 3), dtype, 2)
+    yield from run("products", x, w, padding=1)
+    yield from run("channels last", np.moveaxis(x, 1, -1).copy(), w, padding=1, channels_last=True)
+    yield from run("strides", x, w, stride=(2, 3), padding=((0, 2), (1, 1)), dilation=(1, 2))
+    yield from run("few outputs", x, w[:3], padding=1)
+    yield from run("groups", _data((2, 6, 19, 37), dtype, 5), _data((14, 3, 2, 5), dtype, 6), groups=2)
+    yield from run("depthwise", _data((3, 9, 14, 14), dtype, 7), _data((9, 1, 3, 3), dtype, 8), padding=1, groups=9)
+    yield from run("pointwise", _data((3, 70, 7, 9), dtype, 9), _data((40, 70, 1, 1), dtype, 10))
+    yield from run("long", _data((1, 3, 5003), dtype, 11), _data((6, 3, 7), dtype, 12), stride=2, padding=3)
+    small = _data((2, 9, 8, 9), dtype, 13)
+    yield from run("", small, w, transposed=True, stride=(2, 3), padding=1, output_padding=1)
+    yield from run("few outputs", small, w[:, :2], transposed=True, dilation=2)
 
 
 def _steps(size: str, x: Array) -> Results:

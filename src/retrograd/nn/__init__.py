@@ -5,6 +5,7 @@ There is no autograd: a layer's ``forward`` keeps what its ``backward`` needs, a
 """
 
 from .checkpoint import load, read_metadata, save
+from .convolution import Conv, ConvTranspose
 from .layers import Activation, Dropout, Embedding, Linear
 from .losses import Hinge, Huber, Loss, MeanAbsoluteError, MeanSquaredError, SigmoidCrossEntropy, SoftmaxCrossEntropy
 from .lstm import LSTM, LstmState
@@ -23,6 +24,8 @@ __all__ = [
     "AveragePool",
     "BatchNorm",
     "Constant",
+    "Conv",
+    "ConvTranspose",
     "Cosine",
     "Dropout",
     "Embedding",

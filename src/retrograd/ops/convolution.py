@@ -217,15 +217,19 @@ def _backward(
             _args.check_result(f"out.{name}", buffer, shape, x.dtype)
         results.append(None if not want else _memory.empty(shape, x.dtype) if buffer is None else buffer)
     gradients = ConvGradients(*results)
-    inputs = {"dy": dy, "x": x, "w": w, "y": y}
-    # Three calls of the engine, of which the first would write before the last is checked.
-    _args.check_disjoint(_args.named_results(gradients), inputs)
-    dz = dy
+    inputs: dict[str, Array | None] = {"dy": dy, "x": x, "w": w}
     if f.name != "identity":
         if y is None:
             raise ValueError(f"y is missing: the slope of the activation {f.name} is computed from it")
         check_output_tells_slope(f, "apply it on its own, with activation_forward")
-        dz = activation_backward(dy, f, y=_args.as_array("y", y), num_threads=threads)
+        y = inputs["y"] = _args.as_array("y", y)
+        if y.shape != dy.shape:
+            raise ValueError(f"y has shape {y.shape}, but dy has {dy.shape}")
+        _args.check_dtype("y", y, x.dtype, "as x is")
+        _args.check_aligned("y", y)
+    # Several calls of the engine, of which the first would write before the last is checked.
+    _args.check_disjoint(_args.named_results(gradients), inputs)
+    dz = dy if f.name == "identity" else activation_backward(dy, f, y=y, num_threads=threads)
     dx, dw, db = gradients
     if dx is not None:
         identity = _args.as_activation(None)
