@@ -40,11 +40,12 @@ from support.fuzz_calls import (
     Parts,
     as_called,
 )
+from support.fuzz_convolution import CONV_GENERATORS
 from support.fuzz_driver import GUARD, Broken, main
 from support.fuzz_oracle import disagreement
 from support.fuzz_pooling import POOL_GENERATORS
 
-GENERATORS = fuzz_calls.GENERATORS | POOL_GENERATORS
+GENERATORS = fuzz_calls.GENERATORS | CONV_GENERATORS | POOL_GENERATORS
 REFUSALS = (ValueError, TypeError, MemoryError, OverflowError)
 INTEGERS = [0, 1, 2, 3, 7, 64, 4096, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64]
 INTEGERS += [-1, -2, -100, -(2**31), -(2**63), -(2**63) - 1]
@@ -55,9 +56,7 @@ DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint64", "
 NO_ARRAYS = {"get_num_threads", "set_num_threads", "release_memory"}
 # They read every element and may have a small result: an enormous extent would take them as long as it is.
 READ_EVERYTHING = {"batch_norm_statistics", "batch_norm_gradient_sums", "global_norm", "combine_statistics"}
-READ_EVERYTHING |= {"linear_forward", "linear_backward", *POOL_GENERATORS}
-READ_EVERYTHING |= {"conv_forward", "conv_backward"}
-READ_EVERYTHING |= {"conv_transpose_forward", "conv_transpose_backward"}
+READ_EVERYTHING |= {"linear_forward", "linear_backward", *CONV_GENERATORS, *POOL_GENERATORS}
 # Where a mask does not matter: y is only read where a slope is found from it, the others are memory and not numbers.
 NO_NUMBERS = {("batch_norm_cache", "y"), ("lstm_cache", "buffer"), ("lstm_forward", "cache")}
 # The arguments that a function writes to.

@@ -73,18 +73,21 @@ class _Convolution(Module):
 
     def forward(self, x: Array) -> Array:
         function = rg.conv_transpose_forward if self._transposed else rg.conv_forward
+        # The largest result of the training passes so far; one of fewer samples is written to its beginning.
         shape, buffer = self._kept.get("buffer", (None, None))
+        fits = self.training and shape == x.shape[1:] and len(x) <= len(buffer)
         y = function(
             x,
             self.w,
             self.b if self.bias else None,
             activation=self.activation,
-            out=buffer if self.training and shape == x.shape else None,
+            out=buffer[: len(x)] if fits else None,
             num_threads=self.num_threads,
             **self.options,
         )
-        # Overwritten by the next training pass, if that has the same shape.
-        self.keep(x=x, y=y, buffer=(x.shape, y) if self.training else (None, None))
+        self.keep(x=x, y=y)
+        if self.training and not fits:
+            self.keep(buffer=(x.shape[1:], y))
         return y
 
     def backward(self, dy: Array, *, accumulate: bool = False, need_dx: bool = True) -> Array | None:
@@ -118,7 +121,7 @@ class _Convolution(Module):
 
 
 class Conv(_Convolution):
-    """A convolution of images, as :func:`retrograd.conv_forward`. w is ``[out_channels, in_channels / groups, *kernel]``.
+    """A convolution of images, as :func:`retrograd.conv_forward`. w is [out_channels, in_channels / groups, *kernel].
 
     `kernel` is one number for a square kernel, ``(height, width)``, or ``(width,)`` for images with one spatial axis.
     `init` is as for :class:`Linear`, with the terms of one element of y as inputs. The slope of a fused `activation` is

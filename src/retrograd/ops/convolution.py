@@ -229,7 +229,7 @@ def _backward(
         _args.check_aligned("y", y)
     # Several calls of the engine, of which the first would write before the last is checked.
     _args.check_disjoint(_args.named_results(gradients), inputs)
-    dz = dy if f.name == "identity" else activation_backward(dy, f, y=y, num_threads=threads)
+    dz = dy if f.name == "identity" else activation_backward(dy, f, y=y, num_threads=num_threads)
     dx, dw, db = gradients
     if dx is not None:
         identity = _args.as_activation(None)

@@ -7,6 +7,7 @@ padding is (before, after).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +19,18 @@ Sizes = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 
 
-def _read(pixels: Sizes, tap: Sizes, stride: Sizes, dilation: Sizes) -> tuple[slice, ...]:
+def _read(pixels: Sizes, tap: Sizes, stride: Sizes, dilation: Sizes) -> tuple[Any, ...]:
     """What a grid of `pixels` reads of a padded image through a tap."""
     first = [k * d for k, d in zip(tap, dilation, strict=True)]
     spans = ((p - 1) * s + 1 if p else 0 for p, s in zip(pixels, stride, strict=True))
     return (..., *(slice(f, f + span, s) for f, span, s in zip(first, spans, stride, strict=True)))
 
 
-def _inner(padded: Sizes, padding: Pairs) -> tuple[slice, ...]:
+def _at(tap: Sizes) -> tuple[Any, ...]:
+    return (..., *tap)
+
+
+def _inner(padded: Sizes, padding: Pairs) -> tuple[Any, ...]:
     return (..., *(slice(before, size - after) for size, (before, after) in zip(padded, padding, strict=True)))
 
 
@@ -44,7 +49,7 @@ def _correlate(padded: Array, w: Array, pixels: Sizes, stride: Sizes, dilation: 
     """y[n, g, o, pixel] from padded [n, g, i, spatial] and w [g, o, i, kernel]."""
     y = np.zeros((*padded.shape[:2], w.shape[1], *pixels), padded.dtype)
     for tap in np.ndindex(w.shape[3:]):
-        y += np.einsum("ngi...,goi->ngo...", padded[_read(pixels, tap, stride, dilation)], w[(..., *tap)])
+        y += np.einsum("ngi...,goi->ngo...", padded[_read(pixels, tap, stride, dilation)], w[_at(tap)])
     return y
 
 
@@ -53,7 +58,7 @@ def _scatter(y: Array, w: Array, size: Sizes, stride: Sizes, dilation: Sizes) ->
     padded = np.zeros((*y.shape[:2], w.shape[2], *size), y.dtype)
     for tap in np.ndindex(w.shape[3:]):
         at = _read(y.shape[3:], tap, stride, dilation)
-        padded[at] += np.einsum("ngo...,goi->ngi...", y, w[(..., *tap)])
+        padded[at] += np.einsum("ngo...,goi->ngi...", y, w[_at(tap)])
     return padded
 
 
@@ -64,7 +69,7 @@ def _weights(padded: Array, y: Array, kernel: Sizes, stride: Sizes, dilation: Si
     for tap in np.ndindex(kernel):
         seen = padded[_read(pixels, tap, stride, dilation)]
         rows = (a.reshape(*a.shape[:3], math.prod(pixels)) for a in (seen, y))
-        dw[(..., *tap)] = np.einsum("ngip,ngop->goi", *rows)
+        dw[_at(tap)] = np.einsum("ngip,ngop->goi", *rows)
     return dw
 
 
@@ -112,7 +117,7 @@ def conv_transpose_forward(
         for p, k, s, d, extra in zip(x.shape[2:], w.shape[2:], stride, dilation, output_padding, strict=True)
     )
     full = _joined(_scatter(_grouped(x, 1, groups), _grouped(w, 0, groups), size, stride, dilation), 1)
-    y = full[_inner(size, padding)]
+    y: Array = full[_inner(size, padding)]
     return y if b is None else y + widened(b).reshape(-1, *(1,) * len(size))
 
 
