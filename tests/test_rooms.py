@@ -267,6 +267,7 @@ CORE_ROOMS = {
     "product": {"base"},
     "norm": {"base"},
     "lstm": {"base", "product"},
+    "conv": {"base"},
     "dense": {"base", "product", "norm"},  # elementwise cuts arrays into blocks as normalization does
 }
 DRIVERS = [path for folder in CORE_ROOMS for path in cpp_files(CORE / folder)]

@@ -448,13 +448,14 @@ struct PoolGradientRows {
     int64_t before, length;  // zeros before the first output, and elements of a row
     int64_t result;          // elements of a row of gradients, with room before and behind it
 
-    explicit PoolGradientRows(const PoolShape& shape) {
+    // Always inlined, so that kernel objects export no copy of it.
+    [[gnu::always_inline]] explicit PoolGradientRows(const PoolShape& shape) {
         const int64_t last = (shape.before[1] + shape.inputs[1]) / shape.stride[1] + 1;
         before = (shape.kernel[1] - 1) / shape.stride[1];
         length = before + (last > shape.outputs[1] ? last : shape.outputs[1]) + kPoolSlack;
         result = shape.inputs[1] + 2 * kPoolSlack;
     }
-    int64_t scratch(int64_t rows) const { return rows * length + result; }
+    [[gnu::always_inline]] int64_t scratch(int64_t rows) const { return rows * length + result; }
 };
 
 // The kernels of one kind for both types of arithmetic.

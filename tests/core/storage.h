@@ -18,6 +18,8 @@ namespace problems {
 using rg::DType;
 using Values = std::vector<double>;
 
+inline const std::vector<DType> kWideTypes = {DType::f32, DType::f64};
+
 inline int64_t item_size(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 
 inline double decode(DType dtype, const unsigned char* p) {
