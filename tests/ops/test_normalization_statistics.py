@@ -139,6 +139,19 @@ def test_synchronised_parts_equal_the_whole(cuts: tuple[int, ...], layout: cases
     assert max(errors.values()) <= 1, errors
 
 
+def test_sums_of_any_alignment_and_stride() -> None:
+    x = np.random.default_rng(5).standard_normal((7, 3)).astype(np.float32)
+    _, cache = rg.batch_norm_forward(x, np.ones(3, np.float32), np.zeros(3, np.float32))
+    sums = rg.batch_norm_gradient_sums(x, cache)
+    expected = rg.batch_norm_backward(x, cache, sums=sums).dx
+    unaligned = np.frombuffer(bytearray(33), np.float64, 3, offset=1)
+    strided = np.zeros((3, 2))[:, 0]
+    for values in (unaligned, strided):
+        values[...] = sums.sum_dz_xhat
+        given = rg.GradientSums(sums.count, sums.sum_dz, values)
+        assert_same_bits([rg.batch_norm_backward(x, cache, sums=given).dx], [expected])
+
+
 def test_combine_statistics_of_parts_of_all_sizes() -> None:
     rng = np.random.default_rng(15)
     x = rng.normal(1e5, 1, size=(100, 4))

@@ -281,7 +281,7 @@ def as_set_values(problem: NormProblem, name: str, value: object) -> Statistics:
         )
     if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {array.dtype}; it must be of real numbers")
-    return np.asarray(array, dtype=np.float64, order="C")
+    return np.require(array, np.float64, ["C_CONTIGUOUS", "ALIGNED"])
 
 
 def as_statistics(problem: NormProblem, mean: object, var: object) -> Statistics:
