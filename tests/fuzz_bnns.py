@@ -26,6 +26,7 @@ import numpy as np
 from retrograd import bnns
 from retrograd.bnns._failure import UNEXPECTED
 from retrograd.bnns._structures import DIMENSIONS, SIGNED_DIMENSIONS, Structure
+from support.fuzz_bnns_convolution import convolution
 from support.fuzz_bnns_filters import FILTERS, Buffers, Case, array, filter_parameters, sample, status
 from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
 
@@ -626,7 +627,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 # An LSTM takes as long as all the others together.
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
-    loss, loss, lstm,
+    loss, loss, convolution, convolution, lstm,
     *FILTERS,
 ]  # fmt: skip
 

@@ -262,6 +262,24 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
             "clip_gradients_use_norm": 48,
         },
     ),
+    "BNNSLayerParametersConvolution": (
+        840,
+        {
+            "i_desc": 0,
+            "w_desc": 176,
+            "o_desc": 352,
+            "bias": 528,
+            "activation": 704,
+            "x_stride": 752,
+            "y_stride": 760,
+            "x_dilation_stride": 768,
+            "y_dilation_stride": 776,
+            "x_padding": 784,
+            "y_padding": 792,
+            "groups": 800,
+            "pad": 808,
+        },
+    ),
     "BNNSLayerParametersPooling": (
         680,
         {

@@ -12,11 +12,13 @@ from ._arithmetic_filter import *
 from ._array_size import *
 from ._clipping import *
 from ._constants import *
+from ._convolution import *
 from ._copy import *
 from ._embedding import *
 from ._failure import *
 from ._filter import *
 from ._fully_connected import *
+from ._fused import *
 from ._loss import *
 from ._lstm import *
 from ._matmul import *

@@ -14,6 +14,7 @@ from ._swift_arithmetic import (
     TernaryArithmeticLayer,
     UnaryArithmeticLayer,
 )
+from ._swift_convolution import ConvolutionLayer, ConvolutionType
 from ._swift_functions import (
     BroadcastMatrixMultiplyLayer,
     ReductionFunction,
@@ -22,6 +23,7 @@ from ._swift_functions import (
     applyReduction,
     matrixMultiplicationWorkspaceSize,
 )
+from ._swift_fused import FusedConvolutionNormalizationLayer, FusedFullyConnectedNormalizationLayer, FusedLayer
 from ._swift_layers import (
     DropoutLayer,
     EmbeddingLayer,
@@ -56,7 +58,9 @@ class BNNS:
     ActivationLayer = ActivationLayer
     AdamOptimizer = AdamOptimizer
     AdamWOptimizer = AdamWOptimizer
+    ConvolutionLayer = ConvolutionLayer
     ConvolutionPadding = ConvolutionPadding
+    ConvolutionType = ConvolutionType
     ArithmeticBinaryFunction = ArithmeticBinaryFunction
     ArithmeticTernaryFunction = ArithmeticTernaryFunction
     ArithmeticUnaryFunction = ArithmeticUnaryFunction
@@ -67,6 +71,9 @@ class BNNS:
     EmbeddingLayer = EmbeddingLayer
     Error = BNNSError
     FullyConnectedLayer = FullyConnectedLayer
+    FusedConvolutionNormalizationLayer = FusedConvolutionNormalizationLayer
+    FusedFullyConnectedNormalizationLayer = FusedFullyConnectedNormalizationLayer
+    FusedLayer = FusedLayer
     GradientClipping = GradientClipping
     LearningPhase = LearningPhase
     Norm = Norm
