@@ -126,6 +126,10 @@ def _parser() -> argparse.ArgumentParser:
         "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
         "same LSTM without the row's options. "
     )
+    conv = (
+        "The bound of a convolution is a matrix product of as many operations at the speed of NumPy's on 1024 x 1024 "
+        "matrices, with as many threads. 'step' is forward plus backward. "
+    )
     products = (
         "Rows named lstm_products_* and linear_products_* are the large matrix products of an LSTM over all steps, and "
         "those of a linear layer, verified and then timed one by one, alternating with NumPy's product of the same "
@@ -145,14 +149,15 @@ def _parser() -> argparse.ArgumentParser:
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
+        ("conv", ["conv"], "convolutions", method + conv),
         ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
         (
             "all",
-            ["norm", "lstm", "products", "apple", "train"],
+            ["norm", "lstm", "conv", "products", "apple", "train"],
             "every suite",
-            method + norm + lstm + products + apple + train,
+            method + norm + lstm + conv + products + apple + train,
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
@@ -482,9 +487,9 @@ def _bench(options: argparse.Namespace) -> int:
     ]
     if any(bench.SUITES[suite].against_torch for suite in options.suites):
         columns += [_Column("torch µs", 9), _Column("vs torch", 8)]
-    if {"norm", "lstm", "products"} & set(options.suites):
+    if {"norm", "lstm", "conv", "products"} & set(options.suites):
         columns += [_Column("of bound", 8)]
-    if {"lstm", "products"} & set(options.suites):
+    if {"lstm", "conv", "products"} & set(options.suites):
         columns += [_Column("GFLOPS", 6)]
     if "products" in options.suites:
         columns += [_Column("of peak", 7)]

@@ -10,6 +10,7 @@ rounds:
   faster;
 - for an LSTM, its matrix products at the speed of NumPy's (BLAS) product of two 1024 x 1024 matrices, with as many
   threads;
+- for a convolution, a matrix product of as many operations, likewise;
 - for a product, NumPy's product of the same shape, with as many threads; also, the peak of multiply-adds on registers.
 
 A front end's row (``bnns_*``, ``mps_*``) is compared with the array functions, whose results are bitwise the same.

@@ -21,6 +21,7 @@ from ..cases import (
     make_norm_data,
 )
 from .apple import APPLE_CASES, apple_contest, apple_failures
+from .conv import CONV_CASES, conv_contest, conv_failures, make_conv_data
 from .levels import restrictions
 from .lstm import lstm_contest, lstm_failures
 from .norm import norm_contest, norm_failures
@@ -135,6 +136,7 @@ SUITES: Final[Mapping[str, _Suite]] = {
         lstm_contest,
         lambda name: name.startswith("lstm_"),
     ),
+    "conv": _Suite(CONV_CASES, make_conv_data, conv_failures, conv_contest, lambda name: False),
     "products": _Suite(
         PRODUCT_CASES,
         make_product_data,
