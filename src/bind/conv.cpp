@@ -16,7 +16,7 @@ namespace {
 using Geometry = std::array<int64_t, 7>;
 
 template <class A>
-Images<A> images(const View& view) {
+ConvImages<A> images(const View& view) {
     if (!view.present()) return {};
     // The stride of an axis of extent 1 is arbitrary; 1 marks columns as contiguous.
     const int64_t x = view.extent(3) > 1 ? view.stride(3) : 1;

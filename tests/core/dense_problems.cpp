@@ -355,7 +355,7 @@ struct ConvSizes {
 };
 
 template <class A>
-rg::Images<A> images(A* data, int64_t channels, int64_t height, int64_t width, bool channels_last) {
+rg::ConvImages<A> images(A* data, int64_t channels, int64_t height, int64_t width, bool channels_last) {
     if (channels_last) return {data, channels * height * width, 1, width * channels, channels};
     return {data, channels * height * width, height * width, width, 1};
 }
@@ -383,8 +383,8 @@ std::vector<Output> convolution(const ConvSizes& s, DType dtype, int threads) {
         db(dtype, Values(size_t(outputs)), 0);
     const auto input = [&](A* data) { return images(data, channels, s.height, s.width, s.channels_last); };
     const auto output = [&](A* data) { return images(data, outputs, shape.y.output, shape.x.output, s.channels_last); };
-    const auto read = [](const rg::Images<A>& from) {
-        return rg::Images<const A>{from.data, from.n, from.c, from.y, from.x};
+    const auto read = [](const rg::ConvImages<A>& from) {
+        return rg::ConvImages<const A>{from.data, from.n, from.c, from.y, from.x};
     };
     const rg::ConvWeights<const A> weights = {w.as<A>(), s.inputs * taps, taps, s.kernel, 1};
     rg::ConvEnd<A> end;

@@ -30,12 +30,12 @@ struct Tap {
 template <class A>
 struct Pass {
     int64_t samples, groups, from_channels, to_channels;  // channels of one group
-    Images<const A> from;
+    ConvImages<const A> from;
     int64_t from_height, from_width, step_y, step_x;
     std::vector<Tap> taps;
     const A* weights;
     int64_t w_group, w_to, w_from;
-    Images<A> to;
+    ConvImages<A> to;
     int64_t height, width;  // of the grid
     ConvEnd<A> end;
 
@@ -106,7 +106,7 @@ public:
     }
 
     // Loads the band of grid rows `first_row` to `first_row + grid_rows`. Kernels read up to a panel beyond its end.
-    A* load(const ProductKernels<A>& kernels, const Images<const A>& from, const A* image, int64_t channels,
+    A* load(const ProductKernels<A>& kernels, const ConvImages<const A>& from, const A* image, int64_t channels,
             int64_t height, int64_t width, int64_t first_row, int64_t grid_rows) const {
         A* const band = my_scratch().band.take<A>(channels * plane_ + kPanel<A>);
         std::fill(band + channels * plane_, band + channels * plane_ + kPanel<A>, A(0));
@@ -124,7 +124,7 @@ public:
     }
 
 private:
-    void load_plane(const Images<const A>& from, const A* image, int64_t height, int64_t y0, int64_t grid_rows,
+    void load_plane(const ConvImages<const A>& from, const A* image, int64_t height, int64_t y0, int64_t grid_rows,
                     int64_t begin, int64_t end, A* to) const {
         const int64_t count = rows(grid_rows);
         const int64_t above = begin < end ? std::clamp<int64_t>(-y0, 0, count) : count;
@@ -142,7 +142,7 @@ private:
     }
 
     // Channels are contiguous: transpose a panel of pixels at a time.
-    void load_interleaved(const ProductKernels<A>& kernels, const Images<const A>& from, const A* image,
+    void load_interleaved(const ProductKernels<A>& kernels, const ConvImages<const A>& from, const A* image,
                           int64_t channels, int64_t height, int64_t y0, int64_t grid_rows, int64_t begin, int64_t end,
                           A* band) const {
         A* const square = my_scratch().patches.take<A>(channels * kPanel<A>);
@@ -215,7 +215,7 @@ void pack_patches(const ConvKernels<A>& kernels, const Band<A>& geometry, const 
 
 // Grid pixels `first` to `last` of all rows of a result, from an array of images to rows and back.
 template <class T, class Visit>
-void for_pixels(const Images<T>& images, T* image, int64_t channels, int64_t width, int64_t first, int64_t last,
+void for_pixels(const ConvImages<T>& images, T* image, int64_t channels, int64_t width, int64_t first, int64_t last,
                 const Visit& visit) {
     for (int64_t p = first; p < last;) {
         const int64_t y = p / width, x = p % width, count = std::min(width - x, last - p);
@@ -410,8 +410,8 @@ void set_to_zero(const ConvShape& shape, const ConvWeights<A>& dw) {
 
 // dw of few output channels: dot products of dy and the input, tap by tap.
 template <class A>
-void dot_weights(const ConvShape& shape, const std::vector<Tap>& taps, const Images<const A>& x,
-                 const Images<const A>& dy, bool accumulate, int threads, const ConvWeights<A>& dw) {
+void dot_weights(const ConvShape& shape, const std::vector<Tap>& taps, const ConvImages<const A>& x,
+                 const ConvImages<const A>& dy, bool accumulate, int threads, const ConvWeights<A>& dw) {
     const KernelTable& table = kernel_table();
     const int64_t count = int64_t(taps.size()), height = shape.y.output, width = shape.x.output;
     const Band<A> geometry(taps, shape.y.stride, shape.x.stride, width, height);
@@ -452,8 +452,8 @@ void dot_weights(const ConvShape& shape, const std::vector<Tap>& taps, const Ima
 
 // dw as products: patches of kDepthRun pixels, as rows, times those pixels of dy, in panels.
 template <class A>
-void multiply_weights(const ConvShape& shape, const std::vector<Tap>& taps, const Images<const A>& x,
-                      const Images<const A>& dy, bool accumulate, int threads, const ConvWeights<A>& dw) {
+void multiply_weights(const ConvShape& shape, const std::vector<Tap>& taps, const ConvImages<const A>& x,
+                      const ConvImages<const A>& dy, bool accumulate, int threads, const ConvWeights<A>& dw) {
     const KernelTable& table = kernel_table();
     const ProductKernels<A>& products = table.product.of<A>();
     const int64_t count = int64_t(taps.size()), width = shape.x.output, pixels = shape.y.output * width;
@@ -532,8 +532,8 @@ void multiply_weights(const ConvShape& shape, const std::vector<Tap>& taps, cons
 }  // namespace
 
 template <class A>
-void conv_forward(const ConvShape& shape, const Images<const A>& x, const ConvWeights<const A>& w,
-                  const ConvEnd<A>& end, int threads, const Images<A>& y) {
+void conv_forward(const ConvShape& shape, const ConvImages<const A>& x, const ConvWeights<const A>& w,
+                  const ConvEnd<A>& end, int threads, const ConvImages<A>& y) {
     const Pass<A> pass = {shape.samples,
                           shape.groups,
                           shape.inputs,
@@ -556,8 +556,8 @@ void conv_forward(const ConvShape& shape, const Images<const A>& x, const ConvWe
 }
 
 template <class A>
-void conv_input(const ConvShape& shape, const Images<const A>& dy, const ConvWeights<const A>& w, const ConvEnd<A>& end,
-                int threads, const Images<A>& dx) {
+void conv_input(const ConvShape& shape, const ConvImages<const A>& dy, const ConvWeights<const A>& w,
+                const ConvEnd<A>& end, int threads, const ConvImages<A>& dx) {
     // Input pixels that are a stride apart read dy through the same taps.
     const int64_t step_y = std::min(shape.y.stride, shape.y.input), step_x = std::min(shape.x.stride, shape.x.input);
     for (int64_t y = 0; y < step_y; ++y) {
@@ -593,7 +593,7 @@ void conv_input(const ConvShape& shape, const Images<const A>& dy, const ConvWei
 }
 
 template <class A>
-void conv_weights(const ConvShape& shape, const Images<const A>& x, const Images<const A>& dy, bool accumulate,
+void conv_weights(const ConvShape& shape, const ConvImages<const A>& x, const ConvImages<const A>& dy, bool accumulate,
                   int threads, const ConvWeights<A>& dw) {
     if (shape.groups * shape.inputs * shape.outputs * shape.y.kernel * shape.x.kernel == 0) return;
     const std::vector<Tap> taps = forward_taps(shape, dw);
@@ -604,7 +604,7 @@ void conv_weights(const ConvShape& shape, const Images<const A>& x, const Images
 }
 
 template <class A>
-void channel_sums(const Images<const A>& images, int64_t samples, int64_t channels, int64_t height, int64_t width,
+void channel_sums(const ConvImages<const A>& images, int64_t samples, int64_t channels, int64_t height, int64_t width,
                   bool accumulate, int threads, A* sums) {
     const KernelTable& table = kernel_table();
     const Workers workers(cost::kElement * double(samples * channels) * double(height * width), threads);
@@ -640,14 +640,14 @@ void channel_sums(const Images<const A>& images, int64_t samples, int64_t channe
     });
 }
 
-#define RG_INSTANTIATE(A)                                                                                      \
-    template void conv_forward<A>(const ConvShape&, const Images<const A>&, const ConvWeights<const A>&,       \
-                                  const ConvEnd<A>&, int, const Images<A>&);                                   \
-    template void conv_input<A>(const ConvShape&, const Images<const A>&, const ConvWeights<const A>&,         \
-                                const ConvEnd<A>&, int, const Images<A>&);                                     \
-    template void conv_weights<A>(const ConvShape&, const Images<const A>&, const Images<const A>&, bool, int, \
-                                  const ConvWeights<A>&);                                                      \
-    template void channel_sums<A>(const Images<const A>&, int64_t, int64_t, int64_t, int64_t, bool, int, A*);
+#define RG_INSTANTIATE(A)                                                                                              \
+    template void conv_forward<A>(const ConvShape&, const ConvImages<const A>&, const ConvWeights<const A>&,           \
+                                  const ConvEnd<A>&, int, const ConvImages<A>&);                                       \
+    template void conv_input<A>(const ConvShape&, const ConvImages<const A>&, const ConvWeights<const A>&,             \
+                                const ConvEnd<A>&, int, const ConvImages<A>&);                                         \
+    template void conv_weights<A>(const ConvShape&, const ConvImages<const A>&, const ConvImages<const A>&, bool, int, \
+                                  const ConvWeights<A>&);                                                              \
+    template void channel_sums<A>(const ConvImages<const A>&, int64_t, int64_t, int64_t, int64_t, bool, int, A*);
 RG_INSTANTIATE(float)
 RG_INSTANTIATE(double)
 #undef RG_INSTANTIATE

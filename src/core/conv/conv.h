@@ -7,7 +7,7 @@ namespace rg {
 
 // An array of images in a caller's memory, [N][C][H][W]. Strides in elements, so any layout.
 template <class T>
-struct Images {
+struct ConvImages {
     T* data = nullptr;  // null: not wanted
     int64_t n = 0, c = 0, y = 0, x = 0;
 };
@@ -40,19 +40,19 @@ struct ConvEnd {
 
 // y = f(w * x + b)
 template <class A>
-void conv_forward(const ConvShape& shape, const Images<const A>& x, const ConvWeights<const A>& w,
-                  const ConvEnd<A>& end, int threads, const Images<A>& y);
+void conv_forward(const ConvShape& shape, const ConvImages<const A>& x, const ConvWeights<const A>& w,
+                  const ConvEnd<A>& end, int threads, const ConvImages<A>& y);
 // dx, the gradient of x; as a layer of its own, a transposed convolution of dy.
 template <class A>
-void conv_input(const ConvShape& shape, const Images<const A>& dy, const ConvWeights<const A>& w, const ConvEnd<A>& end,
-                int threads, const Images<A>& dx);
+void conv_input(const ConvShape& shape, const ConvImages<const A>& dy, const ConvWeights<const A>& w,
+                const ConvEnd<A>& end, int threads, const ConvImages<A>& dx);
 // dw. The order of its sums depends on the shape alone.
 template <class A>
-void conv_weights(const ConvShape& shape, const Images<const A>& x, const Images<const A>& dy, bool accumulate,
+void conv_weights(const ConvShape& shape, const ConvImages<const A>& x, const ConvImages<const A>& dy, bool accumulate,
                   int threads, const ConvWeights<A>& dw);
 // sums[channel] (+)= the sum of a channel over samples and pixels, in double precision.
 template <class A>
-void channel_sums(const Images<const A>& images, int64_t samples, int64_t channels, int64_t height, int64_t width,
+void channel_sums(const ConvImages<const A>& images, int64_t samples, int64_t channels, int64_t height, int64_t width,
                   bool accumulate, int threads, A* sums);
 
 }  // namespace rg
