@@ -16,6 +16,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 
 def test_there_is_one_for_each_kernel() -> None:
     assert {path.stem for path in EXAMPLES} >= {
+        "bnns_digits",
         "bnns_lstm",
         "bnns_normalization",
         "bnns_two_layer_regression",
