@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import retrograd
 
@@ -50,6 +51,16 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     calls["softmax_cross_entropy"] = lambda: retrograd.softmax_cross_entropy(x, labels, out=out)
     calls["mean_squared_error"] = lambda: retrograd.mean_squared_error(x, x, out=out)
     calls["huber"] = lambda: retrograd.huber(x, x, out=out)
+    for name in (
+        "sigmoid_cross_entropy",
+        "mean_absolute_error",
+        "hinge",
+        "log_loss",
+        "cosine_distance",
+        "categorical_cross_entropy",
+    ):
+        calls[name] = _loss_call(name, x, out)
+    _add_images(calls)
     states = [np.zeros_like(gamma), np.zeros_like(gamma)]
     calls["sgd_step"] = lambda: retrograd.sgd_step(gamma, beta, learning_rate=0.1)
     calls["adam_step"] = lambda: retrograd.adam_step(gamma, beta, *states, step=1)
@@ -69,3 +80,32 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     calls["get_num_threads"] = retrograd.get_num_threads
     calls["set_num_threads"] = lambda: retrograd.set_num_threads(retrograd.get_num_threads())
     return {f"overhead_{name}": call for name, call in calls.items()}
+
+
+def _loss_call(name: str, x: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> Callable[[], object]:
+    loss = getattr(retrograd, name)
+    return lambda: loss(x, x, out=out)
+
+
+def _add_images(calls: dict[str, Callable[[], object]]) -> None:
+    """The calls of convolutions and pooling, on one image of 2 x 2 pixels."""
+    image, w = np.ones((1, 1, 2, 2), np.float32), np.ones((1, 1, 1, 1), np.float32)
+    out, small = np.empty_like(image), np.empty((1, 1, 1, 1), np.float32)
+    gradients = retrograd.ConvGradients(np.empty_like(image), np.empty_like(w), np.empty(1, np.float32))
+    calls["conv_forward"] = lambda: retrograd.conv_forward(image, w, out=out)
+    calls["conv_backward"] = lambda: retrograd.conv_backward(image, image, w, out=gradients)
+    calls["conv_transpose_forward"] = lambda: retrograd.conv_transpose_forward(image, w, out=out)
+    calls["conv_transpose_backward"] = lambda: retrograd.conv_transpose_backward(image, image, w, out=gradients)
+    pooled = retrograd.max_pool_forward(image, 2)
+    y, indices = pooled.y, pooled.indices
+    assert y is not None
+    assert indices is not None
+    shape = image.shape
+    calls["max_pool_forward"] = lambda: retrograd.max_pool_forward(image, 2, out=pooled)
+    calls["max_pool_backward"] = lambda: retrograd.max_pool_backward(small, indices, shape, out=out)
+    calls["average_pool_forward"] = lambda: retrograd.average_pool_forward(image, 2, out=small)
+    calls["average_pool_backward"] = lambda: retrograd.average_pool_backward(y, shape, 2, out=out)
+    calls["l2_pool_forward"] = lambda: retrograd.l2_pool_forward(image, 2, out=small)
+    calls["l2_pool_backward"] = lambda: retrograd.l2_pool_backward(y, image, y, 2, out=out)
+    calls["max_unpool_forward"] = lambda: retrograd.max_unpool_forward(y, indices, shape, out=out)
+    calls["max_unpool_backward"] = lambda: retrograd.max_unpool_backward(image, indices, out=small)
