@@ -534,6 +534,7 @@ def test_what_is_refused(call: Callable[[], Any], message: str) -> None:
         (lambda: rg.max_pool_forward(X, "2"), "kernel must be an int, not str"),
         (lambda: rg.max_pool_backward(DY, AT.astype(np.float32), X.shape), "indices has dtype float32"),
         (lambda: rg.max_pool_backward(DY, AT, 6), "x_shape must be a sequence of ints, not int"),
+        (lambda: rg.max_pool_backward(DY, AT, X.shape, channels_last=None), "channels_last must be True or False"),
         (
             lambda: rg.max_pool_forward(X, 2, out={"indices": AT.astype(np.int64)}),
             "out.indices has dtype int64, must be int32",

@@ -387,7 +387,7 @@ class _Source:
         if by_channels is None:
             by_channels = _prefers_channels(images)
             if not by_channels and not _is_contiguous(images, 3):
-                by_channels = channels_last
+                by_channels = bool(channels_last)
         self.by_channels = by_channels
         self.copied = not _usable(images, by_channels, flat)
         if self.copied:
@@ -522,6 +522,7 @@ def _check_accumulated(accumulate: bool, out: Array | None) -> None:
 
 
 def _spatial(name: str, shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
+    channels_last = _args.as_flag("channels_last", channels_last)
     if len(shape) not in (3, 4):
         axes = "[N, W, C] or [N, H, W, C]" if channels_last else "[N, C, W] or [N, C, H, W]"
         raise ValueError(f"{name} has {len(shape)} axes, needs 3 or 4, {axes}")
