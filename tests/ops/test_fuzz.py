@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.mark.long
 def test_random_and_mutated_calls() -> None:
-    tally = fuzz_driver.work(fuzz_arrays.run, 0, 3000)
+    tally = fuzz_driver.work(fuzz_arrays.run, 0, 8000)
     for name in fuzz_arrays.NAMES:  # neither all refused nor all accepted: mutation does something, and not too much
         assert tally[f"{name} refused"] > 0, name
         assert tally[f"{name} done"] > 0, name

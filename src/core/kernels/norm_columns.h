@@ -90,7 +90,7 @@ void col_moments(BlockSize size, Run<const A> x, const A* center, double* sum, d
         constexpr int vectors = strip.vectors;
         const ColumnVectors<A, vectors> c(center, i, n);
         const A* at = x.data + row * x.stride + i;
-        return [=, stride = x.stride](int v, Vec<A>& s, Vec<A>& q) mutable RG_INLINE_LAMBDA {
+        return [=, stride = x.stride](int v, Vec<A>& s, Vec<A>& q) RG_INLINE_MUTABLE {
             const int64_t j = v * kLanes<A>;
             prefetch_line(at + j + ahead, v);
             const Vec<A> d = read(at + j, n) - c.at[v];
@@ -122,7 +122,7 @@ void col_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<
         const ColumnVectors<A, vectors> c(statistics.center, i, n), m(statistics.rstd, i, n);
         const ColumnVectors<A, vectors> o(statistics.offset, i, n);
         const A *at = x.data + row * x.stride + i, *dy = g.dy + row * g.dy_stride + i, *y = g.y + row * g.y_stride + i;
-        return [=, stride = x.stride](int v, Vec<A>& s, Vec<A>& q) mutable RG_INLINE_LAMBDA {
+        return [=, stride = x.stride](int v, Vec<A>& s, Vec<A>& q) RG_INLINE_MUTABLE {
             const int64_t j = v * kLanes<A>;
             prefetch_line(at + j + ahead, v);
             prefetch_line(dy + j + dy_ahead, v);

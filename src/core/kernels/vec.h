@@ -24,6 +24,12 @@
 
 #define RG_INLINE inline __attribute__((always_inline))
 #define RG_INLINE_LAMBDA __attribute__((always_inline))
+// Of a lambda that changes what it has copied. Compilers disagree about the order.
+#if defined(__clang__)
+#define RG_INLINE_MUTABLE RG_INLINE_LAMBDA mutable
+#else
+#define RG_INLINE_MUTABLE mutable RG_INLINE_LAMBDA
+#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" void __asan_loadN(void*, size_t);
