@@ -21,6 +21,7 @@ _MOST: Final = 2**31 - 1  # beyond it, positions in an image might overflow
 
 def spatial(name: str, shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     """The spatial axes of an array of images with this shape."""
+    channels_last = _args.as_flag("channels_last", channels_last)
     if len(shape) not in (3, 4):
         axes = "[N, W, C] or [N, H, W, C]" if channels_last else "[N, C, W] or [N, C, H, W]"
         raise ValueError(f"{name} has {len(shape)} axes, needs 3 or 4, {axes}")

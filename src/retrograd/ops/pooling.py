@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from .. import _core
 from . import _args, _memory
 from ._args import Array
 from ._call import Reason, Refusal, enter, public
+from ._images import Padding, PerAxis, as_given, as_images, paddings, per_axis
+from ._images import spatial as spatial_axes
 
 __all__ = [
     "MaxPoolResult",
@@ -30,12 +32,8 @@ __all__ = [
     "max_unpool_forward",
 ]
 
-# One number for all spatial axes, or one for each; of padding also (before, after) for each.
-PerAxis: TypeAlias = int | Sequence[int]
-Padding: TypeAlias = int | Sequence[int | Sequence[int]]
-
 _INT32: Final = np.dtype(np.int32)
-_MOST: Final = 2**31 - 1  # of sizes of windows, and of the pixels that an index tells apart
+_MOST: Final = 2**31 - 1  # the pixels that an index tells apart
 _MAX, _AVERAGE, _L2 = range(3)  # the engine's kinds
 _ADD, _ASSIGN, _PICK = range(3)
 
@@ -74,7 +72,7 @@ def max_pool_forward(
     """
     x = _args.as_array("x", x)
     f64 = _args.is_float64("x", x)
-    spatial = _spatial("x", x.shape, channels_last)
+    spatial = spatial_axes("x", x.shape, channels_last)
     _check_plane("x", spatial)
     windows = _windows(spatial, kernel, stride, padding, dilation, "the largest value")
     threads = _args.thread_count(num_threads)
@@ -156,7 +154,7 @@ def average_pool_backward(
     dy = _args.as_array("dy", dy)
     shape = _as_shape("x_shape", x_shape)
     needs = "" if count_includes_padding else "the average of its elements"
-    windows = _windows(_spatial("x_shape", shape, channels_last), kernel, stride, padding, 1, needs)
+    windows = _windows(spatial_axes("x_shape", shape, channels_last), kernel, stride, padding, 1, needs)
     return _backward(
         _AVERAGE, dy, None, None, shape, windows, bool(count_includes_padding), channels_last, out, accumulate,
         num_threads,
@@ -201,7 +199,7 @@ def l2_pool_backward(
     dy = _args.as_array("dy", dy)
     x = _args.as_array("x", x)
     y = _args.as_array("y", y)
-    windows = _windows(_spatial("x", x.shape, channels_last), kernel, stride, padding, 1, "")
+    windows = _windows(spatial_axes("x", x.shape, channels_last), kernel, stride, padding, 1, "")
     return _backward(_L2, dy, x, y, x.shape, windows, False, channels_last, out, accumulate, num_threads)
 
 
@@ -238,7 +236,7 @@ def max_unpool_backward(
     """
     dy = _args.as_array("dy", dy)
     f64 = _args.is_float64("dy", dy)
-    spatial = _spatial("dy", dy.shape, channels_last)
+    spatial = spatial_axes("dy", dy.shape, channels_last)
     _check_plane("dy", spatial)
     indices = _args.as_array("indices", indices)
     _check_planes("indices", indices.shape, "dy", dy.shape, channels_last)
@@ -267,7 +265,7 @@ def _forward(
     num_threads: int | None,
 ) -> Array:
     f64 = _args.is_float64("x", x)
-    windows = _windows(_spatial("x", x.shape, channels_last), kernel, stride, padding, 1, needs)
+    windows = _windows(spatial_axes("x", x.shape, channels_last), kernel, stride, padding, 1, needs)
     threads = _args.thread_count(num_threads)
     images = _Source("x", x, channels_last)
     to_y = _Target("out", out, _pooled(x.shape, windows.outputs, channels_last), x.dtype, images)
@@ -333,7 +331,7 @@ def _indexed(
     f64 = _args.is_float64(name, part)
     indices = _args.as_array("indices", indices)
     shape = _as_shape(whole_name, whole_shape)
-    spatial = _spatial(whole_name, shape, channels_last)
+    spatial = spatial_axes(whole_name, shape, channels_last)
     _check_plane(whole_name, spatial)
     _check_planes(name, part.shape, whole_name, shape, channels_last)
     if indices.shape != part.shape:
@@ -383,7 +381,7 @@ class _Source:
     ) -> None:
         _args.check_aligned(name, array)
         self.given, self.channels_last = array, channels_last
-        images = _images(array, channels_last)
+        images = as_images(array, channels_last)
         if by_channels is None:
             by_channels = _prefers_channels(images)
             if not by_channels and not _is_contiguous(images, 3):
@@ -412,7 +410,7 @@ class _Target:
         self.copied = False
         if given is not None:
             _args.check_result(name, given, shape, dtype)
-            images = _images(_args.as_plain(given), channels_last)
+            images = as_images(_args.as_plain(given), channels_last)
             self.copied = not _usable(images, by_channels, flat)
         self._given = images if self.copied else None
         if given is None or self.copied:
@@ -421,7 +419,7 @@ class _Target:
             images = _in_memory_order(_memory.empty(order, dtype), by_channels)
             if keep and self._given is not None:
                 images[...] = self._given
-        self.array = _as_given(images, len(shape), channels_last) if given is None else given
+        self.array = as_given(images, len(shape), channels_last) if given is None else given
         self._images = images
         self.images = _flattened(images) if flat else images
 
@@ -430,19 +428,6 @@ class _Target:
         if self._given is not None:
             self._given[...] = self._images
         return self.array
-
-
-def _images(array: Array, channels_last: bool) -> Array:
-    """A view [N, C, H, W]."""
-    if channels_last:
-        array = array.transpose(0, array.ndim - 1, *range(1, array.ndim - 1))
-    return array[:, :, None] if array.ndim == 3 else array
-
-
-def _as_given(images: Array, rank: int, channels_last: bool) -> Array:
-    """The opposite of :func:`_images`."""
-    array = images[:, :, 0] if rank == 3 else images
-    return array.transpose(0, *range(2, rank), 1) if channels_last else array
 
 
 def _image_shape(shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
@@ -521,14 +506,6 @@ def _check_accumulated(accumulate: bool, out: Array | None) -> None:
         raise ValueError("accumulate=True adds to out, which is missing")
 
 
-def _spatial(name: str, shape: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
-    channels_last = _args.as_flag("channels_last", channels_last)
-    if len(shape) not in (3, 4):
-        axes = "[N, W, C] or [N, H, W, C]" if channels_last else "[N, C, W] or [N, C, H, W]"
-        raise ValueError(f"{name} has {len(shape)} axes, needs 3 or 4, {axes}")
-    return shape[1:-1] if channels_last else shape[2:]
-
-
 def _pooled(shape: tuple[int, ...], outputs: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     return (shape[0], *outputs, shape[-1]) if channels_last else (*shape[:2], *outputs)
 
@@ -566,44 +543,11 @@ def _windows(
 ) -> _Windows:
     """Check the windows and count them. `needs`: what a window without any element does not have; or nothing."""
     axes = len(spatial)
-    kernels = _per_axis("kernel", kernel, axes, 1)
-    strides = kernels if stride is None else _per_axis("stride", stride, axes, 1)
+    kernels = per_axis("kernel", kernel, axes, 1)
+    strides = kernels if stride is None else per_axis("stride", stride, axes, 1)
     return _checked_windows(
-        spatial, kernels, strides, _paddings(padding, axes), _per_axis("dilation", dilation, axes, 1), needs
+        spatial, kernels, strides, paddings(padding, axes), per_axis("dilation", dilation, axes, 1), needs
     )
-
-
-def _size(name: str, value: Any, least: int) -> int:
-    size = _args.as_count(name, value, least)
-    if size > _MOST:
-        raise ValueError(f"{name} is {size}, must be at most {_MOST}")
-    return size
-
-
-def _entries(name: str, value: Any, axes: int) -> tuple[Any, ...]:
-    """One entry for each spatial axis."""
-    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, (str, bytes)):
-        return (value,) * axes
-    if len(value) != axes:
-        raise ValueError(f"{name} has {len(value)} entries, but there are {axes} spatial axes")
-    return tuple(value)
-
-
-def _per_axis(name: str, value: Any, axes: int, least: int) -> tuple[int, ...]:
-    return tuple(_size(name, entry, least) for entry in _entries(name, value, axes))
-
-
-def _paddings(padding: Any, axes: int) -> tuple[tuple[int, int], ...]:
-    """(before, after) of each spatial axis."""
-    pairs = []
-    for entry in _entries("padding", padding, axes):
-        both = (
-            tuple(entry) if isinstance(entry, (Sequence, np.ndarray)) and not isinstance(entry, str) else (entry,) * 2
-        )
-        if len(both) != 2:
-            raise ValueError(f"padding of an axis has {len(both)} entries, must be one int or (before, after)")
-        pairs.append((_size("padding", both[0], 0), _size("padding", both[1], 0)))
-    return tuple(pairs)
 
 
 @lru_cache(maxsize=512)
