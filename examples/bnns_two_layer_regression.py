@@ -1,8 +1,8 @@
-"""Fit one sample with two fully connected BNNS layers, an arithmetic cost and Adam, as a small C program would.
+"""Fit one sample with two fully connected BNNS layers, a squared error and Adam, as a small C program would.
 
-Each layer is a filter over the client's weights, so it sees every update by the optimizer. The cost is the sum of
-squared errors. Two arithmetic filters compute it: a difference whose fused activation doubles it, which is the gradient
-of the cost, and a square. Batch strides are 0 throughout: samples are packed.
+Each layer is a filter over the client's weights, so it sees every update by the optimizer, which runs once for the
+weights and once for the bias of each layer. The loss filter computes the sum of squared errors and its gradient in one
+call. Batch strides are 0 throughout: samples are packed.
 """
 
 from __future__ import annotations
@@ -83,24 +83,19 @@ class Dense:
         return self.in_delta
 
 
-def arithmetic(function: int, operands: int, activation: bnns.BNNSActivation) -> bnns.BNNSFilter:
-    """A function of vectors with three elements."""
-    kind = bnns.BNNSArithmeticUnary if operands == 1 else bnns.BNNSArithmeticBinary
-    fields = kind(*[vector(3), bnns.BNNSConstant] * (operands + 1))
-    filter = bnns.BNNSFilterCreateLayerArithmetic(bnns.BNNSLayerParametersArithmetic(function, fields, activation))
-    if filter is None:
-        sys.exit(bnns.last_error())
-    return filter
-
-
 def main() -> int:
     rng = np.random.default_rng(0)
     source, target = np.array([1, 2, 3, 4], np.float32), np.array([1, 3, 5], np.float32)
     first, second = Dense(rng, 4, 8), Dense(rng, 8, 3)
-    doubled = bnns.BNNSActivation(bnns.BNNSActivationFunctionLinear, alpha=2)
-    difference = arithmetic(bnns.BNNSArithmeticSubtract, 2, doubled)
-    quarter = bnns.BNNSActivation(bnns.BNNSActivationFunctionLinear, alpha=0.25)
-    square = arithmetic(bnns.BNNSArithmeticSquare, 1, quarter)  # of the doubled difference
+    error = bnns.BNNSLayerParametersLossBase(
+        function=bnns.BNNSLossFunctionMeanSquareError,
+        i_desc=vector(3),
+        o_desc=vector(1),
+        reduction=bnns.BNNSLossReductionSum,
+    )
+    cost = bnns.BNNSFilterCreateLayerLoss(error, None)
+    if cost is None:
+        sys.exit(bnns.last_error())
     adam = bnns.BNNSOptimizerAdamFields(
         learning_rate=0.01,
         beta1=0.9,
@@ -113,21 +108,20 @@ def main() -> int:
         clip_gradients_max=1000,
     )
 
-    delta, costs = np.zeros(3, np.float32), np.zeros(3, np.float32)
+    loss, delta = np.zeros(1, np.float32), np.zeros(3, np.float32)
     losses = []
     for step in range(STEPS + 1):
         hidden = first.forward(source)
         output = second.forward(hidden)
-        check(bnns.BNNSArithmeticFilterApplyBatch(difference, 1, 2, [output, target], [0, 0], delta, 0))
-        check(bnns.BNNSArithmeticFilterApplyBatch(square, 1, 1, [delta], [0], costs, 0))
-        losses.append(float(costs.sum()))
+        check(bnns.BNNSLossFilterApplyBatch(cost, 1, output, 0, target, 0, None, 0, loss, vector(3, delta), 0))
+        losses.append(float(loss[0]))
         if step % 20 == 0:
             print(f"step {step:3}: loss {losses[-1]:.4f}, output {np.round(output, 2)}")
         hidden_delta = second.backward(hidden, delta, adam)
         first.backward(source, hidden_delta, adam)
         adam.time_step += 1
 
-    for filter in (first.filter, second.filter, difference, square):
+    for filter in (first.filter, second.filter, cost):
         bnns.BNNSFilterDestroy(filter)
     return 0 if losses[-1] < 0.01 * losses[0] else 1
 

@@ -1,8 +1,8 @@
 """Fixtures that all tests share, and what a skipped test means.
 
-Tests against PyTorch, JAX and ONNX are skipped where those are not installed, so that the suite runs anywhere. Where it
-must not be silent about that: with CI set they have to be importable, and with RETROGRAD_NO_SKIPS set any skip at all
-fails the run.
+Tests against PyTorch, JAX and ONNX, and of an example with scikit-learn's data, are skipped where those are not
+installed, so that the suite runs anywhere. Where it must not be silent about that: with CI set they have to be
+importable, and with RETROGRAD_NO_SKIPS set any skip at all fails the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # No example is too slow: a busy machine is no fault of ours.
 settings.register_profile("retrograd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("retrograd")
-OPTIONAL = ("torch", "jax", "onnx", "matplotlib")
+OPTIONAL = ("torch", "jax", "onnx", "matplotlib", "sklearn")
 _skipped: list[str] = []
 
 

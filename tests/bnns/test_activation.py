@@ -326,6 +326,20 @@ def test_input_gradient_over_the_output_gradient(shift: int) -> None:
     assert np.array_equal(dx.reshape(x.shape), want)
 
 
+def test_relu_backward_from_its_output_in_the_memory_of_the_gradient() -> None:
+    """As a public program does: the input is not given, and one array is the gradient of both output and input."""
+    vector = bnns.BNNSNDArrayDescriptor(layout=bnns.BNNSDataLayoutVector, size=6, data_type=bnns.BNNSDataTypeFloat32)
+    relu = bnns.BNNSActivation(bnns.BNNSActivationFunctionRectifiedLinear)
+    filter = bnns.BNNSFilterCreateLayerActivation(bnns.BNNSLayerParametersActivation(vector, vector, relu))
+    y = np.array([-5, 20, -0.5, 7, 0, 1], np.float32)
+    assert bnns.BNNSFilterApply(filter, y, y) == 0  # in place
+    assert y.tolist() == [0, 20, 0, 7, 0, 1]
+    delta = np.arange(2, 8, dtype=np.float32)
+    vector.data = delta
+    assert bnns.BNNSFilterApplyBackwardBatch(filter, 1, None, 0, vector, 0, y, 0, vector, 0, None, None) == 0
+    assert delta.tolist() == [0, 3, 0, 5, 0, 7]
+
+
 def test_direct_apply_takes_data_from_the_descriptors() -> None:
     x, y = normal(4, *SHAPE), np.full((4, *SHAPE), 7, np.float32)
     layer = bnns.BNNSLayerParametersActivation(image(x), image(y), bnns.BNNSActivation(4))

@@ -207,7 +207,8 @@ def test_weights_in_other_layouts(layout: int, transposed: bool, outputs: int) -
         np.testing.assert_allclose(got[2], db + flags, rtol=1e-6, atol=1e-5)
 
 
-def test_deep_diamonds_numbers() -> None:
+def test_two_equal_kernels_on_four_by_four_pixels() -> None:
+    """Values that Apple's library has printed."""
     kernel = np.array([[-2, 0, 1], [0, 1, 0], [-1, -2, 0]], np.float32)
     x = np.array([[0, 43, 3, 30], [0, 98, 0, 0], [7, 38, 0, 0], [19, 20, 175, 50]], np.float32)
     w, b = np.stack([kernel, kernel])[:, None], np.full(2, 0.5, np.float32)
@@ -215,6 +216,10 @@ def test_deep_diamonds_numbers() -> None:
     y = np.zeros((2, 2, 2), np.float32)
     assert bnns.BNNSFilterApply(filter, x, y) == 0
     np.testing.assert_array_equal(y, [[[18.5, -93.5], [-20.5, -565.5]]] * 2)
+
+
+def test_one_pixel_and_one_weight() -> None:
+    """Values that Apple's library has printed."""
     one = create((1, 1, 1), np.full((1, 1, 1, 1), 2, np.float32), (1, 1, 1), np.ones(1, np.float32))
     y = np.zeros(1, np.float32)
     assert bnns.BNNSFilterApply(one, np.float32([-2]), y) == 0

@@ -318,14 +318,18 @@ def test_copy_converts_types() -> None:
     assert back.tolist() == [[1.5, -2.5, 64.5], [0.5, -0.5, 1.0]]
 
 
-def test_copy_to_strides_and_other_layouts() -> None:
-    """Floating-point columns to bytes that lie apart, as a public program does; nothing between them changes."""
+def test_copy_of_floats_to_bytes_with_strides() -> None:
+    """Columns to bytes that are not contiguous, as a public program does; nothing between them changes."""
     x = np.arange(6, dtype=np.float32)
     memory = np.full(16, 9, np.int8)
     source = described(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=x)
     dest = described(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=memory, data_type=0x20008, stride=(2, 4))
     assert bnns.BNNSCopy(dest, source) == 0, bnns.last_error()
     assert memory.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 9, 9, 9, 9]
+
+
+def test_copy_to_another_layout() -> None:
+    source = described(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=np.arange(6, dtype=np.float32))
     y = np.empty(6, np.float32)
     first = described(bnns.BNNSDataLayout2DFirstMajor, 2, 3, data=y)
     assert bnns.BNNSCopy(first, source) == 0

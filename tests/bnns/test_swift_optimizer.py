@@ -68,6 +68,20 @@ def test_adam(clipping: str, amsgrad: bool) -> None:
     check(optimizer, 11 if amsgrad else 8, fields, 3 if amsgrad else 2)
 
 
+def test_parameters_allocated_for_a_batch() -> None:
+    """An older copy of Apple's digits sample allocates weights with `batchSize` too; one sample of them is used."""
+    values, shape = normal(4, 6), BNNS.Shape.matrixRowMajor(3, 2)
+    lists = [[Descriptor.allocate(initializingFrom=values, shape=shape, batchSize=4)] for _ in range(2)]
+    optimizer = BNNS.SGDMomentumOptimizer(
+        learningRate=0.5, gradientScale=1, regularizationScale=0, gradientClipping=Clipping.none,
+        regularizationFunction=NONE, sgdMomentumVariant=0,
+    )  # fmt: skip
+    optimizer.step(parameters=lists[0], gradients=lists[1], accumulators=[])
+    stepped = lists[0][0].makeArray(of=float, batchSize=4).reshape(4, 6)
+    np.testing.assert_allclose(stepped[0], 0.5 * values[0], rtol=1e-6)
+    np.testing.assert_array_equal(stepped[1:], values[1:])
+
+
 @pytest.mark.parametrize("bounds", [None, (-0.5, 0.5)])
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_adam_in_the_older_form(bounds: Any, amsgrad: bool) -> None:
