@@ -65,7 +65,7 @@ class Loss:
                 "and backward has returned it. Use a loss object for each place, or call backward after each forward"
             )
         self._used = True
-        if dloss is None:
+        if dloss is None or (isinstance(dloss, float) and dloss == 1):
             return self._dy
         factor = np.asarray(dloss, self._dy.dtype)
         if factor.ndim:

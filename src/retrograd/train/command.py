@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import itertools
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import retrograd as rg
 
+from ..distributed import Group, RankError, launched_ranks, world
 from ..nn.checkpoint import not_a_file, write_whole
 from .chart import png, stacked_svg, visible
 from .files import MODEL, check_room, remove_parts
-from .progress import Progress
+from .progress import Progress, SilentProgress
 from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
 from .series import USES, SeriesSettings, SeriesTask, forecast, load_series_model
 from .settings import InputError, Settings
@@ -28,6 +32,7 @@ from .text import TextSettings, TextTask, load_text_model, sample
 __all__ = ["add_commands"]
 
 _INTERRUPTED = 128  # plus the signal number, as in shells
+_SHARDS = 8  # of a batch, with mpirun
 
 
 def add_commands(commands: Any) -> None:
@@ -107,7 +112,7 @@ def _add_training(
     parser: argparse.ArgumentParser,
     kind: str,
     settings: type[Settings],
-    make: Callable[[Settings, list[str], Path], Task],
+    make: Callable[[Settings, list[str], Path, Group], Task],
 ) -> None:
     where = parser.add_argument_group("run directory")
     where.add_argument(
@@ -121,16 +126,16 @@ def _add_training(
     parser.set_defaults(run=_train, kind=kind, settings=settings, make=make)
 
 
-def _text_task(settings: Settings, files: list[str], folder: Path) -> Task:
+def _text_task(settings: Settings, files: list[str], folder: Path, group: Group) -> Task:
     assert isinstance(settings, TextSettings)
-    return TextTask(settings, files, scratch=folder)
+    return TextTask(settings, files, scratch=folder, group=group)
 
 
-def _series_task(settings: Settings, files: list[str], folder: Path) -> Task:
+def _series_task(settings: Settings, files: list[str], folder: Path, group: Group) -> Task:
     assert isinstance(settings, SeriesSettings)
     if not files:
         raise InputError("DATA.csv is missing: the table to train on")
-    return SeriesTask(settings, files[0])
+    return SeriesTask(settings, files[0], group)
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
@@ -142,30 +147,44 @@ def _train(options: argparse.Namespace) -> int:
     files = [options.files] if isinstance(options.files, str) else list(options.files or [])
     _print_anything()
     try:
-        with Progress() as progress:
-            if options.resume is not None:
-                return _resume(options, given, files, progress)
-            return _begin(options, settings(**given), files, progress)
-    except MemoryError:
-        raise RunError("not enough memory; reduce --hidden, --layers or --batch") from None
+        ranks = world(launched_ranks() or 1)
+    except ImportError as error:
+        raise InputError(str(error)) from None
+    with _failing_together(ranks):
+        try:
+            if ranks.rank:
+                return _join(options, ranks)
+            with Progress() as progress:
+                if options.resume is not None:
+                    return _resume(options, given, files, ranks, progress)
+                return _begin(options, settings(**given), files, ranks, progress)
+        except MemoryError:
+            raise RunError("not enough memory; reduce --hidden, --layers or --batch") from None
 
 
-def _begin(options: argparse.Namespace, settings: Settings, files: list[str], progress: Progress) -> int:
+def _begin(options: argparse.Namespace, settings: Settings, files: list[str], ranks: Group, progress: Progress) -> int:
+    if settings.shards is None:
+        settings = dataclasses.replace(settings, shards=1 if launched_ranks() is None else _SHARDS)
+    group = _shards_on(ranks, settings)
     with contextlib.ExitStack() as held:
         with _new_folder(options, files) as folder:
             held.enter_context(_alone_in(folder))
             _use_threads(settings)
-            task = held.enter_context(contextlib.closing(options.make(settings, files, folder)))
+            task = held.enter_context(contextlib.closing(options.make(settings, files, folder, group)))
             for old in FILES:
                 try:
                     (folder / old).unlink(missing_ok=True)
                 except OSError as error:
                     raise InputError(f"{folder / old} cannot be replaced: {error.strerror}") from None
             remove_parts(folder, FILES)
-        return _run(Run(task, folder, [os.path.abspath(file) for file in files], progress))
+        files = [os.path.abspath(file) for file in files]
+        ranks.broadcast((settings, files))
+        return _run(Run(task, folder, files, progress))
 
 
-def _resume(options: argparse.Namespace, given: dict[str, Any], files: list[str], progress: Progress) -> int:
+def _resume(
+    options: argparse.Namespace, given: dict[str, Any], files: list[str], ranks: Group, progress: Progress
+) -> int:
     folder, kind = Path(options.resume), options.settings
     for setting in given:
         if setting not in kind.CHANGEABLE:
@@ -178,13 +197,63 @@ def _resume(options: argparse.Namespace, given: dict[str, Any], files: list[str]
         check_room(folder / CHECKPOINT, settings.least_weights())
     except InputError as error:
         raise InputError(f"{folder / CHECKPOINT}: {error}") from None
+    group = _shards_on(ranks, settings)
     _use_threads(settings)
     files = files or metadata["files"]  # files that have moved can be given again
-    with _alone_in(folder), contextlib.closing(options.make(settings, files, folder)) as task:
-        run = Run(task, folder, [os.path.abspath(file) for file in files], progress)
+    with _alone_in(folder), contextlib.closing(options.make(settings, files, folder, group)) as task:
+        files = [os.path.abspath(file) for file in files]
+        run = Run(task, folder, files, progress)
         remove_parts(folder, FILES)
         run.resume(metadata)
+        ranks.broadcast((settings, files))
         return _run(run)
+
+
+# ---- with several ranks ----------------------------------------------------------------------------------------------
+
+
+def _join(options: argparse.Namespace, ranks: Group) -> int:
+    """Take part in the run that rank 0 begins or resumes, once its data and options have proved to be usable."""
+    given: Any = None
+    settings, files = ranks.broadcast(given)
+    _use_threads(settings)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(options.make(settings, files, Path(folder), _shards_on(ranks, settings))) as task,
+    ):
+        try:
+            return _run(Run(task, Path(folder), files, SilentProgress()))
+        except RunError:  # training has diverged, which rank 0 reports
+            return 1
+
+
+def _shards_on(ranks: Group, settings: Settings) -> Group:
+    assert settings.shards is not None
+    if settings.shards < ranks.size:
+        raise InputError(
+            f"there are {ranks.size} ranks, but each batch has {settings.shards} shards (--shards), of which a rank "
+            "needs at least one"
+        )
+    return ranks.with_shards(settings.shards)
+
+
+@contextlib.contextmanager
+def _failing_together(ranks: Group) -> Iterator[None]:
+    """If this rank fails, report the error and end all ranks: the others would wait for it for ever."""
+    if ranks.size == 1:
+        yield
+        return
+    try:
+        yield
+    except RankError:
+        sys.exit(1)  # the rank that failed reports it
+    except (InputError, RunError) as error:
+        where = f"rank {ranks.rank}: " if ranks.rank else ""
+        print(f"retrograd: error: {where}{error}", file=sys.stderr, flush=True)
+        ranks.abort(2 if isinstance(error, InputError) else 1)
+    except BaseException:
+        traceback.print_exc()
+        ranks.abort(1)
 
 
 def _use_threads(settings: Settings) -> None:

@@ -7,7 +7,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress", "clock", "count"]
+__all__ = ["Progress", "SilentProgress", "clock", "count"]
 
 
 class Progress:
@@ -63,6 +63,16 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+
+class SilentProgress(Progress):
+    """Prints nothing."""
+
+    def say(self, text: str = "") -> None:
+        pass
+
+    def begin(self, done: int, steps: int) -> None:
+        pass
 
 
 def clock(seconds: float) -> str:

@@ -57,10 +57,14 @@ class Record:
 
 
 class Run:
-    """A training run in its directory. `train` runs it; `why` is the reason it ended."""
+    """A training run in its directory. `train` runs it; `why` is the reason it ended.
+
+    With several ranks, rank 0 validates, decides, prints and writes; the others only take their part in the steps.
+    """
 
     def __init__(self, task: Task, folder: Path, files: list[str], progress: Progress) -> None:
         self._task, self._folder, self._files, self._progress = task, folder, files, progress
+        self._group, self._leads = task.group, task.group.rank == 0
         self._records: list[Record] = []
         self._best: float | None = None
         self._pending: list[float] = []  # losses since the last record
@@ -74,7 +78,9 @@ class Run:
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def resume(self, metadata: Mapping[str, Any]) -> None:
-        """Load the checkpoint in the directory, which has this metadata."""
+        """Load the checkpoint in the directory, which has this metadata. Only rank 0 reads it."""
+        if not self._leads:
+            return
         task, path = self._task, self._folder / CHECKPOINT
         source = task.source()
         if metadata["source"] != source:
@@ -99,8 +105,25 @@ class Run:
         except UNUSABLE as error:
             raise InputError(f"{path} cannot be resumed: {error}") from None
 
+    def _synchronize(self) -> None:
+        """Give every rank the state of rank 0, after a check that all have the same data."""
+        task, source = self._task, self._task.source()
+        if (first := self._group.broadcast(source)) != source:
+            raise InputError(f"the data of rank {self._group.rank} differ from those of rank 0: {source}, not {first}")
+        if self._group.size == 1:
+            return
+        parts = (task.model.parameters(), task.model.buffers(), task.optimizer.arrays(), task.arrays())
+        state = [array for part in parts for array in part.values()]
+        for array, value in zip(state, self._group.broadcast(state), strict=True):
+            array[...] = value
+        progress = (self._records, self._best, self._pending, self._items, self._seconds_before)
+        self._records, self._best, self._pending, self._items, self._seconds_before = self._group.broadcast(progress)
+
     def _save(self) -> None:
         task = self._task
+        task.gather()
+        if not self._leads:
+            return
         metadata = {
             **self._about(),
             "files": self._files,
@@ -154,6 +177,7 @@ class Run:
             progress.say(f"{name:<12} {value}")
         progress.say(f"{'run':<12} {self._folder}")
         progress.say()
+        self._synchronize()
         self._began = time.monotonic()
         first = task.optimizer.steps
         if first:
@@ -164,10 +188,13 @@ class Run:
             with _Stop() as stop:
                 self._loop(first, stop)
                 self._save()
-            if stop.signal is not None:
-                self.why, self.signal = "interrupted", stop.signal
+            self.signal = self._group.broadcast(stop.signal)
+            if self.signal is not None:
+                self.why = "interrupted"
         finally:
             progress.end()
+        if not self._leads:
+            return
         done = task.optimizer.steps
         if self.why == "interrupted":
             progress.say(f"Stopped at step {count(done)} of {count(task.steps)}. Everything is saved. To continue:")
@@ -203,15 +230,18 @@ class Run:
         stalled = bool(self._stalled())
         while task.optimizer.steps < task.steps:
             now = time.monotonic()
-            if stop.signal is not None:
+            late = settings.time_limit is not None and now - self._began >= settings.time_limit
+            due = now - self._saved >= settings.checkpoint_every
+            interrupted, late, due = self._group.broadcast((stop.signal is not None, late, due))
+            if interrupted:
                 return
             if stalled:
                 self.why = "no improvement"
                 return
-            if settings.time_limit is not None and now - self._began >= settings.time_limit:
+            if late:
                 self.why = "time limit"
                 return
-            if now - self._saved >= settings.checkpoint_every:
+            if due:
                 self._save()
             loss, items = task.step()
             done = task.optimizer.steps
@@ -237,15 +267,15 @@ class Run:
         )
 
     def _validate(self) -> None:
-        task = self._task
-        validation = task.validate()
+        validation = self._group.broadcast(self._task.validate() if self._leads else 0.0)
         if not math.isfinite(validation):
             raise self._diverged("validation", validation)
         self._records.append(self._record(validation))
         self._pending.clear()
         if self._best is None or validation < self._best:
             self._best = validation
-            self._save_model()
+            if self._leads:
+                self._save_model()
 
     def _record(self, validation: float) -> Record:
         done = self._task.optimizer.steps

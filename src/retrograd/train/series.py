@@ -17,6 +17,7 @@ import numpy.typing as npt
 import retrograd as rg
 
 from .. import nn
+from ..distributed import DataParallel, Group, Shard, synchronize
 from .baselines import FORECASTS, LinearFit, fit_linear, naive, nonzero, relative_error, seasonal_naive
 from .chart import Band, Chart, Line
 from .files import check_room, load_weights, opened_model
@@ -25,7 +26,7 @@ from .scores import Scores, Verdict
 from .season import find_season
 from .settings import InputError, Settings, option
 from .table import Table, counted, read_table
-from .task import Array, Task, new_optimizer, steps_between_validations
+from .task import Array, Task, check_shards, new_optimizer, steps_between_validations
 from .windows import Windows, chunks, spread
 
 __all__ = [
@@ -405,8 +406,8 @@ class SeriesTask(Task):
     settings: SeriesSettings
     model: SeriesModel
 
-    def __init__(self, settings: SeriesSettings, file: str | os.PathLike[str]) -> None:
-        self.settings = settings
+    def __init__(self, settings: SeriesSettings, file: str | os.PathLike[str], group: Group | None = None) -> None:
+        self.settings, self.group = settings, group or Group(1)
         self.measure = "relative error"
         self._table = table = read_table(file, gaps=settings.gaps)
         self._notes = list(table.notes)
@@ -469,9 +470,13 @@ class SeriesTask(Task):
         self._order: tuple[int, Array] | None = None
         self.steps = settings.steps or max(200, min(1500, 100 * self._batches, 100_000 // window))
         self.validate_every = steps_between_validations(settings, self.steps)
-        self._loss: nn.Loss = nn.Huber(num_threads=settings.threads)
+        loss: nn.Loss = nn.Huber(num_threads=settings.threads)
         if settings.loss == "mse":
-            self._loss = nn.MeanSquaredError(num_threads=settings.threads)
+            loss = nn.MeanSquaredError(num_threads=settings.threads)
+        check_shards(self.group, self._batch, "a batch of")
+        if self.group.shards > 1:
+            synchronize(model, self.group)
+        self._parallel = DataParallel(model, self.group, loss)
         self.optimizer = new_optimizer(model, settings, self.steps)
 
     # ---- the data ----------------------------------------------------------------------------------------------------
@@ -537,11 +542,19 @@ class SeriesTask(Task):
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, np.random.default_rng([self.settings.seed, epoch]).permutation(self._origins[0])
         origins = self._order[1][batch * self._batch : (batch + 1) * self._batch]
-        wanted = self._forecaster.outputs(self._windows, origins)
-        y = self.model.forward(self._windows.inputs(origins))
-        error = float((np.abs(y - wanted) * self._weights).mean())
-        self._loss.forward(y, wanted)
-        self.model.backward(self._loss.backward())
+        own = origins[self.group.rank_part(len(origins))]
+        x, outputs = self._windows.inputs(own), self._forecaster.outputs(self._windows, own)
+
+        def work(shard: Shard[SeriesModel]) -> float:
+            here, share = shard.part_of_rank(len(origins)), shard.share(len(origins))
+            wanted = outputs[here]
+            y = shard.model.forward(x[:, here])
+            error = float((np.abs(y - wanted) * self._weights).mean())
+            shard.loss.forward(y, wanted)
+            shard.model.backward(shard.loss.backward(share))
+            return share * error
+
+        error = sum(self._parallel.run(work))
         self.optimizer.step()
         return error, len(origins)
 

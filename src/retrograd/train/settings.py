@@ -50,7 +50,7 @@ class Settings:
     # Patience may change too: it only decides when the run ends.
     CHANGEABLE: ClassVar = RESUMABLE | {"patience"}
     # Values of settings that checkpoints of earlier releases lack.
-    EARLIER: ClassVar = {"validate_every": None, "patience": None}
+    EARLIER: ClassVar = {"validate_every": None, "patience": None, "shards": 1}
 
     optimizer: str = option("adamw", "optimizer", choices=("sgd", "adam", "adamw", "rmsprop"))
     learning_rate: float = option(3e-3, "peak learning rate", minimum=0)
@@ -68,6 +68,13 @@ class Settings:
     )
     patience: int | None = option(5, "early stopping: validations in a row without improvement, or none", minimum=1)
     seed: int = option(0, "seed of initial weights, dropout and shuffling", minimum=0, maximum=2**63 - 1)
+    shards: int | None = option(
+        None,
+        "parts of each batch, computed by one rank each; results depend on it, not on the number of ranks "
+        "(default: 8 under mpirun, else 1)",
+        minimum=1,
+        maximum=65536,
+    )
     threads: int | None = option(None, "threads (default: as printed by retrograd info)", minimum=1, maximum=4096)
     time_limit: float | None = option(
         None, "stop after this time: 90, 90s, 10m or 2h; --resume continues", minimum=0, metavar="TIME"

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from .. import nn
+from ..distributed import Group
 from .report import Block, Section
-from .settings import Settings
+from .settings import InputError, Settings
 
-__all__ = ["Array", "Task", "new_optimizer", "steps_between_validations"]
+__all__ = ["Array", "Task", "check_shards", "new_optimizer", "steps_between_validations"]
 
 Array = npt.NDArray[Any]
 
@@ -20,13 +21,15 @@ class Task(abc.ABC):
     """Data, a model and its optimizer, and how to take one training step.
 
     A step depends only on the settings, the data, the model, the number of steps taken (``optimizer.steps``) and
-    `arrays`, so that a resumed run gives bitwise the same result.
+    `arrays`, so that a resumed run gives bitwise the same result. With several ranks, each has a task, and takes its
+    part in every step.
     """
 
     kind: ClassVar[str]  # "text"
     items: str  # the unit of throughput: "characters"
     measure: str  # the metric of `step` and `validate`, lower is better: "bits per character"
     settings: Settings
+    group: Group
     model: nn.Module
     optimizer: nn.Optimizer
     steps: int  # of the complete run
@@ -52,6 +55,9 @@ class Task(abc.ABC):
         """Return the training state besides model and optimizer: the arrays themselves, which a checkpoint fills."""
         return {}
 
+    def gather(self) -> None:  # noqa: B027 (most tasks have no arrays)
+        """Complete the `arrays` of every rank with what other ranks have computed. Every rank calls it."""
+
     @abc.abstractmethod
     def overview(self) -> list[tuple[str, str]]:
         """Return names and values that describe data and model, for the start of the output and the report."""
@@ -70,6 +76,12 @@ class Task(abc.ABC):
     def headline(self) -> list[Block]:
         """Return the most important result."""
         return []
+
+
+def check_shards(group: Group, batch: int, what: str) -> None:
+    """Refuse a batch with fewer samples than shards."""
+    if batch < group.shards:
+        raise InputError(f"{what} {batch} cannot be split into {group.shards} shards; reduce --shards")
 
 
 def steps_between_validations(settings: Settings, steps: int) -> int:

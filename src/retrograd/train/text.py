@@ -19,11 +19,12 @@ from typing import Any, Final
 import numpy as np
 
 from .. import nn
+from ..distributed import DataParallel, Group, Shard
 from .baselines import NGRAMS, count_ngrams, ngram_bits
 from .files import check_data, check_room, load_weights, opened_model
 from .report import Block, Prose, Sample, Section, Table
 from .settings import InputError, Settings, option
-from .task import Array, Task, new_optimizer, steps_between_validations
+from .task import Array, Task, check_shards, new_optimizer, steps_between_validations
 
 __all__ = ["Alphabet", "Corpus", "TextModel", "TextSettings", "TextTask", "load_text_model", "sample"]
 
@@ -346,10 +347,15 @@ class TextTask(Task):
     model: TextModel
 
     def __init__(
-        self, settings: TextSettings, files: Sequence[str | os.PathLike[str]], *, scratch: str | os.PathLike[str]
+        self,
+        settings: TextSettings,
+        files: Sequence[str | os.PathLike[str]],
+        *,
+        scratch: str | os.PathLike[str],
+        group: Group | None = None,
     ) -> None:
         """`scratch` is a directory for the encoded text, which `close` deletes."""
-        self.settings = settings
+        self.settings, self.group = settings, group or Group(1)
         self._files = [Path(name) for name in files]
         self._corpus = Corpus(self._files or standard_library(), settings.level, settings.alphabet, scratch)
         try:
@@ -375,7 +381,10 @@ class TextTask(Task):
 
         length = (self._train_length - 1) // settings.batch
         starts = [column * length for column in range(settings.batch)]
-        self._columns = Columns(corpus, starts, length, settings.unroll)
+        # A rank reads the columns of its own shards.
+        group = self.group
+        check_shards(group, settings.batch, "--batch")
+        self._columns = Columns(corpus, starts[group.rank_part(settings.batch)], length, settings.unroll)
         self._validation = self._validation_columns(held_out)
 
         self.model = TextModel(len(self.alphabet), settings, np.random.default_rng(settings.seed))
@@ -384,7 +393,7 @@ class TextTask(Task):
         self.steps = settings.steps or min(max(passes, _LEAST_STEPS), _MOST_STEPS)
         self.validate_every = steps_between_validations(settings, self.steps)
         self.optimizer = new_optimizer(self.model, settings, self.steps)
-        self._loss = nn.SoftmaxCrossEntropy(num_threads=settings.threads)
+        self._parallel = DataParallel(self.model, group, nn.SoftmaxCrossEntropy(num_threads=settings.threads))
         self._total = nn.SoftmaxCrossEntropy(reduction="sum", num_threads=settings.threads)
         shape = (settings.layers, settings.batch, settings.hidden)
         self._h, self._c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
@@ -419,11 +428,19 @@ class TextTask(Task):
             self._h.fill(0)
             self._c.fill(0)
         tokens, labels = self._columns.piece(index)
-        loss = self._loss.forward(self.model.forward(tokens, (self._h, self._c)), labels)
-        self.model.backward(self._loss.backward())
+        batch = self.settings.batch
+
+        def work(shard: Shard[TextModel]) -> float:
+            part, here, share = shard.part(batch), shard.part_of_rank(batch), shard.share(batch)
+            h, c = self._h[:, part], self._c[:, part]
+            loss: float = shard.loss.forward(shard.model.forward(tokens[:, here], (h, c)), labels[:, here])
+            shard.model.backward(shard.loss.backward(share))
+            h[...], c[...] = shard.model.lstm.state
+            return share * loss
+
+        loss = sum(self._parallel.run(work))
         self.optimizer.step()
-        self._h[...], self._c[...] = self.model.lstm.state
-        return loss * _BITS, labels.size
+        return loss * _BITS, len(labels) * batch
 
     def validate(self) -> float:
         training, state, total, symbols = self.model.training, None, 0.0, 0
@@ -438,6 +455,13 @@ class TextTask(Task):
 
     def arrays(self) -> dict[str, Array]:
         return {"h": self._h, "c": self._c}
+
+    def gather(self) -> None:
+        batch, group = self.settings.batch, self.group
+        states = group.run(lambda shard: [state[:, group.part(batch, shard)] for state in (self._h, self._c)])
+        for shard, (h, c) in enumerate(states):
+            part = group.part(batch, shard)
+            self._h[:, part], self._c[:, part] = h, c
 
     def source(self) -> dict[str, Any]:
         # Identified by content, not by path: files may move before a run is resumed.

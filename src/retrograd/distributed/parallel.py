@@ -1,0 +1,129 @@
+"""A model that is trained by all shards of a group at once."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from .. import nn
+from .group import Group
+from .tree import Array
+
+__all__ = ["DataParallel", "Shard"]
+
+_M = TypeVar("_M", bound=nn.Module)
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard(Generic[_M]):
+    """A part of each batch: its index, and a model and a loss (any object) that no other shard uses.
+
+    The model shares its parameters with the models of the other shards, and has gradients and buffers of its own.
+    """
+
+    index: int
+    model: _M
+    loss: Any
+    group: Group
+
+    def part(self, count: int) -> slice:
+        """The samples of a batch of `count` that belong to this shard."""
+        return self.group.part(count, self.index)
+
+    def part_of_rank(self, count: int) -> slice:
+        """The same samples, counted from the first one of this rank, for a rank that loads only its own."""
+        part, first = self.part(count), self.group.rank_part(count).start
+        return slice(part.start - first, part.stop - first)
+
+    def share(self, count: int) -> float:
+        """The fraction of the batch in this shard: the factor of its mean loss in that of the batch."""
+        part = self.part(count)
+        return float(part.stop - part.start) / count
+
+
+class DataParallel(Generic[_M]):
+    """Computes the gradients of a model as the sum over the shards of a batch.
+
+    ``run(work)`` calls ``work(shard)`` for every shard, on some rank, in a thread. It runs forward and backward with
+    ``shard.model``, on the samples ``shard.part(count)``; the gradients of all shards are then added, in an order that
+    does not depend on the number of ranks, into those of `model`. Buffers of `model`, such as running statistics,
+    become those of the first shard; with :func:`synchronize` those of all shards are equal.
+
+    `model` must have the same parameters on every rank: build it from a seed, or load it. `loss` is copied for each
+    shard.
+    """
+
+    def __init__(self, model: _M, group: Group, loss: Any = None) -> None:
+        self.model, self.group = model, group
+        self._gradients = model.gradients()
+        self._shards: list[Shard[_M]] = [Shard(0, model, loss, group)]
+        self._flat: list[list[Array]] = []  # by dtype, then by shard: all gradients of the dtype in one array
+        self._total: list[Array] = []
+        if group.shards > 1:
+            self._total = [np.empty(sum(a.size for a in arrays), arrays[0].dtype) for arrays in self._by_dtype()]
+            self._flat = [[np.zeros_like(total) for _ in group.local] for total in self._total]
+            self._shards = [
+                Shard(index, self._replica(at), copy.deepcopy(loss), group) for at, index in enumerate(group.local)
+            ]
+
+    def _by_dtype(self) -> list[list[Array]]:
+        arrays: dict[np.dtype[Any], list[Array]] = {}
+        for gradient in self._gradients.values():
+            arrays.setdefault(gradient.dtype, []).append(gradient)
+        return list(arrays.values())
+
+    def _replica(self, at: int) -> _M:
+        """A model with the same parameters, whose gradients are parts of the flat arrays."""
+        replaced = {id(parameter): parameter for parameter in self.model.parameters().values()}
+        for arrays, flats in zip(self._by_dtype(), self._flat, strict=True):
+            for gradient, view in zip(arrays, _views(flats[at], arrays), strict=True):
+                replaced[id(gradient)] = view
+        return copy.deepcopy(self.model, replaced)
+
+    def run(self, work: Callable[[Shard[_M]], _T]) -> list[_T]:
+        """Call ``work(shard)`` for every shard, add up the gradients, and return all results, in the order of shards.
+
+        A mean over the batch needs the factor ``shard.share(count)`` on the gradient of each shard's mean:
+        ``shard.loss.backward(shard.share(count))``.
+        """
+        if self.group.shards == 1:
+            return self.group.run(lambda _: work(self._shards[0]))
+        for shard in self._shards:
+            self._prepare(shard)
+
+        def run(index: int) -> tuple[_T, dict[str, Array] | None]:
+            shard = self._shards[index - self.group.local.start]
+            return work(shard), shard.model.buffers() if index == 0 else None
+
+        results = self.group.run(run)
+        buffers = results[0][1]
+        assert buffers is not None
+        for name, buffer in self.model.buffers().items():
+            buffer[...] = buffers[name]
+        for arrays, flats, total in zip(self._by_dtype(), self._flat, self._total, strict=True):
+            self.group.sum(flats, total)
+            for gradient, view in zip(arrays, _views(total, arrays), strict=True):
+                gradient[...] = view
+        return [result for result, _ in results]
+
+    def _prepare(self, shard: Shard[_M]) -> None:
+        """Give a shard the model's buffers and modes; each shard has its own dropout masks."""
+        for (_, module), (_, replica) in zip(self.model.modules(), shard.model.modules(), strict=True):
+            replica.training, replica.num_threads = module.training, module.num_threads
+        buffers = shard.model.buffers()
+        for name, buffer in self.model.buffers().items():
+            buffers[name][...] = buffer
+            if shard.index and name.rpartition(".")[2] == "stream":
+                seeds = np.random.SeedSequence([int(buffer[0]), shard.index])
+                buffers[name][0] = seeds.generate_state(1, np.uint64)[0]
+
+
+def _views(flat: Array, like: list[Array]) -> list[Array]:
+    """Consecutive parts of a flat array, in the shapes of these arrays."""
+    ends = np.cumsum([array.size for array in like])
+    return [flat[end - array.size : end].reshape(array.shape) for end, array in zip(ends, like, strict=True)]
