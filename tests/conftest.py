@@ -27,7 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # No example is too slow: a busy machine is no fault of ours.
 settings.register_profile("retrograd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("retrograd")
-OPTIONAL = ("torch", "jax", "onnx", "matplotlib", "sklearn")
+OPTIONAL = ("torch", "jax", "onnx", "matplotlib", "sklearn", "mpi4py")
 _skipped: list[str] = []
 
 

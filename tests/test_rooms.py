@@ -38,7 +38,8 @@ ROOMS: dict[str, set[str]] = {
     "bnns": {"ops", "numpy", "ml_dtypes"},
     "mps": {"ops", "numpy", "ml_dtypes"},
     "nn": {"retrograd", "numpy", "safetensors"},
-    "train": {"retrograd", "nn", "numpy", "rich", "matplotlib"},
+    "distributed": {"retrograd", "nn", "numpy", "mpi4py"},
+    "train": {"retrograd", "nn", "distributed", "numpy", "rich", "matplotlib"},
     "lab": set(),
     "lab/reference": {"numpy"},
     "lab/cases": {"numpy", "ml_dtypes"},
@@ -61,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
     },
 }
 # Only inside functions: importing a module must not import these.
-LAZY = {"matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors"}
+LAZY = {"matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors", "mpi4py"}
 
 
 class Import(NamedTuple):

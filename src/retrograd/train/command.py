@@ -231,8 +231,8 @@ def _shards_on(ranks: Group, settings: Settings) -> Group:
     assert settings.shards is not None
     if settings.shards < ranks.size:
         raise InputError(
-            f"there are {ranks.size} ranks, but each batch has {settings.shards} shards (--shards), of which a rank "
-            "needs at least one"
+            f"there are {ranks.size} ranks, but --shards is {settings.shards}: each rank needs at least one shard of a "
+            "batch"
         )
     return ranks.with_shards(settings.shards)
 

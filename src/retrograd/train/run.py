@@ -176,6 +176,8 @@ class Run:
         for name, value in task.overview():
             progress.say(f"{name:<12} {value}")
         progress.say(f"{'run':<12} {self._folder}")
+        if self._group.shards > 1:
+            progress.say(f"{'ranks':<12} {self._group.size}, {self._group.shards} shards of each batch")
         progress.say()
         self._synchronize()
         self._began = time.monotonic()

@@ -407,7 +407,7 @@ class SeriesTask(Task):
     model: SeriesModel
 
     def __init__(self, settings: SeriesSettings, file: str | os.PathLike[str], group: Group | None = None) -> None:
-        self.settings, self.group = settings, group or Group(1)
+        self.settings, self.group = settings, group or self.group
         self.measure = "relative error"
         self._table = table = read_table(file, gaps=settings.gaps)
         self._notes = list(table.notes)

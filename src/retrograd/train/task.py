@@ -29,7 +29,7 @@ class Task(abc.ABC):
     items: str  # the unit of throughput: "characters"
     measure: str  # the metric of `step` and `validate`, lower is better: "bits per character"
     settings: Settings
-    group: Group
+    group: Group = Group(1)  # the ranks that take part
     model: nn.Module
     optimizer: nn.Optimizer
     steps: int  # of the complete run

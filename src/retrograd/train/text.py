@@ -355,7 +355,7 @@ class TextTask(Task):
         group: Group | None = None,
     ) -> None:
         """`scratch` is a directory for the encoded text, which `close` deletes."""
-        self.settings, self.group = settings, group or Group(1)
+        self.settings, self.group = settings, group or self.group
         self._files = [Path(name) for name in files]
         self._corpus = Corpus(self._files or standard_library(), settings.level, settings.alphabet, scratch)
         try:
