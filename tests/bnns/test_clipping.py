@@ -125,7 +125,7 @@ def test_what_clipping_refuses() -> None:
         (describe(y), describe(other), "dest.size is (4, 3), expected size=(columns, rows)=(3, 4) as in src"),
         (describe(y), describe(integers), "src.data_type is BNNSDataTypeInt32"),
         (describe(integers), describe(x), "dest.data_type is BNNSDataTypeInt32"),
-        (describe(y.astype(np.float16)), describe(x), "dest.data_type is BNNSDataTypeFloat16, must be"),
+        (describe(y.astype(np.float16)), describe(x), "dest.data_type is BNNSDataTypeFloat16, expected"),
         (describe(fixed), describe(x), "dest.data is read-only"),
         (None, describe(x), "dest is of type NoneType"),
         (describe(y), Descriptor(layout=0x20000, size=(4, 3), data_type=bnns.BNNSDataTypeFloat32), "src.data is NULL"),

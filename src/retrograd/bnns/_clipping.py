@@ -14,6 +14,7 @@ from ._failure import Invalid, Unsupported, status
 from ._filter import (
     FLOATS,
     accumulates,
+    check_same_type,
     checked_descriptor,
     delta_geometry,
     overlapping,
@@ -68,9 +69,7 @@ def _like(dest: str, result: BNNSNDArrayDescriptor, src: str, source: BNNSNDArra
     """Raise unless two descriptors have the same extents and type."""
     if result.geometry().extents != source.geometry().extents:
         raise unlike(dest, result.geometry(), src, source.geometry())
-    if result.data_type != source.data_type:
-        shown, wanted = (constant_name("BNNSDataType", one.data_type) for one in (result, source))
-        raise Invalid(f"{dest}.data_type is {shown}, must be {wanted} as in {src}")
+    check_same_type(dest, result, src, source)
 
 
 def _norms(array: Array, axes: tuple[int, ...]) -> npt.NDArray[np.float64]:

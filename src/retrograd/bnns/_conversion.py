@@ -31,13 +31,13 @@ class Scale(NamedTuple):
     bias: float
 
 
-_PLAIN: Final = Scale(1.0, 0.0)
+PLAIN: Final = Scale(1.0, 0.0)
 
 
 def scale_of(name: str, descriptor: BNNSNDArrayDescriptor) -> Scale:
     """The scale of a descriptor's integers. Floating-point numbers have none; a factor of 0 counts as 1."""
     if descriptor.data_type not in INTEGERS:
-        return _PLAIN
+        return PLAIN
     factor = as_float(f"{name}.data_scale", descriptor.data_scale)
     bias = as_float(f"{name}.data_bias", descriptor.data_bias)
     for field, value in (("data_scale", factor), ("data_bias", bias)):
@@ -55,14 +55,14 @@ def converted(stored: Array, scale: Scale, dtype: np.dtype[Any], target: Scale) 
         if dtype.kind in "iu" and stored.dtype.kind in "iu" and scale == target:
             from_, to = np.iinfo(stored.dtype), np.iinfo(dtype)
             return np.clip(stored, max(from_.min, to.min), min(from_.max, to.max)).astype(dtype)
-        if dtype.kind not in "iu" and scale == _PLAIN:
+        if dtype.kind not in "iu" and scale == PLAIN:
             return stored.astype(dtype)  # rounds once, 64-bit integers too
         values = stored.astype(np.float64)
-        if scale != _PLAIN:
+        if scale != PLAIN:
             values = scale.factor * values + scale.bias
         if dtype.kind not in "iu":
             return values.astype(dtype)
-        if target != _PLAIN:
+        if target != PLAIN:
             values = (values - target.bias) / target.factor
         return _saturated(np.rint(values), dtype)
 

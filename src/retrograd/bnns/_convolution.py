@@ -15,7 +15,7 @@ from ..ops.convolution import (
 )
 from . import _constants as c
 from ._apply import OneInputFilter
-from ._conversion import Scale, converted, scale_of
+from ._conversion import PLAIN, converted, scale_of
 from ._failure import Invalid, Unsupported, status
 from ._filter import (
     FLOAT32,
@@ -63,7 +63,6 @@ _IO_ROTATED: Final = c.BNNSDataLayoutConvolutionWeightsIOHrWr
 _PACKED: Final = c.BNNSDataLayoutConvolutionWeightsOIHW_Pack32
 _WEIGHTS: Final = (_OIHW, _ROTATED, _IO_ROTATED, _PACKED)
 _PACK: Final = 32  # outputs of a block of the packed layout
-_PLAIN: Final = Scale(1.0, 0.0)
 _MOST: Final = 2**31 - 1  # of strides, dilations and paddings
 
 
@@ -349,7 +348,7 @@ class ConvolutionFilter(OneInputFilter):
         if z is y:
             return
         if y.dtype.kind in "iu":
-            z = converted(z, _PLAIN, y.dtype, self._out_scale)
+            z = converted(z, PLAIN, y.dtype, self._out_scale)
         put(y, z, False)
 
     # ---- backward ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS
 from ._failure import Invalid, Unsupported, status
-from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
+from ._filter import FLOAT32, FLOATS, check_same_type, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
     Parameter,
     checked_layer,
@@ -22,8 +22,7 @@ from ._layer import (
     sample_delta,
     typed_geometry,
 )
-from ._memory import Array, as_float, as_size, check_disjoint, listed
-from ._names import constant_name
+from ._memory import Array, as_float, as_size, check_disjoint, check_indices, listed
 from ._structures import FLOAT, SIZE, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
 __all__ = [
@@ -73,9 +72,7 @@ class EmbeddingFilter(OneInputFilter):
         self.input = typed_geometry("i_desc", layer.i_desc, INTEGERS)
         self.output = output_geometry("o_desc", layer.o_desc, FLOATS)
         self.dictionary = Parameter("dictionary", layer.dictionary, self, FLOATS)
-        if layer.dictionary.data_type != layer.o_desc.data_type:
-            types = (constant_name("BNNSDataType", d.data_type) for d in (layer.o_desc, layer.dictionary))
-            raise Invalid("o_desc.data_type is {}, expected {} as in dictionary".format(*types))
+        check_same_type("o_desc", layer.o_desc, "dictionary", layer.dictionary)
         geometry = self.dictionary.geometry
         *item, self.items = listed(geometry.layout, geometry.extents)
         self.item = tuple(item)
@@ -103,9 +100,7 @@ class EmbeddingFilter(OneInputFilter):
         indices = logical(source_samples("in", self.input, source, batch, stride), self.input.layout)
         if not indices.flags.aligned:
             indices = indices.copy()
-        wrong = indices[(indices < 0) | (indices >= self.items)]
-        if wrong.size:
-            raise Invalid(f"in has the index {wrong.flat[0]}, but dictionary has {self.items} items")
+        check_indices("in", indices, self.items, f"dictionary has {self.items} items")
         return indices
 
     # ---- forward ----------------------------------------------------------------------------------------------------

@@ -163,6 +163,13 @@ def unlike(name: str, given: Geometry, like: str, expected: Geometry) -> Invalid
     return Invalid(f"{name}.size is {size}, expected {shown} as in {like}")
 
 
+def check_same_type(name: str, descriptor: BNNSNDArrayDescriptor, like: str, expected: BNNSNDArrayDescriptor) -> None:
+    """Raise unless two arrays have elements of one type."""
+    if descriptor.data_type != expected.data_type:
+        shown, wanted = (constant_name("BNNSDataType", one.data_type) for one in (descriptor, expected))
+        raise Invalid(f"{name}.data_type is {shown}, expected {wanted} as in {like}")
+
+
 def delta_samples(
     name: str, descriptor: Any, like: str, layer: Geometry, batch: int, stride: Any, samples: Callable[..., Array]
 ) -> Array:

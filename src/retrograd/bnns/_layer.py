@@ -11,7 +11,7 @@ from ..ops._arrays import overlaps
 from ..ops.elementwise import activation_backward
 from . import _constants as c
 from ._activation import Fused, fused
-from ._conversion import Scale, converted, scale_of
+from ._conversion import PLAIN, Scale, converted, scale_of
 from ._failure import Invalid, Unsupported
 from ._filter import (
     FLOAT32,
@@ -66,6 +66,11 @@ def logical(array: Array, layout: int, batched: bool = True) -> Array:
     return np.transpose(array, (0, *axes) if batched else tuple(axes))
 
 
+def rows_first(array: Array, layout: int, batched: bool = True) -> Array:
+    """As `logical`, but a RowMajorMatrix, whose ``size`` lists columns first, has its rows before its columns."""
+    return array if layout == c.BNNSDataLayoutRowMajorMatrix else logical(array, layout, batched)
+
+
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
 
@@ -73,7 +78,7 @@ def real_values(array: Array, scale: Scale) -> Array:
     """The values in float32, aligned."""
     if array.dtype is FLOAT32 and array.flags.aligned:
         return array
-    return converted(array, scale, FLOAT32, Scale(1.0, 0.0))
+    return converted(array, scale, FLOAT32, PLAIN)
 
 
 class Parameter:

@@ -29,9 +29,9 @@ from ._layer import (
     Result,
     check_apart,
     checked_layer,
-    logical,
     output_geometry,
     parameter_delta,
+    rows_first,
     sample_delta,
     typed_geometry,
 )
@@ -85,13 +85,6 @@ def _check_matrix(name: str, geometry: Geometry) -> None:
     if not generic and geometry.layout not in matrices:
         shown = constant_name("BNNSDataLayout", geometry.layout)
         raise Unsupported(f"{name}.layout is {shown}; it must be a matrix or an nD layout with at least 2 axes")
-
-
-def _matrices(array: Array, layout: int, batched: bool = True) -> Array:
-    """The array with rows and columns as its last two axes; or back."""
-    if layout == c.BNNSDataLayoutRowMajorMatrix:  # its size lists columns first, all others list rows first
-        return array
-    return logical(array, layout, batched)
 
 
 def _shape(geometry: Geometry) -> tuple[int, ...]:
@@ -234,12 +227,12 @@ class MatMulFilter(OneInputFilter, TwoInputFilter):
             array = self.parameter.values()[None]
         if array.dtype is not FLOAT32 or not array.flags.aligned:
             array = array.astype(np.float32)
-        return _turned(_with_rank(_matrices(array, self.operands[k].layout), self.shapes.rank), self.turned[k])
+        return _turned(_with_rank(rows_first(array, self.operands[k].layout), self.shapes.rank), self.turned[k])
 
     def _laid_out(self, values: Array, geometry: Geometry) -> Array:
         """Matrices, with leading axes, as an array of this geometry."""
         whole = values.reshape(values.shape[0], *_shape(geometry))
-        return _matrices(whole, geometry.layout)
+        return rows_first(whole, geometry.layout)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -323,7 +316,7 @@ class MatMulFilter(OneInputFilter, TwoInputFilter):
 
     def _gradients(self, arrays: list[Array | None], dy: Array, results: dict[int, Result]) -> dict[int, Array]:
         batch = len(dy)
-        g = _with_rank(_matrices(dy, self.output.layout), self.shapes.rank)
+        g = _with_rank(rows_first(dy, self.output.layout), self.shapes.rank)
         wanted = [0, 1] if self.quadratic and results else list(results)
         computed: dict[int, Array] = {}
         for k in wanted:
@@ -398,11 +391,11 @@ def BNNSMatMul(
         if overlaps(target, array):
             raise Invalid(f"output overlaps {name} in memory")
         array = array if array.dtype is FLOAT32 and array.flags.aligned else array.astype(np.float32)
-        operands.append(_turned(_with_rank(_matrices(array[None], part.layout), shapes.rank), turned))
+        operands.append(_turned(_with_rank(rows_first(array[None], part.layout), shapes.rank), turned))
     values = _product(operands[0], operands[1], threads)
     with np.errstate(all="ignore"):
         values = values if factor == 1 else values * np.float32(factor)
-    put(target, _matrices(values.reshape(_shape(parts[2])), parts[2].layout, batched=False), False)
+    put(target, rows_first(values.reshape(_shape(parts[2])), parts[2].layout, batched=False), False)
     return 0
 
 

@@ -116,6 +116,17 @@ def as_size(name: str, value: Any) -> int:
     return int(value)
 
 
+def as_signed(name: str, value: Any, bits: int) -> int:
+    """Check a signed C integer of so many bits."""
+    try:
+        number = int(value.__index__())
+    except Exception:
+        raise Invalid(f"{name} is {value!r}, must be an integer") from None
+    if not -(1 << bits - 1) <= number < 1 << bits - 1:
+        raise Invalid(f"{name} is {number}, which an int{bits}_t cannot hold")
+    return number
+
+
 def as_float(name: str, value: Any) -> float:
     """Round to a C float."""
     try:
@@ -339,6 +350,13 @@ def check_disjoint(
 def check_writable(name: str, array: Array) -> None:
     if not array.flags.writeable:
         raise Invalid(f"{name} is read-only")
+
+
+def check_indices(name: str, indices: Array, bound: int, what: str, refusal: type[Invalid] = Invalid) -> None:
+    """Raise unless every index is at least 0 and below `bound`. `what` completes the message."""
+    wrong = indices[(indices < 0) | (indices >= bound)]
+    if wrong.size:
+        raise refusal(f"{name} has the index {wrong.flat[0]}, but {what}")
 
 
 def address_of(data: Any) -> int:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from . import _constants as c
 from ._conversion import INTEGERS
 from ._failure import Invalid, Unsupported, status
-from ._filter import FLOATS, checked_descriptor, checked_parameters, overlapping, put, unlike, viewed
-from ._memory import Array, as_float, as_size, bytes_of, check_writable, is_first_major
+from ._filter import FLOATS, check_same_type, checked_descriptor, checked_parameters, overlapping, put, unlike, viewed
+from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writable, is_first_major
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
@@ -39,7 +39,6 @@ __all__ = [
 
 _STATE: Final = struct.Struct("<8sQQ")  # a magic number, the seed, the position
 _MAGIC: Final = b"RGBNNSR1"
-_INT64: Final = np.iinfo(np.int64)
 
 
 class BNNSRandomGenerator:
@@ -117,16 +116,6 @@ def _finite(name: str, value: Any) -> float:
     number = as_float(name, value)
     if not math.isfinite(number):
         raise Invalid(f"{name} is {number}, must be finite")
-    return number
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        number = int(value.__index__())
-    except Exception:
-        raise Invalid(f"{name} is {value!r}, must be an integer") from None
-    if not _INT64.min <= number <= _INT64.max:
-        raise Invalid(f"{name} is {number}, which an int64_t cannot hold")
     return number
 
 
@@ -238,7 +227,7 @@ def _in_interval(low: float, high: float, dtype: np.dtype[Any]) -> tuple[float, 
 @status(-1)
 def BNNSRandomFillUniformInt(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: int, b: int) -> int:
     """Fill an array with integers that are uniform in [a, b). 0, or -1 on failure."""
-    low, high = _whole("a", a), _whole("b", b)
+    low, high = as_signed("a", a, 64), as_signed("b", b, 64)
     if low >= high:
         raise Invalid(f"a is {low}, must be below b, which is {high}")
     fill_integers(generator, desc, low, high - 1)
@@ -248,7 +237,7 @@ def BNNSRandomFillUniformInt(generator: BNNSRandomGenerator | None, desc: BNNSND
 @status(-1, name="BNNSRandomFillUniformInt")
 def fill_closed(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: int, b: int) -> int:
     """The same for a range that includes b, as in Swift. Not one of Apple's functions."""
-    low, high = _whole("a", a), _whole("b", b)
+    low, high = as_signed("a", a, 64), as_signed("b", b, 64)
     if low > high:
         raise Invalid(f"a is {low}, must be at most b, which is {high}")
     fill_integers(generator, desc, low, high)
@@ -317,9 +306,7 @@ def _below(points: npt.NDArray[np.float64], totals: Any) -> npt.NDArray[np.float
 def _weights(desc: BNNSNDArrayDescriptor, probabilities: Any, logarithms: bool) -> npt.NDArray[np.float64]:
     """Probabilities up to a factor, ``[..., categories]``."""
     name = "probabilities"
-    if checked_descriptor(name, probabilities).data_type != desc.data_type:
-        shown, wanted = (constant_name("BNNSDataType", one.data_type) for one in (probabilities, desc))
-        raise Invalid(f"{name}.data_type is {shown}, must be {wanted} as in desc")
+    check_same_type(name, checked_descriptor(name, probabilities), "desc", desc)
     values, layout = viewed(name, probabilities).astype(np.float64), probabilities.layout
     known = layout in (c.BNNSDataLayoutVector, c.BNNSDataLayoutRowMajorMatrix) or is_first_major(layout)
     if not known and values.ndim > 1:

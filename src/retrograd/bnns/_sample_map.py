@@ -17,6 +17,7 @@ from ._filter import (
     FLOAT32,
     FLOATS,
     BNNSFilter,
+    check_same_type,
     checked_batch,
     checked_filter,
     in_shape,
@@ -26,7 +27,6 @@ from ._filter import (
 )
 from ._layer import Result, checked_layer, logical, output_geometry, sample_delta, typed_geometry
 from ._memory import Array, Geometry, as_float, as_size, is_first_major, listed
-from ._names import constant_name
 from ._structures import (
     DIMENSIONS,
     FLOAT,
@@ -266,9 +266,7 @@ class PermuteFilter(SampleMap):
 def _any_geometries(layer: Any) -> tuple[Geometry, Geometry]:
     """The input and the output, of one type."""
     given = typed_geometry("i_desc", layer.i_desc, ANY_TYPE), output_geometry("o_desc", layer.o_desc, ANY_TYPE)
-    if layer.i_desc.data_type != layer.o_desc.data_type:
-        types = (constant_name("BNNSDataType", one.data_type) for one in (layer.o_desc, layer.i_desc))
-        raise Invalid("o_desc.data_type is {}, expected {} as in i_desc".format(*types))
+    check_same_type("o_desc", layer.o_desc, "i_desc", layer.i_desc)
     return given
 
 
