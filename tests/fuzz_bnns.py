@@ -28,6 +28,7 @@ from retrograd.bnns._failure import UNEXPECTED
 from retrograd.bnns._structures import DIMENSIONS, SIGNED_DIMENSIONS, Structure
 from support.fuzz_bnns_convolution import convolution
 from support.fuzz_bnns_filters import FILTERS, Buffers, Case, array, filter_parameters, sample, status
+from support.fuzz_bnns_gather import GATHERS, TAKES
 from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
 
 TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
@@ -177,6 +178,8 @@ def check_accepted(name: str, roots: list[Any]) -> None:
     elif name == "BNNSDirectApplyLSTMBatchTrainingCaching":
         sides = (roots[0].input_descriptor.data_desc, roots[0].output_descriptor.data_desc)
         pairs = [(side.data, side.data_type) for side in sides]
+    elif name in TAKES:
+        pairs = [(roots[k].data, roots[k].data_type) for k in TAKES[name]]
     else:
         return
     for data, data_type in pairs:
@@ -628,7 +631,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
     loss, loss, convolution, convolution, lstm,
-    *FILTERS,
+    *FILTERS, *GATHERS,
 ]  # fmt: skip
 
 

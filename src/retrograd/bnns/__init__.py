@@ -19,6 +19,7 @@ from ._failure import *
 from ._filter import *
 from ._fully_connected import *
 from ._fused import *
+from ._gather import *
 from ._loss import *
 from ._lstm import *
 from ._matmul import *
@@ -26,6 +27,7 @@ from ._normalization import *
 from ._optimizer import *
 from ._pooling import *
 from ._random import *
+from ._rearrange import *
 from ._reduction import *
 from ._sample_map import *
 from ._structures import *

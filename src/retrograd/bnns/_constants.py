@@ -224,6 +224,26 @@ BNNSPaddingModeConstant = 0
 BNNSPaddingModeReflect = 1
 BNNSPaddingModeSymmetric = 2
 
+# BNNSShuffleType
+BNNSShuffleTypePixelShuffleNCHW = 0
+BNNSShuffleTypePixelUnshuffleNCHW = 1
+BNNSShuffleTypeDepthToSpaceNCHW = 2
+BNNSShuffleTypeSpaceToDepthNCHW = 3
+
+# BNNSRelationalOperator
+BNNSRelationalOperatorEqual = 0
+BNNSRelationalOperatorLess = 1
+BNNSRelationalOperatorLessEqual = 2
+BNNSRelationalOperatorGreater = 3
+BNNSRelationalOperatorGreaterEqual = 4
+BNNSRelationalOperatorNotEqual = 5
+BNNSRelationalOperatorLogicalAND = 6
+BNNSRelationalOperatorLogicalOR = 7
+BNNSRelationalOperatorLogicalNOT = 8
+BNNSRelationalOperatorLogicalNAND = 9
+BNNSRelationalOperatorLogicalNOR = 10
+BNNSRelationalOperatorLogicalXOR = 11
+
 # BNNSEmbeddingFlags
 BNNSEmbeddingFlagScaleGradientByFrequency = 1
 

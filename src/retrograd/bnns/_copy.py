@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from . import _constants as c
 from ._conversion import converted, scale_of
-from ._failure import Invalid, status
-from ._filter import checked_descriptor, checked_parameters, viewed
+from ._failure import Invalid, Unsupported, status
+from ._filter import check_same_type, checked_descriptor, checked_parameters, viewed
 from ._layer import logical, output_geometry, typed_geometry
 from ._memory import Array, Geometry, as_size, check_disjoint, check_writable, listed
 from ._names import constant_name
@@ -21,18 +23,29 @@ __all__ = [
 ]
 
 
-def source_of(name: str, descriptor: Any) -> tuple[Array, Geometry]:
-    """An array that a call reads, with its axes in the order of ``size``."""
-    geometry = typed_geometry(name, checked_descriptor(name, descriptor), ANY_TYPE)
-    return logical(viewed(name, descriptor), geometry.layout, batched=False), geometry
+def source_of(
+    name: str, descriptor: Any, types: tuple[int, ...] = ANY_TYPE, order: Callable[..., Array] = logical
+) -> tuple[Array, Geometry]:
+    """An array that a call reads, with its axes in the order of ``size``, or rows first."""
+    geometry = typed_geometry(name, checked_descriptor(name, descriptor), types)
+    return order(viewed(name, descriptor), geometry.layout, batched=False), geometry
 
 
-def target_of(name: str, descriptor: Any) -> tuple[Array, Geometry]:
-    """An array that a call writes, with its axes in the order of ``size``."""
-    geometry = output_geometry(name, checked_descriptor(name, descriptor), ANY_TYPE)
+def target_of(
+    name: str, descriptor: Any, types: tuple[int, ...] = ANY_TYPE, order: Callable[..., Array] = logical
+) -> tuple[Array, Geometry]:
+    """An array that a call writes, with its axes in the order of ``size``, or rows first."""
+    geometry = output_geometry(name, checked_descriptor(name, descriptor), types)
     view = viewed(name, descriptor)
     check_writable(f"{name}.data", view)
-    return logical(view, geometry.layout, batched=False), geometry
+    return order(view, geometry.layout, batched=False), geometry
+
+
+def check_unrotated(name: str, geometry: Geometry) -> None:
+    """Raise for weights whose kernels are stored backwards: an index does not say which element is meant."""
+    if geometry.layout in (c.BNNSDataLayoutConvolutionWeightsOIHrWr, c.BNNSDataLayoutConvolutionWeightsIOHrWr):
+        shown = constant_name("BNNSDataLayout", geometry.layout)
+        raise Unsupported(f"{name}.layout is {shown}; kernels must not be rotated")
 
 
 def size_in_order(geometry: Geometry) -> tuple[int, ...]:
@@ -74,9 +87,7 @@ def BNNSTranspose(
     checked_parameters(filter_params)
     source, geometry = source_of("src", src)
     target, wanted = target_of("dest", dest)
-    if dest.data_type != src.data_type:
-        types = (constant_name("BNNSDataType", one.data_type) for one in (dest, src))
-        raise Invalid("dest.data_type is {}, expected {} as in src".format(*types))
+    check_same_type("dest", dest, "src", src)
     for name, axis in (("axis0", axis0), ("axis1", axis1)):
         if as_size(name, axis) >= source.ndim:
             raise Invalid(f"{name} is {axis}, but src has {source.ndim} axes")

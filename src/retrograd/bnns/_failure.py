@@ -15,7 +15,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, ParamSpec, TypeAlias, TypeVar
+from typing import ClassVar, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 __all__ = [
     "BNNSWarning",
@@ -35,6 +35,20 @@ Rename: TypeAlias = Callable[[str], str]
 
 class Invalid(ValueError):
     """A parameter is wrong: Apple logs an error."""
+
+    code: ClassVar[int | None] = None  # the status, where it is not the function's usual one
+
+
+class ShapeMismatch(Invalid):
+    """Arrays that are gathered or scattered do not fit each other."""
+
+    code = -1003  # as measured
+
+
+class IndexOutOfRange(Invalid):
+    """An index is negative or too large."""
+
+    code = -1005  # as measured
 
 
 class Unsupported(Exception):
@@ -90,7 +104,7 @@ def last_error() -> str | None:
 def status(
     failure: _F, *, name: str | None = None, rename: Rename | None = None, clears: bool = True
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _F]]:
-    """Make a function return `failure` where it would raise.
+    """Make a function return `failure`, or the code of the exception if it has one, where it would raise.
 
     `name` is Apple's name for the function, by default the function's own. `rename` puts Apple's argument names into
     messages of the array functions. `clears`: success resets :func:`last_error`.
@@ -102,6 +116,7 @@ def status(
 
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R | _F:
+            answer = failure
             try:
                 result = function(*args, **kwargs)
             except Unsupported as error:
@@ -109,7 +124,10 @@ def status(
             except _REFUSALS as error:
                 if isinstance(error, TypeError):
                     signature.bind(*args, **kwargs)  # raises the usual TypeError for a wrong number of arguments
-                log, message = _logger.error, f"{apples}: {with_apples_names(error, rename)}"
+                refusal = with_apples_names(error, rename)
+                log, message = _logger.error, f"{apples}: {refusal}"
+                if refusal.code is not None:
+                    answer = cast(_F, refusal.code)
             except Exception as error:
                 # An argument's code has failed, or we have a bug. Return a status anyway, and log the traceback.
                 _logger.debug("%s", apples, exc_info=True)
@@ -122,7 +140,7 @@ def status(
             log("%s", message)
             if not _last.raises:
                 first_failure.warn(message)
-            return failure
+            return answer
 
         return call
 

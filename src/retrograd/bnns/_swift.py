@@ -308,10 +308,10 @@ def axis_flags(axes: Sequence[int] | None) -> int:
     return flags
 
 
-def checked_call(function: Callable[..., int], *arguments: Any, case: str = "layerApplyFail") -> None:
-    """Call a C function; raise if it fails. `case` is Swift's name of the error."""
+def checked_call(function: Callable[..., int], *arguments: Any, case: str = "layerApplyFail", **options: Any) -> None:
+    """Call a C function; raise if it fails. `case` is Swift's name of the error, `options` are retrograd's."""
     with raising():
-        status = function(*arguments)
+        status = function(*arguments, **options)
     if status:
         raise BNNSError(case, last_error())
 

@@ -24,6 +24,19 @@ from ._swift_functions import (
     matrixMultiplicationWorkspaceSize,
 )
 from ._swift_fused import FusedConvolutionNormalizationLayer, FusedFullyConnectedNormalizationLayer, FusedLayer
+from ._swift_gather import (
+    RelationalOperator,
+    ShuffleType,
+    compare,
+    copyBandPart,
+    gather,
+    gatherND,
+    scatter,
+    scatterND,
+    shuffle,
+    tile,
+    tileBackward,
+)
 from ._swift_layers import (
     DropoutLayer,
     EmbeddingLayer,
@@ -93,7 +106,9 @@ class BNNS:
     PermuteLayer = PermuteLayer
     ReductionFunction = ReductionFunction
     ReductionLayer = ReductionLayer
+    RelationalOperator = RelationalOperator
     Shape = Shape
+    ShuffleType = ShuffleType
     TernaryArithmeticLayer = TernaryArithmeticLayer
     UnaryArithmeticLayer = UnaryArithmeticLayer
     YoloParameters = YoloParameters
@@ -106,6 +121,15 @@ class BNNS:
     computeNormBackward = staticmethod(_swift_arrays.computeNormBackward)
     applyMatrixMultiplication = staticmethod(applyMatrixMultiplication)
     applyReduction = staticmethod(applyReduction)
+    compare = staticmethod(compare)
     copy = staticmethod(copy)
+    copyBandPart = staticmethod(copyBandPart)
+    gather = staticmethod(gather)
+    gatherND = staticmethod(gatherND)
     matrixMultiplicationWorkspaceSize = staticmethod(matrixMultiplicationWorkspaceSize)
+    scatter = staticmethod(scatter)
+    scatterND = staticmethod(scatterND)
+    shuffle = staticmethod(shuffle)
+    tile = staticmethod(tile)
+    tileBackward = staticmethod(tileBackward)
     transpose = staticmethod(transpose)
