@@ -26,6 +26,7 @@ import numpy as np
 from retrograd import bnns
 from retrograd.bnns._failure import UNEXPECTED
 from retrograd.bnns._structures import DIMENSIONS, SIGNED_DIMENSIONS, Structure
+from support.fuzz_bnns_attention import PARTS, attention
 from support.fuzz_bnns_convolution import convolution
 from support.fuzz_bnns_filters import FILTERS, Buffers, Case, array, filter_parameters, sample, status
 from support.fuzz_bnns_gather import GATHERS, TAKES
@@ -34,6 +35,7 @@ from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main,
 TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
 LAYOUTS = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataLayout") and isinstance(v, int)]
 FUNCTIONS = list(range(37))
+BUFFERS = {"data", "in", "out", "cache", "source", "target", "labels", "weights", "anchors_data", "indices", *PARTS}
 NUMPY_TYPES = {
     getattr(bnns, f"BNNSDataType{name}"): np.dtype(name.lower())
     for name in ["Float32", "Float16", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"]
@@ -81,7 +83,19 @@ def new_value(random: np.random.Generator, memory: Buffers, key: Any) -> Any:
     kind = random.random()
     if kind < 0.06:
         return one_of(STRANGE)
-    if key in ("data", "in", "out", "cache", "source", "target", "labels", "weights", "anchors_data", "indices"):
+    if key in (
+        "data",
+        "in",
+        "out",
+        "cache",
+        "source",
+        "target",
+        "labels",
+        "weights",
+        "anchors_data",
+        "indices",
+        *PARTS,
+    ):
         if kind < 0.2:
             return one_of([None, bytes(64), bytearray(12), 4096, memoryview(bytearray(64))[::2], memory.any().ctypes])
         if kind < 0.4:
@@ -172,6 +186,9 @@ def check_accepted(name: str, roots: list[Any]) -> None:
         sample = sides[0].data_type, sides[1].data_type
         arguments = next(root for root in roots if isinstance(root, dict) and "in" in root)
         pairs = [(arguments["in"], sample[0]), (arguments["out"], sample[1])]
+    elif name == "BNNSApplyMultiheadAttention":
+        arguments = next(root for root in roots if isinstance(root, dict))
+        pairs = [(arguments[part], getattr(roots[0], part).target_desc.data_type) for part in PARTS]
     elif name == "BNNSOptimizerStep":
         count = operator.index(next(root["count"] for root in roots if isinstance(root, dict)))
         pairs = [(root.data, root.data_type) for root in roots[3 : 3 + 2 * count]]
@@ -630,7 +647,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 # An LSTM takes as long as all the others together.
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
-    loss, loss, convolution, convolution, lstm,
+    loss, loss, convolution, convolution, lstm, attention, attention,
     *FILTERS, *GATHERS,
 ]  # fmt: skip
 

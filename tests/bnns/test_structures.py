@@ -140,6 +140,21 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
             "o_desc": 368,
         },
     ),
+    "BNNSMHAProjectionParameters": (528, {"target_desc": 0, "weights": 176, "bias": 352}),
+    "BNNSLayerParametersMultiheadAttention": (
+        2480,
+        {
+            "query": 0,
+            "key": 528,
+            "value": 1056,
+            "add_zero_attn": 1584,
+            "key_attn_bias": 1592,
+            "value_attn_bias": 1768,
+            "output": 1944,
+            "dropout": 2472,
+            "seed": 2476,
+        },
+    ),
     "BNNSLSTMGateDescriptor": (928, {"iw_desc": 0, "hw_desc": 352, "cw_desc": 528, "b_desc": 704, "activation": 880}),
     "BNNSLSTMDataDescriptor": (528, {"data_desc": 0, "hidden_desc": 176, "cell_state_desc": 352}),
     "BNNSLayerParametersLSTM": (

@@ -10,6 +10,8 @@ from ._activation_filter import *
 from ._apply import *
 from ._arithmetic_filter import *
 from ._array_size import *
+from ._attention import *
+from ._attention_arrays import *
 from ._clipping import *
 from ._constants import *
 from ._convolution import *

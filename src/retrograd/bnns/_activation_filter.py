@@ -38,10 +38,10 @@ from ._memory import (
     Geometry,
     as_float,
     as_size,
+    axes_of_size,
     check_disjoint,
     check_writable,
     data_type_of,
-    is_first_major,
     listed,
     size_of,
 )
@@ -107,8 +107,7 @@ class ActivationFilter(OneInputFilter):
         if flags >> rank + 1:
             raise Invalid(f"axis_flags is {flags:#x}, but i_desc has {rank} axes, and bit {rank} is the batch")
         listed = [k for k in range(rank) if flags >> k & 1] or ([] if flags else [0])
-        # Bit k selects the axis of size[k]: the k-th fastest, or in a first-major layout the k-th slowest.
-        axes = [1 + k if is_first_major(layer.i_desc.layout) else rank - k for k in listed]
+        axes = [1 + axes_of_size(layer.i_desc.layout)[k] for k in listed]
         return (0, *axes) if flags >> rank else tuple(axes)
 
     def current(self) -> Fused:

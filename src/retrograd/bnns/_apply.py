@@ -79,11 +79,14 @@ class TwoInputFilter(BNNSFilter):
 
 
 _USE_TWO: Final = "filter does not have two inputs"
-_OWN: Final = "normalization, arithmetic and loss filters have functions of their own"
-_USE: Final = f"{_OWN}: BNNSNormalizationFilterApplyBatch, BNNSArithmeticFilterApplyBatch, BNNSLossFilterApplyBatch"
+_OWN: Final = "normalization, arithmetic, loss and attention filters have functions of their own"
+_USE: Final = (
+    f"{_OWN}: BNNSNormalizationFilterApplyBatch, BNNSArithmeticFilterApplyBatch, BNNSLossFilterApplyBatch, "
+    "BNNSApplyMultiheadAttention"
+)
 _USE_BACKWARD: Final = (
     f"{_OWN}: BNNSNormalizationFilterApplyBackwardBatch, BNNSArithmeticFilterApplyBackwardBatch, "
-    "BNNSLossFilterApplyBackwardBatch"
+    "BNNSLossFilterApplyBackwardBatch, BNNSApplyMultiheadAttentionBackward"
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..ops._arrays import overlaps, same_elements
+from ..ops._arrays import same_elements
 from ..ops.elementwise import activation_forward
 from . import _constants as c
 from ._arithmetic import FUNCTIONS, gradient_of, value_of
@@ -25,12 +25,14 @@ from ._filter import (
 )
 from ._layer import (
     Result,
+    are_one,
     before_activation,
     check_trainable,
     checked_layer,
     layer_activation,
     output_geometry,
     parameter_delta,
+    put_sums,
     sample_delta,
     typed_geometry,
 )
@@ -284,7 +286,7 @@ class ArithmeticFilter(BNNSFilter):
             g = dz.astype(np.float64)
             values = gradient_of(self.function.gradients[k], g, sources, known)
             computed[k] = _summed(np.broadcast_to(values, shape), operand, batch)
-        self._write(results, computed)
+        put_sums([(result, computed[k]) for k, result in results.items()])
 
     def _results(self, batch: int, deltas: Any, strides: Any, sources: list[Array | None]) -> dict[int, Result]:
         count = len(self.operands)
@@ -305,10 +307,8 @@ class ArithmeticFilter(BNNSFilter):
         for k, result in results.items():
             for j in range(k):
                 other = results.get(j)
-                if other is None or not overlaps(other.array, result.array):
+                if other is None or not are_one(result, other):
                     continue
-                if not same_elements(other.array, result.array) or other.accumulates != result.accumulates:
-                    raise Invalid(f"{result.name} overlaps {other.name} in memory")
                 a, b = sources[j], sources[k]
                 if a is not None and b is not None and not same_elements(a, b):
                     raise Invalid(f"{result.name} is {other.name}, but in[{k}] is not in[{j}]")
@@ -328,19 +328,6 @@ class ArithmeticFilter(BNNSFilter):
         for index, wanted in sorted(needed.items()):
             if sources[index] is None:
                 raise Invalid(f"in[{index}] is NULL, and {wanted} is computed from it")
-
-    def _write(self, results: dict[int, Result], computed: dict[int, Array]) -> None:
-        """Write the gradients; operands that are one tensor share one, which receives the sum."""
-        written: list[Result] = []
-        for k, result in results.items():
-            if any(same_elements(result.array, other.array) for other in written):
-                continue
-            total = computed[k]
-            for j, other in results.items():
-                if j > k and same_elements(result.array, other.array):
-                    total = total + computed[j]
-            result.put(total)
-            written.append(result)
 
 
 def _operand(fields: Any, name: str, boolean: bool, written: bool) -> _Operand:

@@ -22,7 +22,7 @@ from ._filter import (
     unlike,
     viewed,
 )
-from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, is_first_major, listed, view_of
+from ._memory import Array, Geometry, as_float, as_size, axes_of_size, check_disjoint, check_writable, listed, view_of
 from ._names import constant_name
 from ._structures import BNNSNDArrayDescriptor
 
@@ -44,9 +44,9 @@ def axes_of(flags: Any, geometry: Geometry, name: str) -> tuple[int, ...]:
     flags, rank = as_size("axis_flags", flags), len(geometry.extents)
     if flags >> rank:
         raise Invalid(f"axis_flags is {flags:#x}, but {name} has {rank} axes")
-    slowest_first = is_first_major(geometry.layout) or geometry.layout == c.BNNSDataLayoutRowMajorMatrix
-    chosen = [k for k in range(rank) if flags >> k & 1] or range(rank)
-    return tuple(k if slowest_first else rank - 1 - k for k in chosen)
+    by_rows = geometry.layout == c.BNNSDataLayoutRowMajorMatrix
+    axes = tuple(range(rank)) if by_rows else axes_of_size(geometry.layout)
+    return tuple(axes[k] for k in range(rank) if flags >> k & 1) or axes
 
 
 def _array(name: str, descriptor: Any) -> Array:

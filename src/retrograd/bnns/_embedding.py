@@ -20,6 +20,7 @@ from ._layer import (
     output_geometry,
     parameter_delta,
     sample_delta,
+    stored,
     typed_geometry,
 )
 from ._memory import Array, as_float, as_size, check_disjoint, check_indices, listed
@@ -124,7 +125,7 @@ class EmbeddingFilter(OneInputFilter):
     def _in_memory_order(self, values: Array, batch: int) -> Array:
         """The output's elements, with axes in the order of ``size``, as the output is laid out."""
         size = listed(self.output.layout, self.output.extents)
-        return logical(values.reshape(batch, *size), self.output.layout)
+        return stored(values.reshape(batch, *size), self.output.layout)
 
     def _limited(self, rows: Array) -> Array:
         """Items, scaled down where their norm exceeds the limit."""
@@ -182,7 +183,7 @@ class EmbeddingFilter(OneInputFilter):
         if self.padding < self.items:
             gradient[self.padding] = 0
         whole = np.moveaxis(gradient.reshape(self.items, *self.item), 0, -1)
-        result.put(logical(whole, self.dictionary.geometry.layout, batched=False))
+        result.put(stored(whole, self.dictionary.geometry.layout, batched=False))
 
 
 def _proper(size: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from ..ops._arrays import overlaps
+from ..ops._arrays import overlaps, same_elements
 from ..ops.elementwise import activation_backward
 from . import _constants as c
 from ._activation import Fused, fused
@@ -25,7 +25,7 @@ from ._filter import (
     unlike,
     viewed,
 )
-from ._memory import Array, Geometry, check_disjoint, check_writable, is_first_major, size_of
+from ._memory import Array, Geometry, axes_of_size, check_disjoint, check_writable, size_of
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
 
@@ -60,10 +60,17 @@ def output_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[i
 
 def logical(array: Array, layout: int, batched: bool = True) -> Array:
     """The array with its axes in the order of the layout's ``size``, behind that of the batch if there is one."""
-    if is_first_major(layout):
-        return array
-    axes = range(array.ndim - 1, 0, -1) if batched else range(array.ndim - 1, -1, -1)
-    return np.transpose(array, (0, *axes) if batched else tuple(axes))
+    return np.transpose(array, _axes(layout, batched))
+
+
+def stored(array: Array, layout: int, batched: bool = True) -> Array:
+    """The opposite of :func:`logical`: the array with its slowest axis first."""
+    return np.transpose(array, np.argsort(_axes(layout, batched)))
+
+
+def _axes(layout: int, batched: bool) -> tuple[int, ...]:
+    axes = axes_of_size(layout)
+    return (0, *(1 + axis for axis in axes)) if batched else axes
 
 
 def rows_first(array: Array, layout: int, batched: bool = True) -> Array:
@@ -168,6 +175,28 @@ def parameter_delta(name: str, descriptor: Any, like: str, layer: Geometry) -> R
 def check_apart(results: list[Result]) -> None:
     """Raise if gradients overlap each other."""
     check_disjoint({result.name: result.array for result in results}, {})
+
+
+def are_one(result: Result, other: Result) -> bool:
+    """Whether two gradients are one array, which receives their sum. Raise if they overlap in any other way."""
+    if not overlaps(result.array, other.array):
+        return False
+    if not same_elements(result.array, other.array) or result.accumulates != other.accumulates:
+        raise Invalid(f"{result.name} overlaps {other.name} in memory")
+    return True
+
+
+def put_sums(computed: Sequence[tuple[Result, Array]]) -> None:
+    """Write gradients; those that are one array receive the sum."""
+    written: list[Result] = []
+    for k, (result, total) in enumerate(computed):
+        if any(same_elements(result.array, other.array) for other in written):
+            continue
+        for other, values in computed[k + 1 :]:
+            if same_elements(result.array, other.array):
+                total = total + values
+        result.put(total)
+        written.append(result)
 
 
 def any_overlap(results: list[Result], inputs: Mapping[str, Array | None]) -> bool:

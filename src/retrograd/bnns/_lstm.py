@@ -54,9 +54,9 @@ from ._memory import (
     Arena,
     Array,
     as_size,
-    bytes_of,
     check_disjoint,
     check_writable,
+    sized_bytes,
     threads_of,
 )
 from ._names import constant_name
@@ -269,14 +269,8 @@ def _capacity(sizes: Sizes) -> int:
 
 
 def _cache_bytes(pointer: Any, capacity: Any, least: int) -> Array:
-    """The part of the buffer that is used. `capacity` is the length that the caller claims, `least` what is needed."""
-    capacity = as_size("training_cache_capacity", capacity)
-    if capacity < least:
-        raise Invalid(f"training_cache_capacity is {capacity}, but this layer needs {least}")
-    memory = bytes_of("training_cache_ptr", pointer)
-    if memory.size < capacity:
-        raise Invalid(f"training_cache_capacity is {capacity}, but the buffer has {memory.size} bytes")
-    return memory if memory.size == least else memory[:least]
+    """The part of the buffer that is used."""
+    return sized_bytes("training_cache_ptr", pointer, "training_cache_capacity", capacity, least)
 
 
 def _filled(inputs: _Inputs, memory: Array) -> LstmCache:

@@ -261,6 +261,8 @@ def _view(
         wanted = "an integer" if integers else "BNNSDataTypeFloat32"
         raise Unsupported(f"data_type is {constant_name('BNNSDataType', desc.data_type)}, must be {wanted}")
     layout = desc.layout or no_layout
+    if layout == c.BNNSDataLayoutMHA_DHK:  # its size lists axes in another order
+        raise Unsupported("layout is BNNSDataLayoutMHA_DHK, which is that of an attention's weights")
     extents = extents_of(layout, desc._size)
     expected = tuple(implied.values())
     full = expected + (1,) * (len(extents) - len(expected))

@@ -33,9 +33,10 @@ from ._layer import (
     parameter_delta,
     rows_first,
     sample_delta,
+    stored,
     typed_geometry,
 )
-from ._memory import Array, Geometry, as_float, check_writable, is_first_major, size_of, threads_of
+from ._memory import Array, Geometry, as_float, check_writable, listed, size_of, threads_of
 from ._names import constant_name
 from ._structures import BOOL, FLOAT, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
@@ -87,10 +88,16 @@ def _check_matrix(name: str, geometry: Geometry) -> None:
         raise Unsupported(f"{name}.layout is {shown}; it must be a matrix or an nD layout with at least 2 axes")
 
 
-def _shape(geometry: Geometry) -> tuple[int, ...]:
-    """Extents with rows and columns last."""
-    slowest_first = geometry.layout == c.BNNSDataLayoutRowMajorMatrix or is_first_major(geometry.layout)
-    return geometry.shape if slowest_first else geometry.extents
+def stored_matrices(array: Array, layout: int, batched: bool = True) -> Array:
+    """The opposite of :func:`rows_first`: the array with its slowest axis first."""
+    return array if layout == c.BNNSDataLayoutRowMajorMatrix else stored(array, layout, batched)
+
+
+def matrix_shape(geometry: Geometry) -> tuple[int, ...]:
+    """Extents in the order of :func:`rows_first`."""
+    if geometry.layout == c.BNNSDataLayoutRowMajorMatrix:
+        return geometry.shape
+    return listed(geometry.layout, geometry.extents)
 
 
 def _turned(array: Array, transposed: bool) -> Array:
@@ -103,7 +110,7 @@ def _with_rank(array: Array, rank: int) -> Array:
     return array.reshape(array.shape[0], *(1,) * missing, *array.shape[1:])
 
 
-def _product(a: Array, b: Array, threads: int | None) -> Array:
+def products(a: Array, b: Array, threads: int | None) -> Array:
     """a [..., M, K] times b [..., K, N], broadcast, in float32."""
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     turned = np.swapaxes(b, -1, -2)
@@ -129,7 +136,7 @@ class _Shapes:
     def __init__(self, names: tuple[str, str, str], parts: list[Geometry], transposed: tuple[bool, bool]) -> None:
         for name, part in zip(names, parts, strict=True):
             _check_matrix(name, part)
-        shapes = [_shape(part) for part in parts]
+        shapes = [matrix_shape(part) for part in parts]
         a, b = (
             (*shape[:-2], shape[-1], shape[-2]) if turned else shape
             for shape, turned in zip(shapes, transposed, strict=False)
@@ -204,7 +211,7 @@ class MatMulFilter(OneInputFilter, TwoInputFilter):
         batch = checked_batch(batch_size)
         y = target_samples("out", self.output, target, batch, out_stride)
         arrays = self._samples(batch, given, set(self.inputs))
-        values = _product(self._operand(0, arrays[0]), self._operand(1, arrays[1]), self.threads)
+        values = products(self._operand(0, arrays[0]), self._operand(1, arrays[1]), self.threads)
         if self.alpha != 1:
             with np.errstate(all="ignore"):
                 values *= np.float32(self.alpha)
@@ -231,8 +238,8 @@ class MatMulFilter(OneInputFilter, TwoInputFilter):
 
     def _laid_out(self, values: Array, geometry: Geometry) -> Array:
         """Matrices, with leading axes, as an array of this geometry."""
-        whole = values.reshape(values.shape[0], *_shape(geometry))
-        return rows_first(whole, geometry.layout)
+        whole = values.reshape(values.shape[0], *matrix_shape(geometry))
+        return stored_matrices(whole, geometry.layout)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -322,12 +329,12 @@ class MatMulFilter(OneInputFilter, TwoInputFilter):
         for k in wanted:
             other = self._operand(1 - k, arrays[1 - k])
             product = (
-                _product(g, np.swapaxes(other, -1, -2), self.threads)
+                products(g, np.swapaxes(other, -1, -2), self.threads)
                 if k == 0
-                else _product(np.swapaxes(other, -1, -2), g, self.threads)
+                else products(np.swapaxes(other, -1, -2), g, self.threads)
             )
             product = _turned(product, self.turned[k])
-            own = _shape(self.operands[k])
+            own = matrix_shape(self.operands[k])
             shape = (1 if k == self.weights else batch, *(1,) * (self.shapes.rank - len(own)), *own)
             with np.errstate(all="ignore"):
                 total = np.float64(self.alpha) * _summed(product, shape)
@@ -392,10 +399,10 @@ def BNNSMatMul(
             raise Invalid(f"output overlaps {name} in memory")
         array = array if array.dtype is FLOAT32 and array.flags.aligned else array.astype(np.float32)
         operands.append(_turned(_with_rank(rows_first(array[None], part.layout), shapes.rank), turned))
-    values = _product(operands[0], operands[1], threads)
+    values = products(operands[0], operands[1], threads)
     with np.errstate(all="ignore"):
         values = values if factor == 1 else values * np.float32(factor)
-    put(target, rows_first(values.reshape(_shape(parts[2])), parts[2].layout, batched=False), False)
+    put(target, stored_matrices(values.reshape(matrix_shape(parts[2])), parts[2].layout, batched=False), False)
     return 0
 
 

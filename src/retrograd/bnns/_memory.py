@@ -38,11 +38,7 @@ _DTYPES: Final[dict[int, np.dtype[Any]]] = {
     c.BNNSDataTypeUInt64: np.dtype(np.uint64),
     c.BNNSDataTypeBoolean: np.dtype(np.bool_),
 }
-_OPAQUE_LAYOUTS: Final = (
-    c.BNNSDataLayoutFullyConnectedSparse,
-    c.BNNSDataLayoutMHA_DHK,
-    c.BNNSDataLayoutConvolutionWeightsOIHW_Pack32,
-)
+_OPAQUE_LAYOUTS: Final = (c.BNNSDataLayoutFullyConnectedSparse, c.BNNSDataLayoutConvolutionWeightsOIHW_Pack32)
 # Layouts that extents and strides describe completely.
 _LAYOUTS: Final = frozenset(
     value for name, value in vars(c).items() if name.startswith("BNNSDataLayout") and value not in _OPAQUE_LAYOUTS
@@ -54,6 +50,7 @@ _AXES: Final = {
     c.BNNSDataLayoutImageCHW: "(W, H, C)",
     c.BNNSDataLayoutSNE: "(E, N, S)",
     c.BNNSDataLayoutNSE: "(E, S, N)",
+    c.BNNSDataLayoutMHA_DHK: "(d, k, heads)",
 }
 _C_FLOAT: Final = struct.Struct("<f")
 C_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # the base class of every ctypes function
@@ -167,7 +164,14 @@ def extents_of(layout: Any, size: Sequence[Any]) -> tuple[int, ...]:
 
 def listed(layout: int, extents: tuple[int, ...]) -> tuple[int, ...]:
     """Convert extents between fastest-first order and the order of the layout's ``size``, in either direction."""
+    if layout == c.BNNSDataLayoutMHA_DHK:  # size is (d, k, heads), and memory has the heads before k
+        return extents[0], extents[2], extents[1]
     return extents[::-1] if is_first_major(layout) else extents
+
+
+def axes_of_size(layout: int) -> tuple[int, ...]:
+    """The axis of each entry of ``size``, in an array with its slowest axis first."""
+    return listed(layout, tuple(range((layout >> 16) - 1, -1, -1)))
 
 
 def size_text(layout: int, extents: tuple[int, ...]) -> str:
@@ -232,6 +236,17 @@ def bytes_of(name: str, data: Any) -> npt.NDArray[np.uint8]:
         return contiguous_bytes(data)
     except TypeError as error:
         raise Invalid(f"{name} {error}") from None
+
+
+def sized_bytes(name: str, data: Any, size_name: str, size: Any, least: int) -> npt.NDArray[np.uint8]:
+    """The first `least` bytes of a workspace; `size` is the length that the caller claims."""
+    claimed = as_size(size_name, size)
+    if claimed < least:
+        raise Invalid(f"{size_name} is {claimed}, but this layer needs {least}")
+    memory = bytes_of(name, data)
+    if memory.size < claimed:
+        raise Invalid(f"{size_name} is {claimed}, but the buffer has {memory.size} bytes")
+    return memory if memory.size == least else memory[:least]
 
 
 def view_of(geometry: Geometry, data: Any, name: str = "data") -> Array:

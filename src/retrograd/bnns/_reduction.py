@@ -21,6 +21,7 @@ from ._layer import (
     output_geometry,
     parameter_delta,
     sample_delta,
+    stored,
     typed_geometry,
 )
 from ._memory import Array, as_float, listed
@@ -208,7 +209,7 @@ class ReductionFilter(OneInputFilter):
         put(y, self._like_output(values, batch), False)
 
     def _like_output(self, values: Array, batch: int) -> Array:
-        return logical(values.reshape(batch, *listed(self.output.layout, self.output.extents)), self.output.layout)
+        return stored(values.reshape(batch, *listed(self.output.layout, self.output.extents)), self.output.layout)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -261,9 +262,9 @@ class ReductionFilter(OneInputFilter):
             dx_values = du if weights is None else du * weights
             dw_values = (du * known).sum(axis=0)
         if "dx" in results:
-            results["dx"].put(logical(dx_values, self.input.layout))
+            results["dx"].put(stored(dx_values, self.input.layout))
         if "dw" in results and self.weights is not None:
-            results["dw"].put(logical(dw_values, self.weights.geometry.layout, batched=False))
+            results["dw"].put(stored(dw_values, self.weights.geometry.layout, batched=False))
 
 
 @status(None)

@@ -25,8 +25,8 @@ from ._filter import (
     source_samples,
     target_samples,
 )
-from ._layer import Result, checked_layer, logical, output_geometry, sample_delta, typed_geometry
-from ._memory import Array, Geometry, as_float, as_size, is_first_major, listed
+from ._layer import Result, checked_layer, logical, output_geometry, sample_delta, stored, typed_geometry
+from ._memory import Array, Geometry, as_float, as_size, axes_of_size, listed
 from ._structures import (
     DIMENSIONS,
     FLOAT,
@@ -197,8 +197,7 @@ class DropoutFilter(SampleMap):
         control, rank = as_size("control", layer.control), len(self.input.extents)
         if control >> rank + 1:
             raise Invalid(f"control is {control:#x}, but i_desc has {rank} axes, and bit {rank} is the batch")
-        first = is_first_major(layer.i_desc.layout)
-        self.shared = [1 + k if first else rank - k for k in range(rank) if control >> k & 1]
+        self.shared = [1 + axis for k, axis in enumerate(axes_of_size(layer.i_desc.layout)) if control >> k & 1]
         if control >> rank:
             self.shared.append(0)
         seed = as_size("seed", layer.seed)
@@ -256,11 +255,11 @@ class PermuteFilter(SampleMap):
         self._axes = (0, *(1 + axis for axis in axes))
 
     def forward(self, x: Array) -> Array:
-        return logical(logical(x, self.input.layout).transpose(self._axes), self.output.layout)
+        return stored(logical(x, self.input.layout).transpose(self._axes), self.output.layout)
 
     def backward(self, dy: Array) -> Array:
         inverse = np.argsort(self._axes)
-        return logical(logical(dy, self.output.layout).transpose(inverse), self.input.layout)
+        return stored(logical(dy, self.output.layout).transpose(inverse), self.input.layout)
 
 
 def _any_geometries(layer: Any) -> tuple[Geometry, Geometry]:
@@ -321,7 +320,7 @@ class PaddingFilter(SampleMap):
             values = np.take(values, np.where(inside, index, 0), axis)
             if not inside.all():
                 values[(slice(None),) * axis + (~inside,)] = self._value
-        return logical(values, self.output.layout)
+        return stored(values, self.output.layout)
 
     def backward(self, dy: Array) -> Array:
         values = logical(dy, self.output.layout).astype(np.float64)
@@ -332,7 +331,7 @@ class PaddingFilter(SampleMap):
             with np.errstate(all="ignore"):
                 np.add.at(total, index[inside], moved[inside])
             values = np.moveaxis(total, 0, axis)
-        return logical(values, self.input.layout)
+        return stored(values, self.input.layout)
 
 
 def _from_bits(bits: int, dtype: np.dtype[Any]) -> Any:

@@ -27,7 +27,7 @@ from ._memory import (
     address_of,
     data_type_of,
     geometry_of,
-    is_first_major,
+    listed,
     view_of,
 )
 from ._names import constant_name
@@ -503,7 +503,7 @@ class BNNSNDArrayDescriptor(Allocating, Structure):
         return cls(
             flags=flags,
             layout=layout,
-            size=extents[::-1] if is_first_major(layout) else extents,
+            size=listed(layout, extents),
             stride=_ZEROS
             if array.flags.c_contiguous
             else [s if n > 1 else 0 for s, n in zip(strides, extents, strict=True)],

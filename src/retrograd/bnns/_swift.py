@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from . import _constants as c
 from ._failure import Invalid, Unsupported, last_error, raising
 from ._filter import BNNSFilterDestroy
-from ._memory import Geometry, data_type_of, is_first_major
+from ._memory import Geometry, data_type_of, listed
 from ._names import constant_name
 from ._normalization import (
     BNNSFilterCreateLayerNormalization,
@@ -291,7 +291,7 @@ def batch_stride(descriptor: BNNSNDArrayDescriptor) -> int:
     """Elements from one sample to the next: the span of the slowest axis."""
     rank = descriptor.layout >> 16
     strides = descriptor.stride[:rank]
-    sizes = descriptor.size[:rank][:: -1 if is_first_major(descriptor.layout) else 1]
+    sizes = listed(descriptor.layout, descriptor.size[:rank])
     step = 1
     for size, stride in zip(sizes, strides, strict=True):
         step = (stride or step) * size

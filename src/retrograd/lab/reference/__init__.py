@@ -1,5 +1,5 @@
-"""The oracle: a plain, slow NumPy reference of norms, LSTM, linear layers, convolutions, pooling, losses and optimizer
-steps.
+"""The oracle: a plain, slow NumPy reference of norms, LSTM, attention, linear layers, convolutions, pooling, losses and
+optimizer steps.
 
 It shares no code with the engine, so the two cannot share a bug. It computes in float64 for float32, float16 and
 bfloat16 data, and in `numpy.longdouble` for float64 data, so that it is more precise than the engine. (Where long
@@ -7,6 +7,7 @@ double is the same as float64, as on Windows and Apple silicon, it is no more pr
 """
 
 from .activation import *
+from .attention import *
 from .convolution import *
 from .dense import *
 from .loss import *

@@ -1,0 +1,580 @@
+"""Multihead attention, forward and backward.
+
+For each head q = Q Wq + pq, k = [K Wk + pk; bk; 0], v = [V Wv + pv; bv; 0], A = softmax(mask(q k' / sqrt(d_key))) and
+head = dropout(A) v; the output is [head_1 head_2 ...] Wo + po. The rows bk and bv, and those of zeros, are optional.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ..ops.elementwise import dropout
+from ..ops.linear import linear_backward, linear_forward
+from ._attention_arrays import (
+    MATRICES,
+    WEIGHTS,
+    BNNSLayerParametersMultiheadAttention,
+    BNNSMHAProjectionParameters,
+    Cache,
+    Masks,
+    Pass,
+    Projection,
+    Sizes,
+    check_axes,
+    from_linear,
+    layout_checked,
+    masks_of,
+    parameter,
+    values_of,
+)
+from ._failure import Invalid, Unsupported, status
+from ._filter import (
+    FLOAT32,
+    FLOATS,
+    BNNSFilter,
+    checked_batch,
+    checked_filter,
+    in_shape,
+    overlapping,
+    put,
+    source_samples,
+    target_samples,
+    viewed,
+)
+from ._layer import (
+    Parameter,
+    Result,
+    are_one,
+    check_apart,
+    checked_layer,
+    float32_delta,
+    put_sums,
+    rows_first,
+    typed_geometry,
+)
+from ._matmul import matrix_shape, products, stored_matrices
+from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, sized_bytes
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+
+__all__ = [
+    "BNNSApplyMultiheadAttention",
+    "BNNSApplyMultiheadAttentionBackward",
+    "BNNSFilterCreateLayerMultiheadAttention",
+]
+
+_INPUTS: Final = ("query", "key", "value")
+
+
+class _Input(NamedTuple):
+    data: Any
+    stride: Any
+
+
+class _Masking(NamedTuple):
+    key_mask: Any
+    key_mask_stride: Any
+    add_to_attention: Any
+
+
+class _Delta(NamedTuple):
+    """A gradient that a call produces."""
+
+    result: Result
+    layout: int
+    axes: tuple[int, ...] | None  # of a parameter; None for a batch of matrices
+
+    def stored(self, values: Array) -> Array:
+        """The gradient of a linear layer's parameters, or of matrices, as it is in memory."""
+        if self.axes is None:
+            return stored_matrices(values, self.layout)
+        return stored_matrices(from_linear(values, self.axes), self.layout, batched=False)
+
+
+class AttentionFilter(BNNSFilter):
+    """See :func:`BNNSFilterCreateLayerMultiheadAttention`."""
+
+    def __init__(self, layer: Any, parameters: Any) -> None:
+        layer = checked_layer(BNNSLayerParametersMultiheadAttention, layer)
+        super().__init__(parameters)
+        self.inputs = {part: _target(part, getattr(layer, part)) for part in _INPUTS}
+        self.output = _target("output", layer.output)
+        if self.output.may_overlap:
+            raise overlapping("output.target_desc", self.output)
+        self.sizes = sizes = self._read_sizes(layer)
+        keys = {"d_key": sizes.d_key, "heads": sizes.heads}
+        values = {"d_value": sizes.d_value, "heads": sizes.heads}
+        joined = {"heads * d_value": sizes.heads * sizes.d_value}
+        model = {"d_model": sizes.d_model}
+        self.projections = {
+            "query": Projection("query", layer.query, self, {**model, **keys}, keys),
+            "key": Projection("key", layer.key, self, {"k_dim": sizes.k_dim, **keys}, keys),
+            "value": Projection("value", layer.value, self, {"v_dim": sizes.v_dim, **values}, values),
+            "output": Projection("output", layer.output, self, {**joined, **model}, model),
+        }
+        self.rows: dict[str, Parameter] = {}  # the attention biases
+        for part, axes in (("key", keys), ("value", values)):
+            if sizes.biased:
+                name = f"{part}_attn_bias"
+                self.rows[part] = parameter(name, getattr(layer, name), self, MATRICES, axes)
+        rate = as_float("dropout", layer.dropout)
+        self.rate = rate if 0 < rate < 1 else 0.0
+        self._seeds = np.random.default_rng(as_size("seed", layer.seed) or None)
+
+    def _read_sizes(self, layer: BNNSLayerParametersMultiheadAttention) -> Sizes:
+        targets, d_model = matrix_shape(self.inputs["query"])
+        sources, k_dim = matrix_shape(self.inputs["key"])
+        length, v_dim = matrix_shape(self.inputs["value"])
+        if length != sources:
+            raise Invalid(f"value.target_desc has {length} rows, expected {sources} as in key.target_desc")
+        check_axes("output.target_desc", self.output, {"target_length": targets, "d_model": d_model})
+        weights = {}
+        for part in _INPUTS:
+            name, descriptor = f"{part}.weights", getattr(layer, part).weights
+            weights[part] = matrix_shape(typed_geometry(name, layout_checked(name, descriptor, WEIGHTS), FLOATS))
+        given = {name: getattr(layer, name).data is not None for name in ("key_attn_bias", "value_attn_bias")}
+        if len(set(given.values())) > 1:
+            missing, present = sorted(given, key=lambda name: given[name])
+            raise Invalid(f"{missing}.data is NULL, but {present}.data is not: give both or none")
+        return Sizes(
+            targets,
+            sources,
+            d_model,
+            k_dim,
+            v_dim,
+            heads=weights["query"][2],
+            d_key=weights["key"][1],
+            d_value=weights["value"][1],
+            biased=given["key_attn_bias"],
+            zero=bool(layer.add_zero_attn),
+        )
+
+    def _parameters(self) -> list[Parameter]:
+        every = [one for projection in self.projections.values() for one in projection.parameters()]
+        return [*every, *self.rows.values()]
+
+    def _samples(self, batch: int, inputs: Mapping[str, _Input]) -> dict[str, Array]:
+        """Inputs as they are in memory, slowest axis first."""
+        return {
+            part: source_samples(part, self.inputs[part], data, batch, stride)
+            for part, (data, stride) in inputs.items()
+        }
+
+    def _matrices(self, part: str, samples: Array, ignored: Array | None) -> Array:
+        """An input in float32, [N, length, width]. Rows that are ignored are 0, whatever they hold."""
+        array = rows_first(in_shape(samples, samples.shape), self.inputs[part].layout)
+        if ignored is None or part == "query":
+            return array
+        return np.where(ignored[:, :, None], np.float32(0), array)
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def apply(
+        self,
+        batch_size: Any,
+        inputs: Mapping[str, _Input],
+        masking: _Masking,
+        output: Any,
+        output_stride: Any,
+        cache_size: Any,
+        cache: Any,
+        workspace_size: Any,
+        workspace: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        kept = Cache(self.sizes, batch, self.rate)
+        if _answered(
+            ("backprop_cache_size", cache_size, cache, kept.size), ("workspace_size", workspace_size, workspace, 0)
+        ):
+            return
+        y = target_samples("output", self.output, output, batch, output_stride)
+        samples = self._samples(batch, inputs)
+        masks = masks_of(self.sizes, batch, *masking)
+        results: dict[str, Array] = {"output": y}
+        if cache is not None:
+            if cache_size is None:
+                raise Invalid("backprop_cache is given, but backprop_cache_size is NULL")
+            memory = sized_bytes("backprop_cache", cache, "backprop_cache_size", cache_size[0], kept.size)
+            check_writable("backprop_cache", memory)
+            results["backprop_cache"] = memory
+            check_disjoint({"backprop_cache": memory}, {**samples, **masks.named()})
+        check_disjoint(results, {f"{one.name}.data": one.memory() for one in self._parameters()})
+        masks = masks.values()
+        seed = int(self._seeds.integers(2**63)) if self.rate else 0
+        done = self._attend({part: self._matrices(part, samples[part], masks.keys) for part in _INPUTS}, masks, seed)
+        put(y, stored_matrices(self._projected("output", done.joined), self.output.layout), False)
+        if cache is not None:
+            kept.write(memory, done)
+
+    def _attend(self, arrays: Mapping[str, Array], masks: Masks, seed: int) -> Pass:
+        """Everything but the projection of the output."""
+        sizes, threads = self.sizes, self.threads
+        q = self._projected("query", arrays["query"])
+        k, v = (self._with_rows(part, self._projected(part, arrays[part])) for part in ("key", "value"))
+        with np.errstate(all="ignore"):
+            q *= np.float32(1 / math.sqrt(sizes.d_key))
+            attention = products(self._split(q), self._split(k).swapaxes(-1, -2), threads)
+            _mask(attention[..., : sizes.sources], masks)
+            _softmax(attention)
+        joined = _joined(products(self._dropped(attention, seed), self._split(v), threads))
+        ignored = np.zeros((len(q), sizes.sources), np.bool_) if masks.keys is None else masks.keys
+        return Pass(seed, q, k, v, attention, joined, ignored)
+
+    def _projected(self, part: str, array: Array) -> Array:
+        projection = self.projections[part]
+        return linear_forward(array, projection.weights(), projection.bias(), num_threads=self.threads)
+
+    def _with_rows(self, part: str, rows: Array) -> Array:
+        """Projected keys or values, and behind them those that are not in the input."""
+        if self.sizes.attended == self.sizes.sources:
+            return rows
+        whole = np.zeros((len(rows), self.sizes.attended, rows.shape[-1]), np.float32)
+        whole[:, : self.sizes.sources] = rows
+        if self.sizes.biased:
+            whole[:, self.sizes.sources] = values_of(self.rows[part]).T.reshape(-1)
+        return whole
+
+    def _split(self, array: Array) -> Array:
+        """[N, length, heads * width] as [N, heads, length, width]."""
+        batch, length, _ = array.shape
+        split: Array = array.reshape(batch, length, self.sizes.heads, -1).swapaxes(1, 2)
+        return split
+
+    def _dropped(self, attention: Array, seed: int) -> Array:
+        """Attention after dropout; or, from its gradient after dropout, that before it."""
+        if not self.rate:
+            return attention
+        return dropout(attention, self.rate, seed=seed, num_threads=self.threads)
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        inputs: Mapping[str, _Input],
+        masking: _Masking,
+        deltas: Mapping[str, Any],
+        row_deltas: Mapping[str, Any],
+        cache_size: Any,
+        cache: Any,
+        workspace_size: Any,
+        workspace: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        kept = Cache(self.sizes, batch, self.rate)
+        if _answered(("workspace_size", workspace_size, workspace, 0)):
+            return
+        self._check_float32()
+        wanted = self._wanted(batch, deltas, row_deltas)
+        dy = self._incoming(batch, deltas["output"])
+        masks = masks_of(self.sizes, batch, *masking)
+        given = {part: one for part, one in inputs.items() if one.data is not None}
+        samples = self._samples(batch, given)
+        memory = None
+        if cache is not None and as_size("backprop_cache_size", cache_size) > 0:
+            memory = sized_bytes("backprop_cache", cache, "backprop_cache_size", cache_size, kept.size)
+            check_disjoint({"backprop_cache": memory}, {name: delta.result.array for name, delta in wanted.items()})
+        elif self.rate:
+            raise Invalid("there is no backprop_cache, which holds the mask of dropout")
+        for part in _INPUTS:
+            weights = f"{part}_param_delta.weights"
+            if part not in given and wanted and (memory is None or weights in wanted):
+                by = "the forward pass is recomputed from it" if memory is None else f"{weights} is computed from it"
+                raise Invalid(f"{part} is NULL, and {by}")
+        if not wanted:
+            return
+        done = None if memory is None else kept.read(memory)
+        masks = masks.values()
+        ignored = masks.keys if done is None else done.ignored
+        arrays = {part: self._matrices(part, array, ignored) for part, array in samples.items()}
+        if done is None:
+            done = self._attend(arrays, masks, 0)
+        computed = self._gradients(done, arrays, dy, set(wanted))
+        put_sums([(delta.result, delta.stored(computed[name])) for name, delta in wanted.items()])
+
+    def _check_float32(self) -> None:
+        named = {f"{part}.target_desc": geometry for part, geometry in {**self.inputs, "output": self.output}.items()}
+        named.update((one.name, one.geometry) for one in self._parameters())
+        for name, geometry in named.items():
+            if geometry.dtype != FLOAT32:
+                raise Unsupported(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
+
+    def _wanted(self, batch: int, deltas: Mapping[str, Any], row_deltas: Mapping[str, Any]) -> dict[str, _Delta]:
+        """The gradients to produce, by Apple's names."""
+        wanted: dict[str, _Delta] = {}
+        for part, given in deltas.items():
+            if given is None:
+                continue
+            owner = f"{part}_param_delta"
+            if not isinstance(given, BNNSMHAProjectionParameters):
+                raise Invalid(f"{owner} is of type {type(given).__name__}, must be BNNSMHAProjectionParameters")
+            if part != "output" and given.target_desc.data is not None:
+                name = f"{owner}.target_desc"
+                length, width = matrix_shape(self.inputs[part])
+                geometry, stride = _matrix_delta(name, given.target_desc, {"length": length, "width": width})
+                if batch > 1 and 0 < stride < geometry.span:
+                    raise Invalid(f"{name}.stride[2] is {stride}, but a sample spans {geometry.span} values")
+                array = target_samples(name, geometry, given.target_desc.data, batch, stride, ".data")
+                wanted[name] = _Delta(Result(name, given.target_desc, array), geometry.layout, None)
+            projection = self.projections[part]
+            for field, layouts, axes in (
+                ("weights", projection.weights_layouts, projection.weights_axes),
+                ("bias", projection.bias_layouts, projection.bias_axes),
+            ):
+                descriptor = getattr(given, field)
+                if descriptor.data is not None:
+                    wanted[f"{owner}.{field}"] = _parameter_delta(f"{owner}.{field}", descriptor, layouts, axes)
+        for part, descriptor in row_deltas.items():
+            if descriptor is not None:
+                name = f"{part}_attn_bias_delta"
+                if not self.sizes.biased:
+                    raise Invalid(f"{name} is given, but {part}_attn_bias.data was NULL")
+                wanted[name] = _parameter_delta(name, descriptor, MATRICES, self.projections[part].bias_axes)
+        _check_results(list(wanted.values()))
+        return wanted
+
+    def _incoming(self, batch: int, given: Any) -> Array:
+        """The gradient of the output, [N, T, d_model]."""
+        if given is None:
+            raise Invalid("output_param_delta is NULL")
+        name, descriptor = "output_param_delta.target_desc", given.target_desc
+        axes = {"target_length": self.sizes.targets, "d_model": self.sizes.d_model}
+        geometry, stride = _matrix_delta(name, descriptor, axes)
+        array = source_samples(name, geometry, descriptor.data, batch, stride, ".data")
+        return rows_first(in_shape(array, array.shape), geometry.layout)
+
+    def _gradients(self, done: Pass, arrays: Mapping[str, Array], dy: Array, wanted: set[str]) -> dict[str, Array]:
+        """All wanted gradients, those of parameters as of a linear layer's."""
+        threads, sources = self.threads, self.sizes.sources
+        parts = {part for part in _INPUTS if any(name.startswith(f"{part}_") for name in wanted)}
+        fields = {"output_param_delta.target_desc"} if parts else set()
+        computed = self._projection_gradients("output", dy, done.joined, wanted | fields)
+        if not parts:
+            return computed
+        dheads = self._split(computed.pop("output_param_delta.target_desc"))
+        rows: dict[str, Array] = {}  # gradients of projected inputs, [N, heads, length, width]
+        with np.errstate(all="ignore"):
+            if "value" in parts:
+                dropped = self._dropped(done.attention, done.seed)
+                rows["value"] = products(dropped.swapaxes(-1, -2), dheads, threads)
+            if "query" in parts or "key" in parts:
+                da = self._dropped(products(dheads, self._split(done.v).swapaxes(-1, -2), threads), done.seed)
+                # dS = A (dA - sum(A dA)): 0 where there is no attention.
+                da -= np.sum(da * done.attention, axis=-1, keepdims=True, dtype=np.float64).astype(np.float32)
+                da *= done.attention
+                if "query" in parts:
+                    rows["query"] = products(da, self._split(done.k), threads)
+                    rows["query"] *= np.float32(1 / math.sqrt(self.sizes.d_key))
+                if "key" in parts:
+                    rows["key"] = products(da.swapaxes(-1, -2), self._split(done.q), threads)
+            for part, gradient in rows.items():
+                if f"{part}_attn_bias_delta" in wanted:
+                    bias = gradient[:, :, sources].sum(axis=0, dtype=np.float64)
+                    computed[f"{part}_attn_bias_delta"] = bias.astype(np.float32)
+                length = self.sizes.targets if part == "query" else sources
+                joined = _joined(gradient[:, :, :length])
+                computed.update(self._projection_gradients(part, joined, arrays.get(part), wanted))
+        return computed
+
+    def _projection_gradients(self, part: str, g: Array, x: Array | None, wanted: set[str]) -> dict[str, Array]:
+        """The gradients of a projection's input and parameters, of those that are wanted."""
+        names = {"dx": "target_desc", "dw": "weights", "db": "bias"}
+        names = {key: f"{part}_param_delta.{field}" for key, field in names.items()}
+        need = [key for key, name in names.items() if name in wanted]
+        if not need:
+            return {}
+        w = self.projections[part].weights()
+        if x is None:  # only dw is computed from it
+            x = np.zeros((*g.shape[:-1], w.shape[1]), np.float32)
+        gradients = linear_backward(g, x, w, need=need, num_threads=self.threads)
+        return {names[key]: getattr(gradients, key) for key in need}
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def _mask(scores: Array, masks: Masks) -> None:
+    """Apply the masks to scores [N, heads, T, S], in place."""
+    for mask in (masks.added, None if masks.keys is None else masks.keys[:, None, None]):
+        if mask is not None and mask.dtype == np.bool_:
+            np.copyto(scores, np.float32(-np.inf), where=mask)
+        elif mask is not None:
+            scores += mask
+
+
+def _softmax(scores: Array) -> None:
+    """Softmax over the last axis, in place. Where all scores are -inf, all weights are 0."""
+    largest = scores.max(axis=-1, keepdims=True)
+    largest[np.isneginf(largest)] = 0
+    scores -= largest
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=-1, keepdims=True, dtype=np.float64)
+    total[total == 0] = 1
+    scores /= total.astype(np.float32)
+
+
+def _joined(array: Array) -> Array:
+    """[N, heads, length, width] as [N, length, heads * width]."""
+    batch, _, length, _ = array.shape
+    joined: Array = np.ascontiguousarray(array.swapaxes(1, 2)).reshape(batch, length, -1)
+    return joined
+
+
+# ---- descriptors ----------------------------------------------------------------------------------------------------
+
+
+def _target(part: str, given: BNNSMHAProjectionParameters) -> Geometry:
+    name = f"{part}.target_desc"
+    return typed_geometry(name, layout_checked(name, given.target_desc, MATRICES), FLOATS)
+
+
+def _matrix_delta(name: str, descriptor: BNNSNDArrayDescriptor, axes: Mapping[str, int]) -> tuple[Geometry, int]:
+    """The geometry of a gradient of matrices, and the stride of its batch, which is ``stride[2]``."""
+    geometry = float32_delta(name, layout_checked(name, descriptor, MATRICES))
+    check_axes(name, geometry, axes)
+    return geometry, as_size(f"{name}.stride[2]", descriptor.stride[2])
+
+
+def _parameter_delta(name: str, descriptor: Any, layouts: tuple[int, ...], axes: Mapping[str, int]) -> _Delta:
+    geometry = float32_delta(name, layout_checked(name, descriptor, layouts))
+    check_axes(name, geometry, axes)
+    if geometry.may_overlap:
+        raise overlapping(name, geometry)
+    view = viewed(name, descriptor)
+    check_writable(f"{name}.data", view)
+    return _Delta(Result(name, descriptor, view), geometry.layout, tuple(axes.values()))
+
+
+def _check_results(wanted: list[_Delta]) -> None:
+    """Raise if gradients overlap, unless they are those of two inputs in one array, which receives the sum."""
+    apart: list[_Delta] = []
+    for delta in wanted:
+        inputs = [other for other in apart if delta.axes is None and other.axes is None]
+        if not any(are_one(delta.result, other.result) for other in inputs):
+            apart.append(delta)
+    check_apart([delta.result for delta in apart])
+
+
+def _answered(*queries: tuple[str, Any, Any, int]) -> bool:
+    """Whether a call asks for sizes: a pointer to a size without a buffer. Writes them.
+
+    Each query is the pointer's name, the pointer, the buffer and the size.
+    """
+    asked = []
+    for name, pointer, buffer, size in queries:
+        if pointer is None:
+            continue
+        if not isinstance(pointer, list) or not pointer:
+            raise Invalid(f"{name} is {pointer!r}, must be a list with one size, such as [0]")
+        if buffer is None:
+            asked.append((pointer, size))
+    for pointer, size in asked:
+        pointer[0] = size
+    return bool(asked)
+
+
+# ---- Apple's functions ----------------------------------------------------------------------------------------------
+
+_OTHERWISE: Final = "filter is not a multihead attention filter"
+
+
+@status(None)
+def BNNSFilterCreateLayerMultiheadAttention(
+    layer_params: BNNSLayerParametersMultiheadAttention, filter_params: BNNSFilterParameters | None = None
+) -> AttentionFilter | None:
+    """Create a filter of a multihead attention. None on failure."""
+    return AttentionFilter(layer_params, filter_params)
+
+
+@status(-1)
+def BNNSApplyMultiheadAttention(
+    F: BNNSFilter | None,
+    batch_size: int,
+    query: Any,
+    query_stride: int,
+    key: Any,
+    key_stride: int,
+    key_mask: BNNSNDArrayDescriptor | None,
+    key_mask_stride: int,
+    value: Any,
+    value_stride: int,
+    output: Any,
+    output_stride: int,
+    add_to_attention: BNNSNDArrayDescriptor | None = None,
+    backprop_cache_size: list[int] | None = None,
+    backprop_cache: Any = None,
+    workspace_size: list[int] | None = None,
+    workspace: Any = None,
+) -> int:
+    """Apply a multihead attention to a batch. 0, or -1 on failure.
+
+    A pointer to a size is a list with one entry. If it is given without its buffer, the call writes the size of the
+    buffer to that entry and computes nothing. The backprop cache is any writable buffer, at any alignment; it is filled
+    for backward. The workspace is not used.
+    """
+    checked_filter(AttentionFilter, F, _OTHERWISE).apply(
+        batch_size,
+        {"query": _Input(query, query_stride), "key": _Input(key, key_stride), "value": _Input(value, value_stride)},
+        _Masking(key_mask, key_mask_stride, add_to_attention),
+        output,
+        output_stride,
+        backprop_cache_size,
+        backprop_cache,
+        workspace_size,
+        workspace,
+    )
+    return 0
+
+
+@status(-1)
+def BNNSApplyMultiheadAttentionBackward(
+    F: BNNSFilter | None,
+    batch_size: int,
+    query: Any,
+    query_stride: int,
+    query_param_delta: BNNSMHAProjectionParameters | None,
+    key: Any,
+    key_stride: int,
+    key_mask: BNNSNDArrayDescriptor | None,
+    key_mask_stride: int,
+    key_param_delta: BNNSMHAProjectionParameters | None,
+    value: Any,
+    value_stride: int,
+    value_param_delta: BNNSMHAProjectionParameters | None,
+    add_to_attention: BNNSNDArrayDescriptor | None,
+    key_attn_bias_delta: BNNSNDArrayDescriptor | None,
+    value_attn_bias_delta: BNNSNDArrayDescriptor | None,
+    output: Any,
+    output_stride: int,
+    output_param_delta: BNNSMHAProjectionParameters | None,
+    backprop_cache_size: int = 0,
+    backprop_cache: Any = None,
+    workspace_size: list[int] | None = None,
+    workspace: Any = None,
+) -> int:
+    """Compute the gradients of a multihead attention, those whose ``data`` is not None. 0, or -1 on failure.
+
+    ``output_param_delta.target_desc`` holds the incoming gradient. Inputs that share a gradient's memory receive the
+    sum. Without a cache the forward pass is recomputed, except with dropout, whose mask is in the cache. With a cache
+    the masks are those of the forward pass. `output` is not used.
+    """
+    checked_filter(AttentionFilter, F, _OTHERWISE).apply_backward(
+        batch_size,
+        {"query": _Input(query, query_stride), "key": _Input(key, key_stride), "value": _Input(value, value_stride)},
+        _Masking(key_mask, key_mask_stride, add_to_attention),
+        {
+            "query": query_param_delta,
+            "key": key_param_delta,
+            "value": value_param_delta,
+            "output": output_param_delta,
+        },
+        {"key": key_attn_bias_delta, "value": value_attn_bias_delta},
+        backprop_cache_size,
+        backprop_cache,
+        workspace_size,
+        workspace,
+    )
+    return 0
