@@ -54,10 +54,11 @@ from ._layer import (
     float32_delta,
     put_sums,
     rows_first,
+    stored_rows_first,
     typed_geometry,
 )
-from ._matmul import matrix_shape, products, stored_matrices
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, sized_bytes
+from ._products import products, shape_rows_first
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
 __all__ = [
@@ -90,8 +91,8 @@ class _Delta(NamedTuple):
     def stored(self, values: Array) -> Array:
         """The gradient of a linear layer's parameters, or of matrices, as it is in memory."""
         if self.axes is None:
-            return stored_matrices(values, self.layout)
-        return stored_matrices(from_linear(values, self.axes), self.layout, batched=False)
+            return stored_rows_first(values, self.layout)
+        return stored_rows_first(from_linear(values, self.axes), self.layout, batched=False)
 
 
 class AttentionFilter(BNNSFilter):
@@ -125,16 +126,16 @@ class AttentionFilter(BNNSFilter):
         self._seeds = np.random.default_rng(as_size("seed", layer.seed) or None)
 
     def _read_sizes(self, layer: BNNSLayerParametersMultiheadAttention) -> Sizes:
-        targets, d_model = matrix_shape(self.inputs["query"])
-        sources, k_dim = matrix_shape(self.inputs["key"])
-        length, v_dim = matrix_shape(self.inputs["value"])
+        targets, d_model = shape_rows_first(self.inputs["query"])
+        sources, k_dim = shape_rows_first(self.inputs["key"])
+        length, v_dim = shape_rows_first(self.inputs["value"])
         if length != sources:
             raise Invalid(f"value.target_desc has {length} rows, expected {sources} as in key.target_desc")
         check_axes("output.target_desc", self.output, {"target_length": targets, "d_model": d_model})
         weights = {}
         for part in _INPUTS:
             name, descriptor = f"{part}.weights", getattr(layer, part).weights
-            weights[part] = matrix_shape(typed_geometry(name, layout_checked(name, descriptor, WEIGHTS), FLOATS))
+            weights[part] = shape_rows_first(typed_geometry(name, layout_checked(name, descriptor, WEIGHTS), FLOATS))
         given = {name: getattr(layer, name).data is not None for name in ("key_attn_bias", "value_attn_bias")}
         if len(set(given.values())) > 1:
             missing, present = sorted(given, key=lambda name: given[name])
@@ -205,7 +206,7 @@ class AttentionFilter(BNNSFilter):
         masks = masks.values()
         seed = int(self._seeds.integers(2**63)) if self.rate else 0
         done = self._attend({part: self._matrices(part, samples[part], masks.keys) for part in _INPUTS}, masks, seed)
-        put(y, stored_matrices(self._projected("output", done.joined), self.output.layout), False)
+        put(y, stored_rows_first(self._projected("output", done.joined), self.output.layout), False)
         if cache is not None:
             kept.write(memory, done)
 
@@ -313,7 +314,7 @@ class AttentionFilter(BNNSFilter):
                 raise Invalid(f"{owner} is of type {type(given).__name__}, must be BNNSMHAProjectionParameters")
             if part != "output" and given.target_desc.data is not None:
                 name = f"{owner}.target_desc"
-                length, width = matrix_shape(self.inputs[part])
+                length, width = shape_rows_first(self.inputs[part])
                 geometry, stride = _matrix_delta(name, given.target_desc, {"length": length, "width": width})
                 if batch > 1 and 0 < stride < geometry.span:
                     raise Invalid(f"{name}.stride[2] is {stride}, but a sample spans {geometry.span} values")

@@ -19,9 +19,9 @@ from . import _constants as c
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, BNNSFilter, checked_descriptor, in_shape, source_samples, viewed
 from ._layer import Parameter, rows_first, typed_geometry
-from ._matmul import matrix_shape
 from ._memory import Array, Geometry
 from ._names import constant_name
+from ._products import shape_rows_first
 from ._structures import BOOL, FLOAT, UINT32, BNNSNDArrayDescriptor, Structure
 
 __all__ = [
@@ -130,7 +130,7 @@ def layout_checked(name: str, descriptor: Any, layouts: tuple[int, ...]) -> BNNS
 
 def check_axes(name: str, geometry: Geometry, axes: Mapping[str, int]) -> None:
     """Raise unless an array has these extents, as rows and columns or in the order of ``size``."""
-    shape = matrix_shape(geometry)
+    shape = shape_rows_first(geometry)
     if shape != tuple(axes.values()):
         raise Invalid(f"{name} is {_by(shape)}, expected {_by(axes)} = {_by(axes.values())}")
 

@@ -78,6 +78,11 @@ def rows_first(array: Array, layout: int, batched: bool = True) -> Array:
     return array if layout == c.BNNSDataLayoutRowMajorMatrix else logical(array, layout, batched)
 
 
+def stored_rows_first(array: Array, layout: int, batched: bool = True) -> Array:
+    """The opposite of `rows_first`."""
+    return array if layout == c.BNNSDataLayoutRowMajorMatrix else stored(array, layout, batched)
+
+
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,379 @@
+"""Products of arrays over labelled axes: what matrix products, tensor contractions and Gram matrices share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from ..ops.linear import linear_forward
+from . import _constants as c
+from ._apply import OneInputFilter, TwoInputFilter
+from ._failure import Invalid, Unsupported
+from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
+from ._layer import (
+    Parameter,
+    Result,
+    check_apart,
+    output_geometry,
+    parameter_delta,
+    rows_first,
+    sample_delta,
+    stored_rows_first,
+    typed_geometry,
+)
+from ._memory import Array, Geometry, as_float, listed
+from ._structures import BNNSNDArrayDescriptor
+
+Axes: TypeAlias = tuple[str, ...]  # the label of each axis of an array; "" for an axis of extent 1
+BATCH: Final = "batch"  # the label of the batch's axis
+# Below so many multiplications, a call of the engine costs more than its arithmetic.
+_FEW: Final = 2048
+_MOST_AT_ONCE: Final = 1 << 22  # elements of a temporary array
+
+
+# ---- layouts --------------------------------------------------------------------------------------------------------
+
+
+def shape_rows_first(geometry: Geometry) -> tuple[int, ...]:
+    """Extents in the order of `rows_first`."""
+    if geometry.layout == c.BNNSDataLayoutRowMajorMatrix:
+        return geometry.shape
+    return listed(geometry.layout, geometry.extents)
+
+
+# ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def products(a: Array, b: Array, threads: int | None) -> Array:
+    """a [..., M, K] times b [..., K, N], broadcast, in float32."""
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    turned = np.swapaxes(b, -1, -2)
+    if math.prod(b.shape[:-2]) == 1:  # one product for all
+        whole = linear_forward(a, turned.reshape(turned.shape[-2:]), num_threads=threads)
+        return whole.reshape(*lead, *whole.shape[-2:])
+    a, turned = np.broadcast_to(a, (*lead, *a.shape[-2:])), np.broadcast_to(turned, (*lead, *turned.shape[-2:]))
+    result = np.empty((*lead, a.shape[-2], turned.shape[-2]), np.float32)
+    for index in np.ndindex(*lead):
+        linear_forward(a[index], turned[index], out=result[index], num_threads=threads)
+    return result
+
+
+def _small_products(a: Array, b: Array) -> Array:
+    """a [L, M, K] times b [L, K, N], for matrices that are too small to call the engine for each."""
+    turned = np.swapaxes(b, -1, -2)
+    step = max(1, _MOST_AT_ONCE // (a[0].size * turned.shape[1]))
+    parts = (slice(start, start + step) for start in range(0, len(a), step))
+    with np.errstate(all="ignore"):
+        found = [(a[part, :, None, :] * turned[part, None, :, :]).sum(axis=-1) for part in parts]
+    return np.concatenate(found) if len(found) > 1 else np.asarray(found[0])
+
+
+class _Operand:
+    """How an operand becomes matrices: axes of extent 1 are dropped, some are summed, the others joined in groups."""
+
+    def __init__(self, axes: Axes, lead: Sequence[str], rows: Sequence[str], columns: Sequence[str]) -> None:
+        groups = (*lead, *rows, *columns)
+        named = [label for label in axes if label]
+        kept = [label for label in named if label in groups]
+        self._ones = tuple(k for k, label in enumerate(axes) if not label)
+        self._summed = tuple(k for k, label in enumerate(named) if label not in groups)
+        self._order = tuple(kept.index(label) for label in groups)
+        self._cuts = len(lead), len(lead) + len(rows)
+
+    def matrices(self, array: Array) -> tuple[Array, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Matrices in float32, [L, M, N], or [M, N] without leading axes; and the extents that each axis joins."""
+        if self._ones:
+            array = np.squeeze(array, self._ones)
+        if self._summed:
+            with np.errstate(all="ignore"):
+                array = np.asarray(array.sum(axis=self._summed, dtype=np.float64)).astype(np.float32)
+        array = array.transpose(self._order)
+        first, second = self._cuts
+        groups = array.shape[:first], array.shape[first:second], array.shape[second:]
+        return (array.reshape([math.prod(group) for group in (groups if first else groups[1:])]), *groups)
+
+
+class Contraction:
+    """The product of two arrays, summed over all axes but `wanted`, which are those of the result.
+
+    Axes that neither array has get extent 1. `extents` are those of all labels but the batch's. The kind of computation
+    does not depend on the batch, so a sample's bits do not depend on the batch that it is in.
+    """
+
+    def __init__(self, a_axes: Axes, b_axes: Axes, wanted: Axes, extents: Mapping[str, int]) -> None:
+        a, b = ({label for label in axes if label} for axes in (a_axes, b_axes))
+        lead = [label for label in wanted if label in a and label in b]
+        rows = [label for label in wanted if label in a - b]
+        columns = [label for label in wanted if label in b - a]
+        inner = [label for label in a_axes if label in b and label not in wanted]
+        self._left, self._right = _Operand(a_axes, lead, rows, inner), _Operand(b_axes, lead, inner, columns)
+        m, n, k = (math.prod(extents[one] for one in labels if one != BATCH) for labels in (rows, columns, inner))
+        self._few = bool(lead) and (m * n == 1 or m * n * k <= _FEW)
+        self._ordered = _Ordered((*lead, *rows, *columns), wanted)
+
+    def __call__(self, a: Array, b: Array, threads: int | None) -> Array:
+        left, lead, rows, _ = self._left.matrices(a)
+        right, _, _, columns = self._right.matrices(b)
+        values = _small_products(left, right) if self._few else products(left, right, threads)
+        return self._ordered(values.reshape(*lead, *rows, *columns))
+
+
+class _Ordered:
+    """Puts axes into the wanted order; those that the array does not have get extent 1."""
+
+    def __init__(self, axes: Axes, wanted: Axes) -> None:
+        self._order = tuple(axes.index(label) for label in wanted if label in axes)
+        self._new = tuple(k for k, label in enumerate(wanted) if label not in axes)
+
+    def __call__(self, array: Array) -> Array:
+        array = array.transpose(self._order)
+        return np.expand_dims(array, self._new) if self._new else array
+
+
+def sum_over(array: Array, axes: Axes, wanted: Axes) -> Array:
+    """The array summed over all axes but `wanted`, which are those of the result; in float64 if there is a sum."""
+    array = np.squeeze(array, tuple(k for k, label in enumerate(axes) if not label))
+    named = [label for label in axes if label]
+    others = tuple(k for k, label in enumerate(named) if label not in wanted)
+    if others:
+        with np.errstate(all="ignore"):
+            array = np.asarray(array.sum(axis=others, dtype=np.float64))
+    return _Ordered(tuple(label for label in named if label in wanted), wanted)(array)
+
+
+# ---- filters --------------------------------------------------------------------------------------------------------
+
+
+def labelled(shape: tuple[int, ...], labels: Sequence[str]) -> Axes:
+    """The labels, but for axes of extent 1, which are broadcast."""
+    return tuple(label if extent > 1 else "" for label, extent in zip(labels, shape, strict=True))
+
+
+def extents_of(shapes: Sequence[tuple[int, ...]], labels: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The extent of each label after broadcasting."""
+    extents: dict[str, int] = {}
+    for shape, axes in zip(shapes, labels, strict=True):
+        for label, extent in zip(axes, shape, strict=True):
+            extents[label] = max(extent, extents.get(label, 1))
+    return extents
+
+
+def _repeated(values: Array, shape: tuple[int, ...]) -> Array:
+    return values if values.shape == shape else np.broadcast_to(values, shape)
+
+
+class ProductFilter(OneInputFilter, TwoInputFilter):
+    """A filter whose output is linear in each of its operands: one or two inputs, one of which may be weights.
+
+    Both operands may also be the same input. A subclass describes the operands and labels their axes.
+    """
+
+    def __init__(self, parameters: Any, alpha: Any, beta: Any = 0.0) -> None:
+        super().__init__(parameters)
+        self.alpha, kept = as_float("alpha", alpha), as_float("beta", beta)
+        if kept not in (0, 1):
+            raise Invalid(f"beta is {kept:g}, must be 0 or 1")
+        self.adds = kept == 1
+
+    def describe(
+        self, operands: list[tuple[str, BNNSNDArrayDescriptor]], output: tuple[str, BNNSNDArrayDescriptor], same: bool
+    ) -> None:
+        """Set the geometries. `same`: both operands are one input."""
+        self.names = (*(name for name, _ in operands), output[0])
+        self.operands = [typed_geometry(name, descriptor, FLOATS) for name, descriptor in operands]
+        self.output = output_geometry(*output, FLOATS)
+        self.same = same
+
+    def label(
+        self,
+        operands: list[tuple[str, BNNSNDArrayDescriptor]],
+        labels: Sequence[Sequence[str]],
+        weights: int | None = None,
+    ) -> None:
+        """Set the labels of all axes, those of the output last, and the operand that is weights."""
+        *shapes, out = [shape_rows_first(one) for one in (*self.operands, self.output)]
+        sample = [labelled(shape, one) for shape, one in zip(shapes, labels, strict=False)]
+        self.axes = [one if k == weights else (BATCH, *one) for k, one in enumerate(sample)]
+        self.out_axes = (BATCH, *labelled(out, labels[-1]))
+        self.extents = extents_of([*shapes, out], labels)
+        self._plans: dict[int | None, Contraction] = {}
+        self.weights = weights
+        self.parameter = None if weights is None else Parameter(*operands[weights], self, FLOATS)
+        self.inputs = [k for k in range(1 if self.same else len(operands)) if k != weights]
+        # The input of a filter that has one.
+        self.input = self.operands[self.inputs[0]]
+
+    def _check_inputs(self, count: int) -> None:
+        if len(self.inputs) != count:
+            words = (
+                ("one input", "the functions for two inputs") if count == 1 else ("two inputs", "BNNSFilterApplyBatch")
+            )
+            raise Invalid(f"the filter does not have {words[0]}: use {words[1]}")
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
+        self._check_inputs(1)
+        self._run(batch_size, [("in", source, in_stride)], target, out_stride)
+
+    def apply_two(
+        self, batch_size: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, target: Any, out_stride: Any
+    ) -> None:
+        self._check_inputs(2)
+        self._run(batch_size, [("inA", a, a_stride), ("inB", b, b_stride)], target, out_stride)
+
+    def _run(self, batch_size: Any, given: list[tuple[str, Any, Any]], target: Any, out_stride: Any) -> None:
+        batch = checked_batch(batch_size)
+        y = target_samples("out", self.output, target, batch, out_stride)
+        arrays = self._samples(batch, given, set(self.inputs))
+        operands = [self._operand(k, array) for k, array in enumerate(arrays)]
+        if len(operands) == 1:
+            values = sum_over(operands[0], self.axes[0], self.out_axes)
+        else:
+            values = self._plan(None)(operands[0], operands[1], self.threads)
+        put(y, self._laid_out(self._scaled(values), self.output, batch), self.adds)
+
+    def _plan(self, k: int | None) -> Contraction:
+        """What computes the output (None), or the gradient of an operand."""
+        plan = self._plans.get(k)
+        if plan is None:
+            if k is None:
+                plan = Contraction(self.axes[0], self.axes[1], self.out_axes, self.extents)
+            else:
+                plan = Contraction(self.out_axes, self.axes[1 - k], self.axes[k], self.extents)
+            self._plans[k] = plan
+        return plan
+
+    def _samples(self, batch: int, given: list[tuple[str, Any, Any]], needed: set[int]) -> list[Array | None]:
+        """The operands' arrays; None for weights, and for those that are not needed."""
+        arrays: list[Array | None] = [None] * len(self.operands)
+        for k, (name, data, stride) in zip(self.inputs, given, strict=True):
+            if k in needed:
+                arrays[k] = source_samples(name, self.operands[k], data, batch, stride)
+        if self.same:
+            arrays[1] = arrays[0]
+        return arrays
+
+    def _operand(self, k: int, array: Array | None) -> Array:
+        """An operand in float32, with its axes in the order of their labels; None means the weights."""
+        if array is None:
+            assert self.parameter is not None
+            return rows_first(self.parameter.values(), self.operands[k].layout, batched=False)
+        if array.dtype is not FLOAT32 or not array.flags.aligned:
+            array = array.astype(np.float32)
+        return rows_first(array, self.operands[k].layout)
+
+    def _scaled(self, values: Array) -> Array:
+        if self.alpha == 1:
+            return values
+        with np.errstate(all="ignore"):
+            return np.asarray(values * values.dtype.type(self.alpha))
+
+    def _laid_out(self, values: Array, geometry: Geometry, batch: int | None) -> Array:
+        """Values with labelled axes as an array of this geometry; extents of 1 are repeated. None: without a batch."""
+        shape = shape_rows_first(geometry)
+        if batch is None:
+            return stored_rows_first(_repeated(values, shape), geometry.layout, batched=False)
+        return stored_rows_first(_repeated(values, (batch, *shape)), geometry.layout)
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def apply_backward(
+        self,
+        batch_size: Any,
+        source: Any,
+        in_stride: Any,
+        in_delta: Any,
+        in_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        self._check_inputs(1)
+        inputs = [("in", source, in_stride)]
+        deltas = [("in_delta", in_delta, in_delta_stride)]
+        self._run_backward(batch_size, inputs, deltas, out_delta, out_delta_stride, weights_delta, bias_delta)
+
+    def apply_two_backward(
+        self,
+        batch_size: Any,
+        a: Any,
+        a_stride: Any,
+        a_delta: Any,
+        a_delta_stride: Any,
+        b: Any,
+        b_stride: Any,
+        b_delta: Any,
+        b_delta_stride: Any,
+        out: Any,
+        out_stride: Any,
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        self._check_inputs(2)
+        inputs = [("inA", a, a_stride), ("inB", b, b_stride)]
+        deltas = [("inA_delta", a_delta, a_delta_stride), ("inB_delta", b_delta, b_delta_stride)]
+        self._run_backward(batch_size, inputs, deltas, out_delta, out_delta_stride, weights_delta, bias_delta)
+
+    def _run_backward(
+        self,
+        batch_size: Any,
+        inputs: list[tuple[str, Any, Any]],
+        deltas: list[tuple[str, Any, Any]],
+        out_delta: Any,
+        out_delta_stride: Any,
+        weights_delta: Any,
+        bias_delta: Any,
+    ) -> None:
+        batch = checked_batch(batch_size)
+        for name, geometry in zip(self.names, (*self.operands, self.output), strict=True):
+            if geometry.dtype != FLOAT32:
+                raise Unsupported(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
+        if bias_delta is not None:
+            raise Unsupported("bias_delta is given, but a product has no bias")
+        if weights_delta is not None and self.weights is None:
+            raise Invalid("weights_delta is given, but neither operand is weights")
+        if out_delta is None:
+            raise Invalid("out_delta is NULL")
+        dy = sample_delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
+        results: dict[int, Result] = {}
+        for k, (name, delta, stride) in zip(self.inputs, deltas, strict=True):
+            if delta is not None:
+                array = sample_delta(name, delta, self.names[k], self.operands[k], batch, stride, target_samples)
+                results[k] = Result(name, delta, array)
+        if weights_delta is not None and self.weights is not None:
+            like = self.names[self.weights], self.operands[self.weights]
+            results[self.weights] = parameter_delta("weights_delta", weights_delta, *like)
+        check_apart(list(results.values()))
+        # The gradient of an operand is computed from the other one.
+        needed = set() if len(self.operands) == 1 else {0} if self.same else {1 - k for k in results}
+        arrays = self._samples(batch, inputs, needed if results else set())
+        g = rows_first(in_shape(dy, (batch, *self.output.shape)), self.output.layout)
+        computed = {k: self._gradient(k, g, arrays) for k in results}  # all, before any is written
+        for k, result in results.items():
+            result.put(computed[k])
+
+    def _gradient(self, k: int, g: Array, arrays: list[Array | None]) -> Array:
+        if len(self.operands) == 1:
+            total = sum_over(g, self.out_axes, self.axes[0])
+        else:
+            total = self._term(k, g, arrays)
+            if self.same:
+                with np.errstate(all="ignore"):
+                    total = total.astype(np.float64) + self._term(1, g, arrays)
+        return self._laid_out(self._scaled(total), self.operands[k], None if k == self.weights else len(g))
+
+    def _term(self, k: int, g: Array, arrays: list[Array | None]) -> Array:
+        """What an operand receives as the k-th one."""
+        other = self._operand(1 - k, arrays[1 - k])
+        term = self._plan(k)(g, other, self.threads)
+        shape = shape_rows_first(self.operands[k])
+        return _repeated(term, shape if k == self.weights else (len(g), *shape))
