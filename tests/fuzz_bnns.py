@@ -30,6 +30,7 @@ from support.fuzz_bnns_attention import PARTS, attention
 from support.fuzz_bnns_convolution import convolution
 from support.fuzz_bnns_filters import FILTERS, Buffers, Case, array, filter_parameters, sample, status
 from support.fuzz_bnns_gather import GATHERS, TAKES
+from support.fuzz_bnns_resize import RESIZES, changed
 from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
 
 TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
@@ -115,6 +116,8 @@ def new_value(random: np.random.Generator, memory: Buffers, key: Any) -> Any:
         return one_of(FUNCTIONS)
     if key in FLOAT_FIELDS:
         return one_of(FLOATS)
+    if key == "operation":
+        return changed(random)
     return one_of(INTEGERS) if kind < 0.7 else int(random.integers(0, 9))
 
 
@@ -173,6 +176,9 @@ def sample_descriptors(layer: Any) -> tuple[Any, Any]:
     if isinstance(layer, bnns.BNNSLayerParametersArithmetic):
         fields = layer.arithmetic_function_fields
         return getattr(fields, "in_", None) or fields.in1, fields.out
+    if isinstance(layer, bnns.BNNSLayerParametersTensorContraction):
+        weights_first = bytes(layer.operation).lstrip().startswith(b"w_")
+        return layer.iB_desc if weights_first else layer.iA_desc, layer.o_desc
     return layer.i_desc, layer.o_desc
 
 
@@ -648,7 +654,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
     loss, loss, convolution, convolution, lstm, attention, attention,
-    *FILTERS, *GATHERS,
+    *FILTERS, *GATHERS, *RESIZES,
 ]  # fmt: skip
 
 

@@ -14,8 +14,10 @@ from ._attention import *
 from ._attention_arrays import *
 from ._clipping import *
 from ._constants import *
+from ._contraction import *
 from ._convolution import *
 from ._copy import *
+from ._crop_resize import *
 from ._embedding import *
 from ._failure import *
 from ._filter import *
@@ -31,6 +33,7 @@ from ._pooling import *
 from ._random import *
 from ._rearrange import *
 from ._reduction import *
+from ._resize import *
 from ._sample_map import *
 from ._structures import *
 from ._swift_namespace import *

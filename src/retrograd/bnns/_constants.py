@@ -244,6 +244,23 @@ BNNSRelationalOperatorLogicalNAND = 9
 BNNSRelationalOperatorLogicalNOR = 10
 BNNSRelationalOperatorLogicalXOR = 11
 
+# BNNSInterpolationMethod
+BNNSInterpolationMethodNearest = 0
+BNNSInterpolationMethodLinear = 1
+
+# BNNSLinearSamplingMode, of a crop-resize
+BNNSLinearSamplingDefault = 0
+BNNSLinearSamplingAlignCorners = 1
+BNNSLinearSamplingUnalignCorners = 2
+BNNSLinearSamplingStrictAlignCorners = 3
+BNNSLinearSamplingOffsetCorners = 4
+
+# BNNSBoxCoordinateMode, of a crop-resize
+BNNSCornersHeightFirst = 0
+BNNSCornersWidthFirst = 1
+BNNSCenterSizeHeightFirst = 2
+BNNSCenterSizeWidthFirst = 3
+
 # BNNSEmbeddingFlags
 BNNSEmbeddingFlagScaleGradientByFrequency = 1
 

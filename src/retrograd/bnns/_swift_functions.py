@@ -1,9 +1,10 @@
-"""Swift's layers and functions for reductions and products of matrices."""
+"""Swift's layers and functions for reductions, products of matrices and Gram matrices."""
 
 from __future__ import annotations
 
 from . import _constants as c
 from ._apply import BNNSFilterApplyBackwardTwoInputBatch, BNNSFilterApplyTwoInputBatch
+from ._contraction import BNNSFilterCreateLayerGram, BNNSLayerParametersGram
 from ._failure import raising
 from ._matmul import (
     BNNSFilterCreateLayerBroadcastMatMul,
@@ -181,6 +182,21 @@ class BroadcastMatrixMultiplyLayer(UnaryLayer):
             None,
             None,
         )
+
+
+class GramLayer(UnaryLayer):
+    """The scalar products of all pairs of channels."""
+
+    def __init__(
+        self,
+        *,
+        input: BNNSNDArrayDescriptor,
+        output: BNNSNDArrayDescriptor,
+        alpha: float,
+        filterParameters: BNNSFilterParameters | None = None,
+    ) -> None:
+        parameters = BNNSLayerParametersGram(alpha, input, output)
+        super().__init__(lambda: BNNSFilterCreateLayerGram(parameters, filterParameters))
 
 
 def applyReduction(

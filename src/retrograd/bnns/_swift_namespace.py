@@ -17,6 +17,7 @@ from ._swift_arithmetic import (
 from ._swift_convolution import ConvolutionLayer, ConvolutionType
 from ._swift_functions import (
     BroadcastMatrixMultiplyLayer,
+    GramLayer,
     ReductionFunction,
     ReductionLayer,
     applyMatrixMultiplication,
@@ -58,6 +59,7 @@ from ._swift_optimizer import (
 )
 from ._swift_pooling import ConvolutionPadding, PoolingLayer, PoolingType
 from ._swift_random import RandomGenerator, RandomGeneratorMethod
+from ._swift_resize import CropResizeLayer, InterpolationMethod, ResizeLayer
 
 __all__ = [
     "BNNS",
@@ -74,6 +76,7 @@ class BNNS:
     ConvolutionLayer = ConvolutionLayer
     ConvolutionPadding = ConvolutionPadding
     ConvolutionType = ConvolutionType
+    CropResizeLayer = CropResizeLayer
     ArithmeticBinaryFunction = ArithmeticBinaryFunction
     ArithmeticTernaryFunction = ArithmeticTernaryFunction
     ArithmeticUnaryFunction = ArithmeticUnaryFunction
@@ -88,6 +91,8 @@ class BNNS:
     FusedFullyConnectedNormalizationLayer = FusedFullyConnectedNormalizationLayer
     FusedLayer = FusedLayer
     GradientClipping = GradientClipping
+    GramLayer = GramLayer
+    InterpolationMethod = InterpolationMethod
     LearningPhase = LearningPhase
     Norm = Norm
     LossFunction = LossFunction
@@ -107,6 +112,7 @@ class BNNS:
     ReductionFunction = ReductionFunction
     ReductionLayer = ReductionLayer
     RelationalOperator = RelationalOperator
+    ResizeLayer = ResizeLayer
     Shape = Shape
     ShuffleType = ShuffleType
     TernaryArithmeticLayer = TernaryArithmeticLayer
