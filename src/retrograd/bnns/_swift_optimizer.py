@@ -153,17 +153,43 @@ class SGDMomentumOptimizer(Optimizer):
 
 
 @dataclasses.dataclass(kw_only=True)
-class AdamOptimizer(Optimizer):
-    """Adam. Increment `timeStep`, which starts at 1, after every iteration."""
+class _AdamFamily(Optimizer):
+    """What Adam and AdamW share."""
 
     learningRate: float = 0.001
     beta1: float = 0.9
     beta2: float = 0.999
     timeStep: float
     epsilon: float = 1e-8
+    usesAMSGrad: bool = False
+
+    @property
+    def accumulatorCountMultiplier(self) -> int:
+        return 3 if self.usesAMSGrad else 2
+
+    def _adam_fields(self, decay: float, regularization: int = c.BNNSOptimizerRegularizationNone) -> Structure:
+        kind = BNNSOptimizerAdamFields
+        if self.gradientClipping is not None:
+            kind = BNNSOptimizerAdamWithClippingFields  # type: ignore[assignment]
+        return kind(
+            learning_rate=self.learningRate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            time_step=self.timeStep,
+            epsilon=self.epsilon,
+            gradient_scale=self.gradientScale,
+            regularization_scale=decay,
+            regularization_func=regularization,
+            **self._clipping(),
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class AdamOptimizer(_AdamFamily):
+    """Adam. Increment `timeStep`, which starts at 1, after every iteration."""
+
     regularizationScale: float
     regularizationFunction: int
-    usesAMSGrad: bool = False
 
     @property
     def bnnsOptimizerFunction(self) -> int:
@@ -173,38 +199,16 @@ class AdamOptimizer(Optimizer):
             return c.BNNSOptimizerFunctionAdamAMSGradWithClipping
         return c.BNNSOptimizerFunctionAdamWithClipping
 
-    @property
-    def accumulatorCountMultiplier(self) -> int:
-        return 3 if self.usesAMSGrad else 2
-
     def _fields(self) -> Structure:
-        kind = BNNSOptimizerAdamFields
-        if self.gradientClipping is not None:
-            kind = BNNSOptimizerAdamWithClippingFields  # type: ignore[assignment]
-        return kind(
-            learning_rate=self.learningRate,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            time_step=self.timeStep,
-            epsilon=self.epsilon,
-            gradient_scale=self.gradientScale,
-            regularization_scale=self.regularizationScale,
-            regularization_func=self.regularizationFunction,
-            **self._clipping(),
-        )
+        return self._adam_fields(self.regularizationScale, self.regularizationFunction)
 
 
 @dataclasses.dataclass(kw_only=True)
-class AdamWOptimizer(Optimizer):
+class AdamWOptimizer(_AdamFamily):
     """Adam with decoupled weight decay."""
 
-    learningRate: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
     timeStep: float = 1.0
-    epsilon: float = 1e-8
     weightDecay: float = 1e-2
-    usesAMSGrad: bool = False
 
     @property
     def bnnsOptimizerFunction(self) -> int:
@@ -214,24 +218,8 @@ class AdamWOptimizer(Optimizer):
             return c.BNNSOptimizerFunctionAdamWAMSGradWithClipping
         return c.BNNSOptimizerFunctionAdamWWithClipping
 
-    @property
-    def accumulatorCountMultiplier(self) -> int:
-        return 3 if self.usesAMSGrad else 2
-
     def _fields(self) -> Structure:
-        kind = BNNSOptimizerAdamFields
-        if self.gradientClipping is not None:
-            kind = BNNSOptimizerAdamWithClippingFields  # type: ignore[assignment]
-        return kind(
-            learning_rate=self.learningRate,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            time_step=self.timeStep,
-            epsilon=self.epsilon,
-            gradient_scale=self.gradientScale,
-            regularization_scale=self.weightDecay,
-            **self._clipping(),
-        )
+        return self._adam_fields(self.weightDecay)
 
 
 @dataclasses.dataclass(kw_only=True)
