@@ -366,6 +366,13 @@ def test_deltas_of_another_shape() -> None:
     assert bnns.BNNSPoolingFilterApplyBackwardBatch(filter, *arguments) == 0
     expected, _ = gradients(filter, (3, 4, 4), x, dy.reshape(2, 3, 2, 2))
     np.testing.assert_array_equal(dx.reshape(2, 3, 4, 4), expected)
+    wide = np.full((2, 6, 9), 7, np.float32)  # rows of 8 with gaps, which no strides describe as an image
+    matrix = Descriptor(
+        layout=bnns.BNNSDataLayoutRowMajorMatrix, size=(8, 6), stride=(1, 9), data=wide, data_type=F32, flags=1
+    )
+    assert bnns.BNNSPoolingFilterApplyBackwardBatch(filter, 2, x, 48, matrix, 54, *arguments[5:]) == 0
+    np.testing.assert_array_equal(wide[:, :, :8].reshape(2, 3, 4, 4), expected + 7)
+    assert (wide[:, :, 8] == 7).all()
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from ._layer import (
     Result,
     any_overlap,
     before_activation,
+    bias_delta_of,
     check_apart,
     check_trainable,
     checked_layer,
@@ -383,7 +384,7 @@ class ConvolutionFilter(OneInputFilter):
         if weights_delta is not None:
             results["dw"] = self._weights_delta(weights_delta)
         if bias_delta is not None:
-            results["db"] = self._bias_delta(bias_delta)
+            results["db"] = bias_delta_of(bias_delta, self.bias, self.output.shape[0])
         if not results:
             return
         check_apart(list(results.values()))
@@ -435,15 +436,6 @@ class ConvolutionFilter(OneInputFilter):
             sizes = (tuple(reversed(shape)) for shape in (_Kernels(descriptor).shape, self._kernels.shape))
             raise Invalid("weights_delta.size is {}, expected {} as in w_desc".format(*sizes))
         return parameter_delta(name, self._kernels.plain(descriptor), "w_desc", self.weights.geometry)
-
-    def _bias_delta(self, descriptor: Any) -> Result:
-        """The gradient of the bias, whether or not the layer has one."""
-        if self.bias is not None:
-            return parameter_delta("bias_delta", descriptor, "bias", self.bias.geometry)
-        vector = BNNSNDArrayDescriptor(
-            layout=c.BNNSDataLayoutVector, size=(self.output.shape[0],), data_type=c.BNNSDataTypeFloat32
-        )
-        return parameter_delta("bias_delta", descriptor, "o_desc", vector.geometry())
 
     def _gradients(
         self, dz: Array, x: Array, need: tuple[str, ...], buffers: ConvGradients | None, accumulate: bool

@@ -190,12 +190,12 @@ def delta_samples(
     return samples(name, geometry, descriptor.data, batch, stride, ".data")
 
 
-def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...] = DELTAS) -> Geometry:
     """The geometry of a gradient that a call reads or writes."""
     if descriptor.data is None:
         raise Invalid(f"{name}.data is NULL")
-    if descriptor.data_type not in DELTAS:
-        allowed = " or ".join(constant_name("BNNSDataType", one) for one in DELTAS)
+    if descriptor.data_type not in types:
+        allowed = " or ".join(constant_name("BNNSDataType", one) for one in types)
         raise Invalid(f"{name}.data_type is {constant_name('BNNSDataType', descriptor.data_type)}, must be {allowed}")
     return geometry_of(name, descriptor)
 

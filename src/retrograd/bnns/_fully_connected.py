@@ -18,6 +18,7 @@ from ._layer import (
     Result,
     any_overlap,
     before_activation,
+    bias_delta_of,
     check_apart,
     check_trainable,
     checked_layer,
@@ -160,7 +161,7 @@ class FullyConnectedFilter(OneInputFilter):
         if weights_delta is not None:
             results["dw"] = parameter_delta("weights_delta", weights_delta, "w_desc", self.weights.geometry)
         if bias_delta is not None:
-            results["db"] = self._bias_delta(bias_delta)
+            results["db"] = bias_delta_of(bias_delta, self.bias, self.output.elements)
         if not results:
             return
         check_apart(list(results.values()))
@@ -184,15 +185,6 @@ class FullyConnectedFilter(OneInputFilter):
         if buffers is None:
             for name, result in results.items():
                 result.put(getattr(computed, name))
-
-    def _bias_delta(self, descriptor: Any) -> Result:
-        """The gradient of the bias, whether or not the layer has one."""
-        if self.bias is not None:
-            return parameter_delta("bias_delta", descriptor, "bias", self.bias.geometry)
-        vector = BNNSNDArrayDescriptor(
-            layout=c.BNNSDataLayoutVector, size=(self.output.elements,), data_type=c.BNNSDataTypeFloat32
-        )
-        return parameter_delta("bias_delta", descriptor, "o_desc", vector.geometry())
 
     def _buffers(self, results: dict[str, Result], inputs: dict[str, Array | None], batch: int) -> Any:
         """The results' memory, if the engine can write all of it in one call; None otherwise."""

@@ -18,6 +18,7 @@ from ._filter import (
     BNNSFilter,
     accumulates,
     checked_descriptor,
+    delta_geometry,
     geometry_of,
     in_shape,
     overlapping,
@@ -25,12 +26,13 @@ from ._filter import (
     unlike,
     viewed,
 )
-from ._memory import Array, Geometry, axes_of_size, check_disjoint, check_writable, size_of
+from ._memory import Array, Geometry, axes_of_size, check_disjoint, check_writable, geometry, size_of
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
 
 _S = TypeVar("_S", bound=Structure)
 _CONSTANT_SLOPES: Final = ("linear", "linear_with_bias")
+_FLOAT32_ONLY: Final = (c.BNNSDataTypeFloat32,)
 
 
 def checked_layer(kind: type[_S], layer: Any, name: str = "layer_params") -> _S:
@@ -141,23 +143,24 @@ class Result:
 
 def float32_delta(name: str, descriptor: Any) -> Geometry:
     """The geometry of a gradient."""
-    descriptor = checked_descriptor(name, descriptor)
-    if descriptor.data is None:
-        raise Invalid(f"{name}.data is NULL")
-    if descriptor.data_type != c.BNNSDataTypeFloat32:
-        shown = constant_name("BNNSDataType", descriptor.data_type)
-        raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
-    return geometry_of(name, descriptor)
+    return delta_geometry(name, checked_descriptor(name, descriptor), _FLOAT32_ONLY)
 
 
 def sample_delta(
-    name: str, descriptor: Any, like: str, layer: Geometry, batch: int, stride: Any, samples: Callable[..., Array]
+    name: str,
+    descriptor: Any,
+    like: str,
+    layer: Geometry,
+    batch: int,
+    stride: Any,
+    samples: Callable[..., Array],
+    types: tuple[int, ...] = _FLOAT32_ONLY,
 ) -> Array:
     """The gradient of a layer's input or output, which may have another shape with as many elements.
 
     `like` is the layer's descriptor for messages; `samples` is `source_samples` or `target_samples`.
     """
-    geometry = float32_delta(name, descriptor)
+    geometry = delta_geometry(name, checked_descriptor(name, descriptor), types)
     if geometry.elements != layer.elements:
         raise Invalid(
             f"{name} has {geometry.elements} elements, expected {layer.elements} as in {like} with its {size_of(layer)}"
@@ -165,9 +168,11 @@ def sample_delta(
     return samples(name, geometry, descriptor.data, batch, stride, ".data")
 
 
-def parameter_delta(name: str, descriptor: Any, like: str, layer: Geometry) -> Result:
+def parameter_delta(
+    name: str, descriptor: Any, like: str, layer: Geometry, types: tuple[int, ...] = _FLOAT32_ONLY
+) -> Result:
     """The gradient of a parameter: it has the parameter's extents, but for those that are 1, and no batch."""
-    geometry = float32_delta(name, descriptor)
+    geometry = delta_geometry(name, checked_descriptor(name, descriptor), types)
     if geometry.proper_extents != layer.proper_extents:
         raise unlike(name, geometry, like, layer)
     if geometry.may_overlap:
@@ -175,6 +180,14 @@ def parameter_delta(name: str, descriptor: Any, like: str, layer: Geometry) -> R
     view = viewed(name, descriptor)
     check_writable(f"{name}.data", view)
     return Result(name, descriptor, view)
+
+
+def bias_delta_of(descriptor: Any, bias: Parameter | None, elements: int) -> Result:
+    """The gradient of a layer's bias, whether or not the layer has one."""
+    if bias is not None:
+        return parameter_delta("bias_delta", descriptor, "bias", bias.geometry)
+    vector = geometry(c.BNNSDataLayoutVector, FLOAT32, (elements,), ())
+    return parameter_delta("bias_delta", descriptor, "o_desc", vector)
 
 
 def check_apart(results: list[Result]) -> None:
@@ -214,13 +227,18 @@ def layer_activation(activation: BNNSActivation, output: Geometry) -> Fused:
     return fused(activation, output.dtype, False, "an activation filter trains it")
 
 
+def needs_output(activation: Fused) -> bool:
+    """Whether backward reads the layer's output: not if the slope of its activation is the same everywhere."""
+    return activation.function.name not in ("identity", *_CONSTANT_SLOPES)
+
+
 def check_trainable(activation: Fused, out: Any) -> None:
     """Raise if backward cannot compute the slope of a fused activation."""
     if activation.function.name == "identity":
         return
     if activation.untrainable:
         raise Unsupported(activation.untrainable)
-    if out is None and activation.function.name not in _CONSTANT_SLOPES:
+    if out is None and needs_output(activation):
         raise Invalid("out is NULL; a filter with an activation needs it")
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..ops._arrays import overlaps
-from ..ops.elementwise import activation_backward, activation_forward
+from ..ops.elementwise import activation_forward
 from ..ops.pooling import (
     MaxPoolResult,
     average_pool_backward,
@@ -21,26 +19,39 @@ from ..ops.pooling import (
     max_unpool_forward,
 )
 from . import _constants as c
-from ._activation import fused
 from ._apply import OneInputFilter
+from ._conversion import INTEGERS
 from ._failure import Invalid, Unsupported, renaming, status
 from ._filter import (
+    DELTAS,
     FLOAT32,
+    FLOATS,
     BNNSFilter,
-    accumulates,
     checked_batch,
     checked_descriptor,
     checked_filter,
     delta_geometry,
-    geometry_of,
+    in_shape,
     overlapping,
     put,
     sample_geometry,
     source_samples,
     target_samples,
-    viewed,
 )
-from ._memory import Array, Geometry, as_size, check_disjoint, check_writable, dtype_of, geometry, size_of
+from ._layer import (
+    Parameter,
+    Result,
+    any_overlap,
+    before_activation,
+    check_apart,
+    check_trainable,
+    checked_layer,
+    layer_activation,
+    needs_output,
+    parameter_delta,
+    sample_delta,
+)
+from ._memory import Array, Geometry, as_size, check_disjoint, dtype_of, geometry, size_of
 from ._names import constant_name
 from ._structures import (
     FOUR_SIZES,
@@ -66,8 +77,6 @@ _INCLUDE, _EXCLUDE = c.BNNSPoolingFunctionAverageCountIncludePadding, c.BNNSPool
 _FUNCTIONS: Final = (_MAX, _INCLUDE, _EXCLUDE, _UNMAX, _L2)
 _LAYOUTS: Final = (c.BNNSDataLayoutImageCHW, c.BNNSDataLayout3DLastMajor, c.BNNSDataLayout3DFirstMajor)
 _INDEX_TYPES: Final = (c.BNNSDataTypeUInt64, c.BNNSDataTypeUInt32)
-# Activations whose slope is the same everywhere, so that backward needs neither input nor output.
-_CONSTANT_SLOPES: Final = ("identity", "linear", "linear_with_bias")
 
 
 class BNNSLayerParametersPooling(Structure):
@@ -136,9 +145,7 @@ class PoolingFilter(OneInputFilter):
     """See :func:`BNNSFilterCreateLayerPooling`."""
 
     def __init__(self, layer: Any, parameters: Any) -> None:
-        if not isinstance(layer, BNNSLayerParametersPooling):
-            shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
-            raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersPooling")
+        layer = checked_layer(BNNSLayerParametersPooling, layer)
         super().__init__(parameters)
         self.function = layer.pooling_function
         if self.function not in _FUNCTIONS or isinstance(self.function, bool):
@@ -155,8 +162,13 @@ class PoolingFilter(OneInputFilter):
         if self.output.may_overlap:
             raise overlapping("o_desc", self.output)
         self._windows(layer)
-        self.activation = fused(layer.activation, self.output.dtype, False)
-        self._bias: Callable[[], Array] | None = self._bias_reader(layer.bias)
+        self.activation = layer_activation(layer.activation, self.output)
+        self.bias: Parameter | None = None
+        if layer.bias.data is not None:
+            self.bias = Parameter("bias", layer.bias, self, (*FLOATS, *INTEGERS))
+            if self.bias.geometry.elements != self.input.shape[0]:
+                size = size_of(self.bias.geometry)
+                raise Invalid(f"bias has {size}, expected {self.input.shape[0]} elements, one for each channel")
 
     def _image(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
         if descriptor.layout not in _LAYOUTS:
@@ -229,25 +241,6 @@ class PoolingFilter(OneInputFilter):
         used = min(inputs, reach - before)
         return _Axis(kernel, stride, dilation, (before, reach - before - used), used)
 
-    def _bias_reader(self, descriptor: BNNSNDArrayDescriptor) -> Callable[[], Array] | None:
-        """What reads the bias [C] in float32: the client's memory, or a copy made now. None: there is no bias."""
-        if descriptor.data is None:
-            return None
-        if geometry_of("bias", descriptor).elements != self.input.shape[0]:
-            size = size_of(geometry_of("bias", descriptor))
-            raise Invalid(f"bias has {size}, expected {self.input.shape[0]} elements, one for each channel")
-        client = descriptor.copy()
-
-        def current() -> Array:
-            return viewed("bias", client).astype(np.float32).reshape(-1)
-
-        if self.uses_client_memory:
-            current()  # raises if there is too little memory
-            return current
-        copy = self.arena.allocate((self.input.shape[0],), FLOAT32)
-        copy[...] = current()
-        return lambda: copy
-
     # ---- forward ----------------------------------------------------------------------------------------------------
 
     def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
@@ -274,15 +267,16 @@ class PoolingFilter(OneInputFilter):
             check_disjoint({"out": y}, {"in": x, "indices": at})
         else:
             check_disjoint({"out": y}, {"in": x})
-        bias = None if self._bias is None else self._bias()[:, None, None]
+        # A copy: it may be the client's memory, and overlap the output.
+        bias = None if self.bias is None else self.bias.values().reshape(-1, 1, 1).copy()
         direct = y.dtype is FLOAT32 and y.flags.aligned
         buffer = y if direct else None
         if self.function == _UNMAX:
             assert at is not None  # checked by _indices
             shape = (batch, *self.output.shape)
-            z = max_unpool_forward(_as_float32(x), at, shape, out=buffer, num_threads=self.threads)
+            z = max_unpool_forward(in_shape(x, x.shape), at, shape, out=buffer, num_threads=self.threads)
         else:
-            z, found = self._pooled(_as_float32(x), buffer, at is not None)
+            z, found = self._pooled(in_shape(x, x.shape), buffer, at is not None)
             if at is not None and found is not None:
                 at[...] = self._whole_positions(found)
         if bias is not None:
@@ -368,73 +362,52 @@ class PoolingFilter(OneInputFilter):
         if out_delta is None:
             raise Invalid("out_delta is NULL")
         dy = self._delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
+        check_trainable(self.activation, out)
         y = None
-        if self.activation.function.name not in _CONSTANT_SLOPES:
+        if needs_output(self.activation):
             if self.activation.slope_from == "input":
                 name = self.activation.function.name
                 raise Unsupported(f"the output of {name} does not determine its slope; an activation filter trains it")
-            if out is None:
-                raise Invalid("out is NULL, and the activation's slope is computed from it")
             y = source_samples("out", self.output, out, batch, out_stride)
-        dbias = None if bias_delta is None else self._bias_delta(bias_delta)
+        db = None if bias_delta is None else self._bias_delta(bias_delta)
         dx = x = at = None
         if in_delta is not None:
-            dx = self._delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
-            accumulate = accumulates("in_delta", in_delta)
+            array = self._delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
+            dx = Result("in_delta", in_delta, array)
             at = self._given_indices(index_type, indices, batch, index_stride)
             if self.function == _L2 or (self.function == _MAX and at is None):
                 if source is None:
                     needed = "the positions of the largest elements are" if self.function == _MAX else "the gradient is"
                     raise Invalid(f"in is NULL, and {needed} found from it")
                 x = source_samples("in", self.input, source, batch, in_stride)
-        if dx is not None and dbias is not None:
-            check_disjoint({"in_delta": dx, "bias_delta": dbias}, {})
-        dz = self._before_activation(_as_float32(dy), y)
+        check_apart([result for result in (dx, db) if result is not None])
+        dy32 = in_shape(dy, (batch, *self.output.shape))
+        # Activations whose slope needs the input were refused above.
+        dz = before_activation(self.activation, dy32, y, lambda: dy32, self.threads)
         # Before dx is written, which may overlap dy.
-        sums = dz.sum((0, 2, 3), dtype=np.float64) if dbias is not None else None
+        sums = dz.sum((0, 2, 3), dtype=np.float64) if db is not None else None
         if dx is not None:
-            self._input_gradient(dz, x, at, dx, accumulate, [dy, y, x, at])
-        if dbias is not None and sums is not None:
+            self._input_gradient(dz, x, at, dx, {"out_delta": dy, "out": y, "in": x, "indices": at})
+        if db is not None and sums is not None:
             with np.errstate(all="ignore"):
-                put(dbias, sums.astype(np.float32).reshape(dbias.shape), accumulates("bias_delta", bias_delta))
+                db.put(sums.astype(np.float32))
 
     def _delta(
-        self,
-        name: str,
-        descriptor: Any,
-        like: str,
-        layer: Geometry,
-        batch: int,
-        stride: Any,
-        samples: Callable[..., Array],
+        self, name: str, descriptor: Any, like: str, layer: Geometry, batch: int, stride: Any, samples: Any
     ) -> Array:
-        """A gradient [N, C, H, W]. As in Apple's calls it may have another shape with as many elements."""
-        descriptor = checked_descriptor(name, descriptor)
-        given = delta_geometry(name, descriptor)
-        if given.elements != layer.elements:
-            raise Invalid(
-                f"{name} has {given.elements} elements, expected {layer.elements} as in {like} with its "
-                f"{size_of(layer)}"
-            )
-        if given.dtype != FLOAT32:
+        """A gradient, which may have another shape with as many elements, and may be of type BFloat16."""
+        array = sample_delta(name, descriptor, like, layer, batch, stride, samples, DELTAS)
+        if array.dtype != FLOAT32:
             self.note_extension("BNNSPoolingFilterApplyBackwardBatch", f"{name}.data_type is BNNSDataTypeBFloat16")
-        array = samples(name, given, descriptor.data, batch, stride, ".data")
-        images = array.reshape(batch, *layer.shape)
-        if samples is target_samples and not np.may_share_memory(images, array):
-            raise Invalid(f"{name}.stride is {given.strides}, with which it cannot have the {size_of(layer)} of {like}")
-        return images
+        return array
 
-    def _bias_delta(self, descriptor: Any) -> Array:
-        descriptor = checked_descriptor("bias_delta", descriptor)
-        given = delta_geometry("bias_delta", descriptor)
+    def _bias_delta(self, descriptor: Any) -> Result:
+        """The gradient of the bias, in any shape with an element for each channel, whether or not there is a bias."""
+        name = "bias_delta"
+        given = delta_geometry(name, checked_descriptor(name, descriptor))
         if given.elements != self.input.shape[0]:
-            raise Invalid(f"bias_delta has {given.elements} elements, expected {self.input.shape[0]}, one per channel")
-        if given.may_overlap:
-            raise overlapping("bias_delta", given)
-        accumulates("bias_delta", descriptor)
-        view = viewed("bias_delta", descriptor)
-        check_writable("bias_delta.data", view)
-        return view
+            raise Invalid(f"{name} has {given.elements} elements, expected {self.input.shape[0]}, one per channel")
+        return parameter_delta(name, descriptor, "bias", given, DELTAS)
 
     def _given_indices(self, index_type: Any, indices: Any, batch: int, stride: Any) -> Array | None:
         if self.function not in (_MAX, _UNMAX):
@@ -446,29 +419,20 @@ class PoolingFilter(OneInputFilter):
         like = self.output if self.function == _MAX else self.input
         return source_samples("indices", _index_geometry(index_type, like), indices, batch, stride)
 
-    def _before_activation(self, dy: Array, y: Array | None) -> Array:
-        """dz = dy f'(z)."""
-        function = self.activation.function
-        if function.name == "identity":
-            return dy
-        if y is None:
-            return activation_backward(dy, function, x=dy, num_threads=self.threads)  # any input will do
-        return activation_backward(dy, function, y=_as_float32(y), num_threads=self.threads)
-
     def _input_gradient(
-        self, dz: Array, x: Array | None, at: Array | None, dx: Array, accumulate: bool, read: list[Array | None]
+        self, dz: Array, x: Array | None, at: Array | None, dx: Result, read: dict[str, Array | None]
     ) -> None:
         shape = (len(dz), *self.input.shape)
         whole = self.used == self.input.shape[1:]
-        direct = dx.dtype is FLOAT32 and dx.flags.aligned and (whole or self.function in (_MAX, _UNMAX))
-        direct = direct and not any(array is not None and overlaps(dx, array) for array in read)
+        images = dx.rows(shape) if dx.array.dtype is FLOAT32 and not any_overlap([dx], read) else None
+        direct = images is not None and (whole or self.function in (_MAX, _UNMAX))
         out: dict[str, Any] = {"num_threads": self.threads}
         if direct:
-            out |= {"out": dx, "accumulate": accumulate}
+            out |= {"out": images, "accumulate": dx.accumulates}
         if self.function == _MAX:
             if at is None:
                 assert x is not None
-                _, found = self._pooled(_as_float32(x), want_indices=True)
+                _, found = self._pooled(in_shape(x, shape), want_indices=True)
                 assert found is not None
                 at = self._whole_positions(found)
             result = max_pool_backward(dz, at, shape, **out)
@@ -479,7 +443,7 @@ class PoolingFilter(OneInputFilter):
             used = (*shape[:2], *self.used)
             if self.function == _L2:
                 assert x is not None
-                part = _as_float32(x)[:, :, : self.used[0], : self.used[1]]
+                part = in_shape(x, shape)[:, :, : self.used[0], : self.used[1]]
                 norm, _ = self._pooled(part)
                 result = l2_pool_backward(dz, part, norm, self.kernel, **self.options, **out)
             else:
@@ -489,12 +453,7 @@ class PoolingFilter(OneInputFilter):
                 padded[:, :, : self.used[0], : self.used[1]] = result
                 result = padded
         if not direct:
-            put(dx, result, accumulate)
-
-
-def _as_float32(array: Array) -> Array:
-    """The array in float32, aligned."""
-    return array if array.dtype is FLOAT32 and array.flags.aligned else array.astype(np.float32)
+            dx.put(result)
 
 
 def _index_geometry(index_type: Any, like: Geometry) -> Geometry:
