@@ -26,6 +26,7 @@ import numpy as np
 from retrograd import bnns
 from retrograd.bnns._failure import UNEXPECTED
 from retrograd.bnns._structures import DIMENSIONS, SIGNED_DIMENSIONS, Structure
+from support.fuzz_bnns_arrays import ARRAYS
 from support.fuzz_bnns_attention import PARTS, attention
 from support.fuzz_bnns_convolution import convolution
 from support.fuzz_bnns_filters import FILTERS, Buffers, Case, array, filter_parameters, sample, status
@@ -41,6 +42,7 @@ NUMPY_TYPES = {
     getattr(bnns, f"BNNSDataType{name}"): np.dtype(name.lower())
     for name in ["Float32", "Float16", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"]
 }
+NUMPY_TYPES[bnns.BNNSDataTypeBoolean] = np.dtype(np.bool_)
 # Arguments and functions of the array API, which no message may mention.
 ENGINE_WORDS = re.compile(r"\b(\w+_(forward|backward|step)|running_mean|running_var|dgamma|dbeta|dwx|first_moments): ")
 
@@ -203,6 +205,9 @@ def check_accepted(name: str, roots: list[Any]) -> None:
         pairs = [(side.data, side.data_type) for side in sides]
     elif name in TAKES:
         pairs = [(roots[k].data, roots[k].data_type) for k in TAKES[name]]
+    elif name in ("BNNSDirectApplyTopK", "BNNSDirectApplyInTopK"):
+        used = (0, 1) if name == "BNNSDirectApplyTopK" else (0, 3, 4)  # indices are not always given
+        pairs = [(roots[k].data, roots[k].data_type) for k in used]
     else:
         return
     for data, data_type in pairs:
@@ -654,7 +659,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
     loss, loss, convolution, convolution, lstm, attention, attention,
-    *FILTERS, *GATHERS, *RESIZES,
+    *FILTERS, *GATHERS, *RESIZES, *ARRAYS,
 ]  # fmt: skip
 
 

@@ -37,3 +37,4 @@ from ._resize import *
 from ._sample_map import *
 from ._structures import *
 from ._swift_namespace import *
+from ._topk import *

@@ -14,6 +14,7 @@ from ._failure import Invalid, Unsupported, status
 from ._filter import (
     FLOATS,
     accumulates,
+    check_extents,
     check_same_type,
     checked_descriptor,
     delta_geometry,
@@ -22,7 +23,7 @@ from ._filter import (
     unlike,
     viewed,
 )
-from ._memory import Array, Geometry, as_float, as_size, axes_of_size, check_disjoint, check_writable, listed, view_of
+from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, numbered_axes, view_of
 from ._names import constant_name
 from ._structures import BNNSNDArrayDescriptor
 
@@ -36,16 +37,11 @@ __all__ = [
 
 
 def axes_of(flags: Any, geometry: Geometry, name: str) -> tuple[int, ...]:
-    """The axes that `axis_flags` selects, in an array with its slowest axis first; all of them for 0.
-
-    Bit k selects the axis of ``size[k]``, except in a row-major matrix: there, as measured, bit 0 selects the rows'
-    axis and bit 1 the columns', although ``size`` lists columns first.
-    """
+    """The axes that `axis_flags` selects, in an array with its slowest axis first; all of them for 0."""
     flags, rank = as_size("axis_flags", flags), len(geometry.extents)
     if flags >> rank:
         raise Invalid(f"axis_flags is {flags:#x}, but {name} has {rank} axes")
-    by_rows = geometry.layout == c.BNNSDataLayoutRowMajorMatrix
-    axes = tuple(range(rank)) if by_rows else axes_of_size(geometry.layout)
+    axes = numbered_axes(geometry.layout)
     return tuple(axes[k] for k in range(rank) if flags >> k & 1) or axes
 
 
@@ -162,11 +158,7 @@ def _check_norm(norm_type: Any) -> None:
 def _check_reduced(name: str, given: Geometry, of: str, whole: Geometry, axes: tuple[int, ...]) -> None:
     """Raise unless an array has the extents that are left of `whole`, apart from those that are 1."""
     left = [extent for axis, extent in enumerate(whole.shape) if axis not in axes]
-    expected = tuple(extent for extent in reversed(left) if extent != 1)
-    if given.proper_extents != expected:
-        size = listed(given.layout, given.extents)
-        shown = expected or (1,)
-        raise Invalid(f"{name}.size is {size}, expected the extents {shown} (fastest first) that are left of {of}")
+    check_extents(name, given, tuple(reversed(left)), f"that are left of {of}")
 
 
 @status(-1)

@@ -106,20 +106,29 @@ def checked_batch(batch_size: Any) -> int:
 
 def _stride(name: str, stride: Any, geometry: Geometry) -> int:
     """The stride between samples, where 0 means that they are packed."""
-    step = stride if type(stride) is int and 0 <= stride <= c.SIZE_MAX else as_size(f"{name}_stride", stride)
+    step = stride if type(stride) is int and 0 <= stride <= c.SIZE_MAX else as_size(name, stride)
     return step or geometry.packed_stride
 
 
-def source_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "") -> Array:
-    """Samples that a call reads, ``[batch, ...]``. `field` (".data" or nothing) completes the name in messages."""
-    return batch_view(name, geometry, data, batch, _stride(name, stride, geometry), field)
+def source_samples(
+    name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "", stride_name: str | None = None
+) -> Array:
+    """Samples that a call reads, ``[batch, ...]``.
+
+    `field` (".data" or nothing) completes the name in messages; `stride_name` is that of the stride, if it is not the
+    name and "_stride".
+    """
+    return batch_view(name, geometry, data, batch, _stride(stride_name or f"{name}_stride", stride, geometry), field)
 
 
-def target_samples(name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "") -> Array:
+def target_samples(
+    name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "", stride_name: str | None = None
+) -> Array:
     """Samples that a call writes: no two elements may share memory."""
-    step = _stride(name, stride, geometry)
+    stride_name = stride_name or f"{name}_stride"
+    step = _stride(stride_name, stride, geometry)
     if batch > 1 and step < geometry.span:
-        raise Invalid(f"{name}_stride is {step}, but a sample of {name} spans {geometry.span} values")
+        raise Invalid(f"{stride_name} is {step}, but a sample of {name} spans {geometry.span} values")
     if geometry.may_overlap:
         raise overlapping(name, geometry)
     view = batch_view(name, geometry, data, batch, step, field)
@@ -168,6 +177,17 @@ def check_same_type(name: str, descriptor: BNNSNDArrayDescriptor, like: str, exp
     if descriptor.data_type != expected.data_type:
         shown, wanted = (constant_name("BNNSDataType", one.data_type) for one in (descriptor, expected))
         raise Invalid(f"{name}.data_type is {shown}, expected {wanted} as in {like}")
+
+
+def check_extents(name: str, given: Geometry, expected: tuple[int, ...], which: str) -> None:
+    """Raise unless an array has these extents, fastest first, apart from those that are 1.
+
+    `which` completes the message: "expected the extents ... (fastest first) that are left of src".
+    """
+    proper = tuple(extent for extent in expected if extent != 1)
+    if given.proper_extents != proper:
+        size = listed(given.layout, given.extents)
+        raise Invalid(f"{name}.size is {size}, expected the extents {proper or (1,)} (fastest first) {which}")
 
 
 def delta_samples(

@@ -353,6 +353,15 @@ def is_first_major(layout: int) -> bool:
     return layout & 0x8001 == 0x8001
 
 
+def numbered_axes(layout: int) -> tuple[int, ...]:
+    """The axes of norms and of the top-k functions by their numbers, in an array with its slowest axis first.
+
+    Axis k is that of ``size[k]``, except in a row-major matrix: there, as measured, axis 0 is that of the rows and axis
+    1 that of the columns, although ``size`` lists columns first. Other functions number axes by ``size`` throughout.
+    """
+    return (0, 1) if layout == c.BNNSDataLayoutRowMajorMatrix else axes_of_size(layout)
+
+
 def check_disjoint(
     results: Mapping[str, Array], inputs: Mapping[str, Array], in_place: Mapping[str, tuple[str, ...]] | None = None
 ) -> None:

@@ -1,4 +1,4 @@
-"""Swift's layers and functions for reductions, products of matrices and Gram matrices."""
+"""Swift's layers and functions for reductions, products of matrices, Gram matrices and largest values."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ._reduction import BNNSDirectApplyReduction, BNNSFilterCreateLayerReduction
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 from ._swift import batch_stride, check_data, check_like, checked_call
 from ._swift_layers import UnaryLayer, stride_of
+from ._topk import BNNSDirectApplyInTopK, BNNSDirectApplyTopK
 
 
 class ReductionFunction:
@@ -242,3 +243,57 @@ def matrixMultiplicationWorkspaceSize(
     with raising():
         size = BNNSMatMulWorkspaceSize(transposedA, transposedB, alpha, inputA, inputB, output, filterParameters)
     return None if size < 0 else size
+
+
+def applyTopK(
+    *,
+    k: int,
+    input: BNNSNDArrayDescriptor,
+    bestValues: BNNSNDArrayDescriptor,
+    bestIndices: BNNSNDArrayDescriptor,
+    axis: int,
+    batchSize: int,
+    filterParameters: BNNSFilterParameters | None = None,
+) -> None:
+    """Find the `k` largest values along an axis of a packed batch, in descending order, and their indices."""
+    check_data(input=input, bestValues=bestValues, bestIndices=bestIndices)
+    checked_call(
+        BNNSDirectApplyTopK,
+        k,
+        axis,
+        batchSize,
+        input,
+        batch_stride(input),
+        bestValues,
+        batch_stride(bestValues),
+        bestIndices,
+        batch_stride(bestIndices),
+        filterParameters,
+    )
+
+
+def applyInTopK(
+    *,
+    k: int,
+    input: BNNSNDArrayDescriptor,
+    testIndices: BNNSNDArrayDescriptor,
+    output: BNNSNDArrayDescriptor,
+    axis: int,
+    batchSize: int,
+    filterParameters: BNNSFilterParameters | None = None,
+) -> None:
+    """Whether the values at `testIndices` are among the `k` largest along an axis of a packed batch."""
+    check_data(input=input, testIndices=testIndices, output=output)
+    checked_call(
+        BNNSDirectApplyInTopK,
+        k,
+        axis,
+        batchSize,
+        input,
+        batch_stride(input),
+        testIndices,
+        batch_stride(testIndices),
+        output,
+        batch_stride(output),
+        filterParameters,
+    )

@@ -20,8 +20,10 @@ from ._swift_functions import (
     GramLayer,
     ReductionFunction,
     ReductionLayer,
+    applyInTopK,
     applyMatrixMultiplication,
     applyReduction,
+    applyTopK,
     matrixMultiplicationWorkspaceSize,
 )
 from ._swift_fused import FusedConvolutionNormalizationLayer, FusedFullyConnectedNormalizationLayer, FusedLayer
@@ -125,9 +127,11 @@ class BNNS:
     clipByNorm = staticmethod(_swift_arrays.clipByNorm)
     computeNorm = staticmethod(_swift_arrays.computeNorm)
     computeNormBackward = staticmethod(_swift_arrays.computeNormBackward)
+    applyInTopK = staticmethod(applyInTopK)
     applyMatrixMultiplication = staticmethod(applyMatrixMultiplication)
     applyReduction = staticmethod(applyReduction)
     compare = staticmethod(compare)
+    applyTopK = staticmethod(applyTopK)
     copy = staticmethod(copy)
     copyBandPart = staticmethod(copyBandPart)
     gather = staticmethod(gather)
