@@ -208,6 +208,8 @@ def check_accepted(name: str, roots: list[Any]) -> None:
     elif name in ("BNNSDirectApplyTopK", "BNNSDirectApplyInTopK"):
         used = (0, 1) if name == "BNNSDirectApplyTopK" else (0, 3, 4)  # indices are not always given
         pairs = [(roots[k].data, roots[k].data_type) for k in used]
+    elif name == "BNNSDirectApplyQuantizer":
+        pairs = [(side.data, side.data_type) for side in sample_descriptors(roots[0])]
     else:
         return
     for data, data_type in pairs:

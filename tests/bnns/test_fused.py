@@ -334,8 +334,16 @@ def test_fused_layers_that_cannot_be_made() -> None:
 
     refused("number_of_fused_filters is 3; two filters can be fused", 3, [0, 2, 2], [*both, problem.norm])
     refused("filter_type[0] is BNNSBatchNorm, which cannot come first", 2, [BATCH, BATCH], both)
-    refused("filter_type[1] is BNNSQuantization; it must be a normalization", 2, [0, bnns.BNNSQuantization], both)
-    refused("filter_type[1] is BNNSConvolution; it must be a normalization", 2, [0, 0], both)
+    after = "filter_type[1] is BNNSConvolution; after BNNSConvolution it must be a normalization or BNNSQuantization"
+    refused(after, 2, [0, 0], both)
+    refused(
+        "filter_type[1] is BNNSQuantization; after BNNSArithmetic it must be a normalization",
+        2,
+        [bnns.BNNSArithmetic, bnns.BNNSQuantization],
+        [arithmetic(), problem.norm],
+    )
+    refused("layer_params[1]: layer_params is of type BNNSLayerParametersNormalization, must be",
+            2, [0, bnns.BNNSQuantization], both)  # fmt: skip
     refused("filter_type has 1 entries, but number_of_fused_filters is 2", 2, [0], both)
     refused("filter_type is NULL", 2, None, both)
     refused("layer_params is NULL", 2, [0, BATCH], None)

@@ -1,4 +1,4 @@
-"""Random calls of retrograd.bnns on whole arrays: the largest values, for fuzz_bnns.py."""
+"""Random calls of retrograd.bnns on whole arrays, the largest values and quantizers, for fuzz_bnns.py."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Any
 import numpy as np
 
 from retrograd import bnns
-from support.fuzz_bnns_filters import Buffers, Case, array, filter_parameters, status
+from support.fuzz_bnns_filters import Buffers, Case, array, filter_parameters, sample, status
 
-VECTOR, INT32 = bnns.BNNSDataLayoutVector, bnns.BNNSDataTypeInt32
+INT32, FLOAT32 = bnns.BNNSDataTypeInt32, bnns.BNNSDataTypeFloat32
+HIGHER = [(INT32, np.int32), (bnns.BNNSDataTypeFloat16, np.float16), (FLOAT32, np.float32)]
+LOWER = [
+    (getattr(bnns, f"BNNSDataType{name}"), np.dtype(name.lower()))
+    for name in ("Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32")
+]
 
 
 def typed(memory: Buffers, layout: int, size: list[int], batch: int, data_type: int, dtype: Any) -> Any:
@@ -26,16 +31,15 @@ def largest(random: np.random.Generator, memory: Buffers) -> Case:
     count = int(random.integers(1, size[axis] + 1))
     best, rest = [*size[:axis], count, *size[axis + 1 :]], [*size[:axis], *size[axis + 1 :]]
     matrix = bnns.BNNSDataLayout2DFirstMajor if layout & 1 else bnns.BNNSDataLayout2DLastMajor
-    float32, boolean = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeBoolean
     test = typed(memory, matrix, rest, batch, INT32, np.int32)
     test.data %= size[axis]
     a = {"K": count, "axis": axis, "batch": batch, "in_stride": 0, "out_stride": 0}
     roots = [
-        typed(memory, layout, size, batch, float32, np.float32),
-        typed(memory, layout, best, batch, float32, np.float32),
+        typed(memory, layout, size, batch, FLOAT32, np.float32),
+        typed(memory, layout, best, batch, FLOAT32, np.float32),
         typed(memory, layout, best, batch, INT32, np.int32),
         test,
-        typed(memory, matrix, rest, batch, boolean, np.bool_),
+        typed(memory, matrix, rest, batch, bnns.BNNSDataTypeBoolean, np.bool_),
         a,
         filter_parameters(random),
     ]
@@ -60,4 +64,81 @@ def largest(random: np.random.Generator, memory: Buffers) -> Case:
     return Case(roots, calls)
 
 
-ARRAYS: list[Callable[[np.random.Generator, Any], Case]] = [largest]
+def operand(random: np.random.Generator, memory: Buffers, length: int) -> Any:
+    """A scale or a bias, if there is one."""
+    return sample([length], memory.take(length)) if random.random() < 0.7 else bnns.BNNSNDArrayDescriptor()
+
+
+def quantizer(random: np.random.Generator, memory: Buffers) -> Case:
+    layout = int(random.choice([bnns.BNNSDataLayoutImageCHW, bnns.BNNSDataLayout3DFirstMajor]))
+    size, batch = [int(n) for n in random.integers(1, 5, 3)], int(random.integers(1, 4))
+    function, bit = int(random.integers(2)), int(random.integers(-1, 4))
+    types = [HIGHER[random.integers(3)], LOWER[random.integers(6)]]
+    source, target = (typed(memory, layout, size, batch, *one) for one in (types[::-1] if function else types))
+    length = 1 if bit < 0 else [*size, batch][bit]
+    layer = bnns.BNNSLayerParametersQuantization(
+        0 if bit < 0 else 1 << bit, function, source, target,
+        operand(random, memory, length), operand(random, memory, length),
+    )  # fmt: skip
+    a = {"batch": batch, "in_stride": 0, "out_stride": 0}
+    roots = [layer, a, filter_parameters(random)]
+
+    def calls() -> Iterator[Any]:
+        layer, a, parameters = roots
+        yield (
+            "BNNSDirectApplyQuantizer",
+            lambda: bnns.BNNSDirectApplyQuantizer(layer, parameters, a["batch"], a["in_stride"], a["out_stride"]),
+            status,
+        )
+
+    return Case(roots, calls)
+
+
+def fused_quantizer(random: np.random.Generator, memory: Buffers) -> Case:
+    """A fully connected layer and a quantization of its output."""
+    inputs, outputs, batch = (int(n) for n in random.integers(1, 5, 3))
+    bit = int(random.integers(-1, 2))
+    length = 1 if bit < 0 else [outputs, batch][bit]
+    data_type, dtype = LOWER[random.integers(6)]
+    stored = sample([outputs])
+    stored.data_type = data_type
+    layer = bnns.BNNSLayerParametersQuantization(
+        0 if bit < 0 else 1 << bit, 0, sample([outputs]), stored,
+        operand(random, memory, length), operand(random, memory, length),
+    )  # fmt: skip
+    first = bnns.BNNSLayerParametersFullyConnected(
+        sample([inputs]), array(memory, bnns.BNNSDataLayoutRowMajorMatrix, inputs, outputs), sample([outputs])
+    )
+    x, dx, dy = (memory.take(batch * n) for n in (inputs, inputs, outputs))
+    a: dict[str, Any] = {"batch": batch, "in": x, "in_stride": 0, "out_stride": 0, "training": False}
+    a |= {"out": memory.take(batch * outputs, dtype), "types": [bnns.BNNSFullyConnected, bnns.BNNSQuantization]}
+    roots = [layer, first, a, sample([inputs], dx), sample([outputs], dy), filter_parameters(random)]
+
+    def calls() -> Iterator[Any]:
+        layer, first, a, in_delta, out_delta, parameters = roots
+        made: list[Any] = []
+
+        def create() -> Any:
+            made.append(bnns.BNNSFilterCreateFusedLayer(2, a["types"], [first, layer], parameters))
+            return made[0]
+
+        yield "BNNSFilterCreateFusedLayer", create, lambda answer: answer is None
+        yield (
+            "BNNSFusedFilterApplyBatch",
+            lambda: bnns.BNNSFusedFilterApplyBatch(
+                made[0], a["batch"], a["in"], a["in_stride"], a["out"], a["out_stride"], a["training"]
+            ),
+            status,
+        )
+        yield (
+            "BNNSFusedFilterApplyBackwardBatch",
+            lambda: bnns.BNNSFusedFilterApplyBackwardBatch(
+                made[0], a["batch"], a["in"], 0, in_delta, 0, a["out"], 0, out_delta, 0, None
+            ),
+            status,
+        )
+
+    return Case(roots, calls)
+
+
+ARRAYS: list[Callable[[np.random.Generator, Any], Case]] = [largest, quantizer, fused_quantizer]

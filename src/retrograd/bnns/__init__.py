@@ -30,6 +30,7 @@ from ._matmul import *
 from ._normalization import *
 from ._optimizer import *
 from ._pooling import *
+from ._quantization import *
 from ._random import *
 from ._rearrange import *
 from ._reduction import *

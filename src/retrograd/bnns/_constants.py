@@ -125,6 +125,9 @@ BNNSPoolingFunctionAverageCountExcludePadding = 2
 BNNSPoolingFunctionUnMax = 3
 BNNSPoolingFunctionL2Norm = 4
 
+BNNSQuantizerFunctionQuantize = 0
+BNNSQuantizerFunctionDequantize = 1
+
 # BNNSFlags, of a filter
 BNNSFlagsUseClientPtr = 0x0001
 

@@ -1,4 +1,4 @@
-"""Fused filters: a layer and a normalization of its output."""
+"""Fused filters: a layer, and a normalization or a quantization of its output."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from ._apply import OneInputFilter
 from ._arithmetic_filter import ArithmeticFilter
 from ._convolution import ConvolutionFilter
 from ._failure import Invalid, Unsupported, status
-from ._filter import FLOAT32, BNNSFilter, accumulates, checked_batch, checked_filter, put, target_samples
+from ._filter import (
+    FLOAT32,
+    BNNSFilter,
+    accumulates,
+    checked_batch,
+    checked_filter,
+    put,
+    source_samples,
+    target_samples,
+)
 from ._fully_connected import FullyConnectedFilter
 from ._memory import Array, Geometry, as_size, check_disjoint, size_of
 from ._normalization import NormalizationFilter
+from ._quantization import QuantizationFilter
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
 __all__ = [
@@ -61,11 +71,20 @@ class FusedFilter(BNNSFilter):
         given = _pair("layer_params", layers)
         if first not in _FIRST or isinstance(first, bool):
             raise Unsupported(f"filter_type[0] is {_shown(first)}, which cannot come first")
-        if second not in _NORMS or isinstance(second, bool):
-            raise Unsupported(f"filter_type[1] is {_shown(second)}; it must be a normalization")
+        self.quantizes = second == c.BNNSQuantization and first != c.BNNSArithmetic
+        if not (self.quantizes or second in _NORMS) or isinstance(second, bool):
+            allowed = "" if first == c.BNNSArithmetic else " or BNNSQuantization"
+            raise Unsupported(
+                f"filter_type[1] is {_shown(second)}; after {_shown(first)} it must be a normalization{allowed}"
+            )
         self.first = _stage(0, lambda: _FIRST[first](given[0], parameters))
         self.second = _stage(
-            1, lambda: NormalizationFilter(second, given[1], parameters, slopes_from_input, momentum_weighs)
+            1,
+            lambda: (
+                QuantizationFilter(given[1], parameters)
+                if self.quantizes
+                else NormalizationFilter(second, given[1], parameters, slopes_from_input, momentum_weighs)
+            ),
         )
         self.many = isinstance(self.first, ArithmeticFilter)  # inputs
         if self.many and not self.first.output.is_sample:
@@ -127,15 +146,17 @@ class FusedFilter(BNNSFilter):
         training: bool,
     ) -> None:
         batch = checked_batch(batch_size)
-        if training:
+        if training and not self.quantizes:
             self._check_trains()
-        # The normalization compares it with its own parameters.
+        # The second filter compares it with its own parameters.
         y = target_samples("out", self.output, target, batch, out_stride)
         check_disjoint({"out": y}, parameters)
-        # It also keeps a copy of its input for backward.
         between = self._intermediate(batch * self._made.packed_stride)
         first(batch, between)
-        self.second.apply(batch, between, 0, target, out_stride, training)
+        if self.quantizes:
+            self.second.write(source_samples("in", self._made, between, batch, 0), y, "out")
+        else:  # it also keeps a copy of its input for backward
+            self.second.apply(batch, between, 0, target, out_stride, training)
 
     def _intermediate(self, elements: int) -> Array:
         """Where the output of the first filter is put."""
@@ -210,6 +231,8 @@ class FusedFilter(BNNSFilter):
         norm_deltas: Sequence[Any],
     ) -> None:
         """`wanted` has the gradients of the first filter, which `first` computes from that of its output."""
+        if self.quantizes:
+            raise Unsupported("the second filter is a quantization: rounding to integers has no gradient")
         batch = checked_batch(batch_size)
         self._check_trains()
         parameters = (self.second.beta, self.second.gamma)
@@ -334,9 +357,10 @@ def BNNSFilterCreateFusedLayer(
     slopes_from_input: bool = False,
     momentum_weighs: str = "old",
 ) -> FusedFilter | None:
-    """Create a filter that applies a layer and a normalization of its output, or None.
+    """Create a filter that applies a layer, and a normalization or a quantization of its output, or None.
 
-    The layer is a convolution, a transposed one, a fully connected layer or an arithmetic function.
+    The layer is a convolution, a transposed one, a fully connected layer or an arithmetic function. After the latter
+    only a normalization is possible. A quantization cannot be trained.
 
     `slopes_from_input` and `momentum_weighs` are those of :func:`BNNSFilterCreateLayerNormalization`.
     """

@@ -88,34 +88,46 @@ def stored_rows_first(array: Array, layout: int, batched: bool = True) -> Array:
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
 
-def real_values(array: Array, scale: Scale) -> Array:
-    """The values in float32, aligned."""
-    if array.dtype is FLOAT32 and array.flags.aligned:
+def real_values(array: Array, scale: Scale, dtype: np.dtype[Any] = FLOAT32) -> Array:
+    """The values in float32 or another floating-point type, aligned."""
+    if array.dtype is dtype and array.flags.aligned:
         return array
-    return converted(array, scale, FLOAT32, PLAIN)
+    return converted(array, scale, dtype, PLAIN)
 
 
 class Parameter:
-    """Weights or a bias: the client's memory, read at every call, or a copy of its values made with the filter."""
+    """Weights or a bias: the client's memory, read at every call, or a copy of its values made with the filter.
 
-    def __init__(self, name: str, descriptor: BNNSNDArrayDescriptor, owner: BNNSFilter, types: tuple[int, ...]) -> None:
+    `dtype` is that of the values; `scale` replaces that of the descriptor.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        descriptor: BNNSNDArrayDescriptor,
+        owner: BNNSFilter,
+        types: tuple[int, ...],
+        dtype: np.dtype[Any] = FLOAT32,
+        scale: Scale | None = None,
+    ) -> None:
         self.name = name
         self.geometry = typed_geometry(name, descriptor, types)
-        self._scale = scale_of(name, descriptor)
+        self._dtype = dtype
+        self._scale = scale_of(name, descriptor) if scale is None else scale
         self._client = descriptor.copy()
         values = viewed(name, self._client)
         self._copy = None
         if not owner.uses_client_memory:
-            self._copy = owner.arena.allocate(values.shape, FLOAT32)
-            self._copy[...] = real_values(values, self._scale)
+            self._copy = owner.arena.allocate(values.shape, dtype)
+            self._copy[...] = real_values(values, self._scale, dtype)
 
     def memory(self) -> Array:
         """The array that is read: the client's or the copy."""
         return viewed(self.name, self._client) if self._copy is None else self._copy
 
     def values(self) -> Array:
-        """The current values in float32."""
-        return real_values(self.memory(), self._scale)
+        """The current values."""
+        return real_values(self.memory(), self._scale, self._dtype)
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------

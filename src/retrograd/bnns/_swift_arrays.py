@@ -1,4 +1,4 @@
-"""Swift's functions of whole arrays: clipping and norms."""
+"""Swift's functions of whole arrays: clipping, norms and quantization."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ._clipping import (
     BNNSComputeNorm,
     BNNSComputeNormBackward,
 )
-from ._structures import BNNSNDArrayDescriptor
-from ._swift import axis_flags, check_data, checked_call
+from ._quantization import BNNSDirectApplyQuantizer, BNNSLayerParametersQuantization
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+from ._swift import axis_flags, batch_stride, check_data, checked_call
 
 
 def clip(*, to: Sequence[float], input: BNNSNDArrayDescriptor, output: BNNSNDArrayDescriptor) -> None:
@@ -76,4 +77,69 @@ def computeNormBackward(
         outputGradient,
         c.BNNSL2Norm,
         axis_flags(axes),
+    )
+
+
+def quantize(
+    *,
+    batchSize: int,
+    input: BNNSNDArrayDescriptor,
+    output: BNNSNDArrayDescriptor,
+    axis: int | None = None,
+    scale: BNNSNDArrayDescriptor | None,
+    bias: BNNSNDArrayDescriptor | None,
+    filterParameters: BNNSFilterParameters | None = None,
+) -> None:
+    """Round ``scale * input + bias`` to integers. `axis` is that of scale and bias; None: they have one element."""
+    _quantizer(c.BNNSQuantizerFunctionQuantize, batchSize, input, output, axis, scale, bias, filterParameters)
+
+
+def dequantize(
+    *,
+    batchSize: int,
+    input: BNNSNDArrayDescriptor,
+    output: BNNSNDArrayDescriptor,
+    axis: int | None = None,
+    scale: BNNSNDArrayDescriptor | None,
+    bias: BNNSNDArrayDescriptor | None,
+    filterParameters: BNNSFilterParameters | None = None,
+) -> None:
+    """Compute ``(input - bias) / scale`` of integers."""
+    _quantizer(c.BNNSQuantizerFunctionDequantize, batchSize, input, output, axis, scale, bias, filterParameters)
+
+
+def _quantizer(
+    function: int,
+    batchSize: int,
+    input: BNNSNDArrayDescriptor,
+    output: BNNSNDArrayDescriptor,
+    axis: int | None,
+    scale: BNNSNDArrayDescriptor | None,
+    bias: BNNSNDArrayDescriptor | None,
+    filterParameters: BNNSFilterParameters | None,
+) -> None:
+    check_data(input=input, output=output, scale=scale, bias=bias)
+    layer = quantization(function, input, output, axis, scale, bias)
+    checked_call(
+        BNNSDirectApplyQuantizer, layer, filterParameters, batchSize, batch_stride(input), batch_stride(output)
+    )
+
+
+def quantization(
+    function: int,
+    input: BNNSNDArrayDescriptor,
+    output: BNNSNDArrayDescriptor,
+    axis: int | None,
+    scale: BNNSNDArrayDescriptor | None,
+    bias: BNNSNDArrayDescriptor | None,
+) -> BNNSLayerParametersQuantization:
+    """The structure of the C function."""
+    empty = BNNSNDArrayDescriptor()
+    return BNNSLayerParametersQuantization(
+        axis_flags(None if axis is None else [axis]),
+        function,
+        input,
+        output,
+        empty if scale is None else scale,
+        empty if bias is None else bias,
     )

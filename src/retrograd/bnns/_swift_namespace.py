@@ -127,6 +127,8 @@ class BNNS:
     clipByNorm = staticmethod(_swift_arrays.clipByNorm)
     computeNorm = staticmethod(_swift_arrays.computeNorm)
     computeNormBackward = staticmethod(_swift_arrays.computeNormBackward)
+    dequantize = staticmethod(_swift_arrays.dequantize)
+    quantize = staticmethod(_swift_arrays.quantize)
     applyInTopK = staticmethod(applyInTopK)
     applyMatrixMultiplication = staticmethod(applyMatrixMultiplication)
     applyReduction = staticmethod(applyReduction)
