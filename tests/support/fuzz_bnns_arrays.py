@@ -1,4 +1,4 @@
-"""Random calls of retrograd.bnns on whole arrays, the largest values and quantizers, for fuzz_bnns.py."""
+"""Random calls of retrograd.bnns on whole arrays, for fuzz_bnns.py: largest values, quantizers, neighbours."""
 
 from __future__ import annotations
 
@@ -141,4 +141,43 @@ def fused_quantizer(random: np.random.Generator, memory: Buffers) -> Case:
     return Case(roots, calls)
 
 
-ARRAYS: list[Callable[[np.random.Generator, Any], Case]] = [largest, quantizer, fused_quantizer]
+def neighbours(random: np.random.Generator, memory: Buffers) -> Case:
+    count, features, wanted = (int(n) for n in random.integers(1, 6, 3))
+    half = random.random() < 0.3
+    dtype = np.float16 if half else np.float32
+    a: dict[str, Any] = {"capacity": count + 2, "features": features, "wanted": wanted, "count": count}
+    a |= {"data_type": bnns.BNNSDataTypeFloat16 if half else FLOAT32, "sample": int(random.integers(-1, count))}
+    a |= {"in": memory.take(count * features, dtype), "out": memory.take(count * wanted, dtype)}
+    a |= {"indices": memory.take(count * wanted, np.int32)}
+    roots = [a, filter_parameters(random)]
+
+    def calls() -> Iterator[Any]:
+        a, parameters = roots
+        made: list[Any] = []
+
+        def create() -> Any:
+            made.append(
+                bnns.BNNSCreateNearestNeighbors(a["capacity"], a["features"], a["wanted"], a["data_type"], parameters)
+            )
+            return made[0]
+
+        yield "BNNSCreateNearestNeighbors", create, lambda answer: answer is None
+        for _ in range(2):  # the second load may be too much
+            yield (
+                "BNNSNearestNeighborsLoad",
+                lambda: bnns.BNNSNearestNeighborsLoad(made[0], a["count"], a["in"]),
+                status,
+            )
+        if random.random() < 0.1:
+            bnns.BNNSDestroyNearestNeighbors(made[0])
+        yield (
+            "BNNSNearestNeighborsGetInfo",
+            lambda: bnns.BNNSNearestNeighborsGetInfo(made[0], a["sample"], a["indices"], a["out"]),
+            status,
+        )
+        bnns.BNNSDestroyNearestNeighbors(made[0])
+
+    return Case(roots, calls)
+
+
+ARRAYS: list[Callable[[np.random.Generator, Any], Case]] = [largest, quantizer, fused_quantizer, neighbours]

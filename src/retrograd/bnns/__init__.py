@@ -27,6 +27,7 @@ from ._gather import *
 from ._loss import *
 from ._lstm import *
 from ._matmul import *
+from ._nearest_neighbors import *
 from ._normalization import *
 from ._optimizer import *
 from ._pooling import *

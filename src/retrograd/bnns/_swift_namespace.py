@@ -52,6 +52,7 @@ from ._swift_layers import (
     transpose,
 )
 from ._swift_loss import LossFunction, LossLayer, LossReduction, YoloParameters
+from ._swift_nearest_neighbors import NearestNeighbors
 from ._swift_optimizer import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -100,6 +101,7 @@ class BNNS:
     LossFunction = LossFunction
     LossLayer = LossLayer
     LossReduction = LossReduction
+    NearestNeighbors = NearestNeighbors
     NormalizationLayer = NormalizationLayer
     NormalizationType = NormalizationType
     PoolingLayer = PoolingLayer

@@ -1,0 +1,70 @@
+"""Swift's ``BNNS.NearestNeighbors``."""
+
+from __future__ import annotations
+
+from . import _constants as c
+from ._failure import Invalid, Unsupported, last_error, raising
+from ._memory import data_type_of
+from ._names import constant_name
+from ._nearest_neighbors import BNNSCreateNearestNeighbors, BNNSNearestNeighborsGetInfo, BNNSNearestNeighborsLoad
+from ._structures import BNNSNDArrayDescriptor
+from ._swift import BNNSError, check_data, checked_call
+
+
+class NearestNeighbors:
+    """Samples of `dimensionCount` numbers each, of which the `neighborCount` nearest are found."""
+
+    def __init__(self, *, capacity: int, dimensionCount: int, neighborCount: int, dataType: int) -> None:
+        with raising():
+            made = BNNSCreateNearestNeighbors(capacity, dimensionCount, neighborCount, dataType)
+        if made is None:
+            raise BNNSError("unableToCreateLayer", last_error())
+        self._knn = made
+
+    def append(self, *, samples: BNNSNDArrayDescriptor) -> None:
+        """Add samples, which are contiguous: the fastest axis, or several, are those of a sample."""
+        check_data(samples=samples)
+        elements = self._elements("samples", samples, self._knn.data_type)
+        if elements % self._knn.features:
+            raise BNNSError(
+                "layerApplyFail",
+                f"samples has {elements} elements, which is not a multiple of dimensionCount, {self._knn.features}",
+            )
+        checked_call(BNNSNearestNeighborsLoad, self._knn, elements // self._knn.features, samples.data)
+
+    def apply(
+        self, *, index: int | None, outputIndices: BNNSNDArrayDescriptor, outputDistances: BNNSNDArrayDescriptor
+    ) -> None:
+        """Find the neighbours of a sample, or of all if `index` is None: a row of `neighborCount` for each."""
+        check_data(outputIndices=outputIndices, outputDistances=outputDistances)
+        if index is not None and index < 0:
+            raise BNNSError("layerApplyFail", f"index is {index}, must be at least 0")
+        expected = self._knn.neighbors * (self._knn.count if index is None else 1)
+        for name, array, data_type in (
+            ("outputIndices", outputIndices, c.BNNSDataTypeInt32),
+            ("outputDistances", outputDistances, self._knn.data_type),
+        ):
+            elements = self._elements(name, array, data_type)
+            if elements != expected:
+                raise BNNSError("layerApplyFail", f"{name} has {elements} elements, expected {expected}")
+        checked_call(
+            BNNSNearestNeighborsGetInfo,
+            self._knn,
+            -1 if index is None else index,
+            outputIndices.data,
+            outputDistances.data,
+        )
+
+    @staticmethod
+    def _elements(name: str, descriptor: BNNSNDArrayDescriptor, data_type: int) -> int:
+        """The number of elements of an array, which must be contiguous and of this type."""
+        try:
+            geometry = descriptor.geometry()
+        except (Invalid, Unsupported) as error:
+            raise BNNSError("layerApplyFail", f"{name}: {error}") from None
+        if data_type_of(geometry.dtype) != data_type:
+            shown = [constant_name("BNNSDataType", one) for one in (data_type_of(geometry.dtype), data_type)]
+            raise BNNSError("layerApplyFail", f"{name} has elements of {shown[0]}, must have {shown[1]}")
+        if not geometry.dense:
+            raise BNNSError("layerApplyFail", f"{name} has stride {geometry.strides}, must be contiguous")
+        return geometry.elements
