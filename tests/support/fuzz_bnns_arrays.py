@@ -1,4 +1,4 @@
-"""Random calls of retrograd.bnns on whole arrays, for fuzz_bnns.py: largest values, quantizers, neighbours."""
+"""Random calls for fuzz_bnns.py: largest values, quantizers, nearest neighbours, fused filters with other layers."""
 
 from __future__ import annotations
 
@@ -141,6 +141,56 @@ def fused_quantizer(random: np.random.Generator, memory: Buffers) -> Case:
     return Case(roots, calls)
 
 
+def fused_arithmetic(random: np.random.Generator, memory: Buffers) -> Case:
+    """A sum or a product of a sample and a parameter, and a batch norm of it."""
+    shape, batch = [int(n) for n in random.integers(1, 4, 3)], int(random.integers(1, 4))
+    size, kind = int(np.prod(shape)), int(random.choice([bnns.BNNSArithmeticAdd, bnns.BNNSArithmeticMultiply]))
+    fields = bnns.BNNSArithmeticBinary(
+        sample(shape), bnns.BNNSSample, sample(shape), bnns.BNNSParameter, sample(shape), bnns.BNNSSample
+    )
+    norm = bnns.BNNSLayerParametersNormalization(i_desc=sample(shape), o_desc=sample(shape), epsilon=1e-3)
+    a: dict[str, Any] = {"batch": batch, "number": 2, "in": memory.take(batch * size), "source": memory.take(size)}
+    a |= {"in_stride": 0, "out": memory.take(batch * size), "out_stride": 0, "training": True, "delta_stride": 0}
+    deltas = [sample(shape, memory.take(batch * size)), sample(shape, memory.take(size))]
+    rest = [sample(shape, memory.take(batch * size)), sample([shape[0]], memory.take(shape[0]))]
+    roots = [
+        bnns.BNNSLayerParametersArithmetic(kind, fields),
+        norm,
+        fields,
+        a,
+        *deltas,
+        *rest,
+        filter_parameters(random),
+    ]
+
+    def calls() -> Iterator[Any]:
+        layer, norm, _, a, da, db, out_delta, beta_delta, parameters = roots
+        made: list[Any] = []
+        types = (bnns.BNNSArithmetic, bnns.BNNSBatchNorm)
+
+        def create() -> Any:
+            made.append(bnns.BNNSFilterCreateFusedLayer(2, types, [layer, norm], parameters))
+            return made[0]
+
+        given = lambda: (made[0], a["batch"], a["number"], [a["in"], a["source"]], [a["in_stride"], 0])  # noqa: E731
+        out = (a["out"], a["out_stride"])
+        yield "BNNSFilterCreateFusedLayer", create, lambda answer: answer is None
+        yield (
+            "BNNSFusedFilterApplyMultiInputBatch",
+            lambda: bnns.BNNSFusedFilterApplyMultiInputBatch(*given(), *out, a["training"]),
+            status,
+        )
+        yield (
+            "BNNSFusedFilterApplyBackwardMultiInputBatch",
+            lambda: bnns.BNNSFusedFilterApplyBackwardMultiInputBatch(
+                *given(), [da, db], [a["delta_stride"], 0], *out, out_delta, a["delta_stride"], [beta_delta, None]
+            ),
+            status,
+        )
+
+    return Case(roots, calls)
+
+
 def neighbours(random: np.random.Generator, memory: Buffers) -> Case:
     count, features, wanted = (int(n) for n in random.integers(1, 6, 3))
     half = random.random() < 0.3
@@ -180,4 +230,6 @@ def neighbours(random: np.random.Generator, memory: Buffers) -> Case:
     return Case(roots, calls)
 
 
-ARRAYS: list[Callable[[np.random.Generator, Any], Case]] = [largest, quantizer, fused_quantizer, neighbours]
+ARRAYS: list[Callable[[np.random.Generator, Any], Case]] = [
+    largest, quantizer, fused_quantizer, fused_arithmetic, neighbours
+]  # fmt: skip

@@ -184,6 +184,8 @@ class FusedFilter(BNNSFilter):
     ) -> None:
         if self.many:
             raise Invalid(_USE_MANY)
+        if self.quantizes:
+            raise Unsupported("the second filter is a quantization: rounding to integers has no gradient")
         weights_delta, bias_delta, *norm_deltas = _listed(deltas, _DELTAS)
         wanted = {"in_delta": in_delta, "weights_delta": weights_delta, "bias_delta": bias_delta}
 
@@ -231,8 +233,6 @@ class FusedFilter(BNNSFilter):
         norm_deltas: Sequence[Any],
     ) -> None:
         """`wanted` has the gradients of the first filter, which `first` computes from that of its output."""
-        if self.quantizes:
-            raise Unsupported("the second filter is a quantization: rounding to integers has no gradient")
         batch = checked_batch(batch_size)
         self._check_trains()
         parameters = (self.second.beta, self.second.gamma)

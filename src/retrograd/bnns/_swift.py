@@ -380,6 +380,30 @@ class Layer:
         self.close()
 
 
+def normalization(
+    type: NormalizationType,
+    input: BNNSNDArrayDescriptor,
+    output: BNNSNDArrayDescriptor,
+    beta: BNNSNDArrayDescriptor | None,
+    gamma: BNNSNDArrayDescriptor | None,
+    momentum: float,
+    epsilon: float,
+    activation: ActivationFunction,
+) -> BNNSLayerParametersNormalization:
+    """The structure of the C function."""
+    empty = BNNSNDArrayDescriptor()
+    return BNNSLayerParametersNormalization(
+        i_desc=input,
+        o_desc=output,
+        beta_desc=empty if beta is None else beta,
+        gamma_desc=empty if gamma is None else gamma,
+        momentum=momentum,
+        epsilon=epsilon,
+        activation=activation.bnnsActivation,
+        **type.fields,
+    )
+
+
 class NormalizationLayer(Layer):
     """A normalization layer. `beta` and `gamma` may be None, or descriptors without data.
 
@@ -401,17 +425,7 @@ class NormalizationLayer(Layer):
         filterParameters: BNNSFilterParameters | None = None,
         momentumWeighs: str = "old",
     ) -> None:
-        empty = BNNSNDArrayDescriptor()
-        parameters = BNNSLayerParametersNormalization(
-            i_desc=input,
-            o_desc=output,
-            beta_desc=empty if beta is None else beta,
-            gamma_desc=empty if gamma is None else gamma,
-            momentum=momentum,
-            epsilon=epsilon,
-            activation=activation.bnnsActivation,
-            **type.fields,
-        )
+        parameters = normalization(type, input, output, beta, gamma, momentum, epsilon, activation)
         super().__init__(
             lambda: BNNSFilterCreateLayerNormalization(
                 type.norm_type, parameters, filterParameters, momentum_weighs=momentumWeighs

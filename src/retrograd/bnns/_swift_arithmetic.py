@@ -16,7 +16,7 @@ from ._arithmetic_filter import (
     BNNSFilterCreateLayerArithmetic,
     BNNSLayerParametersArithmetic,
 )
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 from ._swift import ActivationFunction, Layer, batch_stride, check_data, check_like
 from ._swift_layers import stride_of
 
@@ -83,6 +83,18 @@ class ArithmeticTernaryFunction(enum.IntEnum):
 
     multiplyAdd = c.BNNSArithmeticMultiplyAdd
     select = c.BNNSArithmeticSelect
+
+
+def operands(
+    inputs: Sequence[BNNSNDArrayDescriptor],
+    types: Sequence[DescriptorType],
+    output: BNNSNDArrayDescriptor,
+    outputType: DescriptorType,
+) -> Structure:
+    """The structure of the operands, for the C function."""
+    kind = (BNNSArithmeticUnary, BNNSArithmeticBinary, BNNSArithmeticTernary)[len(inputs) - 1]
+    pairs = [part for pair in zip(inputs, types, strict=True) for part in pair]
+    return kind(*pairs, output, outputType)
 
 
 class _ArithmeticLayer(Layer):
@@ -155,7 +167,7 @@ class UnaryArithmeticLayer(_ArithmeticLayer):
         activation: ActivationFunction = ActivationFunction.identity,
         filterParameters: BNNSFilterParameters | None = None,
     ) -> None:
-        fields = BNNSArithmeticUnary(input, inputDescriptorType, output, outputDescriptorType)
+        fields = operands([input], [inputDescriptorType], output, outputDescriptorType)
         super().__init__(function, fields, activation, filterParameters)
 
     def apply(self, *, batchSize: int, input: BNNSNDArrayDescriptor, output: BNNSNDArrayDescriptor) -> None:
@@ -193,9 +205,8 @@ class BinaryArithmeticLayer(_ArithmeticLayer):
         activation: ActivationFunction = ActivationFunction.identity,
         filterParameters: BNNSFilterParameters | None = None,
     ) -> None:
-        fields = BNNSArithmeticBinary(
-            inputA, inputADescriptorType, inputB, inputBDescriptorType, output, outputDescriptorType
-        )
+        types = [inputADescriptorType, inputBDescriptorType]
+        fields = operands([inputA, inputB], types, output, outputDescriptorType)
         super().__init__(function, fields, activation, filterParameters)
 
     def apply(
@@ -245,16 +256,8 @@ class TernaryArithmeticLayer(_ArithmeticLayer):
         activation: ActivationFunction = ActivationFunction.identity,
         filterParameters: BNNSFilterParameters | None = None,
     ) -> None:
-        fields = BNNSArithmeticTernary(
-            inputA,
-            inputADescriptorType,
-            inputB,
-            inputBDescriptorType,
-            inputC,
-            inputCDescriptorType,
-            output,
-            outputDescriptorType,
-        )
+        types = [inputADescriptorType, inputBDescriptorType, inputCDescriptorType]
+        fields = operands([inputA, inputB, inputC], types, output, outputDescriptorType)
         super().__init__(function, fields, activation, filterParameters)
 
     def apply(

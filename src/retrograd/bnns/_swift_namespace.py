@@ -26,7 +26,23 @@ from ._swift_functions import (
     applyTopK,
     matrixMultiplicationWorkspaceSize,
 )
-from ._swift_fused import FusedConvolutionNormalizationLayer, FusedFullyConnectedNormalizationLayer, FusedLayer
+from ._swift_fused import (
+    FusedConvolutionNormalizationLayer,
+    FusedFullyConnectedNormalizationLayer,
+    FusedLayer,
+    FusedParametersLayer,
+)
+from ._swift_fused_parameters import (
+    FusableLayerParameters,
+    FusedBinaryArithmeticParameters,
+    FusedConvolutionParameters,
+    FusedDequantizationParameters,
+    FusedFullyConnectedParameters,
+    FusedNormalizationParameters,
+    FusedQuantizationParameters,
+    FusedTernaryArithmeticParameters,
+    FusedUnaryArithmeticParameters,
+)
 from ._swift_gather import (
     RelationalOperator,
     ShuffleType,
@@ -66,6 +82,7 @@ from ._swift_resize import CropResizeLayer, InterpolationMethod, ResizeLayer
 
 __all__ = [
     "BNNS",
+    "FusableLayerParameters",
 ]
 
 
@@ -90,9 +107,18 @@ class BNNS:
     EmbeddingLayer = EmbeddingLayer
     Error = BNNSError
     FullyConnectedLayer = FullyConnectedLayer
+    FusedBinaryArithmeticParameters = FusedBinaryArithmeticParameters
     FusedConvolutionNormalizationLayer = FusedConvolutionNormalizationLayer
+    FusedConvolutionParameters = FusedConvolutionParameters
+    FusedDequantizationParameters = FusedDequantizationParameters
     FusedFullyConnectedNormalizationLayer = FusedFullyConnectedNormalizationLayer
+    FusedFullyConnectedParameters = FusedFullyConnectedParameters
     FusedLayer = FusedLayer
+    FusedNormalizationParameters = FusedNormalizationParameters
+    FusedParametersLayer = FusedParametersLayer
+    FusedQuantizationParameters = FusedQuantizationParameters
+    FusedTernaryArithmeticParameters = FusedTernaryArithmeticParameters
+    FusedUnaryArithmeticParameters = FusedUnaryArithmeticParameters
     GradientClipping = GradientClipping
     GramLayer = GramLayer
     InterpolationMethod = InterpolationMethod
