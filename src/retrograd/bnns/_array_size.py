@@ -8,6 +8,7 @@ from typing import Any, Final
 from . import _constants as c
 from ._failure import Invalid, status
 from ._filter import checked_descriptor
+from ._memory import as_integer
 from ._names import constant_name
 from ._structures import POINTER, SIGNED_DIMENSIONS, SIZE, UINT8, UINT32, BNNSNDArrayDescriptor, Dimensions, Structure
 
@@ -93,12 +94,12 @@ def BNNSTensorGetAllocationSize(tensor: BNNSTensor) -> int:
         raise Invalid(f"tensor is of type {type(tensor).__name__}, not BNNSTensor")
     if not isinstance(tensor.data_type, int) or tensor.data_type not in _TYPES:
         raise Invalid(f"data_type is {constant_name('BNNSDataType', tensor.data_type)}, which is not a type")
-    rank = _integer("rank", tensor.rank)
+    rank = as_integer("rank", tensor.rank)
     if not 0 <= rank <= c.BNNS_MAX_TENSOR_DIMENSION:
         raise Invalid(f"rank is {rank}, must be from 0 to {c.BNNS_MAX_TENSOR_DIMENSION}")
     reach, empty = 0, False
     for k in range(rank):
-        extent, stride = _integer(f"shape[{k}]", tensor.shape[k]), _integer(f"stride[{k}]", tensor.stride[k])
+        extent, stride = as_integer(f"shape[{k}]", tensor.shape[k]), as_integer(f"stride[{k}]", tensor.stride[k])
         if extent < 0:
             raise Invalid(f"shape[{k}] is {extent}: the extent is dynamic, so the size is not known")
         if stride < 0:
@@ -110,10 +111,3 @@ def BNNSTensorGetAllocationSize(tensor: BNNSTensor) -> int:
     if size >= c.SIZE_MAX:
         raise Invalid(f"the tensor spans {size} bytes, more than a size_t can hold")
     return size
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return int(value.__index__())
-    except Exception:
-        raise Invalid(f"{name} is {value!r}, must be an integer") from None

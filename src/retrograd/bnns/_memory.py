@@ -101,13 +101,18 @@ def data_type_of(dtype: np.dtype[Any]) -> int:
     raise ValueError(f"there is no BNNSDataType for elements of type {dtype}")
 
 
+def as_integer(name: str, value: Any) -> int:
+    """Check an integer of any size."""
+    try:
+        return int(value.__index__())
+    except Exception:
+        raise Invalid(f"{name} is {value!r}, must be an integer") from None
+
+
 def as_size(name: str, value: Any) -> int:
     """Check a size_t."""
     if type(value) is not int:
-        try:
-            value = value.__index__()
-        except Exception:
-            raise Invalid(f"{name} is {value!r}, must be an integer") from None
+        value = as_integer(name, value)
     if not 0 <= value <= c.SIZE_MAX:
         raise Invalid(f"{name} is {value}, which a size_t cannot hold")
     return int(value)
@@ -115,10 +120,7 @@ def as_size(name: str, value: Any) -> int:
 
 def as_signed(name: str, value: Any, bits: int) -> int:
     """Check a signed C integer of so many bits."""
-    try:
-        number = int(value.__index__())
-    except Exception:
-        raise Invalid(f"{name} is {value!r}, must be an integer") from None
+    number = as_integer(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise Invalid(f"{name} is {number}, which an int{bits}_t cannot hold")
     return number
