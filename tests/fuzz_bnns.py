@@ -554,6 +554,9 @@ def lstm(random: np.random.Generator, memory: Buffers) -> Case:
     capacity = bnns.BNNSComputeLSTMTrainingCacheCapacity(layer)
     if random.random() < 0.7 and capacity != bnns.SIZE_MAX:
         arguments = {"cache": memory.take(capacity + int(random.integers(0, 3)), np.uint8), "capacity": capacity}
+    if random.random() < 0.05:  # mutation seldom finds the sizes among hundreds of fields
+        name = ("input_size", "hidden_size", "batch_size", "num_layers", "seq_len")[random.integers(5)]
+        setattr(layer, name, INTEGERS[random.integers(len(INTEGERS))])
     roots = [layer, deltas, filter_parameters(random), arguments]
 
     def calls() -> Iterator[Any]:
