@@ -98,19 +98,21 @@ def test_distances_of_extreme_numbers() -> None:
 
 def test_neighbours_of_nan_and_infinity() -> None:
     """NaN is farther than infinity; what is missing comes behind; the distance of a sample from itself is 0."""
-    samples = np.array([[0, 0], [np.nan, 0], [1, 0], [np.inf, 0], [np.nan, 5], [-np.inf, 0]], np.float32)
-    indices, distances = found(loaded(samples, 7))
+    inf, nan = np.inf, np.nan
+    samples = np.array([[0, 0], [nan, 0], [1, 0], [inf, 0], [nan, 5], [-inf, 0], [inf, 2]], np.float32)
+    indices, distances = found(loaded(samples, 8))
     assert indices.tolist() == [
-        [0, 2, 3, 5, 1, 4, -1],
-        [1, 0, 2, 3, 4, 5, -1],
-        [2, 0, 3, 5, 1, 4, -1],
-        [3, 0, 2, 5, 1, 4, -1],
-        [4, 0, 1, 2, 3, 5, -1],
-        [5, 0, 2, 3, 1, 4, -1],
+        [0, 2, 3, 5, 6, 1, 4, -1],
+        [1, 0, 2, 3, 4, 5, 6, -1],
+        [2, 0, 3, 5, 6, 1, 4, -1],
+        [3, 0, 2, 5, 1, 4, 6, -1],  # 6 is infinity too: the difference is NaN
+        [4, 0, 1, 2, 3, 5, 6, -1],
+        [5, 0, 2, 3, 6, 1, 4, -1],
+        [6, 0, 2, 5, 1, 3, 4, -1],
     ]
-    np.testing.assert_array_equal(distances[0], [0, 1, np.inf, np.inf, np.nan, np.nan, np.inf])
-    np.testing.assert_array_equal(distances[1], [0, *[np.nan] * 5, np.inf])
-    np.testing.assert_array_equal(distances[3], [0, np.inf, np.inf, np.inf, np.nan, np.nan, np.inf])
+    np.testing.assert_array_equal(distances[0], [0, 1, inf, inf, inf, nan, nan, inf])
+    np.testing.assert_array_equal(distances[1], [0, *[nan] * 6, inf])
+    np.testing.assert_array_equal(distances[3], [0, inf, inf, inf, nan, nan, nan, inf])
 
 
 def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
