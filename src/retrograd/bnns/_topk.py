@@ -86,7 +86,6 @@ class _Input:
             raise Invalid(
                 f"K is {self.count}, must be from 1 to {self.extent}, the extent of axis {self.axis} of input"
             )
-        self.batch = batch
         self.values = source_samples(
             "input", self.geometry, descriptor.data, batch, stride, ".data", "input_batch_stride"
         )
@@ -144,7 +143,7 @@ def BNNSDirectApplyTopK(
     }  # fmt: skip
     if best_indices is not None:
         if given.extent - 1 > _INT32.max:
-            raise Invalid(f"axis {given.axis} of input has {given.extent} elements, more than Int32 can number")
+            raise Invalid(f"axis {given.axis} of input has {given.extent} elements, more than Int32 can index")
         geometry = _checked("best_indices", best_indices, (c.BNNSDataTypeInt32,), extents, which)
         results["best_indices"] = target_samples(
             "best_indices", geometry, best_indices.data, batch, best_indices_batch_stride, ".data",
