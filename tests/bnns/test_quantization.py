@@ -212,6 +212,26 @@ def test_strides_layouts_and_gaps() -> None:
     assert (out == 7).all()
 
 
+def test_weights_with_rotated_kernels() -> None:
+    """Elements of one layout correspond, and their channels too; those of a rotated kernel have no index."""
+    w = np.random.default_rng(0).normal(0, 50, (4, 3, 2, 5)).astype(np.float32)
+    y, scale = np.full(w.shape, 7, np.int8), np.float32([0.5, 1, 2, 3])
+    plain, rotated = bnns.BNNSDataLayoutConvolutionWeightsOIHW, bnns.BNNSDataLayoutConvolutionWeightsOIHrWr
+    layer = bnns.BNNSLayerParametersQuantization(
+        0b1000, QUANTIZE, describe(w, rotated), describe(y, rotated), describe(scale)
+    )
+    assert bnns.BNNSDirectApplyQuantizer(layer, None, 1, 0, 0) == 0, bnns.last_error()
+    expected = w * scale[:, None, None, None].astype(np.float64)
+    np.testing.assert_array_equal(y, np.clip(np.rint(expected), -128, 127))
+    along = bnns.BNNSLayerParametersQuantization(
+        0b10, QUANTIZE, describe(w, rotated), describe(y, rotated), describe(scale[:2])
+    )
+    other = bnns.BNNSLayerParametersQuantization(0, QUANTIZE, describe(w, plain), describe(y, rotated))
+    for wrong in (along, other):
+        assert bnns.BNNSDirectApplyQuantizer(wrong, None, 1, 0, 0) == -1
+        assert "layout is BNNSDataLayoutConvolutionWeightsOIHrWr; kernels must not be" in (bnns.last_error() or "")
+
+
 def test_in_place_of_a_wider_type() -> None:
     memory = np.array([1.5, 2.5, -3.5, 1e9], np.float32)
     target = memory.view(np.int32)

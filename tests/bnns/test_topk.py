@@ -153,7 +153,8 @@ def test_any_numbers(row: list[float], k: int) -> None:
 
 
 def test_nan_is_the_largest_and_zeros_are_equal() -> None:
-    x = np.array([[-0.0, 0.0, np.inf, np.nan, -np.inf, -0.0, np.nan, 1e-45, -1e-45]], np.float32)
+    nan, negative = np.nan, np.copysign(np.nan, -1)  # of other bits
+    x = np.array([[-0.0, 0.0, np.inf, negative, -np.inf, -0.0, nan, 1e-45, -1e-45]], np.float32)
     values, indices = topk(x, 9, 0, 0)
     assert indices.tolist() == [[3, 6, 2, 7, 0, 1, 5, 8, 4]]
     assert np.signbit(values[0, 4:7]).tolist() == [True, False, True]
@@ -268,6 +269,10 @@ def test_without_indices_in_place_and_with_axes_left_out() -> None:
         (
             {"best_indices": describe(np.zeros((2, 4), np.int64))},
             "best_indices.data_type is BNNSDataTypeInt64; it must",
+        ),
+        (
+            {"input": describe(np.zeros((1, 1, 4, 4), np.float32), bnns.BNNSDataLayoutConvolutionWeightsOIHrWr)},
+            "input.layout is BNNSDataLayoutConvolutionWeightsOIHrWr; kernels must not be rotated",
         ),
         ({"filter_params": 3}, "filter_params is of type int"),
     ],

@@ -8,6 +8,7 @@ import numpy as np
 
 from . import _constants as c
 from ._conversion import INTEGERS, PLAIN, converted
+from ._copy import check_unrotated
 from ._failure import Invalid, status
 from ._filter import FLOATS, BNNSFilter, checked_batch, put, source_samples, target_samples
 from ._layer import Parameter, checked_layer, logical, output_geometry, typed_geometry
@@ -78,6 +79,10 @@ class QuantizationFilter(BNNSFilter):
             raise Invalid(f"o_desc.size is {given}, expected {size} as in i_desc")
         # The axis of scale and bias in an array [batch, size[0], size[1], ...]; None: they have one element.
         self._axis = self._checked_axis(layer.axis_mask, len(size))
+        # Elements correspond if both sides are rotated, but not to a scale along a kernel.
+        if self.input.layout != self.output.layout or self._axis in (1, 2):
+            check_unrotated("i_desc", self.input)
+            check_unrotated("o_desc", self.output)
         self._batch: int | None = None  # the number of samples, if that is the axis
         self.scale = self._operand("scale", layer.scale, size)
         self.bias = self._operand("bias", layer.bias, size)

@@ -8,6 +8,7 @@ import numpy as np
 
 from . import _constants as c
 from ._conversion import INTEGERS
+from ._copy import check_unrotated
 from ._failure import Invalid, status
 from ._filter import (
     FLOATS,
@@ -74,6 +75,7 @@ class _Input:
     ) -> None:
         checked_parameters(parameters)
         self.geometry = typed_geometry("input", checked_descriptor("input", descriptor), types)
+        check_unrotated("input", self.geometry)
         rank = len(self.geometry.extents)
         self.axis = as_size("axis", axis)
         if self.axis >= rank:
@@ -109,6 +111,7 @@ def _checked(name: str, descriptor: Any, types: tuple[int, ...], expected: tuple
     """The geometry of an array of these extents that a call writes."""
     geometry = output_geometry(name, checked_descriptor(name, descriptor), types)
     check_extents(name, geometry, expected, which)
+    check_unrotated(name, geometry)
     return geometry
 
 
