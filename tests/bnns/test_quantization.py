@@ -140,6 +140,7 @@ def test_without_scale_and_bias_numbers_are_converted() -> None:
     [
         (bnns.BNNSDataLayoutImageCHW, (2, 1, 0)),
         (bnns.BNNSDataLayout3DFirstMajor, (0, 1, 2)),
+        (bnns.BNNSDataLayoutMHA_DHK, (2, 0, 1)),
     ],
 )
 @pytest.mark.parametrize("bit", [0, 1, 2, 3])

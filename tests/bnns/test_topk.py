@@ -119,11 +119,14 @@ def test_top_k_axes_of_matrices(layout: int, first: int, axis: int) -> None:
     np.testing.assert_array_equal(indices, at)
 
 
-@pytest.mark.parametrize("layout", [IMAGE, FIRST3])
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    [(IMAGE, (2, 1, 0)), (FIRST3, (0, 1, 2)), (bnns.BNNSDataLayoutMHA_DHK, (2, 0, 1))],
+)
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_top_k_axes_of_images(layout: int, axis: int) -> None:
+def test_top_k_axes_of_images(layout: int, order: tuple[int, ...], axis: int) -> None:
     x = np.random.default_rng(axis).integers(0, 4, (2, 3, 5, 4)).astype(np.float32)
-    position = 2 - axis if layout == IMAGE else axis
+    position = order[axis]
     values, indices = topk(x, 2, axis, position, layout)
     expected, at = oracle(x, 2, 1 + position)
     np.testing.assert_array_equal(values, expected)
