@@ -1,13 +1,13 @@
 """Fixtures that all tests share, and what a skipped test means.
 
-Tests against PyTorch, JAX and ONNX, and of an example with scikit-learn's data, are skipped where those are not
-installed, so that the suite runs anywhere. Where it must not be silent about that: with CI set they have to be
-importable, and with RETROGRAD_NO_SKIPS set any skip at all fails the run.
+Tests against other frameworks (PyTorch, JAX, ONNX, Keras, Core ML), on MPI, and of an example with scikit-learn's data
+are skipped where those are not installed, so that the suite runs anywhere. Where it must not be silent about that: with
+CI set they have to be installed, and with RETROGRAD_NO_SKIPS set any skip at all fails the run.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import warnings
 from collections.abc import Iterator
@@ -27,7 +27,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # No example is too slow: a busy machine is no fault of ours.
 settings.register_profile("retrograd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("retrograd")
-OPTIONAL = ("torch", "jax", "onnx", "matplotlib", "sklearn", "mpi4py")
+OPTIONAL = ("torch", "jax", "onnx", "matplotlib", "h5py", "onnxruntime", "sklearn", "mpi4py")
+# Slow to import, and only in tests that need them.
+INSTALLED = ("keras", "coremltools", "onnxscript")
 _skipped: list[str] = []
 
 
@@ -44,6 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
                 _import(name)
             except ImportError as error:
                 raise pytest.UsageError(f"CI is set, and {name} cannot be imported: {error}") from error
+        for name in INSTALLED:
+            if importlib.util.find_spec(name) is None:
+                raise pytest.UsageError(f"CI is set, and {name} is not installed")
 
 
 def _note(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -37,7 +37,8 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"_core", "numpy", "ml_dtypes"},
     "bnns": {"ops", "numpy", "ml_dtypes"},
     "mps": {"ops", "numpy", "ml_dtypes"},
-    "nn": {"retrograd", "numpy", "safetensors"},
+    "nn": {"retrograd", "convert", "numpy", "safetensors", "torch"},
+    "convert": {"nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "distributed": {"retrograd", "nn", "numpy", "mpi4py"},
     "train": {"retrograd", "nn", "distributed", "numpy", "rich", "matplotlib"},
     "lab": set(),
@@ -50,6 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": {
         "_core",
         "ops",
+        "convert",
         "train",
         "retrograd",
         "lab",
@@ -62,7 +64,10 @@ ROOMS: dict[str, set[str]] = {
     },
 }
 # Only inside functions: importing a module must not import these.
-LAZY = {"matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors", "mpi4py"}
+LAZY = {
+    *("matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors"),
+    *("h5py", "onnx", "coremltools", "mpi4py"),
+}
 
 
 class Import(NamedTuple):

@@ -1,4 +1,4 @@
-"""The command line: ``retrograd train | sample | forecast | info | verify | bench``.
+"""The command line: ``retrograd train | sample | forecast | convert | info | verify | bench``.
 
 Exit codes: 0 success; 1 a wrong result, or a failed run; 2 invalid options or data; 128 plus the signal number if a
 signal ended it, so 130 for Ctrl-C.
@@ -22,6 +22,8 @@ import numpy as np
 import retrograd
 
 from . import _core
+from .convert.command import add_command as add_convert
+from .convert.layers import ConvertError
 from .ops import _threads
 from .train.command import add_commands
 from .train.run import RunError
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         sys.stdout.flush()
         return code
-    except (_UsageError, InputError) as error:
+    except (_UsageError, InputError, ConvertError) as error:
         print(f"retrograd: error: {error}", file=sys.stderr)
         return _USAGE
     except RunError as error:
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     add_commands(commands)
+    add_convert(commands)
 
     info = commands.add_parser(
         "info",

@@ -13,6 +13,7 @@ from .module import KeyDifferences, Module, Sequential
 from .norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
 from .optim import SGD, Adam, AdamW, Optimizer, RMSProp
 from .pooling import AveragePool, Flatten, MaxPool
+from .pytorch import from_torch, to_torch
 from .schedules import Constant, Cosine, StepDecay
 
 __all__ = [
@@ -49,7 +50,9 @@ __all__ = [
     "SigmoidCrossEntropy",
     "SoftmaxCrossEntropy",
     "StepDecay",
+    "from_torch",
     "load",
     "read_metadata",
     "save",
+    "to_torch",
 ]

@@ -16,7 +16,7 @@ import numpy as np
 from .module import Array, Module, check_arrays, copy_arrays
 from .optim import Optimizer
 
-__all__ = ["PART", "load", "not_a_file", "read_metadata", "save", "write_whole"]
+__all__ = ["PART", "load", "not_a_file", "read_metadata", "read_state", "save", "state_content", "write_whole"]
 
 # The only key of the file's metadata (the order of several would change from save to save). Its value is the checksum
 # of the JSON header and all arrays, a space, and the JSON header.
@@ -40,19 +40,29 @@ def save(
     `arrays` are further arrays needed to resume training, such as LSTM states between two chunks of a stream. An
     existing file is replaced only when the new one is complete on disk.
     """
-    from safetensors.numpy import save as to_bytes
-
     everything = {f"model.{name}": array for name, array in model.state_dict().items()}
     if optimizer is not None:
         everything.update((f"optimizer.{name}", array) for name, array in optimizer.state_dict().items())
     everything.update((f"array.{name}", np.array(array, order="C")) for name, array in (arrays or {}).items())
-    header = {
-        "version": _VERSION,
-        "optimizer": None if optimizer is None else type(optimizer).__name__,
-        "metadata": dict(metadata or {}),
-    }
+    write_whole(path, _content(everything, None if optimizer is None else type(optimizer).__name__, metadata))
+
+
+def state_content(state: Mapping[str, Array]) -> bytes:
+    """Return the content of a file that :func:`load` reads into a module with this state."""
+    return _content({f"model.{name}": np.array(array, order="C") for name, array in state.items()}, None, None)
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Return the state of the model in a file written by :func:`save`."""
+    return _below("model.", _read(path)[1])
+
+
+def _content(everything: dict[str, Array], optimizer: str | None, metadata: Mapping[str, Any] | None) -> bytes:
+    from safetensors.numpy import save as to_bytes
+
+    header = {"version": _VERSION, "optimizer": optimizer, "metadata": dict(metadata or {})}
     text = json.dumps(header, allow_nan=False)
-    write_whole(path, to_bytes(everything, {_HEADER: f"{_checksum(text, everything)} {text}"}))
+    return to_bytes(everything, {_HEADER: f"{_checksum(text, everything)} {text}"})
 
 
 def load(

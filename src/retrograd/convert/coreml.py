@@ -1,0 +1,284 @@
+"""Core ML: weights of the operations of an ``.mlpackage``, read and written by coremltools."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .layers import (
+    Array,
+    Cell,
+    Conv,
+    ConvertError,
+    Embedding,
+    Layer,
+    Layers,
+    Linear,
+    Lstm,
+    Norm,
+    arrays_of,
+    reordered,
+    stacked,
+)
+
+__all__ = ["read_coreml", "write_coreml"]
+
+# Core ML's gates are in the order i f o z.
+_IFOZ: Final = (0, 1, 3, 2)
+_NAMES: Final = "retrograd.names"  # of layers by those of operations, which are identifiers: a key of the metadata
+_STANDARD: Final = {"recurrent_activation": "sigmoid", "cell_activation": "tanh", "activation": "tanh"}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[Any]:
+    """coremltools, without what it says about parts that only a Mac has."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import coremltools
+
+            yield coremltools
+    finally:
+        logging.disable(level)
+
+
+def read_coreml(path: Path, skipped: Callable[[str], bool]) -> Layers:
+    with _quiet() as coremltools:
+        from coremltools.converters.mil.frontend.milproto.load import load
+
+        model = coremltools.models.MLModel(str(path), skip_model_load=True)
+        spec = model.get_spec()
+        if spec.WhichOneof("Type") != "mlProgram":
+            raise ConvertError(f"it is a Core ML {spec.WhichOneof('Type')}; only programs (.mlpackage) are read")
+        program = load(spec, spec.specificationVersion, model.weights_dir)
+    names = json.loads(spec.description.metadata.userDefined.get(_NAMES, "{}"))
+    layers: Layers = {}
+    for function in program.functions.values():
+        for operation in function.operations:
+            name = names.get(operation.name, operation.name)
+            if skipped(name):
+                continue
+            if (layer := _layer(name, operation)) is not None:
+                layers[name] = layer
+            elif lost := _weights_in(operation):
+                raise ConvertError(
+                    f"{name}: the array {lost} belongs to the operation {operation.op_type}, which is not a layer that "
+                    f"retrograd has; --skip {name} leaves it out"
+                )
+    return stacked(layers)
+
+
+def _weights_in(operation: Any) -> str | None:
+    """An input that is a constant array of floating-point values, not all 0."""
+    if operation.op_type == "const":
+        return None
+    for part, variable in operation.inputs.items():
+        value = getattr(variable, "val", None)
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 1 and value.any():
+            return str(part)
+    return None
+
+
+def _value(operation: Any, name: str) -> Any:
+    variable = operation.inputs.get(name)
+    return None if variable is None else variable.val
+
+
+def _layer(name: str, operation: Any) -> Layer | None:
+    kind = operation.op_type
+
+    def array(part: str) -> Array | None:
+        value = _value(operation, part)
+        return None if value is None else np.asarray(value)
+
+    def needed(part: str) -> Array:
+        value = array(part)
+        if value is None:
+            raise ConvertError(f"{name}: {part} is not a constant of the program")
+        return value
+
+    if kind == "lstm":
+        for option, standard in _STANDARD.items():
+            if _value(operation, option) not in (None, standard):
+                raise ConvertError(f"{name} has {option} {_value(operation, option)!r}; only {standard!r} is converted")
+        if _value(operation, "clip") is not None or _value(operation, "direction") == "reverse":
+            raise ConvertError(f"{name} has clip, or reads time backwards, which retrograd's LSTM cannot do")
+        backs = ("", "_back") if _value(operation, "direction") == "bidirectional" else ("",)
+        return Lstm(
+            [
+                [
+                    _cell(needed(f"weight_ih{b}"), needed(f"weight_hh{b}"), array(f"bias{b}"), array(f"peephole{b}"))
+                    for b in backs
+                ]
+            ]
+        )
+    if kind in ("gru", "rnn"):
+        raise ConvertError(f"{name} is a {kind}, which retrograd does not have; --skip {name} leaves it out")
+    if kind == "linear":
+        return Linear(needed("weight"), array("bias"))
+    if kind == "matmul" and (w := array("y")) is not None and w.ndim == 2 and not _value(operation, "transpose_x"):
+        return Linear(w if _value(operation, "transpose_y") else w.T)
+    if kind in ("conv", "conv_transpose"):
+        groups = _value(operation, "groups")
+        return Conv(needed("weight"), array("bias"), kind == "conv_transpose", None if groups is None else int(groups))
+    if kind in ("batch_norm", "layer_norm", "instance_norm"):
+        eps = _value(operation, "epsilon")
+        mean, var = (needed("mean"), needed("variance")) if kind == "batch_norm" else (None, None)
+        return Norm(kind, array("gamma"), array("beta"), mean, var, None if eps is None else float(eps))
+    if kind == "gather" and (table := array("x")) is not None and table.ndim == 2 and not _value(operation, "axis"):
+        return Embedding(table)
+    return None
+
+
+def _cell(wx: Array, wh: Array, b: Array | None, peephole: Array | None) -> Cell:
+    if peephole is not None:
+        i, f, o = np.split(peephole, 3)
+        peephole = np.concatenate([i, f, np.zeros_like(i), o])
+    return Cell(reordered(wx, _IFOZ), reordered(wh, _IFOZ), None if b is None else reordered(b, _IFOZ), None, peephole)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_coreml(path: Path, layers: Layers) -> None:
+    """A program in which each layer reads an input ``NAME_x`` with one sample, and for an LSTM one step."""
+    for name, layer in layers.items():
+        if any(array.dtype.itemsize > 4 for array in arrays_of(layer)):
+            raise ConvertError(f"{name} has arrays of float64, which Core ML does not have")
+    with _quiet() as coremltools:
+        from coremltools.converters.mil import Builder
+        from coremltools.converters.mil.mil import Function, Program, types
+
+        names = _identifiers(layers)
+        inputs = {}
+        for name, layer in layers.items():
+            shape, integers = _example(name, layer)
+            dtype = types.int32 if integers else types.fp32
+            inputs[f"{names[name]}_x"] = Builder.placeholder(shape=shape, dtype=dtype)
+        program = Program()
+        with Function(inputs) as function:
+            outputs = [
+                _output(Builder, names[name], name, layer, function.inputs[f"{names[name]}_x"])
+                for name, layer in layers.items()
+            ]
+            function.set_outputs(outputs)
+            program.add_function("main", function)
+        model = coremltools.convert(
+            program,
+            convert_to="mlprogram",
+            compute_precision=coremltools.precision.FLOAT32,
+            minimum_deployment_target=coremltools.target.iOS16,
+            pass_pipeline=coremltools.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
+        parts = {f"{names[name]}_layer{k}": f"{name}.layer{k}" if name else f"layer{k}" for name, k in _stacks(layers)}
+        known = {**{identifier: name for name, identifier in names.items()}, **parts}
+        model.user_defined_metadata[_NAMES] = json.dumps(known)
+        # A package is a folder: it is made elsewhere, and moved when it is complete.
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            model.save(str(made))
+            if path.exists():
+                path.rename(Path(folder) / "replaced")
+            made.rename(path)
+
+
+def _stacks(layers: Layers) -> Iterator[tuple[str, int]]:
+    for name, layer in layers.items():
+        if isinstance(layer, Lstm) and len(layer.cells) > 1:
+            yield from ((name, number) for number in range(len(layer.cells)))
+
+
+def _identifiers(layers: Layers) -> dict[str, str]:
+    """A name for each layer's operation, of letters, digits and underscores."""
+    found: dict[str, str] = {}
+    for name in layers:
+        plain = re.sub(r"\W", "_", name, flags=re.ASCII) or "model"
+        plain = f"layer_{plain}" if plain[0].isdigit() else plain
+        numbered = (plain + (f"_{k}" if k else "") for k in itertools.count())
+        found[name] = next(identifier for identifier in numbered if identifier not in found.values())
+    return found
+
+
+def _example(name: str, layer: Layer) -> tuple[tuple[int, ...], bool]:
+    """The shape of an input for the layer, and whether it holds integers."""
+    if isinstance(layer, Lstm):
+        return (1, 1, layer.cells[0][0].wx.shape[1]), False
+    if isinstance(layer, Linear):
+        return (1, layer.w.shape[1]), False
+    if isinstance(layer, Embedding):
+        return (1,), True
+    if isinstance(layer, Conv):
+        channels = layer.w.shape[0] if layer.is_transposed(name) else layer.w.shape[1] * layer.group_count
+        return (1, channels, *layer.w.shape[2:]), False
+    shape = next(array.shape for array in layer.arrays().values() if array is not None)
+    return ((1, *shape) if layer.kind == "layer_norm" else (1, *shape, 2)), False
+
+
+def _output(builder: Any, identifier: str, name: str, layer: Layer, x: Any) -> Any:
+    if isinstance(layer, Lstm):
+        for number, cells in enumerate(layer.cells):
+            full = identifier if len(layer.cells) == 1 else f"{identifier}_layer{number}"
+            x = _lstm(builder, full, name, cells, x)
+        return x
+    if isinstance(layer, Linear):
+        if layer.b is None:  # linear would have a bias of zeros
+            return builder.matmul(x=x, y=_given(weight=layer.w)["weight"], transpose_y=True, name=identifier)
+        return builder.linear(x=x, name=identifier, **_given(weight=layer.w, bias=layer.b))
+    if isinstance(layer, Embedding):
+        return builder.gather(x=layer.table.astype(np.float32), indices=x, axis=0, name=identifier)
+    if isinstance(layer, Conv):
+        make = builder.conv_transpose if layer.is_transposed(name) else builder.conv
+        arrays = _given(weight=layer.w, bias=layer.b)
+        return make(x=x, pad_type="valid", groups=layer.group_count, name=identifier, **arrays)
+    options = {"epsilon": np.float32(1e-5 if layer.eps is None else layer.eps), "name": identifier}
+    arrays = _given(gamma=layer.gamma, beta=layer.beta)
+    if (layer.kind == "batch_norm") != (layer.mean is not None):
+        raise ConvertError(f"{name}: in Core ML batch norms have running statistics, and other norms have none")
+    if layer.kind == "batch_norm":
+        return builder.batch_norm(x=x, **_given(mean=layer.mean, variance=layer.var), **arrays, **options)
+    if layer.kind == "layer_norm":
+        axes = list(range(-layer.gamma.ndim, 0)) if layer.gamma is not None else [-1]
+        return builder.layer_norm(x=x, axes=axes, **arrays, **options)
+    if layer.kind == "instance_norm":
+        return builder.instance_norm(x=x, **arrays, **options)
+    if layer.kind is None:
+        raise ConvertError(f"{name} is a norm of an unknown kind; say --kind {name}=layer_norm, for example")
+    raise ConvertError(f"{name} is a group norm, for which Core ML has no operation; --skip {name} leaves it out")
+
+
+def _given(**arrays: Array | None) -> dict[str, Array]:
+    return {part: np.ascontiguousarray(array, np.float32) for part, array in arrays.items() if array is not None}
+
+
+def _lstm(builder: Any, identifier: str, name: str, cells: list[Cell], x: Any) -> Any:
+    arrays: dict[str, Array | None] = {}
+    for cell, back in zip(cells, ("", "_back"), strict=False):
+        bias, peephole = cell.bias, cell.ifo_peephole(name, "Core ML's lstm")
+        arrays[f"weight_ih{back}"], arrays[f"weight_hh{back}"] = reordered(cell.wx, _IFOZ), reordered(cell.wh, _IFOZ)
+        arrays[f"bias{back}"] = None if bias is None else reordered(bias, _IFOZ)
+        arrays[f"peephole{back}"] = None if peephole is None else np.concatenate(peephole)
+    state = np.zeros((1, len(cells) * cells[0].hidden), np.float32)
+    direction = "bidirectional" if len(cells) == 2 else "forward"
+    y, *_ = builder.lstm(
+        x=x,
+        initial_h=state,
+        initial_c=state,
+        direction=direction,
+        output_sequence=True,
+        name=identifier,
+        **_given(**arrays),
+    )
+    return y

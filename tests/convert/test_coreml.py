@@ -1,0 +1,135 @@
+"""Core ML packages. They run on a Mac only: here their arrays are compared with those that coremltools reads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from retrograd.convert import ConvertError, Embedding, Layers, Linear, Lstm, Norm, convert, read, write
+from support.arrays import Array
+from support.convert import lstm, normal
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+@pytest.fixture(scope="module")
+def coremltools() -> Any:
+    with quiet():
+        return pytest.importorskip("coremltools")
+
+
+def constants(coremltools: Any, path: Path) -> dict[str, Array]:
+    """The constant inputs of all operations, through coremltools' own reading of a package."""
+    with quiet():
+        from coremltools.converters.mil.frontend.milproto.load import load
+
+        model = coremltools.models.MLModel(str(path), skip_model_load=True)
+        spec = model.get_spec()
+        program = load(spec, spec.specificationVersion, model.weights_dir)
+    found = {}
+    for operation in program.functions["main"].operations:
+        for part, variable in operation.inputs.items():
+            if isinstance(getattr(variable, "val", None), np.ndarray):
+                found[f"{operation.name}.{part}"] = variable.val
+    return found
+
+
+def test_the_arrays_of_an_lstm(tmp_path: Path, torch: Any, coremltools: Any) -> None:
+    """Gates in the order i f o z, where PyTorch has i f g o and z is g; one bias."""
+    module = torch.nn.LSTM(3, 4, bidirectional=True)
+    torch.save({f"rnn.{name}": tensor for name, tensor in module.state_dict().items()}, tmp_path / "a.pt")
+    convert(tmp_path / "a.pt", tmp_path / "a.mlpackage")
+    found = constants(coremltools, tmp_path / "a.mlpackage")
+    state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    for ours, theirs in (("", ""), ("_back", "_reverse")):
+        sources = {
+            "weight_ih": state[f"weight_ih_l0{theirs}"],
+            "weight_hh": state[f"weight_hh_l0{theirs}"],
+            "bias": state[f"bias_ih_l0{theirs}"] + state[f"bias_hh_l0{theirs}"],
+        }
+        for part, array in sources.items():
+            i, f, g, o = np.split(array, 4)
+            np.testing.assert_array_equal(found[f"rnn.{part}{ours}"], np.concatenate([i, f, o, g]), part)
+
+
+def test_peepholes(tmp_path: Path, coremltools: Any) -> None:
+    """In the order i f o."""
+    layer = lstm(3, 4, peephole="ifo")
+    write(tmp_path / "a.mlpackage", {"rnn": layer})
+    assert layer.cells[0][0].peephole is not None
+    i, f, _, o = np.split(layer.cells[0][0].peephole, 4)
+    np.testing.assert_array_equal(
+        constants(coremltools, tmp_path / "a.mlpackage")["rnn.peephole"], np.concatenate([i, f, o])
+    )
+
+
+def test_a_package_that_coremltools_converted(tmp_path: Path, torch: Any, coremltools: Any) -> None:
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = torch.nn.LSTM(3, 4, bidirectional=True)
+            self.fc = torch.nn.Linear(8, 5)
+
+        def forward(self, x: Any, h: Any, c: Any) -> Any:
+            return self.fc(self.rnn(x, (h, c))[0])
+
+    module = Model().eval()
+    example = torch.randn(5, 2, 3), torch.zeros(2, 2, 4), torch.zeros(2, 2, 4)
+    with quiet():
+        converted = coremltools.convert(
+            torch.jit.trace(module, example),
+            inputs=[coremltools.TensorType(shape=x.shape) for x in example],
+            convert_to="mlprogram",
+            compute_precision=coremltools.precision.FLOAT32,
+            skip_model_load=True,
+        )
+        converted.save(str(tmp_path / "a.mlpackage"))
+    layers = read(tmp_path / "a.mlpackage")
+    (rnn,) = (layer for layer in layers.values() if isinstance(layer, Lstm))
+    (fc,) = (layer for layer in layers.values() if isinstance(layer, Linear))
+    state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    for cell, theirs in zip(rnn.cells[0], ("", "_reverse"), strict=True):
+        np.testing.assert_array_equal(cell.wx, state[f"rnn.weight_ih_l0{theirs}"])
+        np.testing.assert_array_equal(cell.wh, state[f"rnn.weight_hh_l0{theirs}"])
+        np.testing.assert_array_equal(cell.b, state[f"rnn.bias_ih_l0{theirs}"] + state[f"rnn.bias_hh_l0{theirs}"])
+    np.testing.assert_array_equal(fc.w, state["fc.weight"])
+    np.testing.assert_array_equal(fc.b, state["fc.bias"])
+
+
+def test_a_package_is_replaced_whole(tmp_path: Path, coremltools: Any) -> None:
+    target = tmp_path / "a.mlpackage"
+    write(target, {"fc": Linear(normal(3, 2), normal(3))})
+    with pytest.raises(ConvertError, match="a peephole of gate g, which Core ML's lstm does not have"):
+        write(target, {"rnn": lstm(peephole="ifgo")})
+    assert list(read(target)) == ["fc"]
+    layers: Layers = {"words": Embedding(normal(5, 2)), "norm": Norm("layer_norm", normal(3), normal(3))}
+    write(target, layers)
+    assert list(read(target)) == ["words", "norm"]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_not_a_package(tmp_path: Path, coremltools: Any) -> None:
+    (tmp_path / "a.mlpackage").mkdir()
+    with pytest.raises(ConvertError, match="cannot be read as Core ML"):
+        read(tmp_path / "a.mlpackage")
+    (tmp_path / "b.mlpackage").write_bytes(b"nothing")
+    with pytest.raises(ConvertError, match="cannot be read as Core ML"):
+        read(tmp_path / "b.mlpackage")
