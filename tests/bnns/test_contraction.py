@@ -353,6 +353,30 @@ def test_layouts_of_operands(layout: int) -> None:
     assert np.allclose(deltas[1].data, stored((dy @ a).transpose(0, 2, 1), layout).data, rtol=1e-4, atol=1e-4)
 
 
+def test_weights_of_attention_heads_go_by_size() -> None:
+    """MHA_DHK: size is (d, k, heads), memory has the heads before k. As operand, output and gradients."""
+    heads = Descriptor(layout=bnns.BNNSDataLayoutMHA_DHK, size=(5, 3, 2), data_type=F32)
+    values, x, dy = normal(5, 3, 2), normal(4, 5, seed=1), normal(4, 2, 3, seed=2)
+    memory = np.ascontiguousarray(values.transpose(1, 2, 0))
+    filter = create(
+        "x_d, w_dkh -> o_hk",
+        first((5,)),
+        Descriptor(layout=heads.layout, size=(5, 3, 2), data=memory, data_type=F32),
+        first((2, 3)),
+    )
+    y, dw = np.empty_like(dy), np.empty_like(memory)
+    assert apply(filter, [x], y) == 0, bnns.last_error()
+    assert np.allclose(y, np.einsum("nd,dkh->nhk", x, values), rtol=1e-5, atol=1e-5)
+    heads.data = dw
+    assert backward(filter, [x], [None], first((2, 3), dy), 4, weights=heads) == 0, bnns.last_error()
+    assert np.allclose(dw.transpose(2, 0, 1), np.einsum("nd,nhk->dkh", x, dy), rtol=1e-4, atol=1e-4)
+    heads.data = None
+    turned = create("a_hkd -> c_dkh", first((2, 3, 5)), None, heads)
+    result = np.empty((1, *memory.shape), np.float32)
+    assert apply(turned, [np.ascontiguousarray(values.transpose(2, 1, 0))[None]], result) == 0, bnns.last_error()
+    assert np.array_equal(result[0], memory)
+
+
 def test_strides_of_operands_and_batches() -> None:
     a, b = np.full((2, 20), np.nan, np.float32), normal(2, 9, seed=1)
     places = [0, 2, 4, 7, 9, 11]  # stride 2 within rows of 7

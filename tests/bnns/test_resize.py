@@ -183,6 +183,20 @@ def test_axes_are_those_of_size(layouts: tuple[int, int]) -> None:
     assert np.allclose(dx, stored(resized(dy, size, LINEAR, False, True), layouts[0]), rtol=1e-5, atol=1e-6)
 
 
+def test_weights_of_attention_heads_are_resized_by_size() -> None:
+    """MHA_DHK: size is (d, k, heads), memory has the heads before k."""
+    x, dy = normal(2, 5, 3, 2), normal(2, 5, 6, 2, seed=1)
+    made = [Descriptor(layout=bnns.BNNSDataLayoutMHA_DHK, size=s, data_type=F32) for s in ((5, 3, 2), (5, 6, 2))]
+    filter = bnns.BNNSFilterCreateLayerResize(bnns.BNNSLayerParametersResize(LINEAR, *made, False))
+    memory, y = np.ascontiguousarray(x.transpose(0, 2, 3, 1)), np.empty((2, 6, 2, 5), np.float32)
+    assert bnns.BNNSFilterApplyBatch(filter, 2, memory, 0, y, 0) == 0, bnns.last_error()
+    assert np.allclose(y.transpose(0, 3, 1, 2), resized(x, (5, 6, 2), LINEAR, False), rtol=1e-6, atol=1e-6)
+    dx = np.empty_like(memory)
+    assert backward(filter, dx, np.ascontiguousarray(dy.transpose(0, 2, 3, 1))) == 0, bnns.last_error()
+    exact = resized(dy, (5, 3, 2), LINEAR, False, transposed=True)
+    assert np.allclose(dx.transpose(0, 3, 1, 2), exact, rtol=1e-5, atol=1e-6)
+
+
 def test_strides_batches_and_gaps() -> None:
     memory, results = normal(2, 30), np.full((2, 60), 7, np.float32)
     source = described(FIRST[2], (2, 3), stride=(2, 9))
