@@ -36,7 +36,10 @@ _skipped: list[str] = []
 def _import(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+    if module.__file__ is None:  # the folder of its tests, which is on the path
+        raise ImportError(f"No module named {name!r}")
+    return module
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -92,14 +92,18 @@ struct ArrayMemory {
     // False for an array with too many axes.
     bool read(PyObject* object, int64_t item_bytes) {
         const auto* array = reinterpret_cast<const ArrayObject*>(object);
-        if (array->ndim > kMaxAxes) return false;
-        data = array->data;
-        ndim = array->ndim;
+        return read(array->data, array->ndim, array->shape, array->strides, item_bytes);
+    }
+    template <class Extent>
+    bool read(char* first, int axes, const Extent* extents, const Extent* steps, int64_t item_bytes) {
+        if (axes > kMaxAxes) return false;
+        data = first;
+        ndim = axes;
         itemsize = item_bytes;
         elements = 1;
         for (int i = 0; i < ndim; ++i) {
-            shape[i] = array->shape[i];
-            strides[i] = array->strides[i];
+            shape[i] = extents[i];
+            strides[i] = steps[i];
             elements *= shape[i];
         }
         settle_strides();
@@ -152,6 +156,14 @@ struct ArrayMemory {
         }
         return false;
     }
+};
+
+// An array that is not a Python object. Strides are in bytes. The caller keeps shape and strides.
+struct RawArray {
+    Element element;
+    char* data;
+    int ndim;
+    const int64_t *shape, *strides;
 };
 
 // Any array, subclasses included.

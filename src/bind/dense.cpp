@@ -6,10 +6,9 @@
 #include <variant>
 #include <vector>
 
-#include "../core/dense/linear.h"
 #include "../core/dense/loss.h"
 #include "bind.h"
-#include "view.h"
+#include "linear_call.h"
 
 namespace rg::bind {
 
@@ -17,98 +16,6 @@ namespace {
 
 // The loss, or why the call was refused.
 using LossOutcome = std::variant<double, Refusal>;
-
-// The work in terms of elements, for without_lock.
-template <class Call>
-double product_work(const Call& call) {
-    return double(call.rows) * double(call.outputs) * (1 + double(call.inputs) / 16);
-}
-
-template <class A>
-Matrix<A> matrix(const View& view) {
-    if (!view.present()) return {};
-    // The stride of an axis of extent 1 is arbitrary; 1 marks it as contiguous.
-    const int64_t col = view.extent(1) > 1 ? view.stride(1) : 1;
-    const int64_t row = view.extent(0) > 1 ? view.stride(0) : col == 1 ? view.extent(1) : 1;
-    return {static_cast<A*>(view.data()), row, col};
-}
-
-// Whether the engine can write to a matrix: its rows, or with `or_columns` its columns, are contiguous.
-void check_writable(Call& call, const View& view, bool or_columns = false) {
-    const bool rows = view.extent(1) <= 1 || view.stride(1) == 1;
-    const bool columns = or_columns && (view.extent(0) <= 1 || view.stride(0) == 1);
-    if (view.present() && !rows && !columns) call.refuse(Reason::layout, view.name());
-}
-
-template <class A>
-void run_linear_forward(const View& x, const View& w, const View& b, const View& y, int threads) {
-    LinearForward<A> call;
-    call.rows = x.extent(0);
-    call.inputs = x.extent(1);
-    call.outputs = w.extent(0);
-    call.x = matrix<const A>(x);
-    call.w = matrix<const A>(w);
-    call.b = static_cast<const A*>(b.data());
-    call.y = matrix<A>(y);
-    call.threads = threads_of(threads);
-    without_lock(product_work(call), [&] { rg::linear_forward(call); });
-}
-
-Outcome linear_forward(bool f64, nb::handle x_array, nb::handle w_array, nb::handle b_array, nb::handle y_array,
-                       bool overlap_checked, int threads) {
-    Call call;
-    const Element element = element_of(f64);
-    const View x(call, x_array, "x", element), w(call, w_array, "w", element), b(call, b_array, "b", element),
-        y(call, y_array, "out", element, Access::write);
-    for (const View* v : {&x, &w, &y}) v->require().check_axes(2);
-    w.check_shape({w.extent(0), x.extent(1)});
-    b.check_contiguous({w.extent(0)});
-    y.check_shape({x.extent(0), w.extent(0)});
-    check_writable(call, y);
-    if (!overlap_checked) call.check_overlap();
-    if (call.refused()) return call.refusal();
-    f64 ? run_linear_forward<double>(x, w, b, y, threads) : run_linear_forward<float>(x, w, b, y, threads);
-    return {};
-}
-
-template <class A>
-void run_linear_backward(const View& dy, const View& x, const View& w, const View& dx, const View& dw, const View& db,
-                         bool accumulate, int threads) {
-    LinearBackward<A> call;
-    call.rows = dy.extent(0);
-    call.inputs = x.extent(1);
-    call.outputs = dy.extent(1);
-    call.dy = matrix<const A>(dy);
-    call.x = matrix<const A>(x);
-    call.w = matrix<const A>(w);
-    call.accumulate = accumulate;
-    call.dx = matrix<A>(dx);
-    call.dw = matrix<A>(dw);
-    call.db = static_cast<A*>(db.data());
-    call.threads = threads_of(threads);
-    without_lock(product_work(call), [&] { rg::linear_backward(call); });
-}
-
-Outcome linear_backward(bool f64, nb::handle dy_array, nb::handle x_array, nb::handle w_array, nb::handle dx_array,
-                        nb::handle dw_array, nb::handle db_array, bool accumulate, bool overlap_checked, int threads) {
-    Call call;
-    const Element element = element_of(f64);
-    const View dy(call, dy_array, "dy", element), x(call, x_array, "x", element), w(call, w_array, "w", element),
-        dx(call, dx_array, "dx", element, Access::write), dw(call, dw_array, "dw", element, Access::write),
-        db(call, db_array, "db", element, Access::write);
-    const int64_t rows = dy.extent(0), outputs = dy.extent(1), inputs = x.extent(1);
-    for (const View* v : {&dy, &x, &w}) v->require().check_axes(2);
-    for (const View* v : {&x, &dx}) v->check_shape({rows, inputs});
-    for (const View* v : {&w, &dw}) v->check_shape({outputs, inputs});
-    db.check_contiguous({outputs});
-    check_writable(call, dx);
-    check_writable(call, dw, true);
-    if (!overlap_checked) call.check_overlap();
-    if (call.refused()) return call.refusal();
-    f64 ? run_linear_backward<double>(dy, x, w, dx, dw, db, accumulate, threads)
-        : run_linear_backward<float>(dy, x, w, dx, dw, db, accumulate, threads);
-    return {};
-}
 
 // Whether all indices are in [0, limit) or equal to `ignored` (if given).
 bool in_range(const int64_t* indices, int64_t count, int64_t limit, const int64_t* ignored) {
@@ -364,9 +271,9 @@ LossOutcome element_losses(bool f64, int loss, double a, double b, nb::handle y_
 }  // namespace
 
 void bind_dense(nb::module_& m) {
-    m.def("linear_forward", &linear_forward, nb::arg("f64"), nb::arg("x"), nb::arg("w"), nb::arg("b").none(),
-          nb::arg("y"), nb::arg("overlap_checked"), nb::arg("threads"), "y = x w' + b");
-    m.def("linear_backward", &linear_backward, nb::arg("f64"), nb::arg("dy"), nb::arg("x"), nb::arg("w"),
+    m.def("linear_forward", &linear_forward<nb::handle>, nb::arg("f64"), nb::arg("x"), nb::arg("w"),
+          nb::arg("b").none(), nb::arg("y"), nb::arg("overlap_checked"), nb::arg("threads"), "y = x w' + b");
+    m.def("linear_backward", &linear_backward<nb::handle>, nb::arg("f64"), nb::arg("dy"), nb::arg("x"), nb::arg("w"),
           nb::arg("dx").none(), nb::arg("dw").none(), nb::arg("db").none(), nb::arg("accumulate"),
           nb::arg("overlap_checked"), nb::arg("threads"), "dx = dy w, dw = dy' x, db = the sum of dy's rows.");
     m.def("embedding_forward", &embedding_forward, nb::arg("f64"), nb::arg("indices"), nb::arg("table"), nb::arg("y"),

@@ -110,19 +110,8 @@ NB_MODULE(_core, m) {
     m.def("activations", &activation_list,
           nb::sig("def activations() -> tuple[tuple[str, int, float | None, float | None, str], ...]"),
           "Every activation: name, code, default alpha and beta, why the output does not determine the slope.");
-    nb::enum_<Reason>(m, "Reason", "Why a call was refused.")
-        .value("type", Reason::type)
-        .value("dtype", Reason::dtype)
-        .value("shape", Reason::shape)
-        .value("layout", Reason::layout)
-        .value("self_overlap", Reason::self_overlap)
-        .value("overlap", Reason::overlap)
-        .value("in_place", Reason::in_place)
-        .value("missing", Reason::missing)
-        .value("out_of_range", Reason::out_of_range)
-        .value("foreign_cache", Reason::foreign_cache)
-        .value("cache_of_another_problem", Reason::cache_of_another_problem)
-        .value("stale_cache", Reason::stale_cache);
+    nb::enum_<Reason> reasons(m, "Reason", "Why a call was refused.");
+    for (const auto& [name, reason] : kReasons) reasons.value(name, reason);
     nb::class_<Refusal>(m, "Refusal", "The result of a call that was refused. Nothing was written.")
         .def_ro("reason", &Refusal::reason)
         .def_ro("argument", &Refusal::argument);
@@ -135,4 +124,5 @@ NB_MODULE(_core, m) {
     bind_norm(m);
     bind_optimizer(m);
     bind_pooling(m);
+    bind_xla(m);
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,21 @@ enum class Reason {
     foreign_cache,
     cache_of_another_problem,
     stale_cache,
+};
+
+constexpr std::pair<const char*, Reason> kReasons[] = {
+    {"type", Reason::type},
+    {"dtype", Reason::dtype},
+    {"shape", Reason::shape},
+    {"layout", Reason::layout},
+    {"self_overlap", Reason::self_overlap},
+    {"overlap", Reason::overlap},
+    {"in_place", Reason::in_place},
+    {"missing", Reason::missing},
+    {"out_of_range", Reason::out_of_range},
+    {"foreign_cache", Reason::foreign_cache},
+    {"cache_of_another_problem", Reason::cache_of_another_problem},
+    {"stale_cache", Reason::stale_cache},
 };
 
 struct Refusal {
@@ -90,14 +106,18 @@ private:
     Outcome refusal_;
 };
 
-// A view of a caller's array during one call. None is allowed and gives a null pointer. These checks ensure memory
-// safety: they use the array's actual bounds and do not rely on checks made in Python. After a check has failed,
-// extents and strides can still be read, but nothing may be computed.
+// A view of a caller's array during one call. None, or a null pointer, is allowed and gives a null pointer. These
+// checks ensure memory safety: they use the array's actual bounds and do not rely on checks made in Python. After a
+// check has failed, extents and strides can still be read, but nothing may be computed.
 class View {
 public:
     View(Call& call, nb::handle array, const char* name, Element element, Access access = Access::read)
         : call_(call), name_(name), access_(access) {
         if (!array.is_none()) open(array, element);
+    }
+    View(Call& call, const RawArray* array, const char* name, Element element, Access access = Access::read)
+        : call_(call), name_(name), access_(access) {
+        if (array) open(*array, element);
     }
     View(const View&) = delete;
     View& operator=(const View&) = delete;
@@ -161,7 +181,14 @@ private:
         const auto* object = reinterpret_cast<const ArrayObject*>(array.ptr());
         if (is_result() && !(object->flags & ArrayObject::kWriteable)) return call_.refuse(Reason::type, name_);
         if (!is_dtype(object->dtype, element)) return call_.refuse(Reason::dtype, name_);
-        held_ = memory_.read(array.ptr(), item_size(element));
+        enter(memory_.read(array.ptr(), item_size(element)));
+    }
+    void open(const RawArray& array, Element element) {
+        if (array.element != element) return call_.refuse(Reason::dtype, name_);
+        enter(memory_.read(array.data, array.ndim, array.shape, array.strides, item_size(element)));
+    }
+    void enter(bool read) {
+        held_ = read;
         if (!held_) return call_.refuse(Reason::shape, name_);
         if (!memory_.aligned()) call_.refuse(Reason::layout, name_);
         if (is_result() && !contiguous() && memory_.may_overlap_itself()) { call_.refuse(Reason::self_overlap, name_); }
@@ -242,6 +269,29 @@ void without_lock(double elements, const Work& work) {
         work();
     } else {
         const LockReleased released;
+        work();
+    }
+}
+
+// Code that takes NumPy arrays (`Array` is nb::handle) and raw ones (const RawArray*) alike. Callers with raw arrays do
+// not hold the GIL.
+template <class Array>
+constexpr bool kFromPython = std::is_same_v<Array, nb::handle>;
+inline bool is_absent(nb::handle array) { return array.is_none(); }
+inline bool is_absent(const RawArray* array) { return !array; }
+template <class Array>
+Array absent() {
+    if constexpr (kFromPython<Array>) {
+        return nb::handle(Py_None);
+    } else {
+        return nullptr;
+    }
+}
+template <class Array, class Work>
+void run_driver(double elements, const Work& work) {
+    if constexpr (kFromPython<Array>) {
+        without_lock(elements, work);
+    } else {
         work();
     }
 }

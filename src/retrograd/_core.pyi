@@ -159,6 +159,9 @@ def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: ob
 def dropout(f64: bool, x: object, rate: float, seed: int, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = x * mask / (1 - rate)"""
 
+def lstm_slots(lengths: object, active: object, order: object) -> None:
+    """The number of active slots in each step, and the sample in each slot."""
+
 class LstmProblem:
     """An LSTM of one shape with one set of options."""
 
@@ -206,4 +209,9 @@ def pool_backward(kind: int, f64: bool, dy: object, x: object | None, y: object 
 def indexed_planes(kind: int, f64: bool, part: object, indices: object, whole: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """
     Along the last axis: whole[indices] += part (0) or = part (1), 0 elsewhere; or part = whole[indices] (2).
+    """
+
+def xla_handlers() -> dict[str, object]:
+    """
+    Capsules of the functions that XLA calls, by the name under which jax.ffi registers them.
     """

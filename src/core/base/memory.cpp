@@ -106,11 +106,17 @@ private:
 void* allocate(size_t bytes) {
     void* data = nullptr;
     if (posix_memalign(&data, bytes >= kHuge ? kHugePage : kLine, bytes) != 0) throw std::bad_alloc();
-#if defined(MADV_HUGEPAGE)
     // With small pages, strided access to operands causes more time in TLB misses than in reads.
-    if (bytes >= kHuge) madvise(data, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
-#endif
+    if (bytes >= kHuge) prefer_huge_pages(data, bytes);
     return data;
+}
+
+void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t first = reinterpret_cast<uintptr_t>(data), skipped = -first % kHugePage;
+    if (bytes < skipped + kHugePage) return;
+    madvise(static_cast<char*>(data) + skipped, (bytes - skipped) / kHugePage * kHugePage, MADV_HUGEPAGE);
+#endif
 }
 
 void guard([[maybe_unused]] void* data, [[maybe_unused]] size_t used, [[maybe_unused]] size_t bytes) {

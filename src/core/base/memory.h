@@ -10,6 +10,10 @@ namespace rg {
 // Aligned to a cache line or better, for free(). Throws std::bad_alloc.
 void* allocate(size_t bytes);
 
+// Asks the system for huge pages, as far as they fit into this memory. That is worth a system call for fresh memory of
+// many megabytes.
+void prefer_huge_pages(void* data, size_t bytes);
+
 // Under AddressSanitizer, poisons all but the first `used` bytes.
 void guard(void* data, size_t used, size_t bytes);
 

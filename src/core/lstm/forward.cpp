@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <initializer_list>
+#include <numeric>
 
 #include "rows.h"
 
@@ -419,6 +421,17 @@ int64_t capped_product(std::initializer_list<int64_t> factors) {
 int64_t size_of(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 
 }  // namespace
+
+void lstm_slots(int64_t steps, int64_t samples, const int64_t* lengths, int64_t* active, int64_t* order) {
+    std::iota(order, order + samples, int64_t(0));
+    std::sort(order, order + samples,
+              [&](int64_t a, int64_t b) { return lengths[a] != lengths[b] ? lengths[a] > lengths[b] : a < b; });
+    int64_t slots = samples;
+    for (int64_t t = 0; t < steps; ++t) {
+        while (slots > 0 && lengths[order[slots - 1]] <= t) --slots;
+        active[t] = slots;
+    }
+}
 
 bool lstm_fits(const LstmShape& s) {
     constexpr int64_t kMost = int64_t(1) << 58, kWidest = 32;  // elements; a panel plus the padding of rows

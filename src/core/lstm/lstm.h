@@ -82,6 +82,10 @@ struct LstmBackward {
     States dh0, dc0;
 };
 
+// The slots of a ragged batch, longest sequence first, samples of equal length in their order: active [steps] and order
+// [samples] for lengths [samples], each from 0 to steps.
+void lstm_slots(int64_t steps, int64_t samples, const int64_t* lengths, int64_t* active, int64_t* order);
+
 // Whether the sizes of all arrays, the cache and the scratch of a problem fit in 64 bits. The functions below assume
 // it.
 bool lstm_fits(const LstmShape& shape);

@@ -36,10 +36,24 @@ _BFLOAT16_CODE: Final = 3
 _BOUND_PARAMETERS: Final = {"clamp": ("alpha", "beta"), "clamped_leaky_relu": ("beta",), "threshold": ("beta",)}
 
 
+class NormSettings(NamedTuple):
+    """What the engine is told about a normalization besides its shape."""
+
+    roles: str  # of the axes: n for samples, c for channels, r for those that are reduced too
+    channels_per_set: int
+    dtype: int  # the engine's code
+    eps: float
+    activation: int  # its code and parameters
+    alpha: float
+    beta: float
+    slope_from_input: bool
+
+
 class NormProblem(NamedTuple):
     """A normalization of one shape with one set of options, checked."""
 
     kind: NormKind
+    settings: NormSettings
     engine: _core.NormProblem | None  # None: there are no elements
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -192,14 +206,13 @@ def _norm_problem(
             statistics_shape = (shape[0], groups)
         count = channels_per_set * spatial
     arithmetic = _FLOAT64 if dtype == _FLOAT64 else _FLOAT32
-    engine = None
-    if math.prod(shape):
-        # The activation's input has the arithmetic dtype, its output the data's dtype.
-        alpha, beta = rounded_parameters(fused, arithmetic if from_input else dtype)
-        engine = _core.NormProblem(list(shape), roles, channels_per_set, code, eps, fused.code, alpha, beta, from_input)
+    # The activation's input has the arithmetic dtype, its output the data's dtype.
+    alpha, beta = rounded_parameters(fused, arithmetic if from_input else dtype)
+    settings = NormSettings(roles, channels_per_set, code, eps, fused.code, alpha, beta, from_input)
     return NormProblem(
         kind,
-        engine,
+        settings,
+        _core.NormProblem(list(shape), *settings) if math.prod(shape) else None,
         shape,
         dtype,
         arithmetic,
@@ -261,27 +274,36 @@ def check_aligned(name: str, array: Array) -> None:
 
 
 def as_parameter(problem: NormProblem, name: str, value: object) -> Array:
-    """Check gamma or beta: the normalized shape, the arithmetic dtype. A strided array is copied; it is small."""
+    """Check gamma or beta. A strided array is copied; it is small."""
     array = as_array(name, value)
+    check_parameter(problem, name, array)
+    return array if array.flags.carray else np.array(array, order="C")
+
+
+def check_parameter(problem: NormProblem, name: str, array: Array) -> None:
+    """Check the shape of gamma or beta, and that it has the arithmetic dtype."""
     if array.shape != problem.parameter_shape:
         raise ValueError(
             f"{name} has shape {array.shape}, but x of shape {problem.shape} needs {problem.parameter_shape}"
         )
     check_dtype(name, array, problem.arithmetic, "for such data")
-    return array if array.flags.carray else np.array(array, order="C")
 
 
 def as_set_values(problem: NormProblem, name: str, value: object) -> Statistics:
     """Convert one real value per statistics set, of any dtype, to float64."""
     array = as_array(name, value)
+    check_set_values(problem, name, array)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be of real numbers")
+    return np.require(array, np.float64, ["C_CONTIGUOUS", "ALIGNED"])
+
+
+def check_set_values(problem: NormProblem, name: str, array: Array) -> None:
     if array.shape != problem.statistics_shape:
         raise ValueError(
             f"{name} has shape {array.shape}, but x of shape {problem.shape} has statistics of shape "
             f"{problem.statistics_shape}"
         )
-    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise TypeError(f"{name} has dtype {array.dtype}; it must be of real numbers")
-    return np.require(array, np.float64, ["C_CONTIGUOUS", "ALIGNED"])
 
 
 def as_statistics(problem: NormProblem, mean: object, var: object) -> Statistics:

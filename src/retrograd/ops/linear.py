@@ -45,7 +45,9 @@ def linear_forward(
     x = _args.as_array("x", x)
     w = _args.as_array("w", w)
     f64 = _args.is_float64("x", x)
-    _check_operands(x, w)
+    check_operands(x, w)
+    _args.check_aligned("x", x)
+    _args.check_aligned("w", w)
     outputs = w.shape[0]
     bias = None
     if b is not None:
@@ -92,7 +94,9 @@ def linear_backward(
     x = _args.as_array("x", x)
     w = _args.as_array("w", w)
     f64 = _args.is_float64("x", x)
-    _check_operands(x, w)
+    check_operands(x, w)
+    _args.check_aligned("x", x)
+    _args.check_aligned("w", w)
     shape = (*x.shape[:-1], w.shape[0])
     if dy.shape != shape:
         raise ValueError(f"dy has shape {dy.shape}, but x of shape {x.shape} and w of shape {w.shape} need {shape}")
@@ -202,7 +206,7 @@ def embedding_backward(
     return out
 
 
-def _check_operands(x: Array, w: Array) -> None:
+def check_operands(x: Array, w: Array) -> None:
     if w.ndim != 2:
         raise ValueError(f"w has shape {w.shape}, must have 2 axes, [outputs, inputs]")
     if x.ndim == 0 or x.shape[-1] != w.shape[1]:
@@ -210,14 +214,16 @@ def _check_operands(x: Array, w: Array) -> None:
         raise ValueError(f"w has shape {w.shape}, whose inputs are {w.shape[1]}, but {last}")
     if w.dtype is not x.dtype:
         _args.check_dtype("w", w, x.dtype, "as x is")
-    _args.check_aligned("x", x)
-    _args.check_aligned("w", w)
 
 
-def _as_bias(b: Array, w: Array) -> Array:
+def check_bias(b: Array, w: Array) -> None:
     if b.shape != w.shape[:1]:
         raise ValueError(f"b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
     _args.check_dtype("b", b, w.dtype, "as x is")
+
+
+def _as_bias(b: Array, w: Array) -> Array:
+    check_bias(b, w)
     return b if b.flags.c_contiguous and b.flags.aligned else np.array(b, order="C")
 
 

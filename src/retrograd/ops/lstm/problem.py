@@ -34,7 +34,10 @@ class Problem(NamedTuple):
     layers: int
     directions: int
     dtype: np.dtype[Any]
+    activations: tuple[tuple[int, float, float], ...]  # code, alpha and beta for i, f, g, o and h
     peephole: int  # 0: none, 1: diagonals, 2: full matrices
+    output_reads_old: bool
+    dropout: float
     single: bool  # the weights were not a sequence: states have no cell axis
     batch_first: bool
     x_shape: tuple[int, ...]  # in the caller's axis order
@@ -47,6 +50,10 @@ class Problem(NamedTuple):
 
     def cell_inputs(self, cell: int) -> int:
         return self.inputs if cell < self.directions else self.directions * self.units
+
+    def columns(self, cell: int) -> tuple[tuple[int, ...], ...]:
+        """What follows the rows in the shapes of wx, wh, b and peephole."""
+        return (self.cell_inputs(cell),), (self.units,), (), (self.units,) if self.peephole == 2 else ()
 
     def cache_bytes(self, active: Array | None) -> int:
         return self.engine.cache_bytes(self.steps * self.samples if active is None else int(active.sum()))
@@ -155,13 +162,24 @@ def _problem(
         layers,
         directions,
         _DTYPES[code],  # the canonical object: dtypes are compared by identity
+        tuple(codes),
         peephole,
+        _READS[reads],
+        rate if training else 0.0,
         single,
         batch_first,
         shape,
         (*shape[:2], directions * units),
         (samples, units) if single else (cells, samples, units),
     )
+
+
+def problem_of(*key: Any) -> Problem:
+    """The checked problem, for the arguments of `_problem`."""
+    try:
+        return _problem(*key)
+    except TypeError:  # an unhashable argument, or a type error from the checks: run them again without the memo
+        return _problem.__wrapped__(*key)
 
 
 def check_fits(steps: int, samples: int, inputs: int, units: int, cells: int) -> None:
@@ -185,10 +203,9 @@ def _ragged(
         ends = as_counts("lengths", lengths, samples, "samples", steps, "steps")
         if not samples or ends.min() == steps:
             return None, None
-        order = np.argsort(-ends, kind="stable")
-        # Slot s is active in the steps before its end; ends are in descending order.
-        active = samples - np.searchsorted(ends[order][::-1], np.arange(steps), side="right")
-        return active.astype(np.int64), order.astype(np.int64)
+        active, order = np.empty(steps, np.int64), np.empty(samples, np.int64)
+        _core.lstm_slots(ends, active, order)
+        return active, order
     if batch_sizes is not None:
         sizes = as_counts("batch_sizes", batch_sizes, steps, "steps", samples, "samples")
         return (None, None) if not steps or sizes.min() == samples else (sizes, None)
@@ -233,7 +250,7 @@ def bind(
     units = hidden_size(cells[0][1])
     peephole = 0 if single and cells[0][3] is None else peephole_kind(cells, units)
     shape = x.shape if indices is None else (*(indices.shape[::-1] if batch_first else indices.shape), x.shape[1])
-    key: Any = (
+    problem = problem_of(
         shape,
         x.dtype,
         len(cells),
@@ -247,10 +264,6 @@ def bind(
         dropout,
         bool(training),
     )
-    try:
-        problem = _problem(*key)
-    except TypeError:  # an unhashable argument, or a type error from the checks: run them again without the memo
-        problem = _problem.__wrapped__(*key)
     active = order = None
     if lengths is not None or batch_sizes is not None:
         active, order = _ragged(problem.steps, problem.samples, lengths, batch_sizes)
@@ -365,14 +378,8 @@ def _active_mask(inputs: Inputs) -> npt.NDArray[np.bool_]:
 
 
 def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
-    columns: tuple[tuple[int, ...], ...] = (
-        (problem.cell_inputs(index),),
-        (problem.units,),
-        (),
-        (problem.units,) if problem.peephole == 2 else (),
-    )
     checked: list[Any] = []
-    for field, part, tail in zip(LstmWeights._fields, cell, columns, strict=True):
+    for field, part, tail in zip(LstmWeights._fields, cell, problem.columns(index), strict=True):
         name = field if problem.single else f"weights[{index}].{field}"
         needed = field in ("wx", "wh")
         if part is None:
@@ -382,20 +389,25 @@ def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
             for gate, array in zip("ifgo", part, strict=True):
                 label = f"{name} of gate {gate}"
                 if array is not None:
-                    _check_parameter(label, array, ((problem.units, *tail),), problem.dtype)
+                    check_parameter(label, array, ((problem.units, *tail),), problem.dtype)
+                    _args.check_aligned(label, array)
                 elif needed:
                     raise ValueError(f"{label} is None; a cell needs wx and wh of every gate")
             if len({a.strides for a in part if a is not None}) > 1:
                 part = tuple(None if a is None else np.ascontiguousarray(a) for a in part)
         else:
-            shapes = ((4 * problem.units, *tail), (4, problem.units, *tail))
-            _check_parameter(name, part, shapes, problem.dtype)
+            check_parameter(name, part, whole_shapes(problem, tail), problem.dtype)
+            _args.check_aligned(name, part)
         checked.append(part)
     return tuple(checked)
 
 
-def _check_parameter(name: str, array: Array, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any]) -> None:
+def whole_shapes(problem: Problem, columns: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The shapes that a parameter of all gates may have."""
+    return (4 * problem.units, *columns), (4, problem.units, *columns)
+
+
+def check_parameter(name: str, array: Array, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any]) -> None:
     if array.shape not in shapes:
         raise ValueError(f"{name} has shape {array.shape}, must be {' or '.join(map(str, shapes))}")
     _args.check_dtype(name, array, dtype, "as x is")
-    _args.check_aligned(name, array)
