@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from retrograd.cli import main
 from retrograd.convert import ConvertError, Embedding, Layers, Linear, Lstm, Norm, convert, read, write
 from support.arrays import Array
 from support.convert import lstm, normal
@@ -112,6 +113,15 @@ def test_a_package_that_coremltools_converted(tmp_path: Path, torch: Any, coreml
         np.testing.assert_array_equal(cell.b, state[f"rnn.bias_ih_l0{theirs}"] + state[f"rnn.bias_hh_l0{theirs}"])
     np.testing.assert_array_equal(fc.w, state["fc.weight"])
     np.testing.assert_array_equal(fc.b, state["fc.bias"])
+
+
+def test_the_command_prints_no_progress_bars(
+    tmp_path: Path, coremltools: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a.npz", {"fc": Linear(normal(3, 2), normal(3))})
+    assert main(["convert", str(tmp_path / "a.npz"), str(tmp_path / "a.mlpackage")]) == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err) == (2, "")
 
 
 def test_a_package_is_replaced_whole(tmp_path: Path, coremltools: Any) -> None:

@@ -90,8 +90,8 @@ def test_converted_layers_compute_the_same(saved: Path, tmp_path: Path, name: st
 
 
 @pytest.fixture(scope="module")
-def loaded(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The outputs of Keras with weights that went through retrograd.nn."""
+def loaded(saved: Path, torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The outputs of Keras with weights that went through retrograd.nn, and with those of a stack of PyTorch."""
     folder = tmp_path_factory.mktemp("loaded")
     for name in OURS:
         convert(saved / f"{name}.weights.h5", folder / f"{name}.safetensors")
@@ -100,7 +100,10 @@ def loaded(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         kinds |= {name: {"*": kind} for name, kind in norms.items()}
         kinds |= {name: {"*": "conv_transpose"} for name in ("up1d", "up2d")}
         convert(folder / f"{name}.safetensors", folder / f"{name}.weights.h5", kinds=kinds.get(name, {}))
-    run_keras("load", folder, *OURS)
+    torch.save(torch.nn.LSTM(3, 4, 2).state_dict(), folder / "torch.pt")
+    written = convert(folder / "torch.pt", folder / "pytorch_stack.weights.h5")
+    assert written.names == {"": "lstm, lstm_1"}
+    run_keras("load", folder, *OURS, "pytorch_stack")
     return folder
 
 
@@ -110,12 +113,10 @@ def test_keras_loads_what_we_write(saved: Path, loaded: Path, name: str) -> None
         np.testing.assert_array_equal(after["y"], before["y"])
 
 
-def test_a_stack_of_pytorch_becomes_several_layers(saved: Path, tmp_path: Path, torch: Any) -> None:
+def test_a_stack_of_pytorch_becomes_several_layers(loaded: Path, torch: Any) -> None:
     module = torch.nn.LSTM(3, 4, 2, batch_first=True)
-    torch.save({f"rnn.{name}": tensor for name, tensor in module.state_dict().items()}, tmp_path / "a.pt")
-    assert convert(tmp_path / "a.pt", tmp_path / "stack.weights.h5").names == {"rnn": "lstm, lstm_1"}
-    run_keras("load", tmp_path, "stack")
-    with np.load(tmp_path / "stack.load.npz") as file:
+    module.load_state_dict(torch.load(loaded / "torch.pt"))
+    with np.load(loaded / "pytorch_stack.load.npz") as file:
         y, _ = module(torch.from_numpy(file["x"]))
         np.testing.assert_allclose(file["y"], y.detach().numpy(), rtol=1e-5, atol=1e-6)
 

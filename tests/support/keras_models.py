@@ -18,6 +18,7 @@ MODELS: dict[str, tuple[tuple[int, ...], str]] = {
     "no_bias": ((6, 3), "LSTM(4, return_sequences=True, use_bias=False)"),
     "both": ((6, 3), "Bidirectional(LSTM(4, return_sequences=True))"),
     "stack": ((6, 3), "LSTM(4, return_sequences=True), LSTM(4, return_sequences=True)"),
+    "pytorch_stack": ((6, 3), "LSTM(4, return_sequences=True), LSTM(4, return_sequences=True)"),
     "dense": ((5,), "Dense(3), Dense(4, use_bias=False)"),
     "embedding": ((5,), "Embedding(7, 3)"),
     "batch_norm": ((5, 3), "BatchNormalization()"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import logging
@@ -41,11 +42,11 @@ _STANDARD: Final = {"recurrent_activation": "sigmoid", "cell_activation": "tanh"
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[Any]:
-    """coremltools, without what it says about parts that only a Mac has."""
+    """coremltools, without what it says about parts that only a Mac has, and without its progress bars."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             import coremltools
 
