@@ -15,7 +15,7 @@ from support import fuzz_driver
 def test_random_and_mutated_descriptors() -> None:
     logging.getLogger("retrograd.bnns").propagate = False
     try:
-        tally = fuzz_driver.work(fuzz_bnns.run, 0, 8000)
+        tally = fuzz_driver.work(fuzz_bnns.run, 0, 300 * len(fuzz_bnns.CASES))
     finally:
         logging.getLogger("retrograd.bnns").propagate = True
     functions = {name.rsplit(" ", 1)[0] for name in tally}
