@@ -1,6 +1,7 @@
 // Handlers for XLA, by which retrograd.jax calls the drivers: without Python, and so without the GIL.
 #include <algorithm>
 #include <array>
+#include <cfenv>
 #include <cstring>
 #include <new>
 #include <string>
@@ -399,6 +400,22 @@ void describe(const xla::CallFrame& frame, xla::Metadata& metadata) {
     metadata.traits = 0;
 }
 
+// The default floating-point environment, for as long as it exists: XLA's threads flush small numbers to zero, which
+// would give other bits than the array functions.
+class DefaultFloats {
+public:
+    DefaultFloats() {
+        std::fegetenv(&before_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~DefaultFloats() { std::fesetenv(&before_); }
+    DefaultFloats(const DefaultFloats&) = delete;
+    DefaultFloats& operator=(const DefaultFloats&) = delete;
+
+private:
+    std::fenv_t before_;
+};
+
 template <void (*call)(Frame&)>
 xla::Error* handler(xla::CallFrame* frame) {
     if (frame->extensions && frame->extensions->type == xla::kMetadataExtension) {
@@ -410,6 +427,7 @@ xla::Error* handler(xla::CallFrame* frame) {
             return error(frame->api, xla::kInternal, "retrograd: unknown version of XLA's interface");
         if (frame->stage != xla::kExecute) return nullptr;  // nothing to prepare
         Frame decoded(*frame);
+        const DefaultFloats floats;
         call(decoded);
         return nullptr;
     } catch (const std::bad_alloc&) {

@@ -431,3 +431,21 @@ def test_activations_are_the_array_functions_own(jax: Any, rj: Any) -> None:
     named = LstmActivations(h="softsign")
     y = rj.lstm(x[None, :, :3], cell(), activations=named).y
     assert np.array_equal(y, retrograd.lstm_forward(x[None, :, :3], cell(), activations=named).y)
+
+
+# ---- small numbers --------------------------------------------------------------------------------------------------
+
+SMALL = """
+import numpy as np, jax, retrograd as rg, retrograd.jax as rj
+rg.set_num_threads(3)
+w = np.eye(256, dtype=np.float32)
+x = np.full((512, 256), 1e-40, np.float32)
+through_xla = np.asarray(jax.jit(rj.linear)(x, w))  # XLA's thread creates the threads of the engine
+assert (through_xla == x).all(), through_xla
+assert (rg.linear_forward(x, w) == x).all()
+"""
+
+
+def test_xla_does_not_flush_small_numbers_to_zero(jax: Any) -> None:
+    """Neither in its own thread nor in the engine's threads that its call creates."""
+    subprocess.run([sys.executable, "-c", SMALL], timeout=PATIENCE, check=True)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -228,6 +229,9 @@ private:
 
     void serve(int worker, Mailbox& mailbox) {
         prepare_exceptions();
+        // A thread inherits the floating-point environment of the one that creates it, which may flush small numbers to
+        // zero, as XLA's threads do.
+        std::fesetenv(FE_DFL_ENV);
         mailbox.ready.store(true);
         uint64_t seen = 0;
         for (;;) {
