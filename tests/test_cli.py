@@ -263,13 +263,12 @@ def test_bench_takes_turns_with_torch(tmp_path: Path) -> None:
         assert float(rows[case, "retrograd", last]["ratio_vs_torch"]) > 0
 
 
-def test_bench_lists_its_rows() -> None:
+def test_bench_lists_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     names = {suite: bench.bench_names([suite]) for suite in bench.SUITES}
     names["all"] = bench.bench_names()
     for suite, expected in names.items():
-        result = run("bench", suite, "--list")
-        assert result.returncode == 0
-        assert result.stdout.splitlines() == expected
+        assert cli.main(["bench", suite, "--list"]) == 0
+        assert capsys.readouterr().out.splitlines() == expected
     suites = ("norm", "lstm", "conv", "products", "apple", "train")
     assert names["all"] == [name for suite in suites for name in names[suite]]
     assert len(set(names["all"])) == len(names["all"])
@@ -301,10 +300,21 @@ def test_bench_lists_its_rows() -> None:
     ],
     ids=" ".join,
 )
-def test_bad_arguments_end_with_2(arguments: list[str], complaint: str) -> None:
-    result = run(*arguments)
+def test_bad_arguments_end_with_2(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = cli.main(arguments)
+    except SystemExit as end:  # argparse's
+        code = end.code
+    assert code == 2
+    shown = capsys.readouterr()
+    assert complaint in shown.err
+    assert shown.out == ""
+
+
+def test_bad_arguments_of_a_process_end_with_2() -> None:
+    result = run("bench", "norm", "--rows", "no_such_row")
     assert result.returncode == 2
-    assert complaint in result.stderr
+    assert "no row matches no_such_row" in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
 
@@ -326,10 +336,11 @@ def test_bad_arguments_end_with_2(arguments: list[str], complaint: str) -> None:
     ],
     ids=" ".join,
 )
-def test_help(arguments: list[str]) -> None:
-    result = run(*arguments, "--help")
-    assert result.returncode == 0
-    assert result.stdout.startswith("usage: retrograd")
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([*arguments, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: retrograd")
 
 
 @pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW)])

@@ -22,19 +22,32 @@ NO_RESULTS = {"get_num_threads", "set_num_threads", "release_memory", "lstm_cach
 KIB = 1024
 
 
-@pytest.fixture(params=["machine", "tiny", "huge"])
-def caches(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Sizes of caches that decide differently about the order of work and the kind of stores."""
-    sizes = {"tiny": (KIB, 4 * KIB, 16 * KIB, 1), "huge": (KIB * KIB, 64 * KIB * KIB, 1024 * KIB * KIB, 1)}
-    if request.param in sizes:
-        _core.override_caches(*sizes[request.param])
-    yield str(request.param)
+# Sizes of caches that decide differently about the order of work and the kind of stores; None: the machine's.
+CACHES = {
+    "machine": None,
+    "tiny": (KIB, 4 * KIB, 16 * KIB, 1),
+    "huge": (KIB * KIB, 64 * KIB * KIB, 1024 * KIB * KIB, 1),
+}
+
+
+@pytest.fixture
+def _own_caches() -> Iterator[None]:
+    yield
     _core.restore_caches()
 
 
-def test_bits_are_those_that_were_saved(isa: str, caches: str) -> None:
-    threads = [3] if isa == "scalar" else [1, 3]  # scalar is slow
-    assert [row for row in bits.compare_bits([isa], threads) if not row.ok] == []
+# The scalar level is slow. With the machine's caches `retrograd verify --bits` runs it too.
+@pytest.mark.parametrize(
+    ("level", "caches"),
+    [(level, caches) for level in _core.isa_levels() for caches in CACHES if level != "scalar" or caches == "tiny"],
+)
+@pytest.mark.usefixtures("_own_caches")
+def test_bits_are_those_that_were_saved(level: str, caches: str) -> None:
+    sizes = CACHES[caches]
+    if sizes is not None:
+        _core.override_caches(*sizes)
+    threads = [3] if level == "scalar" else [1, 3]
+    assert [row for row in bits.compare_bits([level], threads) if not row.ok] == []
 
 
 def rounded(exact: Fraction) -> np.float32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -127,17 +128,27 @@ def draw(c: Case, dtype: Any, seed: int = 0) -> tuple[Array, Array, Array, Array
     return x, w, normal(c.outputs), normal(c.samples, c.outputs, *pixels)
 
 
-def check(c: Case, x: Array, w: Array, b: Array, dy: Array, y: Array, gradients: ConvGradients) -> None:
-    magnitudes = [np.abs(a) for a in (x, w, b, dy)]
-    exact, size = reference.conv_forward(x, w, b, **c.options), reference.conv_forward(*magnitudes[:3], **c.options)
-    assert_close(y, exact, size, roundings(w[:1].size))
-    exacts = reference.conv_backward(dy, x, w, **c.options)
-    sizes = reference.conv_backward(magnitudes[3], *magnitudes[:2], **c.options)
-    pixels = dy.size // max(1, c.outputs)
-    assert_close(gradients.dx, exacts[0], sizes[0], roundings(w.size))
-    assert_close(gradients.dw, exacts[1], sizes[1], roundings(pixels))
-    # In float64: of float32 there is one rounding, of float64 as many as of any sum.
-    assert_close(gradients.db, exacts[2], sizes[2], 1.01 if x.dtype == np.float32 else roundings(pixels))
+def exact_results(c: Case, x: Array, w: Array, b: Array, dy: Array) -> list[Array]:
+    """y, dx, dw and db."""
+    return [reference.conv_forward(x, w, b, **c.options), *reference.conv_backward(dy, x, w, **c.options)]
+
+
+@functools.cache  # for all levels
+def oracle(c: Case, dtype: Any, seed: int = 0) -> tuple[list[Array], list[Array]]:
+    """The results of what `draw` gives, and the sizes of their terms."""
+    arrays = draw(c, dtype, seed)
+    return exact_results(c, *arrays), exact_results(c, *(np.abs(a) for a in arrays))
+
+
+def check(c: Case, dtype: Any, seed: int, y: Array, gradients: ConvGradients) -> None:
+    exacts, sizes = oracle(c, dtype, seed)
+    taps = c.channels // c.groups * math.prod(c.kernel)
+    pixels = y.size // max(1, c.outputs)
+    # Of db, which is summed in float64: of float32 there is one rounding, of float64 as many as of any sum.
+    counts = (taps, c.outputs * taps, pixels)
+    roundings_of = [*map(roundings, counts), 1.01 if dtype == np.float32 else roundings(pixels)]
+    for got, exact, size, count in zip((y, *gradients), exacts, sizes, roundings_of, strict=True):
+        assert_close(got, exact, size, count)
 
 
 def transposed(c: Case) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -147,24 +158,32 @@ def transposed(c: Case) -> tuple[dict[str, Any], tuple[int, ...]]:
     return c.options, tuple(span % s for span, s in spans)
 
 
-def check_transposed(c: Case, dtype: Any) -> None:
-    """A transposed convolution, from the case's result to its input."""
+def draw_transposed(c: Case, dtype: Any) -> tuple[Array, Array, Array, Array]:
+    """x, w, b and dy of the transposed convolution, from the case's result to its input."""
     dy, w, _, x = draw(c, dtype, 3)
+    return x, w, np.random.default_rng(4).standard_normal(c.channels).astype(dtype), dy
+
+
+@functools.cache  # for all levels
+def transposed_oracle(c: Case, dtype: Any) -> tuple[list[Array], list[Array]]:
     options, extra = transposed(c)
-    b = np.random.default_rng(4).standard_normal(c.channels).astype(dtype)
+
+    def results(x: Array, w: Array, b: Array, dy: Array) -> list[Array]:
+        y = reference.conv_transpose_forward(x, w, b, output_padding=extra, **options)
+        return [y, *reference.conv_transpose_backward(dy, x, w, **options)]
+
+    arrays = draw_transposed(c, dtype)
+    return results(*arrays), results(*(np.abs(a) for a in arrays))
+
+
+def check_transposed(c: Case, dtype: Any) -> None:
+    x, w, b, dy = draw_transposed(c, dtype)
+    options, extra = transposed(c)
     y = rg.conv_transpose_forward(x, w, b, output_padding=extra, **options)
     gradients = rg.conv_transpose_backward(dy, x, w, output_padding=extra, **options)
-    sizes = [np.abs(a) for a in (x, w, b, dy)]
-    exact = reference.conv_transpose_forward(x, w, b, output_padding=extra, **options)
-    assert_close(
-        y,
-        exact,
-        reference.conv_transpose_forward(*sizes[:3], output_padding=extra, **options),
-        roundings(w.size),
-    )
-    exacts = reference.conv_transpose_backward(dy, x, w, **options)
-    bounds = reference.conv_transpose_backward(sizes[3], *sizes[:2], **options)
-    for got, right, size in zip(gradients, exacts, bounds, strict=True):
+    exacts, sizes = transposed_oracle(c, dtype)
+    assert_close(y, exacts[0], sizes[0], roundings(w.size))
+    for got, right, size in zip(gradients, exacts[1:], sizes[1:], strict=True):
         assert_close(got, right, size, roundings(max(w.size, x.size)))
 
 
@@ -174,7 +193,7 @@ def test_convolutions_against_the_oracle(isa: str, dtype: Any, name: str) -> Non
     c = CASES[name]
     x, w, b, dy = draw(c, dtype)
     y, gradients = rg.conv_forward(x, w, b, **c.options), rg.conv_backward(dy, x, w, **c.options)
-    check(c, x, w, b, dy, y, gradients)
+    check(c, dtype, 0, y, gradients)
     assert_same_bits([rg.conv_forward(x, w, **c.options)], [rg.conv_forward(x, w, 0 * b, **c.options)])
     # The other layout of images has the same bits: only the order in memory differs.
     last = [np.ascontiguousarray(np.moveaxis(a, 1, -1)) for a in (x, dy)]
@@ -274,7 +293,7 @@ def test_any_shape_and_strides(c: Case, dtype: Any, places: list[str], accumulat
 
     x, w, b, dy = draw(c, dtype, seed)
     plain_y, plain = rg.conv_forward(x, w, b, **c.options), rg.conv_backward(dy, x, w, **c.options)
-    check(c, x, w, b, dy, plain_y, plain)
+    check(c, dtype, seed, plain_y, plain)
     views = [put(a, place) for a, place in zip((x, w, b, dy), places, strict=False)]
     y = put(np.full_like(plain_y, np.nan), places[4])
     assert rg.conv_forward(*views[:3], out=y, **c.options) is y

@@ -165,7 +165,7 @@ def test_results_begin_with_a_cache_line() -> None:
 @pytest.mark.parametrize("memory", MEMORY)
 @pytest.mark.parametrize("permutation", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_layout_is_that_of_numpy(memory: str, permutation: tuple[int, ...]) -> None:
-    array = placed(data(130, 70, 65), memory, permutation)
+    array = placed(data(70, 65, 60), memory, permutation)  # just over 1 MiB
     ours, numpys = _memory.empty_like(array), np.empty_like(array)
     assert (ours.shape, ours.strides, ours.dtype) == (numpys.shape, numpys.strides, numpys.dtype)
     assert ours.base is not None

@@ -53,7 +53,7 @@ def test_slope_from_input_of_more_and_of_less_than_a_block(
     kind: Kind, layout: cases.Layout, shape: tuple[int, ...]
 ) -> None:
     num_groups = 2 if shape[1] % 2 == 0 else 1
-    for activation in ("gelu", "relu"):
+    for activation in ("silu", "relu"):  # the oracle of gelu takes ten times as long
         problem = make_problem(kind, shape, layout, activation, num_groups=num_groups, slope_from="input")
         problem.check(threads=(1, 3))
 

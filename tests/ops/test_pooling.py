@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -73,6 +74,7 @@ def check(got: Array, exact: Array, sizes: Array, roundings: float) -> None:
     assert (error <= roundings * u * sizes + np.finfo(got.dtype).smallest_subnormal).all()
 
 
+@functools.cache  # for all levels
 def backward_cases(case: Case, dtype: Any) -> tuple[Array, Array, Array, Array]:
     """x, dy and the oracle's y and indices."""
     x = draw(case.shape, dtype, 1, coarse=True)
@@ -99,32 +101,43 @@ def test_max_pool_against_the_oracle(isa: str, case: Case, dtype: Any) -> None:
     check(dx, exact, sizes, math.prod(case.kernel))
 
 
+@functools.cache  # for all levels
+def average_oracle(case: Case, includes: bool, dtype: Any) -> tuple[Array, ...]:
+    """x and dy, y and dx, and the sizes of their terms."""
+    arguments = (case.kernel, case.stride, case.padding, includes)
+    x = draw(case.shape, dtype)
+    y, y_sizes = (reference.average_pool_forward(v, *arguments) for v in (x, np.abs(x)))
+    dy = draw(y.shape, dtype, 2)
+    dx, dx_sizes = (reference.average_pool_backward(d, x.shape, *arguments) for d in (dy, np.abs(dy)))
+    return x, dy, y, y_sizes, dx, dx_sizes
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("includes", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_average_pool_against_the_oracle(isa: str, case: Case, includes: bool, dtype: Any) -> None:
     case = case._replace(dilation=(1,) * len(case.kernel))
-    x = draw(case.shape, dtype)
+    x, dy, y, y_sizes, dx, dx_sizes = average_oracle(case, includes, dtype)
     options = {**case.options, "count_includes_padding": includes}
-    arguments = (case.kernel, case.stride, case.padding, includes)
-    y = rg.average_pool_forward(x, case.kernel, **options)
-    exact, sizes = (reference.average_pool_forward(v, *arguments) for v in (x, np.abs(x)))
     terms = math.prod(case.kernel)
-    check(y, exact, sizes, 18 + terms / 16)
-    dy = draw(y.shape, dtype, 2)
-    dx = rg.average_pool_backward(dy, x.shape, case.kernel, **options)
-    exact, sizes = (reference.average_pool_backward(d, x.shape, *arguments) for d in (dy, np.abs(dy)))
-    check(dx, exact, sizes, 1 + terms)
+    check(rg.average_pool_forward(x, case.kernel, **options), y, y_sizes, 18 + terms / 16)
+    check(rg.average_pool_backward(dy, x.shape, case.kernel, **options), dx, dx_sizes, 1 + terms)
+
+
+@functools.cache  # for all levels
+def l2_oracle(case: Case, dtype: Any) -> tuple[Array, Array]:
+    """x and y."""
+    x = draw(case.shape, dtype)
+    x[:, 0] = 0
+    return x, reference.l2_pool_forward(x, case.kernel, case.stride, case.padding)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_l2_pool_against_the_oracle(isa: str, case: Case, dtype: Any) -> None:
-    x = draw(case.shape, dtype)
-    x[:, 0] = 0
+    x, exact = l2_oracle(case, dtype)
     arguments = (case.kernel, case.stride, case.padding)
     y = rg.l2_pool_forward(x, case.kernel, **case.options)
-    exact = reference.l2_pool_forward(x, *arguments)
     terms = math.prod(case.kernel)
     check(y, exact, exact, 2 if dtype == np.float32 else 2 + terms)
     dy = draw(y.shape, dtype, 2)

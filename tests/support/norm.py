@@ -14,7 +14,7 @@ from retrograd.lab import bounds, cases, reference
 from retrograd.lab.bounds import backward_bound, error_in_tolerances, forward_bound
 from retrograd.lab.cases import ACTIVATION_PARAMETERS, FUSED_ACTIVATIONS, NormCase
 from retrograd.lab.verify import fused_activation
-from support.arrays import MEMORY, Array, assert_same_bits, placed
+from support.arrays import MEMORY, Array, assert_same_bits, placed, same_bits
 
 Kind = Literal["batch", "instance", "layer", "group"]
 KINDS: tuple[Kind, ...] = ("batch", "instance", "layer", "group")
@@ -117,9 +117,9 @@ class Problem(NamedTuple):
         )
         return Oracle(forward, bounds)
 
-    def errors(self, got: Results, oracle: Oracle | None = None) -> dict[str, float]:
+    def errors(self, got: Results) -> dict[str, float]:
         """In units of the tolerances."""
-        forward, bounds = self.oracle() if oracle is None else oracle
+        forward, bounds = self.oracle()
         options = self.options | {"frozen": self.frozen}
         backward = reference.norm_backward(
             self.dy, self.x, got.y, self.gamma, self.beta, slope_from=self.slope_from, **options
@@ -143,14 +143,20 @@ class Problem(NamedTuple):
 
         return bounds.input_slope_error(self.x, self.gamma, self.beta, forward, slope, **self.options)
 
-    def check(self, isa_levels: Iterable[str] = ISA_LEVELS, threads: Sequence[int] = (1,)) -> Results:
-        """Within tolerance at each level, and the same bits at all numbers of threads. Returns the last results."""
-        oracle = self.oracle()
+    def check(
+        self, isa_levels: Iterable[str] = ISA_LEVELS, threads: Sequence[int] = (1,), at_most: float = 1
+    ) -> Results:
+        """Within so many tolerances at each level, and the same bits at all numbers of threads.
+
+        Returns the last results.
+        """
+        measured: Results | None = None
         for level in isa_levels:
             assert _core.select_isa(level)
             got = self.run(threads[0])
-            errors = self.errors(got, oracle)
-            assert max(errors.values()) <= 1, (level, errors)
+            if measured is None or not all(map(same_bits, got, measured)):  # equal bits have equal errors
+                measured, errors = got, self.errors(got)
+            assert max(errors.values()) <= at_most, (level, errors)
             for count in threads[1:]:
                 assert_same_bits(self.run(count), got)
         return got

@@ -28,6 +28,21 @@ SMALL = (
 LONG = (*SMALL, "--steps", "100000", "--patience", "none")
 
 
+@pytest.fixture
+def charts() -> None:
+    """For tests of commands that draw PNG files."""
+
+
+@pytest.fixture(autouse=True)
+def _no_charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Commands of other tests do not find matplotlib, whose import takes longer than what they compute."""
+    if "charts" not in request.fixturenames:
+        hidden = tmp_path / "hidden" / "matplotlib.py"
+        hidden.parent.mkdir()
+        hidden.write_text("raise ImportError(__name__)")
+        monkeypatch.setenv("PYTHONPATH", str(hidden.parent), prepend=os.pathsep)
+
+
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-W", "error", "-m", "retrograd", *map(str, arguments)]
 
@@ -67,6 +82,7 @@ def validations(output: str) -> list[float]:
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("charts")
 def test_train_text_and_sample(tmp_path: Path, text: Path) -> None:
     result = run("train", "text", text, *SMALL, cwd=tmp_path)
     scores = validations(result.stdout)
@@ -517,6 +533,7 @@ def table(tmp_path: Path) -> Path:
 QUICK = ("--hidden", "8", "--steps", "60")
 
 
+@pytest.mark.usefixtures("charts")
 def test_train_series_and_forecast(tmp_path: Path, table: Path) -> None:
     result = run("train", "series", table, *QUICK, cwd=tmp_path)
     assert re.search(r"(beats|LOSES|does not beat)", result.stdout)
@@ -568,6 +585,7 @@ def test_a_forecast_repeats_the_verdict_and_can_use_a_baseline(tmp_path: Path) -
     assert "invalid choice" in run("forecast", "run", path, "--use", "best", cwd=tmp_path, code=2).stderr
 
 
+@pytest.mark.usefixtures("charts")
 def test_a_forecast_as_png(tmp_path: Path, table: Path) -> None:
     pytest.importorskip("matplotlib")
     run("train", "series", table, *QUICK, "--output", "run", cwd=tmp_path)

@@ -5,6 +5,8 @@ The engine is then checked against the oracle, so nothing here may import the en
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -558,33 +560,38 @@ def jax_activation(jax: Any, name: str) -> Callable[[Any], Any]:
     return table[name]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_jax_norms(jax: Any, kind: reference.Kind) -> None:
+def test_jax_norms(jax: Any) -> None:
+    """All kinds of norms, and each activation after all of them, so that it is compiled once."""
     jnp = jax.numpy
-    rng = np.random.default_rng(31)
-    x, dy = rng.normal(1, 2, size=(2, 3, 4, 5))
-    shape = parameter_shape(x, kind, axis=1)
-    gamma, beta = rng.normal(size=(2, *shape))
-    blocks, axes = {
+    blocks: dict[str, tuple[tuple[int, ...], Any]] = {
         "batch": ((3, 4, 5), (0, 2)),
         "instance": ((3, 4, 5), 2),
         "layer": ((3, 4, 5), (1, 2)),
         "group": ((3, 2, 2, 5), (2, 3)),
-    }[kind]
-    spread = shape if kind == "layer" else (4, 1)
+    }
 
-    def forward(x: Any, gamma: Any, beta: Any) -> Any:
-        xhat = jax.nn.standardize(x.reshape(blocks), axis=axes, epsilon=1e-3).reshape(x.shape)
+    def forward(kind: reference.Kind, x: Any, gamma: Any, beta: Any) -> Any:
+        shape, axes = blocks[kind]
+        spread = gamma.shape if kind == "layer" else (4, 1)
+        xhat = jax.nn.standardize(x.reshape(shape), axis=axes, epsilon=1e-3).reshape(x.shape)
         return gamma.reshape(spread) * xhat + beta.reshape(spread)
 
     with jax.enable_x64(True):
-        z, pull = jax.vjp(jax.jit(forward), *(jnp.asarray(a) for a in (x, gamma, beta)))
-        assert z.dtype == np.float64
-        for name in CASES:
+        parameters, normalized = {}, {}
+        for kind in KINDS:
+            rng = np.random.default_rng(31)
+            x, dy = rng.normal(1, 2, size=(2, 3, 4, 5))  # the same for all
+            parameters[kind] = rng.normal(size=(2, *parameter_shape(x, kind, axis=1)))
+            given = (jnp.asarray(a) for a in (x, *parameters[kind]))
+            normalized[kind] = jax.vjp(jax.jit(functools.partial(forward, kind)), *given)
+            assert normalized[kind][0].dtype == np.float64
+        for name, kind in itertools.product(CASES, KINDS):
             alpha, act_beta, _ = CASES[name]
             options: dict[str, Any] = {"kind": kind, "axis": 1, "num_groups": 2, "eps": 1e-3}
             options |= {"activation": name, "alpha": alpha, "act_beta": act_beta}
-            f = jax.jit(jax_activation(jax, name))
+            if kind == KINDS[0]:
+                f = jax.jit(jax_activation(jax, name))
+            (z, pull), (gamma, beta) = normalized[kind], parameters[kind]
             y, pull_activation = jax.vjp(f, z)
             theirs = pull(*pull_activation(jnp.asarray(dy)))
             out = reference.norm_forward(x, gamma, beta, **options)

@@ -163,9 +163,9 @@ def test_same_bits_run_to_run(isa: str) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        LstmCase(20, 40, 64, 64),  # slots apart
-        LstmCase(12, 6, 100, 320, peephole="full"),  # units apart
-        LstmCase(8, 3, 70, 200, 2, 2, dtype="float64", peephole="diagonal"),
+        LstmCase(7, 40, 64, 64),  # slots apart
+        LstmCase(5, 6, 100, 320, peephole="full"),  # units apart
+        LstmCase(4, 3, 70, 200, 2, 2, dtype="float64", peephole="diagonal"),
         LstmCase(30, 50, 16, 16, lengths=tuple(n * 7 % 31 for n in range(50)), directions=2),
     ],
     ids=lambda case: case.name,
