@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from ..ops import _args
-from ..ops._call import public
+from ..ops._call import named
 from ..ops.linear import check_bias, check_operands
 from ._ffi import Static, as_operand, call, is_perturbed, nonzero, values
 
 
-@public
+@named
 def linear(x: Any, w: Any, b: Any = None, *, num_threads: int | None = None) -> jax.Array:
     """``y[..., o] = sum_i x[..., i] * w[o, i] + b[o]`` for x [..., I], w [O, I] and b [O]."""
     x, w = as_operand("x", x), as_operand("w", w)

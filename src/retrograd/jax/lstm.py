@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ops import _args
-from ..ops._call import public
+from ..ops._call import named
 from ..ops.lstm.problem import Problem, as_counts, check_parameter, problem_of, whole_shapes
 from ..ops.lstm.types import LstmActivations, LstmWeights
 from ..ops.lstm.weights import hidden_size, peephole_kind
@@ -27,7 +27,7 @@ class LstmOutput(NamedTuple):
     cn: jax.Array
 
 
-@public
+@named
 def lstm(
     x: Any,
     weights: Any,

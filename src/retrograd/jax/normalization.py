@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ..ops import _args
 from ..ops._args import NormProblem
-from ..ops._call import public
+from ..ops._call import named
 from ..ops.activation import Activation
 from ._ffi import BYTE, Static, as_operand, call, is_perturbed, nonzero, values
 
@@ -23,7 +23,7 @@ class BatchNormOutput(NamedTuple):
     var: jax.Array
 
 
-@public
+@named
 def batch_norm(
     x: Any,
     gamma: Any = None,
@@ -57,7 +57,7 @@ def batch_norm(
     return BatchNormOutput(y, mean, var)
 
 
-@public
+@named
 def instance_norm(
     x: Any,
     gamma: Any = None,
@@ -75,7 +75,7 @@ def instance_norm(
     return _run(problem, False, x, gamma, beta, None, None, num_threads)[0]
 
 
-@public
+@named
 def layer_norm(
     x: Any,
     gamma: Any = None,
@@ -93,7 +93,7 @@ def layer_norm(
     return _run(problem, False, x, gamma, beta, None, None, num_threads)[0]
 
 
-@public
+@named
 def group_norm(
     x: Any,
     gamma: Any = None,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from .. import _core
 from . import _memory
 from ._arrays import find_overlap
+from ._buffers import foreign_array, is_foreign, is_tensor
 from ._threads import checked_num_threads
 from .activation import Activation, check_output_tells_slope
 
@@ -247,6 +248,13 @@ def as_array(name: str, value: object) -> Array:
     if type(value) is np.ndarray:
         return value
     check_not_masked(name, value)
+    if is_tensor(value):
+        raise TypeError(f"{name} is a tensor, not an array")  # the public function is called again with a view of it
+    if is_foreign(value):
+        try:
+            return foreign_array(value)
+        except TypeError as error:
+            raise TypeError(f"{name} {error}") from None
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -1,14 +1,22 @@
-"""Access the memory of any Python object: for the Apple front ends, where the C API takes a pointer.
+"""Arrays of other libraries, and the memory of any Python object: the only module that knows about them.
 
-An object that knows the type and the layout of its elements is typed: arrays, tensors, ``array.array``, ctypes arrays.
-Bytes, bytearrays, memory-mapped files and memoryviews of bytes are raw: a descriptor gives their type and layout.
+The functions take every array in the CPU's memory that is shared through DLPack or the buffer protocol, without a copy,
+and give tensors back to callers with tensors. A library is recognised only if it has been imported.
+
+For the Apple front ends, where the C API takes a pointer, an object that knows the type and the layout of its elements
+is typed: arrays, tensors, ``array.array``, ctypes arrays. Bytes, bytearrays, memory-mapped files and memoryviews of
+bytes are raw: a descriptor gives their type and layout.
 """
 
 from __future__ import annotations
 
+import array
 import ctypes
+import inspect
+import mmap
 import sys
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +24,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 _BYTE: Final = np.dtype(np.uint8)
+_INT16: Final = np.dtype(np.int16)
+_BUFFERS: Final = (memoryview, array.array, bytearray, ctypes.Array, mmap.mmap)
+_ON_THE_CPU: Final = (1, 3, 11, 13)  # DLPack's types of devices: the CPU, and memory that it shares with a GPU
 _RAW: Final = ("B", "b", "c")  # buffer formats of single bytes
 _FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # the base class of ctypes functions
 _POINTERS: Final = (
@@ -85,20 +96,13 @@ def _checked(array: Array) -> Array:
 
 def _without_buffer(data: Any) -> Array:
     """Return an array through DLPack or ``__array_interface__``."""
+    if is_foreign(data):
+        return _checked(foreign_array(data))
     kind = type(data).__name__
-    dlpack = hasattr(data, "__dlpack__")
-    if not dlpack and (isinstance(data, np.generic) or not hasattr(data, "__array_interface__")):
+    if isinstance(data, np.generic) or not hasattr(data, "__array_interface__"):
         raise TypeError(f"is of type {kind}, which has no buffer")
     try:
-        if not dlpack:
-            return _checked(np.asarray(data))
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(data, torch.Tensor) and data.dtype is torch.bfloat16:
-            import ml_dtypes
-
-            # DLPack supports bfloat16, but NumPy's import does not.
-            return np.from_dlpack(data.view(torch.int16)).view(ml_dtypes.bfloat16)
-        return _checked(np.from_dlpack(data))
+        return _checked(np.asarray(data))
     except Exception as error:
         raise TypeError(f"is of type {kind}, which gives no buffer: {error}") from None
 
@@ -112,3 +116,159 @@ def keeps_still(data: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+# ---- arrays of other libraries --------------------------------------------------------------------------------------
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether an object that is not a NumPy array shares its memory as an array."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return False
+    return isinstance(value, _BUFFERS) or hasattr(type(value), "__dlpack__")
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether an object is a tensor of PyTorch."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def _is_jax_array(value: Any) -> bool:
+    return isinstance(value, getattr(sys.modules.get("jax"), "Array", ()))
+
+
+def foreign_array(value: Any) -> Array:
+    """A view of a foreign array's memory. The caller puts the argument's name before the message of a TypeError."""
+    reason = _why_not(value)
+    if reason:
+        raise TypeError(reason)
+    try:
+        if is_tensor(value):
+            return _array_of_tensor(value)
+        # NumPy imports no bfloat16 from DLPack, but JAX's arrays are buffers too.
+        by_buffer = isinstance(value, _BUFFERS) or _is_jax_array(value)
+        return np.asarray(value) if by_buffer else np.from_dlpack(value)
+    except Exception as error:
+        raise TypeError(f"is of type {type(value).__name__}, which gives no buffer: {error}") from None
+
+
+def _why_not(value: Any) -> str:
+    """Why the functions do not take a foreign array; empty if they do."""
+    if isinstance(value, _BUFFERS):
+        return ""
+    if is_tensor(value):
+        if value.requires_grad:
+            return "requires grad, which these functions do not record: pass its detach(), or use retrograd.torch"
+        return "" if value.device.type == "cpu" else f"is on {value.device}, must be on the CPU: pass its cpu()"
+    if _is_jax_array(value) and isinstance(value, sys.modules["jax"].core.Tracer):
+        return "is traced by JAX: inside jit, grad and vmap use retrograd.jax"
+    try:
+        device = int(value.__dlpack_device__()[0])
+    except Exception as error:
+        return f"is of type {type(value).__name__}, whose device is unknown: {error}"
+    return "" if device in _ON_THE_CPU else f"is on a device of DLPack's type {device}, must be on the CPU"
+
+
+def _array_of_tensor(tensor: Any) -> Array:
+    torch = sys.modules["torch"]
+    if tensor.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+    return tensor.numpy()  # type: ignore[no-any-return]
+
+
+def _tensor_of_array(array: Array) -> Any:
+    """A tensor with an array's memory; the array itself if PyTorch has no such dtype or strides."""
+    torch = sys.modules["torch"]
+    try:
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.view(_INT16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        return array
+
+
+_Class = TypeVar("_Class", bound=type[Any])
+_OPAQUE: Final[set[type[Any]]] = set()
+
+
+def opaque(kind: _Class) -> _Class:
+    """Mark a class of tuples that keep NumPy arrays whatever the caller's are: what forward saves for backward."""
+    _OPAQUE.add(kind)
+    return kind
+
+
+class _Views:
+    """Views of the foreign arrays of one call."""
+
+    def __init__(self) -> None:
+        self._given: dict[int, tuple[Array, Any]] = {}  # by the id of the array: the array, and what it is a view of
+        self._tensors = False
+
+    def take(self, name: str, value: Any) -> Any:
+        """An argument with views in the place of foreign arrays."""
+        if isinstance(value, np.ndarray):
+            self._given[id(value)] = value, value
+            return value
+        if is_foreign(value):
+            self._tensors = self._tensors or is_tensor(value)
+            try:
+                view = foreign_array(value)
+            except TypeError as error:
+                raise TypeError(f"{name} {error}") from None
+            self._given[id(view)] = view, value
+            return view
+        if isinstance(value, Iterator):
+            raise TypeError(f"{name} is an iterator: pass a list along with arrays that are not NumPy's")
+        if type(value) in _OPAQUE:
+            return value
+        return _mapped(self.take, name, value)
+
+    def give_back(self, result: Any) -> Any:
+        """A result with the caller's arrays in the place of their views, and tensors if the caller passed any."""
+        if isinstance(result, np.ndarray):
+            given = self._given.get(id(result))
+            if given is not None:
+                return given[1]
+            return _tensor_of_array(result) if self._tensors else result
+        return result if type(result) in _OPAQUE else _mapped(lambda _, part: self.give_back(part), "", result)
+
+
+def _mapped(function: Callable[[str, Any], Any], name: str, value: Any) -> Any:
+    """A tuple, list or dict with a function of the names and values of its parts; anything else as it is."""
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", range(len(value)))
+        parts = [
+            function(f"{name}.{part}" if isinstance(part, str) else f"{name}[{part}]", item)
+            for part, item in zip(names, value, strict=True)
+        ]
+        return tuple.__new__(type(value), parts)
+    if type(value) is list:
+        return [function(f"{name}[{i}]", item) for i, item in enumerate(value)]
+    if type(value) is dict:
+        return {key: function(f"{name}.{key}", item) for key, item in value.items()}
+    return value
+
+
+def has_foreign(value: Any) -> bool:
+    """Whether there is a foreign array in an argument."""
+    if isinstance(value, (tuple, list)):
+        return type(value) not in _OPAQUE and any(map(has_foreign, value))
+    if isinstance(value, dict):
+        return any(map(has_foreign, value.values()))
+    return is_foreign(value)
+
+
+def call_with_views(
+    call: Callable[..., Any], function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
+    """Call with views of the foreign arrays. `function` has the names of the arguments."""
+    views = _Views()
+    names = [*inspect.signature(function).parameters, *(f"argument {i}" for i in range(len(arguments)))]
+    try:
+        taken = [views.take(name, value) for name, value in zip(names, arguments, strict=False)]
+        named = {name: views.take(name, value) for name, value in options.items()}
+    except TypeError as error:
+        raise TypeError(f"{function.__qualname__}: {error}") from None
+    return views.give_back(call(*taken, **named))

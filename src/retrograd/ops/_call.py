@@ -9,28 +9,53 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from .._core import Reason, Refusal
+from ._buffers import call_with_views, has_foreign
 
-__all__ = ["Reason", "Refusal", "enter", "enter_again", "public", "raise_unexplained", "warn"]
+__all__ = ["Reason", "Refusal", "enter", "enter_again", "named", "public", "raise_unexplained", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ARGUMENT_ERRORS: Final = (TypeError, ValueError)
 
 
 def public(function: _Function) -> _Function:
-    """Prefix every TypeError and ValueError from the function with its name."""
+    """Prefix every TypeError and ValueError from the function with its name, and take arrays of other libraries.
+
+    Callers with NumPy arrays pay nothing for the latter: a function that meets another array raises an error before it
+    has written anything, and is called again with views of all such arrays.
+    """
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
         except _ARGUMENT_ERRORS as error:
-            called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-            # An error from the call itself, such as a missing argument, already has the name.
-            if called and type(error) in _ARGUMENT_ERRORS:
-                error.args = (f"{function.__qualname__}: {error}",)
+            if not has_foreign(arguments) and not has_foreign(options):
+                _add_name(function, error)
+                raise
+        return call_with_views(call, function, arguments, options)
+
+    return cast(_Function, call)
+
+
+def named(function: _Function) -> _Function:
+    """Only prefix the errors."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except _ARGUMENT_ERRORS as error:
+            _add_name(function, error)
             raise
 
     return cast(_Function, call)
+
+
+def _add_name(function: Callable[..., Any], error: Exception) -> None:
+    called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+    # An error from the call itself, such as a missing argument, already has the name.
+    if called and type(error) in _ARGUMENT_ERRORS:
+        error.args = (f"{function.__qualname__}: {error}",)
 
 
 def warn(message: str) -> None:

@@ -25,6 +25,7 @@ from .. import _core
 from . import _args, _memory
 from ._args import Array, NormKind, NormProblem, Statistics
 from ._arrays import same_elements
+from ._buffers import opaque
 from ._call import enter, enter_again, public
 from .activation import Activation
 
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 
+@opaque
 class NormCache(NamedTuple):
     """What backward needs from a forward call. Treat it as opaque except for its properties."""
 

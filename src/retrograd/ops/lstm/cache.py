@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import _args, _memory
 from .._args import Array
+from .._buffers import opaque
 from .._call import Reason, Refusal, public, raise_unexplained
 from .problem import Inputs, run_forward
 from .types import Buffer, Weights
@@ -31,6 +32,7 @@ class LstmGates(NamedTuple):
     c: Array
 
 
+@opaque
 class LstmCache(NamedTuple):
     """What backward needs from a forward pass: its inputs, and a buffer with intermediate values. Immutable.
 
