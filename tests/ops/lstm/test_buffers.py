@@ -164,19 +164,6 @@ def test_lengths_are_remembered_as_they_were() -> None:
             assert_same_bits(flat(backward(data, cache)), expected)
 
 
-def test_array_likes_are_taken_as_they_are(torch: Any) -> None:
-    case = LstmCase(4, 3, 5, 9)
-    data = cases.make_lstm_data(case)
-    expected = forward(case, data)
-    given = [LstmWeights(*(torch.from_numpy(part) for part in cell if part is not None)) for cell in data.weights]
-    result = rg.lstm_forward(torch.from_numpy(data.x), given)
-    assert_same_bits([np.asarray(result.y)], [expected.y])
-    assert result.cache is not None
-    got = rg.lstm_backward(torch.from_numpy(data.dy), result.cache)
-    theirs = [np.asarray(gradient) for gradient in flat(got)]
-    assert_same_bits(theirs, flat(backward(data, expected.cache, dhn=None, dcn=None)))
-
-
 # ---- in bounds -------------------------------------------------------------------------------------------------------
 
 
