@@ -1,6 +1,7 @@
 """Times gradient sums of several ranks over networks of given bandwidth and delay; fits and plots a cost model.
 
     sudo python bench/ranks.py --csv docs/distributed.csv --plot docs/distributed.svg
+    sudo python bench/ranks.py --steps     # whole training steps, with and without overlap
 
 Each rank runs in a network namespace of its own. All traffic passes through a switch in this process, which sends at
 the given bandwidth per rank and holds every packet for the given delay. It needs root, Linux with TUN devices, mpi4py,
@@ -36,6 +37,7 @@ NETWORKS = ((100e6, 200e-6), (100e6, 2e-3), (20e6, 2e-3))  # bits per second, se
 SIZES = (4_096, 65_536, 1_048_576)  # bytes of gradients
 RANKS = (2, 4, 8)
 PREDICTED = (16, 32, 64, 128, 256, 512, 1024)
+WIDTH, LAYERS, BATCHES = 512, 6, (256, 1024, 4096)  # of the model whose training steps are timed: 6 MiB of gradients
 
 
 class Point(NamedTuple):
@@ -160,7 +162,7 @@ def launcher() -> Iterator[str]:
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
-def rank(rounds: int) -> None:
+def add(rounds: int) -> None:
     """Time sums of every size; rank 0 prints the medians."""
     from retrograd import distributed
 
@@ -178,35 +180,84 @@ def rank(rounds: int) -> None:
             print(json.dumps([size, float(np.median(times[2:]))]), flush=True)
 
 
+def train(rounds: int) -> None:
+    """Time training steps without and with overlap, in turns; rank 0 prints the medians."""
+    from retrograd import distributed, nn
+
+    group = distributed.world(8)
+    rng = np.random.default_rng(0)
+    layers = [nn.Linear(WIDTH, WIDTH, rng=rng) for _ in range(LAYERS)]
+    models = [
+        distributed.DataParallel(nn.Sequential(*layers), group, nn.MeanSquaredError(), overlap=overlap)
+        for overlap in (False, True)
+    ]
+    for batch in BATCHES:
+        x, target = rng.standard_normal((2, batch, WIDTH), dtype=np.float32)
+
+        def work(shard: distributed.Shard[nn.Sequential]) -> float:
+            part, share = shard.part(len(x)), shard.share(len(x))  # noqa: B023
+            shard.loss.forward(shard.model.forward(x[part]), target[part])  # noqa: B023
+            start = time.perf_counter()
+            shard.model.backward(shard.loss.backward(share))
+            return time.perf_counter() - start
+
+        times = []
+        for _ in range(rounds + 2):
+            for model in models:
+                group.run(lambda _: None)  # a barrier
+                start = time.perf_counter()
+                backward = max(model.run(work))
+                times.append((time.perf_counter() - start, backward))
+        plain, overlapped = np.median(times[4::2], axis=0), np.median(times[5::2], axis=0)
+        if group.rank == 0:
+            print(json.dumps([batch, plain[0], overlapped[0], plain[1]]), flush=True)
+
+
+def run_ranks(ssh: str, ranks: int, *arguments: str) -> list[list[float]]:
+    """Run this file on so many ranks, and return the lines that rank 0 prints."""
+    hosts = ",".join(address(port) for port in range(ranks))
+    output = subprocess.run(
+        [
+            *("ip", "netns", "exec", namespace(0), str(Path(sys.executable).parent / "mpiexec")),
+            *("-launcher", "ssh", "-launcher-exec", ssh, "-localhost", address(0)),
+            *("-hosts", hosts, "-n", str(ranks), "-ppn", "1"),
+            *("-genv", "UCX_TLS", "tcp,self", "-genv", "RETROGRAD_NUM_THREADS", "1"),
+            *("-genv", "MPIR_CVAR_CH4_PROGRESS_THROTTLE", "1", "-genv", "MPIR_CVAR_NOLOCAL", "1"),
+            *(sys.executable, __file__, *arguments),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [json.loads(line) for line in output.splitlines()]
+
+
 def measure(rounds: int) -> list[Point]:
     points = []
     with Switch(max(RANKS)) as switch, launcher() as ssh:
         for bandwidth, delay in NETWORKS:
             for ranks in RANKS:
                 switch.set(bandwidth, delay)
-                hosts = ",".join(address(port) for port in range(ranks))
-                output = subprocess.run(
-                    [
-                        *("ip", "netns", "exec", namespace(0), str(Path(sys.executable).parent / "mpiexec")),
-                        *("-launcher", "ssh", "-launcher-exec", ssh, "-localhost", address(0)),
-                        *("-hosts", hosts, "-n", str(ranks), "-ppn", "1"),
-                        *("-genv", "UCX_TLS", "tcp,self", "-genv", "RETROGRAD_NUM_THREADS", "1"),
-                        *("-genv", "MPIR_CVAR_CH4_PROGRESS_THROTTLE", "1", "-genv", "MPIR_CVAR_NOLOCAL", "1"),
-                        *(sys.executable, __file__, "--rank", "--rounds", str(rounds)),
-                    ],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                ).stdout
-                for line in output.splitlines():
-                    size, seconds = json.loads(line)
-                    points.append(Point(bandwidth, delay, ranks, size, seconds))
+                for size, seconds in run_ranks(ssh, ranks, "--rank", "sums", "--rounds", str(rounds)):
+                    points.append(Point(bandwidth, delay, ranks, int(size), seconds))
                     print(
-                        f"{bandwidth / 1e6:5.0f} Mbit/s {delay * 1e6:4.0f} µs {ranks} ranks {size:>8} bytes "
+                        f"{bandwidth / 1e6:5.0f} Mbit/s {delay * 1e6:4.0f} µs {ranks} ranks {int(size):>8} bytes "
                         f"{seconds * 1e3:8.2f} ms",
                         flush=True,
                     )
     return points
+
+
+def measure_steps(rounds: int) -> None:
+    print("ranks  batch  step ms  with overlap  of it backward")
+    with Switch(max(RANKS)) as switch, launcher() as ssh:
+        switch.set(*NETWORKS[0])
+        for ranks in RANKS:
+            for batch, plain, overlapped, backward in run_ranks(ssh, ranks, "--rank", "steps", "--rounds", str(rounds)):
+                print(
+                    f"{ranks:5} {batch:6.0f} {plain * 1e3:8.0f} {overlapped * 1e3:13.0f} {backward * 1e3:15.0f}",
+                    flush=True,
+                )
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -237,14 +288,18 @@ def fit(points: Sequence[Point]) -> Cost:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", choices=("sums", "steps"), help=argparse.SUPPRESS)
+    parser.add_argument("--steps", action="store_true", help="time training steps with and without overlap instead")
     parser.add_argument("--rounds", type=int, default=20, help="sums of each size (default: 20)")
     parser.add_argument("--csv", metavar="FILE", help="write the measured points")
     parser.add_argument("--read", metavar="FILE", help="read points that --csv wrote, instead of measuring")
     parser.add_argument("--plot", metavar="FILE", help="draw points and model, .svg or .png")
     options = parser.parse_args()
     if options.rank:
-        rank(options.rounds)
+        {"sums": add, "steps": train}[options.rank](options.rounds)
+        return
+    if options.steps:
+        measure_steps(options.rounds)
         return
     if options.read:
         with open(options.read, newline="") as file:
@@ -279,6 +334,7 @@ def draw(points: Sequence[Point], path: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot
 
     networks = list(dict.fromkeys((p.bandwidth, p.delay) for p in points))

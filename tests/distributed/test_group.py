@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
 
 from retrograd import distributed, nn
+from retrograd.distributed import overlap
 from retrograd.distributed.tree import add_nodes, cover
+from support.waiting import PATIENCE
 
 BATCH = 37  # does not divide into equal shards
 
@@ -155,10 +158,92 @@ def test_float32_and_float64_parameters_in_one_model() -> None:
         shard.model.forward(x[part])
         shard.model.backward(dy[part])
 
-    distributed.DataParallel(model, distributed.Group(3)).run(work)
-    for name, gradient in model.gradients().items():
-        assert gradient.dtype == expected[name].dtype
-        np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-6)
+    for overlapped in (False, True):
+        distributed.DataParallel(model, distributed.Group(3), overlap=overlapped).run(work)
+        for name, gradient in model.gradients().items():
+            assert gradient.dtype == expected[name].dtype
+            np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-6)
+            gradient[...] = np.nan
+
+
+# ---- overlap ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bucket", [1, 200, 2**18])
+def test_overlapped_sums_have_the_same_bits(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "_BUCKET", bucket)
+    states = []
+    for overlapped in (False, True):
+        group, model = distributed.Group(5), model_of(0, dropout=0.25)
+        distributed.synchronize(model, group)
+        parallel = distributed.DataParallel(model, group, nn.SoftmaxCrossEntropy(), overlap=overlapped)
+        optimizer = nn.SGD(model, 0.1)
+        for seed in range(3):
+            step(parallel, *batch_of(seed))
+            optimizer.step()
+        states.append(model.state_dict())
+    assert all(array.tobytes() == states[1][name].tobytes() for name, array in states[0].items())
+
+
+def test_last_layers_are_added_before_the_first_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "_BUCKET", 1)
+    added: list[int] = []
+    head_is_added = threading.Event()
+    plain_sum = distributed.Group.sum
+
+    def watched_sum(self: distributed.Group, parts: list[np.ndarray], out: np.ndarray) -> None:
+        plain_sum(self, parts, out)
+        added.append(out.size)
+        if sum(added) == 4:  # weights and bias
+            head_is_added.set()
+
+    class Late(nn.Linear):
+        def backward(self, dy: np.ndarray, *, accumulate: bool = False, need_dx: bool = True) -> np.ndarray | None:
+            assert head_is_added.wait(PATIENCE)
+            return super().backward(dy, accumulate=accumulate, need_dx=need_dx)
+
+    monkeypatch.setattr(distributed.Group, "sum", watched_sum)
+    rng = np.random.default_rng(0)
+    model = nn.Sequential(Late(2, 3, rng=rng), nn.Linear(3, 1, rng=rng))
+    parallel = distributed.DataParallel(model, distributed.Group(2), overlap=True)
+    x = np.ones((4, 2), np.float32)
+    parallel.run(lambda shard: shard.model.backward(shard.model.forward(x[shard.part(4)])) is not None)
+    assert sorted(added) == [1, 3, 3, 6]
+
+
+def test_a_second_backward_with_overlap_is_refused() -> None:
+    x, labels = batch_of(1)
+
+    def twice(shard: distributed.Shard[nn.Sequential]) -> None:
+        for _ in range(2):
+            shard.loss.forward(shard.model.forward(x[shard.part(BATCH)]), labels[shard.part(BATCH)])
+            shard.model.backward(shard.loss.backward())
+
+    parallel = distributed.DataParallel(model_of(0), distributed.Group(3), nn.SoftmaxCrossEntropy(), overlap=True)
+    with pytest.raises(
+        RuntimeError, match=r"backward of Sequential ran twice, but with overlap=True its gradients are"
+    ):
+        parallel.run(twice)
+
+
+def test_after_a_failure_overlap_works_again() -> None:
+    models = [model_of(0) for _ in range(2)]
+    plain, parallel = (
+        distributed.DataParallel(model, distributed.Group(3), nn.SoftmaxCrossEntropy(), overlap=overlapped)
+        for model, overlapped in zip(models, (False, True), strict=True)
+    )
+
+    def fail(shard: distributed.Shard[nn.Sequential]) -> None:
+        shard.model["3"].backward(shard.model["3"].forward(np.ones((2, 11))))  # only one layer has a backward
+        if shard.index == 1:
+            raise KeyError("shard 1")
+
+    with pytest.raises(KeyError, match="shard 1"):
+        parallel.run(fail)
+    for each in (plain, parallel):
+        step(each, *batch_of(1))
+    expected, got = (model.gradients() for model in models)
+    assert all(gradient.tobytes() == expected[name].tobytes() for name, gradient in got.items())
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

@@ -154,6 +154,43 @@ assert group.run(group.exchange) == [[0, 1, 2, 3]] * 4
     assert [line[3:] for line in others] == [f"rank {owner} failed: ValueError: shard 2 has no data"] * 2
 
 
+def test_overlapped_sums_of_ranks() -> None:
+    """The same bits as one process without overlap, after a failure on one rank too."""
+    body = """
+from retrograd.distributed import overlap
+
+overlap._BUCKET = 64
+
+def gradients(group, overlapped):
+    rng = np.random.default_rng(0)
+    layers = [nn.Linear(6, 6, rng=rng) for _ in range(4)]
+    model = nn.Sequential(*layers, nn.BatchNorm(6))
+    distributed.synchronize(model, group)
+    parallel = distributed.DataParallel(model, group, overlap=overlapped)
+    x = rng.standard_normal((13, 6), np.float32)
+
+    def work(shard):
+        if shard.index == failing:
+            raise ValueError("no data")
+        y = shard.model.forward(x[shard.part(13)])
+        shard.model.backward(y * y)
+
+    failed = 0
+    for failing in (2, None):
+        try:
+            parallel.run(work)
+        except (ValueError, distributed.RankError):
+            failed += 1
+    assert failed == 1
+    return b"".join(gradient.tobytes() for gradient in model.gradients().values())
+
+assert gradients(group, True) == gradients(distributed.Group(4), False)
+print("ok")
+"""
+    for ranks in (2, 3):
+        assert run_on_ranks(ranks, *program(body)).stdout.count("ok") == ranks
+
+
 def test_sums_of_arrays_smaller_than_the_number_of_ranks() -> None:
     body = """
 for size in (0, 1, 2, 3, 1000):

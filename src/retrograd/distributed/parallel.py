@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import nn
 from .group import Group
+from .overlap import EarlySums
 from .tree import Array
 
 __all__ = ["DataParallel", "Shard"]
@@ -56,9 +57,12 @@ class DataParallel(Generic[_M]):
 
     `model` must have the same parameters on every rank: build it from a seed, or load it. `loss` is copied for each
     shard.
+
+    With `overlap` the gradients of a layer are sent while backward still computes those of the layers before it. Then
+    ``work`` runs backward once, and leaves the gradients alone. The bits are the same.
     """
 
-    def __init__(self, model: _M, group: Group, loss: Any = None) -> None:
+    def __init__(self, model: _M, group: Group, loss: Any = None, *, overlap: bool = False) -> None:
         self.model, self.group = model, group
         self._gradients = model.gradients()
         self._shards: list[Shard[_M]] = [Shard(0, model, loss, group)]
@@ -70,6 +74,9 @@ class DataParallel(Generic[_M]):
             self._shards = [
                 Shard(index, self._replica(at), copy.deepcopy(loss), group) for at, index in enumerate(group.local)
             ]
+        self._early: EarlySums | None = None
+        if overlap and group.shards > 1:
+            self._early = EarlySums([shard.model for shard in self._shards], group, self._flat, self._total)
 
     def _by_dtype(self) -> list[list[Array]]:
         arrays: dict[np.dtype[Any], list[Array]] = {}
@@ -97,16 +104,28 @@ class DataParallel(Generic[_M]):
             self._prepare(shard)
 
         def run(index: int) -> tuple[_T, dict[str, Array] | None]:
-            shard = self._shards[index - self.group.local.start]
-            return work(shard), shard.model.buffers() if index == 0 else None
+            at = index - self.group.local.start
+            shard = self._shards[at]
+            try:
+                return work(shard), shard.model.buffers() if index == 0 else None
+            finally:
+                if self._early is not None:
+                    self._early.end_shard(at)
 
-        results = self.group.run(run)
+        if self._early is not None:
+            self._early.start()
+        try:
+            results = self.group.run(run)
+        finally:
+            if self._early is not None:
+                self._early.wait()
         buffers = results[0][1]
         assert buffers is not None
         for name, buffer in self.model.buffers().items():
             buffer[...] = buffers[name]
         for arrays, flats, total in zip(self._by_dtype(), self._flat, self._total, strict=True):
-            self.group.sum(flats, total)
+            if self._early is None:
+                self.group.sum(flats, total)
             for gradient, view in zip(arrays, _views(total, arrays), strict=True):
                 gradient[...] = view
         return [result for result, _ in results]
