@@ -86,19 +86,7 @@ def new_value(random: np.random.Generator, memory: Buffers, key: Any) -> Any:
     kind = random.random()
     if kind < 0.06:
         return one_of(STRANGE)
-    if key in (
-        "data",
-        "in",
-        "out",
-        "cache",
-        "source",
-        "target",
-        "labels",
-        "weights",
-        "anchors_data",
-        "indices",
-        *PARTS,
-    ):
+    if key in BUFFERS:
         if kind < 0.2:
             return one_of([None, bytes(64), bytearray(12), 4096, memoryview(bytearray(64))[::2], memory.any().ctypes])
         if kind < 0.4:
@@ -641,7 +629,14 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
             "BNNSComputeNorm": (norms, src, norm_type, axes),
             "BNNSComputeNormBackward": (a["in"], dest, a["out"], deltas, norm_type, axes),
         }
-        made = bnns.BNNSCreateRandomGeneratorWithSeed(0, a["seed"])
+        generators: list[Any] = []
+
+        def create() -> Any:
+            generators.append(bnns.BNNSCreateRandomGeneratorWithSeed(0, a["seed"]))
+            return generators[0]
+
+        yield "BNNSCreateRandomGeneratorWithSeed", create, lambda answer: answer is None
+        made = generators[0]
         given |= {
             "BNNSRandomFillUniformFloat": (made, dest, a["low"], a["limit"]),
             "BNNSRandomFillNormalFloat": (made, dest, a["low"], a["limit"]),
@@ -653,6 +648,16 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
         for name, arguments in given.items():
             yield name, lambda name=name, arguments=arguments: getattr(bnns, name)(*arguments), status
         yield "BNNSNDArrayGetDataSize", lambda: bnns.BNNSNDArrayGetDataSize(src), lambda answer: answer == 0
+        yield (
+            "BNNSRandomGeneratorStateSize",
+            lambda: bnns.BNNSRandomGeneratorStateSize(made),
+            lambda answer: answer == 0,
+        )
+        yield (
+            "BNNSCreateRandomGenerator",
+            lambda: bnns.BNNSCreateRandomGenerator(a["count"] if random.random() < 0.5 else 0),
+            lambda answer: answer is None,
+        )
         for name, argument in (("BNNSDataLayoutGetRank", src.layout), ("BNNSTensorGetAllocationSize", tensor)):
             query = getattr(bnns, name)
             yield name, lambda query=query, argument=argument: query(argument), lambda answer: answer == bnns.SIZE_MAX

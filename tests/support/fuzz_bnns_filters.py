@@ -140,6 +140,17 @@ def one_input(create: str, random: np.random.Generator, memory: Buffers, layer: 
             ),
             status,
         )
+        if create == "BNNSFilterCreateLayerPermute":
+            strides = a["in_delta_stride"], a["out_delta_stride"]
+            yield (
+                "BNNSPermuteFilterApplyBackwardBatch",
+                lambda: bnns.BNNSPermuteFilterApplyBackwardBatch(
+                    made[0], a["batch"], in_delta, strides[0], out_delta, strides[1]
+                ),
+                status,
+            )
+        if create == "BNNSFilterCreateLayerReduction":
+            yield "BNNSDirectApplyReduction", lambda: bnns.BNNSDirectApplyReduction(layer, parameters), status
 
     return Case(roots, calls)
 
@@ -204,7 +215,8 @@ def reduction(random: np.random.Generator, memory: Buffers) -> Case:
     out = [n if random.random() < 0.5 else 1 for n in shape]
     weighted = random.random() < 0.5
     weights = sample(shape, memory.take(int(np.prod(shape)))) if weighted else bnns.BNNSNDArrayDescriptor()
-    layer = bnns.BNNSLayerParametersReduction(sample(shape), sample(out), weights, int(random.integers(0, 17)), 0.5)
+    sides = [sample(one, memory.take(int(np.prod(one)))) for one in (shape, out)]  # the direct function reads these
+    layer = bnns.BNNSLayerParametersReduction(*sides, weights, int(random.integers(0, 17)), 0.5)
     deltas = [sample(shape, memory.take(int(np.prod(shape))))] if weighted else []
     return one_input("BNNSFilterCreateLayerReduction", random, memory, layer, *deltas)
 
@@ -227,11 +239,9 @@ def matmul(random: np.random.Generator, memory: Buffers) -> Case:
     def calls() -> Iterator[Any]:
         layer, *parts, da, db, dc, a, parameters = roots
         other = parts[1].data
-        yield (
-            "BNNSMatMul",
-            lambda: bnns.BNNSMatMul(a["transA"], a["transB"], a["alpha"], *parts, None, parameters),
-            status,
-        )
+        product = (a["transA"], a["transB"], a["alpha"], *parts)
+        yield "BNNSMatMulWorkspaceSize", lambda: bnns.BNNSMatMulWorkspaceSize(*product, parameters), status
+        yield "BNNSMatMul", lambda: bnns.BNNSMatMul(*product, None, parameters), status
         made = []
 
         def make() -> Any:
@@ -239,6 +249,11 @@ def matmul(random: np.random.Generator, memory: Buffers) -> Case:
             return made[0]
 
         yield "BNNSFilterCreateLayerBroadcastMatMul", make, lambda answer: answer is None
+        yield (
+            "BNNSFilterApplyTwoInput",
+            lambda: bnns.BNNSFilterApplyTwoInput(made[0], a["in"], other, a["out"]),
+            status,
+        )
         yield (
             "BNNSFilterApplyTwoInputBatch",
             lambda: bnns.BNNSFilterApplyTwoInputBatch(made[0], 1, a["in"], a["in_stride"], other, 0, a["out"], 0),
