@@ -177,10 +177,10 @@ void run_indexed_planes(const IndexedPlanes<A>& call) {
         });
         return;
     }
-    // Channels go straight to the result: the pixels of an output's window are near each other, and so in a cache. A
-    // plane of one channel is small enough to be collected first, and then written past the caches.
-    const bool direct = kChannels && !call.accumulate;
+    // Straight to the result: the pixels of an output's window are near each other, and so in a cache. If the result
+    // exceeds the caches, planes of one channel, which are small, are collected first and then written past the caches.
     const PlaneWriter<A> writer = {call.accumulate, exceeds_caches(2 * images * call.pixels * int64_t(sizeof(A)))};
+    const bool direct = !call.accumulate && (kChannels || !writer.stream);
     for_pieces(workers, call.samples, call.channels, step, [&](int64_t n, int64_t c, int64_t count) {
         A* const whole = call.whole.at(n, c);
         A* plane = whole;

@@ -446,6 +446,8 @@ def _prefers_channels(images: Array) -> bool:
 
 def _usable(images: Array, by_channels: bool, flat: bool) -> bool:
     """Whether the engine can use them as they are."""
+    if not by_channels and images.flags.c_contiguous:
+        return True  # the common case
     if flat:
         height, width = images.shape[2:]
         if height > 1 and width > 1 and images.strides[2] != width * images.strides[3]:
@@ -530,7 +532,10 @@ def _as_shape(name: str, value: Sequence[int]) -> tuple[int, ...]:
         extents = tuple(value)
     except TypeError:
         raise TypeError(f"{name} must be a sequence of ints, not {type(value).__name__}") from None
-    return tuple(_args.as_count(f"{name}[{i}]", extent, least=0) for i, extent in enumerate(extents))
+    for extent in extents:
+        if type(extent) is not int or extent < 0:
+            return tuple(_args.as_count(f"{name}[{i}]", extent, least=0) for i, extent in enumerate(extents))
+    return extents
 
 
 def _windows(
