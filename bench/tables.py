@@ -113,9 +113,14 @@ def duration(seconds):
     return f"{seconds * factor:.3g} {unit}"
 
 
+def mebibytes(row):
+    return f"{int(row['peak_bytes']) / 2**20:.1f}" if row and row["peak_bytes"] else ""
+
+
 def csv_tables(rows):
     """One table for each number of threads, of retrograd's rows; columns without values are left out."""
     ours = [row for row in rows if row["provider"] == OURS]
+    peers = {(row["case"], row["pass"], row["threads"]): row for row in rows if row["provider"] == "torch"}
     columns = {
         "time": lambda row: duration(float(row["p50"])),
         "GFLOPS": lambda row: f"{float(row['gflops']):.0f}" if row["gflops"] else "",
@@ -125,6 +130,8 @@ def csv_tables(rows):
         ),
         "of peak": lambda row: f"{float(row['share_of_peak']):.0%}".replace("%", " %") if row["share_of_peak"] else "",
         "tokens/s": lambda row: f"{float(row['tokens_per_second']):.0f}" if row["tokens_per_second"] else "",
+        "MiB": mebibytes,
+        "PyTorch MiB": lambda row: mebibytes(peers.get((row["case"], row["pass"], row["threads"]))),
     }
     columns = {title: cell for title, cell in columns.items() if any(map(cell, ours))}
     conditions = dict.fromkeys(

@@ -181,6 +181,31 @@ def test_bench_lstm_against_the_matrix_product(tmp_path: Path, without_torch: st
     assert limit["version"] == np.__version__
 
 
+def test_bench_conv_has_pooling_and_memory(tmp_path: Path, without_torch: str) -> None:
+    path = tmp_path / "out.csv"
+    rows = ["conv_n64c1o16s8k3", "max_pool_n32c32s20k2"]
+    chosen = ["--rows", *rows, "--rounds", "2", "--budget", "0.01", "--threads", "1", "--csv", str(path)]
+    result = run("bench", "conv", *chosen, PYTHONPATH=without_torch)
+    assert result.returncode == 0, result.stderr
+    header, *lines = result.stdout.splitlines()
+    assert header.split()[-6:] == ["of", "bound", "GFLOPS", "MiB", "torch", "MiB"]
+    measured = read_rows(path)
+    passes = ("forward", "backward", "step")
+    assert set(measured) == {
+        (case, provider, pass_)
+        for case, providers in zip(rows, (("retrograd", "sgemm"), ("retrograd",)), strict=True)
+        for provider in providers
+        for pass_ in passes
+    }
+    printed = {(cells[0], cells[1]): cells for cells in map(str.split, lines)}
+    for case, pass_ in [(case, pass_) for case in rows for pass_ in passes]:
+        row = measured[case, "retrograd", pass_]
+        assert (row["gflops"] == "") == (row["share_of_bound"] == "") == (case == rows[1])
+        if Path("/proc/self/status").exists():
+            assert 0 < int(row["peak_bytes"]) < 4 << 20
+            assert printed[case, pass_][-1] == f"{int(row['peak_bytes']) / 2**20:.1f}"
+
+
 def test_bench_at_a_lower_level(tmp_path: Path) -> None:
     """PyTorch is loaded after its level is set, BLAS runs at that level, and the file records it."""
     path, fake = tmp_path / "out.csv", tmp_path / "fake"

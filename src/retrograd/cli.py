@@ -131,7 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     conv = (
         "The bound of a convolution is a matrix product of as many operations at the speed of NumPy's on 1024 x 1024 "
-        "matrices, with as many threads. 'step' is forward plus backward. "
+        "matrices, with as many threads. Rows named *_pool_* are pooling. 'step' is forward plus backward. 'MiB' is "
+        "the peak memory of a first forward, of the backward after it, and of several steps, with results allocated by "
+        "the library. "
     )
     products = (
         "Rows named lstm_products_* and linear_products_* are the large matrix products of an LSTM over all steps, and "
@@ -152,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
-        ("conv", ["conv"], "convolutions", method + conv),
+        ("conv", ["conv"], "convolutions and pooling", method + conv),
         ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
@@ -501,7 +503,9 @@ def _bench(options: argparse.Namespace) -> int:
     if "apple" in options.suites:
         columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
     if "train" in options.suites:
-        columns += [_Column("tokens/s", 8), _Column("MiB", 6), _Column("torch MiB", 9)]
+        columns += [_Column("tokens/s", 8)]
+    if {"conv", "train"} & set(options.suites):
+        columns += [_Column("MiB", 6), _Column("torch MiB", 9)]
     overheads = sum(name.startswith("overhead_") for name in names)
     total = (len(names) - overheads) * len(settings.threads) + overheads
     wrong = False

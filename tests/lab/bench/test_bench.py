@@ -60,7 +60,7 @@ def test_the_same_training_in_torch(torch: Any) -> None:
     contest = prepared("train", case, torch)
     assert [[stepper.name for stepper in slot] for slot in contest.slots] == [["retrograd"], ["torch", "torch"]]
     assert contest.tokens == 15
-    assert (contest.peaks.keys(), contest.notes) == ({"retrograd", "torch"}, [])
+    assert (contest.peaks.keys(), contest.notes) == ({("retrograd", "step"), ("torch", "step")}, [])
 
 
 def test_training_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

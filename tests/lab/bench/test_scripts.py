@@ -1,4 +1,4 @@
-"""The scripts in bench/: tables of measurements, and bytes per unit of work from a simulator's counts."""
+"""The scripts in bench/: tables of measurements, bytes per unit of work from a simulator's counts, and oneDNN."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from retrograd.lab import bench
+from retrograd.lab.bench.timing import Times
 
 FOLDER = Path(__file__).parents[3] / "bench"
 
@@ -25,7 +26,7 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
-tables, cache_misses = loaded("tables"), loaded("cache_misses")
+tables, cache_misses, onednn = loaded("tables"), loaded("cache_misses"), loaded("onednn")
 
 
 def entry(workload: str, threads: int, rounds: list[dict[str, Any]], **info: Any) -> dict[str, Any]:
@@ -82,20 +83,22 @@ def test_tables_replace_those_of_a_page(tmp_path: Path) -> None:
     peers.write_text(json.dumps(document(entry("ln-64x256", 1, [{"retrograd": (1e-3, 2e-3, 3e-3)}]))))
     row = dict.fromkeys(bench.CSV_COLUMNS, "")
     row |= {"case": "a_case", "provider": "retrograd", "pass": "dx", "threads": "2", "p50": "2.5e-05", "gflops": "87.6"}
+    row |= {"peak_bytes": "3145728"}
     row |= {"share_of_peak": "0.87", "isa": "avx2", "device": "a processor", "caches": "small", "version": "1.0"}
     with products.open("w", newline="") as file:
         writer = csv.DictWriter(file, bench.CSV_COLUMNS)
         writer.writeheader()
-        writer.writerows([row, row | {"provider": "sgemm", "isa": "haswell", "version": "2.4"}])
+        torch = {"provider": "torch", "version": "2.0", "peak_bytes": "10485760"}
+        writer.writerows([row, row | torch, row | {"provider": "sgemm", "isa": "haswell", "version": "2.4"}])
     page.write_text("Above.\n<!-- avx2 -->\nold\n<!-- /avx2 -->\nBetween.\n<!-- b --><!-- /b -->\nBelow.\n")
     tables.main(["--write", str(page), f"avx2={peers}", f"b={products}"])
     text = page.read_text()
     assert text.startswith("Above.\n<!-- avx2 -->\n\na processor; ")
     assert "old" not in text
     assert "| layer norm, 64x256 |  |  |  | 3 |  |  |\n\n<!-- /avx2 -->\nBetween.\n<!-- b -->\n\n" in text
-    assert "a processor; small; avx2; retrograd 1.0. Others: sgemm 2.4 (haswell).\n\n" in text
-    assert "| float32, 2 threads | pass | time | GFLOPS | of peak |" in text
-    assert text.endswith("| a_case | dx | 25 µs | 88 | 87 % |\n\n<!-- /b -->\nBelow.\n")
+    assert "a processor; small; avx2; retrograd 1.0. Others: PyTorch 2.0 (avx2), sgemm 2.4 (haswell).\n\n" in text
+    assert "| float32, 2 threads | pass | time | GFLOPS | of peak | MiB | PyTorch MiB |" in text
+    assert text.endswith("| a_case | dx | 25 µs | 88 | 87 % | 3.0 | 10.0 |\n\n<!-- /b -->\nBelow.\n")
     (tmp_path / "c.md").write_text("| as it is |\n")
     tables.main(["--write", str(page), f"b={tmp_path / 'c.md'}"])
     assert page.read_text().endswith("<!-- b -->\n\n| as it is |\n\n<!-- /b -->\nBelow.\n")
@@ -122,3 +125,20 @@ def test_an_earlier_output_is_read(tmp_path: Path) -> None:
     path = tmp_path / "before.txt"
     path.write_text("row  unit  read  written  into L1\na_norm forward   element   4   4.1   12\n")
     assert cache_misses.read(path) == {"a_norm forward": ("4", "4.1", "12")}
+
+
+def test_the_fastest_of_onednn_counts() -> None:
+    """In each round: the ratio is the median over the rounds."""
+    fast, slow = (Times() for _ in range(2))
+    for plain, reordered in ((1e-6, 4e-6), (8e-6, 2e-6), (6e-6, 9e-6)):
+        fast.add_round([(plain, plain, plain)])
+        slow.add_round([(reordered, reordered, reordered)])
+    ours, blocked = (Times() for _ in range(2))
+    for _ in range(3):
+        ours.add_round([(2e-6, 4e-6, 6e-6)])
+        blocked.add_round([(1e-6, 8e-6, 9e-6)])
+    assert list(onednn.lines("a_row", 2, [[ours], [fast, slow], [blocked]])) == [
+        "| a_row | forward | 2 | 2.0 | 4.0 | 1.00x | 1.0 | 0.50x |",
+        "| a_row | backward | 2 | 4.0 | 4.0 | 0.50x | 8.0 | 2.00x |",
+        "| a_row | step | 2 | 6.0 | 4.0 | 0.33x | 9.0 | 1.50x |",
+    ]

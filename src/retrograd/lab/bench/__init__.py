@@ -10,13 +10,14 @@ rounds:
   faster;
 - for an LSTM, its matrix products at the speed of NumPy's (BLAS) product of two 1024 x 1024 matrices, with as many
   threads;
-- for a convolution, a matrix product of as many operations, likewise;
+- for a convolution, a matrix product of as many operations, likewise; pooling has no bound;
 - for a product, NumPy's product of the same shape, with as many threads; also, the peak of multiply-adds on registers.
 
 A front end's row (``bnns_*``, ``mps_*``) is compared with the array functions, whose results are bitwise the same.
 ``added`` is the overhead of a front-end call: the median over the rounds of the difference of the round's medians.
 
-A row of the suite ``train`` is a whole training step of a model, optimizer included (see :mod:`.train`).
+A row of the suite ``train`` is a whole training step of a model, optimizer included (see :mod:`.train`). The peak
+memory of its rows and of those of ``conv`` is measured in separate processes (see :mod:`.memory`).
 """
 
 from .compare import *

@@ -1,9 +1,7 @@
-"""Convolutions, compared with PyTorch and with NumPy's matrix product."""
+"""The rows of ``retrograd bench conv`` that are convolutions."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,13 +9,9 @@ import numpy as np
 import retrograd
 
 from ...ops._args import Array
-from .sgemm import Gemm, Sgemm
-from .timing import Contest, Machine, admit, agree, clock, wake_workers
+from .images import Steps, TorchSteps
 
-__all__ = ["CONV_CASES", "ConvCase", "conv_contest", "conv_failures", "make_conv_data"]
-
-_GEMM: Final = Gemm(1024, 1024, 1024)
-_PASSES: Final = ("forward", "backward", "step")
+__all__ = ["CONV_CASES", "ConvCase"]
 
 
 class ConvCase(NamedTuple):
@@ -47,16 +41,35 @@ class ConvCase(NamedTuple):
         forward = 2.0 * self.samples * self.outputs * self.size**2 * terms
         return forward, 2 * forward, 3 * forward
 
+    @property
+    def small(self) -> ConvCase:
+        return ConvCase(1, 4, self.kernel, 4, self.kernel, groups=1 if self.groups == 1 else 4)
 
-CONV_CASES: Final = (
-    ConvCase(32, 64, 56, 64, 3),
-    ConvCase(32, 128, 28, 128, 3),
-    ConvCase(16, 256, 14, 256, 3),
-    ConvCase(16, 256, 14, 256, 1),
-    ConvCase(32, 128, 28, 128, 3, groups=128),
-    ConvCase(32, 1, 20, 32, 3),  # Apple's sample that recognizes digits
-    ConvCase(32, 1, 8, 16, 3),
-)
+    def make(self) -> ConvData:
+        rng = np.random.default_rng(0)
+        shapes = (
+            (self.samples, self.channels, self.size, self.size),
+            (self.outputs, self.channels // self.groups, self.kernel, self.kernel),
+            (self.outputs,),
+            (self.samples, self.outputs, self.size, self.size),
+        )
+        return ConvData(*(rng.standard_normal(shape, np.float32) for shape in shapes))
+
+    def ours(self, data: ConvData, threads: int, given: bool = True) -> Steps:
+        x, w, b, dy = data
+        y = np.empty_like(dy) if given else None
+        gradients = retrograd.ConvGradients(*map(np.empty_like, (x, w, b))) if given else None
+        options = {**self.options, "num_threads": threads}
+        return Steps(
+            "retrograd",
+            lambda: retrograd.conv_forward(x, w, b, out=y, **options),
+            lambda _: retrograd.conv_backward(dy, x, w, out=gradients, **options),
+            threads,
+        )
+
+    def torch(self, torch: Any, data: ConvData) -> Steps:
+        conv, options = torch.nn.functional.conv2d, self.options
+        return TorchSteps(torch, lambda x, w, b: conv(x, w, b, **options), data[:3], data.dy)
 
 
 class ConvData(NamedTuple):
@@ -66,91 +79,12 @@ class ConvData(NamedTuple):
     dy: Array
 
 
-def make_conv_data(case: ConvCase) -> ConvData:
-    rng = np.random.default_rng(0)
-    shapes = (
-        (case.samples, case.channels, case.size, case.size),
-        (case.outputs, case.channels // case.groups, case.kernel, case.kernel),
-        (case.outputs,),
-        (case.samples, case.outputs, case.size, case.size),
-    )
-    return ConvData(*(rng.standard_normal(shape, np.float32) for shape in shapes))
-
-
-class _OurConv:
-    """retrograd with given buffers."""
-
-    name = "retrograd"
-
-    def __init__(self, case: ConvCase, data: ConvData, threads: int) -> None:
-        self._data, self._threads = data, threads
-        self._options = {**case.options, "num_threads": threads}
-        self._y = np.empty_like(data.dy)
-        self._gradients = retrograd.ConvGradients(*(np.empty_like(a) for a in data[:3]))
-
-    def wake(self) -> None:
-        wake_workers(self._threads)
-
-    def step(self) -> tuple[float, float, float]:
-        x, w, b, dy = self._data
-        start = clock()
-        retrograd.conv_forward(x, w, b, out=self._y, **self._options)
-        middle = clock()
-        retrograd.conv_backward(dy, x, w, out=self._gradients, **self._options)
-        end = clock()
-        return middle - start, end - middle, end - start
-
-    def results(self) -> list[Any]:
-        self.step()
-        return [self._y, *self._gradients]
-
-
-class _TorchConv:
-    """PyTorch as users call it: eager, autograd."""
-
-    name = "torch"
-
-    def __init__(self, torch: Any, case: ConvCase, data: ConvData) -> None:
-        self._leaves = [torch.from_numpy(a).requires_grad_() for a in data[:3]]
-        self._dy = torch.from_numpy(data.dy)
-        self._options = case.options
-        self._conv, self._grad = torch.nn.functional.conv2d, torch.autograd.grad
-
-    def wake(self) -> None:
-        pass
-
-    def step(self) -> tuple[float, float, float]:
-        start = clock()
-        y = self._conv(*self._leaves, **self._options)
-        middle = clock()
-        gradients = self._grad(y, self._leaves, self._dy)
-        end = clock()
-        del y, gradients  # freed outside the timed section
-        return middle - start, end - middle, end - start
-
-    def results(self) -> list[Any]:
-        y = self._conv(*self._leaves, **self._options)
-        return [y.detach().numpy(), *(g.numpy() for g in self._grad(y, self._leaves, self._dy))]
-
-
-def conv_failures(case: ConvCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """Yield messages for results that differ from the engine's in float64, which tests compare with the oracle."""
-    data = make_conv_data(case)
-    wide = _OurConv(case, ConvData(*(a.astype(np.float64) for a in data)), max(threads)).results()
-    for number in threads:
-        if not agree(_OurConv(case, data, number).results(), wide, 1e-4):
-            yield f"float32 and float64 differ, threads {number}"
-
-
-def conv_contest(
-    case: ConvCase, data: ConvData, threads: int, machine: Machine, stack: contextlib.ExitStack
-) -> Contest:
-    sgemm = Sgemm([_GEMM], case.flops, threads, stack)
-    ours = _OurConv(case, data, threads)
-    contest = Contest([[ours]], "sgemm", [], _PASSES, case.flops, lambda: sgemm.cpu_seconds)
-    if machine.torch is not None:
-        machine.torch.set_num_threads(threads)
-        peer = _TorchConv(machine.torch, case, data)
-        admit(contest, peer, agree(ours.results(), peer.results()))
-    contest.slots.append([sgemm])
-    return contest
+CONV_CASES: Final = (
+    ConvCase(32, 64, 56, 64, 3),
+    ConvCase(32, 128, 28, 128, 3),
+    ConvCase(16, 256, 14, 256, 3),
+    ConvCase(16, 256, 14, 256, 1),
+    ConvCase(32, 128, 28, 128, 3, groups=128),
+    ConvCase(32, 1, 20, 32, 3),  # Apple's sample that recognizes digits
+    ConvCase(64, 1, 8, 16, 3),
+)

@@ -21,11 +21,13 @@ from ..cases import (
     make_norm_data,
 )
 from .apple import APPLE_CASES, apple_contest, apple_failures
-from .conv import CONV_CASES, conv_contest, conv_failures, make_conv_data
+from .conv import CONV_CASES
+from .images import image_contest, image_failures
 from .levels import restrictions
 from .lstm import lstm_contest, lstm_failures
 from .norm import norm_contest, norm_failures
 from .overhead import overhead_calls
+from .pool import POOL_CASES
 from .products import PRODUCT_CASES, make_product_data, product_contest, product_failures
 from .sgemm import blas_core
 from .timing import (
@@ -92,7 +94,7 @@ class BenchRow(NamedTuple):
     gflops: float | None  # of matrix products
     added: float | None  # this time minus that of the array functions
     tokens_per_second: float | None
-    peak_bytes: int | None  # of training, above that of the loaded library
+    peak_bytes: int | None  # peak memory, above that before the step; of training, above that of the loaded library
     device: str
     caches: str  # L1, L2, last level, and how many CPUs share that
     environment: str  # variables that keep a library at a lower level
@@ -136,7 +138,13 @@ SUITES: Final[Mapping[str, _Suite]] = {
         lstm_contest,
         lambda name: name.startswith("lstm_"),
     ),
-    "conv": _Suite(CONV_CASES, make_conv_data, conv_failures, conv_contest, lambda name: False),
+    "conv": _Suite(
+        (*CONV_CASES, *POOL_CASES),
+        lambda case: case.make(),
+        image_failures,
+        image_contest,
+        lambda name: False,
+    ),
     "products": _Suite(
         PRODUCT_CASES,
         make_product_data,
@@ -272,7 +280,7 @@ def _rows_of_pass(
             None if contest.flops is None else contest.flops[index] / spread[1] / 1e9,
             added if provider == ours else None,
             None if contest.tokens is None else contest.tokens / spread[1],
-            contest.peaks.get(provider),
+            contest.peaks.get((provider, pass_)),
             machine.device,
             machine.caches,
             machine.environment,

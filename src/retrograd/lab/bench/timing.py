@@ -191,7 +191,7 @@ class Contest(NamedTuple):
     flops: tuple[float, ...] | None = None  # of each pass
     child_seconds: Callable[[], float] = float  # CPU time of child processes so far
     tokens: int | None = None  # per training step
-    peaks: Mapping[str, int | None] = MappingProxyType({})  # peak memory in bytes, by name
+    peaks: Mapping[tuple[str, str], int | None] = MappingProxyType({})  # peak memory in bytes, by name and pass
 
 
 def agree(ours: Sequence[Any], theirs: Sequence[Any], share: float = 0.01) -> bool:

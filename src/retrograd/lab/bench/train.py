@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +17,7 @@ import numpy.typing as npt
 
 from ... import nn
 from ...ops._args import Array
+from .memory import Peak, run_apart
 from .timing import Contest, Machine, Stepper
 
 __all__ = [
@@ -211,29 +208,22 @@ def _losses(training: OurTraining | TorchTraining) -> list[float]:
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
-_STATUS: Final = Path("/proc/self/status")
 _MEMORY_STEPS: Final = 3
 
 
 def peak_bytes(case: TrainCase, provider: str, threads: int) -> int | None:
     """Return the peak memory of training above that of the loaded library, in bytes. Linux only, otherwise None."""
-    if not _STATUS.exists():
-        return None
     program = f"from retrograd.lab.bench import train as b; b.print_growth(b.{case!r}, {provider!r}, {threads})"
-    result = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ, check=True
-    )
-    return int(result.stdout)
+    found = run_apart(program)
+    return None if found is None else found[0]
 
 
 def print_growth(case: TrainCase, provider: str, threads: int) -> None:
     """Print the memory growth in bytes, in a separate process. A small model is trained first, to load the library."""
     data = make_train_data(case)
     small = TrainCase(8, 1, 4)
-    for number, (problem, given) in enumerate(((small, make_train_data(small)), (case, data))):
-        if number == 1:
-            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            before = _kilobytes("VmRSS")
+    for problem, given in ((small, make_train_data(small)), (case, data)):
+        peak = Peak()
         training: OurTraining | TorchTraining
         if provider == "retrograd":
             training = OurTraining(problem, given, threads)
@@ -243,12 +233,7 @@ def print_growth(case: TrainCase, provider: str, threads: int) -> None:
             training = TorchTraining(torch, problem, given, fused=True)
         for _ in range(_MEMORY_STEPS):
             training.train()
-    print(1024 * (_kilobytes("VmHWM") - before))
-
-
-def _kilobytes(field: str) -> int:
-    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1])
+    print(peak.bytes())
 
 
 def train_contest(
@@ -258,5 +243,5 @@ def train_contest(
     if machine.torch is not None:
         machine.torch.set_num_threads(threads)
         slots.append([TorchTraining(machine.torch, case, data, fused) for fused in (False, True)])
-    peaks = {slot[0].name: peak_bytes(case, slot[0].name, threads) for slot in slots}
+    peaks = {(slot[0].name, "step"): peak_bytes(case, slot[0].name, threads) for slot in slots}
     return Contest(slots, None, [], ("step",), tokens=case.tokens, peaks=peaks)

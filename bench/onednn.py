@@ -1,0 +1,137 @@
+"""Times convolutions and pooling by oneDNN, called from C++, alternating with retrograd: the rows of `bench conv`.
+
+    python -m venv /tmp/onednn && /tmp/onednn/bin/pip install onednn-cpu-gomp onednn-devel-cpu-gomp
+    python bench/onednn.py --root /tmp/onednn
+    python bench/onednn.py --root /tmp/onednn --rows 'conv_*' --threads 2
+
+Builds onednn.cpp with a C++ compiler against the oneDNN 3 in that folder, which must use OpenMP. Results are compared
+before anything is timed. Prints a Markdown table of medians in microseconds; ratios are medians over the rounds, and
+above 1 retrograd is faster. oneDNN gets the same arrays [N, C, H, W], and works on them as they are, or converts them
+to layouts of its choice and back, whichever is faster. "Blocked" is oneDNN on data that are in those layouts already.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import fnmatch
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+from retrograd.lab.bench.conv import CONV_CASES, ConvCase
+from retrograd.lab.bench.images import Steps
+from retrograd.lab.bench.pool import POOL_CASES
+from retrograd.lab.bench.timing import agree, median_ratio, quantiles, take_turns
+
+SOURCE = pathlib.Path(__file__).resolve().with_suffix(".cpp")
+PASSES = "forward", "backward", "step"
+LAYOUTS = ("plain", "reordered", "blocked")  # in the order of the C++ enumeration
+
+
+def build(root, folder):
+    """Build the library in this folder and load it."""
+    path = folder / "onednn.so"
+    compiler = [os.environ.get("CXX", "c++"), "-O2", "-std=c++17", "-shared", "-fPIC", "-fopenmp", str(SOURCE)]
+    where = [f"-I{root / 'include'}", f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ldnnl"]
+    subprocess.run([*compiler, *where, "-o", str(path)], check=True)
+    library = ctypes.CDLL(str(path))
+    library.error_text.restype = ctypes.c_char_p
+    size, layer = ctypes.c_int64, ctypes.c_void_p
+    library.open_convolution.argtypes = [ctypes.c_int, *[size] * 6]
+    library.open_pooling.argtypes = [ctypes.c_int, ctypes.c_int, *[size] * 6]
+    library.open_convolution.restype = library.open_pooling.restype = layer
+    library.array_of.argtypes, library.array_of.restype = [layer, ctypes.c_char_p], ctypes.POINTER(ctypes.c_float)
+    for name in ("close_layer", "load", "forward", "backward", "store"):
+        getattr(library, name).argtypes = [layer]
+        getattr(library, name).restype = None
+    return library
+
+
+class OneDnn(Steps):
+    """A layer by oneDNN."""
+
+    def __init__(self, library, case, data, layout, stack):
+        if isinstance(case, ConvCase):
+            layer = library.open_convolution(LAYOUTS.index(layout), *case)
+        else:
+            layer = library.open_pooling(LAYOUTS.index(layout), case.kind == "max", *case[1:])
+        if not layer:
+            raise RuntimeError(f"{case.name}, {layout}: {library.error_text().decode()}")
+        stack.callback(library.close_layer, layer)
+        super().__init__(layout, lambda: library.forward(layer), lambda _: library.backward(layer))
+        self._library, self._layer = library, layer
+        self._results = {"y": data.dy.shape}
+        for name, array in data._asdict().items():
+            if name != "dy":
+                self._results[f"d{name}"] = array.shape
+            self._array(name, array.shape)[...] = array
+        library.load(layer)
+
+    def _array(self, name, shape):
+        pointer = self._library.array_of(self._layer, name.encode())
+        return np.ctypeslib.as_array(pointer, shape)
+
+    def results(self):
+        self.step()
+        self._library.store(self._layer)
+        return [self._array(name, shape) for name, shape in self._results.items()]
+
+
+def contest(library, case, threads, stack):
+    """Return the steppers: retrograd's; oneDNN's on the same arrays; oneDNN's on blocked data."""
+    data = case.make()
+    library.set_threads(threads)
+    ours = case.ours(data, threads)
+    expected = [array.copy() for array in ours.results()]
+    slots = [[ours], [], []]
+    for layout in LAYOUTS:
+        peer = OneDnn(library, case, data, layout, stack)
+        if not agree(expected, peer.results()):
+            raise RuntimeError(f"{case.name}, {layout}: oneDNN gives a different result")
+        slots[2 if layout == "blocked" else 1].append(peer)
+    return slots
+
+
+def lines(name, threads, times):
+    """A line of the table for each pass, from the times of all slots. The fastest of a slot counts in each round."""
+    for index, pass_ in enumerate(PASSES):
+        rounds = [[min(values) for values in zip(*(t.medians[index] for t in slot), strict=True)] for slot in times]
+        medians = [min(quantiles(t.samples[index])[1] for t in slot) for slot in times]
+        cells = [name, pass_, str(threads), f"{medians[0] * 1e6:.1f}"]
+        for seconds, medians_of_rounds in zip(medians[1:], rounds[1:], strict=True):
+            cells += [f"{seconds * 1e6:.1f}", f"{median_ratio(medians_of_rounds, rounds[0]):.2f}x"]
+        yield f"| {' | '.join(cells)} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=pathlib.Path, required=True, help="folder with oneDNN's include and lib")
+    parser.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="only rows that match")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
+    parser.add_argument("--rounds", type=int, default=9, metavar="N")
+    parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="time per row and thread count")
+    options = parser.parse_args()
+    rows = (*CONV_CASES, *POOL_CASES)
+    cases = [case for case in rows if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in options.rows)]
+    if not cases:
+        sys.exit(f"no row matches {' '.join(options.rows)}")
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(options.root.resolve(), pathlib.Path(folder))
+    version = library.version()
+    head = (
+        f"| float32 | pass | threads | retrograd | oneDNN {version // 100}.{version % 100} | ratio | blocked | ratio |"
+    )
+    print(head, "|---|---|---:|---:|---:|---:|---:|---:|", sep="\n", flush=True)
+    for case in cases:
+        for threads in options.threads:
+            with contextlib.ExitStack() as stack:
+                times = take_turns(contest(library, case, threads, stack), options.rounds, options.budget)
+            print("\n".join(lines(case.name, threads, times)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
