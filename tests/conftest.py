@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 import retrograd
 from retrograd import _core
 from retrograd.bnns._failure import first_failure
+from retrograd.ops import _threads
 
 # Failed assertions in helpers show their values, as those in tests do.
 pytest.register_assert_rewrite("support")
@@ -82,10 +83,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(autouse=True)
 def _engine_as_it_was() -> Iterator[None]:
     """Whatever a test does to the instruction-set level and the number of threads ends with it."""
-    isa, threads = _core.isa(), retrograd.get_num_threads()
+    isa, threads, chosen = _core.isa(), retrograd.get_num_threads(), _threads.chosen
     yield
     _core.select_isa(isa)
-    retrograd.set_num_threads(threads)
+    _core.set_num_threads(threads)
+    _threads.chosen = chosen
 
 
 @pytest.fixture(autouse=True)

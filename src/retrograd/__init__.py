@@ -7,8 +7,8 @@ from importlib import metadata as _metadata
 
 from . import _core
 from .ops._memory import release_memory
-from .ops._threads import default_num_threads as _default_num_threads
 from .ops._threads import get_num_threads, set_num_threads
+from .ops._threads import start_num_threads as _start_num_threads
 from .ops.activation import Activation
 from .ops.convolution import (
     ConvGradients,
@@ -155,4 +155,4 @@ def _choose_isa() -> None:
 
 
 _choose_isa()
-set_num_threads(_default_num_threads())
+_start_num_threads()

@@ -19,13 +19,13 @@ from .. import _core
 
 Array: TypeAlias = npt.NDArray[Any]
 
-_LARGE: Final = 1 << 20  # bytes; malloc already reuses smaller blocks
+LARGE: Final = 1 << 20  # bytes; malloc already reuses smaller blocks
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Like np.empty."""
     size = math.prod(shape) * dtype.itemsize
-    if not _LARGE <= size <= sys.maxsize:  # for sizes that are too large, NumPy raises a clear error
+    if not LARGE <= size <= sys.maxsize:  # for sizes that are too large, NumPy raises a clear error
         return np.empty(shape, dtype)
     memory: Any = _core.ResultMemory(size)
     array: Array = np.ndarray(shape, dtype, memory)
@@ -34,7 +34,7 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 def empty_like(array: Array) -> Array:
     """Like np.empty_like: the order of the axes in memory is the same."""
-    if array.nbytes < _LARGE:
+    if array.nbytes < LARGE:
         return np.empty_like(array)
     if array.flags.c_contiguous:
         return empty(array.shape, array.dtype)

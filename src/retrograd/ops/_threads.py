@@ -10,10 +10,12 @@ from pathlib import Path
 from .. import _core
 from ._call import public, warn
 
-__all__ = ["default_num_threads", "get_num_threads", "set_num_threads"]
+__all__ = ["default_num_threads", "get_num_threads", "set_num_threads", "start_num_threads"]
 
 _VARIABLE = "RETROGRAD_NUM_THREADS"
 _MOST = max(8, 4 * (os.cpu_count() or 1))
+
+chosen = False  # whether the user chose the number, by set_num_threads or the variable. If not, a bridge may choose it.
 
 
 def _affinity() -> int:
@@ -61,17 +63,26 @@ def default_num_threads() -> int:
         if not text.isdecimal() or int(text) < 1:
             raise ValueError(f"{_VARIABLE}={text!r}: must be a whole number of at least 1")
         if int(text) > _MOST:
-            warnings.warn(f"{_VARIABLE}={text}: {_capped(int(text))}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{_VARIABLE}={text}: {_capped(int(text))}", RuntimeWarning, stacklevel=4)
         return min(int(text), _MOST)
     cpus = _affinity()
     quota = _cgroup_quota()
     return max(1, cpus if quota is None else min(cpus, round(quota)))
 
 
+def start_num_threads() -> None:
+    """Set the number of threads that a process starts with."""
+    global chosen
+    _core.set_num_threads(default_num_threads())
+    chosen = bool(os.environ.get(_VARIABLE, "").strip())
+
+
 @public
 def set_num_threads(threads: int) -> None:
     """Set the default number of threads, for calls without ``num_threads=``. Results are the same, bit for bit."""
+    global chosen
     _core.set_num_threads(checked_num_threads(threads))
+    chosen = True
 
 
 def get_num_threads() -> int:

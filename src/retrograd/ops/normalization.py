@@ -194,9 +194,9 @@ def batch_norm_forward(
     elements = problem.set_size if count is None else _args.as_count("count", count)
     if not training and mean is None and var is None:
         mean, var = _evaluation_statistics(running)
-    y, cache = _forward(problem, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
+    y, cache = run_forward(problem, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
     if training and running is not None:
-        _update_running(running, cache.mean, cache.var, elements, update)
+        update_running(running, cache.mean, cache.var, elements, update)
     return y, cache
 
 
@@ -233,9 +233,9 @@ def instance_norm_forward(
         one_mean, one_var = _evaluation_statistics(running)
         mean = np.broadcast_to(one_mean, problem.statistics_shape)
         var = np.broadcast_to(one_var, problem.statistics_shape)
-    y, cache = _forward(problem, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
+    y, cache = run_forward(problem, x, gamma, beta, mean, var, not training, out, keep_x, num_threads)
     if training and running is not None and problem.statistics_shape[0]:
-        _update_running(running, cache.mean.mean(axis=0), cache.var.mean(axis=0), problem.set_size, update)
+        update_running(running, cache.mean.mean(axis=0), cache.var.mean(axis=0), problem.set_size, update)
     return y, cache
 
 
@@ -258,7 +258,7 @@ def layer_norm_forward(
     """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``."""
     x = _args.as_array("x", x)
     problem = _args.norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
-    return _forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
+    return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
 @public
@@ -281,7 +281,7 @@ def group_norm_forward(
     """Normalize each sample over space and over groups of consecutive channels. Statistics: ``(N, num_groups)``."""
     x = _args.as_array("x", x)
     problem = _args.norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
-    return _forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
+    return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
 @public
@@ -372,7 +372,7 @@ def _checked_part(name: str, part: object) -> NormStatistics:
     return NormStatistics(count, mean, var)
 
 
-def _forward(
+def run_forward(
     problem: NormProblem,
     x: Array,
     gamma: Array | None,
@@ -384,6 +384,7 @@ def _forward(
     keep_x: Array | None,
     num_threads: int | None,
 ) -> tuple[Array, NormCache]:
+    """Run a forward pass of any kind. x is an array; the other arguments have not been checked."""
     given = mean is not None or var is not None
     statistics = _args.as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
@@ -479,9 +480,10 @@ def _evaluation_statistics(running: tuple[Array, Array] | None) -> tuple[Array, 
     return running
 
 
-def _update_running(
+def update_running(
     running: tuple[Array, Array], mean: Statistics, var: Statistics, count: int, update: RunningUpdate
 ) -> None:
+    """Update running means and variances, which have been checked, by those of a batch of `count` elements."""
     if count == 0:
         return
     if update.unbiased and count > 1:  # the unbiased variance of one element is undefined
@@ -489,7 +491,8 @@ def _update_running(
     with np.errstate(all="ignore"):  # infinities and NaN propagate without warnings
         for array, batch in zip(running, (mean, var), strict=True):
             # Computed in float64, so that it is rounded only once.
-            array[...] = update.keep * array.astype(np.float64, copy=False) + (1.0 - update.keep) * batch
+            kept = np.multiply(array, update.keep, dtype=np.float64)
+            np.add(kept, (1.0 - update.keep) * batch, out=array, casting="same_kind")
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
@@ -626,18 +629,34 @@ def _backward(
     if want_dbeta and dbeta is None:
         dbeta = np.empty(problem.parameter_shape, problem.arithmetic)
     results = _new_gradients((dx, dgamma, dbeta))
+    run_backward(problem, dy, cache, results, accumulate, threads, sum_dz, sum_dz_xhat, count)
+    return results
+
+
+def run_backward(
+    problem: NormProblem,
+    dy: Array,
+    cache: NormCache,
+    results: NormGradients,
+    accumulate: bool,
+    threads: int,
+    sum_dz: Statistics | None = None,
+    sum_dz_xhat: Statistics | None = None,
+    count: int = 1,
+) -> None:
+    """Compute the gradients that `results` has arrays for."""
+    dx, dgamma, dbeta = results
     if problem.engine is None:
         _check_results(problem, _checked_dy(dy, problem), cache, results)
         for empty_sum in (dgamma, dbeta):
             if empty_sum is not None and not accumulate:
                 empty_sum.fill(0)
-        return results
+        return
     refusal = problem.engine.backward(
         dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate, False, threads
     )
     if refusal is not None:
         _fixed_backward(problem, (dy, cache, sum_dz, sum_dz_xhat, count, *results, accumulate), threads)
-    return results
 
 
 def _fixed_backward(problem: NormProblem, arguments: tuple[Any, ...], threads: int) -> None:

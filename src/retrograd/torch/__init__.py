@@ -1,0 +1,37 @@
+"""PyTorch's LSTM and normalization layers on retrograd's engine, for CPU tensors."""
+
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("torch") is None:
+    raise ImportError("retrograd.torch needs PyTorch: pip install 'retrograd[torch]'")
+
+from . import functional
+from .lstm import LSTM
+from .norms import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+)
+from .replacing import Replacements, replace
+from .sync import SyncBatchNorm
+
+__all__ = [
+    "LSTM",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+    "Replacements",
+    "SyncBatchNorm",
+    "functional",
+    "replace",
+]

@@ -1,0 +1,60 @@
+"""Tensors as arrays, without copies; and the number of threads of a call."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..ops import _threads
+from ..ops._memory import LARGE
+from ..ops._memory import empty_like as empty_array_like
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_HALF: Final = (torch.bfloat16, torch.float16)
+
+
+def array(tensor: Tensor) -> Array:
+    """The tensor's memory as an array. Call it while gradients are not recorded."""
+    try:
+        view: Array = tensor.numpy()
+    except (RuntimeError, TypeError):
+        return _unusual(tensor)
+    return view
+
+
+def _unusual(tensor: Tensor) -> Array:
+    if tensor.dtype is torch.bfloat16:  # which NumPy has only through ml_dtypes
+        import ml_dtypes
+
+        return array(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+    if tensor.is_neg():  # a view of values with the opposite sign
+        return array(tensor.resolve_neg())
+    view: Array = tensor.numpy()  # raises again
+    return view
+
+
+def empty_like(x: Tensor, data: Array) -> tuple[Tensor, Array]:
+    """A new tensor in the memory format of x, whose array is `data`; and the new one's array.
+
+    A large one reuses the memory of an earlier one: PyTorch would take fresh memory, which the system clears first.
+    """
+    if data.nbytes >= LARGE and x.dtype is not torch.bfloat16:
+        memory = empty_array_like(data)
+        if memory.strides == data.strides:  # otherwise x has gaps, and PyTorch chooses the new strides
+            return torch.from_numpy(memory), memory
+    new = torch.empty_like(x)
+    return new, array(new)
+
+
+def is_half(tensor: Tensor) -> bool:
+    """Whether the data is in half precision. It is computed in float32."""
+    return tensor.dtype in _HALF
+
+
+def num_threads() -> int | None:
+    """PyTorch's number of threads, unless the user has chosen retrograd's (None)."""
+    return None if _threads.chosen else torch.get_num_threads()

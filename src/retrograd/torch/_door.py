@@ -1,0 +1,88 @@
+"""Two doors to one arithmetic: `torch.autograd.Function` for eager tensors, custom operators for all others.
+
+The operators are what `torch.compile`, `torch.export` and tensor subclasses see. A call through an operator takes tens
+of microseconds longer than one through a Function, so eager tensors go through a Function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import torch
+from torch import Tensor
+
+_NAMESPACE: Final = "retrograd"
+_PLAIN: Final = (Tensor, torch.nn.Parameter)
+
+
+def is_eager(x: Tensor) -> bool:
+    """Whether x is an ordinary CPU tensor, and nothing traces, transforms or intercepts operators."""
+    return (
+        type(x) in _PLAIN
+        and x.is_cpu
+        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._is_tracing()
+    )
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """The function's `apply` without its check for transforms, which `is_eager` has made in less time."""
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
+
+
+def check_device(function: str, x: Tensor) -> None:
+    """Raise for a tensor on another device. Those on the meta device have no data, only shapes."""
+    if x.device.type not in ("cpu", "meta"):
+        raise ValueError(f"{function}: input is on {x.device}, but retrograd computes on the CPU; pass input.cpu()")
+
+
+def check_traceable(function: str, x: Tensor) -> None:
+    """Raise for a tensor that the operators cannot take."""
+    check_device(function, x)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(f"{function}: retrograd has no torch.func transforms; use torch.autograd or torch.nn")
+
+
+def differentiate_once(function: str, backward: Callable[..., Any], *tensors: Tensor | None) -> Any:
+    """Run a backward pass. If it is recorded itself (create_graph=True), its own derivative is an error."""
+    if torch.is_grad_enabled():
+        return _Once.apply(function, backward, *tensors)
+    return backward(*tensors)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: str, backward: Callable[..., Any], *tensors: Tensor | None) -> Any:
+        ctx.function = function
+        return backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> NoReturn:
+        _refuse_second_derivative(ctx.function)
+
+
+def _refuse_second_derivative(function: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{function}: there is no second derivative. Use torch.nn's layer where gradients are differentiated"
+    )
+
+
+def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Register an operator: its kernel for CPU tensors, and a function that finds the shapes of its results."""
+    qualified = f"{_NAMESPACE}::{name}"
+    torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(qualified, "CPU", torch.no_grad()(kernel))
+    torch.library.register_fake(qualified, fake)
+    return getattr(getattr(torch.ops, _NAMESPACE), name)
+
+
+def differentiate(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
+    """Register the gradient of an operator, which another operator computes; that one's gradient is an error."""
+    torch.library.register_autograd(f"{_NAMESPACE}::{name}", backward, setup_context=setup)
+    torch.library.register_autograd(
+        f"{_NAMESPACE}::{name}_backward", lambda ctx, *gradients: _refuse_second_derivative(name)
+    )

@@ -1,0 +1,141 @@
+"""An LSTM over tensors by the array functions: forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops.activation import Activation
+from ..ops.lstm import LstmActivations, LstmCache, LstmResult, LstmWeights, lstm_backward, lstm_forward
+from ._arrays import Array, array, num_threads
+from ._norm import fused_activation
+
+
+class Lstm(NamedTuple):
+    """What an LSTM does, besides its tensors: the last arguments of the operators."""
+
+    bidirectional: bool = False
+    batch_first: bool = False
+    bias: bool = True
+    peephole: bool = False
+    activations: str = ""  # name, alpha and beta of each; empty: the standard ones
+    output_gate_reads: str = "new"
+    dropout: float = 0.0
+    recompute: bool = False
+
+    @property
+    def tensors_per_cell(self) -> int:
+        """The weights of a cell: of the inputs and of the hidden state, two biases, the peephole."""
+        return 2 + 2 * self.bias + self.peephole
+
+
+class Given(NamedTuple):
+    """The inputs of a pass that have no gradients."""
+
+    lengths: Tensor | None = None  # of the samples
+    batch_sizes: Tensor | None = None  # or of the steps
+    seed: Tensor | None = None  # of the dropout
+
+
+def forward(
+    lstm: Lstm,
+    given: Given,
+    keep: bool,
+    x: Tensor,
+    h0: Tensor | None,
+    c0: Tensor | None,
+    weights: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor, LstmCache | None]:
+    result: LstmResult = lstm_forward(
+        array(x),
+        cells_of(lstm, weights),
+        None if h0 is None else array(h0),
+        None if c0 is None else array(c0),
+        training=keep or lstm.dropout > 0,
+        recompute=lstm.recompute or not keep,
+        num_threads=num_threads(),
+        **options_of(lstm, given),
+    )
+    y, hn, cn, cache = result
+    return torch.from_numpy(y), torch.from_numpy(hn), torch.from_numpy(cn), cache
+
+
+def backward(
+    lstm: Lstm,
+    need: Sequence[bool],
+    cache: LstmCache,
+    dy: Tensor | None,
+    dhn: Tensor | None,
+    dcn: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, h0, c0 and the weights that are needed."""
+    dx, dweights, dh0, dc0 = lstm_backward(
+        None if dy is None else array(dy),
+        cache,
+        dhn=None if dhn is None else array(dhn),
+        dcn=None if dcn is None else array(dcn),
+        need=_names(lstm.bias, lstm.peephole, tuple(need)),
+        num_threads=num_threads(),
+    )
+    found: list[Array | None] = [dx, dh0, dc0]
+    for dwx, dwh, db, dpeephole in dweights or ():
+        found += dwx, dwh
+        if lstm.bias:
+            # Both biases have this gradient, each in its own memory, which an optimizer may modify.
+            found += db, None if db is None else db.copy()
+        if lstm.peephole:
+            found.append(dpeephole)
+    found += [None] * (len(need) - len(found))
+    return tuple(
+        None if gradient is None or not needed else torch.from_numpy(gradient)
+        for gradient, needed in zip(found, need, strict=True)
+    )
+
+
+@lru_cache(maxsize=512)
+def _names(bias: bool, peephole: bool, need: tuple[bool, ...]) -> tuple[str, ...]:
+    """The gradients to compute. Those of the same parameter of all cells are computed together."""
+    names = ("dwx", "dwh") + ("db", "db") * bias + ("dpeephole",) * peephole
+    of_inputs = ("dx", "dh0", "dc0") + names * (len(need) // len(names))
+    return tuple(dict.fromkeys(name for name, needed in zip(of_inputs, need, strict=False) if needed))
+
+
+def cells_of(lstm: Lstm, weights: Sequence[Tensor]) -> list[LstmWeights]:
+    parts = iter([array(weight) for weight in weights])
+    cells = []
+    for wx in parts:
+        wh = next(parts)
+        b = next(parts) + next(parts) if lstm.bias else None
+        cells.append(LstmWeights(wx, wh, b, next(parts) if lstm.peephole else None))
+    return cells
+
+
+def options_of(lstm: Lstm, given: Given) -> dict[str, Any]:
+    """The options that the array functions have in common."""
+    lengths, batch_sizes, seed = given
+    return {
+        "bidirectional": lstm.bidirectional,
+        "batch_first": lstm.batch_first,
+        "lengths": None if lengths is None else array(lengths),
+        "batch_sizes": None if batch_sizes is None else array(batch_sizes),
+        "activations": _activations(lstm.activations),
+        "output_gate_reads": lstm.output_gate_reads,
+        "dropout": lstm.dropout,
+        "seed": 0 if seed is None else int(seed),
+    }
+
+
+def encoded(activations: Iterable[Activation]) -> str:
+    """Activations as one argument of an operator."""
+    return " ".join(f"{f.name} {f.alpha!r} {f.beta!r}" for f in activations)
+
+
+@lru_cache(maxsize=512)
+def _activations(text: str) -> LstmActivations:
+    words = text.split()
+    parts = zip(words[::3], words[1::3], words[2::3], strict=True)
+    return LstmActivations(*(fused_activation(name, float(alpha), float(beta)) for name, alpha, beta in parts))

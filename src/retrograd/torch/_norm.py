@@ -1,0 +1,195 @@
+"""Normalization of tensors by the array functions: forward, backward and running statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..ops._args import NormKind, NormProblem, norm_problem
+from ..ops.activation import ACTIVATIONS, Activation
+from ..ops.normalization import (
+    NormCache,
+    NormGradients,
+    NormStatistics,
+    RunningUpdate,
+    run_backward,
+    run_forward,
+    update_running,
+)
+from ._arrays import Array, array, empty_like, is_half, num_threads
+
+_DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Norm(NamedTuple):
+    """What a normalization does, besides its tensors: the last arguments of the operators."""
+
+    kind: NormKind
+    axis: int  # of the channels, or the first normalized axis of a layer norm
+    groups: int
+    eps: float
+    activation: str = "identity"
+    alpha: float | None = None  # parameters of the activation; None: its default
+    beta: float | None = None
+
+
+class Running(NamedTuple):
+    """Running statistics of a batch or instance norm."""
+
+    mean: Tensor
+    var: Tensor
+    updated: bool  # by the statistics of x; otherwise x is normalized by these
+    momentum: float | None = None  # the weight of x in an update; None: of one batch after `batches` others
+    batches: Tensor | None = None
+
+
+class Kept(NamedTuple):
+    """What backward needs besides tensors."""
+
+    problem: NormProblem
+    statistics: Array  # [2, sets]: mean and variance
+    given: bool
+    frozen: bool
+
+
+def forward(
+    norm: Norm,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: Running | None,
+    given: NormStatistics | None = None,
+) -> tuple[Tensor, Kept]:
+    """Normalize x by its statistics, or by those `given`, which it is a part of, or by running ones."""
+    problem = problem_of(norm, x.shape, x.dtype)
+    data, gamma, beta = arrays_of(x, weight, bias)
+    mean = var = None
+    count, frozen = problem.set_size, False
+    if given is not None:
+        count, mean, var = given
+    elif running is not None and not running.updated:
+        # An instance norm has statistics for each sample.
+        mean, var = (np.broadcast_to(_in_float(s), problem.statistics_shape) for s in running[:2])
+        frozen = True
+    y, out = empty_like(x, data)
+    cache = run_forward(problem, data, gamma, beta, mean, var, frozen, out, None, num_threads())[1]
+    if running is not None and running.updated:
+        update(running.mean, running.var, cache.statistics, count, running.momentum, running.batches)
+    return y, Kept(problem, cache.statistics, cache.given, frozen)
+
+
+def cache_of(kept: Kept, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> NormCache:
+    """The cache of the forward pass."""
+    problem, statistics, given, frozen = kept
+    data, gamma, beta = arrays_of(x, weight, bias)
+    return NormCache(problem, data, None, gamma, beta, statistics, given, frozen)
+
+
+def backward(
+    need: Sequence[bool], kept: Kept, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    problem, cache = kept.problem, cache_of(kept, x, weight, bias)
+    dx, out = empty_like(x, cache.x) if need[0] else (None, None)
+    dweight = np.empty(problem.parameter_shape, problem.arithmetic) if need[1] else None
+    dbias = np.empty(problem.parameter_shape, problem.arithmetic) if need[2] else None
+    run_backward(problem, array(dy), cache, NormGradients(out, dweight, dbias), False, num_threads() or 0)
+    return (
+        dx,
+        None if dweight is None else torch.from_numpy(dweight),
+        None if dbias is None else torch.from_numpy(dbias),
+    )
+
+
+def update(
+    mean: Tensor, var: Tensor, statistics: Array, count: int, momentum: float | None, batches: Tensor | None
+) -> None:
+    """Update running statistics, each of [C], by those of a batch: [2, C], or [2, N, C] for an instance norm."""
+    if statistics.ndim == 3:
+        if not statistics.shape[1]:
+            return
+        statistics = statistics.mean(axis=1)
+    if momentum is None:
+        momentum = 0.0 if batches is None else 1.0 / (int(batches) + 1)
+    updated = _in_float(mean), _in_float(var)
+    update_running(updated, statistics[0], statistics[1], count, RunningUpdate.pytorch(momentum))
+    for tensor, values in zip((mean, var), updated, strict=True):
+        if is_half(tensor):
+            tensor.copy_(torch.from_numpy(values))
+    torch.autograd.graph.increment_version((mean, var))
+
+
+def arrays_of(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Array, Array | None, Array | None]:
+    """The arrays of a layer. With half-precision data, half-precision parameters are converted to float32."""
+    if is_half(x):
+        weight, bias = (p.float() if p is not None and is_half(p) else p for p in (weight, bias))
+    return array(x), None if weight is None else array(weight), None if bias is None else array(bias)
+
+
+def _in_float(statistics: Tensor) -> Array:
+    return array(statistics.float() if is_half(statistics) else statistics)
+
+
+@lru_cache(maxsize=512)
+def problem_of(norm: Norm, shape: torch.Size, dtype: torch.dtype) -> NormProblem:
+    kind, axis, groups, eps, *fused = norm
+    like = array(torch.empty((), dtype=dtype).expand(shape))
+    # The slope is computed from the input: this works for any activation, and y may be modified in place.
+    return norm_problem(kind, like, axis, groups, eps, fused_activation(*fused), "input")
+
+
+@lru_cache(maxsize=512)
+def fused_activation(name: str, alpha: float | None, beta: float | None) -> Activation:
+    """The activation with this name and these parameters, None for the default."""
+    kind = ACTIVATIONS.get(name)
+    if kind is not None:  # an Activation has 0 for a parameter that its function does not have
+        alpha, beta = (None if kind.alpha == 0.0 else alpha), (None if kind.beta == 0.0 else beta)
+    return Activation(name, alpha, beta)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def channel_shape(norm: Norm, x: Tensor) -> tuple[int, ...]:
+    """The shape of weight and bias."""
+    return tuple(x.shape[norm.axis :]) if norm.kind == "layer_norm" else (x.shape[norm.axis],)
+
+
+def check(norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"{norm.kind}: input has dtype {x.dtype}, must be float32, float64, float16 or bfloat16")
+    if not 0 <= norm.eps < math.inf:
+        raise ValueError(f"{norm.kind}: eps is {norm.eps}, must be a finite number of at least 0")
+    if norm.kind == "group_norm" and (norm.groups < 1 or x.shape[norm.axis] % norm.groups):
+        raise ValueError(
+            f"group_norm: num_groups is {norm.groups}, which does not divide the {x.shape[norm.axis]} channels of input"
+        )
+    allowed = (x.dtype, torch.float32) if is_half(x) else (x.dtype,)
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != channel_shape(norm, x):
+            raise ValueError(
+                f"{norm.kind}: {name} has shape {tuple(tensor.shape)}, expected {channel_shape(norm, x)} for an input "
+                f"of shape {tuple(x.shape)}"
+            )
+        if tensor.dtype not in allowed:
+            raise TypeError(f"{norm.kind}: {name} has dtype {tensor.dtype}, but input has {x.dtype}")
+
+
+def check_running(norm: Norm, x: Tensor, running: Running) -> None:
+    for name, tensor in (("running_mean", running.mean), ("running_var", running.var)):
+        if tensor.shape != (x.shape[1],):
+            raise ValueError(
+                f"{norm.kind}: {name} has shape {tuple(tensor.shape)}, expected {(x.shape[1],)} for an input of shape "
+                f"{tuple(x.shape)}"
+            )
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(
+                f"{norm.kind}: {name} has dtype {tensor.dtype}, must be float32, float64, float16 or bfloat16"
+            )

@@ -1,0 +1,136 @@
+"""Normalization functions with the arguments of `torch.nn.functional`, and an optional fused `activation`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+
+from ..ops.activation import Activation
+from ._norm import Norm, Running
+from ._norm_doors import normalize
+
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm"]
+
+AnyActivation: TypeAlias = str | Activation | None
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: AnyActivation = None,
+    batches: Tensor | None = None,
+) -> Tensor:
+    """Normalize each channel over samples and positions.
+
+    With ``momentum=None`` the running statistics become means over this batch and the `batches` before it.
+    """
+    _check_axes("batch_norm", input)
+    if training and input.numel() == input.shape[1] != 0:
+        raise ValueError(f"batch_norm: training needs more than 1 value per channel, input has shape {_shape(input)}")
+    running = _running("batch_norm", running_mean, running_var, training, momentum, batches)
+    return normalize(Norm("batch_norm", 1, 1, eps, *fused(activation)), input, weight, bias, running)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: AnyActivation = None,
+) -> Tensor:
+    """Normalize each channel of each sample over positions."""
+    _check_axes("instance_norm", input)
+    if use_input_stats and math.prod(input.shape[2:]) == 1:
+        raise ValueError(
+            f"instance_norm: training needs more than 1 position per channel, input has shape {_shape(input)}"
+        )
+    running = _running("instance_norm", running_mean, running_var, use_input_stats, momentum, None)
+    return normalize(Norm("instance_norm", 1, 1, eps, *fused(activation)), input, weight, bias, running)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: AnyActivation = None,
+) -> Tensor:
+    """Normalize over the last axes, whose extents are `normalized_shape`."""
+    axes = len(normalized_shape)
+    if not axes or input.shape[-axes:] != tuple(normalized_shape):
+        raise ValueError(
+            f"layer_norm: normalized_shape is {tuple(normalized_shape)}, but input has shape {_shape(input)}"
+        )
+    return normalize(Norm("layer_norm", input.dim() - axes, 1, eps, *fused(activation)), input, weight, bias)
+
+
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: AnyActivation = None,
+) -> Tensor:
+    """Normalize each sample over positions and over groups of consecutive channels."""
+    _check_axes("group_norm", input)
+    if input.numel() == input.shape[0] * num_groups != 0:
+        raise ValueError(
+            f"group_norm: training needs more than 1 value per group, input has shape {_shape(input)} and num_groups "
+            f"is {num_groups}"
+        )
+    return normalize(Norm("group_norm", 1, num_groups, eps, *fused(activation)), input, weight, bias)
+
+
+def fused(activation: AnyActivation) -> tuple[str, float | None, float | None]:
+    """The activation's name and parameters; None: the default."""
+    if activation is None:
+        return "identity", None, None
+    if isinstance(activation, str):
+        return activation, None, None
+    return activation.name, activation.alpha, activation.beta
+
+
+def _check_axes(function: str, input: Tensor) -> None:
+    if input.dim() < 2:
+        raise ValueError(f"{function}: input has shape {_shape(input)}, needs at least 2 axes: samples and channels")
+
+
+def _running(
+    function: str,
+    mean: Tensor | None,
+    var: Tensor | None,
+    updated: bool,
+    momentum: float | None,
+    batches: Tensor | None,
+) -> Running | None:
+    if mean is not None and var is not None:
+        return Running(mean, var, updated, momentum, batches)
+    if mean is not None or var is not None or not updated:
+        missing = "running_mean" if mean is None else "running_var"
+        raise ValueError(
+            f"{function}: {missing} is None; give both running_mean and running_var, or neither in training"
+        )
+    return None
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

@@ -1,0 +1,139 @@
+"""The normalization layers of `torch.nn`, on retrograd's engine, each with an optional fused `activation`.
+
+They are subclasses of PyTorch's layers, with the same constructors, attributes and `state_dict`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.activation import Activation
+from .functional import AnyActivation, batch_norm, group_norm, instance_norm, layer_norm
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "LayerNorm",
+]
+
+
+class Fused(torch.nn.Module):
+    """A normalization that ends with an activation, if it has one."""
+
+    activation: Activation | None = None
+
+    def __init__(self, *arguments: Any, activation: AnyActivation = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if activation is not None:
+            self.activation = Activation(activation) if isinstance(activation, str) else activation
+
+    def extra_repr(self) -> str:
+        described: str = super().extra_repr()
+        return described if self.activation is None else f"{described}, activation={self.activation!r}"
+
+
+class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
+    """What the batch norms have in common."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        mean, var, batches = self.running_mean, self.running_var, None
+        if self.training:
+            if self.track_running_stats:
+                batches = self.num_batches_tracked
+            else:
+                mean = var = None
+        training = self.training or (mean is None and var is None)
+        y = batch_norm(
+            input,
+            mean,
+            var,
+            self.weight,
+            self.bias,
+            training,
+            self.momentum,
+            self.eps,
+            activation=self.activation,
+            batches=batches,
+        )
+        if batches is not None:
+            batches.add_(1)
+        return y
+
+
+class BatchNorm1d(BatchNorm, torch.nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d`, with an optional fused `activation`."""
+
+
+class BatchNorm2d(BatchNorm, torch.nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d`, with an optional fused `activation`."""
+
+
+class BatchNorm3d(BatchNorm, torch.nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d`, with an optional fused `activation`."""
+
+
+class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
+    _unbatched: int  # axes of a single sample
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        x = input.unsqueeze(0) if input.dim() == self._unbatched else input
+        if x.shape[1] != self.num_features:
+            problem = f"input has {x.shape[1]} channels, but num_features is {self.num_features}"
+            if self.affine:
+                raise ValueError(f"{type(self).__name__}: {problem}")
+            warnings.warn(f"{type(self).__name__}: {problem}, which only affine=True needs", stacklevel=2)
+        y = instance_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            self.momentum if self.momentum is not None else 0.0,
+            self.eps,
+            activation=self.activation,
+        )
+        return y if x is input else y.squeeze(0)
+
+
+class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
+    """`torch.nn.InstanceNorm1d`, with an optional fused `activation`."""
+
+    _unbatched = 2
+
+
+class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
+    """`torch.nn.InstanceNorm2d`, with an optional fused `activation`."""
+
+    _unbatched = 3
+
+
+class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
+    """`torch.nn.InstanceNorm3d`, with an optional fused `activation`."""
+
+    _unbatched = 4
+
+
+class LayerNorm(Fused, torch.nn.LayerNorm):
+    """`torch.nn.LayerNorm`, with an optional fused `activation`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation)
+
+
+class GroupNorm(Fused, torch.nn.GroupNorm):
+    """`torch.nn.GroupNorm`, with an optional fused `activation`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)

@@ -1,0 +1,116 @@
+"""Replace the layers of an existing PyTorch model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ..ops.activation import Activation
+from . import norms
+from .lstm import LSTM, unsupported
+from .sync import SyncBatchNorm
+
+__all__ = ["Replacements", "replace"]
+
+_REPLACEMENTS: Final[dict[type[torch.nn.Module], type[torch.nn.Module]]] = {
+    torch.nn.LSTM: LSTM,
+    torch.nn.SyncBatchNorm: SyncBatchNorm,
+    **{getattr(torch.nn, name): getattr(norms, name) for name in norms.__all__},
+}
+_FUSED: Final[dict[type[torch.nn.Module], Callable[[Any], Activation]]] = {
+    torch.nn.ReLU: lambda layer: Activation("relu"),
+    torch.nn.ReLU6: lambda layer: Activation("relu6"),
+    torch.nn.LeakyReLU: lambda layer: Activation("leaky_relu", alpha=layer.negative_slope),
+    torch.nn.ELU: lambda layer: Activation("elu", alpha=layer.alpha),
+    torch.nn.SiLU: lambda layer: Activation("silu"),
+    torch.nn.GELU: lambda layer: Activation("gelu_tanh" if layer.approximate == "tanh" else "gelu"),
+    torch.nn.Hardswish: lambda layer: Activation("hard_swish"),
+    torch.nn.Sigmoid: lambda layer: Activation("sigmoid"),
+    torch.nn.Tanh: lambda layer: Activation("tanh"),
+}
+_FLOATS: Final = (torch.float32, torch.float64)
+
+
+class Replacements(NamedTuple):
+    """What :func:`replace` did to each layer, and why it left others as they were: both by the layer's name."""
+
+    replaced: dict[str, str]
+    left: dict[str, str]
+
+    def __str__(self) -> str:
+        width = max(map(len, (*self.replaced, *self.left)), default=0)
+        lines = [f"replaced: {len(self.replaced)}", *(f"  {n:{width}}  {what}" for n, what in self.replaced.items())]
+        if self.left:
+            lines += [f"left as they were: {len(self.left)}"]
+            lines += [f"  {name:{width}}  {why}" for name, why in self.left.items()]
+        return "\n".join(lines)
+
+
+def replace(model: torch.nn.Module, *, fuse: bool = False) -> Replacements:
+    """Let retrograd compute the LSTMs and normalizations of a model; print the result to see which.
+
+    The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
+    class of a layer changes. Layers of other kinds are left alone, and are not part of the result.
+
+    With `fuse`, where an activation follows a normalization in a `torch.nn.Sequential`, the normalization applies it,
+    and the activation becomes a `torch.nn.Identity`. A hook on such a normalization would see the activation's output,
+    so those with hooks are left.
+    """
+    result = Replacements({}, {})
+    for name, layer in model.named_modules():
+        _replace_one(name or "(the model)", layer, result)
+    if fuse:
+        uses = Counter(id(layer) for _, layer in model.named_modules(remove_duplicate=False))
+        for name, layer in model.named_modules():
+            if isinstance(layer, torch.nn.Sequential):
+                _fuse(f"{name}." if name else "", layer, uses, result)
+    return result
+
+
+def _replace_one(name: str, layer: torch.nn.Module, result: Replacements) -> None:
+    kind = type(layer)
+    if kind in _REPLACEMENTS:
+        reason = _reason_against(layer)
+        if reason:
+            result.left[name] = f"{kind.__name__}: {reason}"
+        else:
+            layer.__class__ = _REPLACEMENTS[kind]
+            result.replaced[name] = kind.__name__
+    elif isinstance(layer, torch.nn.modules.lazy.LazyModuleMixin) and layer.cls_to_become in _REPLACEMENTS:
+        result.left[name] = f"{kind.__name__}: it is not initialized yet; run the model once first"
+    elif isinstance(layer, tuple(_REPLACEMENTS)) and kind not in _REPLACEMENTS.values():
+        result.left[name] = f"{kind.__name__}: a subclass, which may compute something else"
+
+
+def _reason_against(layer: torch.nn.Module) -> str:
+    """Why retrograd cannot run this layer; empty if it can."""
+    for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
+        if tensor.device.type not in ("cpu", "meta"):
+            return f"it is on {tensor.device}, and retrograd computes on the CPU"
+        if isinstance(layer, torch.nn.LSTM) and tensor.dtype not in _FLOATS:
+            return f"its weights are {tensor.dtype}; retrograd's LSTM is float32 or float64"
+    return unsupported(layer) if isinstance(layer, torch.nn.LSTM) else ""
+
+
+def _fuse(prefix: str, sequence: torch.nn.Sequential, uses: Counter[int], result: Replacements) -> None:
+    for (name, norm), (next_name, activation) in pairwise(list(sequence._modules.items())):
+        if not isinstance(norm, norms.Fused) or norm.activation is not None or type(activation) not in _FUSED:
+            continue
+        label = f"{prefix}{next_name}"
+        if uses[id(norm)] > 1:
+            result.left[label] = f"{type(activation).__name__}: the normalization before it is used more than once"
+        elif _has_hooks(norm) or _has_hooks(activation):
+            result.left[label] = f"{type(activation).__name__}: it or the normalization before it has hooks"
+        else:
+            norm.activation = _FUSED[type(activation)](activation)
+            setattr(sequence, next_name, torch.nn.Identity().train(activation.training))
+            result.replaced[label] = f"{type(activation).__name__}, fused with {prefix}{name}"
+
+
+def _has_hooks(layer: torch.nn.Module) -> bool:
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks)

@@ -1,0 +1,69 @@
+"""A model that is trained by one process, or by two that are run as scripts, each on its part of every batch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import retrograd.torch as rt
+
+SAMPLES = 10
+
+
+def make_model(synchronised: bool) -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 8),
+        torch.nn.BatchNorm1d(8),
+        torch.nn.ReLU(),
+        torch.nn.Linear(8, 8),
+        torch.nn.BatchNorm1d(8, momentum=None, affine=False),
+        torch.nn.Linear(8, 3),
+    ).double()
+    rt.replace(model, fuse=True)
+    return rt.SyncBatchNorm.convert_sync_batchnorm(model) if synchronised else model
+
+
+def make_batch(step: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(step)
+    x, target = (torch.randn(SAMPLES, n, generator=generator, dtype=torch.float64) for n in (6, 3))
+    return x + step, target
+
+
+def train(model: Any, part: slice, processes: int) -> dict[str, Any]:
+    """Train on a part of every batch. Gradients are averaged over processes, so a loss is that many times its share."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    for step in range(5):
+        x, target = (t[part] for t in make_batch(step))
+        loss = (model(x) - target).square().sum() * (processes / SAMPLES)
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        losses.append(loss.detach())
+    with torch.no_grad():
+        evaluated = model.eval()(make_batch(99)[0])
+    return {
+        "losses": torch.stack(losses),
+        "gradients": gradients,
+        "state": dict(model.state_dict()),
+        "evaluated": evaluated,
+    }
+
+
+def main(rank: str, store: str, output: str, split: str, kind: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(make_model(kind == "synchronised"))
+    part = slice(0, int(split)) if rank == "0" else slice(int(split), SAMPLES)
+    torch.save(train(model, part, 2), output)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,225 @@
+"""Replacing the layers of a model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+import retrograd as rg
+from support.torch_layers import assert_close, gradients_of, rt, same_bits, torch
+
+nn: Any = torch.nn
+
+
+class Model(nn.Module):  # type: ignore[misc]
+    """One layer of every kind that is replaced, and some that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.Sequential(
+            nn.InstanceNorm2d(3), nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4)
+        )
+        self.sequence = nn.LSTM(12, 6, bidirectional=True, batch_first=True)
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Any) -> Any:
+        y, _ = self.sequence(self.images(x).flatten(2).transpose(1, 2).reshape(len(x), -1, 12))
+        return self.head(self.norm(y))
+
+
+def make() -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    return Model().double(), torch.randn(4, 3, 8, 8, dtype=torch.float64)
+
+
+def test_layers_are_replaced_in_place() -> None:
+    model, x = make()
+    plain = copy.deepcopy(model)
+    layers, parameters = dict(model.named_modules()), dict(model.named_parameters())
+    buffers, state = dict(model.named_buffers()), list(model.state_dict())
+    result = rt.replace(model)
+    assert dict(model.named_modules()) == layers
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    assert all(b is buffers[name] for name, b in model.named_buffers())
+    assert list(model.state_dict()) == state
+    assert result.replaced == {
+        "images.0": "InstanceNorm2d",
+        "images.2": "BatchNorm2d",
+        "images.4": "GroupNorm",
+        "sequence": "LSTM",
+        "norm": "LayerNorm",
+    }
+    assert result.left == {}
+    assert type(model.sequence) is rt.LSTM
+    assert type(model.images[2]) is rt.BatchNorm2d
+    assert type(model.images[1]) is nn.Conv2d
+    y, z = model(x), plain(x)
+    assert_close(y, z)
+    for a, b in zip(
+        gradients_of([y], list(model.parameters())), gradients_of([z], list(plain.parameters())), strict=True
+    ):
+        assert_close(a, b)
+    assert str(rt.replace(model)) == "replaced: 0"  # nothing is left to do
+
+
+def test_the_result_is_readable() -> None:
+    model, _ = make()
+    model.extra = nn.LSTM(4, 6, proj_size=2)
+    text = str(rt.replace(model, fuse=True))
+    assert text.splitlines()[0] == "replaced: 6"
+    assert "  images.3  ReLU, fused with images.2" in text
+    assert "left as they were: 1" in text
+    assert "extra     LSTM: proj_size is 2, but retrograd has no projection of the hidden state" in text
+
+
+def test_modes_hooks_and_flags_stay() -> None:
+    model, x = make()
+    seen: list[str] = []
+    model.norm.register_forward_hook(lambda *_: seen.append("norm"))
+    model.images[2].register_forward_pre_hook(lambda *_: seen.append("batch norm"))
+    model.images[2].eval()
+    model.sequence.weight_ih_l0.requires_grad_(False)
+    rt.replace(model)
+    model(x).sum().backward()
+    assert seen == ["batch norm", "norm"]
+    assert not model.images[2].training
+    assert int(model.images[2].num_batches_tracked) == 0
+    assert model.sequence.weight_ih_l0.grad is None
+    assert model.sequence.weight_hh_l0.grad is not None
+
+
+def test_the_model_itself_may_be_a_layer_and_layers_may_be_shared() -> None:
+    norm = nn.LayerNorm(4)
+    assert rt.replace(norm).replaced == {"(the model)": "LayerNorm"}
+    assert type(norm) is rt.LayerNorm
+    shared = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Linear(4, 4), shared, nn.Linear(4, 4), shared)
+    assert rt.replace(model).replaced == {"1": "BatchNorm1d"}
+    assert model[1] is model[3]
+
+
+def test_what_is_left_has_a_reason() -> None:
+    class Special(nn.LayerNorm):  # type: ignore[misc]
+        pass
+
+    parametrized = nn.LSTM(4, 6)
+    torch.nn.utils.parametrizations.weight_norm(parametrized, "weight_hh_l0")
+    model = nn.ModuleDict(
+        {
+            "projection": nn.LSTM(4, 6, proj_size=2),
+            "dropout": nn.LSTM(4, 6, 2, dropout=1.0),
+            "low": nn.LSTM(4, 6, dtype=torch.bfloat16),
+            "lazy": nn.LazyBatchNorm1d(),
+            "subclass": Special(4),
+            "parametrized": parametrized,
+            "gru": nn.GRU(4, 6),
+            "low norm": nn.LayerNorm(4, dtype=torch.float16),
+        }
+    )
+    result = rt.replace(model)
+    assert result.replaced == {"low norm": "LayerNorm"}
+    assert result.left == {
+        "projection": "LSTM: proj_size is 2, but retrograd has no projection of the hidden state",
+        "dropout": "LSTM: dropout is 1, must be below 1",
+        "low": "LSTM: its weights are torch.bfloat16; retrograd's LSTM is float32 or float64",
+        "lazy": "LazyBatchNorm1d: it is not initialized yet; run the model once first",
+        "subclass": "Special: a subclass, which may compute something else",
+        "parametrized": "ParametrizedLSTM: a subclass, which may compute something else",
+    }
+    assert type(model["projection"]) is nn.LSTM
+
+
+def test_a_lazy_layer_is_replaced_once_it_has_run() -> None:
+    model = nn.Sequential(nn.LazyBatchNorm1d())
+    model(torch.randn(3, 4))
+    assert rt.replace(model).replaced == {"0": "BatchNorm1d"}
+
+
+def test_weights_move_both_ways() -> None:
+    model, x = make()
+    plain = copy.deepcopy(model)
+    rt.replace(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1)
+    model(x)
+    plain.load_state_dict(model.state_dict())
+    assert_close(model.eval()(x), plain.eval()(x))
+
+
+# ---- fused activations -----------------------------------------------------------------------------------------------
+
+ACTIVATIONS = [
+    nn.ReLU(),
+    nn.ReLU(inplace=True),
+    nn.ReLU6(),
+    nn.LeakyReLU(0.2),
+    nn.ELU(0.7),
+    nn.SiLU(),
+    nn.GELU(),
+    nn.GELU("tanh"),
+    nn.Hardswish(),
+    nn.Sigmoid(),
+    nn.Tanh(),
+]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(6), nn.GroupNorm(2, 6), nn.LayerNorm(5), nn.InstanceNorm1d(6)], ids=repr
+)
+def test_fused_activations_compute_the_same(norm: Any, activation: Any) -> None:
+    torch.manual_seed(0)
+    model = copy.deepcopy(nn.Sequential(norm, activation, nn.Dropout(0.0)))
+    fused = copy.deepcopy(model)
+    result = rt.replace(fused, fuse=True)
+    assert result.replaced == {"0": type(norm).__name__, "1": f"{type(activation).__name__}, fused with 0"}
+    assert type(fused[1]) is nn.Identity
+    assert list(fused.state_dict()) == list(model.state_dict())
+    x = (3.0 * torch.randn(4, 6, 5)).requires_grad_()
+    y, z = fused(x), model(x)
+    assert_close(y, z)
+    for a, b in zip(
+        gradients_of([y], [x, *fused.parameters()]), gradients_of([z], [x, *model.parameters()]), strict=True
+    ):
+        assert_close(a, b)
+
+
+def test_activations_are_fused_only_where_nothing_can_tell() -> None:
+    shared, hooked, watched, relu = nn.BatchNorm1d(4), nn.BatchNorm1d(4), nn.ReLU(), nn.ReLU()
+    hooked.register_forward_hook(lambda *_: None)
+    watched.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(
+        nn.Sequential(shared, nn.ReLU()),
+        nn.Sequential(shared, nn.Tanh()),
+        nn.Sequential(hooked, nn.ReLU()),
+        nn.Sequential(nn.LayerNorm(4), watched),
+        nn.Sequential(nn.LayerNorm(4), relu, nn.LayerNorm(4), relu),
+        nn.Sequential(nn.LayerNorm(4), nn.Softmax(-1)),
+        nn.ModuleList([nn.LayerNorm(4), nn.ReLU()]),
+    )
+    result = rt.replace(model, fuse=True)
+    assert {name: why for name, why in result.replaced.items() if "fused" in why} == {
+        "4.1": "ReLU, fused with 4.0",
+        "4.3": "ReLU, fused with 4.2",
+    }
+    assert result.left == {
+        "0.1": "ReLU: the normalization before it is used more than once",
+        "1.1": "Tanh: the normalization before it is used more than once",
+        "2.1": "ReLU: it or the normalization before it has hooks",
+        "3.1": "ReLU: it or the normalization before it has hooks",
+    }
+    assert rt.replace(nn.Sequential(nn.LayerNorm(4), nn.ReLU())).replaced == {"0": "LayerNorm"}  # not unless asked
+    again = rt.replace(model, fuse=True)
+    assert again.replaced == {}
+
+
+def test_retrograds_own_layers_are_fused_too() -> None:
+    model = nn.Sequential(rt.LayerNorm(4), nn.ReLU(), rt.LayerNorm(4, activation="tanh"), nn.ReLU())
+    assert rt.replace(model, fuse=True).replaced == {"1": "ReLU, fused with 0"}
+    assert model[0].activation == rg.Activation("relu")
+    x = torch.randn(3, 4)
+    assert same_bits(model(x), torch.relu(rt.LayerNorm(4, activation="tanh")(torch.relu(rt.LayerNorm(4)(x)))))
