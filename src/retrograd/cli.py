@@ -151,6 +151,11 @@ def _parser() -> argparse.ArgumentParser:
         "cross entropy, Adam), alternating with PyTorch's, with its default or fused Adam, whichever is faster. Rows "
         "are timed only if the first losses agree. 'MiB' is the peak memory above that of the loaded library. "
     )
+    torch = (
+        "Rows named torch_* are training steps of PyTorch models after retrograd.torch.replace, alternating with the "
+        "same models without it. Rows are timed only if the first losses agree. Rows named bridge_* are forward and "
+        "backward of a small layer in a chain; 'added µs' is what it takes longer than the array functions. "
+    )
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
@@ -158,11 +163,12 @@ def _parser() -> argparse.ArgumentParser:
         ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
+        ("torch", ["torch"], "PyTorch models with retrograd's layers", torch),
         (
             "all",
-            ["norm", "lstm", "conv", "products", "apple", "train"],
+            ["norm", "lstm", "conv", "products", "apple", "train", "torch"],
             "every suite",
-            method + norm + lstm + conv + products + apple + train,
+            method + norm + lstm + conv + products + apple + train + torch,
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
@@ -500,7 +506,7 @@ def _bench(options: argparse.Namespace) -> int:
         columns += [_Column("of peak", 7)]
     if "lstm" in options.suites:
         columns += [_Column("over plain", 10)]
-    if "apple" in options.suites:
+    if {"apple", "torch"} & set(options.suites):
         columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
     if "train" in options.suites:
         columns += [_Column("tokens/s", 8)]

@@ -13,8 +13,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-import retrograd
-
 from ... import bnns, mps
 from ...ops._args import Array
 from ...ops.elementwise import activation_backward, activation_forward
@@ -29,7 +27,7 @@ from ...ops.normalization import (
 )
 from ...ops.optimizer import adam_step
 from ..cases import LstmCase, LstmData, NormCase, NormData, make_lstm_data, make_norm_data
-from .timing import Contest, Machine, seconds_per_call, wake_workers
+from .timing import Contest, Machine, library_threads, seconds_per_call, wake_workers
 
 __all__ = ["APPLE_CASES", "AppleCase", "Pair", "Side", "apple_contest", "apple_failures"]
 
@@ -427,21 +425,10 @@ class _Calls:
         return tuple(map(seconds_per_call, self._passes))
 
 
-@contextlib.contextmanager
-def _library_threads(threads: int) -> Iterator[None]:
-    """Set the library's default thread count, which both sides use, because Metal has no argument for it."""
-    before = retrograd.get_num_threads()
-    retrograd.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        retrograd.set_num_threads(before)
-
-
 def apple_failures(case: AppleCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
     """Yield messages for results that are not bitwise those of the array functions."""
     for number in threads:
-        with _library_threads(number):
+        with library_threads(number):
             pair = case.make()
             for side in pair:
                 for call in side.passes.values():
@@ -452,7 +439,7 @@ def apple_failures(case: AppleCase, isa: str, threads: Sequence[int]) -> Iterato
 
 
 def apple_contest(case: AppleCase, pair: Pair, threads: int, machine: Machine, stack: contextlib.ExitStack) -> Contest:
-    stack.enter_context(_library_threads(threads))
+    stack.enter_context(library_threads(threads))
     apple = _Calls("retrograd", pair.apple.passes, threads)
     arrays = _Calls("arrays", pair.arrays.passes, threads)
     return Contest([[apple], [arrays]], None, [], tuple(pair.apple.passes))

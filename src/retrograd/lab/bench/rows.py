@@ -22,6 +22,7 @@ from ..cases import (
 )
 from .apple import APPLE_CASES, apple_contest, apple_failures
 from .conv import CONV_CASES
+from .drop_in import DROP_IN_CASES, drop_in_contest, drop_in_failures, make_drop_in
 from .images import image_contest, image_failures
 from .levels import restrictions
 from .lstm import lstm_contest, lstm_failures
@@ -121,6 +122,7 @@ class _Suite(NamedTuple):
     contest: Callable[[Any, Any, int, Machine, contextlib.ExitStack], Contest]
     overhead: Callable[[str], bool]  # whether a function belongs to this suite
     against_torch: bool = True
+    needs_torch: bool = False
 
 
 SUITES: Final[Mapping[str, _Suite]] = {
@@ -168,6 +170,14 @@ SUITES: Final[Mapping[str, _Suite]] = {
         train_contest,
         lambda name: False,
     ),
+    "torch": _Suite(
+        DROP_IN_CASES,
+        make_drop_in,
+        drop_in_failures,
+        drop_in_contest,
+        lambda name: False,
+        needs_torch=True,
+    ),
 }
 
 
@@ -208,6 +218,9 @@ def bench_rows(
                 started(case.name)
             if suite.against_torch:
                 machine = machine._replace(torch=import_torch())
+            if suite.needs_torch and machine.torch is None:
+                yield BenchResult(case.name, 0, (), notes=("not timed, because PyTorch is not installed",))
+                continue
             failures = tuple(suite.failures(case, machine.isa, options.threads))
             data = suite.make_data(case)
             for threads in options.threads:

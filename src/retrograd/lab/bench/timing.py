@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
@@ -174,6 +175,17 @@ def import_torch() -> Any | None:
 def torch_version() -> str | None:
     torch = import_torch()
     return None if torch is None else str(torch.__version__)
+
+
+@contextlib.contextmanager
+def library_threads(threads: int) -> Iterator[None]:
+    """Set retrograd's default thread count, for callers that have no argument for it."""
+    before = retrograd.get_num_threads()
+    retrograd.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        retrograd.set_num_threads(before)
 
 
 def wake_workers(threads: int) -> None:
