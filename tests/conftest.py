@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -37,10 +38,13 @@ _skipped: list[str] = []
 def _import(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = importlib.import_module(name)
-    if module.__file__ is None:  # the folder of its tests, which is on the path
-        raise ImportError(f"No module named {name!r}")
-    return module
+        return importlib.import_module(name)
+
+
+for _name in ("torch", "jax"):
+    _found = importlib.util.find_spec(_name)
+    if _found is None or _found.origin is None:  # the folder of its tests, which is on the path
+        sys.modules[_name] = None  # type: ignore[assignment]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -40,6 +40,7 @@ ROOMS: dict[str, set[str]] = {
     "nn": {"retrograd", "convert", "numpy", "safetensors", "torch"},
     "convert": {"nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
+    "torch": {"ops", "numpy"},  # and the package of this name
     "distributed": {"retrograd", "nn", "numpy", "mpi4py"},
     "train": {"retrograd", "nn", "distributed", "numpy", "rich", "matplotlib"},
     "lab": set(),

@@ -1,4 +1,4 @@
-"""A model that is trained by one process, or by two that are run as scripts, each on its part of every batch."""
+"""A model that is trained by one process, or by two that run this file, each on its part of every batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch.distributed as dist
 import retrograd.torch as rt
 
 SAMPLES = 10
+# How many samples of every batch the first process gets, and whether batch norms are synchronised.
+RUNS = {"halves": (5, True), "unequal parts": (3, True), "no data": (0, True), "independent": (5, False)}
 
 
 def make_model(synchronised: bool) -> Any:
@@ -23,7 +25,7 @@ def make_model(synchronised: bool) -> Any:
         torch.nn.BatchNorm1d(8, momentum=None, affine=False),
         torch.nn.Linear(8, 3),
     ).double()
-    rt.replace(model, fuse=True)
+    rt.replace(model, fuse=True, verbose=False)
     return rt.SyncBatchNorm.convert_sync_batchnorm(model) if synchronised else model
 
 
@@ -55,12 +57,14 @@ def train(model: Any, part: slice, processes: int) -> dict[str, Any]:
     }
 
 
-def main(rank: str, store: str, output: str, split: str, kind: str) -> None:
+def main(rank: str, store: str, output: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
-    model = torch.nn.parallel.DistributedDataParallel(make_model(kind == "synchronised"))
-    part = slice(0, int(split)) if rank == "0" else slice(int(split), SAMPLES)
-    torch.save(train(model, part, 2), output)
+    results = {}
+    for name, (split, synchronised) in RUNS.items():
+        model = torch.nn.parallel.DistributedDataParallel(make_model(synchronised))
+        results[name] = train(model, slice(0, split) if rank == "0" else slice(split, SAMPLES), 2)
+    torch.save(results, output)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -144,7 +144,7 @@ def foreign_array(value: Any) -> Array:
         raise TypeError(reason)
     try:
         if is_tensor(value):
-            return _array_of_tensor(value)
+            return array_of_tensor(value)
         # NumPy imports no bfloat16 from DLPack, but JAX's arrays are buffers too.
         by_buffer = isinstance(value, _BUFFERS) or _is_jax_array(value)
         return np.asarray(value) if by_buffer else np.from_dlpack(value)
@@ -169,7 +169,8 @@ def _why_not(value: Any) -> str:
     return "" if device in _ON_THE_CPU else f"is on a device of DLPack's type {device}, must be on the CPU"
 
 
-def _array_of_tensor(tensor: Any) -> Array:
+def array_of_tensor(tensor: Any) -> Array:
+    """A view of a tensor's memory. PyTorch raises an error where that is not possible."""
     torch = sys.modules["torch"]
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes
@@ -178,11 +179,12 @@ def _array_of_tensor(tensor: Any) -> Array:
     return tensor.numpy()  # type: ignore[no-any-return]
 
 
-def _tensor_of_array(array: Array) -> Any:
+def tensor_of_array(array: Array) -> Any:
     """A tensor with an array's memory; the array itself if PyTorch has no such dtype or strides."""
     torch = sys.modules["torch"]
+    dtype = array.dtype
     try:
-        if array.dtype.name == "bfloat16":
+        if dtype.kind == "V" and dtype.name == "bfloat16":  # finding the name takes long
             return torch.from_numpy(array.view(_INT16)).view(torch.bfloat16)
         return torch.from_numpy(array)
     except (TypeError, ValueError):
@@ -231,7 +233,7 @@ class _Views:
             given = self._given.get(id(result))
             if given is not None:
                 return given[1]
-            return _tensor_of_array(result) if self._tensors else result
+            return tensor_of_array(result) if self._tensors else result
         return result if type(result) in _OPAQUE else _mapped(lambda _, part: self.give_back(part), "", result)
 
 

@@ -90,7 +90,7 @@ class NormCache(NamedTuple):
     def with_arrays(self, y: Array | None, gamma: Array | None, beta: Array | None) -> NormCache:
         """A copy of this cache with other arrays of the same shapes and dtypes."""
         problem, x, _, _, _, statistics, given, frozen = self
-        return _new_cache((problem, x, y, gamma, beta, statistics, given, frozen))
+        return new_cache((problem, x, y, gamma, beta, statistics, given, frozen))
 
     def __repr__(self) -> str:
         return f"NormCache({self.problem!r})"
@@ -152,7 +152,7 @@ _NO_BUFFERS: Final = NormGradients()
 # The arguments of the engine's forward: x, gamma, beta, y, keep_x, statistics, given.
 _ForwardArguments: TypeAlias = tuple[Any, ...]
 # tuple.__new__ skips the NamedTuple constructor, which takes twice as long as all checks of a small call.
-_new_cache: Final[Callable[[tuple[Any, ...]], NormCache]] = partial(tuple.__new__, NormCache)
+new_cache: Final[Callable[[tuple[Any, ...]], NormCache]] = partial(tuple.__new__, NormCache)
 _new_gradients: Final[Callable[[tuple[Any, ...]], NormGradients]] = partial(tuple.__new__, NormGradients)
 
 
@@ -400,7 +400,7 @@ def run_forward(
     saved_x = x if keep_x is None else keep_x
     if not problem.needs_y:
         saved_y = None
-    return y, _new_cache((problem, saved_x, saved_y, gamma, beta, statistics, given, frozen))
+    return y, new_cache((problem, saved_x, saved_y, gamma, beta, statistics, given, frozen))
 
 
 def _fixed_forward(problem: NormProblem, arguments: _ForwardArguments, threads: int) -> _ForwardArguments:

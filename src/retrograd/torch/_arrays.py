@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from ..ops import _threads
+from ..ops._buffers import array_of_tensor, tensor_of_array
 from ..ops._memory import LARGE
 from ..ops._memory import empty_like as empty_array_like
 
 Array: TypeAlias = npt.NDArray[Any]
 
+_SMALL: Final = 1 << 13  # bytes
 _HALF: Final = (torch.bfloat16, torch.float16)
 
 
@@ -21,31 +23,22 @@ def array(tensor: Tensor) -> Array:
     """The tensor's memory as an array. Call it while gradients are not recorded."""
     try:
         view: Array = tensor.numpy()
-    except (RuntimeError, TypeError):
-        return _unusual(tensor)
-    return view
-
-
-def _unusual(tensor: Tensor) -> Array:
-    if tensor.dtype is torch.bfloat16:  # which NumPy has only through ml_dtypes
-        import ml_dtypes
-
-        return array(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
-    if tensor.is_neg():  # a view of values with the opposite sign
-        return array(tensor.resolve_neg())
-    view: Array = tensor.numpy()  # raises again
+    except (RuntimeError, TypeError):  # bfloat16, or a view of values with the opposite sign
+        return array_of_tensor(tensor.resolve_neg())
     return view
 
 
 def empty_like(x: Tensor, data: Array) -> tuple[Tensor, Array]:
     """A new tensor in the memory format of x, whose array is `data`; and the new one's array.
 
-    A large one reuses the memory of an earlier one: PyTorch would take fresh memory, which the system clears first.
+    A large one reuses the memory of an earlier one: PyTorch would take fresh memory, which the system clears first. A
+    small one comes from NumPy, which takes half the time. Between them the alignment of PyTorch's memory matters.
     """
-    if data.nbytes >= LARGE and x.dtype is not torch.bfloat16:
+    size = data.nbytes
+    if size >= LARGE or (size <= _SMALL and x.dtype is torch.float32):
         memory = empty_array_like(data)
         if memory.strides == data.strides:  # otherwise x has gaps, and PyTorch chooses the new strides
-            return torch.from_numpy(memory), memory
+            return (tensor_of_array(memory) if size >= LARGE else torch.from_numpy(memory)), memory
     new = torch.empty_like(x)
     return new, array(new)
 

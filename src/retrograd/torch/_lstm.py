@@ -104,13 +104,15 @@ def _names(bias: bool, peephole: bool, need: tuple[bool, ...]) -> tuple[str, ...
     return tuple(dict.fromkeys(name for name, needed in zip(of_inputs, need, strict=False) if needed))
 
 
-def cells_of(lstm: Lstm, weights: Sequence[Tensor]) -> list[LstmWeights]:
-    parts = iter([array(weight) for weight in weights])
-    cells = []
-    for wx in parts:
-        wh = next(parts)
-        b = next(parts) + next(parts) if lstm.bias else None
-        cells.append(LstmWeights(wx, wh, b, next(parts) if lstm.peephole else None))
+def cells_of(lstm: Lstm, weights: Sequence[Tensor], biases: Sequence[Array] = ()) -> list[LstmWeights]:
+    """The weights of every cell. `biases` are the sums of both biases, if they are known already."""
+    cells: list[LstmWeights] = []
+    for first in range(0, len(weights), lstm.tensors_per_cell):
+        wx, wh, *rest = weights[first : first + lstm.tensors_per_cell]
+        b = None
+        if lstm.bias:
+            b = biases[len(cells)] if biases else array(rest[0]) + array(rest[1])
+        cells.append(LstmWeights(array(wx), array(wh), b, array(rest[-1]) if lstm.peephole else None))
     return cells
 
 

@@ -18,6 +18,7 @@ from ..ops.normalization import (
     NormGradients,
     NormStatistics,
     RunningUpdate,
+    new_cache,
     run_backward,
     run_forward,
     update_running,
@@ -84,17 +85,31 @@ def forward(
     return y, Kept(problem, cache.statistics, cache.given, frozen)
 
 
-def cache_of(kept: Kept, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> NormCache:
+def saved_for_backward(
+    problem: NormProblem, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The tensors that backward needs: y or the bias only for the slope of an activation."""
+    return x, weight, bias if problem.needs_beta else None, y if problem.needs_y else None
+
+
+def cache_of(kept: Kept, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None) -> NormCache:
     """The cache of the forward pass."""
     problem, statistics, given, frozen = kept
     data, gamma, beta = arrays_of(x, weight, bias)
-    return NormCache(problem, data, None, gamma, beta, statistics, given, frozen)
+    output = None if y is None else array(y)
+    return new_cache((problem, data, output, gamma, beta, statistics, given, frozen))
 
 
 def backward(
-    need: Sequence[bool], kept: Kept, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None
+    need: Sequence[bool],
+    kept: Kept,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    y: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    problem, cache = kept.problem, cache_of(kept, x, weight, bias)
+    problem, cache = kept.problem, cache_of(kept, x, weight, bias, y)
     dx, out = empty_like(x, cache.x) if need[0] else (None, None)
     dweight = np.empty(problem.parameter_shape, problem.arithmetic) if need[1] else None
     dbias = np.empty(problem.parameter_shape, problem.arithmetic) if need[2] else None
@@ -139,8 +154,16 @@ def _in_float(statistics: Tensor) -> Array:
 def problem_of(norm: Norm, shape: torch.Size, dtype: torch.dtype) -> NormProblem:
     kind, axis, groups, eps, *fused = norm
     like = array(torch.empty((), dtype=dtype).expand(shape))
-    # The slope is computed from the input: this works for any activation, and y may be modified in place.
-    return norm_problem(kind, like, axis, groups, eps, fused_activation(*fused), "input")
+    return norm_problem(kind, like, axis, groups, eps, fused_activation(*fused), "output" if needs_y(norm) else "input")
+
+
+def needs_y(norm: Norm) -> bool:
+    """Whether the slope of the activation is computed from y, as PyTorch does: only where y determines it exactly.
+
+    This takes less time. Otherwise it is computed from the input, and y may be modified in place.
+    """
+    activation = fused_activation(norm.activation, norm.alpha, norm.beta)
+    return activation.name in ("relu", "relu6") or (activation.name == "leaky_relu" and activation.alpha > 0)
 
 
 @lru_cache(maxsize=512)

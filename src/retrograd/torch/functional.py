@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..ops.activation import Activation
 from ._norm import Norm, Running
-from ._norm_doors import normalize
+from ._norm_autograd import normalize
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm"]
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from ..ops.activation import Activation
 from ..ops.lstm import LstmActivations
 from ._lstm import Given, Lstm, encoded
-from ._lstm_doors import run
+from ._lstm_autograd import run
 
 __all__ = ["LSTM"]
 

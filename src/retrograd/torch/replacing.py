@@ -50,15 +50,15 @@ class Replacements(NamedTuple):
         return "\n".join(lines)
 
 
-def replace(model: torch.nn.Module, *, fuse: bool = False) -> Replacements:
-    """Let retrograd compute the LSTMs and normalizations of a model; print the result to see which.
+def replace(model: torch.nn.Module, *, fuse: bool = False, verbose: bool = True) -> Replacements:
+    """Replace the LSTMs and normalizations of a model by retrograd's, in place. Print which, and what was left and why.
 
     The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
     class of a layer changes. Layers of other kinds are left alone, and are not part of the result.
 
     With `fuse`, where an activation follows a normalization in a `torch.nn.Sequential`, the normalization applies it,
     and the activation becomes a `torch.nn.Identity`. A hook on such a normalization would see the activation's output,
-    so those with hooks are left.
+    so those with hooks are left. With ``verbose=False`` nothing is printed; the result is the same.
     """
     result = Replacements({}, {})
     for name, layer in model.named_modules():
@@ -68,6 +68,8 @@ def replace(model: torch.nn.Module, *, fuse: bool = False) -> Replacements:
         for name, layer in model.named_modules():
             if isinstance(layer, torch.nn.Sequential):
                 _fuse(f"{name}." if name else "", layer, uses, result)
+    if verbose:
+        print(result)
     return result
 
 

@@ -20,8 +20,8 @@ from ..ops.normalization import (
     combine_statistics,
 )
 from ._arrays import Array, array, empty_like, num_threads
-from ._door import check_device, differentiate_once
-from ._norm import Kept, Norm, Running, cache_of, check, check_running, forward
+from ._autograd import check_device, differentiate_once
+from ._norm import Kept, Norm, Running, cache_of, check, check_running, forward, saved_for_backward
 from .functional import fused
 from .norms import BatchNorm
 
@@ -107,7 +107,7 @@ class _SyncNorm(torch.autograd.Function):
         if total.count == 1:
             raise ValueError("SyncBatchNorm: training needs more than 1 value per channel in all processes together")
         y, ctx.kept = forward(norm, x, weight, bias, running, total)
-        ctx.save_for_backward(x, weight, bias if ctx.kept.problem.needs_beta else None)
+        ctx.save_for_backward(*saved_for_backward(ctx.kept.problem, x, weight, bias, y))
         ctx.count, ctx.group = total.count, group
         return y
 
@@ -130,8 +130,9 @@ def _backward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    y: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    cache, threads, outgoing = cache_of(kept, x, weight, bias), num_threads(), array(dy)
+    cache, threads, outgoing = cache_of(kept, x, weight, bias, y), num_threads(), array(dy)
     _, sum_dz, sum_dz_xhat = batch_norm_gradient_sums(outgoing, cache, num_threads=threads)
     dx = None
     if need[0]:

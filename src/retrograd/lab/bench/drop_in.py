@@ -135,7 +135,7 @@ def train_drop_in(torch: Any, case: DropIn, model: Any) -> Callable[[], Any]:
 
 def _replaced(case: DropIn, fuse: bool) -> Any:
     model = copy.deepcopy(case.model)
-    importlib.import_module("retrograd.torch").replace(model, fuse=fuse)
+    importlib.import_module("retrograd.torch").replace(model, fuse=fuse, verbose=False)
     return model
 
 
@@ -162,10 +162,10 @@ def _chain_of_layer_norms(torch: Any) -> _Chain:
 
 def _chain_of_batch_norms(torch: Any) -> _Chain:
     x, gamma, beta = np.ones((8, 16), np.float32), np.ones(16, np.float32), np.zeros(16, np.float32)
-    running = {"running_mean": np.zeros(16, np.float32), "running_var": np.ones(16, np.float32)}
+    mean, var = np.zeros(16, np.float32), np.ones(16, np.float32)
 
     def arrays(threads: int) -> object:
-        y, cache = retrograd.batch_norm_forward(x, gamma, beta, num_threads=threads, **running)
+        y, cache = retrograd.batch_norm_forward(x, gamma, beta, running_mean=mean, running_var=var, num_threads=threads)
         return retrograd.batch_norm_backward(y, cache, num_threads=threads)
 
     return _Chain((8, 16), lambda nn: nn.BatchNorm1d(16), arrays)
@@ -173,7 +173,8 @@ def _chain_of_batch_norms(torch: Any) -> _Chain:
 
 def _chain_of_lstms(torch: Any) -> _Chain:
     x = np.ones((8, 2, 16), np.float32)
-    weights = [retrograd.LstmWeights(*(np.full((64, 16), 0.1, np.float32) for _ in range(2)), np.zeros(64, np.float32))]
+    wx = wh = np.full((64, 16), 0.1, np.float32)
+    weights = [retrograd.LstmWeights(wx, wh, np.zeros(64, np.float32))]
 
     def arrays(threads: int) -> object:
         y, _, _, cache = retrograd.lstm_forward(x, weights, num_threads=threads)

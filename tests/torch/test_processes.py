@@ -12,21 +12,6 @@ from retrograd.torch import _arrays
 from support.processes import forks, python
 from support.torch_layers import rt, same_bits, torch
 
-QUIET = "import warnings; warnings.simplefilter('ignore')\n"
-STEP = """
-x = torch.randn(40, 32, 64, requires_grad=True)
-y, _ = rt.LSTM(64, 64)(rt.LayerNorm(64)(x))
-y.sum().backward()
-print(bool(x.grad.isfinite().all()))
-"""
-
-
-@pytest.mark.parametrize(
-    "imports", ["import torch\nimport retrograd.torch as rt", "import retrograd.torch as rt\nimport torch"]
-)
-def test_both_orders_of_imports(imports: str) -> None:
-    assert python(QUIET + imports + STEP) == "True"
-
 
 def test_the_package_does_not_import_torch() -> None:
     code = "import sys, retrograd, retrograd.nn, retrograd.bnns, retrograd.mps; print('torch' in sys.modules)"
@@ -38,15 +23,15 @@ def test_without_torch_the_import_says_what_to_install() -> None:
     assert "ImportError: retrograd.torch needs PyTorch: pip install 'retrograd[torch]'" in python(code, expect=1)
 
 
-@forks
-def test_workers_of_a_data_loader() -> None:
-    """Forked after layers have run with several threads, the workers run them too."""
-    code = """
-import warnings; warnings.simplefilter("ignore")
-import torch
-import retrograd.torch as rt
+ORDERS = ["import torch\nimport retrograd.torch as rt\n", "import retrograd.torch as rt\nimport torch\n"]
 
-norm = rt.BatchNorm2d(16).eval()
+
+@forks
+@pytest.mark.parametrize("imports", ORDERS)
+def test_both_orders_of_imports_and_workers_of_a_data_loader(imports: str) -> None:
+    """Workers forked after layers have been trained with several threads run the layers too."""
+    code = """
+norm = rt.BatchNorm2d(16)
 lstm = rt.LSTM(16, 16)
 
 class Data(torch.utils.data.Dataset):
@@ -55,34 +40,32 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index):
         x = torch.full((8, 16, 32, 32), float(index))
         with torch.no_grad():
-            return float(norm(x).sum()) + float(lstm(x[:, :, 0].transpose(1, 2))[0].sum())
+            return torch.cat((norm(x).flatten(), lstm(x[:, :, 0].transpose(1, 2))[0].flatten()))
 
 torch.set_num_threads(2)
-expected = [Data()[index] for index in range(6)]
-norm(torch.randn(64, 16, 32, 32, requires_grad=True)).sum().backward()
+x = torch.randn(64, 16, 32, 32, requires_grad=True)
+(norm(x).sum() + lstm(x.flatten(2).transpose(1, 2))[0].sum()).backward()
+norm.eval()
+expected = torch.stack([Data()[index] for index in range(6)])
 loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2, multiprocessing_context="fork")
-found = [value for batch in loader for value in batch.tolist()]
-print(all(abs(a - b) <= 1e-6 * abs(b) for a, b in zip(found, expected)), len(found))
+print(bool(x.grad.isfinite().all()), torch.equal(torch.cat(list(loader)), expected))
 """
-    assert python(code) == "True 6"
+    assert python(f"import warnings; warnings.simplefilter('ignore')\n{imports}{code}") == "True True"
 
 
-THREADS = (
-    QUIET
-    + """
-import torch
-import retrograd, retrograd.torch
-from retrograd.torch import _arrays
-torch.set_num_threads(3)
-print(_arrays.num_threads())
-"""
-)
-
-
-def test_threads_follow_torch_unless_they_are_chosen() -> None:
-    assert python(THREADS) == "3"
-    assert python(THREADS, RETROGRAD_NUM_THREADS="2") == "None"
-    assert python(THREADS.replace("print", "retrograd.set_num_threads(2)\nprint")) == "None"
+def test_threads_follow_torch_unless_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.delenv("RETROGRAD_NUM_THREADS", raising=False)
+    _threads.start_num_threads()  # as the import does
+    assert _arrays.num_threads() == 3
+    monkeypatch.setenv("RETROGRAD_NUM_THREADS", "2")
+    _threads.start_num_threads()
+    assert _arrays.num_threads() is None
+    monkeypatch.delenv("RETROGRAD_NUM_THREADS")
+    _threads.start_num_threads()
+    assert _arrays.num_threads() == 3
+    rg.set_num_threads(2)
+    assert _arrays.num_threads() is None
 
 
 def test_the_engine_gets_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ def test_compiled_layers_have_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own
 @pytest.mark.parametrize("name", ["batch norm", "group norm", "LSTM"])
 def test_inductor(name: str) -> None:
     layer, x = make(name)

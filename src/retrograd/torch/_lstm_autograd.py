@@ -1,4 +1,4 @@
-"""The two doors to the LSTM."""
+"""The LSTM with gradients: a Function for eager tensors, operators for everything else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..ops.lstm import LstmCache, lstm_cache, lstm_cache_size
 from ..ops.lstm.problem import Inputs, Problem
 from ._arrays import Array, array
-from ._door import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
+from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
 from ._lstm import Given, Lstm, backward, cells_of, forward, options_of
 
 
@@ -43,6 +43,7 @@ class _Kept(NamedTuple):
     """What backward needs besides tensors."""
 
     problem: Problem
+    biases: list[Array]
     active: Array | None
     order: Array | None
     seed: int
@@ -56,7 +57,8 @@ class _Lstm(torch.autograd.Function):
         y, hn, cn, cache = forward(lstm, given, True, x, h0, c0, weights)
         assert cache is not None
         inputs, buffer, _ = cache
-        ctx.lstm, ctx.kept = lstm, _Kept(inputs.problem, inputs.active, inputs.order, inputs.seed)
+        biases = [cell[2] for cell in inputs.cells] if lstm.bias else []
+        ctx.lstm, ctx.kept = lstm, _Kept(inputs.problem, biases, inputs.active, inputs.order, inputs.seed)
         ctx.save_for_backward(x, h0, c0, None if buffer is None else torch.from_numpy(buffer), *weights)
         ctx.set_materialize_grads(False)
         return y, hn, cn
@@ -83,12 +85,12 @@ def _backward_eager(
     buffer: Tensor | None,
     *weights: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    problem, active, order, seed = kept
+    problem, biases, active, order, seed = kept
     inputs = Inputs(
         problem,
         problem.sequence(array(x)),
         None,
-        list(cells_of(lstm, weights)),
+        list(cells_of(lstm, weights, biases)),
         None if h0 is None else array(h0),
         None if c0 is None else array(c0),
         active,

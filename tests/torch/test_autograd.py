@@ -131,12 +131,22 @@ def test_modified_inputs_are_detected(name: str) -> None:
 
 @pytest.mark.parametrize("name", NORMS)
 def test_outputs_may_be_modified(name: str) -> None:
-    """Backward needs x, not y, also with an activation."""
+    """Backward needs x, not y, also with an activation, unless y determines the slope exactly."""
     layer, x = make(name)
     y = layer(x)
     expected = torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)[0]
     y.add_(1.0)
     assert same_bits(torch.autograd.grad(y, x, torch.ones_like(y))[0], expected)
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu"])
+def test_a_modified_output_is_detected_where_backward_needs_it(activation: str) -> None:
+    """As with PyTorch's ReLU."""
+    layer, x = rt.LayerNorm(4, activation=activation), torch.randn(3, 4, requires_grad=True)
+    y = layer(x)
+    y.add_(1.0)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+        y.sum().backward()
 
 
 def test_running_statistics_count_their_versions() -> None:

@@ -16,12 +16,14 @@ from support.waiting import PATIENCE
 SCRIPT = Path(__file__).parents[1] / "support" / "torch_ranks.py"
 
 
-def run_ranks(folder: Path, split: int, kind: str) -> list[Any]:
-    """What two processes have computed; the first gets `split` samples of every batch."""
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What two processes have computed in each run."""
+    folder = tmp_path_factory.mktemp("ranks")
     outputs = [folder / f"rank{rank}.pt" for rank in range(2)]
     processes = [
         subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), folder / "store", output, str(split), kind],
+            [sys.executable, SCRIPT, str(rank), folder / "store", output],
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else None,
             stderr=subprocess.PIPE,
             text=True,
@@ -33,13 +35,13 @@ def run_ranks(folder: Path, split: int, kind: str) -> list[Any]:
     return [torch.load(output, weights_only=True) for output in outputs]
 
 
-@pytest.mark.parametrize("split", [5, 3, 0])
-def test_two_processes_train_as_one_with_the_whole_batch(split: int, tmp_path: Path) -> None:
-    """Losses, gradients and running statistics; halves, unequal parts, and a process without data."""
+@pytest.mark.parametrize("run", ["halves", "unequal parts", "no data"])
+def test_two_processes_train_as_one_with_the_whole_batch(run: str, ranks: list[Any]) -> None:
+    """Losses, gradients and running statistics, however the batch is split."""
     from support.torch_ranks import SAMPLES, make_model, train
 
     alone = train(make_model(False), slice(0, SAMPLES), 1)
-    first, second = run_ranks(tmp_path, split, "synchronised")
+    first, second = (results[run] for results in ranks)
     assert_close((first["losses"] + second["losses"]) / 2, alone["losses"])
     for a, b, c in zip(first["gradients"], second["gradients"], alone["gradients"], strict=True):
         assert same_bits(a, b)
@@ -55,9 +57,9 @@ def test_two_processes_train_as_one_with_the_whole_batch(split: int, tmp_path: P
     assert_close(first["evaluated"], alone["evaluated"])
 
 
-def test_layers_under_distributed_data_parallel(tmp_path: Path) -> None:
+def test_layers_under_distributed_data_parallel(ranks: list[Any]) -> None:
     """Without synchronisation each process has its own statistics. Parameters stay the same in both."""
-    first, second = run_ranks(tmp_path, 5, "independent")
+    first, second = (results["independent"] for results in ranks)
     assert not same_bits(first["losses"], second["losses"])
     for a, b in zip(first["gradients"], second["gradients"], strict=True):
         assert same_bits(a, b)

@@ -65,10 +65,15 @@ def test_layers_are_replaced_in_place() -> None:
     assert str(rt.replace(model)) == "replaced: 0"  # nothing is left to do
 
 
-def test_the_result_is_readable() -> None:
+def test_what_was_done_and_left_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     model, _ = make()
     model.extra = nn.LSTM(4, 6, proj_size=2)
-    text = str(rt.replace(model, fuse=True))
+    quiet = copy.deepcopy(model)
+    result = rt.replace(model, fuse=True)
+    text = capsys.readouterr().out
+    assert text == f"{result}\n"
+    assert rt.replace(quiet, fuse=True, verbose=False) == result
+    assert capsys.readouterr().out == ""
     assert text.splitlines()[0] == "replaced: 6"
     assert "  images.3  ReLU, fused with images.2" in text
     assert "left as they were: 1" in text

@@ -1,4 +1,4 @@
-"""The two doors to normalization."""
+"""Normalization with gradients: a Function for eager tensors, operators for everything else."""
 
 from __future__ import annotations
 
@@ -11,8 +11,21 @@ import torch
 from torch import Tensor
 
 from ._arrays import array, is_half
-from ._door import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
-from ._norm import Kept, Norm, Running, backward, channel_shape, check, check_running, forward, problem_of, update
+from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
+from ._norm import (
+    Kept,
+    Norm,
+    Running,
+    backward,
+    channel_shape,
+    check,
+    check_running,
+    forward,
+    needs_y,
+    problem_of,
+    saved_for_backward,
+    update,
+)
 
 
 def normalize(
@@ -47,18 +60,17 @@ class _Norm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm, running: Running | None
     ) -> Tensor:
         y, ctx.kept = forward(norm, x, weight, bias, running)
-        # The bias is needed only to recompute an activation's input.
-        ctx.save_for_backward(x, weight, bias if ctx.kept.problem.needs_beta else None)
+        ctx.save_for_backward(*saved_for_backward(ctx.kept.problem, x, weight, bias, y))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         kept: Kept = ctx.kept
-        x, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
             again = partial(backward, ctx.needs_input_grad, kept)
-            return *differentiate_once(kept.problem.kind, again, dy, x, weight, bias), None, None
-        return *backward(ctx.needs_input_grad, kept, dy, x, weight, bias), None, None
+            return *differentiate_once(kept.problem.kind, again, dy, *ctx.saved_tensors), None, None
+        dx, dweight, dbias = backward(ctx.needs_input_grad, kept, dy, *ctx.saved_tensors)
+        return dx, dweight, dbias, None, None
 
 
 _apply: Final = apply_of(_Norm)
@@ -109,13 +121,14 @@ def _backward_kernel(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    y: Tensor | None,
     statistics: Tensor,
     need: Sequence[bool],
     frozen: bool,
     *norm: Any,
 ) -> list[Tensor]:
     kept = Kept(problem_of(Norm(*norm), x.shape, x.dtype), array(statistics), frozen, frozen)
-    return [gradient for gradient in backward(need, kept, dy, x, weight, bias) if gradient is not None]
+    return [gradient for gradient in backward(need, kept, dy, x, weight, bias, y) if gradient is not None]
 
 
 def _backward_shapes(
@@ -123,6 +136,7 @@ def _backward_shapes(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    y: Tensor | None,
     statistics: Tensor,
     need: Sequence[bool],
     frozen: bool,
@@ -136,14 +150,14 @@ def _backward_shapes(
 def _set_up_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, mean, _, *norm = inputs
     ctx.norm, ctx.frozen = Norm(*norm), mean is not None
-    ctx.save_for_backward(x, weight, None if ctx.norm.activation == "identity" else bias, output[1])
+    y = output[0] if needs_y(ctx.norm) else None
+    ctx.save_for_backward(x, weight, None if y is not None or ctx.norm.activation == "identity" else bias, y, output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate_operator(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     need = ctx.needs_input_grad[:3]
-    x, weight, bias, statistics = ctx.saved_tensors
-    found = iter(_backward_operator(dy, x, weight, bias, statistics, need, ctx.frozen, *ctx.norm))
+    found = iter(_backward_operator(dy, *ctx.saved_tensors, need, ctx.frozen, *ctx.norm))
     return *(next(found) if needed else None for needed in need), *(None,) * (2 + len(ctx.norm))
 
 
@@ -161,7 +175,7 @@ _norm_operator: Final = define(
 )
 _backward_operator: Final = define(
     "norm_backward",
-    "(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor statistics, bool[] need, bool frozen, "
+    "(Tensor dy, Tensor x, Tensor? weight, Tensor? bias, Tensor? y, Tensor statistics, bool[] need, bool frozen, "
     f"{_NORM_SCHEMA}) -> Tensor[]",
     _backward_kernel,
     _backward_shapes,

@@ -1,7 +1,7 @@
-"""Two doors to one arithmetic: `torch.autograd.Function` for eager tensors, custom operators for all others.
+"""How autograd sees retrograd's functions: as a `torch.autograd.Function`, or as custom operators of `torch.library`.
 
-The operators are what `torch.compile`, `torch.export` and tensor subclasses see. A call through an operator takes tens
-of microseconds longer than one through a Function, so eager tensors go through a Function.
+`torch.compile`, `torch.export`, dispatch modes and tensor subclasses need operators. Calling an operator takes tens of
+microseconds longer than calling a Function, so plain tensors in eager mode use a Function. Both run the same code.
 """
 
 from __future__ import annotations
