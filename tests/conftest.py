@@ -31,7 +31,7 @@ settings.register_profile("retrograd", deadline=None, suppress_health_check=[Hea
 settings.load_profile("retrograd")
 OPTIONAL = ("torch", "jax", "onnx", "matplotlib", "h5py", "onnxruntime", "sklearn", "mpi4py")
 # Slow to import, and only in tests that need them.
-INSTALLED = ("keras", "coremltools", "onnxscript")
+INSTALLED = ("keras", "coremltools", "onnxscript", "expecttest", "denoiser", "efficientnet_pytorch")
 _skipped: list[str] = []
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Pages that need an optional package: a module of it, because a folder of tests may have the package's name.
-NEEDS = {"jax.md": "jax.numpy"}
+NEEDS = {"jax.md": "jax.numpy", "torch.md": "torch.nn"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

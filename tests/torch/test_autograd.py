@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from retrograd import _core
-from retrograd.torch import _lstm, _norm
 from support.torch_layers import compare, exact, gradients_of, outputs_of, rt, same_bits, torch
+
+_lstm, _norm = rt._lstm, rt._norm
 
 # A layer of each kind, in float64, and an input.
 MAKERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,7 +75,8 @@ def test_compiled_layers_have_the_same_bits(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own
 @pytest.mark.parametrize("name", ["batch norm", "group norm", "LSTM"])
-def test_inductor(name: str) -> None:
+def test_inductor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # another one may know other operators
     layer, x = make(name)
     eager = copy.deepcopy(layer)
     compiled = torch.compile(layer, fullgraph=True)

@@ -8,9 +8,10 @@ import pytest
 
 import retrograd as rg
 from retrograd.ops import _threads
-from retrograd.torch import _arrays
 from support.processes import forks, python
 from support.torch_layers import rt, same_bits, torch
+
+_arrays, _lstm, _norm = rt._arrays, rt._lstm, rt._norm
 
 
 def test_the_package_does_not_import_torch() -> None:
@@ -70,8 +71,6 @@ def test_threads_follow_torch_unless_they_are_chosen(monkeypatch: pytest.MonkeyP
 
 def test_the_engine_gets_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    from retrograd.torch import _lstm, _norm
-
     forward, lstm_forward = _norm.run_forward, _lstm.lstm_forward
     monkeypatch.setattr(_norm, "run_forward", lambda *given: seen.append(given[-1]) or forward(*given))
     monkeypatch.setattr(

@@ -72,7 +72,10 @@ def _refuse_second_derivative(function: str) -> NoReturn:
 
 
 def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Register an operator: its kernel for CPU tensors, and a function that finds the shapes of its results."""
+    """Register an operator: its kernel for CPU tensors, and a function that finds the shapes of its results.
+
+    An operator whose arguments change between releases needs a new name: the compiler's cache on disk has calls of it.
+    """
     qualified = f"{_NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(qualified, "CPU", torch.no_grad()(kernel))

@@ -131,12 +131,15 @@ def update(
         statistics = statistics.mean(axis=1)
     if momentum is None:
         momentum = 0.0 if batches is None else 1.0 / (int(batches) + 1)
-    updated = _in_float(mean), _in_float(var)
-    update_running(updated, statistics[0], statistics[1], count, RunningUpdate.pytorch(momentum))
-    for tensor, values in zip((mean, var), updated, strict=True):
-        if is_half(tensor):
-            tensor.copy_(torch.from_numpy(values))
-    torch.autograd.graph.increment_version((mean, var))
+    change = RunningUpdate.pytorch(momentum)
+    if is_half(mean) or is_half(var):
+        exact = [tensor.float() if is_half(tensor) else tensor for tensor in (mean, var)]
+        update_running((array(exact[0]), array(exact[1])), statistics[0], statistics[1], count, change)
+        mean.copy_(exact[0])
+        var.copy_(exact[1])
+    else:
+        update_running((array(mean), array(var)), statistics[0], statistics[1], count, change)
+        torch.autograd.graph.increment_version((mean, var))
 
 
 def arrays_of(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Array, Array | None, Array | None]:
