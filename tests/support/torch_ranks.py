@@ -11,12 +11,36 @@ import torch.distributed as dist
 import retrograd.torch as rt
 
 SAMPLES = 10
-# How many samples of every batch the first process gets, and whether batch norms are synchronised.
-RUNS = {"halves": (5, True), "unequal parts": (3, True), "no data": (0, True), "independent": (5, False)}
+# How many samples of every batch the first process gets, and the model.
+RUNS = {
+    "halves": (5, "synchronised"),
+    "unequal parts": (3, "synchronised"),
+    "no data": (0, "synchronised"),
+    "independent": (5, "independent"),
+    "sequences": (4, "sequences"),
+}
 
 
-def make_model(synchronised: bool) -> Any:
+class _Sequences(torch.nn.Module):
+    """A model whose layers do not depend on other samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(2, 8, batch_first=True, bidirectional=True)
+        self.norms = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.ReLU(), torch.nn.GroupNorm(2, 16))
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.norms(self.lstm(x.unflatten(1, (3, 2)))[0][:, -1]))
+
+
+def make_model(kind: str) -> Any:
+    """A model with batch norms, which are "synchronised" or "independent", or one of "sequences"."""
     torch.manual_seed(0)
+    if kind == "sequences":
+        sequences = _Sequences().double()
+        rt.replace(sequences, fuse=True, verbose=False)
+        return sequences
     model = torch.nn.Sequential(
         torch.nn.Linear(6, 8),
         torch.nn.BatchNorm1d(8),
@@ -26,7 +50,7 @@ def make_model(synchronised: bool) -> Any:
         torch.nn.Linear(8, 3),
     ).double()
     rt.replace(model, fuse=True, verbose=False)
-    return rt.SyncBatchNorm.convert_sync_batchnorm(model) if synchronised else model
+    return rt.SyncBatchNorm.convert_sync_batchnorm(model) if kind == "synchronised" else model
 
 
 def make_batch(step: int) -> tuple[Any, Any]:
@@ -61,8 +85,8 @@ def main(rank: str, store: str, output: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
     results = {}
-    for name, (split, synchronised) in RUNS.items():
-        model = torch.nn.parallel.DistributedDataParallel(make_model(synchronised))
+    for name, (split, kind) in RUNS.items():
+        model = torch.nn.parallel.DistributedDataParallel(make_model(kind))
         results[name] = train(model, slice(0, split) if rank == "0" else slice(split, SAMPLES), 2)
     torch.save(results, output)
     dist.barrier()

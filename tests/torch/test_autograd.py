@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from retrograd import _core
@@ -305,6 +306,31 @@ def test_mixed_precision_model() -> None:
 def test_an_input_without_gradient_and_one_used_twice() -> None:
     ours, theirs = rt.LayerNorm(4), exact(torch.nn.LayerNorm(4))
     compare(ours.double(), theirs, [torch.randn(3, 4, dtype=torch.float64)], lambda layer, x: layer(layer(x) + x))
+
+
+def test_an_lstm_copies_no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[set[int]] = []
+    forward, backward = _core.LstmProblem.forward, _core.LstmProblem.backward
+
+    def addresses(arguments: Any) -> set[int]:
+        """Of arrays in nested tuples and lists."""
+        found: set[int] = set()
+        for part in arguments:
+            if isinstance(part, (tuple, list)):
+                found |= addresses(part)
+            elif isinstance(part, np.ndarray):
+                found.add(part.ctypes.data)
+        return found
+
+    monkeypatch.setattr(_core.LstmProblem, "forward", lambda *a: seen.append(addresses(a)) or forward(*a))
+    monkeypatch.setattr(_core.LstmProblem, "backward", lambda *a: seen.append(addresses(a)) or backward(*a))
+    lstm, x = rt.LSTM(4, 3), torch.randn(5, 2, 4, requires_grad=True)
+    y, (hn, cn) = lstm(x)
+    dy = torch.randn_like(y)
+    dx, dwh = torch.autograd.grad(y, (x, lstm.weight_hh_l0), dy)
+    weights = {lstm.weight_ih_l0.data_ptr(), lstm.weight_hh_l0.data_ptr()}
+    assert {t.data_ptr() for t in (x, y, hn, cn)} | weights <= seen[0]
+    assert {t.data_ptr() for t in (x, dy, dx, dwh)} | weights <= seen[1]
 
 
 def test_inputs_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [torch.load(output, weights_only=True) for output in outputs]
 
 
-@pytest.mark.parametrize("run", ["halves", "unequal parts", "no data"])
+@pytest.mark.parametrize("run", ["halves", "unequal parts", "no data", "sequences"])
 def test_two_processes_train_as_one_with_the_whole_batch(run: str, ranks: list[Any]) -> None:
-    """Losses, gradients and running statistics, however the batch is split."""
+    """Losses, gradients and running statistics, however the batch is split, under DistributedDataParallel."""
     from support.torch_ranks import SAMPLES, make_model, train
 
-    alone = train(make_model(False), slice(0, SAMPLES), 1)
+    kind = "sequences" if run == "sequences" else "independent"
+    alone = train(make_model(kind), slice(0, SAMPLES), 1)
     first, second = (results[run] for results in ranks)
     assert_close((first["losses"] + second["losses"]) / 2, alone["losses"])
     for a, b, c in zip(first["gradients"], second["gradients"], alone["gradients"], strict=True):
@@ -57,8 +58,8 @@ def test_two_processes_train_as_one_with_the_whole_batch(run: str, ranks: list[A
     assert_close(first["evaluated"], alone["evaluated"])
 
 
-def test_layers_under_distributed_data_parallel(ranks: list[Any]) -> None:
-    """Without synchronisation each process has its own statistics. Parameters stay the same in both."""
+def test_batch_norms_that_are_not_synchronised(ranks: list[Any]) -> None:
+    """Each process has its own statistics. Parameters stay the same in both."""
     first, second = (results["independent"] for results in ranks)
     assert not same_bits(first["losses"], second["losses"])
     for a, b in zip(first["gradients"], second["gradients"], strict=True):
