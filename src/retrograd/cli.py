@@ -154,7 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     torch = (
         "Rows named torch_* are training steps of PyTorch models after retrograd.torch.replace, alternating with the "
         "same models without it. Rows are timed only if the first losses agree. Rows named bridge_* are forward and "
-        "backward of a small layer in a chain; 'added µs' is what it takes longer than the array functions. "
+        "backward of a small layer in a chain; 'added µs' is what it takes longer than the array functions, and "
+        "'autograd µs' is the time of layers with the same parameters that compute nothing. "
     )
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
@@ -508,6 +509,8 @@ def _bench(options: argparse.Namespace) -> int:
         columns += [_Column("over plain", 10)]
     if {"apple", "torch"} & set(options.suites):
         columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
+    if "torch" in options.suites:
+        columns += [_Column("autograd µs", 11)]
     if "train" in options.suites:
         columns += [_Column("tokens/s", 8)]
     if {"conv", "train"} & set(options.suites):
@@ -641,6 +644,7 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "over plain": "" if row.ratio_vs_plain is None else f"{1 / row.ratio_vs_plain - 1:+.0%}",
                 "arrays µs": time_of("arrays", row.pass_),
                 "added µs": "" if row.added is None else f"{row.added * 1e6:+.1f}",
+                "autograd µs": time_of("autograd", row.pass_),
                 "tokens/s": _shown("{:.0f}", row.tokens_per_second),
                 "MiB": _mebibytes(row),
                 "torch MiB": _mebibytes(others.get(("torch", row.pass_))),

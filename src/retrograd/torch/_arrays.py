@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -35,10 +36,14 @@ def empty_like(x: Tensor, data: Array) -> tuple[Tensor, Array]:
     small one comes from NumPy, which takes half the time. Between them the alignment of PyTorch's memory matters.
     """
     size = data.nbytes
-    if size >= LARGE or (size <= _SMALL and x.dtype is torch.float32):
+    if size >= LARGE:
         memory = empty_array_like(data)
         if memory.strides == data.strides:  # otherwise x has gaps, and PyTorch chooses the new strides
-            return (tensor_of_array(memory) if size >= LARGE else torch.from_numpy(memory)), memory
+            return tensor_of_array(memory), memory
+    elif size <= _SMALL and x.dtype is torch.float32:
+        memory = np.empty_like(data)
+        if memory.strides == data.strides:
+            return torch.from_numpy(memory), memory
     new = torch.empty_like(x)
     return new, array(new)
 

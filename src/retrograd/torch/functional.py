@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from ..ops._args import NormKind
 from ..ops.activation import Activation
 from ._norm import Norm, Running
 from ._norm_autograd import normalize
@@ -38,7 +39,7 @@ def batch_norm(
     if training and input.numel() == input.shape[1] != 0:
         raise ValueError(f"batch_norm: training needs more than 1 value per channel, input has shape {_shape(input)}")
     running = _running("batch_norm", running_mean, running_var, training, momentum, batches)
-    return normalize(Norm("batch_norm", 1, 1, eps, *fused(activation)), input, weight, bias, running)
+    return normalize(norm_of("batch_norm", 1, 1, eps, activation), input, weight, bias, running)
 
 
 def instance_norm(
@@ -60,7 +61,7 @@ def instance_norm(
             f"instance_norm: training needs more than 1 position per channel, input has shape {_shape(input)}"
         )
     running = _running("instance_norm", running_mean, running_var, use_input_stats, momentum, None)
-    return normalize(Norm("instance_norm", 1, 1, eps, *fused(activation)), input, weight, bias, running)
+    return normalize(norm_of("instance_norm", 1, 1, eps, activation), input, weight, bias, running)
 
 
 def layer_norm(
@@ -78,7 +79,7 @@ def layer_norm(
         raise ValueError(
             f"layer_norm: normalized_shape is {tuple(normalized_shape)}, but input has shape {_shape(input)}"
         )
-    return normalize(Norm("layer_norm", input.dim() - axes, 1, eps, *fused(activation)), input, weight, bias)
+    return normalize(norm_of("layer_norm", input.dim() - axes, 1, eps, activation), input, weight, bias)
 
 
 def group_norm(
@@ -97,16 +98,15 @@ def group_norm(
             f"group_norm: training needs more than 1 value per group, input has shape {_shape(input)} and num_groups "
             f"is {num_groups}"
         )
-    return normalize(Norm("group_norm", 1, num_groups, eps, *fused(activation)), input, weight, bias)
+    return normalize(norm_of("group_norm", 1, num_groups, eps, activation), input, weight, bias)
 
 
-def fused(activation: AnyActivation) -> tuple[str, float | None, float | None]:
-    """The activation's name and parameters; None: the default."""
+def norm_of(kind: NormKind, axis: int, groups: int, eps: float, activation: AnyActivation) -> Norm:
     if activation is None:
-        return "identity", None, None
+        return Norm(kind, axis, groups, eps)
     if isinstance(activation, str):
-        return activation, None, None
-    return activation.name, activation.alpha, activation.beta
+        return Norm(kind, axis, groups, eps, activation)
+    return Norm(kind, axis, groups, eps, activation.name, activation.alpha, activation.beta)
 
 
 def _check_axes(function: str, input: Tensor) -> None:

@@ -22,7 +22,7 @@ from ..ops.normalization import (
 from ._arrays import Array, array, empty_like, num_threads
 from ._autograd import check_device, differentiate_once
 from ._norm import Kept, Norm, Running, cache_of, check, check_running, forward, saved_for_backward
-from .functional import fused
+from .functional import norm_of
 from .norms import BatchNorm
 
 __all__ = ["SyncBatchNorm"]
@@ -69,7 +69,7 @@ class SyncBatchNorm(BatchNorm):
             return super().forward(input)
         check_device("SyncBatchNorm", input)
         self._check_input_dim(input)
-        norm = Norm("batch_norm", 1, 1, self.eps, *fused(self.activation))
+        norm = norm_of("batch_norm", 1, 1, self.eps, self.activation)
         running = None
         if self.running_mean is not None and self.running_var is not None and self.track_running_stats:
             running = Running(self.running_mean, self.running_var, True, self.momentum, self.num_batches_tracked)

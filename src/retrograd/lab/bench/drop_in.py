@@ -1,8 +1,8 @@
 """The rows of ``retrograd bench torch``: PyTorch models, plain and after `retrograd.torch.replace`.
 
 A row named torch_* is a whole training step of a model: forward, loss, backward and a fused AdamW. Rows named bridge_*
-are forward and backward of one small layer in a chain, compared with the array functions: ``added`` is what PyTorch's
-modules and autograd cost.
+are forward and backward of one small layer in a chain, compared with the array functions: ``added`` is what the bridge
+costs, including PyTorch's modules and autograd. What these cost alone is ``autograd``.
 """
 
 from __future__ import annotations
@@ -220,9 +220,9 @@ class _Steps:
         return ((clock() - start) / self._parts,)
 
 
-def _chain_step(torch: Any, chain: _Chain, nn: Any) -> Callable[[], object]:
+def _chain_step(torch: Any, chain: _Chain, make: Callable[[], Any]) -> Callable[[], object]:
     """Forward and backward through a chain of layers, so that what autograd costs per pass is shared by many."""
-    layers = [chain.make(nn) for _ in range(_LAYERS)]
+    layers = [make() for _ in range(_LAYERS)]
     x = torch.ones(chain.shape, requires_grad=True)
     parameters = [x, *(parameter for layer in layers for parameter in layer.parameters())]
 
@@ -237,6 +237,31 @@ def _chain_step(torch: Any, chain: _Chain, nn: Any) -> Callable[[], object]:
             parameter.grad = None
 
     return run
+
+
+def _empty_layers(torch: Any) -> Callable[[Any], Any]:
+    """A function from a layer to one with the same parameters that computes nothing: modules and autograd alone."""
+
+    class Nothing(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any, *parameters: Any) -> Any:
+            ctx.save_for_backward(x, *parameters)
+            return torch.empty_like(x)
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            return tuple(torch.empty_like(saved) for saved in ctx.saved_tensors)
+
+    class Layer(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self, layer: Any) -> None:
+            super().__init__()
+            for name, parameter in layer.named_parameters():
+                self.register_parameter(name, parameter)
+
+        def forward(self, x: Any) -> Any:
+            return Nothing.apply(x, *self._parameters.values())
+
+    return Layer
 
 
 def drop_in_failures(case: DropInCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
@@ -263,12 +288,14 @@ def drop_in_contest(
     stack.enter_context(library_threads(threads))
     slots: list[list[Stepper]]
     if isinstance(made, _Chain):
-        bridge = importlib.import_module("retrograd.torch")
-        slots = [
-            [_Steps("retrograd", _chain_step(torch, made, bridge), threads, _LAYERS)],
-            [_Steps("arrays", lambda: [made.arrays(threads) for _ in range(_LAYERS)], threads, _LAYERS)],
-            [_Steps("torch", _chain_step(torch, made, torch.nn), threads, _LAYERS)],
-        ]
+        bridge, empty = importlib.import_module("retrograd.torch"), _empty_layers(torch)
+        chains = {
+            "retrograd": _chain_step(torch, made, lambda: made.make(bridge)),
+            "arrays": lambda: [made.arrays(threads) for _ in range(_LAYERS)],
+            "torch": _chain_step(torch, made, lambda: made.make(torch.nn)),
+            "autograd": _chain_step(torch, made, lambda: empty(made.make(torch.nn))),
+        }
+        slots = [[_Steps(name, run, threads, _LAYERS)] for name, run in chains.items()]
     else:
         replaced, plain = _replaced(made, case.fuse), copy.deepcopy(made.model)
         slots = [

@@ -1,0 +1,79 @@
+"""The rows of ``retrograd bench torch``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from retrograd.lab.bench import bench_names, drop_in, rows
+from support.torch_layers import rt, torch
+
+NAMES = [
+    *("torch_tagger", "torch_characters", "torch_small_cnn", "torch_layer_norms"),
+    *("bridge_layer_norm_n8c16", "bridge_batch_norm_n8c16", "bridge_lstm_t8n2i16h16"),
+]
+MODELS = {
+    "torch_tagger": lambda torch: drop_in.tagger(torch, words=20, samples=3, longest=8, hidden=4),
+    "torch_small_cnn": lambda torch: drop_in.small_cnn(torch, samples=4, size=8, channels=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_they_were() -> Any:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def small(monkeypatch: pytest.MonkeyPatch, name: str) -> drop_in.DropInCase:
+    """The case with a small model."""
+    (case,) = (case for case in drop_in.DROP_IN_CASES if case.name == name)
+    case = case._replace(make=MODELS.get(name, case.make))
+    monkeypatch.setitem(rows.SUITES, "torch", rows.SUITES["torch"]._replace(cases=(case,)))
+    return case
+
+
+def measured(threads: int = 1) -> list[Any]:
+    options = rows.BenchOptions(threads=(threads,), rounds=2, budget=0.01)
+    return list(rows.bench_rows(["torch"], options))
+
+
+def test_names() -> None:
+    assert bench_names(["torch"]) == NAMES
+
+
+@pytest.mark.parametrize("name", [*MODELS, *NAMES[4:]])
+def test_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch, name)
+    (result,) = measured()
+    assert not result.failed
+    providers = {row.provider for row in result.rows}
+    assert providers == {"retrograd", "torch"} | ({"arrays", "autograd"} if name.startswith("bridge") else set())
+    ours = next(row for row in result.rows if row.provider == "retrograd")
+    assert ours.ratio_vs_torch > 0
+    assert (ours.added is None) == (not name.startswith("bridge"))
+
+
+def test_another_loss_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = small(monkeypatch, "torch_small_cnn")
+    assert list(drop_in.drop_in_failures(case, "", [1])) == []
+    replace = rt.replace
+
+    def wrong(model: Any, **options: Any) -> Any:
+        with torch.no_grad():
+            model[-1].weight.mul_(2.0)
+        return replace(model, **options)
+
+    monkeypatch.setattr(rt, "replace", wrong)
+    (failure,) = drop_in.drop_in_failures(case, "", [1])
+    assert failure.startswith("the loss of step 0 is ")
+
+
+def test_layers_that_compute_nothing_have_the_parameters_of_others() -> None:
+    layer = torch.nn.LSTM(4, 4)
+    empty = drop_in._empty_layers(torch)(layer)
+    assert [name for name, _ in empty.named_parameters()] == [name for name, _ in layer.named_parameters()]
+    x = torch.ones(3, 2, 4, requires_grad=True)
+    empty(x).backward(x)
+    assert all(parameter.grad.shape == parameter.shape for parameter in (x, *layer.parameters()))
