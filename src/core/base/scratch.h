@@ -116,7 +116,7 @@ inline Buffer& row_scratch() { return kept_by_thread<RowScratch>().buffer; }
 
 // The rows of an operand, `depth` elements each, that stay in the second-level cache while panels are multiplied by
 // them: half of it, in whole tiles.
-constexpr int64_t kTileRows = 84;  // tiles have 6 or 14 rows, depending on the instruction-set level
+constexpr int64_t kTileRows = 84;  // tiles have up to 6 or 14 rows
 template <class A>
 int64_t rows_in_cache(int64_t depth) {
     const int64_t rows = near_cache_bytes() / 2 / (depth * int64_t(sizeof(A)));

@@ -19,56 +19,30 @@ RG_INLINE void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 template <class A>
 constexpr int kPanelVectors = int(kPanel<A>) / kLanes<A>;
 
-// The maximum number of rows of a tile, and the number of panels for a number of rows: as many accumulators as fit in
-// registers beside the panels' vectors and one broadcast, and at least eight where they are cheap, to hide the latency
-// of the multiply-add.
+// The maximum number of rows of a tile with so many panels: as many accumulators as fit in registers beside the panels'
+// vectors and one broadcast. A step of the depth loads every panel and every row, so square tiles load least: some
+// cores load only one 64-byte vector a cycle, while they multiply two.
 #if defined(RG_ISA_AVX512)
-constexpr int kTileRows = 14;
-constexpr int tile_panels(int64_t rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : rows <= 9 ? 3 : 2; }
+constexpr int tile_rows(int panels) { return panels > 4 ? 1 : panels == 4 ? 6 : panels == 3 ? 9 : 14; }
+constexpr int kMostPanels = 8;
 #elif defined(RG_ISA_AVX2) || defined(RG_ISA_NEON)
-constexpr int kTileRows = 6;
-constexpr int tile_panels(int64_t rows) { return rows <= 2 ? 2 : 1; }
+constexpr int tile_rows(int panels) { return panels == 2 ? 2 : 6; }
+constexpr int kMostPanels = 2;
 #else
-constexpr int kTileRows = 1;
-constexpr int tile_panels(int64_t) { return 1; }
+constexpr int tile_rows(int) { return 1; }
+constexpr int kMostPanels = 1;
 #endif
 // If fewer panels than this are left: the next smaller number that has tiles.
 constexpr int fewer_panels(int panels) { return panels > 4 ? panels / 2 : panels - 1; }
-// The maximum number of rows of a tile with so many panels.
-constexpr int tile_rows(int panels) {
-    int rows = kTileRows;
-    while (rows > 1 && tile_panels(rows) < panels) --rows;
-    return rows;
-}
 
 // The maximum of rows times panels over all tiles.
 constexpr int kTilePanels = [] {
     int most = 0;
-    for (int rows = 1; rows <= kTileRows; ++rows) {
-        most = rows * tile_panels(rows) > most ? rows * tile_panels(rows) : most;
+    for (int panels = kMostPanels; panels > 0; panels = fewer_panels(panels)) {
+        most = tile_rows(panels) * panels > most ? tile_rows(panels) * panels : most;
     }
     return most;
 }();
-
-// A multiply-add with an embedded broadcast saves an instruction, but costs one more load for every panel but the
-// first. Some of each are used: issue slots are the bottleneck when another thread shares the core.
-#if defined(RG_ISA_AVX512) && !defined(__SANITIZE_ADDRESS__)
-constexpr int rows_read_in_place(int rows, int panels) { return panels == 2 ? rows * 4 / 7 : 0; }
-RG_INLINE Vec<float> fma_in_place(const float* a, Vec<float> b, Vec<float> c) {
-    asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
-    return c;
-}
-RG_INLINE Vec<double> fma_in_place(const double* a, Vec<double> b, Vec<double> c) {
-    asm("vfmadd231pd %2%{1to8%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
-    return c;
-}
-#else
-constexpr int rows_read_in_place(int, int) { return 0; }
-template <class A>
-RG_INLINE Vec<A> fma_in_place(const A* a, Vec<A> b, Vec<A> c) {
-    return fma(splat(*a), b, c);
-}
-#endif
 
 // The layout of the operand that is not in panels: rows or columns of panels, or any strides.
 enum class Operand { rows, columns, any };
@@ -112,14 +86,9 @@ void product_tile(const Product<A>& p, const A* a, const A* panels, const A* bas
             for (int v = 0; v < P * V; ++v) b[v] = load(panels + (v / V) * panel_stride + (v % V) * kLanes<A>);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
-                if (r < rows_read_in_place(R, P)) {
+                const Vec<A> broadcast = splat(from[r * a_row]);
 #pragma GCC unroll 16
-                    for (int v = 0; v < P * V; ++v) sum[r][v] = fma_in_place(from + r * a_row, b[v], sum[r][v]);
-                } else {
-                    const Vec<A> broadcast = splat(from[r * a_row]);
-#pragma GCC unroll 16
-                    for (int v = 0; v < P * V; ++v) sum[r][v] = fma(broadcast, b[v], sum[r][v]);
-                }
+                for (int v = 0; v < P * V; ++v) sum[r][v] = fma(broadcast, b[v], sum[r][v]);
             }
             from += a_step;
             panels += kPanel<A>;
@@ -148,7 +117,7 @@ TileFunction<A> tile_of(int64_t rows) {
 }
 
 // Also dispatches on the number of panels: a full tile width, or what is left.
-template <class A, Operand form, int P = tile_panels(1)>
+template <class A, Operand form, int P = kMostPanels>
 TileFunction<A> tile_for(int64_t rows, int panels) {
     if constexpr (P > 1) {
         if (panels < P) return tile_for<A, form, fewer_panels(P)>(rows, panels);
@@ -184,18 +153,32 @@ void product_tail(const Product<A>& p, TileFunction<A> tile, const A* a, const A
 // Rows are split evenly: `larger` tiles have `most` rows, the others one less.
 struct RowTiles {
     int64_t tiles, most, larger;
-    explicit RowTiles(int64_t rows)
-        : tiles((rows + kTileRows - 1) / kTileRows),
+    RowTiles(int64_t rows, int panels)
+        : tiles((rows + tile_rows(panels) - 1) / tile_rows(panels)),
           most((rows + tiles - 1) / tiles),
           larger(rows - (most - 1) * tiles) {}
 };
 
-int64_t panels_at_once(int64_t rows) { return rows == 0 ? 1 : tile_panels(RowTiles(rows).most); }
+// The number of panels of the tiles for so many rows: the most that all rows fit in, and at least eight accumulators
+// where they are cheap, to hide the latency of the multiply-add. If they need several tiles, those that load least.
+int tile_panels(int64_t rows) {
+#if defined(RG_ISA_AVX512)
+    return rows == 1 ? 8 : rows <= 6 || rows > 9 ? 4 : 3;
+#elif defined(RG_ISA_AVX2) || defined(RG_ISA_NEON)
+    return rows <= 2 ? 2 : 1;
+#else
+    (void)rows;
+    return 1;
+#endif
+}
+
+int64_t panels_at_once(int64_t rows) { return tile_panels(rows); }
 
 // The panels of one tile width times all rows, for one run of the depth. After the first tile they come from the
 // first-level cache.
 template <class A>
-void product_run(const Product<A>& p, RowTiles split, int wide) {
+void product_run(const Product<A>& p, int wide) {
+    const RowTiles split(p.rows, wide);
     const TileFunction<A> tile = tile_function(p, split.most, wide);
     const TileFunction<A> smaller = split.larger < split.tiles ? tile_function(p, split.most - 1, wide) : nullptr;
     for (int64_t t = 0, row = 0; t < split.tiles; ++t) {
@@ -215,11 +198,13 @@ void product_run(const Product<A>& p, RowTiles split, int wide) {
 template <class A>
 void product(const Product<A>& whole) {
     if (whole.rows == 0) return;
-    const RowTiles split(whole.rows);
     const int64_t panels = (whole.cols + kPanel<A> - 1) / kPanel<A>;
-    int wide = tile_panels(split.most);
+    const int most = tile_panels(whole.rows);
+    int wide = most;
     for (int64_t panel = 0; panel < panels; panel += wide) {
-        while (panel + wide > panels) wide = fewer_panels(wide);
+        // Evenly: 5 panels as 3 and 2, not as 4 and 1.
+        const int64_t left = panels - panel, tiles = (left + most - 1) / most;
+        while ((wide - 1) * tiles >= left) wide = fewer_panels(wide);
         const int64_t column = panel * kPanel<A>, rest = whole.cols - column;
         Product<A> p = whole;
         p.cols = rest < wide * kPanel<A> ? rest : wide * kPanel<A>;
@@ -228,7 +213,7 @@ void product(const Product<A>& whole) {
         if (p.base) p.base += column;
         for (int64_t left = whole.depth; left == whole.depth || left > 0; left -= kDepthRun) {
             p.depth = left < kDepthRun ? left : kDepthRun;
-            product_run(p, split, wide);
+            product_run(p, wide);
             p.a += kDepthRun / kPanel<A> * p.a_group;
             p.panels += kDepthRun * kPanel<A>;
             p.base = p.c;
