@@ -43,7 +43,6 @@ _GRADIENTS: Final = ConvGradients._fields
 class _Problem(NamedTuple):
     """A convolution, or the one whose gradient a transposed convolution is, with all arguments checked."""
 
-    rank: int  # of the arrays of images
     channels_last: bool
     geometry: tuple[int, ...]  # stride, dilation and padding before, of rows and columns each; groups
     y_shape: tuple[int, ...]  # of the layer's result
@@ -76,7 +75,7 @@ def conv_forward(
     ``(size + before + after - dilation * (kernel - 1) - 1) // stride + 1`` pixels along each axis.
     """
     x, w = _operands(x, w)
-    problem = _conv_problem(x.shape, w.shape, stride, padding, dilation, groups, channels_last)
+    problem = _problem(x.shape, w.shape, stride, padding, None, dilation, groups, channels_last)
     return _forward(problem, False, x, w, b, activation, out, num_threads)
 
 
@@ -104,7 +103,7 @@ def conv_backward(
     buffers of `out`, or are added to them with ``accumulate=True``. db is accumulated in float64.
     """
     x, w = _operands(x, w)
-    problem = _conv_problem(x.shape, w.shape, stride, padding, dilation, groups, channels_last)
+    problem = _problem(x.shape, w.shape, stride, padding, None, dilation, groups, channels_last)
     return _backward(problem, False, dy, x, w, activation, y, need, out, accumulate, num_threads)
 
 
@@ -131,7 +130,7 @@ def conv_transpose_forward(
     output_padding - before - after`` pixels along each axis.
     """
     x, w = _operands(x, w)
-    problem = _transposed_problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
+    problem = _problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
     return _forward(problem, True, x, w, b, activation, out, num_threads)
 
 
@@ -156,7 +155,7 @@ def conv_transpose_backward(
 ) -> ConvGradients:
     """Compute dx, dw and db of :func:`conv_transpose_forward`, as :func:`conv_backward` does those of a convolution."""
     x, w = _operands(x, w)
-    problem = _transposed_problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
+    problem = _problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
     return _backward(problem, True, dy, x, w, activation, y, need, out, accumulate, num_threads)
 
 
@@ -313,94 +312,99 @@ def _kernels(w: Array) -> Array:
     return w[:, :, None] if w.ndim == 3 else w
 
 
-def _check_weights(x_shape: tuple[int, ...], w_shape: tuple[int, ...], form: str) -> None:
-    if len(w_shape) != len(x_shape):
-        raise ValueError(f"w has shape {w_shape}, but x of shape {x_shape} needs {len(x_shape)} axes, {form}")
-    if 0 in w_shape[2:]:
-        raise ValueError(f"w has shape {w_shape}, whose kernel has no elements")
+class _Axis(NamedTuple):
+    """A spatial axis of x and what is done along it."""
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+
+    @property
+    def span(self) -> int:
+        """The number of pixels from the first tap of the kernel to the last."""
+        return (self.kernel - 1) * self.dilation + 1
 
 
-def _geometry(
-    strides: tuple[int, ...], dilations: tuple[int, ...], pads: tuple[tuple[int, int], ...], groups: int
-) -> tuple[int, ...]:
-    one, zero = (1,) * (2 - len(strides)), (0,) * (2 - len(strides))
-    return (*one, *strides, *one, *dilations, *zero, *(before for before, _ in pads), groups)
-
-
-def _conv_problem(
+def _problem(
     x_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     stride: PerAxis,
     padding: Padding,
+    output_padding: PerAxis | None,  # of a transposed convolution
     dilation: PerAxis,
     groups: int,
     channels_last: bool,
 ) -> _Problem:
+    transposed = output_padding is not None
     channels_last = _args.as_flag("channels_last", channels_last)
     sizes = spatial("x", x_shape, channels_last)
-    _check_weights(x_shape, w_shape, "[O, C / groups, kernel]")
+    if len(w_shape) != len(x_shape):
+        form = "[C, O / groups, kernel]" if transposed else "[O, C / groups, kernel]"
+        raise ValueError(f"w has shape {w_shape}, but x of shape {x_shape} needs {len(x_shape)} axes, {form}")
+    if 0 in w_shape[2:]:
+        raise ValueError(f"w has shape {w_shape}, whose kernel has no elements")
     groups = _args.as_count("groups", groups)
-    channels, outputs = x_shape[-1 if channels_last else 1], w_shape[0]
+    channels = x_shape[-1 if channels_last else 1]
+    outputs = (_transposed_outputs if transposed else _conv_outputs)(w_shape, channels, groups)
+    strides, dilations = per_axis("stride", stride, len(sizes), 1), per_axis("dilation", dilation, len(sizes), 1)
+    pads = paddings(padding, len(sizes))
+    axes = [
+        _Axis(size, kernel, step, apart, *pad)
+        for size, kernel, step, apart, pad in zip(sizes, w_shape[2:], strides, dilations, pads, strict=True)
+    ]
+    if output_padding is None:
+        pixels = [_conv_pixels(number, axis) for number, axis in enumerate(axes)]
+    else:
+        extras = per_axis("output_padding", output_padding, len(sizes), 0)
+        pixels = [_transposed_pixels(number, axis, extras[number]) for number, axis in enumerate(axes)]
+    one, zero = (1,) * (2 - len(axes)), (0,) * (2 - len(axes))
+    geometry = (*one, *strides, *one, *dilations, *zero, *(axis.before for axis in axes), groups)
+    return _Problem(channels_last, geometry, with_spatial(x_shape[0], outputs, pixels, channels_last), outputs)
+
+
+def _conv_outputs(w_shape: tuple[int, ...], channels: int, groups: int) -> int:
     if w_shape[1] * groups != channels:
         raise ValueError(
             f"w has shape {w_shape}, whose {w_shape[1]} inputs in {groups} groups are "
             f"{w_shape[1] * groups} channels, but x has {channels}"
         )
-    if outputs % groups:
-        raise ValueError(f"groups is {groups}, which does not divide the {outputs} outputs of w")
-    strides, dilations = per_axis("stride", stride, len(sizes), 1), per_axis("dilation", dilation, len(sizes), 1)
-    pads = paddings(padding, len(sizes))
-    pixels = []
-    for axis, (size, kernel, step, apart, (before, after)) in enumerate(
-        zip(sizes, w_shape[2:], strides, dilations, pads, strict=True)
-    ):
-        span = (kernel - 1) * apart + 1
-        if span > size + before + after:
-            raise ValueError(
-                f"the kernel of w is {kernel} with dilation {apart}, which spans {span} pixels, but spatial axis "
-                f"{axis} of x has {size}, with padding {before} and {after}"
-            )
-        pixels.append((size + before + after - span) // step + 1)
-    y_shape = with_spatial(x_shape[0], outputs, pixels, channels_last)
-    return _Problem(len(x_shape), channels_last, _geometry(strides, dilations, pads, groups), y_shape, outputs)
+    if w_shape[0] % groups:
+        raise ValueError(f"groups is {groups}, which does not divide the {w_shape[0]} outputs of w")
+    return w_shape[0]
 
 
-def _transposed_problem(
-    x_shape: tuple[int, ...],
-    w_shape: tuple[int, ...],
-    stride: PerAxis,
-    padding: Padding,
-    output_padding: PerAxis,
-    dilation: PerAxis,
-    groups: int,
-    channels_last: bool,
-) -> _Problem:
-    channels_last = _args.as_flag("channels_last", channels_last)
-    sizes = spatial("x", x_shape, channels_last)
-    _check_weights(x_shape, w_shape, "[C, O / groups, kernel]")
-    groups = _args.as_count("groups", groups)
-    channels = x_shape[-1 if channels_last else 1]
+def _transposed_outputs(w_shape: tuple[int, ...], channels: int, groups: int) -> int:
     if w_shape[0] != channels:
         raise ValueError(f"w has shape {w_shape}, whose inputs are {w_shape[0]}, but x has {channels} channels")
     if channels % groups:
         raise ValueError(f"groups is {groups}, which does not divide the {channels} channels of x")
-    strides, dilations = per_axis("stride", stride, len(sizes), 1), per_axis("dilation", dilation, len(sizes), 1)
-    pads, extras = paddings(padding, len(sizes)), per_axis("output_padding", output_padding, len(sizes), 0)
-    pixels = []
-    for axis, (size, kernel, step, apart, (before, after), extra) in enumerate(
-        zip(sizes, w_shape[2:], strides, dilations, pads, extras, strict=True)
-    ):
-        if size == 0:
-            raise ValueError(f"spatial axis {axis} of x has no pixels")
-        if extra >= max(step, apart):
-            raise ValueError(
-                f"output_padding is {extra}, must be below the stride {step} or the dilation {apart}: those pixels "
-                "would get no input"
-            )
-        count = (size - 1) * step + (kernel - 1) * apart + 1 + extra - before - after
-        if count < 1:
-            raise ValueError(f"padding is {before} and {after}, which leaves {count} pixels of spatial axis {axis}")
-        pixels.append(count)
-    outputs = w_shape[1] * groups
-    y_shape = with_spatial(x_shape[0], outputs, pixels, channels_last)
-    return _Problem(len(x_shape), channels_last, _geometry(strides, dilations, pads, groups), y_shape, outputs)
+    return w_shape[1] * groups
+
+
+def _conv_pixels(number: int, axis: _Axis) -> int:
+    padded = axis.size + axis.before + axis.after
+    if axis.span > padded:
+        raise ValueError(
+            f"the kernel of w is {axis.kernel} with dilation {axis.dilation}, which spans {axis.span} pixels, but "
+            f"spatial axis {number} of x has {axis.size}, with padding {axis.before} and {axis.after}"
+        )
+    return (padded - axis.span) // axis.stride + 1
+
+
+def _transposed_pixels(number: int, axis: _Axis, extra: int) -> int:
+    if axis.size == 0:
+        raise ValueError(f"spatial axis {number} of x has no pixels")
+    if extra >= max(axis.stride, axis.dilation):
+        raise ValueError(
+            f"output_padding is {extra}, must be below the stride {axis.stride} or the dilation {axis.dilation}: those "
+            "pixels would get no input"
+        )
+    count = (axis.size - 1) * axis.stride + axis.span + extra - axis.before - axis.after
+    if count < 1:
+        raise ValueError(
+            f"padding is {axis.before} and {axis.after}, which leaves {count} pixels of spatial axis {number}"
+        )
+    return count
