@@ -212,22 +212,25 @@ struct ProductKernels {
 //
 // A band is a part of one image with its padding, in which the pixels that a kernel's tap meets are contiguous.
 
-// Pixels of a panel that are contiguous in a band.
+// Pixels of a panel that a tap reads from contiguous elements: pixel i from element `from` + i of a channel, if bit i
+// of `pixels` is set. The set bits are contiguous.
 struct PatchRun {
-    int64_t from;  // where the first one is, counted from the tap's offset
-    int64_t to;    // its position in the panel
+    int64_t from;
+    uint32_t pixels;
 };
 
 template <class A>
 struct ConvKernels {
-    // panel[k][to + i] = band[offsets[k] + from + i] for the pixels of all runs, which are in order and fill the panel
-    // from 0 on. Reads and writes up to a panel's width beyond the last pixel.
-    void (*pack_taps)(const A* band, const int64_t* offsets, int64_t depth, const PatchRun* runs, int64_t count,
-                      A* panel);
-    // y[j] = (base ? base[j] : bias) + sum over t of weights[t] * band[offsets[t] + j]. base may be y. Reads up to a
-    // vector beyond the last element of the band.
-    void (*tap_row)(const A* band, const int64_t* offsets, const A* weights, int64_t taps, int64_t count, const A* base,
-                    A bias, A* y);
+    // panel[k - first][i] = channels[k / taps * channel + from + i] for first <= k < first + depth and every pixel i of
+    // the runs of tap k % taps, which are runs[k % taps * count] and on; 0 if no run has it. There is at least one run.
+    void (*pack_taps)(const A* channels, int64_t channel, const PatchRun* runs, int64_t taps, int64_t count,
+                      int64_t first, int64_t depth, A* panel);
+    // to[r][before + j] = from[r][j], and 0 around it. Writes up to a vector beyond the last row.
+    void (*copy_rows)(const A* from, int64_t from_row, BlockSize size, int64_t before, A* to, int64_t to_row);
+    // y[r][j] = (accumulate ? y[r][j] : bias) + sum over t of weights[t] * band[r * band_row + offsets[t] + j]. Reads
+    // up to a vector beyond the last element of the band.
+    void (*tap_rows)(const A* band, int64_t band_row, const int64_t* offsets, const A* weights, int64_t taps,
+                     BlockSize size, bool accumulate, A bias, A* y, int64_t y_row);
     // sums[t][j % kPanel] += sum over rows and j of dy[row][j] * band[row][offsets[t] + j]. There are columns.
     void (*tap_sums)(const A* band, int64_t band_row, const int64_t* offsets, int64_t taps, BlockSize size, const A* dy,
                      int64_t dy_row, double* sums);

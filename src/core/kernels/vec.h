@@ -138,6 +138,13 @@ RG_INLINE const A* reads(const A* p, [[maybe_unused]] int64_t n) {
     return p;
 }
 template <class A>
+RG_INLINE const A* reads_lanes(const A* p, [[maybe_unused]] uint32_t lanes) {
+#if defined(__SANITIZE_ADDRESS__)
+    if (lanes) reads(p + __builtin_ctz(lanes), __builtin_popcount(lanes));
+#endif
+    return p;
+}
+template <class A>
 RG_INLINE A* writes(A* p, [[maybe_unused]] int64_t n) {
 #if defined(__SANITIZE_ADDRESS__)
     __asan_storeN(p, size_t(n) * sizeof(A));
@@ -160,6 +167,20 @@ RG_INLINE Vec<float> load_part(const float* p, int64_t n, Vec<float> fill) {
 }
 RG_INLINE Vec<double> load_part(const double* p, int64_t n, Vec<double> fill) {
     return _mm512_mask_loadu_pd(fill, __mmask8(first_lanes(n)), reads(p, n));
+}
+// Some lanes, which are contiguous: lane i if bit i is set.
+template <class A>
+struct Lanes {
+    Lanes() = default;
+    explicit RG_INLINE Lanes(uint32_t set) : bits(set) {}
+    uint32_t bits;
+};
+// These lanes from memory, and the others of `rest`, in which these are 0.
+RG_INLINE Vec<float> load_lanes(const float* p, Lanes<float> lanes, Vec<float> rest) {
+    return _mm512_mask_loadu_ps(rest, __mmask16(lanes.bits), reads_lanes(p, lanes.bits));
+}
+RG_INLINE Vec<double> load_lanes(const double* p, Lanes<double> lanes, Vec<double> rest) {
+    return _mm512_mask_loadu_pd(rest, __mmask8(lanes.bits), reads_lanes(p, lanes.bits));
 }
 RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) { _mm512_mask_storeu_ps(writes(p, n), first_lanes(n), v); }
 RG_INLINE void store_part(double* p, int64_t n, Vec<double> v) {
@@ -201,6 +222,34 @@ RG_INLINE Vec<float> load_part(const float* p, int64_t n, Vec<float> fill) {
 RG_INLINE Vec<double> load_part(const double* p, int64_t n, Vec<double> fill) {
     const __m256i mask = first_lanes_pd(n);
     return _mm256_blendv_pd(fill, _mm256_maskload_pd(reads(p, n), mask), _mm256_castsi256_pd(mask));
+}
+template <class A>
+struct Lanes;
+template <>
+struct Lanes<float> {
+    Lanes() = default;
+    explicit RG_INLINE Lanes(uint32_t set) : bits(set) {
+        const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        mask = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(int(set)), bit), bit);
+    }
+    uint32_t bits;
+    __m256i mask;
+};
+template <>
+struct Lanes<double> {
+    Lanes() = default;
+    explicit RG_INLINE Lanes(uint32_t set) : bits(set) {
+        const __m256i bit = _mm256_setr_epi64x(1, 2, 4, 8);
+        mask = _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_set1_epi64x(int64_t(set)), bit), bit);
+    }
+    uint32_t bits;
+    __m256i mask;
+};
+RG_INLINE Vec<float> load_lanes(const float* p, const Lanes<float>& lanes, Vec<float> rest) {
+    return _mm256_or_ps(rest, _mm256_maskload_ps(reads_lanes(p, lanes.bits), lanes.mask));
+}
+RG_INLINE Vec<double> load_lanes(const double* p, const Lanes<double>& lanes, Vec<double> rest) {
+    return _mm256_or_pd(rest, _mm256_maskload_pd(reads_lanes(p, lanes.bits), lanes.mask));
 }
 RG_INLINE void store_part(float* p, int64_t n, Vec<float> v) {
     _mm256_maskstore_ps(writes(p, n), first_lanes_ps(n), v);
@@ -258,6 +307,21 @@ template <class A>
 RG_INLINE Vec<A> load_part(const A* p, int64_t n, Vec<A> fill) {
     __builtin_memcpy(&fill, p, size_t(n) * sizeof(A));
     return fill;
+}
+template <class A>
+struct Lanes {
+    Lanes() = default;
+    explicit RG_INLINE Lanes(uint32_t set) : bits(set) {}
+    uint32_t bits;
+};
+template <class A>
+RG_INLINE Vec<A> load_lanes(const A* p, Lanes<A> lanes, Vec<A> rest) {
+    A values[kLanes<A>];
+    store(values, rest);
+    for (int i = 0; i < kLanes<A>; ++i) {
+        if (lanes.bits >> i & 1) values[i] = p[i];
+    }
+    return load(values);
 }
 template <class A>
 RG_INLINE void store_part(A* p, int64_t n, Vec<A> v) {
