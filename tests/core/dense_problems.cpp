@@ -404,7 +404,8 @@ void add_convolutions(std::vector<Problem>& problems) {
     const ConvSizes sizes[] = {{2, 1, 3, 7, 7, 9, 3, 1, 1, 1, false},   {2, 1, 5, 17, 8, 17, 3, 2, 1, 1, false},
                                {1, 1, 40, 20, 5, 5, 1, 1, 1, 0, false}, {2, 1, 9, 2, 9, 33, 3, 1, 2, 2, false},
                                {2, 6, 1, 1, 8, 15, 3, 1, 1, 1, false},  {2, 2, 3, 6, 6, 7, 2, 3, 1, 1, true},
-                               {3, 1, 20, 33, 7, 6, 3, 1, 1, 1, true},  {2, 1, 4, 3, 9, 8, 5, 1, 1, 2, true}};
+                               {3, 1, 20, 33, 7, 6, 3, 1, 1, 1, true},  {2, 1, 4, 3, 9, 8, 5, 1, 1, 2, true},
+                               {19, 1, 5, 7, 3, 3, 3, 1, 1, 1, false},  {19, 2, 3, 20, 5, 5, 5, 1, 1, 0, false}};
     for (const ConvSizes& s : sizes) {
         problems.push_back({"convolution " + std::to_string(s.inputs) + "x" + std::to_string(s.outputs) + "x" +
                                 std::to_string(s.kernel) + " of " + std::to_string(s.height) + "x" +

@@ -84,7 +84,14 @@ CASES = {
     "asymmetric": case(2, 3, (6, 7), 5, (3, 4), padding=((0, 2), (3, 1))),
     "padding_beyond_kernel": case(1, 2, (3, 3), 5, 2, padding=4),
     "surplus": case(1, 2, (10, 11), 6, 3, stride=3),
+    # One output pixel, or one along an axis: every tap of dx is another pixel, and some pixels have none.
     "kernel_of_the_image": case(3, 4, (6, 5), 9, (6, 5)),
+    "kernel_of_the_padded_image": case(3, 4, (6, 5), 10, (8, 6), padding=((1, 1), (0, 1)), groups=2),
+    "kernel_of_the_rows": case(3, 3, (7, 18), 6, (3, 18), stride=(2, 1), padding=((1, 1), (0, 0))),
+    "kernel_of_the_columns": case(3, 6, (18, 7), 10, (18, 3), stride=(5, 1), groups=2),
+    "kernel_of_few_pixels": case(19, 1, (3,), 6, 3),
+    "dilation_over_the_image": case(2, 3, (9, 12), 5, 3, dilation=(4, 5)),
+    "small_images": case(37, 5, (3, 2), 7, 3, padding=1),
     "deep": case(1, 70, (6, 6), 8, 3, padding=1),
     "row": case(2, 3, (1, 67), 5, (1, 5), padding=((0, 0), (2, 2))),
     "column": case(2, 3, (67, 1), 5, (5, 1), padding=((2, 2), (0, 0))),
@@ -213,6 +220,8 @@ LARGE = {
     "strided": case(2, 24, (31, 29), 20, 3, stride=2, padding=1),
     "few_channels": case(2, 3, (40, 50), 4, 3, padding=1),
     "depthwise": case(2, 40, (28, 28), 40, 3, padding=1, groups=40),
+    "small_images": case(67, 20, (5, 3), 24, 3, padding=1),
+    "kernel_of_the_image": case(37, 6, (7, 5), 300, (7, 5)),
 }
 
 
@@ -242,7 +251,7 @@ def test_same_bits_at_any_level_thread_count_and_cache_size(name: str) -> None:
 
 def test_samples_do_not_depend_on_each_other(isa: str) -> None:
     """The bits of a sample's results are the same alone and in a batch."""
-    for c in (LARGE["strided"], LARGE["depthwise"]):
+    for c in (LARGE["strided"], LARGE["depthwise"], LARGE["small_images"], LARGE["kernel_of_the_image"]):
         x, w, b, dy = draw(c, np.float32)
         y, dx = rg.conv_forward(x, w, b, **c.options), rg.conv_backward(dy, x, w, need=["dx"], **c.options).dx
         assert dx is not None
@@ -323,7 +332,8 @@ def test_any_shape_and_strides(c: Case, dtype: Any, places: list[str], accumulat
 
 @pytest.mark.parametrize("at_end", [False, True])
 def test_reads_and_writes_stay_within_their_arrays(isa: str, at_end: bool) -> None:
-    for name in ("plain", "few_outputs", "depthwise", "strides", "dilation_and_stride", "deep", "one_axis"):
+    for name in ("plain", "few_outputs", "depthwise", "strides", "dilation_and_stride", "deep", "one_axis",
+                 "kernel_of_the_padded_image", "kernel_of_the_rows", "small_images"):  # fmt: skip
         c = CASES[name]
         for channels_last in (False, True):
             arrays = [np.moveaxis(a, 1, -1).copy() if channels_last and a.ndim > 1 and i in (0, 3) else a
@@ -365,7 +375,7 @@ def test_poison_reaches_what_depends_on_it(isa: str, outputs: int, poison: float
 
 
 @pytest.mark.parametrize("name", ["relu", "tanh", "sigmoid", "softplus"])
-@pytest.mark.parametrize("size", ["few_outputs", "same"])
+@pytest.mark.parametrize("size", ["few_outputs", "same", "dilation_over_the_image"])
 def test_fused_activation(isa: str, name: str, size: str) -> None:
     c = CASES[size]
     x, w, b, dy = draw(c, np.float32)

@@ -12,20 +12,38 @@
 namespace rg {
 namespace {
 
-// to[n][t][gy][gx] = sum over channels f and taps of w[t][f][tap] * from[n][f][gy * step_y + tap.y][gx * step_x +
+// A row of a result: a channel of a group, or some pixels of it. Where its weights and its pixels begin.
+struct ResultRow {
+    int64_t channel, weight, to;
+};
+
+// to[n][row][gy][gx] = sum over channels f and taps of w[row][f][tap] * from[n][f][gy * step_y + tap.y][gx * step_x +
 // tap.x] for a grid of pixels: a convolution, or its gradient for the input pixels that are a stride apart.
 template <class A>
 struct Pass {
     int64_t samples, groups, from_channels, to_channels;  // channels of one group
     PatchGrid<A> grid;
     const A* weights;
-    int64_t w_group, w_to, w_from;
+    int64_t w_group, w_from;
+    std::vector<ResultRow> rows;
     ConvImages<A> to;
     ConvEnd<A> end;
 
+    int64_t to_group() const { return to_channels * to.c; }
+    // From each row to the next in memory, if it is the same for all.
+    bool rows_apart(int64_t* distance) const {
+        *distance = rows.size() > 1 ? rows[1].to - rows[0].to : 0;
+        for (size_t r = 1; r < rows.size(); ++r) {
+            if (rows[r].to - rows[r - 1].to != *distance) return false;
+        }
+        return true;
+    }
+    A bias(int64_t group, const ResultRow& row) const {
+        return end.bias ? end.bias[group * to_channels + row.channel] : A(0);
+    }
     int64_t depth() const { return from_channels * int64_t(grid.taps.size()); }
     double flops() const {
-        return 2.0 * double(samples * groups) * double(to_channels) * double(grid.pixels()) *
+        return 2.0 * double(samples * groups) * double(rows.size()) * double(grid.pixels()) *
                double(std::max<int64_t>(1, depth()));
     }
     std::vector<int64_t> weight_offsets() const {
@@ -42,15 +60,15 @@ struct PackedWeights {
     Buffer weights, biases;
 };
 
-// Calls visit(channel, pixel - first, count, where they are) for pixels `first` to `last` of some channels of a result,
-// counted over all samples, row by row.
-template <class T, class Visit>
-void for_pixels(const ConvImages<T>& images, T* image, int64_t channels, int64_t pixels, int64_t width, int64_t first,
-                int64_t last, const Visit& visit) {
+// Calls visit(row, pixel - first, count, where they are) for pixels `first` to `last` of a group's result, counted over
+// all samples, those of one line of the grid at a time.
+template <class A, class Visit>
+void for_pixels(const Pass<A>& pass, int64_t group, int64_t first, int64_t last, const Visit& visit) {
+    const int64_t pixels = pass.grid.pixels(), width = pass.grid.width;
     for (int64_t p = first; p < last;) {
         const int64_t n = p / pixels, y = p % pixels / width, x = p % width, count = std::min(width - x, last - p);
-        T* const row = image + n * images.n + y * images.y + x * images.x;
-        for (int64_t c = 0; c < channels; ++c) visit(c, p - first, count, row + c * images.c);
+        A* const line = pass.to.data + group * pass.to_group() + n * pass.to.n + y * pass.to.y + x * pass.to.x;
+        for (size_t r = 0; r < pass.rows.size(); ++r) visit(int64_t(r), p - first, count, line + pass.rows[r].to);
         p += count;
     }
 }
@@ -64,63 +82,71 @@ void copy_pixels(const A* from, int64_t from_step, int64_t count, A* to, int64_t
     }
 }
 
-// Runs a pass as products: the weights of all channels times the patches of a chunk of pixels, a tile's width at a
-// time.
+// Packs the weights of all groups as rows of tiles: [group][depth / kPanel][row][kPanel], `stride` apart.
+template <class A>
+void pack_weights(const Pass<A>& pass, const Workers& workers, int64_t stride, A* weights) {
+    const int64_t depth = pass.depth(), deep = ceil_div(depth, kPanel<A>);
+    const std::vector<int64_t> from = pass.weight_offsets();
+    workers.each(pass.groups * deep, [&](int64_t item) {
+        const A* const w = pass.weights + item / deep * pass.w_group;
+        A* to = weights + item * stride;
+        const int64_t first = item % deep * kPanel<A>, units = std::min(kPanel<A>, depth - first);
+        const int64_t* const offsets = from.data() + first;
+        bool contiguous = true;
+        for (int64_t u = 1; u < units; ++u) contiguous = contiguous && offsets[u] == offsets[0] + u;
+        for (const ResultRow& row : pass.rows) {
+            if (contiguous) {
+                copy_pixels(w + row.weight + offsets[0], 1, units, to, 1);
+            } else {
+                for (int64_t u = 0; u < units; ++u) to[u] = w[row.weight + offsets[u]];
+            }
+            to += kPanel<A>;
+        }
+    });
+}
+
+// Runs a pass as products: the weights of all rows times the patches of a chunk of pixels, a few panels at a time.
 template <class A>
 void run_products(const Pass<A>& pass, int threads) {
     const KernelTable& table = kernel_table();
     const ProductKernels<A>& products = table.product.of<A>();
     const PatchGrid<A>& grid = pass.grid;
-    const int64_t depth = pass.depth(), rows = pass.to_channels, pixels = grid.pixels(), all = pass.samples * pixels;
-    const int64_t taken = pass.groups * all;
+    const int64_t depth = pass.depth(), rows = int64_t(pass.rows.size());
+    const int64_t pixels = grid.pixels(), all = pass.samples * pixels, taken = pass.groups * all;
     const Workers workers(cost::kFlop * pass.flops() + cost::kElement * double(taken) * double(rows) +
                               cost::kCopy * double(taken) * double(depth),
                           threads);
 
-    // A chunk's results take a quarter of the second-level cache, beside the weights: every run of the depth adds to
-    // them.
-    // Patches are packed a few panels at a time, in whole tiles: into the first-level cache, or little more.
+    // The results of a chunk, to which every run of the depth adds, take a quarter of the second-level cache, as do the
+    // places of its patches. Patches are packed a few panels at a time, in whole tiles: into the first-level cache, or
+    // little more.
     const int64_t at_once = products.panels_at_once(rows), wide = ceil_div(4, at_once) * at_once;
-    const int64_t panels = ceil_div(all, kPanel<A>);
-    const int64_t near = near_cache_bytes() / 4 / (rows * kPanel<A> * int64_t(sizeof(A)));
-    const int64_t wanted = ceil_div(panels * pass.groups, 4 * workers.threads());
-    const int64_t chunk_panels = std::max<int64_t>(1, std::min(near, wanted) / wide) * wide;
-    const int64_t chunk = chunk_panels * kPanel<A>, chunks = ceil_div(all, chunk), step = wide * kPanel<A>;
+    const int64_t panel_bytes = std::max(rows * kPanel<A> * int64_t(sizeof(A)), Patches<A>::run_bytes(grid));
+    const int64_t near = near_cache_bytes() / 4 / panel_bytes;
+    const int64_t wanted = ceil_div(ceil_div(all, kPanel<A>) * pass.groups, 4 * workers.threads());
+    const int64_t step = wide * kPanel<A>, chunk = std::max<int64_t>(1, std::min(near, wanted) / wide) * step;
+    const int64_t chunks = ceil_div(all, chunk);
     const Patches<A> patches(grid, chunk);
 
-    // Weights as rows of tiles: [depth / kPanel][row][kPanel], with one row of padding to avoid cache-set conflicts.
-    const int64_t groups_deep = ceil_div(depth, kPanel<A>), group = (rows + 1) * kPanel<A>;
     PackedWeights& packed = kept_by_thread<PackedWeights>();
-    A* const weights = packed.weights.template take<A>(pass.groups * groups_deep, group);
-    const std::vector<int64_t> from = pass.weight_offsets();
-    workers.each(pass.groups * groups_deep, [&](int64_t item) {
-        const A* w = pass.weights + item / groups_deep * pass.w_group;
-        A* to = weights + item * group;
-        const int64_t first = item % groups_deep * kPanel<A>, units = std::min(kPanel<A>, depth - first);
-        const int64_t* const offsets = from.data() + first;
-        bool contiguous = true;
-        for (int64_t u = 1; u < units; ++u) contiguous = contiguous && offsets[u] == offsets[0] + u;
-        for (int64_t r = 0; r < rows; ++r, to += kPanel<A>) {
-            const A* const row = w + r * pass.w_to;
-            if (contiguous) {
-                std::copy(row + offsets[0], row + offsets[0] + units, to);
-            } else {
-                for (int64_t u = 0; u < units; ++u) to[u] = row[offsets[u]];
-            }
-        }
-    });
-    // Biases as the result that the first run adds to, the same for every tile's width.
+    const int64_t deep = ceil_div(depth, kPanel<A>);
+    const int64_t group = (rows + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
+    A* const weights = packed.weights.template take<A>(pass.groups * deep, group);
+    pack_weights(pass, workers, group, weights);
+    // Biases as a result that the first run adds to, as wide as the panels that are multiplied at a time.
     A* const biases = pass.end.bias ? packed.biases.template take<A>(pass.groups * rows, step) : nullptr;
     for (int64_t r = 0; biases && r < pass.groups * rows; ++r) {
-        std::fill(biases + r * step, biases + (r + 1) * step, pass.end.bias[r]);
+        std::fill(biases + r * step, biases + (r + 1) * step, pass.bias(r / rows, pass.rows[size_t(r % rows)]));
     }
 
-    const bool in_rows = (pass.to.x == 1 || grid.width == 1) && (pass.to.y == grid.width || grid.height == 1);
+    int64_t to_row = 0;
+    const bool in_rows = (pass.to.x == 1 || grid.width == 1) && (pass.to.y == grid.width || grid.height == 1) &&
+                         pass.rows_apart(&to_row);
     workers.each(pass.groups * chunks, [&](int64_t item) {
         const int64_t g = item / chunks, first = item % chunks * chunk, last = std::min(all, first + chunk);
         const auto located = patches.locate(table, g * pass.from_channels, pass.from_channels, first, last);
         ConvScratch& scratch = conv_scratch();
-        A* const images = pass.to.data + g * rows * pass.to.c;
+        A* const images = pass.to.data + g * pass.to_group() + pass.rows[0].to;
         A* const result = scratch.result.template take<A>(rows, chunk);
         Product<A> p = {};
         p.rows = rows;
@@ -131,7 +157,7 @@ void run_products(const Pass<A>& pass, int threads) {
         A* const panels_of_patches = scratch.patches.template take<A>(wide * p.panel_stride);
         for (int64_t k = 0; k == 0 || k < depth; k += kDepthRun) {
             p.depth = std::min(kDepthRun, depth - k);
-            p.a = weights + g * groups_deep * group + k / kPanel<A> * group;
+            p.a = weights + g * deep * group + k / kPanel<A> * group;
             for (int64_t pixel = first; pixel < last; pixel += step) {
                 p.cols = std::min(step, last - pixel);
                 for (int64_t j = 0; j * kPanel<A> < p.cols; ++j) {
@@ -139,11 +165,11 @@ void run_products(const Pass<A>& pass, int threads) {
                                  panels_of_patches + j * p.panel_stride);
                 }
                 p.panels = panels_of_patches;
-                // Pixels of two samples are not in one row: they go through memory that is.
+                // Pixels of two samples are not contiguous: they go through memory where they are.
                 const int64_t n = pixel / pixels;
                 const bool in_place = in_rows && (pixel + p.cols - 1) / pixels == n;
                 p.c = in_place ? images + n * pass.to.n + pixel % pixels : result + (pixel - first);
-                p.c_row = in_place ? pass.to.c : chunk;
+                p.c_row = in_place ? to_row : chunk;
                 if (k > 0) {
                     p.base = p.c;
                     p.base_row = p.c_row;
@@ -154,9 +180,9 @@ void run_products(const Pass<A>& pass, int threads) {
                     p.base = p.c;
                     p.base_row = p.c_row;
                     if (!in_place) {
-                        for_pixels(pass.to, images, rows, pixels, grid.width, pixel, pixel + p.cols,
-                                   [&](int64_t c, int64_t at, int64_t many, const A* old) {
-                                       copy_pixels(old, pass.to.x, many, p.c + c * chunk + at, 1);
+                        for_pixels(pass, g, pixel, pixel + p.cols,
+                                   [&](int64_t r, int64_t at, int64_t many, const A* old) {
+                                       copy_pixels(old, pass.to.x, many, p.c + r * chunk + at, 1);
                                    });
                     }
                 }
@@ -167,10 +193,9 @@ void run_products(const Pass<A>& pass, int threads) {
                     table.activation.of<A>().activate(pass.end.activation, y, p.cols, y);
                 }
                 if (!in_place) {
-                    for_pixels(pass.to, images, rows, pixels, grid.width, pixel, pixel + p.cols,
-                               [&](int64_t c, int64_t at, int64_t many, A* y) {
-                                   copy_pixels(p.c + c * chunk + at, 1, many, y, pass.to.x);
-                               });
+                    for_pixels(pass, g, pixel, pixel + p.cols, [&](int64_t r, int64_t at, int64_t many, A* y) {
+                        copy_pixels(p.c + r * chunk + at, 1, many, y, pass.to.x);
+                    });
                 }
             }
         }
@@ -191,9 +216,10 @@ void run_directly(const Pass<A>& pass, int threads) {
     const std::vector<int64_t> offsets = geometry.offsets(grid.taps, pass.from_channels);
     const std::vector<int64_t> from = pass.weight_offsets();
     std::vector<A> weights;
-    for (int64_t c = 0; c < pass.groups * pass.to_channels; ++c) {
-        const A* w = pass.weights + c / pass.to_channels * pass.w_group + c % pass.to_channels * pass.w_to;
-        for (const int64_t offset : from) weights.push_back(w[offset]);
+    for (int64_t g = 0; g < pass.groups; ++g) {
+        for (const ResultRow& row : pass.rows) {
+            for (const int64_t offset : from) weights.push_back(pass.weights[g * pass.w_group + row.weight + offset]);
+        }
     }
     const int64_t blocks = ceil_div(grid.height, step);
     const Workers workers(4 * cost::kFlop * pass.flops(), threads);
@@ -205,9 +231,9 @@ void run_directly(const Pass<A>& pass, int threads) {
         geometry.load(table, grid.from, grid.from.data + n * grid.from.n + g * pass.from_channels * grid.from.c,
                       pass.from_channels, grid.from_height, grid.from_width, top, rows, band);
         A* const copy = in_place ? nullptr : conv_scratch().result.template take<A>(rows, grid.width);
-        for (int64_t t = 0; t < pass.to_channels; ++t) {
-            const int64_t channel = g * pass.to_channels + t;
-            A* const to = pass.to.data + n * pass.to.n + channel * pass.to.c + top * pass.to.y;
+        for (size_t t = 0; t < pass.rows.size(); ++t) {
+            A* const to = pass.to.data + n * pass.to.n + g * pass.to_group() + pass.rows[t].to + top * pass.to.y;
+            const A* const w = weights.data() + (g * int64_t(pass.rows.size()) + int64_t(t)) * depth;
             A* const y = in_place ? to : copy;
             const int64_t y_row = in_place ? pass.to.y : grid.width;
             const auto each_pixel = [&](const auto& visit) {
@@ -216,9 +242,8 @@ void run_directly(const Pass<A>& pass, int threads) {
                 }
             };
             if (!in_place && pass.end.accumulate) each_pixel([](A& result, A old) { result = old; });
-            table.conv.of<A>().tap_rows(band, geometry.grid_row(), offsets.data(), weights.data() + channel * depth,
-                                        depth, {rows, grid.width}, pass.end.accumulate,
-                                        pass.end.bias ? pass.end.bias[channel] : A(0), y, y_row);
+            table.conv.of<A>().tap_rows(band, geometry.grid_row(), offsets.data(), w, depth, {rows, grid.width},
+                                        pass.end.accumulate, pass.bias(g, pass.rows[t]), y, y_row);
             for (int64_t r = 0; pass.end.activation.kind != ActivationKind::identity && r < rows; ++r) {
                 table.activation.of<A>().activate(pass.end.activation, y + r * y_row, grid.width, y + r * y_row);
             }
@@ -229,9 +254,9 @@ void run_directly(const Pass<A>& pass, int threads) {
 
 template <class A>
 void run_pass(Pass<A> pass, int threads) {
-    if (pass.samples == 0 || pass.groups == 0 || pass.to_channels == 0 || pass.grid.pixels() == 0) return;
+    if (pass.samples == 0 || pass.groups == 0 || pass.rows.empty() || pass.grid.pixels() == 0) return;
     if (pass.grid.is_flat() && (pass.to.y == pass.grid.width * pass.to.x || pass.grid.height == 1)) pass.grid.flatten();
-    pass.to_channels <= kFewChannels ? run_directly(pass, threads) : run_products(pass, threads);
+    int64_t(pass.rows.size()) <= kFewChannels ? run_directly(pass, threads) : run_products(pass, threads);
 }
 
 // The pixel of dy that input pixel `first` and those a stride apart read through tap k, if any: first = pixel * stride
@@ -242,43 +267,81 @@ bool reads(const ConvAxis& axis, int64_t first, int64_t k, int64_t* pixel) {
     return distance % axis.stride == 0 && reaches(*pixel, ceil_div(axis.input - first, axis.stride), 1, axis.output);
 }
 
+// Where a tap's weight is, and the input pixel that it reads.
+struct Place {
+    int64_t weight, pixel;
+};
+
+// If an axis has one output pixel only, each of its taps reads another input pixel. These become rows of the result, so
+// that nothing is multiplied by the padding of dy, and one pixel remains of the axis.
+std::vector<Place> take_lone_taps(int64_t w_stride, int64_t stride, ConvAxis* axis) {
+    if (axis->output != 1) return {{0, 0}};
+    std::vector<Place> places;
+    for (int64_t k = 0; k < axis->kernel; ++k) {
+        const int64_t pixel = k * axis->dilation - axis->before;
+        if (pixel >= 0 && pixel < axis->input) places.push_back({k * w_stride, pixel * stride});
+    }
+    *axis = {1, 1, 1};
+    return places;
+}
+
 }  // namespace
 
 template <class A>
 void conv_forward(const ConvShape& shape, const ConvImages<const A>& x, const ConvWeights<const A>& w,
                   const ConvEnd<A>& end, int threads, const ConvImages<A>& y) {
     const PatchGrid<A> grid = forward_grid(shape, x, w);
-    run_pass<A>(
-        {shape.samples, shape.groups, shape.inputs, shape.outputs, grid, w.data, shape.outputs * w.o, w.o, w.i, y, end},
-        threads);
+    std::vector<ResultRow> rows;
+    for (int64_t o = 0; o < shape.outputs; ++o) rows.push_back({o, o * w.o, o * y.c});
+    run_pass<A>({shape.samples, shape.groups, shape.inputs, shape.outputs, grid, w.data, shape.outputs * w.o, w.i, rows,
+                 y, end},
+                threads);
 }
 
 template <class A>
 void conv_input(const ConvShape& shape, const ConvImages<const A>& dy, const ConvWeights<const A>& w,
                 const ConvEnd<A>& end, int threads, const ConvImages<A>& dx) {
+    const auto run = [&](const PatchGrid<A>& grid, const std::vector<ResultRow>& rows, const ConvImages<A>& to) {
+        run_pass<A>({shape.samples, shape.groups, shape.outputs, shape.inputs, grid, w.data, shape.outputs * w.o, w.o,
+                     rows, to, end},
+                    threads);
+    };
+    ConvAxis down = shape.y, across = shape.x;
+    const std::vector<Place> in_y = take_lone_taps(w.y, dx.y, &down), in_x = take_lone_taps(w.x, dx.x, &across);
+    std::vector<ResultRow> channels, rows;
+    for (int64_t i = 0; i < shape.inputs; ++i) {
+        channels.push_back({i, i * w.i, i * dx.c});
+        for (const Place& y : in_y) {
+            for (const Place& x : in_x) {
+                rows.push_back({i, i * w.i + y.weight + x.weight, i * dx.c + y.pixel + x.pixel});
+            }
+        }
+    }
+    // Pixels that no tap reads: all are written as if there were no taps, and then those that some tap reads.
+    const int64_t read = int64_t(in_y.size() * in_x.size()) * down.input * across.input;
+    if (read < shape.y.input * shape.x.input && !end.accumulate) {
+        run({dy, shape.y.output, shape.x.output, 1, 1, {}, shape.y.input, shape.x.input}, channels, dx);
+    }
+
     // Input pixels that are a stride apart read dy through the same taps.
-    const int64_t step_y = std::min(shape.y.stride, shape.y.input), step_x = std::min(shape.x.stride, shape.x.input);
+    const int64_t step_y = std::min(down.stride, down.input), step_x = std::min(across.stride, across.input);
     for (int64_t y = 0; y < step_y; ++y) {
         for (int64_t x = 0; x < step_x; ++x) {
             PatchGrid<A> grid = {dy,
-                                 shape.y.output,
-                                 shape.x.output,
+                                 down.output,
+                                 across.output,
                                  1,
                                  1,
                                  {},
-                                 ceil_div(shape.y.input - y, shape.y.stride),
-                                 ceil_div(shape.x.input - x, shape.x.stride)};
-            for (int64_t ky = 0; ky < shape.y.kernel; ++ky) {
-                for (int64_t kx = 0; kx < shape.x.kernel; ++kx) {
+                                 ceil_div(down.input - y, down.stride),
+                                 ceil_div(across.input - x, across.stride)};
+            for (int64_t ky = 0; ky < down.kernel; ++ky) {
+                for (int64_t kx = 0; kx < across.kernel; ++kx) {
                     Tap tap = {0, 0, ky * w.y + kx * w.x};
-                    const bool down = reads(shape.y, y, ky, &tap.y), across = reads(shape.x, x, kx, &tap.x);
-                    if (down && across) grid.taps.push_back(tap);
+                    if (reads(down, y, ky, &tap.y) && reads(across, x, kx, &tap.x)) grid.taps.push_back(tap);
                 }
             }
-            const ConvImages<A> to = {dx.data + y * dx.y + x * dx.x, dx.n, dx.c, dx.y * step_y, dx.x * step_x};
-            run_pass<A>({shape.samples, shape.groups, shape.outputs, shape.inputs, grid, w.data, shape.outputs * w.o,
-                         w.i, w.o, to, end},
-                        threads);
+            run(grid, rows, {dx.data + y * dx.y + x * dx.x, dx.n, dx.c, dx.y * step_y, dx.x * step_x});
         }
     }
 }

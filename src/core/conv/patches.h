@@ -205,10 +205,15 @@ public:
     Patches(const PatchGrid<A>& grid, int64_t chunk)
         : grid_(grid),
           in_place_((grid.from.x == 1 && grid.step_x == 1) || grid.width == 1),
-          most_runs_(std::min(kPanel<A>, (kPanel<A> - 2) / grid.width + 2)),
+          most_runs_(most_runs(grid)),
           band_(in_place_ ? Band<A>()
                           : Band<A>(grid.taps, grid.step_y, grid.step_x, grid.width,
                                     std::min(grid.height, (chunk + grid.width - 2) / grid.width + 1))) {}
+
+    // Memory for the runs of a panel.
+    static int64_t run_bytes(const PatchGrid<A>& grid) {
+        return int64_t(grid.taps.size()) * most_runs(grid) * int64_t(sizeof(PatchRun));
+    }
 
     // Where the patches of a chunk are, in this thread's scratch memory.
     struct Chunk {
@@ -264,14 +269,17 @@ public:
             counts[panel] = count;
             PatchRun* run = runs + panel * panel_runs;
             for (const Tap& tap : grid_.taps) {
-                for (int64_t i = 0; i < count; ++i, ++run)
+                for (int64_t i = 0; i < count; ++i, ++run) {
                     *run = in_place_ ? in_image(rows[i], tap) : in_band(rows[i], tap);
+                }
             }
         }
         return {in_place_ ? image : bands, in_place_ ? grid_.from.c : band_.plane(), taps, runs, panel_runs, counts};
     }
 
 private:
+    // A panel can begin and end within a row of the grid.
+    static int64_t most_runs(const PatchGrid<A>& grid) { return std::min(kPanel<A>, (kPanel<A> - 2) / grid.width + 2); }
     // Pixels of a panel in one row of the grid.
     struct Row {
         int64_t sample;  // where its sample begins

@@ -316,6 +316,8 @@ struct Lanes {
 };
 template <class A>
 RG_INLINE Vec<A> load_lanes(const A* p, Lanes<A> lanes, Vec<A> rest) {
+    if (lanes.bits == 0) return rest;
+    if (lanes.bits == (uint32_t(1) << kLanes<A>)-1) return load(p);
     A values[kLanes<A>];
     store(values, rest);
     for (int i = 0; i < kLanes<A>; ++i) {

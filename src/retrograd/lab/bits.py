@@ -326,6 +326,8 @@ def _convolutions(dtype: Any) -> Results:
     yield from run("depthwise", _data((3, 9, 14, 14), dtype, 7), _data((9, 1, 3, 3), dtype, 8), padding=1, groups=9)
     yield from run("pointwise", _data((3, 70, 7, 9), dtype, 9), _data((40, 70, 1, 1), dtype, 10))
     yield from run("long", _data((1, 3, 5003), dtype, 11), _data((6, 3, 7), dtype, 12), stride=2, padding=3)
+    yield from run("small images", _data((37, 5, 3, 2), dtype, 14), w, padding=1)
+    yield from run("kernel of the image", _data((19, 3, 7, 5), dtype, 15), _data((40, 3, 7, 5), dtype, 16))
     small = _data((2, 9, 8, 9), dtype, 13)
     yield from run("", small, w, transposed=True, stride=(2, 3), padding=1, output_padding=1)
     yield from run("few outputs", small, w[:, :2], transposed=True, dilation=2)
