@@ -491,8 +491,7 @@ def update_running(
     with np.errstate(all="ignore"):  # infinities and NaN propagate without warnings
         for array, batch in zip(running, (mean, var), strict=True):
             # Computed in float64, so that it is rounded only once.
-            kept = np.multiply(array, update.keep, dtype=np.float64)
-            np.add(kept, (1.0 - update.keep) * batch, out=array, casting="same_kind")
+            array[...] = update.keep * array.astype(np.float64, copy=False) + (1.0 - update.keep) * batch
 
 
 # ---- backward -------------------------------------------------------------------------------------------------------
