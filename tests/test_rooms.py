@@ -49,7 +49,9 @@ ROOMS: dict[str, set[str]] = {
     "lab/bounds": {"lab/cases", "numpy"},
     "lab/verify": {"_core", "ops", "lab", "lab/reference", "lab/cases", "lab/bounds", "numpy"},
     "lab/bits": {"_core", "ops", "retrograd", "lab/cases", "lab/verify", "numpy"},
-    "lab/bench": {"_core", "ops", "bnns", "mps", "nn", "retrograd", "lab/cases", "lab/verify", "numpy", "torch"},
+    "lab/bench": {
+        *("_core", "ops", "bnns", "mps", "nn", "retrograd", "lab/cases", "lab/verify", "numpy", "torch", "jax"),
+    },
     "cli": {
         "_core",
         "ops",

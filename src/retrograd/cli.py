@@ -157,6 +157,10 @@ def _parser() -> argparse.ArgumentParser:
         "backward of a small layer in a chain; 'added µs' is what it takes longer than the array functions, and "
         "'autograd µs' is the time of layers with the same parameters that compute nothing. "
     )
+    jax = (
+        "Rows named jax_* are forward and backward of a layer of retrograd.jax under jit, alternating with the array "
+        "functions; 'added µs' is what JAX adds. "
+    )
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
@@ -165,11 +169,12 @@ def _parser() -> argparse.ArgumentParser:
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
         ("torch", ["torch"], "PyTorch models with retrograd's layers", torch),
+        ("jax", ["jax"], "layers under JAX's jit", jax),
         (
             "all",
-            ["norm", "lstm", "conv", "products", "apple", "train", "torch"],
+            ["norm", "lstm", "conv", "products", "apple", "train", "torch", "jax"],
             "every suite",
-            method + norm + lstm + conv + products + apple + train + torch,
+            method + norm + lstm + conv + products + apple + train + torch + jax,
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
@@ -507,7 +512,7 @@ def _bench(options: argparse.Namespace) -> int:
         columns += [_Column("of peak", 7)]
     if "lstm" in options.suites:
         columns += [_Column("over plain", 10)]
-    if {"apple", "torch"} & set(options.suites):
+    if {"apple", "torch", "jax"} & set(options.suites):
         columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
     if "torch" in options.suites:
         columns += [_Column("autograd µs", 11)]

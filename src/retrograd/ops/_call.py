@@ -32,7 +32,14 @@ def public(function: _Function) -> _Function:
             if not has_foreign(arguments) and not has_foreign(options):
                 _add_name(function, error)
                 raise
-        return call_with_views(call, function, arguments, options)
+            refusal = str(error)
+        try:
+            return call_with_views(call, function, arguments, options)
+        except TypeError as error:
+            refusal = f"{function.__qualname__}: {refusal}"
+            if str(error) == f"{refusal.rpartition(', not ')[0]}, not ndarray":  # the type of the view
+                error.args = (refusal,)
+            raise
 
     return cast(_Function, call)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 
 import retrograd
 
-from .timing import Contest, Machine, Stepper, import_torch, library_threads, wake_workers
+from .timing import Contest, Machine, Stepper, WholeSteps, import_torch, library_threads
 
 __all__ = [
     "DROP_IN_CASES",
@@ -34,8 +33,6 @@ __all__ = [
 _CHECKED_STEPS: Final = 4
 _TOLERANCE: Final = 1e-4  # relative, of a loss: after a few updates, with another order of summation
 _LAYERS: Final = 16  # of a chain
-
-clock = time.perf_counter
 
 
 class DropIn(NamedTuple):
@@ -205,21 +202,6 @@ def make_drop_in(case: DropInCase) -> Any:
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-class _Steps:
-    """Times a function that is run once per step, of `parts` equal parts."""
-
-    def __init__(self, name: str, run: Callable[[], object], threads: int, parts: int = 1) -> None:
-        self.name, self._run, self._threads, self._parts = name, run, threads, parts
-
-    def wake(self) -> None:
-        wake_workers(self._threads)
-
-    def step(self) -> tuple[float]:
-        start = clock()
-        self._run()
-        return ((clock() - start) / self._parts,)
-
-
 def _chain_step(torch: Any, chain: _Chain, make: Callable[[], Any]) -> Callable[[], object]:
     """Forward and backward through a chain of layers, so that what autograd costs per pass is shared by many."""
     layers = [make() for _ in range(_LAYERS)]
@@ -295,11 +277,11 @@ def drop_in_contest(
             "torch": _chain_step(torch, made, lambda: made.make(torch.nn)),
             "autograd": _chain_step(torch, made, lambda: empty(made.make(torch.nn))),
         }
-        slots = [[_Steps(name, run, threads, _LAYERS)] for name, run in chains.items()]
+        slots = [[WholeSteps(name, run, threads, _LAYERS)] for name, run in chains.items()]
     else:
         replaced, plain = _replaced(made, case.fuse), copy.deepcopy(made.model)
         slots = [
-            [_Steps("retrograd", train_drop_in(torch, made, replaced), threads)],
-            [_Steps("torch", train_drop_in(torch, made, plain), threads)],
+            [WholeSteps("retrograd", train_drop_in(torch, made, replaced), threads)],
+            [WholeSteps("torch", train_drop_in(torch, made, plain), threads)],
         ]
     return Contest(slots, None, [], ("step",))

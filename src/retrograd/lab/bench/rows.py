@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fnmatch
+import importlib.util
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TextIO
@@ -24,6 +25,7 @@ from .apple import APPLE_CASES, apple_contest, apple_failures
 from .conv import CONV_CASES
 from .drop_in import DROP_IN_CASES, drop_in_contest, drop_in_failures, make_drop_in
 from .images import image_contest, image_failures
+from .jax_layers import JAX_CASES, jax_contest, jax_failures, make_jax_layer
 from .levels import restrictions
 from .lstm import lstm_contest, lstm_failures
 from .norm import norm_contest, norm_failures
@@ -122,7 +124,7 @@ class _Suite(NamedTuple):
     contest: Callable[[Any, Any, int, Machine, contextlib.ExitStack], Contest]
     overhead: Callable[[str], bool]  # whether a function belongs to this suite
     against_torch: bool = True
-    needs_torch: bool = False
+    needs: str | None = None  # a package without which there is nothing to time
 
 
 SUITES: Final[Mapping[str, _Suite]] = {
@@ -176,7 +178,16 @@ SUITES: Final[Mapping[str, _Suite]] = {
         drop_in_failures,
         drop_in_contest,
         lambda name: False,
-        needs_torch=True,
+        needs="torch",
+    ),
+    "jax": _Suite(
+        JAX_CASES,
+        make_jax_layer,
+        jax_failures,
+        jax_contest,
+        lambda name: False,
+        against_torch=False,
+        needs="jax",
     ),
 }
 
@@ -218,8 +229,8 @@ def bench_rows(
                 started(case.name)
             if suite.against_torch:
                 machine = machine._replace(torch=import_torch())
-            if suite.needs_torch and machine.torch is None:
-                yield BenchResult(case.name, 0, (), notes=("not timed, because PyTorch is not installed",))
+            if suite.needs is not None and importlib.util.find_spec(suite.needs) is None:
+                yield BenchResult(case.name, 0, (), notes=(f"not timed, because {suite.needs} is not installed",))
                 continue
             failures = tuple(suite.failures(case, machine.isa, options.threads))
             data = suite.make_data(case)

@@ -193,6 +193,21 @@ def wake_workers(threads: int) -> None:
     retrograd.batch_norm_statistics(_LARGE, num_threads=threads)
 
 
+class WholeSteps:
+    """Times a function that is run once per step, of `parts` equal parts."""
+
+    def __init__(self, name: str, run: Callable[[], object], threads: int, parts: int = 1) -> None:
+        self.name, self._run, self._threads, self._parts = name, run, threads, parts
+
+    def wake(self) -> None:
+        wake_workers(self._threads)
+
+    def step(self) -> tuple[float]:
+        start = clock()
+        self._run()
+        return ((clock() - start) / self._parts,)
+
+
 class Contest(NamedTuple):
     """The implementations that are timed for a row, retrograd's first. Those in one slot share its turn."""
 
