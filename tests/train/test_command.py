@@ -34,11 +34,12 @@ def charts() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _no_charts(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Commands of other tests do not find matplotlib, whose import takes longer than what they compute."""
     if "charts" not in request.fixturenames:
-        hidden = tmp_path / "hidden" / "matplotlib.py"
-        hidden.parent.mkdir()
+        hidden = tmp_path_factory.mktemp("hidden") / "matplotlib.py"
         hidden.write_text("raise ImportError(__name__)")
         monkeypatch.setenv("PYTHONPATH", str(hidden.parent), prepend=os.pathsep)
 

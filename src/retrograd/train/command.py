@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import dataclasses
 import io
@@ -327,6 +328,7 @@ def _print_anything() -> None:
     """Print characters that the output's encoding lacks as escapes, and nothing if the output is closed."""
     if sys.stdout is None:  # closed, as by >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process exits)
+        atexit.register(sys.stdout.close)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
