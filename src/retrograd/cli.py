@@ -548,7 +548,8 @@ def _bench(options: argparse.Namespace) -> int:
                 words = [result.name, "WRONG", str(result.threads)]
                 report.row(words + [""] * (len(columns) - len(words)), good=False)
             for note in result.notes:
-                report.note(f"{result.name}, threads {result.threads}: {note}")
+                threads = f", threads {result.threads}" if result.threads else ""
+                report.note(f"{result.name}{threads}: {note}")
         conditions = [bench.cpu_model(), bench.cache_sizes(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
         if bench.torch_takes_part(options.suites, options.rows):
             torch = bench.torch_version()
