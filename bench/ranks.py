@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import csv
 import fcntl
+import functools
 import heapq
 import json
 import os
@@ -26,7 +27,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -180,6 +181,15 @@ def add(rounds: int) -> None:
             print(json.dumps([size, float(np.median(times[2:]))]), flush=True)
 
 
+def seconds_of_backward(x: np.ndarray, target: np.ndarray, shard: Any) -> float:
+    """Forward and backward of a shard of the batch."""
+    part, share = shard.part(len(x)), shard.share(len(x))
+    shard.loss.forward(shard.model.forward(x[part]), target[part])
+    start = time.perf_counter()
+    shard.model.backward(shard.loss.backward(share))
+    return time.perf_counter() - start
+
+
 def train(rounds: int) -> None:
     """Time training steps without and with overlap, in turns; rank 0 prints the medians."""
     from retrograd import distributed, nn
@@ -193,20 +203,12 @@ def train(rounds: int) -> None:
     ]
     for batch in BATCHES:
         x, target = rng.standard_normal((2, batch, WIDTH), dtype=np.float32)
-
-        def work(shard: distributed.Shard[nn.Sequential]) -> float:
-            part, share = shard.part(len(x)), shard.share(len(x))  # noqa: B023
-            shard.loss.forward(shard.model.forward(x[part]), target[part])  # noqa: B023
-            start = time.perf_counter()
-            shard.model.backward(shard.loss.backward(share))
-            return time.perf_counter() - start
-
         times = []
         for _ in range(rounds + 2):
             for model in models:
                 group.run(lambda _: None)  # a barrier
                 start = time.perf_counter()
-                backward = max(model.run(work))
+                backward = max(model.run(functools.partial(seconds_of_backward, x, target)))
                 times.append((time.perf_counter() - start, backward))
         plain, overlapped = np.median(times[4::2], axis=0), np.median(times[5::2], axis=0)
         if group.rank == 0:

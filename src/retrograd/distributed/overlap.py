@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from .. import nn
@@ -25,7 +26,7 @@ class _Bucket(NamedTuple):
 
 
 class EarlySums:
-    """Adds the gradients of all shards in a thread of its own, bucket by bucket, from the last layers to the first.
+    """Inside ``with``: adds the gradients of all shards in a thread, bucket by bucket, from the last layers on.
 
     `flat` and `total` have one item per dtype: the gradients of each shard of this rank, and the array for their sum.
     Every rank adds all buckets in the same order, even after a failure, so that no rank waits in vain for another.
@@ -66,28 +67,27 @@ class EarlySums:
             self._waiting[shard].difference_update(modules)
             self._changed.notify()
 
-    def start(self) -> None:
+    def __enter__(self) -> None:
         """Begin to wait for the gradients of all shards of this rank."""
         for waiting in self._waiting:
             waiting.update(self._all)
         self._sums = self._pool.submit(self._add)
 
-    def end_shard(self, shard: int) -> None:
-        """Do not wait any longer for modules of this shard: the others had no backward, or it failed."""
-        self._complete(shard, self._all)
-
-    def wait(self) -> None:
-        """Wait for the last sum."""
+    def __exit__(self, *_: object) -> None:
+        """Wait for the last sum, but no longer for modules: those left had no backward, or it failed."""
         assert self._sums is not None
         for shard in range(len(self._waiting)):
-            self.end_shard(shard)
+            self._complete(shard, self._all)
         self._sums.result()
 
     def _add(self) -> None:
         for dtype, elements, modules in self._buckets:
             with self._changed:
-                self._changed.wait_for(lambda: all(map(modules.isdisjoint, self._waiting)))  # noqa: B023
+                self._changed.wait_for(partial(self._are_complete, modules))
             self._group.sum([shard[elements] for shard in self._flat[dtype]], self._total[dtype][elements])
+
+    def _are_complete(self, modules: frozenset[int]) -> bool:
+        return all(map(modules.isdisjoint, self._waiting))
 
 
 def _buckets(model: nn.Module, total: Sequence[Array]) -> Iterator[_Bucket]:

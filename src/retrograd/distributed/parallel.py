@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable
@@ -104,21 +105,11 @@ class DataParallel(Generic[_M]):
             self._prepare(shard)
 
         def run(index: int) -> tuple[_T, dict[str, Array] | None]:
-            at = index - self.group.local.start
-            shard = self._shards[at]
-            try:
-                return work(shard), shard.model.buffers() if index == 0 else None
-            finally:
-                if self._early is not None:
-                    self._early.end_shard(at)
+            shard = self._shards[index - self.group.local.start]
+            return work(shard), shard.model.buffers() if index == 0 else None
 
-        if self._early is not None:
-            self._early.start()
-        try:
+        with self._early or contextlib.nullcontext():
             results = self.group.run(run)
-        finally:
-            if self._early is not None:
-                self._early.wait()
         buffers = results[0][1]
         assert buffers is not None
         for name, buffer in self.model.buffers().items():

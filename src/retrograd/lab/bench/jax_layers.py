@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,24 +36,17 @@ class JaxCase(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _batch_norm(layers: Any, draw: Callable[..., Array], shape: tuple[int, ...]) -> JaxLayer:
-    arrays, dy = (draw(*shape), draw(shape[1]), draw(shape[1])), draw(*shape)
+def _norm(layers: Any, draw: Callable[..., Array], shape: tuple[int, ...], kind: str) -> JaxLayer:
+    channels = shape[1] if kind == "batch" else shape[-1]
+    arrays, dy = (draw(*shape), draw(channels), draw(channels)), draw(*shape)
+    forward, backward = (getattr(retrograd, f"{kind}_norm_{pass_}") for pass_ in ("forward", "backward"))
 
     def step() -> list[Any]:
-        y, cache = retrograd.batch_norm_forward(*arrays)
-        return [y, *retrograd.batch_norm_backward(dy, cache)]
+        y, cache = forward(*arrays)
+        return [y, *backward(dy, cache)]
 
-    return JaxLayer(arrays, dy, step, lambda *given: layers.batch_norm(*given).y)
-
-
-def _layer_norm(layers: Any, draw: Callable[..., Array], shape: tuple[int, ...]) -> JaxLayer:
-    arrays, dy = (draw(*shape), draw(shape[-1]), draw(shape[-1])), draw(*shape)
-
-    def step() -> list[Any]:
-        y, cache = retrograd.layer_norm_forward(*arrays)
-        return [y, *retrograd.layer_norm_backward(dy, cache)]
-
-    return JaxLayer(arrays, dy, step, layers.layer_norm)
+    jitted = layers.layer_norm if kind == "layer" else lambda *given: layers.batch_norm(*given).y
+    return JaxLayer(arrays, dy, step, jitted)
 
 
 def _linear(layers: Any, draw: Callable[..., Array], shape: tuple[int, ...]) -> JaxLayer:
@@ -82,10 +76,10 @@ def _lstm(layers: Any, draw: Callable[..., Array], shape: tuple[int, ...]) -> Ja
 
 
 JAX_CASES: Final = (
-    JaxCase("jax_batch_norm_n16c64h28w28", _batch_norm, (16, 64, 28, 28)),
-    JaxCase("jax_batch_norm_n32c64h56w56", _batch_norm, (32, 64, 56, 56)),
-    JaxCase("jax_layer_norm_n1024c1024", _layer_norm, (1024, 1024)),
-    JaxCase("jax_layer_norm_n4096c768", _layer_norm, (4096, 768)),
+    JaxCase("jax_batch_norm_n16c64h28w28", partial(_norm, kind="batch"), (16, 64, 28, 28)),
+    JaxCase("jax_batch_norm_n32c64h56w56", partial(_norm, kind="batch"), (32, 64, 56, 56)),
+    JaxCase("jax_layer_norm_n1024c1024", partial(_norm, kind="layer"), (1024, 1024)),
+    JaxCase("jax_layer_norm_n4096c768", partial(_norm, kind="layer"), (4096, 768)),
     JaxCase("jax_linear_n1024i512o512", _linear, (1024, 512, 512)),
     JaxCase("jax_lstm_t50n32i128h128", _lstm, (50, 32, 128, 128)),
 )
