@@ -13,6 +13,7 @@ void bind_lstm(nanobind::module_& module);
 void bind_norm(nanobind::module_& module);
 void bind_optimizer(nanobind::module_& module);
 void bind_pooling(nanobind::module_& module);
+void bind_program(nanobind::module_& module);
 void bind_xla(nanobind::module_& module);
 
 }  // namespace rg::bind

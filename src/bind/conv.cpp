@@ -61,6 +61,49 @@ ConvEnd<A> end_of(int kind, double alpha, double beta, const View& b, bool accum
     return {static_cast<const A*>(b.data()), {static_cast<ActivationKind>(kind), alpha, beta}, accumulate};
 }
 
+// The arguments of the drivers.
+template <class A>
+struct ConvCall {
+    ConvShape shape;
+    ConvImages<const A> from;
+    ConvWeights<const A> w;
+    ConvEnd<A> end;
+    int threads;
+    ConvImages<A> to;
+};
+template <class A>
+void run_conv_forward(const ConvCall<A>& c) {
+    conv_forward<A>(c.shape, c.from, c.w, c.end, c.threads, c.to);
+}
+template <class A>
+void run_conv_input(const ConvCall<A>& c) {
+    conv_input<A>(c.shape, c.from, c.w, c.end, c.threads, c.to);
+}
+template <class A>
+struct ConvWeightsCall {
+    ConvShape shape;
+    ConvImages<const A> x, dy;
+    bool accumulate;
+    int threads;
+    ConvWeights<A> dw;
+};
+template <class A>
+void run_conv_weights(const ConvWeightsCall<A>& c) {
+    rg::conv_weights<A>(c.shape, c.x, c.dy, c.accumulate, c.threads, c.dw);
+}
+template <class A>
+struct ChannelSumsCall {
+    ConvImages<const A> images;
+    int64_t extent[4];
+    int threads;
+    A* sums;
+    bool accumulate;
+};
+template <class A>
+void run_channel_sums(const ChannelSumsCall<A>& c) {
+    rg::channel_sums<A>(c.images, c.extent[0], c.extent[1], c.extent[2], c.extent[3], c.accumulate, c.threads, c.sums);
+}
+
 // `transposed`: from the output to the input, which is the gradient of the input, or a transposed convolution.
 Outcome convolve(bool f64, bool transposed, int kind, double alpha, double beta, nb::handle from_array,
                  nb::handle w_array, nb::handle b_array, nb::handle to_array, const Geometry& geometry, bool accumulate,
@@ -75,13 +118,11 @@ Outcome convolve(bool f64, bool transposed, int kind, double alpha, double beta,
     if (call.refused()) return call.refusal();
     const auto run = [&](auto zero) {
         using A = decltype(zero);
-        const ConvEnd<A> end = end_of<A>(kind, alpha, beta, b, accumulate);
-        transposed
-            ? conv_input<A>(shape, images<const A>(from), weights<const A>(w), end, threads_of(threads), images<A>(to))
-            : conv_forward<A>(shape, images<const A>(from), weights<const A>(w), end, threads_of(threads),
-                              images<A>(to));
+        ConvCall<A> conv{shape, images<const A>(from), weights<const A>(w), end_of<A>(kind, alpha, beta, b, accumulate),
+                         1,     images<A>(to)};
+        run_driver<nb::handle>(work_of(shape), threads, conv, transposed ? run_conv_input<A> : run_conv_forward<A>);
     };
-    without_lock(work_of(shape), [&] { f64 ? run(double()) : run(float()); });
+    f64 ? run(double()) : run(float());
     return {};
 }
 
@@ -96,10 +137,10 @@ Outcome conv_weights(bool f64, nb::handle x_array, nb::handle dy_array, nb::hand
     if (call.refused()) return call.refusal();
     const auto run = [&](auto zero) {
         using A = decltype(zero);
-        rg::conv_weights<A>(shape, images<const A>(x), images<const A>(dy), accumulate, threads_of(threads),
-                            weights<A>(dw));
+        ConvWeightsCall<A> conv{shape, images<const A>(x), images<const A>(dy), accumulate, 1, weights<A>(dw)};
+        run_driver<nb::handle>(work_of(shape), threads, conv, run_conv_weights<A>);
     };
-    without_lock(work_of(shape), [&] { f64 ? run(double()) : run(float()); });
+    f64 ? run(double()) : run(float());
     return {};
 }
 
@@ -114,10 +155,12 @@ Outcome channel_sums(bool f64, nb::handle images_array, nb::handle sums_array, b
     if (call.refused()) return call.refusal();
     const auto run = [&](auto zero) {
         using A = decltype(zero);
-        rg::channel_sums<A>(images<const A>(from), from.extent(0), from.extent(1), from.extent(2), from.extent(3),
-                            accumulate, threads_of(threads), static_cast<A*>(sums.data()));
+        ChannelSumsCall<A> sum{images<const A>(from), {},        1, static_cast<A*>(sums.data()),
+                               accumulate};
+        for (int axis = 0; axis < 4; ++axis) sum.extent[axis] = from.extent(axis);
+        run_driver<nb::handle>(double(from.elements()), threads, sum, run_channel_sums<A>);
     };
-    without_lock(double(from.elements()), [&] { f64 ? run(double()) : run(float()); });
+    f64 ? run(double()) : run(float());
     return {};
 }
 

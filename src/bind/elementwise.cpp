@@ -38,8 +38,7 @@ Outcome activation_forward(int kind, double alpha, double beta, int dtype, nb::h
     forward.activation = {static_cast<ActivationKind>(kind), alpha, beta};
     forward.x = x.data();
     forward.y = y.data();
-    forward.threads = threads_of(threads);
-    without_lock(double(x.elements()), [&] { rg::activation_forward(forward); });
+    run_driver<nb::handle>(double(x.elements()), threads, forward, rg::activation_forward);
     return {};
 }
 
@@ -64,33 +63,52 @@ Outcome activation_backward(int kind, double alpha, double beta, int dtype, nb::
     backward.dy = dy.data();
     backward.accumulate = accumulate;
     backward.dx = dx.data();
-    backward.threads = threads_of(threads);
-    without_lock(double(dy.elements()), [&] { rg::activation_backward(backward); });
+    run_driver<nb::handle>(double(dy.elements()), threads, backward, rg::activation_backward);
     return {};
 }
 
 template <class A>
-void run_dropout(const View& x, double rate, uint64_t seed, const View& y, int threads) {
+struct SeededDropout {
+    DropoutCall<A> call;
+    const int64_t* seed;  // null: that of the call
+    int threads;
+};
+template <class A>
+void seeded_dropout(const SeededDropout<A>& seeded) {
+    DropoutCall<A> call = seeded.call;
+    call.threads = seeded.threads;
+    if (seeded.seed) call.seed = uint64_t(*seeded.seed);
+    rg::dropout(call);
+}
+
+template <class A>
+void run_dropout(const View& x, double rate, uint64_t seed, const View& seed_at, const View& y, int threads) {
     DropoutCall<A> call;
     call.count = x.extent(0);
     call.x = static_cast<const A*>(x.data());
     call.rate = rate;
     call.seed = seed;
     call.y = static_cast<A*>(y.data());
-    call.threads = threads_of(threads);
-    without_lock(double(call.count), [&] { rg::dropout(call); });
+    SeededDropout<A> seeded{call, static_cast<const int64_t*>(seed_at.data()), 1};
+    run_driver<nb::handle>(double(call.count), threads, seeded, seeded_dropout<A>);
 }
 
-Outcome dropout(bool f64, nb::handle x_array, double rate, uint64_t seed, nb::handle y_array, bool overlap_checked,
+// seed: an integer, or an array with one.
+Outcome dropout(bool f64, nb::handle x_array, double rate, nb::handle seed, nb::handle y_array, bool overlap_checked,
                 int threads) {
     if (!(rate >= 0 && rate < 1)) throw nb::value_error("rate is out of range");
     Call call;
-    const View x(call, x_array, "x", element_of(f64)), y(call, y_array, "out", element_of(f64), Access::write);
+    const bool in_memory = Py_TYPE(seed.ptr()) == numpy().ndarray;
+    const View x(call, x_array, "x", element_of(f64)), y(call, y_array, "out", element_of(f64), Access::write),
+        seed_at(call, in_memory ? seed : nb::handle(Py_None), "seed", Element::i64);
+    const uint64_t value = in_memory ? 0 : nb::cast<uint64_t>(seed);
+    seed_at.check_vector(1);
     x.check_axes(1);
     for (const View* v : {&x, &y}) v->require().check_contiguous({x.extent(0)});
     if (!overlap_checked) call.check_overlap({{&y, &x}});
     if (call.refused()) return call.refusal();
-    f64 ? run_dropout<double>(x, rate, seed, y, threads) : run_dropout<float>(x, rate, seed, y, threads);
+    f64 ? run_dropout<double>(x, rate, value, seed_at, y, threads)
+        : run_dropout<float>(x, rate, value, seed_at, y, threads);
     return {};
 }
 

@@ -38,8 +38,7 @@ void run_linear_forward(const View& x, const View& w, const View& b, const View&
     call.w = matrix<const A>(w);
     call.b = static_cast<const A*>(b.data());
     call.y = matrix<A>(y);
-    call.threads = threads_of(threads);
-    run_driver<Array>(product_work(call), [&] { rg::linear_forward(call); });
+    run_driver<Array>(product_work(call), threads, call, rg::linear_forward<A>);
 }
 
 template <class Array>
@@ -75,8 +74,7 @@ void run_linear_backward(const View& dy, const View& x, const View& w, const Vie
     call.dx = matrix<A>(dx);
     call.dw = matrix<A>(dw);
     call.db = static_cast<A*>(db.data());
-    call.threads = threads_of(threads);
-    run_driver<Array>(product_work(call), [&] { rg::linear_backward(call); });
+    run_driver<Array>(product_work(call), threads, call, rg::linear_backward<A>);
 }
 
 // x may be absent without dw, and w without dx.

@@ -34,7 +34,9 @@ LstmInputs<nb::handle, Cells> inputs_of(nb::handle inputs) {
         throw nb::type_error("inputs are not Inputs");
     }
     const auto item = [&](Py_ssize_t i) { return nb::handle(PyTuple_GET_ITEM(inputs.ptr(), i)); };
-    return {item(1), item(2), Cells(item(3)), item(4), item(5), item(6), item(7), nb::cast<uint64_t>(item(8))};
+    const bool in_memory = Py_TYPE(item(8).ptr()) == numpy().ndarray;
+    return {item(1), item(2), Cells(item(3)), item(4), item(5), item(6), item(7),
+            in_memory ? 0 : nb::cast<uint64_t>(item(8)), in_memory ? item(8) : nb::handle(Py_None)};
 }
 
 Outcome forward(const LstmProblem& problem, nb::handle inputs, nb::handle cache, uint64_t stamp, nb::handle y,
@@ -60,7 +62,15 @@ Outcome show(const LstmProblem& problem, nb::handle inputs, nb::handle cache, st
     return problem.show(inputs_of(inputs), cache, stamp, cell, gates, states);
 }
 
-// Python has checked the lengths.
+struct Slots {
+    int64_t steps, samples;
+    const int64_t* lengths;
+    int threads;
+    int64_t *active, *order;
+};
+void run_slots(const Slots& s) { lstm_slots(s.steps, s.samples, s.lengths, s.active, s.order); }
+
+// Python has checked the lengths; a program checks them in each run.
 void slots(nb::handle lengths_array, nb::handle active_array, nb::handle order_array) {
     Call call;
     const View lengths(call, lengths_array, "lengths", Element::i64),
@@ -70,8 +80,12 @@ void slots(nb::handle lengths_array, nb::handle active_array, nb::handle order_a
     active.require().check_contiguous({active.extent(0)});
     call.check_overlap();
     if (call.refused()) throw nb::value_error("lengths, active or order has the wrong form");
-    lstm_slots(active.extent(0), lengths.extent(0), static_cast<const int64_t*>(lengths.data()),
-               static_cast<int64_t*>(active.data()), static_cast<int64_t*>(order.data()));
+    Slots slots{active.extent(0), lengths.extent(0), static_cast<const int64_t*>(lengths.data()), 1,
+                static_cast<int64_t*>(active.data()), static_cast<int64_t*>(order.data())};
+    if (Program* program = recorded_program()) {
+        program->add(IndexCheck{slots.lengths, slots.samples, slots.steps + 1}, check_indices);
+    }
+    run_driver<nb::handle>(0, 1, slots, run_slots);
 }
 
 }  // namespace

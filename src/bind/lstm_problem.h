@@ -25,6 +25,29 @@ private:
     std::deque<View> views_;
 };
 
+// A call with the parameters that it points to. In a program the seed of a run may be in memory.
+template <class Call>
+struct LstmRun {
+    Call call;
+    std::vector<CellArrays> cells, dcells;
+    const int64_t* seed = nullptr;  // null: that of the call
+    int threads = 1;
+
+    Call ready() const {
+        Call ready = call;
+        ready.cells = cells.data();
+        ready.threads = threads;
+        if (seed) ready.shape.seed = uint64_t(*seed);
+        return ready;
+    }
+};
+inline void run_lstm_forward(const LstmRun<LstmForward>& run) { lstm_forward(run.ready()); }
+inline void run_lstm_backward(const LstmRun<LstmBackward>& run) {
+    LstmBackward call = run.ready();
+    if (!run.dcells.empty()) call.dcells = run.dcells.data();
+    lstm_backward(call);
+}
+
 // The inputs of forward. `cells` has size() and [i], which is (wx, wh, b, peephole) of a layer and direction.
 template <class Array, class Cells>
 struct LstmInputs {
@@ -32,6 +55,7 @@ struct LstmInputs {
     Cells cells;
     Array h0, c0, active, order;
     uint64_t seed;
+    Array seed_at;  // an integer in memory instead; in programs only
 };
 
 using ActivationTuple = std::tuple<int, double, double>;
@@ -87,11 +111,11 @@ public:
         Arrays arrays;
         LstmForward forward;
         forward.shape = ragged(arrays, in);
+        const int64_t* seed = seed_of(arrays, in);
         const View& x = arrays.add(in.x, "x", element_).require();
         const View& indices = arrays.add(in.indices, "x", Element::i64);
         forward.x = indices.present() ? table(x, x.extent(0)) : sequence(x, shape_.inputs);
         std::vector<CellArrays> cells = parameters(arrays, in.cells, Access::read);
-        forward.cells = cells.data();
         const View& h0 = arrays.add(in.h0, "h0", element_);
         const View& c0 = arrays.add(in.c0, "c0", element_);
         forward.h0 = states(h0);
@@ -108,8 +132,8 @@ public:
         forward.lookup = lookup(arrays.call, forward.shape, indices, x);
         if (!overlap_checked) arrays.call.check_overlap({{&hn, &h0}, {&cn, &c0}});
         if (arrays.call.refused()) return arrays.call.refusal();
-        forward.threads = threads_of(threads);
-        run_driver<Array>(work(), [&] { lstm_forward(forward); });
+        LstmRun<LstmForward> run{forward, std::move(cells), {}, seed, 1};
+        run_driver<Array>(work(), threads, run, run_lstm_forward);
         return {};
     }
 
@@ -122,11 +146,11 @@ public:
         Arrays arrays;
         LstmBackward backward;
         backward.shape = ragged(arrays, in);
+        const int64_t* seed = seed_of(arrays, in);
         const View& x = arrays.add(in.x, "x", element_).require();
         const View& indices = arrays.add(in.indices, "x", Element::i64);
         backward.x = indices.present() ? table(x, x.extent(0)) : sequence(x, shape_.inputs);
-        const std::vector<CellArrays> cells = parameters(arrays, in.cells, Access::read);
-        backward.cells = cells.data();
+        std::vector<CellArrays> cells = parameters(arrays, in.cells, Access::read);
         const View& cache = arrays.add(cache_array, "cache", Element::u8);
         check_filled(arrays.call, cache, backward.shape, stamp);
         backward.cache = cache.data();
@@ -138,7 +162,6 @@ public:
         std::vector<CellArrays> dcells;
         if (dcells_list) {
             dcells = parameters(arrays, *dcells_list, Access::write);
-            backward.dcells = dcells.data();
         }
         backward.dh0 = states(arrays.add(dh0_array, "out.dh0", element_, Access::write));
         backward.dc0 = states(arrays.add(dc0_array, "out.dc0", element_, Access::write));
@@ -146,8 +169,8 @@ public:
         if (!overlap_checked) arrays.call.check_overlap();
         if (arrays.call.refused()) return arrays.call.refusal();
         backward.accumulate = accumulate;
-        backward.threads = threads_of(threads);
-        run_driver<Array>(work(), [&] { lstm_backward(backward); });
+        LstmRun<LstmBackward> run{backward, std::move(cells), std::move(dcells), seed, 1};
+        run_driver<Array>(work(), threads, run, run_lstm_backward);
         return {};
     }
 
@@ -193,6 +216,7 @@ private:
         if (arrays.call.refused()) throw nb::value_error("active or order has the wrong form");
         shape.active = static_cast<const int64_t*>(active.data());
         shape.order = static_cast<const int64_t*>(order.data());
+        if (recorded_program()) return shape;  // the program computes them, from lengths that it checks
         for (int64_t t = 0; shape.active && t < shape.steps; ++t) {
             if (shape.active[t] < 0 || shape.active[t] > shape.samples) throw nb::value_error("active is out of range");
         }
@@ -209,14 +233,23 @@ private:
         return shape;
     }
 
+    template <class Array, class Cells>
+    static const int64_t* seed_of(Arrays& arrays, const LstmInputs<Array, Cells>& in) {
+        const View& seed = arrays.add(in.seed_at, "seed", Element::i64);
+        seed.check_vector(1);
+        return static_cast<const int64_t*>(seed.data());
+    }
+
     static void check_cache_size(Call& call, const View& cache, const LstmShape& shape) {
         if (!cache.present()) return;
         cache.check_vector(cache.elements());
-        if (cache.elements() < lstm_cache_bytes(shape)) call.refuse(Reason::shape, cache.name());
+        const int64_t bytes = recorded_program() ? lstm_cache_bytes(shape, shape.steps * shape.samples)
+                                                 : lstm_cache_bytes(shape);
+        if (cache.elements() < bytes) call.refuse(Reason::shape, cache.name());
     }
     static void check_filled(Call& call, const View& cache, const LstmShape& shape, std::optional<uint64_t> stamp) {
         check_cache_size(call, cache.require(), shape);
-        if (call.refused()) return;
+        if (call.refused() || recorded_program()) return;  // a program fills it before
         const CacheState state = lstm_check_cache(shape, cache.data());
         if (state.check == CacheCheck::foreign) return call.refuse(Reason::foreign_cache, cache.name());
         if (state.check != CacheCheck::good) return call.refuse(Reason::cache_of_another_problem, cache.name());
@@ -243,8 +276,22 @@ private:
         if (!indices.present()) return {};
         indices.check_contiguous({shape_.steps, shape_.samples});
         const Lookup lookup = {static_cast<const int64_t*>(indices.data()), table.extent(0)};
-        if (!call.refused()) indices.check_index(in_range(shape, lookup));
+        if (call.refused()) return lookup;
+        if (Program* program = recorded_program()) {
+            program->add(LookupCheck{shape, lookup, 1}, check_lookup);
+        } else {
+            indices.check_index(in_range(shape, lookup));
+        }
         return lookup;
+    }
+
+    struct LookupCheck {
+        LstmShape shape;
+        Lookup lookup;
+        int threads;
+    };
+    static void check_lookup(const LookupCheck& call) {
+        if (!in_range(call.shape, call.lookup)) throw OutOfRange(-1, call.lookup.rows);
     }
 
     // Indices of inactive samples are ignored.

@@ -124,5 +124,6 @@ NB_MODULE(_core, m) {
     bind_norm(m);
     bind_optimizer(m);
     bind_pooling(m);
+    bind_program(m);
     bind_xla(m);
 }

@@ -81,12 +81,11 @@ public:
         forward.gamma = gamma.data();
         forward.beta = beta.data();
         forward.statistics_given = statistics_given;
-        forward.threads = threads_of(threads);
         forward.mean = static_cast<double*>(statistics.data());
         forward.var = forward.mean + sets_;
         forward.y = y.data();
         forward.keep = keep.data();
-        run_driver<Array>(double(elements()), [&] { norm_forward(forward); });
+        run_driver<Array>(double(elements()), threads, forward, norm_forward);
         return {};
     }
 
@@ -114,11 +113,10 @@ public:
         backward.given_sum_dz = static_cast<const double*>(given_sum_dz.data());
         backward.given_sum_dz_xhat = static_cast<const double*>(given_sum_dz_xhat.data());
         backward.given_count = given_count;
-        backward.threads = threads_of(threads);
         backward.dx = dx.data();
         backward.dgamma = dgamma.data();
         backward.dbeta = dbeta.data();
-        run_driver<Array>(double(elements()), [&] { norm_backward(backward); });
+        run_driver<Array>(double(elements()), threads, backward, norm_backward);
         return {};
     }
 
@@ -135,10 +133,9 @@ public:
         if (call.refused()) return call.refusal();
         NormBackward backward = in.call(*this, no_dx);
         backward.statistics_given = true;  // sums across workers come with statistics of more than x
-        backward.threads = threads_of(threads);
         backward.sum_dz = static_cast<double*>(sum_dz.data());
         backward.sum_dz_xhat = static_cast<double*>(sum_dz_xhat.data());
-        without_lock(double(elements()), [&] { norm_backward(backward); });
+        run_driver<nb::handle>(double(elements()), threads, backward, norm_backward);
         return {};
     }
 

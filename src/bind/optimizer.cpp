@@ -1,10 +1,12 @@
 // Optimizer steps: a whole list of parameters in one call from Python.
 #include "../core/dense/optimizer.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/variant.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <variant>
 #include <vector>
@@ -90,17 +92,56 @@ public:
     // Updates in place. The lists are in the order of OptimizerArray; a list of optional states may be empty.
     Outcome step(nb::handle parameters, nb::handle gradients, nb::handle states0, nb::handle states1,
                  nb::handle states2, bool overlap_checked, int threads) const {
-        const nb::list lists[kOptimizerArrays] = {as_list(parameters), as_list(gradients), as_list(states0),
-                                                  as_list(states1), as_list(states2)};
         Call call;
+        std::deque<View> views;
+        std::vector<OptimizerParameter> list =
+            read(call, views, {parameters, gradients, states0, states1, states2}, overlap_checked);
+        if (call.refused()) return call.refusal();
+        without_lock(double(elements_of(list)), [&] { optimizer_step(rule_, clipping_, list, threads_of(threads)); });
+        return {};
+    }
+
+    // The same with a learning rate (float64) and a step number (int64) in memory, for programs. The rule has the other
+    // hyperparameters; `factors`: gain, its factor, rate, its factor, as in ScheduledStep.
+    Outcome scheduled_step(nb::handle parameters, nb::handle gradients, nb::handle states0, nb::handle states1,
+                           nb::handle states2, nb::handle learning_rate, nb::handle count, double weight_decay,
+                           bool epsilon_hat, const std::array<double, 4>& factors, bool overlap_checked,
+                           int threads) const {
+        Call call;
+        std::deque<View> views;
+        ScheduledStep step;
+        step.rule = rule_;
+        step.clipping = clipping_;
+        step.parameters = read(call, views, {parameters, gradients, states0, states1, states2}, overlap_checked);
+        const View rate(call, learning_rate, "learning_rate", Element::f64), number(call, count, "step", Element::i64);
+        for (const View* v : {&rate, &number}) v->require().check_vector(1);
+        if (call.refused()) return call.refusal();
+        step.learning_rate = static_cast<const double*>(rate.data());
+        step.count = static_cast<const int64_t*>(number.data());
+        step.eps = rule_.eps;
+        step.weight_decay = weight_decay;
+        step.epsilon_hat = epsilon_hat;
+        step.gain = factors[0];
+        step.gain_factor = factors[1];
+        step.rate = factors[2];
+        step.rate_factor = factors[3];
+        run_driver<nb::handle>(double(elements_of(step.parameters)), threads, step, rg::scheduled_step);
+        return {};
+    }
+
+private:
+    std::vector<OptimizerParameter> read(Call& call, std::deque<View>& views,
+                                         const std::array<nb::handle, kOptimizerArrays>& given,
+                                         bool overlap_checked) const {
+        const nb::list lists[kOptimizerArrays] = {as_list(given[0]), as_list(given[1]), as_list(given[2]),
+                                                  as_list(given[3]), as_list(given[4])};
         const size_t count = lists[kParameter].size();
         for (int k = 0; k < kOptimizerArrays; ++k) {
             const bool may_lack = k >= kState && !needs(k - kState) && lists[k].size() == 0;
             if (lists[k].size() != count && !may_lack) call.refuse(Reason::missing, kNames[k]);
         }
-        if (call.refused()) return call.refusal();
-        std::deque<View> views;
         std::vector<OptimizerParameter> list;
+        if (call.refused()) return list;
         list.reserve(count);
         for (size_t i = 0; i < count; ++i) {
             const Element element = element_of(lists[kParameter][i]);
@@ -114,16 +155,13 @@ public:
                 if (k == kParameter) shape = of[k]->shape();
                 of[k]->check_shape(shape);
             }
-            if (call.refused()) return call.refusal();
+            if (call.refused()) return list;
             list.push_back(parameter_of(of, *of[kParameter], element));
         }
         if (!overlap_checked) call.check_overlap();
-        if (call.refused()) return call.refusal();
-        without_lock(double(elements_of(list)), [&] { optimizer_step(rule_, clipping_, list, threads_of(threads)); });
-        return {};
+        return list;
     }
 
-private:
     bool needs(int state) const {
         return rule_.kind == OptimizerKind::adam ? state < 2 : rule_.kind == OptimizerKind::rmsprop && state == 0;
     }
@@ -160,7 +198,11 @@ void bind_optimizer(nb::module_& m) {
              nb::arg("norm_of_each"), nb::arg("known_norm"), nb::arg("clip_before_scale"))
         .def("step", &OptimizerRule::step, nb::arg("parameters"), nb::arg("gradients"), nb::arg("states0"),
              nb::arg("states1"), nb::arg("states2"), nb::arg("overlap_checked"), nb::arg("threads"),
-             "Update the parameters and states in place.");
+             "Update the parameters and states in place.")
+        .def("scheduled_step", &OptimizerRule::scheduled_step, nb::arg("parameters"), nb::arg("gradients"),
+             nb::arg("states0"), nb::arg("states1"), nb::arg("states2"), nb::arg("learning_rate"), nb::arg("count"),
+             nb::arg("weight_decay"), nb::arg("epsilon_hat"), nb::arg("factors"), nb::arg("overlap_checked"),
+             nb::arg("threads"), "The same with a learning rate and a step number in memory.");
     m.def("global_norm", &global_norm, nb::arg("arrays"), nb::arg("overlap_checked"), nb::arg("threads"));
 }
 

@@ -97,8 +97,7 @@ void run_pool_forward(PoolKind kind, const PoolShape& shape, bool by_channels, c
     call.x = images<const A>(x);
     call.y = images<A>(y);
     if (indices.present()) call.indices = images<int32_t>(indices);
-    call.threads = threads_of(threads);
-    without_lock(double(x.elements()), [&] { rg::pool_forward(call); });
+    run_driver<nb::handle>(double(x.elements()), threads, call, rg::pool_forward<A>);
 }
 
 Outcome pool_forward(int kind_code, bool f64, nb::handle x_array, const std::vector<int64_t>& windows,
@@ -143,8 +142,7 @@ void run_pool_backward(PoolKind kind, const PoolShape& shape, bool by_channels, 
     }
     call.accumulate = accumulate;
     call.dx = images<A>(dx);
-    call.threads = threads_of(threads);
-    without_lock(double(dx.elements()), [&] { rg::pool_backward(call); });
+    run_driver<nb::handle>(double(dx.elements()), threads, call, rg::pool_backward<A>);
 }
 
 Outcome pool_backward(int kind_code, bool f64, nb::handle dy_array, nb::handle x_array, nb::handle y_array,
@@ -186,8 +184,20 @@ void run_indexed_planes(IndexedKind kind, bool by_channels, const View& part, co
     call.accumulate = accumulate;
     call.part = planes<A>(part);
     call.whole = planes<A>(whole);
-    call.threads = threads_of(threads);
-    without_lock(double(part.elements() + whole.elements()), [&] { rg::indexed_planes(call); });
+    run_driver<nb::handle>(double(part.elements() + whole.elements()), threads, call, rg::indexed_planes<A>);
+}
+
+struct PlaneCheck {
+    Planes<const int32_t> indices;
+    int64_t samples, channels, parts, pixels;
+    bool by_channels;
+    int threads;
+};
+bool planes_in_range(const PlaneCheck& c) {
+    return rg::indices_in_range(c.indices, c.samples, c.channels, c.parts, c.pixels, c.by_channels, c.threads);
+}
+void check_planes(const PlaneCheck& c) {
+    if (!planes_in_range(c)) throw OutOfRange(-1, c.pixels);
 }
 
 Outcome indexed_planes(int kind_code, bool f64, nb::handle part_array, nb::handle indices_array, nb::handle whole_array,
@@ -205,12 +215,15 @@ Outcome indexed_planes(int kind_code, bool f64, nb::handle part_array, nb::handl
     whole.check_shape({part.extent(kSample), part.extent(kChannel), whole.extent(2)});
     const bool by_channels = stored_by_channels(call, 2, {&part, &whole, &indices});
     if (call.refused()) return call.refusal();
-    bool good = true;
-    without_lock(double(part.elements()), [&] {
-        good = indices_in_range(planes<const int32_t>(indices), part.extent(kSample), part.extent(kChannel),
-                                part.extent(2), whole.extent(2), by_channels, threads_of(threads));
-    });
-    indices.check_index(good);
+    PlaneCheck check{planes<const int32_t>(indices), part.extent(kSample), part.extent(kChannel), part.extent(2),
+                     whole.extent(2), by_channels, threads_of(threads)};
+    if (Program* program = recorded_program()) {
+        program->add(check, check_planes);
+    } else {
+        bool good = true;
+        without_lock(double(part.elements()), [&] { good = planes_in_range(check); });
+        indices.check_index(good);
+    }
     if (!overlap_checked) call.check_overlap();
     if (call.refused()) return call.refusal();
     if ((picks ? part : whole).elements() == 0) return {};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../core/base/parallel.h"
+#include "../core/program/program.h"
 #include "array.h"
 
 namespace rg::bind {
@@ -31,6 +32,7 @@ enum class Reason {
     foreign_cache,
     cache_of_another_problem,
     stale_cache,
+    outside,  // while a program is recorded: memory that is not the program's
 };
 
 constexpr std::pair<const char*, Reason> kReasons[] = {
@@ -46,6 +48,7 @@ constexpr std::pair<const char*, Reason> kReasons[] = {
     {"foreign_cache", Reason::foreign_cache},
     {"cache_of_another_problem", Reason::cache_of_another_problem},
     {"stale_cache", Reason::stale_cache},
+    {"outside", Reason::outside},
 };
 
 struct Refusal {
@@ -192,6 +195,10 @@ private:
         if (!held_) return call_.refuse(Reason::shape, name_);
         if (!memory_.aligned()) call_.refuse(Reason::layout, name_);
         if (is_result() && !contiguous() && memory_.may_overlap_itself()) { call_.refuse(Reason::self_overlap, name_); }
+        // A temporary copy that Python made would be read once, when the program is built.
+        if (const Program* program = recorded_program()) {
+            if (!program->contains(low(), high())) call_.refuse(Reason::outside, name_);
+        }
         call_.add(*this);
     }
 
@@ -287,12 +294,15 @@ Array absent() {
         return nullptr;
     }
 }
-template <class Array, class Work>
-void run_driver(double elements, const Work& work) {
+// Runs a driver, or while the thread records a program, adds the call to it. `elements`: roughly how many it touches.
+template <class Array, class Call>
+void run_driver(double elements, int threads, Call& call, void (*driver)(const Call&)) {
+    call.threads = threads_of(threads);
     if constexpr (kFromPython<Array>) {
-        without_lock(elements, work);
+        if (Program* program = recorded_program()) return program->add(call, driver);
+        without_lock(elements, [&] { driver(call); });
     } else {
-        work();
+        driver(call);
     }
 }
 

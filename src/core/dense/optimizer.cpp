@@ -215,6 +215,19 @@ OptimizerRule<A> rounded(const OptimizerRule<double>& rule, double factor, bool 
     return out;
 }
 
+// 1 - base^exponent, as in ops/optimizer.py: without cancellation, and from products and sums alone, because the last
+// bit of the C library's functions depends on the machine.
+double one_minus_power(double base, int64_t exponent) {
+    if (base == 0) return 1;
+    const double once = 1 - base;
+    double result = 0;
+    for (int bit = 62; bit >= 0; --bit) {
+        result *= 2 - result;
+        if (exponent >> bit & 1) result += (1 - result) * once;
+    }
+    return result;
+}
+
 }  // namespace
 
 void optimizer_step(const OptimizerRule<double>& rule, const NormClipping& clipping,
@@ -248,6 +261,23 @@ void optimizer_step(const OptimizerRule<double>& rule, const NormClipping& clipp
             step_range(rules32[r], parameters[p], first, last);
         }
     });
+}
+
+void scheduled_step(const ScheduledStep& call) {
+    OptimizerRule<double> rule = call.rule;
+    const double learning_rate = *call.learning_rate;
+    if (rule.kind == OptimizerKind::adam) {
+        const double first = one_minus_power(rule.first.keep, *call.count);
+        const double second = std::sqrt(one_minus_power(rule.second.keep, *call.count));
+        rule.eps = call.epsilon_hat ? call.eps : call.eps * second;
+        rule.rate = -learning_rate * second / first;
+        rule.decay = learning_rate * call.weight_decay;
+    } else {
+        rule.gain = call.gain + call.gain_factor * learning_rate;
+        rule.rate = call.rate + call.rate_factor * learning_rate;
+    }
+    // The list is only simplified, which changes nothing from the second time on.
+    optimizer_step(rule, call.clipping, const_cast<std::vector<OptimizerParameter>&>(call.parameters), call.threads);
 }
 
 double gradient_norm(std::vector<OptimizerParameter>& parameters, int threads) {

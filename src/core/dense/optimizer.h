@@ -31,6 +31,22 @@ struct NormClipping {
 void optimizer_step(const OptimizerRule<double>& rule, const NormClipping& clipping,
                     std::vector<OptimizerParameter>& parameters, int threads);
 
+// A step of a program: its learning rate and its number, from 1, are in memory.
+struct ScheduledStep {
+    OptimizerRule<double> rule{};  // without what depends on the two
+    NormClipping clipping;
+    std::vector<OptimizerParameter> parameters;
+    const double* learning_rate = nullptr;
+    const int64_t* count = nullptr;
+    // Of adam: eps, added to the corrected second moment unless `epsilon_hat`, and decoupled weight decay.
+    double eps = 0, weight_decay = 0;
+    bool epsilon_hat = false;
+    // Of the other kinds: gain and rate are these constants plus these factors times the learning rate.
+    double gain = 1, gain_factor = 0, rate = 0, rate_factor = -1;
+    int threads = 1;
+};
+void scheduled_step(const ScheduledStep& call);
+
 // The square root of the sum of squares of all gradients. The order of the sum depends on shapes and strides alone.
 double gradient_norm(std::vector<OptimizerParameter>& parameters, int threads);
 

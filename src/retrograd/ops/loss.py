@@ -455,7 +455,7 @@ def _run(
     may_replace = {"out": in_place}
     if options.out is not None and not _args.all_contiguous(*inputs.values(), options.out):
         _args.check_disjoint({"out": dy}, inputs, may_replace)
-    call = (_args.is_float64(name, y), *arguments(written))
+    call = (_args.is_float64(name, y), *arguments(written), None)
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         if explain is not None:

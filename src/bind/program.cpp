@@ -1,0 +1,239 @@
+// Programs for Python: builds them by recording calls of the other functions, and runs them.
+#include "../core/program/program.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <string.h>
+
+#include <chrono>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "bind.h"
+#include "view.h"
+
+namespace rg::bind {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Where a run's arguments are copied to, or its results from: an array in the program's memory.
+struct Slot {
+    char* data;
+    int64_t bytes;
+    std::vector<int64_t> shape;
+    int64_t itemsize;
+    PyObject* dtype;
+};
+
+enum class Status { done, out_of_range, interrupted, no_memory };
+
+class PyProgram {
+public:
+    explicit PyProgram(size_t bytes) : program_(bytes) {}
+    ~PyProgram() {
+        for (const Slot& slot : inputs_) Py_DECREF(slot.dtype);
+        for (const Slot& slot : outputs_) Py_DECREF(slot.dtype);
+    }
+    PyProgram(const PyProgram&) = delete;
+    PyProgram& operator=(const PyProgram&) = delete;
+
+    static int show(PyObject* self, Py_buffer* view, int flags) {
+        const Memory& memory = nb::inst_ptr<PyProgram>(self)->program_.arena();
+        return PyBuffer_FillInfo(view, self, memory.data, Py_ssize_t(memory.bytes), 0, flags);
+    }
+
+    void add_memory(nb::handle array) {
+        const ArrayMemory memory = memory_of(array);
+        program_.add_memory(memory.low, size_t(memory.high - memory.low));
+    }
+    void add_input(nb::handle array) { inputs_.push_back(slot_of(array)); }
+    void add_output(nb::handle array) { outputs_.push_back(slot_of(array)); }
+
+    void start_recording() {
+        if (recorded_program()) throw nb::value_error("another program is being recorded");
+        record_into(&program_);
+    }
+    void stop_recording() { record_into(nullptr); }
+    void commit() { program_.commit(); }
+    size_t size() const { return program_.size(); }
+    size_t first_commit() const { return program_.first_commit(); }
+    bool broken() const { return broken_; }
+
+    // Copies the inputs, runs, copies the outputs: `steps` times, for arrays with one more leading axis if `stacked`.
+    // Returns None, or why a run was refused or failed: (what, number). Nothing but variables outlives a failed run.
+    nb::object run(nb::handle inputs, nb::handle outputs, int64_t steps, bool stacked, int threads,
+                   nb::handle times_array) {
+        if (!PyTuple_Check(inputs.ptr()) || !PyTuple_Check(outputs.ptr())) throw nb::type_error("tuples are needed");
+        if (size_t(PyTuple_GET_SIZE(inputs.ptr())) != inputs_.size() ||
+            size_t(PyTuple_GET_SIZE(outputs.ptr())) != outputs_.size()) {
+            throw nb::value_error("the number of arrays is wrong");
+        }
+        char* from[kMostArrays];
+        char* to[kMostArrays];
+        if (inputs_.size() > kMostArrays || outputs_.size() > kMostArrays) throw nb::value_error("too many arrays");
+        for (size_t i = 0; i < inputs_.size(); ++i) {
+            const char* problem = take(inputs_[i], PyTuple_GET_ITEM(inputs.ptr(), Py_ssize_t(i)), steps, stacked, false,
+                                       from[i]);
+            if (problem) return nb::make_tuple(problem, i);
+        }
+        for (size_t i = 0; i < outputs_.size(); ++i) {
+            const char* problem = take(outputs_[i], PyTuple_GET_ITEM(outputs.ptr(), Py_ssize_t(i)), steps, stacked,
+                                       true, to[i]);
+            if (problem) throw nb::value_error("an output has the wrong form");
+        }
+        double* times = nullptr;
+        if (!times_array.is_none()) {
+            const ArrayMemory memory = memory_of(times_array);
+            if (memory.elements != int64_t(program_.size()) || memory.itemsize != 8 || !memory.contiguous) {
+                throw nb::value_error("times has the wrong form");
+            }
+            times = reinterpret_cast<double*>(memory.data);
+        }
+        if (broken_) return nb::make_tuple("broken", 0);
+        const int used = threads_of(threads);
+        Status status = Status::done;
+        int64_t step = 0;
+        size_t record = 0;
+        OutOfRange wrong(0, 0);
+        {
+            const LockReleased released;
+            program_.enter();
+            last_check_ = Clock::now();
+            for (; step < steps && status == Status::done; ++step) {
+                for (size_t i = 0; i < inputs_.size(); ++i) {
+                    memcpy(inputs_[i].data, from[i] + (stacked ? step * inputs_[i].bytes : 0), size_t(inputs_[i].bytes));
+                }
+                status = run_once(used, times, record, wrong);
+                if (status != Status::done) break;
+                for (size_t i = 0; i < outputs_.size(); ++i) {
+                    memcpy(to[i] + (stacked ? step * outputs_[i].bytes : 0), outputs_[i].data,
+                           size_t(outputs_[i].bytes));
+                }
+            }
+            if (status != Status::done && record >= program_.first_commit()) broken_ = true;
+            program_.leave();
+        }
+        switch (status) {
+            case Status::done:
+                return nb::none();
+            case Status::out_of_range:
+                return nb::make_tuple("out_of_range", step, record, wrong.index, wrong.limit);
+            case Status::no_memory:
+                return nb::make_tuple("no_memory", step, record);
+            case Status::interrupted:
+                break;
+        }
+        const Pending raised = std::exchange(pending_, {});
+        PyErr_Restore(raised.type, raised.value, raised.trace);
+        throw nb::python_error();
+    }
+
+private:
+    static constexpr size_t kMostArrays = 256;
+
+    static Slot slot_of(nb::handle array) {
+        const ArrayMemory memory = memory_of(array);
+        if (!memory.contiguous) throw nb::value_error("not contiguous");
+        PyObject* dtype = reinterpret_cast<ArrayObject*>(array.ptr())->dtype;
+        Py_INCREF(dtype);
+        return {memory.data, memory.elements * memory.itemsize,
+                std::vector<int64_t>(memory.shape, memory.shape + memory.ndim), memory.itemsize, dtype};
+    }
+
+    // The address of a caller's array that fits the slot, or what is wrong with it.
+    static const char* take(const Slot& slot, PyObject* object, int64_t steps, bool stacked, bool written, char*& data) {
+        if (Py_TYPE(object) != numpy().ndarray) return "type";
+        const auto* array = reinterpret_cast<const ArrayObject*>(object);
+        if (array->dtype != slot.dtype) return "dtype";
+        if (written && !(array->flags & ArrayObject::kWriteable)) return "type";
+        ArrayMemory memory;
+        if (!memory.read(object, slot.itemsize)) return "shape";
+        const int lead = stacked ? 1 : 0;
+        if (memory.ndim != int(slot.shape.size()) + lead || (stacked && memory.shape[0] != steps)) return "shape";
+        if (!std::equal(slot.shape.begin(), slot.shape.end(), memory.shape + lead)) return "shape";
+        if (!memory.contiguous) return "layout";
+        data = memory.data;
+        return nullptr;
+    }
+
+    Status run_once(int threads, double* times, size_t& record, OutOfRange& wrong) {
+        const size_t count = program_.size(), commits = program_.first_commit();
+        try {
+            for (record = 0; record < count; ++record) {
+                if (times) {
+                    const Clock::time_point start = Clock::now();
+                    program_.run_record(record, threads);
+                    times[record] += std::chrono::duration<double>(Clock::now() - start).count();
+                } else {
+                    program_.run_record(record, threads);
+                }
+                // Reading the clock takes a fifth of a small record, so only every eighth and the last does.
+                if (((record & 7) == 7 || record + 1 == commits) && record < commits && signalled()) {
+                    return Status::interrupted;
+                }
+            }
+        } catch (const OutOfRange& failure) {
+            wrong = failure;
+            return Status::out_of_range;
+        } catch (const std::bad_alloc&) {
+            return Status::no_memory;
+        }
+        record = 0;
+        return signalled() ? Status::interrupted : Status::done;
+    }
+
+    // Whether Python wants to handle a signal, such as Ctrl-C. It is asked ten times a second.
+    bool signalled() {
+        const Clock::time_point now = Clock::now();
+        if (now - last_check_ < std::chrono::milliseconds(100)) return false;
+        last_check_ = now;
+        const PyGILState_STATE state = PyGILState_Ensure();
+        const bool pending = PyErr_CheckSignals() != 0;
+        if (pending) {
+            PyObject *type, *value, *trace;
+            PyErr_Fetch(&type, &value, &trace);
+            pending_ = {type, value, trace};
+        }
+        PyGILState_Release(state);
+        return pending;
+    }
+
+    // The exception of a signal handler, until `run` raises it.
+    struct Pending {
+        PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+    };
+    Program program_;
+    std::vector<Slot> inputs_, outputs_;
+    Clock::time_point last_check_;
+    Pending pending_;
+    bool broken_ = false;
+};
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+    PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PyProgram::show)}, {0, nullptr}};
+    nb::class_<PyProgram>(m, "Program", nb::type_slots(slots),
+                          "Recorded calls, bound to memory that the program knows; as a buffer, its arena.")
+        .def(nb::init<size_t>(), nb::arg("bytes"))
+        .def("add_memory", &PyProgram::add_memory, nb::arg("array"), "Let records use an array's memory.")
+        .def("add_input", &PyProgram::add_input, nb::arg("array"))
+        .def("add_output", &PyProgram::add_output, nb::arg("array"))
+        .def("start_recording", &PyProgram::start_recording,
+             "From here on the calls of this thread become records instead of being run.")
+        .def("stop_recording", &PyProgram::stop_recording)
+        .def("commit", &PyProgram::commit, "All later records write to variables.")
+        .def("run", &PyProgram::run, nb::arg("inputs"), nb::arg("outputs"), nb::arg("steps"), nb::arg("stacked"),
+             nb::arg("threads"), nb::arg("times").none(),
+             nb::sig("def run(self, inputs: tuple[object, ...], outputs: tuple[object, ...], steps: int, stacked: bool, "
+                     "threads: int, times: object | None) -> tuple[str | int, ...] | None"),
+             "Copy the inputs, run the records, copy the outputs. None, or what is wrong.")
+        .def_prop_ro("size", &PyProgram::size, "The number of records.")
+        .def_prop_ro("first_commit", &PyProgram::first_commit)
+        .def_prop_ro("broken", &PyProgram::broken, "Whether a failure has left variables half updated.");
+}
+
+}  // namespace rg::bind
