@@ -112,6 +112,7 @@ public:
         LstmForward forward;
         forward.shape = ragged(arrays, in);
         const int64_t* seed = seed_of(arrays, in);
+        if (seed && !recorded_program()) forward.shape.seed = uint64_t(*seed);
         const View& x = arrays.add(in.x, "x", element_).require();
         const View& indices = arrays.add(in.indices, "x", Element::i64);
         forward.x = indices.present() ? table(x, x.extent(0)) : sequence(x, shape_.inputs);
@@ -147,6 +148,7 @@ public:
         LstmBackward backward;
         backward.shape = ragged(arrays, in);
         const int64_t* seed = seed_of(arrays, in);
+        if (seed && !recorded_program()) backward.shape.seed = uint64_t(*seed);
         const View& x = arrays.add(in.x, "x", element_).require();
         const View& indices = arrays.add(in.indices, "x", Element::i64);
         backward.x = indices.present() ? table(x, x.extent(0)) : sequence(x, shape_.inputs);

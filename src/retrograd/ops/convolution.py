@@ -40,7 +40,7 @@ class ConvGradients(NamedTuple):
 _GRADIENTS: Final = ConvGradients._fields
 
 
-class _Problem(NamedTuple):
+class ConvProblem(NamedTuple):
     """A convolution, or the one whose gradient a transposed convolution is, with all arguments checked."""
 
     channels_last: bool
@@ -75,7 +75,7 @@ def conv_forward(
     ``(size + before + after - dilation * (kernel - 1) - 1) // stride + 1`` pixels along each axis.
     """
     x, w = _operands(x, w)
-    problem = _problem(x.shape, w.shape, stride, padding, None, dilation, groups, channels_last)
+    problem = conv_problem(x.shape, w.shape, stride, padding, None, dilation, groups, channels_last)
     return _forward(problem, False, x, w, b, activation, out, num_threads)
 
 
@@ -103,7 +103,7 @@ def conv_backward(
     buffers of `out`, or are added to them with ``accumulate=True``. db is accumulated in float64.
     """
     x, w = _operands(x, w)
-    problem = _problem(x.shape, w.shape, stride, padding, None, dilation, groups, channels_last)
+    problem = conv_problem(x.shape, w.shape, stride, padding, None, dilation, groups, channels_last)
     return _backward(problem, False, dy, x, w, activation, y, need, out, accumulate, num_threads)
 
 
@@ -130,7 +130,7 @@ def conv_transpose_forward(
     output_padding - before - after`` pixels along each axis.
     """
     x, w = _operands(x, w)
-    problem = _problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
+    problem = conv_problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
     return _forward(problem, True, x, w, b, activation, out, num_threads)
 
 
@@ -155,7 +155,7 @@ def conv_transpose_backward(
 ) -> ConvGradients:
     """Compute dx, dw and db of :func:`conv_transpose_forward`, as :func:`conv_backward` does those of a convolution."""
     x, w = _operands(x, w)
-    problem = _problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
+    problem = conv_problem(x.shape, w.shape, stride, padding, output_padding, dilation, groups, channels_last)
     return _backward(problem, True, dy, x, w, activation, y, need, out, accumulate, num_threads)
 
 
@@ -163,7 +163,7 @@ def conv_transpose_backward(
 
 
 def _forward(
-    problem: _Problem,
+    problem: ConvProblem,
     transposed: bool,
     x: Array,
     w: Array,
@@ -184,7 +184,7 @@ def _forward(
 
 
 def _backward(
-    problem: _Problem,
+    problem: ConvProblem,
     transposed: bool,
     dy: Array,
     x: Array,
@@ -256,7 +256,7 @@ def _backward(
 
 
 def _convolve(
-    problem: _Problem,
+    problem: ConvProblem,
     transposed: bool,
     f: Activation,
     source_name: str,
@@ -328,7 +328,7 @@ class _Axis(NamedTuple):
         return (self.kernel - 1) * self.dilation + 1
 
 
-def _problem(
+def conv_problem(
     x_shape: tuple[int, ...],
     w_shape: tuple[int, ...],
     stride: PerAxis,
@@ -337,7 +337,7 @@ def _problem(
     dilation: PerAxis,
     groups: int,
     channels_last: bool,
-) -> _Problem:
+) -> ConvProblem:
     transposed = output_padding is not None
     channels_last = _args.as_flag("channels_last", channels_last)
     sizes = spatial("x", x_shape, channels_last)
@@ -362,7 +362,7 @@ def _problem(
         pixels = [_transposed_pixels(number, axis, extras[number]) for number, axis in enumerate(axes)]
     one, zero = (1,) * (2 - len(axes)), (0,) * (2 - len(axes))
     geometry = (*one, *strides, *one, *dilations, *zero, *(axis.before for axis in axes), groups)
-    return _Problem(channels_last, geometry, with_spatial(x_shape[0], outputs, pixels, channels_last), outputs)
+    return ConvProblem(channels_last, geometry, with_spatial(x_shape[0], outputs, pixels, channels_last), outputs)
 
 
 def _conv_outputs(w_shape: tuple[int, ...], channels: int, groups: int) -> int:

@@ -41,8 +41,8 @@ Reduction: TypeAlias = Literal["mean", "sum", "none", "weighted_mean", "nonzero_
 Result: TypeAlias = tuple[float | Array, Array | None]
 
 # The engine's codes: Reduction in src/core/dense/loss.h, ElementLoss in src/core/kernels.h.
-_REDUCTIONS: Final = {"mean": 1, "sum": 0, "none": 0, "weighted_mean": 2, "nonzero_mean": 3}
-_DIFFERENCE, _ABSOLUTE, _HINGE, _LOG, _SIGMOID = range(5)
+REDUCTIONS: Final = {"mean": 1, "sum": 0, "none": 0, "weighted_mean": 2, "nonzero_mean": 3}
+DIFFERENCE, ABSOLUTE, HINGE, LOG, SIGMOID = range(5)
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def mean_squared_error(
 ) -> Result:
     """``(y - target)**2`` and dy. `out` receives dy and may be `y` or `target` itself."""
     options = _Options(reduction, scale, want_gradient, out, num_threads)
-    return _elements(_DIFFERENCE, (1.0, math.inf), "y", y, target, weights, options)
+    return _elements(DIFFERENCE, (1.0, math.inf), "y", y, target, weights, options)
 
 
 @public
@@ -207,7 +207,7 @@ def huber(
     if not 0 < bound < math.inf:
         raise ValueError(f"delta is {bound}, must be a finite number above 0")
     options = _Options(reduction, scale, want_gradient, out, num_threads)
-    return _elements(_DIFFERENCE, (0.5, bound), "y", y, target, weights, options)
+    return _elements(DIFFERENCE, (0.5, bound), "y", y, target, weights, options)
 
 
 @public
@@ -231,7 +231,7 @@ def mean_absolute_error(
     if not -1 <= slope <= 1:
         raise ValueError(f"slope_at_zero is {slope}, must be from -1 to 1")
     options = _Options(reduction, scale, want_gradient, out, num_threads)
-    return _elements(_ABSOLUTE, (slope, 0.0), "y", y, target, weights, options)
+    return _elements(ABSOLUTE, (slope, 0.0), "y", y, target, weights, options)
 
 
 @public
@@ -251,7 +251,7 @@ def hinge(
     `out` receives dy and may be `y` or `target` itself.
     """
     options = _Options(reduction, scale, want_gradient, out, num_threads)
-    return _elements(_HINGE, (0.0, 0.0), "y", y, target, weights, options)
+    return _elements(HINGE, (0.0, 0.0), "y", y, target, weights, options)
 
 
 @public
@@ -276,7 +276,7 @@ def log_loss(
     if not 0 <= added < math.inf:
         raise ValueError(f"eps is {added}, must be a finite number of at least 0")
     options = _Options(reduction, scale, want_gradient, out, num_threads)
-    return _elements(_LOG, (added, 0.0), "y", y, target, weights, options)
+    return _elements(LOG, (added, 0.0), "y", y, target, weights, options)
 
 
 @public
@@ -299,7 +299,7 @@ def sigmoid_cross_entropy(
     """
     smoothing = _smoothing(label_smoothing)
     options = _Options(reduction, scale, want_gradient, out, num_threads)
-    return _elements(_SIGMOID, (1 - smoothing, smoothing / 2), "logits", logits, target, weights, options)
+    return _elements(SIGMOID, (1 - smoothing, smoothing / 2), "logits", logits, target, weights, options)
 
 
 # ---- shared ---------------------------------------------------------------------------------------------------------
@@ -316,9 +316,9 @@ class _Options(NamedTuple):
 
     def codes(self) -> tuple[int, float]:
         """The reduction and the scale, as the engine takes them."""
-        if self.reduction not in _REDUCTIONS:
-            raise ValueError(f"reduction is {self.reduction!r}; there are {', '.join(map(repr, _REDUCTIONS))}")
-        return _REDUCTIONS[self.reduction], _args.as_number("scale", self.scale)
+        if self.reduction not in REDUCTIONS:
+            raise ValueError(f"reduction is {self.reduction!r}; there are {', '.join(map(repr, REDUCTIONS))}")
+        return REDUCTIONS[self.reduction], _args.as_number("scale", self.scale)
 
 
 class _Weights(NamedTuple):

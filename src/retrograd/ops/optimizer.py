@@ -31,9 +31,9 @@ __all__ = ["adam_step", "global_norm", "rmsprop_step", "sgd_step"]
 Arrays: TypeAlias = Array | Sequence[Array]
 VelocityOf: TypeAlias = Literal["gradient", "step", "descent"]
 
-_SGD: Final = 0
-_ADAM: Final = 1
-_RMSPROP: Final = 2
+SGD_KIND: Final = 0
+ADAM: Final = 1
+RMSPROP: Final = 2
 _DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -79,9 +79,9 @@ def sgd_step(
     if velocities is None:
         gain, step = 1.0, -rate
     rule = _rule(
-        _SGD,
-        _gradient_terms(gradient_scale, clip, weight_decay, l1),
-        _norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        SGD_KIND,
+        gradient_terms(gradient_scale, clip, weight_decay, l1),
+        norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
         nesterov=bool(nesterov),
         momentum=momentum,
         gain=gain,
@@ -134,11 +134,11 @@ def adam_step(
     first_correction = _one_minus_power(keep_first, count)
     second_correction = math.sqrt(_one_minus_power(keep_second, count))
     epsilon = _non_negative("eps", eps)
-    scale, low, high, l2, l1 = _gradient_terms(gradient_scale, clip, weight_decay, l1)
+    scale, low, high, l2, l1 = gradient_terms(gradient_scale, clip, weight_decay, l1)
     rule = _rule(
-        _ADAM,
+        ADAM,
         (scale, low, high, 0.0 if decoupled else l2, l1),
-        _norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
         keep_first=keep_first,
         keep_second=keep_second,
         # Both corrections are folded into the rate, so that one division is enough. eps is scaled to match.
@@ -196,9 +196,9 @@ def rmsprop_step(
         gain, step = 1.0, -rate
     epsilon = _non_negative("eps", eps)
     rule = _rule(
-        _RMSPROP,
-        _gradient_terms(gradient_scale, clip, weight_decay, l1),
-        _norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
+        RMSPROP,
+        gradient_terms(gradient_scale, clip, weight_decay, l1),
+        norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
         keep_second=_fraction("alpha", alpha),
         eps=0.0 if eps_inside_root else epsilon,
         eps_inside=epsilon if eps_inside_root else 0.0,
@@ -279,7 +279,14 @@ def _velocity_form(velocity_of: str, rate: float) -> tuple[float, float]:
     return forms[velocity_of]
 
 
-def _gradient_terms(
+def velocity_factors(velocity_of: str) -> tuple[float, float, float, float]:
+    """The same for a learning rate that is known later: gain, its factor of the rate, rate, its factor."""
+    forms = {"gradient": (1.0, 0.0, 0.0, -1.0), "step": (0.0, -1.0, 1.0, 0.0), "descent": (0.0, 1.0, -1.0, 0.0)}
+    _velocity_form(velocity_of, 0.0)  # checks it
+    return forms[velocity_of]
+
+
+def gradient_terms(
     gradient_scale: float, clip: tuple[float, float] | None, weight_decay: float, l1: float
 ) -> tuple[float, float, float, float, float]:
     """scale, low, high, l2, l1"""
@@ -301,7 +308,7 @@ def _gradient_terms(
     )
 
 
-def _norm_terms(
+def norm_terms(
     clip: tuple[float, float] | None,
     maximum_norm: float | None,
     maximum_norm_each: float | None,
@@ -347,6 +354,32 @@ def _rule(
 ) -> _core.OptimizerRule:
     return _core.OptimizerRule(
         kind, nesterov, *gradient, keep_first, keep_second, eps, eps_inside, momentum, gain, rate, decay, *norm
+    )
+
+
+def optimizer_rule(
+    kind: int,
+    gradient: tuple[float, float, float, float, float],
+    norm: tuple[float, bool, float, bool],
+    nesterov: bool,
+    keep_first: float,
+    keep_second: float,
+    eps: float,
+    eps_inside: float,
+    momentum: float,
+) -> _core.OptimizerRule:
+    """A rule without what depends on the learning rate, for steps whose rate is in memory."""
+    return _rule(
+        kind,
+        gradient,
+        norm,
+        nesterov=nesterov,
+        keep_first=keep_first,
+        keep_second=keep_second,
+        eps=eps,
+        eps_inside=eps_inside,
+        momentum=momentum,
+        rate=0.0,
     )
 
 

@@ -74,12 +74,12 @@ def max_pool_forward(
     f64 = _args.is_float64("x", x)
     spatial = spatial_axes("x", x.shape, channels_last)
     _check_plane("x", spatial)
-    windows = _windows(spatial, kernel, stride, padding, dilation, "the largest value")
+    windows = pool_windows(spatial, kernel, stride, padding, dilation, "the largest value")
     threads = _args.thread_count(num_threads)
     y, indices = _result_buffers(out)
     if indices is not None and not return_indices:
         raise ValueError("out has a buffer for indices, which return_indices=False does not ask for")
-    shape = _pooled(x.shape, windows.outputs, channels_last)
+    shape = pooled_shape(x.shape, windows.outputs, channels_last)
     images = _Source("x", x, channels_last)
     to_y = _Target("out.y", y, shape, x.dtype, images)
     to_indices = _Target("out.indices", indices, shape, _INT32, images) if return_indices else None
@@ -154,7 +154,7 @@ def average_pool_backward(
     dy = _args.as_array("dy", dy)
     shape = _as_shape("x_shape", x_shape)
     needs = "" if count_includes_padding else "the average of its elements"
-    windows = _windows(spatial_axes("x_shape", shape, channels_last), kernel, stride, padding, 1, needs)
+    windows = pool_windows(spatial_axes("x_shape", shape, channels_last), kernel, stride, padding, 1, needs)
     return _backward(
         _AVERAGE, dy, None, None, shape, windows, bool(count_includes_padding), channels_last, out, accumulate,
         num_threads,
@@ -199,7 +199,7 @@ def l2_pool_backward(
     dy = _args.as_array("dy", dy)
     x = _args.as_array("x", x)
     y = _args.as_array("y", y)
-    windows = _windows(spatial_axes("x", x.shape, channels_last), kernel, stride, padding, 1, "")
+    windows = pool_windows(spatial_axes("x", x.shape, channels_last), kernel, stride, padding, 1, "")
     return _backward(_L2, dy, x, y, x.shape, windows, False, channels_last, out, accumulate, num_threads)
 
 
@@ -265,10 +265,10 @@ def _forward(
     num_threads: int | None,
 ) -> Array:
     f64 = _args.is_float64("x", x)
-    windows = _windows(spatial_axes("x", x.shape, channels_last), kernel, stride, padding, 1, needs)
+    windows = pool_windows(spatial_axes("x", x.shape, channels_last), kernel, stride, padding, 1, needs)
     threads = _args.thread_count(num_threads)
     images = _Source("x", x, channels_last)
-    to_y = _Target("out", out, _pooled(x.shape, windows.outputs, channels_last), x.dtype, images)
+    to_y = _Target("out", out, pooled_shape(x.shape, windows.outputs, channels_last), x.dtype, images)
     results = {"out": to_y.array}
     _check_copies(results, {"x": x}, images, to_y)
     arguments = (kind, f64, images.images, windows.engine, count_padding, to_y.images, None)
@@ -290,7 +290,7 @@ def _backward(
     num_threads: int | None,
 ) -> Array:
     f64 = _args.is_float64("dy", dy)
-    shape = _pooled(x_shape, windows.outputs, channels_last)
+    shape = pooled_shape(x_shape, windows.outputs, channels_last)
     for name, array, expected in (("dy", dy, shape), ("y", y, shape), ("x", x, x_shape)):
         if array is None:
             continue
@@ -508,7 +508,7 @@ def _check_accumulated(accumulate: bool, out: Array | None) -> None:
         raise ValueError("accumulate=True adds to out, which is missing")
 
 
-def _pooled(shape: tuple[int, ...], outputs: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
+def pooled_shape(shape: tuple[int, ...], outputs: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
     return (shape[0], *outputs, shape[-1]) if channels_last else (*shape[:2], *outputs)
 
 
@@ -538,7 +538,7 @@ def _as_shape(name: str, value: Sequence[int]) -> tuple[int, ...]:
     return extents
 
 
-def _windows(
+def pool_windows(
     spatial: tuple[int, ...],
     kernel: PerAxis,
     stride: PerAxis | None,

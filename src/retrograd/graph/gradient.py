@@ -1,0 +1,207 @@
+"""Gradients: nodes that compute them are added to the graph, from the result back to what it depends on.
+
+Several contributions to one gradient are added in the order in which the walk meets them, from the last node that uses
+the tensor to the first, so the bits are always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from .elementwise import COPY, add
+from .operation import Operation, Spec
+from .shaping import broadcast_to
+from .tensor import (
+    _TRACE,
+    Graph,
+    Node,
+    Operand,
+    Tensor,
+    Variable,
+    apply,
+    as_tensor,
+    current_graph,
+    fail,
+    in_trace,
+)
+
+_STOP: Final = Operation(
+    "stop_gradient", lambda x: (x,), view=lambda array: array, contiguous=(), why_not="the gradient is stopped here"
+)
+
+
+def stop_gradient(x: Operand) -> Tensor:
+    """x itself, as a constant to `gradients`."""
+    found: Tensor = apply(_STOP, (x,))[0]
+    return found
+
+
+def gradients(of: Operand, wrt: Sequence[Operand], *, seed: Operand | None = None) -> list[Tensor]:
+    """The gradients of a tensor without axes with respect to tensors or variables.
+
+    With `seed`, of the shape of `of`, which may then have axes, the gradients of ``sum(seed * of)``. A tensor on which
+    `of` does not depend is refused, as are integers: a gradient of zeros would hide a mistake.
+    """
+    graph = current_graph()
+    if graph is None:
+        raise RuntimeError("gradients: there is no trace; call it inside a function that graph.compile traces")
+    result = as_tensor(of)
+    targets = [as_tensor(t) if isinstance(t, Tensor) else _start_value(graph, t) for t in wrt]
+    for tensor, what in [(result, "of"), *((t, "wrt") for t in targets)]:
+        if tensor.dtype.kind != "f":
+            raise fail("gradients", f"{what} has a tensor of dtype {tensor.dtype}, which has no derivative", TypeError)
+    if seed is not None:
+        start = as_tensor(seed, result.dtype)
+        if start.spec != result.spec:
+            raise fail("gradients", f"seed is {start.spec!r}, but the tensor is {result.spec!r}")
+    elif result.shape:
+        raise fail("gradients", f"of has shape {result.shape}; take its sum or mean first, or give a seed")
+    else:
+        start = graph.constant(np.ones((), result.dtype))
+    found = _walk(graph, result, start, targets)
+    missing = [i for i, t in enumerate(targets) if found.get(id(t)) is None]
+    if missing:
+        names = ", ".join(f"wrt[{i}] ({_described(wrt[i])})" for i in missing)
+        raise fail("gradients", f"the tensor does not depend on {names}, or only through what has no derivative")
+    return [broadcast_to(found[id(t)], t.shape) for t in targets]
+
+
+def _start_value(graph: Graph, value: Operand) -> Tensor:
+    if not isinstance(value, Variable):
+        raise fail("gradients", f"wrt has {type(value).__name__}, must be tensors and variables", TypeError)
+    graph.variable(value)
+    return graph.read[value]
+
+
+def _described(value: Operand) -> str:
+    return repr(value) if isinstance(value, (Tensor, Variable)) else type(value).__name__
+
+
+def _walk(graph: Graph, result: Tensor, start: Tensor, targets: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The gradients of all tensors between the targets and the result, by id."""
+    nodes = graph.nodes[: result.node.number + 1]
+    depends = {id(t) for t in targets}  # on the targets
+    for node in nodes:
+        if node.operation is not _STOP and any(t is not None and id(t) in depends for t in node.inputs):
+            depends.update(id(r) for r in node.results if r.dtype.kind == "f")
+    found: dict[int, Tensor] = {id(result): start}
+    again = _Recomputed(graph)
+    for node in reversed(nodes):
+        given = [found.get(id(r)) for r in node.results]
+        if all(g is None for g in given):
+            continue
+        needed = [t is not None and id(t) in depends for t in node.inputs]
+        if not any(needed):
+            continue
+        rule = node.operation.gradient
+        if rule is None:
+            reason = node.operation.why_not or "it has no gradient of its own here"
+            file, line = node.line
+            raise TypeError(f"gradients: {node.operation.name} ({file}:{line}) has no derivative: {reason}")
+        for tensor, gradient in zip(node.inputs, rule(again.of(node), given, needed), strict=True):
+            if tensor is None or gradient is None or id(tensor) not in depends:
+                continue
+            before = found.get(id(tensor))
+            found[id(tensor)] = gradient if before is None else add(before, gradient)
+    return found
+
+
+# ---- recomputation ---------------------------------------------------------------------------------------------------
+
+
+class _Region:
+    """A part of the model whose intermediate tensors are computed again in the backward pass."""
+
+
+class _Recomputed:
+    """Copies of the nodes of regions, made when the walk first needs them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._copies: dict[int, Node] = {}
+
+    def of(self, node: Node) -> Node:
+        if node.region is None:
+            return node
+        if node.number not in self._copies:
+            inputs = tuple(self._input(t, node.region) for t in node.inputs)
+            region, _TRACE.region = _TRACE.region, None
+            try:
+                # Not Graph.node, which would find the first one.
+                specs = [r.spec for r in node.results]
+                self._copies[node.number] = Node(self._graph, node.operation, inputs, node.attributes, specs)
+            finally:
+                _TRACE.region = region
+        return self._copies[node.number]
+
+    def _input(self, tensor: Tensor | None, region: object) -> Tensor | None:
+        if tensor is None or tensor.node.region is not region:
+            return tensor
+        return self.of(tensor.node).results[tensor.index]
+
+
+def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose intermediate tensors are not kept for the backward pass, but computed again: same bits.
+
+    ``y = graph.recompute(block)(x)`` takes the time of a second forward pass of the block and saves its memory.
+    """
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if current_graph() is None:
+            return function(*arguments, **options)
+        before, _TRACE.region = _TRACE.region, _Region()
+        try:
+            return function(*arguments, **options)
+        finally:
+            _TRACE.region = before
+
+    return call
+
+
+# ---- custom gradients ------------------------------------------------------------------------------------------------
+
+
+def custom_gradient(
+    function: Callable[..., Tensor], gradient: Callable[..., Sequence[Tensor | None]]
+) -> Callable[..., Tensor]:
+    """`function`, a function of tensors that returns one, with another gradient.
+
+    ``gradient(g, y, *inputs)`` returns the gradients of the inputs for the gradient g of the result y; None is zero.
+    """
+
+    def rule(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+        (g,) = given
+        y, *inputs = node.inputs
+        found = list(gradient(g, y, *inputs))
+        if len(found) != len(inputs):
+            raise fail("custom_gradient", f"gradient returned {len(found)} gradients for {len(inputs)} inputs")
+        for i, (one, tensor) in enumerate(zip(found, inputs, strict=True)):
+            assert tensor is not None
+            if one is not None and one.spec != tensor.spec:
+                raise fail("custom_gradient", f"gradient {i} is {one.spec!r}, but that input is {tensor.spec!r}")
+        return [None, *found]
+
+    def shapes(y: Spec, *inputs: Spec) -> Sequence[Spec]:
+        return (y,)
+
+    operation = Operation.__new__(Operation)  # not in the list of operations: it belongs to this function
+    for field, value in {
+        "name": getattr(function, "__name__", "custom"), "shapes": shapes, "compute": COPY.compute, "view": None,
+        "gradient": rule, "why_not": "", "contiguous": (), "optional": (), "in_place": ((0, 0),), "updates": False, "flops": None,
+        "map_code": None,
+    }.items():  # fmt: skip
+        setattr(operation, field, value)
+
+    def call(*inputs: Operand) -> Tensor:
+        if not in_trace(inputs):
+            return function(*inputs)
+        tensors = [as_tensor(t) for t in inputs]
+        y = function(*(stop_gradient(t) for t in tensors))
+        graph = current_graph()
+        assert graph is not None
+        return Node(graph, operation, (y, *tensors), {}, (y.spec,)).results[0]
+
+    return call

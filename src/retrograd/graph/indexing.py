@@ -1,0 +1,351 @@
+"""Gather and scatter, sorted selections, cumulative sums, one-hot vectors, and counters for random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .elementwise import add, cast, equal, identity
+from .operation import Array, Operation, Spec
+from .operators import Operators
+from .reduction import INT64, as_axes, refuse
+from .shaping import reshape
+from .tensor import FLOATS, Node, Operand, Tensor, Variable, apply, current_graph, fail
+
+
+def refuse_index(answer: _core.Refusal | None) -> None:
+    """Raise for an index out of range, outside programs."""
+    if answer is not None and answer.reason is _core.Reason.out_of_range:
+        raise IndexError(f"{answer.argument} has an index out of range")
+    refuse(answer)
+
+
+def as_indices(name: str, indices: Operand) -> Any:
+    """Indices as int64."""
+    if isinstance(indices, Operators):
+        if indices.dtype.kind != "i":
+            raise fail(name, f"indices has dtype {indices.dtype}, must be integers", TypeError)
+        return cast(indices, INT64)  # type: ignore[arg-type]
+    array = np.asarray(indices)
+    if array.dtype.kind not in "iu" and array.size:
+        raise fail(name, f"indices has dtype {array.dtype}, must be integers", TypeError)
+    return array.astype(INT64)
+
+
+def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+    """The elements before an axis, along it, and after it."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+# ---- rows along an axis ----------------------------------------------------------------------------------------------
+
+
+def _take_shapes(x: Spec, indices: Spec, *, axis: int) -> Sequence[Spec]:
+    return (Spec((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype),)
+
+
+def _take(inputs: Sequence[Array], results: Sequence[Array], *, axis: int) -> None:
+    (x, indices), (y,) = inputs, results
+    outer, count, inner = _around(x.shape, axis)
+    source, target = x.reshape(outer, count, inner), y.reshape(outer, indices.size, inner)
+    refuse_index(_core.gather(x.dtype.itemsize, source, indices.reshape(-1), target, False, 0))
+
+
+def _take_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    x, indices = node.inputs
+    assert x is not None
+    return [apply(_PUT_ADD, (given[0], indices), {"shape": x.shape, **node.attributes})[0], None]
+
+
+_TAKE: Final = Operation("take", _take_shapes, compute=_take, gradient=_take_gradient)
+
+
+def _put_add(inputs: Sequence[Array], results: Sequence[Array], *, shape: tuple[int, ...], axis: int) -> None:
+    (dy, indices), (dx,) = inputs, results
+    outer, count, inner = _around(shape, axis)
+    source, target = dy.reshape(outer, indices.size, inner), dx.reshape(outer, count, inner)
+    refuse_index(_core.scatter_add(dy.dtype.itemsize == 8, source, indices.reshape(-1), target, False, False, 0))
+
+
+def _put_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    return [apply(_TAKE, (given[0], node.inputs[1]), {"axis": node.attributes["axis"]})[0], None]
+
+
+# Zeros of a shape, with rows added at indices along an axis, in the order of the indices.
+_PUT_ADD: Final = Operation(
+    "put_add", lambda dy, indices, *, shape, axis: (Spec(shape, dy.dtype),), compute=_put_add, gradient=_put_gradient
+)
+
+
+def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
+    """The elements at integer `indices` along an axis, which their axes replace. Indices count from 0."""
+    tensor = identity(x)
+    try:
+        (number,) = as_axes(axis, tensor.ndim)
+    except ValueError as error:
+        raise fail("take", str(error)) from None
+    found: Tensor = apply(_TAKE, (tensor, as_indices("take", indices)), {"axis": number})[0]
+    return found
+
+
+# ---- elements along an axis ------------------------------------------------------------------------------------------
+
+
+def _along_shapes(x: Spec, indices: Spec, *, axis: int) -> Sequence[Spec]:
+    same = len(x.shape) == len(indices.shape) and all(
+        i == axis or a == b for i, (a, b) in enumerate(zip(x.shape, indices.shape, strict=False))
+    )
+    if not same:
+        raise ValueError(f"indices has shape {indices.shape}, but x has {x.shape}: only axis {axis} may differ")
+    return (Spec(indices.shape, x.dtype),)
+
+
+def _take_along(inputs: Sequence[Array], results: Sequence[Array], *, axis: int) -> None:
+    (x, indices), (y,) = inputs, results
+    shapes = [a.reshape(_around(a.shape, axis)) for a in (x, indices, y)]
+    refuse_index(_core.gather_along(x.dtype.itemsize, *shapes, False, 0))
+
+
+def _along_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    x, indices = node.inputs
+    assert x is not None
+    return [apply(_PUT_ALONG, (given[0], indices), {"shape": x.shape, **node.attributes})[0], None]
+
+
+_TAKE_ALONG: Final = Operation("take_along_axis", _along_shapes, compute=_take_along, gradient=_along_gradient)
+
+
+def _put_along(inputs: Sequence[Array], results: Sequence[Array], *, shape: tuple[int, ...], axis: int) -> None:
+    (dy, indices), (dx,) = inputs, results
+    shapes = [a.reshape(_around(a.shape, axis)) for a in (dy, indices, dx)]
+    refuse_index(_core.scatter_along_add(dy.dtype.itemsize == 8, *shapes, False, False, 0))
+
+
+def _put_along_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    return [apply(_TAKE_ALONG, (given[0], node.inputs[1]), {"axis": node.attributes["axis"]})[0], None]
+
+
+_PUT_ALONG: Final = Operation(
+    "put_along_axis_add",
+    lambda dy, indices, *, shape, axis: (Spec(shape, dy.dtype),),
+    compute=_put_along,
+    gradient=_put_along_gradient,
+)
+
+
+def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
+    """For each of the integer `indices`, the element of x at that place along an axis, as NumPy's."""
+    tensor = identity(x)
+    try:
+        (number,) = as_axes(axis, tensor.ndim)
+    except ValueError as error:
+        raise fail("take_along_axis", str(error)) from None
+    found: Tensor = apply(_TAKE_ALONG, (tensor, as_indices("take_along_axis", indices)), {"axis": number})[0]
+    return found
+
+
+# ---- scatter ---------------------------------------------------------------------------------------------------------
+
+
+def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
+    """x with `updates` added at `indices` along an axis, in the order of the indices."""
+    tensor, extra = identity(x), identity(updates)
+    (number,) = as_axes(axis, tensor.ndim)
+    places = as_indices("scatter_add", indices)
+    expected = (*tensor.shape[:number], *places.shape, *tensor.shape[number + 1 :])
+    if extra.shape != expected:
+        raise fail("scatter_add", f"updates has shape {extra.shape}, expected {expected}")
+    placed: Tensor = apply(_PUT_ADD, (extra, places), {"shape": tensor.shape, "axis": number})[0]
+    return add(tensor, placed)
+
+
+# ---- softmax ---------------------------------------------------------------------------------------------------------
+
+
+def _softmax_shapes(x: Spec, *, log: bool) -> Sequence[Spec]:
+    if x.dtype.kind != "f":
+        raise TypeError(f"x has dtype {x.dtype}, must be float32 or float64")
+    return (x,)
+
+
+def _softmax(inputs: Sequence[Array], results: Sequence[Array], *, log: bool) -> None:
+    x, y = (a.reshape(-1, a.shape[-1]) if a.size else a.reshape(0, a.shape[-1]) for a in (inputs[0], results[0]))
+    if x.size:
+        refuse(_core.softmax(log, x.dtype.itemsize == 8, x, y, False, 0))
+
+
+def _softmax_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    return [apply(_SOFTMAX_BACKWARD, (given[0], node.result), node.attributes)[0]]
+
+
+_SOFTMAX: Final = Operation(
+    "softmax", _softmax_shapes, compute=_softmax, gradient=_softmax_gradient, in_place=[(0, 0)],
+    flops=lambda inputs, results, **_: 4.0 * inputs[0].elements,
+)  # fmt: skip
+
+
+def _softmax_backward(inputs: Sequence[Array], results: Sequence[Array], *, log: bool) -> None:
+    arrays = [a.reshape(-1, a.shape[-1]) if a.size else a.reshape(0, a.shape[-1]) for a in (*inputs, results[0])]
+    if arrays[0].size:
+        refuse(_core.softmax_backward(log, arrays[0].dtype.itemsize == 8, *arrays, False, 0))
+
+
+def _softmax_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    """dx = y (dy - s), s = sum(dy y); or with the logarithm dx = dy - exp(y) sum(dy)."""
+    from .elementwise import exp
+    from .reduction import sum
+
+    (dy, y), (g,) = node.inputs, given
+    assert dy is not None and y is not None and g is not None
+    if node.attributes["log"]:
+        p = exp(y)
+        inner = sum(g * p, -1, keepdims=True)
+        return [g - inner, -(g * p * sum(dy, -1, keepdims=True))]
+    s = sum(dy * y, -1, keepdims=True)
+    gy = sum(g * y, -1, keepdims=True)
+    return [y * (g - gy), g * (dy - s) - dy * gy]
+
+
+_SOFTMAX_BACKWARD: Final = Operation(
+    "softmax_backward", lambda dy, y, *, log: (y,), compute=_softmax_backward, gradient=_softmax_second,
+    in_place=[(0, 0)], flops=lambda inputs, results, **_: 4.0 * inputs[0].elements,
+)  # fmt: skip
+
+
+def softmax(x: Operand, axis: int = -1) -> Tensor:
+    """``exp(x) / sum(exp(x))`` along an axis, without overflow."""
+    return _along_last(x, axis, False)
+
+
+def log_softmax(x: Operand, axis: int = -1) -> Tensor:
+    """``log(softmax(x))`` along an axis."""
+    return _along_last(x, axis, True)
+
+
+def _along_last(x: Operand, axis: int, log: bool) -> Tensor:
+    from .shaping import moveaxis
+
+    tensor = identity(x)
+    try:
+        (number,) = as_axes(axis, tensor.ndim)
+    except ValueError as error:
+        raise fail("softmax", str(error)) from None
+    last = number == tensor.ndim - 1
+    found: Tensor = apply(_SOFTMAX, (tensor if last else moveaxis(tensor, number, -1),), {"log": log})[0]
+    return found if last else moveaxis(found, -1, number)
+
+
+# ---- along an axis ---------------------------------------------------------------------------------------------------
+
+
+def _cumulative(inputs: Sequence[Array], results: Sequence[Array], *, axis: int, exclusive: bool, reverse: bool) -> None:
+    x, y = (a.reshape(_around(a.shape, axis)) for a in (inputs[0], results[0]))
+    refuse(_core.cumulative_sum(x.dtype.itemsize == 8, x, y, exclusive, reverse, False, 0))
+
+
+def _cumulative_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    attributes = {**node.attributes, "reverse": not node.attributes["reverse"]}
+    return [apply(_CUMULATIVE, given, attributes)[0]]
+
+
+def _cumulative_shapes(x: Spec, **_: object) -> Sequence[Spec]:
+    if x.dtype.kind != "f":
+        raise TypeError(f"x has dtype {x.dtype}, must be float32 or float64")
+    return (x,)
+
+
+_CUMULATIVE: Final = Operation("cumsum", _cumulative_shapes, compute=_cumulative, gradient=_cumulative_gradient)
+
+
+def cumsum(x: Operand, axis: int | None = None, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """The sums of the elements up to each, along an axis; `exclusive`: without itself, `reverse`: from the end."""
+    tensor = identity(x)
+    if axis is None:
+        tensor, axis = reshape(tensor, (-1,)), 0
+    (number,) = as_axes(axis, tensor.ndim)
+    attributes = {"axis": number, "exclusive": bool(exclusive), "reverse": bool(reverse)}
+    found: Tensor = apply(_CUMULATIVE, (tensor,), attributes)[0]
+    return found
+
+
+class TopK(NamedTuple):
+    """The selected values along the last axis, and their indices."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _top_shapes(x: Spec, *, k: int, largest: bool) -> Sequence[Spec]:
+    if x.dtype.kind != "f":
+        raise TypeError(f"x has dtype {x.dtype}, must be float32 or float64")
+    if not x.shape or not 0 <= k <= x.shape[-1]:
+        raise ValueError(f"k is {k}, but the last axis of x, shape {x.shape}, has fewer elements")
+    shape = (*x.shape[:-1], k)
+    return Spec(shape, x.dtype), Spec(shape, INT64)
+
+
+def _top(inputs: Sequence[Array], results: Sequence[Array], *, k: int, largest: bool) -> None:
+    x, values, indices = (a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) for a in (inputs[0], *results))
+    refuse(_core.top_k(x.dtype.itemsize == 8, x, values, indices, largest, False, 0))
+
+
+def _top_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    (x,) = node.inputs
+    assert x is not None
+    attributes = {"shape": x.shape, "axis": x.ndim - 1}
+    return [None if given[0] is None else apply(_PUT_ALONG, (given[0], node.results[1]), attributes)[0]]
+
+
+_TOP: Final = Operation("top_k", _top_shapes, compute=_top, gradient=_top_gradient)
+
+
+def top_k(x: Operand, k: int, *, largest: bool = True) -> TopK:
+    """The k largest, or smallest, elements along the last axis, in order, and their int64 indices."""
+    return TopK(*apply(_TOP, (x,), {"k": int(k), "largest": bool(largest)}))
+
+
+def sort(x: Operand, axis: int = -1) -> Tensor:
+    """The elements in ascending order along an axis; the gradient goes back to where they were."""
+    from .shaping import moveaxis
+
+    tensor = moveaxis(x, axis, -1)
+    return moveaxis(top_k(tensor, tensor.shape[-1], largest=False).values, -1, axis)
+
+
+def one_hot(indices: Operand, classes: int, dtype: npt.DTypeLike = FLOATS[0]) -> Tensor:
+    """Vectors with a 1 at each index and 0 elsewhere, along a new last axis; all 0 for an index out of range."""
+    places = as_indices("one_hot", indices)
+    wide = reshape(places, (*places.shape, 1))
+    return cast(equal(wide, np.arange(int(classes), dtype=INT64)), dtype)
+
+
+# ---- counters --------------------------------------------------------------------------------------------------------
+
+
+def counter(start: int = 0, *, name: str = "counter") -> Variable:
+    """A variable that counts the runs of a program that uses :func:`next_count`; int64."""
+    return Variable(np.asarray(start, INT64), name=name)
+
+
+def next_count(count: Variable) -> Tensor:
+    """Add 1 to a counter in every run, and return its new value."""
+    if current_graph() is None:
+        count.value += 1
+        return count.value.copy()  # type: ignore[return-value]
+    new = identity(count) + 1
+    count.assign(new)
+    return new
+
+
+def as_seed(seed: Operand) -> Any:
+    """A seed as one int64."""
+    if isinstance(seed, int):
+        if not -(1 << 63) <= seed < 1 << 64:
+            raise fail("seed", f"it is {seed}, must be from 0 to below 2**64")
+        return np.asarray(seed - (1 << 64) if seed >= 1 << 63 else seed, INT64)
+    return seed

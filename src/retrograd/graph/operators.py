@@ -1,0 +1,173 @@
+"""The operators and methods of tensors and variables: NumPy's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+import retrograd.graph as G
+
+if TYPE_CHECKING:
+    from .operation import Spec
+    from .shaping import Index
+    from .tensor import Operand, Tensor
+
+Axes = int | tuple[int, ...] | None
+
+
+class Operators:
+    """What tensors and variables share."""
+
+    __slots__ = ()
+    spec: Spec
+    __array_priority__ = 1000.0
+    __array_ufunc__ = None  # so that array + tensor calls the tensor's method
+    __hash__ = object.__hash__  # == compares elements, but tensors are told apart by identity
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> int:
+        return self.spec.elements
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without axes has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __add__(self, other: Operand) -> Tensor:
+        return G.add(self, other)
+
+    def __radd__(self, other: Operand) -> Tensor:
+        return G.add(other, self)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return G.subtract(self, other)
+
+    def __rsub__(self, other: Operand) -> Tensor:
+        return G.subtract(other, self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return G.multiply(self, other)
+
+    def __rmul__(self, other: Operand) -> Tensor:
+        return G.multiply(other, self)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return G.divide(self, other)
+
+    def __rtruediv__(self, other: Operand) -> Tensor:
+        return G.divide(other, self)
+
+    def __mod__(self, other: Operand) -> Tensor:
+        return G.mod(self, other)
+
+    def __rmod__(self, other: Operand) -> Tensor:
+        return G.mod(other, self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return G.power(self, other)
+
+    def __rpow__(self, other: Operand) -> Tensor:
+        return G.power(other, self)
+
+    def __matmul__(self, other: Operand) -> Tensor:
+        return G.matmul(self, other)
+
+    def __rmatmul__(self, other: Operand) -> Tensor:
+        return G.matmul(other, self)
+
+    def __neg__(self) -> Tensor:
+        return G.negative(self)
+
+    def __pos__(self) -> Tensor:
+        return G.identity(self)
+
+    def __abs__(self) -> Tensor:
+        return G.absolute(self)
+
+    def __eq__(self, other: Operand) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy
+        return G.equal(self, other)
+
+    def __ne__(self, other: Operand) -> Tensor:  # type: ignore[override]
+        return G.not_equal(self, other)
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return G.less(self, other)
+
+    def __le__(self, other: Operand) -> Tensor:
+        return G.less_equal(self, other)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return G.greater(self, other)
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return G.greater_equal(self, other)
+
+    def __and__(self, other: Operand) -> Tensor:
+        return G.logical_and(self, other)
+
+    def __or__(self, other: Operand) -> Tensor:
+        return G.logical_or(self, other)
+
+    def __xor__(self, other: Operand) -> Tensor:
+        return G.logical_xor(self, other)
+
+    def __invert__(self) -> Tensor:
+        return G.logical_not(self)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        return G.take_slice(self, index)
+
+    @property
+    def T(self) -> Tensor:
+        return G.transpose(self)
+
+    def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return G.sum(self, axis, keepdims=keepdims)
+
+    def mean(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return G.mean(self, axis, keepdims=keepdims)
+
+    def var(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return G.var(self, axis, keepdims=keepdims)
+
+    def max(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return G.max(self, axis, keepdims=keepdims)
+
+    def min(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return G.min(self, axis, keepdims=keepdims)
+
+    def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return G.prod(self, axis, keepdims=keepdims)
+
+    def argmax(self, axis: int | None = None) -> Tensor:
+        return G.argmax(self, axis)
+
+    def argmin(self, axis: int | None = None) -> Tensor:
+        return G.argmin(self, axis)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
+        return G.reshape(self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
+
+    def transpose(self, *axes: int) -> Tensor:
+        return G.transpose(self, axes or None)
+
+    def astype(self, dtype: npt.DTypeLike) -> Tensor:
+        return G.cast(self, dtype)

@@ -1,0 +1,176 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from .. import _core
+from .elementwise import broadcast, identity
+from .operation import Array, Operation, Spec
+from .reduction import refuse, sum, sum_to
+from .shaping import broadcast_to, reshape, swapaxes
+from .tensor import Node, Operand, Tensor, apply, fail
+
+
+def _floats(*specs: Spec | None) -> None:
+    present = [spec for spec in specs if spec is not None]
+    for spec in present:
+        if spec.dtype.kind != "f":
+            raise TypeError(f"an operand has dtype {spec.dtype}, must be float32 or float64; convert it with .astype")
+        if spec.dtype != present[0].dtype:
+            raise TypeError(f"operands have dtypes {present[0].dtype} and {spec.dtype}; convert one with .astype")
+
+
+# ---- batched products ------------------------------------------------------------------------------------------------
+
+
+def _product_shapes(a: Spec, b: Spec) -> Sequence[Spec]:
+    _floats(a, b)
+    return (Spec((*a.shape[:-1], b.shape[-1]), a.dtype),)
+
+
+def _product(inputs: Sequence[Array], results: Sequence[Array]) -> None:
+    (a, b), (y,) = inputs, results
+    refuse(_core.batched_product(a.dtype.itemsize == 8, a, b, y, False, False, 0))
+
+
+def _product_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    (a, b), (g,) = node.inputs, given
+    assert a is not None and b is not None and g is not None
+    return [
+        apply(_PRODUCT, (g, swapaxes(b, 1, 2)))[0] if needed[0] else None,
+        apply(_PRODUCT, (swapaxes(a, 1, 2), g))[0] if needed[1] else None,
+    ]
+
+
+# [B, M, K] by [B, K, N].
+_PRODUCT: Final = Operation(
+    "matmul",
+    _product_shapes,
+    compute=_product,
+    gradient=_product_gradient,
+    contiguous=(),
+    flops=lambda inputs, results: 2.0 * inputs[0].elements * inputs[1].shape[-1],
+)
+
+
+def matmul(a: Operand, b: Operand) -> Tensor:
+    """``a @ b``: matrices in the last two axes, the others broadcast; a vector is a row or a column, as in NumPy."""
+    left, right = identity(a), identity(b)
+    rows, columns = left.ndim > 1, right.ndim > 1
+    if left.ndim == 0 or right.ndim == 0 or left.shape[-1] != right.shape[-2 if columns else -1]:
+        raise fail("matmul", f"shapes {left.shape} and {right.shape} do not fit: the inner axes must be equal")
+    x = left if rows else reshape(left, (1, *left.shape))
+    w = right if columns else reshape(right, (*right.shape, 1))
+    lead, outer, inner, last = broadcast([x.shape[:-2], w.shape[:-2]]), x.shape[-2], x.shape[-1], w.shape[-1]
+    if x.ndim > 2 and w.ndim == 2:
+        # One matrix for all rows: one large product.
+        flat: Tensor = apply(_PRODUCT, (reshape(x, (1, -1, inner)), reshape(w, (1, inner, last))))[0]
+    else:
+        count = math.prod(lead)
+        stacked = [
+            reshape(broadcast_to(t, (*lead, *t.shape[-2:])), (count, *t.shape[-2:])) if t.ndim != 3 or t.shape[0] != count
+            else t
+            for t in (x, w)
+        ]  # fmt: skip
+        flat = apply(_PRODUCT, stacked)[0]
+    return reshape(flat, (*lead, *((outer,) if rows else ()), *((last,) if columns else ())))
+
+
+# ---- linear layers ---------------------------------------------------------------------------------------------------
+
+
+def _linear_shapes(x: Spec, w: Spec, b: Spec | None) -> Sequence[Spec]:
+    _floats(x, w, b)
+    if len(w.shape) != 2 or not x.shape or x.shape[-1] != w.shape[1]:
+        raise ValueError(f"x has shape {x.shape}, but w has shape {w.shape}, must be [outputs, {x.shape[-1:]}]")
+    if b is not None and b.shape != w.shape[:1]:
+        raise ValueError(f"b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
+    return (Spec((*x.shape[:-1], w.shape[0]), x.dtype),)
+
+
+def _rows(array: Array) -> Array:
+    return array if array.ndim == 2 else array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+def _linear(inputs: Sequence[Array], results: Sequence[Array]) -> None:
+    x, w, b = inputs
+    refuse(_core.linear_forward(x.dtype.itemsize == 8, _rows(x), w, b, _rows(results[0]), False, 0))
+
+
+def _linear_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    (x, w, _), (g,) = node.inputs, given
+    found: tuple[Tensor, ...] = apply(_LINEAR_BACKWARD, (g, x, w))
+    return [t if wanted else None for t, wanted in zip(found, needed, strict=True)]
+
+
+_LINEAR: Final = Operation(
+    "linear",
+    _linear_shapes,
+    compute=_linear,
+    gradient=_linear_gradient,
+    contiguous=(0, 2),
+    flops=lambda inputs, results: 2.0 * inputs[0].elements * inputs[1].shape[0],
+)
+
+
+def _linear_backward(inputs: Sequence[Array], results: Sequence[Array | None]) -> None:
+    (dy, x, w), (dx, dw, db) = inputs, results
+    refuse(
+        _core.linear_backward(
+            x.dtype.itemsize == 8, _rows(dy), _rows(x), w, None if dx is None else _rows(dx), dw, db, False, False, 0
+        )
+    )
+
+
+def _linear_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    (dy, x, w), (gdx, gdw, gdb) = node.inputs, given
+    assert dy is not None and x is not None and w is not None
+    rows = math.prod(x.shape[:-1])
+    flat_dy, flat_x = reshape(dy, (rows, -1)), reshape(x, (rows, -1))
+    parts: list[list[Tensor]] = [[], [], []]
+    if gdx is not None:
+        flat = reshape(gdx, (rows, -1))
+        parts[0].append(matmul(flat, w.T))
+        parts[2].append(matmul(flat_dy.T, flat))
+    if gdw is not None:
+        parts[0].append(matmul(flat_x, gdw.T))
+        parts[1].append(matmul(flat_dy, gdw))
+    if gdb is not None:
+        parts[0].append(broadcast_to(gdb, flat_dy.shape))
+    found: list[Tensor | None] = []
+    for tensor, contributions, wanted in zip((dy, x, w), parts, needed, strict=True):
+        total: Tensor | None = None
+        for one in contributions if wanted else []:
+            total = one if total is None else total + one
+        found.append(None if total is None else reshape(sum_to(total, total.shape), tensor.shape))
+    return found
+
+
+_LINEAR_BACKWARD: Final = Operation(
+    "linear_backward",
+    lambda dy, x, w: (x, w, Spec(w.shape[:1], w.dtype)),
+    compute=_linear_backward,
+    gradient=_linear_second,
+    contiguous=(0, 1),
+    optional=(0, 1, 2),
+    flops=lambda inputs, results: 4.0 * inputs[1].elements * inputs[2].shape[0],
+)
+
+
+def linear(x: Operand, w: Operand, b: Operand | None = None) -> Tensor:
+    """``x @ w.T + b`` for x [..., I], w [O, I] and b [O]; the sum over rows for b is in float64."""
+    found: Tensor = apply(_LINEAR, (x, w, b))[0]
+    return found
+
+
+def outer(a: Operand, b: Operand) -> Tensor:
+    """The products of every element of a with every element of b, which have one axis each."""
+    return matmul(reshape(a, (-1, 1)), reshape(b, (1, -1)))
+
+
+def vdot(a: Operand, b: Operand) -> Tensor:
+    """The sum of the products of all elements."""
+    return sum(identity(a) * identity(b))

@@ -1,0 +1,405 @@
+"""Tensors, the graph that a trace builds of them, and variables.
+
+A tensor is a result of a node; a node is an operation with its inputs. Inside a trace the functions of this package add
+nodes. Called with arrays they compute at once, by the same declarations.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..ops import _memory
+from ..ops._buffers import foreign_array, is_foreign
+from .operation import OPERATIONS, Array, Operation, Spec
+from .operators import Operators
+
+_PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float64))
+INTEGERS: Final = (np.dtype(np.int32), np.dtype(np.int64))
+BOOL: Final = np.dtype(np.bool_)
+DTYPES: Final = (*FLOATS, *INTEGERS, BOOL)
+BYTE: Final = np.dtype(np.uint8)  # of caches, which only their operations read
+
+
+class Graph:
+    """The nodes of a trace, in the order in which they were made. `print` shows them as a table."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.assigned: dict[Variable, Tensor] = {}  # the last value of each variable
+        self.read: dict[Variable, Tensor] = {}  # the value of each variable at the start
+        self.open = True
+        self._known: dict[tuple[Any, ...], Node] = {}
+
+    def node(self, operation: Operation, inputs: Sequence[Tensor | None], attributes: dict[str, Any]) -> Node:
+        """The node of an operation: an earlier one, if it is the same."""
+        key = (operation.name, *map(id, inputs), *sorted(attributes.items()))
+        try:
+            found = self._known.get(key)
+        except TypeError:  # an attribute that cannot be hashed
+            key, found = (), None
+        if found is not None:
+            return found
+        specs = operation.shapes(*(None if t is None else t.spec for t in inputs), **attributes)
+        node = Node(self, operation, tuple(inputs), attributes, specs)
+        if key:
+            self._known[key] = node
+        return node
+
+    def variable(self, variable: Variable) -> Tensor:
+        """The value that a variable has at this point of the trace."""
+        found = self.assigned.get(variable) or self.read.get(variable)
+        if found is None:
+            found = Node(self, VARIABLE, (), {"variable": variable}, (variable.spec,)).results[0]
+            self.read[variable] = found
+        return found
+
+    def constant(self, value: Array) -> Tensor:
+        """A tensor that always has this value."""
+        if value.ndim == 0:
+            key = ("constant", value.dtype, value.tobytes())
+            if key not in self._known:
+                self._known[key] = Node(self, CONSTANT, (), {"value": value}, (Spec((), value.dtype),))
+            return self._known[key].results[0]
+        copy = np.array(value, order="C")
+        copy.flags.writeable = False
+        return Node(self, CONSTANT, (), {"value": copy}, (Spec(copy.shape, copy.dtype),)).results[0]
+
+    def __repr__(self) -> str:
+        from .show import graph_table
+
+        return graph_table(self)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Write a picture of the graph, as SVG."""
+        from .show import draw
+
+        draw(self, path)
+
+
+class Node:
+    """An operation with its inputs and attributes."""
+
+    __slots__ = ("attributes", "graph", "inputs", "line", "number", "operation", "region", "results")
+
+    def __init__(
+        self,
+        graph: Graph,
+        operation: Operation,
+        inputs: tuple[Tensor | None, ...],
+        attributes: dict[str, Any],
+        specs: Sequence[Spec],
+    ) -> None:
+        if not graph.open:
+            raise RuntimeError(
+                f"{operation.name}: this tensor belongs to a function that has been traced already; return it from "
+                "that function, and use the array that the program returns"
+            )
+        self.graph = graph
+        self.operation = operation
+        self.inputs = inputs
+        self.attributes = attributes
+        self.line = users_line()
+        self.number = len(graph.nodes)
+        self.region = _TRACE.region
+        self.results = tuple(Tensor(self, index, spec) for index, spec in enumerate(specs))
+        graph.nodes.append(self)
+
+    @property
+    def result(self) -> Tensor:
+        return self.results[0]
+
+    def __repr__(self) -> str:
+        return f"<{self.operation.name} {self.number}>"
+
+
+class Tensor(Operators):
+    """A value in a graph: its shape and dtype are known, its elements are computed when a program runs."""
+
+    __slots__ = ("index", "node", "spec")
+
+    def __init__(self, node: Node, index: int, spec: Spec) -> None:
+        self.node = node
+        self.index = index
+        self.spec = spec
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.spec!r}, from {self.node.operation.name})"
+
+    # What Python or NumPy would need the elements for.
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            f"a tensor of shape {self.shape} is used as a truth value, but its elements are only known when the program "
+            "runs; use graph.where(condition, a, b), or decide before tracing"
+        )
+
+    def __float__(self) -> NoReturn:
+        raise TypeError(
+            "a tensor has no value while a function is traced; return it, and convert what the program returns"
+        )
+
+    __int__ = __index__ = __float__
+
+    def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
+        raise TypeError(
+            "a tensor is used in NumPy code, which needs its elements; use the function of retrograd.graph with the "
+            "same name, or return the tensor and call NumPy on what the program returns"
+        )
+
+
+class Variable(Operators):
+    """An array that a program keeps from run to run: a parameter, an optimizer's state, a counter.
+
+    `value` is the array itself, in place: change it with ``variable.value[...] = new``. Inside a trace a variable is a
+    tensor with the value it has at that point, and :meth:`assign` gives it another one.
+    """
+
+    __slots__ = ("__weakref__", "name", "spec", "value")
+
+    def __init__(self, value: npt.ArrayLike, *, dtype: npt.DTypeLike | None = None, name: str = "") -> None:
+        given = np.asarray(value, dtype)
+        if given.dtype not in DTYPES:
+            raise TypeError(f"Variable: value has dtype {given.dtype}, must be one of {_names(DTYPES)}")
+        self.value = aligned(Spec(given.shape, given.dtype.newbyteorder("=")))
+        self.value[...] = given
+        self.spec = Spec(self.value.shape, self.value.dtype)
+        self.name = name
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if current_graph() is not None:
+            raise TypeError(
+                f"variable {self.name!r} is used in NumPy code while a function is traced, which would fix its present "
+                "value; use the function of retrograd.graph with the same name, or variable.value to mean just that"
+            )
+        return np.array(self.value, dtype, copy=copy)
+
+    def assign(self, value: Operand) -> None:
+        """Give the variable another value: at the end of the run, or at once outside a trace."""
+        graph = current_graph()
+        if graph is None:
+            new = np.asarray(value)
+            if new.shape != self.shape:
+                raise ValueError(f"assign: value has shape {new.shape}, but {self!r} has {self.shape}")
+            self.value[...] = new
+            return
+        tensor = as_tensor(value, self.dtype)
+        if tensor.spec != self.spec:
+            raise fail("assign", f"value is {tensor.spec!r}, but the variable {self.name or ''} is {self.spec!r}")
+        graph.variable(self)  # so that the program knows it
+        graph.assigned[self] = tensor
+
+    def __repr__(self) -> str:
+        return f"Variable({self.spec!r}{', ' + repr(self.name) if self.name else ''})"
+
+
+# What the functions take.
+Operand: TypeAlias = Tensor | Variable | npt.ArrayLike
+
+
+class _Trace(threading.local):
+    graph: Graph | None = None
+    region: object = None  # of a part of the model that is recomputed
+
+
+_TRACE: Final = _Trace()
+
+
+def current_graph() -> Graph | None:
+    """The graph that this thread traces."""
+    return _TRACE.graph
+
+
+def trace(function: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str] = ()) -> tuple[Graph, Any]:
+    """The graph of a function of tensors with these specs, and what the function returned."""
+    if _TRACE.graph is not None:
+        raise RuntimeError("a function is traced already; call the function itself, a trace has one graph")
+    graph = Graph()
+    _TRACE.graph, _TRACE.region = graph, None
+    try:
+        for i, spec in enumerate(specs):
+            name = names[i] if i < len(names) else f"input {i}"
+            graph.inputs.append(Node(graph, INPUT, (), {"name": name}, (spec,)).results[0])
+        answer = function(*graph.inputs)
+        graph.outputs = [as_tensor(leaf) for leaf in leaves(answer)]
+    finally:
+        graph.open = False
+        _TRACE.graph, _TRACE.region = None, None
+    return graph, answer
+
+
+def leaves(answer: Any) -> list[Any]:
+    """The tensors of nested tuples, lists and dicts, in order."""
+    if answer is None:
+        return []
+    if isinstance(answer, dict):
+        return [leaf for value in answer.values() for leaf in leaves(value)]
+    if isinstance(answer, (tuple, list)):
+        return [leaf for value in answer for leaf in leaves(value)]
+    return [answer]
+
+
+def rebuilt(answer: Any, values: list[Any]) -> Any:
+    """`answer` with its leaves replaced by `values`, which is consumed."""
+    if answer is None:
+        return None
+    if isinstance(answer, dict):
+        return {key: rebuilt(value, values) for key, value in answer.items()}
+    if isinstance(answer, tuple):
+        parts = [rebuilt(value, values) for value in answer]
+        return type(answer)(*parts) if hasattr(answer, "_fields") else tuple(parts)
+    if isinstance(answer, list):
+        return [rebuilt(value, values) for value in answer]
+    return values.pop(0)
+
+
+def as_tensor(value: Operand, dtype: np.dtype[Any] | None = None) -> Tensor:
+    """A tensor of the current trace. Python numbers get `dtype`, as NumPy's own would."""
+    graph = current_graph()
+    if isinstance(value, Tensor):
+        if value.node.graph is not graph:
+            raise RuntimeError(
+                f"a tensor of shape {value.shape} belongs to another trace; a trace uses its own tensors, arrays and "
+                "variables"
+            )
+        return value
+    assert graph is not None
+    if isinstance(value, Variable):
+        return graph.variable(value)
+    return graph.constant(as_array(value, dtype))
+
+
+def as_array(value: Operand, dtype: np.dtype[Any] | None = None) -> Array:
+    """A NumPy array of a supported dtype. Python numbers get `dtype` if it can hold them."""
+    if isinstance(value, Variable):
+        return value.value
+    if isinstance(value, (bool, int, float)):
+        fits = dtype is not None and (
+            dtype.kind == "f" or (type(value) is not float and (type(value) is bool) == (dtype.kind == "b"))
+        )
+        if fits:
+            return np.asarray(value, dtype)
+        return np.asarray(value, np.bool_ if type(value) is bool else np.int64 if type(value) is int else np.float64)
+    array = value if isinstance(value, np.ndarray) else foreign_array(value) if is_foreign(value) else np.asarray(value)
+    if array.dtype not in DTYPES and array.dtype != BYTE:
+        if array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int64):
+            return array.astype(np.int64)
+        raise TypeError(f"dtype {array.dtype} is not one of {_names(DTYPES)}")
+    return array
+
+
+def in_trace(operands: Sequence[Operand | None]) -> bool:
+    """Whether these operands make a node: there is a tensor, or a variable inside a trace."""
+    graph = current_graph()
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            if graph is None:
+                as_tensor(operand)  # raises
+            return True
+        if isinstance(operand, Variable) and graph is not None:
+            return True
+    return False
+
+
+def common_dtype(name: str, operands: Sequence[Operand | None]) -> np.dtype[Any] | None:
+    """The dtype of the operands that have one. Python numbers take on that of the others."""
+    found: np.dtype[Any] | None = None
+    for operand in operands:
+        if operand is None or isinstance(operand, (bool, int, float)):
+            continue
+        dtype = operand.dtype if isinstance(operand, (Tensor, Variable, np.ndarray)) else as_array(operand).dtype
+        if found is None:
+            found = dtype
+        elif dtype != found:
+            raise fail(
+                name, f"operands have dtypes {found} and {dtype}; convert one with .astype or graph.cast", TypeError
+            )
+    return found
+
+
+def apply(
+    operation: Operation,
+    operands: Sequence[Operand | None],
+    attributes: dict[str, Any] | None = None,
+    *,
+    dtype: np.dtype[Any] | None = None,
+) -> tuple[Any, ...]:
+    """The results of an operation: tensors inside a trace, else arrays."""
+    settings = attributes or {}
+    try:
+        if in_trace(operands):
+            graph = current_graph()
+            assert graph is not None
+            tensors = [None if o is None else as_tensor(o, dtype) for o in operands]
+            return graph.node(operation, tensors, settings).results
+        return compute(operation, [None if o is None else as_array(o, dtype) for o in operands], settings)
+    except (TypeError, ValueError) as error:
+        if not str(error).startswith(f"{operation.name}: "):
+            raise fail(operation.name, str(error), type(error)) from None
+        raise
+
+
+def compute(operation: Operation, arrays: Sequence[Array | None], attributes: dict[str, Any]) -> tuple[Array, ...]:
+    """The results of an operation on arrays, computed at once."""
+    if operation.view is not None:
+        (array,) = arrays
+        assert array is not None
+        operation.shapes(Spec(array.shape, array.dtype), **attributes)
+        return (operation.view(array, **attributes),)
+    specs = operation.shapes(*(None if a is None else Spec(a.shape, a.dtype) for a in arrays), **attributes)
+    inputs = [
+        a if a is None or not needs_contiguous(operation, i) else np.ascontiguousarray(a) for i, a in enumerate(arrays)
+    ]
+    results = [_memory.empty(spec.shape, spec.dtype) for spec in specs]
+    assert operation.compute is not None
+    operation.compute(inputs, results, **attributes)
+    return tuple(results)
+
+
+def needs_contiguous(operation: Operation, position: int) -> bool:
+    return operation.contiguous is None or position in operation.contiguous
+
+
+def aligned(spec: Spec) -> Array:
+    """Zeros, aligned to a cache line."""
+    memory = np.zeros(spec.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array: Array = memory[start : start + spec.nbytes].view(spec.dtype).reshape(spec.shape)
+    return array
+
+
+def users_line() -> tuple[str, int]:
+    """The file and the line that called this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def fail(name: str, message: str, kind: type[Exception] = ValueError) -> Exception:
+    """An error that names the operation and the user's line."""
+    file, line = users_line()
+    return kind(f"{name}: {message} ({os.path.basename(file)}:{line})")
+
+
+def _names(dtypes: Sequence[np.dtype[Any]]) -> str:
+    return ", ".join(dtype.name for dtype in dtypes)
+
+
+def _no_shapes(*_: object, **__: object) -> Sequence[Spec]:
+    raise AssertionError("made by the graph itself")
+
+
+# The nodes without inputs.
+INPUT: Final = Operation("input", _no_shapes)
+CONSTANT: Final = Operation("constant", _no_shapes)
+VARIABLE: Final = Operation("variable", _no_shapes)
+assert len(OPERATIONS) == 3
