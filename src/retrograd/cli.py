@@ -151,6 +151,11 @@ def _parser() -> argparse.ArgumentParser:
         "cross entropy, Adam), alternating with PyTorch's, with its default or fused Adam, whichever is faster. Rows "
         "are timed only if the first losses agree. 'MiB' is the peak memory above that of the loaded library. "
     )
+    steps = (
+        "Rows named step_* are whole training steps of small models (forward, loss, backward, Adam): a program of "
+        "retrograd.graph, alternating with retrograd.nn, PyTorch eager and compiled, and JAX under jit, which uses all "
+        "threads in every row. Rows are timed only if the first losses agree. "
+    )
     torch = (
         "Rows named torch_* are training steps of PyTorch models after retrograd.torch.replace, alternating with the "
         "same models without it. Rows are timed only if the first losses agree. Rows named bridge_* are forward and "
@@ -168,13 +173,14 @@ def _parser() -> argparse.ArgumentParser:
         ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
+        ("steps", ["steps"], "whole training steps of small models", steps),
         ("torch", ["torch"], "PyTorch models with retrograd's layers", torch),
         ("jax", ["jax"], "layers under JAX's jit", jax),
         (
             "all",
-            ["norm", "lstm", "conv", "products", "apple", "train", "torch", "jax"],
+            ["norm", "lstm", "conv", "products", "apple", "train", "steps", "torch", "jax"],
             "every suite",
-            method + norm + lstm + conv + products + apple + train + torch + jax,
+            method + norm + lstm + conv + products + apple + train + steps + torch + jax,
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)

@@ -33,6 +33,7 @@ from .overhead import overhead_calls
 from .pool import POOL_CASES
 from .products import PRODUCT_CASES, make_product_data, product_contest, product_failures
 from .sgemm import blas_core
+from .steps import STEP_CASES, make_step, step_contest, step_failures
 from .timing import (
     LEAST_STEPS,
     Contest,
@@ -172,6 +173,7 @@ SUITES: Final[Mapping[str, _Suite]] = {
         train_contest,
         lambda name: False,
     ),
+    "steps": _Suite(STEP_CASES, make_step, step_failures, step_contest, lambda name: False),
     "torch": _Suite(
         DROP_IN_CASES,
         make_drop_in,
