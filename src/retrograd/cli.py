@@ -522,6 +522,8 @@ def _bench(options: argparse.Namespace) -> int:
         columns += [_Column("arrays µs", 9), _Column("added µs", 8)]
     if "torch" in options.suites:
         columns += [_Column("autograd µs", 11)]
+    if "steps" in options.suites:
+        columns += [_Column("nn µs", 8), _Column("compile µs", 10), _Column("jax µs", 8)]
     if "train" in options.suites:
         columns += [_Column("tokens/s", 8)]
     if {"conv", "train"} & set(options.suites):
@@ -657,6 +659,9 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "arrays µs": time_of("arrays", row.pass_),
                 "added µs": "" if row.added is None else f"{row.added * 1e6:+.1f}",
                 "autograd µs": time_of("autograd", row.pass_),
+                "nn µs": time_of("nn", row.pass_),
+                "compile µs": time_of("compile", row.pass_),
+                "jax µs": time_of("jax", row.pass_),
                 "tokens/s": _shown("{:.0f}", row.tokens_per_second),
                 "MiB": _mebibytes(row),
                 "torch MiB": _mebibytes(others.get(("torch", row.pass_))),

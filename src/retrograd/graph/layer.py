@@ -166,7 +166,7 @@ def _norm_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[
     problem = _norm(x.spec, **{k: v for k, v in node.attributes.items() if k != "frozen"})  # type: ignore[union-attr]
     y = node.results[0] if problem.needs_y else None
     attributes = {**node.attributes, "given": statistics is not None}
-    dx, dgamma, dbeta = apply(_NORM_BACKWARD, (given[0], x, y, gamma, beta, saved), attributes)
+    dx, dgamma, dbeta = apply(NORM_BACKWARD, (given[0], x, y, gamma, beta, saved), attributes)
     return [dx, dgamma if gamma is not None else None, dbeta if beta is not None else None, None]
 
 
@@ -200,7 +200,7 @@ def _norm_backward_shapes(
     return x, parameter, parameter
 
 
-_NORM_BACKWARD: Final = Operation(
+NORM_BACKWARD: Final = Operation(
     "norm_backward", _norm_backward_shapes, compute=_norm_backward, contiguous=(3, 4, 5), in_place=[(0, 0)],
     optional=(0, 1, 2), why_not=_ONCE, flops=lambda inputs, results, **_: 12.0 * inputs[0].elements,
 )  # fmt: skip

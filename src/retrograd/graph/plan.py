@@ -79,7 +79,7 @@ class Plan:
         early, late = _split(nodes)
         kept = {id(t) for t in (*graph.outputs, *graph.assigned.values())}  # read by something else than a node
         kept |= {id(t) for node in late for t in node.inputs}
-        self._add(_joined(folded(early), kept))
+        self._add(_joined(folded(early, kept), kept))
         self._copy_assigned()
         late_numbers = {node.number for node in late}
         self.outputs = [self._output(t, t.node.number in late_numbers) for t in graph.outputs]
