@@ -10,6 +10,7 @@ void bind_conv(nanobind::module_& module);
 void bind_dense(nanobind::module_& module);
 void bind_elementwise(nanobind::module_& module);
 void bind_lstm(nanobind::module_& module);
+void bind_map(nanobind::module_& module);
 void bind_norm(nanobind::module_& module);
 void bind_optimizer(nanobind::module_& module);
 void bind_pooling(nanobind::module_& module);

@@ -121,6 +121,7 @@ NB_MODULE(_core, m) {
     bind_dense(m);
     bind_elementwise(m);
     bind_lstm(m);
+    bind_map(m);
     bind_norm(m);
     bind_optimizer(m);
     bind_pooling(m);

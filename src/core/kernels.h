@@ -461,6 +461,29 @@ struct PoolGradientRows {
     [[gnu::always_inline]] int64_t scratch(int64_t rows) const { return rows * length + result; }
 };
 
+// ---- maps ----------------------------------------------------------------------------------------------------------
+
+// An argument of an operation: contiguous elements (step 1), or one value that a cache line is filled with (step 0).
+template <class A>
+struct MapArgument {
+    const A* data;
+    int64_t step;
+};
+
+// A is float, double or int64_t, whose arithmetic wraps around.
+template <class A>
+struct MapKernels {
+    // out[i] = operation(arguments[0][i], ...) for i < count. `out` may be an argument. Null for an operation that A
+    // does not have.
+    void (*run)(MapOperation operation, const MapArgument<A>* arguments, int64_t count, A* out);
+    // dst[r * cols + c] = src[r * row_stride + c * col_stride], converted
+    void (*load)(MapElement element, const void* src, BlockSize size, int64_t row_stride, int64_t col_stride, A* dst);
+    // dst[r * row_stride + c * col_stride] = src[r * cols + c], converted: to integers toward zero, saturated, NaN to 0
+    // (from int64 to int32 the low bits); to booleans != 0. Only contiguous rows stored as A are streamed.
+    void (*store)(MapElement element, const A* src, BlockSize size, void* dst, int64_t row_stride, int64_t col_stride,
+                  bool stream);
+};
+
 // The kernels of one kind for both types of arithmetic.
 template <template <class> class Kernels>
 struct ForBoth {
@@ -487,6 +510,8 @@ struct KernelTable {
     ForBoth<OptimizerKernels> optimizer;
     ForBoth<LossKernels> loss;
     ForBoth<PoolKernels> pool;
+    ForBoth<MapKernels> map;
+    MapKernels<int64_t> map_integers;
     // The largest of `count` indices, as unsigned numbers; 0 if there are none.
     uint32_t (*largest_index)(const int32_t* indices, int64_t count);
     // dst = the sum of 1 to 3 sources: the peak memory bandwidth, for benchmarks.

@@ -21,7 +21,7 @@ struct ThreadState {
     struct Object {
         virtual ~Object() = default;
     };
-    static constexpr int kSlots = 16;
+    static constexpr int kSlots = 32;
 
     class Buffer* buffers = nullptr;        // all of the thread's buffers; declared first, so it outlives `slots`
     std::unique_ptr<Object> slots[kSlots];  // one for each type

@@ -141,4 +141,94 @@ enum class OptimizerKind : int32_t { sgd, adam, rmsprop };
 // moment, largest second moment (adam); square, mean, velocity (rmsprop).
 enum OptimizerArray { kParameter, kGradient, kState, kOptimizerArrays = kState + 3 };
 
+// ---- maps: chains of elementwise operations ------------------------------------------------------------------------
+
+// All operations: ENTRY(name, arity, cost, integers). cost: nanoseconds for an element in cache, roughly; only the
+// ratios matter. integers: whether it is also defined for int64. The formulas are in kernels/map_range.h; the binding
+// passes this list to Python.
+#define RG_MAP_OPERATIONS(ENTRY)        \
+    ENTRY(add, 2, 0.05, true)           \
+    ENTRY(sub, 2, 0.05, true)           \
+    ENTRY(mul, 2, 0.05, true)           \
+    ENTRY(div, 2, 0.2, false)           \
+    ENTRY(floor_div, 2, 1, true)        \
+    ENTRY(mod, 2, 1, true)              \
+    ENTRY(fmod, 2, 1, false)            \
+    ENTRY(pow, 2, 4, false)             \
+    ENTRY(maximum, 2, 0.05, true)       \
+    ENTRY(minimum, 2, 0.05, true)       \
+    ENTRY(atan2, 2, 2, false)           \
+    ENTRY(equal, 2, 0.05, true)         \
+    ENTRY(not_equal, 2, 0.05, true)     \
+    ENTRY(less, 2, 0.05, true)          \
+    ENTRY(less_equal, 2, 0.05, true)    \
+    ENTRY(greater, 2, 0.05, true)       \
+    ENTRY(greater_equal, 2, 0.05, true) \
+    ENTRY(logical_and, 2, 0.05, true)   \
+    ENTRY(logical_or, 2, 0.05, true)    \
+    ENTRY(logical_xor, 2, 0.05, true)   \
+    ENTRY(logical_not, 1, 0.05, true)   \
+    ENTRY(is_nan, 1, 0.05, false)       \
+    ENTRY(is_inf, 1, 0.05, false)       \
+    ENTRY(is_finite, 1, 0.05, false)    \
+    ENTRY(select, 3, 0.1, true)         \
+    ENTRY(fma, 3, 0.1, false)           \
+    ENTRY(neg, 1, 0.05, true)           \
+    ENTRY(abs, 1, 0.05, true)           \
+    ENTRY(sign, 1, 0.05, true)          \
+    ENTRY(square, 1, 0.05, true)        \
+    ENTRY(sqrt, 1, 0.3, false)          \
+    ENTRY(rsqrt, 1, 0.5, false)         \
+    ENTRY(reciprocal, 1, 0.2, false)    \
+    ENTRY(exp, 1, 0.5, false)           \
+    ENTRY(exp2, 1, 0.5, false)          \
+    ENTRY(expm1, 1, 0.5, false)         \
+    ENTRY(log, 1, 0.7, false)           \
+    ENTRY(log2, 1, 2, false)            \
+    ENTRY(log10, 1, 2, false)           \
+    ENTRY(log1p, 1, 2, false)           \
+    ENTRY(sin, 1, 1, false)             \
+    ENTRY(cos, 1, 1, false)             \
+    ENTRY(tan, 1, 2, false)             \
+    ENTRY(asin, 1, 2, false)            \
+    ENTRY(acos, 1, 2, false)            \
+    ENTRY(atan, 1, 2, false)            \
+    ENTRY(sinh, 1, 1, false)            \
+    ENTRY(cosh, 1, 1, false)            \
+    ENTRY(tanh, 1, 0.7, false)          \
+    ENTRY(asinh, 1, 3, false)           \
+    ENTRY(acosh, 1, 3, false)           \
+    ENTRY(atanh, 1, 3, false)           \
+    ENTRY(erf, 1, 1, false)             \
+    ENTRY(sigmoid, 1, 0.7, false)       \
+    ENTRY(relu, 1, 0.05, true)          \
+    ENTRY(floor, 1, 0.05, false)        \
+    ENTRY(ceil, 1, 0.05, false)         \
+    ENTRY(round, 1, 0.05, false)        \
+    ENTRY(trunc, 1, 0.05, false)        \
+    ENTRY(copy_sign, 2, 0.05, false)    \
+    ENTRY(sign_bit, 1, 0.05, false)
+
+enum class MapOperation : int32_t {
+#define RG_ENTRY(name, arity, cost, integers) name,
+    RG_MAP_OPERATIONS(RG_ENTRY)
+#undef RG_ENTRY
+};
+
+struct MapOperationEntry {
+    const char* name;
+    int arity;
+    double cost;
+    bool integers;
+};
+constexpr MapOperationEntry kMapOperations[] = {
+#define RG_ENTRY(name, arity, cost, integers) {#name, arity, cost, integers},
+    RG_MAP_OPERATIONS(RG_ENTRY)
+#undef RG_ENTRY
+};
+constexpr int kMapOperationCount = int(sizeof kMapOperations / sizeof kMapOperations[0]);
+
+// How the arrays of a map store an element. Booleans are bytes, 0 or 1.
+enum class MapElement : int32_t { f32, f64, i32, i64, boolean };
+
 }  // namespace rg

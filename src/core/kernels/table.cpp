@@ -6,6 +6,7 @@
 #include "conv_range.h"
 #include "loss_range.h"
 #include "lstm_range.h"
+#include "map_range.h"
 #include "norm_columns.h"
 #include "norm_planes.h"
 #include "norm_rows.h"
@@ -66,6 +67,8 @@ const KernelTable RG_TABLE = {
     {{max_pool<float>, average_pool<float>, l2_pool<float>, average_pool_gradient<float>, l2_pool_gradient<float>},
      {max_pool<double>, average_pool<double>, l2_pool<double>, average_pool_gradient<double>,
       l2_pool_gradient<double>}},
+    {{map_run<float>, map_load<float>, map_store<float>}, {map_run<double>, map_load<double>, map_store<double>}},
+    {map_run<int64_t>, map_load<int64_t>, map_store<int64_t>},
     largest_index,
     add_streams,
     multiply_adds};
