@@ -16,7 +16,7 @@ namespace rg::bind {
 
 namespace nb = nanobind;
 
-enum class Element { f32, f64, f16, bf16, i64, u8, i32 };
+enum class Element { f32, f64, f16, bf16, i64, u8, i32, boolean };
 
 inline int64_t item_size(Element element) {
     switch (element) {
@@ -30,6 +30,7 @@ inline int64_t item_size(Element element) {
         case Element::bf16:
             return 2;
         case Element::u8:
+        case Element::boolean:
             return 1;
     }
     return 1;
@@ -50,7 +51,7 @@ struct ArrayObject {
 // NumPy objects, looked up when the module is imported.
 struct Numpy {
     PyTypeObject* ndarray;
-    std::atomic<PyObject*> dtype[7];  // by Element; bfloat16, which is not part of NumPy, is set when first seen
+    std::atomic<PyObject*> dtype[8];  // by Element; bfloat16, which is not part of NumPy, is set when first seen
 };
 inline Numpy& numpy() {
     static Numpy found = [] {
@@ -58,7 +59,7 @@ inline Numpy& numpy() {
         const auto dtype = [&](const char* name) { return module.attr("dtype")(module.attr(name)).release().ptr(); };
         return Numpy{reinterpret_cast<PyTypeObject*>(nb::object(module.attr("ndarray")).release().ptr()),
                      {dtype("float32"), dtype("float64"), dtype("float16"), nullptr, dtype("int64"), dtype("uint8"),
-                      dtype("int32")}};
+                      dtype("int32"), dtype("bool_")}};
     }();
     return found;
 }

@@ -12,6 +12,8 @@
 #include "optimizer_range.h"
 #include "pool_range.h"
 #include "product.h"
+#include "reduce_range.h"
+#include "softmax_range.h"
 #include "stage.h"
 
 namespace rg {
@@ -66,6 +68,10 @@ const KernelTable RG_TABLE = {
     {{max_pool<float>, average_pool<float>, l2_pool<float>, average_pool_gradient<float>, l2_pool_gradient<float>},
      {max_pool<double>, average_pool<double>, l2_pool<double>, average_pool_gradient<double>,
       l2_pool_gradient<double>}},
+    {{reduce_rows<float>, reduce_columns<float>, find_value<float>, arg_columns<float>},
+     {reduce_rows<double>, reduce_columns<double>, find_value<double>, arg_columns<double>}},
+    {{shift_row<float>, softmax_gradient_row<float>, log_softmax_gradient_row<float>, accumulate_row<float>},
+     {shift_row<double>, softmax_gradient_row<double>, log_softmax_gradient_row<double>, accumulate_row<double>}},
     largest_index,
     add_streams,
     multiply_adds};
