@@ -15,6 +15,10 @@ void bind_norm(nanobind::module_& module);
 void bind_optimizer(nanobind::module_& module);
 void bind_pooling(nanobind::module_& module);
 void bind_program(nanobind::module_& module);
+void bind_batched(nanobind::module_& module);
+void bind_gather(nanobind::module_& module);
+void bind_reduce(nanobind::module_& module);
+void bind_softmax(nanobind::module_& module);
 void bind_xla(nanobind::module_& module);
 
 }  // namespace rg::bind

@@ -126,5 +126,9 @@ NB_MODULE(_core, m) {
     bind_optimizer(m);
     bind_pooling(m);
     bind_program(m);
+    bind_batched(m);
+    bind_gather(m);
+    bind_reduce(m);
+    bind_softmax(m);
     bind_xla(m);
 }

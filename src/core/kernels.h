@@ -484,6 +484,40 @@ struct MapKernels {
                   bool stream);
 };
 
+// ---- reductions ----------------------------------------------------------------------------------------------------
+
+// A row is reduced in kReduceLanes partial results: element i belongs to partial result i % kReduceLanes. They are
+// merged pairwise, the upper half with the lower one. Rows of columns are reduced in kReduceChains: row r belongs to
+// chain r % kReduceChains. Sums and products are in double precision. The mean is the sum here.
+constexpr int64_t kReduceLanes = 32, kReduceChains = 4;
+
+template <class A>
+struct ReduceKernels {
+    // results[r] = the reduction of row r; there are columns. Rows are contiguous.
+    void (*rows)(ReduceKind kind, const A* x, int64_t row, BlockSize size, double* results);
+    // results[c] = the reduction of column c; there are rows.
+    void (*columns)(ReduceKind kind, const A* x, int64_t row, BlockSize size, double* results);
+    // The index of the first element equal to `value`, or of the first NaN if that is NaN; count if there is none.
+    int64_t (*find)(const A* x, int64_t count, A value);
+    // best[c], index[c] = the largest element of column c, times `sign`, and its first row; NaN is the largest.
+    void (*arg_columns)(A sign, const A* x, int64_t row, BlockSize size, A* best, int64_t* index);
+};
+
+// ---- softmax and cumulative sums -----------------------------------------------------------------------------------
+
+// Rows of contiguous elements. Results are computed in double precision and rounded once; they may be in place.
+template <class A>
+struct RowKernels {
+    // y = x - shift
+    void (*shift)(const A* x, int64_t count, double shift, A* y);
+    // dx = y * (dy - sum)
+    void (*softmax_gradient)(const A* y, const A* dy, int64_t count, double sum, A* dx);
+    // dx = dy - e^y * sum
+    void (*log_softmax_gradient)(const A* y, const A* dy, int64_t count, double sum, A* dx);
+    // carry += x; y = carry, or with `exclusive` what it was before
+    void (*accumulate)(const A* x, int64_t count, bool exclusive, double* carry, A* y);
+};
+
 // The kernels of one kind for both types of arithmetic.
 template <template <class> class Kernels>
 struct ForBoth {
@@ -512,6 +546,8 @@ struct KernelTable {
     ForBoth<PoolKernels> pool;
     ForBoth<MapKernels> map;
     MapKernels<int64_t> map_integers;
+    ForBoth<ReduceKernels> reduce;
+    ForBoth<RowKernels> rows;
     // The largest of `count` indices, as unsigned numbers; 0 if there are none.
     uint32_t (*largest_index)(const int32_t* indices, int64_t count);
     // dst = the sum of 1 to 3 sources: the peak memory bandwidth, for benchmarks.

@@ -92,6 +92,8 @@ class Reason(enum.Enum):
 
     stale_cache = 11
 
+    outside = 12
+
 class Refusal:
     """The result of a call that was refused. Nothing was written."""
 
@@ -141,13 +143,13 @@ def embedding_forward(f64: bool, indices: object, table: object, y: object, over
 def embedding_backward(f64: bool, dy: object, indices: object, dtable: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """dtable[indices[p]] += dy[p], in the order of p."""
 
-def softmax_cross_entropy(f64: bool, logits: object, labels: object | None, ignored: int, targets: object | None, weights: object | None, weight: float, smoothing: float, reduction: int, scale: float, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+def softmax_cross_entropy(f64: bool, logits: object, labels: object | None, ignored: int, targets: object | None, weights: object | None, weight: float, smoothing: float, reduction: int, scale: float, losses: object | None, gradient: object | None, loss: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
     """The loss and its gradient."""
 
-def cosine_distance(f64: bool, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+def cosine_distance(f64: bool, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, losses: object | None, gradient: object | None, loss: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
     """1 - the product of rows of unit length, and the gradient."""
 
-def element_losses(f64: bool, loss: int, a: float, b: float, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, values: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+def element_losses(f64: bool, kind: int, a: float, b: float, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, values: object | None, gradient: object | None, loss: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
     """A loss of every element, and the gradient."""
 
 def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
@@ -156,7 +158,7 @@ def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: obje
 def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: object, slope_from: object, slope_from_input: bool, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """dx = dy * f', with the slope computed from x or from y."""
 
-def dropout(f64: bool, x: object, rate: float, seed: int, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+def dropout(f64: bool, x: object, rate: float, seed: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = x * mask / (1 - rate)"""
 
 def lstm_slots(lengths: object, active: object, order: object) -> None:
@@ -196,6 +198,9 @@ class OptimizerRule:
     def step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, overlap_checked: bool, threads: int) -> Refusal | None:
         """Update the parameters and states in place."""
 
+    def scheduled_step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, learning_rate: object, count: object, weight_decay: float, epsilon_hat: bool, factors: Sequence[float], overlap_checked: bool, threads: int) -> Refusal | None:
+        """The same with a learning rate and a step number in memory."""
+
 def global_norm(arrays: object, overlap_checked: bool, threads: int) -> float | Refusal: ...
 
 def pool_forward(kind: int, f64: bool, x: object, windows: Sequence[int], count_padding: bool, y: object, indices: object | None, overlap_checked: bool, threads: int) -> Refusal | None:
@@ -209,6 +214,91 @@ def pool_backward(kind: int, f64: bool, dy: object, x: object | None, y: object 
 def indexed_planes(kind: int, f64: bool, part: object, indices: object, whole: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """
     Along the last axis: whole[indices] += part (0) or = part (1), 0 elsewhere; or part = whole[indices] (2).
+    """
+
+class Program:
+    """
+    Recorded calls, bound to memory that the program knows; as a buffer, its arena.
+    """
+
+    def __init__(self, bytes: int) -> None: ...
+
+    def add_memory(self, array: object) -> None:
+        """Let records use an array's memory."""
+
+    def add_input(self, array: object) -> None: ...
+
+    def add_output(self, array: object) -> None: ...
+
+    def start_recording(self) -> None:
+        """
+        From here on the calls of this thread become records instead of being run.
+        """
+
+    def stop_recording(self) -> None: ...
+
+    def commit(self) -> None:
+        """All later records write to variables."""
+
+    def run(self, inputs: tuple[object, ...], outputs: tuple[object, ...], steps: int, stacked: bool, threads: int, times: object | None) -> tuple[str | int, ...] | None:
+        """
+        Copy the inputs, run the records, copy the outputs. None, or what is wrong.
+        """
+
+    @property
+    def size(self) -> int:
+        """The number of records."""
+
+    @property
+    def first_commit(self) -> int: ...
+
+    @property
+    def broken(self) -> bool:
+        """Whether a failure has left variables half updated."""
+
+def batched_product(f64: bool, a: object, b: object, y: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    y = a b, or y += a b, for every pair of matrices of [batch, rows, depth] and [batch, depth, cols].
+    """
+
+def gather(itemsize: int, x: object, indices: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y[o, j, i] = x[o, indices[j], i]"""
+
+def gather_along(itemsize: int, x: object, indices: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y[o, j, i] = x[o, indices[o, j, i], i]"""
+
+def scatter_add(f64: bool, dy: object, indices: object, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """dx[o, indices[j], i] += dy[o, j, i], in the order of j."""
+
+def scatter_along_add(f64: bool, dy: object, indices: object, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """dx[o, indices[o, j, i], i] += dy[o, j, i], in the order of j."""
+
+def reductions() -> tuple[tuple[str, int], ...]:
+    """Every reduction: name and code."""
+
+def reduce(kind: int, f64: bool, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y = the reduction of x over the axes along which y has extent 1."""
+
+def reduce_bool(all: bool, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """Whether any, or all, elements are true."""
+
+def arg_reduce(max: bool, f64: bool, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    y = the index of the first largest, or smallest, element along the axis along which y has extent 1.
+    """
+
+def softmax(log: bool, f64: bool, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y = softmax(x), or its logarithm, of every row."""
+
+def softmax_backward(log: bool, f64: bool, dy: object, y: object, dx: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """dx from dy and y."""
+
+def cumulative_sum(f64: bool, x: object, y: object, exclusive: bool, reverse: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y = the cumulative sums of x [outer, n, inner] along n."""
+
+def top_k(f64: bool, x: object, values: object, indices: object, largest: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    The k largest or smallest elements of each row, in order, and their indices.
     """
 
 def xla_handlers() -> dict[str, object]:

@@ -137,6 +137,9 @@ struct NormShape {
 // An optimizer's update rule; kernels.h has the formulas.
 enum class OptimizerKind : int32_t { sgd, adam, rmsprop };
 
+// Reductions; kernels/reduce_range.h has the order of their operations.
+enum class ReduceKind : int32_t { sum, mean, sum_of_squares, max, min, product };
+
 // The arrays of one parameter, all of its shape. The states depend on the kind: velocity (sgd); first moment, second
 // moment, largest second moment (adam); square, mean, velocity (rmsprop).
 enum OptimizerArray { kParameter, kGradient, kState, kOptimizerArrays = kState + 3 };

@@ -13,6 +13,8 @@
 #include "optimizer_range.h"
 #include "pool_range.h"
 #include "product.h"
+#include "reduce_range.h"
+#include "softmax_range.h"
 #include "stage.h"
 
 namespace rg {
@@ -69,6 +71,10 @@ const KernelTable RG_TABLE = {
       l2_pool_gradient<double>}},
     {{map_run<float>, map_load<float>, map_store<float>}, {map_run<double>, map_load<double>, map_store<double>}},
     {map_run<int64_t>, map_load<int64_t>, map_store<int64_t>},
+    {{reduce_rows<float>, reduce_columns<float>, find_value<float>, arg_columns<float>},
+     {reduce_rows<double>, reduce_columns<double>, find_value<double>, arg_columns<double>}},
+    {{shift_row<float>, softmax_gradient_row<float>, log_softmax_gradient_row<float>, accumulate_row<float>},
+     {shift_row<double>, softmax_gradient_row<double>, log_softmax_gradient_row<double>, accumulate_row<double>}},
     largest_index,
     add_streams,
     multiply_adds};
