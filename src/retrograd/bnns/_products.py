@@ -118,7 +118,7 @@ class Contraction:
         left, lead, rows, _ = self._left.matrices(a)
         right, _, _, columns = self._right.matrices(b)
         values = _small_products(left, right) if self._few else products(left, right, threads)
-        return self._ordered(values.reshape(*lead, *rows, *columns))
+        return self._ordered(values.reshape((*lead, *rows, *columns)))
 
 
 class _Ordered:
