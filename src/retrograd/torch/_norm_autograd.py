@@ -127,7 +127,7 @@ def _backward_kernel(
     frozen: bool,
     *norm: Any,
 ) -> list[Tensor]:
-    kept = Kept(problem_of(Norm(*norm), x.shape, x.dtype), array(statistics), frozen, frozen)
+    kept = Kept(problem_of(Norm(*norm), x.shape, x.dtype), array(statistics, "norm", "statistics"), frozen, frozen)
     return [gradient for gradient in backward(need, kept, dy, x, weight, bias, y) if gradient is not None]
 
 
@@ -164,7 +164,7 @@ def _differentiate_operator(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None
 def _update_kernel(
     mean: Tensor, var: Tensor, statistics: Tensor, count: int, momentum: float | None, batches: Tensor | None
 ) -> None:
-    update(mean, var, array(statistics), count, momentum, batches)
+    update("norm", Running(mean, var, True, momentum, batches), array(statistics, "norm", "statistics"), count)
 
 
 _norm_operator: Final = define(

@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ..ops.activation import Activation
 from ..ops.lstm import LstmActivations
+from ._arrays import check_storage
+from ._autograd import is_eager
 from ._lstm import Given, Lstm, encoded
 from ._lstm_autograd import run
 
@@ -134,6 +136,7 @@ class LSTM(torch.nn.RNNBase):
         h0, c0 = hx if hx is not None else (None, None)
         dtype = weights[0].dtype
         if x.dtype is not dtype and torch.is_autocast_enabled("cpu"):
+            _check_storages(x, h0, c0)
             x = x.to(dtype)
             h0, c0 = (None if state is None else state.to(dtype) for state in (h0, c0))
         self._check(x, h0, c0, batch_first, dtype)
@@ -179,6 +182,14 @@ class LSTM(torch.nn.RNNBase):
             if name in self.__dict__:
                 described += f", {name}={getattr(self, name)!r}"
         return described
+
+
+def _check_storages(x: Tensor, h0: Tensor | None, c0: Tensor | None) -> None:
+    """Raise where PyTorch would read memory that was freed."""
+    if is_eager(x):
+        for name, tensor in (("input", x), ("hx[0]", h0), ("hx[1]", c0)):
+            if tensor is not None:
+                check_storage(tensor, "lstm", name)
 
 
 def _permuted(states: tuple[Tensor, Tensor], order: Tensor | None) -> tuple[Tensor, Tensor]:
