@@ -15,7 +15,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "instance_norm": (lambda: rt.InstanceNorm1d(4, affine=True, track_running_stats=True), (3, 4, 5)),
     "layer_norm": (lambda: rt.LayerNorm(5), (3, 4, 5)),
     "group_norm": (lambda: rt.GroupNorm(2, 4, activation="silu"), (3, 4, 5)),
-    "lstm": (lambda: rt.LSTM(5, 6, bidirectional=True), (3, 4, 5)),
+    "LSTM": (lambda: rt.LSTM(5, 6, bidirectional=True), (3, 4, 5)),
 }
 
 
@@ -41,7 +41,7 @@ def refusal(name: str, argument: str, size: int, needed: int) -> str:
 def test_an_input_without_its_storage_is_refused(name: str, size: int, grad: bool, dtype: str) -> None:
     layer, x = make(name)
     if dtype == "bfloat16":
-        if name == "lstm":
+        if name == "LSTM":
             pytest.skip("there is none")
         x = x.bfloat16()
     expected, needed = outputs_of(layer(x)), x.nbytes
@@ -107,15 +107,15 @@ def test_compiled_layers_refuse_too(name: str) -> None:
 
 
 def test_states_and_lengths_of_an_lstm_and_an_input_that_is_converted() -> None:
-    lstm, x = make("lstm")
+    lstm, x = make("LSTM")
     for index in (0, 1):
         states = [torch.zeros(2, 4, 6), torch.zeros(2, 4, 6)]
         freed(states[index])
-        with pytest.raises(ValueError, match=refusal("lstm", f"hx[{index}]", 0, 192)):
+        with pytest.raises(ValueError, match=refusal("LSTM", f"hx[{index}]", 0, 192)):
             lstm(x, tuple(states))
-    with pytest.raises(ValueError, match=refusal("lstm", "lengths", 0, 32)):
+    with pytest.raises(ValueError, match=refusal("LSTM", "lengths", 0, 32)):
         lstm(x, lengths=freed(torch.tensor([3, 2, 1, 3])))
-    with pytest.raises(ValueError, match=refusal("lstm", "input", 0, x.nbytes)), torch.autocast("cpu"):
+    with pytest.raises(ValueError, match=refusal("LSTM", "input", 0, x.nbytes)), torch.autocast("cpu"):
         lstm.double()(freed(x.clone()))
 
 

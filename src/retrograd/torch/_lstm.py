@@ -51,7 +51,7 @@ def forward(
     weights: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, LstmCache | None]:
     result: LstmResult = lstm_forward(
-        array(x, "lstm", "input"),
+        array(x, "LSTM", "input"),
         cells_of(lstm, weights),
         *states_of(h0, c0),
         training=keep or lstm.dropout > 0,
@@ -73,10 +73,10 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, h0, c0 and the weights that are needed."""
     dx, dweights, dh0, dc0 = lstm_backward(
-        None if dy is None else array(dy, "lstm", GRADIENT),
+        None if dy is None else array(dy, "LSTM", GRADIENT),
         cache,
-        dhn=None if dhn is None else array(dhn, "lstm", "the gradient of h_n"),
-        dcn=None if dcn is None else array(dcn, "lstm", "the gradient of c_n"),
+        dhn=None if dhn is None else array(dhn, "LSTM", "the gradient of h_n"),
+        dcn=None if dcn is None else array(dcn, "LSTM", "the gradient of c_n"),
         need=_names(lstm.bias, lstm.peephole, tuple(need)),
         num_threads=num_threads(),
     )
@@ -108,7 +108,7 @@ def cells_of(lstm: Lstm, weights: Sequence[Tensor], biases: Sequence[Array] = ()
     names = _parameter_names(lstm.bidirectional, lstm.bias, lstm.peephole, len(weights))
 
     def read(index: int) -> Array:
-        return array(weights[index], "lstm", names[index])
+        return array(weights[index], "LSTM", names[index])
 
     cells: list[LstmWeights] = []
     for first in range(0, len(weights), lstm.tensors_per_cell):
@@ -132,8 +132,8 @@ def _parameter_names(bidirectional: bool, bias: bool, peephole: bool, count: int
 
 def states_of(h0: Tensor | None, c0: Tensor | None) -> tuple[Array | None, Array | None]:
     return (
-        None if h0 is None else array(h0, "lstm", "hx[0]"),
-        None if c0 is None else array(c0, "lstm", "hx[1]"),
+        None if h0 is None else array(h0, "LSTM", "hx[0]"),
+        None if c0 is None else array(c0, "LSTM", "hx[1]"),
     )
 
 
@@ -143,8 +143,8 @@ def options_of(lstm: Lstm, given: Given) -> dict[str, Any]:
     return {
         "bidirectional": lstm.bidirectional,
         "batch_first": lstm.batch_first,
-        "lengths": None if lengths is None else array(lengths, "lstm", "lengths"),
-        "batch_sizes": None if batch_sizes is None else array(batch_sizes, "lstm", "batch_sizes"),
+        "lengths": None if lengths is None else array(lengths, "LSTM", "lengths"),
+        "batch_sizes": None if batch_sizes is None else array(batch_sizes, "LSTM", "batch_sizes"),
         "activations": _activations(lstm.activations),
         "output_gate_reads": lstm.output_gate_reads,
         "dropout": lstm.dropout,

@@ -88,7 +88,7 @@ def _backward_eager(
     problem, biases, active, order, seed = kept
     inputs = Inputs(
         problem,
-        problem.sequence(array(x, "lstm", "input")),
+        problem.sequence(array(x, "LSTM", "input")),
         None,
         list(cells_of(lstm, weights, biases)),
         *states_of(h0, c0),
@@ -97,7 +97,7 @@ def _backward_eager(
         seed,
     )
     # No stamp: with checkpointing, another pass of the same inputs has filled the buffer.
-    cache = LstmCache(inputs, None if buffer is None else array(buffer, "lstm", "cache"), None)
+    cache = LstmCache(inputs, None if buffer is None else array(buffer, "LSTM", "cache"), None)
     return backward(lstm, need, cache, dy, dhn, dcn)
 
 
@@ -180,10 +180,10 @@ def _backward_kernel(
 ) -> list[Tensor]:
     lstm = Lstm(*options)
     cache = lstm_cache(
-        array(x, "lstm", "input"),
+        array(x, "LSTM", "input"),
         cells_of(lstm, weights),
         *states_of(h0, c0),
-        buffer=None if lstm.recompute else array(buffer, "lstm", "cache"),
+        buffer=None if lstm.recompute else array(buffer, "LSTM", "cache"),
         **options_of(lstm, Given(lengths, batch_sizes, seed)),
     )
     return [gradient for gradient in backward(lstm, need, cache, dy, dhn, dcn) if gradient is not None]

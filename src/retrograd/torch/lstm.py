@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -111,7 +111,10 @@ class LSTM(torch.nn.RNNBase):
     ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]:
         if lengths is not None:
             raise ValueError("LSTM: lengths is given, but a PackedSequence has its own")
+        _check_packed(packed)
         data, batch_sizes, sorted_indices, unsorted_indices = packed
+        if hx is not None:
+            _check_storages(data, *hx)
         x, ends = pad_packed_sequence(PackedSequence(data, batch_sizes))  # in the order of the lengths
         if hx is not None:
             hx = _permuted(hx, sorted_indices)
@@ -184,12 +187,50 @@ class LSTM(torch.nn.RNNBase):
         return described
 
 
+def _check_made_by_torch(packed: PackedSequence) -> None:
+    """Raise for a PackedSequence that PyTorch did not make: its functions do not check, and end the process."""
+    if not (is_eager(packed.data) and is_eager(packed.batch_sizes)):
+        return
+    for name, tensor in packed._asdict().items():
+        if tensor is None:
+            continue
+        check_storage(tensor, "LSTM", f"input.{name}")
+        axes = 2 if name == "data" else 1
+        if tensor.dim() != axes:
+            raise ValueError(f"LSTM: input.{name} has shape {tuple(tensor.shape)}, expected {axes} axes")
+        if name != "data" and tensor.dtype is not torch.int64:
+            raise TypeError(f"LSTM: input.{name} has dtype {tensor.dtype}, expected torch.int64")
+    sizes = packed.batch_sizes.tolist()
+    if not sizes or sizes[-1] < 1 or sizes != sorted(sizes, reverse=True):
+        wrong = next((n for n, before in zip(sizes, [math.inf, *sizes], strict=False) if not 0 < n <= before), None)
+        found = "is empty" if wrong is None else f"has {wrong} in {_shortened(sizes)}"
+        raise ValueError(f"LSTM: input.batch_sizes {found}, expected sizes of at least 1 that do not increase")
+    if sum(sizes) != len(packed.data):
+        raise ValueError(
+            f"LSTM: input.batch_sizes has the sum {sum(sizes)}, expected {len(packed.data)}, the rows of data"
+        )
+    for name in ("sorted_indices", "unsorted_indices"):
+        indices = getattr(packed, name)
+        if indices is not None and sorted(indices.tolist()) != list(range(sizes[0])):
+            raise ValueError(
+                f"LSTM: input.{name} has {_shortened(indices.tolist())}, expected a permutation of {sizes[0]} samples"
+            )
+
+
+# The values are not known to a compiler, which stops at PyTorch's functions for them anyway.
+_check_packed: Callable[[PackedSequence], None] = torch.compiler.disable(_check_made_by_torch)
+
+
+def _shortened(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, ...]"
+
+
 def _check_storages(x: Tensor, h0: Tensor | None, c0: Tensor | None) -> None:
     """Raise where PyTorch would read memory that was freed."""
     if is_eager(x):
         for name, tensor in (("input", x), ("hx[0]", h0), ("hx[1]", c0)):
             if tensor is not None:
-                check_storage(tensor, "lstm", name)
+                check_storage(tensor, "LSTM", name)
 
 
 def _permuted(states: tuple[Tensor, Tensor], order: Tensor | None) -> tuple[Tensor, Tensor]:
