@@ -28,6 +28,8 @@ def run(
     keep = torch.is_grad_enabled() and True in [tensor is not None and tensor.requires_grad for tensor in inputs]
     if not is_eager(x):
         check_traceable("lstm", x)
+        # A trace is for both modes. It keeps nothing, and a backward pass of it runs forward again.
+        keep = keep and (torch.compiler.is_compiling() or not torch._C._is_tracing())
         y, hn, cn, _ = _operator(x, h0, c0, weights, *given, keep, *lstm)
     elif keep:
         y, hn, cn = _apply(lstm, given, *inputs)
@@ -183,7 +185,7 @@ def _backward_kernel(
         array(x, "LSTM", "input"),
         cells_of(lstm, weights),
         *states_of(h0, c0),
-        buffer=None if lstm.recompute else array(buffer, "LSTM", "cache"),
+        buffer=array(buffer, "LSTM", "cache") if buffer.numel() else None,
         **options_of(lstm, Given(lengths, batch_sizes, seed)),
     )
     return [gradient for gradient in backward(lstm, need, cache, dy, dhn, dcn) if gradient is not None]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import torch.fx
 from torch import Tensor
 
 from ..ops._args import NormKind
@@ -14,6 +15,12 @@ from ._norm import Norm, Running
 from ._norm_autograd import normalize
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm"]
+
+# Each is one node in a graph of torch.fx.
+torch.fx.wrap("batch_norm")
+torch.fx.wrap("group_norm")
+torch.fx.wrap("instance_norm")
+torch.fx.wrap("layer_norm")
 
 AnyActivation: TypeAlias = str | Activation | None
 

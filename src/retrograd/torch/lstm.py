@@ -14,13 +14,14 @@ from ..ops.activation import Activation
 from ..ops.lstm import LstmActivations
 from ._arrays import check_storage
 from ._autograd import is_eager
+from ._leaf import Leaf, Proxy
 from ._lstm import Given, Lstm, encoded
 from ._lstm_autograd import run
 
 __all__ = ["LSTM"]
 
 
-class LSTM(torch.nn.RNNBase):
+class LSTM(Leaf, torch.nn.RNNBase):
     """The constructor, attributes and `state_dict` of `torch.nn.LSTM`, and these options:
 
     - `peephole` adds parameters ``peephole_l0`` and so on: ``[4H]`` if "diagonal", ``[4H, H]`` if "full". With
@@ -85,16 +86,18 @@ class LSTM(torch.nn.RNNBase):
 
     def forward(
         self,
-        input: Tensor | PackedSequence,
+        input: Tensor | PackedSequence | Proxy,
         hx: tuple[Tensor, Tensor] | None = None,
         *,
         lengths: Tensor | Sequence[int] | None = None,
-    ) -> tuple[Any, tuple[Tensor, Tensor]]:
+    ) -> Any:
         """Returns the outputs and the final states, as `torch.nn.LSTM` does.
 
         `lengths` (one per sample, in any order) has the effect of a `PackedSequence`: outputs after the end of a
         sample are 0, and the final states are those at its end.
         """
+        if isinstance(input, Proxy):
+            return self._record(input, hx, lengths=lengths)
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths)
         if input.dim() not in (2, 3):

@@ -11,6 +11,7 @@ import torch
 
 from ..ops.activation import Activation
 from . import norms
+from ._leaf import has_hooks
 from .lstm import LSTM, unsupported
 from .sync import SyncBatchNorm
 
@@ -127,7 +128,7 @@ def _fuse(prefix: str, sequence: torch.nn.Sequential, uses: Counter[int], result
             reason = f"{type(sequence).__name__} is not a plain Sequential, and may use the normalization alone"
         elif uses[id(norm)] > 1:
             reason = "the normalization before it is used more than once"
-        elif _has_hooks(norm) or _has_hooks(activation):
+        elif has_hooks(norm) or has_hooks(activation):
             reason = "it or the normalization before it has hooks"
         elif "forward" in norm.__dict__ or "forward" in activation.__dict__:
             reason = "its forward or that of the normalization before it was assigned to the object"
@@ -148,8 +149,3 @@ def _is_plain(sequence: torch.nn.Sequential) -> bool:
         and kind.__iter__ is plain.__iter__
         and "forward" not in sequence.__dict__
     )
-
-
-def _has_hooks(layer: torch.nn.Module) -> bool:
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(hooks)

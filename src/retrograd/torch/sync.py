@@ -21,6 +21,7 @@ from ..ops.normalization import (
 )
 from ._arrays import Array, array, empty_like, num_threads
 from ._autograd import check_device, differentiate_once
+from ._leaf import Proxy
 from ._norm import GRADIENT, Kept, Norm, Running, cache_of, check, check_running, forward, saved_for_backward
 from .functional import norm_of
 from .norms import BatchNorm
@@ -61,8 +62,8 @@ class SyncBatchNorm(BatchNorm):
                 f"SyncBatchNorm: input has shape {tuple(input.shape)}, needs at least 2 axes: samples and channels"
             )
 
-    def forward(self, input: Tensor) -> Tensor:
-        if not (self.training and dist.is_available() and dist.is_initialized()):
+    def forward(self, input: Tensor | Proxy) -> Any:
+        if isinstance(input, Proxy) or not (self.training and dist.is_available() and dist.is_initialized()):
             return super().forward(input)
         group = self.process_group if self.process_group is not None else dist.group.WORLD
         if dist.get_world_size(group) == 1:
