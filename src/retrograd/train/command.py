@@ -9,7 +9,6 @@ import itertools
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,9 +249,9 @@ def _failing_together(ranks: Group) -> Iterator[None]:
         where = f"rank {ranks.rank}: " if ranks.rank else ""
         print(f"retrograd: error: {where}{error}", file=sys.stderr, flush=True)
         ranks.abort(2 if isinstance(error, InputError) else 1)
-    except BaseException:
-        traceback.print_exc()
-        ranks.abort(1)
+    except BaseException as error:
+        # As if nothing caught it: the hook prints it with its rank, and ends all ranks.
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _use_threads(settings: Settings) -> None:
