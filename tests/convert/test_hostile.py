@@ -18,7 +18,7 @@ from retrograd import nn
 from retrograd.cli import main
 from retrograd.convert import ConvertError, Linear, read, write
 from support.arrays import Array
-from support.convert import normal
+from support.convert import lstm, normal
 
 CANARY = b"CANARY!!" * 8  # 16 numbers
 VALUES = np.frombuffer(CANARY, np.float32).reshape(4, 4)
@@ -172,6 +172,12 @@ def test_a_deep_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_long_names(tmp_path: Path) -> None:
+    """Each part of a name may be that of a layer: the time would grow with the square of the length."""
+    np.savez(tmp_path / "a.npz", **{f"{'a.' * 30_000}weights": normal(3, 2)})
+    refused(tmp_path / "a.npz", r"a\.a.*: the name of an array has 60007 characters, expected up to 1000")
+
+
 class Touch:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -227,6 +233,12 @@ def test_a_cycle(tmp_path: Path, onnx: Any) -> None:
     layer = read(tmp_path / "a.onnx")["fc"]
     assert isinstance(layer, Linear)
     np.testing.assert_array_equal(layer.w, normal(3, 2))
+
+
+def test_no_layer_of_a_stack_is_lost(tmp_path: Path, onnx: Any) -> None:
+    names = ["a.layer0", "a_layer0", "a.layer1", "b", "b.layer0", "b.layer1", "c.layer0", "c.layer1"]
+    write(tmp_path / "a.onnx", {name: lstm(4, 4) for name in names})
+    assert list(read(tmp_path / "a.onnx")) == [*names[:-2], "c"]
 
 
 def external(onnx: Any, location: str, **entries: int) -> Any:

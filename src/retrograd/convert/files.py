@@ -42,6 +42,7 @@ _SUFFIXES: Final = {
     ".mlpackage": "coreml",
     ".npz": "bnns",
 }
+_LONG: Final = 1000  # characters of a name, each of whose prefixes may be a layer
 _PACKAGES: Final = {"torch": "torch", "keras": "h5py", "onnx": "onnx", "coreml": "coremltools"}
 
 
@@ -146,6 +147,10 @@ def _read(path: Path, format: str, kinds: Kinds, skipped: Callable[[str], bool])
         return read_coreml(path, skipped)
     state = {"nn": read_state, "torch": _torch_state, "bnns": _npz}[format](path)
     check_size(sum(array.nbytes for array in state.values()), path.stat().st_size)  # one element may stand for many
+    if longest := max((name for name in state if len(name) > _LONG), key=len, default=None):
+        raise ConvertError(
+            f"{longest[:20]}...: the name of an array has {len(longest)} characters, expected up to {_LONG}"
+        )
     # A layer's name is a prefix of the names of its arrays.
     kept = {
         name: array
