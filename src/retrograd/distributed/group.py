@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 
@@ -122,7 +122,7 @@ class Group:
             there = there.split(" ", 1)[1]
         self._refuse(odd, f"{call}: {name} {here} on rank {odd}, but {there} on rank {usual}{advice}")
 
-    def _refuse(self, odd: int, text: str) -> None:
+    def _refuse(self, odd: int, text: str) -> NoReturn:
         """Raise an error on every rank, because of what rank `odd` does."""
         self._failed = ValueError(text) if odd == self.rank else RankError(text)
         raise self._failed
