@@ -137,6 +137,18 @@ def test_free_space_without_end(tmp_path: Path) -> None:
     refused(tmp_path / "a.weights.h5", "free space without end")
 
 
+def test_a_damaged_virtual_dataset(tmp_path: Path) -> None:
+    """libhdf5 crashes when it opens one whose selection has a wrong number of axes."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.weights.h5", "w") as file:
+        virtual(h5py, file, tmp_path)
+    whole = (tmp_path / "a.weights.h5").read_bytes()
+    heap = whole.index(b"GCOL")
+    damaged = whole[: heap + 16] + whole[heap + 16 : heap + 512].replace(b"\x02\0\0\0", b"\xff\0\0\x7f")
+    (tmp_path / "a.weights.h5").write_bytes(damaged + whole[heap + 512 :])
+    refused(tmp_path / "a.weights.h5", "layers/dense/vars/0 is a virtual dataset")
+
+
 # ---- archives --------------------------------------------------------------------------------------------------------
 
 
