@@ -138,7 +138,7 @@ def test_free_space_without_end(tmp_path: Path) -> None:
 
 
 def test_a_damaged_virtual_dataset(tmp_path: Path) -> None:
-    """libhdf5 crashes when it opens one whose selection has a wrong number of axes."""
+    """It is refused before libhdf5 decodes its selections, in which it may crash."""
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.weights.h5", "w") as file:
         virtual(h5py, file, tmp_path)
