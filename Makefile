@@ -13,7 +13,7 @@ cpp := $(wildcard src/core/*.h src/core/*/*.h src/core/*/*.cpp src/bind/*.h src/
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp bench/*.cpp)
 
-.PHONY: help demo test test-all lint fuzz sanitize stress clang levels aarch64 tsan wheel bench clean
+.PHONY: help demo test test-all lint fuzz fuzz-convert sanitize stress clang levels aarch64 tsan wheel bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test-all   run all tests, including fuzzers and large inputs"
 	@echo "make lint       run ruff, mypy, clang-format, and a build with warnings as errors"
 	@echo "make fuzz       make COUNT=200000 random calls each of bnns, mps and the functions, under sanitizers (GCC)"
+	@echo "make fuzz-convert  read COUNT=200000 mutated files of all formats that retrograd convert reads"
 	@echo "make sanitize   run tests of difficult shapes under the same sanitizers, then make fuzz"
 	@echo "make stress     test many threads, forks, exits, kills and low memory, for SECONDS=150"
 	@echo "make clang      build the package with Clang, warnings as errors, and run the fast tests"
@@ -64,6 +65,10 @@ sanitized = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-
 fuzz: fuzz-bnns fuzz-mps fuzz-arrays
 fuzz-%: $(VENV)-sanitize/.package-done
 	$(sanitized) tests/fuzz_$*.py --count $(COUNT) --jobs 2
+
+# With the packages that read the formats, which do not run under sanitizers.
+fuzz-convert: $(VENV)/.package-done
+	$(BIN)/python tests/fuzz_convert.py --count $(COUNT) --jobs 2 $(ARGS)
 
 stress: $(VENV)/.package-done
 	$(BIN)/python tests/stress.py --seconds $(SECONDS) $(ARGS)

@@ -34,15 +34,16 @@ BIND = ROOT / "src" / "bind"
 ROOMS: dict[str, set[str]] = {
     "__init__": {"_core", "ops"},
     "__main__": {"cli"},
+    "_printing": set(),
     "ops": {"_core", "numpy", "ml_dtypes"},
     "bnns": {"ops", "numpy", "ml_dtypes"},
     "mps": {"ops", "numpy", "ml_dtypes"},
     "nn": {"retrograd", "convert", "numpy", "safetensors", "torch"},
-    "convert": {"nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
+    "convert": {"_printing", "nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
     "torch": {"ops", "numpy"},  # and the package of this name
     "distributed": {"retrograd", "nn", "numpy", "mpi4py"},
-    "train": {"retrograd", "nn", "distributed", "numpy", "rich", "matplotlib"},
+    "train": {"_printing", "retrograd", "nn", "distributed", "numpy", "rich", "matplotlib"},
     "lab": set(),
     "lab/reference": {"numpy"},
     "lab/cases": {"numpy", "ml_dtypes"},
@@ -54,6 +55,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "cli": {
         "_core",
+        "_printing",
         "ops",
         "convert",
         "train",

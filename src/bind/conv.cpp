@@ -52,8 +52,9 @@ ConvShape checked_shape(Call& call, const View& input, const View& w, const View
 }
 
 double work_of(const ConvShape& shape) {
-    return double(shape.samples * shape.groups) * double(shape.outputs * shape.y.output * shape.x.output) *
-           (1 + double(shape.inputs * shape.y.kernel * shape.x.kernel) / 16);
+    // As floating-point numbers: of an empty array, the product of the other sizes may overflow.
+    return double(shape.samples) * double(shape.groups) * double(shape.outputs) * double(shape.y.output) *
+           double(shape.x.output) * (1 + double(shape.inputs) * double(shape.y.kernel) * double(shape.x.kernel) / 16);
 }
 
 template <class A>

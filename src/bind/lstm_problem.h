@@ -298,7 +298,7 @@ private:
 
     // Indices of inactive samples are ignored.
     static bool in_range(const LstmShape& shape, const Lookup& lookup) {
-        for (int64_t t = 0; t < shape.steps; ++t) {
+        for (int64_t t = 0; t < shape.steps && shape.samples > 0; ++t) {
             const int64_t* indices = lookup.indices + t * shape.samples;
             for (int64_t slot = 0; slot < (shape.active ? shape.active[t] : shape.samples); ++slot) {
                 const int64_t index = indices[shape.order ? shape.order[slot] : slot];

@@ -22,6 +22,7 @@ import numpy as np
 import retrograd
 
 from . import _core
+from ._printing import in_a_line, print_anything, visible
 from .convert.command import add_command as add_convert
 from .convert.layers import ConvertError
 from .ops import _threads
@@ -35,23 +36,46 @@ _WRONG, _USAGE, _INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    print_anything()
     try:
-        code: int = options.run(options)
-        sys.stdout.flush()
-        return code
+        return _run(argv)
     except (_UsageError, InputError, ConvertError) as error:
-        print(f"retrograd: error: {error}", file=sys.stderr)
+        _report(error)
         return _USAGE
     except RunError as error:
-        print(f"retrograd: error: {error}", file=sys.stderr)
+        _report(error)
         return _WRONG
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:  # the reader closed the pipe, as head does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.filename is not None:  # not of a write
+            raise
+        _drop_output()
+        _report(f"the output could not be written: {error.strerror or error}")
+        return _WRONG
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        options = _parser().parse_args(argv)
+        code: int = options.run(options)
+    finally:
+        sys.stdout.flush()
+    return code
+
+
+def _report(error: object) -> None:
+    """Print an error as one line; the names from files in it may contain terminal control characters."""
+    print(f"retrograd: error: {in_a_line(str(error))}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Discard what could not be written, which Python would try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _UsageError(Exception):
@@ -311,13 +335,14 @@ class _Report:
         from rich.box import SIMPLE
         from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         self._progress.stop()
         table = Table(box=SIMPLE, pad_edge=False)
         for column in self._columns:
             table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
         for cells, good in self._rows:
-            table.add_row(*cells, style=None if good else "bold red")
+            table.add_row(*map(Text, cells), style=None if good else "bold red")
         console = Console()
         if self._rows:
             console.print(table)
@@ -332,12 +357,14 @@ class _Report:
         return "  ".join(padded).rstrip()
 
     def row(self, cells: list[str], good: bool = True) -> None:
+        cells = [in_a_line(cell) for cell in cells]  # those of bench compare are from files
         if self._terminal:
             self._rows.append((cells, good))
         else:
             print(self._line(cells), flush=True)
 
     def note(self, text: str) -> None:
+        text = visible(text)
         if self._terminal:
             self._notes.append(text)
         else:

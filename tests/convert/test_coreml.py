@@ -141,5 +141,5 @@ def test_not_a_package(tmp_path: Path, coremltools: Any) -> None:
     with pytest.raises(ConvertError, match="cannot be read as Core ML"):
         read(tmp_path / "a.mlpackage")
     (tmp_path / "b.mlpackage").write_bytes(b"nothing")
-    with pytest.raises(ConvertError, match="cannot be read as Core ML"):
+    with pytest.raises(ConvertError, match="it is a file; a package of Core ML is a folder"):
         read(tmp_path / "b.mlpackage")

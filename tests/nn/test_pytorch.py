@@ -202,6 +202,21 @@ def test_dropout_between_layers_is_kept(torch: Any) -> None:
     assert nn.to_torch(layer).dropout == 0.25
 
 
+def test_every_softplus_returns(torch: Any) -> None:
+    """alpha is 1 / beta, rounded: their product is not always 1."""
+    x = torch.randn(50, dtype=torch.float64)
+    for beta in [*np.random.default_rng(0).uniform(0.05, 20.0, size=200).tolist(), 49.0, 1 / 49.0, -3.0]:
+        module = torch.nn.Softplus(beta)
+        layer = nn.from_torch(module)
+        np.testing.assert_allclose(layer.forward(x.numpy()), module(x).numpy(), rtol=1e-8)
+        assert nn.to_torch(layer).beta == beta
+        inverse = nn.Activation(rg.Activation("softplus", alpha=beta, beta=1 / beta))
+        assert nn.to_torch(inverse).beta == 1 / beta
+    for alpha, beta in ((1.0, 2.0), (1.0, 1.0 + 1e-12), (-1.0, 1.0)):
+        with pytest.raises(ValueError, match="PyTorch has no module for"):
+            nn.to_torch(nn.Activation(rg.Activation("softplus", alpha=alpha, beta=beta)))
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +238,7 @@ def test_dropout_between_layers_is_kept(torch: Any) -> None:
         ("Flatten(0)", ValueError, "start_dim is 0"),
         ("Dropout(1.0)", ValueError, "rate is 1.0"),
         ("Softplus(threshold=3)", ValueError, "threshold is 3"),
+        ("Softplus(beta=0)", ValueError, "beta is 0, must not be 0"),
         ("Linear(3, 4).half()", ValueError, "its parameters are float16, must be float32 or float64"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import retrograd as rg
 from retrograd import Activation
 from retrograd.lab import cases, reference
+from retrograd.lab.bounds.precision import activation_roundings
 from retrograd.lab.cases import ACTIVATION_PARAMETERS, FUSED_ACTIVATIONS
 from retrograd.lab.verify import fused_activation
 from retrograd.ops.activation import ACTIVATIONS
@@ -394,6 +396,54 @@ def test_value_and_input_slope_over_the_whole_range(name: str, bound: Bound, dty
     got_value, got_slope = value_and_slope(name, z, bound.alpha, bound.beta)
     assert worst(got_value, value, bound.value, value_parts) <= 1
     assert worst(got_slope, slope, bound.slope, slope_parts) <= 1
+
+
+# ---- the tables of docs/numerics.md ----------------------------------------------------------------------------------
+
+
+def documented(heading: str) -> dict[str, list[str]]:
+    """The rows of a table of "Slopes of saturated activations", by their first column."""
+    page = (Path(__file__).parents[2] / "docs" / "numerics.md").read_text(encoding="utf-8")
+    table = page.split(f"| {heading} |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {row[0]: row[1:] for row in rows}
+
+
+def saturated_errors(name: str, z: float, slope_from: str) -> tuple[Array, Array]:
+    """Relative errors of dx in float32 near z, and their bounds."""
+    x = (z + np.linspace(-0.01, 0.01, 2001)).astype(np.float32)
+    wide = x.astype(np.float64)
+    y = np.tanh(wide) if name == "tanh" else 1 / (1 + np.exp(-wide))
+    slope = 1 / np.cosh(wide) ** 2 if name == "tanh" else np.exp(-wide) / (1 + np.exp(-wide)) ** 2
+    u, roundings = 2.0**-24, activation_roundings(name, 0, 0, double=False)
+    if slope_from == "input":
+        bound = np.full(x.shape, 12 * u)  # as in lab/bounds/norm.py
+    else:
+        change = np.abs(2 * y if name == "tanh" else 1 - 2 * y)  # of the slope, with y
+        bound = u * (roundings.value * np.abs(y) * change / slope + roundings.slope)
+    return np.abs(run(Activation(name), x, slope_from=slope_from)[1] / slope - 1), bound
+
+
+def test_errors_of_saturated_slopes_are_as_documented(isa: str) -> None:
+    columns = [(name, slope_from) for name in ("tanh", "sigmoid") for slope_from in ("output", "input")]
+    rows = documented("z")
+    assert "5" in rows
+    for z, row in rows.items():
+        for (name, slope_from), error in zip(columns, row, strict=True):
+            errors, bounds = saturated_errors(name, float(z), slope_from)
+            assert f"{errors.max():.1e}" == error, (name, slope_from, z)
+            assert (errors <= bounds).all(), (name, slope_from, z)
+
+
+def test_slopes_from_y_vanish_where_documented(isa: str) -> None:
+    rows = documented("dtype of y")
+    assert set(rows) == {"float64", "float32", "float16", "bfloat16"}
+    for dtype, row in rows.items():
+        for name, z in zip(("tanh", "sigmoid"), row, strict=True):
+            x = np.linspace(1, 40, 39001).astype(cases.storage_dtype(dtype))
+            slopes = rg.activation_backward(np.ones_like(x), name, y=rg.activation_forward(x, name))
+            first = float(x[np.argmax(slopes.astype(np.float64) == 0)])
+            assert f"{first:.1f}" == z, (dtype, name)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

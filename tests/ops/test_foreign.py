@@ -122,6 +122,11 @@ def test_every_function_takes_tensors(torch: Any, name: str) -> None:
         pairs += [pair for key in written for pair in zip(leaves(tensors[key]), leaves(arrays[key]), strict=True)]
         for ours, theirs in pairs:
             assert same_numbers(as_numpy(ours), theirs)
+        before = arguments_of(name, seed)
+        for key in WRITTEN & set(before):
+            for ours, values in zip(leaves(tensors[key]), leaves(before[key]), strict=True):
+                if isinstance(ours, torch.Tensor) and not same_numbers(as_numpy(ours), values):
+                    assert ours._version > 0, f"{key} has changed, and autograd does not know"
     assert taken >= 2 or not any(True for _ in leaves(list(arguments_of(name, 0).values())))
 
 
@@ -237,6 +242,55 @@ def test_refused_tensors(torch: Any) -> None:
         rg.lstm_forward(X[None], rg.LstmWeights(X, torch.ones(4, 1, requires_grad=True)))
     with pytest.raises(ValueError, match=r"layer_norm_forward: gamma has shape \(5,\), but x of shape \(4, 6\)"):
         rg.layer_norm_forward(torch.from_numpy(X), torch.ones(5))
+
+
+def too_small(torch: Any, size: int = 0) -> Iterator[tuple[Any, int]]:
+    """Tensors whose storage was resized to `size` bytes, and the bytes that they need."""
+
+    def shrunk(tensor: Any) -> Any:
+        tensor.untyped_storage().resize_(size)
+        return tensor
+
+    yield shrunk(torch.ones(4, 6)), 96
+    yield shrunk(torch.ones(6, 6)[2:]), 144
+    yield shrunk(torch.ones(4, 8)[:, :6]), 120
+    yield shrunk(torch.ones(6, 4).t()), 96
+    yield shrunk(torch.ones(6).expand(4, 6)), 24
+    yield shrunk(torch.ones(4, 6, dtype=torch.bfloat16)), 48
+
+
+@pytest.mark.parametrize("size", [0, 20])
+def test_tensors_without_their_storage_are_refused(torch: Any, size: int) -> None:
+    for tensor, needed in too_small(torch, size):
+        message = f"layer_norm_forward: x has a storage of {size} bytes, expected at least {needed}"
+        with pytest.raises(TypeError, match=message):
+            rg.layer_norm_forward(tensor)
+        tensor.untyped_storage().resize_(needed)  # is still possible
+        tensor.fill_(1.0)
+        assert not rg.layer_norm_forward(tensor)[0].any()
+    tensors = (tensor for tensor, _ in too_small(torch, size))
+    with pytest.raises(TypeError, match=f"layer_norm_forward: out has a storage of {size} bytes, expected at least 96"):
+        rg.layer_norm_forward(X, out=next(tensors))
+    with pytest.raises(TypeError, match=rf"sgd_step: parameters\[1\] has a storage of {size} bytes"):
+        rg.sgd_step([torch.ones(3), next(tensors)], [torch.ones(3), torch.ones(4, 6)], learning_rate=0.1)
+    with pytest.raises(
+        TypeError, match=rf"lstm_forward: weights\.wx has a storage of {size} bytes, expected at least 120"
+    ):
+        rg.lstm_forward(torch.ones(1, 2, 6), rg.LstmWeights(next(tensors), torch.ones(4, 1)))
+    for empty in (torch.ones(0, 6), torch.ones(4, 6)[:, :0], torch.ones(4, 6)[4:]):
+        empty.untyped_storage().resize_(0)  # which needs no storage
+        assert rg.activation_forward(empty, "relu").shape == empty.shape
+
+
+def test_autograd_sees_what_a_function_writes(torch: Any) -> None:
+    weight, out = torch.ones(4, 6, requires_grad=True), torch.ones(4, 6)
+    product = weight * out  # saves out
+    with pytest.raises(TypeError, match="gamma has"):
+        rg.layer_norm_forward(torch.from_numpy(X), torch.ones(6, dtype=torch.int64), out=out)
+    assert out._version == 0
+    rg.layer_norm_forward(torch.from_numpy(X), torch.from_numpy(GAMMA), out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
 
 
 # ---- others ---------------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_norm_operators_pass_the_checks_of_torch_library(name: str) -> None:
 def test_update_operator_passes_the_checks_of_torch_library() -> None:
     statistics = torch.rand(2, 4, dtype=torch.float64)
     for momentum, batches in ((0.1, None), (None, torch.tensor(3))):
-        arguments = (torch.zeros(4), torch.ones(4), statistics, 12, momentum, batches)
+        arguments = (torch.zeros(4), torch.ones(4), statistics, torch.rand(3, 4, 4), momentum, batches)
         torch.library.opcheck(torch.ops.retrograd.update_running.default, arguments)
 
 

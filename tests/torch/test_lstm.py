@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -220,10 +221,72 @@ REFUSALS = {
 }
 
 
+def packed(
+    sizes: Any, rows: int, sorted_: list[int] | None = None, unsorted: list[int] | None = None, dtype: Any = torch.int64
+) -> Callable[[], Any]:
+    """A call with a PackedSequence that PyTorch's functions would not make."""
+
+    def call() -> Any:
+        orders = [None if order is None else torch.tensor(order) for order in (sorted_, unsorted)]
+        return rt.LSTM(4, 6)(PackedSequence(torch.randn(rows, 4), torch.tensor(sizes, dtype=dtype), *orders))
+
+    return call
+
+
+REFUSALS |= {
+    "LSTM: input.batch_sizes has -1 in [3, -1, 7], expected sizes of at least 1 that do": packed([3, -1, 7], 9),
+    "LSTM: input.batch_sizes has 0 in [3, 0, 3, 3], expected sizes of at least 1": packed([3, 0, 3, 3], 9),
+    "LSTM: input.batch_sizes has 3 in [2, 3], expected": packed([2, 3], 5),
+    "LSTM: input.batch_sizes has 0 in [0], expected": packed([0], 0),
+    "LSTM: input.batch_sizes has 9 in [1, 1, 1, 1, 1, 1, 1, 1, ...], expected": packed([1] * 9 + [9], 18),
+    "LSTM: input.batch_sizes is empty, expected sizes": packed([], 0),
+    "LSTM: input.batch_sizes has the sum 5, expected 4, the rows of data": packed([3, 2], 4),
+    "LSTM: input.batch_sizes has the sum 5, expected 6, the rows of data": packed([3, 2], 6),
+    "LSTM: input.batch_sizes has the sum 9223372036854775808, expected 3": packed([2**62, 2**62], 3),
+    "LSTM: input.batch_sizes has dtype torch.int32, expected torch.int64": packed([3, 2], 5, dtype=torch.int32),
+    "LSTM: input.batch_sizes has shape (1, 2), expected 1 axes": packed([[3, 2]], 5),
+    "LSTM: input.sorted_indices has [0, 1, 1], expected a permutation of 3": packed([3, 2], 5, [0, 1, 1], [0, 1, 2]),
+    "LSTM: input.unsorted_indices has [0, 1, 7], expected a permutation": packed([3, 2], 5, [0, 1, 2], [0, 1, 7]),
+    "LSTM: input.unsorted_indices has [0, 1], expected a permutation of 3": packed([3, 2], 5, [0, 1, 2], [0, 1]),
+    "LSTM: input.sorted_indices has shape (1, 3), expected 1 axes": packed([3, 2], 5, [[0, 1, 2]], [0, 1, 2]),  # type: ignore[list-item]
+}
+
+
 @pytest.mark.parametrize("message", REFUSALS)
 def test_refusals(message: str) -> None:
     with pytest.raises((TypeError, ValueError), match="^" + re.escape(message)):
         REFUSALS[message]()
+
+
+def test_packed_sequences_without_their_storage() -> None:
+    whole = rnn.pack_sequence([X[:4, 0], X[:2, 1], X[:, 2]], enforce_sorted=False)
+    for field in whole._fields:
+        tensor = getattr(whole, field).clone()
+        size = tensor.nbytes
+        tensor.untyped_storage().resize_(8)
+        with pytest.raises(
+            ValueError, match=f"LSTM: input.{field} has a storage of 8 bytes, expected at least {size} "
+        ):
+            rt.LSTM(4, 6)(whole._replace(**{field: tensor}))
+    for index in (0, 1):
+        states = [torch.zeros(1, 3, 6), torch.zeros(1, 3, 6)]
+        states[index].untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match=rf"LSTM: hx\[{index}\] has a storage of 0 bytes, expected at least 72"):
+            rt.LSTM(4, 6)(whole, tuple(states))
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def test_a_packed_sequence_in_a_compiled_function() -> None:
+    lstm, parts = rt.LSTM(4, 6), [X[:4, 0], X[:2, 1], X[:, 2]]
+    whole = rnn.pack_sequence(parts, enforce_sorted=False)
+
+    @torch.compile(backend="aot_eager")  # type: ignore[untyped-decorator]
+    def run(data: Any, sizes: Any) -> Any:
+        return lstm(PackedSequence(data, sizes, whole.sorted_indices, whole.unsorted_indices))[0].data
+
+    assert same_bits(run(whole.data, whole.batch_sizes), lstm(whole)[0].data)
+    with pytest.raises(ValueError, match=r"LSTM: input.batch_sizes has -1 in \[3, -1, 7\]"):
+        run(X.reshape(-1, 4)[:9], torch.tensor([3, -1, 7]))
 
 
 def test_attributes() -> None:

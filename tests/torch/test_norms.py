@@ -32,6 +32,8 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("GroupNorm", (3, 6), {}, (4, 6, 5)),
     ("GroupNorm", (2, 6), {"affine": False}, (4, 6, 5, 3)),
     ("GroupNorm", (2, 6), {}, (4, 6)),
+    ("GroupNorm", (6, 6), {}, (4, 6)),  # one value per group: the bias
+    ("GroupNorm", (6, 6), {}, (2, 6, 1, 1)),
 ]
 CASES = [pytest.param(*case, id="-".join(map(str, (case[0], *case[1], *case[2]))) + f"-{case[3]}") for case in LAYERS]
 
@@ -181,15 +183,23 @@ def test_no_elements(name: str, arguments: tuple[Any, ...], shape: tuple[int, ..
         assert torch.equal(value, before[key] + (key == "num_batches_tracked"))
 
 
-def test_one_value_per_channel_is_refused_in_training() -> None:
+def test_one_value_per_set_is_refused_where_pytorch_refuses_it() -> None:
     needs = "training needs more than 1"
     for layer, shape, message in (
         (rt.BatchNorm1d(6), (1, 6), rf"^batch_norm: {needs} value per channel, input has shape \(1, 6\)"),
         (rt.InstanceNorm1d(6), (2, 6, 1), rf"^instance_norm: {needs} position per channel, .*\(2, 6, 1\)"),
-        (rt.GroupNorm(6, 6), (2, 6), rf"^group_norm: {needs} value per group, .*\(2, 6\) and num_groups is 6"),
+        (rt.BatchNorm2d(6, track_running_stats=False).eval(), (1, 6, 1, 1), rf"^batch_norm: {needs} value per channel"),
+        (rt.InstanceNorm2d(6).eval(), (2, 6, 1, 1), rf"^instance_norm: {needs} position per channel"),
+        (rt.GroupNorm(6, 6), (1, 6), r"^group_norm: 1 sample needs more than 1 value per group, .*\(1, 6\) and num_gr"),
+        (rt.GroupNorm(6, 6).eval(), (1, 6, 1), "^group_norm: 1 sample needs more than 1 value per group"),
     ):
         with pytest.raises(ValueError, match=message):
             layer(torch.randn(shape))
+        theirs = getattr(torch.nn, type(layer).__name__)
+        options = {"track_running_stats": False} if "BatchNorm2d" in str(theirs) else {}
+        arguments = (6, 6) if theirs is torch.nn.GroupNorm else (6,)
+        with pytest.raises(ValueError, match="Expected more than 1"):  # as here
+            theirs(*arguments, **options).train(layer.training)(torch.randn(shape))
     assert rt.BatchNorm1d(6).eval()(torch.randn(1, 6)).shape == (1, 6)
 
 

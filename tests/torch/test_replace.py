@@ -124,6 +124,8 @@ def test_what_is_left_has_a_reason() -> None:
             "low norm": nn.LayerNorm(4, dtype=torch.float16),
         }
     )
+    model["patched"] = nn.LayerNorm(4)
+    model["patched"].forward = torch.zeros_like
     result = rt.replace(model)
     assert result.replaced == {"low norm": "LayerNorm"}
     assert result.left == {
@@ -133,8 +135,42 @@ def test_what_is_left_has_a_reason() -> None:
         "lazy": "LazyBatchNorm1d: it is not initialized yet; run the model once first",
         "subclass": "Special: a subclass, which may compute something else",
         "parametrized": "ParametrizedLSTM: a subclass, which may compute something else",
+        "gru": "GRU: retrograd.torch has no GRU",
+        "patched": "LayerNorm: its forward was assigned to the object, and would be called instead of retrograd's",
     }
     assert type(model["projection"]) is nn.LSTM
+    assert type(model["patched"]) is nn.LayerNorm
+
+
+def test_recurrent_layers_and_normalizations_of_other_kinds_are_listed() -> None:
+    class MyNorm(nn.RMSNorm):  # type: ignore[misc]
+        pass
+
+    model = nn.ModuleDict(
+        {
+            "rms": nn.RMSNorm(4),
+            "rnn": nn.RNN(4, 4),
+            "gru": nn.Sequential(nn.GRU(4, 4)),
+            "cell": nn.LSTMCell(4, 4),
+            "response": nn.LocalResponseNorm(2),
+            "across": nn.CrossMapLRN2d(2),
+            "mine": MyNorm(4),
+            "linear": nn.Linear(4, 4),
+            "activation": nn.ReLU(),
+            "ours": nn.ModuleList([rt.LSTM(4, 4), rt.LayerNorm(4), rt.SyncBatchNorm(4)]),
+        }
+    )
+    result = rt.replace(model)
+    assert result.replaced == {}
+    assert result.left == {
+        "rms": "RMSNorm: retrograd.torch has no RMSNorm",
+        "rnn": "RNN: retrograd.torch has no RNN",
+        "gru.0": "GRU: retrograd.torch has no GRU",
+        "cell": "LSTMCell: retrograd.torch has no LSTMCell",
+        "response": "LocalResponseNorm: retrograd.torch has no LocalResponseNorm",
+        "across": "CrossMapLRN2d: retrograd.torch has no CrossMapLRN2d",
+        "mine": "MyNorm: a subclass, which may compute something else",
+    }
 
 
 def test_a_lazy_layer_is_replaced_once_it_has_run() -> None:
@@ -228,3 +264,67 @@ def test_retrograds_own_layers_are_fused_too() -> None:
     assert model[0].activation == rg.Activation("relu")
     x = torch.randn(3, 4)
     assert same_bits(model(x), torch.relu(rt.LayerNorm(4, activation="tanh")(torch.relu(rt.LayerNorm(4)(x)))))
+
+
+class Skip(nn.Sequential):  # type: ignore[misc]
+    """Uses its normalization alone."""
+
+    def forward(self, x: Any) -> Any:
+        return self[1](self[0](x)) + self[0](x)
+
+
+class Doubled(nn.Sequential):  # type: ignore[misc]
+    def __call__(self, x: Any) -> Any:
+        return super().__call__(x) + self[0](x)
+
+
+class Backwards(nn.Sequential):  # type: ignore[misc]
+    def __iter__(self) -> Any:
+        return reversed(list(super().__iter__()))
+
+
+class Named(nn.Sequential):  # type: ignore[misc]
+    """Computes what a Sequential does."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(nn.LayerNorm(channels), nn.ReLU())
+
+
+@pytest.mark.parametrize("kind", [Skip, Doubled, Backwards])
+def test_nothing_is_fused_in_a_sequential_that_computes_something_else(kind: Any) -> None:
+    torch.manual_seed(0)
+    model, x = kind(nn.LayerNorm(6), nn.ReLU()), torch.randn(4, 6)
+    expected = model(x)
+    result = rt.replace(model, fuse=True)
+    assert_close(model(x), expected)
+    assert result.replaced == {"0": "LayerNorm"}
+    assert result.left == {"1": f"ReLU: {kind.__name__} is not a plain Sequential, and may use the normalization alone"}
+
+
+def test_nothing_is_fused_around_a_forward_of_an_object() -> None:
+    """Such a forward is called instead of the class's."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 6)
+
+    def patched(part: str) -> Any:
+        model = nn.Sequential(nn.LayerNorm(6), nn.ReLU())
+        layer = {"sequence": model, "norm": model[0], "activation": model[1]}[part]
+        layer.forward = lambda y: 2.0 * type(layer).forward(layer, y)
+        return model
+
+    for part in ("sequence", "norm", "activation"):
+        model = patched(part)
+        expected = model(x)
+        result = rt.replace(model, fuse=True)
+        assert_close(model(x), expected, part)
+        assert type(model[1]) is nn.ReLU
+        assert result.left.keys() == ({"0"} if part == "norm" else {"1"})
+
+
+def test_activations_are_fused_in_a_subclass_with_the_same_forward() -> None:
+    torch.manual_seed(0)
+    model, x = Named(6), torch.randn(4, 6)
+    expected = model(x)
+    assert rt.replace(model, fuse=True).replaced == {"0": "LayerNorm", "1": "ReLU, fused with 0"}
+    assert_close(model(x), expected)
+    assert_close(model[0](x), expected)  # the normalization alone returns activated values

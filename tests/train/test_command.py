@@ -104,6 +104,19 @@ def test_train_text_and_sample(tmp_path: Path, text: Path) -> None:
     assert run("sample", folder, "--length", "50", "--temperature", "0", "--seed", "7", cwd=tmp_path).stdout == greedy
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
+def test_an_output_that_is_full(tmp_path: Path, text: Path) -> None:
+    run("train", "text", text, *SMALL, "--output", "a", cwd=tmp_path)
+    train = ("train", "text", text, *SMALL, "--output", "b")
+    for arguments in (("sample", "a", "--length", "20"), ("sample", "a", "--length", "9000"), ("info",), train):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                command(*arguments), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, timeout=PATIENCE, check=False
+            )
+        message = b"retrograd: error: the output could not be written: No space left on device\n"
+        assert (done.returncode, done.stderr) == (1, message), arguments
+
+
 def test_a_short_text_is_validated_often_and_stops_early(tmp_path: Path) -> None:
     """It used to validate twice, and to end in weights worse than counting."""
     (tmp_path / "a.txt").write_text(prose(600))

@@ -254,7 +254,7 @@ void run_directly(const Pass<A>& pass, int threads) {
 
 template <class A>
 void run_pass(Pass<A> pass, int threads) {
-    if (pass.samples == 0 || pass.groups == 0 || pass.rows.empty() || pass.grid.pixels() == 0) return;
+    if (pass.rows.empty()) return;
     if (pass.grid.is_flat() && (pass.to.y == pass.grid.width * pass.to.x || pass.grid.height == 1)) pass.grid.flatten();
     int64_t(pass.rows.size()) <= kFewChannels ? run_directly(pass, threads) : run_products(pass, threads);
 }
@@ -290,6 +290,7 @@ std::vector<Place> take_lone_taps(int64_t w_stride, int64_t stride, ConvAxis* ax
 template <class A>
 void conv_forward(const ConvShape& shape, const ConvImages<const A>& x, const ConvWeights<const A>& w,
                   const ConvEnd<A>& end, int threads, const ConvImages<A>& y) {
+    if (any_zero({shape.samples, shape.groups, shape.outputs, shape.y.output, shape.x.output})) return;
     const PatchGrid<A> grid = forward_grid(shape, x, w);
     std::vector<ResultRow> rows;
     for (int64_t o = 0; o < shape.outputs; ++o) rows.push_back({o, o * w.o, o * y.c});
@@ -301,16 +302,24 @@ void conv_forward(const ConvShape& shape, const ConvImages<const A>& x, const Co
 template <class A>
 void conv_input(const ConvShape& shape, const ConvImages<const A>& dy, const ConvWeights<const A>& w,
                 const ConvEnd<A>& end, int threads, const ConvImages<A>& dx) {
+    if (any_zero({shape.samples, shape.groups, shape.inputs, shape.y.input, shape.x.input})) return;
     const auto run = [&](const PatchGrid<A>& grid, const std::vector<ResultRow>& rows, const ConvImages<A>& to) {
         run_pass<A>({shape.samples, shape.groups, shape.outputs, shape.inputs, grid, w.data, shape.outputs * w.o, w.o,
                      rows, to, end},
                     threads);
     };
+    std::vector<ResultRow> channels, rows;
+    for (int64_t i = 0; i < shape.inputs; ++i) channels.push_back({i, i * w.i, i * dx.c});
+    const auto write_untapped = [&] {
+        run({dy, shape.y.output, shape.x.output, 1, 1, {}, shape.y.input, shape.x.input}, channels, dx);
+    };
+    if (any_zero({shape.outputs, shape.y.output, shape.x.output})) {  // kernels without weights may have any size
+        if (!end.accumulate) write_untapped();
+        return;
+    }
     ConvAxis down = shape.y, across = shape.x;
     const std::vector<Place> in_y = take_lone_taps(w.y, dx.y, &down), in_x = take_lone_taps(w.x, dx.x, &across);
-    std::vector<ResultRow> channels, rows;
     for (int64_t i = 0; i < shape.inputs; ++i) {
-        channels.push_back({i, i * w.i, i * dx.c});
         for (const Place& y : in_y) {
             for (const Place& x : in_x) {
                 rows.push_back({i, i * w.i + y.weight + x.weight, i * dx.c + y.pixel + x.pixel});
@@ -319,9 +328,7 @@ void conv_input(const ConvShape& shape, const ConvImages<const A>& dy, const Con
     }
     // Pixels that no tap reads: all are written as if there were no taps, and then those that some tap reads.
     const int64_t read = int64_t(in_y.size() * in_x.size()) * down.input * across.input;
-    if (read < shape.y.input * shape.x.input && !end.accumulate) {
-        run({dy, shape.y.output, shape.x.output, 1, 1, {}, shape.y.input, shape.x.input}, channels, dx);
-    }
+    if (read < shape.y.input * shape.x.input && !end.accumulate) write_untapped();
 
     // Input pixels that are a stride apart read dy through the same taps.
     const int64_t step_y = std::min(down.stride, down.input), step_x = std::min(across.stride, across.input);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <new>
 #include <vector>
 
@@ -18,6 +19,11 @@ inline int64_t checked_product(int64_t a, int64_t b) {
     int64_t product = 0;
     if (__builtin_mul_overflow(a, b, &product) || product > INT64_MAX / 4) throw std::bad_alloc();
     return product;
+}
+
+// Whether an array of these sizes is empty. The other sizes may be so large that their product overflows.
+inline bool any_zero(std::initializer_list<int64_t> sizes) {
+    return std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
 }
 
 // A tap of a kernel: the pixel that grid pixel (0, 0) reads through it, and where its weight is.
@@ -184,6 +190,7 @@ template <class A, class W>
 PatchGrid<A> forward_grid(const ConvShape& shape, const ConvImages<const A>& x, const ConvWeights<W>& w) {
     PatchGrid<A> grid = {x,  shape.y.input,  shape.x.input, shape.y.stride, shape.x.stride,
                          {}, shape.y.output, shape.x.output};
+    if (shape.inputs == 0) return grid;  // kernels without weights may have any size
     for (int64_t ky = 0; ky < shape.y.kernel; ++ky) {
         for (int64_t kx = 0; kx < shape.x.kernel; ++kx) {
             const int64_t top = ky * shape.y.dilation - shape.y.before, left = kx * shape.x.dilation - shape.x.before;

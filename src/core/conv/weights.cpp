@@ -191,9 +191,9 @@ void multiply_weights(const ConvShape& shape, const PatchGrid<A>& grid, const Co
 template <class A>
 void conv_weights(const ConvShape& shape, const ConvImages<const A>& x, const ConvImages<const A>& dy, bool accumulate,
                   int threads, const ConvWeights<A>& dw) {
-    if (shape.groups * shape.inputs * shape.outputs * shape.y.kernel * shape.x.kernel == 0) return;
+    if (any_zero({shape.groups, shape.inputs, shape.outputs, shape.y.kernel, shape.x.kernel})) return;
     const PatchGrid<A> grid = forward_grid(shape, x, dw);
-    const bool none = grid.taps.empty() || shape.samples * grid.pixels() == 0;
+    const bool none = grid.taps.empty() || any_zero({shape.samples, grid.height, grid.width});
     if (!accumulate && (none || int64_t(grid.taps.size()) < shape.y.kernel * shape.x.kernel)) set_to_zero(shape, dw);
     if (none) return;
     shape.outputs <= kFewChannels ? dot_weights(shape, grid, dy, accumulate, threads, dw)
@@ -209,6 +209,10 @@ void channel_sums(const ConvImages<const A>& images, int64_t samples, int64_t ch
         A& sum = sums[channel];
         sum = A(accumulate ? double(sum) + total : total);
     };
+    if (any_zero({samples, height, width})) {
+        if (!accumulate) std::fill(sums, sums + channels, A(0));
+        return;
+    }
     if (images.x == 1) {
         workers.each(channels, [&](int64_t channel) {
             const bool flat = images.y == width || height == 1;

@@ -40,8 +40,9 @@ public:
         for (int64_t d = 0; d < shape_.directions; ++d) prepare(d);
         const Split split = split_sweep(rows_, call_.threads);
         const int64_t halves = two_halves() ? 2 : 1;
-        // One extra step at the end propagates the gradient to the initial states.
-        sweep(split, (shape_.steps + 1) * halves, rows_.blocks,
+        // One extra step at the end propagates the gradient to the initial states. Without rows there is nothing to do,
+        // however many steps there are.
+        sweep(split, rows_.rows > 0 ? (shape_.steps + 1) * halves : 0, rows_.blocks,
               [&](int64_t step, const Group& group, int64_t first_block, int64_t last_block) {
                   const CellPhase phase = halves == 1     ? CellPhase::whole
                                           : step % 2 == 0 ? CellPhase::output

@@ -77,7 +77,7 @@ public:
         for (int64_t d = 0; d < directions && looks_up(); ++d) project_rows(u, call_.lookup.rows, d, table(d));
         const Split split = split_sweep(rows_, call_.threads);
         if (projects_by_step(split)) prepare_inputs(u);
-        for (int64_t first = 0; first < steps; first += segment) {
+        for (int64_t first = 0; first < steps && rows_.rows > 0; first += segment) {
             const int64_t last = std::min(steps, first + segment);
             for (int64_t d = 0; d < directions; ++d) {
                 first_row_[d] = rows_.first(d ? steps - last : first);

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..ops.activation import ACTIVATIONS, Activation, check_output_tells_slope
 from . import _constants as c
-from ._failure import Invalid, Unsupported
+from ._failure import Invalid, Unsupported, advise_once
 from ._memory import as_float
 from ._names import constant_name
 from ._structures import BNNSActivation
@@ -24,6 +24,14 @@ _NOT_ELEMENTWISE: Final = (
     c.BNNSActivationFunctionIntegerLinearSaturate,
     c.BNNSActivationFunctionIntegerLinearSaturatePerChannel,
 )
+# Parameters that make the function constant if they are 0, as in a new structure.
+_FLATTENING: Final = {
+    "linear": ("alpha",),
+    "linear_with_bias": ("alpha",),
+    "scaled_tanh": ("alpha", "beta"),
+    "hard_sigmoid": ("alpha",),
+    "softplus": ("alpha", "beta"),
+}
 # Backward compares the output with these parameters, so they must be rounded as the output was.
 _BOUNDS: Final = {"clamp": ("alpha", "beta"), "clamped_leaky_relu": ("beta",), "threshold": ("beta",)}
 
@@ -38,7 +46,13 @@ class Fused(NamedTuple):
 
 def elementwise(activation: BNNSActivation) -> Activation:
     """The engine's activation for an elementwise floating-point function."""
-    return _elementwise(activation.function, as_float("alpha", activation.alpha), as_float("beta", activation.beta))
+    alpha, beta = as_float("alpha", activation.alpha), as_float("beta", activation.beta)
+    found = _elementwise(activation.function, alpha, beta)
+    flat = any(getattr(found, name) == 0 for name in _FLATTENING.get(found.name, ()))
+    if flat or (found.name == "clamp" and alpha == beta):
+        shown = constant_name("BNNSActivationFunction", activation.function)
+        advise_once(f"{shown} with alpha {alpha:g} and beta {beta:g} is constant: no gradient passes through it")
+    return found
 
 
 @lru_cache(maxsize=256, typed=True)  # so that 4.0 does not pass for the code 4

@@ -31,7 +31,7 @@ from ._attention_arrays import (
     parameter,
     values_of,
 )
-from ._failure import Invalid, Unsupported, status
+from ._failure import Invalid, Unsupported, advise_once, status
 from ._filter import (
     FLOAT32,
     FLOATS,
@@ -123,6 +123,8 @@ class AttentionFilter(BNNSFilter):
                 self.rows[part] = parameter(name, getattr(layer, name), self, MATRICES, axes)
         rate = as_float("dropout", layer.dropout)
         self.rate = rate if 0 < rate < 1 else 0.0
+        if rate != self.rate:
+            advise_once(f"dropout is {rate:g}, not between 0 and 1: nothing is dropped")
         self._seeds = np.random.default_rng(as_size("seed", layer.seed) or None)
 
     def _read_sizes(self, layer: BNNSLayerParametersMultiheadAttention) -> Sizes:

@@ -117,7 +117,7 @@ class EmbeddingFilter(OneInputFilter):
         if self.padding < self.items:
             rows[indices.reshape(-1) == self.padding] = 0
         # [batch, input axes, item axes] to [batch, item axes, input axes]
-        values = rows.reshape(*indices.shape, *self.item)
+        values = rows.reshape((*indices.shape, *self.item))
         count = indices.ndim - 1
         values = values.transpose(0, *range(1 + count, values.ndim), *range(1, 1 + count))
         put(y, self._in_memory_order(values, batch), False)

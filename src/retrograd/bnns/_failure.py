@@ -188,6 +188,12 @@ def advise(message: str) -> None:
     _logger.warning("%s", message)
 
 
+@functools.lru_cache(maxsize=1024)
+def advise_once(message: str) -> None:
+    """The same for what every call would repeat: a message is logged once."""
+    advise(message)
+
+
 def note_extension(function: str, what: str) -> None:
     """Log that retrograd accepts something that Apple's headers do not: it may fail on a device."""
     note(f"{function}: {what}; this is accepted here, but not by Apple's headers")

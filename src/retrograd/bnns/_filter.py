@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ops._planned import Version, Versioned
 from . import _constants as c
-from ._failure import Invalid, Unsupported, note_extension, status
+from ._failure import Invalid, Unsupported, advise_once, note_extension, status
 from ._memory import (
     Arena,
     Array,
@@ -113,12 +113,29 @@ def _stride(name: str, stride: Any, geometry: Geometry) -> int:
 def source_samples(
     name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "", stride_name: str | None = None
 ) -> Array:
-    """Samples that a call reads, ``[batch, ...]``.
+    """Samples that a call reads, ``[batch, ...]``. They may share memory, but few programs mean that.
 
     `field` (".data" or nothing) completes the name in messages; `stride_name` is that of the stride, if it is not the
     name and "_stride".
     """
-    return batch_view(name, geometry, data, batch, _stride(stride_name or f"{name}_stride", stride, geometry), field)
+    stride_name = stride_name or f"{name}_stride"
+    step = _stride(stride_name, stride, geometry)
+    view = batch_view(name, geometry, data, batch, step, field)
+    if geometry.may_overlap:
+        advise_once(str(overlapping(name, geometry)))
+    elif batch > 1 and step < geometry.span and _share_memory(geometry, batch, step):
+        advise_once(f"{stride_name} is {step}, but a sample of {name} spans {geometry.span} values: samples overlap")
+    return view
+
+
+def _share_memory(geometry: Geometry, batch: int, step: int) -> bool:
+    """Whether samples have elements in common; interleaved samples have none."""
+    reach = 0
+    for stride, extent in sorted([(step, batch), *zip(geometry.strides, geometry.extents, strict=True)]):
+        if extent > 1 and stride <= reach:
+            return True
+        reach += (extent - 1) * stride
+    return False
 
 
 def target_samples(

@@ -29,7 +29,7 @@ from ..ops.lstm import (
 )
 from . import _constants as c
 from ._activation import elementwise
-from ._failure import Invalid, Unsupported, note_extension, renaming, status
+from ._failure import Invalid, Unsupported, advise_once, note_extension, renaming, status
 from ._filter import FLOAT32, accumulates, checked_parameters
 from ._lstm_arrays import (
     C0,
@@ -487,14 +487,19 @@ def _extensions(params: BNNSLayerParametersLSTM, arrays: Arrays) -> Iterator[str
 def _activations(params: BNNSLayerParametersLSTM) -> LstmActivations:
     if as_size("lstm_flags", params.lstm_flags) & c.BNNSLayerFlagsLSTMDefaultActivations:
         return LstmActivations()
-    stored = {gate: getattr(params, gate).activation for gate in GATES}
-    functions = []
+    stored = {f"{gate}.activation": getattr(params, gate).activation for gate in GATES}
+    functions = {}
     for name, activation in {**stored, "hidden_activation": params.hidden_activation}.items():
         try:
-            functions.append(elementwise(activation))
+            functions[name] = elementwise(activation)
         except (Invalid, Unsupported) as error:
-            raise type(error)(f"{name}: {error}") from None
-    return LstmActivations(*functions)
+            raise type(error)(f"{name.removesuffix('.activation')}: {error}") from None
+    linear = [name for name, function in functions.items() if function.name == "identity"]
+    if linear:
+        advise_once(
+            f"lstm_flags has no BNNSLayerFlagsLSTMDefaultActivations, and these are Identity: {', '.join(linear)}"
+        )
+    return LstmActivations(*functions.values())
 
 
 @Planned

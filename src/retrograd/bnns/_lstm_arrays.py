@@ -10,7 +10,7 @@ import numpy as np
 
 from ..ops.lstm import LstmWeights
 from . import _constants as c
-from ._failure import Invalid, Unsupported, note
+from ._failure import Invalid, Unsupported, advise_once, note
 from ._filter import FLOAT32
 from ._memory import (
     Array,
@@ -182,7 +182,10 @@ def _same_data(first: BNNSNDArrayDescriptor, second: BNNSNDArrayDescriptor) -> b
 
 def dropout_of(params: BNNSLayerParametersLSTM, sizes: Sizes) -> float:
     if sizes.layers == 1:
-        return 0.0  # dropout is applied between layers
+        if params.dropout != 0:
+            shown = f"dropout is {params.dropout!r}, but num_layers is 1"
+            advise_once(f"{shown}: dropout is applied between layers, so there is none")
+        return 0.0
     dropout = as_float("dropout", params.dropout)
     if not 0 <= dropout < 1:
         raise Invalid(f"dropout is {dropout}, must be at least 0 and below 1")
@@ -270,8 +273,11 @@ def _view(
     view = view_of(shape, desc.data)
     if result:
         check_writable("data", view)
-        if shape.may_overlap:
-            raise Invalid(f"stride is {shape.strides}, with which elements of {size_of(shape)} share memory")
+    if shape.may_overlap:
+        shared = f"stride is {shape.strides}, with which elements of {size_of(shape)} share memory"
+        if result:
+            raise Invalid(shared)
+        advise_once(shared)
     return view.reshape(expected[::-1])  # drops slow axes of extent 1
 
 

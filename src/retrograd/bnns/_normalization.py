@@ -31,7 +31,7 @@ from ..ops.normalization import (
 )
 from . import _constants as c
 from ._activation import Fused, fused
-from ._failure import Invalid, Unsupported, advise, renaming, status
+from ._failure import Invalid, Unsupported, advise, advise_once, renaming, status
 from ._filter import (
     FLOAT32,
     FLOATS,
@@ -96,6 +96,10 @@ _RENAME: Final = renaming(
         "running_var": "moving_variance_desc.data",
         "eps": "epsilon",
     }
+)
+_NO_EPSILON: Final = "epsilon is 0: where all values that are normalized together are equal, the output is NaN"
+_EVALUATED: Final = (
+    "the last forward call had training false: backward computes the gradients of the training pass before it"
 )
 _STILL: Final = "moving statistics never change; if momentum is meant to weigh the other, set momentum_weighs"
 _PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
@@ -180,6 +184,8 @@ class NormalizationFilter(BNNSFilter):
             raise Invalid(f"momentum is {self.momentum}, must be from 0 to 1")
         if not 0 <= self.epsilon < math.inf:
             raise Invalid(f"epsilon is {self.epsilon}, must be finite and at least 0")
+        if self.epsilon == 0:
+            advise_once(_NO_EPSILON)
         self.activation = self._activation(layer, any_trainable)
         shape = self.input.shape
         self.channels = shape[0]
@@ -220,6 +226,7 @@ class NormalizationFilter(BNNSFilter):
             advise(f"momentum is {self.momentum:g} and weighs the {momentum_weighs} value: {_STILL}")
         self._kept: Array | None = None  # x of the last training pass; may have room for more samples
         self._cache: NormCache | None = None
+        self._evaluated = False  # since the last training pass
         for what in self._extensions(layer):
             self.note_extension("BNNSFilterCreateLayerNormalization", what)
 
@@ -326,6 +333,7 @@ class NormalizationFilter(BNNSFilter):
                     x = x.copy()
                 result = y if y.flags.aligned else np.empty(y.shape, y.dtype)
             self._run(self._is_wide, x, result, None, options)
+        self._evaluated = not training
         if result is not y:
             put(y, result, False)
 
@@ -403,6 +411,8 @@ class NormalizationFilter(BNNSFilter):
             raise Invalid("there has been no training pass")
         if cache.x.shape[0] != plan.batch:
             raise Invalid(f"batch_size is {plan.batch}, but the last training pass had {cache.x.shape[0]} samples")
+        if self._evaluated:
+            advise_once(_EVALUATED)
         if plan.results:
             y = self._activation_output(out, out_stride, plan.batch)
             self._run_backward(cache, plan, y)

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ..ops._planned import Planned
 from ..ops.optimizer import adam_step, rmsprop_step, sgd_step
 from . import _constants as c
-from ._failure import Invalid, Rename, renaming, status, with_apples_names
+from ._failure import Invalid, Rename, advise_once, renaming, status, with_apples_names
 from ._filter import checked_parameters, unlike, viewed
 from ._memory import Array, Floats, as_float, as_size, check_writable, threads_of
 from ._names import constant_name
@@ -239,6 +239,14 @@ def BNNSOptimizerStep(
         _step(chosen, fields, momentum, weights, weight_gradients, states, options)
     except (ValueError, TypeError) as error:
         raise with_apples_names(error, _rename(fields, count)) from None
+    if options["learning_rate"] == 0:
+        advise_once("learning_rate is 0: the parameters do not change")
+    if options["gradient_scale"] == 0:
+        advise_once("gradient_scale is 0: gradients have no effect")
+    if options.get("clip") == (0, 0):
+        advise_once("clip_gradients_min and clip_gradients_max are 0: gradients have no effect")
+    if as_float("epsilon", getattr(fields, "epsilon", 1.0)) == 0:
+        advise_once("epsilon is 0: parameters whose gradient is 0 become NaN")
     return 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..ops.linear import linear_forward
 from . import _constants as c
 from ._apply import OneInputFilter, TwoInputFilter
-from ._failure import Invalid, Unsupported
+from ._failure import Invalid, Unsupported, advise_once
 from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
     Parameter,
@@ -118,7 +118,7 @@ class Contraction:
         left, lead, rows, _ = self._left.matrices(a)
         right, _, _, columns = self._right.matrices(b)
         values = _small_products(left, right) if self._few else products(left, right, threads)
-        return self._ordered(values.reshape(*lead, *rows, *columns))
+        return self._ordered(values.reshape((*lead, *rows, *columns)))
 
 
 class _Ordered:
@@ -177,6 +177,8 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
         if kept not in (0, 1):
             raise Invalid(f"beta is {kept:g}, must be 0 or 1")
         self.adds = kept == 1
+        if self.alpha == 0:
+            advise_once("alpha is 0: the product and all gradients are 0")
 
     def describe(
         self, operands: list[tuple[str, BNNSNDArrayDescriptor]], output: tuple[str, BNNSNDArrayDescriptor], same: bool

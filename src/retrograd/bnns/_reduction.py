@@ -170,10 +170,12 @@ class ReductionFilter(OneInputFilter):
         # Axes of extent 1 count as reduced too: it makes no difference.
         self.axes = tuple(1 + k for k, extent in enumerate(given) if extent == 1)
         if code in _ARGUMENTS:
-            proper = tuple(1 + k for k, (a, b) in enumerate(zip(size, given, strict=True)) if b == 1 and a > 1)
+            proper = tuple(axis for axis in self.axes if size[axis - 1] > 1)
             if len(proper) > 1:
                 raise Unsupported(f"o_desc.size is {given}, but an index of a maximum or minimum is along one axis")
-            self.axes = proper or (1,)
+            if not self.axes:
+                raise Invalid(f"o_desc.size is {given}, the same as that of i_desc, expected 1 along one axis")
+            self.axes = proper or self.axes[:1]
         self.epsilon = as_float("epsilon", layer.epsilon)
         self.weights: Parameter | None = None
         if layer.w_desc.data is not None:

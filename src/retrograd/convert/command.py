@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .._printing import in_a_line
 from .files import FORMATS, convert, read
 from .kinds import KINDS
 from .layers import ConvertError, Layers, describe
@@ -70,7 +71,7 @@ def _convert(options: argparse.Namespace) -> int:
         rename=rename,
     )
     _show(written.layers, written.names)
-    print(f"written to {target}")
+    print(in_a_line(f"written to {target}"))
     return 0
 
 
@@ -83,8 +84,8 @@ def _pairs(option: str, texts: list[str], form: str) -> dict[str, str]:
 
 
 def _show(layers: Layers, names: dict[str, str]) -> None:
-    shown = {name or "(the model)": describe(layer) for name, layer in layers.items()}
-    width = max(map(len, shown))
-    for (title, text), name in zip(shown.items(), layers, strict=True):
-        place = f" -> {names[name]}" if names.get(name, name) != name else ""
-        print(f"{title:<{width}}  {text}{place}")
+    shown = {name: in_a_line(name) or "(the model)" for name in layers}
+    width = max(map(len, shown.values()))
+    for name, layer in layers.items():
+        place = f" -> {in_a_line(names[name])}" if names.get(name, name) != name else ""
+        print(f"{shown[name]:<{width}}  {describe(layer)}{place}")

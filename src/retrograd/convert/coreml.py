@@ -12,10 +12,11 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from .guard import check_folder, check_size, inside
 from .layers import (
     Array,
     Cell,
@@ -27,6 +28,7 @@ from .layers import (
     Linear,
     Lstm,
     Norm,
+    NormKind,
     arrays_of,
     reordered,
     stacked,
@@ -37,6 +39,8 @@ __all__ = ["read_coreml", "write_coreml"]
 # Core ML's gates are in the order i f o z.
 _IFOZ: Final = (0, 1, 3, 2)
 _NAMES: Final = "retrograd.names"  # of layers by those of operations, which are identifiers: a key of the metadata
+_EPS: Final = 1e-5  # Core ML's default
+_NORMS: Final[tuple[NormKind, ...]] = ("batch_norm", "layer_norm", "instance_norm")
 _STANDARD: Final = {"recurrent_activation": "sigmoid", "cell_activation": "tanh", "activation": "tanh"}
 
 
@@ -55,53 +59,103 @@ def _quiet() -> Iterator[Any]:
         logging.disable(level)
 
 
-def read_coreml(path: Path, skipped: Callable[[str], bool]) -> Layers:
-    with _quiet() as coremltools:
-        from coremltools.converters.mil.frontend.milproto.load import load
+class _Operation(NamedTuple):
+    """An operation of a program, with the inputs that are constants."""
 
-        model = coremltools.models.MLModel(str(path), skip_model_load=True)
-        spec = model.get_spec()
+    kind: str
+    name: str
+    constants: dict[str, Any]
+
+
+def read_coreml(path: Path, skipped: Callable[[str], bool]) -> Layers:
+    size = check_folder(path)
+    with _quiet() as coremltools:
+        model, weights = _items(path)
+        spec = coremltools.proto.Model_pb2.Model()
+        spec.ParseFromString(model.read_bytes())
         if spec.WhichOneof("Type") != "mlProgram":
             raise ConvertError(f"it is a Core ML {spec.WhichOneof('Type')}; only programs (.mlpackage) are read")
-        program = load(spec, spec.specificationVersion, model.weights_dir)
+        operations = list(_operations(spec.mlProgram, weights, size))
     names = json.loads(spec.description.metadata.userDefined.get(_NAMES, "{}"))
     layers: Layers = {}
-    for function in program.functions.values():
-        for operation in function.operations:
-            name = names.get(operation.name, operation.name)
-            if skipped(name):
-                continue
-            if (layer := _layer(name, operation)) is not None:
-                layers[name] = layer
-            elif lost := _weights_in(operation):
-                raise ConvertError(
-                    f"{name}: the array {lost} belongs to the operation {operation.op_type}, which is not a layer that "
-                    f"retrograd has; --skip {name} leaves it out"
-                )
+    for operation in operations:
+        name = str(names.get(operation.name, operation.name))
+        if skipped(name):
+            continue
+        if (layer := _layer(name, operation)) is not None:
+            layers[name] = layer
+        elif lost := _weights_in(operation):
+            raise ConvertError(
+                f"{name}: the array {lost} belongs to the operation {operation.kind}, which is not a layer that "
+                f"retrograd has; --skip {name} leaves it out"
+            )
     return stacked(layers)
 
 
-def _weights_in(operation: Any) -> str | None:
+def _items(path: Path) -> tuple[Path, Path]:
+    """The model of a package, and the folder of its weights, both named in its manifest."""
+    if not path.is_dir():
+        raise ConvertError("it is a file; a package of Core ML is a folder")
+    manifest = json.loads(inside(path, "Manifest.json").read_bytes())
+    entries = manifest["itemInfoEntries"]
+    places = {key: inside(path / "Data", str(entry["path"])) for key, entry in entries.items()}
+    weights = next((places[key] for key, entry in entries.items() if entry.get("name") == "weights"), path / "Data")
+    return places[manifest["rootModelIdentifier"]], weights
+
+
+def _operations(program: Any, weights: Path, size: int) -> Iterator[_Operation]:
+    """All operations. Only constants have values: nothing in the program is computed."""
+    from coremltools.converters.mil.frontend.milproto.load import TranscriptionContext, _load_value
+
+    context, total = TranscriptionContext(str(weights)), 0
+
+    def loaded(value: Any) -> Any:
+        nonlocal total
+        found = _load_value(context, value)
+        total += getattr(found, "nbytes", 0)
+        check_size(total, size)  # many constants may be the same part of a file
+        return found
+
+    def below(block: Any) -> Iterator[Any]:
+        for operation in block.operations:
+            yield operation
+            for inner in operation.blocks:
+                yield from below(inner)
+
+    for function in program.functions.values():
+        operations = list(below(function.block_specializations[function.opset]))
+        constants: dict[str, Any] = {}
+        for operation in operations:
+            if operation.type == "const":
+                constants[operation.outputs[0].name] = loaded(operation.attributes["val"])
+                continue
+            inputs = {}
+            for part, argument in operation.inputs.items():
+                if len(argument.arguments) != 1:
+                    continue
+                (given,) = argument.arguments
+                if given.WhichOneof("binding") == "value":
+                    if given.value.type.WhichOneof("type") == "tensorType":  # not a list of class labels
+                        inputs[part] = loaded(given.value)
+                elif given.name in constants:
+                    inputs[part] = constants[given.name]
+            name = str(loaded(operation.attributes["name"])) if "name" in operation.attributes else ""
+            yield _Operation(operation.type, name or operation.outputs[0].name, inputs)
+
+
+def _weights_in(operation: _Operation) -> str | None:
     """An input that is a constant array of floating-point values, not all 0."""
-    if operation.op_type == "const":
-        return None
-    for part, variable in operation.inputs.items():
-        value = getattr(variable, "val", None)
+    for part, value in operation.constants.items():
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.size > 1 and value.any():
-            return str(part)
+            return part
     return None
 
 
-def _value(operation: Any, name: str) -> Any:
-    variable = operation.inputs.get(name)
-    return None if variable is None else variable.val
-
-
-def _layer(name: str, operation: Any) -> Layer | None:
-    kind = operation.op_type
+def _layer(name: str, operation: _Operation) -> Layer | None:
+    kind, values = operation.kind, operation.constants
 
     def array(part: str) -> Array | None:
-        value = _value(operation, part)
+        value = values.get(part)
         return None if value is None else np.asarray(value)
 
     def needed(part: str) -> Array:
@@ -112,11 +166,11 @@ def _layer(name: str, operation: Any) -> Layer | None:
 
     if kind == "lstm":
         for option, standard in _STANDARD.items():
-            if _value(operation, option) not in (None, standard):
-                raise ConvertError(f"{name} has {option} {_value(operation, option)!r}; only {standard!r} is converted")
-        if _value(operation, "clip") is not None or _value(operation, "direction") == "reverse":
+            if values.get(option) not in (None, standard):
+                raise ConvertError(f"{name} has {option} {values.get(option)!r}; only {standard!r} is converted")
+        if values.get("clip") is not None or values.get("direction") == "reverse":
             raise ConvertError(f"{name} has clip, or reads time backwards, which retrograd's LSTM cannot do")
-        backs = ("", "_back") if _value(operation, "direction") == "bidirectional" else ("",)
+        backs = ("", "_back") if values.get("direction") == "bidirectional" else ("",)
         return Lstm(
             [
                 [
@@ -129,16 +183,16 @@ def _layer(name: str, operation: Any) -> Layer | None:
         raise ConvertError(f"{name} is a {kind}, which retrograd does not have; --skip {name} leaves it out")
     if kind == "linear":
         return Linear(needed("weight"), array("bias"))
-    if kind == "matmul" and (w := array("y")) is not None and w.ndim == 2 and not _value(operation, "transpose_x"):
-        return Linear(w if _value(operation, "transpose_y") else w.T)
+    if kind == "matmul" and (w := array("y")) is not None and w.ndim == 2 and not values.get("transpose_x"):
+        return Linear(w if values.get("transpose_y") else w.T)
     if kind in ("conv", "conv_transpose"):
-        groups = _value(operation, "groups")
-        return Conv(needed("weight"), array("bias"), kind == "conv_transpose", None if groups is None else int(groups))
-    if kind in ("batch_norm", "layer_norm", "instance_norm"):
-        eps = _value(operation, "epsilon")
-        mean, var = (needed("mean"), needed("variance")) if kind == "batch_norm" else (None, None)
-        return Norm(kind, array("gamma"), array("beta"), mean, var, None if eps is None else float(eps))
-    if kind == "gather" and (table := array("x")) is not None and table.ndim == 2 and not _value(operation, "axis"):
+        groups = int(values.get("groups", 1))
+        return Conv(needed("weight"), array("bias"), kind == "conv_transpose", groups)
+    if norm := next((norm for norm in _NORMS if norm == kind), None):
+        eps = float(values.get("epsilon", _EPS))
+        mean, var = (needed("mean"), needed("variance")) if norm == "batch_norm" else (None, None)
+        return Norm(norm, array("gamma"), array("beta"), mean, var, eps)
+    if kind == "gather" and (table := array("x")) is not None and table.ndim == 2 and not values.get("axis"):
         return Embedding(table)
     return None
 
@@ -244,7 +298,7 @@ def _output(builder: Any, identifier: str, name: str, layer: Layer, x: Any) -> A
         make = builder.conv_transpose if layer.is_transposed(name) else builder.conv
         arrays = _given(weight=layer.w, bias=layer.b)
         return make(x=x, pad_type="valid", groups=layer.group_count, name=identifier, **arrays)
-    options = {"epsilon": np.float32(1e-5 if layer.eps is None else layer.eps), "name": identifier}
+    options = {"epsilon": np.float32(_EPS if layer.eps is None else layer.eps), "name": identifier}
     arrays = _given(gamma=layer.gamma, beta=layer.beta)
     if (layer.kind == "batch_norm") != (layer.mean is not None):
         raise ConvertError(f"{name}: in Core ML batch norms have running statistics, and other norms have none")

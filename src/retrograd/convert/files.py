@@ -6,6 +6,7 @@ import fnmatch
 import io
 import json
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..nn.checkpoint import not_a_file, read_state, state_content, write_whole
 from .coreml import read_coreml, write_coreml
+from .guard import check_archive, check_size
 from .keras import read_keras, write_keras
 from .kinds import Kinds, decided, listed, parsed
 from .layers import Array, ConvertError, Layers, checked, mapped
@@ -40,6 +42,7 @@ _SUFFIXES: Final = {
     ".mlpackage": "coreml",
     ".npz": "bnns",
 }
+_LONG: Final = 1000  # characters of a name, each of whose prefixes may be a layer
 _PACKAGES: Final = {"torch": "torch", "keras": "h5py", "onnx": "onnx", "coreml": "coremltools"}
 
 
@@ -143,6 +146,11 @@ def _read(path: Path, format: str, kinds: Kinds, skipped: Callable[[str], bool])
     if format == "coreml":
         return read_coreml(path, skipped)
     state = {"nn": read_state, "torch": _torch_state, "bnns": _npz}[format](path)
+    check_size(sum(array.nbytes for array in state.values()), path.stat().st_size)  # one element may stand for many
+    if longest := max((name for name in state if len(name) > _LONG), key=len, default=None):
+        raise ConvertError(
+            f"{longest[:20]}...: the name of an array has {len(longest)} characters, expected up to {_LONG}"
+        )
     # A layer's name is a prefix of the names of its arrays.
     kept = {
         name: array
@@ -218,6 +226,10 @@ def _torch_state(path: Path) -> dict[str, Array]:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
     import torch
 
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                check_archive(archive, path.stat().st_size)
     # weights_only: a pickle in the file cannot run code.
     loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
@@ -229,8 +241,15 @@ def _torch_state(path: Path) -> dict[str, Array]:
 
 
 def _npz(path: Path) -> dict[str, Array]:
-    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+    with path.open("rb") as opened:
+        with zipfile.ZipFile(opened) as archive:
+            check_archive(archive, path.stat().st_size)
+        opened.seek(0)
+        with np.load(opened, allow_pickle=False) as file:
+            found = {name: file[name] for name in file.files}
+    if others := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+        raise ConvertError(f"{others[0]} is not an array")
+    return found
 
 
 def _safetensors_header(path: Path) -> dict[str, Any]:
@@ -240,7 +259,7 @@ def _safetensors_header(path: Path) -> dict[str, Any]:
         size = int.from_bytes(file.read(8), "little")
         try:
             header = json.loads(file.read(min(size, 100_000_000)))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConvertError(f"{path} is not a whole safetensors file") from None
     metadata = header.get("__metadata__", {}) if isinstance(header, dict) else {}
     return metadata if isinstance(metadata, dict) else {}

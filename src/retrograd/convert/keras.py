@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from .guard import check_archive
+from .hdf5 import opened_hdf5
 from .kinds import Kinds, chosen
 from .layers import Array, Cell, Conv, ConvertError, Embedding, Layer, Layers, Linear, Lstm, Norm, NormKind
 
@@ -40,14 +42,13 @@ _STANDARD: Final = {"activation": "tanh", "recurrent_activation": "sigmoid", "me
 
 
 def read_keras(path: Path, skipped: Callable[[str], bool], kinds: Kinds) -> Layers:
-    import h5py
-
     if path.suffix != ".keras":
-        with h5py.File(path, "r") as file:
+        with opened_hdf5(path) as file:
             return _Reader({}, skipped, kinds).model(file)
     with zipfile.ZipFile(path) as archive:
+        check_archive(archive, path.stat().st_size)
         configs = dict(_configs(json.loads(archive.read("config.json")), ""))
-        with h5py.File(io.BytesIO(archive.read("model.weights.h5")), "r") as file:
+        with opened_hdf5(archive.read("model.weights.h5")) as file:
             return _Reader(configs, skipped, kinds).model(file)
 
 

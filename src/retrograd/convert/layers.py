@@ -270,18 +270,21 @@ _LAYER_OF_STACK: Final = re.compile(r"(?:(.*)[._])?layer(\d+)$")
 
 def stacked(layers: Layers) -> Layers:
     """LSTMs named NAME.layer0, NAME.layer1 and so on, as formats without stacks have them, as one of several layers."""
-    stacks: dict[str, dict[int, Lstm]] = {}
+    stacks: dict[str, list[tuple[int, str, Lstm]]] = {}
     for name, layer in layers.items():
         if isinstance(layer, Lstm) and (match := _LAYER_OF_STACK.match(name)):
-            stacks.setdefault(match[1] or "", {})[int(match[2])] = layer
+            stacks.setdefault(match[1] or "", []).append((int(match[2]), name, layer))
+    whole: dict[str, str] = {}  # names of stacks by those of their layers
+    for stack, parts in stacks.items():
+        parts.sort(key=lambda part: part[0])
+        if len(parts) > 1 and [k for k, _, _ in parts] == list(range(len(parts))) and stack not in layers:
+            whole.update((name, stack) for _, name, _ in parts)
     found: Layers = {}
     for name, layer in layers.items():
-        match = _LAYER_OF_STACK.match(name)
-        parts = stacks.get(match[1] or "", {}) if match and isinstance(layer, Lstm) else {}
-        if match is None or len(parts) < 2 or sorted(parts) != list(range(len(parts))):
+        if name not in whole:
             found[name] = layer
-        else:
-            found[match[1] or ""] = Lstm([cells for k in sorted(parts) for cells in parts[k].cells])
+        elif whole[name] not in found:
+            found[whole[name]] = Lstm([cells for _, _, part in stacks[whole[name]] for cells in part.cells])
     return found
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from ..nn.checkpoint import not_a_file
+from .guard import check_size, inside
 from .layers import (
     Array,
     Cell,
@@ -46,7 +49,9 @@ _OPSET, _IR_VERSION = 21, 10
 def read_onnx(path: Path, skipped: Callable[[str], bool]) -> Layers:
     import onnx
 
-    graph = _Graph(onnx, onnx.load(path))
+    model = onnx.load(path, load_external_data=False)
+    _load_external(onnx, model.graph, path)
+    graph = _Graph(onnx, model)
     layers: Layers = {}
     for node in graph.nodes:
         name = _name(node)
@@ -62,6 +67,32 @@ def read_onnx(path: Path, skipped: Callable[[str], bool]) -> Layers:
             raise ConvertError(f"two nodes are named {name}, a {describe(before)} and a {describe(layer)}")
     graph.check_all_used(lambda node: skipped(_name(node)))
     return stacked(layers)
+
+
+def _load_external(onnx: Any, graph: Any, path: Path) -> None:
+    """Load weights in files beside the model, as large models have them."""
+    values = (attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t"))
+    total = 0
+    for tensor in (*graph.initializer, *values):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        try:
+            data = inside(path.parent, entries.get("location", ""))
+            if what := not_a_file(data):  # opening a pipe would block
+                raise ConvertError(f"its file {data} is {what}, not a file")
+            size, offset = data.stat().st_size, int(entries.get("offset", 0))
+            length = int(entries.get("length", size - offset))
+            if offset < 0 or length < 0 or offset + length > size:
+                raise ConvertError(f"bytes {offset} to {offset + length} are outside of {data}, which has {size}")
+            total += length
+            check_size(total, path.stat().st_size + size)  # many arrays may be the same part of a file
+            with data.open("rb") as file:
+                file.seek(offset)
+                tensor.raw_data = file.read(length)
+        except (ConvertError, OSError) as error:
+            raise ConvertError(f"the array {tensor.name}: {error}") from None
+        tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def _name(node: Any) -> str:
@@ -94,6 +125,11 @@ class _Graph:
         to_array = onnx.numpy_helper.to_array
         self._opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
         self.nodes = list(model.graph.node)
+        names = [tensor.name for tensor in model.graph.initializer]
+        names += [name for node in self.nodes for name in node.output if name]
+        if len(set(names)) < len(names):  # the graph could have a cycle
+            twice = next(name for name, count in Counter(names).items() if count > 1)
+            raise ConvertError(f"the graph is not valid: {twice} is the output of two nodes, or of a node and a weight")
         self._constants: dict[str, Array] = {tensor.name: to_array(tensor) for tensor in model.graph.initializer}
         self._used: set[str] = set()
         self._sources: dict[str, str] = {}  # constants that are others, transposed
@@ -126,12 +162,11 @@ class _Graph:
         return self._taken(source)
 
     def _taken(self, source: str) -> Array:
-        array, chain = self._constants[source], source
-        self._used.add(chain)
-        while chain in self._sources:
-            chain = self._sources[chain]
+        chain: str | None = source
+        while chain is not None and chain not in self._used:
             self._used.add(chain)
-        return array
+            chain = self._sources.get(chain)
+        return self._constants[source]
 
     def _needed(self, name: str, node: Any, index: int) -> Array:
         array = self._constant(name, node, index)

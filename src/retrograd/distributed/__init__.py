@@ -4,7 +4,8 @@ A batch is split into a fixed number of shards. Whichever rank computes a shard,
 in a fixed tree: 1, 2, 4 and 8 ranks give the same bits. See ``docs/distributed.md``.
 """
 
-from .group import Group, RankError
+from .ending import RankError
+from .group import Group
 from .launch import launched_ranks, world
 from .norms import SyncBatchNorm, synchronize
 from .parallel import DataParallel, Shard

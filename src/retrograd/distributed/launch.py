@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
 import retrograd as rg
 
+from .ending import announce_end
 from .group import Group
 
 __all__ = ["launched_ranks", "world"]
@@ -28,6 +30,8 @@ def world(shards: int) -> Group:
 
     Ranks on one machine that mpirun has not bound to CPUs divide them: the default number of threads becomes a fair
     share, unless RETROGRAD_NUM_THREADS is set.
+
+    All ranks call it. A rank that ends while others wait for it, whatever its exit code, raises an error on those.
     """
     if launched_ranks() is None:
         return Group(shards)
@@ -38,10 +42,21 @@ def world(shards: int) -> Group:
             f"mpirun has started {launched_ranks()} ranks, but mpi4py cannot be used ({error}): "
             "pip install 'retrograd[mpi]', in an environment with an MPI library"
         ) from None
-    group = Group(shards, MPI.COMM_WORLD)
+    group = Group(shards, _all_ranks())
     if not os.environ.get("RETROGRAD_NUM_THREADS"):
         _share_cpus(MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED))
     return group
+
+
+@functools.cache
+def _all_ranks() -> Any:
+    """A communicator of all ranks, whose messages do not mix with those of other users of MPI."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+    if comm.Get_size() > 1:
+        announce_end(comm)
+    return comm
 
 
 def _share_cpus(machine: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -205,6 +206,8 @@ def _flatten(module: Any) -> Flatten:
 def _softplus(module: Any) -> Activation:
     if module.threshold < 20:
         raise _Refused(f"threshold is {module.threshold}, here it has none")
+    if not module.beta:
+        raise _Refused(f"beta is {module.beta}, must not be 0")
     return Activation(rg.Activation("softplus", alpha=1 / module.beta, beta=module.beta))
 
 
@@ -393,7 +396,7 @@ class _ToTorch:
             return {"clamp": nn.Hardtanh, "threshold": nn.Threshold}[name](alpha, beta)
         if name == "gelu" or function == rg.Activation("gelu_tanh"):
             return nn.GELU(approximate="tanh" if name == "gelu_tanh" else "none")
-        if name == "softplus" and alpha * beta == 1:
+        if name == "softplus" and math.isclose(alpha * beta, 1.0, rel_tol=2.0**-51):  # alpha is 1 / beta, rounded
             return nn.Softplus(beta)
         raise _Refused(f"PyTorch has no module for {function}")
 

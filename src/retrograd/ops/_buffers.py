@@ -14,6 +14,7 @@ import array
 import ctypes
 import inspect
 import mmap
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
@@ -28,6 +29,10 @@ _INT16: Final = np.dtype(np.int16)
 _BUFFERS: Final = (memoryview, array.array, bytearray, ctypes.Array, mmap.mmap)
 _ON_THE_CPU: Final = (1, 3, 11, 13)  # DLPack's types of devices: the CPU, and memory that it shares with a GPU
 _RAW: Final = ("B", "b", "c")  # buffer formats of single bytes
+# Arguments of the functions that are written to.
+_WRITTEN: Final = {"out", "keep_x", "running_mean", "running_var", "cache", "parameters", "velocities"} | {
+    *("first_moments", "second_moments", "largest_second_moments", "squares", "means")
+}
 _FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # the base class of ctypes functions
 _POINTERS: Final = (
     int,
@@ -159,7 +164,7 @@ def _why_not(value: Any) -> str:
     if is_tensor(value):
         if value.requires_grad:
             return "requires grad, which these functions do not record: pass its detach(), or use retrograd.torch"
-        return "" if value.device.type == "cpu" else f"is on {value.device}, must be on the CPU: pass its cpu()"
+        return storage_fault(value) if value.is_cpu else f"is on {value.device}, must be on the CPU: pass its cpu()"
     if _is_jax_array(value) and isinstance(value, sys.modules["jax"].core.Tracer):
         return "is traced by JAX: inside jit, grad and vmap use retrograd.jax"
     try:
@@ -167,6 +172,18 @@ def _why_not(value: Any) -> str:
     except Exception as error:
         return f"is of type {type(value).__name__}, whose device is unknown: {error}"
     return "" if device in _ON_THE_CPU else f"is on a device of DLPack's type {device}, must be on the CPU"
+
+
+def storage_fault(tensor: Any) -> str:
+    """Why the storage of a CPU tensor does not contain its elements, if it was freed, for example; otherwise empty."""
+    if tensor.layout is not sys.modules["torch"].strided or not tensor.numel():
+        return ""
+    size = len(tensor.untyped_storage())
+    last = tensor.storage_offset()
+    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        last += (extent - 1) * stride
+    needed = (last + 1) * tensor.itemsize
+    return "" if size >= needed else f"has a storage of {size} bytes, expected at least {needed} for its elements"
 
 
 def array_of_tensor(tensor: Any) -> Array:
@@ -206,7 +223,7 @@ class _Views:
 
     def __init__(self) -> None:
         self._given: dict[int, tuple[Array, Any]] = {}  # by the id of the array: the array, and what it is a view of
-        self._tensors = False
+        self._tensors: list[tuple[str, Any]] = []  # with their names
 
     def take(self, name: str, value: Any) -> Any:
         """An argument with views in the place of foreign arrays."""
@@ -214,11 +231,12 @@ class _Views:
             self._given[id(value)] = value, value
             return value
         if is_foreign(value):
-            self._tensors = self._tensors or is_tensor(value)
             try:
                 view = foreign_array(value)
             except TypeError as error:
                 raise TypeError(f"{name} {error}") from None
+            if is_tensor(value):
+                self._tensors.append((name, value))
             self._given[id(view)] = view, value
             return view
         if isinstance(value, Iterator):
@@ -226,6 +244,12 @@ class _Views:
         if type(value) in _OPAQUE:
             return value
         return _mapped(self.take, name, value)
+
+    def record_writes(self) -> None:
+        """Tell autograd which tensors have changed: it may have saved them for a backward pass."""
+        written = [tensor for name, tensor in self._tensors if re.split(r"[.[]", name, maxsplit=1)[0] in _WRITTEN]
+        if written:
+            sys.modules["torch"].autograd.graph.increment_version(written)
 
     def give_back(self, result: Any) -> Any:
         """A result with the caller's arrays in the place of their views, and tensors if the caller passed any."""
@@ -273,4 +297,6 @@ def call_with_views(
         named = {name: views.take(name, value) for name, value in options.items()}
     except TypeError as error:
         raise TypeError(f"{function.__qualname__}: {error}") from None
-    return views.give_back(call(*taken, **named))
+    result = call(*taken, **named)
+    views.record_writes()
+    return views.give_back(result)

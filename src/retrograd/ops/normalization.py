@@ -7,7 +7,9 @@ pass an array as ``keep_x``: forward copies ``x`` into it, and the cache refers 
 
 With an activation, backward needs its slope. ``slope_from="output"`` computes it from ``y``, which the cache then also
 refers to; it supports the activations whose output determines the slope. ``"input"`` computes it from the activation's
-input, which backward recomputes from ``x``, ``gamma`` and ``beta``; it supports all activations.
+input, which backward recomputes from ``x``, ``gamma`` and ``beta``; it supports all activations. Where ``tanh`` or
+``sigmoid`` saturate, slopes from ``y`` lose relative accuracy and those from the input do not: see "Slopes of saturated
+activations" in ``docs/numerics.md``.
 
 Statistics are float64 for every dtype of data: ``mean``, and ``var``, the biased variance. Nothing is written if an
 argument is invalid.
@@ -185,7 +187,8 @@ def batch_norm_forward(
     In training the statistics are those of the batch, or `mean` and `var` if given (`count`: the number of elements
     they were computed from, if not that of x). Gradients flow through them, and `running_mean` and `running_var`, if
     given, are updated in place. In evaluation (``training=False``) the statistics are `mean` and `var` if given, else
-    the running ones, and are constants.
+    the running ones, and are constants. For `slope_from`, see "Slopes of saturated activations" in
+    ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
     problem = _args.norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
@@ -223,7 +226,8 @@ def instance_norm_forward(
     """Normalize each channel of each sample over space.
 
     Statistics have shape ``(N, C)``. Running statistics have shape ``(C,)`` and are updated with the mean over the
-    samples; evaluation uses them for every sample.
+    samples; evaluation uses them for every sample. For `slope_from`, see "Slopes of saturated activations" in
+    ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
     problem = _args.norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
@@ -255,7 +259,10 @@ def layer_norm_forward(
     keep_x: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
-    """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``."""
+    """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``.
+
+    For `slope_from`, see "Slopes of saturated activations" in ``docs/numerics.md``.
+    """
     x = _args.as_array("x", x)
     problem = _args.norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
     return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
@@ -278,7 +285,10 @@ def group_norm_forward(
     keep_x: Array | None = None,
     num_threads: int | None = None,
 ) -> tuple[Array, NormCache]:
-    """Normalize each sample over space and over groups of consecutive channels. Statistics: ``(N, num_groups)``."""
+    """Normalize each sample over space and over groups of consecutive channels. Statistics: ``(N, num_groups)``.
+
+    For `slope_from`, see "Slopes of saturated activations" in ``docs/numerics.md``.
+    """
     x = _args.as_array("x", x)
     problem = _args.norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
     return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)

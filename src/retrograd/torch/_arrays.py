@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ops import _threads
-from ..ops._buffers import array_of_tensor, tensor_of_array
+from ..ops._buffers import array_of_tensor, storage_fault, tensor_of_array
 from ..ops._memory import LARGE
 from ..ops._memory import empty_like as empty_array_like
 
@@ -20,13 +20,31 @@ _SMALL: Final = 1 << 13  # bytes
 _HALF: Final = (torch.bfloat16, torch.float16)
 
 
-def array(tensor: Tensor) -> Array:
-    """The tensor's memory as an array. Call it while gradients are not recorded."""
+def array(tensor: Tensor, function: str, name: str) -> Array:
+    """The tensor's memory as an array. Call it while gradients are not recorded. The names are for errors."""
     try:
+        # The usual tensor fills its storage. PyTorch does not check, and reads outside of a smaller one.
+        if len(tensor.untyped_storage()) < tensor.nbytes or tensor.storage_offset() or not tensor.is_contiguous():
+            check_storage(tensor, function, name)
         view: Array = tensor.numpy()
     except (RuntimeError, TypeError):  # bfloat16, or a view of values with the opposite sign
         return array_of_tensor(tensor.resolve_neg())
     return view
+
+
+def check_storage(tensor: Tensor, function: str, name: str) -> None:
+    """Raise for a CPU tensor whose storage was freed, or is too small for its elements."""
+    fault = storage_fault(tensor)
+    if fault:
+        raise ValueError(f"{function}: {name} {fault}")
+
+
+def in_float(tensor: Tensor, function: str, name: str) -> Tensor:
+    """The tensor, converted to float32 if it is in half precision."""
+    if tensor.dtype not in _HALF:
+        return tensor
+    check_storage(tensor, function, name)
+    return tensor.float()
 
 
 def empty_like(x: Tensor, data: Array) -> tuple[Tensor, Array]:
@@ -45,7 +63,7 @@ def empty_like(x: Tensor, data: Array) -> tuple[Tensor, Array]:
         if memory.strides == data.strides:
             return torch.from_numpy(memory), memory
     new = torch.empty_like(x)
-    return new, array(new)
+    return new, array(new, "empty_like", "result")
 
 
 def is_half(tensor: Tensor) -> bool:

@@ -78,7 +78,8 @@ def define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..
     """
     qualified = f"{_NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.impl(qualified, "CPU", torch.no_grad()(kernel))
+    # The compiler would trace a kernel that runs after a graph break.
+    torch.library.impl(qualified, "CPU", torch.compiler.disable(torch.no_grad()(kernel)))
     torch.library.register_fake(qualified, fake)
     return getattr(getattr(torch.ops, _NAMESPACE), name)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..ops.activation import Activation
 from ..ops.lstm import LstmActivations, LstmCache, LstmResult, LstmWeights, lstm_backward, lstm_forward
 from ._arrays import Array, array, num_threads
-from ._norm import fused_activation
+from ._norm import GRADIENT, fused_activation
 
 
 class Lstm(NamedTuple):
@@ -51,10 +51,9 @@ def forward(
     weights: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor, LstmCache | None]:
     result: LstmResult = lstm_forward(
-        array(x),
+        array(x, "LSTM", "input"),
         cells_of(lstm, weights),
-        None if h0 is None else array(h0),
-        None if c0 is None else array(c0),
+        *states_of(h0, c0),
         training=keep or lstm.dropout > 0,
         recompute=lstm.recompute or not keep,
         num_threads=num_threads(),
@@ -74,10 +73,10 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, h0, c0 and the weights that are needed."""
     dx, dweights, dh0, dc0 = lstm_backward(
-        None if dy is None else array(dy),
+        None if dy is None else array(dy, "LSTM", GRADIENT),
         cache,
-        dhn=None if dhn is None else array(dhn),
-        dcn=None if dcn is None else array(dcn),
+        dhn=None if dhn is None else array(dhn, "LSTM", "the gradient of h_n"),
+        dcn=None if dcn is None else array(dcn, "LSTM", "the gradient of c_n"),
         need=_names(lstm.bias, lstm.peephole, tuple(need)),
         num_threads=num_threads(),
     )
@@ -106,14 +105,36 @@ def _names(bias: bool, peephole: bool, need: tuple[bool, ...]) -> tuple[str, ...
 
 def cells_of(lstm: Lstm, weights: Sequence[Tensor], biases: Sequence[Array] = ()) -> list[LstmWeights]:
     """The weights of every cell. `biases` are the sums of both biases, if they are known already."""
+    names = _parameter_names(lstm.bidirectional, lstm.bias, lstm.peephole, len(weights))
+
+    def read(index: int) -> Array:
+        return array(weights[index], "LSTM", names[index])
+
     cells: list[LstmWeights] = []
     for first in range(0, len(weights), lstm.tensors_per_cell):
-        wx, wh, *rest = weights[first : first + lstm.tensors_per_cell]
-        b = None
+        b = peephole = None
         if lstm.bias:
-            b = biases[len(cells)] if biases else array(rest[0]) + array(rest[1])
-        cells.append(LstmWeights(array(wx), array(wh), b, array(rest[-1]) if lstm.peephole else None))
+            b = biases[len(cells)] if biases else read(first + 2) + read(first + 3)
+        if lstm.peephole:
+            peephole = read(first + lstm.tensors_per_cell - 1)
+        cells.append(LstmWeights(read(first), read(first + 1), b, peephole))
     return cells
+
+
+@lru_cache(maxsize=512)
+def _parameter_names(bidirectional: bool, bias: bool, peephole: bool, count: int) -> tuple[str, ...]:
+    """PyTorch's names of the weights."""
+    kinds = ("weight_ih", "weight_hh") + ("bias_ih", "bias_hh") * bias + ("peephole",) * peephole
+    suffixes = ("", "_reverse") if bidirectional else ("",)
+    layers = range(count // len(kinds) // len(suffixes))
+    return tuple(f"{kind}_l{layer}{suffix}" for layer in layers for suffix in suffixes for kind in kinds)
+
+
+def states_of(h0: Tensor | None, c0: Tensor | None) -> tuple[Array | None, Array | None]:
+    return (
+        None if h0 is None else array(h0, "LSTM", "hx[0]"),
+        None if c0 is None else array(c0, "LSTM", "hx[1]"),
+    )
 
 
 def options_of(lstm: Lstm, given: Given) -> dict[str, Any]:
@@ -122,8 +143,8 @@ def options_of(lstm: Lstm, given: Given) -> dict[str, Any]:
     return {
         "bidirectional": lstm.bidirectional,
         "batch_first": lstm.batch_first,
-        "lengths": None if lengths is None else array(lengths),
-        "batch_sizes": None if batch_sizes is None else array(batch_sizes),
+        "lengths": None if lengths is None else array(lengths, "LSTM", "lengths"),
+        "batch_sizes": None if batch_sizes is None else array(batch_sizes, "LSTM", "batch_sizes"),
         "activations": _activations(lstm.activations),
         "output_gate_reads": lstm.output_gate_reads,
         "dropout": lstm.dropout,

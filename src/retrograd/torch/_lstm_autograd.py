@@ -14,7 +14,7 @@ from ..ops.lstm import LstmCache, lstm_cache, lstm_cache_size
 from ..ops.lstm.problem import Inputs, Problem
 from ._arrays import Array, array
 from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
-from ._lstm import Given, Lstm, backward, cells_of, forward, options_of
+from ._lstm import Given, Lstm, backward, cells_of, forward, options_of, states_of
 
 
 def run(
@@ -28,6 +28,8 @@ def run(
     keep = torch.is_grad_enabled() and True in [tensor is not None and tensor.requires_grad for tensor in inputs]
     if not is_eager(x):
         check_traceable("lstm", x)
+        # A trace is for both modes. It keeps nothing, and a backward pass of it runs forward again.
+        keep = keep and (torch.compiler.is_compiling() or not torch._C._is_tracing())
         y, hn, cn, _ = _operator(x, h0, c0, weights, *given, keep, *lstm)
     elif keep:
         y, hn, cn = _apply(lstm, given, *inputs)
@@ -88,17 +90,16 @@ def _backward_eager(
     problem, biases, active, order, seed = kept
     inputs = Inputs(
         problem,
-        problem.sequence(array(x)),
+        problem.sequence(array(x, "LSTM", "input")),
         None,
         list(cells_of(lstm, weights, biases)),
-        None if h0 is None else array(h0),
-        None if c0 is None else array(c0),
+        *states_of(h0, c0),
         active,
         order,
         seed,
     )
     # No stamp: with checkpointing, another pass of the same inputs has filled the buffer.
-    cache = LstmCache(inputs, None if buffer is None else array(buffer), None)
+    cache = LstmCache(inputs, None if buffer is None else array(buffer, "LSTM", "cache"), None)
     return backward(lstm, need, cache, dy, dhn, dcn)
 
 
@@ -181,11 +182,10 @@ def _backward_kernel(
 ) -> list[Tensor]:
     lstm = Lstm(*options)
     cache = lstm_cache(
-        array(x),
+        array(x, "LSTM", "input"),
         cells_of(lstm, weights),
-        None if h0 is None else array(h0),
-        None if c0 is None else array(c0),
-        buffer=None if lstm.recompute else array(buffer),
+        *states_of(h0, c0),
+        buffer=array(buffer, "LSTM", "cache") if buffer.numel() else None,
         **options_of(lstm, Given(lengths, batch_sizes, seed)),
     )
     return [gradient for gradient in backward(lstm, need, cache, dy, dhn, dcn) if gradient is not None]

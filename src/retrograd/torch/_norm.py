@@ -23,9 +23,10 @@ from ..ops.normalization import (
     run_forward,
     update_running,
 )
-from ._arrays import Array, array, empty_like, is_half, num_threads
+from ._arrays import Array, array, empty_like, in_float, is_half, num_threads
 
 _DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+GRADIENT: Final = "the gradient of the output"
 
 
 class Norm(NamedTuple):
@@ -69,19 +70,19 @@ def forward(
 ) -> tuple[Tensor, Kept]:
     """Normalize x by its statistics, or by those `given`, which it is a part of, or by running ones."""
     problem = problem_of(norm, x.shape, x.dtype)
-    data, gamma, beta = arrays_of(x, weight, bias)
+    data, gamma, beta = arrays_of(norm.kind, x, weight, bias)
     mean = var = None
     count, frozen = problem.set_size, False
     if given is not None:
         count, mean, var = given
     elif running is not None and not running.updated:
         # An instance norm has statistics for each sample.
-        mean, var = (np.broadcast_to(_in_float(s), problem.statistics_shape) for s in running[:2])
+        mean, var = (np.broadcast_to(s, problem.statistics_shape) for s in _running_arrays(norm.kind, running))
         frozen = True
     y, out = empty_like(x, data)
     cache = run_forward(problem, data, gamma, beta, mean, var, frozen, out, None, num_threads())[1]
     if running is not None and running.updated:
-        update(running.mean, running.var, cache.statistics, count, running.momentum, running.batches)
+        update(norm.kind, running, cache.statistics, count)
     return y, Kept(problem, cache.statistics, cache.given, frozen)
 
 
@@ -95,8 +96,8 @@ def saved_for_backward(
 def cache_of(kept: Kept, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None) -> NormCache:
     """The cache of the forward pass."""
     problem, statistics, given, frozen = kept
-    data, gamma, beta = arrays_of(x, weight, bias)
-    output = None if y is None else array(y)
+    data, gamma, beta = arrays_of(problem.kind, x, weight, bias)
+    output = None if y is None else array(y, problem.kind, "the output")
     return new_cache((problem, data, output, gamma, beta, statistics, given, frozen))
 
 
@@ -113,7 +114,8 @@ def backward(
     dx, out = empty_like(x, cache.x) if need[0] else (None, None)
     dweight = np.empty(problem.parameter_shape, problem.arithmetic) if need[1] else None
     dbias = np.empty(problem.parameter_shape, problem.arithmetic) if need[2] else None
-    run_backward(problem, array(dy), cache, NormGradients(out, dweight, dbias), False, num_threads() or 0)
+    outgoing = array(dy, problem.kind, GRADIENT)
+    run_backward(problem, outgoing, cache, NormGradients(out, dweight, dbias), False, num_threads() or 0)
     return (
         dx,
         None if dweight is None else torch.from_numpy(dweight),
@@ -121,42 +123,51 @@ def backward(
     )
 
 
-def update(
-    mean: Tensor, var: Tensor, statistics: Array, count: int, momentum: float | None, batches: Tensor | None
-) -> None:
+def update(function: str, running: Running, statistics: Array, count: int) -> None:
     """Update running statistics, each of [C], by those of a batch: [2, C], or [2, N, C] for an instance norm."""
+    mean, var, _, momentum, batches = running
+    exact = _running_arrays(function, running)
     if statistics.ndim == 3:
         if not statistics.shape[1]:
             return
         statistics = statistics.mean(axis=1)
     if momentum is None:
         momentum = 0.0 if batches is None else 1.0 / (int(batches) + 1)
-    change = RunningUpdate.pytorch(momentum)
-    if is_half(mean) or is_half(var):
-        exact = [tensor.float() if is_half(tensor) else tensor for tensor in (mean, var)]
-        update_running((array(exact[0]), array(exact[1])), statistics[0], statistics[1], count, change)
-        mean.copy_(exact[0])
-        var.copy_(exact[1])
-    else:
-        update_running((array(mean), array(var)), statistics[0], statistics[1], count, change)
-        torch.autograd.graph.increment_version((mean, var))
+    update_running(exact, statistics[0], statistics[1], count, RunningUpdate.pytorch(momentum))
+    for tensor, values in zip((mean, var), exact, strict=True):
+        if is_half(tensor):
+            tensor.copy_(torch.from_numpy(values))
+        else:
+            torch.autograd.graph.increment_version(tensor)
 
 
-def arrays_of(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Array, Array | None, Array | None]:
+def _running_arrays(function: str, running: Running) -> tuple[Array, Array]:
+    """The running statistics. Those in half precision are copies in float32."""
+    mean, var = running.mean, running.var
+    return (
+        array(in_float(mean, function, "running_mean"), function, "running_mean"),
+        array(in_float(var, function, "running_var"), function, "running_var"),
+    )
+
+
+def arrays_of(
+    function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Array, Array | None, Array | None]:
     """The arrays of a layer. With half-precision data, half-precision parameters are converted to float32."""
     if is_half(x):
-        weight, bias = (p.float() if p is not None and is_half(p) else p for p in (weight, bias))
-    return array(x), None if weight is None else array(weight), None if bias is None else array(bias)
-
-
-def _in_float(statistics: Tensor) -> Array:
-    return array(statistics.float() if is_half(statistics) else statistics)
+        weight = None if weight is None else in_float(weight, function, "weight")
+        bias = None if bias is None else in_float(bias, function, "bias")
+    return (
+        array(x, function, "input"),
+        None if weight is None else array(weight, function, "weight"),
+        None if bias is None else array(bias, function, "bias"),
+    )
 
 
 @lru_cache(maxsize=512)
 def problem_of(norm: Norm, shape: torch.Size, dtype: torch.dtype) -> NormProblem:
     kind, axis, groups, eps, *fused = norm
-    like = array(torch.empty((), dtype=dtype).expand(shape))
+    like = array(torch.empty((), dtype=dtype).expand(shape), kind, "input")
     return norm_problem(kind, like, axis, groups, eps, fused_activation(*fused), "output" if needs_y(norm) else "input")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
@@ -88,9 +87,7 @@ def _through_operators(
     y: Tensor
     y, statistics = _norm_operator(x, weight, bias, *constants, *norm)
     if running is not None and running.updated:
-        channels = 2 if norm.kind == "instance_norm" else 1  # axes that are not averaged over
-        count = math.prod(x.shape[2:]) * (1 if channels == 2 else x.shape[0])
-        _update_operator(running.mean, running.var, statistics, count, running.momentum, running.batches)
+        _update_operator(running.mean, running.var, statistics, x.detach(), running.momentum, running.batches)
     return y
 
 
@@ -127,7 +124,7 @@ def _backward_kernel(
     frozen: bool,
     *norm: Any,
 ) -> list[Tensor]:
-    kept = Kept(problem_of(Norm(*norm), x.shape, x.dtype), array(statistics), frozen, frozen)
+    kept = Kept(problem_of(Norm(*norm), x.shape, x.dtype), array(statistics, "norm", "statistics"), frozen, frozen)
     return [gradient for gradient in backward(need, kept, dy, x, weight, bias, y) if gradient is not None]
 
 
@@ -162,9 +159,11 @@ def _differentiate_operator(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None
 
 
 def _update_kernel(
-    mean: Tensor, var: Tensor, statistics: Tensor, count: int, momentum: float | None, batches: Tensor | None
+    mean: Tensor, var: Tensor, statistics: Tensor, x: Tensor, momentum: float | None, batches: Tensor | None
 ) -> None:
-    update(mean, var, array(statistics), count, momentum, batches)
+    # x has the number of values per set. An integer would be a constant in a trace of torch.jit.
+    count = x.numel() // max(statistics[0].numel(), 1)
+    update("norm", Running(mean, var, True, momentum, batches), array(statistics, "norm", "statistics"), count)
 
 
 _norm_operator: Final = define(
@@ -183,7 +182,7 @@ _backward_operator: Final = define(
 differentiate("norm", _set_up_operator, _differentiate_operator)
 _update_operator: Final = define(
     "update_running",
-    "(Tensor(a!) mean, Tensor(b!) var, Tensor statistics, SymInt count, float? momentum, Tensor? batches) -> ()",
+    "(Tensor(a!) mean, Tensor(b!) var, Tensor statistics, Tensor x, float? momentum, Tensor? batches) -> ()",
     _update_kernel,
     lambda *arguments: None,
 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import torch.fx
 from torch import Tensor
 
 from ..ops._args import NormKind
@@ -14,6 +15,12 @@ from ._norm import Norm, Running
 from ._norm_autograd import normalize
 
 __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm"]
+
+# Each is one node in a graph of torch.fx.
+torch.fx.wrap("batch_norm")
+torch.fx.wrap("group_norm")
+torch.fx.wrap("instance_norm")
+torch.fx.wrap("layer_norm")
 
 AnyActivation: TypeAlias = str | Activation | None
 
@@ -93,9 +100,9 @@ def group_norm(
 ) -> Tensor:
     """Normalize each sample over positions and over groups of consecutive channels."""
     _check_axes("group_norm", input)
-    if input.numel() == input.shape[0] * num_groups != 0:
+    if input.numel() == num_groups != 0:  # with more samples PyTorch takes one value per group, and y is the bias
         raise ValueError(
-            f"group_norm: training needs more than 1 value per group, input has shape {_shape(input)} and num_groups "
+            f"group_norm: 1 sample needs more than 1 value per group, input has shape {_shape(input)} and num_groups "
             f"is {num_groups}"
         )
     return normalize(norm_of("group_norm", 1, num_groups, eps, activation), input, weight, bias)

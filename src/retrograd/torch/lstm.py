@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,13 +12,16 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from ..ops.activation import Activation
 from ..ops.lstm import LstmActivations
+from ._arrays import check_storage
+from ._autograd import is_eager
+from ._leaf import Leaf, Proxy
 from ._lstm import Given, Lstm, encoded
 from ._lstm_autograd import run
 
 __all__ = ["LSTM"]
 
 
-class LSTM(torch.nn.RNNBase):
+class LSTM(Leaf, torch.nn.RNNBase):
     """The constructor, attributes and `state_dict` of `torch.nn.LSTM`, and these options:
 
     - `peephole` adds parameters ``peephole_l0`` and so on: ``[4H]`` if "diagonal", ``[4H, H]`` if "full". With
@@ -83,16 +86,18 @@ class LSTM(torch.nn.RNNBase):
 
     def forward(
         self,
-        input: Tensor | PackedSequence,
+        input: Tensor | PackedSequence | Proxy,
         hx: tuple[Tensor, Tensor] | None = None,
         *,
         lengths: Tensor | Sequence[int] | None = None,
-    ) -> tuple[Any, tuple[Tensor, Tensor]]:
+    ) -> Any:
         """Returns the outputs and the final states, as `torch.nn.LSTM` does.
 
         `lengths` (one per sample, in any order) has the effect of a `PackedSequence`: outputs after the end of a
         sample are 0, and the final states are those at its end.
         """
+        if isinstance(input, Proxy):
+            return self._record(input, hx, lengths=lengths)
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths)
         if input.dim() not in (2, 3):
@@ -109,7 +114,10 @@ class LSTM(torch.nn.RNNBase):
     ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]:
         if lengths is not None:
             raise ValueError("LSTM: lengths is given, but a PackedSequence has its own")
+        _check_packed(packed)
         data, batch_sizes, sorted_indices, unsorted_indices = packed
+        if hx is not None:
+            _check_storages(data, *hx)
         x, ends = pad_packed_sequence(PackedSequence(data, batch_sizes))  # in the order of the lengths
         if hx is not None:
             hx = _permuted(hx, sorted_indices)
@@ -134,6 +142,7 @@ class LSTM(torch.nn.RNNBase):
         h0, c0 = hx if hx is not None else (None, None)
         dtype = weights[0].dtype
         if x.dtype is not dtype and torch.is_autocast_enabled("cpu"):
+            _check_storages(x, h0, c0)
             x = x.to(dtype)
             h0, c0 = (None if state is None else state.to(dtype) for state in (h0, c0))
         self._check(x, h0, c0, batch_first, dtype)
@@ -179,6 +188,52 @@ class LSTM(torch.nn.RNNBase):
             if name in self.__dict__:
                 described += f", {name}={getattr(self, name)!r}"
         return described
+
+
+def _check_made_by_torch(packed: PackedSequence) -> None:
+    """Raise for a PackedSequence that PyTorch did not make: its functions do not check, and end the process."""
+    if not (is_eager(packed.data) and is_eager(packed.batch_sizes)):
+        return
+    for name, tensor in packed._asdict().items():
+        if tensor is None:
+            continue
+        check_storage(tensor, "LSTM", f"input.{name}")
+        axes = 2 if name == "data" else 1
+        if tensor.dim() != axes:
+            raise ValueError(f"LSTM: input.{name} has shape {tuple(tensor.shape)}, expected {axes} axes")
+        if name != "data" and tensor.dtype is not torch.int64:
+            raise TypeError(f"LSTM: input.{name} has dtype {tensor.dtype}, expected torch.int64")
+    sizes = packed.batch_sizes.tolist()
+    if not sizes or sizes[-1] < 1 or sizes != sorted(sizes, reverse=True):
+        wrong = next((n for n, before in zip(sizes, [math.inf, *sizes], strict=False) if not 0 < n <= before), None)
+        found = "is empty" if wrong is None else f"has {wrong} in {_shortened(sizes)}"
+        raise ValueError(f"LSTM: input.batch_sizes {found}, expected sizes of at least 1 that do not increase")
+    if sum(sizes) != len(packed.data):
+        raise ValueError(
+            f"LSTM: input.batch_sizes has the sum {sum(sizes)}, expected {len(packed.data)}, the rows of data"
+        )
+    for name in ("sorted_indices", "unsorted_indices"):
+        indices = getattr(packed, name)
+        if indices is not None and sorted(indices.tolist()) != list(range(sizes[0])):
+            raise ValueError(
+                f"LSTM: input.{name} has {_shortened(indices.tolist())}, expected a permutation of {sizes[0]} samples"
+            )
+
+
+# The values are not known to a compiler, which stops at PyTorch's functions for them anyway.
+_check_packed: Callable[[PackedSequence], None] = torch.compiler.disable(_check_made_by_torch)
+
+
+def _shortened(values: list[int]) -> str:
+    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, ...]"
+
+
+def _check_storages(x: Tensor, h0: Tensor | None, c0: Tensor | None) -> None:
+    """Raise where PyTorch would read memory that was freed."""
+    if is_eager(x):
+        for name, tensor in (("input", x), ("hx[0]", h0), ("hx[1]", c0)):
+            if tensor is not None:
+                check_storage(tensor, "LSTM", name)
 
 
 def _permuted(states: tuple[Tensor, Tensor], order: Tensor | None) -> tuple[Tensor, Tensor]:

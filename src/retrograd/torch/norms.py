@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.activation import Activation
+from ._leaf import Leaf, Proxy
 from .functional import AnyActivation, batch_norm, group_norm, instance_norm, layer_norm
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 
-class Fused(torch.nn.Module):
+class Fused(Leaf):
     """A normalization that ends with an activation, if it has one."""
 
     activation: Activation | None = None
@@ -44,7 +45,9 @@ class Fused(torch.nn.Module):
 class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms have in common."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor | Proxy) -> Any:
+        if isinstance(input, Proxy):
+            return self._record(input)
         self._check_input_dim(input)
         mean, var, batches = self.running_mean, self.running_var, None
         if self.training:
@@ -85,7 +88,9 @@ class BatchNorm3d(BatchNorm, torch.nn.BatchNorm3d):
 class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
     _unbatched: int  # axes of a single sample
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor | Proxy) -> Any:
+        if isinstance(input, Proxy):
+            return self._record(input)
         self._check_input_dim(input)
         x = input.unsqueeze(0) if input.dim() == self._unbatched else input
         if x.shape[1] != self.num_features:
@@ -128,12 +133,16 @@ class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
 class LayerNorm(Fused, torch.nn.LayerNorm):
     """`torch.nn.LayerNorm`, with an optional fused `activation`."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor | Proxy) -> Any:
+        if isinstance(input, Proxy):
+            return self._record(input)
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation)
 
 
 class GroupNorm(Fused, torch.nn.GroupNorm):
     """`torch.nn.GroupNorm`, with an optional fused `activation`."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor | Proxy) -> Any:
+        if isinstance(input, Proxy):
+            return self._record(input)
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)

@@ -11,6 +11,7 @@ import torch
 
 from ..ops.activation import Activation
 from . import norms
+from ._leaf import has_hooks
 from .lstm import LSTM, unsupported
 from .sync import SyncBatchNorm
 
@@ -33,6 +34,15 @@ _FUSED: Final[dict[type[torch.nn.Module], Callable[[Any], Activation]]] = {
     torch.nn.Tanh: lambda layer: Activation("tanh"),
 }
 _FLOATS: Final = (torch.float32, torch.float64)
+# Recurrent layers and normalizations, including those that have no replacement.
+_RELATED: Final = (
+    torch.nn.RNNBase,
+    torch.nn.RNNCellBase,
+    torch.nn.RMSNorm,
+    torch.nn.LocalResponseNorm,
+    torch.nn.CrossMapLRN2d,
+    *_REPLACEMENTS,
+)
 
 
 class Replacements(NamedTuple):
@@ -54,11 +64,13 @@ def replace(model: torch.nn.Module, *, fuse: bool = False, verbose: bool = True)
     """Replace the LSTMs and normalizations of a model by retrograd's, in place. Print which, and what was left and why.
 
     The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
-    class of a layer changes. Layers of other kinds are left alone, and are not part of the result.
+    class of a layer changes. Recurrent layers and normalizations that retrograd does not have are listed as left.
+    Layers of other kinds, such as linear ones, are not part of the result.
 
     With `fuse`, where an activation follows a normalization in a `torch.nn.Sequential`, the normalization applies it,
-    and the activation becomes a `torch.nn.Identity`. A hook on such a normalization would see the activation's output,
-    so those with hooks are left. With ``verbose=False`` nothing is printed; the result is the same.
+    and the activation becomes a `torch.nn.Identity`. So the normalization returns activated values to any code that
+    calls it alone. A hook on it would see them too, so those with hooks are left, as are those in a subclass of
+    `Sequential` that has a `forward` of its own. With ``verbose=False`` nothing is printed; the result is the same.
     """
     result = Replacements({}, {})
     for name, layer in model.named_modules():
@@ -77,19 +89,27 @@ def _replace_one(name: str, layer: torch.nn.Module, result: Replacements) -> Non
     kind = type(layer)
     if kind in _REPLACEMENTS:
         reason = _reason_against(layer)
-        if reason:
-            result.left[name] = f"{kind.__name__}: {reason}"
-        else:
+        if not reason:
             layer.__class__ = _REPLACEMENTS[kind]
             result.replaced[name] = kind.__name__
+            return
+    elif isinstance(layer, tuple(_REPLACEMENTS.values())):
+        return
     elif isinstance(layer, torch.nn.modules.lazy.LazyModuleMixin) and layer.cls_to_become in _REPLACEMENTS:
-        result.left[name] = f"{kind.__name__}: it is not initialized yet; run the model once first"
-    elif isinstance(layer, tuple(_REPLACEMENTS)) and kind not in _REPLACEMENTS.values():
-        result.left[name] = f"{kind.__name__}: a subclass, which may compute something else"
+        reason = "it is not initialized yet; run the model once first"
+    elif not isinstance(layer, _RELATED):
+        return
+    elif kind.__module__.startswith("torch.nn.modules."):
+        reason = f"retrograd.torch has no {kind.__name__}"
+    else:
+        reason = "a subclass, which may compute something else"
+    result.left[name] = f"{kind.__name__}: {reason}"
 
 
 def _reason_against(layer: torch.nn.Module) -> str:
     """Why retrograd cannot run this layer; empty if it can."""
+    if "forward" in layer.__dict__:
+        return "its forward was assigned to the object, and would be called instead of retrograd's"
     for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
         if tensor.device.type not in ("cpu", "meta"):
             return f"it is on {tensor.device}, and retrograd computes on the CPU"
@@ -103,16 +123,29 @@ def _fuse(prefix: str, sequence: torch.nn.Sequential, uses: Counter[int], result
         if not isinstance(norm, norms.Fused) or norm.activation is not None or type(activation) not in _FUSED:
             continue
         label = f"{prefix}{next_name}"
-        if uses[id(norm)] > 1:
-            result.left[label] = f"{type(activation).__name__}: the normalization before it is used more than once"
-        elif _has_hooks(norm) or _has_hooks(activation):
-            result.left[label] = f"{type(activation).__name__}: it or the normalization before it has hooks"
+        reason = ""
+        if not _is_plain(sequence):
+            reason = f"{type(sequence).__name__} is not a plain Sequential, and may use the normalization alone"
+        elif uses[id(norm)] > 1:
+            reason = "the normalization before it is used more than once"
+        elif has_hooks(norm) or has_hooks(activation):
+            reason = "it or the normalization before it has hooks"
+        elif "forward" in norm.__dict__ or "forward" in activation.__dict__:
+            reason = "its forward or that of the normalization before it was assigned to the object"
+        if reason:
+            result.left[label] = f"{type(activation).__name__}: {reason}"
         else:
             norm.activation = _FUSED[type(activation)](activation)
             setattr(sequence, next_name, torch.nn.Identity().train(activation.training))
             result.replaced[label] = f"{type(activation).__name__}, fused with {prefix}{name}"
 
 
-def _has_hooks(layer: torch.nn.Module) -> bool:
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(hooks)
+def _is_plain(sequence: torch.nn.Sequential) -> bool:
+    """Whether a call runs the layers one after another, and nothing else."""
+    kind, plain = type(sequence), torch.nn.Sequential
+    return (
+        kind.forward is plain.forward
+        and kind.__call__ is plain.__call__
+        and kind.__iter__ is plain.__iter__
+        and "forward" not in sequence.__dict__
+    )

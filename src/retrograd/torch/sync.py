@@ -21,7 +21,8 @@ from ..ops.normalization import (
 )
 from ._arrays import Array, array, empty_like, num_threads
 from ._autograd import check_device, differentiate_once
-from ._norm import Kept, Norm, Running, cache_of, check, check_running, forward, saved_for_backward
+from ._leaf import Proxy
+from ._norm import GRADIENT, Kept, Norm, Running, cache_of, check, check_running, forward, saved_for_backward
 from .functional import norm_of
 from .norms import BatchNorm
 
@@ -61,8 +62,8 @@ class SyncBatchNorm(BatchNorm):
                 f"SyncBatchNorm: input has shape {tuple(input.shape)}, needs at least 2 axes: samples and channels"
             )
 
-    def forward(self, input: Tensor) -> Tensor:
-        if not (self.training and dist.is_available() and dist.is_initialized()):
+    def forward(self, input: Tensor | Proxy) -> Any:
+        if isinstance(input, Proxy) or not (self.training and dist.is_available() and dist.is_initialized()):
             return super().forward(input)
         group = self.process_group if self.process_group is not None else dist.group.WORLD
         if dist.get_world_size(group) == 1:
@@ -101,7 +102,9 @@ class _SyncNorm(torch.autograd.Function):
         running: Running | None,
         group: dist.ProcessGroup,
     ) -> Tensor:
-        local = batch_norm_statistics(array(x), channel_axis=norm.axis, num_threads=num_threads())
+        local = batch_norm_statistics(
+            array(x, "SyncBatchNorm", "input"), channel_axis=norm.axis, num_threads=num_threads()
+        )
         parts = _gathered(np.concatenate(([local.count], local.mean, local.var)), group)
         total = combine_statistics([NormStatistics(int(part[0]), *np.split(part[1:], 2)) for part in parts])
         if total.count == 1:
@@ -132,7 +135,8 @@ def _backward(
     bias: Tensor | None,
     y: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    cache, threads, outgoing = cache_of(kept, x, weight, bias, y), num_threads(), array(dy)
+    cache, threads = cache_of(kept, x, weight, bias, y), num_threads()
+    outgoing = array(dy, "SyncBatchNorm", GRADIENT)
     _, sum_dz, sum_dz_xhat = batch_norm_gradient_sums(outgoing, cache, num_threads=threads)
     dx = None
     if need[0]:

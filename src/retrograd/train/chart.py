@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._printing import one_line, visible
 from .drawing import LIGHT, Corners, Drawing, Group, Mark, Shape, Text, to_png, to_svg
 
 __all__ = ["Band", "Chart", "Line", "Numbers", "one_line", "png", "stacked_svg", "svg", "visible"]
@@ -67,27 +67,6 @@ class Chart:
 
 
 # ---- Text ------------------------------------------------------------------------------------------------------------
-
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-
-
-def visible(text: str) -> str:
-    """Replace characters that a page, a terminal or UTF-8 cannot show, except newlines and tabs.
-
-    Control characters become their symbols (from U+2400). Lone surrogates, non-characters and the controls that
-    override the direction of text become U+FFFD.
-    """
-
-    def picture(match: re.Match[str]) -> str:
-        code = ord(match[0])
-        return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
-
-    return _HIDDEN.sub(picture, text.replace("\r\n", "\n"))
-
-
-def one_line(text: str) -> str:
-    """Return `visible` text with each run of white space replaced by one space."""
-    return visible(" ".join(text.split()))
 
 
 def _em(character: str) -> float:

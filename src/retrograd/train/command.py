@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import dataclasses
-import io
 import itertools
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import retrograd as rg
 
+from .._printing import in_a_line, visible
 from ..distributed import Group, RankError, launched_ranks, world
 from ..nn.checkpoint import not_a_file, write_whole
-from .chart import png, stacked_svg, visible
+from .chart import png, stacked_svg
 from .files import MODEL, check_room, remove_parts
 from .progress import Progress, SilentProgress
 from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
@@ -146,7 +144,6 @@ def _train(options: argparse.Namespace) -> int:
     settings: type[Settings] = options.settings
     given = {name: getattr(options, name) for name, *_ in settings.options() if hasattr(options, name)}
     files = [options.files] if isinstance(options.files, str) else list(options.files or [])
-    _print_anything()
     try:
         ranks = world(launched_ranks() or 1)
     except ImportError as error:
@@ -252,9 +249,9 @@ def _failing_together(ranks: Group) -> Iterator[None]:
         where = f"rank {ranks.rank}: " if ranks.rank else ""
         print(f"retrograd: error: {where}{error}", file=sys.stderr, flush=True)
         ranks.abort(2 if isinstance(error, InputError) else 1)
-    except BaseException:
-        traceback.print_exc()
-        ranks.abort(1)
+    except BaseException as error:
+        # As if nothing caught it: the hook prints it with its rank, and ends all ranks.
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _use_threads(settings: Settings) -> None:
@@ -324,15 +321,6 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _print_anything() -> None:
-    """Print characters that the output's encoding lacks as escapes, and nothing if the output is closed."""
-    if sys.stdout is None:  # closed, as by >&-
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process exits)
-        atexit.register(sys.stdout.close)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def _unused(folder: Path) -> Path:
     candidate, number = folder, 1
     while candidate.exists():
@@ -345,7 +333,6 @@ def _unused(folder: Path) -> Path:
 
 
 def _sample(options: argparse.Namespace) -> int:
-    _print_anything()
     model, alphabet = load_text_model(options.model)
     pieces = sample(
         model,
@@ -365,7 +352,6 @@ def _sample(options: argparse.Namespace) -> int:
 
 
 def _forecast(options: argparse.Namespace) -> int:
-    _print_anything()
     forecaster = load_series_model(options.model)
     table = read_table(options.data, gaps=options.gaps or forecaster.settings.gaps)
     output = Path(options.output or f"{Path(options.data).stem}-forecast.csv")
@@ -390,12 +376,12 @@ def _forecast(options: argparse.Namespace) -> int:
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from None
     for note in result.notes:
-        print(note)
+        print(in_a_line(note))
     if forecaster.verdict is not None:
-        print(forecaster.verdict)
+        print(visible(str(forecaster.verdict)))
     print(f"{'method':<12} {'the model' if result.by == 'model' else f'the {result.by} baseline'} ({result.why})")
-    print(f"{'forecast':<12} {output}")
-    print(f"{'plot':<12} {picture}")
+    print(f"{'forecast':<12} {in_a_line(str(output))}")
+    print(f"{'plot':<12} {in_a_line(str(picture))}")
     return 0
 
 

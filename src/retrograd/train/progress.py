@@ -7,6 +7,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
+from .._printing import visible
+
 __all__ = ["Progress", "SilentProgress", "clock", "count"]
 
 
@@ -21,6 +23,7 @@ class Progress:
         self._task: Any = None
 
     def say(self, text: str = "") -> None:
+        text = visible(text)  # file and column names may contain terminal control characters
         if self._bar is None:
             try:
                 print(text, flush=True)

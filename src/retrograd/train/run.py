@@ -118,6 +118,7 @@ class Run:
             array[...] = value
         progress = (self._records, self._best, self._pending, self._items, self._seconds_before)
         self._records, self._best, self._pending, self._items, self._seconds_before = self._group.broadcast(progress)
+        assert task.parallel.group is self._group  # created here, before rank 0 validates, which may change buffers
 
     def _save(self) -> None:
         task = self._task

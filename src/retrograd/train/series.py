@@ -17,7 +17,7 @@ import numpy.typing as npt
 import retrograd as rg
 
 from .. import nn
-from ..distributed import DataParallel, Group, Shard, synchronize
+from ..distributed import Group, Shard, synchronize
 from .baselines import FORECASTS, LinearFit, fit_linear, naive, nonzero, relative_error, seasonal_naive
 from .chart import Band, Chart, Line
 from .files import check_room, load_weights, opened_model
@@ -470,13 +470,12 @@ class SeriesTask(Task):
         self._order: tuple[int, Array] | None = None
         self.steps = settings.steps or max(200, min(1500, 100 * self._batches, 100_000 // window))
         self.validate_every = steps_between_validations(settings, self.steps)
-        loss: nn.Loss = nn.Huber(num_threads=settings.threads)
+        self.loss = nn.Huber(num_threads=settings.threads)
         if settings.loss == "mse":
-            loss = nn.MeanSquaredError(num_threads=settings.threads)
+            self.loss = nn.MeanSquaredError(num_threads=settings.threads)
         check_shards(self.group, self._batch, "a batch of")
         if self.group.shards > 1:
             synchronize(model, self.group)
-        self._parallel = DataParallel(model, self.group, loss)
         self.optimizer = new_optimizer(model, settings, self.steps)
 
     # ---- the data ----------------------------------------------------------------------------------------------------
@@ -554,7 +553,7 @@ class SeriesTask(Task):
             shard.model.backward(shard.loss.backward(share))
             return share * error
 
-        error = sum(self._parallel.run(work))
+        error = sum(self.parallel.run(work))
         self.optimizer.step()
         return error, len(origins)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any, ClassVar
 
 import numpy.typing as npt
 
 from .. import nn
-from ..distributed import Group
+from ..distributed import DataParallel, Group
 from .report import Block, Section
 from .settings import InputError, Settings
 
@@ -31,9 +32,15 @@ class Task(abc.ABC):
     settings: Settings
     group: Group = Group(1)  # the ranks that take part
     model: nn.Module
+    loss: nn.Loss | None = None
     optimizer: nn.Optimizer
     steps: int  # of the complete run
     validate_every: int  # steps
+
+    @functools.cached_property
+    def parallel(self) -> DataParallel[Any]:
+        """The model and the loss on all shards. All ranks create it together, when they first use it."""
+        return DataParallel(self.model, self.group, self.loss)
 
     @abc.abstractmethod
     def step(self) -> tuple[float, int]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import nn
-from ..distributed import DataParallel, Group, Shard
+from ..distributed import Group, Shard
 from .baselines import NGRAMS, count_ngrams, ngram_bits
 from .files import check_data, check_room, load_weights, opened_model
 from .report import Block, Prose, Sample, Section, Table
@@ -393,7 +393,7 @@ class TextTask(Task):
         self.steps = settings.steps or min(max(passes, _LEAST_STEPS), _MOST_STEPS)
         self.validate_every = steps_between_validations(settings, self.steps)
         self.optimizer = new_optimizer(self.model, settings, self.steps)
-        self._parallel = DataParallel(self.model, group, nn.SoftmaxCrossEntropy(num_threads=settings.threads))
+        self.loss = nn.SoftmaxCrossEntropy(num_threads=settings.threads)
         self._total = nn.SoftmaxCrossEntropy(reduction="sum", num_threads=settings.threads)
         shape = (settings.layers, settings.batch, settings.hidden)
         self._h, self._c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
@@ -438,7 +438,7 @@ class TextTask(Task):
             h[...], c[...] = shard.model.lstm.state
             return share * loss
 
-        loss = sum(self._parallel.run(work))
+        loss = sum(self.parallel.run(work))
         self.optimizer.step()
         return loss * _BITS, len(labels) * batch
 

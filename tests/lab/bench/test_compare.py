@@ -178,3 +178,17 @@ def test_a_file_that_is_none_of_ours(
         assert complaint in captured.err
         assert str(path) in captured.err
         assert captured.out == ""
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_in_files_are_printed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """Neither as markup nor as control characters."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli.sys.stdout, "isatty", lambda: terminal)
+    old = written(tmp_path / "old.csv", row("[/red]\x1b[31mx"))
+    assert cli.main(["bench", "compare", old, old]) == 0
+    out = capsys.readouterr().out
+    assert "[/red]␛[31mx" in out
+    assert "\x1b[31mx" not in out

@@ -1,0 +1,228 @@
+"""Ranks that differ: other models, options, values, shards, batches or optimizers on one rank are refused by all."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from retrograd import distributed, nn
+from support.mpi import run_on_ranks
+
+PROGRAM = """
+import sys
+import numpy as np
+from retrograd import distributed, nn
+
+group = distributed.world(4)
+odd = group.rank == {odd}
+
+def model_of(width=8, out=2, seed=0, eps=1e-5, bias=True, activation=None):
+    rng = np.random.default_rng(seed)
+    return nn.Sequential(
+        nn.Linear(4, width, rng=rng, bias=bias),
+        nn.BatchNorm(width, eps=eps, activation=activation),
+        nn.Dropout(0.5, rng=rng),
+        nn.Linear(width, out, rng=rng),
+    )
+
+def work_on(count):
+    x = np.ones((count, 4), np.float32)
+    def work(shard):
+        part, share = shard.part(count), shard.share(count)
+        y = shard.model.forward(x[part])
+        shard.model.backward(share * y)
+        return float(y.sum())
+    return work
+
+def refused(call):
+    try:
+        call()
+    except (ValueError, distributed.RankError) as error:
+        sys.stdout.write(f"{{group.rank}} {{type(error).__name__}} {{error}}|")
+    else:
+        sys.stdout.write(f"{{group.rank}} went on|")
+    # The ranks still understand each other.
+    assert group.broadcast(group.rank) == 0
+    assert group.run(lambda shard: shard) == [0, 1, 2, 3]
+
+{body}
+"""
+
+
+def refusals(ranks: int, odd: int, body: str) -> str:
+    """What all ranks say about a difference: ValueError on the rank that differs, RankError on the others."""
+    result = run_on_ranks(ranks, "-c", PROGRAM.format(odd=odd, body=body))
+    assert result.stderr == ""
+    said = dict(line.split(" ", 1) for line in result.stdout.strip("|\n").split("|"))
+    kinds = {rank: text.split(" ", 1)[0] for rank, text in said.items()}
+    assert kinds == {str(rank): "ValueError" if rank == odd else "RankError" for rank in range(ranks)}, said
+    (message,) = {text.split(" ", 1)[1] for text in said.values()}
+    return message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "refused(lambda: distributed.DataParallel(model_of(9 if odd else 8), group))",
+            "DataParallel: parameter 0.w is float32 of shape (9, 4) on rank {odd}, "
+            "but float32 of shape (8, 4) on rank {usual}",
+        ),
+        (
+            "refused(lambda: distributed.DataParallel(model_of(out=3 if odd else 2), group))",
+            "DataParallel: parameter 3.w is float32 of shape (3, 8) on rank {odd}, "
+            "but float32 of shape (2, 8) on rank {usual}",
+        ),
+        (
+            "refused(lambda: distributed.DataParallel(model_of(bias=not odd), group))",
+            "DataParallel: parameter 0.b is missing on rank {odd}, but float32 of shape (8,) on rank {usual}",
+        ),
+        (
+            "refused(lambda: distributed.DataParallel(model_of(eps=0.1 if odd else 1e-5), group))",
+            "DataParallel: eps of layer 1 is 0.1 on rank {odd}, but 1e-05 on rank {usual}",
+        ),
+        (
+            "model = model_of()\nif odd: distributed.synchronize(model, group)\n"
+            "refused(lambda: distributed.DataParallel(model, group))",
+            "DataParallel: layer 1 is SyncBatchNorm on rank {odd}, but BatchNorm on rank {usual}",
+        ),
+        (
+            "loss = nn.MeanSquaredError() if odd else nn.Huber()\n"
+            "refused(lambda: distributed.DataParallel(model_of(), group, loss))",
+            "DataParallel: loss is MeanSquaredError on rank {odd}, but Huber on rank {usual}",
+        ),
+        (
+            "refused(lambda: distributed.DataParallel(model_of(), group, nn.Huber(delta=2.0 if odd else 1.0)))",
+            "DataParallel: delta of loss is 2.0 on rank {odd}, but 1.0 on rank {usual}",
+        ),
+        (
+            "refused(lambda: distributed.DataParallel(model_of(), group, overlap=odd))",
+            "DataParallel: overlap is True on rank {odd}, but False on rank {usual}",
+        ),
+        (
+            "refused(lambda: distributed.DataParallel(model_of(), group.with_shards(5 if odd else 4)))",
+            "DataParallel: the number of shards is 5 on rank {odd}, but 4 on rank {usual}",
+        ),
+        (
+            "refused(lambda: group.with_shards(6 if odd else 4).run(lambda shard: shard))",
+            "Group.run: the number of shards is 6 on rank {odd}, but 4 on rank {usual}",
+        ),
+    ],
+)
+def test_another_model_on_one_rank_is_refused_by_all(body: str, message: str) -> None:
+    for ranks, odd in ((2, 1), (3, 2), (3, 0)):
+        usual = 1 if odd == 0 else 0
+        assert refusals(ranks, odd, body) == message.format(odd=odd, usual=usual)
+
+
+def test_other_values_on_one_rank_are_refused_not_replaced() -> None:
+    body = """
+model = model_of(seed=int(odd))
+before = model["0"].w.copy()
+refused(lambda: distributed.DataParallel(model, group))
+assert np.array_equal(model["0"].w, before)
+# What the message proposes.
+model.load_state_dict(group.broadcast(model.state_dict()))
+distributed.DataParallel(model, group).run(work_on(8))
+"""
+    digest = "the digest [0-9a-f]{16}"
+    for ranks, odd in ((2, 1), (3, 1)):
+        assert re.fullmatch(
+            rf"DataParallel: the content of parameter 0.w has {digest} on rank {odd}, but {digest} on rank 0\. "
+            r"Build the model from the same seed on every rank, load the same file, or use rank 0's: "
+            r"model\.load_state_dict\(group\.broadcast\(model\.state_dict\(\)\)\)",
+            refusals(ranks, odd, body),
+        )
+
+
+def test_other_buffers_on_one_rank_are_refused() -> None:
+    body = """
+model = model_of()
+if odd:
+    model["1"].running_mean[3] = 0.5
+refused(lambda: distributed.DataParallel(model, group))
+"""
+    assert "the content of buffer 1.running_mean has the digest" in refusals(3, 1, body)
+
+
+def test_another_batch_on_one_rank_is_refused_before_gradients_are_written() -> None:
+    body = """
+model = model_of()
+parallel = distributed.DataParallel(model, group)
+parallel.run(work_on(13))
+before = model["0"].dw.copy()
+refused(lambda: parallel.run(work_on(12 if odd else 13)))
+assert np.array_equal(model["0"].dw, before)
+parallel.run(work_on(6))  # a smaller last batch, on all ranks
+"""
+    message = "Group.run: the batch has 12 samples for shard {} on rank {}, but 13 for shard {} on rank {}"
+    assert refusals(2, 1, body) == message.format(2, 1, 0, 0)
+    assert refusals(3, 0, body) == message.format(0, 0, 1, 1)
+
+
+def test_batches_of_ones_own_are_not_compared() -> None:
+    """A rank may split its data itself, and a shard may look at other batches too, as long as one is the same."""
+    body = """
+parallel = distributed.DataParallel(model_of(), group)
+x = np.ones((3 + 2 * group.rank, 4), np.float32)
+
+def own(shard):
+    shard.model.backward(shard.model.forward(x))
+    if shard.index == 2:
+        return 0
+    if shard.index == 1:
+        shard.part(100)
+    return shard.part(64).start
+
+assert parallel.run(own) == [0, 16, 0, 48]
+sys.stdout.write("ok ")
+"""
+    assert run_on_ranks(2, "-c", PROGRAM.format(odd=1, body=body)).stdout.count("ok") == 2
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_another_learning_rate_on_one_rank_is_noticed(overlapped: bool) -> None:
+    body = f"""
+model = model_of()
+parallel = distributed.DataParallel(model, group, overlap={overlapped})
+optimizer = nn.SGD(model, 0.2 if odd else 0.1)
+
+def train():
+    for _ in range(6):
+        parallel.run(work_on(8))
+        optimizer.step()
+
+refused(train)
+"""
+    for ranks, odd in ((2, 1), (3, 1)):
+        message = refusals(ranks, odd, body)
+        assert re.match(
+            rf"DataParallel\.run: the content of parameter \S+ has the digest [0-9a-f]{{8}} on rank {odd}, but "
+            r"the digest [0-9a-f]{8} on rank 0\. Optimizers need the same settings and state on every rank",
+            message,
+        )
+
+
+def test_ranks_in_different_calls_say_so() -> None:
+    """A synchronised norm on one rank only, without DataParallel, and calls in another order."""
+    body = "refused(lambda: group.run(lambda shard: group.exchange(shard) if odd else shard))"
+    assert refusals(3, 1, body) == "Group: the call is Group.exchange on rank 1, but Group.run on rank 0"
+    body = "refused(lambda: group.broadcast(1) if odd else group.run(lambda shard: shard))"
+    assert refusals(3, 2, body) == "Group: the call is Group.broadcast on rank 2, but Group.run on rank 0"
+
+
+def test_shards_of_one_process_with_other_batches_are_refused() -> None:
+    group = distributed.Group(3)
+    with pytest.raises(ValueError, match=r"the batch has 7 samples for shard 1, but 9 for shard 0"):
+        group.run(lambda shard: group.part(7 if shard == 1 else 9, shard))
+    assert group.run(lambda shard: group.part(9, shard).stop) == [3, 6, 9]
+
+
+def test_one_process_compares_nothing() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, rng=np.random.default_rng(0)))
+    parallel = distributed.DataParallel(model, distributed.Group(2))
+    for _ in range(3):
+        assert parallel.run(lambda shard: shard.index) == [0, 1]
+        model["0"].w[...] += 1
