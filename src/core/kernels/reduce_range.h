@@ -45,10 +45,16 @@ struct Reducer {
         if constexpr (kKind == ReduceKind::sum_of_squares) return fma(v, v, a);
         return merge(a, v);
     }
+    // Without branches, which data would decide.
     static RG_INLINE T merge_scalars(T a, T b) {
-        if constexpr (kKind == ReduceKind::max) return b > a || b != b ? b : a;
-        if constexpr (kKind == ReduceKind::min) return b < a || b != b ? b : a;
-        return kKind == ReduceKind::product ? a * b : a + b;
+        if constexpr (kWide) {
+            return kKind == ReduceKind::product ? a * b : a + b;
+        } else {
+            using Bits = typename Format<T>::Bits;
+            const bool taken = (kKind == ReduceKind::max ? b > a : b < a) | (b != b);
+            const Bits from = bit_cast<Bits>(a);
+            return bit_cast<T>(Bits(from ^ ((from ^ bit_cast<Bits>(b)) & (Bits(0) - Bits(taken)))));
+        }
     }
 
     // The registers of T that hold one vector of A.
@@ -146,9 +152,9 @@ void reduce_rows(ReduceKind kind, const A* x, int64_t row, BlockSize size, doubl
 
 // ---- columns -------------------------------------------------------------------------------------------------------
 
-// Columns whose chains stay in the first-level cache, and rows that are read side by side: as many streams as the
-// hardware can prefetch.
-constexpr int64_t kReduceColumns = 512, kReduceRowsAtOnce = 16;
+// Columns whose chains stay in the first-level cache, and rows that are read side by side: no more than a set of that
+// cache has lines, because rows of a power of two are all in one set.
+constexpr int64_t kReduceColumns = 512, kReduceRowsAtOnce = 8;
 
 // A vector of columns, of n or all, over `rows` rows: chains are read unless kFirst, and merged into results if kLast.
 template <class R, class A, bool kFirst, bool kLast>
@@ -160,6 +166,10 @@ RG_INLINE void reduce_strip(const A* x, int64_t row, int64_t rows, int64_t n, ty
         const T* from = chains + k / per * kReduceColumns + k % per * kLanes<T>;
         chain[k] = kFirst ? splat(R::template identity<T>()) : load(from);
     });
+    // The next rows of these columns, which come after this tile's other columns.
+    if constexpr (!kLast) {
+        for (int64_t k = rows; k < 2 * rows; ++k) prefetch(x + k * row);
+    }
     int64_t r = 0;
     if (!(kHasParts<A> && n)) {
         for (; r + count <= rows; r += count) {
