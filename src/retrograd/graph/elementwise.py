@@ -110,7 +110,9 @@ def _declare(
         for operand, derivative, wanted in zip(node.inputs, derivatives, needed, strict=True):
             assert operand is not None
             use = wanted and derivative is not None
-            found.append(sum_to(derivative(g, node.result, *node.inputs), operand.shape) if use and derivative else None)
+            found.append(
+                sum_to(derivative(g, node.result, *node.inputs), operand.shape) if use and derivative else None
+            )
         return found
 
     return Operation(

@@ -36,7 +36,9 @@ def folded(nodes: Sequence[Node], kept: set[int]) -> list[Node]:
             continue
         y = activations[0].results[0]
         instead[activations[0].number] = None
-        instead[node.number] = _copy(node, node.inputs, {**node.attributes, "activation": _RELU}, (y, *node.results[1:]))
+        instead[node.number] = _copy(
+            node, node.inputs, {**node.attributes, "activation": _RELU}, (y, *node.results[1:])
+        )
         for mask in masks:
             instead[mask.number] = _copy(mask, (y, *mask.inputs[1:]), mask.attributes, mask.results)
         if node.operation is NORM:
@@ -45,7 +47,12 @@ def folded(nodes: Sequence[Node], kept: set[int]) -> list[Node]:
 
 
 def _fold_backward(
-    norm: Node, y: Tensor, masks: Sequence[Node], uses: dict[int, list[Node]], kept: set[int], instead: dict[int, Node | None]
+    norm: Node,
+    y: Tensor,
+    masks: Sequence[Node],
+    uses: dict[int, list[Node]],
+    kept: set[int],
+    instead: dict[int, Node | None],
 ) -> None:
     """Let the backward pass of a normalization apply the mask of its ReLU itself, if nothing else needs the product."""
     if len(masks) != 1 or len(norm.results) < 2:
@@ -59,7 +66,11 @@ def _fold_backward(
     if select.operation.name != "where" or not _is_zero(select.inputs[2]) or id(dz) in kept or len(readers) != 1:
         return
     (backward,) = readers
-    if backward.operation is not NORM_BACKWARD or backward.inputs[5] is not norm.results[1] or backward.inputs[0] is not dz:
+    if (
+        backward.operation is not NORM_BACKWARD
+        or backward.inputs[5] is not norm.results[1]
+        or backward.inputs[0] is not dz
+    ):
         return
     dy = select.inputs[1]
     assert dy is not None
@@ -82,7 +93,9 @@ def _is_zero(tensor: Tensor | None) -> bool:
     return tensor is not None and scalar_constant(tensor) == 0.0
 
 
-def _copy(node: Node, inputs: Sequence[Tensor | None], attributes: dict[str, object], results: Sequence[Tensor]) -> Node:
+def _copy(
+    node: Node, inputs: Sequence[Tensor | None], attributes: dict[str, object], results: Sequence[Tensor]
+) -> Node:
     """A node like another one, that no graph lists."""
     copy = Node.__new__(Node)
     copy.graph, copy.operation, copy.line = node.graph, node.operation, node.line

@@ -243,7 +243,9 @@ def _along_last(x: Operand, axis: int, log: bool) -> Tensor:
 # ---- along an axis ---------------------------------------------------------------------------------------------------
 
 
-def _cumulative(inputs: Sequence[Array], results: Sequence[Array], *, axis: int, exclusive: bool, reverse: bool) -> None:
+def _cumulative(
+    inputs: Sequence[Array], results: Sequence[Array], *, axis: int, exclusive: bool, reverse: bool
+) -> None:
     x, y = (a.reshape(_around(a.shape, axis)) for a in (inputs[0], results[0]))
     refuse(_core.cumulative_sum(x.dtype.itemsize == 8, x, y, exclusive, reverse, False, 0))
 

@@ -512,7 +512,11 @@ def _pool_shapes(x: Spec, *, kind: str, **options: Any) -> Sequence[Spec]:
 
 
 def _pool_options(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    unused = {"max": ("count_includes_padding",), "average": ("dilation",), "l2": ("dilation", "count_includes_padding")}
+    unused = {
+        "max": ("count_includes_padding",),
+        "average": ("dilation",),
+        "l2": ("dilation", "count_includes_padding"),
+    }
     return {k: v for k, v in options.items() if k not in unused[kind]}
 
 
@@ -715,4 +719,3 @@ def dropout(x: Operand, rate: float, *, seed: Operand) -> Tensor:
         return identity(x)
     found: Tensor = apply(DROPOUT, (x, as_seed(seed)), {"rate": float(rate)})[0]
     return found
-

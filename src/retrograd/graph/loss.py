@@ -39,9 +39,7 @@ def _scaled(node: Node, g: Tensor, rows: bool) -> Tensor:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _entropy_shapes(
-    logits: Spec, labels: Spec, weights: Spec | None, *, reduction: str, **_: object
-) -> Sequence[Spec]:
+def _entropy_shapes(logits: Spec, labels: Spec, weights: Spec | None, *, reduction: str, **_: object) -> Sequence[Spec]:
     if logits.dtype.kind != "f" or not logits.shape:
         raise TypeError(f"logits is {logits!r}, must be floats with at least one axis")
     rows = logits.shape[:-1]
@@ -153,9 +151,7 @@ def _cosine_shapes(y: Spec, target: Spec, weights: Spec | None, *, reduction: st
     return (Spec(y.shape[:-1], _F64) if reduction == "none" else Spec((), y.dtype)), y
 
 
-def _cosine(
-    inputs: Sequence[Array | None], results: Sequence[Array | None], *, reduction: str, scale: float
-) -> None:
+def _cosine(inputs: Sequence[Array | None], results: Sequence[Array | None], *, reduction: str, scale: float) -> None:
     (y, target, weights), (loss, gradient) = inputs, results
     assert y is not None and target is not None and loss is not None
     rows, width = math.prod(y.shape[:-1]), y.shape[-1]

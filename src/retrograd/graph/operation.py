@@ -41,9 +41,7 @@ Shapes: TypeAlias = Callable[..., Sequence[Spec]]
 # Computes: the arrays of the inputs, those of the results (None: not wanted), the attributes.
 Compute: TypeAlias = Callable[..., None]
 # The gradients of the inputs: the node, the gradients of its results (None: zero), which inputs need one.
-Gradient: TypeAlias = Callable[
-    ["Node", Sequence["Tensor | None"], Sequence[bool]], Sequence["Tensor | None"]
-]
+Gradient: TypeAlias = Callable[["Node", Sequence["Tensor | None"], Sequence[bool]], Sequence["Tensor | None"]]
 
 
 class Operation:

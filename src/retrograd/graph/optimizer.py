@@ -48,7 +48,9 @@ def _update(
         states[place] = part
     rule, decay, epsilon_hat, factors = settings
     refuse(
-        optimizer_rule(*rule).scheduled_step(parts[0], parts[1], *states, rate, step, decay, epsilon_hat, factors, False, 0)
+        optimizer_rule(*rule).scheduled_step(
+            parts[0], parts[1], *states, rate, step, decay, epsilon_hat, factors, False, 0
+        )
     )
 
 

@@ -344,8 +344,10 @@ def _joined(nodes: Sequence[Node | Step], kept: set[int]) -> list[Step]:
         if found is None or len(found.members) == 1:
             if node.operation not in (INPUT, CONSTANT, VARIABLE):
                 optional = node.operation.optional
-                wanted = [r if i not in optional or id(r) in uses or id(r) in kept else None
-                          for i, r in enumerate(node.results)]
+                wanted = [
+                    r if i not in optional or id(r) in uses or id(r) in kept else None
+                    for i, r in enumerate(node.results)
+                ]
                 steps.append(Step(node.operation, node.inputs, wanted, node.attributes, [node.line]))
         elif position == found.members[-1]:
             steps.append(_map_step([nodes[m] for m in found.members], uses, kept, found.members))  # type: ignore[misc]
@@ -457,4 +459,3 @@ def _offsets(places: Sequence[Place]) -> int:
         busy.insert(index, place)
         total = max(total, place.offset + size)
     return total
-

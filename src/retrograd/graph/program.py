@@ -161,7 +161,9 @@ class Program:
         arrays = [np.asarray(batch) for batch in batches]
         if not arrays or any(a.ndim == 0 or len(a) != len(arrays[0]) for a in arrays):
             shapes = ", ".join(str(a.shape) for a in arrays)
-            raise ValueError(f"run: arguments have shapes {shapes or 'none'}; each needs a first axis of the same extent")
+            raise ValueError(
+                f"run: arguments have shapes {shapes or 'none'}; each needs a first axis of the same extent"
+            )
         steps = len(arrays[0])
         results = tuple([np.empty((steps, *s.shape), s.dtype) for s in self._specs])
         threads = 0 if num_threads is None else _args.thread_count(num_threads)
@@ -174,7 +176,9 @@ class Program:
 
     def _wrong_count(self, arguments: Sequence[Any]) -> Exception:
         names = ", ".join(self.names) or "none"
-        return TypeError(f"the program takes {len(self.graph.inputs)} arguments ({names}), but {len(arguments)} were given")
+        return TypeError(
+            f"the program takes {len(self.graph.inputs)} arguments ({names}), but {len(arguments)} were given"
+        )
 
     def _solve(
         self,
@@ -256,4 +260,3 @@ class Program:
         from .show import program_table
 
         return program_table(self)
-

@@ -225,7 +225,9 @@ def take_slice(x: Operand, index: Index) -> Tensor:
         else:
             number = int(part) + (extent if part < 0 else 0)  # type: ignore[arg-type, operator]
             if not 0 <= number < extent:
-                raise fail("slice", f"index {part} is out of range for axis {axis} of x, shape {tensor.shape}", IndexError)
+                raise fail(
+                    "slice", f"index {part} is out of range for axis {axis} of x, shape {tensor.shape}", IndexError
+                )
             slices.append((number, number + 1, 1))
         axis += 1
     kept = tuple(slices)

@@ -75,7 +75,15 @@ def graph_table(graph: Graph) -> str:
             flops = node.operation.flops(given, results, **node.attributes)
         size = sum(spec.nbytes for spec in results)
         rows.append(
-            [str(node.number), _name(node), inputs, _short(_specs(results)), _size(size), _size(flops, ""), _line(node.line)]
+            [
+                str(node.number),
+                _name(node),
+                inputs,
+                _short(_specs(results)),
+                _size(size),
+                _size(flops, ""),
+                _line(node.line),
+            ]
         )
     return _table(("", "operation", "of", "results", "bytes", "flops", "line"), rows, (0, 4, 5))
 
@@ -90,7 +98,9 @@ def program_table(program: Program) -> str:
         for tensor in step.results:
             place = None if tensor is None else plan.places[id(tensor)]
             if place is not None:
-                offsets.append(f"{place.variable.name or 'variable'}" if place.variable is not None else str(place.offset))
+                offsets.append(
+                    f"{place.variable.name or 'variable'}" if place.variable is not None else str(place.offset)
+                )
         size = sum(spec.nbytes for spec in results)
         mark = "*" if number >= plan.commits else ""
         rows.append(
@@ -100,7 +110,9 @@ def program_table(program: Program) -> str:
             ]
         )  # fmt: skip
     for variable, tensor in plan.writes:
-        rows.append(["*", f"assign {variable.name}".rstrip(), repr(tensor.spec), _size(tensor.spec.nbytes), "0 ", "", ""])
+        rows.append(
+            ["*", f"assign {variable.name}".rstrip(), repr(tensor.spec), _size(tensor.spec.nbytes), "0 ", "", ""]
+        )
     table = _table(("", "step", "results", "bytes", "flops", "at", "line"), rows, (0, 3, 4))
     shared = f"{_size(plan.memory)} without sharing"
     return (
@@ -194,7 +206,7 @@ def draw(graph: Graph, path: str | os.PathLike[str]) -> None:
         fill = "#cdeccd" if node.number in outputs else _COLORS.get(node.operation, "#ffffff")
         name, spec = html.escape(_short(_name(node), 24)), html.escape(_short(_specs(t.spec for t in node.results), 26))
         parts.append(
-            f'<g><title>{html.escape(_line(node.line))}</title>'
+            f"<g><title>{html.escape(_line(node.line))}</title>"
             f'<rect x="{x:.0f}" y="{y:.0f}" width="{width}" height="{height}" rx="4" fill="{fill}" stroke="#444"/>'
             f'<text x="{x + width / 2:.0f}" y="{y + 14:.0f}" text-anchor="middle">{name}</text>'
             f'<text x="{x + width / 2:.0f}" y="{y + 28:.0f}" text-anchor="middle" fill="#666" font-size="9">{spec}</text></g>'

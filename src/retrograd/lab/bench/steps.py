@@ -318,4 +318,3 @@ def step_contest(
         agrees = _agree(ours, _jax_step(case, data))
         admit(contest, WholeSteps("jax", _jax_step(case, data), threads), agrees)
     return contest
-
