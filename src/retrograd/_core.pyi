@@ -92,6 +92,8 @@ class Reason(enum.Enum):
 
     stale_cache = 11
 
+    outside = 12
+
 class Refusal:
     """The result of a call that was refused. Nothing was written."""
 
@@ -141,13 +143,13 @@ def embedding_forward(f64: bool, indices: object, table: object, y: object, over
 def embedding_backward(f64: bool, dy: object, indices: object, dtable: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """dtable[indices[p]] += dy[p], in the order of p."""
 
-def softmax_cross_entropy(f64: bool, logits: object, labels: object | None, ignored: int, targets: object | None, weights: object | None, weight: float, smoothing: float, reduction: int, scale: float, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+def softmax_cross_entropy(f64: bool, logits: object, labels: object | None, ignored: int, targets: object | None, weights: object | None, weight: float, smoothing: float, reduction: int, scale: float, losses: object | None, gradient: object | None, loss: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
     """The loss and its gradient."""
 
-def cosine_distance(f64: bool, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, losses: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+def cosine_distance(f64: bool, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, losses: object | None, gradient: object | None, loss: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
     """1 - the product of rows of unit length, and the gradient."""
 
-def element_losses(f64: bool, loss: int, a: float, b: float, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, values: object | None, gradient: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
+def element_losses(f64: bool, kind: int, a: float, b: float, y: object, target: object, weights: object | None, weight: float, reduction: int, scale: float, values: object | None, gradient: object | None, loss: object | None, overlap_checked: bool, threads: int) -> float | Refusal:
     """A loss of every element, and the gradient."""
 
 def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
@@ -156,7 +158,7 @@ def activation_forward(kind: int, alpha: float, beta: float, dtype: int, x: obje
 def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: object, slope_from: object, slope_from_input: bool, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """dx = dy * f', with the slope computed from x or from y."""
 
-def dropout(f64: bool, x: object, rate: float, seed: int, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+def dropout(f64: bool, x: object, rate: float, seed: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = x * mask / (1 - rate)"""
 
 def lstm_slots(lengths: object, active: object, order: object) -> None:
@@ -177,6 +179,19 @@ class LstmProblem:
 
     def show(self, inputs: object, cache: object, stamp: int | None, cell: int, gates: object | None, cells: object | None) -> Refusal | None: ...
 
+def map(f64: bool, steps: Sequence[tuple[int, int, int, int]], operands: list, constants: Sequence[float], results: list, registers: Sequence[int], overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    Compute a chain of elementwise steps over arrays of one shape, in float or double.
+    """
+
+def map_integers(steps: Sequence[tuple[int, int, int, int]], operands: list, constants: Sequence[int], results: list, registers: Sequence[int], overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    The same in int64, which wraps around, over arrays of integers and booleans.
+    """
+
+def map_operations() -> tuple[tuple[str, int, int], ...]:
+    """Every operation of a map: name, code, number of arguments."""
+
 class NormProblem:
     """A normalization of one shape with one set of options."""
 
@@ -196,6 +211,9 @@ class OptimizerRule:
     def step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, overlap_checked: bool, threads: int) -> Refusal | None:
         """Update the parameters and states in place."""
 
+    def scheduled_step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, learning_rate: object, count: object, weight_decay: float, epsilon_hat: bool, factors: Sequence[float], overlap_checked: bool, threads: int) -> Refusal | None:
+        """The same with a learning rate and a step number in memory."""
+
 def global_norm(arrays: object, overlap_checked: bool, threads: int) -> float | Refusal: ...
 
 def pool_forward(kind: int, f64: bool, x: object, windows: Sequence[int], count_padding: bool, y: object, indices: object | None, overlap_checked: bool, threads: int) -> Refusal | None:
@@ -210,6 +228,46 @@ def indexed_planes(kind: int, f64: bool, part: object, indices: object, whole: o
     """
     Along the last axis: whole[indices] += part (0) or = part (1), 0 elsewhere; or part = whole[indices] (2).
     """
+
+class Program:
+    """
+    Recorded calls, bound to memory that the program knows; as a buffer, its arena.
+    """
+
+    def __init__(self, bytes: int) -> None: ...
+
+    def add_memory(self, array: object) -> None:
+        """Let records use an array's memory."""
+
+    def add_input(self, array: object) -> None: ...
+
+    def add_output(self, array: object) -> None: ...
+
+    def start_recording(self) -> None:
+        """
+        From here on the calls of this thread become records instead of being run.
+        """
+
+    def stop_recording(self) -> None: ...
+
+    def commit(self) -> None:
+        """All later records write to variables."""
+
+    def run(self, inputs: tuple[object, ...], outputs: tuple[object, ...], steps: int, stacked: bool, threads: int, times: object | None) -> tuple[str | int, ...] | None:
+        """
+        Copy the inputs, run the records, copy the outputs. None, or what is wrong.
+        """
+
+    @property
+    def size(self) -> int:
+        """The number of records."""
+
+    @property
+    def first_commit(self) -> int: ...
+
+    @property
+    def broken(self) -> bool:
+        """Whether a failure has left variables half updated."""
 
 def xla_handlers() -> dict[str, object]:
     """
