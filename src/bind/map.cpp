@@ -25,9 +25,15 @@ constexpr std::pair<Element, MapElement> kMapElements[] = {{Element::f32, MapEle
 std::optional<std::pair<Element, MapElement>> map_element(nb::handle array, bool integers) {
     if (Py_TYPE(array.ptr()) != numpy().ndarray) return kMapElements[0];  // which the view refuses
     PyObject* const dtype = reinterpret_cast<const ArrayObject*>(array.ptr())->dtype;
+    const auto defined = [&](const std::pair<Element, MapElement>& entry) {
+        return !integers || (entry.second != MapElement::f32 && entry.second != MapElement::f64);
+    };
+    // By identity first: comparing dtypes takes longer than everything else here.
     for (const auto& entry : kMapElements) {
-        const bool real = entry.second == MapElement::f32 || entry.second == MapElement::f64;
-        if (!(integers && real) && is_dtype(dtype, entry.first)) return entry;
+        if (defined(entry) && dtype == numpy().dtype[int(entry.first)].load(std::memory_order_acquire)) return entry;
+    }
+    for (const auto& entry : kMapElements) {
+        if (defined(entry) && is_dtype(dtype, entry.first)) return entry;
     }
     return {};
 }

@@ -473,9 +473,9 @@ struct MapArgument {
 // A is float, double or int64_t, whose arithmetic wraps around.
 template <class A>
 struct MapKernels {
-    // out[i] = operation(arguments[0][i], ...) for i < count. `out` may be an argument. Null for an operation that A
-    // does not have.
-    void (*run)(MapOperation operation, const MapArgument<A>* arguments, int64_t count, A* out);
+    // out[i] = operation(arguments[0][i], ...) for i < count. `out` may be an argument, unless it is
+    // streamed. A must have the operation.
+    void (*run)(MapOperation operation, const MapArgument<A>* arguments, int64_t count, A* out, bool stream);
     // dst[r * cols + c] = src[r * row_stride + c * col_stride], converted
     void (*load)(MapElement element, const void* src, BlockSize size, int64_t row_stride, int64_t col_stride, A* dst);
     // dst[r * row_stride + c * col_stride] = src[r * cols + c], converted: to integers toward zero, saturated, NaN to 0

@@ -59,6 +59,8 @@ struct MapGrid {
         for (int i = 0; i < call.axes; ++i) part[i] = 1;
         const int last = call.axes - 1;
         first = call.axes;
+        // Axes that could be merged for every view have been: over several of them, some view is not contiguous.
+        if (last >= 0 && call.extent[last] >= kLongRun) most = std::min(most, call.extent[last]);
         const int other = transposed_axis(call);
         if (other >= 0) {
             tiles = true;
@@ -82,6 +84,7 @@ struct MapGrid {
     }
 
     static constexpr int64_t kTileRows = 32;
+    static constexpr int64_t kLongRun = 512;  // elements of a block that is worth its overhead
 
     // Parts of at most `most` elements, of almost equal size.
     static int64_t even_part(int64_t extent, int64_t most) {
@@ -162,14 +165,17 @@ public:
 
 private:
     static constexpr int64_t kUniform = 64 / int64_t(sizeof(A));  // elements of a cache line
-    static constexpr int64_t kBudget = 16384;                     // bytes of scratch: half of a small first-level cache
+    static constexpr int64_t kBudget = 24576;                     // bytes of all blocks: of a small first-level cache
 
     // A first plan, for any grid of runs, counts the blocks of scratch; their number decides how large a block is.
     MapGrid make_grid() {
         first_inner = 0;
         plan(false);
-        int64_t most = slots ? kBudget / (slots * int64_t(sizeof(A))) / 64 * 64 : 8192;
-        most = std::min<int64_t>(std::max<int64_t>(most, 256), 8192);
+        int64_t most = 8192;
+        if (slots || call.steps > 1) {
+            most = kBudget / ((slots + call.operands + call.results) * int64_t(sizeof(A))) / 64 * 64;
+            most = std::max<int64_t>(most, 256);
+        }
         MapGrid cut(call, most);
         first_inner = cut.first;
         return cut;
@@ -230,9 +236,8 @@ private:
     // overwritten.
     bool direct(int r, bool tiles) const {
         const MapView& view = call.result[r];
-        if (call.source[r] < first_step_register() || view.element != kOwnElement<A> || !linear(view, tiles)) {
-            return false;
-        }
+        if (view.element != kOwnElement<A> || !linear(view, tiles)) return false;
+        if (streamed[r] && last_use(call.source[r]) >= 0) return false;
         for (int v = 0; v < call.operands; ++v) {
             if (same_array(call, call.operand[v], view) && last_use(v) > call.source[r] - first_step_register()) {
                 return false;
@@ -253,11 +258,11 @@ private:
             reach[v] = view.element == kOwnElement<A> && linear(view, tiles) && !alias ? Reach::in_place
                        : uniform(view) && !shown                                       ? Reach::uniform
                                                                                        : Reach::staged;
-            if (reach[v] == Reach::staged) slot[v] = take(taken);
         }
         for (int k = 0; k < call.constants; ++k) {
             if (is_result(call.operands + k)) slot[call.operands + k] = take(taken);
         }
+        for (int v = 0; v < call.operands; ++v) loaded_into[v] = -1;
         for (int r = 0; r < call.results; ++r) {
             target[r] = -1;
             streamed[r] = stream && call.result[r].element == kOwnElement<A>;
@@ -265,11 +270,22 @@ private:
                 streamed[r] = !same_array(call, call.operand[v], call.result[r]);
             }
         }
+        // An operand that has to be converted or gathered, and is a result itself, is loaded into the result.
+        for (int r = 0; r < call.results; ++r) {
+            const int v = call.source[r];
+            if (v >= call.operands || reach[v] != Reach::staged || streamed[r] || loaded_into[v] >= 0) continue;
+            bool alone = call.result[r].element == kOwnElement<A> && linear(call.result[r], tiles);
+            for (int w = 0; w < call.operands; ++w) alone = alone && !same_array(call, call.operand[w], call.result[r]);
+            if (alone) loaded_into[v] = r, target[r] = v;
+        }
+        for (int v = 0; v < call.operands; ++v) {
+            if (reach[v] == Reach::staged && loaded_into[v] < 0) slot[v] = take(taken);
+        }
         for (int s = 0; s < call.steps; ++s) {
             const int reg = base + s;
             written[s] = -1;
             for (int r = 0; r < call.results && written[s] < 0; ++r) {
-                if (call.source[r] == reg && !streamed[r] && direct(r, tiles)) written[s] = r, target[r] = s;
+                if (call.source[r] == reg && direct(r, tiles)) written[s] = r, target[r] = reg;
             }
             const MapStep& step = call.step[s];
             for (int k = 0; k < kMapOperations[int(step.operation)].arity; ++k) {
@@ -337,6 +353,11 @@ private:
         }
     }
 
+    // A block of a result that is written in place.
+    A* own_block(const MapView& view, const MapBlock& block) const {
+        return reinterpret_cast<A*>(view.data) + block.offset(call, view);
+    }
+
     void run_range(int64_t first, int64_t last) const {
         const int base = first_step_register();
         const int64_t room = ceil_div(grid.largest, kUniform) * kUniform;
@@ -361,11 +382,13 @@ private:
                     reg[v] = {reinterpret_cast<const A*>(from), 1};
                     continue;
                 }
-                A* const to = reach[v] == Reach::uniform ? lines + v * kUniform : scratch + slot[v] * room;
+                A* const to = reach[v] == Reach::uniform ? lines + v * kUniform
+                              : loaded_into[v] >= 0      ? own_block(call.result[loaded_into[v]], block)
+                                                         : scratch + slot[v] * room;
                 reg[v] = {to, reach[v] == Reach::uniform ? 0 : 1};
                 // The size of a block along each axis follows from how many elements it has and where it starts.
                 if (loaded[v] == from && (loaded_elements == block.elements || reach[v] == Reach::uniform) &&
-                    !grid.tiles) {
+                    loaded_into[v] < 0 && !grid.tiles) {
                     continue;
                 }
                 loaded[v] = from;
@@ -379,11 +402,10 @@ private:
             for (int s = 0; s < call.steps; ++s) {
                 const MapStep& step = call.step[s];
                 const int r = written[s];
-                A* const out = r < 0 ? scratch + slot[base + s] * room
-                                     : reinterpret_cast<A*>(call.result[r].data) + block.offset(call, call.result[r]);
+                A* const out = r < 0 ? scratch + slot[base + s] * room : own_block(call.result[r], block);
                 const MapArgument<A> arguments[3] = {reg[step.argument[0]], reg[step.argument[1]],
                                                      reg[step.argument[2]]};
-                kernels.run(step.operation, arguments, block.elements, out);
+                kernels.run(step.operation, arguments, block.elements, out, r >= 0 && streamed[r]);
                 reg[base + s] = {out, 1};
             }
             for (int r = 0; r < call.results; ++r) {
@@ -401,9 +423,10 @@ private:
     int first_inner = 0;
     int slots = 0;
     Reach reach[kMapInputs];
-    int slot[kMapRegisters];  // a register's block of scratch; -1: none
-    int written[kMapSteps];   // the result that a step writes directly; -1: none
-    int target[kMapResults];  // the step that writes a result directly; -1: it is stored at the end of the block
+    int slot[kMapRegisters];      // a register's block of scratch; -1: none
+    int written[kMapSteps];       // the result that a step writes directly; -1: none
+    int loaded_into[kMapInputs];  // the result that an operand is loaded into; -1: none
+    int target[kMapResults];      // the register that is written to a result directly; -1: it is stored after all steps
     bool streamed[kMapResults];
     MapGrid grid;
 };

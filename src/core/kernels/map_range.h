@@ -81,31 +81,38 @@ RG_INLINE Vec<A> map_value(Vec<A> a, [[maybe_unused]] Vec<A> b, [[maybe_unused]]
 }
 
 template <class A>
-using MapFunction = void (*)(const MapArgument<A>* arguments, int64_t count, A* out);
+using MapFunction = void (*)(const MapArgument<A>* arguments, int64_t count, A* out, bool stream);
 
-// Whole vectors only. Arguments that the operation does not have are not read.
+// Whole vectors only, at aligned addresses if they are streamed. Arguments that the operation does not have are not
+// read.
 template <MapOperation operation, class A>
-void map_vectors(const MapArgument<A>* arguments, int64_t count, A* out) {
+void map_vectors(const MapArgument<A>* arguments, int64_t count, A* out, bool streamed) {
     constexpr int arity = kMapOperations[int(operation)].arity;
+    constexpr bool cheap = kMapOperations[int(operation)].cost < 0.2;
     const A *a = arguments[0].data, *b = arguments[1].data, *c = arguments[2].data;
     const int64_t a_step = arguments[0].step, b_step = arguments[1].step, c_step = arguments[2].step;
-    constexpr bool cheap = kMapOperations[int(operation)].cost < 0.2;
     const auto at = [&](int64_t i) RG_INLINE_LAMBDA {
         const Vec<A> first = load(a + i * a_step);
-        const Vec<A> second = arity > 1 ? load(b + i * b_step) : first,
-                     third = arity > 2 ? load(c + i * c_step) : first;
-        store(out + i, map_value<operation, A>(first, second, third));
+        const Vec<A> second = arity > 1 ? load(b + i * b_step) : first;
+        const Vec<A> third = arity > 2 ? load(c + i * c_step) : first;
+        return map_value<operation, A>(first, second, third);
     };
     int64_t i = 0;
     if constexpr (cheap) {
-        for (; i + 4 * kLanes<A> <= count; i += 4 * kLanes<A>) {
-            at(i);
-            at(i + kLanes<A>);
-            at(i + 2 * kLanes<A>);
-            at(i + 3 * kLanes<A>);
+        if (!streamed) {
+            for (; i + 4 * kLanes<A> <= count; i += 4 * kLanes<A>) {
+                unrolled<4>([&](int k) RG_INLINE_LAMBDA { store(out + i + k * kLanes<A>, at(i + k * kLanes<A>)); });
+            }
         }
     }
-    for (; i < count; i += kLanes<A>) at(i);
+    for (; i < count; i += kLanes<A>) {
+        const Vec<A> value = at(i);
+        if (kCanStream && streamed) {
+            stream(out + i, value);
+        } else {
+            store(out + i, value);
+        }
+    }
 }
 
 // int64. Overflow wraps around; division by zero gives 0, as in NumPy.
@@ -147,7 +154,7 @@ RG_INLINE int64_t map_integer(int64_t a, [[maybe_unused]] int64_t b, [[maybe_unu
     return a;
 }
 template <MapOperation operation>
-void map_integer_range(const MapArgument<int64_t>* arguments, int64_t count, int64_t* out) {
+void map_integer_range(const MapArgument<int64_t>* arguments, int64_t count, int64_t* out, bool) {
     constexpr int arity = kMapOperations[int(operation)].arity;
     const int64_t *a = arguments[0].data, *b = arguments[1].data, *c = arguments[2].data;
     const int64_t a_step = arguments[0].step, b_step = arguments[1].step, c_step = arguments[2].step;
@@ -173,27 +180,46 @@ constexpr MapFunction<A> kMapFunctions[] = {
 #undef RG_ENTRY
 };
 
+// Less than a whole vector, padded with ones.
 template <class A>
-void map_run(MapOperation operation, const MapArgument<A>* arguments, int64_t count, A* out) {
-    const MapFunction<A> function = kMapFunctions<A>[int(operation)];
-    const int64_t rest = count % kLanes<A>, whole = count - rest;
-    function(arguments, whole, out);
-    if (rest == 0) return;
-    // The last elements, less than a whole vector, padded with ones.
-    A lane[3][kLanes<A>];
-    MapArgument<A> last[3];
-    for (int k = 0; k < kMapOperations[int(operation)].arity; ++k) {
-        if (arguments[k].step) store(lane[k], load_part(arguments[k].data + whole, rest, splat(A(1))));
-        last[k] = {arguments[k].step ? lane[k] : arguments[k].data, arguments[k].step};
+void map_part(MapOperation operation, const MapArgument<A>* arguments, int64_t first, int64_t count, A* out) {
+    const int arity = kMapOperations[int(operation)].arity;
+    A lane[3][kLanes<A>], result[kLanes<A>];
+    MapArgument<A> part[3];
+    for (int k = 0; k < 3; ++k) {
+        part[k] = {k < arity && !arguments[k].step ? arguments[k].data : lane[k < arity ? k : 0], 1};
+        if (k < arity && arguments[k].step) {
+            store(lane[k], load_part(arguments[k].data + first, count, splat(A(1))));
+        }
     }
-    for (int k = kMapOperations[int(operation)].arity; k < 3; ++k) last[k] = {lane[0], 1};
-    A result[kLanes<A>];
-    function(last, kLanes<A>, result);
-    store_part(out + whole, rest, load(result));
+    kMapFunctions<A>[int(operation)](part, kLanes<A>, result, false);
+    store_part(out + first, count, load(result));
+}
+
+template <class A>
+void map_run(MapOperation operation, const MapArgument<A>* arguments, int64_t count, A* out, bool stream) {
+    int64_t head = 0;
+    if (kCanStream && stream) {
+        constexpr int64_t bytes = kLanes<A> * int64_t(sizeof(A));
+        const int64_t misaligned = int64_t(uintptr_t(out) % uintptr_t(bytes));
+        head = misaligned ? (bytes - misaligned) / int64_t(sizeof(A)) : 0;
+        if (head > count) head = count;
+        if (head) map_part(operation, arguments, 0, head, out);
+    }
+    MapArgument<A> rest[3];
+    const int arity = kMapOperations[int(operation)].arity;
+    for (int k = 0; k < 3; ++k) {
+        const MapArgument<A>& from = arguments[k < arity ? k : 0];
+        rest[k] = {from.data + head * from.step, from.step};
+    }
+    const int64_t whole = (count - head) / kLanes<A> * kLanes<A>, last = head + whole;
+    kMapFunctions<A>[int(operation)](rest, whole, out + head, stream);
+    if (last < count) map_part(operation, arguments, last, count - last, out);
 }
 template <>
-void map_run<int64_t>(MapOperation operation, const MapArgument<int64_t>* arguments, int64_t count, int64_t* out) {
-    kMapFunctions<int64_t>[int(operation)](arguments, count, out);
+void map_run<int64_t>(MapOperation operation, const MapArgument<int64_t>* arguments, int64_t count, int64_t* out,
+                      bool stream) {
+    kMapFunctions<int64_t>[int(operation)](arguments, count, out, stream);
 }
 
 // ---- conversions ---------------------------------------------------------------------------------------------------
@@ -238,6 +264,35 @@ void convert_row(const From* __restrict__ src, int64_t count, To* __restrict__ d
     for (; i < count; ++i) dst[i] = converted<To, From>(src[i]);
 }
 
+#if !defined(RG_ISA_SCALAR)
+template <class A>
+struct BooleanBytes {
+    typedef uint8_t type __attribute__((vector_size(kLanes<A>)));
+};
+template <class A>
+RG_INLINE void booleans_from(const A* src, int64_t count, Boolean* dst) {
+    int64_t i = 0;
+    for (; i + kLanes<A> <= count; i += kLanes<A>) {
+        const BitsVec<A> ones = BitsVec<A>(load(src + i) != splat(A(0))) & 1;
+        const auto bytes = __builtin_convertvector(ones, typename BooleanBytes<A>::type);
+        __builtin_memcpy(dst + i, &bytes, sizeof bytes);
+    }
+    for (; i < count; ++i) dst[i] = converted<Boolean, A>(src[i]);
+}
+void convert_row(const float* src, int64_t count, Boolean* dst) { booleans_from(src, count, dst); }
+void convert_row(const double* src, int64_t count, Boolean* dst) { booleans_from(src, count, dst); }
+#endif
+
+template <class To>
+void fill_row(To value, int64_t count, To* dst) {
+    constexpr int64_t chunk = 32;
+    int64_t i = 0;
+    for (; i + chunk <= count; i += chunk) {
+        for (int64_t k = 0; k < chunk; ++k) dst[i + k] = value;
+    }
+    for (; i < count; ++i) dst[i] = value;
+}
+
 template <class From, class To>
 void convert_plane(const From* src, BlockSize size, int64_t src_row, int64_t src_col, To* dst, int64_t dst_row,
                    int64_t dst_col) {
@@ -245,9 +300,7 @@ void convert_plane(const From* src, BlockSize size, int64_t src_row, int64_t src
         for (int64_t r = 0; r < size.rows; ++r) convert_row(src + r * src_row, size.cols, dst + r * dst_row);
     } else if (src_col == 0 && dst_col == 1) {
         for (int64_t r = 0; r < size.rows; ++r) {
-            const To value = converted<To, From>(src[r * src_row]);
-            To* to = dst + r * dst_row;
-            for (int64_t c = 0; c < size.cols; ++c) to[c] = value;
+            fill_row(converted<To, From>(src[r * src_row]), size.cols, dst + r * dst_row);
         }
     } else if (size.rows > 1 && (src_row == 1 || src_row == -1)) {
         // Transposed: columns outside, so that source lines are read once.

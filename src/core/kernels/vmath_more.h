@@ -531,12 +531,14 @@ RG_INLINE Angle reduce_angle(Doubles x) {
 template <class T>
 RG_INLINE Doubles sin_reduced(DoublePair r) {
     const Doubles z = r.high * r.high;
+    if (sizeof(T) == sizeof(float)) return fma(r.high * z, polynomial(MoreConstants<T>::kSin, z), r.high);
     const Doubles cube = r.high * z * polynomial(MoreConstants<T>::kSin, z);
     return r.high + fma(r.low, fma(z, splat(-0.5), splat(1.0)), cube);
 }
 template <class T>
 RG_INLINE Doubles cos_reduced(DoublePair r) {
     const Doubles z = r.high * r.high, half = z * splat(0.5), w = splat(1.0) - half;
+    if (sizeof(T) == sizeof(float)) return fma(z * z, polynomial(MoreConstants<T>::kCos, z), w);
     const Doubles rest = fma(z * z, polynomial(MoreConstants<T>::kCos, z), splat(0.0) - r.high * r.low);
     return w + (((splat(1.0) - w) - half) + rest);
 }
