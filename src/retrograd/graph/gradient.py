@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .elementwise import COPY, add
-from .operation import Operation, Spec
+from .operation import Array, Operation, Spec
 from .shaping import broadcast_to
 from .tensor import (
     _TRACE,
@@ -164,6 +164,11 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
 # ---- custom gradients ------------------------------------------------------------------------------------------------
 
 
+def _copy_first(inputs: Sequence[Array], results: Sequence[Array]) -> None:
+    assert COPY.compute is not None
+    COPY.compute(inputs[:1], results)
+
+
 def custom_gradient(
     function: Callable[..., Tensor], gradient: Callable[..., Sequence[Tensor | None]]
 ) -> Callable[..., Tensor]:
@@ -189,7 +194,7 @@ def custom_gradient(
 
     operation = Operation.__new__(Operation)  # not in the list of operations: it belongs to this function
     for field, value in {
-        "name": getattr(function, "__name__", "custom"), "shapes": shapes, "compute": COPY.compute, "view": None,
+        "name": getattr(function, "__name__", "custom"), "shapes": shapes, "compute": _copy_first, "view": None,
         "gradient": rule, "why_not": "", "contiguous": (), "optional": (), "in_place": ((0, 0),), "updates": False, "flops": None,
         "map_code": None,
     }.items():  # fmt: skip

@@ -83,8 +83,10 @@ class Plan:
         self._copy_assigned()
         late_numbers = {node.number for node in late}
         self.outputs = [self._output(t, t.node.number in late_numbers) for t in graph.outputs]
+        updates = _joined(late, kept)
+        self._keep_old_values(updates)
         self.commits = len(self.steps)
-        self._add(_joined(late, kept))
+        self._add(updates)
         self.outputs = [self._contiguous(t) for t in self.outputs]
         self.arena = self._arrange()
 
@@ -96,7 +98,7 @@ class Plan:
         places = {id(tensor): variable for variable, tensor in self.graph.read.items()}
         for node in nodes:
             if node.operation.updates:
-                for result, position in node.operation.in_place or _pairs(node):
+                for result, position in _pairs(node):
                     tensor = node.inputs[position]
                     assert tensor is not None
                     variable = places.get(id(tensor))
@@ -110,16 +112,27 @@ class Plan:
         self.writes = [
             (variable, tensor)
             for variable, tensor in self.graph.assigned.items()
-            if id(tensor) not in self.updated and tensor is not self.graph.read.get(variable)
+            if self.updated.get(id(tensor)) is not variable and tensor is not self.graph.read.get(variable)
         ]
 
     def _copy_assigned(self) -> None:
         """Values that are (views of) variables are copied before any variable is written."""
         for i, (variable, tensor) in enumerate(self.writes):
             root = self._root(tensor)
-            if root.node.operation is VARIABLE and id(tensor) not in self.updated:
-                copied = self._copied(tensor)
-                self.writes[i] = (variable, copied)
+            if root.node.operation is VARIABLE:
+                self.writes[i] = (variable, self._copied(tensor))
+
+    def _keep_old_values(self, updates: Sequence[Step]) -> None:
+        """Values of variables from before their update, read by or after an update, are copied before that."""
+        changed = {id(self.graph.read[variable]) for variable in self.updated.values()}
+        copies: dict[int, Tensor] = {}
+        for step in updates:
+            paired = {position for _, position in _pairs(step)} if step.operation.updates else set[int]()
+            for i, tensor in enumerate(step.inputs):
+                if tensor is not None and i not in paired and id(self._root(tensor)) in changed:
+                    if id(tensor) not in copies:
+                        copies[id(tensor)] = self._copied(tensor)
+                    step.inputs[i] = copies[id(tensor)]
 
     def _output(self, tensor: Tensor, late: bool) -> Tensor:
         """An output that is the value of a variable from before its update is copied before that."""
@@ -195,9 +208,11 @@ class Plan:
             for tensor in step.inputs:
                 if tensor is not None:
                     self._place_constant(self._root(tensor), end)
+            taken: list[Place] = []  # by this step's results
             for r, tensor in enumerate(step.results):
                 if tensor is not None:
-                    place = self._place_result(i, step, r, tensor, last_use)
+                    place = self._place_result(i, step, r, tensor, last_use, taken)
+                    taken.append(place)
                     place.first = min(place.first, i)
                     places[id(tensor)] = place
             for tensor in (*step.inputs, *step.results):
@@ -215,7 +230,9 @@ class Plan:
             place = self.places[id(root)] = Place(root.spec.nbytes)
             place.first, place.last = -1, end
 
-    def _place_result(self, i: int, step: Step, r: int, tensor: Tensor, last_use: dict[int, int]) -> Place:
+    def _place_result(
+        self, i: int, step: Step, r: int, tensor: Tensor, last_use: dict[int, int], taken: Sequence[Place]
+    ) -> Place:
         variable = self.updated.get(id(tensor))
         if variable is not None:
             return self.places[id(self.graph.read[variable])]
@@ -224,7 +241,7 @@ class Plan:
             if source is None or id(source) in self.viewed or source.node.operation in (CONSTANT, VARIABLE):
                 continue
             place = self.places[id(source)]
-            free = place.variable is None and last_use[id(source)] == i and place.first < i and place.last < i
+            free = place.variable is None and last_use[id(source)] == i and place not in taken
             alone = sum(t is not None and self._root(t) is source for t in step.inputs) == 1
             if free and alone and source.spec == tensor.spec:
                 return place
@@ -236,9 +253,9 @@ class Plan:
         return sum(t.spec.nbytes for s in self.steps for t in s.results if t is not None)
 
 
-def _pairs(node: Node) -> Sequence[tuple[int, int]]:
-    """The pairs of result and input of an update of a list of parameters."""
-    pairs: Sequence[tuple[int, int]] = node.attributes["in_place"]
+def _pairs(update: Node | Step) -> Sequence[tuple[int, int]]:
+    """The pairs of a result of an update and the variable that it replaces."""
+    pairs: Sequence[tuple[int, int]] = update.operation.in_place or update.attributes["in_place"]
     return pairs
 
 
@@ -255,23 +272,14 @@ def _live(graph: Graph) -> list[Node]:
 def _split(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     """The nodes that compute, and then those that update variables with what depends on them."""
     late_numbers: set[int] = set()
-    early, late, old = [], [], set[int]()
+    early, late = [], []
     for node in nodes:
         after = any(t is not None and t.node.number in late_numbers for t in node.inputs)
         if after or node.operation.updates:
             late_numbers.add(node.number)
             late.append(node)
-            if node.operation.updates:
-                old.update(id(node.inputs[i]) for _, i in node.operation.in_place or _pairs(node))
         else:
             early.append(node)
-    for node in late:
-        if not node.operation.updates and any(id(t) in old for t in node.inputs):
-            file, line = node.line
-            raise ValueError(
-                f"{node.operation.name}: a variable's value from before its update is used together with one from after "
-                f"it; copy it before the update, or split the function in two ({file}:{line})"
-            )
     return early, late
 
 

@@ -242,9 +242,9 @@ class Program:
         threads = 0 if num_threads is None else _args.thread_count(num_threads)
         times = np.zeros(self._core.size)
         results = tuple([np.empty(s.shape, s.dtype) for s in self._specs])
-        arrays = [self._converted(i, a, ()) for i, a in enumerate(arguments)]
-        if len(arrays) != len(self.graph.inputs):
+        if len(arguments) != len(self.graph.inputs):
             raise self._wrong_count(arguments)
+        arrays = [self._converted(i, a, ()) for i, a in enumerate(arguments)]
         self._core.run(tuple(arrays), results, 1, False, threads, None)
         for _ in range(max(1, int(runs))):
             problem = self._core.run(tuple(arrays), results, 1, False, threads, times)
