@@ -170,7 +170,7 @@ def _copy_first(inputs: Sequence[Array], results: Sequence[Array]) -> None:
 
 
 def custom_gradient(
-    function: Callable[..., Tensor], gradient: Callable[..., Sequence[Tensor | None]]
+    function: Callable[..., Tensor], gradient: Callable[..., Sequence[Operand | None]]
 ) -> Callable[..., Tensor]:
     """`function`, a function of tensors that returns one, with another gradient.
 
@@ -178,11 +178,12 @@ def custom_gradient(
     """
 
     def rule(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        (g,) = given
-        y, *inputs = node.inputs
-        found = list(gradient(g, y, *inputs))
-        if len(found) != len(inputs):
-            raise fail("custom_gradient", f"gradient returned {len(found)} gradients for {len(inputs)} inputs")
+        (g,), (y, *inputs) = given, node.inputs
+        assert g is not None
+        returned = list(gradient(g, y, *inputs))
+        if len(returned) != len(inputs):
+            raise fail("custom_gradient", f"gradient returned {len(returned)} gradients for {len(inputs)} inputs")
+        found = [None if one is None else as_tensor(one, g.dtype) for one in returned]
         for i, (one, tensor) in enumerate(zip(found, inputs, strict=True)):
             assert tensor is not None
             if one is not None and one.spec != tensor.spec:
