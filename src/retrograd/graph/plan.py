@@ -87,6 +87,7 @@ class Plan:
         self._keep_old_values(updates)
         self.commits = len(self.steps)
         self._add(updates)
+        self._copy_overwritten()
         self.outputs = [self._contiguous(t) for t in self.outputs]
         self.arena = self._arrange()
 
@@ -102,11 +103,11 @@ class Plan:
                     tensor = node.inputs[position]
                     assert tensor is not None
                     variable = places.get(id(tensor))
-                    if variable is None or self.graph.assigned.get(variable) is not node.results[result]:
+                    if variable is None:
                         file, line = node.line
                         raise ValueError(
-                            f"{node.operation.name}: input {position} must be a variable that gets the result, at its "
-                            f"first change in this run ({file}:{line})"
+                            f"{node.operation.name}: input {position} must be a variable that this run has not changed "
+                            f"before ({file}:{line})"
                         )
                     self.updated[id(node.results[result])] = variable
         self.writes = [
@@ -133,6 +134,16 @@ class Plan:
                     if id(tensor) not in copies:
                         copies[id(tensor)] = self._copied(tensor)
                     step.inputs[i] = copies[id(tensor)]
+
+    def _copy_overwritten(self) -> None:
+        """Updated values of variables that then get others, which are written at the end."""
+        written = {variable for variable, _ in self.writes}
+
+        def kept(tensor: Tensor) -> Tensor:
+            return self._copied(tensor) if self.updated.get(id(self._root(tensor))) in written else tensor
+
+        self.outputs = [kept(t) for t in self.outputs]
+        self.writes = [(variable, kept(t)) for variable, t in self.writes]
 
     def _output(self, tensor: Tensor, late: bool) -> Tensor:
         """An output that is the value of a variable from before its update is copied before that."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .. import _core
 from ..ops import _args
+from ..ops._buffers import foreign_array, is_foreign
 from .elementwise import COPY
 from .operation import Array, Spec
 from .plan import Plan
@@ -199,7 +200,10 @@ class Program:
     def _converted(self, position: int, argument: npt.ArrayLike, lead: tuple[int, ...]) -> Array:
         tensor, name = self.graph.inputs[position], self.names[position]
         shape, dtype = (*lead, *tensor.shape), tensor.dtype
-        array = _args.as_array(name, argument)
+        try:
+            array = foreign_array(argument) if is_foreign(argument) else _args.as_array(name, argument)
+        except TypeError as error:
+            raise TypeError(f"{name} {str(error).removeprefix(name + ' ')}") from None
         if array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, but the program was compiled for {shape}")
         same_kind = array.dtype.kind == dtype.kind or (array.dtype.kind in "iub" and dtype.kind in "fi")
@@ -220,12 +224,14 @@ class Program:
         step = self.plan.steps[number] if number >= 0 else None
         what = step.name if step is not None else "assign"
         place = f" ({step.lines[0][0]}:{step.lines[0][1]})" if step is not None else ""
+        state = f"variables are as run {run - 1} left them" if run else "no variable was changed"
+        if self._core.broken:
+            state = "some variables were changed"
         if kind == "out_of_range":
             index, limit = int(problem[3]), int(problem[4])
             found = f"an index is {index}" if index != -1 else "an index"
-            raise IndexError(f"{what}: {found}, must be from 0 to below {limit}{where}{place}; no variable was changed")
+            raise IndexError(f"{what}: {found}, must be from 0 to below {limit}{where}{place}; {state}")
         assert kind == "no_memory"
-        state = "some variables were changed" if self._core.broken else "no variable was changed"
         raise MemoryError(f"{what}: out of memory{where}{place}; {state}")
 
     # ---- looking at it ----
