@@ -121,7 +121,8 @@ def test_custom_gradients_that_do_not_fit() -> None:
 
     assert "2 gradients for 1 inputs" in refused(lambda g, y, x: [g, g])
     message = refused(lambda g, y, x: [g.sum()])
-    assert "float32[]" in message and "float32[4]" in message
+    assert "float32[]" in message
+    assert "float32[4]" in message
     assert "float64[4]" in refused(lambda g, y, x: [np.ones(4)])
 
 
@@ -163,7 +164,8 @@ def test_gradients_of_intermediate_tensors_and_of_the_result_itself() -> None:
 
     x = normal(4)
     dh, dloss, dx, again = evaluated(function, x)
-    assert dh.tolist() == [3.0] * 4 == again.tolist() and dloss == 1.0
+    assert dh.tolist() == [3.0] * 4 == again.tolist()
+    assert dloss == 1.0
     np.testing.assert_allclose(dx, 6 * x, rtol=ROUNDED)
 
 
@@ -242,7 +244,8 @@ def test_recompute_computes_again() -> None:
         return sum(step.name == "linear" for step in program.plan.steps)
 
     # The last product of a block is not needed again.
-    assert count(plain) == 6 and count(again) == 6 + 4
+    assert count(plain) == 6
+    assert count(again) == 6 + 4
 
 
 def test_recompute_of_variables_constants_and_several_results() -> None:
@@ -347,7 +350,9 @@ def test_second_derivatives_that_do_not_exist(use: Callable[..., Any], name: str
         (dx,) = graph.gradients((use(x) ** 2).sum(), [x])
         return graph.gradients((dx * dx).sum(), [x])
 
-    with pytest.raises(TypeError, match=rf"gradients: {name} \(.*test_gradients.py:\d+\) has no derivative: .*single call"):
+    with pytest.raises(
+        TypeError, match=rf"gradients: {name} \(.*test_gradients.py:\d+\) has no derivative: .*single call"
+    ):
         graph.trace(function, [graph.spec((4, 4), float)])
 
 

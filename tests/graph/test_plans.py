@@ -23,7 +23,8 @@ def names(program: graph.Program) -> list[str]:
 
 def same_bits(found: Any, expected: Any) -> None:
     found, expected = np.asarray(found), np.asarray(expected)
-    assert found.shape == expected.shape and found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
     assert found.tobytes() == expected.tobytes(), (found, expected)
 
 
@@ -60,7 +61,7 @@ def apart(program: graph.Program) -> None:
     items = [(spans[key], plan.places[key], tensors[key]) for key in spans if plan.places[key].variable is None]
     for n, ((first, last), place, tensor) in enumerate(items):
         for (other_first, other_last), other, other_tensor in items[n + 1 :]:
-            meet = first < other_last and other_first < last or first == other_first
+            meet = (first < other_last and other_first < last) or first == other_first
             overlap = place.offset < other.offset + other.nbytes and other.offset < place.offset + place.nbytes
             assert not (meet and overlap and tensor.spec.nbytes and other_tensor.spec.nbytes), (tensor, other_tensor)
 
@@ -76,7 +77,8 @@ def test_dead_code_is_left_out() -> None:
         return x + 1.0
 
     program = check(function, A)
-    assert names(program) == ["add"] and len(program.graph.nodes) > 4
+    assert names(program) == ["add"]
+    assert len(program.graph.nodes) > 4
 
 
 def test_gradients_that_nothing_needs_are_not_computed() -> None:
@@ -91,7 +93,8 @@ def test_common_subexpressions_are_computed_once() -> None:
         return [x @ y.T + (x @ y.T), graph.softmax(x) * 2.0, graph.softmax(x) * 3.0, graph.sum(x, 0) + graph.sum(x, 0)]
 
     program = check(function, A, B)
-    assert names(program).count("matmul") == 1 and names(program).count("softmax") == 1
+    assert names(program).count("matmul") == 1
+    assert names(program).count("softmax") == 1
     assert names(program).count("sum") == 1
     attributes = graph.compile(lambda x: [graph.sum(x, 0), graph.sum(x, 0, keepdims=True), graph.sum(x, 1)], A)
     assert names(attributes).count("sum") == 3
@@ -114,7 +117,8 @@ def test_a_chain_is_one_record() -> None:
         return graph.where(x > y, graph.tanh(x * 2.0 + y) - 1.0, graph.exp(-x) / (y * y + 3.0)) + V
 
     program = check(function, A, B)
-    assert program._core.size == 1 and names(program)[0].startswith("map ")
+    assert program._core.size == 1
+    assert names(program)[0].startswith("map ")
 
 
 def test_a_chain_with_several_results_is_one_record() -> None:
@@ -201,7 +205,8 @@ def test_constants() -> None:
     program = check(function, A)
     table[...] = 0  # a constant is a copy
     assert program(A)[2][1, 0] == 5.0
-    assert np.signbit(program(A)[4]) and np.signbit(graph.compile(lambda x: x * -0.0, A)(abs(A))).all()
+    assert np.signbit(program(A)[4])
+    assert np.signbit(graph.compile(lambda x: x * -0.0, A)(abs(A))).all()
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -221,7 +226,8 @@ def test_memory_of_inference_does_not_grow_with_depth() -> None:
         return function
 
     sizes = {graph.compile(network(depth), x).memory for depth in (3, 10, 50)}
-    assert len(sizes) == 1 and sizes.pop() <= 4 * x.nbytes + 4096
+    assert len(sizes) == 1
+    assert sizes.pop() <= 4 * x.nbytes + 4096
 
 
 def test_elementwise_results_take_the_place_of_their_inputs() -> None:
@@ -291,8 +297,10 @@ def test_assign_and_read_again() -> None:
 
     program = check(function, np.float32(3.0))
     count.value = 1.0
-    assert program(3.0) == (1.0, 40.0, 8.0) and count.value == 8.0
-    assert program(1.0) == (8.0, 90.0, 18.0) and count.value == 18.0
+    assert program(3.0) == (1.0, 40.0, 8.0)
+    assert count.value == 8.0
+    assert program(1.0) == (8.0, 90.0, 18.0)
+    assert count.value == 18.0
 
 
 def test_swapped_variables() -> None:
@@ -373,7 +381,11 @@ def test_gradients_that_are_parameters_themselves() -> None:
 
 
 def test_copies_and_averages_of_updated_parameters() -> None:
-    w, target, average = graph.Variable(A, name="w"), graph.Variable(B, name="target"), graph.Variable(A, name="average")
+    w, target, average = (
+        graph.Variable(A, name="w"),
+        graph.Variable(B, name="target"),
+        graph.Variable(A, name="average"),
+    )
     adam = graph.Adam(0.1)
 
     def function(x: graph.Tensor) -> Any:

@@ -19,6 +19,7 @@ from support.graph_models import MODELS, mlp, tagger
 from support.processes import forks, linux, python
 
 X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+TESTS = str(Path(__file__).parent.parent)
 DOUBLE = graph.compile(lambda x: x * 2.0 + x.sum(axis=0), X)
 
 
@@ -74,14 +75,14 @@ def test_arguments_that_are_converted() -> None:
 
 def test_dtypes_that_are_refused() -> None:
     for bad in (X.astype(complex), np.full((4, 3), "a"), np.full((4, 3), None)):
-        with pytest.raises(TypeError, match="^x has dtype .*, but the program was compiled for float32$"):
+        with pytest.raises(TypeError, match=r"^x has dtype .*, but the program was compiled for float32$"):
             DOUBLE(bad)
     with pytest.raises(TypeError, match="masked"):
         DOUBLE(np.ma.masked_array(X, X > 0))
     labels = graph.compile(lambda n: n + 1, np.zeros(3, int))
     assert labels(np.array([1, 2, 3], np.int32)).tolist() == [2, 3, 4]
     assert labels(np.array([1, 2, 3], np.uint8)).tolist() == [2, 3, 4]
-    with pytest.raises(TypeError, match="^n has dtype float64, but the program was compiled for int64$"):
+    with pytest.raises(TypeError, match=r"^n has dtype float64, but the program was compiled for int64$"):
         labels(np.array([1.0, 2.0, 3.0]))
     condition = graph.compile(lambda c: ~c, np.zeros(2, bool))
     assert condition([True, False]).tolist() == [False, True]
@@ -135,16 +136,20 @@ def test_many_runs_equal_single_calls(name: str) -> None:
         else:
             losses = [program(*batch) for batch in batches]
         found.append((losses, [v.tobytes() for v in model.values()], adam.count.value.item()))
-    assert found[0] == found[1] and found[0][2] == 5
+    assert found[0] == found[1]
+    assert found[0][2] == 5
 
 
 def test_runs_of_nested_results_and_of_nothing() -> None:
     program = graph.compile(lambda x: {"sum": x.sum(), "row": (x[0], None)}, X)
     found = program.run(np.stack([X, X * 2, X * 4]))
-    assert found["sum"].shape == (3,) and found["row"][0].shape == (3, 3) and found["row"][1] is None
+    assert found["sum"].shape == (3,)
+    assert found["row"][0].shape == (3, 3)
+    assert found["row"][1] is None
     for k in range(3):
         single = program(X * 2**k)
-        assert found["sum"][k] == np.float32(single["sum"]) and found["row"][0][k].tolist() == single["row"][0].tolist()
+        assert found["sum"][k] == np.float32(single["sum"])
+        assert found["row"][0][k].tolist() == single["row"][0].tolist()
     assert program.run(np.zeros((0, 4, 3), np.float32))["sum"].shape == (0,)
     with pytest.raises(ValueError, match="same extent"):
         graph.compile(lambda x, y: x + y, X, X).run(np.zeros((2, 4, 3)), np.zeros((3, 4, 3)))
@@ -162,7 +167,9 @@ def test_labels_out_of_range() -> None:
     for wrong in (4, -1, 10**12):
         bad = labels.copy()
         bad[3] = wrong
-        with pytest.raises(IndexError, match=r"softmax_cross_entropy: an index.*below 4.*graph_models.py:\d+.*no variable"):
+        with pytest.raises(
+            IndexError, match=r"softmax_cross_entropy: an index.*below 4.*graph_models.py:\d+.*no variable"
+        ):
             program(x, bad)
         assert [v.tobytes() for v in model.values()] == before
     reference = mlp()
@@ -207,12 +214,15 @@ def test_indices_out_of_range(function: Any, bad: int) -> None:
     program = graph.compile(step, np.zeros(3, int))
     good = program([0, 1, 2])
     for wrong in (bad, -1, 2**40):
-        with pytest.raises(IndexError, match=rf"must be from 0 to below {bad}.*test_programs.py:\d+.*no variable was changed"):
+        with pytest.raises(
+            IndexError, match=rf"must be from 0 to below {bad}.*test_programs.py:\d+.*no variable was changed"
+        ):
             program([0, wrong, 1])
         with pytest.raises(IndexError):
             function(np.array([0, wrong, 1]))
     assert count.value == 1.0
-    assert program([0, 1, 2]).tobytes() == good.tobytes() and count.value == 2.0
+    assert program([0, 1, 2]).tobytes() == good.tobytes()
+    assert count.value == 2.0
 
 
 def test_lengths_out_of_range() -> None:
@@ -289,7 +299,8 @@ def test_threads_that_share_a_program() -> None:
         thread.join()
     assert not wrong
     assert sorted(n for part in counts for n in part) == list(range(5, 405))
-    assert count.value == 404 and total.value == 404.0
+    assert count.value == 404
+    assert total.value == 404.0
 
 
 def test_programs_that_share_variables() -> None:
@@ -507,7 +518,10 @@ void *realloc(void *p, size_t n) { ++calls; return __libc_realloc(p, n); }
 void *memalign(size_t a, size_t n) { ++calls; return __libc_memalign(a, n); }
 void *aligned_alloc(size_t a, size_t n) { ++calls; return __libc_memalign(a, n); }
 int posix_memalign(void **p, size_t a, size_t n) { ++calls; *p = __libc_memalign(a, n); return *p ? 0 : 12; }
-void *mmap(void *p, size_t n, int x, int f, int d, off_t o) { ++calls; return (void *)syscall(SYS_mmap, p, n, x, f, d, o); }
+void *mmap(void *p, size_t n, int x, int f, int d, off_t o) {
+    ++calls;
+    return (void *)syscall(SYS_mmap, p, n, x, f, d, o);
+}
 """
 
 
@@ -521,9 +535,9 @@ def test_a_run_allocates_nothing(tmp_path: Path) -> None:
     library = tmp_path / "counter.so"
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, tmp_path / "counter.c"], check=True)
     script = """
-    import ctypes, sys
+    import ctypes, os, sys
     import numpy as np
-    sys.path.insert(0, %r)
+    sys.path.insert(0, os.environ["TESTS"])
     from retrograd import graph
     from support.graph_models import MODELS
 
@@ -543,21 +557,24 @@ def test_a_run_allocates_nothing(tmp_path: Path) -> None:
                 counts.append(allocations() - before)
             assert counts[0] > 0 and max(counts) - min(counts) < 20, (name, threads, counts)
     print("done")
-    """ % str(Path(__file__).parent.parent)
-    assert python(script, LD_PRELOAD=str(library)) == "done"
+    """
+    assert python(script, LD_PRELOAD=str(library), TESTS=TESTS) == "done"
 
 
 @linux
 def test_memory_does_not_grow() -> None:
     script = """
-    import ctypes, gc, sys
+    import ctypes, gc, os, sys
     import numpy as np
-    sys.path.insert(0, %r)
+    sys.path.insert(0, os.environ["TESTS"])
     from retrograd import graph
     from support.graph_models import transformer
 
     class Info(ctypes.Structure):
-        _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keep".split()]
+        _fields_ = [
+            (name, ctypes.c_size_t)
+            for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        ]
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         print("done")
@@ -578,8 +595,8 @@ def test_memory_does_not_grow() -> None:
     grown = used() - before
     assert grown < 10_000, grown  # ten bytes a run: less than any block
     print("done")
-    """ % str(Path(__file__).parent.parent)
-    assert python(script) == "done"
+    """
+    assert python(script, TESTS=TESTS) == "done"
 
 
 def test_python_memory_does_not_grow() -> None:
@@ -618,8 +635,10 @@ def test_programs_are_freed_and_their_results_stay() -> None:
     results = program(np.arange(1000, dtype=np.float32))
     del program
     gc.collect()
-    assert gone() is None and core_gone() is None
-    assert results[0].tolist() == list(range(1000)) and results[1].sum() == 1000
+    assert gone() is None
+    assert core_gone() is None
+    assert results[0].tolist() == list(range(1000))
+    assert results[1].sum() == 1000
     assert variable.value.sum() == 1000
 
 
@@ -636,8 +655,10 @@ def test_variables_live_as_long_as_a_program() -> None:
     program = make()
     gc.collect()
     rest = [np.full(1000, 7.0) for _ in range(100)]  # would reuse its memory
-    assert program(1.0).tolist() == [1.0] * 1000 and program(2.0).tolist() == [3.0] * 1000
-    assert rest[0][0] == 7.0 and program.variables[0].name == "hidden"
+    assert program(1.0).tolist() == [1.0] * 1000
+    assert program(2.0).tolist() == [3.0] * 1000
+    assert rest[0][0] == 7.0
+    assert program.variables[0].name == "hidden"
 
 
 def test_too_much_memory() -> None:
@@ -647,14 +668,15 @@ def test_too_much_memory() -> None:
 
 
 SMALL_MEMORY = """
-    import resource, sys
+    import os, resource, sys
     import numpy as np
-    sys.path.insert(0, %r)
     from retrograd import graph
     import retrograd as rg
 
     rng = np.random.default_rng(0)
-    wx, wh, w = (graph.Variable((rng.standard_normal(s) / 20).astype(np.float32)) for s in ((1200, 300), (1200, 300), (900, 300)))
+    wx, wh, w = (
+        graph.Variable((rng.standard_normal((rows, 300)) / 20).astype(np.float32)) for rows in (1200, 1200, 900)
+    )
     adam = graph.Adam(1e-3)
     def step(x):
         y = graph.lstm(x, rg.LstmWeights(wx, wh)).y
@@ -668,7 +690,7 @@ SMALL_MEMORY = """
     rg.sgd_step(np.ones(200_000), np.ones(200_000), learning_rate=0.1, num_threads=2)  # the workers are there
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + %d * 1000, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(os.environ["SPARE"]) * 1000, resource.RLIM_INFINITY))
     try:
         program(x, num_threads=2)
         outcome = "done"
@@ -694,9 +716,8 @@ SMALL_MEMORY = """
 @pytest.mark.long
 @linux
 def test_out_of_memory_within_a_run() -> None:
-    tests = str(Path(__file__).parent.parent)
-    outcomes = [
-        python(SMALL_MEMORY % (tests, spare)) for spare in (0, 100, 300, 600, 1000, 2000, 4000, 8000, 1_000_000)
-    ]  # fmt: skip
-    assert outcomes[0] == "no memory" and outcomes[-1] == "done"
+    spare = (0, 100, 300, 600, 1000, 2000, 4000, 8000, 1_000_000)
+    outcomes = [python(SMALL_MEMORY, SPARE=str(size)) for size in spare]
+    assert outcomes[0] == "no memory"
+    assert outcomes[-1] == "done"
     assert set(outcomes) <= {"no memory", "done", "broken"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +53,7 @@ class Weights:
 def mlp(dtype: type = np.float32, sizes: Sequence[int] = (6, 16, 16, 4), samples: int = 8) -> Model:
     """Linear layers with ReLU; the labels are integers."""
     weights = Weights(dtype)
-    layers = [(weights(o, i), weights(o, scale=0.1)) for i, o in zip(sizes[:-1], sizes[1:], strict=True)]
+    layers = [(weights(o, i), weights(o, scale=0.1)) for i, o in itertools.pairwise(sizes)]
 
     def loss(x: graph.Tensor, labels: graph.Tensor) -> graph.Tensor:
         for i, (w, b) in enumerate(layers):
@@ -221,7 +222,8 @@ def evaluated(found: graph.Graph, arguments: Sequence[Any]) -> tuple[list[np.nda
         else:
             results = list(graph.tensor.compute(node.operation, inputs, attributes))
         for tensor, result in zip(node.results, results, strict=True):
-            assert result is not None and result.shape == tensor.shape and result.dtype == tensor.dtype, node
+            assert result is not None
+            assert (result.shape, result.dtype) == tensor.spec, node
             values[id(tensor)] = result.copy()
     assigned = {variable: values[id(tensor)] for variable, tensor in found.assigned.items()}
     return [values[id(tensor)] for tensor in found.outputs], assigned
