@@ -207,54 +207,59 @@ class Plan:
         for tensor in self.graph.inputs:
             place = places[id(tensor)] = Place(tensor.spec.nbytes)
             place.first = -1
-        last_use: dict[int, int] = {}
         end = len(self.steps)
-        for i, step in enumerate(self.steps):
-            for tensor in step.inputs:
-                if tensor is not None:
-                    last_use[id(self._root(tensor))] = i
-        for tensor in [*self.outputs, *(t for _, t in self.writes)]:
-            last_use[id(self._root(tensor))] = end
-        for i, step in enumerate(self.steps):
-            for tensor in step.inputs:
-                if tensor is not None:
-                    self._place_constant(self._root(tensor), end)
+        roots = [[None if t is None else self._root(t) for t in step.inputs] for step in self.steps]
+        last_roots = [self._root(t) for t in (*self.outputs, *(t for _, t in self.writes))]
+        last_use = {id(root): i for i, found in enumerate(roots) for root in found}
+        last_use.update((id(root), end) for root in last_roots)
+        for i, (step, found) in enumerate(zip(self.steps, roots, strict=True)):
+            for root in found:
+                if root is not None:
+                    place = places.get(id(root)) or self._place_constant(root, end)
+                    place.last = max(place.last, i)
             taken: list[Place] = []  # by this step's results
             for r, tensor in enumerate(step.results):
                 if tensor is not None:
-                    place = self._place_result(i, step, r, tensor, last_use, taken)
+                    place = places[id(tensor)] = self._place_result(i, step, r, tensor, found, last_use, taken)
+                    place.first, place.last = min(place.first, i), max(place.last, i)
                     taken.append(place)
-                    place.first = min(place.first, i)
-                    places[id(tensor)] = place
-            for tensor in (*step.inputs, *step.results):
-                if tensor is not None:
-                    place = places[id(self._root(tensor))]
-                    place.last = max(place.last, i)
-        for tensor in [*self.outputs, *(t for _, t in self.writes)]:
-            root = self._root(tensor)
-            self._place_constant(root, end)
-            places[id(root)].last = end
+        for root in last_roots:
+            place = places.get(id(root)) or self._place_constant(root, end)
+            place.last = end
         return _offsets([place for place in {id(p): p for p in places.values()}.values() if place.variable is None])
 
-    def _place_constant(self, root: Tensor, end: int) -> None:
-        if id(root) not in self.places and root.node.operation is CONSTANT:
-            place = self.places[id(root)] = Place(root.spec.nbytes)
-            place.first, place.last = -1, end
+    def _place_constant(self, root: Tensor, end: int) -> Place:
+        assert root.node.operation is CONSTANT
+        place = self.places[id(root)] = Place(root.spec.nbytes)
+        place.first, place.last = -1, end
+        return place
 
     def _place_result(
-        self, i: int, step: Step, r: int, tensor: Tensor, last_use: dict[int, int], taken: Sequence[Place]
+        self,
+        i: int,
+        step: Step,
+        r: int,
+        tensor: Tensor,
+        roots: Sequence[Tensor | None],
+        last_use: dict[int, int],
+        taken: Sequence[Place],
     ) -> Place:
         variable = self.updated.get(id(tensor))
         if variable is not None:
             return self.places[id(self.graph.read[variable])]
-        for result, position in step.operation.in_place:
-            source = step.inputs[position] if result == r and position < len(step.inputs) else None
-            if source is None or id(source) in self.viewed or source.node.operation in (CONSTANT, VARIABLE):
+        if step.operation is _MAP:
+            positions: Iterable[int] = range(len(step.inputs))
+        else:
+            positions = [position for result, position in step.operation.in_place if result == r]
+        for position in positions:
+            source = step.inputs[position] if position < len(step.inputs) else None
+            if source is None or source is not roots[position] or source.spec != tensor.spec:
+                continue
+            if source.node.operation in (CONSTANT, VARIABLE) or last_use[id(source)] != i:
                 continue
             place = self.places[id(source)]
-            free = place.variable is None and last_use[id(source)] == i and place not in taken
-            alone = sum(t is not None and self._root(t) is source for t in step.inputs) == 1
-            if free and alone and source.spec == tensor.spec:
+            alone = sum(root is source for root in roots) == 1
+            if place.variable is None and place not in taken and alone:
                 return place
         return Place(tensor.spec.nbytes)
 
@@ -447,7 +452,6 @@ _MAP: Final = Operation(
     lambda *specs, **_: specs[:1],
     compute=_run_joined,
     contiguous=(),
-    in_place=[(r, i) for r in range(_MOST_RESULTS) for i in range(_MOST_OPERANDS)],
     flops=lambda inputs, results, *, steps, **_: float(results[0].elements * len(steps)),
 )
 
@@ -457,23 +461,17 @@ _MAP: Final = Operation(
 
 def _offsets(places: Sequence[Place]) -> int:
     """Put places into the arena, so that those in use at the same time do not overlap; returns its bytes."""
-    events = sorted(places, key=lambda place: (place.first, -place.nbytes))
-    busy: list[Place] = []  # by offset
+    busy: list[tuple[int, int, int]] = []  # start, end and last step, by start
     total = 0
-    for place in events:
-        busy = [other for other in busy if other.last >= place.first]
+    for place in sorted(places, key=lambda place: (place.first, -place.nbytes)):
+        busy = [other for other in busy if other[2] >= place.first]
         size = -(-max(place.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
-        best, best_gap, at = -1, 1 << 62, 0
-        for other in busy:
-            gap = other.offset - at
-            if size <= gap < best_gap:
-                best, best_gap = at, gap
-            at = max(at, other.offset + -(-max(other.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT)
-        place.offset = at if best < 0 else best
-        index = 0
-        while index < len(busy) and busy[index].offset < place.offset:
-            index += 1
-        busy.insert(index, place)
+        best, best_gap, index, free = -1, 1 << 62, len(busy), 0
+        for i, (start, end, _) in enumerate(busy):
+            if size <= start - free < best_gap:
+                best, best_gap, index = free, start - free, i
+            free = end
+        place.offset = free if best < 0 else best
+        busy.insert(index, (place.offset, place.offset + size, place.last))
         total = max(total, place.offset + size)
     return total
-

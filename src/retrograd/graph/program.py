@@ -15,7 +15,7 @@ from ..ops._buffers import foreign_array, is_foreign
 from .elementwise import COPY
 from .operation import Array, Spec
 from .plan import Plan
-from .tensor import DTYPES, Graph, Tensor, Variable, rebuilt, trace
+from .tensor import CONSTANT, DTYPES, Graph, Tensor, Variable, rebuilt, trace
 
 # An argument of a function to be compiled: an array like those of the later calls, or its shape and dtype.
 Example: TypeAlias = npt.ArrayLike | Spec | Variable
@@ -111,18 +111,9 @@ class Program:
         for tensor_id, place in self.plan.places.items():
             if place.variable is not None:
                 self._arrays[tensor_id] = place.variable.value
-        for step in self.plan.steps:
-            for tensor in step.inputs:
-                if tensor is not None:
-                    self._fill(tensor)
-        for tensor in [*self.plan.outputs, *(t for _, t in self.plan.writes)]:
-            self._fill(tensor)
-
-    def _fill(self, tensor: Tensor) -> None:
-        root = self.plan._root(tensor)
-        value = root.node.attributes.get("value")
-        if value is not None and id(root) not in self._arrays:
-            self._array(root)[...] = value
+        for node in self.graph.nodes:
+            if node.operation is CONSTANT and id(node.results[0]) in self.plan.places:
+                self._array(node.results[0])[...] = node.attributes["value"]
 
     def _array(self, tensor: Tensor) -> Array:
         found = self._arrays.get(id(tensor))
@@ -209,7 +200,7 @@ class Program:
         same_kind = array.dtype.kind == dtype.kind or (array.dtype.kind in "iub" and dtype.kind in "fi")
         if not same_kind:
             raise TypeError(f"{name} has dtype {array.dtype}, but the program was compiled for {dtype}")
-        return np.ascontiguousarray(array, dtype)
+        return np.asarray(array, dtype, order="C")
 
     def _raise(self, problem: Sequence[Any], stacked: bool) -> None:
         kind = problem[0]
