@@ -480,11 +480,14 @@ def test_assigning_an_input_or_a_constant() -> None:
 
 def test_empty_tensors() -> None:
     empty = np.zeros((0, 5), np.float32)
-    w = graph.Variable(np.ones((3, 5), np.float32))
+    w, gamma = graph.Variable(np.ones((3, 5), np.float32)), graph.Variable(np.ones(5, np.float32))
 
     def function(x: graph.Tensor) -> Any:
         y = graph.linear(x, w)
         loss = (y * y).sum()
-        return graph.exp(x) * 2.0, y, loss, graph.gradients(loss, [w]), graph.softmax(x), x.sum(axis=0), x.T @ x
+        slopes = graph.gradients(graph.layer_norm(x, gamma).sum(), [gamma])
+        ones = graph.exp(slopes[0]) * 3.0  # may take the place of the slopes
+        return graph.exp(x) * 2.0, y, loss, graph.gradients(loss, [w]), graph.softmax(x), x.sum(axis=0), x.T @ x, ones
 
-    check(function, empty)
+    program = check(function, empty)
+    assert program(empty)[-1].tolist() == [3.0] * 5
