@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 #include <string.h>
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <string>
@@ -28,7 +29,7 @@ struct Slot {
     PyObject* dtype;
 };
 
-enum class Status { done, out_of_range, interrupted, no_memory };
+enum class Status { done, out_of_range, interrupted, no_memory, broken };
 
 class PyProgram {
 public:
@@ -92,7 +93,10 @@ public:
             }
             times = reinterpret_cast<double*>(memory.data);
         }
-        if (broken_) return nb::make_tuple("broken", 0);
+        if (runner_.load() == this_thread()) {
+            PyErr_SetString(PyExc_RuntimeError, "the program runs, and is called by a signal handler within that run");
+            throw nb::python_error();
+        }
         const int used = threads_of(threads);
         Status status = Status::done;
         int64_t step = 0;
@@ -100,7 +104,9 @@ public:
         OutOfRange wrong(0, 0);
         {
             const LockReleased released;
-            program_.enter();
+            if (!program_.enter()) broken_ = true;
+            runner_.store(this_thread());
+            if (broken_) status = Status::broken;
             last_check_ = Clock::now();
             for (; step < steps && status == Status::done; ++step) {
                 for (size_t i = 0; i < inputs_.size(); ++i) {
@@ -113,7 +119,7 @@ public:
                            size_t(outputs_[i].bytes));
                 }
             }
-            if (status != Status::done && record >= program_.first_commit()) broken_ = true;
+            runner_.store(nullptr);
             program_.leave();
         }
         switch (status) {
@@ -123,6 +129,8 @@ public:
                 return nb::make_tuple("out_of_range", step, record, wrong.index, wrong.limit);
             case Status::no_memory:
                 return nb::make_tuple("no_memory", step, record);
+            case Status::broken:
+                return nb::make_tuple("broken", 0);
             case Status::interrupted:
                 break;
         }
@@ -163,6 +171,7 @@ private:
         const size_t count = program_.size(), commits = program_.first_commit();
         try {
             for (record = 0; record < count; ++record) {
+                if (record == commits) program_.set_writing(true);
                 if (times) {
                     const Clock::time_point start = Clock::now();
                     program_.run_record(record, threads);
@@ -177,10 +186,15 @@ private:
             }
         } catch (const OutOfRange& failure) {
             wrong = failure;
+            broken_ = record > commits;  // it has written nothing itself
+            program_.set_writing(false);
             return Status::out_of_range;
         } catch (const std::bad_alloc&) {
+            broken_ = record >= commits;
+            program_.set_writing(false);
             return Status::no_memory;
         }
+        program_.set_writing(false);
         record = 0;
         return signalled() ? Status::interrupted : Status::done;
     }
@@ -201,12 +215,18 @@ private:
         return pending;
     }
 
+    static const void* this_thread() {
+        static thread_local const char mark = 0;
+        return &mark;
+    }
+
     // The exception of a signal handler, until `run` raises it.
     struct Pending {
         PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
     };
     Program program_;
     std::vector<Slot> inputs_, outputs_;
+    std::atomic<const void*> runner_{nullptr};  // the thread that runs it
     Clock::time_point last_check_;
     Pending pending_;
     bool broken_ = false;

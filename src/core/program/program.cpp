@@ -45,13 +45,13 @@ bool Program::contains(const char* low, const char* high) const {
                        [&](const Span& span) { return low >= span.low && high <= span.high; });
 }
 
-void Program::enter() {
+bool Program::enter() {
     const long self = long(getpid());
     for (;;) {
         long owner = 0;
-        if (owner_.compare_exchange_weak(owner, self, std::memory_order_acquire)) return;
+        if (owner_.compare_exchange_weak(owner, self, std::memory_order_acquire)) return true;
         // A thread that ran it in the parent of this process does not exist here.
-        if (owner != 0 && owner != self && owner_.compare_exchange_strong(owner, self)) return;
+        if (owner != 0 && owner != self && owner_.compare_exchange_strong(owner, self)) return !writing_.exchange(false);
         usleep(50);
     }
 }

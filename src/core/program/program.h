@@ -90,9 +90,12 @@ public:
 
     // ---- one run at a time, also across fork
 
-    // Waits for its turn.
-    void enter();
+    // Waits for its turn. False: the process was forked while another thread wrote the variables, so that some of their
+    // copies here are new and some old.
+    bool enter();
     void leave() { owner_.store(0, std::memory_order_release); }
+    // Around the records from `commit` on.
+    void set_writing(bool writing) { writing_.store(writing, std::memory_order_release); }
 
 private:
     struct Span {
@@ -103,6 +106,7 @@ private:
     std::vector<std::unique_ptr<Record>> records_;
     size_t commit_ = 0;
     std::atomic<long> owner_{0};  // the process whose thread runs the program; 0: none
+    std::atomic<bool> writing_{false};
 };
 
 // The program that the calling thread records: its calls become records instead of being run. Null: none.

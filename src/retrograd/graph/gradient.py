@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .elementwise import COPY, add
-from .operation import Operation, Spec
+from .operation import Array, Operation, Spec
 from .shaping import broadcast_to
 from .tensor import (
     _TRACE,
@@ -164,8 +164,13 @@ def recompute(function: Callable[..., Any]) -> Callable[..., Any]:
 # ---- custom gradients ------------------------------------------------------------------------------------------------
 
 
+def _copy_first(inputs: Sequence[Array], results: Sequence[Array]) -> None:
+    assert COPY.compute is not None
+    COPY.compute(inputs[:1], results)
+
+
 def custom_gradient(
-    function: Callable[..., Tensor], gradient: Callable[..., Sequence[Tensor | None]]
+    function: Callable[..., Tensor], gradient: Callable[..., Sequence[Operand | None]]
 ) -> Callable[..., Tensor]:
     """`function`, a function of tensors that returns one, with another gradient.
 
@@ -173,11 +178,12 @@ def custom_gradient(
     """
 
     def rule(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        (g,) = given
-        y, *inputs = node.inputs
-        found = list(gradient(g, y, *inputs))
-        if len(found) != len(inputs):
-            raise fail("custom_gradient", f"gradient returned {len(found)} gradients for {len(inputs)} inputs")
+        (g,), (y, *inputs) = given, node.inputs
+        assert g is not None
+        returned = list(gradient(g, y, *inputs))
+        if len(returned) != len(inputs):
+            raise fail("custom_gradient", f"gradient returned {len(returned)} gradients for {len(inputs)} inputs")
+        found = [None if one is None else as_tensor(one, g.dtype) for one in returned]
         for i, (one, tensor) in enumerate(zip(found, inputs, strict=True)):
             assert tensor is not None
             if one is not None and one.spec != tensor.spec:
@@ -189,7 +195,7 @@ def custom_gradient(
 
     operation = Operation.__new__(Operation)  # not in the list of operations: it belongs to this function
     for field, value in {
-        "name": getattr(function, "__name__", "custom"), "shapes": shapes, "compute": COPY.compute, "view": None,
+        "name": getattr(function, "__name__", "custom"), "shapes": shapes, "compute": _copy_first, "view": None,
         "gradient": rule, "why_not": "", "contiguous": (), "optional": (), "in_place": ((0, 0),), "updates": False, "flops": None,
         "map_code": None,
     }.items():  # fmt: skip

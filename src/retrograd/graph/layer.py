@@ -20,7 +20,7 @@ from ..ops.activation import ACTIVATIONS, Activation
 from ..ops.convolution import conv_problem
 from ..ops.normalization import RunningUpdate
 from ..ops.pooling import pool_windows, pooled_shape
-from .elementwise import add, cast, identity
+from .elementwise import add, cast, identity, run_map
 from .indexing import as_seed, refuse_index
 from .reduction import INT64, refuse
 from .operation import Array, Operation, Spec
@@ -186,7 +186,7 @@ def _norm_backward(
     if problem.engine is None:
         for array in (dgamma, dbeta):
             if array is not None:
-                array[...] = 0.0
+                run_map([], [], [0.0], [array], [0])
         return
     cache = (problem, x, y, gamma, beta, statistics, given, frozen)
     refuse(problem.engine.backward(dy, cache, None, None, 0.0, dx, dgamma, dbeta, False, False, 0))

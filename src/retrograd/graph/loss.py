@@ -28,9 +28,15 @@ def _checked(name: str, reduction: str, scale: float) -> None:
         raise fail(name, f"scale must be a number, not {type(scale).__name__}", TypeError)
 
 
-def _scaled(node: Node, g: Tensor, rows: bool) -> Tensor:
+def _scaled(node: Node, given: Sequence[Tensor | None], rows: bool) -> Tensor:
     """The gradient of the first input: that of the engine, times the gradient of the loss."""
+    g, second = given
+    if second is not None:
+        file, line = node.line
+        raise TypeError(f"gradients: {node.operation.name} ({file}:{line}) has no second derivative: {_ONCE}")
+    assert g is not None
     unit = node.results[1]
+    g = cast(g, unit.dtype)
     if g.shape and rows:
         g = expand_dims(g, -1)
     return unit * g
@@ -87,11 +93,9 @@ def _entropy(
 
 
 def _rows_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    (g,) = given[:1]
-    if g is None or any(needed[1:]):
+    if any(needed[1:]):
         raise fail("gradients", f"{node.operation.name} has a gradient for its first argument only", TypeError)
-    dtype = node.inputs[0].dtype  # type: ignore[union-attr]
-    return [_scaled(node, cast(g, dtype), True), *[None] * (len(node.inputs) - 1)]
+    return [_scaled(node, given, True), *[None] * (len(node.inputs) - 1)]
 
 
 _ENTROPY: Final = Operation(
@@ -237,11 +241,10 @@ def _elements(
 
 
 def _elements_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    (g,) = given[:1]
     of_difference = node.attributes["kind"] in (DIFFERENCE, ABSOLUTE)
-    if g is None or needed[2] or (needed[1] and not of_difference):
+    if needed[2] or (needed[1] and not of_difference):
         raise fail("gradients", "this loss has a gradient for its first argument only", TypeError)
-    dy = _scaled(node, g, False)
+    dy = _scaled(node, given, False)
     return [dy if needed[0] else None, negative(dy) if needed[1] else None, None]
 
 

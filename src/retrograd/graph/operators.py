@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from .tensor import Operand, Tensor
 
 Axes = int | tuple[int, ...] | None
+# NumPy's operators between an array and a tensor, by the names of NumPy's functions.
+_OF_ARRAYS: Final = {
+    **{name: name for name in ("add", "subtract", "multiply", "divide", "power", "matmul", "equal", "not_equal")},
+    **{name: name for name in ("less", "less_equal", "greater", "greater_equal")},
+    "remainder": "mod", "bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
+}  # fmt: skip
+
+
+def _in_numpy(name: str, method: str, has_out: bool) -> TypeError:
+    """The error for a tensor or a variable in NumPy code."""
+    if has_out:
+        return TypeError(f"numpy.{name} cannot write a tensor to an array: write `a = a + tensor`, not `a += tensor`")
+    same = f"graph.{name}" if hasattr(G, name) and method == "__call__" else "a function of retrograd.graph"
+    return TypeError(
+        f"numpy.{name} is called with a tensor or a variable, whose elements it cannot have while a function is traced; "
+        f"use {same}, or call NumPy on what the program returns, or on variable.value"
+    )
 
 
 class Operators:
@@ -24,8 +41,18 @@ class Operators:
     __slots__ = ()
     spec: Spec
     __array_priority__ = 1000.0
-    __array_ufunc__ = None  # so that array + tensor calls the tensor's method
     __hash__ = object.__hash__  # == compares elements, but tensors are told apart by identity
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Operand, **options: object) -> Tensor:
+        """``array + tensor``, which Python asks the array for first."""
+        name = ufunc.__name__
+        if method == "__call__" and not options and name in _OF_ARRAYS:
+            found: Tensor = getattr(G, _OF_ARRAYS[name])(*operands)
+            return found
+        raise _in_numpy(name, method, "out" in options)
+
+    def __array_function__(self, function: Any, types: object, arguments: object, options: object) -> NoReturn:
+        raise _in_numpy(function.__name__, "__call__", False)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -9,11 +9,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ..ops.optimizer import ADAM, RMSPROP, SGD_KIND, gradient_terms, norm_terms, optimizer_rule, velocity_factors
-from .elementwise import cast
+from .elementwise import CODES, cast, identity, maximum, run_map
 from .gradient import gradients as gradients_of
 from .indexing import counter, next_count
 from .operation import Array, Operation, Spec
 from .reduction import INT64, refuse
+from .shaping import zeros
 from .tensor import Operand, Tensor, Variable, apply, as_tensor, current_graph, fail
 
 # A number, a variable that the caller sets, or a function of the step, a float64 tensor that counts from 0.
@@ -60,6 +61,23 @@ _UPDATE: Final = Operation(
 )  # fmt: skip
 
 
+def _sum_shapes(*arrays: Spec, in_place: object) -> Sequence[Spec]:
+    return arrays[: len(arrays) // 2]
+
+
+def _add_to_sums(inputs: Sequence[Array], results: Sequence[Array], *, in_place: object) -> None:
+    count = len(inputs) // 2
+    for total, gradient in zip(inputs[:count], inputs[count:], strict=True):
+        run_map([(CODES["add"][0], 0, 1, 0)], [total, gradient], [], [total], [2])
+
+
+# Sums of gradients, then the gradients that are added to them.
+_ACCUMULATE: Final = Operation(
+    "accumulate", _sum_shapes, compute=_add_to_sums, contiguous=(), updates=True, why_not="sums of gradients have none",
+    flops=lambda inputs, results, **_: float(sum(spec.elements for spec in results)),
+)  # fmt: skip
+
+
 class Optimizer:
     """Updates parameters from gradients. Its states and its step count are variables, made when they are needed.
 
@@ -78,6 +96,8 @@ class Optimizer:
         self.learning_rate = learning_rate
         self.count = counter(name="step")
         self.states: dict[Variable, list[Variable]] = {}
+        self.sums: dict[Variable, Variable] = {}  # of the gradients of each parameter, from `accumulate` to `apply`
+        self.parts = counter(name="parts")  # of those sums
         self._settings = settings()
         self._states = tuple(states)
 
@@ -86,6 +106,38 @@ class Optimizer:
         found = gradients_of(loss, parameters)
         self.update(parameters, found)
         return found
+
+    def accumulate(self, loss: Operand, parameters: Sequence[Variable]) -> list[Tensor]:
+        """Add the gradients of a loss, which are returned, to sums that :meth:`apply` uses: for batches in parts.
+
+        It belongs to one program, which runs once for each part, and `apply` to another, ``graph.compile(adam.apply)``.
+        """
+        found = gradients_of(loss, parameters)
+        graph = current_graph()
+        assert graph is not None
+        for parameter in parameters:
+            if not isinstance(parameter, Variable):
+                raise fail("accumulate", f"a parameter is a {type(parameter).__name__}, must be a Variable", TypeError)
+            if parameter not in self.sums:
+                self.sums[parameter] = Variable(np.zeros(parameter.shape, parameter.dtype), name=f"{parameter.name}.sum")
+        sums = [self.sums[parameter] for parameter in parameters]
+        if any(total in graph.assigned for total in sums):
+            raise fail("accumulate", "a parameter has gradients accumulated twice in one run; add the losses")
+        pairs = tuple((i, i) for i in range(len(sums)))
+        graph.assigned.update(zip(sums, apply(_ACCUMULATE, (*sums, *found), {"in_place": pairs}), strict=True))
+        if self.parts not in graph.assigned:
+            next_count(self.parts)
+        return found
+
+    def apply(self, *, average: bool = True) -> None:
+        """Update the parameters by the mean of the gradients since the last time, or by their sum, and start again."""
+        if not self.sums:
+            raise RuntimeError("apply: there are no gradients; first compile the function that calls accumulate")
+        parts = maximum(identity(self.parts), 1)
+        gradients = [total / cast(parts, total.dtype) if average else identity(total) for total in self.sums.values()]
+        self.update(list(self.sums), gradients)
+        for variable in (self.parts, *self.sums.values()):
+            variable.assign(zeros(variable.shape, variable.dtype))
 
     def update(self, parameters: Sequence[Variable], gradients: Sequence[Operand]) -> None:
         """Update the parameters by these gradients, once in every run."""
@@ -104,7 +156,9 @@ class Optimizer:
                 ]
         if len(set(map(id, parameters))) != len(parameters):
             raise fail("update", "a parameter is in the list twice; add its gradients")
-        step = next_count(self.count)
+        step = graph.assigned.get(self.count)  # once in a run, also for several lists of parameters
+        if step is None:
+            step = next_count(self.count)
         columns = list(zip(*(self.states[p] for p in parameters), strict=True))
         lists: list[Sequence[Operand]] = [parameters, gradients, *columns]
         count = len(parameters)

@@ -83,8 +83,11 @@ class Plan:
         self._copy_assigned()
         late_numbers = {node.number for node in late}
         self.outputs = [self._output(t, t.node.number in late_numbers) for t in graph.outputs]
+        updates = _joined(late, kept)
+        self._keep_old_values(updates)
         self.commits = len(self.steps)
-        self._add(_joined(late, kept))
+        self._add(updates)
+        self._copy_overwritten()
         self.outputs = [self._contiguous(t) for t in self.outputs]
         self.arena = self._arrange()
 
@@ -96,30 +99,51 @@ class Plan:
         places = {id(tensor): variable for variable, tensor in self.graph.read.items()}
         for node in nodes:
             if node.operation.updates:
-                for result, position in node.operation.in_place or _pairs(node):
+                for result, position in _pairs(node):
                     tensor = node.inputs[position]
                     assert tensor is not None
                     variable = places.get(id(tensor))
-                    if variable is None or self.graph.assigned.get(variable) is not node.results[result]:
+                    if variable is None:
                         file, line = node.line
                         raise ValueError(
-                            f"{node.operation.name}: input {position} must be a variable that gets the result, at its "
-                            f"first change in this run ({file}:{line})"
+                            f"{node.operation.name}: input {position} must be a variable that this run has not changed "
+                            f"before ({file}:{line})"
                         )
                     self.updated[id(node.results[result])] = variable
         self.writes = [
             (variable, tensor)
             for variable, tensor in self.graph.assigned.items()
-            if id(tensor) not in self.updated and tensor is not self.graph.read.get(variable)
+            if self.updated.get(id(tensor)) is not variable and tensor is not self.graph.read.get(variable)
         ]
 
     def _copy_assigned(self) -> None:
         """Values that are (views of) variables are copied before any variable is written."""
         for i, (variable, tensor) in enumerate(self.writes):
             root = self._root(tensor)
-            if root.node.operation is VARIABLE and id(tensor) not in self.updated:
-                copied = self._copied(tensor)
-                self.writes[i] = (variable, copied)
+            if root.node.operation is VARIABLE:
+                self.writes[i] = (variable, self._copied(tensor))
+
+    def _keep_old_values(self, updates: Sequence[Step]) -> None:
+        """Values of variables from before their update, read by or after an update, are copied before that."""
+        changed = {id(self.graph.read[variable]) for variable in self.updated.values()}
+        copies: dict[int, Tensor] = {}
+        for step in updates:
+            paired = {position for _, position in _pairs(step)} if step.operation.updates else set[int]()
+            for i, tensor in enumerate(step.inputs):
+                if tensor is not None and i not in paired and id(self._root(tensor)) in changed:
+                    if id(tensor) not in copies:
+                        copies[id(tensor)] = self._copied(tensor)
+                    step.inputs[i] = copies[id(tensor)]
+
+    def _copy_overwritten(self) -> None:
+        """Updated values of variables that then get others, which are written at the end."""
+        written = {variable for variable, _ in self.writes}
+
+        def kept(tensor: Tensor) -> Tensor:
+            return self._copied(tensor) if self.updated.get(id(self._root(tensor))) in written else tensor
+
+        self.outputs = [kept(t) for t in self.outputs]
+        self.writes = [(variable, kept(t)) for variable, t in self.writes]
 
     def _output(self, tensor: Tensor, late: bool) -> Tensor:
         """An output that is the value of a variable from before its update is copied before that."""
@@ -183,50 +207,59 @@ class Plan:
         for tensor in self.graph.inputs:
             place = places[id(tensor)] = Place(tensor.spec.nbytes)
             place.first = -1
-        last_use: dict[int, int] = {}
         end = len(self.steps)
-        for i, step in enumerate(self.steps):
-            for tensor in step.inputs:
-                if tensor is not None:
-                    last_use[id(self._root(tensor))] = i
-        for tensor in [*self.outputs, *(t for _, t in self.writes)]:
-            last_use[id(self._root(tensor))] = end
-        for i, step in enumerate(self.steps):
-            for tensor in step.inputs:
-                if tensor is not None:
-                    self._place_constant(self._root(tensor), end)
+        roots = [[None if t is None else self._root(t) for t in step.inputs] for step in self.steps]
+        last_roots = [self._root(t) for t in (*self.outputs, *(t for _, t in self.writes))]
+        last_use = {id(root): i for i, found in enumerate(roots) for root in found}
+        last_use.update((id(root), end) for root in last_roots)
+        for i, (step, found) in enumerate(zip(self.steps, roots, strict=True)):
+            for root in found:
+                if root is not None:
+                    place = places.get(id(root)) or self._place_constant(root, end)
+                    place.last = max(place.last, i)
+            taken: list[Place] = []  # by this step's results
             for r, tensor in enumerate(step.results):
                 if tensor is not None:
-                    place = self._place_result(i, step, r, tensor, last_use)
-                    place.first = min(place.first, i)
-                    places[id(tensor)] = place
-            for tensor in (*step.inputs, *step.results):
-                if tensor is not None:
-                    place = places[id(self._root(tensor))]
-                    place.last = max(place.last, i)
-        for tensor in [*self.outputs, *(t for _, t in self.writes)]:
-            root = self._root(tensor)
-            self._place_constant(root, end)
-            places[id(root)].last = end
+                    place = places[id(tensor)] = self._place_result(i, step, r, tensor, found, last_use, taken)
+                    place.first, place.last = min(place.first, i), max(place.last, i)
+                    taken.append(place)
+        for root in last_roots:
+            place = places.get(id(root)) or self._place_constant(root, end)
+            place.last = end
         return _offsets([place for place in {id(p): p for p in places.values()}.values() if place.variable is None])
 
-    def _place_constant(self, root: Tensor, end: int) -> None:
-        if id(root) not in self.places and root.node.operation is CONSTANT:
-            place = self.places[id(root)] = Place(root.spec.nbytes)
-            place.first, place.last = -1, end
+    def _place_constant(self, root: Tensor, end: int) -> Place:
+        assert root.node.operation is CONSTANT
+        place = self.places[id(root)] = Place(root.spec.nbytes)
+        place.first, place.last = -1, end
+        return place
 
-    def _place_result(self, i: int, step: Step, r: int, tensor: Tensor, last_use: dict[int, int]) -> Place:
+    def _place_result(
+        self,
+        i: int,
+        step: Step,
+        r: int,
+        tensor: Tensor,
+        roots: Sequence[Tensor | None],
+        last_use: dict[int, int],
+        taken: Sequence[Place],
+    ) -> Place:
         variable = self.updated.get(id(tensor))
         if variable is not None:
             return self.places[id(self.graph.read[variable])]
-        for result, position in step.operation.in_place:
-            source = step.inputs[position] if result == r and position < len(step.inputs) else None
-            if source is None or id(source) in self.viewed or source.node.operation in (CONSTANT, VARIABLE):
+        if step.operation is _MAP:
+            positions: Iterable[int] = range(len(step.inputs))
+        else:
+            positions = [position for result, position in step.operation.in_place if result == r]
+        for position in positions:
+            source = step.inputs[position] if position < len(step.inputs) else None
+            if source is None or source is not roots[position] or source.spec != tensor.spec:
+                continue
+            if source.node.operation in (CONSTANT, VARIABLE) or last_use[id(source)] != i:
                 continue
             place = self.places[id(source)]
-            free = place.variable is None and last_use[id(source)] == i and place.first < i and place.last < i
-            alone = sum(t is not None and self._root(t) is source for t in step.inputs) == 1
-            if free and alone and source.spec == tensor.spec:
+            alone = sum(root is source for root in roots) == 1
+            if place.variable is None and place not in taken and alone:
                 return place
         return Place(tensor.spec.nbytes)
 
@@ -236,9 +269,9 @@ class Plan:
         return sum(t.spec.nbytes for s in self.steps for t in s.results if t is not None)
 
 
-def _pairs(node: Node) -> Sequence[tuple[int, int]]:
-    """The pairs of result and input of an update of a list of parameters."""
-    pairs: Sequence[tuple[int, int]] = node.attributes["in_place"]
+def _pairs(update: Node | Step) -> Sequence[tuple[int, int]]:
+    """The pairs of a result of an update and the variable that it replaces."""
+    pairs: Sequence[tuple[int, int]] = update.operation.in_place or update.attributes["in_place"]
     return pairs
 
 
@@ -255,23 +288,14 @@ def _live(graph: Graph) -> list[Node]:
 def _split(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     """The nodes that compute, and then those that update variables with what depends on them."""
     late_numbers: set[int] = set()
-    early, late, old = [], [], set[int]()
+    early, late = [], []
     for node in nodes:
         after = any(t is not None and t.node.number in late_numbers for t in node.inputs)
         if after or node.operation.updates:
             late_numbers.add(node.number)
             late.append(node)
-            if node.operation.updates:
-                old.update(id(node.inputs[i]) for _, i in node.operation.in_place or _pairs(node))
         else:
             early.append(node)
-    for node in late:
-        if not node.operation.updates and any(id(t) in old for t in node.inputs):
-            file, line = node.line
-            raise ValueError(
-                f"{node.operation.name}: a variable's value from before its update is used together with one from after "
-                f"it; copy it before the update, or split the function in two ({file}:{line})"
-            )
     return early, late
 
 
@@ -430,7 +454,6 @@ _MAP: Final = Operation(
     lambda *specs, **_: specs[:1],
     compute=_run_joined,
     contiguous=(),
-    in_place=[(r, i) for r in range(_MOST_RESULTS) for i in range(_MOST_OPERANDS)],
     flops=lambda inputs, results, *, steps, **_: float(results[0].elements * len(steps)),
 )
 
@@ -440,22 +463,17 @@ _MAP: Final = Operation(
 
 def _offsets(places: Sequence[Place]) -> int:
     """Put places into the arena, so that those in use at the same time do not overlap; returns its bytes."""
-    events = sorted(places, key=lambda place: (place.first, -place.nbytes))
-    busy: list[Place] = []  # by offset
+    busy: list[tuple[int, int, int]] = []  # start, end and last step, by start
     total = 0
-    for place in events:
-        busy = [other for other in busy if other.last >= place.first]
+    for place in sorted(places, key=lambda place: (place.first, -place.nbytes)):
+        busy = [other for other in busy if other[2] >= place.first]
         size = -(-max(place.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
-        best, best_gap, at = -1, 1 << 62, 0
-        for other in busy:
-            gap = other.offset - at
-            if size <= gap < best_gap:
-                best, best_gap = at, gap
-            at = max(at, other.offset + -(-max(other.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT)
-        place.offset = at if best < 0 else best
-        index = 0
-        while index < len(busy) and busy[index].offset < place.offset:
-            index += 1
-        busy.insert(index, place)
+        best, best_gap, index, free = -1, 1 << 62, len(busy), 0
+        for i, (start, end, _) in enumerate(busy):
+            if size <= start - free < best_gap:
+                best, best_gap, index = free, start - free, i
+            free = end
+        place.offset = free if best < 0 else best
+        busy.insert(index, (place.offset, place.offset + size, place.last))
         total = max(total, place.offset + size)
     return total

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from .. import _core
 from ..ops import _args
+from ..ops._buffers import foreign_array, is_foreign
 from .elementwise import COPY
 from .operation import Array, Spec
 from .plan import Plan
-from .tensor import DTYPES, Graph, Tensor, Variable, rebuilt, trace
+from .tensor import CONSTANT, DTYPES, Graph, Tensor, Variable, rebuilt, trace
 
 # An argument of a function to be compiled: an array like those of the later calls, or its shape and dtype.
 Example: TypeAlias = npt.ArrayLike | Spec | Variable
@@ -110,18 +111,9 @@ class Program:
         for tensor_id, place in self.plan.places.items():
             if place.variable is not None:
                 self._arrays[tensor_id] = place.variable.value
-        for step in self.plan.steps:
-            for tensor in step.inputs:
-                if tensor is not None:
-                    self._fill(tensor)
-        for tensor in [*self.plan.outputs, *(t for _, t in self.plan.writes)]:
-            self._fill(tensor)
-
-    def _fill(self, tensor: Tensor) -> None:
-        root = self.plan._root(tensor)
-        value = root.node.attributes.get("value")
-        if value is not None and id(root) not in self._arrays:
-            self._array(root)[...] = value
+        for node in self.graph.nodes:
+            if node.operation is CONSTANT and id(node.results[0]) in self.plan.places:
+                self._array(node.results[0])[...] = node.attributes["value"]
 
     def _array(self, tensor: Tensor) -> Array:
         found = self._arrays.get(id(tensor))
@@ -203,13 +195,16 @@ class Program:
     def _converted(self, position: int, argument: npt.ArrayLike, lead: tuple[int, ...]) -> Array:
         tensor, name = self.graph.inputs[position], self.names[position]
         shape, dtype = (*lead, *tensor.shape), tensor.dtype
-        array = _args.as_array(name, argument)
+        try:
+            array = foreign_array(argument) if is_foreign(argument) else _args.as_array(name, argument)
+        except TypeError as error:
+            raise TypeError(f"{name} {str(error).removeprefix(name + ' ')}") from None
         if array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, but the program was compiled for {shape}")
         same_kind = array.dtype.kind == dtype.kind or (array.dtype.kind in "iub" and dtype.kind in "fi")
         if not same_kind:
             raise TypeError(f"{name} has dtype {array.dtype}, but the program was compiled for {dtype}")
-        return np.ascontiguousarray(array, dtype)
+        return np.asarray(array, dtype, order="C")
 
     def _raise(self, problem: Sequence[Any], stacked: bool) -> None:
         kind = problem[0]
@@ -224,12 +219,14 @@ class Program:
         step = self.plan.steps[number] if number >= 0 else None
         what = step.name if step is not None else "assign"
         place = f" ({step.lines[0][0]}:{step.lines[0][1]})" if step is not None else ""
+        state = f"variables are as run {run - 1} left them" if run else "no variable was changed"
+        if self._core.broken:
+            state = "some variables were changed"
         if kind == "out_of_range":
             index, limit = int(problem[3]), int(problem[4])
             found = f"an index is {index}" if index != -1 else "an index"
-            raise IndexError(f"{what}: {found}, must be from 0 to below {limit}{where}{place}; no variable was changed")
+            raise IndexError(f"{what}: {found}, must be from 0 to below {limit}{where}{place}; {state}")
         assert kind == "no_memory"
-        state = "some variables were changed" if self._core.broken else "no variable was changed"
         raise MemoryError(f"{what}: out of memory{where}{place}; {state}")
 
     # ---- looking at it ----
@@ -246,9 +243,9 @@ class Program:
         threads = 0 if num_threads is None else _args.thread_count(num_threads)
         times = np.zeros(self._core.size)
         results = tuple([np.empty(s.shape, s.dtype) for s in self._specs])
-        arrays = [self._converted(i, a, ()) for i, a in enumerate(arguments)]
-        if len(arrays) != len(self.graph.inputs):
+        if len(arguments) != len(self.graph.inputs):
             raise self._wrong_count(arguments)
+        arrays = [self._converted(i, a, ()) for i, a in enumerate(arguments)]
         self._core.run(tuple(arrays), results, 1, False, threads, None)
         for _ in range(max(1, int(runs))):
             problem = self._core.run(tuple(arrays), results, 1, False, threads, times)

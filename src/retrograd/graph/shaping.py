@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .elementwise import broadcast, identity, run_map
+from .elementwise import broadcast, equal, identity, run_map, where
 from .operation import Array, Operation, Spec
 from .reduction import as_axes, sum_to
 from .tensor import FLOATS, Node, Operand, Tensor, apply, as_array, current_graph, fail, in_trace
@@ -329,7 +329,7 @@ def pad(x: Operand, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Te
     if not value:
         return placed
     inside: Tensor = apply(_PLACE, (ones(tensor.shape, tensor.dtype),), attributes)[0]
-    return placed + (1.0 - inside) * value
+    return where(equal(inside, 0), value, placed)
 
 
 def tile(x: Operand, repeats: Sequence[int]) -> Tensor:

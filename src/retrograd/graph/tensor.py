@@ -57,7 +57,9 @@ class Graph:
 
     def variable(self, variable: Variable) -> Tensor:
         """The value that a variable has at this point of the trace."""
-        found = self.assigned.get(variable) or self.read.get(variable)
+        found = self.assigned.get(variable)
+        if found is None:
+            found = self.read.get(variable)
         if found is None:
             found = Node(self, VARIABLE, (), {"variable": variable}, (variable.spec,)).results[0]
             self.read[variable] = found
@@ -110,7 +112,7 @@ class Node:
         self.attributes = attributes
         self.line = users_line()
         self.number = len(graph.nodes)
-        self.region = _TRACE.region
+        self.region = _TRACE.region if inputs else None  # variables and constants are never computed again
         self.results = tuple(Tensor(self, index, spec) for index, spec in enumerate(specs))
         graph.nodes.append(self)
 
@@ -159,20 +161,33 @@ class Tensor(Operators):
 class Variable(Operators):
     """An array that a program keeps from run to run: a parameter, an optimizer's state, a counter.
 
-    `value` is the array itself, in place: change it with ``variable.value[...] = new``. Inside a trace a variable is a
-    tensor with the value it has at that point, and :meth:`assign` gives it another one.
+    `value` is the array itself; ``variable.value = new`` copies into it. Inside a trace a variable is a tensor with the
+    value it has at that point, and :meth:`assign` gives it another one.
     """
 
-    __slots__ = ("__weakref__", "name", "spec", "value")
+    __slots__ = ("__weakref__", "_value", "name", "spec")
 
     def __init__(self, value: npt.ArrayLike, *, dtype: npt.DTypeLike | None = None, name: str = "") -> None:
         given = np.asarray(value, dtype)
         if given.dtype not in DTYPES:
             raise TypeError(f"Variable: value has dtype {given.dtype}, must be one of {_names(DTYPES)}")
-        self.value = aligned(Spec(given.shape, given.dtype.newbyteorder("=")))
-        self.value[...] = given
-        self.spec = Spec(self.value.shape, self.value.dtype)
+        self.spec = Spec(given.shape, given.dtype.newbyteorder("="))
+        self._value = aligned(self.spec)
+        self._value[...] = given
         self.name = name
+
+    @property
+    def value(self) -> Array:
+        """The array, in the memory that programs use."""
+        return self._value
+
+    @value.setter
+    def value(self, new: npt.ArrayLike) -> None:
+        # Programs are bound to its memory, so the elements change, not the array.
+        array = np.asarray(new)
+        if array.shape != self.shape:
+            raise ValueError(f"value has shape {array.shape}, but {self!r} keeps its shape")
+        self._value[...] = array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if current_graph() is not None:
@@ -182,14 +197,22 @@ class Variable(Operators):
             )
         return np.array(self.value, dtype, copy=copy)
 
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))  # which raises inside a trace
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    __index__ = __int__
+
     def assign(self, value: Operand) -> None:
         """Give the variable another value: at the end of the run, or at once outside a trace."""
         graph = current_graph()
         if graph is None:
-            new = np.asarray(value)
-            if new.shape != self.shape:
-                raise ValueError(f"assign: value has shape {new.shape}, but {self!r} has {self.shape}")
-            self.value[...] = new
+            self.value = np.asarray(value)
             return
         tensor = as_tensor(value, self.dtype)
         if tensor.spec != self.spec:
@@ -265,6 +288,11 @@ def as_tensor(value: Operand, dtype: np.dtype[Any] | None = None) -> Tensor:
     """A tensor of the current trace. Python numbers get `dtype`, as NumPy's own would."""
     graph = current_graph()
     if isinstance(value, Tensor):
+        if graph is None:
+            raise RuntimeError(
+                f"a tensor of shape {value.shape} is used after the function that made it was traced; return it from that "
+                "function, and use the array that the program returns"
+            )
         if value.node.graph is not graph:
             raise RuntimeError(
                 f"a tensor of shape {value.shape} belongs to another trace; a trace uses its own tensors, arrays and "
