@@ -30,7 +30,7 @@ def as_indices(name: str, indices: Operand) -> Any:
     if isinstance(indices, Operators):
         if indices.dtype.kind != "i":
             raise fail(name, f"indices has dtype {indices.dtype}, must be integers", TypeError)
-        return cast(indices, INT64)  # type: ignore[arg-type]
+        return cast(indices, INT64)
     array = np.asarray(indices)
     if array.dtype.kind not in "iu" and array.size:
         raise fail(name, f"indices has dtype {array.dtype}, must be integers", TypeError)
@@ -107,8 +107,8 @@ def _along_shapes(x: Spec, indices: Spec, *, axis: int) -> Sequence[Spec]:
 
 def _take_along(inputs: Sequence[Array], results: Sequence[Array], *, axis: int) -> None:
     (x, indices), (y,) = inputs, results
-    shapes = [a.reshape(_around(a.shape, axis)) for a in (x, indices, y)]
-    refuse_index(_core.gather_along(x.dtype.itemsize, *shapes, False, 0))
+    source, places, target = (a.reshape(_around(a.shape, axis)) for a in (x, indices, y))
+    refuse_index(_core.gather_along(x.dtype.itemsize, source, places, target, False, 0))
 
 
 def _along_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -122,8 +122,8 @@ _TAKE_ALONG: Final = Operation("take_along_axis", _along_shapes, compute=_take_a
 
 def _put_along(inputs: Sequence[Array], results: Sequence[Array], *, shape: tuple[int, ...], axis: int) -> None:
     (dy, indices), (dx,) = inputs, results
-    shapes = [a.reshape(_around(a.shape, axis)) for a in (dy, indices, dx)]
-    refuse_index(_core.scatter_along_add(dy.dtype.itemsize == 8, *shapes, False, False, 0))
+    source, places, target = (a.reshape(_around(a.shape, axis)) for a in (dy, indices, dx))
+    refuse_index(_core.scatter_along_add(dy.dtype.itemsize == 8, source, places, target, False, False, 0))
 
 
 def _put_along_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:

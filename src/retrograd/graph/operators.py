@@ -191,7 +191,7 @@ class Operators:
         return G.argmin(self, axis)
 
     def reshape(self, *shape: int | tuple[int, ...]) -> Tensor:
-        return G.reshape(self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
+        return G.reshape(self, [e for part in shape for e in (part if isinstance(part, tuple) else (part,))])
 
     def transpose(self, *axes: int) -> Tensor:
         return G.transpose(self, axes or None)

@@ -130,7 +130,7 @@ _PRODUCT: Final = _declare("prod", _product_gradient, engine="product")
 
 
 def _reduce(operation: Operation, x: Operand, axis: Axes | Sequence[int], keepdims: bool) -> Tensor:
-    ndim = x.ndim if isinstance(x, (Operators, np.ndarray)) else np.ndim(x)  # type: ignore[arg-type]
+    ndim = x.ndim if isinstance(x, (Operators, np.ndarray)) else np.ndim(x)
     try:
         axes = as_axes(axis, ndim)
     except ValueError as error:

@@ -225,7 +225,7 @@ class Variable(Operators):
 
 
 # What the functions take.
-Operand: TypeAlias = Tensor | Variable | npt.ArrayLike
+Operand: TypeAlias = Operators | npt.ArrayLike  # tensors, variables, arrays, numbers
 
 
 class _Trace(threading.local):
