@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,7 @@ def _declare(
     engine: str | None = None,
     why_not: str = "",
 ) -> Operation:
-    """`kinds`: the dtypes of the operands, as in NumPy: floats, integers, bools. `result`: of the result, if another."""
+    """`kinds`: of the operands' dtypes: floats, integers, bools. `result`: the dtype of the result, if another."""
     code, arity = CODES[engine or name]
     select = engine == "select"
 
@@ -105,7 +105,8 @@ def _declare(
 
     def gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
         (g,) = given
-        assert g is not None and derivatives is not None
+        assert g is not None
+        assert derivatives is not None
         found: list[Tensor | None] = []
         for operand, derivative, wanted in zip(node.inputs, derivatives, needed, strict=True):
             assert operand is not None
@@ -319,6 +320,9 @@ _LN10: Final = math.log(10.0)
 _ERF_SLOPE: Final = 2.0 / math.sqrt(math.pi)
 
 
+_Unary: TypeAlias = Callable[[Operand], Tensor]
+
+
 def _unary(
     name: str,
     derivative: Derivative | None,
@@ -327,7 +331,7 @@ def _unary(
     engine: str | None = None,
     kinds: str = "f",
     result: np.dtype[Any] | None = None,
-) -> Callable[[Operand], Tensor]:
+) -> _Unary:
     flat = derivative is None
     operation = _declare(
         name, None if flat else (derivative,), engine=engine, kinds=kinds, result=result, why_not=_FLAT if flat else ""
@@ -344,7 +348,7 @@ def _unary(
 
 negative = _unary("negative", lambda g, y, x: -g, "``-x``", engine="neg", kinds="fi")
 absolute = _unary("absolute", lambda g, y, x: g * sign(x), "``|x|``", engine="abs", kinds="fi")
-sign = _unary("sign", None, "-1, 0 or 1", kinds="fi")
+sign: _Unary = _unary("sign", None, "-1, 0 or 1", kinds="fi")
 square = _unary("square", lambda g, y, x: g * (x * 2.0), "``x * x``")
 sqrt = _unary("sqrt", lambda g, y, x: g * 0.5 / y, "The square root.")
 rsqrt = _unary("rsqrt", lambda g, y, x: g * (y * y * y * -0.5), "``1 / sqrt(x)``")
@@ -352,18 +356,18 @@ reciprocal = _unary("reciprocal", lambda g, y, x: -(g * (y * y)), "``1 / x``")
 exp = _unary("exp", lambda g, y, x: g * y, "e to the power of x.")
 exp2 = _unary("exp2", lambda g, y, x: g * (y * _LN2), "2 to the power of x.")
 expm1 = _unary("expm1", lambda g, y, x: g * (y + 1.0), "``exp(x) - 1``, exact for small x.")
-log = _unary("log", lambda g, y, x: g / x, "The natural logarithm.")
+log: _Unary = _unary("log", lambda g, y, x: g / x, "The natural logarithm.")
 log2 = _unary("log2", lambda g, y, x: g / (x * _LN2), "The logarithm to base 2.")
 log10 = _unary("log10", lambda g, y, x: g / (x * _LN10), "The logarithm to base 10.")
 log1p = _unary("log1p", lambda g, y, x: g / (x + 1.0), "``log(1 + x)``, exact for small x.")
 sin = _unary("sin", lambda g, y, x: g * cos(x), "The sine.")
-cos = _unary("cos", lambda g, y, x: -(g * sin(x)), "The cosine.")
+cos: _Unary = _unary("cos", lambda g, y, x: -(g * sin(x)), "The cosine.")
 tan = _unary("tan", lambda g, y, x: g * (y * y + 1.0), "The tangent.")
 arcsin = _unary("arcsin", lambda g, y, x: g * rsqrt(1.0 - x * x), "The inverse sine.", engine="asin")
 arccos = _unary("arccos", lambda g, y, x: -(g * rsqrt(1.0 - x * x)), "The inverse cosine.", engine="acos")
 arctan = _unary("arctan", lambda g, y, x: g / (x * x + 1.0), "The inverse tangent.", engine="atan")
 sinh = _unary("sinh", lambda g, y, x: g * cosh(x), "The hyperbolic sine.")
-cosh = _unary("cosh", lambda g, y, x: g * sinh(x), "The hyperbolic cosine.")
+cosh: _Unary = _unary("cosh", lambda g, y, x: g * sinh(x), "The hyperbolic cosine.")
 tanh = _unary("tanh", lambda g, y, x: g * (1.0 - y * y), "The hyperbolic tangent.")
 arcsinh = _unary("arcsinh", lambda g, y, x: g * rsqrt(x * x + 1.0), "Its inverse of sinh.", engine="asinh")
 arccosh = _unary("arccosh", lambda g, y, x: g * rsqrt(x * x - 1.0), "The inverse of cosh.", engine="acosh")
@@ -371,10 +375,10 @@ arctanh = _unary("arctanh", lambda g, y, x: g / (1.0 - x * x), "The inverse of t
 erf = _unary("erf", lambda g, y, x: g * (exp(-(x * x)) * _ERF_SLOPE), "The error function.")
 sigmoid = _unary("sigmoid", lambda g, y, x: g * (y * (1.0 - y)), "``1 / (1 + exp(-x))``")
 relu = _unary("relu", lambda g, y, x: where(x > 0.0, g, 0.0), "``max(x, 0)``; its derivative at 0 is 0.")
-floor = _unary("floor", None, "The largest integer that is not above x.")
+floor: _Unary = _unary("floor", None, "The largest integer that is not above x.")
 ceil = _unary("ceil", None, "The smallest integer that is not below x.")
 round = _unary("round", None, "The nearest integer; halves to the even one.")
-trunc = _unary("trunc", None, "x without its fraction.")
+trunc: _Unary = _unary("trunc", None, "x without its fraction.")
 isnan = _unary("isnan", None, "Whether x is NaN, as bools.", engine="is_nan", result=BOOL)
 isinf = _unary("isinf", None, "Whether x is infinite, as bools.", engine="is_inf", result=BOOL)
 isfinite = _unary("isfinite", None, "Whether x is finite, as bools.", engine="is_finite", result=BOOL)
@@ -392,14 +396,15 @@ COPY: Final = Operation(
     gradient=lambda node, given, needed: given,
 )  # fmt: skip
 
+
+def _cast_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    (x,), (g,) = node.inputs, given
+    assert x is not None
+    return [None if g is None or x.dtype.kind != "f" else cast(g, x.dtype)]
+
+
 _CAST: Final = Operation(
-    "cast",
-    lambda x, *, dtype: (Spec(x.shape, dtype),),
-    compute=_copy,
-    contiguous=(),
-    gradient=lambda node, given, needed: (
-        [cast(given[0], node.inputs[0].dtype)] if node.inputs[0].dtype.kind == "f" else [None]  # type: ignore[union-attr]
-    ),
+    "cast", lambda x, *, dtype: (Spec(x.shape, dtype),), compute=_copy, contiguous=(), gradient=_cast_gradient
 )
 
 

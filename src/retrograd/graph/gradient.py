@@ -196,7 +196,8 @@ def custom_gradient(
     operation = Operation.__new__(Operation)  # not in the list of operations: it belongs to this function
     for field, value in {
         "name": getattr(function, "__name__", "custom"), "shapes": shapes, "compute": _copy_first, "view": None,
-        "gradient": rule, "why_not": "", "contiguous": (), "optional": (), "in_place": ((0, 0),), "updates": False, "flops": None,
+        "gradient": rule, "why_not": "", "contiguous": (), "optional": (), "in_place": ((0, 0),), "updates": False,
+        "flops": None,
         "map_code": None,
     }.items():  # fmt: skip
         setattr(operation, field, value)

@@ -190,9 +190,9 @@ _SOFTMAX: Final = Operation(
 
 
 def _softmax_backward(inputs: Sequence[Array], results: Sequence[Array], *, log: bool) -> None:
-    arrays = [a.reshape(-1, a.shape[-1]) if a.size else a.reshape(0, a.shape[-1]) for a in (*inputs, results[0])]
-    if arrays[0].size:
-        refuse(_core.softmax_backward(log, arrays[0].dtype.itemsize == 8, *arrays, False, 0))
+    dy, y, dx = (a.reshape(-1, a.shape[-1]) if a.size else a.reshape(0, a.shape[-1]) for a in (*inputs, results[0]))
+    if dy.size:
+        refuse(_core.softmax_backward(log, dy.dtype.itemsize == 8, dy, y, dx, False, 0))
 
 
 def _softmax_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -201,7 +201,9 @@ def _softmax_second(node: Node, given: Sequence[Tensor | None], needed: Sequence
     from .reduction import sum
 
     (dy, y), (g,) = node.inputs, given
-    assert dy is not None and y is not None and g is not None
+    assert dy is not None
+    assert y is not None
+    assert g is not None
     if node.attributes["log"]:
         p = exp(y)
         inner = sum(g * p, -1, keepdims=True)
@@ -338,7 +340,8 @@ def next_count(count: Variable) -> Tensor:
     """Add 1 to a counter in every run, and return its new value."""
     if current_graph() is None:
         count.value += 1
-        return count.value.copy()  # type: ignore[return-value]
+        now: Any = count.value.copy()
+        return now  # type: ignore[no-any-return]
     new = identity(count) + 1
     count.assign(new)
     return new

@@ -15,6 +15,7 @@ import retrograd as rg
 
 from .. import _core
 from ..ops import _args
+from ..ops._args import NormKind, NormProblem
 from ..ops._images import Padding, PerAxis, paddings, per_axis, spatial
 from ..ops.activation import ACTIVATIONS, Activation
 from ..ops.convolution import conv_problem
@@ -22,27 +23,20 @@ from ..ops.normalization import RunningUpdate
 from ..ops.pooling import pool_windows, pooled_shape
 from .elementwise import add, cast, identity, run_map
 from .indexing import as_seed, refuse_index
-from .reduction import INT64, refuse
 from .operation import Array, Operation, Spec
-
+from .reduction import INT64, refuse
 from .shaping import broadcast_to, reshape, stack, take_slice
 from .tensor import Node, Operand, Tensor, Variable, apply, current_graph, fail
 
 _ONCE: Final = "it is a single call of the engine; second derivatives need a layer made of operations"
 
 
-class _Shaped:
-    """What the checks of the array functions read of an array."""
-
-    def __init__(self, spec: Spec) -> None:
-        self.shape, self.dtype, self.ndim = spec.shape, spec.dtype, len(spec.shape)
-
-
 # ---- activations -----------------------------------------------------------------------------------------------------
 
 
 def _activation_shapes(x: Spec, *, activation: Activation) -> Sequence[Spec]:
-    _args.is_float64("x", _Shaped(x))  # type: ignore[arg-type]
+    if x.dtype.kind != "f":
+        raise TypeError(f"x has dtype {x.dtype}, must be float32 or float64; convert it with .astype")
     return (x,)
 
 
@@ -111,10 +105,10 @@ def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
 # ---- normalization ---------------------------------------------------------------------------------------------------
 
 
-def _norm(x: Spec, kind: str, axis: int, groups: int, eps: float, activation: Activation, slope_from: str) -> Any:
-    return _args.norm_problem(
-        kind, _Shaped(x), axis, groups, eps, None if activation.name == "identity" else activation, slope_from
-    )  # type: ignore[arg-type]
+def _norm(
+    x: Spec, kind: NormKind, axis: int, groups: int, eps: float, activation: Activation, slope_from: str
+) -> NormProblem:
+    return _args.norm_problem_of(kind, x.shape, x.dtype, axis, groups, eps, activation, slope_from)
 
 
 def _check_parameters(problem: Any, gamma: Spec | None, beta: Spec | None) -> None:
@@ -207,7 +201,7 @@ NORM_BACKWARD: Final = Operation(
 
 
 def _normalize(
-    kind: str,
+    kind: NormKind,
     x: Operand,
     gamma: Operand | None,
     beta: Operand | None,
@@ -488,14 +482,14 @@ def _convolve(
             "dilation": per_axis("dilation", dilation, axes, 1),
             "groups": _args.as_count("groups", groups),
             "channels_last": bool(channels_last),
-            "activation": None if activation is None else _args.as_activation(activation),
         }
+        chosen = None if activation is None else _args.as_activation(activation)
     except (TypeError, ValueError) as error:
         raise fail("conv", str(error), type(error)) from None
-    chosen = options["activation"]
-    apart = chosen is not None and bool(ACTIVATIONS[chosen.name].needs_input)  # type: ignore[attr-defined]
+    # One whose slope the output does not determine is a node of its own.
+    apart = chosen is not None and bool(ACTIVATIONS[chosen.name].needs_input)
     found: Tensor = apply(CONV, (images, w, b), {**options, "activation": None if apart else chosen})[0]
-    return _activate(found, chosen) if apart else found  # type: ignore[arg-type]
+    return _activate(found, chosen) if apart and chosen is not None else found
 
 
 # ---- pooling ---------------------------------------------------------------------------------------------------------
@@ -548,11 +542,13 @@ def _pool_backward(
 ) -> None:
     passed = _pool_options(kind, options)
     if kind == "max":
-        rg.max_pool_backward(*inputs, shape, channels_last=options["channels_last"], out=results[0])
+        dy, indices = inputs
+        rg.max_pool_backward(dy, indices, shape, channels_last=options["channels_last"], out=results[0])
     elif kind == "average":
         rg.average_pool_backward(inputs[0], shape, **passed, out=results[0])
     else:
-        rg.l2_pool_backward(*inputs, **passed, out=results[0])
+        dy, x, y = inputs
+        rg.l2_pool_backward(dy, x, y, **passed, out=results[0])
 
 
 _POOL_BACKWARD: Final = Operation(

@@ -69,7 +69,9 @@ def _entropy(
     smoothing: float,
 ) -> None:
     (logits, labels, weights), (loss, gradient) = inputs, results
-    assert logits is not None and labels is not None and loss is not None
+    assert logits is not None
+    assert labels is not None
+    assert loss is not None
     rows, classes = math.prod(logits.shape[:-1]), logits.shape[-1]
     soft = labels.dtype != INT64
     answer = _core.softmax_cross_entropy(
@@ -157,7 +159,9 @@ def _cosine_shapes(y: Spec, target: Spec, weights: Spec | None, *, reduction: st
 
 def _cosine(inputs: Sequence[Array | None], results: Sequence[Array | None], *, reduction: str, scale: float) -> None:
     (y, target, weights), (loss, gradient) = inputs, results
-    assert y is not None and target is not None and loss is not None
+    assert y is not None
+    assert target is not None
+    assert loss is not None
     rows, width = math.prod(y.shape[:-1]), y.shape[-1]
     answer = _core.cosine_distance(
         y.dtype.itemsize == 8,
@@ -219,7 +223,9 @@ def _elements(
     scale: float,
 ) -> None:
     (y, target, weights), (loss, gradient) = inputs, results
-    assert y is not None and target is not None and loss is not None
+    assert y is not None
+    assert target is not None
+    assert loss is not None
     answer = _core.element_losses(
         y.dtype.itemsize == 8,
         kind,

@@ -36,7 +36,7 @@ class Spec(NamedTuple):
         return self.elements * self.dtype.itemsize
 
 
-# The specs of an operation's results, for those of its inputs. Raises TypeError or ValueError for inputs that do not fit.
+# The specs of an operation's results, for those of its inputs. Raises TypeError or ValueError for others.
 Shapes: TypeAlias = Callable[..., Sequence[Spec]]
 # Computes: the arrays of the inputs, those of the results (None: not wanted), the attributes.
 Compute: TypeAlias = Callable[..., None]
@@ -48,18 +48,19 @@ class Operation:
     """An operation: everything that is known about it.
 
     `shapes(*inputs, **attributes)` gets a Spec for each input (None for an absent one) and returns those of the
-    results. `compute(inputs, results, **attributes)` calls the engine with arrays. It runs at once for arrays, and while
-    a program is recorded, the same calls become its records; so it only passes views of the given arrays to the engine.
+    results. `compute(inputs, results, **attributes)` calls the engine with arrays. It runs at once for arrays. While a
+    program is recorded, the same calls become its records; so it only passes views of the given arrays to the engine.
     A view instead has `view(array, **attributes)`, which returns a view of its input's array.
 
     `gradient` is missing for results that have no derivative; `why_not` then says what to do.
-    `contiguous`: the inputs that the engine takes only in row-major order. `optional`: the results that `compute` can do
-    without, and gets None for if nothing reads them. `in_place`: pairs (result, input) that may
+    `contiguous`: the inputs that the engine takes only in row-major order. `optional`: the results that `compute` can
+    do without, and gets None for if nothing reads them. `in_place`: pairs (result, input) that may
     share memory. `flops(inputs, results, **attributes)` is for tables.
     """
 
     __slots__ = (
-        "compute", "contiguous", "flops", "gradient", "in_place", "map_code", "name", "optional", "shapes", "updates", "view",
+        "compute", "contiguous", "flops", "gradient", "in_place", "map_code", "name", "optional", "shapes", "updates",
+        "view",
         "why_not",
     )  # fmt: skip
 

@@ -30,8 +30,8 @@ def _in_numpy(name: str, method: str, has_out: bool) -> TypeError:
         return TypeError(f"numpy.{name} cannot write a tensor to an array: write `a = a + tensor`, not `a += tensor`")
     same = f"graph.{name}" if hasattr(G, name) and method == "__call__" else "a function of retrograd.graph"
     return TypeError(
-        f"numpy.{name} is called with a tensor or a variable, whose elements it cannot have while a function is traced; "
-        f"use {same}, or call NumPy on what the program returns, or on variable.value"
+        f"numpy.{name} is called with a tensor or a variable, whose elements it cannot have while a function is "
+        f"traced; use {same}, or call NumPy on what the program returns, or on variable.value"
     )
 
 

@@ -48,9 +48,10 @@ def _update(
     for place, part in zip(places, parts[2:], strict=True):
         states[place] = part
     rule, decay, epsilon_hat, factors = settings
+    first, second, third = states
     refuse(
         optimizer_rule(*rule).scheduled_step(
-            parts[0], parts[1], *states, rate, step, decay, epsilon_hat, factors, False, 0
+            parts[0], parts[1], first, second, third, rate, step, decay, epsilon_hat, factors, False, 0
         )
     )
 
@@ -119,7 +120,9 @@ class Optimizer:
             if not isinstance(parameter, Variable):
                 raise fail("accumulate", f"a parameter is a {type(parameter).__name__}, must be a Variable", TypeError)
             if parameter not in self.sums:
-                self.sums[parameter] = Variable(np.zeros(parameter.shape, parameter.dtype), name=f"{parameter.name}.sum")
+                self.sums[parameter] = Variable(
+                    np.zeros(parameter.shape, parameter.dtype), name=f"{parameter.name}.sum"
+                )
         sums = [self.sums[parameter] for parameter in parameters]
         if any(total in graph.assigned for total in sums):
             raise fail("accumulate", "a parameter has gradients accumulated twice in one run; add the losses")
@@ -227,7 +230,10 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam; with ``decoupled=True`` AdamW, with ``amsgrad=True`` AMSGrad. :func:`retrograd.adam_step` has the formulas."""
+    """Adam; with ``decoupled=True`` AdamW, with ``amsgrad=True`` AMSGrad.
+
+    :func:`retrograd.adam_step` has the formulas.
+    """
 
     def __init__(
         self,

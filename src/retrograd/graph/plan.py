@@ -7,6 +7,7 @@ which it shares with tensors whose lifetimes do not overlap, or the place of an 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -155,7 +156,8 @@ class Plan:
         for step in steps:
             if step.operation.view is not None:
                 (tensor,) = step.inputs
-                assert tensor is not None and step.results[0] is not None
+                assert tensor is not None
+                assert step.results[0] is not None
                 if needs_contiguous(step.operation, 0):
                     tensor = self._contiguous(tensor)
                 node = step.results[0].node
@@ -218,9 +220,9 @@ class Plan:
                     place = places.get(id(root)) or self._place_constant(root, end)
                     place.last = max(place.last, i)
             taken: list[Place] = []  # by this step's results
-            for r, tensor in enumerate(step.results):
-                if tensor is not None:
-                    place = places[id(tensor)] = self._place_result(i, step, r, tensor, found, last_use, taken)
+            for r, result in enumerate(step.results):
+                if result is not None:
+                    place = places[id(result)] = self._place_result(i, step, r, result, found, last_use, taken)
                     place.first, place.last = min(place.first, i), max(place.last, i)
                     taken.append(place)
         for root in last_roots:
@@ -440,7 +442,7 @@ def _map_step(nodes: Sequence[Node], uses: dict[int, list[int]], kept: set[int],
 
 
 def _same(a: float, b: float) -> bool:
-    return np.float64(a).tobytes() == np.float64(b).tobytes()
+    return (a == b and math.copysign(1, a) == math.copysign(1, b)) or (a != a and b != b)
 
 
 def _run_joined(

@@ -38,7 +38,9 @@ def _product(inputs: Sequence[Array], results: Sequence[Array]) -> None:
 
 def _product_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (a, b), (g,) = node.inputs, given
-    assert a is not None and b is not None and g is not None
+    assert a is not None
+    assert b is not None
+    assert g is not None
     return [
         apply(_PRODUCT, (g, swapaxes(b, 1, 2)))[0] if needed[0] else None,
         apply(_PRODUCT, (swapaxes(a, 1, 2), g))[0] if needed[1] else None,
@@ -70,12 +72,12 @@ def matmul(a: Operand, b: Operand) -> Tensor:
         flat: Tensor = apply(_PRODUCT, (reshape(x, (1, -1, inner)), reshape(w, (1, inner, last))))[0]
     else:
         count = math.prod(lead)
-        stacked = [
-            reshape(broadcast_to(t, (*lead, *t.shape[-2:])), (count, *t.shape[-2:])) if t.ndim != 3 or t.shape[0] != count
-            else t
-            for t in (x, w)
-        ]  # fmt: skip
-        flat = apply(_PRODUCT, stacked)[0]
+
+        def stacked(t: Tensor) -> Tensor:
+            matrix = t.shape[-2:]
+            return reshape(broadcast_to(t, (*lead, *matrix)), (count, *matrix))
+
+        flat = apply(_PRODUCT, (stacked(x), stacked(w)))[0]
     return reshape(flat, (*lead, *((outer,) if rows else ()), *((last,) if columns else ())))
 
 
@@ -127,7 +129,9 @@ def _linear_backward(inputs: Sequence[Array], results: Sequence[Array | None]) -
 
 def _linear_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (dy, x, w), (gdx, gdw, gdb) = node.inputs, given
-    assert dy is not None and x is not None and w is not None
+    assert dy is not None
+    assert x is not None
+    assert w is not None
     rows = math.prod(x.shape[:-1])
     flat_dy, flat_x = reshape(dy, (rows, -1)), reshape(x, (rows, -1))
     parts: list[list[Tensor]] = [[], [], []]

@@ -210,8 +210,8 @@ class Program:
         kind = problem[0]
         if kind == "broken":
             raise RuntimeError(
-                "an earlier run of this program failed while it wrote its variables, so some have new values and some old "
-                "ones; set all of them, and compile the function again"
+                "an earlier run of this program failed while it wrote its variables, so some have new values and some "
+                "old ones; set all of them, and compile the function again"
             )
         run, record = int(problem[1]), int(problem[2])
         where = f" in run {run}" if stacked else ""

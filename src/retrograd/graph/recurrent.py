@@ -196,8 +196,8 @@ def lstm(
 ) -> Lstm:
     """An LSTM over x [T, N, I], or integers [T, N] that select rows of `table`, as :func:`retrograd.lstm_forward`.
 
-    `weights` is an LstmWeights of tensors wx [4H, I], wh [4H, H], b [4H] and a peephole, or a list of them, one for each
-    layer and direction. `lengths` [N], int64, are the steps of each sample.
+    `weights` is an LstmWeights of tensors wx [4H, I], wh [4H, H], b [4H] and a peephole, or a list of them, one for
+    each layer and direction. `lengths` [N], int64, are the steps of each sample.
     """
     single = isinstance(weights, LstmWeights) or (
         isinstance(weights, tuple) and len(weights) > 0 and isinstance(weights[0], (Operators, np.ndarray))
@@ -229,7 +229,7 @@ def lstm(
         "single": single, "bidirectional": bool(bidirectional), "batch_first": bool(batch_first),
         "activations": activations, "reads": output_gate_reads, "dropout": rate,
     }  # fmt: skip
-    parts = [part for cell in cells for part in cell]
+    parts: list[Any] = [part for cell in cells for part in cell]
     number = as_seed(seed) if rate else None
     found = apply(_LSTM, (sequence, table, h0, c0, active, order, number, *parts), options)
     return Lstm(*found[:3])

@@ -79,13 +79,15 @@ def _declare(name: str, gradient: Gradient, needs_elements: bool = False, engine
 
 def _spread(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (x,), (g,) = node.inputs, given
-    assert x is not None and g is not None
+    assert x is not None
+    assert g is not None
     return [G.broadcast_to(_expanded(g, node), x.shape)]
 
 
 def _mean_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (x,), (g,) = node.inputs, given
-    assert x is not None and g is not None
+    assert x is not None
+    assert g is not None
     count = 1
     for axis in node.attributes["axes"]:
         count *= x.shape[axis]
@@ -94,14 +96,16 @@ def _mean_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[
 
 def _squares_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (x,), (g,) = node.inputs, given
-    assert x is not None and g is not None
+    assert x is not None
+    assert g is not None
     return [_expanded(g, node) * 2.0 * x]
 
 
 def _extreme_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     """Elements that share the largest value share the gradient evenly, as in JAX and torch.amax."""
     (x,), (g,) = node.inputs, given
-    assert x is not None and g is not None
+    assert x is not None
+    assert g is not None
     winners = G.cast(G.equal(x, _expanded(node.result, node)), x.dtype)
     count = sum(winners, node.attributes["axes"], keepdims=True)
     return [winners * (_expanded(g, node) / count)]
@@ -110,7 +114,8 @@ def _extreme_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequen
 def _product_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     """The product of the other elements, also where one of them is 0."""
     (x,), (g,) = node.inputs, given
-    assert x is not None and g is not None
+    assert x is not None
+    assert g is not None
     axes = node.attributes["axes"]
     zeros = G.cast(G.equal(x, 0.0), x.dtype)
     count = sum(zeros, axes, keepdims=True)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions of the step, a float64 tensor that counts from 0, with the bits of `nn.schedules`."""
+"""Learning-rate schedules: functions of the step, a float64 tensor that counts from 0."""
 
 from __future__ import annotations
 

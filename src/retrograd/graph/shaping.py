@@ -24,7 +24,8 @@ Index: TypeAlias = _Part | tuple[_Part, ...]
 
 def _reshape_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (x,), (g,) = node.inputs, given
-    assert x is not None and g is not None
+    assert x is not None
+    assert g is not None
     return [reshape(g, x.shape)]
 
 
@@ -99,7 +100,8 @@ def moveaxis(x: Operand, source: int, destination: int) -> Tensor:
 
 def _broadcast_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (x,), (g,) = node.inputs, given
-    assert x is not None and g is not None
+    assert x is not None
+    assert g is not None
     return [sum_to(g, x.shape)]
 
 
@@ -163,7 +165,8 @@ def _extents(shape: tuple[int, ...], slices: _Slices) -> tuple[int, ...]:
 
 def _slice_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (x,), (g,) = node.inputs, given
-    assert x is not None and g is not None
+    assert x is not None
+    assert g is not None
     return [apply(_PLACE, (g,), {"shape": x.shape, "slices": node.attributes["slices"]})[0]]
 
 

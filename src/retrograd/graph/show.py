@@ -209,7 +209,8 @@ def draw(graph: Graph, path: str | os.PathLike[str]) -> None:
             f"<g><title>{html.escape(_line(node.line))}</title>"
             f'<rect x="{x:.0f}" y="{y:.0f}" width="{width}" height="{height}" rx="4" fill="{fill}" stroke="#444"/>'
             f'<text x="{x + width / 2:.0f}" y="{y + 14:.0f}" text-anchor="middle">{name}</text>'
-            f'<text x="{x + width / 2:.0f}" y="{y + 28:.0f}" text-anchor="middle" fill="#666" font-size="9">{spec}</text></g>'
+            f'<text x="{x + width / 2:.0f}" y="{y + 28:.0f}" text-anchor="middle" fill="#666" font-size="9">'
+            f"{spec}</text></g>"
         )
     parts.append("</svg>")
     with open(path, "w", encoding="utf-8") as file:

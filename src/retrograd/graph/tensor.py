@@ -140,8 +140,8 @@ class Tensor(Operators):
     # What Python or NumPy would need the elements for.
     def __bool__(self) -> NoReturn:
         raise TypeError(
-            f"a tensor of shape {self.shape} is used as a truth value, but its elements are only known when the program "
-            "runs; use graph.where(condition, a, b), or decide before tracing"
+            f"a tensor of shape {self.shape} is used as a truth value, but its elements are only known when the "
+            "program runs; use graph.where(condition, a, b), or decide before tracing"
         )
 
     def __float__(self) -> NoReturn:
@@ -290,8 +290,8 @@ def as_tensor(value: Operand, dtype: np.dtype[Any] | None = None) -> Tensor:
     if isinstance(value, Tensor):
         if graph is None:
             raise RuntimeError(
-                f"a tensor of shape {value.shape} is used after the function that made it was traced; return it from that "
-                "function, and use the array that the program returns"
+                f"a tensor of shape {value.shape} is used after the function that made it was traced; return it from "
+                "that function, and use the array that the program returns"
             )
         if value.node.graph is not graph:
             raise RuntimeError(

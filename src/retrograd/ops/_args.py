@@ -153,13 +153,13 @@ def norm_problem(
     try:
         # As integers: 1.0 is not a valid axis, but equals 1.
         axis, num_groups = operator.index(axis), operator.index(num_groups)
-        return _norm_problem(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from)
+        return norm_problem_of(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from)
     except TypeError:  # an unhashable argument, or a type error from the checks: run them again without the memo
-        return _norm_problem.__wrapped__(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from)
+        return norm_problem_of.__wrapped__(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from)
 
 
 @lru_cache(maxsize=512)
-def _norm_problem(
+def norm_problem_of(
     kind: NormKind,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],

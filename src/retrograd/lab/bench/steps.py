@@ -54,7 +54,8 @@ def make_step(case: StepCase) -> StepData:
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> Array:
-        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        scaled: Array = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        return scaled
 
     w: Weights = {}
 
@@ -201,8 +202,8 @@ def _torch_step(torch: Any, case: StepCase, data: StepData, compiled: bool) -> C
     model, logits = _torch_model(torch, case, data.weights)
     x, labels = torch.tensor(data.x), torch.tensor(data.labels).flatten()
     optimizer = torch.optim.Adam(model.parameters(), _RATE, foreach=True)
-    forward = lambda: torch.nn.functional.cross_entropy(logits(model, x), labels)  # noqa: E731
-    update = optimizer.step
+    forward: Callable[[], Any] = lambda: torch.nn.functional.cross_entropy(logits(model, x), labels)  # noqa: E731
+    update: Callable[[], Any] = optimizer.step
     if compiled:
         forward, update = torch.compile(forward), torch.compile(optimizer.step)
 
