@@ -38,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"_core", "numpy", "ml_dtypes"},
     "bnns": {"ops", "numpy", "ml_dtypes"},
     "mps": {"ops", "numpy", "ml_dtypes"},
+    "graph": {"_core", "ops", "retrograd", "numpy"},
     "nn": {"retrograd", "convert", "numpy", "safetensors", "torch"},
     "convert": {"_printing", "nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
@@ -51,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "lab/verify": {"_core", "ops", "lab", "lab/reference", "lab/cases", "lab/bounds", "numpy"},
     "lab/bits": {"_core", "ops", "retrograd", "lab/cases", "lab/verify", "numpy"},
     "lab/bench": {
-        *("_core", "ops", "bnns", "mps", "nn", "retrograd", "lab/cases", "lab/verify", "numpy", "torch", "jax"),
+        *("_core", "ops", "bnns", "mps", "graph", "nn", "retrograd", "lab/cases", "lab/verify", "numpy", "torch", "jax"),
     },
     "cli": {
         "_core",
@@ -281,6 +282,7 @@ CORE_ROOMS = {
     "norm": {"base"},
     "lstm": {"base", "product"},
     "conv": {"base"},
+    "program": {"base"},
     "dense": {"base", "product", "norm"},  # elementwise cuts arrays into blocks as normalization does
 }
 DRIVERS = [path for folder in CORE_ROOMS for path in cpp_files(CORE / folder)]
@@ -316,6 +318,7 @@ def test_drivers_know_neither_python_nor_the_kernels_inside(path: Path) -> None:
         in_base = path.parent.name == "base"
         locks = in_base and path.stem == "memory" and name in ("<mutex>", "<pthread.h>")  # callers' threads share it
         locks = locks or (in_base and path.stem == "scratch" and name == "<pthread.h>")  # what each thread keeps
+        locks = locks or (path.parent.name == "program" and name == "<atomic>")  # one run at a time
         threads = in_base and path.stem == "parallel"
         assert name not in THREADS or threads or locks, f"{path.name}: only parallel.cpp sees threads"
         assert name not in INTRINSICS or threads  # for its pause instruction
