@@ -734,9 +734,8 @@ def _lstm_call(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[tuple[An
     for i in range(0, len(parts), 4):
         wx, wh, b, peephole = parts[i : i + 4]
         units = wh.shape[-1]
-        cells.append(
-            LstmCell(*(None if a is None else a.reshape(4, units, *a.shape[1:]) for a in (wx, wh, b, peephole)))
-        )
+        shaped: list[Any] = [None if a is None else a.reshape(4, units, *a.shape[1:]) for a in (wx, wh, b, peephole)]
+        cells.append(LstmCell(*shaped))
     states = [None if s is None else s.reshape(len(cells), samples, -1) for s in (h0, c0)]
     directions = 2 if options["bidirectional"] else 1
     named: dict[str, Any] = {"directions": directions, "output_reads": options["reads"]}
