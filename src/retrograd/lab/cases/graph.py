@@ -68,7 +68,7 @@ SPECIAL: Final = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -2.5
 
 
 def graph_values(shape: tuple[int, ...], values: str, dtype: Any, seed: int) -> Array:
-    found: Array = _values(shape, values, dtype, seed)
+    found: Array = np.asarray(_values(shape, values, dtype, seed))
     return found
 
 

@@ -52,6 +52,7 @@ GRAPH_ITSELF: Final = {
     "variable": "a variable",
     "map": "elementwise operations, joined by the plan of a program",
     "update": "a step of an optimizer: reference.sgd_step, adam_step and rmsprop_step",
+    "accumulate": "the sum of a variable and a gradient",
     "lstm_backward": "the vjp of lstm, which also reads lstm's cache",
 }
 
@@ -403,7 +404,10 @@ GRAPH["sum_of_squares"] = Rule(
 )
 GRAPH["max"] = Rule(lambda x, *, axes, keepdims: (np.asarray(wide(x).max(axes, keepdims=keepdims)),), _extreme_vjp)
 GRAPH["min"] = Rule(lambda x, *, axes, keepdims: (np.asarray(wide(x).min(axes, keepdims=keepdims)),), _extreme_vjp)
-GRAPH["prod"] = Rule(lambda x, *, axes, keepdims: (np.asarray(wide(x).prod(axes, keepdims=keepdims)),), _product_vjp)
+GRAPH["prod"] = Rule(
+    np.errstate(all="ignore")(lambda x, *, axes, keepdims: (np.asarray(wide(x).prod(axes, keepdims=keepdims)),)),
+    _product_vjp,
+)
 GRAPH["reduce_bool"] = Rule(
     lambda x, *, axes, keepdims, every: (np.asarray((np.all if every else np.any)(x, axes, keepdims=keepdims)),)
 )
@@ -433,19 +437,15 @@ def _softmax_vjp(dys: Gradients, results: Sequence[Array], x: Array, *, log: boo
 
 
 def _softmax_second(dys: Gradients, results: Sequence[Array], dy: Array, y: Array, *, log: bool) -> Gradients:
-    """dx_i = sum over j of J_ij dy_j, differentiated by hand with J = diag(y) - y y^T, or I - exp(y) 1^T."""
+    """dx = y (dy - sum(dy y)), or dy - exp(y) sum(dy): bilinear in dy and, but for exp, in y."""
     (given,), dy, y = dys, wide(dy), wide(y)
     assert given is not None
     g = wide(given)
-    one = np.eye(y.shape[-1], dtype=g.dtype)
     if log:
         p = np.exp(y)
-        jacobian = one - p[..., :, None]
-        by_y = -(g * p) * dy.sum(-1, keepdims=True)
-    else:
-        jacobian = one * y[..., None, :] - y[..., :, None] * y[..., None, :]
-        by_y = g * (dy - (dy * y).sum(-1, keepdims=True)) - dy * (g * y).sum(-1, keepdims=True)
-    return [np.einsum("...i,...ij->...j", g, jacobian), by_y]
+        return [g - (g * p).sum(-1, keepdims=True), -(g * p) * dy.sum(-1, keepdims=True)]
+    by_sums = (g * y).sum(-1, keepdims=True)
+    return [y * (g - by_sums), g * (dy - (dy * y).sum(-1, keepdims=True)) - dy * by_sums]
 
 
 GRAPH["softmax"] = Rule(_softmax, _softmax_vjp)
