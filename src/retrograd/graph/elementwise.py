@@ -147,7 +147,8 @@ _DIVIDE: Final = _declare("divide", (lambda g, y, a, b: g / b, lambda g, y, a, b
 _POWER: Final = _declare(
     "power",
     (
-        lambda g, y, a, b: g * (b * power(a, b - 1)),
+        # 0 for an exponent of 0, also where the base is 0.
+        lambda g, y, a, b: g * where(equal(b, 0.0), 0.0, b * power(a, b - 1)),
         # As torch and JAX: 0 where the base is not positive.
         lambda g, y, a, b: g * where(a > 0, y * log(where(a > 0, a, 1.0)), 0.0),
     ),

@@ -69,7 +69,8 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     lead, outer, inner, last = broadcast([x.shape[:-2], w.shape[:-2]]), x.shape[-2], x.shape[-1], w.shape[-1]
     if x.ndim > 2 and w.ndim == 2:
         # One matrix for all rows: one large product.
-        flat: Tensor = apply(_PRODUCT, (reshape(x, (1, -1, inner)), reshape(w, (1, inner, last))))[0]
+        rows_of_all = math.prod(x.shape[:-1])
+        flat: Tensor = apply(_PRODUCT, (reshape(x, (1, rows_of_all, inner)), reshape(w, (1, inner, last))))[0]
     else:
         count = math.prod(lead)
 
@@ -133,10 +134,10 @@ def _linear_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[
     assert x is not None
     assert w is not None
     rows = math.prod(x.shape[:-1])
-    flat_dy, flat_x = reshape(dy, (rows, -1)), reshape(x, (rows, -1))
+    flat_dy, flat_x = reshape(dy, (rows, w.shape[0])), reshape(x, (rows, w.shape[1]))
     parts: list[list[Tensor]] = [[], [], []]
     if gdx is not None:
-        flat = reshape(gdx, (rows, -1))
+        flat = reshape(gdx, (rows, w.shape[1]))
         parts[0].append(matmul(flat, w.T))
         parts[2].append(matmul(flat_dy.T, flat))
     if gdw is not None:

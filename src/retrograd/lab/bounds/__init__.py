@@ -7,6 +7,7 @@ the largest relative error of one operation, so the error of a chain of k operat
 intermediate result, and over many elements the maximum is a little more than half of that.
 """
 
+from .graph import *
 from .lstm import *
 from .norm import *
 from .precision import *

@@ -3,5 +3,6 @@
 Imports only NumPy. (bfloat16 data also imports ml_dtypes, which adds that dtype to NumPy.)
 """
 
+from .graph import *
 from .lstm import *
 from .norm import *
