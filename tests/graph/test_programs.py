@@ -264,9 +264,9 @@ def test_the_number_of_threads_does_not_change_bits(name: str) -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "2"])
 def test_numbers_of_threads_that_are_refused(bad: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="num_threads"):
+    with pytest.raises((TypeError, ValueError), match="number of threads"):
         DOUBLE(X, num_threads=bad)
-    with pytest.raises((TypeError, ValueError), match="num_threads"):
+    with pytest.raises((TypeError, ValueError), match="number of threads"):
         DOUBLE.run(X[None], num_threads=bad)
 
 

@@ -184,6 +184,12 @@ class Operators:
     def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
         return G.prod(self, axis, keepdims=keepdims)
 
+    def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return G.all(self, axis, keepdims=keepdims)
+
+    def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return G.any(self, axis, keepdims=keepdims)
+
     def argmax(self, axis: int | None = None) -> Tensor:
         return G.argmax(self, axis)
 

@@ -8,7 +8,17 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ..ops.optimizer import ADAM, RMSPROP, SGD_KIND, gradient_terms, norm_terms, optimizer_rule, velocity_factors
+from ..ops.optimizer import (
+    ADAM,
+    RMSPROP,
+    SGD_KIND,
+    fraction,
+    gradient_terms,
+    non_negative,
+    norm_terms,
+    optimizer_rule,
+    velocity_factors,
+)
 from .elementwise import CODES, cast, identity, maximum, run_map
 from .gradient import gradients as gradients_of
 from .indexing import counter, next_count
@@ -222,7 +232,8 @@ class SGD(Optimizer):
 
         def settings() -> tuple[Any, ...]:
             gradient, norm = _terms(gradient_scale, clip, weight_decay, l1, maximum_norm, maximum_norm_each)
-            rule = (SGD_KIND, gradient, norm, bool(nesterov), 0.0, 0.0, 0.0, 0.0, float(momentum))
+            speed = non_negative("momentum", momentum)
+            rule = (SGD_KIND, gradient, norm, bool(nesterov), 0.0, 0.0, 0.0, 0.0, speed)
             factors = velocity_factors(velocity_of) if momentum else (1.0, 0.0, 0.0, -1.0)
             return rule, 0.0, False, factors
 
@@ -252,15 +263,13 @@ class Adam(Optimizer):
         maximum_norm: float | None = None,
         maximum_norm_each: float | None = None,
     ) -> None:
-        for name, value in (("beta1", beta1), ("beta2", beta2)):
-            if not 0 <= value < 1:
-                raise ValueError(f"Adam: {name} is {value}, must be at least 0 and below 1")
-
         def settings() -> tuple[Any, ...]:
-            l2 = 0.0 if decoupled else weight_decay
+            decay = non_negative("weight_decay", weight_decay)
+            l2, decay = (0.0, decay) if decoupled else (decay, 0.0)
             gradient, norm = _terms(gradient_scale, clip, l2, l1, maximum_norm, maximum_norm_each)
-            rule = (ADAM, gradient, norm, False, float(beta1), float(beta2), float(eps), 0.0, 0.0)
-            return rule, float(weight_decay) if decoupled else 0.0, bool(epsilon_hat), (0.0, 0.0, 0.0, 0.0)
+            betas = fraction("beta1", beta1), fraction("beta2", beta2)
+            rule = (ADAM, gradient, norm, False, *betas, non_negative("eps", eps), 0.0, 0.0)
+            return rule, decay, bool(epsilon_hat), (0.0, 0.0, 0.0, 0.0)
 
         states = [("first_moment", 0), ("second_moment", 1), *([("largest_second_moment", 2)] if amsgrad else [])]
         super().__init__(learning_rate, settings, states)
@@ -293,13 +302,11 @@ class RMSProp(Optimizer):
         maximum_norm: float | None = None,
         maximum_norm_each: float | None = None,
     ) -> None:
-        if not 0 <= alpha < 1:
-            raise ValueError(f"RMSProp: alpha is {alpha}, must be at least 0 and below 1")
-
         def settings() -> tuple[Any, ...]:
             gradient, norm = _terms(gradient_scale, clip, weight_decay, l1, maximum_norm, maximum_norm_each)
-            outside, inside = (0.0, float(eps)) if eps_inside_root else (float(eps), 0.0)
-            rule = (RMSPROP, gradient, norm, False, 0.0, float(alpha), outside, inside, float(momentum))
+            small, speed = non_negative("eps", eps), non_negative("momentum", momentum)
+            outside, inside = (0.0, small) if eps_inside_root else (small, 0.0)
+            rule = (RMSPROP, gradient, norm, False, 0.0, fraction("alpha", alpha), outside, inside, speed)
             factors = velocity_factors(velocity_of) if momentum else (1.0, 0.0, 0.0, -1.0)
             return rule, 0.0, False, factors
 

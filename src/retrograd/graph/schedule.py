@@ -1,4 +1,7 @@
-"""Learning-rate schedules: functions of the step, a float64 tensor that counts from 0."""
+"""Learning-rate schedules: functions of the step, a float64 tensor that counts from 0, with the bits of nn's."""
+
+They give the bits of `nn.schedules`, but for the last ones of a power in `StepDecay`.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ class Cosine:
 def _warm(rate: float, step: Tensor, warm_up: int, later: Tensor) -> Tensor:
     if not warm_up:
         return later
-    return where(step < float(warm_up), (step + 1.0) * rate / float(warm_up), later)
+    return where(step < float(warm_up), (step + 1.0) / float(warm_up) * rate, later)
 
 
 def _falling_cosine(progress: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float64))
 INTEGERS: Final = (np.dtype(np.int32), np.dtype(np.int64))
 BOOL: Final = np.dtype(np.bool_)
 DTYPES: Final = (*FLOATS, *INTEGERS, BOOL)
+_COMPARED: Final = 1 << 16  # bytes of a constant that is looked for among earlier ones
 BYTE: Final = np.dtype(np.uint8)  # of caches, which only their operations read
 
 
@@ -67,14 +68,16 @@ class Graph:
 
     def constant(self, value: Array) -> Tensor:
         """A tensor that always has this value."""
-        if value.ndim == 0:
-            key = ("constant", value.dtype, value.tobytes())
-            if key not in self._known:
-                self._known[key] = Node(self, CONSTANT, (), {"value": value}, (Spec((), value.dtype),))
-            return self._known[key].results[0]
-        copy = np.array(value, order="C")
-        copy.flags.writeable = False
-        return Node(self, CONSTANT, (), {"value": copy}, (Spec(copy.shape, copy.dtype),)).results[0]
+        small = value.nbytes <= _COMPARED
+        key = ("constant", value.dtype, value.shape, value.tobytes()) if small else ()
+        found = self._known.get(key) if small else None
+        if found is None:
+            copy = np.array(value, order="C")
+            copy.flags.writeable = False
+            found = Node(self, CONSTANT, (), {"value": copy}, (Spec(copy.shape, copy.dtype),))
+            if small:
+                self._known[key] = found
+        return found.results[0]
 
     def __repr__(self) -> str:
         from .show import graph_table

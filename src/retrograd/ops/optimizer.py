@@ -68,8 +68,8 @@ def sgd_step(
     They differ only when the learning rate changes. With `nesterov` the parameter moves by `momentum * u + g` instead
     of u, with the same learning rate and sign.
     """
-    rate = _non_negative("learning_rate", learning_rate)
-    momentum = _non_negative("momentum", momentum)
+    rate = non_negative("learning_rate", learning_rate)
+    momentum = non_negative("momentum", momentum)
     if velocities is None and (momentum or nesterov):
         what = f"momentum is {momentum}" if momentum else "nesterov is set"
         raise ValueError(f"{what}, but there are no velocities")
@@ -128,12 +128,12 @@ def adam_step(
     count = as_number("step", step)
     if not 1 <= count < math.inf:
         raise ValueError(f"step is {count:g}, must be at least 1: the first step is number 1")
-    rate = _non_negative("learning_rate", learning_rate)
-    keep_first = _fraction("beta1", beta1)
-    keep_second = _fraction("beta2", beta2)
+    rate = non_negative("learning_rate", learning_rate)
+    keep_first = fraction("beta1", beta1)
+    keep_second = fraction("beta2", beta2)
     first_correction = _one_minus_power(keep_first, count)
     second_correction = math.sqrt(_one_minus_power(keep_second, count))
-    epsilon = _non_negative("eps", eps)
+    epsilon = non_negative("eps", eps)
     scale, low, high, l2, l1 = gradient_terms(gradient_scale, clip, weight_decay, l1)
     rule = _rule(
         ADAM,
@@ -187,19 +187,19 @@ def rmsprop_step(
 
     States are zeros before the first step. `s - a**2` is 0 where rounding would make it negative.
     """
-    rate = _non_negative("learning_rate", learning_rate)
-    momentum = _non_negative("momentum", momentum)
+    rate = non_negative("learning_rate", learning_rate)
+    momentum = non_negative("momentum", momentum)
     if velocities is None and momentum:
         raise ValueError(f"momentum is {momentum}, but there are no velocities")
     gain, step = _velocity_form(velocity_of, rate)
     if velocities is None:
         gain, step = 1.0, -rate
-    epsilon = _non_negative("eps", eps)
+    epsilon = non_negative("eps", eps)
     rule = _rule(
         RMSPROP,
         gradient_terms(gradient_scale, clip, weight_decay, l1),
         norm_terms(clip, maximum_norm, maximum_norm_each, known_norm, clip_before_scale),
-        keep_second=_fraction("alpha", alpha),
+        keep_second=fraction("alpha", alpha),
         eps=0.0 if eps_inside_root else epsilon,
         eps_inside=epsilon if eps_inside_root else 0.0,
         momentum=momentum,
@@ -257,14 +257,14 @@ def _one_minus_power(base: float, exponent: float) -> float:
     return result
 
 
-def _non_negative(name: str, value: float) -> float:
+def non_negative(name: str, value: float) -> float:
     number = as_number(name, value)
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} is {number}, must be a finite number of at least 0")
     return number
 
 
-def _fraction(name: str, value: float) -> float:
+def fraction(name: str, value: float) -> float:
     number = as_number(name, value)
     if not 0 <= number < 1:
         raise ValueError(f"{name} is {number}, must be at least 0 and below 1")
@@ -303,8 +303,8 @@ def gradient_terms(
         _finite("gradient_scale", gradient_scale),
         low,
         high,
-        _non_negative("weight_decay", weight_decay),
-        _non_negative("l1", l1),
+        non_negative("weight_decay", weight_decay),
+        non_negative("l1", l1),
     )
 
 
