@@ -52,7 +52,20 @@ ROOMS: dict[str, set[str]] = {
     "lab/verify": {"_core", "ops", "lab", "lab/reference", "lab/cases", "lab/bounds", "numpy"},
     "lab/bits": {"_core", "ops", "retrograd", "lab/cases", "lab/verify", "numpy"},
     "lab/bench": {
-        *("_core", "ops", "bnns", "mps", "graph", "nn", "retrograd", "lab/cases", "lab/verify", "numpy", "torch", "jax"),
+        *(
+            "_core",
+            "ops",
+            "bnns",
+            "mps",
+            "graph",
+            "nn",
+            "retrograd",
+            "lab/cases",
+            "lab/verify",
+            "numpy",
+            "torch",
+            "jax",
+        ),
     },
     "cli": {
         "_core",
