@@ -179,12 +179,12 @@ class LstmProblem:
 
     def show(self, inputs: object, cache: object, stamp: int | None, cell: int, gates: object | None, cells: object | None) -> Refusal | None: ...
 
-def map(f64: bool, steps: Sequence[tuple[int, int, int, int]], operands: list, constants: Sequence[float], results: list, registers: Sequence[int], overlap_checked: bool, threads: int) -> Refusal | None:
+def map(f64: bool, steps: Sequence[tuple[int, int, int, int]], operands: list[object], constants: Sequence[float], results: list[object], registers: Sequence[int], overlap_checked: bool, threads: int) -> Refusal | None:
     """
     Compute a chain of elementwise steps over arrays of one shape, in float or double.
     """
 
-def map_integers(steps: Sequence[tuple[int, int, int, int]], operands: list, constants: Sequence[int], results: list, registers: Sequence[int], overlap_checked: bool, threads: int) -> Refusal | None:
+def map_integers(steps: Sequence[tuple[int, int, int, int]], operands: list[object], constants: Sequence[int], results: list[object], registers: Sequence[int], overlap_checked: bool, threads: int) -> Refusal | None:
     """
     The same in int64, which wraps around, over arrays of integers and booleans.
     """

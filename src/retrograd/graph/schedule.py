@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions of the step, a float64 tensor that counts from 0, with the bits of nn's."""
+"""Learning-rate schedules: functions of the step, a float64 tensor that counts from 0.
 
 They give the bits of `nn.schedules`, but for the last ones of a power in `StepDecay`.
 """
