@@ -32,7 +32,9 @@ from .tensor import (
 )
 
 CODES: Final = {name: (code, arity) for name, code, arity in _core.map_operations()}
-Derivative = Callable[..., Tensor]
+Derivative: TypeAlias = Callable[..., Tensor]
+_Unary: TypeAlias = Callable[[Operand], Tensor]
+_Binary: TypeAlias = Callable[[Operand, Operand], Tensor]
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -274,7 +276,7 @@ def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) ->
 _COMPARED: Final = "a comparison has no derivative; use where(comparison, a, b) to choose between tensors"
 
 
-def _comparison(name: str) -> Callable[[Operand, Operand], Tensor]:
+def _comparison(name: str) -> _Binary:
     operation = _declare(name, None, result=BOOL, kinds="fib", why_not=_COMPARED)
 
     def function(a: Operand, b: Operand) -> Tensor:
@@ -286,7 +288,7 @@ def _comparison(name: str) -> Callable[[Operand, Operand], Tensor]:
     return function
 
 
-equal = _comparison("equal")
+equal: _Binary = _comparison("equal")
 not_equal = _comparison("not_equal")
 less = _comparison("less")
 less_equal = _comparison("less_equal")
@@ -319,9 +321,6 @@ logical_not = _logical("logical_not", 1)
 _LN2: Final = math.log(2.0)
 _LN10: Final = math.log(10.0)
 _ERF_SLOPE: Final = 2.0 / math.sqrt(math.pi)
-
-
-_Unary: TypeAlias = Callable[[Operand], Tensor]
 
 
 def _unary(
