@@ -76,13 +76,13 @@ public:
         char* to[kMostArrays];
         if (inputs_.size() > kMostArrays || outputs_.size() > kMostArrays) throw nb::value_error("too many arrays");
         for (size_t i = 0; i < inputs_.size(); ++i) {
-            const char* problem = take(inputs_[i], PyTuple_GET_ITEM(inputs.ptr(), Py_ssize_t(i)), steps, stacked, false,
-                                       from[i]);
+            const char* problem =
+                take(inputs_[i], PyTuple_GET_ITEM(inputs.ptr(), Py_ssize_t(i)), steps, stacked, false, from[i]);
             if (problem) return nb::make_tuple(problem, i);
         }
         for (size_t i = 0; i < outputs_.size(); ++i) {
-            const char* problem = take(outputs_[i], PyTuple_GET_ITEM(outputs.ptr(), Py_ssize_t(i)), steps, stacked,
-                                       true, to[i]);
+            const char* problem =
+                take(outputs_[i], PyTuple_GET_ITEM(outputs.ptr(), Py_ssize_t(i)), steps, stacked, true, to[i]);
             if (problem) throw nb::value_error("an output has the wrong form");
         }
         double* times = nullptr;
@@ -110,7 +110,8 @@ public:
             last_check_ = Clock::now();
             for (; step < steps && status == Status::done; ++step) {
                 for (size_t i = 0; i < inputs_.size(); ++i) {
-                    memcpy(inputs_[i].data, from[i] + (stacked ? step * inputs_[i].bytes : 0), size_t(inputs_[i].bytes));
+                    memcpy(inputs_[i].data, from[i] + (stacked ? step * inputs_[i].bytes : 0),
+                           size_t(inputs_[i].bytes));
                 }
                 status = run_once(used, times, record, wrong);
                 if (status != Status::done) break;
@@ -152,7 +153,8 @@ private:
     }
 
     // The address of a caller's array that fits the slot, or what is wrong with it.
-    static const char* take(const Slot& slot, PyObject* object, int64_t steps, bool stacked, bool written, char*& data) {
+    static const char* take(const Slot& slot, PyObject* object, int64_t steps, bool stacked, bool written,
+                            char*& data) {
         if (Py_TYPE(object) != numpy().ndarray) return "type";
         const auto* array = reinterpret_cast<const ArrayObject*>(object);
         if (array->dtype != slot.dtype) return "dtype";
@@ -246,11 +248,12 @@ void bind_program(nb::module_& m) {
              "From here on the calls of this thread become records instead of being run.")
         .def("stop_recording", &PyProgram::stop_recording)
         .def("commit", &PyProgram::commit, "All later records write to variables.")
-        .def("run", &PyProgram::run, nb::arg("inputs"), nb::arg("outputs"), nb::arg("steps"), nb::arg("stacked"),
-             nb::arg("threads"), nb::arg("times").none(),
-             nb::sig("def run(self, inputs: tuple[object, ...], outputs: tuple[object, ...], steps: int, stacked: bool, "
-                     "threads: int, times: object | None) -> tuple[str | int, ...] | None"),
-             "Copy the inputs, run the records, copy the outputs. None, or what is wrong.")
+        .def(
+            "run", &PyProgram::run, nb::arg("inputs"), nb::arg("outputs"), nb::arg("steps"), nb::arg("stacked"),
+            nb::arg("threads"), nb::arg("times").none(),
+            nb::sig("def run(self, inputs: tuple[object, ...], outputs: tuple[object, ...], steps: int, stacked: bool, "
+                    "threads: int, times: object | None) -> tuple[str | int, ...] | None"),
+            "Copy the inputs, run the records, copy the outputs. None, or what is wrong.")
         .def_prop_ro("size", &PyProgram::size, "The number of records.")
         .def_prop_ro("first_commit", &PyProgram::first_commit)
         .def_prop_ro("broken", &PyProgram::broken, "Whether a failure has left variables half updated.");

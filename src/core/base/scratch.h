@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <memory>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "machine.h"
 #include "memory.h"
@@ -103,6 +105,71 @@ private:
     void* data_ = nullptr;
     size_t capacity_ = 0;
 };
+
+// Memory that vectors have given back, kept by its thread: a call like an earlier one allocates nothing.
+class SpareBlocks {
+public:
+    SpareBlocks() = default;
+    ~SpareBlocks() {
+        for (Block*& first : spare_) {
+            while (first) free(std::exchange(first, first->next));
+        }
+    }
+    SpareBlocks(const SpareBlocks&) = delete;
+    SpareBlocks& operator=(const SpareBlocks&) = delete;
+
+    void* take(size_t bytes) {
+        const int size = size_class(bytes);
+        if (Block* const block = size < kSizes ? spare_[size] : nullptr) {
+            spare_[size] = block->next;
+            return block;
+        }
+        void* const memory = malloc(size < kSizes ? kLeast << size : bytes);
+        if (!memory) throw std::bad_alloc();
+        return memory;
+    }
+    void give(void* memory, size_t bytes) {
+        const int size = size_class(bytes);
+        if (size >= kSizes) return free(memory);
+        spare_[size] = new (memory) Block{spare_[size]};
+    }
+
+private:
+    struct Block {
+        Block* next;
+    };
+    static constexpr size_t kLeast = 64;
+#if defined(__SANITIZE_ADDRESS__)
+    static constexpr int kSizes = 0;  // so that every access out of bounds is seen
+    Block* spare_[1] = {};
+#else
+    static constexpr int kSizes = 15;  // up to 1 MiB
+    Block* spare_[kSizes] = {};
+#endif
+    static int size_class(size_t bytes) {
+        int size = 0;
+        while (size < kSizes && (kLeast << size) < bytes) ++size;
+        return size;
+    }
+};
+
+template <class T>
+struct SpareAllocator {
+    using value_type = T;
+    SpareAllocator() = default;
+    template <class U>
+    SpareAllocator(const SpareAllocator<U>&) {}
+    T* allocate(size_t count) {
+        if (count > SIZE_MAX / 4 / sizeof(T)) throw std::bad_alloc();
+        return static_cast<T*>(kept_by_thread<SpareBlocks>().take(count * sizeof(T)));
+    }
+    void deallocate(T* memory, size_t count) { kept_by_thread<SpareBlocks>().give(memory, count * sizeof(T)); }
+    friend bool operator==(const SpareAllocator&, const SpareAllocator&) { return true; }
+    friend bool operator!=(const SpareAllocator&, const SpareAllocator&) { return false; }
+};
+// For what a driver needs during a call.
+template <class T>
+using Vector = std::vector<T, SpareAllocator<T>>;
 
 // Where a thread packs the operands of a product, panels and rows.
 struct PanelScratch {

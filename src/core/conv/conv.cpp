@@ -1,7 +1,6 @@
 #include "conv.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "../base/dispatch.h"
 #include "../base/parallel.h"
@@ -25,7 +24,7 @@ struct Pass {
     PatchGrid<A> grid;
     const A* weights;
     int64_t w_group, w_from;
-    std::vector<ResultRow> rows;
+    Vector<ResultRow> rows;
     ConvImages<A> to;
     ConvEnd<A> end;
 
@@ -46,8 +45,8 @@ struct Pass {
         return 2.0 * double(samples * groups) * double(rows.size()) * double(grid.pixels()) *
                double(std::max<int64_t>(1, depth()));
     }
-    std::vector<int64_t> weight_offsets() const {
-        std::vector<int64_t> offsets;
+    Vector<int64_t> weight_offsets() const {
+        Vector<int64_t> offsets;
         for (int64_t f = 0; f < from_channels; ++f) {
             for (const Tap& tap : grid.taps) offsets.push_back(f * w_from + tap.weight);
         }
@@ -86,7 +85,7 @@ void copy_pixels(const A* from, int64_t from_step, int64_t count, A* to, int64_t
 template <class A>
 void pack_weights(const Pass<A>& pass, const Workers& workers, int64_t stride, A* weights) {
     const int64_t depth = pass.depth(), deep = ceil_div(depth, kPanel<A>);
-    const std::vector<int64_t> from = pass.weight_offsets();
+    const Vector<int64_t> from = pass.weight_offsets();
     workers.each(pass.groups * deep, [&](int64_t item) {
         const A* const w = pass.weights + item / deep * pass.w_group;
         A* to = weights + item * stride;
@@ -213,9 +212,9 @@ void run_directly(const Pass<A>& pass, int threads) {
         std::max<int64_t>(1, checked_product(pass.from_channels, one_row.grid_row())) * int64_t(sizeof(A));
     const int64_t step = std::clamp<int64_t>(near_cache_bytes() / 4 / row_bytes, 1, grid.height);
     const Band<A> geometry(grid.taps, grid.step_y, grid.step_x, grid.width, step);
-    const std::vector<int64_t> offsets = geometry.offsets(grid.taps, pass.from_channels);
-    const std::vector<int64_t> from = pass.weight_offsets();
-    std::vector<A> weights;
+    const Vector<int64_t> offsets = geometry.offsets(grid.taps, pass.from_channels);
+    const Vector<int64_t> from = pass.weight_offsets();
+    Vector<A> weights;
     for (int64_t g = 0; g < pass.groups; ++g) {
         for (const ResultRow& row : pass.rows) {
             for (const int64_t offset : from) weights.push_back(pass.weights[g * pass.w_group + row.weight + offset]);
@@ -274,9 +273,9 @@ struct Place {
 
 // If an axis has one output pixel only, each of its taps reads another input pixel. These become rows of the result, so
 // that nothing is multiplied by the padding of dy, and one pixel remains of the axis.
-std::vector<Place> take_lone_taps(int64_t w_stride, int64_t stride, ConvAxis* axis) {
+Vector<Place> take_lone_taps(int64_t w_stride, int64_t stride, ConvAxis* axis) {
     if (axis->output != 1) return {{0, 0}};
-    std::vector<Place> places;
+    Vector<Place> places;
     for (int64_t k = 0; k < axis->kernel; ++k) {
         const int64_t pixel = k * axis->dilation - axis->before;
         if (pixel >= 0 && pixel < axis->input) places.push_back({k * w_stride, pixel * stride});
@@ -292,7 +291,7 @@ void conv_forward(const ConvShape& shape, const ConvImages<const A>& x, const Co
                   const ConvEnd<A>& end, int threads, const ConvImages<A>& y) {
     if (any_zero({shape.samples, shape.groups, shape.outputs, shape.y.output, shape.x.output})) return;
     const PatchGrid<A> grid = forward_grid(shape, x, w);
-    std::vector<ResultRow> rows;
+    Vector<ResultRow> rows;
     for (int64_t o = 0; o < shape.outputs; ++o) rows.push_back({o, o * w.o, o * y.c});
     run_pass<A>({shape.samples, shape.groups, shape.inputs, shape.outputs, grid, w.data, shape.outputs * w.o, w.i, rows,
                  y, end},
@@ -303,12 +302,12 @@ template <class A>
 void conv_input(const ConvShape& shape, const ConvImages<const A>& dy, const ConvWeights<const A>& w,
                 const ConvEnd<A>& end, int threads, const ConvImages<A>& dx) {
     if (any_zero({shape.samples, shape.groups, shape.inputs, shape.y.input, shape.x.input})) return;
-    const auto run = [&](const PatchGrid<A>& grid, const std::vector<ResultRow>& rows, const ConvImages<A>& to) {
+    const auto run = [&](const PatchGrid<A>& grid, const Vector<ResultRow>& rows, const ConvImages<A>& to) {
         run_pass<A>({shape.samples, shape.groups, shape.outputs, shape.inputs, grid, w.data, shape.outputs * w.o, w.o,
                      rows, to, end},
                     threads);
     };
-    std::vector<ResultRow> channels, rows;
+    Vector<ResultRow> channels, rows;
     for (int64_t i = 0; i < shape.inputs; ++i) channels.push_back({i, i * w.i, i * dx.c});
     const auto write_untapped = [&] {
         run({dy, shape.y.output, shape.x.output, 1, 1, {}, shape.y.input, shape.x.input}, channels, dx);
@@ -318,7 +317,7 @@ void conv_input(const ConvShape& shape, const ConvImages<const A>& dy, const Con
         return;
     }
     ConvAxis down = shape.y, across = shape.x;
-    const std::vector<Place> in_y = take_lone_taps(w.y, dx.y, &down), in_x = take_lone_taps(w.x, dx.x, &across);
+    const Vector<Place> in_y = take_lone_taps(w.y, dx.y, &down), in_x = take_lone_taps(w.x, dx.x, &across);
     for (int64_t i = 0; i < shape.inputs; ++i) {
         for (const Place& y : in_y) {
             for (const Place& x : in_x) {

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <initializer_list>
 #include <new>
-#include <vector>
 
 #include "../base/parallel.h"
 #include "../base/scratch.h"
@@ -52,7 +51,7 @@ template <class A>
 class Band {
 public:
     Band() = default;
-    Band(const std::vector<Tap>& taps, int64_t step_y, int64_t step_x, int64_t grid_width, int64_t grid_rows)
+    Band(const Vector<Tap>& taps, int64_t step_y, int64_t step_x, int64_t grid_width, int64_t grid_rows)
         : step_y_(step_y), step_x_(grid_width > 1 ? step_x : 1) {
         if (!taps.empty()) {
             const auto by_y = [](const Tap& a, const Tap& b) { return a.y < b.y; };
@@ -80,8 +79,8 @@ public:
         const int64_t x = tap.x - first_x_;
         return (tap.y - first_y_) * row_ + x % step_x_ * phase_ + x / step_x_;
     }
-    std::vector<int64_t> offsets(const std::vector<Tap>& taps, int64_t channels) const {
-        std::vector<int64_t> all;
+    Vector<int64_t> offsets(const Vector<Tap>& taps, int64_t channels) const {
+        Vector<int64_t> all;
         checked_product(channels, plane_);
         for (int64_t f = 0; f < channels; ++f) {
             for (const Tap& tap : taps) all.push_back(f * plane_ + offset(tap));
@@ -171,7 +170,7 @@ template <class A>
 struct PatchGrid {
     ConvImages<const A> from;
     int64_t from_height, from_width, step_y, step_x;
-    std::vector<Tap> taps;
+    Vector<Tap> taps;
     int64_t height, width;
 
     int64_t pixels() const { return height * width; }

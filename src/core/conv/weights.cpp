@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <vector>
 
 #include "../base/dispatch.h"
 #include "../base/parallel.h"
@@ -28,10 +27,10 @@ void dot_weights(const ConvShape& shape, const PatchGrid<A>& grid, const ConvIma
                  int threads, const ConvWeights<A>& dw) {
     const KernelTable& table = kernel_table();
     const ConvImages<const A>& x = grid.from;
-    const std::vector<Tap>& taps = grid.taps;
+    const Vector<Tap>& taps = grid.taps;
     const int64_t count = int64_t(taps.size()), height = shape.y.output, width = shape.x.output;
     const Band<A> geometry(taps, shape.y.stride, shape.x.stride, width, height);
-    const std::vector<int64_t> offsets = geometry.offsets(taps, 1);
+    const Vector<int64_t> offsets = geometry.offsets(taps, 1);
     const double work = double(shape.samples * shape.groups) * double(shape.inputs * shape.outputs) *
                         double(height * width) * double(count);
     Workers(8 * cost::kFlop * work, threads).each(shape.groups * shape.inputs, [&](int64_t channel) {
@@ -165,7 +164,7 @@ void multiply_weights(const ConvShape& shape, const PatchGrid<A>& grid, const Co
     }
     // The sums as rows of dw, kPanel columns of them at a time.
     const int64_t rows = shape.inputs * count;
-    std::vector<int64_t> to;
+    Vector<int64_t> to;
     for (int64_t i = 0; i < shape.inputs; ++i) {
         for (const Tap& tap : grid.taps) to.push_back(i * dw.i + tap.weight);
     }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "../base/dispatch.h"
 #include "../base/parallel.h"
@@ -136,7 +135,7 @@ template <class A>
 double element_losses(const ElementLosses<A>& call) {
     const LossKernels<A>& kernels = kernel_table().loss.of<A>();
     const int64_t blocks = ceil_div(call.count, kBlock);
-    std::vector<double> sums(static_cast<size_t>(blocks));
+    Vector<double> sums(static_cast<size_t>(blocks));
     const auto part = [](auto* array, int64_t first) { return array ? array + first : nullptr; };
     const Workers workers(element_cost(call.rule.loss) * double(call.count), call.threads);
     workers.each(blocks, [&](int64_t block) {

@@ -6,6 +6,7 @@
 
 #include "../base/dispatch.h"
 #include "../base/parallel.h"
+#include "../base/scratch.h"
 
 namespace rg {
 namespace {
@@ -20,10 +21,13 @@ void simplify(OptimizerParameter& parameter) {
     axes.erase(std::remove_if(axes.begin(), axes.end(), [](const OptimizerAxis& a) { return a.extent == 1; }),
                axes.end());
     const int lead = parameter.array[kParameter] ? kParameter : kGradient;
-    std::stable_sort(axes.begin(), axes.end(), [=](const OptimizerAxis& a, const OptimizerAxis& b) {
+    const auto outer = [=](const OptimizerAxis& a, const OptimizerAxis& b) {
         return std::llabs(a.stride[lead]) > std::llabs(b.stride[lead]);
-    });
-    std::vector<OptimizerAxis> joined;
+    };
+    for (auto axis = axes.begin(); axis != axes.end(); ++axis) {
+        std::rotate(std::upper_bound(axes.begin(), axis, *axis, outer), axis, axis + 1);
+    }
+    Vector<OptimizerAxis> joined;
     for (const OptimizerAxis& inner : axes) {
         const bool joins = !joined.empty() && [&] {
             for (int k = 0; k < kOptimizerArrays; ++k) {
@@ -46,7 +50,7 @@ void simplify(OptimizerParameter& parameter) {
         return true;
     };
     if (joined.size() == 1 && contiguous(joined[0])) joined.clear();
-    axes = std::move(joined);
+    axes.assign(joined.begin(), joined.end());
 }
 
 // Calls body(offset, stride, count) for every run of the elements [first, last), in the order of the axes.
@@ -163,14 +167,14 @@ public:
 
 private:
     const std::vector<OptimizerParameter>& parameters_;
-    std::vector<int64_t> first_block_;
+    Vector<int64_t> first_block_;
     int64_t elements_ = 0;
     int threads_;
 };
 
 // The sum of squares of each gradient, accumulated over blocks in order.
-std::vector<double> square_sums(const std::vector<OptimizerParameter>& parameters, const Blocks& blocks) {
-    std::vector<double> partial(size_t(blocks.count())), sums(parameters.size());
+Vector<double> square_sums(const std::vector<OptimizerParameter>& parameters, const Blocks& blocks) {
+    Vector<double> partial(size_t(blocks.count())), sums(parameters.size());
     blocks.run([&](int64_t block, size_t p, int64_t first, int64_t last) {
         partial[size_t(block)] = parameters[p].dtype == DType::f64 ? square_range<double>(parameters[p], first, last)
                                                                    : square_range<float>(parameters[p], first, last);
@@ -181,7 +185,7 @@ std::vector<double> square_sums(const std::vector<OptimizerParameter>& parameter
     return sums;
 }
 
-double norm_of_all(const std::vector<double>& sums) {
+double norm_of_all(const Vector<double>& sums) {
     double sum = 0;
     for (const double s : sums) sum += s;
     return std::sqrt(sum);
@@ -236,10 +240,10 @@ void optimizer_step(const OptimizerRule<double>& rule, const NormClipping& clipp
         if (!parameter.axes.empty()) simplify(parameter);
     }
     const Blocks blocks(parameters, threads);
-    std::vector<double> factor(clipping.each ? parameters.size() : 1, 1.0);  // for each gradient, or for all
+    Vector<double> factor(clipping.each ? parameters.size() : 1, 1.0);  // for each gradient, or for all
     if (clipping.maximum > 0) {
         const bool given = !clipping.each && clipping.known > 0;
-        const std::vector<double> sums = given ? std::vector<double>() : square_sums(parameters, blocks);
+        const Vector<double> sums = given ? Vector<double>() : square_sums(parameters, blocks);
         const double all = given ? clipping.known : norm_of_all(sums);
         const double unit = clipping.before_scale ? 1.0 : std::fabs(rule.scale);
         for (size_t f = 0; f < factor.size(); ++f) {
@@ -247,8 +251,8 @@ void optimizer_step(const OptimizerRule<double>& rule, const NormClipping& clipp
             if (!(norm <= clipping.maximum)) factor[f] = clipping.maximum / norm;
         }
     }
-    std::vector<OptimizerRule<float>> rules32;
-    std::vector<OptimizerRule<double>> rules64;
+    Vector<OptimizerRule<float>> rules32;
+    Vector<OptimizerRule<double>> rules64;
     for (const double f : factor) {
         rules32.push_back(rounded<float>(rule, f, clipping.before_scale));
         rules64.push_back(rounded<double>(rule, f, clipping.before_scale));

@@ -20,7 +20,7 @@ struct OutputGradient {
     const A* data = nullptr;  // null: 0
     bool packed = false;      // only active rows, one after the other; else the caller's sequence
     int64_t step = 0;         // from one row, or one step, to the next
-    std::vector<int64_t> slot_offset;
+    Vector<int64_t> slot_offset;
 };
 
 // One layer of a backward pass. The arrays of the two directions are consecutive.
@@ -94,7 +94,7 @@ private:
     int64_t sums_panel() const { return Rows<A>::padded(call_.lookup.rows) * kPanel<A>; }
 
     void add_up() {
-        std::vector<int64_t> indices(static_cast<size_t>(rows_.rows));
+        Vector<int64_t> indices(static_cast<size_t>(rows_.rows));
         rows_.for_each_row(0, rows_.rows, [&](int64_t row, int64_t t, int64_t sample) {
             indices[size_t(row)] = call_.lookup.indices[t * shape_.samples + sample];
         });

@@ -374,7 +374,7 @@ void forward(const LstmForward& call, A* base) {
     const Rows<A> rows(s);
     const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
     ForwardScratch& scratch = my_scratch();
-    const std::vector<int64_t> y_offset = rows.offsets(call.y.sample);
+    const Vector<int64_t> y_offset = rows.offsets(call.y.sample);
 
     StateArray<const A> u = {static_cast<const A*>(call.x.data), call.x.step, kPanel<A>};
     if (!call.lookup.indices) u = gather_panels(rows, call.x, s.inputs, scratch.inputs, call.threads);

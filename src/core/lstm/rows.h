@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <vector>
 
 #include "../base/dispatch.h"
 #include "../base/parallel.h"
@@ -91,8 +90,8 @@ struct Rows : RowSizes<A> {
     int64_t layer_inputs(int64_t layer) const { return layer == 0 ? shape.inputs : output; }
 
     // The sample of each slot, times its stride.
-    std::vector<int64_t> offsets(int64_t stride) const {
-        std::vector<int64_t> found(static_cast<size_t>(shape.samples));
+    Vector<int64_t> offsets(int64_t stride) const {
+        Vector<int64_t> found(static_cast<size_t>(shape.samples));
         for (int64_t slot = 0; slot < shape.samples; ++slot) found[size_t(slot)] = sample(slot) * stride;
         return found;
     }
@@ -117,7 +116,7 @@ struct Rows : RowSizes<A> {
     }
 
     const LstmShape& shape;
-    std::vector<int64_t> first_row, begun_slots[2];
+    Vector<int64_t> first_row, begun_slots[2];
 };
 
 // The row stride of a sequence as one matrix, if its rows are evenly spaced.
@@ -239,7 +238,7 @@ struct Group {
 };
 struct Split {
     Workers workers;
-    std::vector<Group> groups;
+    Vector<Group> groups;
     int parts = 1;
 };
 

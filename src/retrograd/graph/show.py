@@ -78,7 +78,7 @@ def graph_table(graph: Graph) -> str:
             [
                 str(node.number),
                 _name(node),
-                inputs,
+                _short(inputs),
                 _short(_specs(results)),
                 _size(size),
                 _size(flops, ""),
@@ -161,8 +161,17 @@ _GAP: Final = (18, 30)
 
 
 def draw(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Write the graph as SVG: nodes in rows by their distance from the inputs, constants left out."""
-    nodes = [node for node in graph.nodes if node.operation is not CONSTANT]
+    """Write the graph as SVG: nodes in rows by their distance from the inputs.
+
+    Constants are left out, and variables that only updates read: the states of optimizers.
+    """
+    read = {t.node.number for node in graph.nodes if not node.operation.updates for t in node.inputs if t is not None}
+    read |= {t.node.number for t in graph.outputs}
+    nodes = [
+        node
+        for node in graph.nodes
+        if node.operation is not CONSTANT and (node.operation is not VARIABLE or node.number in read)
+    ]
     depth: dict[int, int] = {}
     for node in nodes:
         before = [depth[t.node.number] for t in node.inputs if t is not None and t.node.number in depth]
