@@ -156,8 +156,7 @@ Outcome channel_sums(bool f64, nb::handle images_array, nb::handle sums_array, b
     if (call.refused()) return call.refusal();
     const auto run = [&](auto zero) {
         using A = decltype(zero);
-        ChannelSumsCall<A> sum{images<const A>(from), {},        1, static_cast<A*>(sums.data()),
-                               accumulate};
+        ChannelSumsCall<A> sum{images<const A>(from), {}, 1, static_cast<A*>(sums.data()), accumulate};
         for (int axis = 0; axis < 4; ++axis) sum.extent[axis] = from.extent(axis);
         run_driver<nb::handle>(double(from.elements()), threads, sum, run_channel_sums<A>);
     };

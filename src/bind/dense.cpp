@@ -146,8 +146,8 @@ template <class A>
 void run_cross_entropy(const LossCall<CrossEntropy<A>, A>& given) {
     LossCall<CrossEntropy<A>, A> loss = given;
     CrossEntropy<A>& call = loss.call;
-    loss.reduced.divisor = loss_divisor(loss.reduced.reduction, call.rows, call.weights, loss.reduced.weight,
-                                        call.labels, call.ignored);
+    loss.reduced.divisor =
+        loss_divisor(loss.reduced.reduction, call.rows, call.weights, loss.reduced.weight, call.labels, call.ignored);
     run_rows(loss, call, rg::softmax_cross_entropy<A>);
 }
 
@@ -319,15 +319,16 @@ void bind_dense(nb::module_& m) {
     m.def("softmax_cross_entropy", &softmax_cross_entropy, nb::arg("f64"), nb::arg("logits"), nb::arg("labels").none(),
           nb::arg("ignored"), nb::arg("targets").none(), nb::arg("weights").none(), nb::arg("weight"),
           nb::arg("smoothing"), nb::arg("reduction"), nb::arg("scale"), nb::arg("losses").none(),
-          nb::arg("gradient").none(), nb::arg("loss").none(), nb::arg("overlap_checked"), nb::arg("threads"), "The loss and its gradient.");
+          nb::arg("gradient").none(), nb::arg("loss").none(), nb::arg("overlap_checked"), nb::arg("threads"),
+          "The loss and its gradient.");
     m.def("cosine_distance", &cosine_distance, nb::arg("f64"), nb::arg("y"), nb::arg("target"),
           nb::arg("weights").none(), nb::arg("weight"), nb::arg("reduction"), nb::arg("scale"),
-          nb::arg("losses").none(), nb::arg("gradient").none(), nb::arg("loss").none(), nb::arg("overlap_checked"), nb::arg("threads"),
-          "1 - the product of rows of unit length, and the gradient.");
+          nb::arg("losses").none(), nb::arg("gradient").none(), nb::arg("loss").none(), nb::arg("overlap_checked"),
+          nb::arg("threads"), "1 - the product of rows of unit length, and the gradient.");
     m.def("element_losses", &element_losses, nb::arg("f64"), nb::arg("kind"), nb::arg("a"), nb::arg("b"), nb::arg("y"),
           nb::arg("target"), nb::arg("weights").none(), nb::arg("weight"), nb::arg("reduction"), nb::arg("scale"),
-          nb::arg("values").none(), nb::arg("gradient").none(), nb::arg("loss").none(), nb::arg("overlap_checked"), nb::arg("threads"),
-          "A loss of every element, and the gradient.");
+          nb::arg("values").none(), nb::arg("gradient").none(), nb::arg("loss").none(), nb::arg("overlap_checked"),
+          nb::arg("threads"), "A loss of every element, and the gradient.");
 }
 
 }  // namespace rg::bind

@@ -35,8 +35,15 @@ LstmInputs<nb::handle, Cells> inputs_of(nb::handle inputs) {
     }
     const auto item = [&](Py_ssize_t i) { return nb::handle(PyTuple_GET_ITEM(inputs.ptr(), i)); };
     const bool in_memory = Py_TYPE(item(8).ptr()) == numpy().ndarray;
-    return {item(1), item(2), Cells(item(3)), item(4), item(5), item(6), item(7),
-            in_memory ? 0 : nb::cast<uint64_t>(item(8)), in_memory ? item(8) : nb::handle(Py_None)};
+    return {item(1),
+            item(2),
+            Cells(item(3)),
+            item(4),
+            item(5),
+            item(6),
+            item(7),
+            in_memory ? 0 : nb::cast<uint64_t>(item(8)),
+            in_memory ? item(8) : nb::handle(Py_None)};
 }
 
 Outcome forward(const LstmProblem& problem, nb::handle inputs, nb::handle cache, uint64_t stamp, nb::handle y,
@@ -80,8 +87,12 @@ void slots(nb::handle lengths_array, nb::handle active_array, nb::handle order_a
     active.require().check_contiguous({active.extent(0)});
     call.check_overlap();
     if (call.refused()) throw nb::value_error("lengths, active or order has the wrong form");
-    Slots slots{active.extent(0), lengths.extent(0), static_cast<const int64_t*>(lengths.data()), 1,
-                static_cast<int64_t*>(active.data()), static_cast<int64_t*>(order.data())};
+    Slots slots{active.extent(0),
+                lengths.extent(0),
+                static_cast<const int64_t*>(lengths.data()),
+                1,
+                static_cast<int64_t*>(active.data()),
+                static_cast<int64_t*>(order.data())};
     if (Program* program = recorded_program()) {
         program->add(IndexCheck{slots.lengths, slots.samples, slots.steps + 1}, check_indices);
     }

@@ -162,9 +162,7 @@ public:
         const View& dx = arrays.add(dx_array, "out.dx", element_, Access::write);
         backward.dx = indices.present() ? table(dx, x.extent(0)) : sequence(dx, shape_.inputs);
         std::vector<CellArrays> dcells;
-        if (dcells_list) {
-            dcells = parameters(arrays, *dcells_list, Access::write);
-        }
+        if (dcells_list) { dcells = parameters(arrays, *dcells_list, Access::write); }
         backward.dh0 = states(arrays.add(dh0_array, "out.dh0", element_, Access::write));
         backward.dc0 = states(arrays.add(dc0_array, "out.dc0", element_, Access::write));
         backward.lookup = lookup(arrays.call, backward.shape, indices, x);
@@ -245,8 +243,8 @@ private:
     static void check_cache_size(Call& call, const View& cache, const LstmShape& shape) {
         if (!cache.present()) return;
         cache.check_vector(cache.elements());
-        const int64_t bytes = recorded_program() ? lstm_cache_bytes(shape, shape.steps * shape.samples)
-                                                 : lstm_cache_bytes(shape);
+        const int64_t bytes =
+            recorded_program() ? lstm_cache_bytes(shape, shape.steps * shape.samples) : lstm_cache_bytes(shape);
         if (cache.elements() < bytes) call.refuse(Reason::shape, cache.name());
     }
     static void check_filled(Call& call, const View& cache, const LstmShape& shape, std::optional<uint64_t> stamp) {

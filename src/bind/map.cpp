@@ -150,16 +150,18 @@ nb::tuple operation_list() {
 void bind_map(nb::module_& m) {
     m.def("map", &map_floats, nb::arg("f64"), nb::arg("steps"), nb::arg("operands"), nb::arg("constants"),
           nb::arg("results"), nb::arg("registers"), nb::arg("overlap_checked"), nb::arg("threads"),
-          nb::sig("def map(f64: bool, steps: Sequence[tuple[int, int, int, int]], operands: Sequence[object], constants: "
-                  "Sequence[float], results: Sequence[object], registers: Sequence[int], overlap_checked: bool, threads: int) "
-                  "-> Refusal | None"),
+          nb::sig(
+              "def map(f64: bool, steps: Sequence[tuple[int, int, int, int]], operands: list[object], constants: "
+              "Sequence[float], results: list[object], registers: Sequence[int], overlap_checked: bool, threads: int) "
+              "-> Refusal | None"),
           "Compute a chain of elementwise steps over arrays of one shape, in float or double.");
-    m.def("map_integers", &map_integers, nb::arg("steps"), nb::arg("operands"), nb::arg("constants"),
-          nb::arg("results"), nb::arg("registers"), nb::arg("overlap_checked"), nb::arg("threads"),
-          nb::sig("def map_integers(steps: Sequence[tuple[int, int, int, int]], operands: Sequence[object], constants: "
-                  "Sequence[int], results: Sequence[object], registers: Sequence[int], overlap_checked: bool, threads: int) "
-                  "-> Refusal | None"),
-          "The same in int64, which wraps around, over arrays of integers and booleans.");
+    m.def(
+        "map_integers", &map_integers, nb::arg("steps"), nb::arg("operands"), nb::arg("constants"), nb::arg("results"),
+        nb::arg("registers"), nb::arg("overlap_checked"), nb::arg("threads"),
+        nb::sig("def map_integers(steps: Sequence[tuple[int, int, int, int]], operands: list[object], constants: "
+                "Sequence[int], results: list[object], registers: Sequence[int], overlap_checked: bool, threads: int) "
+                "-> Refusal | None"),
+        "The same in int64, which wraps around, over arrays of integers and booleans.");
     m.def("map_operations", &operation_list, nb::sig("def map_operations() -> tuple[tuple[str, int, int], ...]"),
           "Every operation of a map: name, code, number of arguments.");
 }

@@ -215,8 +215,13 @@ Outcome indexed_planes(int kind_code, bool f64, nb::handle part_array, nb::handl
     whole.check_shape({part.extent(kSample), part.extent(kChannel), whole.extent(2)});
     const bool by_channels = stored_by_channels(call, 2, {&part, &whole, &indices});
     if (call.refused()) return call.refusal();
-    PlaneCheck check{planes<const int32_t>(indices), part.extent(kSample), part.extent(kChannel), part.extent(2),
-                     whole.extent(2), by_channels, threads_of(threads)};
+    PlaneCheck check{planes<const int32_t>(indices),
+                     part.extent(kSample),
+                     part.extent(kChannel),
+                     part.extent(2),
+                     whole.extent(2),
+                     by_channels,
+                     threads_of(threads)};
     if (Program* program = recorded_program()) {
         program->add(check, check_planes);
     } else {

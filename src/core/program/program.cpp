@@ -51,7 +51,8 @@ bool Program::enter() {
         long owner = 0;
         if (owner_.compare_exchange_weak(owner, self, std::memory_order_acquire)) return true;
         // A thread that ran it in the parent of this process does not exist here.
-        if (owner != 0 && owner != self && owner_.compare_exchange_strong(owner, self)) return !writing_.exchange(false);
+        if (owner != 0 && owner != self && owner_.compare_exchange_strong(owner, self))
+            return !writing_.exchange(false);
         usleep(50);
     }
 }

@@ -37,8 +37,8 @@ private:
 
 // Thrown by a record that has found an index out of range, before it has written anything.
 struct OutOfRange : std::exception {
-    int64_t index = 0;   // the first wrong one
-    int64_t limit = 0;   // indices are from 0 to below it
+    int64_t index = 0;  // the first wrong one
+    int64_t limit = 0;  // indices are from 0 to below it
     explicit OutOfRange(int64_t wrong, int64_t above) : index(wrong), limit(above) {}
     const char* what() const noexcept override { return "an index is out of range"; }
 };

@@ -62,13 +62,13 @@ def run_map(
 ) -> None:
     """Compute steps in the engine; operands broadcast to the results' shape."""
     shape = results[0].shape
-    views = [a if a.shape == shape else np.broadcast_to(a, shape) for a in operands]
-    dtypes = {a.dtype for a in (*views, *results)}
+    dtypes = {a.dtype for a in (*operands, *results)}
+    views: list[object] = [a if a.shape == shape else np.broadcast_to(a, shape) for a in operands]
     if dtypes & _FLOAT_SET:
         f64 = FLOATS[1] in dtypes
-        answer = _core.map(f64, steps, views, constants, list(results), registers, False, 0)
+        answer = _core.map(f64, steps, views, constants, [*results], registers, False, 0)
     else:
-        answer = _core.map_integers(steps, views, [int(c) for c in constants], list(results), registers, False, 0)
+        answer = _core.map_integers(steps, views, [int(c) for c in constants], [*results], registers, False, 0)
     if answer is not None:
         raise RuntimeError(f"the engine refused {answer.argument}: {answer.reason.name}")
 
