@@ -110,12 +110,14 @@ public:
             last_check_ = Clock::now();
             for (; step < steps && status == Status::done; ++step) {
                 for (size_t i = 0; i < inputs_.size(); ++i) {
+                    if (!from[i]) continue;
                     memcpy(inputs_[i].data, from[i] + (stacked ? step * inputs_[i].bytes : 0),
                            size_t(inputs_[i].bytes));
                 }
                 status = run_once(used, times, record, wrong);
                 if (status != Status::done) break;
                 for (size_t i = 0; i < outputs_.size(); ++i) {
+                    if (!to[i]) continue;
                     memcpy(to[i] + (stacked ? step * outputs_[i].bytes : 0), outputs_[i].data,
                            size_t(outputs_[i].bytes));
                 }
@@ -152,9 +154,11 @@ private:
                 std::vector<int64_t>(memory.shape, memory.shape + memory.ndim), memory.itemsize, dtype};
     }
 
-    // The address of a caller's array that fits the slot, or what is wrong with it.
+    // The address of a caller's array that fits the slot, or what is wrong with it. None: nothing is copied.
     static const char* take(const Slot& slot, PyObject* object, int64_t steps, bool stacked, bool written,
                             char*& data) {
+        data = nullptr;
+        if (object == Py_None && !stacked) return nullptr;
         if (Py_TYPE(object) != numpy().ndarray) return "type";
         const auto* array = reinterpret_cast<const ArrayObject*>(object);
         if (array->dtype != slot.dtype) return "dtype";

@@ -721,3 +721,24 @@ def test_out_of_memory_within_a_run() -> None:
     assert outcomes[0] == "no memory"
     assert outcomes[-1] == "done"
     assert set(outcomes) <= {"no memory", "done", "broken"}
+
+
+def test_arguments_in_place_and_results_without_copies() -> None:
+    program = graph.compile(lambda x, y: (x * y, graph.sum(x)), graph.spec((2, 3)), graph.spec((2, 3)))
+    x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 2, np.float32)
+    place = program.argument("x")
+    place[...] = x
+    product, total = program(None, y)
+    assert np.array_equal(product, x * y)
+    assert total == 15
+    assert np.array_equal(place, x)  # it stays
+    view, sum_view = program(None, y, copy=False)
+    assert np.array_equal(view.array, x * y)
+    assert np.asarray(sum_view) == 15
+    with pytest.raises(ValueError, match="read-only"):
+        view.array[0, 0] = 1
+    program(x, y)
+    with pytest.raises(RuntimeError, match="has run again since"):
+        _ = view.array
+    with pytest.raises(ValueError, match="no argument 'z'; there are x, y"):
+        program.argument("z")

@@ -127,7 +127,7 @@ from .loss import (
 from .operation import OPERATIONS, Operation, Spec
 from .optimizer import SGD, Adam, AdamW, Optimizer, RMSProp
 from .product import linear, matmul, outer, vdot
-from .program import Program, compile, spec
+from .program import Program, ResultView, compile, spec
 from .recurrent import Lstm, lstm
 from .reduction import (
     all,
@@ -183,6 +183,7 @@ __all__ = [
     "Optimizer",
     "Program",
     "RMSProp",
+    "ResultView",
     "Spec",
     "StepDecay",
     "Tensor",

@@ -208,12 +208,13 @@ class Plan:
             places[id(tensor)] = Place(tensor.spec.nbytes, variable)
         for tensor in self.graph.inputs:
             place = places[id(tensor)] = Place(tensor.spec.nbytes)
-            place.first = -1
+            place.first, place.last = -1, len(self.steps)
         end = len(self.steps)
         roots = [[None if t is None else self._root(t) for t in step.inputs] for step in self.steps]
         last_roots = [self._root(t) for t in (*self.outputs, *(t for _, t in self.writes))]
         last_use = {id(root): i for i, found in enumerate(roots) for root in found}
         last_use.update((id(root), end) for root in last_roots)
+        last_use.update((id(tensor), end) for tensor in self.graph.inputs)  # they stay, for runs that do not copy them
         for i, (step, found) in enumerate(zip(self.steps, roots, strict=True)):
             for root in found:
                 if root is not None:

@@ -62,6 +62,33 @@ def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
     return names + [f"argument {i}" for i in range(len(names), count)]
 
 
+class ResultView:
+    """A result in the memory of its program, without a copy. The next run of the program overwrites it."""
+
+    __slots__ = ("_array", "_program", "_run")
+
+    def __init__(self, program: Program, array: Array) -> None:
+        self._program, self._array, self._run = program, array, program._runs
+
+    @property
+    def array(self) -> Array:
+        """The elements, as a read-only array. Raises after the next run."""
+        if self._run != self._program._runs:
+            raise RuntimeError(
+                "this result was in the memory of its program, which has run again since; copy it before the next run, "
+                "or call the program without copy=False"
+            )
+        view = self._array.view()
+        view.flags.writeable = False
+        return view
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        return np.array(self.array, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        return f"ResultView({Spec(self._array.shape, self._array.dtype)!r})"
+
+
 class Program:
     """A compiled function. Call it with arrays; `print` shows its records, :meth:`profile` what each takes.
 
@@ -105,6 +132,7 @@ class Program:
         for array in self._outputs:
             core.add_output(array)
         self._specs = [Spec(array.shape, array.dtype) for array in self._outputs]
+        self._runs = 0
         self._is_scalar = isinstance(answer, Tensor) and answer.shape == ()
 
     def _prepare(self) -> None:
@@ -134,9 +162,15 @@ class Program:
 
     # ---- running ----
 
-    def __call__(self, *arguments: npt.ArrayLike, num_threads: int | None = None) -> Any:
-        """One run."""
+    def __call__(self, *arguments: npt.ArrayLike | None, num_threads: int | None = None, copy: bool = True) -> Any:
+        """One run. An argument of None is used as it is in the program's memory, see :meth:`argument`.
+
+        Results are copies, or with ``copy=False`` of type :class:`ResultView`, which are valid until the next run.
+        """
+        if not copy:
+            return self._views(arguments, num_threads)
         results = tuple([np.empty(s.shape, s.dtype) for s in self._specs])
+        self._runs += 1
         threads = 0 if num_threads is None else _args.thread_count(num_threads)
         try:
             problem = self._core.run(arguments, results, 1, False, threads, None)
@@ -148,6 +182,23 @@ class Program:
             return results[0].item()
         return rebuilt(self._answer, [r.item() if r.ndim == 0 else r for r in results])
 
+    def _views(self, arguments: tuple[npt.ArrayLike | None, ...], num_threads: int | None) -> Any:
+        if len(arguments) != len(self.graph.inputs):
+            raise self._wrong_count(arguments)
+        threads = 0 if num_threads is None else _args.thread_count(num_threads)
+        self._runs += 1
+        nothing = (None,) * len(self._outputs)
+        problem = self._core.run(arguments, nothing, 1, False, threads, None)
+        if problem is not None:
+            self._solve(problem, arguments, nothing, 1, False, threads, None)
+        return rebuilt(self._answer, [ResultView(self, array) for array in self._outputs])
+
+    def argument(self, name: str) -> Array:
+        """The memory of an argument: fill it in place, and pass None for it, to save the copy."""
+        if name not in self.names:
+            raise ValueError(f"there is no argument {name!r}; there are {', '.join(self.names) or 'none'}")
+        return self._array(self.graph.inputs[self.names.index(name)])
+
     def run(self, *batches: npt.ArrayLike, num_threads: int | None = None) -> Any:
         """Many runs in one call: every argument has one more axis in front, over the runs, and so have the results."""
         arrays = [np.asarray(batch) for batch in batches]
@@ -157,6 +208,7 @@ class Program:
                 f"run: arguments have shapes {shapes or 'none'}; each needs a first axis of the same extent"
             )
         steps = len(arrays[0])
+        self._runs += 1
         results = tuple([np.empty((steps, *s.shape), s.dtype) for s in self._specs])
         threads = 0 if num_threads is None else _args.thread_count(num_threads)
         if len(arrays) != len(self.graph.inputs):
@@ -175,8 +227,8 @@ class Program:
     def _solve(
         self,
         problem: Sequence[Any],
-        arguments: Sequence[npt.ArrayLike],
-        results: tuple[Array, ...],
+        arguments: Sequence[npt.ArrayLike | None],
+        results: tuple[Array | None, ...],
         steps: int,
         stacked: bool,
         threads: int,
@@ -185,7 +237,7 @@ class Program:
         """Convert arguments that the engine does not take as they are, and run; or raise."""
         if problem[0] in ("type", "dtype", "layout", "shape"):
             lead = (steps,) if stacked else ()
-            arrays = [self._converted(i, a, lead) for i, a in enumerate(arguments)]
+            arrays = [None if a is None else self._converted(i, a, lead) for i, a in enumerate(arguments)]
             again = self._core.run(tuple(arrays), results, steps, stacked, threads, times)
             if again is None:
                 return
@@ -242,6 +294,7 @@ class Program:
 
         threads = 0 if num_threads is None else _args.thread_count(num_threads)
         times = np.zeros(self._core.size)
+        self._runs += 1 + max(1, int(runs))
         results = tuple([np.empty(s.shape, s.dtype) for s in self._specs])
         if len(arguments) != len(self.graph.inputs):
             raise self._wrong_count(arguments)
