@@ -41,12 +41,13 @@ _RESHAPE: Final = Operation(
 def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
     """The same elements in another shape; one extent may be -1."""
     tensor = identity(x)
-    wanted = [shape] if isinstance(shape, int) else [int(extent) for extent in shape]
+    given = (shape,) if isinstance(shape, int) else tuple(int(extent) for extent in shape)
+    wanted = list(given)
     if wanted.count(-1) == 1:
         rest = math.prod(extent for extent in wanted if extent != -1)
         wanted[wanted.index(-1)] = tensor.size // rest if rest else 0
     if math.prod(wanted) != tensor.size or any(extent < 0 for extent in wanted):
-        raise fail("reshape", f"x of shape {tensor.shape} has {tensor.size} elements, but shape is {shape}")
+        raise fail("reshape", f"x of shape {tensor.shape} has {tensor.size} elements, but shape is {given}")
     if tuple(wanted) == tensor.shape:
         return tensor
     found: Tensor = apply(_RESHAPE, (tensor,), {"shape": tuple(wanted)})[0]
