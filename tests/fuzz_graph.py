@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from retrograd import graph
+from retrograd.lab.graphs import outcome
 from support.fuzz_driver import Broken, main
-from support.graphs import evaluated, outcome, same_numbers
+from support.graphs import evaluated, same_numbers
 from support.jaxpr import traced
 from support.random_graphs import OfGraph, Plain, RandomGraph
 

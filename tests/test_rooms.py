@@ -50,7 +50,8 @@ ROOMS: dict[str, set[str]] = {
     "lab/cases": {"numpy", "ml_dtypes"},
     "lab/bounds": {"lab/cases", "numpy"},
     "lab/verify": {"_core", "ops", "lab", "lab/reference", "lab/cases", "lab/bounds", "numpy"},
-    "lab/bits": {"_core", "ops", "retrograd", "lab/cases", "lab/verify", "numpy"},
+    "lab/graphs": {"ops", "graph", "lab/cases", "lab/verify", "numpy"},
+    "lab/bits": {"_core", "ops", "graph", "retrograd", "lab/cases", "lab/graphs", "lab/verify", "numpy"},
     "lab/bench": {
         *(
             "_core",
@@ -259,7 +260,7 @@ def with_helpers(path: str) -> Iterator[str]:
 @pytest.mark.parametrize("path", [path for path in TEST_FILES if path.startswith("lab/reference/")])
 def test_the_oracles_tests_leave_the_engine_alone(path: str) -> None:
     names = {i.name for source in with_helpers(path) for i in imports(source, "tests.py")}
-    assert not names & {"_core", "ops", "lab/verify", "lab/cases", "lab/bounds"}
+    assert not names & {"_core", "ops", "graph", "lab/verify", "lab/graphs", "lab/bounds"}
 
 
 # ---- C++ -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 import retrograd as rg
 from retrograd import _core, cli
-from retrograd.lab import bits
+from retrograd.lab import bits, reference
 from support.waiting import PATIENCE
 
 NO_RESULTS = {"get_num_threads", "set_num_threads", "release_memory", "lstm_cache_size"}
@@ -94,6 +94,12 @@ def test_every_function_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rg, name, watched(name, getattr(rg, name)))
     bits.digests()
     assert called == functions
+
+
+def test_every_operation_of_graphs_takes_part() -> None:
+    saved = bits.saved_digests()
+    for name in reference.GRAPH:
+        assert {f"graph {name} {dtype}" for dtype in ("float32", "float64")} <= saved.keys()
 
 
 def test_a_difference_is_reported(

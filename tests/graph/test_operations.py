@@ -16,8 +16,9 @@ from retrograd.graph import OPERATIONS
 from retrograd.lab import reference
 from retrograd.lab.bounds import error_in_tolerances, graph_gradient_tolerances, graph_tolerances
 from retrograd.lab.cases import GraphCase, graph_cases, graph_values
+from retrograd.lab.graphs import case_program, computed, outcome, seeds_of, viewed
 from support.arrays import Array
-from support.graphs import case_program, computed, evaluated, outcome, same_numbers, seeds_of, viewed
+from support.graphs import evaluated, same_numbers
 
 CASES: dict[str, list[GraphCase]] = {}
 for _case in graph_cases():

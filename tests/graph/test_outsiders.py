@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from retrograd import graph
+from retrograd.lab.graphs import outcome
 from support.arrays import Array
-from support.graphs import outcome
 from support.jaxpr import traced
 
 # Both libraries compute in float64; some of their functions are only good to a few hundred units in the last place.

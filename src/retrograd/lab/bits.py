@@ -7,6 +7,7 @@ They are the same on every machine, at every instruction-set level and with any 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -19,8 +20,10 @@ import numpy.typing as npt
 import retrograd as rg
 
 from .. import _core
+from ..graph.operation import OPERATIONS
 from ..ops.activation import ACTIVATIONS
-from .cases import ACTIVATION_PARAMETERS, storage_dtype
+from .cases import ACTIVATION_PARAMETERS, graph_cases, storage_dtype
+from .graphs import case_program, computed, outcome, seeds_of
 from .verify import fused_activation
 
 __all__ = ["SAVED", "BitsRow", "compare_bits", "digests", "saved_digests", "write_digests"]
@@ -31,6 +34,8 @@ SAVED: Final = Path(__file__).parent / "bits.json"
 # Each dtype with the exponents of its smallest and largest magnitudes.
 _EXPONENTS: Final = {"float32": (-149, 128), "float64": (-1074, 1024), "float16": (-24, 16), "bfloat16": (-133, 128)}
 _COMPUTED: Final = ("float32", "float64")
+# Of operations of graphs: the inputs of floats that have no gradient.
+_WITHOUT: Final = {"norm": (3,), "softmax_cross_entropy": (1, 2), "cosine_distance": (1, 2), "element_losses": (1, 2)}
 
 
 class BitsRow(NamedTuple):
@@ -45,7 +50,7 @@ def digests() -> dict[str, str]:
     makers: list[Callable[[Any], Results]] = [_norms, _activations]
     found: dict[str, str] = {}
     for dtype in _EXPONENTS:
-        for make in (*makers, _lstms, _dense, _pools, _convolutions) if dtype in _COMPUTED else makers:
+        for make in (*makers, _lstms, _dense, _pools, _convolutions, _graphs) if dtype in _COMPUTED else makers:
             for name, results in make(storage_dtype(dtype)):
                 found[f"{name} {dtype}"] = _digest(results)
     return found
@@ -351,6 +356,36 @@ def _steps(size: str, x: Array) -> Results:
     p, square, mean, velocity = states()
     rg.rmsprop_step([p], [x], [square], [mean], [velocity], learning_rate=0.01, momentum=0.9)
     yield f"rmsprop_step {size}", [p, square, mean, velocity]
+
+
+@functools.cache
+def _graph_programs(dtype: str) -> dict[str, list[Any]]:
+    """By operation: each case with its program and arguments. Programs run at the level that is selected then."""
+    found: dict[str, list[Any]] = {}
+    for case in graph_cases():
+        stored = case.arrays(np.dtype(dtype))
+        seeds = seeds_of(case, computed(case, stored))
+        differentiable = OPERATIONS[case.operation].gradient is not None and any(s is not None for s in seeds)
+        wanted = [
+            case.gradients
+            and differentiable
+            and a is not None
+            and a.dtype.kind == "f"
+            and i not in _WITHOUT.get(case.operation, ())
+            for i, a in enumerate(stored)
+        ]
+        found.setdefault(case.operation, []).append((case, stored, *case_program(case, stored, seeds, wanted)))
+    return found
+
+
+def _graphs(dtype: Any) -> Results:
+    """All cases of each operation of graphs: the function's results, then the program's with gradients."""
+    for operation, problems in _graph_programs(str(np.dtype(dtype))).items():
+        results: list[Any] = []
+        for case, stored, program, arguments in problems:
+            results += computed(case, stored)
+            results += outcome(program, arguments)
+        yield f"graph {operation}", results
 
 
 def _activations(dtype: Any) -> Results:
