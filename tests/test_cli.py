@@ -294,7 +294,7 @@ def test_bench_lists_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     for suite, expected in names.items():
         assert cli.main(["bench", suite, "--list"]) == 0
         assert capsys.readouterr().out.splitlines() == expected
-    suites = ("norm", "lstm", "conv", "products", "apple", "train", "torch", "jax")
+    suites = ("norm", "lstm", "conv", "products", "apple", "train", "steps", "torch", "jax")
     assert names["all"] == [name for suite in suites for name in names[suite]]
     assert len(set(names["all"])) == len(names["all"])
     overheads = [name for name in names["all"] if name.startswith("overhead_")]
