@@ -17,6 +17,7 @@ SMALL = (
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within PyTorch's compiler
 @pytest.mark.usefixtures("torch", "jax")
 def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(rows.SUITES, "steps", rows.SUITES["steps"]._replace(cases=SMALL))
