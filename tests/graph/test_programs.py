@@ -355,6 +355,8 @@ LONG_RUN = """
         thread.start()
         return thread
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+
     def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
 """
@@ -426,6 +428,7 @@ def test_an_interrupt_of_a_program_that_only_writes() -> None:
     import os, signal, threading
     import numpy as np
     from retrograd import graph
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 
     w = graph.Variable(np.zeros(1000))
     sgd = graph.SGD(1.0)
