@@ -23,7 +23,7 @@ from .tensor import (
     Node,
     Operand,
     Tensor,
-    apply,
+    apply_one,
     as_array,
     as_tensor,
     common_dtype,
@@ -135,9 +135,8 @@ _KINDS: Final = {"f": "floats", "fi": "numbers", "fib": "numbers or bools", "b":
 _FLAT: Final = "its derivative is 0 wherever it has one"
 
 
-def _call(operation: Operation, operands: Sequence[Operand]) -> Any:
-    dtype = common_dtype(operation.name, operands)
-    return apply(operation, operands, dtype=dtype)[0]
+def _call(operation: Operation, operands: Sequence[Operand]) -> Tensor:
+    return apply_one(operation, operands, dtype=common_dtype(operation.name, operands))
 
 
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
@@ -182,14 +181,12 @@ def _share(g: Tensor, a: Tensor, b: Tensor, wins: Tensor) -> Tensor:
 
 def add(a: Operand, b: Operand) -> Tensor:
     """``a + b``"""
-    found: Tensor = _call(_ADD, (a, b))
-    return found
+    return _call(_ADD, (a, b))
 
 
 def subtract(a: Operand, b: Operand) -> Tensor:
     """``a - b``"""
-    found: Tensor = _call(_SUBTRACT, (a, b))
-    return found
+    return _call(_SUBTRACT, (a, b))
 
 
 def multiply(a: Operand, b: Operand) -> Tensor:
@@ -197,8 +194,7 @@ def multiply(a: Operand, b: Operand) -> Tensor:
     for one, other in ((a, b), (b, a)):
         if isinstance(other, Tensor) and is_one(one):
             return other
-    found: Tensor = _call(_MULTIPLY, (a, b))
-    return found
+    return _call(_MULTIPLY, (a, b))
 
 
 def is_one(value: Operand) -> bool:
@@ -211,8 +207,7 @@ def is_one(value: Operand) -> bool:
 
 def divide(a: Operand, b: Operand) -> Tensor:
     """``a / b``, of floats."""
-    found: Tensor = _call(_DIVIDE, (a, b))
-    return found
+    return _call(_DIVIDE, (a, b))
 
 
 def power(a: Operand, b: Operand) -> Tensor:
@@ -223,44 +218,37 @@ def power(a: Operand, b: Operand) -> Tensor:
         }  # fmt: skip
         if float(b) in special:
             return special[float(b)](a)
-    found: Tensor = _call(_POWER, (a, b))
-    return found
+    return _call(_POWER, (a, b))
 
 
 def maximum(a: Operand, b: Operand) -> Tensor:
     """The larger one; NaN if either is. Equal operands get half of the gradient each."""
-    found: Tensor = _call(_MAXIMUM, (a, b))
-    return found
+    return _call(_MAXIMUM, (a, b))
 
 
 def minimum(a: Operand, b: Operand) -> Tensor:
     """The smaller one; NaN if either is. Equal operands get half of the gradient each."""
-    found: Tensor = _call(_MINIMUM, (a, b))
-    return found
+    return _call(_MINIMUM, (a, b))
 
 
 def mod(a: Operand, b: Operand) -> Tensor:
     """``a - floor(a / b) * b``, with the sign of b, as Python's ``%``."""
-    found: Tensor = _call(_MOD, (a, b))
-    return found
+    return _call(_MOD, (a, b))
 
 
 def fmod(a: Operand, b: Operand) -> Tensor:
     """``a - trunc(a / b) * b``, with the sign of a, as C's."""
-    found: Tensor = _call(_FMOD, (a, b))
-    return found
+    return _call(_FMOD, (a, b))
 
 
 def arctan2(a: Operand, b: Operand) -> Tensor:
     """The angle of the point (b, a)."""
-    found: Tensor = _call(_ARCTAN2, (a, b))
-    return found
+    return _call(_ARCTAN2, (a, b))
 
 
 def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     """`a` where the condition is true, else `b`. No gradient passes to the one that is not chosen, not even NaN."""
-    found: Tensor = apply(_WHERE, (condition, a, b), dtype=common_dtype("where", (a, b)) or FLOATS[0])[0]
-    return found
+    return apply_one(_WHERE, (condition, a, b), dtype=common_dtype("where", (a, b)) or FLOATS[0])
 
 
 def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) -> Tensor:
@@ -280,8 +268,7 @@ def _comparison(name: str) -> _Binary:
     operation = _declare(name, None, result=BOOL, kinds="fib", why_not=_COMPARED)
 
     def function(a: Operand, b: Operand) -> Tensor:
-        found: Tensor = _call(operation, (a, b))
-        return found
+        return _call(operation, (a, b))
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"Whether each element of a is {name.replace('_', ' ')} to that of b, as bools."
@@ -302,8 +289,7 @@ def _logical(name: str, arity: int) -> Callable[..., Tensor]:
     def function(*operands: Operand) -> Tensor:
         if len(operands) != arity:
             raise TypeError(f"{name}: needs {arity} operands, got {len(operands)}")
-        found: Tensor = apply(operation, operands, dtype=BOOL)[0]
-        return found
+        return apply_one(operation, operands, dtype=BOOL)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{name.removeprefix('logical_').capitalize()}, of bools."
@@ -338,8 +324,7 @@ def _unary(
     )
 
     def function(x: Operand) -> Tensor:
-        found: Tensor = _call(operation, (x,))
-        return found
+        return _call(operation, (x,))
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
@@ -415,8 +400,7 @@ def cast(x: Operand, dtype: npt.DTypeLike) -> Tensor:
         raise fail("cast", f"dtype is {wanted}, must be one of {', '.join(d.name for d in DTYPES)}", TypeError)
     if isinstance(x, Tensor) and x.dtype == wanted:
         return x
-    found: Tensor = apply(_CAST, (x,), {"dtype": wanted})[0]
-    return found
+    return apply_one(_CAST, (x,), {"dtype": wanted})
 
 
 def identity(x: Operand) -> Tensor:

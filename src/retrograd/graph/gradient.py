@@ -21,7 +21,7 @@ from .tensor import (
     Operand,
     Tensor,
     Variable,
-    apply,
+    apply_one,
     as_tensor,
     current_graph,
     fail,
@@ -35,8 +35,7 @@ _STOP: Final = Operation(
 
 def stop_gradient(x: Operand) -> Tensor:
     """x itself, as a constant to `gradients`."""
-    found: Tensor = apply(_STOP, (x,))[0]
-    return found
+    return apply_one(_STOP, (x,))
 
 
 def gradients(of: Operand, wrt: Sequence[Operand], *, seed: Operand | None = None) -> list[Tensor]:

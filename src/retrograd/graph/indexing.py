@@ -15,7 +15,7 @@ from .operation import Array, Operation, Spec
 from .operators import Operators
 from .reduction import INT64, as_axes, refuse
 from .shaping import reshape
-from .tensor import FLOATS, Node, Operand, Tensor, Variable, apply, current_graph, fail
+from .tensor import FLOATS, Node, Operand, Tensor, Variable, apply, apply_one, current_graph, fail
 
 
 def refuse_index(answer: _core.Refusal | None) -> None:
@@ -89,8 +89,7 @@ def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
         (number,) = as_axes(axis, tensor.ndim)
     except ValueError as error:
         raise fail("take", str(error)) from None
-    found: Tensor = apply(_TAKE, (tensor, as_indices("take", indices)), {"axis": number})[0]
-    return found
+    return apply_one(_TAKE, (tensor, as_indices("take", indices)), {"axis": number})
 
 
 # ---- elements along an axis ------------------------------------------------------------------------------------------
@@ -145,8 +144,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
         (number,) = as_axes(axis, tensor.ndim)
     except ValueError as error:
         raise fail("take_along_axis", str(error)) from None
-    found: Tensor = apply(_TAKE_ALONG, (tensor, as_indices("take_along_axis", indices)), {"axis": number})[0]
-    return found
+    return apply_one(_TAKE_ALONG, (tensor, as_indices("take_along_axis", indices)), {"axis": number})
 
 
 # ---- scatter ---------------------------------------------------------------------------------------------------------
@@ -273,8 +271,7 @@ def cumsum(x: Operand, axis: int | None = None, *, exclusive: bool = False, reve
         tensor, axis = reshape(tensor, (-1,)), 0
     (number,) = as_axes(axis, tensor.ndim)
     attributes = {"axis": number, "exclusive": bool(exclusive), "reverse": bool(reverse)}
-    found: Tensor = apply(_CUMULATIVE, (tensor,), attributes)[0]
-    return found
+    return apply_one(_CUMULATIVE, (tensor,), attributes)
 
 
 class TopK(NamedTuple):

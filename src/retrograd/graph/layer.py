@@ -26,7 +26,7 @@ from .indexing import as_seed, refuse_index
 from .operation import Array, Operation, Spec
 from .reduction import INT64, refuse
 from .shaping import broadcast_to, reshape, stack, take_slice
-from .tensor import Node, Operand, Tensor, Variable, apply, current_graph, fail
+from .tensor import Node, Operand, Tensor, Variable, apply, apply_one, current_graph, fail
 
 _ONCE: Final = "it is a single call of the engine; second derivatives need a layer made of operations"
 
@@ -70,8 +70,7 @@ def activation(x: Operand, function: str | Activation) -> Tensor:
         raise fail("activation", str(error), type(error)) from None
     if chosen.name == "identity":
         return identity(x)
-    found: Tensor = apply(ACTIVATION, (x,), {"activation": chosen})[0]
-    return found
+    return apply_one(ACTIVATION, (x,), {"activation": chosen})
 
 
 _activate: Final = activation  # for functions with an argument of that name
@@ -581,8 +580,7 @@ def _pooled(
         }
     except (TypeError, ValueError) as error:
         raise fail(f"{kind}_pool", str(error), type(error)) from None
-    found: Tensor = apply(POOL, (images,), options)[0]
-    return found
+    return apply_one(POOL, (images,), options)
 
 
 def max_pool(
@@ -673,8 +671,7 @@ _EMBEDDING_BACKWARD: Final = Operation(
 
 def embedding(indices: Operand, table: Operand) -> Tensor:
     """The rows of `table` that integer `indices`, of any shape, select."""
-    found: Tensor = apply(EMBEDDING, (identity(indices), table), dtype=INT64)[0]
-    return found
+    return apply_one(EMBEDDING, (identity(indices), table), dtype=INT64)
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------------------
@@ -713,5 +710,4 @@ def dropout(x: Operand, rate: float, *, seed: Operand) -> Tensor:
         raise fail("dropout", f"rate is {rate}, must be at least 0 and below 1")
     if rate == 0:
         return identity(x)
-    found: Tensor = apply(DROPOUT, (x, as_seed(seed)), {"rate": float(rate)})[0]
-    return found
+    return apply_one(DROPOUT, (x, as_seed(seed)), {"rate": float(rate)})

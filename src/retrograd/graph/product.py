@@ -11,7 +11,7 @@ from .elementwise import broadcast, identity
 from .operation import Array, Operation, Spec
 from .reduction import refuse, sum, sum_to
 from .shaping import broadcast_to, reshape, swapaxes
-from .tensor import Node, Operand, Tensor, apply, fail
+from .tensor import Node, Operand, Tensor, apply, apply_one, fail
 
 
 def _floats(*specs: Spec | None) -> None:
@@ -167,8 +167,7 @@ _LINEAR_BACKWARD: Final = Operation(
 
 def linear(x: Operand, w: Operand, b: Operand | None = None) -> Tensor:
     """``x @ w.T + b`` for x [..., I], w [O, I] and b [O]; the sum over rows for b is in float64."""
-    found: Tensor = apply(_LINEAR, (x, w, b))[0]
-    return found
+    return apply_one(_LINEAR, (x, w, b))
 
 
 def outer(a: Operand, b: Operand) -> Tensor:

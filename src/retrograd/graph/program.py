@@ -78,12 +78,13 @@ class ResultView:
                 "this result was in the memory of its program, which has run again since; copy it before the next run, "
                 "or call the program without copy=False"
             )
-        view = self._array.view()
+        view: Array = self._array.view()
         view.flags.writeable = False
         return view
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
-        return np.array(self.array, dtype, copy=copy)
+        array: Array = np.array(self.array, dtype, copy=copy)
+        return array
 
     def __repr__(self) -> str:
         return f"ResultView({Spec(self._array.shape, self._array.dtype)!r})"

@@ -13,7 +13,7 @@ import retrograd.graph as G
 from .. import _core
 from .operation import Array, Gradient, Operation, Spec
 from .operators import Axes, Operators
-from .tensor import BOOL, Node, Operand, Tensor, apply, fail
+from .tensor import BOOL, Node, Operand, Tensor, apply_one, fail
 
 KINDS: Final = dict(_core.reductions())
 INT64: Final = np.dtype(np.int64)
@@ -142,8 +142,7 @@ def _reduce(operation: Operation, x: Operand, axis: Axes | Sequence[int], keepdi
         raise fail(operation.name, str(error)) from None
     if not axes and isinstance(x, Tensor) and operation is not _SQUARES:
         return x
-    found: Tensor = apply(operation, (x,), {"axes": axes, "keepdims": bool(keepdims)})[0]
-    return found
+    return apply_one(operation, (x,), {"axes": axes, "keepdims": bool(keepdims)})
 
 
 def sum(x: Operand, axis: Axes | Sequence[int] = None, *, keepdims: bool = False) -> Tensor:
@@ -237,8 +236,7 @@ def any(x: Operand, axis: Axes | Sequence[int] = None, *, keepdims: bool = False
 def _of_bools(x: Operand, axis: Axes | Sequence[int], keepdims: bool, every: bool) -> Tensor:
     tensor = G.identity(x)
     attributes = {"axes": as_axes(axis, tensor.ndim), "keepdims": bool(keepdims), "every": every}
-    found: Tensor = apply(_BOOL, (tensor,), attributes)[0]
-    return found
+    return apply_one(_BOOL, (tensor,), attributes)
 
 
 def _arg_shapes(x: Spec, *, axis: int, largest: bool) -> Sequence[Spec]:
@@ -272,5 +270,4 @@ def _arg(x: Operand, axis: int | None, largest: bool) -> Tensor:
     if axis is None:
         tensor, axis = G.reshape(tensor, (-1,)), 0
     (number,) = as_axes(axis, tensor.ndim)
-    found: Tensor = apply(_ARG, (tensor,), {"axis": number, "largest": largest})[0]
-    return found
+    return apply_one(_ARG, (tensor,), {"axis": number, "largest": largest})

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .elementwise import broadcast, equal, identity, run_map, where
 from .operation import Array, Operation, Spec
 from .reduction import as_axes, sum_to
-from .tensor import FLOATS, Node, Operand, Tensor, apply, as_array, current_graph, fail, in_trace
+from .tensor import FLOATS, Node, Operand, Tensor, apply, apply_one, as_array, current_graph, fail, in_trace
 
 _Part: TypeAlias = int | slice | types.EllipsisType | None
 Index: TypeAlias = _Part | tuple[_Part, ...]
@@ -50,8 +50,7 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
         raise fail("reshape", f"x of shape {tensor.shape} has {tensor.size} elements, but shape is {given}")
     if tuple(wanted) == tensor.shape:
         return tensor
-    found: Tensor = apply(_RESHAPE, (tensor,), {"shape": tuple(wanted)})[0]
-    return found
+    return apply_one(_RESHAPE, (tensor,), {"shape": tuple(wanted)})
 
 
 def _transpose_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -78,8 +77,7 @@ def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
         raise fail("transpose", f"axes is {axes}, must name each of the {tensor.ndim} axes of x once")
     if order == tuple(range(tensor.ndim)):
         return tensor
-    found: Tensor = apply(_TRANSPOSE, (tensor,), {"axes": order})[0]
-    return found
+    return apply_one(_TRANSPOSE, (tensor,), {"axes": order})
 
 
 def swapaxes(x: Operand, first: int, second: int) -> Tensor:
@@ -126,8 +124,7 @@ def broadcast_to(x: Operand, shape: Sequence[int]) -> Tensor:
         fits = False
     if not fits:
         raise fail("broadcast_to", f"x has shape {tensor.shape}, which does not broadcast to {wanted}")
-    found: Tensor = apply(_BROADCAST, (tensor,), {"shape": wanted})[0]
-    return found
+    return apply_one(_BROADCAST, (tensor,), {"shape": wanted})
 
 
 def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
@@ -296,8 +293,7 @@ def concatenate(tensors: Sequence[Operand], axis: int = 0) -> Tensor:
         (number,) = as_axes(axis, parts[0].ndim)
     except ValueError as error:
         raise fail("concatenate", str(error)) from None
-    found: Tensor = apply(_CONCATENATE, parts, {"axis": number})[0]
-    return found
+    return apply_one(_CONCATENATE, parts, {"axis": number})
 
 
 def stack(tensors: Sequence[Operand], axis: int = 0) -> Tensor:

@@ -378,6 +378,18 @@ def apply(
         raise
 
 
+def apply_one(
+    operation: Operation,
+    operands: Sequence[Operand | None],
+    attributes: dict[str, Any] | None = None,
+    *,
+    dtype: np.dtype[Any] | None = None,
+) -> Tensor:
+    """The first result of an operation; to a type checker it is a tensor."""
+    found: Tensor = apply(operation, operands, attributes, dtype=dtype)[0]
+    return found
+
+
 def compute(operation: Operation, arrays: Sequence[Array | None], attributes: dict[str, Any]) -> tuple[Array, ...]:
     """The results of an operation on arrays, computed at once."""
     if operation.view is not None:
