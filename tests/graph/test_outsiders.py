@@ -312,6 +312,32 @@ row(
     "average_pool", IMAGES, lambda x: graph.average_pool(x, 2), lambda T, x: T.nn.functional.avg_pool2d(x, 2),
     lambda J, x: _windows(x).mean(-1),
 )  # fmt: skip
+
+
+def _only_largest(J: Any, x: Any) -> Any:
+    """x with zeros but for the largest element of each window."""
+    windows = _windows(x)
+    kept = J.numpy.where(windows == windows.max(-1, keepdims=True), windows, 0)
+    rows = kept.reshape(2, 3, 3, 2, 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(2, 3, 6, 4)
+    return J.numpy.zeros_like(x).at[:, :, :6, :4].set(rows)
+
+
+UNPOOLED = np.arange(2 * 3 * 3 * 2).reshape(2, 3, 3, 2) % 6 * 5 + 2  # positions in planes of 6 by 5
+row(
+    "max_unpool", np.cos(np.arange(36.0)).reshape(2, 3, 3, 2),
+    lambda x: graph.max_unpool(x, UNPOOLED, (2, 3, 6, 5)),
+    lambda T, x: T.nn.functional.max_unpool2d(x, T.from_numpy(UNPOOLED), 2, output_size=(6, 5)),
+    lambda J, x: J.numpy.zeros((2, 3, 30)).at[
+        np.arange(2)[:, None, None], np.arange(3)[:, None], UNPOOLED.reshape(2, 3, 6)
+    ].set(x.reshape(2, 3, 6)).reshape(2, 3, 6, 5),
+)  # fmt: skip
+row(
+    "max_pool_indices", IMAGES, lambda x: graph.max_unpool(*graph.max_pool_indices(x, 2), x.shape),
+    lambda T, x: T.nn.functional.max_unpool2d(
+        *T.nn.functional.max_pool2d(x, 2, return_indices=True), 2, output_size=x.shape[2:]
+    ),
+    lambda J, x: _only_largest(J, x),
+)  # fmt: skip
 row(
     "l2_pool", IMAGES, lambda x: graph.l2_pool(x, 2), lambda T, x: T.nn.functional.lp_pool2d(x, 2.0, 2),
     lambda J, x: J.numpy.sqrt((_windows(x) ** 2).sum(-1)),
@@ -345,6 +371,11 @@ row(
     "softmax_cross_entropy", A, lambda x: graph.softmax_cross_entropy(x, graph.constant(SHARES)),
     lambda T, x: T.nn.functional.cross_entropy(x, T.from_numpy(SHARES)),
     lambda J, x: -(J.nn.log_softmax(x) * SHARES).sum(-1).mean(),
+)  # fmt: skip
+row(
+    "categorical_cross_entropy", A, lambda x: graph.categorical_cross_entropy(x, SHARES),
+    lambda T, x: -(T.log_softmax(x, -1) * T.from_numpy(SHARES)).sum(-1).div(T.from_numpy(SHARES != 0).sum(-1)).mean(),
+    lambda J, x: (-(J.nn.log_softmax(x) * SHARES).sum(-1) / (SHARES != 0).sum(-1)).mean(),
 )  # fmt: skip
 row(
     "sigmoid_cross_entropy", A, lambda x: graph.sigmoid_cross_entropy(x, TARGETS),

@@ -96,6 +96,7 @@ from .indexing import (
     top_k,
 )
 from .layer import (
+    MaxPool,
     activation,
     average_pool,
     batch_norm,
@@ -111,10 +112,13 @@ from .layer import (
     layer_norm,
     leaky_relu,
     max_pool,
+    max_pool_indices,
+    max_unpool,
     silu,
     softplus,
 )
 from .loss import (
+    categorical_cross_entropy,
     cosine_distance,
     hinge,
     huber,
@@ -177,6 +181,7 @@ __all__ = [
     "Cosine",
     "Graph",
     "Lstm",
+    "MaxPool",
     "Node",
     "Operand",
     "Operation",
@@ -208,6 +213,7 @@ __all__ = [
     "batch_norm",
     "broadcast_to",
     "cast",
+    "categorical_cross_entropy",
     "ceil",
     "clip",
     "compile",
@@ -268,6 +274,8 @@ __all__ = [
     "matmul",
     "max",
     "max_pool",
+    "max_pool_indices",
+    "max_unpool",
     "maximum",
     "mean",
     "mean_absolute_error",

@@ -147,6 +147,14 @@ def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
     return apply_one(_TAKE_ALONG, (tensor, as_indices("take_along_axis", indices)), {"axis": number})
 
 
+def place_along_axis(x: Operand, indices: Operand, extent: int, axis: int) -> Tensor:
+    """Zeros with the elements of x at `indices` along an axis of this extent, added where indices are equal."""
+    tensor, places = identity(x), as_indices("place_along_axis", indices)
+    (number,) = as_axes(axis, tensor.ndim)
+    shape = (*tensor.shape[:number], int(extent), *tensor.shape[number + 1 :])
+    return apply_one(_PUT_ALONG, (tensor, places), {"shape": shape, "axis": number})
+
+
 # ---- scatter ---------------------------------------------------------------------------------------------------------
 
 

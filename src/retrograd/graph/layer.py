@@ -6,8 +6,9 @@ for linear layers and convolutions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from ..ops.convolution import conv_problem
 from ..ops.normalization import RunningUpdate
 from ..ops.pooling import pool_windows, pooled_shape
 from .elementwise import add, cast, identity, run_map
-from .indexing import as_seed, refuse_index
+from .indexing import as_seed, place_along_axis, refuse_index
 from .operation import Array, Operation, Spec
 from .reduction import INT64, refuse
 from .shaping import broadcast_to, reshape, stack, take_slice
@@ -555,6 +556,13 @@ _POOL_BACKWARD: Final = Operation(
 )
 
 
+class MaxPool(NamedTuple):
+    """The largest values, and their positions h * W + w in the planes of x, as int32."""
+
+    y: Tensor
+    indices: Tensor
+
+
 def _pooled(
     kind: str,
     x: Operand,
@@ -564,7 +572,7 @@ def _pooled(
     dilation: PerAxis,
     count_includes_padding: bool,
     channels_last: bool,
-) -> Tensor:
+) -> tuple[Any, ...]:
     images = identity(x)
     try:
         axes = len(spatial("x", images.shape, channels_last))
@@ -580,7 +588,7 @@ def _pooled(
         }
     except (TypeError, ValueError) as error:
         raise fail(f"{kind}_pool", str(error), type(error)) from None
-    return apply_one(POOL, (images,), options)
+    return apply(POOL, (images,), options)
 
 
 def max_pool(
@@ -593,7 +601,36 @@ def max_pool(
     channels_last: bool = False,
 ) -> Tensor:
     """The largest value of each window, as :func:`retrograd.max_pool_forward`; the gradient goes to the first one."""
-    return _pooled("max", x, kernel, stride, padding, dilation, True, channels_last)
+    return max_pool_indices(x, kernel, stride=stride, padding=padding, dilation=dilation, channels_last=channels_last).y
+
+
+def max_pool_indices(
+    x: Operand,
+    kernel: PerAxis,
+    *,
+    stride: PerAxis | None = None,
+    padding: Padding = 0,
+    dilation: PerAxis = 1,
+    channels_last: bool = False,
+) -> MaxPool:
+    """The largest value of each window and where it is, for :func:`max_unpool`."""
+    return MaxPool(*_pooled("max", x, kernel, stride, padding, dilation, True, channels_last))
+
+
+def max_unpool(x: Operand, indices: Operand, shape: Sequence[int], *, channels_last: bool = False) -> Tensor:
+    """Zeros of this shape, with the elements of x at `indices` of their planes.
+
+    As :func:`retrograd.max_unpool_forward`, but where an index occurs more than once, in windows that overlap, the
+    elements are added.
+    """
+    values, places = identity(x), identity(indices)
+    if values.shape != places.shape or len(shape) != values.ndim:
+        raise fail("max_unpool", f"x has shape {values.shape}, indices {places.shape}, and shape is {tuple(shape)}")
+    axis = 1 if channels_last else -1
+    sizes = spatial("shape", tuple(shape), channels_last)
+    planes = (shape[0], -1, shape[-1]) if channels_last else (*shape[:2], -1)
+    flat = place_along_axis(reshape(values, planes), reshape(places, planes), math.prod(sizes), axis)
+    return reshape(flat, tuple(shape))
 
 
 def average_pool(
@@ -606,7 +643,8 @@ def average_pool(
     channels_last: bool = False,
 ) -> Tensor:
     """The average of each window, as :func:`retrograd.average_pool_forward`."""
-    return _pooled("average", x, kernel, stride, padding, 1, count_includes_padding, channels_last)
+    found: Tensor = _pooled("average", x, kernel, stride, padding, 1, count_includes_padding, channels_last)[0]
+    return found
 
 
 def l2_pool(
@@ -618,7 +656,8 @@ def l2_pool(
     channels_last: bool = False,
 ) -> Tensor:
     """The L2 norm of each window, as :func:`retrograd.l2_pool_forward`."""
-    return _pooled("l2", x, kernel, stride, padding, 1, True, channels_last)
+    found: Tensor = _pooled("l2", x, kernel, stride, padding, 1, True, channels_last)[0]
+    return found
 
 
 # ---- embedding -------------------------------------------------------------------------------------------------------

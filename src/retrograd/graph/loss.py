@@ -10,10 +10,11 @@ import numpy as np
 
 from .. import _core
 from ..ops.loss import ABSOLUTE, DIFFERENCE, HINGE, LOG, REDUCTIONS, SIGMOID, Reduction
-from .elementwise import cast, identity, negative
+from .elementwise import cast, identity, maximum, negative, not_equal
+from .gradient import stop_gradient
 from .indexing import refuse_index
 from .operation import Array, Operation, Spec
-from .reduction import INT64, refuse
+from .reduction import INT64, refuse, sum
 from .shaping import broadcast_to, expand_dims
 from .tensor import Node, Operand, Tensor, apply, fail
 
@@ -142,6 +143,24 @@ def softmax_cross_entropy(
     }  # fmt: skip
     loss: Tensor = apply(_ENTROPY, (x, _as_labels(labels), _weights(weights, x, True)), options, dtype=INT64)[0]
     return cast(loss, x.dtype) if reduction == "none" else loss
+
+
+def categorical_cross_entropy(
+    logits: Operand,
+    target: Operand,
+    *,
+    weights: Operand | None = None,
+    reduction: Reduction = "mean",
+    scale: float = 1.0,
+) -> Tensor:
+    """``-sum(target * log softmax(logits)) / m``, m the number of targets of the row that are not 0.
+
+    As :func:`retrograd.categorical_cross_entropy`, with one weight for each row.
+    """
+    given = identity(target)
+    nonzero = cast(not_equal(given, 0.0), given.dtype)
+    shares = given / maximum(sum(nonzero, -1, keepdims=True), 1.0)
+    return softmax_cross_entropy(logits, stop_gradient(shares), weights=weights, reduction=reduction, scale=scale)
 
 
 def _as_labels(labels: Operand) -> Operand:
