@@ -491,3 +491,17 @@ def test_empty_tensors() -> None:
 
     program = check(function, empty)
     assert program(empty)[-1].tolist() == [3.0] * 5
+
+
+def test_operations_on_constants_are_computed_while_tracing() -> None:
+    def function(x: graph.Tensor) -> Any:
+        table = graph.exp(graph.constant(np.arange(4, dtype=np.float32)))
+        (slope,) = graph.gradients(graph.sum(x**3 * table), [x])
+        return slope
+
+    x = np.arange(4, dtype=np.float32)
+    program = check(function, x)
+    names = [step.name for step in program.plan.steps]
+    assert len(names) == 1
+    assert "exp" not in names[0]
+    assert "subtract" not in names[0]

@@ -370,12 +370,30 @@ def apply(
             graph = current_graph()
             assert graph is not None
             tensors = [None if o is None else as_tensor(o, dtype) for o in operands]
-            return graph.node(operation, tensors, settings).results
+            return _folded(graph, operation, tensors, settings) or graph.node(operation, tensors, settings).results
         return compute(operation, [None if o is None else as_array(o, dtype) for o in operands], settings)
     except (TypeError, ValueError) as error:
         if not str(error).startswith(f"{operation.name}: "):
             raise fail(operation.name, str(error), type(error)) from None
         raise
+
+
+_MOST_FOLDED: Final = 1 << 16  # bytes of a result that is computed while tracing
+
+
+def _folded(
+    graph: Graph, operation: Operation, tensors: Sequence[Tensor | None], attributes: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """The results of an operation on constants, as constants; empty if an input is not one."""
+    if operation.compute is None or operation.updates:
+        return ()
+    if not all(t is not None and t.node.operation is CONSTANT for t in tensors):
+        return ()
+    arrays = [t.node.attributes["value"] for t in tensors if t is not None]
+    specs = operation.shapes(*(Spec(a.shape, a.dtype) for a in arrays), **attributes)
+    if sum(spec.nbytes for spec in specs) > _MOST_FOLDED:
+        return ()
+    return tuple(graph.constant(array) for array in compute(operation, arrays, attributes))
 
 
 def apply_one(
