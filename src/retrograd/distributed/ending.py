@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import stat
 import sys
 import threading
+from array import array
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, NamedTuple, NoReturn
@@ -17,6 +19,8 @@ ENDED: Final = "the end of the program"  # the call of a rank that makes no othe
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _KILLED_WITHIN: Final = 10.0  # seconds; it takes milliseconds
+_READ_WITHIN: Final = 5.0  # likewise
+_GLANCE: Final = 0.05
 
 
 class RankError(RuntimeError):
@@ -84,11 +88,28 @@ def abort(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a closed pipe
             stream.flush()
+            _wait_until_read(stream.fileno())
     if not MPI.Is_finalized():
         MPI.COMM_WORLD.Abort(code)
         # It may return before mpirun ends this process. Until then nothing else may run, such as a regular exit.
         threading.Event().wait(_KILLED_WITHIN)
     os._exit(code)
+
+
+def _wait_until_read(file: int) -> None:
+    """Wait until mpirun has read what was printed: it drops what is still in the pipe when the ranks are aborted."""
+    if not stat.S_ISFIFO(os.fstat(file).st_mode):
+        return
+    import fcntl
+    import termios
+
+    waiting = threading.Event()
+    for _ in range(round(_READ_WITHIN / _GLANCE)):
+        unread = array("i", [0])
+        fcntl.ioctl(file, termios.FIONREAD, unread)
+        waiting.wait(_GLANCE)  # also once after the last byte, which mpirun still has to pass on
+        if unread[0] == 0:
+            break
 
 
 def announce_end(comm: Any) -> None:
