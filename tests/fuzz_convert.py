@@ -32,7 +32,7 @@ from support.fuzz_driver import Broken
 from support.fuzz_files import CANARY, FORMATS, Folder
 
 MEMORY = 2 << 30  # bytes that a case may allocate
-fuzz_driver.STUCK = 10.0  # seconds that a file of a few kilobytes may take
+fuzz_driver.BUSY = 10.0  # seconds that a file of a few kilobytes may take
 # The interpreter and its packages, which import modules when they are first needed.
 KNOWN = tuple({os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path})
 KNOWN += ("/proc/", "/sys/", "/dev/")

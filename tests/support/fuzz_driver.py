@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +44,7 @@ GUARD = 64  # bytes on either side of a buffer
 PATTERN = 0xA5
 SLOW = 20.0  # seconds: no call on buffers of a few kilobytes takes that long
 STUCK = 120.0  # seconds in one case, after which its process is ended
+BUSY = 120.0  # the same in seconds of processor time, which other processes cannot use up
 # What descriptors and members are mutated to.
 INTEGERS = [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 64, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**62]
 INTEGERS += [2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)]
@@ -125,8 +127,9 @@ class Job:
     process: Any
     answer: Connection  # a Counter, or the text of a finding
     now: Any  # the seed of the case that it runs
-    seen: int = -1  # the last of those that was seen here, and when
+    seen: int = -1  # the last of those that was seen here, when, and the processor time used by then
     since: float = 0.0
+    used: float = 0.0
 
     @staticmethod
     def start(run: Run, first: int, count: int, report: bool) -> Job:
@@ -159,12 +162,23 @@ class Job:
                 raise Broken(tally)
             return tally
         if self.now.value != self.seen:
-            self.seen, self.since = self.now.value, time.monotonic()
-        elif time.monotonic() - self.since > STUCK:
+            self.seen, self.since, self.used = self.now.value, time.monotonic(), self.processor_time()
+            return None
+        stuck, busy = time.monotonic() - self.since > STUCK, self.processor_time() - self.used > BUSY
+        if stuck or busy:
             os.kill(self.process.pid, signal.SIGABRT)
             self.process.join(10)
-            raise Broken(f"a case has not ended after {STUCK:.0f} seconds; {repeat}")
+            limit = f"{STUCK:.0f} seconds" if stuck else f"{BUSY:.0f} seconds of processor time"
+            raise Broken(f"a case has not ended after {limit}; {repeat}")
         return None
+
+    def processor_time(self) -> float:
+        """What the process has used, in seconds; 0 where the system does not say."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def work_in_processes(run: Run, first: int, count: int, jobs: int) -> Counter[str]:
