@@ -3,7 +3,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../base/parallel.h"
 #include "../base/scratch.h"
 
 namespace rg {
@@ -73,17 +72,6 @@ void check_indices(const IndexCheck& call) {
         if (call.may_ignore && index == call.ignored) continue;
         if (index < 0 || index >= call.limit) throw OutOfRange(index, call.limit);
     }
-}
-
-void copy_bytes(const CopyBytes& call) {
-    constexpr int64_t kChunk = int64_t(1) << 18;
-    const char* from = static_cast<const char*>(call.from);
-    char* to = static_cast<char*>(call.to);
-    const Workers workers(double(call.bytes) / 4 * cost::kCopy, call.threads);
-    workers.each(ceil_div(call.bytes, kChunk), [&](int64_t chunk) {
-        const int64_t first = chunk * kChunk;
-        memcpy(to + first, from + first, size_t(std::min(kChunk, call.bytes - first)));
-    });
 }
 
 }  // namespace rg

@@ -54,15 +54,6 @@ struct IndexCheck {
 void check_indices(const IndexCheck& call);
 bool indices_in_range(const IndexCheck& call);
 
-// Copies between a caller's array and the program, or within it.
-struct CopyBytes {
-    const void* from = nullptr;
-    void* to = nullptr;
-    int64_t bytes = 0;
-    int threads = 1;
-};
-void copy_bytes(const CopyBytes& call);
-
 class Program {
 public:
     // bytes: of the arena, which is aligned to 64 bytes and starts as zeros
@@ -80,7 +71,6 @@ public:
     void add(const Call& call, void (*driver)(const Call&)) {
         records_.push_back(std::make_unique<CallRecord<Call>>(call, driver));
     }
-    void add_record(std::unique_ptr<Record> record) { records_.push_back(std::move(record)); }
     // All later records write to variables.
     void commit() { commit_ = records_.size(); }
 

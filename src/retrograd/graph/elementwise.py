@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .. import _core
 from .operation import Array, Operation, Spec
-from .reduction import sum_to
+from .reduction import refuse, sum_to
 from .tensor import (
     BOOL,
     DTYPES,
@@ -69,8 +69,7 @@ def run_map(
         answer = _core.map(f64, steps, views, constants, [*results], registers, False, 0)
     else:
         answer = _core.map_integers(steps, views, [int(c) for c in constants], [*results], registers, False, 0)
-    if answer is not None:
-        raise RuntimeError(f"the engine refused {answer.argument}: {answer.reason.name}")
+    refuse(answer)
 
 
 _FLOAT_SET: Final = set(FLOATS)

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .elementwise import add, cast, equal, identity
+from .elementwise import add, cast, equal, exp, identity
 from .operation import Array, Operation, Spec
 from .operators import Operators
-from .reduction import INT64, as_axes, refuse
-from .shaping import reshape
+from .reduction import INT64, as_axes, refuse, sum
+from .shaping import moveaxis, reshape
 from .tensor import FLOATS, Node, Operand, Tensor, Variable, apply, apply_one, current_graph, fail
 
 
@@ -203,9 +203,6 @@ def _softmax_backward(inputs: Sequence[Array], results: Sequence[Array], *, log:
 
 def _softmax_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     """dx = y (dy - s), s = sum(dy y); or with the logarithm dx = dy - exp(y) sum(dy)."""
-    from .elementwise import exp
-    from .reduction import sum
-
     (dy, y), (g,) = node.inputs, given
     assert dy is not None
     assert y is not None
@@ -236,8 +233,6 @@ def log_softmax(x: Operand, axis: int = -1) -> Tensor:
 
 
 def _along_last(x: Operand, axis: int, log: bool) -> Tensor:
-    from .shaping import moveaxis
-
     tensor = identity(x)
     try:
         (number,) = as_axes(axis, tensor.ndim)
@@ -320,8 +315,6 @@ def top_k(x: Operand, k: int, *, largest: bool = True) -> TopK:
 
 def sort(x: Operand, axis: int = -1) -> Tensor:
     """The elements in ascending order along an axis; the gradient goes back to where they were."""
-    from .shaping import moveaxis
-
     tensor = moveaxis(x, axis, -1)
     return moveaxis(top_k(tensor, tensor.shape[-1], largest=False).values, -1, axis)
 

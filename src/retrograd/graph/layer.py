@@ -25,6 +25,7 @@ from ..ops.pooling import pool_windows, pooled_shape
 from .elementwise import add, cast, identity, run_map
 from .indexing import as_seed, place_along_axis, refuse_index
 from .operation import Array, Operation, Spec
+from .product import totals_of
 from .reduction import INT64, refuse
 from .shaping import broadcast_to, reshape, stack, take_slice
 from .tensor import Node, Operand, Tensor, Variable, apply, apply_one, current_graph, fail
@@ -407,13 +408,7 @@ def _conv_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[bo
         last = options["channels_last"]
         shape = (-1,) if last else (-1, *(1,) * (dy.ndim - 2))
         parts[0].append(broadcast_to(reshape(gdb, shape), dy.shape))
-    found: list[Tensor | None] = []
-    for contributions, wanted in zip(parts, needed, strict=True):
-        total: Tensor | None = None
-        for one in contributions if wanted else []:
-            total = one if total is None else total + one
-        found.append(total)
-    return found
+    return totals_of(parts, needed)
 
 
 def _conv_backward_shapes(dy: Spec, x: Spec, w: Spec, **options: Any) -> Sequence[Spec]:

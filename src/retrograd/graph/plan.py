@@ -308,7 +308,7 @@ def _split(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 class _Group:
     """Elementwise nodes of one shape that become one map."""
 
-    __slots__ = ("constants", "dtype", "members", "operands", "shape")
+    __slots__ = ("dtype", "members", "shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.shape = shape

@@ -9,7 +9,7 @@ from typing import Final
 from .. import _core
 from .elementwise import broadcast, identity
 from .operation import Array, Operation, Spec
-from .reduction import refuse, sum, sum_to
+from .reduction import refuse, sum
 from .shaping import broadcast_to, reshape, swapaxes
 from .tensor import Node, Operand, Tensor, apply, apply_one, fail
 
@@ -145,12 +145,18 @@ def _linear_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[
         parts[1].append(matmul(flat_dy, gdw))
     if gdb is not None:
         parts[0].append(broadcast_to(gdb, flat_dy.shape))
+    totals = totals_of(parts, needed)
+    return [None if t is None else reshape(t, like.shape) for t, like in zip(totals, (dy, x, w), strict=True)]
+
+
+def totals_of(parts: Sequence[Sequence[Tensor]], needed: Sequence[bool]) -> list[Tensor | None]:
+    """The sum of the contributions to each gradient, in order; None where there are none, or none is needed."""
     found: list[Tensor | None] = []
-    for tensor, contributions, wanted in zip((dy, x, w), parts, needed, strict=True):
+    for contributions, wanted in zip(parts, needed, strict=True):
         total: Tensor | None = None
         for one in contributions if wanted else []:
             total = one if total is None else total + one
-        found.append(None if total is None else reshape(sum_to(total, total.shape), tensor.shape))
+        found.append(total)
     return found
 
 
