@@ -34,15 +34,20 @@ def refusal(name: str, argument: str, size: int, needed: int) -> str:
     return re.escape(f"{name}: {argument} has a storage of {size} bytes, expected at least {needed}")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in sorted(LAYERS)
+        for dtype in ["float32", "bfloat16"]
+        if (name, dtype) != ("LSTM", "bfloat16")
+    ],
+)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("size", [0, 8])
-@pytest.mark.parametrize("name", sorted(LAYERS))
 def test_an_input_without_its_storage_is_refused(name: str, size: int, grad: bool, dtype: str) -> None:
     layer, x = make(name)
     if dtype == "bfloat16":
-        if name == "LSTM":
-            pytest.skip("there is none")
         x = x.bfloat16()
     expected, needed = outputs_of(layer(x)), x.nbytes
     layer, x = make(name)
