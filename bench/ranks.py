@@ -1,7 +1,7 @@
 """Times gradient sums of several ranks over networks of given bandwidth and delay; fits and plots a cost model.
 
     sudo python bench/ranks.py --csv docs/distributed.csv --plot docs/distributed.svg
-    sudo python bench/ranks.py --steps     # whole training steps, with and without overlap
+    sudo python bench/ranks.py --steps     # whole training steps
 
 Each rank runs in a network namespace of its own. All traffic passes through a switch in this process, which sends at
 the given bandwidth per rank and holds every packet for the given delay. It needs root, Linux with TUN devices, mpi4py,
@@ -181,38 +181,33 @@ def add(rounds: int) -> None:
             print(json.dumps([size, float(np.median(times[2:]))]), flush=True)
 
 
-def seconds_of_backward(x: np.ndarray, target: np.ndarray, shard: Any) -> float:
+def seconds_of_gradients(x: np.ndarray, target: np.ndarray, shard: Any) -> float:
     """Forward and backward of a shard of the batch."""
     part, share = shard.part(len(x)), shard.share(len(x))
-    shard.loss.forward(shard.model.forward(x[part]), target[part])
     start = time.perf_counter()
-    shard.model.backward(shard.loss.backward(share))
+    shard.step(x[part], target[part], share=share)
     return time.perf_counter() - start
 
 
 def train(rounds: int) -> None:
-    """Time training steps without and with overlap, in turns; rank 0 prints the medians."""
+    """Time training steps; rank 0 prints the medians."""
     from retrograd import distributed, nn
 
     group = distributed.world(8)
     rng = np.random.default_rng(0)
-    layers = [nn.Linear(WIDTH, WIDTH, rng=rng) for _ in range(LAYERS)]
-    models = [
-        distributed.DataParallel(nn.Sequential(*layers), group, nn.MeanSquaredError(), overlap=overlap)
-        for overlap in (False, True)
-    ]
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, rng=rng) for _ in range(LAYERS)))
+    parallel = distributed.DataParallel(model, group, nn.MeanSquaredError(), nn.SGD(model, 1e-3))
     for batch in BATCHES:
         x, target = rng.standard_normal((2, batch, WIDTH), dtype=np.float32)
         times = []
         for _ in range(rounds + 2):
-            for model in models:
-                group.run(lambda _: None)  # a barrier
-                start = time.perf_counter()
-                backward = max(model.run(functools.partial(seconds_of_backward, x, target)))
-                times.append((time.perf_counter() - start, backward))
-        plain, overlapped = np.median(times[4::2], axis=0), np.median(times[5::2], axis=0)
+            group.run(lambda _: None)  # a barrier
+            start = time.perf_counter()
+            gradients = max(parallel.run(functools.partial(seconds_of_gradients, x, target)))
+            times.append((time.perf_counter() - start, gradients))
+        whole, gradients = np.median(times[2:], axis=0)
         if group.rank == 0:
-            print(json.dumps([batch, plain[0], overlapped[0], plain[1]]), flush=True)
+            print(json.dumps([batch, whole, gradients]), flush=True)
 
 
 def run_ranks(ssh: str, ranks: int, *arguments: str) -> list[list[float]]:
@@ -251,15 +246,12 @@ def measure(rounds: int) -> list[Point]:
 
 
 def measure_steps(rounds: int) -> None:
-    print("ranks  batch  step ms  with overlap  of it backward")
+    print("ranks  batch  step ms  of it gradients")
     with Switch(max(RANKS)) as switch, launcher() as ssh:
         switch.set(*NETWORKS[0])
         for ranks in RANKS:
-            for batch, plain, overlapped, backward in run_ranks(ssh, ranks, "--rank", "steps", "--rounds", str(rounds)):
-                print(
-                    f"{ranks:5} {batch:6.0f} {plain * 1e3:8.0f} {overlapped * 1e3:13.0f} {backward * 1e3:15.0f}",
-                    flush=True,
-                )
+            for batch, whole, gradients in run_ranks(ssh, ranks, "--rank", "steps", "--rounds", str(rounds)):
+                print(f"{ranks:5} {batch:6.0f} {whole * 1e3:8.0f} {gradients * 1e3:16.0f}", flush=True)
 
 
 # ---- the model -------------------------------------------------------------------------------------------------------
@@ -291,7 +283,7 @@ def fit(points: Sequence[Point]) -> Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", choices=("sums", "steps"), help=argparse.SUPPRESS)
-    parser.add_argument("--steps", action="store_true", help="time training steps with and without overlap instead")
+    parser.add_argument("--steps", action="store_true", help="time training steps instead")
     parser.add_argument("--rounds", type=int, default=20, help="sums of each size (default: 20)")
     parser.add_argument("--csv", metavar="FILE", help="write the measured points")
     parser.add_argument("--read", metavar="FILE", help="read points that --csv wrote, instead of measuring")

@@ -1,7 +1,7 @@
 """A character model with retrograd.nn: it learns to spell its own source, and then writes the first line again.
 
 Truncated backpropagation: the text is cut into columns that are read side by side, 32 characters at a time, and each
-piece starts from the final states of the previous one.
+piece starts from the final states of the previous one. The states are arguments and results of a step.
 """
 
 from __future__ import annotations
@@ -21,34 +21,42 @@ class CharacterModel(nn.Module):
         self.norm = nn.LayerNorm(96)
         self.head = nn.Linear(96, characters, rng=rng)
 
-    def forward(self, characters, state=None):
-        y = self.lstm.forward(self.embedding.forward(characters), state)
-        return self.head.forward(self.norm.forward(y))
+    def forward(self, characters: nn.Tensor, state: nn.LstmState | None = None) -> tuple[nn.Tensor, nn.LstmState]:
+        y, state = self.lstm.run(self.embedding(characters), state)
+        return self.head(self.norm(y)), state
 
-    def backward(self, dlogits):
-        self.embedding.backward(self.lstm.backward(self.norm.backward(self.head.backward(dlogits))))
+
+class Training(nn.Module):
+    """Returns the loss, and the state for the next piece."""
+
+    def __init__(self, model: CharacterModel) -> None:
+        self.model, self.loss = model, nn.SoftmaxCrossEntropy()
+
+    def forward(
+        self, characters: nn.Tensor, labels: nn.Tensor, state: nn.LstmState | None
+    ) -> tuple[nn.Tensor, nn.LstmState]:
+        logits, state = self.model(characters, state)
+        return self.loss(logits, labels), state
 
 
 def main() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     alphabet, codes = np.unique(list(text), return_inverse=True)
-    columns = 8
-    length = (len(codes) - 1) // columns
-    inputs, labels = (codes[i : i + columns * length].reshape(columns, length).T for i in (0, 1))
+    columns, pieces = 8, 10
+    length = (len(codes) - 1) // columns // pieces  # of a piece: all have the same shape
+    whole = columns * pieces * length
+    inputs, labels = (codes[i : i + whole].reshape(columns, pieces * length).T for i in (0, 1))
 
     rng = np.random.default_rng(0)
     model = CharacterModel(len(alphabet), rng)
-    loss = nn.SoftmaxCrossEntropy()
-    epochs, pieces = 40, range(0, length, 32)
-    optimizer = nn.AdamW(model, nn.Cosine(1e-2, epochs * len(pieces), warm_up=20), maximum_norm=1.0)
+    epochs = 40
+    optimizer = nn.AdamW(model, nn.Cosine(1e-2, epochs * pieces, warm_up=20), maximum_norm=1.0)
+    step = nn.compile(Training(model), None, optimizer)
     for epoch in range(epochs):
         state, losses = None, []
-        for start in pieces:
-            logits = model.forward(inputs[start : start + 32], state)
-            losses.append(loss.forward(logits, labels[start : start + 32]))
-            model.backward(loss.backward())
-            optimizer.step()
-            state = model.lstm.state
+        for first in range(0, pieces * length, length):
+            loss, state = step(inputs[first : first + length], labels[first : first + length], state)
+            losses.append(loss)
         if epoch % 8 == 0 or epoch == epochs - 1:
             print(f"epoch {epoch:2d}  loss {np.mean(losses):.3f}")
 
@@ -56,15 +64,13 @@ def main() -> None:
         path = Path(folder) / "characters.safetensors"
         nn.save(path, model, optimizer, metadata={"alphabet": "".join(alphabet)})
         again = CharacterModel(len(alphabet), rng)
-        alphabet = list(nn.load(path, again)["alphabet"])
+        known = list(nn.load(path, again)["alphabet"])
 
-    again.eval()
     written, state = text[:12], None
     unread = written
     while len(written) < 100 and not written.endswith("\n"):
-        logits = again.forward(np.array([[alphabet.index(c)] for c in unread]), state)
-        state = again.lstm.state
-        unread = alphabet[logits[-1, 0].argmax()]
+        logits, state = again.predict(np.array([[known.index(c)] for c in unread]), state)
+        unread = known[logits[-1, 0].argmax()]
         written += unread
     print(written.rstrip())
 

@@ -1,65 +1,54 @@
-"""A custom layer in retrograd.nn: check its gradients, then train it.
+"""A custom layer in retrograd.nn: `forward` alone. Check its gradients, then train it.
 
 The layer is a highway connection: a learned gate decides, for each feature, how much of x passes unchanged and how much
-goes through a network. Both are child layers; forward and backward combine them.
+goes through a network. Gradients follow from `forward`.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-import retrograd as rg
-from retrograd import nn
+from retrograd import graph, nn
 
 
 class Highway(nn.Module):
-    """y = gate * inner(x) + (1 - gate) * x, where gate = sigmoid(W x + b)."""
+    """y = gate * inner(x) + (1 - gate) * x, where gate = sigmoid(w x + b), for each feature."""
 
-    def __init__(self, features: int, inner: nn.Module, rng: np.random.Generator, dtype=np.float32) -> None:
+    def __init__(self, features: int, inner: nn.Sequential, dtype: npt.DTypeLike = np.float32) -> None:
         self.inner = inner
-        self.choose = nn.Linear(features, features, rng=rng, dtype=dtype)
-        self.choose.b[...] = -1.0  # initially most of x passes unchanged
+        self.w = nn.Parameter(np.zeros(features, dtype))
+        self.b = nn.Parameter(np.full(features, -1.0, dtype))  # initially most of x passes unchanged
 
-    def forward(self, x):
-        gate = rg.activation_forward(self.choose.forward(x), "sigmoid")
-        inside = self.inner.forward(x)
-        self.keep(x=x, gate=gate, inside=inside)
-        return gate * inside + (1 - gate) * x
-
-    def backward(self, dy, *, accumulate=False, need_dx=True):
-        x, gate, inside = (self.kept(name) for name in ("x", "gate", "inside"))
-        dchoice = dy * (inside - x) * gate * (1 - gate)
-        dx = self.inner.backward(dy * gate, accumulate=accumulate).copy()
-        dx += self.choose.backward(dchoice, accumulate=accumulate)
-        dx += dy * (1 - gate)
-        return dx
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        gate = graph.sigmoid(self.w * x + self.b)
+        return gate * self.inner(x) + (1 - gate) * x
 
 
-def network(rng: np.random.Generator, dtype=np.float32) -> nn.Sequential:
-    def inner() -> nn.Module:
-        return nn.Sequential(nn.Linear(16, 16, rng=rng, dtype=dtype), nn.Activation("tanh"))
+def network(rng: np.random.Generator, dtype: npt.DTypeLike = np.float32) -> nn.Sequential:
+    def inner() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(16, 16, rng=rng, dtype=dtype), nn.Tanh())
 
     return nn.Sequential(
         nn.Linear(2, 16, rng=rng, dtype=dtype),
-        *(Highway(16, inner(), rng, dtype) for _ in range(4)),
+        *(Highway(16, inner(), dtype) for _ in range(4)),
         nn.Linear(16, 2, rng=rng, dtype=dtype),
     )
 
 
 def worst_gradient_error(rng: np.random.Generator) -> float:
     """Compare each gradient with finite differences in float64, along one random direction per parameter."""
-    model, loss = network(rng, np.float64), nn.SoftmaxCrossEntropy()
+    model = network(rng, np.float64)
+    step = nn.compile(model, nn.SoftmaxCrossEntropy(), nn.SGD(model, 0.1))
     x, labels = rng.standard_normal((9, 2)), rng.integers(0, 2, 9)
-    loss.forward(model.forward(x), labels)
-    model.backward(loss.backward())
-    gradients = {name: gradient.copy() for name, gradient in model.gradients().items()}
+    _, gradients = step.gradients(x, labels)
     worst = 0.0
     for name, parameter in model.parameters().items():
-        before, direction, h = parameter.copy(), rng.standard_normal(parameter.shape), 1e-5
+        before, direction, h = parameter.value.copy(), rng.standard_normal(parameter.shape), 1e-5
         losses = []
         for side in (h, -h):
             parameter[...] = before + side * direction
-            losses.append(loss.forward(model.forward(x), labels, want_gradient=False))
+            losses.append(step.evaluate(x, labels))
         parameter[...] = before
         quotient, exact = (losses[0] - losses[1]) / (2 * h), np.sum(gradients[name] * direction)
         worst = max(worst, abs(quotient - exact) / max(abs(exact), 1e-3))
@@ -76,18 +65,15 @@ def main() -> None:
     turn = rng.uniform(0.5, 3.0, 1000) * np.pi
     labels = rng.integers(0, 2, 1000)
     angle = turn + np.pi * labels
-    x = (turn * np.stack([np.cos(angle), np.sin(angle)]) / 5 + rng.normal(0, 0.03, (2, 1000))).T.astype(np.float32)
+    x = (turn * np.stack([np.cos(angle), np.sin(angle)]) / 5 + rng.normal(0, 0.03, (2, 1000))).T
 
-    model, loss = network(rng), nn.SoftmaxCrossEntropy()
-    optimizer = nn.AdamW(model, nn.Cosine(1e-2, 201, warm_up=20))
-    for step in range(201):
-        logits = model.forward(x)
-        value = loss.forward(logits, labels)
-        if step % 40 == 0:
-            accuracy = np.mean(logits.argmax(axis=1) == labels)
-            print(f"step {step:3d}  loss {value:.3f}  {accuracy:.0%} of the points classified correctly")
-        model.backward(loss.backward())
-        optimizer.step()
+    model = network(rng)
+    optimizer = nn.AdamW(model, nn.Cosine(1e-2, 301, warm_up=20))
+    step = nn.compile(model, nn.SoftmaxCrossEntropy(), optimizer, metrics={"accuracy": nn.accuracy})
+    for i in range(301):
+        loss, scores = step(x, labels)
+        if i % 60 == 0:
+            print(f"step {i:3d}  loss {loss:.3f}  {scores['accuracy']:.0%} of the points classified correctly")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Pages that need an optional package: a module of it, because a folder of tests may have the package's name.
 NEEDS = {"jax.md": "jax.numpy", "torch.md": "torch.nn"}
+OPTIONAL = re.compile(r'"(lstm|batch_norm)_backward" has incompatible type "[^"]* \| None"')
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -26,16 +27,21 @@ def blocks_of(document: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in BLOCK.finditer(text)]
 
 
+def script_of(document: Path) -> str:
+    """All blocks as one program, in which lines keep their numbers, for tracebacks."""
+    script = ""
+    for line, code in blocks_of(document):
+        script += "\n" * (line - script.count("\n")) + code
+    return script
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     """In a process of their own, as a reader would run them, with warnings as errors."""
     if document.name in NEEDS:
         pytest.importorskip(NEEDS[document.name])
-    script = ""
-    for line, code in blocks_of(document):
-        script += "\n" * (line - script.count("\n")) + code  # lines keep their numbers, for tracebacks
     path = tmp_path / f"page_{document.stem}.py"  # jax.py would be imported as jax
-    path.write_text(script, encoding="utf-8")
+    path.write_text(script_of(document), encoding="utf-8")
     # Python 3.12 and later warn of any fork beside threads; that ours survives it is what the example shows.
     warnings = ["-W", "error", "-W", "ignore::DeprecationWarning:multiprocessing.popen_fork"]
     run = subprocess.run(
@@ -47,6 +53,25 @@ def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.long
+def test_python_blocks_have_types(tmp_path: Path) -> None:
+    """Someone who checks types strictly, with no configuration, finds no error in what these documents show."""
+    pytest.importorskip("mypy")
+    paths = []
+    for document in (ROOT / "README.md", ROOT / "docs" / "nn.md", *sorted((ROOT / "examples").glob("nn_*.py"))):
+        paths.append(tmp_path / f"page_{document.stem}.py")
+        code = script_of(document) if document.suffix == ".md" else document.read_text(encoding="utf-8")
+        paths[-1].write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path), "--no-pretty"]
+    run = subprocess.run(
+        [*command, *map(str, paths)], capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path
+    )
+    assert run.returncode in (0, 1), run.stderr
+    errors = [line for line in run.stdout.splitlines() if " error: " in line]
+    # The array functions' results have None for what was not asked for, which the README does not check.
+    assert [line for line in errors if not OPTIONAL.search(line)] == []
 
 
 def test_readme_example_lowers_its_loss(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,10 @@ CLAIMS = {
     "bnns_normalization": (r"with moving statistics: (\d+)% correct", 95),
     "bnns_perceptron": (r"([0-9.]+) % of the variance of new values", 98),
     "bnns_text_classifier": (r"new sentences: .* ([0-9.]+) % after", 95),
+    "nn_images": (r"200 new images: .* ([0-9.]+)% correct", 95),
     "nn_ragged_classification": (r"longer: ([0-9.]+)% of \d+ correct", 95),
+    "nn_tagger": (r"200 new sentences: ([0-9.]+)% of \d+ tags", 98),
+    "nn_transformer": (r"200 new sequences: ([0-9.]+)% of", 98),
 }
 
 
@@ -42,7 +45,8 @@ def checked(stem: str, *arguments: str | Path) -> str:
     """The output of an example that has learned what it promises."""
     ended = run(stem, *arguments)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    losses = [float(number) for number in re.findall(r"loss:? +([0-9.]+)", ended.stdout)]
+    # What `fit` says about its epochs goes to stderr.
+    losses = [float(number) for number in re.findall(r"loss:? +([0-9.]+)", ended.stderr + ended.stdout)]
     assert len(losses) >= 4, ended.stdout
     assert losses[-1] < 0.5 * losses[0]
     if stem in CLAIMS:

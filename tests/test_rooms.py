@@ -34,17 +34,18 @@ BIND = ROOT / "src" / "bind"
 ROOMS: dict[str, set[str]] = {
     "__init__": {"_core", "ops"},
     "__main__": {"cli"},
+    "_files": set(),
     "_printing": set(),
     "ops": {"_core", "numpy", "ml_dtypes"},
     "bnns": {"ops", "numpy", "ml_dtypes"},
     "mps": {"ops", "numpy", "ml_dtypes"},
     "graph": {"_core", "ops", "retrograd", "numpy"},
-    "nn": {"retrograd", "convert", "numpy", "safetensors", "torch"},
-    "convert": {"_printing", "nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
+    "nn": {"_files", "ops", "graph", "retrograd", "convert", "numpy", "safetensors", "torch", "rich"},
+    "convert": {"_files", "_printing", "nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
     "torch": {"ops", "numpy"},  # and the package of this name
-    "distributed": {"retrograd", "nn", "numpy", "mpi4py"},
-    "train": {"_printing", "retrograd", "nn", "distributed", "numpy", "rich", "matplotlib"},
+    "distributed": {"retrograd", "graph", "nn", "numpy", "mpi4py"},
+    "train": {"_files", "_printing", "retrograd", "graph", "nn", "distributed", "numpy", "rich", "matplotlib"},
     "lab": set(),
     "lab/reference": {"numpy"},
     "lab/cases": {"numpy", "ml_dtypes"},
@@ -213,7 +214,7 @@ def test_users_import_no_laboratory() -> None:
 
 TESTS = ROOT / "tests"
 TEST_FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("*.py"))
-NOT_MIRRORED = {"core", "support"}  # C++ programs, what tests share
+NOT_MIRRORED = {"core", "data", "support"}  # C++ programs, what tests share
 MOST_LINES = 800
 # Statements, and lines of scripts in strings.
 IMPORT_OF_A_TEST = re.compile(

@@ -24,7 +24,7 @@ Saved saved_of(nb::handle cache) {
 }
 
 Outcome backward(const NormProblem& problem, nb::handle dy, nb::handle cache, nb::handle sum_dz, nb::handle sum_dz_xhat,
-                 double count, nb::handle dx, nb::handle dgamma, nb::handle dbeta, bool accumulate,
+                 nb::handle count, nb::handle dx, nb::handle dgamma, nb::handle dbeta, bool accumulate,
                  bool overlap_checked, int threads) {
     return problem.backward(dy, saved_of(cache), sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate,
                             overlap_checked, threads);
@@ -46,7 +46,7 @@ void bind_norm(nb::module_& m) {
              nb::arg("beta").none(), nb::arg("y").none(), nb::arg("keep").none(), nb::arg("statistics"),
              nb::arg("statistics_given"), nb::arg("overlap_checked"), nb::arg("threads"))
         .def("backward", &backward, nb::arg("dy"), nb::arg("cache"), nb::arg("sum_dz").none(),
-             nb::arg("sum_dz_xhat").none(), nb::arg("count"), nb::arg("dx").none(), nb::arg("dgamma").none(),
+             nb::arg("sum_dz_xhat").none(), nb::arg("count").none(), nb::arg("dx").none(), nb::arg("dgamma").none(),
              nb::arg("dbeta").none(), nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"))
         .def("gradient_sums", &gradient_sums, nb::arg("dy"), nb::arg("cache"), nb::arg("sum_dz"),
              nb::arg("sum_dz_xhat"), nb::arg("overlap_checked"), nb::arg("threads"));

@@ -92,18 +92,20 @@ public:
     // dx may be dy itself. Of y and beta, only the one that the slope is computed from is read.
     template <class Array>
     Outcome backward(Array dy_array, const NormSaved<Array>& saved, Array given_sum_dz_array,
-                     Array given_sum_dz_xhat_array, double given_count, Array dx_array, Array dgamma_array,
+                     Array given_sum_dz_xhat_array, Array given_count_array, Array dx_array, Array dgamma_array,
                      Array dbeta_array, bool accumulate, bool overlap_checked, int threads) const {
         Call call;
         const Inputs in(call, dy_array, saved, *this, true);
         const View given_sum_dz(call, given_sum_dz_array, "sum_dz", Element::f64),
             given_sum_dz_xhat(call, given_sum_dz_xhat_array, "sum_dz_xhat", Element::f64),
+            given_count(call, given_count_array, "count", Element::f64),
             dx(call, dx_array, "dx", element_, Access::write),
             dgamma(call, dgamma_array, "dgamma", arithmetic_of(dtype_), Access::write),
             dbeta(call, dbeta_array, "dbeta", arithmetic_of(dtype_), Access::write);
         dx.check_shape(shape_);
         for (const View* v : {&dgamma, &dbeta}) v->check_contiguous(parameter_shape_);
         check_sums(given_sum_dz, given_sum_dz_xhat);
+        if (given_sum_dz.present()) given_count.require().check_vector(1);
         if (!overlap_checked) call.check_overlap({{&dx, &in.dy}});
         if (call.refused()) return call.refusal();
         NormBackward backward = in.call(*this, dx);
@@ -112,7 +114,7 @@ public:
         backward.accumulate = accumulate;
         backward.given_sum_dz = static_cast<const double*>(given_sum_dz.data());
         backward.given_sum_dz_xhat = static_cast<const double*>(given_sum_dz_xhat.data());
-        backward.given_count = given_count;
+        backward.given_count = static_cast<const double*>(given_count.data());
         backward.dx = dx.data();
         backward.dgamma = dgamma.data();
         backward.dbeta = dbeta.data();

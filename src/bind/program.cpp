@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,23 +30,37 @@ struct Slot {
     PyObject* dtype;
 };
 
-enum class Status { done, out_of_range, interrupted, no_memory, broken };
+enum class Status { done, out_of_range, raised, no_memory, broken };
+
+// Thrown by a record whose function has raised a Python exception, which the program keeps.
+struct Raised : std::exception {};
+
+// The memory of a program, as a buffer. Arrays refer to it and not to the PyProgram, which refers to functions that may
+// refer to the arrays: Python does not find cycles through arrays.
+class Arena {
+public:
+    explicit Arena(std::shared_ptr<Program> program) : program_(std::move(program)) {}
+    static int show(PyObject* self, Py_buffer* view, int flags) {
+        const Memory& memory = nb::inst_ptr<Arena>(self)->program_->arena();
+        return PyBuffer_FillInfo(view, self, memory.data, Py_ssize_t(memory.bytes), 0, flags);
+    }
+
+private:
+    std::shared_ptr<Program> program_;
+};
 
 class PyProgram {
 public:
-    explicit PyProgram(size_t bytes) : program_(bytes) {}
+    explicit PyProgram(size_t bytes) : shared_(std::make_shared<Program>(bytes)), program_(*shared_) {}
     ~PyProgram() {
+        for (PyObject* function : functions_) Py_XDECREF(function);
         for (const Slot& slot : inputs_) Py_DECREF(slot.dtype);
         for (const Slot& slot : outputs_) Py_DECREF(slot.dtype);
     }
     PyProgram(const PyProgram&) = delete;
     PyProgram& operator=(const PyProgram&) = delete;
 
-    static int show(PyObject* self, Py_buffer* view, int flags) {
-        const Memory& memory = nb::inst_ptr<PyProgram>(self)->program_.arena();
-        return PyBuffer_FillInfo(view, self, memory.data, Py_ssize_t(memory.bytes), 0, flags);
-    }
-
+    Arena arena() const { return Arena(shared_); }
     void add_memory(nb::handle array) {
         const ArrayMemory memory = memory_of(array);
         program_.add_memory(memory.low, size_t(memory.high - memory.low));
@@ -56,8 +71,37 @@ public:
     void start_recording() {
         if (recorded_program()) throw nb::value_error("another program is being recorded");
         record_into(&program_);
+        recorded_here() = this;
     }
-    void stop_recording() { record_into(nullptr); }
+    void stop_recording() {
+        record_into(nullptr);
+        recorded_here() = nullptr;
+    }
+    // Adds a record that calls function() with the GIL held, and ends the run if it raises an exception. False: this
+    // thread records no program.
+    static bool record_call(nb::object function) {
+        PyProgram* program = recorded_here();
+        if (!program) return false;
+        std::vector<PyObject*>& functions = program->functions_;
+        program->program_.add(std::make_unique<FunctionRecord>(*program, functions.size()));
+        functions.push_back(function.release().ptr());
+        return true;
+    }
+
+    // ---- for the garbage collector: a function may refer to the program that calls it
+
+    static int traverse(PyObject* self, visitproc visit, void* arg) {
+        Py_VISIT(Py_TYPE(self));
+        if (!nb::inst_ready(self)) return 0;
+        for (PyObject* function : nb::inst_ptr<PyProgram>(self)->functions_) Py_VISIT(function);
+        return 0;
+    }
+    static int clear(PyObject* self) {
+        if (!nb::inst_ready(self)) return 0;
+        for (PyObject*& function : nb::inst_ptr<PyProgram>(self)->functions_) Py_CLEAR(function);
+        return 0;
+    }
+
     void commit() { program_.commit(); }
     size_t size() const { return program_.size(); }
     size_t first_commit() const { return program_.first_commit(); }
@@ -94,7 +138,9 @@ public:
             times = reinterpret_cast<double*>(memory.data);
         }
         if (runner_.load() == this_thread()) {
-            PyErr_SetString(PyExc_RuntimeError, "the program runs, and is called by a signal handler within that run");
+            PyErr_SetString(PyExc_RuntimeError,
+                            "the program runs, and is called within that run, by a signal handler or by a function "
+                            "that the program calls");
             throw nb::python_error();
         }
         const int used = threads_of(threads);
@@ -134,16 +180,46 @@ public:
                 return nb::make_tuple("no_memory", step, record);
             case Status::broken:
                 return nb::make_tuple("broken", 0);
-            case Status::interrupted:
+            case Status::raised:
                 break;
         }
-        const Pending raised = std::exchange(pending_, {});
+        const Failure raised = std::exchange(failure_, {});
         PyErr_Restore(raised.type, raised.value, raised.trace);
         throw nb::python_error();
     }
 
 private:
     static constexpr size_t kMostArrays = 256;
+
+    class FunctionRecord final : public Record {
+    public:
+        FunctionRecord(PyProgram& program, size_t number) : program_(program), number_(number) {}
+        void run(int) override {
+            if (!program_.call(number_)) throw Raised();
+        }
+
+    private:
+        PyProgram& program_;
+        size_t number_;
+    };
+
+    // Whether a function has returned without an exception. Other threads run meanwhile, whenever it waits.
+    bool call(size_t number) {
+        const LockTaken taken;
+        try {
+            PyObject* function = functions_[number];
+            if (!function) {
+                PyErr_SetString(PyExc_RuntimeError, "the program has been freed");
+            } else if (PyObject* result = PyObject_CallNoArgs(function)) {
+                Py_DECREF(result);
+                return true;
+            }
+            keep_failure();
+            return false;
+        } catch (...) {  // Python ends the thread, during shutdown: see LockReleased
+            for (;;) pause();
+        }
+    }
 
     static Slot slot_of(nb::handle array) {
         const ArrayMemory memory = memory_of(array);
@@ -187,7 +263,7 @@ private:
                 }
                 // Reading the clock takes a fifth of a small record, so only every eighth and the last does.
                 if (((record & 7) == 7 || record + 1 == commits) && record < commits && signalled()) {
-                    return Status::interrupted;
+                    return Status::raised;
                 }
             }
         } catch (const OutOfRange& failure) {
@@ -195,6 +271,10 @@ private:
             broken_ = record > commits;  // it has written nothing itself
             program_.set_writing(false);
             return Status::out_of_range;
+        } catch (const Raised&) {
+            broken_ = record >= commits;
+            program_.set_writing(false);
+            return Status::raised;
         } catch (const std::bad_alloc&) {
             broken_ = record >= commits;
             program_.set_writing(false);
@@ -202,7 +282,7 @@ private:
         }
         program_.set_writing(false);
         record = 0;
-        return signalled() ? Status::interrupted : Status::done;
+        return signalled() ? Status::raised : Status::done;
     }
 
     // Whether Python wants to handle a signal, such as Ctrl-C. It is asked ten times a second.
@@ -210,41 +290,49 @@ private:
         const Clock::time_point now = Clock::now();
         if (now - last_check_ < std::chrono::milliseconds(100)) return false;
         last_check_ = now;
-        const PyGILState_STATE state = PyGILState_Ensure();
-        const bool pending = PyErr_CheckSignals() != 0;
-        if (pending) {
-            PyObject *type, *value, *trace;
-            PyErr_Fetch(&type, &value, &trace);
-            pending_ = {type, value, trace};
-        }
-        PyGILState_Release(state);
-        return pending;
+        const LockTaken taken;
+        if (PyErr_CheckSignals() == 0) return false;
+        keep_failure();
+        return true;
     }
 
+    void keep_failure() { PyErr_Fetch(&failure_.type, &failure_.value, &failure_.trace); }
+
+    static PyProgram*& recorded_here() {
+        static thread_local PyProgram* program = nullptr;
+        return program;
+    }
     static const void* this_thread() {
         static thread_local const char mark = 0;
         return &mark;
     }
 
-    // The exception of a signal handler, until `run` raises it.
-    struct Pending {
+    // The exception of a signal handler or a function, until `run` raises it.
+    struct Failure {
         PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
     };
-    Program program_;
+    std::shared_ptr<Program> shared_;
+    Program& program_;
     std::vector<Slot> inputs_, outputs_;
+    std::vector<PyObject*> functions_;
     std::atomic<const void*> runner_{nullptr};  // the thread that runs it
     Clock::time_point last_check_;
-    Pending pending_;
+    Failure failure_;
     bool broken_ = false;
 };
 
 }  // namespace
 
 void bind_program(nb::module_& m) {
-    PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(PyProgram::show)}, {0, nullptr}};
+    PyType_Slot buffer[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(Arena::show)}, {0, nullptr}};
+    nb::class_<Arena>(m, "Arena", nb::type_slots(buffer), "The memory of a program, as a buffer.");
+    PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(PyProgram::traverse)},
+                           {Py_tp_clear, reinterpret_cast<void*>(PyProgram::clear)},
+                           {0, nullptr}};
     nb::class_<PyProgram>(m, "Program", nb::type_slots(slots),
-                          "Recorded calls, bound to memory that the program knows; as a buffer, its arena.")
+                          "Recorded calls, bound to memory that the program knows.")
         .def(nb::init<size_t>(), nb::arg("bytes"))
+        .def_prop_ro("arena", &PyProgram::arena)
         .def("add_memory", &PyProgram::add_memory, nb::arg("array"), "Let records use an array's memory.")
         .def("add_input", &PyProgram::add_input, nb::arg("array"))
         .def("add_output", &PyProgram::add_output, nb::arg("array"))
@@ -261,6 +349,8 @@ void bind_program(nb::module_& m) {
         .def_prop_ro("size", &PyProgram::size, "The number of records.")
         .def_prop_ro("first_commit", &PyProgram::first_commit)
         .def_prop_ro("broken", &PyProgram::broken, "Whether a failure has left variables half updated.");
+    m.def("record_call", &PyProgram::record_call, nb::arg("function"),
+          "Record a call of function(), whose exception ends the run and is raised by it. False: nothing is recorded.");
 }
 
 }  // namespace rg::bind

@@ -270,6 +270,24 @@ private:
     PyThreadState* state_;
 };
 
+// Acquires the GIL for the lifetime of this object.
+class LockTaken {
+public:
+    LockTaken() {
+        try {
+            state_ = PyGILState_Ensure();
+        } catch (...) {  // as above
+            for (;;) pause();
+        }
+    }
+    ~LockTaken() { PyGILState_Release(state_); }
+    LockTaken(const LockTaken&) = delete;
+    LockTaken& operator=(const LockTaken&) = delete;
+
+private:
+    PyGILState_STATE state_;
+};
+
 template <class Work>
 void without_lock(double elements, const Work& work) {
     if (elements < kKeepLock) {

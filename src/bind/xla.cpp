@@ -151,7 +151,7 @@ void norm_backward_call(Frame& frame) {
         const NormSaved<const RawArray*> saved = {&frame.required("x"),   frame.argument("y"), frame.argument("gamma"),
                                                   frame.argument("beta"), statistics.array(),  frame.flag("frozen"),
                                                   frame.flag("frozen")};
-        check(problem.backward(&frame.required("dy"), saved, kAbsent, kAbsent, 1, frame.result("dx"),
+        check(problem.backward(&frame.required("dy"), saved, kAbsent, kAbsent, kAbsent, frame.result("dx"),
                                frame.result("dgamma"), frame.result("dbeta"), false, false, threads(frame)));
     }
 }

@@ -199,7 +199,7 @@ class NormProblem:
 
     def forward(self, x: object, gamma: object | None, beta: object | None, y: object | None, keep: object | None, statistics: object, statistics_given: bool, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
-    def backward(self, dy: object, cache: object, sum_dz: object | None, sum_dz_xhat: object | None, count: float, dx: object | None, dgamma: object | None, dbeta: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None: ...
+    def backward(self, dy: object, cache: object, sum_dz: object | None, sum_dz_xhat: object | None, count: object | None, dx: object | None, dgamma: object | None, dbeta: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
     def gradient_sums(self, dy: object, cache: object, sum_dz: object, sum_dz_xhat: object, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
@@ -229,12 +229,16 @@ def indexed_planes(kind: int, f64: bool, part: object, indices: object, whole: o
     Along the last axis: whole[indices] += part (0) or = part (1), 0 elsewhere; or part = whole[indices] (2).
     """
 
+class Arena:
+    """The memory of a program, as a buffer."""
+
 class Program:
-    """
-    Recorded calls, bound to memory that the program knows; as a buffer, its arena.
-    """
+    """Recorded calls, bound to memory that the program knows."""
 
     def __init__(self, bytes: int) -> None: ...
+
+    @property
+    def arena(self) -> Arena: ...
 
     def add_memory(self, array: object) -> None:
         """Let records use an array's memory."""
@@ -268,6 +272,11 @@ class Program:
     @property
     def broken(self) -> bool:
         """Whether a failure has left variables half updated."""
+
+def record_call(function: object) -> bool:
+    """
+    Record a call of function(), whose exception ends the run and is raised by it. False: nothing is recorded.
+    """
 
 def batched_product(f64: bool, a: object, b: object, y: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 import numpy as np
@@ -27,13 +28,14 @@ def model_of(width=8, out=2, seed=0, eps=1e-5, bias=True, activation=None):
         nn.Linear(width, out, rng=rng),
     )
 
+def parallel_of(model, group=group, loss=nn.MeanSquaredError(), rate=0.1):
+    return distributed.DataParallel(model, group, loss, nn.SGD(model, rate, momentum=0.5))
+
 def work_on(count):
-    x = np.ones((count, 4), np.float32)
+    x, target = np.ones((count, 4), np.float32), np.ones((count, 2), np.float32)
     def work(shard):
         part, share = shard.part(count), shard.share(count)
-        y = shard.model.forward(x[part])
-        shard.model.backward(share * y)
-        return float(y.sum())
+        return shard.step(x[part], target[part], share=share)
     return work
 
 def refused(call):
@@ -66,43 +68,44 @@ def refusals(ranks: int, odd: int, body: str) -> str:
     ("body", "message"),
     [
         (
-            "refused(lambda: distributed.DataParallel(model_of(9 if odd else 8), group))",
+            "refused(lambda: parallel_of(model_of(9 if odd else 8), group))",
             "DataParallel: parameter 0.w is float32 of shape (9, 4) on rank {odd}, "
             "but float32 of shape (8, 4) on rank {usual}",
         ),
         (
-            "refused(lambda: distributed.DataParallel(model_of(out=3 if odd else 2), group))",
+            "refused(lambda: parallel_of(model_of(out=3 if odd else 2), group))",
             "DataParallel: parameter 3.w is float32 of shape (3, 8) on rank {odd}, "
             "but float32 of shape (2, 8) on rank {usual}",
         ),
         (
-            "refused(lambda: distributed.DataParallel(model_of(bias=not odd), group))",
+            "refused(lambda: parallel_of(model_of(bias=not odd), group))",
             "DataParallel: parameter 0.b is missing on rank {odd}, but float32 of shape (8,) on rank {usual}",
         ),
         (
-            "refused(lambda: distributed.DataParallel(model_of(eps=0.1 if odd else 1e-5), group))",
+            "refused(lambda: parallel_of(model_of(eps=0.1 if odd else 1e-5), group))",
             "DataParallel: eps of layer 1 is 0.1 on rank {odd}, but 1e-05 on rank {usual}",
         ),
         (
             "model = model_of()\nif odd: distributed.synchronize(model, group)\n"
-            "refused(lambda: distributed.DataParallel(model, group))",
+            "refused(lambda: parallel_of(model, group))",
             "DataParallel: layer 1 is SyncBatchNorm on rank {odd}, but BatchNorm on rank {usual}",
         ),
         (
             "loss = nn.MeanSquaredError() if odd else nn.Huber()\n"
-            "refused(lambda: distributed.DataParallel(model_of(), group, loss))",
+            "refused(lambda: parallel_of(model_of(), group, loss))",
             "DataParallel: loss is MeanSquaredError on rank {odd}, but Huber on rank {usual}",
         ),
         (
-            "refused(lambda: distributed.DataParallel(model_of(), group, nn.Huber(delta=2.0 if odd else 1.0)))",
+            "refused(lambda: parallel_of(model_of(), group, nn.Huber(delta=2.0 if odd else 1.0)))",
             "DataParallel: delta of loss is 2.0 on rank {odd}, but 1.0 on rank {usual}",
         ),
         (
-            "refused(lambda: distributed.DataParallel(model_of(), group, overlap=odd))",
-            "DataParallel: overlap is True on rank {odd}, but False on rank {usual}",
+            "model = model_of()\nkind = nn.Adam if odd else nn.RMSProp\n"
+            "refused(lambda: distributed.DataParallel(model, group, None, kind(model)))",
+            "DataParallel: the optimizer is Adam on rank {odd}, but RMSProp on rank {usual}",
         ),
         (
-            "refused(lambda: distributed.DataParallel(model_of(), group.with_shards(5 if odd else 4)))",
+            "refused(lambda: parallel_of(model_of(), group.with_shards(5 if odd else 4)))",
             "DataParallel: the number of shards is 5 on rank {odd}, but 4 on rank {usual}",
         ),
         (
@@ -120,12 +123,12 @@ def test_another_model_on_one_rank_is_refused_by_all(body: str, message: str) ->
 def test_other_values_on_one_rank_are_refused_not_replaced() -> None:
     body = """
 model = model_of(seed=int(odd))
-before = model["0"].w.copy()
-refused(lambda: distributed.DataParallel(model, group))
-assert np.array_equal(model["0"].w, before)
+before = model["0"].w.value.copy()
+refused(lambda: parallel_of(model, group))
+assert np.array_equal(model["0"].w.value, before)
 # What the message proposes.
 model.load_state_dict(group.broadcast(model.state_dict()))
-distributed.DataParallel(model, group).run(work_on(8))
+parallel_of(model, group).run(work_on(8))
 """
     digest = "the digest [0-9a-f]{16}"
     for ranks, odd in ((2, 1), (3, 1)):
@@ -142,19 +145,19 @@ def test_other_buffers_on_one_rank_are_refused() -> None:
 model = model_of()
 if odd:
     model["1"].running_mean[3] = 0.5
-refused(lambda: distributed.DataParallel(model, group))
+refused(lambda: parallel_of(model, group))
 """
     assert "the content of buffer 1.running_mean has the digest" in refusals(3, 1, body)
 
 
-def test_another_batch_on_one_rank_is_refused_before_gradients_are_written() -> None:
+def test_another_batch_on_one_rank_is_refused_before_anything_is_written() -> None:
     body = """
 model = model_of()
-parallel = distributed.DataParallel(model, group)
+parallel = parallel_of(model, group)
 parallel.run(work_on(13))
-before = model["0"].dw.copy()
+before = model.state_dict()
 refused(lambda: parallel.run(work_on(12 if odd else 13)))
-assert np.array_equal(model["0"].dw, before)
+assert all(np.array_equal(array, before[name]) for name, array in model.state_arrays().items())
 parallel.run(work_on(6))  # a smaller last batch, on all ranks
 """
     message = "Group.run: the batch has 12 samples for shard {} on rank {}, but 13 for shard {} on rank {}"
@@ -165,11 +168,11 @@ parallel.run(work_on(6))  # a smaller last batch, on all ranks
 def test_batches_of_ones_own_are_not_compared() -> None:
     """A rank may split its data itself, and a shard may look at other batches too, as long as one is the same."""
     body = """
-parallel = distributed.DataParallel(model_of(), group)
+parallel = parallel_of(model_of(), group)
 x = np.ones((3 + 2 * group.rank, 4), np.float32)
 
 def own(shard):
-    shard.model.backward(shard.model.forward(x))
+    shard.step(x, x[:, :2])
     if shard.index == 2:
         return 0
     if shard.index == 1:
@@ -182,17 +185,28 @@ sys.stdout.write("ok ")
     assert run_on_ranks(2, "-c", PROGRAM.format(odd=1, body=body)).stdout.count("ok") == 2
 
 
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_another_learning_rate_on_one_rank_is_noticed(overlapped: bool) -> None:
-    body = f"""
+def test_another_state_of_the_optimizer_on_one_rank_is_refused() -> None:
+    body = """
 model = model_of()
-parallel = distributed.DataParallel(model, group, overlap={overlapped})
-optimizer = nn.SGD(model, 0.2 if odd else 0.1)
+optimizer = nn.SGD(model, 0.1, momentum=0.5)
+if odd:
+    optimizer.arrays()["velocities.3.b"][1] = 1
+refused(lambda: distributed.DataParallel(model, group, nn.MeanSquaredError(), optimizer))
+"""
+    assert re.match(
+        r"DataParallel: the content of the state of the optimizer, velocities\.3\.b has the digest \S+ on rank 1, but "
+        r"the digest \S+ on rank 0\. Load the same file on every rank",
+        refusals(3, 1, body),
+    )
+
+
+def test_another_learning_rate_on_one_rank_is_noticed() -> None:
+    body = """
+parallel = parallel_of(model_of(), rate=0.2 if odd else 0.1)
 
 def train():
     for _ in range(6):
         parallel.run(work_on(8))
-        optimizer.step()
 
 refused(train)
 """
@@ -222,7 +236,10 @@ def test_shards_of_one_process_with_other_batches_are_refused() -> None:
 
 def test_one_process_compares_nothing() -> None:
     model = nn.Sequential(nn.Linear(2, 2, rng=np.random.default_rng(0)))
-    parallel = distributed.DataParallel(model, distributed.Group(2))
-    for _ in range(3):
-        assert parallel.run(lambda shard: shard.index) == [0, 1]
+    parallel = distributed.DataParallel(model, distributed.Group(2), nn.MeanSquaredError(), nn.SGD(model, 0.0))
+    x = np.ones((1, 2), np.float32)
+    for added in range(3):
+        target = model["0"].predict(x) + 1 + added
+        losses = parallel.run(operator.methodcaller("step", x, target))
+        assert losses == pytest.approx([(1 + added) ** 2] * 2, rel=1e-5)
         model["0"].w[...] += 1

@@ -17,9 +17,13 @@ from retrograd import distributed, nn
 group = distributed.world(4)
 last = group.rank == group.size - 1
 model = nn.Sequential(nn.Linear(2, 2, rng=np.random.default_rng(0)))
+x = np.ones((8, 2), np.float32)
 
 def step():
     return group.run(group.exchange)
+
+def parallel_model():
+    return distributed.DataParallel(model, group, nn.MeanSquaredError(), nn.SGD(model, 0.1))
 
 {body}
 """
@@ -32,16 +36,16 @@ def stderr_of(ranks: int, body: str, *, code: int = 1) -> str:
 
 ENDINGS = {
     "in the loop, outside work": """
-parallel = distributed.DataParallel(model, group)
+parallel = parallel_model()
 for i in range(5):
     if last and i == 3:
         raise KeyError("no such file")
-    parallel.run(lambda shard: shard.index)
+    parallel.step(x, x)
 """,
     "before DataParallel": """
 if last:
     raise KeyError("no such file")
-distributed.DataParallel(model, group)
+parallel_model()
 """,
     "before a broadcast": """
 if last:
@@ -116,7 +120,7 @@ step()
 
 
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "sys.exit(3)", "raise SystemExit('no data')"])
-@pytest.mark.parametrize("wait", ["step()", "group.broadcast(1)", "distributed.DataParallel(model, group)"])
+@pytest.mark.parametrize("wait", ["step()", "group.broadcast(1)", "parallel_model()"])
 def test_a_rank_that_ends_early_ends_all(ending: str, wait: str) -> None:
     body = f"""
 step()
@@ -126,7 +130,7 @@ if last:
 """
     for ranks in (2, 3):
         result = run_on_ranks(ranks, "-c", PROGRAM.format(body=body), code=3 if "3" in ending else 1)
-        call = {"s": "Group.exchange", "g": "Group.broadcast", "d": "DataParallel"}[wait[0]]
+        call = {"s": "Group.exchange", "g": "Group.broadcast", "p": "DataParallel"}[wait[0]]
         message = f"RankError: {call}: rank {ranks - 1} has ended, and the others wait for it\n"
         assert result.stderr.count(message) == 1
         assert result.stderr.count("Traceback") == 1

@@ -437,7 +437,7 @@ NOT_COMPARED = {
     "all", "any", "argmax", "argmin", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
     "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite", "floor", "ceil", "round",
     "trunc", "sign", "one_hot", "compile", "constant", "counter", "custom_gradient", "full", "gradients", "next_count",
-    "ones", "recompute", "spec", "trace", "zeros", "dropout", "cosine_distance",
+    "ones", "recompute", "spec", "trace", "zeros", "dropout", "cosine_distance", "call", "sync_batch_norm",
 }  # fmt: skip
 
 

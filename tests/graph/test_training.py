@@ -13,7 +13,6 @@ import pytest
 
 import retrograd as rg
 from retrograd import _core, graph
-from retrograd.nn import schedules
 from support.graph_models import CHANNELS, HEADS, MODELS, STEPS, UNITS, WIDTH, Model, mlp, residual_cnn, transformer
 from support.processes import python
 
@@ -126,12 +125,12 @@ OPTIMIZERS: dict[str, tuple[Callable[[], graph.Optimizer], Callable[..., Any], C
     "adamw": (
         lambda: graph.AdamW(graph.Cosine(2e-2, 12, warm_up=3, final=1e-3), weight_decay=0.1),
         lambda t, p: t.optim.AdamW(p, 1.0, weight_decay=0.1),
-        schedules.Cosine(2e-2, 12, warm_up=3, final=1e-3),
+        graph.Cosine(2e-2, 12, warm_up=3, final=1e-3),
     ),
     "rmsprop": (
         lambda: graph.RMSProp(graph.StepDecay(1e-2, 4, 0.5), alpha=0.9, centered=True, momentum=0.5),
         lambda t, p: t.optim.RMSprop(p, 1e-2, alpha=0.9, centered=True, momentum=0.5),
-        schedules.StepDecay(1e-2, 4, 0.5),
+        graph.StepDecay(1e-2, 4, 0.5),
     ),
 }
 
@@ -317,8 +316,8 @@ def test_optimizers_give_the_bits_of_the_functions(name: str, dtype: type) -> No
     rng = np.random.default_rng(1)
     arrays = [np.asarray(rng.standard_normal(s), dtype) for s in SHAPES]
     variables = [graph.Variable(a) for a in arrays]
-    rate = schedules.Cosine(0.05, 8, warm_up=2)
-    optimizer = make(graph.Cosine(0.05, 8, warm_up=2), **options)
+    rate = graph.Cosine(0.05, 8, warm_up=2)
+    optimizer = make(rate, **options)
     program = graph.compile(lambda *g: optimizer.update(variables, g), *arrays)
     kept = [[np.zeros_like(a) for a in arrays] for _ in range(states)]
     for step in range(6):
@@ -334,24 +333,74 @@ def test_optimizers_give_the_bits_of_the_functions(name: str, dtype: type) -> No
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("make", "options", "names"),
     [
-        (graph.Constant(0.3), schedules.Constant(0.3)),
-        (graph.Constant(0.3, warm_up=7), schedules.Constant(0.3, warm_up=7)),
-        (graph.Cosine(0.3, 40, warm_up=7, final=0.01), schedules.Cosine(0.3, 40, warm_up=7, final=0.01)),
-        (graph.StepDecay(0.3, 4, 0.5), schedules.StepDecay(0.3, 4, 0.5)),
+        (graph.SGD, {}, ()),
+        (graph.SGD, {"momentum": 0.9}, ("velocities",)),
+        (graph.Adam, {}, ("first_moments", "second_moments")),
+        (graph.Adam, {"amsgrad": True}, ("first_moments", "second_moments", "largest_second_moments")),
+        (graph.RMSProp, {}, ("squares",)),
+        (graph.RMSProp, {"centered": True, "momentum": 0.5}, ("squares", "means", "velocities")),
     ],
 )
-def test_schedules_give_the_bits_of_nn(ours: Callable[..., Any], theirs: Callable[[int], float]) -> None:
-    program = graph.compile(ours, graph.spec((), np.float64))
-    found = program.run(np.arange(50.0))
-    assert found.tolist() == [theirs(k) for k in range(50)]
+def test_states_are_made_before_the_first_step(make: Callable[..., graph.Optimizer], options: Any, names: Any) -> None:
+    """What :meth:`prepare` makes is what the program updates: a state that was set is used."""
+    arrays = [np.full((2, 3), 0.5, np.float32), np.ones((), np.float64)]
+    variables = [graph.Variable(a, name=n) for a, n in zip(arrays, ("w", "b"), strict=True)]
+    optimizer = make(0.1, **options)
+    assert optimizer.state_names == names
+    optimizer.prepare(variables[:1])
+    optimizer.prepare(variables)
+    made = {v: list(optimizer.states[v]) for v in variables}
+    for variable in variables:
+        assert [state.name for state in made[variable]] == [f"{variable.name}.{name}" for name in names]
+        for state in made[variable]:
+            assert (state.shape, state.dtype) == (variable.shape, variable.dtype)
+            assert not state.value.any()
+            state.value[...] = 0.25
+    gradients = [np.full_like(a, 2.0) for a in arrays]
+    graph.compile(lambda *g: optimizer.update(variables, g), *gradients)(*gradients)
+    assert {v: list(optimizer.states[v]) for v in variables} == made
+    for variable in variables:
+        for name, state in zip(names, made[variable], strict=True):
+            decay = {"first_moments": 0.9, "second_moments": 0.999, "squares": 0.99, "means": 0.99}.get(name)
+            if decay is not None:
+                moment = 4.0 if name in ("second_moments", "squares") else 2.0
+                np.testing.assert_allclose(state.value, decay * 0.25 + (1 - decay) * moment, rtol=1e-6)
+            elif name == "largest_second_moments":
+                np.testing.assert_allclose(state.value, 0.999 * 0.25 + 0.001 * 4.0, rtol=1e-6)
+            elif make is graph.SGD:
+                np.testing.assert_allclose(state.value, 0.9 * 0.25 + 2.0, rtol=1e-6)
+            else:
+                assert not np.any(state.value == 0.25)
+    with pytest.raises(TypeError, match="a parameter is a ndarray, must be a Variable"):
+        optimizer.prepare([np.ones(3)])  # type: ignore[list-item]
 
 
-def test_a_decay_whose_powers_are_rounded() -> None:
-    found = graph.compile(graph.StepDecay(0.3, 4, 0.7), graph.spec((), np.float64)).run(np.arange(50.0))
-    expected = [schedules.StepDecay(0.3, 4, 0.7)(k) for k in range(50)]
-    np.testing.assert_allclose(found, expected, rtol=12 * 2e-16)  # twelve products
+SCHEDULES: list[tuple[Any, Callable[[int], float]]] = [
+    (graph.Constant(0.3), lambda k: 0.3),
+    (graph.Constant(0.3, warm_up=7), lambda k: 0.3 * min(1.0, (k + 1) / 7)),
+    (
+        graph.Cosine(0.3, 40, warm_up=7, final=0.01),
+        lambda k: 0.3 * (k + 1) / 7 if k < 7 else 0.01 + 0.29 * (1 + math.cos(math.pi * min(1.0, (k - 7) / 33))) / 2,
+    ),
+    (graph.Cosine(0.3, 40), lambda k: 0.15 * (1 + math.cos(math.pi * min(1.0, k / 40)))),
+    (graph.StepDecay(0.3, 4, 0.5), lambda k: 0.3 * 0.5 ** (k // 4)),
+    (graph.StepDecay(0.3, 4, 0.7), lambda k: 0.3 * 0.7 ** (k // 4)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "formula"), SCHEDULES, ids=[repr(schedule) for schedule, _ in SCHEDULES])
+def test_schedules(schedule: Any, formula: Callable[[int], float]) -> None:
+    """Of numbers they return numbers, and in a program they give the same bits."""
+    numbers = [schedule(k) for k in range(50)]
+    assert all(type(number) is float for number in numbers)
+    np.testing.assert_allclose(numbers, [formula(k) for k in range(50)], rtol=4e-15, atol=1e-17)
+    found = graph.compile(schedule, graph.spec((), np.float64)).run(np.arange(50.0))
+    if schedule == graph.StepDecay(0.3, 4, 0.7):  # its powers are rounded
+        np.testing.assert_allclose(found, numbers, rtol=12 * 2e-16)  # twelve products
+    else:
+        assert found.tolist() == numbers
 
 
 def test_a_rate_that_the_caller_sets() -> None:
@@ -455,6 +504,42 @@ def test_accumulation_in_many_runs_at_once() -> None:
     for _, apply in programs:
         apply()
     assert [v.tobytes() for v in model.values()] == [v.tobytes() for v in reference.values()]
+
+
+def test_collected_gradients_are_those_of_accumulate() -> None:
+    """Gradients that are changed first: here, of one element, to 0."""
+    model, other = mlp(), mlp()
+    sgd, reference = graph.SGD(0.1, momentum=0.9), graph.SGD(0.1, momentum=0.9)
+    mask = np.ones(model.parameters[0].shape, np.bool_)
+    mask[0, 0] = False
+
+    def part(*arguments: graph.Tensor) -> None:
+        first, *others = graph.gradients(model.loss(*arguments), model.parameters)
+        sgd.collect(model.parameters, [graph.where(mask, first, 0.0), *others])
+
+    collect = graph.compile(part, *model.batch(0))
+    accumulate = graph.compile(
+        lambda *a: reference.accumulate(other.loss(*a), other.parameters) and None, *other.batch(0)
+    )
+    before = model.parameters[0].value[0, 0]
+    for k in range(3):
+        collect(*model.batch(k))
+        accumulate(*other.batch(k))
+    assert sgd.parts.value == 3
+    sums = [
+        (sgd.sums[v].value, reference.sums[o].value) for v, o in zip(model.parameters, other.parameters, strict=True)
+    ]
+    assert sums[0][0][0, 0] == 0
+    assert sums[0][1][0, 0] != 0
+    np.testing.assert_array_equal(sums[0][0][mask], sums[0][1][mask])
+    assert [a.tobytes() for a, _ in sums[1:]] == [b.tobytes() for _, b in sums[1:]]
+    for optimizer in (sgd, reference):
+        graph.compile(optimizer.apply)()
+    assert model.parameters[0].value[0, 0] == before
+    assert other.parameters[0].value[0, 0] != before
+    np.testing.assert_array_equal(model.parameters[0].value[mask], other.parameters[0].value[mask])
+    with pytest.raises(RuntimeError, match="collect: there is no trace"):
+        sgd.collect(model.parameters, model.values())
 
 
 def test_accumulation_that_is_refused() -> None:

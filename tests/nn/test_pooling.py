@@ -9,7 +9,8 @@ import pytest
 
 import retrograd as rg
 from retrograd import nn
-from support.arrays import Array
+from support.arrays import assert_same_bits
+from support.nn import Passes, assert_differences, passes, random
 
 OPTIONS: list[dict[str, Any]] = [
     {"kernel": 2},
@@ -18,44 +19,27 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def random(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 def test_pools_are_the_functions(options: dict[str, Any]) -> None:
-    x = random(3, 4, 7, 8)
+    x = random(3, 4, 7, 8, dtype=np.float32)
     kernel, last = options["kernel"], options.get("channels_last", False)
     windows = {name: value for name, value in options.items() if name != "kernel"}
     pool = nn.MaxPool(**options)
     y, indices = rg.max_pool_forward(x, kernel, **windows)
     assert y is not None
     assert indices is not None
-    dy = random(*y.shape, seed=1)
-    for training in (True, True, False):
+    dy = random(*y.shape, seed=1, dtype=np.float32)
+    expected = rg.max_pool_backward(dy, indices, x.shape, channels_last=last)
+    for training in (True, False):
         pool.train() if training else pool.eval()
-        np.testing.assert_array_equal(pool.forward(x), y)
-        np.testing.assert_array_equal(pool.backward(dy), rg.max_pool_backward(dy, indices, x.shape, channels_last=last))
+        found, gradients = passes(pool, x, dy)
+        assert_same_bits([found, pool(x), pool.predict(x), gradients["x"]], [y, y, y, expected])
     for counts in (True, False):
         average = nn.AveragePool(**options, count_includes_padding=counts)
         counted = {**windows, "count_includes_padding": counts}
-        np.testing.assert_array_equal(average.forward(x), rg.average_pool_forward(x, kernel, **counted))
-        np.testing.assert_array_equal(average.backward(dy), rg.average_pool_backward(dy, x.shape, kernel, **counted))
-        average.forward(x)
-        assert average.backward(dy, need_dx=False) is None
-
-
-def test_training_reuses_memory_and_evaluation_does_not() -> None:
-    for pool in (nn.MaxPool(2), nn.AveragePool(2)):
-        x = random(2, 3, 4, 4)
-        first = pool.forward(x)
-        pool.backward(first)
-        assert pool.forward(x) is first
-        pool.backward(first)
-        assert pool.forward(random(3, 3, 4, 4)).shape == (3, 3, 2, 2)
-        pool.eval()
-        first = pool.forward(x)
-        assert pool.forward(x) is not first
+        found, gradients = passes(average, x, dy)
+        assert_same_bits([found], [rg.average_pool_forward(x, kernel, **counted)])
+        assert_same_bits([gradients["x"]], [rg.average_pool_backward(dy, x.shape, kernel, **counted)])
 
 
 def test_a_small_network_learns() -> None:
@@ -70,36 +54,27 @@ def test_a_small_network_learns() -> None:
         nn.Activation("relu"),
         nn.Linear(16, 2, rng=2),
     )
-    loss = nn.SoftmaxCrossEntropy()
-    optimizer = nn.Adam(net, learning_rate=0.01)
-    losses = []
-    for _ in range(200):
-        losses.append(float(loss.forward(net.forward(x), labels)))
-        net.backward(loss.backward())
-        optimizer.step()
+    step = nn.compile(net, nn.SoftmaxCrossEntropy(), nn.Adam(net, learning_rate=0.01))
+    losses = [step(x, labels) for _ in range(200)]
     assert losses[-1] < 0.6 * losses[0]
 
 
 def test_gradients_through_all_three_by_differences() -> None:
-    rng = np.random.default_rng(3)
     net = nn.Sequential(nn.MaxPool(2), nn.AveragePool((1, 2), stride=1), nn.Flatten())
-    x = rng.permutation(2 * 3 * 6 * 6).reshape(2, 3, 6, 6).astype(np.float64)
-    dy = rng.standard_normal(net.forward(x).shape)
-    dx = net.backward(dy).copy()
-    direction = rng.standard_normal(x.shape)
-    up, down = (float((net.eval().forward(x + h * direction) * dy).sum()) for h in (1e-3, -1e-3))
-    assert float((dx * direction).sum()) == pytest.approx((up - down) / 2e-3, rel=1e-8)
+    x = np.random.default_rng(3).permutation(2 * 3 * 6 * 6).reshape(2, 3, 6, 6).astype(np.float64)
+    both = Passes(net, x)
+    assert_differences(nn.compile(both, None, nn.SGD(both, 0.0)), random(*net(x).shape))
 
 
 def test_flatten() -> None:
     flatten, x = nn.Flatten(), random(2, 3, 4)
-    y = flatten.forward(x)
-    assert y.shape == (2, 12)
-    assert flatten.backward(y).shape == x.shape
-    assert flatten.forward(random(5, 0, 3)).shape == (5, 0)
-    assert flatten.forward(random(4)).shape == (4, 1)
+    y, gradients = passes(flatten, x, random(2, 12, seed=1))
+    assert np.array_equal(y, x.reshape(2, 12))
+    assert np.array_equal(gradients["x"], random(2, 12, seed=1).reshape(2, 3, 4))
+    assert flatten(random(5, 0, 3)).shape == (5, 0)
+    assert flatten(random(4)).shape == (4, 1)
     with pytest.raises(ValueError, match="x has no axes"):
-        flatten.forward(np.zeros((), np.float32))
+        flatten(np.zeros(()))
 
 
 def test_descriptions() -> None:
@@ -112,6 +87,6 @@ def test_descriptions() -> None:
 
 def test_wrong_arguments_are_named_at_the_first_pass() -> None:
     with pytest.raises(ValueError, match="kernel is 0, must be at least 1"):
-        nn.MaxPool(0).forward(random(1, 1, 2, 2))
+        nn.MaxPool(0)(random(1, 1, 2, 2))
     with pytest.raises(ValueError, match="x has 2 axes"):
-        nn.AveragePool(2).forward(random(2, 2))
+        nn.AveragePool(2)(random(2, 2))

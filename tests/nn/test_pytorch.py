@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import retrograd as rg
-from retrograd import nn
+from retrograd import graph, nn
+from support.arrays import Array
 from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("torch")
@@ -64,6 +65,7 @@ MODULES: list[tuple[str, tuple[int, ...], int | None]] = [
     ("Tanhshrink()", (5, 4), None),
     ("Threshold(0.1, -2.0)", (5, 4), None),
     ("Identity()", (5, 4), None),
+    ("Softmax(1)", (5, 4, 3), None),
 ]
 
 
@@ -80,6 +82,17 @@ def theirs(module: Any, x: Any) -> Any:
     return y[0] if isinstance(y, tuple) else y
 
 
+def passes(layer: nn.Module, x: Array, dy: Array) -> tuple[Any, Any, list[Any]]:
+    """y, and the gradients of x and of every parameter, in one program."""
+
+    def call(x: Any, dy: Any) -> Any:
+        y = layer(x)
+        return y, graph.gradients(y, [x, *layer.parameters().values()], seed=dy)
+
+    y, (dx, *gradients) = graph.compile(call, x, dy)(x, dy)
+    return y, dx, gradients
+
+
 def assert_same_passes(torch: Any, module: Any, layer: nn.Module, shape: tuple[int, ...], double: bool) -> None:
     """Outputs, and gradients of x and of every parameter, in training; then outputs in evaluation."""
     # PyTorch's constants of these two are float32 even in float64.
@@ -93,10 +106,10 @@ def assert_same_passes(torch: Any, module: Any, layer: nn.Module, shape: tuple[i
     module.zero_grad()
     y.backward(dy)
     close = {"rtol": tolerance, "atol": tolerance}
-    np.testing.assert_allclose(layer.forward(x.detach().numpy()), y.detach().numpy(), **close)
-    np.testing.assert_allclose(layer.backward(dy.numpy()), x.grad.numpy(), **close)
+    our_y, our_dx, ours = passes(layer, x.detach().numpy(), dy.numpy())
+    np.testing.assert_allclose(our_y, y.detach().numpy(), **close)
+    np.testing.assert_allclose(our_dx, x.grad.numpy(), **close)
     gradients = {name: parameter.grad.numpy() for name, parameter in module.named_parameters()}
-    ours = list(layer.gradients().values())
     assert len(ours) == len([name for name in gradients if "bias_hh" not in name])
     for gradient, (name, other) in zip(ours, ((n, g) for n, g in gradients.items() if "bias_hh" not in n), strict=True):
         np.testing.assert_allclose(gradient, other, rtol=tolerance, atol=tolerance * 10, err_msg=name)
@@ -135,10 +148,11 @@ def test_embedding(torch: Any) -> None:
     layer = nn.from_torch(module)
     indices = np.array([[0, 2], [6, 0]])
     y = module(torch.from_numpy(indices))
-    np.testing.assert_array_equal(layer.forward(indices), y.detach().numpy())
+    np.testing.assert_array_equal(layer(indices), y.detach().numpy())
     y.sum().backward()
-    layer.backward(np.ones((2, 2, 3), np.float32))
-    np.testing.assert_array_equal(layer.gradients()["table"], module.weight.grad.numpy())
+    step = nn.compile(layer, lambda y, target: graph.sum(y * target), nn.SGD(layer, 1.0))
+    gradients = step.gradients(indices, np.ones((2, 2, 3), np.float32))[1]
+    np.testing.assert_array_equal(gradients["table"], module.weight.grad.numpy())
     back = nn.to_torch(layer)
     assert back.padding_idx == 2
     np.testing.assert_array_equal(back.weight.detach().numpy(), module.weight.detach().numpy())
@@ -173,7 +187,7 @@ def test_values_are_copied_and_modes_kept(torch: Any) -> None:
     module[1].eval()
     layer = nn.from_torch(module)
     assert [inside.training for _, inside in layer.modules()] == [True, True, False]
-    before = layer.parameters()["0.w"].copy()
+    before = layer.state_dict()["0.w"]
     with torch.no_grad():
         module[0].weight += 1
     np.testing.assert_array_equal(layer.parameters()["0.w"], before)
@@ -189,10 +203,45 @@ def test_running_statistics_go_on_as_in_pytorch(torch: Any) -> None:
     for seed in range(3):
         x = torch.randn(6, 3, generator=torch.Generator().manual_seed(seed))
         module(x)
-        layer.forward(x.numpy())
-        layer.backward(np.ones((6, 3), np.float32))
+        layer(x)
     for name in ("running_mean", "running_var"):
         np.testing.assert_allclose(layer.buffers()[name], getattr(module, name).numpy(), rtol=1e-5)
+
+
+def test_a_module_in_several_places(torch: Any) -> None:
+    relu, linear = torch.nn.ReLU(), torch.nn.Linear(3, 3)
+    module = torch.nn.Sequential(linear, relu, torch.nn.Sequential(linear, relu), torch.nn.Linear(3, 2))
+    layer = nn.from_torch(module)
+    assert list(layer.parameters()) == ["0.w", "0.b", "3.w", "3.b"]
+    x = torch.randn((5, 3), generator=torch.Generator().manual_seed(0))
+    y = module(x)
+    y.sum().backward()
+    ours, _, gradients = passes(layer, x.numpy(), np.ones((5, 2), np.float32))
+    np.testing.assert_allclose(ours, y.detach().numpy(), rtol=1e-5, atol=1e-6)
+    for gradient, parameter in zip(gradients, module.parameters(), strict=True):
+        np.testing.assert_allclose(gradient, parameter.grad.numpy(), rtol=1e-5, atol=1e-6)
+    back = nn.to_torch(layer)
+    assert back[2][0] is back[0]
+    np.testing.assert_array_equal(back(x).detach().numpy(), y.detach().numpy())
+
+
+def test_frozen_parameters(torch: Any) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    module[0].requires_grad_(False)
+    layer = nn.from_torch(module)
+    assert [p.trainable for p in layer.parameters().values()] == [False, False, True, True]
+    assert [p.requires_grad for p in nn.to_torch(layer).parameters()] == [False, False, True, True]
+
+
+def test_one_parameter_of_two_layers_is_refused(torch: Any) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight are one parameter"):
+        nn.from_torch(module)
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+    second.w = first.w
+    with pytest.raises(ValueError, match=r"1\.weight is the parameter of another layer as well"):
+        nn.to_torch(nn.Sequential(first, second))
 
 
 def test_dropout_between_layers_is_kept(torch: Any) -> None:
@@ -225,6 +274,7 @@ def test_every_softplus_returns(torch: Any) -> None:
     [
         ("GRU(3, 4)", TypeError, "(GRU): retrograd.nn has no counterpart of this module"),
         ("Conv3d(3, 4, 2)", TypeError, "(Conv3d): retrograd.nn has no counterpart"),
+        ("Dropout2d()", TypeError, "(Dropout2d): retrograd.nn has no counterpart"),
         ("PReLU()", TypeError, "(PReLU): retrograd.nn has no counterpart"),
         ("LSTM(3, 4, proj_size=2)", ValueError, "proj_size is 2, here it can only be 0"),
         ("BatchNorm1d(3, momentum=None)", ValueError, "momentum is None"),
@@ -271,6 +321,7 @@ def test_a_subclass_is_refused(torch: Any) -> None:
         (nn.LSTM(3, 4, peephole="diagonal"), "it has peepholes"),
         (nn.LSTM(3, 4, activations=rg.LstmActivations(i="hard_sigmoid")), "hard_sigmoid"),
         (nn.LSTM(3, 4, embedding=nn.Embedding(5, 3)), "it has an embedding"),
+        (nn.LSTM(3, 4, last=True), "last is True, PyTorch's LSTM returns all outputs"),
         (nn.BatchNorm(3), "give it as spatial=2"),
         (nn.LayerNorm(3, activation="relu"), "a fused activation"),
         (nn.GroupNorm(1, 3, channel_axis=-1), "channel_axis is -1, PyTorch's is always 1"),

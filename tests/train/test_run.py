@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrograd import nn
+from retrograd.distributed import DataParallel
 from retrograd.train import run as runs
 from retrograd.train.progress import Progress, clock, count
 from retrograd.train.report import Block, Prose, Sample, Section
@@ -39,7 +40,6 @@ class LineTask(Task):
         self.settings, self.steps = settings, steps
         self.model = nn.Sequential(nn.Linear(3, 1, rng=settings.seed), nn.Dropout(0.1, rng=settings.seed))
         self.optimizer = new_optimizer(self.model, settings, steps)
-        self._loss = nn.MeanSquaredError()
         self._state = np.zeros(3, np.float32)
         self.before_step: Any = lambda step: None
         self.number_of_rows = 1000
@@ -52,17 +52,14 @@ class LineTask(Task):
         self.before_step(self.optimizer.steps)
         x, target = self._batch(self.optimizer.steps)
         self._state += x[0]
-        loss = self._loss.forward(self.model.forward(x + 0.01 * self._state), target)
-        self.model.backward(self._loss.backward())
-        self.optimizer.step()
-        return float(loss), 8
+        return self.parallel.step(x + 0.01 * self._state, target), 8
+
+    def _new_parallel(self) -> DataParallel[nn.Sequential]:
+        return DataParallel(self.model, self.group, nn.MeanSquaredError(), self.optimizer)
 
     def validate(self) -> float:
         x, target = self._batch(10**6)
-        self.model.eval()
-        loss = float(self._loss.forward(self.model.forward(x), target, want_gradient=False))
-        self.model.train()
-        return loss
+        return float(np.mean((self.model.predict(x) - target) ** 2))
 
     def source(self) -> dict[str, Any]:
         return {"rows": self.number_of_rows, "crc32": "abc"}
@@ -80,7 +77,7 @@ class LineTask(Task):
         return [Prose("It fits.")]
 
     def results(self) -> list[Section]:
-        return [Section("Weights", [Sample(str(self.model.parameters()["0.w"]))])]
+        return [Section("Weights", [Sample(str(self.model.parameters()["0.w"].value))])]
 
 
 def train(folder: Path, settings: Settings | None = None, **attributes: Any) -> Run:
@@ -146,15 +143,15 @@ def test_the_model_is_the_best_of_all_validations(tmp_path: Path) -> None:
 
     class Scored(LineTask):
         def validate(self) -> float:
-            weights.append(self.model.parameters()["0.w"].tobytes())
+            weights.append(self.model.parameters()["0.w"].value.tobytes())
             return next(scores)
 
     task = Scored(Settings())
     Run(task, tmp_path, [], Progress()).train()
-    assert task.model.parameters()["0.w"].tobytes() == weights[2]  # the first of equals
+    assert task.model.parameters()["0.w"].value.tobytes() == weights[2]  # the first of equals
     model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
     nn.load(tmp_path / MODEL, model)
-    assert model.parameters()["0.w"].tobytes() == weights[2]
+    assert model.parameters()["0.w"].value.tobytes() == weights[2]
 
 
 @pytest.mark.parametrize("stop", [0, 1, 4, 5, 6, 20, 22])
@@ -198,7 +195,7 @@ def test_a_time_limit_ends_in_a_report_and_can_be_resumed(
     nn.load(tmp_path / "parts" / MODEL, model)  # that of step 8, the best by then
     task = LineTask(Settings())
     nn.load(tmp_path / "parts" / CHECKPOINT, task.model)
-    assert model.parameters()["0.w"].tobytes() == task.model.parameters()["0.w"].tobytes()
+    assert model.parameters()["0.w"].value.tobytes() == task.model.parameters()["0.w"].value.tobytes()
     run = resume(tmp_path / "parts", limited, before_step=tick)  # 8 more
     assert run.why == "time limit"
     resume(tmp_path / "parts")
@@ -506,8 +503,8 @@ def test_a_run_stops_when_validation_gets_worse(tmp_path: Path, capsys: pytest.C
     for _ in range(10):
         other.step()
     nn.load(tmp_path / MODEL, run._task.model)
-    for name, array in other.model.parameters().items():
-        assert np.array_equal(array, run._task.model.parameters()[name])
+    for name, array in other.model.state_arrays().items():
+        assert np.array_equal(array, run._task.model.state_arrays()[name])
 
 
 def test_a_run_that_stopped_early_can_go_on(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retrograd import nn
+from retrograd import graph, nn
 from retrograd.train.baselines import fit_linear, naive, seasonal_naive
 from retrograd.train.chart import Chart
 from retrograd.train.report import Prose, Section, Table, page, plain
@@ -104,40 +104,41 @@ def test_gradients_by_finite_differences() -> None:
     model.head.w[...] = rng.standard_normal(model.head.w.shape)
     x, weights = rng.standard_normal((6, 7, 3)), rng.standard_normal((7, 8))
 
-    def loss() -> float:
-        model.dropout.stream[1] = model.lstm.stream[1] = 0  # the same is dropped each time
-        return float((model.forward(x) * weights).sum())
-
-    loss()
-    dx = model.backward(weights, need_dx=True)
-    gradients = {name: gradient.copy() for name, gradient in model.gradients().items()}
-    assert dx is not None
-    places = {**model.parameters(), "x": x}
-    for name, gradient in {**gradients, "x": dx.copy()}.items():
+    # It changes nothing, so that the same is dropped each time.
+    step = nn.compile(model, lambda y, weights: graph.sum(y * weights), nn.SGD(model, 0.1))
+    _, gradients = step.gradients(x, weights)
+    dx = graph.compile(lambda x: graph.gradients(graph.sum(model(x) * weights), [x])[0], x)(x)
+    model.dropout.stream[1] = model.lstm.stream[1] = 0
+    places = {**{name: parameter.value for name, parameter in model.parameters().items()}, "x": x}
+    assert gradients.keys() == model.parameters().keys()
+    for name, gradient in {**gradients, "x": dx}.items():
         direction = rng.standard_normal(gradient.shape)
         before = places[name].copy()
         values = []
         for size in (1e-6, -1e-6):
             places[name][...] = before + size * direction
-            values.append(loss())
+            values.append(step.gradients(x, weights)[0])
         places[name][...] = before
         slope = (values[0] - values[1]) / 2e-6
         assert slope == pytest.approx((gradient * direction).sum(), rel=1e-6, abs=1e-7), name
         assert np.abs(gradient).max() > 1e-4, name
 
 
-def test_backward_can_accumulate() -> None:
+def test_gradients_of_two_parts_can_be_accumulated() -> None:
     rng = np.random.default_rng(0)
-    model = SeriesModel(2, 3, 1, hidden=4, layers=2, rng=rng)
-    model.head.w[...] = 1
-    x, dy = rng.standard_normal((5, 6, 2), np.float32), np.ones((6, 3), np.float32)
-    model.forward(x)
-    model.backward(dy)
-    once = {name: gradient.copy() for name, gradient in model.gradients().items()}
-    model.forward(x)
-    model.backward(dy, accumulate=True)
-    for name, gradient in model.gradients().items():
-        np.testing.assert_allclose(gradient, 2 * once[name], rtol=1e-5, atol=1e-6)
+    x, target = rng.standard_normal((5, 6, 2), np.float32), rng.standard_normal((6, 3), np.float32)
+    trained = []
+    for parts in (1, 2):
+        model = SeriesModel(2, 3, 1, hidden=4, layers=2, rng=0)
+        model.head.w[...] = 1
+        before = model.state_dict()
+        step = nn.compile(model, nn.MeanSquaredError(), nn.SGD(model, 0.1), accumulate=parts)
+        for _ in range(parts):  # the same part twice: the mean of the gradients is that of each
+            step(x, target)
+        trained.append(model)
+    for name, parameter in trained[0].parameters().items():
+        assert np.abs(parameter.value - before[name]).max() > 1e-6, name
+        np.testing.assert_allclose(trained[1].parameters()[name].value, parameter.value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("reference", ["last", "season", "linear"])

@@ -411,7 +411,7 @@ def test_validation_is_the_mean_over_the_held_out_text(prose: Path) -> None:
         held_out = np.empty(task._corpus.length - task._train_length, task._corpus.dtype)
         task._corpus.read(task._train_length, held_out)
         used = min(len(held_out) - 1, 300)
-        logits = task.model.eval().forward(held_out[:used, None].astype(np.int64))[:, 0].astype(np.float64)
+        logits = task.model.predict(held_out[:used, None].astype(np.int64))[0][:, 0].astype(np.float64)
         chosen = logits[np.arange(used), held_out[1 : used + 1]]
         expected = np.mean(np.log(np.exp(logits).sum(-1)) - chosen) / math.log(2)
         assert bits == pytest.approx(expected, rel=1e-5)
@@ -419,8 +419,10 @@ def test_validation_is_the_mean_over_the_held_out_text(prose: Path) -> None:
 
 def test_states_pass_from_piece_to_piece(prose: Path) -> None:
     with task_of(prose) as task:
+        tokens, _ = task._columns.piece(0)
+        _, *states = task.model.predict(tokens)  # without dropout, training computes the same
         task.step()
-        for array, state in zip(task.arrays().values(), task.model.lstm.state, strict=True):
+        for array, state in zip(task.arrays().values(), states, strict=True):
             np.testing.assert_array_equal(array, state)
             assert np.abs(array).max() > 0
         # At the end of the columns they begin with 0 again: what is there does not count.
@@ -622,7 +624,7 @@ def test_seeds_and_temperatures(trained: Path) -> None:
 
 def test_top_k_are_the_likeliest(trained: Path) -> None:
     model, alphabet = load_text_model(trained)
-    logits = model.forward(np.array([[alphabet.start]]))[0, 0]
+    logits = model.predict(np.array([[alphabet.start]]))[0][0, 0]
     likely = {alphabet.characters[i - 1] for i in np.argsort(-logits[1:])[:3] + 1}
     drawn = {"".join(sample(model, alphabet, 1, top_k=3, temperature=50.0, seed=seed)) for seed in range(60)}
     assert drawn == likely
@@ -630,7 +632,7 @@ def test_top_k_are_the_likeliest(trained: Path) -> None:
 
 def test_what_is_drawn_is_as_frequent_as_likely(trained: Path) -> None:
     model, alphabet = load_text_model(trained)
-    logits = model.forward(np.array([[alphabet.start]]))[0, 0].astype(np.float64)[1:]
+    logits = model.predict(np.array([[alphabet.start]]))[0][0, 0].astype(np.float64)[1:]
     for temperature in (0.7, 1.3):
         chances = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
         draws = module._chooser(alphabet, temperature, None, np.random.default_rng(0))
@@ -649,7 +651,7 @@ def test_the_prompt_is_read(trained: Path) -> None:
     seen: list[Array] = []
     given = alphabet.encode(prompt)
     assert list(module._indices(model, given, 3, lambda logits: seen.append(logits) or 5)) == [5, 5, 5]
-    whole = model.forward(np.concatenate([given, [5, 5]])[:, None])[-3:, 0]
+    whole = model.predict(np.concatenate([given, [5, 5]])[:, None])[0][-3:, 0]
     np.testing.assert_allclose(seen, whole, rtol=1e-4, atol=1e-5)
     expected = alphabet.characters[int(whole[0, 1:].argmax())]
     assert "".join(sample(model, alphabet, 1, prompt=prompt, temperature=0)) == expected

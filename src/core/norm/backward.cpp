@@ -133,7 +133,7 @@ struct PlaneBackward : BackwardContext<A> {
             const int64_t c = blocks.channel(set, 0);
             mean_g = this->gamma_at(c) * call.given_sum_dz[c];
             mean_g_xhat = this->gamma_at(c) * call.given_sum_dz_xhat[c];
-            count = call.given_count;
+            count = *call.given_count;
         } else if (collects()) {
             double* group = totals + quotient(blocks.sample(set), plan.group_size) * g.C * 2;
             const int64_t per_channel = blocks.grid.blocks;
@@ -275,7 +275,7 @@ struct ColumnBackward : BackwardContext<A> {
     void finish(const ColumnRange& range) {
         const int64_t cols = range.cols;
         const double *sum_dz = call.given_sum_dz, *sum_dz_xhat = call.given_sum_dz_xhat;
-        const double count = sum_dz ? call.given_count : g.set_size();
+        const double count = sum_dz ? *call.given_count : g.set_size();
         if (sum_dz) {
             sum_dz += range.first;
             sum_dz_xhat += range.first;

@@ -43,7 +43,7 @@ struct NormBackward {
     // Sums over all data of a set, if the caller already has them, with their count; N = 1 and K = 1 only.
     const double* given_sum_dz = nullptr;
     const double* given_sum_dz_xhat = nullptr;
-    double given_count = 0;
+    const double* given_count = nullptr;
     int threads = 1;
     // Results; null: not wanted.
     void* dx = nullptr;

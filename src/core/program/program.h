@@ -71,6 +71,7 @@ public:
     void add(const Call& call, void (*driver)(const Call&)) {
         records_.push_back(std::make_unique<CallRecord<Call>>(call, driver));
     }
+    void add(std::unique_ptr<Record> record) { records_.push_back(std::move(record)); }
     // All later records write to variables.
     void commit() { commit_ = records_.size(); }
 

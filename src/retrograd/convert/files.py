@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..nn.checkpoint import not_a_file, read_state, state_content, write_whole
+from .._files import not_a_file, write_whole
+from ..nn.checkpoint import read_state, state_content
 from .coreml import read_coreml, write_coreml
 from .guard import check_archive, check_size
 from .keras import read_keras, write_keras

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..nn.checkpoint import not_a_file
+from .._files import not_a_file
 from .guard import check_size, inside
 from .layers import (
     Array,

@@ -68,16 +68,6 @@ class Group:
         """A group of the same ranks with another number of shards."""
         return Group(shards, self._comm)
 
-    def duplicate(self) -> Group:
-        """A group of the same ranks and shards for another thread: its messages do not mix with those of this one."""
-        if self._comm is None:
-            return Group(self.shards)
-        from mpi4py import MPI
-
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise RuntimeError("Group.duplicate: this MPI cannot be called by several threads (MPI_THREAD_MULTIPLE)")
-        return Group(self.shards, self._comm.Dup())
-
     def part(self, count: int, shard: int) -> slice:
         """The samples of a batch of `count` that belong to a shard."""
         if count < self.shards:

@@ -18,6 +18,7 @@ A plain Python function becomes a graph when :func:`compile` calls it with tenso
 Names and broadcasting are NumPy's. Called with arrays the functions compute at once.
 """
 
+from .callback import call
 from .elementwise import (
     absolute,
     add,
@@ -168,6 +169,7 @@ from .shaping import (
     transpose,
     zeros,
 )
+from .shards import sync_batch_norm
 from .tensor import Graph, Node, Operand, Tensor, Variable, trace
 
 abs = absolute
@@ -212,6 +214,7 @@ __all__ = [
     "average_pool",
     "batch_norm",
     "broadcast_to",
+    "call",
     "cast",
     "categorical_cross_entropy",
     "ceil",
@@ -322,6 +325,7 @@ __all__ = [
     "sum",
     "sum_of_squares",
     "swapaxes",
+    "sync_batch_norm",
     "take",
     "take_along_axis",
     "take_slice",

@@ -397,8 +397,8 @@ def cast(x: Operand, dtype: npt.DTypeLike) -> Tensor:
     wanted = np.dtype(dtype)
     if wanted not in DTYPES:
         raise fail("cast", f"dtype is {wanted}, must be one of {', '.join(d.name for d in DTYPES)}", TypeError)
-    if isinstance(x, Tensor) and x.dtype == wanted:
-        return x
+    if in_trace((x,)) and (tensor := as_tensor(x)).dtype == wanted:
+        return tensor
     return apply_one(_CAST, (x,), {"dtype": wanted})
 
 

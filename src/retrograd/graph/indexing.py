@@ -18,9 +18,11 @@ from .shaping import moveaxis, reshape
 from .tensor import FLOATS, Node, Operand, Tensor, Variable, apply, apply_one, current_graph, fail
 
 
-def refuse_index(answer: _core.Refusal | None) -> None:
-    """Raise for an index out of range, outside programs."""
+def refuse_index(answer: _core.Refusal | None, indices: Array | None = None, limit: int = 0) -> None:
+    """Raise for an index out of range, outside programs. With `indices` the error has the first that is."""
     if answer is not None and answer.reason is _core.Reason.out_of_range:
+        if indices is not None and (wrong := indices[(indices < 0) | (indices >= limit)]).size:
+            raise IndexError(f"{answer.argument}: an index is {wrong.flat[0]}, must be from 0 to below {limit}")
         raise IndexError(f"{answer.argument} has an index out of range")
     refuse(answer)
 

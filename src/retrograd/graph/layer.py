@@ -26,9 +26,9 @@ from .elementwise import add, cast, identity, run_map
 from .indexing import as_seed, place_along_axis, refuse_index
 from .operation import Array, Operation, Spec
 from .product import totals_of
-from .reduction import INT64, refuse
-from .shaping import broadcast_to, reshape, stack, take_slice
-from .tensor import Node, Operand, Tensor, Variable, apply, apply_one, current_graph, fail
+from .reduction import INT64, mean, refuse
+from .shaping import broadcast_to, expand_dims, reshape, stack, take_slice
+from .tensor import Node, Operand, Tensor, Variable, apply, apply_one, fail
 
 _ONCE: Final = "it is a single call of the engine; second derivatives need a layer made of operations"
 
@@ -184,7 +184,7 @@ def _norm_backward(
                 run_map([], [], [0.0], [array], [0])
         return
     cache = (problem, x, y, gamma, beta, statistics, given, frozen)
-    refuse(problem.engine.backward(dy, cache, None, None, 0.0, dx, dgamma, dbeta, False, False, 0))
+    refuse(problem.engine.backward(dy, cache, None, None, None, dx, dgamma, dbeta, False, False, 0))
 
 
 def _norm_backward_shapes(
@@ -239,19 +239,41 @@ def batch_norm(
 
     In training the running statistics, if given, are assigned their new values; in evaluation they are used.
     """
+    options = {"axis": channel_axis, "eps": eps, "activation": activation, "slope_from": slope_from}
+    return _running_norm(
+        "batch_norm", x, gamma, beta, options, training=training, running=(running_mean, running_var), update=update
+    )
+
+
+def _running_norm(
+    kind: NormKind,
+    x: Operand,
+    gamma: Operand | None,
+    beta: Operand | None,
+    options: dict[str, Any],
+    *,
+    training: bool,
+    running: tuple[Variable | None, Variable | None],
+    update: RunningUpdate,
+) -> Tensor:
+    running_mean, running_var = running
     if (running_mean is None) != (running_var is None):
-        raise fail("batch_norm", "running_mean and running_var belong together; one of them is missing")
+        raise fail(kind, "running_mean and running_var belong together; one of them is missing")
     if not training:
         if running_mean is None or running_var is None:
-            raise fail("batch_norm", "evaluation needs running_mean and running_var")
-        statistics = stack([cast(running_mean, np.float64), cast(running_var, np.float64)])
-        found: Tensor = _normalize(
-            "batch_norm", x, gamma, beta, statistics, channel_axis, 1, eps, activation, slope_from, True
-        )[0]
-        return found
-    y, statistics = _normalize("batch_norm", x, gamma, beta, None, channel_axis, 1, eps, activation, slope_from)
-    if running_mean is not None and running_var is not None and current_graph() is not None:
-        _update_running(running_mean, running_var, statistics, y.size // max(1, running_mean.size), update)
+            raise fail(kind, "evaluation needs running_mean and running_var")
+        given = stack([cast(running_mean, np.float64), cast(running_var, np.float64)])
+        if kind == "instance_norm":  # the same for every sample
+            samples = identity(x).shape[0]
+            given = broadcast_to(expand_dims(given, 1), (2, samples, running_mean.size))
+        evaluated: Tensor = _normalize(kind, x, gamma, beta, given, groups=1, frozen=True, **options)[0]
+        return evaluated
+    y, statistics = _normalize(kind, x, gamma, beta, None, groups=1, **options)
+    sets = statistics.size // 2
+    if running_mean is not None and running_var is not None and sets:
+        if kind == "instance_norm":
+            statistics = mean(statistics, 1)
+        _update_running(running_mean, running_var, statistics, y.size // sets, update)
     normalized: Tensor = y
     return normalized
 
@@ -261,12 +283,17 @@ def _update_running(
 ) -> None:
     if count == 0:
         return
-    mean, var = take_slice(statistics, 0), take_slice(statistics, 1)
+    center, var = take_slice(statistics, 0), take_slice(statistics, 1)
     if update.unbiased and count > 1:
         var = var * (count / (count - 1))
-    for variable, batch in ((running_mean, mean), (running_var, var)):
-        old = cast(identity(variable), np.float64)
-        variable.assign(cast(add(old * update.keep, batch * (1.0 - update.keep)), variable.dtype))
+    for variable, batch in ((running_mean, center), (running_var, var)):
+        variable.assign(cast(moved(variable, batch, update)[1], variable.dtype))
+
+
+def moved(variable: Variable, batch: Tensor, update: RunningUpdate) -> tuple[Tensor, Tensor]:
+    """A running statistic before and after a batch, in float64."""
+    old = cast(identity(variable), np.float64)
+    return old, add(old * update.keep, batch * (1.0 - update.keep))
 
 
 def instance_norm(
@@ -274,16 +301,23 @@ def instance_norm(
     gamma: Operand | None = None,
     beta: Operand | None = None,
     *,
+    training: bool = True,
+    running_mean: Variable | None = None,
+    running_var: Variable | None = None,
+    update: RunningUpdate = RunningUpdate.pytorch(),  # noqa: B008 (immutable)
     eps: float = 1e-5,
     channel_axis: int = 1,
     activation: str | Activation | None = None,
     slope_from: str = "output",
 ) -> Tensor:
-    """Each channel of each sample normalized over space, as :func:`retrograd.instance_norm_forward`."""
-    found: Tensor = _normalize(
-        "instance_norm", x, gamma, beta, None, channel_axis, 1, eps, activation, slope_from
-    )[0]  # fmt: skip
-    return found
+    """Each channel of each sample normalized over space, as :func:`retrograd.instance_norm_forward`.
+
+    Running statistics are those of channels, updated by the mean over the samples.
+    """
+    options = {"axis": channel_axis, "eps": eps, "activation": activation, "slope_from": slope_from}
+    return _running_norm(
+        "instance_norm", x, gamma, beta, options, training=training, running=(running_mean, running_var), update=update
+    )
 
 
 def layer_norm(
@@ -669,7 +703,8 @@ def _embedding_shapes(indices: Spec, table: Spec) -> Sequence[Spec]:
 def _embedding(inputs: Sequence[Array], results: Sequence[Array]) -> None:
     (indices, table), (y,) = inputs, results
     rows = y.reshape(-1, table.shape[1]) if y.size else y.reshape(indices.size, table.shape[1])
-    refuse_index(_core.embedding_forward(table.dtype.itemsize == 8, indices.reshape(-1), table, rows, False, 0))
+    answer = _core.embedding_forward(table.dtype.itemsize == 8, indices.reshape(-1), table, rows, False, 0)
+    refuse_index(answer, indices, table.shape[0])
 
 
 def _embedding_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:

@@ -92,7 +92,8 @@ def _entropy(
         False,
         0,
     )
-    refuse_index(answer if isinstance(answer, _core.Refusal) else None)
+    if isinstance(answer, _core.Refusal):
+        refuse_index(answer, None if soft else labels[labels != ignore_index], classes)
 
 
 def _rows_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:

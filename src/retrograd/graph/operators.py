@@ -24,6 +24,24 @@ _OF_ARRAYS: Final = {
 }  # fmt: skip
 
 
+# Where PyTorch's and NumPy's arrays have a method, and tensors another name or none.
+_ELSEWHERE: Final = {
+    **dict.fromkeys(("cpu", "item", "numpy", "tolist"), "the elements are only known when the program runs: return it"),
+    **dict.fromkeys(("double", "float", "int", "long", "to", "type"), "write .astype(dtype)"),
+    "clamp": "write graph.clip(x, low, high)",
+    "clone": "there is no need for it: tensors do not change",
+    "contiguous": "there is no need for it",
+    "copy": "there is no need for it: tensors do not change",
+    "detach": "write graph.stop_gradient(x)",
+    "dim": "write .ndim",
+    "masked_fill": "write graph.where(mask, value, x)",
+    "numel": "write .size",
+    "permute": "write .transpose(axes)",
+    "unsqueeze": "write graph.expand_dims(x, axis)",
+    "view": "write .reshape(shape)",
+}
+
+
 def _in_numpy(name: str, method: str, has_out: bool) -> TypeError:
     """The error for a tensor or a variable in NumPy code."""
     if has_out:
@@ -204,3 +222,10 @@ class Operators:
 
     def astype(self, dtype: npt.DTypeLike) -> Tensor:
         return G.cast(self, dtype)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = _ELSEWHERE.get(name) or (f"write graph.{name}(x)" if name in G.__all__ else "")
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{said}; {hint}" if hint else said)

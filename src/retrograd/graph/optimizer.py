@@ -25,7 +25,7 @@ from .indexing import counter, next_count
 from .operation import Array, Operation, Spec
 from .reduction import INT64, refuse
 from .shaping import zeros
-from .tensor import Operand, Tensor, Variable, apply, as_tensor, current_graph, fail
+from .tensor import Graph, Operand, Tensor, Variable, apply, as_tensor, current_graph, fail
 
 # A number, a variable that the caller sets, or a function of the step, a float64 tensor that counts from 0.
 Rate: TypeAlias = float | Variable | Callable[[Tensor], Tensor]
@@ -124,11 +124,14 @@ class Optimizer:
         It belongs to one program, which runs once for each part, and `apply` to another, ``graph.compile(adam.apply)``.
         """
         found = gradients_of(loss, parameters)
-        graph = current_graph()
-        assert graph is not None
+        self.collect(parameters, found)
+        return found
+
+    def collect(self, parameters: Sequence[Variable], gradients: Sequence[Operand]) -> None:
+        """Add gradients to the sums that :meth:`apply` uses."""
+        graph = _traced("collect")
+        self.prepare(parameters)
         for parameter in parameters:
-            if not isinstance(parameter, Variable):
-                raise fail("accumulate", f"a parameter is a {type(parameter).__name__}, must be a Variable", TypeError)
             if parameter not in self.sums:
                 self.sums[parameter] = Variable(
                     np.zeros(parameter.shape, parameter.dtype), name=f"{parameter.name}.sum"
@@ -137,36 +140,57 @@ class Optimizer:
         if any(total in graph.assigned for total in sums):
             raise fail("accumulate", "a parameter has gradients accumulated twice in one run; add the losses")
         pairs = tuple((i, i) for i in range(len(sums)))
-        graph.assigned.update(zip(sums, apply(_ACCUMULATE, (*sums, *found), {"in_place": pairs}), strict=True))
+        graph.assigned.update(zip(sums, apply(_ACCUMULATE, (*sums, *gradients), {"in_place": pairs}), strict=True))
         if self.parts not in graph.assigned:
             next_count(self.parts)
-        return found
+
+    def prepare(self, parameters: Sequence[Variable]) -> None:
+        """Make the states of parameters that have none yet."""
+        for parameter in parameters:
+            if not isinstance(parameter, Variable):
+                kind = type(parameter).__name__
+                raise fail("update", f"a parameter is a {kind}, must be a Variable", TypeError)
+            if parameter not in self.states:
+                self.states[parameter] = [
+                    Variable(np.zeros(parameter.shape, parameter.dtype), name=f"{parameter.name}.{name}")
+                    for name in self.state_names
+                ]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names of the states that each parameter has, such as "velocities"."""
+        return tuple(name for name, _ in self._states)
+
+    @property
+    def decays(self) -> bool:
+        """Whether elements can change whose gradient is 0 and always was."""
+        (_, (_, low, high, l2, l1), *_), decay, *_ = self._settings
+        return bool(l2 or l1 or decay) or not low <= 0 <= high
 
     def apply(self, *, average: bool = True) -> None:
         """Update the parameters by the mean of the gradients since the last time, or by their sum, and start again."""
         if not self.sums:
             raise RuntimeError("apply: there are no gradients; first compile the function that calls accumulate")
+        found = self.take_sums(average=average)
+        self.update(list(found), list(found.values()))
+
+    def take_sums(self, *, average: bool = True) -> dict[Variable, Tensor]:
+        """The means of the accumulated gradients, or their sums, by parameter; they start again from 0."""
         parts = maximum(identity(self.parts), 1)
-        gradients = [total / cast(parts, total.dtype) if average else identity(total) for total in self.sums.values()]
-        self.update(list(self.sums), gradients)
+        found = {
+            parameter: total / cast(parts, total.dtype) if average else identity(total)
+            for parameter, total in self.sums.items()
+        }
         for variable in (self.parts, *self.sums.values()):
             variable.assign(zeros(variable.shape, variable.dtype))
+        return found
 
     def update(self, parameters: Sequence[Variable], gradients: Sequence[Operand]) -> None:
         """Update the parameters by these gradients, once in every run."""
-        graph = current_graph()
-        if graph is None:
-            raise RuntimeError("update: there is no trace; call it inside a function that graph.compile traces")
+        graph = _traced("update")
         if len(parameters) != len(gradients) or not parameters:
             raise fail("update", f"there are {len(parameters)} parameters and {len(gradients)} gradients")
-        for parameter in parameters:
-            if not isinstance(parameter, Variable):
-                raise fail("update", f"a parameter is a {type(parameter).__name__}, must be a Variable", TypeError)
-            if parameter not in self.states:
-                self.states[parameter] = [
-                    Variable(np.zeros(parameter.shape, parameter.dtype), name=f"{parameter.name}.{name}")
-                    for name, _ in self._states
-                ]
+        self.prepare(parameters)
         if len(set(map(id, parameters))) != len(parameters):
             raise fail("update", "a parameter is in the list twice; add its gradients")
         step = graph.assigned.get(self.count)  # once in a run, also for several lists of parameters
@@ -198,6 +222,13 @@ class Optimizer:
         graph = current_graph()
         assert graph is not None
         return graph.constant(np.asarray(given, _F64))
+
+
+def _traced(method: str) -> Graph:
+    graph = current_graph()
+    if graph is None:
+        raise RuntimeError(f"{method}: there is no trace; call it inside a function that graph.compile traces")
+    return graph
 
 
 def _terms(
@@ -237,7 +268,7 @@ class SGD(Optimizer):
             factors = velocity_factors(velocity_of) if momentum else (1.0, 0.0, 0.0, -1.0)
             return rule, 0.0, False, factors
 
-        super().__init__(learning_rate, settings, [("velocity", 0)] if momentum else [])
+        super().__init__(learning_rate, settings, [("velocities", 0)] if momentum else [])
 
 
 class Adam(Optimizer):
@@ -271,7 +302,7 @@ class Adam(Optimizer):
             rule = (ADAM, gradient, norm, False, *betas, non_negative("eps", eps), 0.0, 0.0)
             return rule, decay, bool(epsilon_hat), (0.0, 0.0, 0.0, 0.0)
 
-        states = [("first_moment", 0), ("second_moment", 1), *([("largest_second_moment", 2)] if amsgrad else [])]
+        states = [("first_moments", 0), ("second_moments", 1), *([("largest_second_moments", 2)] if amsgrad else [])]
         super().__init__(learning_rate, settings, states)
 
 
@@ -310,5 +341,5 @@ class RMSProp(Optimizer):
             factors = velocity_factors(velocity_of) if momentum else (1.0, 0.0, 0.0, -1.0)
             return rule, 0.0, False, factors
 
-        states = [("square", 0), *([("mean", 1)] if centered else []), *([("velocity", 2)] if momentum else [])]
+        states = [("squares", 0), *([("means", 1)] if centered else []), *([("velocities", 2)] if momentum else [])]
         super().__init__(learning_rate, settings, states)

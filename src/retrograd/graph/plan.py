@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from .callback import CALL
 from .elementwise import COPY, run_map
 from .fold import folded
 from .operation import Array, Operation
@@ -78,6 +79,7 @@ class Plan:
         nodes = _live(graph)
         self._variables(nodes)
         early, late = _split(nodes)
+        _refuse_calls(late)
         kept = {id(t) for t in (*graph.outputs, *graph.assigned.values())}  # read by something else than a node
         kept |= {id(t) for node in late for t in node.inputs}
         self._add(_joined(folded(early, kept), kept))
@@ -300,6 +302,17 @@ def _split(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
         else:
             early.append(node)
     return early, late
+
+
+def _refuse_calls(late: Sequence[Node]) -> None:
+    """Functions that may raise exceptions run before any variable is written."""
+    for node in late:
+        if node.operation is CALL:
+            file, line = node.line
+            raise ValueError(
+                f"call: an input depends on a variable after its update, but functions are called before variables are "
+                f"written; call this one with the values of the next run ({file}:{line})"
+            )
 
 
 # ---- maps ------------------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def matmul(a: Operand, b: Operand) -> Tensor:
 def _linear_shapes(x: Spec, w: Spec, b: Spec | None) -> Sequence[Spec]:
     _floats(x, w, b)
     if len(w.shape) != 2 or not x.shape or x.shape[-1] != w.shape[1]:
-        raise ValueError(f"x has shape {x.shape}, but w has shape {w.shape}, must be [outputs, {x.shape[-1:]}]")
+        wanted = f"(..., {w.shape[1]})" if len(w.shape) == 2 else "a w with two axes"
+        raise ValueError(f"x has shape {x.shape}, expected {wanted} to match w of shape {w.shape}")
     if b is not None and b.shape != w.shape[:1]:
         raise ValueError(f"b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
     return (Spec((*x.shape[:-1], w.shape[0]), x.dtype),)

@@ -1,10 +1,10 @@
-"""Programs: functions of tensors, compiled to a list of engine calls that runs without Python."""
+"""Programs: functions of tensors, compiled to a list of engine calls that runs without Python, but for `graph.call`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from .operation import Array, Spec
 from .plan import Plan
 from .tensor import CONSTANT, DTYPES, Graph, Tensor, Variable, rebuilt, trace
 
+MISFIT: Final = object()
+_CONVERTIBLE: Final = ("type", "dtype", "layout", "shape")  # what the engine says of arguments that it does not take
 # An argument of a function to be compiled: an array like those of the later calls, or its shape and dtype.
 Example: TypeAlias = npt.ArrayLike | Spec | Variable
 
@@ -104,6 +106,7 @@ class Program:
         self._answer = answer
         self._arrays: dict[int, Array] = {}
         self._core = core = _core.Program(plan.arena)
+        self._memory: Any = core.arena
         self.variables = tuple(graph.read)
         for variable in self.variables:
             core.add_memory(variable.value)
@@ -153,8 +156,7 @@ class Program:
                 found = node.operation.view(self._array(source), **node.attributes)
             else:
                 place = self.plan.places[id(tensor)]
-                memory: Any = self._core
-                found = np.ndarray(tensor.shape, tensor.dtype, memory, place.offset)
+                found = np.ndarray(tensor.shape, tensor.dtype, self._memory, place.offset)
             self._arrays[id(tensor)] = found
         return found
 
@@ -176,9 +178,36 @@ class Program:
         try:
             problem = self._core.run(arguments, results, 1, False, threads, None)
         except ValueError:
+            if len(arguments) == len(self.graph.inputs):
+                raise  # by a function that the program calls
             raise self._wrong_count(arguments) from None
         if problem is not None:
             self._solve(problem, arguments, results, 1, False, threads, None)
+        return self._result(results)
+
+    def attempt(self, arguments: tuple[Any, ...], threads: int = 0) -> Any:
+        """One run, or `MISFIT` if an argument is not an array of the program's shape and dtype. 0 threads: the default.
+
+        For callers that have a program for other shapes as well.
+        """
+        for argument in arguments:
+            if argument is None:  # which the engine takes for the argument of the run before
+                return MISFIT
+        results = tuple([np.empty(s.shape, s.dtype) for s in self._specs])
+        self._runs += 1
+        try:
+            problem = self._core.run(arguments, results, 1, False, threads, None)
+        except ValueError:
+            if len(arguments) == len(self.graph.inputs):
+                raise  # by a function that the program calls
+            return MISFIT
+        if problem is not None:
+            if problem[0] in _CONVERTIBLE:
+                return MISFIT
+            self._raise(problem, False)
+        return self._result(results)
+
+    def _result(self, results: tuple[Array, ...]) -> Any:
         if self._is_scalar:
             return results[0].item()
         return rebuilt(self._answer, [r.item() if r.ndim == 0 else r for r in results])
@@ -236,7 +265,7 @@ class Program:
         times: Array | None,
     ) -> None:
         """Convert arguments that the engine does not take as they are, and run; or raise."""
-        if problem[0] in ("type", "dtype", "layout", "shape"):
+        if problem[0] in _CONVERTIBLE:
             lead = (steps,) if stacked else ()
             arrays = [None if a is None else self._converted(i, a, lead) for i, a in enumerate(arguments)]
             again = self._core.run(tuple(arrays), results, steps, stacked, threads, times)

@@ -15,6 +15,7 @@ from .indexing import as_seed, refuse_index
 from .operation import Array, Operation, Spec
 from .operators import Operators
 from .reduction import INT64, refuse
+from .shaping import transpose
 from .tensor import BYTE, Node, Operand, Tensor, apply, fail
 
 _ONCE: Final = "it is a single call of the engine; second derivatives need a loop over steps made of operations"
@@ -45,7 +46,7 @@ def _recording(array: Array) -> bool:
     base: Any = array
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
-    return isinstance(base, _core.Program)
+    return isinstance(base, _core.Arena)
 
 
 _SLOTS: Final = Operation(
@@ -63,7 +64,9 @@ def _problem(inputs: Sequence[Any], options: dict[str, Any]) -> Any:
     """The engine's problem, for the specs or arrays of the inputs."""
     x, table = inputs[_X], inputs[_TABLE]
     cells = (len(inputs) - _CELLS) // 4
-    shape = x.shape if table is None else (*x.shape, table.shape[1])
+    shape = x.shape
+    if table is not None:  # indices have time first
+        shape = (*(x.shape[::-1] if options["batch_first"] else x.shape), table.shape[1])
     wh = inputs[_CELLS + 1]
     units = wh.shape[-1]
     peephole = inputs[_CELLS + 3]
@@ -98,7 +101,7 @@ def _engine_inputs(problem: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
     x, table, h0, c0, active, order, seed = inputs[:_CELLS]
     cells = [tuple(inputs[i : i + 4]) for i in range(_CELLS, len(inputs), 4)]
     sequence = problem.sequence(x) if table is None else table
-    indices = None if table is None else x.T if problem.batch_first else x
+    indices = None if table is None else x
     states = [None if a is None else problem.states(a) for a in (h0, c0)]
     return (problem, sequence, indices, cells, *states, active, order, 0 if seed is None else seed)
 
@@ -223,7 +226,7 @@ def lstm(
     if table is not None:
         sequence = cast(sequence, INT64)
         if batch_first:
-            sequence = identity(sequence)
+            sequence = transpose(sequence)
     rate = float(dropout) if len(cells) > (2 if bidirectional else 1) else 0.0
     options = {
         "single": single, "bidirectional": bool(bidirectional), "batch_first": bool(batch_first),

@@ -6,6 +6,7 @@ nodes. Called with arrays they compute at once, by the same declarations.
 
 from __future__ import annotations
 
+import copy as copy_module
 import os
 import sys
 import threading
@@ -20,7 +21,9 @@ from ..ops._buffers import foreign_array, is_foreign
 from .operation import OPERATIONS, Array, Operation, Spec
 from .operators import Operators
 
-_PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE: Final = os.path.dirname(os.path.abspath(__file__))
+# A line of these packages is not the user's.
+_PACKAGES: Final = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "nn") + os.sep)
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float64))
 INTEGERS: Final = (np.dtype(np.int32), np.dtype(np.int64))
 BOOL: Final = np.dtype(np.bool_)
@@ -154,6 +157,13 @@ class Tensor(Operators):
 
     __int__ = __index__ = __float__
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: object, arguments: object = (), options: object = None
+    ) -> NoReturn:
+        name = getattr(function, "__name__", "a function of PyTorch")
+        raise TypeError(f"PyTorch's {name} is called with a tensor of a graph; use a function of retrograd.graph")
+
     def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
         raise TypeError(
             "a tensor is used in NumPy code, which needs its elements; use the function of retrograd.graph with the "
@@ -191,6 +201,31 @@ class Variable(Operators):
         if array.shape != self.shape:
             raise ValueError(f"value has shape {array.shape}, but {self!r} keeps its shape")
         self._value[...] = array
+
+    def __setitem__(self, index: Any, new: npt.ArrayLike) -> None:
+        """Write to elements, at once: ``variable[...] = 0``."""
+        if current_graph() is not None:
+            raise TypeError(
+                f"elements of variable {self.name!r} are set while a function is traced, which would be no part of the "
+                "program; use assign with the whole new value"
+            )
+        self._value[index] = new
+
+    def __copy__(self) -> Variable:
+        return copy_module.deepcopy(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        # A new variable, because that aligns its memory.
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(self.__getstate__())
+        return made
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._value, self.name
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        Variable.__init__(self, state[0], name=state[1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if current_graph() is not None:
@@ -416,8 +451,9 @@ def compute(operation: Operation, arrays: Sequence[Array | None], attributes: di
         operation.shapes(Spec(array.shape, array.dtype), **attributes)
         return (operation.view(array, **attributes),)
     specs = operation.shapes(*(None if a is None else Spec(a.shape, a.dtype) for a in arrays), **attributes)
+    # Not np.ascontiguousarray, which gives an array without axes one.
     inputs = [
-        a if a is None or not needs_contiguous(operation, i) else np.ascontiguousarray(a) for i, a in enumerate(arrays)
+        a if a is None or not needs_contiguous(operation, i) else np.asarray(a, order="C") for i, a in enumerate(arrays)
     ]
     results = [_memory.empty(spec.shape, spec.dtype) for spec in specs]
     assert operation.compute is not None
@@ -438,9 +474,9 @@ def aligned(spec: Spec) -> Array:
 
 
 def users_line() -> tuple[str, int]:
-    """The file and the line that called this package."""
+    """The file and the line that called these packages."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 

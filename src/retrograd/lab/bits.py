@@ -35,7 +35,13 @@ SAVED: Final = Path(__file__).parent / "bits.json"
 _EXPONENTS: Final = {"float32": (-149, 128), "float64": (-1074, 1024), "float16": (-24, 16), "bfloat16": (-133, 128)}
 _COMPUTED: Final = ("float32", "float64")
 # Of operations of graphs: the inputs of floats that have no gradient.
-_WITHOUT: Final = {"norm": (3,), "softmax_cross_entropy": (1, 2), "cosine_distance": (1, 2), "element_losses": (1, 2)}
+_WITHOUT: Final = {
+    "norm": (3,),
+    "sync_norm": (3, 4),
+    "softmax_cross_entropy": (1, 2),
+    "cosine_distance": (1, 2),
+    "element_losses": (1, 2),
+}
 
 
 class BitsRow(NamedTuple):

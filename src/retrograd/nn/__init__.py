@@ -1,58 +1,37 @@
-"""A small library for training on the CPU: layers, losses, optimizers and checkpoints over retrograd's functions.
+"""Layers, losses and optimizers for training on the CPU: write ``forward``, the rest follows.
 
-There is no autograd: a layer's ``forward`` keeps what its ``backward`` needs, and the model calls both. See
-``docs/nn.md``.
+::
+
+    model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+    step = nn.compile(model, nn.SoftmaxCrossEntropy(), nn.Adam(model, 1e-3))
+    for x, labels in batches:
+        loss = step(x, labels)
+
+See ``docs/nn.md``.
 """
 
-from .checkpoint import load, read_metadata, save
-from .convolution import Conv, ConvTranspose
-from .layers import Activation, Dropout, Embedding, Linear
-from .losses import Hinge, Huber, Loss, MeanAbsoluteError, MeanSquaredError, SigmoidCrossEntropy, SoftmaxCrossEntropy
-from .lstm import LSTM, LstmState
-from .module import KeyDifferences, Module, Sequential
-from .norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
-from .optim import SGD, Adam, AdamW, Optimizer, RMSProp
-from .pooling import AveragePool, Flatten, MaxPool
-from .pytorch import from_torch, to_torch
-from .schedules import Constant, Cosine, StepDecay
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "LSTM",
-    "SGD",
-    "Activation",
-    "Adam",
-    "AdamW",
-    "AveragePool",
-    "BatchNorm",
-    "Constant",
-    "Conv",
-    "ConvTranspose",
-    "Cosine",
-    "Dropout",
-    "Embedding",
-    "Flatten",
-    "GroupNorm",
-    "Hinge",
-    "Huber",
-    "InstanceNorm",
-    "KeyDifferences",
-    "LayerNorm",
-    "Linear",
-    "Loss",
-    "LstmState",
-    "MaxPool",
-    "MeanAbsoluteError",
-    "MeanSquaredError",
-    "Module",
-    "Optimizer",
-    "RMSProp",
-    "Sequential",
-    "SigmoidCrossEntropy",
-    "SoftmaxCrossEntropy",
-    "StepDecay",
-    "from_torch",
-    "load",
-    "read_metadata",
-    "save",
-    "to_torch",
-]
+from ..graph import Constant, Cosine, StepDecay, Tensor
+from . import hints, images, layers, losses, lstm, norms, optim
+from .checkpoint import load, read_metadata, save
+from .fit import Epoch, fit
+from .images import *
+from .layers import *
+from .losses import *
+from .lstm import *
+from .module import Buffer, KeyDifferences, Module, Parameter, Residual, Sequential
+from .norms import *
+from .optim import *
+from .pytorch import from_torch, to_torch
+from .step import Step, compile
+
+__all__ = ["Buffer", "Constant", "Cosine", "Epoch", "KeyDifferences", "Module", "Parameter", "Residual", "Sequential"]
+__all__ += ["Step", "StepDecay", "Tensor", "compile", "fit", "from_torch", "load", "read_metadata", "save", "to_torch"]
+__all__ += images.__all__ + layers.__all__ + losses.__all__ + lstm.__all__ + norms.__all__ + optim.__all__
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        text = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(hints.message(__name__, text, name))

@@ -1,153 +1,101 @@
-"""Losses: forward returns the loss, backward its gradient."""
+"""Losses: modules of a result and a target."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-import retrograd as rg
-
-from .module import Array, Memory
+from .. import graph
+from ..ops.loss import REDUCTIONS, Reduction
+from . import hints
+from .module import Module
 
 __all__ = [
-    "Hinge",
-    "Huber",
-    "Loss",
-    "MeanAbsoluteError",
-    "MeanSquaredError",
-    "Reduction",
-    "SigmoidCrossEntropy",
-    "SoftmaxCrossEntropy",
-]
-
-Reduction: TypeAlias = Literal["mean", "sum", "none"]
+    "Hinge", "Huber", "Loss", "MeanAbsoluteError", "MeanSquaredError", "SigmoidCrossEntropy", "SoftmaxCrossEntropy",
+    "accuracy",
+]  # fmt: skip
 
 
-class Loss:
-    """The base class of losses. A loss is a float, or with reduction "none" an array.
+class Loss(Module):
+    """A function ``loss(y, target, weights=None)`` of :mod:`retrograd.graph`, with its options.
 
-    The gradient is in a buffer that is reused: it is valid until the next forward or backward.
+    `reduction` is "mean", "sum", or "none" for one loss for each element, or row. `weights`, for samples or for
+    elements, multiply the losses; with "weighted_mean" their sum is divided by that of the weights. The target is
+    converted to the dtype of y.
     """
 
-    def __init__(self, reduction: Reduction, num_threads: int | None) -> None:
-        if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"{type(self).__name__}: reduction is {reduction!r}; there are 'mean', 'sum' and 'none'")
+    _function: Any
+    _takes_labels = False
+
+    def __init__(self, *, reduction: Reduction = "mean") -> None:
+        if reduction not in REDUCTIONS:
+            known = ", ".join(map(repr, REDUCTIONS))
+            raise ValueError(f"{type(self).__name__}: reduction is {reduction!r}; there are {known}")
         self.reduction: Reduction = reduction
-        self.num_threads = num_threads
-        self._memory = Memory()
-        self._dy: Array | None = None
-        self._shape: tuple[int, ...] = ()
-        self._passes = 0  # forward passes since the last backward
-        self._used = False  # backward has returned the last gradient
+        self.options: dict[str, Any] = {}
 
-    def forward(self, y: Array, target: Array, *, want_gradient: bool = True) -> Any:
-        """Return the loss, and compute its gradient in the same pass if `want_gradient`."""
-        self._dy = None
-        out = self._memory.take("dy", y.shape, y.dtype) if want_gradient else None
-        loss, self._dy = self._compute(y, target, want_gradient, out)
-        self._shape = loss.shape if isinstance(loss, np.ndarray) else ()
-        if want_gradient:
-            self._passes = 1 if self._used else self._passes + 1
-            self._used = False
-        return loss
+    def forward(self, y: Any, target: Any, weights: Any = None) -> Any:
+        result, wanted = graph.identity(y), graph.identity(target)
+        if wanted.dtype != result.dtype and not (self._takes_labels and wanted.dtype.kind in "iu"):
+            wanted = graph.cast(wanted, result.dtype)
+        if not self._takes_labels and wanted.shape != result.shape:
+            raise ValueError(f"{type(self).__name__}: {_other_shape(result.shape, wanted.shape)}")
+        if weights is not None:
+            weights = graph.cast(graph.identity(weights), result.dtype)
+        return self._function(result, wanted, weights=weights, reduction=self.reduction, **self.options)
 
-    def backward(self, dloss: Any = None) -> Array:
-        """Return the gradient of y. `dloss`, the gradient of the loss, is a factor, 1 if None.
+    def describe(self) -> str:
+        shown = {**self.options, "reduction": self.reduction}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
-        With reduction "none" it may be an array of the shape of the loss.
-        """
-        if self._dy is None:
-            raise RuntimeError(f"{type(self).__name__}.backward: there was no forward pass with want_gradient=True")
-        if self._used and self._passes > 1:
-            raise RuntimeError(
-                f"{type(self).__name__}.backward: forward ran {self._passes} times, but only the last gradient is kept "
-                "and backward has returned it. Use a loss object for each place, or call backward after each forward"
-            )
-        self._used = True
-        if dloss is None or (isinstance(dloss, float) and dloss == 1):
-            return self._dy
-        factor = np.asarray(dloss, self._dy.dtype)
-        if factor.ndim:
-            if factor.shape != self._shape:
-                raise ValueError(
-                    f"{type(self).__name__}.backward: dloss has shape {factor.shape}, but the loss has {self._shape}"
-                )
-            factor = factor.reshape(factor.shape + (1,) * (self._dy.ndim - factor.ndim))
-        scaled = self._memory.take("scaled", self._dy.shape, self._dy.dtype)
-        np.multiply(self._dy, factor, out=scaled)
-        return scaled
+    if not TYPE_CHECKING:
+        __getattr__ = hints.missing("Loss")
 
-    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
-        raise NotImplementedError(f"{type(self).__name__} has no _compute")
+
+def _other_shape(y: tuple[int, ...], target: tuple[int, ...]) -> str:
+    said = f"target has shape {target}, but y has shape {y}"
+    if y == (*target, 1):
+        return f"{said}; write target[..., None]"
+    return f"{said}; write target[..., 0]" if target == (*y, 1) else said
 
 
 class SoftmaxCrossEntropy(Loss):
     """The cross entropy of labels and the softmax of the logits `y`, classes on the last axis.
 
     Integer labels have the shape of y without its last axis; those equal to `ignore_index` are ignored. Labels of the
-    shape and dtype of y are probabilities. `label_smoothing` is the share of the target probability that is spread
-    evenly over all classes.
+    shape of y are probabilities. `label_smoothing` is the share of the target probability that is spread evenly over
+    all classes.
     """
 
-    def __init__(
-        self,
-        *,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        reduction: Reduction = "mean",
-        num_threads: int | None = None,
-    ) -> None:
-        super().__init__(reduction, num_threads)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+    _function = staticmethod(graph.softmax_cross_entropy)
+    _takes_labels = True
 
-    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
-        return rg.softmax_cross_entropy(
-            y,
-            target,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-            reduction=self.reduction,
-            want_gradient=want_gradient,
-            out=out,
-            num_threads=self.num_threads,
-        )
+    def __init__(
+        self, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__(reduction=reduction)
+        self.options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
 
 
 class MeanSquaredError(Loss):
     """``(y - target)**2``"""
 
-    def __init__(self, *, reduction: Reduction = "mean", num_threads: int | None = None) -> None:
-        super().__init__(reduction, num_threads)
+    _function = staticmethod(graph.mean_squared_error)
 
-    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
-        return rg.mean_squared_error(
-            y,
-            target,
-            reduction=self.reduction,
-            want_gradient=want_gradient,
-            out=out,
-            num_threads=self.num_threads,
-        )
+
+class MeanAbsoluteError(Loss):
+    """``|y - target|``, with gradient 0 where y is the target."""
+
+    _function = staticmethod(graph.mean_absolute_error)
 
 
 class Huber(Loss):
     """``e**2 / 2`` for errors e = y - target up to `delta`, and ``delta * (|e| - delta / 2)`` beyond."""
 
-    def __init__(self, *, delta: float = 1.0, reduction: Reduction = "mean", num_threads: int | None = None) -> None:
-        super().__init__(reduction, num_threads)
-        self.delta = delta
+    _function = staticmethod(graph.huber)
 
-    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
-        return rg.huber(
-            y,
-            target,
-            delta=self.delta,
-            reduction=self.reduction,
-            want_gradient=want_gradient,
-            out=out,
-            num_threads=self.num_threads,
-        )
+    def __init__(self, *, delta: float = 1.0, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.options = {"delta": delta}
 
 
 class SigmoidCrossEntropy(Loss):
@@ -156,53 +104,37 @@ class SigmoidCrossEntropy(Loss):
     `label_smoothing` moves the targets towards 1/2 by this share.
     """
 
-    def __init__(
-        self, *, label_smoothing: float = 0.0, reduction: Reduction = "mean", num_threads: int | None = None
-    ) -> None:
-        super().__init__(reduction, num_threads)
-        self.label_smoothing = label_smoothing
+    _function = staticmethod(graph.sigmoid_cross_entropy)
 
-    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
-        return rg.sigmoid_cross_entropy(
-            y,
-            target,
-            label_smoothing=self.label_smoothing,
-            reduction=self.reduction,
-            want_gradient=want_gradient,
-            out=out,
-            num_threads=self.num_threads,
-        )
-
-
-class MeanAbsoluteError(Loss):
-    """``|y - target|``, with gradient 0 where y is the target."""
-
-    def __init__(self, *, reduction: Reduction = "mean", num_threads: int | None = None) -> None:
-        super().__init__(reduction, num_threads)
-
-    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
-        return rg.mean_absolute_error(
-            y,
-            target,
-            reduction=self.reduction,
-            want_gradient=want_gradient,
-            out=out,
-            num_threads=self.num_threads,
-        )
+    def __init__(self, *, label_smoothing: float = 0.0, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.options = {"label_smoothing": label_smoothing}
 
 
 class Hinge(Loss):
     """``max(0, 1 - y)`` for targets 1, and ``max(0, 1 + y)`` for targets 0."""
 
-    def __init__(self, *, reduction: Reduction = "mean", num_threads: int | None = None) -> None:
-        super().__init__(reduction, num_threads)
+    _function = staticmethod(graph.hinge)
 
-    def _compute(self, y: Array, target: Array, want_gradient: bool, out: Array | None) -> tuple[Any, Array | None]:
-        return rg.hinge(
-            y,
-            target,
-            reduction=self.reduction,
-            want_gradient=want_gradient,
-            out=out,
-            num_threads=self.num_threads,
+
+def accuracy(y: Any, target: Any, *, ignore_index: int = -100) -> Any:
+    """The share of rows whose largest element is at the label, for the `metrics` of :func:`compile`.
+
+    Targets are those of :class:`SoftmaxCrossEntropy`; with y of the target's shape they are 0 or 1, and y is a logit.
+    """
+    result, wanted = graph.identity(y), graph.identity(target)
+    if wanted.dtype.kind != "i" and wanted.shape == result.shape and result.shape[-1:] not in ((), (1,)):
+        wanted = graph.argmax(wanted, -1)
+    if wanted.shape == result.shape:
+        return graph.mean(graph.cast((result > 0.0) == (graph.cast(wanted, result.dtype) > 0.5), result.dtype))
+    if wanted.shape != result.shape[:-1]:
+        raise ValueError(
+            f"accuracy: target has shape {wanted.shape}, but y has shape {result.shape}; labels have the shape of y "
+            "without its last axis"
         )
+    if result.shape[-1] == 1:
+        raise ValueError(f"accuracy: {_other_shape(result.shape, wanted.shape)}")
+    labels = graph.cast(wanted, "int64")
+    counted = graph.cast(labels != ignore_index, result.dtype)
+    right = graph.cast(graph.argmax(result, -1) == labels, result.dtype)
+    return graph.sum(right * counted) / graph.maximum(graph.sum(counted), 1.0)

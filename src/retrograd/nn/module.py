@@ -1,23 +1,104 @@
-"""The base class of all layers: named parameters and gradients, submodules, training and evaluation mode, state."""
+"""The base class of layers: parameters, buffers and submodules by name, modes, state."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-import itertools
-import math
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "KeyDifferences", "Module", "Sequential"]
+from ..graph.operators import Operators
+from ..graph.tensor import Tensor, Variable, current_graph, leaves
+from ..ops._buffers import foreign_array, is_foreign
+from . import hints
+
+__all__ = ["Array", "Buffer", "KeyDifferences", "Layer", "Module", "Parameter", "Residual", "Sequential"]
 
 Array: TypeAlias = npt.NDArray[Any]
 _M = TypeVar("_M", bound="Module")
+
+
+class Changes:
+    """Counts what may need new programs: modes, and attributes of any module. A cheap first look for all of them."""
+
+    count = 0
+
+
+class Parameter(Variable):
+    """A trainable array, float32 or float64; lists become float32. As an attribute it belongs to its module.
+
+    With ``trainable=False`` optimizers leave it alone; `mask`, of booleans, says which elements they change.
+    """
+
+    __slots__ = ("_mask", "_trainable")
+
+    def __init__(
+        self, values: npt.ArrayLike, *, trainable: bool = True, mask: Any = None, dtype: npt.DTypeLike | None = None
+    ) -> None:
+        super().__init__(values, dtype=dtype or (None if hasattr(values, "dtype") else np.float32))
+        if self.dtype.kind != "f":
+            raise TypeError(f"Parameter: values has dtype {self.dtype}, must be float32 or float64")
+        self._trainable = trainable
+        self._mask = None if mask is None else np.broadcast_to(np.asarray(mask, np.bool_), self.shape)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers change it."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._trainable = bool(value)
+        Changes.count += 1
+
+    @property
+    def mask(self) -> Array | None:
+        """Which elements optimizers change; None: all."""
+        return self._mask
+
+    @property
+    def saved(self) -> Array:
+        """The array of the state: its memory, not a copy."""
+        return self.value
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return (*super().__getstate__(), self._trainable, self._mask)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        super().__setstate__(state)
+        self._trainable, self._mask = state[2:]
+
+    if not TYPE_CHECKING:
+        __getattr__ = hints.missing("Parameter")
+
+
+class Buffer(Variable):
+    """An array that belongs to a module's state but is not trained, such as a running mean.
+
+    A program sees the bits of uint64 as int64; the state has uint64.
+    """
+
+    __slots__ = ("_unsigned",)
+
+    def __init__(self, values: npt.ArrayLike) -> None:
+        given = np.asarray(values)
+        self._unsigned = given.dtype == np.uint64
+        super().__init__(given.view(np.int64) if self._unsigned else given)
+
+    @property
+    def saved(self) -> Array:
+        """The array of the state: its memory, not a copy."""
+        return self.value.view(np.uint64) if self._unsigned else self.value
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return (*super().__getstate__(), self._unsigned)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        super().__setstate__(state)
+        self._unsigned = state[2]
 
 
 class KeyDifferences(NamedTuple):
@@ -27,365 +108,229 @@ class KeyDifferences(NamedTuple):
     unexpected: tuple[str, ...]
 
 
-class Memory:
-    """Named buffers, each kept at the largest size it has had."""
+class _Calls(threading.local):
+    """The calls of modules on this thread."""
 
-    def __init__(self) -> None:
-        self._flat: dict[str, Array] = {}
-        self._views: dict[str, Array] = {}
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return the buffer of this name as an uninitialised array of this shape and dtype."""
-        view = self._views.get(name)
-        if view is None or view.shape != shape or view.dtype != dtype:
-            size, flat = math.prod(shape), self._flat.get(name)
-            if flat is None or flat.size < size or flat.dtype != dtype:
-                flat = self._flat[name] = np.empty(size, dtype)
-            view = self._views[name] = flat[:size].reshape(shape)
-        return view
+    outermost: Module | None = None
+    failed: Module | None = None  # the innermost module of the last error
+    results: list[tuple[Module, Any]] | None = None  # of all calls, if someone looks at them
 
 
-# ---- which backward belongs to which forward -------------------------------------------------------------------------
-#
-# A module keeps only what the backward of its last forward pass needs, so every backward must belong to that pass. One
-# counter gives each pass a begin and an end time. The interval of a model's pass contains those of its layers, which
-# shows whether a layer ran once, twice or not at all in the pass that the model's backward belongs to.
-
-_CLOCK: Final = itertools.count(1)
+_CALLS: Final = _Calls()
 
 
-class _Pass:
-    """The last forward pass of a module. The object is reused for every pass, so that a step allocates nothing."""
-
-    __slots__ = ("abandoned", "before", "began", "done", "ended", "inside", "shape", "training")
-
-    def __init__(self) -> None:
-        self.before = 0  # when the previous pass began
-        self.began = 0  # 0: no forward pass yet
-        self.ended = 0  # 0: it failed, or has not ended yet
-        self.training = False
-        self.shape: tuple[int, ...] | None = None  # of the result
-        self.done = False  # backward has used it
-        # An earlier training pass had no backward: the next backward may have been meant for that one.
-        self.abandoned = False
-        self.inside = False  # forward or backward is running
-
-
-class _Backward(NamedTuple):
-    """The outermost backward of this thread."""
-
-    module: Module
-    forward: _Pass | None  # the pass it belongs to, if the module itself ran forward
-    began: int
-
-
-class _Current(threading.local):
-    backward: _Backward | None = None
-
-
-_current: Final = _Current()
-
-
-def _tracked_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def tracked(self: Module, *args: Any, **options: Any) -> Any:
-        now = self._pass
-        if now.inside:  # super().forward(x)
-            return forward(self, *args, **options)
-        now.abandoned = now.ended > 0 and not now.done and (now.training or now.abandoned)
-        now.before, now.began, now.ended = now.began, next(_CLOCK), 0
-        now.training, now.done, now.inside = self.training, False, True
-        try:
-            y = forward(self, *args, **options)
-        finally:
-            now.inside = False
-        now.shape = y.shape if isinstance(y, np.ndarray) else None
-        now.ended = next(_CLOCK)
-        return y
-
-    return tracked
-
-
-def _tracked_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(backward)
-    def tracked(self: Module, *args: Any, **options: Any) -> Any:
-        last = self._pass
-        if last.inside:  # super().backward(dy)
-            return backward(self, *args, **options)
-        current = _current.backward
-        outermost = current is None
-        if current is None:
-            whole = last.began > 0 and not last.done and last.training == self.training
-            current = _current.backward = _Backward(self, last if whole else None, next(_CLOCK))
-        last.inside = True
-        try:
-            if last.began:
-                _check_pass(self, last, args[0] if args else options.get("dy"), current)
-            dx = backward(self, *args, **options)
-        finally:
-            last.inside = False
-            if outermost:
-                _current.backward = None
-        warn = last.abandoned and not last.done and (outermost or current.forward is None)
-        last.done = True
-        if warn:
-            warnings.warn(
-                f"{_title(self)}: forward ran more than once since the last backward; this backward belongs to the "
-                "last of these passes. Run passes that need no backward in evaluation mode: eval()",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return dx
-
-    return tracked
-
-
-def _check_pass(module: Module, last: _Pass, dy: object, current: _Backward) -> None:
-    """Refuse a backward that does not belong to the module's last forward pass."""
-    if not last.ended:
-        raise RuntimeError(f"{_title(module)}: its last forward pass failed; run forward again")
-    if module._children and not module._kept:
-        return  # it keeps nothing itself, and its children do their own check
-    if last.done:
-        raise RuntimeError(
-            f"{_title(module)}: backward has run already for its last forward pass, and each forward has one backward. "
-            "To run it again, run forward again. A layer used in two places must be two layers, because it "
-            "remembers only its last forward pass"
-        )
-    whole = current.forward
-    if whole is not None and whole is not last and last.began < current.began:
-        if not whole.began < last.began < whole.ended:
-            when = "before" if last.began < whole.began else "after"
-            raise RuntimeError(
-                f"{_title(module)}: its last forward pass was {when} that of {type(current.module).__name__}, whose "
-                "backward this is. Call backward right after the forward pass that it belongs to"
-            )
-        if whole.began < last.before:
-            raise RuntimeError(
-                f"{_title(module)}: it ran forward twice in one pass of {type(current.module).__name__}, but remembers "
-                "only the last one. Make it two layers, or pass both inputs through it as one batch"
-            )
-    if last.training != module.training:
-        modes = {True: "training", False: "evaluation"}
-        raise RuntimeError(
-            f"{_title(module)}: its last forward pass was in {modes[last.training]}, but it is in "
-            f"{modes[module.training]} now. Call backward right after the forward pass that it belongs to"
-        )
-    if last.shape is not None and isinstance(dy, np.ndarray) and dy.shape != last.shape:
-        raise ValueError(
-            f"{_title(module)}: dy has shape {dy.shape}, but the last forward pass gave y of shape {last.shape}"
-        )
-
-
-def _title(module: Module) -> str:
-    """Return the prefix of a backward error: the class, and the module's name in the model."""
-    model = _current.backward.module if _current.backward is not None else module
-    names = [repr(name) for name, inside in _walk(model) if inside is module and name]
-    kind = type(module).__name__
-    return f"{kind}.backward" + (f" (layer {' and '.join(names)} of {type(model).__name__})" if names else "")
-
-
-def _walk(module: Module, name: str = "", above: tuple[Module, ...] = ()) -> Iterator[tuple[str, Module]]:
-    """Yield a module and its submodules with their dotted names; a module in several places appears under each name."""
-    yield name, module
-    for child, inside in module._children.items():
-        if inside is not module and inside not in above:
-            yield from _walk(inside, _dotted(name, child), (*above, module))
-
-
-# ---- modules ---------------------------------------------------------------------------------------------------------
-
-
-def _missing(name: str) -> Callable[..., Any]:
-    def method(self: Module, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no {name}")
-
-    return method
+def _no_forward(self: Module, *arguments: Any, **keywords: Any) -> Any:
+    hint = "; rename its method call to forward" if hasattr(type(self), "call") else ""
+    raise NotImplementedError(f"{type(self).__name__} has no forward{hint}")
 
 
 class Module:
-    """A layer, or a model made of layers.
+    """A layer, or a model made of layers: a class that defines ``forward``.
 
-    A subclass defines ``forward(x)``, which keeps what backward will need, and ``backward(dy)``, which writes the
-    gradients of the parameters and returns ``dx``. `add_parameter("w", array)` creates ``self.w`` and its gradient
-    ``self.dw``. A module assigned to an attribute is a child, and its parameters are named after the attribute:
-    ``"lstm.layer0.wx"``.
-
-    The built-in layers have ``backward(dy, *, accumulate=False, need_dx=True)``. Parameter gradients are overwritten,
-    or accumulated with `accumulate`; ``dx`` is never accumulated. With ``need_dx=False``, ``dx`` is not computed, and
-    backward returns None.
-
-    Each backward belongs to the module's last forward pass, and each forward pass has one backward. Anything else is
-    refused, such as a layer that is used twice in one pass.
-
-    In training mode a module returns its results in buffers that it reuses: they are valid until its next forward or
-    backward. In evaluation mode results are new arrays.
+    ``forward`` gets tensors when it is compiled, and computes with the functions of :mod:`retrograd.graph`, operators,
+    and other modules. Called with arrays, a module computes at once. A :class:`Parameter`, a :class:`Buffer` or a
+    module assigned to an attribute belongs to the module and is named after the attribute: ``"lstm.layer0.wx"``.
     """
 
     training: bool = True
-    num_threads: int | None = None
-    _parameters: list[str]
-    _buffers: list[str]
+    _variables: dict[str, Parameter | Buffer]
     _children: dict[str, Module]
-    _memory: Memory
-    _kept: dict[str, Any]
-    _pass: _Pass
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name, track in (("forward", _tracked_forward), ("backward", _tracked_backward)):
-            if inspect.isfunction(method := cls.__dict__.get(name)):
-                setattr(cls, name, track(method))
+    _changed: int
+    _programs: Any
 
     def __new__(cls: type[_M], *args: Any, **kwargs: Any) -> _M:
         self = super().__new__(cls)
-        fields = self.__dict__
-        fields["_parameters"], fields["_buffers"], fields["_children"] = [], [], {}
-        fields["_memory"], fields["_kept"], fields["_pass"] = Memory(), {}, _Pass()
+        self.__dict__.update(_variables={}, _children={}, _changed=0, _programs=None)
         return self
 
-    # ---- for subclasses ----------------------------------------------------------------------------------------------
+    # A callable of any arguments, so that a subclass can choose its signature.
+    forward: Callable[..., Any] = _no_forward
 
-    # Callables of any arguments, so that a subclass can choose its signature.
-    forward: Callable[..., Any] = _missing("forward")
-    backward: Callable[..., Any] = _missing("backward")
-
-    def add_parameter(self, name: str, values: Array) -> None:
-        """Make `values` (not a copy) the parameter ``self.<name>``, and create its gradient ``self.d<name>``, zeros."""
-        if values.dtype not in (np.float32, np.float64):
-            raise TypeError(
-                f"{type(self).__name__}: parameter {name} has dtype {values.dtype}, must be float32 or float64"
-            )
-        for attribute in (name, f"d{name}"):
-            self._check_new(attribute)
-        self._parameters.append(name)
-        self.__dict__[name] = values
-        self.__dict__[f"d{name}"] = np.zeros_like(values)
-
-    def add_buffer(self, name: str, values: Array) -> None:
-        """Make ``self.<name>`` an array that is saved with the state but not trained, such as a running mean."""
-        self._check_new(name)
-        self._buffers.append(name)
-        self.__dict__[name] = values
-
-    def set_gradient(self, name: str, gradient: Array, accumulate: bool = False) -> None:
-        """Overwrite a parameter's gradient, or add to it."""
-        current: Array = self.__dict__[f"d{name}"]
-        if gradient.shape != current.shape:
-            raise ValueError(
-                f"{type(self).__name__}.set_gradient: the gradient has shape {gradient.shape}, "
-                f"but {name} has shape {current.shape}"
-            )
-        if accumulate:
-            current += gradient
-        else:
-            current[...] = gradient
-
-    def reuse(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return an uninitialised array: a reused buffer in training mode, a new array in evaluation mode."""
-        return self._memory.take(name, shape, dtype) if self.training else np.empty(shape, dtype)
-
-    def keep(self, **values: Any) -> None:
-        """Keep values for backward. They are not part of the state, nor of a copy of the module."""
-        self._kept.update(values)
-
-    def kept(self, name: str) -> Any:
-        """Return the value that forward kept under this name."""
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compute ``forward``. Lists, float64 data and tensors of PyTorch become arrays of the module's dtype."""
+        calls = _CALLS
+        if calls.outermost is not None:
+            try:
+                found = self.forward(*arguments, **keywords)
+            except (TypeError, ValueError, IndexError):
+                if calls.failed is None:
+                    calls.failed = self
+                raise
+            if calls.results is not None:
+                calls.results.append((self, found))
+            return found
+        calls.outermost, calls.failed = self, None
+        at_once = current_graph() is None
         try:
-            return self._kept[name]
-        except KeyError:
-            raise RuntimeError(f"{_title(self)}: there was no forward pass") from None
+            if at_once:
+                dtype = input_dtype([self], (*arguments, *keywords.values()))
+                arguments = tuple([as_input(a, dtype) for a in arguments])
+                keywords = {name: as_input(a, dtype) for name, a in keywords.items()}
+            found = self.forward(*arguments, **keywords)
+            if calls.results is not None:
+                calls.results.append((self, found))
+        except (TypeError, ValueError, IndexError) as error:
+            raise self._at(error, calls.failed) from error
+        finally:
+            calls.outermost = None
+        return found.item() if at_once and isinstance(found, np.ndarray) and found.ndim == 0 else found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_memory": Memory(), "_kept": {}, "_pass": _Pass()}
+    def _at(self, error: Exception, failed: Module | None) -> Exception:
+        """The same error, with the name of the layer that it comes from."""
+        wide = [name for name, p in self.parameters().items() if p.dtype == np.float64]
+        if isinstance(error, TypeError) and 0 < len(wide) < len(self.parameters()):
+            error = TypeError(f"{error}; parameter {wide[0]} is float64, others are float32: give them one dtype")
+        for name, module in self.modules():
+            if module is failed and name and type(error) in (TypeError, ValueError, IndexError):
+                return type(error)(f"layer {name!r}, {type(module).__name__}({module.describe()}): {error}")
+        return error
 
-    def _check_new(self, name: str) -> None:
-        if not name.isidentifier() or hasattr(self, name):
-            why = "is taken" if name.isidentifier() else "is not an identifier"
-            raise ValueError(f"{type(self).__name__}: the name {name!r} of a parameter or buffer {why}")
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of its parameters, or the largest of them; float32 if it has none."""
+        found = {p.dtype for p in self.parameters().values()}
+        return np.dtype(np.float64 if np.dtype(np.float64) in found else np.float32)
+
+    # ---- attributes --------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: object) -> None:
-        fixed = name in self._parameters or name in self._buffers or (name[:1] == "d" and name[1:] in self._parameters)
-        if fixed and value is not self.__dict__[name]:
-            # Optimizers and caches hold the array itself.
-            raise AttributeError(f"{type(self).__name__}.{name} stays the same array; write into it: {name}[...] = ...")
+        known = self._variables.get(name)
+        if known is not None and not isinstance(value, Variable):
+            raise AttributeError(f"{type(self).__name__}.{name} is a variable; write into it: {name}[...] = ...")
+        if name in ("trainable", "requires_grad") and not hasattr(type(self), name):
+            raise AttributeError(f"{type(self).__name__}.{name} would have no effect; write .freeze() or .unfreeze()")
+        if isinstance(value, (list, tuple, dict)) and _holds_module(value):
+            raise TypeError(
+                f"{type(self).__name__}.{name}: modules and parameters inside a {type(value).__name__} would not be "
+                "found; use Sequential, or an attribute for each"
+            )
+        if isinstance(value, (Parameter, Buffer)) and hasattr(type(self), name):
+            raise ValueError(f"{type(self).__name__}: the name {name!r} of a parameter or buffer is taken")
+        if isinstance(value, Variable) and not isinstance(value, (Parameter, Buffer)):
+            raise TypeError(f"{type(self).__name__}.{name} is a Variable; use nn.Parameter or nn.Buffer")
+        if not isinstance(value, Module):  # one that takes the place of another keeps it: the order of layers
+            self._children.pop(name, None)
+        if not isinstance(value, Variable):
+            self._variables.pop(name, None)
         if isinstance(value, Module):
             self._children[name] = value
-        elif isinstance(value, (list, tuple, dict)) and _holds_module(value):
-            raise TypeError(
-                f"{type(self).__name__}.{name}: modules inside a {type(value).__name__} would not be found; "
-                "use Sequential, or an attribute for each"
-            )
-        else:
-            self._children.pop(name, None)
+        elif isinstance(value, (Parameter, Buffer)):
+            self._variables[name] = value
+            value.name = value.name or name
+        if _CALLS.outermost is None:  # what forward sets is its own business
+            Changes.count += 1
+            if name != "training":
+                self.__dict__["_changed"] += 1
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self._children.pop(name, None)
+        self._variables.pop(name, None)
+        Changes.count += 1
+        self.__dict__["_changed"] += 1
+
+    if not TYPE_CHECKING:
+        __getattr__ = hints.missing("Module")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_programs": None}
 
     # ---- the tree ----------------------------------------------------------------------------------------------------
 
     def modules(self) -> Iterator[tuple[str, Module]]:
-        """Yield this module, with the name "", and all its submodules, with their dotted names."""
-        seen: dict[int, str] = {}
+        """Yield this module, with the name "", and all its submodules, with their dotted names, each once."""
+        seen: set[int] = set()
 
         def walk(name: str, module: Module) -> Iterator[tuple[str, Module]]:
-            if id(module) in seen:
-                raise ValueError(
-                    f"{type(self).__name__}: {seen[id(module)]} and {name} are the same {type(module).__name__}; a "
-                    "module remembers only its last forward pass, so make one for each place"
-                )
-            seen[id(module)] = name
-            yield name, module
-            for child, inside in module._children.items():
-                yield from walk(_dotted(name, child), inside)
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
+                for child, inside in module._children.items():
+                    yield from walk(_dotted(name, child), inside)
 
         return walk("", self)
 
-    def parameters(self) -> dict[str, Array]:
-        """Return all parameters by dotted name: the arrays themselves, not copies."""
-        return {_dotted(path, name): getattr(m, name) for path, m in self.modules() for name in m._parameters}
+    def _named(self, kind: type[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        seen: set[int] = set()
+        for path, module in self.modules():
+            for name, variable in module._variables.items():
+                if isinstance(variable, kind) and id(variable) not in seen:
+                    seen.add(id(variable))
+                    found[_dotted(path, name)] = variable
+        return found
 
-    def gradients(self) -> dict[str, Array]:
-        """Return all gradients by the dotted name of their parameter: the arrays themselves, not copies."""
-        return {_dotted(path, name): getattr(m, f"d{name}") for path, m in self.modules() for name in m._parameters}
+    def parameters(self) -> dict[str, Parameter]:
+        """Return all parameters by dotted name; one that is in two places has the first name."""
+        return self._named(Parameter)
 
-    def buffers(self) -> dict[str, Array]:
+    def buffers(self) -> dict[str, Buffer]:
         """Return all arrays that are part of the state but not trained, by dotted name."""
-        return {_dotted(path, name): getattr(m, name) for path, m in self.modules() for name in m._buffers}
+        return self._named(Buffer)
 
     @property
     def num_parameters(self) -> int:
         """The number of trainable elements."""
-        return sum(array.size for array in self.parameters().values())
+        return sum(p.size for p in self.parameters().values() if p.trainable)
 
     def train(self: _M) -> _M:
-        """Switch to training mode: dropout, batch statistics in batch norm, reused buffers. Returns self."""
-        return self._for_all("training", True)
+        """Switch to training mode: dropout, and batch statistics in batch norm. Returns self."""
+        return self._for_all([module for _, module in self.modules()], "training", True)
 
     def eval(self: _M) -> _M:
-        """Switch to evaluation mode: no dropout, running statistics in batch norm, new result arrays. Returns self."""
-        return self._for_all("training", False)
+        """Switch to evaluation mode: no dropout, and running statistics in batch norm. Returns self."""
+        return self._for_all([module for _, module in self.modules()], "training", False)
 
-    def set_num_threads(self: _M, threads: int | None) -> _M:
-        """Set the thread count of all layers; None is that of :func:`retrograd.set_num_threads`. Returns self."""
-        return self._for_all("num_threads", threads)
+    def freeze(self: _M) -> _M:
+        """Keep optimizers from changing its parameters. Returns self."""
+        return self._for_all(self.parameters().values(), "trainable", False)
 
-    def _for_all(self: _M, name: str, value: object) -> _M:
-        for _, module in self.modules():
-            setattr(module, name, value)
+    def unfreeze(self: _M) -> _M:
+        """Let optimizers change its parameters. Returns self."""
+        return self._for_all(self.parameters().values(), "trainable", True)
+
+    def _for_all(self: _M, parts: Iterable[object], name: str, value: bool) -> _M:
+        for part in parts:
+            setattr(part, name, value)
         return self
+
+    # ---- use ---------------------------------------------------------------------------------------------------------
+
+    def predict(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compute ``forward`` in evaluation mode, whatever the mode is. Compiled for each shape of the arguments."""
+        if self._programs is None:
+            from .program import Programs
+
+            self.__dict__["_programs"] = Programs(self, [self], training=False)
+        return self._programs(*arguments, **keywords)
+
+    def summary(self, *arguments: Any, **keywords: Any) -> None:
+        """Print the layers, the shapes of their results for these arguments, and the numbers of their parameters."""
+        from .summary import summary_of
+
+        print(summary_of(self, arguments, keywords))
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
+    def state_arrays(self) -> dict[str, Array]:
+        """Return parameters and buffers by dotted name, parameters first: the arrays themselves, not copies."""
+        variables: dict[str, Any] = {**self.parameters(), **self.buffers()}
+        return {name: variable.saved for name, variable in variables.items()}
+
     def state_dict(self) -> dict[str, Array]:
         """Return copies of all parameters and buffers by dotted name."""
-        return {name: array.copy() for name, array in {**self.parameters(), **self.buffers()}.items()}
+        return {name: array.copy() for name, array in self.state_arrays().items()}
 
-    def load_state_dict(self, state: Mapping[str, Array], *, strict: bool = True) -> KeyDifferences:
+    def load_state_dict(self, state: Mapping[str, npt.ArrayLike], *, strict: bool = True) -> KeyDifferences:
         """Copy a state into the parameters and buffers. If anything does not match, nothing is written.
 
         With ``strict=False`` names may differ: the common ones are loaded, and the differences are returned.
         """
-        target = {**self.parameters(), **self.buffers()}
-        return load_arrays(f"{type(self).__name__}.load_state_dict", target, state, strict)
+        target = self.state_arrays()
+        differences = check_arrays(f"{type(self).__name__}.load_state_dict", target, state, strict)
+        copy_arrays(target, state)
+        return differences
 
     def describe(self) -> str:
         """Return the text between the parentheses of the module's repr."""
@@ -399,20 +344,33 @@ class Module:
         return "\n".join([head, *lines, ")"])
 
 
-class Sequential(Module):
-    """Modules one after the other: ``Sequential(a, b)``, named "0" and "1", or ``Sequential(first=a, second=b)``."""
+class Layer(Module):
+    """A module whose result is a tensor. It differs from Module only for type checkers."""
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(self, x: Tensor, *arguments: Any, **keywords: Any) -> Tensor: ...
+        @overload
+        def __call__(self, *arguments: Any, **keywords: Any) -> Any: ...
+        def __call__(self, *arguments: Any, **keywords: Any) -> Any: ...
+
+
+class Sequential(Layer):
+    """Modules one after the other: ``Sequential(a, b)``, named "0" and "1", or ``Sequential(first=a, second=b)``.
+
+    A keyword such as ``lengths`` goes to the layers whose ``forward`` has an argument of that name.
+    """
 
     def __init__(self, *layers: Module, **named: Module) -> None:
         if layers and named:
             raise TypeError("Sequential: name all layers or none")
         for name, layer in (named or {str(i): layer for i, layer in enumerate(layers)}).items():
             if not isinstance(layer, Module):
-                raise TypeError(f"Sequential: layer {name} is a {type(layer).__name__}, must be a Module")
-            if hasattr(self, name):
+                raise TypeError(f"Sequential: layer {name} is {hints.instead_of_layer(layer)}")
+            if hasattr(type(self), name) or name in self.__dict__:
                 raise ValueError(f"Sequential: the name {name!r} is taken")
             setattr(self, name, layer)
-        for _ in self.modules():  # refuses a layer that is in two places
-            pass
 
     def __len__(self) -> int:
         return len(self._children)
@@ -420,39 +378,66 @@ class Sequential(Module):
     def __iter__(self) -> Iterator[Module]:
         return iter(self._children.values())
 
-    def __getitem__(self, which: int | str) -> Module:
+    def __getitem__(self, which: int | str) -> Any:  # any kind of layer: model["head"].w
         """Return a layer by index or by name."""
         return self._children[which] if isinstance(which, str) else list(self)[which]
 
-    def forward(self, x: Array) -> Array:
+    def forward(self, x: Any, **keywords: Any) -> Any:
+        used: set[str] = set()
         for layer in self:
-            x = layer.forward(x)
+            own = {name: value for name, value in keywords.items() if takes(layer, name)}
+            used.update(own)
+            x = layer(x, **own)
+        if unused := [name for name in keywords if name not in used]:
+            raise TypeError(f"no layer has an argument {unused[0]!r}")
         return x
 
-    def backward(self, dy: Array, *, accumulate: bool = False, need_dx: bool = True) -> Array | None:
-        layers = list(self)
-        # Options are passed on only if they are set, so that a custom layer may define just backward(dy).
-        options: dict[str, bool] = {"accumulate": True} if accumulate else {}
-        for layer in reversed(layers[1:]):
-            dx = layer.backward(dy, **options)
-            if dx is None:
-                raise TypeError(f"Sequential.backward: {type(layer).__name__} gives no dx, so it must come first")
-            dy = dx
-        if not need_dx:
-            options["need_dx"] = False
-        return layers[0].backward(dy, **options) if layers else dy
+
+class Residual(Sequential):
+    """``x + layers(x)``, for layers whose result has the shape of x."""
+
+    def forward(self, x: Any, **keywords: Any) -> Any:
+        y = super().forward(x, **keywords)
+        if y.shape != x.shape:  # a sum would broadcast
+            raise ValueError(f"Residual: the result of the layers has shape {y.shape}, but x has shape {x.shape}")
+        return x + y
 
 
-def load_arrays(function: str, target: Mapping[str, Array], state: Mapping[str, Array], strict: bool) -> KeyDifferences:
-    """Copy `state` into the arrays of `target`, if names, shapes and dtypes match."""
-    differences = check_arrays(function, target, state, strict)
-    copy_arrays(target, state)
-    return differences
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function, or the forward of a module, has an argument of this name, or takes any."""
+    if isinstance(function, Sequential) and type(function).forward in (Sequential.forward, Residual.forward):
+        return any(takes(layer, name) for layer in function)
+    parameters = inspect.signature(function.forward if isinstance(function, Module) else function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def input_dtype(modules: Sequence[Module], arguments: Sequence[Any]) -> np.dtype[Any]:
+    """The dtype of modules; if they have no parameters, that of the first array of floating-point numbers."""
+    if not any(module.parameters() for module in modules):
+        for value in leaves(tuple(arguments)):
+            if isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64):
+                return np.dtype(value.dtype)
+    return np.dtype(np.result_type(*(module.dtype for module in modules)))
+
+
+def as_input(value: Any, dtype: np.dtype[Any]) -> Any:
+    """An argument of a module as an array: floating-point numbers of this dtype, integers as int64."""
+    if value is None or isinstance(value, (bool, str, Operators)):
+        return value
+    if _is_tree(value):
+        if isinstance(value, dict):
+            return {key: as_input(item, dtype) for key, item in value.items()}
+        parts = [as_input(item, dtype) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    array = foreign_array(value) if is_foreign(value) else np.asarray(value)
+    wanted = {"f": dtype, "i": np.dtype(np.int64), "u": np.dtype(np.int64)}.get(array.dtype.kind, array.dtype)
+    return array.astype(wanted, copy=False)
 
 
 def check_arrays(
-    function: str, target: Mapping[str, Array], state: Mapping[str, Array], strict: bool
+    function: str, target: Mapping[str, Array], state: Mapping[str, npt.ArrayLike], strict: bool
 ) -> KeyDifferences:
+    """Raise an error if a state does not fit; `function` is the name that the error starts with."""
     missing = tuple(name for name in target if name not in state)
     unexpected = tuple(name for name in state if name not in target)
     if strict and (missing or unexpected):
@@ -470,7 +455,7 @@ def check_arrays(
     return KeyDifferences(missing, unexpected)
 
 
-def copy_arrays(target: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+def copy_arrays(target: Mapping[str, Array], state: Mapping[str, npt.ArrayLike]) -> None:
     for name, array in target.items():
         if name in state:
             array[...] = state[name]
@@ -480,5 +465,19 @@ def _dotted(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _holds_module(value: list[object] | tuple[object, ...] | dict[object, object]) -> bool:
-    return any(isinstance(item, Module) for item in (value.values() if isinstance(value, dict) else value))
+def _is_tree(value: Any) -> bool:
+    """Whether a value is a nest of arrays, and not a list of numbers, which is an array."""
+    if isinstance(value, dict):
+        return True
+    if not isinstance(value, (tuple, list)):
+        return False
+    return any(
+        item is None or _is_tree(item) or (hasattr(item, "shape") and not isinstance(item, np.generic))
+        for item in value
+    )
+
+
+def _holds_module(value: Any) -> bool:
+    if isinstance(value, (list, tuple, dict)):
+        return any(map(_holds_module, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (Module, Parameter, Buffer))

@@ -2,38 +2,80 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 import retrograd as rg
 
-from .convolution import Conv, ConvTranspose
-from .layers import Activation, Dropout, Embedding, Linear
+from .images import AveragePool, Conv, ConvTranspose, MaxPool
+from .layers import Activation, Dropout, Embedding, Flatten, Linear, Softmax
 from .lstm import LSTM
 from .module import Module, Sequential
 from .norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
-from .pooling import AveragePool, Flatten, MaxPool
 
 __all__ = ["from_torch", "to_torch"]
 
-# Activations whose modules have no options: the module's class, and our name.
-_PLAIN: Final = {
-    "Hardsigmoid": "hard_sigmoid",
-    "Hardswish": "hard_swish",
-    "Identity": "identity",
-    "LogSigmoid": "log_sigmoid",
-    "ReLU": "relu",
-    "ReLU6": "relu6",
-    "SELU": "selu",
-    "SiLU": "silu",
-    "Sigmoid": "sigmoid",
-    "Softsign": "softsign",
-    "Tanh": "tanh",
-    "Tanhshrink": "tanh_shrink",
+
+class _Pair(NamedTuple):
+    """Our class, and how options are called: "theirs=ours", or one name if that is the same."""
+
+    ours: type[Module]
+    options: str = ""
+    only: Mapping[str, Any] = MappingProxyType({})  # options of PyTorch's that can only have this value
+    axes: tuple[int, ...] = ()  # PyTorch has a class for each of these numbers of spatial axes, such as Conv1d
+
+    def names(self) -> list[tuple[str, str]]:
+        """The names of each option, theirs and ours."""
+        return [(name.partition("=")[0], name.rpartition("=")[2]) for name in self.options.split()]
+
+
+_RUNNING: Final = "num_features=channels eps affine track_running_stats=running momentum=update"
+_CONV: Final = "in_channels out_channels kernel_size=kernel stride padding dilation groups bias"
+_POOL: Final = "kernel_size=kernel stride padding"
+_AVERAGE: Final = f"{_POOL} count_include_pad=count_includes_padding"
+_LSTM: Final = "input_size=inputs hidden_size=hidden num_layers=layers bias batch_first dropout bidirectional"
+_EMBEDDING: Final = "num_embeddings=rows embedding_dim=features padding_idx=padding_index"
+
+# By the name of PyTorch's class.
+_PAIRS: Final = {
+    "LSTM": _Pair(LSTM, _LSTM, {"proj_size": 0}),
+    "BatchNorm": _Pair(BatchNorm, _RUNNING, axes=(1, 2, 3)),
+    "InstanceNorm": _Pair(InstanceNorm, _RUNNING, axes=(1, 2, 3)),
+    "LayerNorm": _Pair(LayerNorm, "normalized_shape=shape eps elementwise_affine=affine"),
+    "GroupNorm": _Pair(GroupNorm, "num_groups=groups num_channels=channels eps affine"),
+    "Linear": _Pair(Linear, "in_features=inputs out_features=outputs bias"),
+    "Embedding": _Pair(Embedding, _EMBEDDING, {"max_norm": None, "scale_grad_by_freq": False, "sparse": False}),
+    "Conv": _Pair(Conv, _CONV, {"padding_mode": "zeros"}, (1, 2)),
+    "ConvTranspose": _Pair(ConvTranspose, f"{_CONV} output_padding", {"padding_mode": "zeros"}, (1, 2)),
+    "MaxPool": _Pair(MaxPool, f"{_POOL} dilation", {"return_indices": False, "ceil_mode": False}, (1, 2)),
+    "AvgPool": _Pair(AveragePool, _AVERAGE, {"ceil_mode": False, "divisor_override": None}, (1, 2)),
+    "Flatten": _Pair(Flatten, "", {"start_dim": 1, "end_dim": -1}),
+    "Dropout": _Pair(Dropout, "p=rate"),
+    "Softmax": _Pair(Softmax, "dim=axis"),
+}
+
+# Our activations, and PyTorch's class with its names of alpha and beta.
+_ACTIVATIONS: Final = {
+    "celu": "CELU alpha", "clamp": "Hardtanh min_val max_val", "elu": "ELU alpha", "hard_sigmoid": "Hardsigmoid",
+    "hard_swish": "Hardswish", "identity": "Identity", "leaky_relu": "LeakyReLU negative_slope",
+    "log_sigmoid": "LogSigmoid", "relu": "ReLU", "relu6": "ReLU6", "selu": "SELU", "sigmoid": "Sigmoid", "silu": "SiLU",
+    "softsign": "Softsign", "tanh": "Tanh", "tanh_shrink": "Tanhshrink", "threshold": "Threshold threshold value",
+}  # fmt: skip
+
+# Options of our layers that can only have one value in PyTorch, and what to say of another one.
+_ONLY: Final = {
+    "activation": (None, "it has a fused activation, {}; make that a layer of its own"),
+    "activations": (rg.LstmActivations(), "it has {}, PyTorch's LSTM has sigmoid and tanh"),
+    "channel_axis": (1, "channel_axis is {}, PyTorch's is always 1"),
+    "channels_last": (False, "channels_last is {}, PyTorch's has channels first"),
+    "embedding": (None, "it has an embedding; make that a layer of its own"),
+    "last": (False, "last is {}, PyTorch's LSTM returns all outputs"),
+    "peephole": (False, "it has peepholes, which PyTorch's LSTM does not have"),
 }
 
 
@@ -47,197 +89,112 @@ class _Refused(Exception):
 def from_torch(module: Any) -> Module:
     """Return a layer with the options and copies of the values of a ``torch.nn`` module, or a Sequential of them.
 
-    A module that has no counterpart here is refused, as is one with an option that has none.
+    A module that has no counterpart here is refused, as is one with an option that has none. A module in several places
+    becomes one layer in these places, and one whose parameters are all frozen a frozen layer.
     """
     from ..convert.kinds import Kind
     from ..convert.state import from_torch_state, to_native
 
-    kinds = {}
-    for name, inside in module.named_modules():
-        kind = {"Linear": "linear", "Embedding": "embedding"}.get(type(inside).__name__)
-        if kind is not None:
-            kinds[name] = Kind(kind)
-    layer = _from_module("", module)
-    state = {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
-    seeds = {name: array for name, array in layer.buffers().items() if name.rpartition(".")[2] == "stream"}
+    layer = _from_module("", module, {})
+    inside = dict(module.named_modules())  # each once
+    state: dict[str, Any] = {}
+    owners: dict[int, str] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if name.rpartition(".")[0] in inside:
+            if (owner := owners.setdefault(id(tensor), name)) != name:
+                raise ValueError(f"from_torch: {owner} and {name} are one parameter, here each layer has its own")
+            state[name] = tensor.detach().cpu().numpy()
+    kinds = {name: Kind(type(m).__name__.lower()) for name, m in inside.items() if _is(m, "Linear", "Embedding")}
+    seeds = {name: buffer.saved for name, buffer in layer.buffers().items() if name.rpartition(".")[2] == "stream"}
     layer.load_state_dict({**to_native(from_torch_state(state, kinds)), **seeds})
     return layer
 
 
-def _from_module(name: str, module: Any) -> Module:
-    kind = type(module)
-    if kind.__name__ == "Sequential" and kind.__module__.startswith("torch.nn."):
-        names = [key for key, _ in module.named_children()]
-        layers = [_from_module(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
-        plain = names == [str(k) for k in range(len(names))]
-        layer: Module = Sequential(*layers) if plain else Sequential(**dict(zip(names, layers, strict=True)))
+def _is(module: Any, *kinds: str) -> bool:
+    return type(module).__name__ in kinds and type(module).__module__.startswith("torch.nn.")
+
+
+def _from_module(name: str, module: Any, made: dict[Any, Module]) -> Module:
+    if module in made:
+        return made[module]
+    if _is(module, "Sequential"):
+        layers = {key: _from_module(f"{name}.{key}" if name else key, m, made) for key, m in module._modules.items()}
+        plain = list(layers) == [str(k) for k in range(len(layers))]
+        layer: Module = Sequential(*layers.values()) if plain else Sequential(**layers)
     else:
-        make = _FROM.get(kind.__name__) if kind.__module__.startswith("torch.nn.") else None
-        title = f"from_torch: {name or 'the module'} ({kind.__name__})"
-        if make is None:
-            raise TypeError(f"{title}: retrograd.nn has no counterpart of this module")
+        title = f"from_torch: {name or 'the module'} ({type(module).__name__})"
         try:
-            layer = make(module)
+            found = _activation(module) or _layer(module)
         except (_Refused, ValueError) as error:
             raise ValueError(f"{title}: {error}") from None
+        if found is None:
+            raise TypeError(f"{title}: retrograd.nn has no counterpart of this module")
+        layer = found
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            layer.freeze()
     layer.training = bool(module.training)
+    made[module] = layer
     return layer
 
 
-def _dtype(module: Any) -> Any:
-    """The dtype of a module's parameters, float32 if it has none."""
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in module.parameters()}
-    if not dtypes:
-        return np.float32
+def _layer(module: Any) -> Module | None:
+    kind, axes = re.fullmatch(r"(.+?)(?:([123])d)?", type(module).__name__).groups()  # type: ignore[union-attr]
+    pair = _PAIRS.get(kind) if type(module).__module__.startswith("torch.nn.") else None
+    if pair is None or (int(axes) not in pair.axes if axes else pair.axes):
+        return None
+    for option, only in pair.only.items():
+        if (value := getattr(module, option, only)) != only:
+            raise _Refused(f"{option} is {value!r}, here it can only be {only!r}")
+    given = {ours: _FROM[ours](module) if ours in _FROM else getattr(module, theirs) for theirs, ours in pair.names()}
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in module.state_dict().values() if t.is_floating_point()}
     if len(dtypes) > 1 or not dtypes <= {"float32", "float64"}:
         raise _Refused(f"its parameters are {' and '.join(sorted(dtypes))}, must be float32 or float64")
-    return np.dtype(dtypes.pop())
+    return pair.ours(**given, **({"dtype": dtypes.pop()} if dtypes else {}))
 
 
-def _refuse(module: Any, **defaults: Any) -> None:
-    """Refuse a module with another value of one of these options."""
-    for option, default in defaults.items():
-        value = getattr(module, option)
-        if value != default:
-            raise _Refused(f"{option} is {value!r}, here it can only be {default!r}")
-
-
-def _lstm(module: Any) -> LSTM:
-    _refuse(module, proj_size=0)
-    return LSTM(
-        module.input_size,
-        module.hidden_size,
-        layers=module.num_layers,
-        bidirectional=module.bidirectional,
-        batch_first=module.batch_first,
-        bias=module.bias,
-        dropout=module.dropout,
-        dtype=_dtype(module),
-    )
-
-
-def _running(kind: type[BatchNorm] | type[InstanceNorm]) -> Callable[[Any], Module]:
-    def make(module: Any) -> Module:
-        if module.momentum is None:
-            raise _Refused("momentum is None, a cumulative average, which there is not here")
-        return kind(
-            module.num_features,
-            eps=module.eps,
-            affine=module.affine,
-            running=module.track_running_stats,
-            update=rg.RunningUpdate.pytorch(module.momentum),
-            dtype=_dtype(module) if module.affine else _dtype_of_buffers(module),
-        )
-
-    return make
-
-
-def _dtype_of_buffers(module: Any) -> Any:
-    statistics = module.running_mean
-    return np.float32 if statistics is None else np.dtype(str(statistics.dtype).removeprefix("torch."))
-
-
-def _layer_norm(module: Any) -> LayerNorm:
-    if module.elementwise_affine and module.bias is None:
+def _affine(module: Any) -> bool:
+    if module.weight is not None and module.bias is None:
         raise _Refused("it has a weight and no bias, here it can only have both or none")
-    affine = module.elementwise_affine
-    return LayerNorm(tuple(module.normalized_shape), eps=module.eps, affine=affine, dtype=_dtype(module))
+    return module.weight is not None
 
 
-def _group_norm(module: Any) -> GroupNorm:
-    options = {"eps": module.eps, "affine": module.affine, "dtype": _dtype(module)}
-    return GroupNorm(module.num_groups, module.num_channels, **options)
+def _update(module: Any) -> rg.RunningUpdate:
+    if module.momentum is None:
+        raise _Refused("momentum is None, a cumulative average, which there is not here")
+    return rg.RunningUpdate.pytorch(module.momentum)
 
 
-def _linear(module: Any) -> Linear:
-    return Linear(module.in_features, module.out_features, bias=module.bias is not None, dtype=_dtype(module))
-
-
-def _embedding(module: Any) -> Embedding:
-    _refuse(module, max_norm=None, scale_grad_by_freq=False, sparse=False)
-    rows, features, padding = module.num_embeddings, module.embedding_dim, module.padding_idx
-    return Embedding(rows, features, padding_index=padding, dtype=_dtype(module))
-
-
-def _convolution(module: Any) -> dict[str, Any]:
-    """The options of a convolution, transposed or not."""
-    _refuse(module, padding_mode="zeros")
-    padding: Any = module.padding
-    if padding == "valid":
-        padding = 0
-    elif padding == "same":
+def _padding(module: Any) -> Any:
+    if module.padding == "same":
         spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        padding = tuple((span // 2, span - span // 2) for span in spans)
-    return {
-        "in_channels": module.in_channels,
-        "out_channels": module.out_channels,
-        "kernel": tuple(module.kernel_size),
-        "stride": tuple(module.stride),
-        "padding": padding,
-        "dilation": tuple(module.dilation),
-        "groups": module.groups,
-        "bias": module.bias is not None,
-        "dtype": _dtype(module),
-    }
+        return tuple((span // 2, span - span // 2) for span in spans)
+    return 0 if module.padding == "valid" else module.padding
 
 
-def _transposed(module: Any) -> ConvTranspose:
-    return ConvTranspose(**_convolution(module), output_padding=tuple(module.output_padding))
-
-
-def _max_pool(module: Any) -> MaxPool:
-    _refuse(module, return_indices=False, ceil_mode=False)
-    return MaxPool(module.kernel_size, stride=module.stride, padding=module.padding, dilation=module.dilation)
-
-
-def _average_pool(module: Any) -> AveragePool:
-    _refuse(module, ceil_mode=False)
-    if getattr(module, "divisor_override", None) is not None:
-        _refuse(module, divisor_override=None)
-    options = {"stride": module.stride, "padding": module.padding}
-    return AveragePool(module.kernel_size, count_includes_padding=module.count_include_pad, **options)
-
-
-def _flatten(module: Any) -> Flatten:
-    _refuse(module, start_dim=1, end_dim=-1)
-    return Flatten()
-
-
-def _softplus(module: Any) -> Activation:
-    if module.threshold < 20:
-        raise _Refused(f"threshold is {module.threshold}, here it has none")
-    if not module.beta:
-        raise _Refused(f"beta is {module.beta}, must not be 0")
-    return Activation(rg.Activation("softplus", alpha=1 / module.beta, beta=module.beta))
-
-
-def _gelu(module: Any) -> Activation:
-    return Activation("gelu_tanh" if module.approximate == "tanh" else "gelu")
-
-
-_FROM: Final[dict[str, Callable[[Any], Module]]] = {
-    "LSTM": _lstm,
-    **{f"BatchNorm{axes}d": _running(BatchNorm) for axes in (1, 2, 3)},
-    **{f"InstanceNorm{axes}d": _running(InstanceNorm) for axes in (1, 2, 3)},
-    "LayerNorm": _layer_norm,
-    "GroupNorm": _group_norm,
-    "Linear": _linear,
-    "Embedding": _embedding,
-    **{f"Conv{axes}d": lambda module: Conv(**_convolution(module)) for axes in (1, 2)},
-    **{f"ConvTranspose{axes}d": _transposed for axes in (1, 2)},
-    **{f"MaxPool{axes}d": _max_pool for axes in (1, 2)},
-    **{f"AvgPool{axes}d": _average_pool for axes in (1, 2)},
-    "Flatten": _flatten,
-    "Dropout": lambda module: Dropout(module.p),
-    **{kind: lambda _, name=name: Activation(name) for kind, name in _PLAIN.items()},  # type: ignore[misc]
-    "LeakyReLU": lambda module: Activation(rg.Activation("leaky_relu", alpha=module.negative_slope)),
-    "ELU": lambda module: Activation(rg.Activation("elu", alpha=module.alpha)),
-    "CELU": lambda module: Activation(rg.Activation("celu", alpha=module.alpha)),
-    "GELU": _gelu,
-    "Hardtanh": lambda module: Activation(rg.Activation("clamp", alpha=module.min_val, beta=module.max_val)),
-    "Softplus": _softplus,
-    "Threshold": lambda module: Activation(rg.Activation("threshold", alpha=module.threshold, beta=module.value)),
+# Our options that are not simply PyTorch's.
+_FROM: Final[dict[str, Callable[[Any], Any]]] = {
+    "affine": _affine,
+    "axis": lambda module: -1 if module.dim is None else module.dim,
+    "bias": lambda module: module.bias is not None and module.bias is not False,  # a tensor, or a bool
+    "padding": _padding,
+    "update": _update,
 }
+
+
+def _activation(module: Any) -> Activation | None:
+    if _is(module, "GELU"):
+        return Activation("gelu_tanh" if module.approximate == "tanh" else "gelu")
+    if _is(module, "Softplus"):
+        if module.threshold < 20:
+            raise _Refused(f"threshold is {module.threshold}, here it has none")
+        if not module.beta:
+            raise _Refused(f"beta is {module.beta}, must not be 0")
+        return Activation(rg.Activation("softplus", alpha=1 / module.beta, beta=module.beta))
+    for ours, theirs in _ACTIVATIONS.items():
+        kind, *options = theirs.split()
+        if _is(module, kind):
+            return Activation(rg.Activation(ours, *(getattr(module, option) for option in options)))
+    return None
 
 
 # ---- to PyTorch ------------------------------------------------------------------------------------------------------
@@ -248,7 +205,8 @@ def to_torch(layer: Module, *, spatial: int | None = None) -> Any:
 
     `spatial` is the number of spatial axes of x, from 0 to 3: PyTorch has a norm and a pooling for each. A convolution,
     a kernel with several sizes or a Flatten before them in a Sequential says it as well. A layer that has no
-    counterpart in PyTorch is refused, as is one with an option that has none.
+    counterpart in PyTorch is refused, as is one with an option that has none. A layer in several places becomes one
+    module in these places, and one whose parameters are all frozen a frozen module.
     """
     import torch
 
@@ -258,33 +216,62 @@ def to_torch(layer: Module, *, spatial: int | None = None) -> Any:
         raise ValueError(f"to_torch: spatial is {spatial}, must be from 0 to 3")
     module = _ToTorch(torch.nn, spatial).module("", layer)
     state = to_torch_state(from_native(layer.state_dict()))
-    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in state.items()})
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+    inside = dict(module.named_modules())  # each once
+    for name in module.load_state_dict(tensors, strict=False).missing_keys:
+        if name.rpartition(".")[0] in inside:
+            raise ValueError(
+                f"to_torch: {name} is the parameter of another layer as well, PyTorch's would have its own"
+            )
     return module
 
 
 class _ToTorch:
     def __init__(self, nn: Any, spatial: int | None) -> None:
         self._nn, self._spatial = nn, spatial
+        self._made: dict[Module, Any] = {}
 
     def module(self, name: str, layer: Module) -> Any:
+        if layer in self._made:
+            return self._made[layer]
         if type(layer) is Sequential:
             module = self._nn.Sequential()
             for child, inside in layer._children.items():
                 module.add_module(child, self.module(f"{name}.{child}" if name else child, inside))
         else:
             title = f"to_torch: {name or 'the layer'} ({type(layer).__name__})"
-            make = getattr(self, f"_{type(layer).__name__}", None)
-            if make is None or not type(layer).__module__.startswith("retrograd.nn."):
-                raise TypeError(f"{title}: PyTorch has no counterpart of this layer")
+            pairs = [(kind, pair) for kind, pair in _PAIRS.items() if pair.ours is type(layer)]
             try:
-                module = make(layer)
+                if isinstance(layer, Activation) and type(layer).__module__.startswith("retrograd.nn."):
+                    module = self._activation(layer.function)
+                elif pairs:
+                    module = self._layer(layer, *pairs[0])
+                else:
+                    raise TypeError(f"{title}: PyTorch has no counterpart of this layer")
             except _Refused as error:
                 raise ValueError(f"{title}: {error}") from None
-            for array in itertools.chain(layer.parameters().values(), layer.buffers().values()):
-                if array.dtype == np.float64:
-                    module = module.double()
+            if any(array.dtype == np.float64 for array in layer.state_arrays().values()):
+                module = module.double()
+            if not any(parameter.trainable for parameter in layer.parameters().values()):
+                module.requires_grad_(False)
         module.training = layer.training
+        self._made[layer] = module
         return module
+
+    def _layer(self, layer: Module, kind: str, pair: _Pair) -> Any:
+        values = _values(layer)
+        for option, (only, said) in _ONLY.items():
+            if (value := values.get(option, only)) != only:
+                raise _Refused(said.format(value))
+        kernel = values.get("kernel", 1)
+        if isinstance(layer, Flatten) or (isinstance(layer, Linear) and self._spatial is None):
+            self._spatial = 0
+        elif not isinstance(kernel, int):
+            self._spatial = len(kernel)
+        if pair.axes:
+            kind = f"{kind}{self._axes(pair.axes[0], pair.axes[-1])}d"
+        options = {theirs: _TO[ours](values) if ours in _TO else values[ours] for theirs, ours in pair.names()}
+        return getattr(self._nn, kind)(**options)
 
     def _axes(self, lowest: int, highest: int) -> int:
         """The number of spatial axes, for a class with this many."""
@@ -295,105 +282,11 @@ class _ToTorch:
             raise _Refused(f"there are {axes} spatial axes, PyTorch's has at most {highest}")
         return axes
 
-    def _LSTM(self, layer: LSTM) -> Any:
-        first = layer._weights[0]
-        if layer.embedding is not None:
-            raise _Refused("it has an embedding; make that a layer of its own")
-        if first.peephole is not None:
-            raise _Refused("it has peepholes, which PyTorch's LSTM does not have")
-        if layer.activations != rg.LstmActivations():
-            raise _Refused(f"it has {layer.activations}, PyTorch's LSTM has sigmoid and tanh")
-        return self._nn.LSTM(
-            layer.inputs,
-            layer.hidden,
-            layer.layers,
-            bias=first.b is not None,
-            batch_first=layer.batch_first,
-            dropout=layer.dropout,
-            bidirectional=layer.bidirectional,
-        )
-
-    def _running(self, layer: BatchNorm | InstanceNorm, kind: str) -> Any:
-        _check_fused(layer.activation)
-        _check_channels(layer.channel_axis)
-        if layer.running and not layer.update.unbiased:
-            raise _Refused(f"update is {layer.update}, PyTorch's running variance is unbiased")
-        return getattr(self._nn, f"{kind}{self._axes(1, 3)}d")(
-            layer._shape[0],
-            eps=layer.eps,
-            momentum=round(1.0 - layer.update.keep, 15),  # 0.1, not 0.09999999999999998
-            affine=layer.affine,
-            track_running_stats=layer.running,
-        )
-
-    def _BatchNorm(self, layer: BatchNorm) -> Any:
-        return self._running(layer, "BatchNorm")
-
-    def _InstanceNorm(self, layer: InstanceNorm) -> Any:
-        return self._running(layer, "InstanceNorm")
-
-    def _LayerNorm(self, layer: LayerNorm) -> Any:
-        _check_fused(layer.activation)
-        return self._nn.LayerNorm(layer._shape, eps=layer.eps, elementwise_affine=layer.affine)
-
-    def _GroupNorm(self, layer: GroupNorm) -> Any:
-        _check_fused(layer.activation)
-        _check_channels(layer.channel_axis)
-        return self._nn.GroupNorm(layer.groups, layer._shape[0], eps=layer.eps, affine=layer.affine)
-
-    def _Linear(self, layer: Linear) -> Any:
-        self._spatial = 0 if self._spatial is None else self._spatial
-        return self._nn.Linear(layer.w.shape[1], layer.w.shape[0], bias=layer.bias)
-
-    def _Embedding(self, layer: Embedding) -> Any:
-        return self._nn.Embedding(*layer.table.shape, padding_idx=layer.padding_index)
-
-    def _convolution(self, layer: Conv | ConvTranspose) -> Any:
-        _check_fused(layer.activation)
-        options = dict(layer.options)
-        if options.pop("channels_last"):
-            raise _Refused("channels_last is True, PyTorch's has channels first")
-        kernel = tuple(layer.w.shape[2:])
-        self._spatial = len(kernel)
-        options["padding"] = _symmetric(options["padding"])
-        make = getattr(self._nn, f"{type(layer).__name__}{len(kernel)}d")
-        return make(layer.in_channels, layer.out_channels, kernel, bias=layer.bias, **options)
-
-    _Conv = _ConvTranspose = _convolution
-
-    def _pool(self, layer: MaxPool | AveragePool) -> dict[str, Any]:
-        if layer.channels_last:
-            raise _Refused("channels_last is True, PyTorch's has channels first")
-        if not isinstance(layer.kernel, int):
-            self._spatial = len(layer.kernel)
-        return {"kernel_size": layer.kernel, "stride": layer.stride, "padding": _symmetric(layer.padding)}
-
-    def _MaxPool(self, layer: MaxPool) -> Any:
-        options = self._pool(layer)
-        return getattr(self._nn, f"MaxPool{self._axes(1, 2)}d")(**options, dilation=layer.dilation)
-
-    def _AveragePool(self, layer: AveragePool) -> Any:
-        options = self._pool(layer)
-        counts = layer.count_includes_padding
-        return getattr(self._nn, f"AvgPool{self._axes(1, 2)}d")(**options, count_include_pad=counts)
-
-    def _Flatten(self, _: Flatten) -> Any:
-        self._spatial = 0
-        return self._nn.Flatten()
-
-    def _Dropout(self, layer: Dropout) -> Any:
-        return self._nn.Dropout(layer.rate)
-
-    def _Activation(self, layer: Activation) -> Any:
-        function, nn = layer.function, self._nn
-        name, alpha, beta = function.name, function.alpha, function.beta
-        plain = {ours: theirs for theirs, ours in _PLAIN.items()}
-        if name in plain and function == rg.Activation(name):
-            return getattr(nn, plain[name])()
-        if name in ("leaky_relu", "elu", "celu"):
-            return {"leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "celu": nn.CELU}[name](alpha)
-        if name in ("clamp", "threshold"):
-            return {"clamp": nn.Hardtanh, "threshold": nn.Threshold}[name](alpha, beta)
+    def _activation(self, function: rg.Activation) -> Any:
+        nn, name, alpha, beta = self._nn, function.name, function.alpha, function.beta
+        kind, *options = _ACTIVATIONS.get(name, "").split() or [""]
+        if kind and (options or function == rg.Activation(name)):
+            return getattr(nn, kind)(*(alpha, beta)[: len(options)])
         if name == "gelu" or function == rg.Activation("gelu_tanh"):
             return nn.GELU(approximate="tanh" if name == "gelu_tanh" else "none")
         if name == "softplus" and math.isclose(alpha * beta, 1.0, rel_tol=2.0**-51):  # alpha is 1 / beta, rounded
@@ -401,26 +294,40 @@ class _ToTorch:
         raise _Refused(f"PyTorch has no module for {function}")
 
 
-def _check_fused(activation: rg.Activation | None) -> None:
-    if activation is not None:
-        raise _Refused(f"it has a fused activation, {activation}; make that a layer of its own")
+def _values(layer: Module) -> dict[str, Any]:
+    """The options of a layer by the names of its arguments."""
+    found = {**vars(layer), **getattr(layer, "options", {})}
+    if isinstance(layer, LSTM):
+        weights = layer.cells()[0].weights()
+        found.update(bias=weights.b is not None, peephole=weights.peephole is not None)
+    elif isinstance(layer, Linear):
+        found["outputs"], found["inputs"] = layer.w.shape
+    elif isinstance(layer, Embedding):
+        found["rows"], found["features"] = layer.table.shape
+    elif isinstance(layer, Conv):
+        found["kernel"] = layer.w.shape[2:]
+    elif isinstance(layer, (BatchNorm, InstanceNorm, GroupNorm)):
+        (found["channels"],) = layer.shape
+    return found
 
 
-def _check_channels(axis: int) -> None:
-    if axis != 1:
-        raise _Refused(f"channel_axis is {axis}, PyTorch's is always 1")
+def _momentum(values: Mapping[str, Any]) -> float:
+    update = values["update"]
+    if values["running"] and not update.unbiased:
+        raise _Refused(f"update is {update}, PyTorch's running variance is unbiased")
+    return round(1.0 - float(update.keep), 15)  # 0.1, not 0.09999999999999998
 
 
-def _symmetric(padding: Any) -> Any:
+def _symmetric(values: Mapping[str, Any]) -> Any:
     """The padding of each axis, if it is the same on both sides."""
+    padding = values["padding"]
     if isinstance(padding, int):
         return padding
+    sides = [(each, each) if isinstance(each, int) else tuple(each) for each in padding]
+    if any(before != after for before, after in sides):
+        raise _Refused(f"padding is {padding}, PyTorch's is the same on both sides of an axis")
+    return tuple(before for before, _ in sides)
 
-    def sides() -> Iterator[int]:
-        for each in padding:
-            before, after = (each, each) if isinstance(each, int) else each
-            if before != after:
-                raise _Refused(f"padding is {padding}, PyTorch's is the same on both sides of an axis")
-            yield before
 
-    return tuple(sides())
+# Options of PyTorch that are not simply ours.
+_TO: Final[dict[str, Callable[[Mapping[str, Any]], Any]]] = {"padding": _symmetric, "update": _momentum}

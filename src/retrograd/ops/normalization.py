@@ -618,8 +618,7 @@ def _backward(
         want_dx = True
         want_dgamma = dgamma is not None or (cache.gamma is not None and sums is None)
         want_dbeta = dbeta is not None or (cache.beta is not None and sums is None)
-    sum_dz = sum_dz_xhat = None
-    count = 1
+    sum_dz = sum_dz_xhat = count = None
     if sums is not None:
         if want_dgamma or want_dbeta:
             name = "dgamma" if want_dgamma else "dbeta"
@@ -651,7 +650,7 @@ def run_backward(
     threads: int,
     sum_dz: Statistics | None = None,
     sum_dz_xhat: Statistics | None = None,
-    count: int = 1,
+    count: Statistics | None = None,
 ) -> None:
     """Compute the gradients that `results` has arrays for."""
     dx, dgamma, dbeta = results
@@ -706,10 +705,10 @@ def _check_results(problem: NormProblem, dy: Array, cache: NormCache, results: N
     _args.check_disjoint(_args.named_results(results), inputs, in_place={"out.dx": ("dy",)})
 
 
-def _checked_sums(problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, int]:
+def _checked_sums(problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, Statistics]:
     if not isinstance(sums, GradientSums):
         raise TypeError(f"sums must be GradientSums, not {type(sums).__name__}")
-    count = _args.as_count("sums.count", sums.count)
+    count = np.array([_args.as_count("sums.count", sums.count)], np.float64)
     return (
         _args.as_set_values(problem, "sums.sum_dz", sums.sum_dz),
         _args.as_set_values(problem, "sums.sum_dz_xhat", sums.sum_dz_xhat),

@@ -382,7 +382,9 @@ class _Source:
         _args.check_aligned(name, array)
         self.given, self.channels_last = array, channels_last
         images = as_images(array, channels_last)
-        if by_channels is None:
+        if by_channels is None and images.shape[2:] == (1, 1):
+            by_channels = bool(channels_last)  # the strides of one pixel do not say what those of other arrays are
+        elif by_channels is None:
             by_channels = _prefers_channels(images)
             if not by_channels and not _is_contiguous(images, 3):
                 by_channels = bool(channels_last)

@@ -15,9 +15,9 @@ from typing import Any
 
 import retrograd as rg
 
+from .._files import not_a_file, write_whole
 from .._printing import in_a_line, visible
 from ..distributed import Group, RankError, launched_ranks, world
-from ..nn.checkpoint import not_a_file, write_whole
 from .chart import png, stacked_svg
 from .files import MODEL, check_room, remove_parts
 from .progress import Progress, SilentProgress

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import nn
-from ..nn.checkpoint import PART, not_a_file
+from .._files import PART, not_a_file
 from .settings import InputError
 
 __all__ = ["MODEL", "UNUSABLE", "check_data", "check_room", "load_weights", "opened_model", "remove_parts"]
@@ -76,6 +76,6 @@ def check_room(path: Path, weights: int) -> None:
 def load_weights(path: Path, model: nn.Module) -> None:
     """Load the weights of a file into a model. NaN and infinite weights are refused."""
     nn.load(path, model)
-    for name, array in (*model.parameters().items(), *model.buffers().items()):
+    for name, array in model.state_arrays().items():
         if not np.isfinite(array).all():
             raise ValueError(f"{name} has NaN or infinite values")

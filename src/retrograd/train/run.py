@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from .. import nn
-from ..nn.checkpoint import write_whole
+from .._files import write_whole
 from .chart import Chart, Line, png
 from .files import MODEL, UNUSABLE, load_weights
 from .progress import Progress, clock, count
@@ -112,7 +112,7 @@ class Run:
             raise InputError(f"the data of rank {self._group.rank} differ from those of rank 0: {source}, not {first}")
         if self._group.size == 1:
             return
-        parts = (task.model.parameters(), task.model.buffers(), task.optimizer.arrays(), task.arrays())
+        parts = (task.model.state_arrays(), task.optimizer.arrays(), task.arrays())
         state = [array for part in parts for array in part.values()]
         for array, value in zip(state, self._group.broadcast(state), strict=True):
             array[...] = value
@@ -456,8 +456,7 @@ def read_checkpoint(folder: Path, kind: str) -> dict[str, Any]:
 
 def _check_finite(task: Task) -> None:
     """Refuse NaN and infinite values, with which training would fail after its first step."""
-    model = task.model
-    for arrays in (model.parameters(), model.buffers(), task.optimizer.arrays(), task.arrays()):
+    for arrays in (task.model.state_arrays(), task.optimizer.arrays(), task.arrays()):
         for name, array in arrays.items():
             if not np.isfinite(array).all():
                 raise ValueError(f"{name} has NaN or infinite values")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import math
 import os
@@ -16,8 +17,9 @@ import numpy.typing as npt
 
 import retrograd as rg
 
-from .. import nn
-from ..distributed import Group, Shard, synchronize
+from .. import graph, nn
+from ..distributed import DataParallel, Group, Shard, synchronize
+from ..nn.program import Programs
 from .baselines import FORECASTS, LinearFit, fit_linear, naive, nonzero, relative_error, seasonal_naive
 from .chart import Band, Chart, Line
 from .files import check_room, load_weights, opened_model
@@ -136,15 +138,15 @@ class SeriesModel(nn.Module):
     interval of the model, `low` and `high`, and with `baselines` those of the baselines.
     """
 
-    center: Array
-    factor: Array
-    unit: Array
-    slope: Array
-    start: Array
-    low: Array
-    high: Array
-    baseline_low: Array
-    baseline_high: Array
+    center: nn.Buffer
+    factor: nn.Buffer
+    unit: nn.Buffer
+    slope: nn.Buffer
+    start: nn.Buffer
+    low: nn.Buffer
+    high: nn.Buffer
+    baseline_low: nn.Buffer
+    baseline_high: nn.Buffer
 
     def __init__(
         self,
@@ -169,16 +171,16 @@ class SeriesModel(nn.Module):
         self.head = nn.Linear(hidden, horizon * targets, dtype=dtype, rng=rng)
         self.head.w[...] = 0
         self.head.b[...] = 0
-        self.add_buffer("center", np.zeros(columns))
-        self.add_buffer("factor", np.ones(columns))
-        self.add_buffer("unit", np.ones(targets))
-        self.add_buffer("slope", np.zeros((horizon * targets, lags * columns)))
-        self.add_buffer("start", np.zeros(horizon * targets))
-        self.add_buffer("low", np.zeros((horizon, targets)))
-        self.add_buffer("high", np.zeros((horizon, targets)))
+        self.center = nn.Buffer(np.zeros(columns))
+        self.factor = nn.Buffer(np.ones(columns))
+        self.unit = nn.Buffer(np.ones(targets))
+        self.slope = nn.Buffer(np.zeros((horizon * targets, lags * columns)))
+        self.start = nn.Buffer(np.zeros(horizon * targets))
+        self.low = nn.Buffer(np.zeros((horizon, targets)))
+        self.high = nn.Buffer(np.zeros((horizon, targets)))
         if baselines:
-            self.add_buffer("baseline_low", np.zeros((baselines, horizon, targets)))
-            self.add_buffer("baseline_high", np.zeros((baselines, horizon, targets)))
+            self.baseline_low = nn.Buffer(np.zeros((baselines, horizon, targets)))
+            self.baseline_high = nn.Buffer(np.zeros((baselines, horizon, targets)))
 
     @classmethod
     def of(cls, plan: Plan, settings: SeriesSettings) -> SeriesModel:
@@ -194,21 +196,10 @@ class SeriesModel(nn.Module):
             rng=settings.seed,
         )
 
-    def forward(self, x: Array) -> Array:
-        y = self.lstm.forward(self.norm.forward(x))
-        return self.head.forward(self.dropout.forward(y[-1]))
-
-    def backward(self, dy: Array, *, accumulate: bool = False, need_dx: bool = False) -> Array | None:
-        dlast = self.head.backward(dy, accumulate=accumulate)
-        assert dlast is not None
-        dlast = self.dropout.backward(dlast)
-        assert dlast is not None
-        dh = self.reuse("dh", (self.lstm.layers, *dlast.shape), dlast.dtype)
-        dh[:-1] = 0
-        dh[-1] = dlast  # the last output is the final hidden state of the last layer
-        dx = self.lstm.backward(None, (dh, None), accumulate=accumulate)
-        assert dx is not None
-        return self.norm.backward(dx, accumulate=accumulate, need_dx=need_dx)
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        _, state = self.lstm.run(self.norm(x))
+        y: nn.Tensor = self.head(self.dropout(state.h[-1]))
+        return y
 
 
 # ---- the trained model -----------------------------------------------------------------------------------------------
@@ -223,6 +214,10 @@ class Forecaster:
     settings: SeriesSettings
     verdict: Verdict | None = None  # None before the run has ended, and for models of earlier releases
 
+    @functools.cached_property
+    def _predict(self) -> Programs:
+        return Programs(self.model, [self.model], training=False, num_threads=self.settings.threads)
+
     def windows(self, columns: Mapping[str, Array]) -> Windows:
         plan, model = self.plan, self.model
         return Windows(
@@ -232,14 +227,15 @@ class Forecaster:
             window=plan.window,
             horizon=plan.horizon,
             season=plan.season,
-            center=model.center,
-            factor=model.factor,
+            center=model.center.value,
+            factor=model.factor.value,
         )
 
     def baseline(self, key: str, windows: Windows, origins: Array) -> Array:
         """Return the forecast of a baseline, by its key in `FORECASTS`, ``[N, horizon, targets]``."""
         if key == "linear":
-            return LinearFit(self.model.slope, self.model.start, 0.0, self.plan.lags).forecast(windows, origins)
+            slope, start = self.model.slope.value, self.model.start.value
+            return LinearFit(slope, start, 0.0, self.plan.lags).forecast(windows, origins)
         return (seasonal_naive if key == "season" else naive)(windows, origins)
 
     def reference(self, windows: Windows, origins: Array) -> Array:
@@ -250,10 +246,11 @@ class Forecaster:
         """Return the forecast of the model or a baseline, by its name in `USES`, and its interval: low and high."""
         if name == "model":
             predicted = self.forecast(windows, origins)
-            return predicted, predicted + self.model.low, predicted + self.model.high
+            return predicted, predicted + self.model.low.value, predicted + self.model.high.value
         index = self.plan.baseline_names().index(name)
         predicted = self.baseline(self.plan.baseline_keys()[index], windows, origins)
-        return predicted, predicted + self.model.baseline_low[index], predicted + self.model.baseline_high[index]
+        low, high = (bound.value[index] for bound in (self.model.baseline_low, self.model.baseline_high))
+        return predicted, predicted + low, predicted + high
 
     def choose(self, use: str | None) -> tuple[str, str]:
         """Return the name of the forecast to use, as in `USES`, and why: --use, or the winner on the test set."""
@@ -272,18 +269,14 @@ class Forecaster:
 
     def outputs(self, windows: Windows, origins: Array) -> Array:
         """Return the targets of the training loss, ``[N, horizon * targets]``."""
-        differences = (windows.truth(origins) - self.reference(windows, origins)) / self.model.unit
+        differences = (windows.truth(origins) - self.reference(windows, origins)) / self.model.unit.value
         return differences.reshape(len(origins), -1).astype(np.float32)
 
     def forecast(self, windows: Windows, origins: Array) -> Array:
         """Return the model's forecast, ``[N, horizon, targets]``, in the units of the targets."""
-        was_training = self.model.training
-        self.model.eval()
-        outputs = np.concatenate([self.model.forward(windows.inputs(part)) for part in chunks(origins)])
-        if was_training:
-            self.model.train()
+        outputs = np.concatenate([self._predict(windows.inputs(part)) for part in chunks(origins)])
         reference = self.reference(windows, origins)
-        return reference + outputs.astype(np.float64).reshape(reference.shape) * self.model.unit
+        return reference + outputs.astype(np.float64).reshape(reference.shape) * self.model.unit.value
 
 
 def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
@@ -447,7 +440,7 @@ class SeriesTask(Task):
         reference = self._choose_reference()
         step, lags = str(table.times.step), self._linear.lags
         self._plan = Plan(names, targets, window, horizon, season, reference, lags, step, baselines=True)
-        self.model = model = SeriesModel.of(self._plan, settings).set_num_threads(settings.threads)
+        self.model = model = SeriesModel.of(self._plan, settings)
         self._forecaster = Forecaster(model, self._plan, settings)
         model.center[...], model.factor[...] = center, factor
         model.slope[...], model.start[...] = self._linear.slope, self._linear.start
@@ -462,7 +455,7 @@ class SeriesTask(Task):
             for predicted in (self._forecaster.reference(windows, origins), naive(windows, origins))
         )
         model.unit[...] = nonzero(np.maximum(reference_error, 1e-6 * naive_error))
-        self._weights = np.tile(model.unit / nonzero(naive_error), horizon).astype(np.float32)
+        self._weights = np.tile(model.unit.value / nonzero(naive_error), horizon).astype(np.float32)
 
         count = len(self._origins[0])
         self._batch = min(settings.batch, count)
@@ -470,9 +463,6 @@ class SeriesTask(Task):
         self._order: tuple[int, Array] | None = None
         self.steps = settings.steps or max(200, min(1500, 100 * self._batches, 100_000 // window))
         self.validate_every = steps_between_validations(settings, self.steps)
-        self.loss = nn.Huber(num_threads=settings.threads)
-        if settings.loss == "mse":
-            self.loss = nn.MeanSquaredError(num_threads=settings.threads)
         check_shards(self.group, self._batch, "a batch of")
         if self.group.shards > 1:
             synchronize(model, self.group)
@@ -546,16 +536,22 @@ class SeriesTask(Task):
 
         def work(shard: Shard[SeriesModel]) -> float:
             here, share = shard.part_of_rank(len(origins)), shard.share(len(origins))
-            wanted = outputs[here]
-            y = shard.model.forward(x[:, here])
-            error = float((np.abs(y - wanted) * self._weights).mean())
-            shard.loss.forward(y, wanted)
-            shard.model.backward(shard.loss.backward(share))
+            _, metrics = shard.step(np.ascontiguousarray(x[:, here]), outputs[here], share=share)
+            error: float = metrics["error"]
             return share * error
 
-        error = sum(self.parallel.run(work))
-        self.optimizer.step()
-        return error, len(origins)
+        return sum(self.parallel.run(work)), len(origins)
+
+    def _new_parallel(self) -> DataParallel[SeriesModel]:
+        loss = nn.MeanSquaredError() if self.settings.loss == "mse" else nn.Huber()
+        metrics = {"error": self._error}
+        return DataParallel(
+            self.model, self.group, loss, self.optimizer, metrics=metrics, num_threads=self.settings.threads
+        )
+
+    def _error(self, y: nn.Tensor, wanted: nn.Tensor) -> nn.Tensor:
+        """The error of a batch relative to that of the naive forecast."""
+        return graph.mean(graph.abs(y - wanted) * self._weights)
 
     def validate(self) -> float:
         predicted = self._forecaster.forecast(self._windows, self._validated)
@@ -635,8 +631,8 @@ class SeriesTask(Task):
         blocks: list[Block] = [Prose(what)]
         for target, name in enumerate(plan.targets):
             blocks.append(scores.table(target, f"forecast of {name}" if len(plan.targets) > 1 else "forecast"))
-        inside = (scores.predicted["model"] + self.model.low <= scores.truth) & (
-            scores.truth <= scores.predicted["model"] + self.model.high
+        inside = (scores.predicted["model"] + self.model.low.value <= scores.truth) & (
+            scores.truth <= scores.predicted["model"] + self.model.high.value
         )
         blocks.append(
             Prose(
@@ -670,7 +666,7 @@ class SeriesTask(Task):
         rows = np.arange(origins[0] + 1, origins[-1] + plan.horizon + 1)
         labels = [times.label(int(row)) for row in rows]
         ticks = [(place + float(rows[0]), label) for place, label in _ticks(labels)]
-        low, high = (predicted + width[:, at] for width in (self.model.low, self.model.high))
+        low, high = (predicted + width.value[:, at] for width in (self.model.low, self.model.high))
         return Chart(
             f"{name}: forecasts of the test set, {counted(plan.horizon, 'row')} each",
             times.column,

@@ -32,19 +32,22 @@ class Task(abc.ABC):
     settings: Settings
     group: Group = Group(1)  # the ranks that take part
     model: nn.Module
-    loss: nn.Loss | None = None
     optimizer: nn.Optimizer
     steps: int  # of the complete run
     validate_every: int  # steps
 
     @functools.cached_property
     def parallel(self) -> DataParallel[Any]:
-        """The model and the loss on all shards. All ranks create it together, when they first use it."""
-        return DataParallel(self.model, self.group, self.loss)
+        """The model, its loss and its optimizer on all shards. All ranks create it together, when they first use it."""
+        return self._new_parallel()
+
+    @abc.abstractmethod
+    def _new_parallel(self) -> DataParallel[Any]:
+        """Create what trains the model, by ``parallel.run`` or ``parallel.step``."""
 
     @abc.abstractmethod
     def step(self) -> tuple[float, int]:
-        """Run forward, backward and ``optimizer.step()``. Return the loss in units of `measure`, and the item count."""
+        """Take a training step. Return the loss in units of `measure`, and the item count."""
 
     @abc.abstractmethod
     def validate(self) -> float:
@@ -104,18 +107,9 @@ def new_optimizer(model: nn.Module, settings: Settings, steps: int) -> nn.Optimi
         rate = nn.Cosine(settings.learning_rate, max(steps, 1), warm_up, final=settings.learning_rate / 10)
     else:
         rate = nn.Constant(settings.learning_rate, warm_up)
-    norm, threads = settings.maximum_norm, settings.threads
-    if settings.optimizer == "sgd":
-        return nn.SGD(
-            model,
-            rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            maximum_norm=norm,
-            num_threads=threads,
-        )
-    kinds: dict[str, Any] = {"adam": nn.Adam, "adamw": nn.AdamW, "rmsprop": nn.RMSProp}
+    kinds: dict[str, Any] = {"sgd": nn.SGD, "adam": nn.Adam, "adamw": nn.AdamW, "rmsprop": nn.RMSProp}
+    own = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
     optimizer: nn.Optimizer = kinds[settings.optimizer](
-        model, rate, weight_decay=settings.weight_decay, maximum_norm=norm, num_threads=threads
+        model, rate, weight_decay=settings.weight_decay, maximum_norm=settings.maximum_norm, **own
     )
     return optimizer

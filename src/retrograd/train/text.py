@@ -19,7 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from .. import nn
-from ..distributed import Group, Shard
+from ..distributed import DataParallel, Group, Shard
+from ..nn.program import Programs
 from .baselines import NGRAMS, count_ngrams, ngram_bits
 from .files import check_data, check_room, load_weights, opened_model
 from .report import Block, Prose, Sample, Section, Table
@@ -281,6 +282,7 @@ class Columns:
     def __init__(self, corpus: Corpus, starts: Sequence[int], length: int, unroll: int) -> None:
         """Each column has `length` symbols from its start, and their labels, in chunks of at most `unroll` symbols."""
         self._corpus, self._starts, self._length = corpus, starts, length
+        self.columns: Final = len(starts)
         self.pieces: Final = -(-length // unroll)
         # The file is read in groups of chunks, a few megabytes for all columns together.
         self._group = max(1, min(self.pieces, (1 << 22) // (len(starts) * unroll * corpus.dtype.itemsize)))
@@ -323,16 +325,26 @@ class TextModel(nn.Module):
         self.dropout = nn.Dropout(settings.dropout, rng=rng)
         self.head = nn.Linear(hidden, symbols, rng=rng)
 
-    def forward(self, tokens: Array, state: nn.LstmState | tuple[Array, Array] | None = None) -> Array:
-        """Return the logits. `state` is the initial LSTM state; afterwards ``lstm.state`` is the final one."""
-        y = self.lstm.forward(tokens, state)
-        return self.head.forward(self.dropout.forward(self.norm.forward(y)))
+    def zero_states(self, columns: int) -> tuple[Array, Array]:
+        """Return the states that sequences start from."""
+        shape = (self.lstm.layers, columns, self.lstm.hidden)
+        return np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
 
-    def backward(self, dlogits: Array) -> None:
-        dy = dlogits
-        layers: list[nn.Module] = [self.head, self.dropout, self.norm, self.lstm]
-        for layer in layers:
-            dy = layer.backward(dy)
+    def forward(self, tokens: Any, h: Any = None, c: Any = None) -> tuple[Any, Any, Any]:
+        """Return the logits and the final states of the LSTM. `h` and `c` are its initial states, zeros if None."""
+        y, state = self.lstm.run(tokens, None if h is None else (h, c))
+        return self.head(self.dropout(self.norm(y))), state.h, state.c
+
+
+class _Predicting(nn.Module):
+    """A text model with its loss: from tokens, the symbols that follow them, and states to the loss and new states."""
+
+    def __init__(self, model: TextModel, loss: nn.Loss) -> None:
+        self.model, self.loss = model, loss
+
+    def forward(self, tokens: Any, labels: Any, h: Any, c: Any) -> tuple[Any, Any, Any]:
+        logits, h, c = self.model(tokens, h, c)
+        return self.loss(logits, labels), h, c
 
 
 class TextTask(Task):
@@ -388,15 +400,13 @@ class TextTask(Task):
         self._validation = self._validation_columns(held_out)
 
         self.model = TextModel(len(self.alphabet), settings, np.random.default_rng(settings.seed))
-        self.model.set_num_threads(settings.threads)
         passes = _PASSES * self._columns.pieces
         self.steps = settings.steps or min(max(passes, _LEAST_STEPS), _MOST_STEPS)
         self.validate_every = steps_between_validations(settings, self.steps)
         self.optimizer = new_optimizer(self.model, settings, self.steps)
-        self.loss = nn.SoftmaxCrossEntropy(num_threads=settings.threads)
-        self._total = nn.SoftmaxCrossEntropy(reduction="sum", num_threads=settings.threads)
-        shape = (settings.layers, settings.batch, settings.hidden)
-        self._h, self._c = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        total = _Predicting(self.model, nn.SoftmaxCrossEntropy(reduction="sum"))
+        self._total = Programs(total, [total], training=False, num_threads=settings.threads)
+        self._h, self._c = self.model.zero_states(settings.batch)
 
     def _check_length(self) -> None:
         settings, length = self.settings, self._corpus.length
@@ -430,27 +440,26 @@ class TextTask(Task):
         tokens, labels = self._columns.piece(index)
         batch = self.settings.batch
 
-        def work(shard: Shard[TextModel]) -> float:
+        def work(shard: Shard[_Predicting]) -> float:
             part, here, share = shard.part(batch), shard.part_of_rank(batch), shard.share(batch)
-            h, c = self._h[:, part], self._c[:, part]
-            loss: float = shard.loss.forward(shard.model.forward(tokens[:, here], (h, c)), labels[:, here])
-            shard.model.backward(shard.loss.backward(share))
-            h[...], c[...] = shard.model.lstm.state
-            return share * loss
+            given = (tokens[:, here], labels[:, here], self._h[:, part], self._c[:, part])
+            loss, h, c = shard.step(*map(np.ascontiguousarray, given), share=share)
+            self._h[:, part], self._c[:, part] = h, c
+            return share * float(loss)
 
-        loss = sum(self.parallel.run(work))
-        self.optimizer.step()
-        return loss * _BITS, len(labels) * batch
+        return sum(self.parallel.run(work)) * _BITS, len(labels) * batch
+
+    def _new_parallel(self) -> DataParallel[_Predicting]:
+        model = _Predicting(self.model, nn.SoftmaxCrossEntropy())
+        return DataParallel(model, self.group, None, self.optimizer, num_threads=self.settings.threads)
 
     def validate(self) -> float:
-        training, state, total, symbols = self.model.training, None, 0.0, 0
-        self.model.eval()
+        total, symbols = 0.0, 0
+        h, c = self.model.zero_states(self._validation.columns)
         for index in range(self._validation.pieces):
             tokens, labels = self._validation.piece(index)
-            total += self._total.forward(self.model.forward(tokens, state), labels, want_gradient=False)
-            state, symbols = self.model.lstm.state, symbols + labels.size
-        if training:
-            self.model.train()
+            loss, h, c = self._total(tokens, labels, h, c)
+            total, symbols = total + loss, symbols + labels.size
         return total / symbols * _BITS
 
     def arrays(self) -> dict[str, Array]:
@@ -595,8 +604,7 @@ def sample(
     """Generate `length` symbols after the prompt, and yield the text piece by piece.
 
     Logits are divided by `temperature`: below 1 likely symbols become likelier, and 0 always takes the most likely one.
-    With `top_k` only the `top_k` most likely symbols are sampled. The same seed gives the same text. The model is
-    switched to evaluation mode.
+    With `top_k` only the `top_k` most likely symbols are sampled. The same seed gives the same text.
     """
     if length < 0:
         raise InputError(f"the length is {length}, must be at least 0")
@@ -608,20 +616,22 @@ def sample(
     if not len(given):
         given = np.array([alphabet.start])
     draw = _chooser(alphabet, temperature, top_k, np.random.default_rng(seed))
-    return alphabet.decode(_indices(model.eval(), given, length, draw))
+    return alphabet.decode(_indices(model, given, length, draw))
 
 
 def _indices(model: TextModel, given: Array, length: int, draw: Callable[[Array], int]) -> Iterator[int]:
-    state, logits = None, np.empty(0)
+    logits, (h, c) = np.empty(0), model.zero_states(1)
     for start in range(0, len(given), 256):
-        logits = model.forward(given[start : start + 256, None], state)[-1, 0]
-        state = model.lstm.state
+        found, h, c = model.predict(given[start : start + 256, None], h, c)
+        logits = found[-1, 0]
+    token = np.empty((1, 1), np.int64)
     for left in range(length, 0, -1):
         index = draw(logits)
         yield index
         if left > 1:
-            logits = model.forward(np.array([[index]]), state)[0, 0]
-            state = model.lstm.state
+            token[0, 0] = index
+            found, h, c = model.predict(token, h, c)
+            logits = found[0, 0]
 
 
 def _chooser(

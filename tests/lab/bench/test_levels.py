@@ -19,7 +19,7 @@ LEVELS = _core.isa_levels()
 def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    for name in levels._VARIABLES:
+    for name in (*levels._VARIABLES, "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -36,6 +36,8 @@ def test_all_libraries_are_at_the_level(level: str, monkeypatch: pytest.MonkeyPa
             assert os.environ["ATEN_CPU_CAPABILITY"] == {"scalar": "default"}.get(level, level)
             named = {part.partition("=")[0] for part in bench.restrictions().split()}
             assert named == set(levels._VARIABLES)
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"].endswith(f"-{level}")  # its code is for one level
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
     assert _core.isa() == before
     assert bench.restrictions() == "ATEN_CPU_CAPABILITY=something"
 

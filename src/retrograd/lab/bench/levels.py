@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -33,6 +34,8 @@ _OTHERS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 _OWN: Final = "RETROGRAD_ISA"
 _VARIABLES: Final = (_OWN, *_OTHERS["avx2"])
+# Inductor finds its compiled code again by its source, not by the level it was compiled for.
+_CACHE: Final = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class LevelError(Exception):
@@ -55,10 +58,12 @@ def at_level(level: str | None) -> Iterator[None]:
         raise LevelError(f"this machine can run {', '.join(levels)}")
     if "torch" in sys.modules:
         raise LevelError("PyTorch is already loaded, and stays at its level")
-    before, selected = {name: os.environ.get(name) for name in _VARIABLES}, _core.isa()
+    before, selected = {name: os.environ.get(name) for name in (*_VARIABLES, _CACHE)}, _core.isa()
     lowered = {} if level == levels[-1] else {_OWN: level, **_OTHERS.get(level, {})}
+    cache = before[_CACHE] or os.path.join(tempfile.gettempdir(), "retrograd-inductor")
     try:
         _set_variables({name: lowered.get(name) for name in _VARIABLES})
+        _set_variables({_CACHE: f"{cache}-{level}" if lowered else before[_CACHE]})
         _core.select_isa(level)
         yield
     finally:

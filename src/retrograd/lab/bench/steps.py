@@ -1,7 +1,8 @@
 """The rows of ``retrograd bench steps``: whole training steps of small models, forward, loss, backward and Adam.
 
-The step is a program of `retrograd.graph`. The others are `retrograd.nn`, PyTorch eager and compiled, and JAX under
-jit, from the same weights. JAX reads its number of threads when it is loaded, so it uses all of them in every row.
+The step is a program of `retrograd.graph`. The others are the step of `retrograd.nn.compile`, PyTorch eager and
+compiled, and JAX under jit, from the same weights. JAX reads its number of threads when it is loaded, so it uses all of
+them in every row.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ... import graph, nn
 from ...ops._args import Array
@@ -90,18 +92,18 @@ def make_step(case: StepCase) -> StepData:
 # ---- ours ------------------------------------------------------------------------------------------------------------
 
 
-def _graph_logits(kind: str, x: Any, w: dict[str, Any]) -> Any:
+def _graph_logits(kind: str, x: Any, w: dict[str, Any], running: dict[str, dict[str, Any]]) -> Any:
     g = graph
     if kind == "mlp":
         for i in range(2):
             x = g.linear(x, w[f"{i}.w"], w[f"{i}.b"])
-            x = g.batch_norm(x, w[f"{i}.norm.gamma"], w[f"{i}.norm.beta"], activation="relu")
+            x = g.batch_norm(x, w[f"{i}.norm.gamma"], w[f"{i}.norm.beta"], activation="relu", **running[f"{i}.norm"])
         return g.linear(x, w["2.w"], w["2.b"])
     if kind == "lstm":
         return g.linear(g.lstm(x, LstmWeights(w["wx"], w["wh"], w["b"])).y, w["w"], w["bias"])
     for i in range(2):
         x = g.conv(x, w[f"{i}.w"], w[f"{i}.b"], padding=1)
-        x = g.batch_norm(x, w[f"{i}.norm.gamma"], w[f"{i}.norm.beta"], activation="relu")
+        x = g.batch_norm(x, w[f"{i}.norm.gamma"], w[f"{i}.norm.beta"], activation="relu", **running[f"{i}.norm"])
         x = g.max_pool(x, 2)
     return g.linear(g.reshape(x, (x.shape[0], -1)), w["w"], w["bias"])
 
@@ -109,10 +111,16 @@ def _graph_logits(kind: str, x: Any, w: dict[str, Any]) -> Any:
 def graph_program(case: StepCase, data: StepData) -> graph.Program:
     """The step as a program."""
     variables = {name: graph.Variable(array, name=name) for name, array in data.weights.items()}
+    running = {  # as the norms of nn and of PyTorch keep them
+        name.removesuffix(".gamma"): {
+            "running_mean": graph.Variable(np.zeros_like(array)), "running_var": graph.Variable(np.ones_like(array))
+        }
+        for name, array in data.weights.items() if name.endswith(".gamma")
+    }  # fmt: skip
     adam = graph.Adam(_RATE)
 
     def step(x: Any, labels: Any) -> Any:
-        loss = graph.softmax_cross_entropy(_graph_logits(case.kind, x, variables), labels)
+        loss = graph.softmax_cross_entropy(_graph_logits(case.kind, x, variables, running), labels)
         adam.minimize(loss, list(variables.values()))
         return loss
 
@@ -129,38 +137,36 @@ def _graph_step(case: StepCase, data: StepData, threads: int) -> Callable[[], fl
     return run
 
 
-def _nn_step(case: StepCase, data: StepData) -> Callable[[], float]:
-    w = data.weights
+def _nn_step(case: StepCase, data: StepData, threads: int, dtype: npt.DTypeLike = np.float32) -> Callable[[], float]:
+    relu: dict[str, Any] = {"activation": "relu", "dtype": dtype}
     layers: list[nn.Module]
     if case.kind == "mlp":
         _, inputs, hidden, classes = case.sizes
         layers = [
-            nn.Linear(inputs, hidden), nn.BatchNorm(hidden, activation="relu"), nn.Linear(hidden, hidden),
-            nn.BatchNorm(hidden, activation="relu"), nn.Linear(hidden, classes),
+            nn.Linear(inputs, hidden, dtype=dtype), nn.BatchNorm(hidden, **relu),
+            nn.Linear(hidden, hidden, dtype=dtype), nn.BatchNorm(hidden, **relu),
+            nn.Linear(hidden, classes, dtype=dtype),
         ]  # fmt: skip
-        order = ["0.w", "0.b", "0.norm.gamma", "0.norm.beta", "1.w", "1.b", "1.norm.gamma", "1.norm.beta", "2.w", "2.b"]
     elif case.kind == "lstm":
         _, _, inputs, hidden, classes = case.sizes
-        layers = [nn.LSTM(inputs, hidden), nn.Linear(hidden, classes)]
-        order = ["wx", "wh", "b", "w", "bias"]
+        layers = [nn.LSTM(inputs, hidden, dtype=dtype), nn.Linear(hidden, classes, dtype=dtype)]
     else:
         _, channels, size, kernels = case.sizes
         layers = [
-            nn.Conv(channels, kernels, 3, padding=1), nn.BatchNorm(kernels, activation="relu"), nn.MaxPool(2),
-            nn.Conv(kernels, 2 * kernels, 3, padding=1), nn.BatchNorm(2 * kernels, activation="relu"), nn.MaxPool(2),
-            nn.Flatten(), nn.Linear(2 * kernels * (size // 4) ** 2, 10),
+            nn.Conv(channels, kernels, 3, padding=1, dtype=dtype), nn.BatchNorm(kernels, **relu), nn.MaxPool(2),
+            nn.Conv(kernels, 2 * kernels, 3, padding=1, dtype=dtype), nn.BatchNorm(2 * kernels, **relu), nn.MaxPool(2),
+            nn.Flatten(), nn.Linear(2 * kernels * (size // 4) ** 2, 10, dtype=dtype),
         ]  # fmt: skip
-        order = ["0.w", "0.b", "0.norm.gamma", "0.norm.beta", "1.w", "1.b", "1.norm.gamma", "1.norm.beta", "w", "bias"]
-    model, loss = nn.Sequential(*layers), nn.SoftmaxCrossEntropy()
-    for array, name in zip(model.parameters().values(), order, strict=True):
-        array[...] = w[name].reshape(array.shape)
-    adam = nn.Adam(model, _RATE)
+    model = nn.Sequential(*layers)
+    # The weights are in the order of the layers.
+    for parameter, array in zip(model.parameters().values(), data.weights.values(), strict=True):
+        parameter[...] = array
+    step = nn.compile(model, nn.SoftmaxCrossEntropy(), nn.Adam(model, _RATE), num_threads=threads)
+    x = data.x.astype(dtype)
 
     def run() -> float:
-        value = loss.forward(model.forward(data.x), data.labels)
-        model.backward(loss.backward())
-        adam.step()
-        return float(value)
+        loss: float = step(x, data.labels)
+        return loss
 
     return run
 
@@ -292,12 +298,13 @@ def _losses(case: StepCase, data: StepData, threads: int) -> list[float]:
 
 
 def step_failures(case: StepCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """Reasons not to time the program: it does not train as `nn` does."""
+    """Reasons not to time the program: it does not train as `nn` does, or not as in float64."""
     data = make_step(case)
     for count in threads:
-        with library_threads(count):
-            if not _agree(_losses(case, data, count), _nn_step(case, data)):
-                yield f"with {count} threads the losses differ from those of nn"
+        ours = _losses(case, data, count)
+        for name, dtype in (("nn", np.float32), ("nn in float64", np.float64)):
+            if not _agree(ours, _nn_step(case, data, count, dtype)):
+                yield f"with {count} threads the losses differ from those of {name}"
 
 
 def step_contest(
@@ -306,7 +313,7 @@ def step_contest(
     stack.enter_context(library_threads(threads))
     ours = _losses(case, data, threads)
     contest = Contest([[WholeSteps("retrograd", _graph_step(case, data, threads), threads)]], None, [], ("step",))
-    contest.slots.append([WholeSteps("nn", _nn_step(case, data), threads)])
+    contest.slots.append([WholeSteps("nn", _nn_step(case, data, threads), threads)])
     torch = machine.torch
     if torch is not None:
         before = torch.get_num_threads()

@@ -82,14 +82,11 @@ class _Characters(nn.Module):
         self.lstm = nn.LSTM(hidden, hidden, embedding=embedding, dtype=dtype, rng=rng)
         self.norm = nn.LayerNorm(hidden, dtype=dtype)
         self.head = nn.Linear(hidden, case.characters, dtype=dtype, rng=rng)
+        self.loss = nn.SoftmaxCrossEntropy()
 
-    def forward(self, x: Array, state: nn.LstmState | None) -> Array:
-        return self.head.forward(self.norm.forward(self.lstm.forward(x, state)))
-
-    def backward(self, dlogits: Array) -> None:
-        gradient: Any = dlogits
-        for layer in (self.head, self.norm, self.lstm):
-            gradient = layer.backward(gradient)
+    def forward(self, x: Any, labels: Any, state: Any) -> tuple[Any, nn.LstmState]:
+        y, state = self.lstm.run(x, state)
+        return self.loss(self.head(self.norm(y)), labels), state
 
 
 class OurTraining:
@@ -97,20 +94,18 @@ class OurTraining:
 
     def __init__(self, case: TrainCase, data: TrainData, threads: int, dtype: npt.DTypeLike = np.float32) -> None:
         self._case, self._data, self._number = case, data, 0
-        self._model = _Characters(case, dtype, np.random.default_rng(0)).set_num_threads(threads)
-        self._model.load_state_dict({name: array.astype(dtype) for name, array in data.weights.items()})
-        self._loss = nn.SoftmaxCrossEntropy(num_threads=threads)
-        self._optimizer = nn.Adam(self._model, _RATE, num_threads=threads)
-        self._state: nn.LstmState | None = None
+        model = _Characters(case, dtype, np.random.default_rng(0))
+        model.load_state_dict({name: array.astype(dtype) for name, array in data.weights.items()})
+        self._step = nn.compile(model, None, nn.Adam(model, _RATE), num_threads=threads)
+        zeros = np.zeros((1, case.samples, case.hidden), dtype)
+        self._state = nn.LstmState(zeros, zeros)
 
     def train(self) -> float:
         """Take one training step and return the loss before it."""
         x, labels = self._data.window(self._number, self._case)
         self._number += 1
-        loss: float = self._loss.forward(self._model.forward(x, self._state), labels)
-        self._model.backward(self._loss.backward())
-        self._optimizer.step()
-        self._state = self._model.lstm.state
+        loss: float
+        loss, self._state = self._step(x, labels, self._state)
         return loss
 
     def wake(self) -> None:

@@ -22,7 +22,7 @@ EXACT: Final = (
     "add", "subtract", "multiply", "divide", "maximum", "minimum", "fmod", "where", "negative", "absolute", "sign",
     "square", "sqrt", "relu", "floor", "ceil", "round", "trunc", "copy", "cast", "stop_gradient", "max", "min",
     "reshape", "transpose", "broadcast_to", "slice", "place", "concatenate", "take", "take_along_axis", "top_k",
-    "embedding", "reduce_bool", "arg_reduce", "lstm_slots",
+    "embedding", "reduce_bool", "arg_reduce", "lstm_slots", "call",
 )  # fmt: skip
 # Half a unit in the last place; a little more, because the oracle of float64 is rounded itself.
 ROUNDED: Final = 1 + 2.0**-9

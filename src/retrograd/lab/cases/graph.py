@@ -486,6 +486,8 @@ def _layers() -> Iterator[GraphCase]:
         inputs = (GraphInput((5, 9)), GraphInput((5, 9), "unit"))
         yield GraphCase(f"activation_output_slope {name}", "activation_output_slope", inputs, chosen)
     yield from _norms()
+    yield from _shards()
+    yield from _calls()
     yield from _convolutions()
     for label, indices, table in (("rows", (4,), (5, 7)), ("plane", (3, 5), (11, 17)), ("none", (0,), (5, 7))):
         below = f"below {table[0]}"
@@ -534,6 +536,63 @@ def _norms() -> Iterator[GraphCase]:
     x, parameter = GraphInput((8, 5, 9)), GraphInput((5,), "positive")
     given = GraphInput((2, 5), "float64 positive")
     yield GraphCase("norm_backward frozen", "norm_backward", (x, x, None, parameter, GraphInput((5,)), given), options)
+
+
+def _alone(value: Any) -> list[Any]:
+    """What a shard without others gets from them."""
+    return [value]
+
+
+def _one_of_three(value: Any) -> list[Any]:
+    return [2 * value, value, -0.5 * value]
+
+
+def _shards() -> Iterator[GraphCase]:
+    for shape, axis in (((8, 5, 9), 1), ((17, 3), 1), ((4, 9, 5), -1), ((70, 33), 1), ((0, 3), 1)):
+        x, channels = GraphInput(shape), shape[axis]
+        yield GraphCase(f"norm_statistics {shape}", "norm_statistics", (x,), {"axis": axis})
+        # Not those of x: of all shards.
+        statistics, sums = GraphInput((2, channels), "float64 positive"), GraphInput((2, channels), "float64")
+        count = GraphInput((), "float64 positive")
+        for name, slope_from in (("identity", "output"), ("tanh", "output"), ("gelu", "input")):
+            options: dict[str, Any] = {
+                "axis": axis, "eps": 1e-5, "activation": GraphActivation(name), "slope_from": slope_from
+            }  # fmt: skip
+            both = (GraphInput((channels,), "positive"), GraphInput((channels,)))
+            y = GraphInput(shape, "unit") if name == "tanh" else None
+            label = f"{shape} {name}"
+            for exchange in (_alone, _one_of_three):
+                # Its dx includes the gradient of the statistics, which differences do not move.
+                yield GraphCase(
+                    f"sync_norm {label} {exchange.__name__}", "sync_norm", (x, *both, statistics, count),
+                    options | {"exchange": exchange}, smooth=False,
+                )  # fmt: skip
+            yield GraphCase(f"norm_sums {label}", "norm_sums", (x, x, y, *both, statistics), options)
+            yield GraphCase(f"norm_dx {label}", "norm_dx", (x, x, y, *both, statistics, sums, count), options)
+    options = {"axis": 1, "eps": 1e-5, "activation": GraphActivation("identity"), "slope_from": "output"}
+    x, statistics = GraphInput((5, 3), "any", "transposed"), GraphInput((2, 3), "float64 positive", "transposed")
+    yield GraphCase("norm_statistics view", "norm_statistics", (x,), {"axis": 1})
+    yield GraphCase("norm_sums plain", "norm_sums", (x, x, None, None, None, statistics), options)
+    plain = (x, None, None, statistics, GraphInput((), "float64 positive"))
+    yield GraphCase("sync_norm plain", "sync_norm", plain, options | {"exchange": _alone}, smooth=False)
+
+
+def _order(a: Array) -> Array:
+    return np.argsort(a, axis=-1, kind="stable")
+
+
+def _doubled_and_larger(a: Array, b: Array) -> tuple[Array, Array]:
+    return 2.0 * np.asarray(a, _F64), np.asarray(a > b)
+
+
+def _calls() -> Iterator[GraphCase]:
+    for shape, memory in (((7,), ""), ((5, 9), "transposed"), ((3, 4), "every other"), ((0, 3), ""), ((3, 5000), "")):
+        attributes: dict[str, Any] = {"function": _order, "specs": ((shape, _I64),), "several": False}
+        yield GraphCase(f"call order {shape}", "call", (GraphInput(shape, "any", memory),), attributes)
+    for both in ((), (17,), (2, 0)):
+        specs = ((both, _F64), (both, _BOOL))
+        attributes = {"function": _doubled_and_larger, "specs": specs, "several": True}
+        yield GraphCase(f"call pair {both}", "call", (GraphInput(both), GraphInput(both, "ties")), attributes)
 
 
 def _convolutions() -> Iterator[GraphCase]:

@@ -195,6 +195,14 @@ GRAPH["cast"] = Rule(_cast, _cast_vjp)
 GRAPH["stop_gradient"] = Rule(lambda x: (wide(x),))
 
 
+def _call(*arrays: Array, function: Callable[..., Any], specs: Any, several: bool) -> tuple[Array, ...]:
+    found = function(*arrays)
+    return tuple(found) if several else (found,)
+
+
+GRAPH["call"] = Rule(_call)
+
+
 # ---- linear in every float array: results are sums of products, and so are the gradients -----------------------------
 
 
@@ -536,6 +544,65 @@ GRAPH["norm"] = Rule(_norm, _norm_vjp)
 GRAPH["norm_backward"] = Rule(_norm_backward)
 
 
+# Batch norm over shards. Statistics and sums are [2, C].
+
+
+def _shard_options(statistics: Array, options: dict[str, Any]) -> dict[str, Any]:
+    return _norm_options(statistics, {**options, "kind": "batch_norm", "groups": 1})
+
+
+def _norm_statistics(x: Array, *, axis: int) -> tuple[Array, ...]:
+    found = norm_forward(x, kind="batch", channel_axis=axis)
+    return (np.stack([found.mean, found.var]),)
+
+
+def _shard_backward(dy: Array, x: Array, y: Any, gamma: Any, beta: Any, statistics: Array, options: Any) -> Any:
+    named = _shard_options(statistics, options)
+    return norm_backward(dy, x, y, gamma, beta, slope_from=options["slope_from"], **named)
+
+
+def _norm_sums(dy: Array, x: Array, y: Any, gamma: Any, beta: Any, statistics: Array, **options: Any) -> Any:
+    found = _shard_backward(dy, x, y, gamma, beta, statistics, options)
+    return (np.stack([found.dbeta, found.dgamma]),)
+
+
+def _norm_dx(
+    dy: Array, x: Array, y: Any, gamma: Any, beta: Any, statistics: Array, sums: Array, count: Array, **options: Any
+) -> tuple[Array, ...]:
+    """rstd * gamma * (dz - sum(dz) / count - xhat * sum(dz * xhat) / count), with sums over all shards"""
+    found = _shard_backward(dy, x, y, gamma, beta, statistics, options)
+    axis = options["axis"] % x.ndim
+    shape = [-1 if k == axis else 1 for k in range(x.ndim)]
+    factor = found.rstd if gamma is None else found.rstd * wide(gamma)
+    mean_dz, mean_dz_xhat = ((wide(s) / wide(count)).reshape(shape) for s in sums)
+    return (factor.reshape(shape) * (found.dz - mean_dz - found.xhat * mean_dz_xhat),)
+
+
+def _sync_norm(
+    x: Array, gamma: Any, beta: Any, statistics: Array, count: Array, *, exchange: Any, **options: Any
+) -> tuple[Array, ...]:
+    return (norm_forward(x, gamma, beta, **_shard_options(statistics, options)).y,)
+
+
+def _sync_norm_vjp(
+    dys: Gradients, results: Sequence[Array], x: Array, gamma: Any, beta: Any, statistics: Array, count: Array, *,
+    exchange: Any, **options: Any,
+) -> Gradients:  # fmt: skip
+    """dx includes the gradient of the statistics; dgamma and dbeta are this shard's part."""
+    dy = dys[0]
+    assert dy is not None
+    saved = (dy, x, results[0], gamma, beta, statistics)
+    (sums,) = _norm_sums(*saved, **options)
+    (dx,) = _norm_dx(*saved, np.sum(exchange(sums), axis=0), count, **options)
+    return [dx, None if gamma is None else sums[1], None if beta is None else sums[0], None, None]
+
+
+GRAPH["norm_statistics"] = Rule(_norm_statistics)
+GRAPH["norm_sums"] = Rule(_norm_sums)
+GRAPH["norm_dx"] = Rule(_norm_dx)
+GRAPH["sync_norm"] = Rule(_sync_norm, _sync_norm_vjp)
+
+
 def _images(a: Array, channels_last: bool) -> Array:
     return np.moveaxis(a, -1, 1) if channels_last else a
 
@@ -727,8 +794,8 @@ def _lstm_slots(lengths: Array, *, steps: int) -> tuple[Array, Array]:
 def _lstm_call(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of the oracle's LSTM, which has time first and states of several cells."""
     x, table, h0, c0, active, order, seed, *parts = inputs
-    sequence = x if table is None else table[x]
-    sequence = np.moveaxis(sequence, 0, 1) if options["batch_first"] else sequence
+    # Indices have time first.
+    sequence = table[x] if table is not None else np.moveaxis(x, 0, 1) if options["batch_first"] else x
     steps, samples, _ = sequence.shape
     cells = []
     for i in range(0, len(parts), 4):
@@ -770,7 +837,7 @@ def _lstm_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **options: A
         dhn, dcn = (None if s is None else s[None] for s in (dhn, dcn))
     found = lstm_backward(dy, dhn, dcn, *arguments, **named)
     x, table, h0, c0, *_ = inputs
-    dx = np.moveaxis(found.dx, 0, 1) if options["batch_first"] else found.dx
+    dx = np.moveaxis(found.dx, 0, 1) if options["batch_first"] and table is None else found.dx
     first: list[Any] = [dx, None] if table is None else [None, embedding_backward(dx, x, table.shape[0])]
     states = [None if s is None else ds.reshape(s.shape) for s, ds in ((h0, found.dh0), (c0, found.dc0))]
     parts: list[Array | None] = []

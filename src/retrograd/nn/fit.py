@@ -1,0 +1,138 @@
+"""A training loop: batches, shuffling, validation, early stopping. Copy it and change it where you need another."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .module import Array
+from .step import Step
+
+__all__ = ["Epoch", "fit"]
+
+
+class Epoch(NamedTuple):
+    """The mean loss of an epoch, the loss on the validation data after it, if there are any, and its seconds."""
+
+    loss: float
+    validation: float | None
+    seconds: float
+
+
+def fit(
+    step: Step,
+    data: Sequence[Any],
+    *,
+    validation: Sequence[Any] | None = None,
+    epochs: int = 10,
+    batch: int = 32,
+    batch_axis: int = 0,
+    shuffle: bool = True,
+    patience: int | None = None,
+    rng: np.random.Generator | int | None = 0,
+    progress: bool = True,
+) -> list[Epoch]:
+    """Train on ``(x, target)`` for some epochs, and return what each gave.
+
+    `data` are the arguments of the step, arrays whose samples are on `batch_axis`, or on axis 0 if they have no such
+    axis; the last batch may be smaller. With `validation` data the parameters of the best epoch are restored at the
+    end, and training stops after `patience` epochs in a row that were not better. A :class:`Plateau` learning rate is
+    told the loss after each epoch. `rng` shuffles the samples.
+    """
+    if not isinstance(step, Step):
+        raise TypeError(f"fit: step is a {type(step).__name__}; write step = nn.compile(model, loss, optimizer)")
+    for name, given in (("data", data), ("validation", validation)):
+        if given is not None and not isinstance(given, (tuple, list)):
+            raise TypeError(f"fit: {name} is a {type(given).__name__}, must be a tuple: (x, target)")
+    arrays = [np.asarray(array) for array in data]
+    tested = None if validation is None else [np.asarray(array) for array in validation]
+    count = _samples("data", arrays, batch_axis)
+    if tested is not None:
+        _samples("validation", tested, batch_axis)
+    if batch < 1 or epochs < 0:
+        raise ValueError(f"fit: batch is {batch} and epochs is {epochs}; the minima are 1 and 0")
+    if patience is not None and tested is None:
+        raise ValueError(f"fit: patience is {patience}, which needs validation data")
+    draw, model = np.random.default_rng(rng), step.model
+    history: list[Epoch] = []
+    best, best_state, since = np.inf, None, 0
+    try:
+        for epoch in range(epochs):
+            began, total = time.perf_counter(), 0.0
+            order = draw.permutation(count) if shuffle else np.arange(count)
+            if not model.training:  # layers that are in evaluation mode on purpose stay in it
+                model.train()
+            with _bar(f"epoch {epoch + 1} of {epochs}", count, progress) as advance:
+                for first in range(0, count, batch):
+                    chosen = order[first : first + batch]
+                    loss = _loss(step(*(_taken(array, chosen, batch_axis) for array in arrays)))
+                    total += loss * len(chosen)
+                    advance(len(chosen), loss)
+            found = None if tested is None else _evaluated(step, tested, batch, batch_axis)
+            history.append(Epoch(total / count, found, time.perf_counter() - began))
+            if progress:
+                print(_line(len(history), epochs, history[-1]), file=sys.stderr)
+            told = {id(plateau): plateau for optimizer in step.optimizers for plateau in optimizer.plateaus().values()}
+            for plateau in told.values():
+                plateau.report(history[-1].loss if found is None else found)
+            if found is not None and found < best:
+                best, best_state, since = found, model.state_dict(), 0
+            elif found is not None:
+                since += 1
+                if patience is not None and since >= patience:
+                    break
+    finally:  # also after Ctrl-C
+        if best_state is not None:
+            model.load_state_dict(best_state)
+    return history
+
+
+def _samples(name: str, arrays: Sequence[Array], axis: int) -> int:
+    counts = [array.shape[axis if array.ndim > axis else 0] if array.ndim else 0 for array in arrays]
+    if not counts or len(set(counts)) > 1 or not counts[0]:
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"fit: {name} has shapes {shapes or 'none'}; all need the same number of samples, at least 1")
+    return counts[0]
+
+
+def _taken(array: Array, chosen: Array, axis: int) -> Array:
+    found: Array = np.take(array, chosen, axis if array.ndim > axis else 0)
+    return found
+
+
+def _loss(answer: Any) -> float:
+    """The loss alone of what a step returns."""
+    return float(answer[0] if isinstance(answer, tuple) else answer)
+
+
+def _evaluated(step: Step, arrays: Sequence[Array], batch: int, axis: int) -> float:
+    """The mean loss of all samples, without training."""
+    count, total = _samples("validation", arrays, axis), 0.0
+    for first in range(0, count, batch):
+        chosen = np.arange(first, min(first + batch, count))
+        total += _loss(step.evaluate(*(_taken(array, chosen, axis) for array in arrays))) * len(chosen)
+    return total / count
+
+
+def _line(number: int, epochs: int, epoch: Epoch) -> str:
+    tested = "" if epoch.validation is None else f"  validation {epoch.validation:.4g}"
+    return f"epoch {number} of {epochs}  loss {epoch.loss:.4g}{tested}  {epoch.seconds:.1f} s"
+
+
+@contextlib.contextmanager
+def _bar(title: str, count: int, progress: bool) -> Iterator[Any]:
+    """A progress bar on a terminal; elsewhere nothing."""
+    if not progress or not sys.stderr.isatty():
+        yield lambda samples, loss: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=count)
+        yield lambda samples, loss: bar.update(task, advance=samples, description=f"{title}  loss {loss:.4g}")

@@ -1,0 +1,62 @@
+"""What to write instead of names that PyTorch and Keras have, for the errors of their users' first lines."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["hints", "instead_of", "instead_of_layer", "message", "missing"]
+
+
+@functools.cache
+def hints() -> dict[str, dict[str, str]]:
+    """What to write, by the place where a name is looked up, and the name."""
+    found: dict[str, dict[str, str]] = {}
+    for line in Path(__file__).with_suffix(".txt").read_text("utf-8").splitlines():
+        if line.startswith("["):
+            names = found.setdefault(line.strip("[]"), {})
+        elif line and not line.startswith("#"):
+            keys, _, text = line.partition(": ")
+            names.update(dict.fromkeys(keys.split(), text))
+    return found
+
+
+def missing(place: str) -> Callable[[Any, str], NoReturn]:
+    """The ``__getattr__`` of a class: the usual error, and what to write instead if that is known."""
+
+    def look_up(self: Any, name: str) -> NoReturn:
+        raise AttributeError(message(place, f"{type(self).__name__!r} object has no attribute {name!r}", name))
+
+    return look_up
+
+
+def message(place: str, text: str, name: str) -> str:
+    hint = hints()[place].get(name)
+    return f"{text}; write {hint}" if hint is not None and not hint.startswith("nothing") else text + _no_need(hint)
+
+
+def _no_need(hint: str | None) -> str:
+    return "" if hint is None else f"; there is no need for it: {hint.removeprefix('nothing').lstrip(': ')}"
+
+
+def instead_of_layer(given: object) -> str:
+    """What something is that was given for a layer, and what to write."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}; write {given.__name__}()"
+    if isinstance(given, (list, tuple)):
+        return f"a {type(given).__name__}; write Sequential(*layers)"
+    hint = "; for a function, write a module whose forward calls it" if callable(given) else ""
+    return f"a {type(given).__name__}, must be a Module{hint}"
+
+
+def instead_of(what: str, given: object) -> str:
+    """What something is that was given for a "loss" or an "optimizer", and what to write."""
+    usual = {"loss": "nn.MeanSquaredError()", "optimizer": "nn.Adam(model, 1e-3)"}[what]
+    if isinstance(given, type):
+        return f"the class {given.__name__}; write nn.{given.__name__}({'' if what == 'loss' else 'model, 1e-3'})"
+    if isinstance(given, str):
+        return f"{given!r}; write {hints()[what].get(given.lower(), usual + ', for example')}"
+    wanted = "a loss, a function, or None" if what == "loss" else f"an optimizer such as {usual}"
+    return f"a {type(given).__name__}, must be {wanted}"
