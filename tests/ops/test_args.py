@@ -583,7 +583,7 @@ def test_engine_checks_backward_too() -> None:
             "dy": dy,
             "sum_dz": None,
             "sum_dz_xhat": None,
-            "count": 1.0,
+            "count": None,
             "dx": f32(*SHAPE),
             "dgamma": f32(6),
             "dbeta": f32(6),
@@ -607,6 +607,8 @@ def test_engine_checks_backward_too() -> None:
         ({"statistics": np.ones((2, 7))}, ("statistics", "shape")),
         ({"sum_dz": np.ones(6)}, ("sum_dz_xhat", "missing")),
         ({"sum_dz": np.ones(5), "sum_dz_xhat": np.ones(6)}, ("sum_dz", "shape")),
+        ({"sum_dz": np.ones(6), "sum_dz_xhat": np.ones(6)}, ("count", "missing")),
+        ({"sum_dz": np.ones(6), "sum_dz_xhat": np.ones(6), "count": np.ones(2)}, ("count", "shape")),
         ({"x": None}, ("x", "missing")),
         ({"statistics": None}, ("statistics", "missing")),
     ):

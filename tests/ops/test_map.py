@@ -414,7 +414,7 @@ def test_what_raises() -> None:
 
 def test_a_recorded_map_runs_with_its_program() -> None:
     program = _core.Program(3 * 4000)
-    x, y, out = np.frombuffer(program, np.float32, 3000).reshape(3, 1000)  # type: ignore[call-overload]
+    x, y, out = np.frombuffer(program.arena, np.float32, 3000).reshape(3, 1000)  # type: ignore[call-overload]
     program.add_input(x)
     program.add_input(y)
     program.add_output(out)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 import retrograd as rg
-from retrograd import _core, nn
+from retrograd import _core, graph, nn
 from retrograd.ops import _arrays
 
 Array = np.ndarray[Any, Any]
@@ -185,8 +185,7 @@ def test_masked_arrays_are_refused() -> None:
         lambda: rg.sgd_step([masked], [x], learning_rate=0.1),
         lambda: rg.sgd_step([x], [masked], learning_rate=0.1),
         lambda: rg.global_norm([x, masked]),
-        lambda: nn.Linear(3, 2).forward(masked),
-        lambda: nn.Embedding(4, 2).forward(np.ma.masked_array(indices)),
+        lambda: graph.linear(masked, w),
         lambda: rg.lstm_forward(
             np.ma.masked_array(np.ones((1, 2, 3), np.float32)),
             rg.LstmWeights(np.ones((16, 3), np.float32), np.ones((16, 4), np.float32)),
@@ -194,5 +193,19 @@ def test_masked_arrays_are_refused() -> None:
     ):
         with pytest.raises(TypeError, match=r"^\w+: \S+ is a masked array, whose mask would be ignored; pass "):
             call()
+    model = nn.Linear(3, 2, rng=0)
+    step = nn.compile(model, nn.MeanSquaredError(), nn.SGD(model, 0.1))
+    before = model.state_dict()
+    for call in (
+        lambda: model(masked),
+        lambda: model.predict(masked),
+        lambda: step(masked, np.ones((4, 2))),
+        lambda: step(x, np.ma.masked_array(np.ones((4, 2)))),
+        lambda: nn.Embedding(4, 2)(np.ma.masked_array(indices)),
+        lambda: graph.embedding(np.ma.masked_array(indices), x),
+    ):
+        with pytest.raises(TypeError, match=r"x is a masked array, whose mask would be ignored; pass x\.filled"):
+            call()
+    np.testing.assert_array_equal(model.w, before["w"])
     np.testing.assert_array_equal(masked.data, 1)
     np.testing.assert_array_equal(x, 1)

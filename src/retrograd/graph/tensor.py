@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ops import _memory
+from ..ops._args import check_not_masked
 from ..ops._buffers import foreign_array, is_foreign
 from .operation import OPERATIONS, Array, Operation, Spec
 from .operators import Operators
@@ -354,6 +355,7 @@ def as_array(value: Operand, dtype: np.dtype[Any] | None = None) -> Array:
         if fits:
             return np.asarray(value, dtype)
         return np.asarray(value, np.bool_ if type(value) is bool else np.int64 if type(value) is int else np.float64)
+    check_not_masked("x", value)
     array = value if isinstance(value, np.ndarray) else foreign_array(value) if is_foreign(value) else np.asarray(value)
     if array.dtype not in DTYPES and array.dtype != BYTE:
         if array.dtype.kind in "iu" and np.can_cast(array.dtype, np.int64):

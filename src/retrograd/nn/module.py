@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..graph.operators import Operators
 from ..graph.tensor import Tensor, Variable, current_graph, leaves
+from ..ops._args import check_not_masked
 from ..ops._buffers import foreign_array, is_foreign
 from . import hints
 
@@ -429,6 +430,7 @@ def as_input(value: Any, dtype: np.dtype[Any]) -> Any:
             return {key: as_input(item, dtype) for key, item in value.items()}
         parts = [as_input(item, dtype) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    check_not_masked("x", value)
     array = foreign_array(value) if is_foreign(value) else np.asarray(value)
     wanted = {"f": dtype, "i": np.dtype(np.int64), "u": np.dtype(np.int64)}.get(array.dtype.kind, array.dtype)
     return array.astype(wanted, copy=False)

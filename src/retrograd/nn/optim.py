@@ -64,12 +64,11 @@ class Optimizer:
         if rate is None:
             raise TypeError(f"{name}: learning_rate is missing; write nn.{name}(model, 0.01)")
         self.learning_rate: LearningRate = rate
-        self.maximum_norm: float | None = None
         groups = _groups(name, parameters)
+        # The norm of several groups is that of all together.
+        self.maximum_norm: float | None = options.pop("maximum_norm", None) if len(groups) > 1 else None
         try:
-            if len(groups) > 1:  # the norm is that of all groups together
-                norm_terms(options.get("clip"), options.get("maximum_norm"), None, None, False)
-                self.maximum_norm = options.pop("maximum_norm", None)
+            norm_terms(options.get("clip"), self.maximum_norm, None, None, False)
             self._groups: Final = [_Group(names, self._kind, {**options, **own}) for names, own in groups]
         except TypeError as error:
             said = str(error).split("__init__() ")[-1]
