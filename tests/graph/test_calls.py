@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import tracemalloc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from retrograd import graph
 from support.arrays import Array
+from support.growth import growth
 from support.processes import python
 from support.waiting import PATIENCE
 
@@ -482,14 +482,5 @@ def test_memory_does_not_grow() -> None:
                 program(X - 1)
 
     runs(30)
-    tracemalloc.start()
-    try:
-        runs(20)
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        runs(300)
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+    grown = growth(runs)
     assert grown < 300 * 16, grown  # less than the smallest object a run

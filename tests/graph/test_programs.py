@@ -6,7 +6,6 @@ import gc
 import shutil
 import subprocess
 import threading
-import tracemalloc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from retrograd import graph
 from support.graph_models import MODELS, mlp, tagger
+from support.growth import growth
 from support.processes import forks, linux, python
 
 X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
@@ -618,16 +618,7 @@ def test_python_memory_does_not_grow() -> None:
                 program(batch[0], batch[1] + 100)
 
     runs(10)
-    tracemalloc.start()
-    try:
-        runs(20)
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        runs(300)
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+    grown = growth(runs)
     assert grown < 300 * 16, grown  # less than the smallest object a run
 
 

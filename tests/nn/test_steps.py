@@ -528,7 +528,7 @@ def test_threads_that_train_and_predict() -> None:
 
     threads = [threading.Thread(target=work) for work in (predict, train, predict)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # about so many shapes
+        warnings.simplefilter("ignore", RuntimeWarning)  # that many programs are compiled
         for thread in threads:
             thread.start()
         for thread in threads:

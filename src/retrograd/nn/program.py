@@ -19,7 +19,7 @@ from ..graph.tensor import current_graph
 from ..ops._args import thread_count
 from .module import Array, Changes, Module, as_input, input_dtype
 
-__all__ = ["TRACING", "Programs", "evaluating"]
+__all__ = ["TRACING", "Programs", "forget_assignments"]
 
 TRACING: Final = threading.RLock()  # modes are switched during a trace, so one thread traces at a time
 _MANY: Final = 16  # programs, from which on it is worth a look what compiling takes
@@ -131,7 +131,7 @@ class Programs:
                 forget_assignments()
             return answer
 
-        with nullcontext() if self._training else evaluating(self._modules):
+        with nullcontext() if self._training else _evaluating(self._modules):
             program = compile_graph(call, *specs)
         now = time.perf_counter()
         self._count += 1
@@ -197,7 +197,7 @@ def forget_assignments() -> None:
 
 
 @contextmanager
-def evaluating(modules: Iterable[Module]) -> Iterator[None]:
+def _evaluating(modules: Iterable[Module]) -> Iterator[None]:
     """All modules in evaluation mode, inside a with statement."""
     changed = [module for root in modules for _, module in root.modules() if module.training]
     for module in changed:
