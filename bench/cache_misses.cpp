@@ -1,7 +1,7 @@
 // Runs one product or normalization some number of times, without Python, for a cache simulator (cache_misses.py).
 //
 //   cache_misses --list                         the rows: name, unit, units of work in one run
-//   cache_misses ROW REPEATS L1 L2 LAST_LEVEL   at the level AVX2, on one thread, with caches of so many bytes
+//   cache_misses ROW REPEATS L1 L2 LAST_LEVEL   at the level AVX2, on one thread, with caches of these sizes in bytes
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,7 +30,7 @@ struct Row {
     std::function<std::function<void()>()> prepare;
 };
 
-// An array on a cache line, filled with numbers of both signs.
+// An array on a cache line, filled with values of both signs.
 class Array {
 public:
     explicit Array(int64_t count) : memory_(rg::take_memory(size_t(count) * sizeof(float))) {

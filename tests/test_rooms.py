@@ -296,7 +296,8 @@ CORE_ROOMS = {
     "product": {"base"},
     "norm": {"base"},
     "lstm": {"base", "product"},
-    "conv": {"base"},
+    "conv": {"base", "product"},
+    "pooling": {"base"},
     "program": {"base"},
     "dense": {"base", "product", "norm"},  # elementwise cuts arrays into blocks as normalization does
 }

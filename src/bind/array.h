@@ -64,7 +64,7 @@ inline Numpy& numpy() {
     return found;
 }
 
-// Whether a dtype is that of the element type, in native byte order.
+// Whether a dtype is the dtype of the element type, in native byte order.
 inline bool is_dtype(PyObject* dtype, Element element) {
     std::atomic<PyObject*>& found = numpy().dtype[int(element)];
     PyObject* const known = found.load(std::memory_order_acquire);

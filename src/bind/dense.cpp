@@ -91,7 +91,7 @@ Outcome embedding_backward(bool f64, nb::handle dy_array, nb::handle indices_arr
 }
 
 // How losses become one number: by a Reduction, times `scale`. All weights are `weight`, or with `weights`, a view,
-// each has its own. In a program the divisor is that of each run's weights and labels.
+// each has its own. In a program the divisor follows from each run's weights and labels.
 struct Reduced {
     Reduction reduction;
     double weight, scale;

@@ -70,7 +70,7 @@ Outcome activation_backward(int kind, double alpha, double beta, int dtype, nb::
 template <class A>
 struct SeededDropout {
     DropoutCall<A> call;
-    const int64_t* seed;  // null: that of the call
+    const int64_t* seed;  // null: the call's seed
     int threads;
 };
 template <class A>

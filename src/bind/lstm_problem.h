@@ -30,7 +30,7 @@ template <class Call>
 struct LstmRun {
     Call call;
     std::vector<CellArrays> cells, dcells;
-    const int64_t* seed = nullptr;  // null: that of the call
+    const int64_t* seed = nullptr;  // null: the call's seed
     int threads = 1;
 
     Call ready() const {

@@ -104,7 +104,7 @@ NB_MODULE(_core, m) {
         "may_overlap_itself", [](nb::handle array) { return memory_of(array).may_overlap_itself(); }, nb::arg("array"),
         "Whether elements of the array may share memory.");
     m.def("may_overlap", &may_overlap, nb::arg("results"), nb::arg("others"),
-          "Whether the span of a result overlaps that of any other array in the lists; entries may be None.");
+          "Whether the span of a result overlaps the span of any other array in the lists; entries may be None.");
     m.def("waiting_memory", &rg::waiting_bytes, "The number of bytes kept for later results.");
     m.def("release_memory", &rg::release_memory, "Return them to the system; returns how many there were.");
     m.def("activations", &activation_list,

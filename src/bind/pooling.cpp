@@ -1,5 +1,5 @@
 // Pooling: makes views of images, calls the drivers.
-#include "../core/dense/pooling.h"
+#include "../core/pooling/pooling.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>

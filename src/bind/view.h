@@ -25,7 +25,7 @@ enum class Reason {
     shape,         // another number of axes, or other extents
     layout,        // strides that the engine cannot use, or elements that are not aligned
     self_overlap,  // elements of a result may share memory, according to a conservative test
-    overlap,       // the span of a result overlaps that of another array; interleaved views may still be disjoint
+    overlap,       // the span of a result overlaps another array's; interleaved views may still be disjoint
     in_place,      // forward in place, without an array to keep the input in
     missing,       // a required array is None, or a list has the wrong length
     out_of_range,  // an index is out of range
@@ -93,7 +93,7 @@ public:
         }
     }
     using Pair = std::pair<const View*, const View*>;
-    // Refuses if the span of a result overlaps that of another array. The pairs of a result and an input in `in_place`
+    // Refuses if the span of a result overlaps another array's. The pairs of a result and an input in `in_place`
     // may be the same elements.
     void check_overlap(std::initializer_list<Pair> in_place = {});
 

@@ -64,7 +64,7 @@ DType dtype_of(const RawArray& array) {
     fail("x has no dtype of a normalization");
 }
 
-// `folded`: how many axes of a batch precede those of the problem. Each of its samples has its own statistics.
+// `folded`: how many axes of a batch precede the problem's axes. Each of its samples has its own statistics.
 NormProblem norm_problem(const Frame& frame, int64_t folded) {
     const RawArray& x = frame.required("x");
     const std::string roles = std::string(size_t(folded), 'n') + std::string(frame.text("roles"));
@@ -81,8 +81,8 @@ NormProblem norm_problem(const Frame& frame, int64_t folded) {
             frame.flag("slope_from_input")};
 }
 
-// Statistics are float64 in the engine. Between forward and backward they are bytes, because JAX has no float64 unless
-// it is told to; to users they have the dtype of the arithmetic.
+// Statistics are float64 in the engine. Between forward and backward they are bytes, because JAX disables
+// float64 by default; to users they have the dtype of the arithmetic.
 class Statistics {
 public:
     explicit Statistics(int64_t sets)
@@ -379,14 +379,14 @@ xla::Error* error(const xla::Api* api, xla::ErrorCode code, const std::string& m
     return api->create_error(&arguments);
 }
 
-// Whether the structures of a call are those of xla_ffi.h.
+// Whether the structures of a call are the ones in xla_ffi.h.
 bool is_known(const xla::CallFrame& frame) {
     return frame.size >= sizeof frame && frame.arguments.size == sizeof frame.arguments &&
            frame.results.size == sizeof frame.results && frame.attributes.size == sizeof frame.attributes;
 }
 
 // XLA refuses handlers for an interface older than the oldest that it supports, or newer than its own. So this reports
-// XLA's version, as far as its structures are known to be the same. Older versions of XLA do not tell theirs.
+// XLA's version, as far as its structures are known to be the same. Older versions of XLA do not report theirs.
 void describe(const xla::CallFrame& frame, xla::Metadata& metadata) {
     if (metadata.size < RG_SIZE_THROUGH(xla::Metadata, traits)) return;
     int minor = xla::kOldestMinorVersion;

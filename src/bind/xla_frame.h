@@ -72,8 +72,9 @@ public:
             one->array.data = static_cast<char*>(one->buffer->data) + offset;
         }
     }
-    // Turns the batch into one call, whose arrays have the batch's axes too, except those of `shared`; returns how many
-    // these are. Only if no argument of `shared` is mapped, and all others are mapped over all axes; else it returns 0.
+    // Turns the batch into one call, whose arrays have the batch's axes too, except the arrays in `shared`; returns how
+    // many these are. Only if no argument of `shared` is mapped, and all others are mapped over all axes; else it
+    // returns 0.
     int64_t fold(std::initializer_list<std::string_view> shared) {
         const auto is_shared = [&](const Named& one) {
             return std::find(shared.begin(), shared.end(), one.name) != shared.end();
@@ -107,7 +108,7 @@ public:
 
 private:
     // From this size on, the C library that XLA allocates with maps new pages every time: results of the array
-    // functions reuse memory, those of XLA pay for a page fault per page.
+    // functions reuse memory, XLA's pay for a page fault per page.
     static constexpr size_t kAlwaysFresh = 32u << 20;
 
     struct Named {

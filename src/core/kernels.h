@@ -60,7 +60,7 @@ struct Gradient {
     ActivationKind activation;
 };
 
-// Coefficients of a plane are scalars, T = A; those of rows and columns are arrays, T = const A*.
+// Coefficients of a plane are scalars, T = A; coefficients of rows and columns are arrays, T = const A*.
 //
 // Statistics in the kernels' form: with center = A(mean) and offset = (center - mean) * rstd,
 //   xhat = (x - center) * rstd + offset
@@ -112,6 +112,19 @@ struct NextRowMoments {
     const double* center;
     double* sums;
 };
+
+// ---- storage -------------------------------------------------------------------------------------------------------
+
+// Conversion from storage to arithmetic and back: `count` elements, `stride` apart in storage, contiguous in A. Storage
+// is f32, f16 or bf16 for float, f64 for double.
+template <class A>
+struct StorageKernels {
+    void (*load)(DType dtype, const void* src, int64_t stride, int64_t count, A* dst);
+    // accumulate: dst += src, added in A. Only contiguous runs stored as A are streamed.
+    void (*store)(DType dtype, const A* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream);
+};
+
+// ---- normalization -------------------------------------------------------------------------------------------------
 
 template <class A>
 struct NormKernels {
@@ -169,11 +182,6 @@ struct NormKernels {
                      double* sum_dz, double* sum_dz_xhat);
     void (*col_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
                    DxCoefficients<const A*> coefficients, Target<A> dx);
-
-    // Conversion from storage to arithmetic and back: `count` elements, `stride` apart in storage, contiguous in A.
-    void (*load)(DType dtype, const void* src, int64_t stride, int64_t count, A* dst);
-    // accumulate: dst += src. Only contiguous runs stored as A are streamed.
-    void (*store)(DType dtype, const A* src, int64_t count, void* dst, int64_t stride, bool accumulate, bool stream);
 };
 
 // ---- matrix products -----------------------------------------------------------------------------------------------
@@ -210,7 +218,7 @@ struct ProductKernels {
 
 // ---- convolutions --------------------------------------------------------------------------------------------------
 //
-// A band is a part of one image with its padding, in which the pixels that a kernel's tap meets are contiguous.
+// A band is a part of one image with its padding, in which the pixels that a kernel's tap reads are contiguous.
 
 // Pixels of a panel that a tap reads from contiguous elements: pixel i from element `from` + i of a channel, if bit i
 // of `pixels` is set. The set bits are contiguous.
@@ -446,10 +454,10 @@ struct PoolKernels {
 constexpr int64_t kPoolSlack = 32;  // two of the widest vectors
 
 // An average's gradient of one channel needs every row of dy divided by the counts, between zeros: as many before it as
-// a window has outputs to its left, and behind it up to the last output that an input could belong to.
+// a window has outputs to its left, and after it up to the last output that an input could belong to.
 struct PoolGradientRows {
     int64_t before, length;  // zeros before the first output, and elements of a row
-    int64_t result;          // elements of a row of gradients, with room before and behind it
+    int64_t result;          // elements of a row of gradients, with room before and after it
 
     // Always inlined, so that kernel objects export no copy of it.
     [[gnu::always_inline]] explicit PoolGradientRows(const PoolShape& shape) {
@@ -536,6 +544,7 @@ struct ForBoth {
 
 struct KernelTable {
     const char* isa;
+    ForBoth<StorageKernels> storage;
     ForBoth<NormKernels> norm;
     ForBoth<ProductKernels> product;
     ForBoth<ConvKernels> conv;

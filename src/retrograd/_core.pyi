@@ -51,7 +51,7 @@ def may_overlap_itself(array: object) -> bool:
 
 def may_overlap(results: object, others: object) -> bool:
     """
-    Whether the span of a result overlaps that of any other array in the lists; entries may be None.
+    Whether the span of a result overlaps the span of any other array in the lists; entries may be None.
     """
 
 def waiting_memory() -> int:

@@ -6,7 +6,7 @@
 #include "../../src/core/dense/elementwise.h"
 #include "../../src/core/dense/linear.h"
 #include "../../src/core/dense/loss.h"
-#include "../../src/core/dense/pooling.h"
+#include "../../src/core/pooling/pooling.h"
 #include "storage.h"
 
 namespace problems {

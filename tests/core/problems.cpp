@@ -120,7 +120,7 @@ std::vector<Output> norm_backward(const NormSizes& sizes, const NormOptions& o, 
     }
     const Block y(dtype, out, sizes.shift + 1), dy(dtype, random.take(a.count), sizes.shift + 2);
     const Block gamma(own, random.take(a.channels), 0), beta(own, random.take(a.channels), 0);
-    // Any statistics near those of the data: the driver takes them as they are.
+    // Any statistics near the data's: the driver takes them as they are.
     const Block mean(DType::f64, random.take(a.sets, 1.0 / 32), 0);
     Values spread = random.take(a.sets, 1.0 / 8);
     for (double& v : spread) v = 5 + v;

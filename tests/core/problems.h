@@ -29,7 +29,7 @@ struct Problem {
     std::function<std::vector<Output>(rg::DType dtype, int threads)> run;
 };
 
-// Those of linear layers, embeddings, losses, dropout and pooling, and those of convolutions.
+// The problems of linear layers, embeddings, losses, dropout and pooling, and of convolutions.
 void add_dense(std::vector<Problem>& problems);
 void add_convolutions(std::vector<Problem>& problems);
 // All of them. `large`: those too, whose results do not stay in cache and take other paths.

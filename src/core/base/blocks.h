@@ -135,14 +135,11 @@ template <class A>
 class Storage {
 public:
     Storage(const KernelTable& table, DType dtype, const Activation& activation)
-        : kernels(table.norm.of<A>()),
-          activations(table.activation.of<A>()),
+        : conversions_(table.storage.of<A>()),
+          activations_(table.activation.of<A>()),
           dtype_(dtype),
           size_(element_size(dtype)),
           activation_(activation) {}
-
-    const NormKernels<A>& kernels;
-    const ActivationKernels<A>& activations;
 
     bool has_activation() const { return activation_.kind != ActivationKind::identity; }
     bool in_place(const Block& b, int view) const {
@@ -164,8 +161,8 @@ public:
         const Run<const A> out = read(y, kY, b, tile.y);
         if (is_fused(activation_.kind)) return {g.data, out.data, g.stride, out.stride, g.ahead, activation_.kind};
         for (int64_t row = 0; row < b.rows; ++row) {
-            activations.apply_output_slope(activation_, out.data + row * out.stride, g.data + row * g.stride, b.cols,
-                                           tile.dz + row * b.cols);
+            activations_.apply_output_slope(activation_, out.data + row * out.stride, g.data + row * g.stride, b.cols,
+                                            tile.dz + row * b.cols);
         }
         return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
     }
@@ -175,8 +172,8 @@ public:
         const Run<const A> g = read(dy, kDy, b, tile.dz);
         put_z(tile.y);
         for (int64_t row = 0; row < b.rows; ++row) {
-            activations.apply_input_slope(activation_, tile.y + row * b.cols, g.data + row * g.stride, b.cols,
-                                          tile.dz + row * b.cols);
+            activations_.apply_input_slope(activation_, tile.y + row * b.cols, g.data + row * g.stride, b.cols,
+                                           tile.dz + row * b.cols);
         }
         return {tile.dz, tile.dz, b.cols, 0, 0, ActivationKind::identity};
     }
@@ -220,7 +217,7 @@ public:
         }
     }
     void activate(const Block& b, Tile<A>& tile) const {
-        activations.activate(activation_, tile.out, b.rows * b.cols, tile.out);
+        activations_.activate(activation_, tile.out, b.rows * b.cols, tile.out);
     }
 
 private:
@@ -228,7 +225,7 @@ private:
         if (dtype_ == kOwnType<A> && stride == 1 && !accumulate && !stream) {
             memcpy(start, values, size_t(count) * sizeof(A));
         } else {
-            kernels.store(dtype_, values, count, start, stride, accumulate, stream);
+            conversions_.store(dtype_, values, count, start, stride, accumulate, stream);
         }
     }
     void load(const char* start, int view, const Block& b, A* dst) const {
@@ -236,14 +233,15 @@ private:
         if (b.all_axes) {
             for (int64_t row = 0; row < b.rows; ++row) {
                 for_runs(b, view, [&](int64_t offset, int64_t stride, int64_t done, int64_t count) {
-                    kernels.load(dtype_, start + row * step + offset * size_, stride, count, dst + row * b.cols + done);
+                    conversions_.load(dtype_, start + row * step + offset * size_, stride, count,
+                                      dst + row * b.cols + done);
                 });
             }
         } else if (b.rows == 1 || (b.row_stride(view) == b.cols && b.col_stride(view) == 1)) {
-            kernels.load(dtype_, start, b.col_stride(view), b.rows * b.cols, dst);
+            conversions_.load(dtype_, start, b.col_stride(view), b.rows * b.cols, dst);
         } else {
             for (int64_t row = 0; row < b.rows; ++row) {
-                kernels.load(dtype_, start + row * step, b.col_stride(view), b.cols, dst + row * b.cols);
+                conversions_.load(dtype_, start + row * step, b.col_stride(view), b.cols, dst + row * b.cols);
             }
         }
     }
@@ -271,6 +269,8 @@ private:
         }
     }
 
+    const StorageKernels<A>& conversions_;
+    const ActivationKernels<A>& activations_;
     DType dtype_;
     int64_t size_;
     Activation activation_;

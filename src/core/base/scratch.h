@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "machine.h"
 #include "memory.h"
 
 namespace rg {
@@ -170,24 +169,5 @@ struct SpareAllocator {
 // For what a driver needs during a call.
 template <class T>
 using Vector = std::vector<T, SpareAllocator<T>>;
-
-// Where a thread packs the operands of a product, panels and rows.
-struct PanelScratch {
-    Buffer buffer;
-};
-struct RowScratch {
-    Buffer buffer;
-};
-inline Buffer& panel_scratch() { return kept_by_thread<PanelScratch>().buffer; }
-inline Buffer& row_scratch() { return kept_by_thread<RowScratch>().buffer; }
-
-// The rows of an operand, `depth` elements each, that stay in the second-level cache while panels are multiplied by
-// them: half of it, in whole tiles.
-constexpr int64_t kTileRows = 84;  // tiles have up to 6 or 14 rows
-template <class A>
-int64_t rows_in_cache(int64_t depth) {
-    const int64_t rows = near_cache_bytes() / 2 / (depth * int64_t(sizeof(A)));
-    return std::max<int64_t>(1, rows / kTileRows) * kTileRows;
-}
 
 }  // namespace rg

@@ -6,6 +6,7 @@
 #include "../base/parallel.h"
 #include "../base/scratch.h"
 #include "../kernels.h"
+#include "../product/blocked.h"
 #include "patches.h"
 
 namespace rg {
@@ -60,7 +61,7 @@ struct PackedWeights {
 };
 
 // Calls visit(row, pixel - first, count, where they are) for pixels `first` to `last` of a group's result, counted over
-// all samples, those of one line of the grid at a time.
+// all samples, one line of the grid at a time.
 template <class A, class Visit>
 void for_pixels(const Pass<A>& pass, int64_t group, int64_t first, int64_t last, const Visit& visit) {
     const int64_t pixels = pass.grid.pixels(), width = pass.grid.width;
@@ -147,57 +148,49 @@ void run_products(const Pass<A>& pass, int threads) {
         ConvScratch& scratch = conv_scratch();
         A* const images = pass.to.data + g * pass.to_group() + pass.rows[0].to;
         A* const result = scratch.result.template take<A>(rows, chunk);
-        Product<A> p = {};
-        p.rows = rows;
-        p.a_row = kPanel<A>;
-        p.a_step = 1;
-        p.a_group = group;
-        p.panel_stride = (std::min(kDepthRun, depth) + 1) * kPanel<A>;
-        A* const panels_of_patches = scratch.patches.template take<A>(wide * p.panel_stride);
-        for (int64_t k = 0; k == 0 || k < depth; k += kDepthRun) {
-            p.depth = std::min(kDepthRun, depth - k);
-            p.a = weights + g * deep * group + k / kPanel<A> * group;
-            for (int64_t pixel = first; pixel < last; pixel += step) {
-                p.cols = std::min(step, last - pixel);
-                for (int64_t j = 0; j * kPanel<A> < p.cols; ++j) {
-                    located.pack(table, (pixel - first) / kPanel<A> + j, k, p.depth,
-                                 panels_of_patches + j * p.panel_stride);
-                }
-                p.panels = panels_of_patches;
-                // Pixels of two samples are not contiguous: they go through memory where they are.
-                const int64_t n = pixel / pixels;
-                const bool in_place = in_rows && (pixel + p.cols - 1) / pixels == n;
-                p.c = in_place ? images + n * pass.to.n + pixel % pixels : result + (pixel - first);
-                p.c_row = in_place ? to_row : chunk;
-                if (k > 0) {
-                    p.base = p.c;
-                    p.base_row = p.c_row;
-                } else if (biases) {
-                    p.base = biases + g * rows * step;
-                    p.base_row = step;
-                } else if (pass.end.accumulate) {
-                    p.base = p.c;
-                    p.base_row = p.c_row;
-                    if (!in_place) {
-                        for_pixels(pass, g, pixel, pixel + p.cols,
-                                   [&](int64_t r, int64_t at, int64_t many, const A* old) {
-                                       copy_pixels(old, pass.to.x, many, p.c + r * chunk + at, 1);
-                                   });
-                    }
-                }
-                products.product(p);
-                if (k + kDepthRun < depth) continue;
-                for (int64_t r = 0; pass.end.activation.kind != ActivationKind::identity && r < rows; ++r) {
-                    A* const y = p.c + r * p.c_row;
-                    table.activation.of<A>().activate(pass.end.activation, y, p.cols, y);
-                }
-                if (!in_place) {
-                    for_pixels(pass, g, pixel, pixel + p.cols, [&](int64_t r, int64_t at, int64_t many, A* y) {
-                        copy_pixels(p.c + r * chunk + at, 1, many, y, pass.to.x);
-                    });
-                }
+        const int64_t panel_stride = (std::min(kDepthRun, depth) + 1) * kPanel<A>;
+        A* const panels_of_patches = scratch.patches.template take<A>(wide * panel_stride);
+        const auto near = [&](int64_t pixel, int64_t cols, int64_t k, int64_t run) -> StateArray<const A> {
+            for (int64_t j = 0; j * kPanel<A> < cols; ++j) {
+                located.pack(table, (pixel - first) / kPanel<A> + j, k, run, panels_of_patches + j * panel_stride);
             }
-        }
+            return {panels_of_patches, kPanel<A>, panel_stride};
+        };
+        multiply_columns<A>(depth, first, last, step, near, [&](Product<A>& p, int64_t pixel, int64_t k) {
+            p.rows = rows;
+            p.a = weights + g * deep * group + k / kPanel<A> * group;
+            p.a_row = kPanel<A>;
+            p.a_step = 1;
+            p.a_group = group;
+            // Pixels of two samples are not contiguous: they go through memory where they are.
+            const int64_t n = pixel / pixels;
+            const bool in_place = in_rows && (pixel + p.cols - 1) / pixels == n;
+            p.c = in_place ? images + n * pass.to.n + pixel % pixels : result + (pixel - first);
+            p.c_row = in_place ? to_row : chunk;
+            if (k > 0 || pass.end.accumulate) {
+                p.base = p.c;
+                p.base_row = p.c_row;
+            } else if (biases) {
+                p.base = biases + g * rows * step;
+                p.base_row = step;
+            }
+            const auto staged = [&](int64_t r, int64_t at) { return p.c + r * p.c_row + at; };
+            if (k == 0 && pass.end.accumulate && !in_place) {
+                for_pixels(pass, g, pixel, pixel + p.cols, [&](int64_t r, int64_t at, int64_t many, const A* old) {
+                    copy_pixels(old, pass.to.x, many, staged(r, at), 1);
+                });
+            }
+            products.product(p);
+            if (k + kDepthRun < depth) return;
+            for (int64_t r = 0; pass.end.activation.kind != ActivationKind::identity && r < rows; ++r) {
+                table.activation.of<A>().activate(pass.end.activation, staged(r, 0), p.cols, staged(r, 0));
+            }
+            if (!in_place) {
+                for_pixels(pass, g, pixel, pixel + p.cols, [&](int64_t r, int64_t at, int64_t many, A* y) {
+                    copy_pixels(staged(r, at), 1, many, y, pass.to.x);
+                });
+            }
+        });
     });
 }
 

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <new>
 
+#include "../base/machine.h"
 #include "../base/parallel.h"
 #include "../base/scratch.h"
 #include "../kernels.h"
@@ -46,7 +47,7 @@ struct ConvScratch {
 inline ConvScratch& conv_scratch() { return kept_by_thread<ConvScratch>(); }
 
 // The part of an image that some rows of the grid read, with its padding: [channel][row][column % step_x][column /
-// step_x]. The pixels that a tap meets in a row of the grid are contiguous whatever the step.
+// step_x]. The pixels that a tap reads in a row of the grid are contiguous whatever the step.
 template <class A>
 class Band {
 public:
@@ -73,7 +74,7 @@ public:
     int64_t grid_row() const { return grid_row_; }
     int64_t plane() const { return plane_; }
     int64_t size(int64_t channels) const { return channels * plane_ + kPanel<A>; }
-    // Rows of the band for so many rows of the grid.
+    // Rows of the band for `grid_rows` rows of the grid.
     int64_t rows(int64_t grid_rows) const { return (grid_rows - 1) * step_y_ + span_; }
     int64_t offset(const Tap& tap) const {
         const int64_t x = tap.x - first_x_;

@@ -4,6 +4,7 @@
 #include "../base/parallel.h"
 #include "../base/scratch.h"
 #include "../kernels.h"
+#include "../product/blocked.h"
 #include "conv.h"
 #include "patches.h"
 
@@ -65,111 +66,106 @@ void dot_weights(const ConvShape& shape, const PatchGrid<A>& grid, const ConvIma
     });
 }
 
-// What the calling thread keeps for all: panels of dy, and the sums, [group][input][tap][output].
-struct WeightSums {
+// Panels of dy, and the sums, [group][input][tap][output], which the calling thread keeps for all.
+struct WeightScratch {
     Buffer panels, sums;
 };
 
-// dw as products: the patches of kDepthRun pixels, as rows, times those pixels of dy, in panels. dy is packed once,
-// some samples at a time. Then each piece of dw, which is some input channels of a group, adds up all of their pixels.
+// The patches of some input channels, [input][tap][pixel], as an operand: rows of (input, tap), as deep as all samples
+// have pixels.
+template <class A>
+struct PatchRows {
+    const KernelTable& table;
+    const PatchGrid<A>& grid;
+    const Patches<A>& patches;
+    int64_t first_channel;
+
+    StateArray<const A> near(const ProductKernels<A>&, int64_t row, int64_t rows, int64_t k, int64_t depth,
+                             int64_t) const {
+        const int64_t taps = int64_t(grid.taps.size()), channel = row / taps, first = row - channel * taps;
+        if (grid.is_flat() && grid.from.x == 1) {  // the pixels of a channel are a row of patches
+            const int64_t n = k / grid.pixels(), pixel = k - n * grid.pixels();
+            const A* const image = grid.from.data + n * grid.from.n + pixel;
+            return {image + (first_channel + channel) * grid.from.c, grid.from.c, kPanel<A>};
+        }
+        const auto located = patches.locate(table, first_channel + channel, ceil_div(first + rows, taps), k, k + depth);
+        const int64_t group = (rows + 1) * kPanel<A>, panels = ceil_div(depth, kPanel<A>);
+        A* const packed = conv_scratch().patches.template take<A>(panels, group);
+        for (int64_t j = 0; j < panels; ++j) located.pack(table, j, first, rows, packed + j * group);
+        return {packed, kPanel<A>, group};
+    }
+};
+
+// dy as an operand, [pixel of all samples][output].
+template <class A>
+struct GradientPanels {
+    ConvImages<const A> dy;  // from the first output on
+    int64_t outputs, width, pixels;
+    bool flat;  // the rows of an image can be taken as one
+
+    bool by_rows() const { return dy.c == 1; }
+    void pack(const ProductKernels<A>& kernels, int64_t panel, int64_t k, int64_t depth, A* to) const {
+        const int64_t output = panel * kPanel<A>, units = std::min(kPanel<A>, outputs - output);
+        const A* const from = dy.data + output * dy.c;
+        for (const int64_t last = k + depth; k < last;) {
+            const int64_t pixel = k % pixels, x = flat ? pixel : pixel % width, y = flat ? 0 : pixel / width;
+            const int64_t many = std::min(last - k, (flat ? pixels : width) - x);
+            kernels.pack_rows(from + k / pixels * dy.n + y * dy.y + x * dy.x, dy.x, dy.c, units, many, to);
+            to += many * kPanel<A>;
+            k += many;
+        }
+    }
+};
+
+constexpr int64_t kLeastRows = 28;  // of a thread's piece of the sums: two tiles
+
+// dw as products: the patches of all pixels, as rows, times those pixels of dy.
 template <class A>
 void multiply_weights(const ConvShape& shape, const PatchGrid<A>& grid, const ConvImages<const A>& dy, bool accumulate,
                       int threads, const ConvWeights<A>& dw) {
     const KernelTable& table = kernel_table();
     const ProductKernels<A>& products = table.product.of<A>();
-    const int64_t count = int64_t(grid.taps.size()), width = grid.width, pixels = grid.pixels();
-    const int64_t run = std::min(kDepthRun, pixels), sample_runs = ceil_div(pixels, kDepthRun);
-    const int64_t runs = shape.samples * sample_runs, panels = ceil_div(shape.outputs, kPanel<A>);
-    const double flops = 2.0 * double(shape.samples * shape.groups) * double(shape.inputs * shape.outputs) *
-                         double(pixels) * double(count);
-    const double copied =
-        double(shape.samples * shape.groups) * double(pixels) * double(shape.inputs * count + shape.outputs);
-    const Workers workers(cost::kFlop * flops + cost::kCopy * copied, threads);
-    // The sums of a piece, and its patches, take a quarter of the second-level cache each.
-    const int64_t near = near_cache_bytes() / 4 / (count * std::max(shape.outputs, run) * int64_t(sizeof(A)));
-    const int64_t wanted = workers.threads() == 1 ? 1 : 4 * workers.threads();
-    const int64_t in_step =
-        std::clamp<int64_t>(std::min(near, ceil_div(shape.inputs * shape.groups, wanted)), 1, shape.inputs);
-    const int64_t in_pieces = ceil_div(shape.inputs, in_step);
-    const int64_t out_pieces = std::clamp<int64_t>(wanted / (in_pieces * shape.groups), 1, panels);
-    const int64_t out_step = ceil_div(panels, out_pieces) * kPanel<A>;
-    const int64_t pieces = in_pieces * ceil_div(shape.outputs, out_step);
-    const Patches<A> patches(grid, run);
-    const bool in_rows = grid.is_flat() && grid.from.x == 1;  // the pixels of a channel are a row of patches
+    const int64_t count = int64_t(grid.taps.size()), pixels = grid.pixels(), rows = shape.inputs * count;
+    const int64_t run = std::min(kDepthRun, pixels);
+    A* const sums = kept_by_thread<WeightScratch>().sums.template take<A>(shape.groups, rows, shape.outputs);
 
-    // Panels of dy, [group][run][panel][pixel][kPanel], for some runs at a time. Every piece of the inputs reads them,
-    // so the more of these, the more runs; they stay in the last level, or else in the second.
-    const int64_t panel_stride = (run + 1) * kPanel<A>, run_stride = checked_product(panels, panel_stride);
-    const int64_t room = in_pieces == 1 ? near_cache_bytes() / 4 * workers.threads() : caches().last_level / 4;
-    const int64_t far = room / (checked_product(shape.groups, run_stride) * int64_t(sizeof(A)));
-    const int64_t run_step = std::clamp<int64_t>(far, 1, std::max<int64_t>(1, runs));
-    WeightSums& kept = kept_by_thread<WeightSums>();
-    A* const packed = kept.panels.template take<A>(shape.groups * run_step, run_stride);
-    A* const sums = kept.sums.template take<A>(shape.groups * shape.inputs, count, shape.outputs);
-    const bool flat = dy.y == width * dy.x || grid.height == 1;
-    for (int64_t first_run = 0; first_run < runs; first_run += run_step) {
-        const int64_t many_runs = std::min(run_step, runs - first_run);
-        workers.each(shape.groups * many_runs, [&](int64_t item) {
-            const int64_t g = item / many_runs, at = first_run + item % many_runs;
-            const int64_t first = at % sample_runs * kDepthRun, last = std::min(pixels, first + kDepthRun);
-            const A* const from = dy.data + at / sample_runs * dy.n + g * shape.outputs * dy.c;
-            A* const to = packed + (g * run_step + item % many_runs) * run_stride;
-            for (int64_t j = 0; j < panels; ++j) {
-                const int64_t units = std::min(kPanel<A>, shape.outputs - j * kPanel<A>);
-                for (int64_t pixel = first; pixel < last;) {
-                    const int64_t many = flat ? last - pixel : std::min(last - pixel, width - pixel % width);
-                    products.pack_rows(from + j * kPanel<A> * dy.c + pixel / width * dy.y + pixel % width * dy.x, dy.x,
-                                       dy.c, units, many, to + j * panel_stride + (pixel - first) * kPanel<A>);
-                    pixel += many;
-                }
-            }
-        });
-        workers.each(shape.groups * pieces, [&](int64_t item) {
-            const int64_t g = item / pieces, piece = item % pieces;
-            const int64_t i0 = piece % in_pieces * in_step, inputs = std::min(in_step, shape.inputs - i0);
-            const int64_t o0 = piece / in_pieces * out_step;
-            Product<A> p = {};
-            p.rows = inputs * count;
-            p.cols = std::min(out_step, shape.outputs - o0);
-            p.panel_stride = panel_stride;
-            p.c = sums + (g * shape.inputs + i0) * count * shape.outputs + o0;
-            p.c_row = p.base_row = shape.outputs;
-            p.base = p.c;
-            for (int64_t r = 0; first_run == 0 && r < p.rows; ++r) {
-                std::fill(p.c + r * p.c_row, p.c + r * p.c_row + p.cols, A(0));
-            }
-            for (int64_t at = 0; at < many_runs; ++at) {
-                const int64_t n = (first_run + at) / sample_runs, k = (first_run + at) % sample_runs * kDepthRun;
-                p.depth = std::min(kDepthRun, pixels - k);
-                p.panels = packed + (g * run_step + at) * run_stride + o0 / kPanel<A> * panel_stride;
-                if (in_rows) {
-                    p.a = grid.from.data + n * grid.from.n + (g * shape.inputs + i0) * grid.from.c + k;
-                    p.a_row = grid.from.c;
-                    p.a_group = kPanel<A>;
-                } else {
-                    const auto located =
-                        patches.locate(table, g * shape.inputs + i0, inputs, n * pixels + k, n * pixels + k + p.depth);
-                    p.a_row = kPanel<A>;
-                    p.a_group = (p.rows + 1) * kPanel<A>;
-                    A* const rows = conv_scratch().patches.template take<A>(ceil_div(run, kPanel<A>), p.a_group);
-                    for (int64_t j = 0; j * kPanel<A> < p.depth; ++j) {
-                        located.pack(table, j, 0, p.rows, rows + j * p.a_group);
-                    }
-                    p.a = rows;
-                }
-                p.a_step = 1;
-                products.product(p);
-            }
-        });
+    Product<A> whole = {};
+    whole.rows = rows;
+    whole.depth = checked_product(shape.samples, pixels);
+    whole.cols = whole.c_row = shape.outputs;
+    const double flops = 2.0 * double(rows) * double(shape.outputs) * double(whole.depth);
+    const double each = cost::kFlop * flops + cost::kCopy * double(whole.depth) * double(rows + shape.outputs);
+    // A block of patches, and its sums, take a quarter of the second-level cache each. Every block of rows reads the
+    // panels of dy: if there is only one, they can stay in the second-level cache too.
+    Blocking blocking;
+    blocking.segment = pixels;
+    blocking.near_depth = kDepthRun;
+    const int64_t near = near_cache_bytes() / 4 / (count * std::max(shape.outputs, run) * int64_t(sizeof(A)));
+    blocking.near_rows = std::max<int64_t>(1, near) * count;
+    blocking.least_rows = kLeastRows;
+    blocking.pieces = 4;
+    if (rows <= blocking.near_rows && (threads == 1 || rows <= kLeastRows)) {
+        const int64_t deep = checked_product(run, ceil_div(shape.outputs, kPanel<A>) * kPanel<A>) * int64_t(sizeof(A));
+        blocking.room = std::max(deep, near_cache_bytes() / 4 * threads);
     }
+    const Patches<A> patches(grid, run);
+    const bool flat = dy.y == grid.width * dy.x || grid.height == 1;
+    multiply_all(shape.groups, each, threads, [&](int64_t g) {
+        Product<A> product = whole;
+        product.c = sums + g * rows * shape.outputs;
+        ConvImages<const A> part = dy;
+        part.data += g * shape.outputs * dy.c;
+        return BlockedProduct<A, PatchRows<A>, GradientPanels<A>>(
+            products, product, {table, grid, patches, g * shape.inputs},
+            {part, shape.outputs, grid.width, pixels, flat}, kept_by_thread<WeightScratch>().panels, blocking);
+    });
     // The sums as rows of dw, kPanel columns of them at a time.
-    const int64_t rows = shape.inputs * count;
     Vector<int64_t> to;
     for (int64_t i = 0; i < shape.inputs; ++i) {
         for (const Tap& tap : grid.taps) to.push_back(i * dw.i + tap.weight);
     }
     const int64_t across = ceil_div(rows, kPanel<A>);
-    workers.each(shape.groups * across, [&](int64_t item) {
+    Workers(each * double(shape.groups), threads).each(shape.groups * across, [&](int64_t item) {
         const int64_t g = item / across, first = item % across * kPanel<A>, units = std::min(kPanel<A>, rows - first);
         A* const columns = conv_scratch().patches.template take<A>(shape.outputs, kPanel<A>);
         products.pack_columns(sums + (g * rows + first) * shape.outputs, shape.outputs, 1, units, shape.outputs,

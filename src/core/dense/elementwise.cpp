@@ -4,6 +4,7 @@
 
 #include "../base/blocks.h"
 #include "../base/dispatch.h"
+#include "../base/machine.h"
 #include "../base/parallel.h"
 
 namespace rg {
@@ -32,13 +33,14 @@ bool streams(const AxisList& axes, DType dtype, int arrays, bool reads_result) {
 template <class A>
 void forward(const ActivationForward& call) {
     const Storage<A> storage(kernel_table(), call.dtype, call.activation);
+    const ActivationKernels<A>& activations = kernel_table().activation.of<A>();
     const bool stream = streams(call.axes, call.dtype, 2, call.x == call.y);
     for_blocks(call.axes, call.threads, [&](const Block& b) {
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = storage.read(call.x, kX, b, tile.x);
         const Run<A> y = storage.target(call.y, kY, b, tile, !stream, false);
         for (int64_t row = 0; row < b.rows; ++row) {
-            storage.activations.activate(call.activation, x.data + row * x.stride, b.cols, y.data + row * y.stride);
+            activations.activate(call.activation, x.data + row * x.stride, b.cols, y.data + row * y.stride);
         }
         storage.finish(call.y, kY, b, y, tile, false, stream);
     });
@@ -47,8 +49,8 @@ void forward(const ActivationForward& call) {
 template <class A>
 void backward(const ActivationBackward& call) {
     const Storage<A> storage(kernel_table(), call.dtype, call.activation);
-    const auto apply =
-        call.slope_from_input ? storage.activations.apply_input_slope : storage.activations.apply_output_slope;
+    const ActivationKernels<A>& activations = kernel_table().activation.of<A>();
+    const auto apply = call.slope_from_input ? activations.apply_input_slope : activations.apply_output_slope;
     const bool reads_result = call.accumulate || call.dx == call.dy || call.dx == call.from;
     const bool stream = streams(call.axes, call.dtype, 3, reads_result);
     for_blocks(call.axes, call.threads, [&](const Block& b) {

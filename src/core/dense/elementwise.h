@@ -20,7 +20,7 @@ struct ActivationBackward {
     AxisList axes;
     DType dtype = DType::f32;
     Activation activation;
-    const void* from = nullptr;  // x or y, its strides those of kX
+    const void* from = nullptr;  // x or y, with the strides of kX
     bool slope_from_input = true;
     const void* dy = nullptr;
     bool accumulate = false;  // add to dx

@@ -53,7 +53,7 @@ void gather(const GatherCall& call) {
 template <class A>
 void scatter_add(const ScatterAddCall<A>& call) {
     if (call.outer == 0 || call.n == 0 || call.inner == 0) return;
-    const auto store = kernel_table().norm.of<A>().store;
+    const auto store = kernel_table().storage.of<A>().store;
     const double elements =
         double(call.outer) * double(call.inner) * double(call.count + (call.accumulate ? 0 : call.n));
     const Workers workers(cost::kElement * elements, call.threads);

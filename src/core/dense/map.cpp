@@ -2,6 +2,7 @@
 
 #include "../base/blocks.h"
 #include "../base/dispatch.h"
+#include "../base/machine.h"
 #include "../base/parallel.h"
 
 namespace rg {

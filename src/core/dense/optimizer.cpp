@@ -88,7 +88,7 @@ constexpr DType kDType = sizeof(A) == sizeof(double) ? DType::f64 : DType::f32;
 template <class A>
 void step_range(const OptimizerRule<A>& rule, const OptimizerParameter& parameter, int64_t first, int64_t last) {
     const OptimizerKernels<A>& kernels = kernel_table().optimizer.of<A>();
-    const NormKernels<A>& staging = kernel_table().norm.of<A>();
+    const StorageKernels<A>& storage = kernel_table().storage.of<A>();
     for_runs(parameter, first, last, [&](const int64_t* offset, const int64_t* stride, int64_t count) {
         A* run[kOptimizerArrays];
         bool straight = true;
@@ -104,12 +104,12 @@ void step_range(const OptimizerRule<A>& rule, const OptimizerParameter& paramete
             for (int k = 0; k < kOptimizerArrays; ++k) {
                 if (!run[k]) continue;
                 staged[k] = buffer[k];
-                staging.load(kDType<A>, run[k] + i * stride[k], stride[k], n, buffer[k]);
+                storage.load(kDType<A>, run[k] + i * stride[k], stride[k], n, buffer[k]);
             }
             kernels.step(rule, staged, n);
             for (int k = 0; k < kOptimizerArrays; ++k) {
                 if (!run[k] || k == kGradient) continue;
-                staging.store(kDType<A>, buffer[k], n, run[k] + i * stride[k], stride[k], false, false);
+                storage.store(kDType<A>, buffer[k], n, run[k] + i * stride[k], stride[k], false, false);
             }
         }
     });
@@ -118,7 +118,7 @@ void step_range(const OptimizerRule<A>& rule, const OptimizerParameter& paramete
 template <class A>
 double square_range(const OptimizerParameter& parameter, int64_t first, int64_t last) {
     const OptimizerKernels<A>& kernels = kernel_table().optimizer.of<A>();
-    const NormKernels<A>& staging = kernel_table().norm.of<A>();
+    const StorageKernels<A>& storage = kernel_table().storage.of<A>();
     double sum = 0;
     for_runs(parameter, first, last, [&](const int64_t* offset, const int64_t* stride, int64_t count) {
         const A* run = at<A>(parameter, kGradient, offset[kGradient]);
@@ -129,7 +129,7 @@ double square_range(const OptimizerParameter& parameter, int64_t first, int64_t 
         A buffer[kStage];
         for (int64_t i = 0; i < count; i += kStage) {
             const int64_t n = std::min(kStage, count - i);
-            staging.load(kDType<A>, run + i * stride[kGradient], stride[kGradient], n, buffer);
+            storage.load(kDType<A>, run + i * stride[kGradient], stride[kGradient], n, buffer);
             sum += kernels.sum_squares(buffer, n);
         }
     });

@@ -21,6 +21,11 @@ constexpr int64_t kMostResults = 1024;  // of one call of a kernel for rows
 constexpr int64_t kStaged = 16384;      // elements that are copied to be contiguous
 constexpr int64_t kColumnTile = 4096;
 
+// The partial results, kept by the calling thread, and the elements that each thread copies to be contiguous.
+struct ReduceScratch {
+    Buffer partial, staged;
+};
+
 constexpr double kCost = 2 * cost::kCopy;  // of an element
 
 double merge(ReduceKind kind, double a, double b) {
@@ -155,7 +160,8 @@ public:
         by_rows_ ? plan_rows() : plan_columns();
         blocks_ = ceil_div(units_, per_block_);
         const int64_t tiles = by_rows_ ? ceil_div(outputs_, tile_) : outputs_ / last_extent(kept_) * tiles_across_;
-        double* const partial = blocks_ > 1 ? panel_scratch().take<double>(outputs_, blocks_) : nullptr;
+        double* const partial =
+            blocks_ > 1 ? kept_by_thread<ReduceScratch>().partial.take<double>(outputs_, blocks_) : nullptr;
         const Workers workers(kCost * double(outputs_) * double(terms_), call_.threads);
         workers.each(tiles * blocks_, [&](int64_t task) {
             const int64_t block = quotient(task, tiles), tile = remainder(task, tiles);
@@ -214,7 +220,7 @@ private:
     void rows_of(const A* from, int64_t row, int64_t rows, int64_t first, int64_t cols, double* results) const {
         if (straight_) { return kernels_.rows(call_.kind, from + first, row, {rows, cols}, results); }
         const int64_t most = std::max<int64_t>(1, kStaged / cols);
-        A* const staged = row_scratch().take<A>(most * cols);
+        A* const staged = kept_by_thread<ReduceScratch>().staged.take<A>(most * cols);
         for (int64_t r = 0; r < rows; r += most) {
             const int64_t now = std::min(most, rows - r);
             stage_rows(from + r * row, row, now, inner_, first, cols, staged);
@@ -299,7 +305,7 @@ private:
                 const int64_t step = last_stride(inner_, kX);
                 kernels_.columns(call_.kind, from + row * step, step, {rows, cols}, to);
             } else {
-                A* const staged = row_scratch().take<A>(rows * cols);
+                A* const staged = kept_by_thread<ReduceScratch>().staged.take<A>(rows * cols);
                 stage_columns(from, inner_, row, rows, col, cols, staged);
                 kernels_.columns(call_.kind, staged, cols, {rows, cols}, to);
             }
@@ -316,7 +322,7 @@ private:
     const ReduceKernels<A>& kernels_;
     const ReduceCall<A>& call_;
     AxisList kept_, outer_, inner_;
-    int64_t outputs_ = 1, terms_ = 1, width_ = 1, inner_count_ = 1;  // width_: of the kept axes behind the inner ones
+    int64_t outputs_ = 1, terms_ = 1, width_ = 1, inner_count_ = 1;  // width_: of the kept axes after the inner ones
     bool by_rows_ = true, straight_ = true, along_outputs_ = true;
     int64_t unit_ = 1, chunks_ = 1, units_ = 1, per_block_ = 1, blocks_ = 1;
     int64_t block_rows_ = 1, tile_ = 1, tiles_across_ = 1;
@@ -434,7 +440,7 @@ void arg_reduce(const ArgReduceCall<A>& call) {
     const double sign = call.largest ? 1 : -1;
     workers.each(outputs, [&](int64_t o) {
         const A* const x = call.x + offset_in(kept, o, kX);
-        A* const staged = call.stride == 1 ? nullptr : row_scratch().take<A>(kReduceUnit);
+        A* const staged = call.stride == 1 ? nullptr : kept_by_thread<ReduceScratch>().staged.take<A>(kReduceUnit);
         const auto unit = [&](int64_t first, int64_t count) {
             if (!staged) return x + first;
             copy_strided(x + first * call.stride, 0, call.stride, 1, count, staged);

@@ -12,6 +12,10 @@
 namespace rg {
 namespace {
 
+struct SortScratch {
+    Buffer items;
+};
+
 constexpr int64_t kCarries = 512;  // columns whose sums stay in the first-level cache
 
 // An unsigned key in the order of the numbers: equal for 0 and -0, and the same, the largest, for every NaN.
@@ -92,7 +96,7 @@ void top_k(const TopKCall<A>& call) {
         const A* const x = call.x + row * call.x_row;
         int64_t* const indices = call.indices + row * call.k;
         if (packed) {
-            uint64_t* const items = row_scratch().take<uint64_t>(call.n);
+            uint64_t* const items = kept_by_thread<SortScratch>().items.take<uint64_t>(call.n);
             for (int64_t i = 0; i < call.n; ++i) {
                 const uint32_t key = order_key(float(x[i * call.x_col]));
                 items[i] = uint64_t(call.largest ? ~key : key) << 32 | uint64_t(i);
@@ -100,7 +104,7 @@ void top_k(const TopKCall<A>& call) {
             order_first(items, call.n, call.k);
             for (int64_t j = 0; j < call.k; ++j) indices[j] = int64_t(items[j] & 0xffffffffu);
         } else {
-            Item* const items = row_scratch().take<Item>(call.n);
+            Item* const items = kept_by_thread<SortScratch>().items.take<Item>(call.n);
             for (int64_t i = 0; i < call.n; ++i) {
                 const uint64_t key = order_key(double(x[i * call.x_col]));
                 items[i] = {call.largest ? ~key : key, i};

@@ -106,7 +106,7 @@ RG_INLINE Vec<A> sigmoid_gate_slope(Vec<A> t) {
 }
 
 // The cumulative distribution keeps its relative accuracy where it vanishes: for z < 0 it is erfc(|z| / sqrt 2) / 2,
-// and the square in the exponential is that of z, not of the rounded quotient.
+// and the exponential has the square of z, not of the rounded quotient.
 template <class A>
 struct NormalDistribution {
     Vec<A> cumulative, density;

@@ -2,8 +2,8 @@
 // sums, and the elementwise passes that use them. The contracts are in ../kernels.h.
 //
 // Sums of float are accumulated in float for at most kFlush terms and then added to doubles. The rounding error of so
-// short a sum, averaged over the partial sums, is far below that of the result, and it costs a third of converting
-// every element.
+// short a sum, averaged over the partial sums, is far below the result's, and it costs a third of converting every
+// element.
 #pragma once
 
 #include "../kernels.h"

@@ -123,7 +123,7 @@ void row_apply_moments(BlockSize size, Run<const A> x, Standardization<const A*>
     });
 }
 
-// The first sums of the columns from i on. The sums of dz and those of dz * xhat alternate, because a load waits for an
+// The first sums of the columns from i on. The sums of dz and of dz * xhat alternate, because a load waits for an
 // earlier store with the same lowest twelve bits of the address: so the chains move through a page at twice the speed
 // of the data, and cannot stay ahead of it by a constant distance.
 template <class A>

@@ -129,7 +129,7 @@ RG_INLINE Vec<A> load_steps(const A* p, [[maybe_unused]] int64_t stride, [[maybe
     }
 }
 
-// p[i * stride] += lane i, for lanes up to n; the others must be 0, and are added to other elements behind p.
+// p[i * stride] += lane i, for lanes up to n; the others must be 0, and are added to other elements after p.
 template <int kStride, class A>
 RG_INLINE void add_steps(A* p, [[maybe_unused]] int64_t stride, [[maybe_unused]] int64_t n, Vec<A> v) {
     constexpr int64_t lanes = kLanes<A>;
@@ -443,8 +443,8 @@ void average_pool_gradient(const PoolShape& shape, int64_t channels, Pixels<cons
     A* const result = scratch + shape.outputs[0] * rows.length + kPoolSlack / 2;
     with_stride(shape.stride[1], [&](auto kind) {
         for (int64_t h = 0; h < height; ++h) {
-            const int64_t at = h + shape.before[0], behind = at - shape.kernel[0] + shape.stride[0];
-            const int64_t first = behind > 0 ? behind / shape.stride[0] : 0, end = at / shape.stride[0] + 1;
+            const int64_t at = h + shape.before[0], past = at - shape.kernel[0] + shape.stride[0];
+            const int64_t first = past > 0 ? past / shape.stride[0] : 0, end = at / shape.stride[0] + 1;
             const int64_t last = end < shape.outputs[0] ? end : shape.outputs[0];
             average_gradient_row<decltype(kind)::value>(shape, rows, scratch, first, last, result);
             A* const to = plane.data + h * plane.row;

@@ -19,9 +19,9 @@ RG_INLINE void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 template <class A>
 constexpr int kPanelVectors = int(kPanel<A>) / kLanes<A>;
 
-// The maximum number of rows of a tile with so many panels: as many accumulators as fit in registers beside the panels'
-// vectors and one broadcast. A step of the depth loads every panel and every row, so square tiles load least: some
-// cores load only one 64-byte vector a cycle, while they multiply two.
+// The maximum number of rows of a tile with this many panels: as many accumulators as fit in registers beside the
+// panels' vectors and one broadcast. A step of the depth loads every panel and every row, so square tiles load least:
+// some cores load only one 64-byte vector a cycle, while they multiply two.
 #if defined(RG_ISA_AVX512)
 constexpr int tile_rows(int panels) { return panels > 4 ? 1 : panels == 4 ? 6 : panels == 3 ? 9 : 14; }
 constexpr int kMostPanels = 8;
@@ -159,7 +159,7 @@ struct RowTiles {
           larger(rows - (most - 1) * tiles) {}
 };
 
-// The number of panels of the tiles for so many rows: the most that all rows fit in, and at least eight accumulators
+// The number of panels of the tiles for this many rows: the most that all rows fit in, and at least eight accumulators
 // where they are cheap, to hide the latency of the multiply-add. If they need several tiles, those that load least.
 int tile_panels(int64_t rows) {
 #if defined(RG_ISA_AVX512)

@@ -22,6 +22,11 @@ namespace rg {
 namespace {
 
 template <class A>
+constexpr StorageKernels<A> make_storage_kernels() {
+    return {load_block, store_block};
+}
+
+template <class A>
 constexpr NormKernels<A> make_norm_kernels() {
     return {plane_moments<A>, plane_moments_wide<A>,
             plane_apply<A>,   plane_sums<A>,
@@ -33,8 +38,7 @@ constexpr NormKernels<A> make_norm_kernels() {
             add_chains<A>,    add_parts,
             col_moments<A>,   col_moments_wide<A>,
             col_apply<A>,     col_sums<A>,
-            col_dx<A>,        load_block,
-            store_block};
+            col_dx<A>};
 }
 
 template <class A>
@@ -57,6 +61,7 @@ constexpr LossKernels<A> make_loss_kernels() {
 extern const KernelTable RG_TABLE;
 const KernelTable RG_TABLE = {
     RG_ISA_NAME,
+    {make_storage_kernels<float>(), make_storage_kernels<double>()},
     {make_norm_kernels<float>(), make_norm_kernels<double>()},
     {make_product_kernels<float>(), make_product_kernels<double>()},
     {{pack_taps<float>, copy_rows<float>, tap_rows<float>, tap_sums<float>},

@@ -405,7 +405,7 @@ RG_INLINE double root(double x) { return sqrt(x); }
 #endif
 
 // Every other of the elements p[0], p[1]...: the lanes of every_other(load(p), load(p + lanes - 1)) are p[0], p[2]...,
-// and nothing behind the last of them is read.
+// and nothing past the last of them is read.
 #if defined(RG_ISA_AVX512)
 RG_INLINE Vec<float> every_other(Vec<float> low, Vec<float> high) {
     const __m512i from = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29, 31);

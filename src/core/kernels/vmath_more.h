@@ -431,7 +431,7 @@ RG_INLINE Vec<A> vpow(Vec<A> x, Vec<A> y) {
 
 constexpr double kLargeAngle = 0x1p40;
 
-// 2/pi behind the binary point.
+// 2/pi after the binary point.
 constexpr uint64_t kTwoOverPi[] = {0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041, 0xfe5163abdebbc561,
                                    0xb7246e3a424dd2e0, 0x06492eea09d1921c, 0xfe1deb1cb129a73e, 0xe88235f52ebb4484,
                                    0xe99c7026b45f7e41, 0x3991d639835339f4, 0x9c845f8bbdf9283b, 0x1ff897ffde05980f,
@@ -570,8 +570,8 @@ RG_INLINE Vec<A> vtan(Vec<A> x) {
         const Angle angle = reduce_angle<A>(v);
         const BitsVec<double> one = BitsVec<double>{} + uint64_t(1);
         const Doubles s = sin_reduced<A>(angle.r), c = cos_reduced<A>(angle.r);
-        const Doubles turned = (angle.quarter & one) == one ? (splat(0.0) - c) / s : s / c;
-        return v == splat(0.0) ? v : turned;
+        const Doubles tangent = (angle.quarter & one) == one ? (splat(0.0) - c) / s : s / c;
+        return v == splat(0.0) ? v : tangent;
     };
     return by_double(function, x);
 }
@@ -605,7 +605,8 @@ RG_INLINE Vec<A> vacos(Vec<A> x) {
     return by_double([](Doubles v) RG_INLINE_LAMBDA { return asin_or_acos<A, true>(v); }, x);
 }
 
-// a >= 0: an angle of 0, pi/4 or pi/2, and that of (a - tan) / (1 + a tan), which is at most pi/8. Within 2.5 ulp.
+// a >= 0: an angle of 0, pi/4 or pi/2, plus the angle of (a - tan) / (1 + a tan), which is at most pi/8. Within 2.5
+// ulp.
 template <class T>
 RG_INLINE Doubles atan_positive(Doubles a) {
     const Doubles zero = splat(0.0), one = splat(1.0), low = splat(0.41421356237309503),

@@ -365,7 +365,7 @@ void backward(const LstmBackward& call) {
         BackwardLayer<A> pass(call, rows, kernels, layer, base);
         if (layer > 0) {
             pass.run(dy, {cached_input(rows, base, layer), rows.above_row, rows.above_panel});
-            // The gradient of this layer's input overwrites that of its output, which is no longer needed.
+            // The gradient of this layer's input overwrites the gradient of its output, which is no longer needed.
             const int64_t below_row = ceil_div(rows.output, kPanel<A>) * kPanel<A>;
             A* below = scratch.outputs.take<A>(rows.rows * below_row);
             pass.input_gradients(false, below, below_row);

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "../base/dispatch.h"
+#include "../base/machine.h"
 #include "../base/parallel.h"
 #include "../base/scratch.h"
 #include "../product/gates.h"

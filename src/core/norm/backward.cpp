@@ -7,6 +7,7 @@ template <class A>
 struct BackwardContext {
     const NormBackward& call;
     const Geometry& g;
+    const NormKernels<A>& kernels = kernel_table().norm.of<A>();
     Storage<A> storage;
     const A *gamma, *beta;
     bool by_input;  // the slope comes from z
@@ -90,7 +91,7 @@ struct Slope {
 template <class A>
 struct PlaneBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
-    using Base::call, Base::g, Base::storage;
+    using Base::call, Base::g, Base::kernels, Base::storage;
     PlaneBlocks blocks;
     Plan plan;
     double* partial;  // [set][item][2]
@@ -114,7 +115,7 @@ struct PlaneBackward : BackwardContext<A> {
         return Base::read(b, my_tile<A>(), want_x, [&](Run<const A> x, A* to) {
             const int64_t c = blocks.channel(set, item);
             const Affine<A> z = affine(statistics(set), this->gamma_at(c), this->beta_at(c));
-            storage.kernels.plane_apply(b.size(), x, z, ActivationKind::identity, {to, b.cols, false});
+            kernels.plane_apply(b.size(), x, z, ActivationKind::identity, {to, b.cols, false});
         });
     }
 
@@ -125,7 +126,7 @@ struct PlaneBackward : BackwardContext<A> {
         const auto [x, dz] = read(set, item, b, true);
         double* sums = partial + (set * plan.items + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_sums(b.size(), x, dz, statistics(set), sums);
+        kernels.plane_sums(b.size(), x, dz, statistics(set), sums);
     }
     void finish(int64_t set) {
         double mean_g = 0, mean_g_xhat = 0, count = g.set_size();
@@ -173,8 +174,8 @@ struct PlaneBackward : BackwardContext<A> {
         const Run<A> dx = storage.target(call.dx, kDx, b, tile, true, false);
         double* sums = partial + (next * plan.items + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_dx_sums(b.size(), x, dz, s, coefficients(s, set, item), {dx.data, dx.stride, true},
-                                      {next_x.data, next_dz, statistics(next), sums});
+        kernels.plane_dx_sums(b.size(), x, dz, s, coefficients(s, set, item), {dx.data, dx.stride, true},
+                              {next_x.data, next_dz, statistics(next), sums});
     }
     void apply(int64_t set, int64_t item) {
         const Block b = blocks.block(set, item);
@@ -182,7 +183,7 @@ struct PlaneBackward : BackwardContext<A> {
         const SetStatistics<A> s = this->dx_statistics(set);
         const auto in = read(set, item, b, !call.frozen);
         this->write(b, tile, [&](Target<A> dx) {
-            storage.kernels.plane_dx(b.size(), this->x_for_dx(in), in.dz, s, coefficients(s, set, item), dx);
+            kernels.plane_dx(b.size(), this->x_for_dx(in), in.dz, s, coefficients(s, set, item), dx);
         });
     }
     void reduce() {
@@ -201,7 +202,7 @@ struct PlaneBackward : BackwardContext<A> {
 template <class A>
 struct ColumnBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
-    using Base::call, Base::g, Base::storage;
+    using Base::call, Base::g, Base::kernels, Base::storage;
     const int64_t vectors = this->by_input ? 8 : 6;  // center, rstd, offset, a, b, k, and the scale and shift of z
     ColumnGrid grid;
     ColumnPlan plan;
@@ -258,8 +259,8 @@ struct ColumnBackward : BackwardContext<A> {
     }
     typename Base::Inputs read(const ColumnRange& range, const A* v, const Block& b, bool want_x) const {
         return Base::read(b, my_tile<A>(), want_x, [&](Run<const A> x, A* to) {
-            storage.kernels.col_apply(b.size(), x, {v, v + 6 * range.cols, v + 7 * range.cols},
-                                      ActivationKind::identity, {to, b.cols, false});
+            kernels.col_apply(b.size(), x, {v, v + 6 * range.cols, v + 7 * range.cols}, ActivationKind::identity,
+                              {to, b.cols, false});
         });
     }
     void collect(const ColumnRange& range, int64_t chunk) {
@@ -269,7 +270,7 @@ struct ColumnBackward : BackwardContext<A> {
         const Block whole = grid.place(range, chunk);
         grid.for_parts(whole, this->inputs_in_place(whole), kColumnRows, [&](const Block& b, int64_t col) {
             const auto [x, dz] = read(range, v + col, b, true);
-            storage.kernels.col_sums(b.size(), x, dz, statistics(range, v + col), sums + col, sums + range.cols + col);
+            kernels.col_sums(b.size(), x, dz, statistics(range, v + col), sums + col, sums + range.cols + col);
         });
     }
     void finish(const ColumnRange& range) {
@@ -324,8 +325,8 @@ struct ColumnBackward : BackwardContext<A> {
             const auto in = read(range, v + col, b, !call.frozen);
             const A* const a = v + col + 3 * cols;
             this->write(b, tile, [&](Target<A> dx) {
-                storage.kernels.col_dx(b.size(), this->x_for_dx(in), in.dz, statistics(range, v + col),
-                                       {a, a + cols, a + 2 * cols}, dx);
+                kernels.col_dx(b.size(), this->x_for_dx(in), in.dz, statistics(range, v + col),
+                               {a, a + cols, a + 2 * cols}, dx);
             });
         });
     }
@@ -349,9 +350,9 @@ constexpr int64_t kRowElements = 2048;
 template <class A>
 struct RowBackward : BackwardContext<A> {
     using Base = BackwardContext<A>;
-    using Base::call, Base::g, Base::storage;
+    using Base::call, Base::g, Base::kernels, Base::storage;
     RowGrid grid;
-    double* totals = nullptr;  // [chunk][2][C], sums of dz before those of dz * xhat; null: not wanted
+    double* totals = nullptr;  // [chunk][2][C], the sums of dz, then of dz * xhat; null: not wanted
     double* sums = nullptr;    // long rows: [row][segment][2]
 
     RowBackward(const NormBackward& c, const Geometry& geometry)
@@ -368,7 +369,7 @@ struct RowBackward : BackwardContext<A> {
 
     using Inputs = typename Base::Inputs;
     RowStatistics<A> statistics(int64_t row, int64_t rows) const {
-        return {storage.kernels, call.mean + row, call.var + row, rows, call.eps};
+        return {kernels, call.mean + row, call.var + row, rows, call.eps};
     }
     // With rstd = 0, xhat and dx are exactly 0.
     void settle_constant(RowStatistics<A>& s, int64_t rows) const {
@@ -377,9 +378,9 @@ struct RowBackward : BackwardContext<A> {
     // s: the statistics of forward
     Inputs read(const Block& b, const RowStatistics<A>& s, int64_t col) const {
         return Base::read(b, my_tile<A>(), true, [&](Run<const A> x, A* to) {
-            storage.kernels.row_apply(b.size(), {x.data, x.stride, 0}, s,
-                                      {gamma_from(col), this->beta ? this->beta + col : nullptr},
-                                      ActivationKind::identity, {to, b.cols, false});
+            kernels.row_apply(b.size(), {x.data, x.stride, 0}, s,
+                              {gamma_from(col), this->beta ? this->beta + col : nullptr}, ActivationKind::identity,
+                              {to, b.cols, false});
         });
     }
     const A* gamma_from(int64_t col) const { return this->gamma ? this->gamma + col : nullptr; }
@@ -403,9 +404,7 @@ struct RowBackward : BackwardContext<A> {
         }
         // After a block that ends before `row`.
         void flush(int64_t row) const {
-            if (chains && pass.grid.ends_chain(row)) {
-                pass.storage.kernels.add_chains(cols, chains, sum_dz, sum_dz_xhat);
-            }
+            if (chains && pass.grid.ends_chain(row)) { pass.kernels.add_chains(cols, chains, sum_dz, sum_dz_xhat); }
         }
     };
     // row_sums: [rows][2], the sums of g and g * xhat
@@ -419,7 +418,7 @@ struct RowBackward : BackwardContext<A> {
             slope_k[row] = slope.k;
         }
         this->write(b, my_tile<A>(), [&](Target<A> dx) {
-            storage.kernels.row_dx(b.size(), in.x, in.dz, s, gamma_from(col), {slope_b, slope_k}, dx);
+            kernels.row_dx(b.size(), in.x, in.dz, s, gamma_from(col), {slope_b, slope_k}, dx);
         });
     }
     void short_rows(int64_t chunk) const {
@@ -430,7 +429,7 @@ struct RowBackward : BackwardContext<A> {
             const Inputs in = read(b, s, 0);
             settle_constant(s, rows);
             double row_sums[2 * kRowGroup] = {};
-            if (collects()) storage.kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), row_sums, columns.chains);
+            if (collects()) kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), row_sums, columns.chains);
             if (call.dx) write_block(b, in, s, row_sums, 0);
             columns.flush(row + rows);
         });
@@ -444,7 +443,7 @@ struct RowBackward : BackwardContext<A> {
             const Inputs in = read(b, s, col);
             double* out = sums + (row * grid.segments + segment) * 2;
             out[0] = out[1] = 0;
-            storage.kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(col), out, columns.chains);
+            kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(col), out, columns.chains);
             columns.flush(row + rows);
         });
     }
@@ -471,7 +470,7 @@ struct RowBackward : BackwardContext<A> {
             if (call.dx) workers.each(g.N * segments, [&](int64_t i) { apply_long(i / segments, i % segments); });
         }
         if (!totals) return;
-        storage.kernels.add_parts(grid.chunks, 2 * g.C, totals);
+        kernels.add_parts(grid.chunks, 2 * g.C, totals);
         this->put_parameters(0, g.C, totals, totals + g.C);
     }
 };

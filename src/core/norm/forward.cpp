@@ -7,6 +7,7 @@ template <class A>
 struct ForwardContext {
     const NormForward& call;
     const Geometry& g;
+    const NormKernels<A>& kernels = kernel_table().norm.of<A>();
     Storage<A> storage;
     const A *gamma, *beta;
     bool stream;
@@ -47,7 +48,7 @@ struct ForwardContext {
 template <class A>
 struct PlaneForward : ForwardContext<A> {
     using Base = ForwardContext<A>;
-    using Base::call, Base::g, Base::storage;
+    using Base::call, Base::g, Base::kernels, Base::storage;
     PlaneBlocks blocks;
     Plan plan;
     double *partial, *centers;
@@ -71,7 +72,7 @@ struct PlaneForward : ForwardContext<A> {
         b.cols = std::min(b.cols, kCenterElements);
         const Run<const A> x = read_x(b);
         double sums[2] = {};
-        storage.kernels.plane_moments(b.size(), x, A(0), sums);
+        kernels.plane_moments(b.size(), x, A(0), sums);
         centers[set] = double(A(sums[0] / double(b.rows * b.cols)));
     }
     void collect(int64_t set, int64_t item) {
@@ -80,7 +81,7 @@ struct PlaneForward : ForwardContext<A> {
         const Run<const A> x = read_x(b);
         double* sums = partial + (set * items() + item) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_moments(b.size(), x, A(centers[set]), sums);
+        kernels.plane_moments(b.size(), x, A(centers[set]), sums);
     }
     void finish(int64_t set) {
         if (!collects()) return;
@@ -99,7 +100,7 @@ struct PlaneForward : ForwardContext<A> {
             for (int64_t item = 0; item < items(); ++item) {
                 const Block b = blocks.block(set, item);
                 const Run<const A> x = read_x(b);
-                storage.kernels.plane_moments_wide(b.size(), x, center, sums);
+                kernels.plane_moments_wide(b.size(), x, center, sums);
             }
         });
     }
@@ -121,22 +122,22 @@ struct PlaneForward : ForwardContext<A> {
         double* sums = partial + (next * items() + item) * 2;
         sums[0] = sums[1] = 0;
         this->keep(b, x);
-        storage.kernels.plane_apply_moments(b.size(), x, z, storage.fused(), {y.data, y.stride, true},
-                                            {next_x.data, A(centers[next]), sums});
+        kernels.plane_apply_moments(b.size(), x, z, storage.fused(), {y.data, y.stride, true},
+                                    {next_x.data, A(centers[next]), sums});
     }
     void apply(int64_t set, int64_t item) {
         const Affine<A> z = coefficients(set, item);
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = read_x(b);
-        this->write(b, x, tile, [&](Target<A> y) { storage.kernels.plane_apply(b.size(), x, z, storage.fused(), y); });
+        this->write(b, x, tile, [&](Target<A> y) { kernels.plane_apply(b.size(), x, z, storage.fused(), y); });
     }
 };
 
 template <class A>
 struct ColumnForward : ForwardContext<A> {
     using Base = ForwardContext<A>;
-    using Base::call, Base::g, Base::storage;
+    using Base::call, Base::g, Base::kernels, Base::storage;
     ColumnGrid grid;
     ColumnPlan plan;
     double* partial = nullptr;  // phased: [set][chunk][2][C]
@@ -171,7 +172,7 @@ struct ColumnForward : ForwardContext<A> {
     }
     void add_moments(const Block& whole, const A* center, double* sums) {
         for_parts(whole, [&](const Block& b, int64_t col, Run<const A> x) {
-            storage.kernels.col_moments(b.size(), x, center + col, sums + col, sums + whole.cols + col);
+            kernels.col_moments(b.size(), x, center + col, sums + col, sums + whole.cols + col);
         });
     }
 
@@ -264,7 +265,7 @@ struct ColumnForward : ForwardContext<A> {
             memset(sums, 0, size_t(2 * cols) * sizeof(double));
             for (int64_t chunk = 0; chunk < grid.chunks; ++chunk) {
                 for_parts(grid.place(range, chunk), [&](const Block& b, int64_t col, Run<const A> x) {
-                    storage.kernels.col_moments_wide(b.size(), x, center + col, sums + col, sums + cols + col);
+                    kernels.col_moments_wide(b.size(), x, center + col, sums + col, sums + cols + col);
                 });
             }
             if (pass == 0) {
@@ -289,7 +290,7 @@ struct ColumnForward : ForwardContext<A> {
             const Run<const A> x = storage.read(call.x, kX, b, tile.x);
             this->write(b, x, tile, [&](Target<A> y) {
                 const A* const z = center + col;
-                storage.kernels.col_apply(b.size(), x, {z, z + range.cols, z + 2 * range.cols}, storage.fused(), y);
+                kernels.col_apply(b.size(), x, {z, z + range.cols, z + 2 * range.cols}, storage.fused(), y);
             });
         });
     }
@@ -301,7 +302,7 @@ constexpr int64_t kLongEnough = 256;
 template <class A>
 struct RowForward : ForwardContext<A> {
     using Base = ForwardContext<A>;
-    using Base::call, Base::g, Base::storage;
+    using Base::call, Base::g, Base::kernels, Base::storage;
     RowGrid grid;
     double *partial = nullptr, *centers = nullptr;
 
@@ -316,9 +317,9 @@ struct RowForward : ForwardContext<A> {
     bool applies() const { return call.y; }
 
     void write_block(int64_t row, const Block& b, Run<const A> x, int64_t col) {
-        const RowStatistics<A> s(storage.kernels, call.mean + row, call.var + row, b.rows, call.eps);
+        const RowStatistics<A> s(kernels, call.mean + row, call.var + row, b.rows, call.eps);
         this->write(b, x, my_tile<A>(), [&](Target<A> y) {
-            storage.kernels.row_apply(b.size(), x, s, this->parameters_from(col), storage.fused(), y);
+            kernels.row_apply(b.size(), x, s, this->parameters_from(col), storage.fused(), y);
         });
     }
 
@@ -328,7 +329,7 @@ struct RowForward : ForwardContext<A> {
             Moments m;
             if (!accept<A>(centers[i], sums + 2 * i, g.set_size(), call.eps, m)) {
                 m = sum_wide(g.set_size(), [&](double center, double* wide) {
-                    storage.kernels.plane_moments_wide({1, b.cols}, {x.data + i * x.stride, 0, 0}, center, wide);
+                    kernels.plane_moments_wide({1, b.cols}, {x.data + i * x.stride, 0, 0}, center, wide);
                 });
             }
             this->put(row + i, m, g.set_size());
@@ -340,8 +341,8 @@ struct RowForward : ForwardContext<A> {
             const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
             if (collects()) {
                 double centers[kRowGroup], sums[2 * kRowGroup] = {};
-                storage.kernels.row_centers(b.size(), x, centers);
-                storage.kernels.row_moments(b.size(), x, centers, sums);
+                kernels.row_centers(b.size(), x, centers);
+                kernels.row_moments(b.size(), x, centers, sums);
                 settle(row, b, x, centers, sums);
             }
             if (applies()) write_block(row, b, x, 0);
@@ -360,18 +361,17 @@ struct RowForward : ForwardContext<A> {
             const Block b = grid.place(row, rows, 0);
             const Run<const A> x = storage.read(call.x, kX, b, nullptr);
             double centers[kRowGroup], sums[2 * kRowGroup] = {};
-            storage.kernels.row_centers(b.size(), x, centers);
+            kernels.row_centers(b.size(), x, centers);
             if (previous_row < 0 || previous.rows != rows) {
                 if (previous_row >= 0) finish_rows(previous_row, previous);
-                storage.kernels.row_moments(b.size(), x, centers, sums);
+                kernels.row_moments(b.size(), x, centers, sums);
             } else {
-                const RowStatistics<A> s(storage.kernels, call.mean + previous_row, call.var + previous_row, rows,
-                                         call.eps);
+                const RowStatistics<A> s(kernels, call.mean + previous_row, call.var + previous_row, rows, call.eps);
                 const Run<const A> from = storage.read(call.x, kX, previous, nullptr);
                 const Run<A> to = storage.target(call.y, kY, previous, my_tile<A>(), true, false);
                 this->keep(previous, from);
-                storage.kernels.row_apply_moments(b.size(), from, s, this->parameters_from(0), storage.fused(),
-                                                  {to.data, to.stride, true}, {x.data, centers, sums});
+                kernels.row_apply_moments(b.size(), from, s, this->parameters_from(0), storage.fused(),
+                                          {to.data, to.stride, true}, {x.data, centers, sums});
             }
             settle(row, b, x, centers, sums);
             previous = b;
@@ -387,7 +387,7 @@ struct RowForward : ForwardContext<A> {
         b.cols = std::min(b.cols, kCenterElements);
         const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
         double sums[2] = {};
-        storage.kernels.plane_moments(b.size(), x, A(0), sums);
+        kernels.plane_moments(b.size(), x, A(0), sums);
         centers[row] = double(A(sums[0] / double(b.cols)));
     }
     void collect(int64_t row, int64_t segment) {
@@ -395,7 +395,7 @@ struct RowForward : ForwardContext<A> {
         const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
         double* sums = partial + (row * grid.segments + segment) * 2;
         sums[0] = sums[1] = 0;
-        storage.kernels.plane_moments(b.size(), x, A(centers[row]), sums);
+        kernels.plane_moments(b.size(), x, A(centers[row]), sums);
     }
     void finish(int64_t row) {
         if (!collects()) return;
@@ -410,7 +410,7 @@ struct RowForward : ForwardContext<A> {
                 for (int64_t segment = 0; segment < grid.segments; ++segment) {
                     const Block b = grid.place(row, 1, segment);
                     const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
-                    storage.kernels.plane_moments_wide(b.size(), x, center, wide);
+                    kernels.plane_moments_wide(b.size(), x, center, wide);
                 }
             });
         }

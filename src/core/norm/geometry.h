@@ -336,7 +336,7 @@ struct ColumnPlan {
 template <class Pass>
 void run(const ColumnPlan& plan, const Workers& workers, Pass& pass) {
     // What collect read last is still in a cache: apply starts there, unless all of it is near.
-    const auto turned = [&](int64_t i, int64_t count) { return plan.resident ? i : count - 1 - i; };
+    const auto reversed = [&](int64_t i, int64_t count) { return plan.resident ? i : count - 1 - i; };
     if (plan.phased) {
         const int64_t items = plan.N * plan.chunks;
         const auto whole = [&](int64_t n) { return ColumnRange{n, 0, plan.C}; };
@@ -347,7 +347,7 @@ void run(const ColumnPlan& plan, const Workers& workers, Pass& pass) {
         workers.each(plan.N, [&](int64_t n) { pass.finish(whole(n)); });
         if (!pass.applies()) return;
         workers.each(items, [&](int64_t i) {
-            const int64_t item = turned(i, items);
+            const int64_t item = reversed(i, items);
             pass.apply(whole(item / plan.chunks), item % plan.chunks);
         });
         return;
@@ -362,7 +362,7 @@ void run(const ColumnPlan& plan, const Workers& workers, Pass& pass) {
             }
             pass.finish(range);
             if (!pass.applies()) continue;
-            for (int64_t i = 0; i < plan.chunks; ++i) pass.apply(range, turned(i, plan.chunks));
+            for (int64_t i = 0; i < plan.chunks; ++i) pass.apply(range, reversed(i, plan.chunks));
         }
     });
 }

@@ -37,7 +37,7 @@ struct NormBackward {
     bool slope_from_input = false;  // the activation's slope comes from z, which is recomputed
     const double* mean = nullptr;
     const double* var = nullptr;
-    bool statistics_given = false;  // as in forward: they need not be those of x
+    bool statistics_given = false;  // as in forward: they need not be the statistics of x
     bool frozen = false;            // the statistics are constants
     bool accumulate = false;        // add to dx, dgamma, dbeta
     // Sums over all data of a set, if the caller already has them, with their count; N = 1 and K = 1 only.

@@ -7,37 +7,6 @@
 namespace rg {
 namespace {
 
-// How a result of rows x panels is cut into about `wanted` pieces of `row_step` by `panel_step`.
-struct Cut {
-    int64_t row_step, panel_step, row_pieces, panel_pieces;
-    int64_t pieces() const { return row_pieces * panel_pieces; }
-};
-
-Cut cut(int64_t rows, int64_t panels, int64_t panel_step, int64_t least_rows, int64_t wanted) {
-    Cut c;
-    c.panel_step = panel_step;
-    c.panel_pieces = ceil_div(panels, c.panel_step);
-    const int64_t row_pieces = std::min(ceil_div(wanted, c.panel_pieces), ceil_div(rows, least_rows));
-    c.row_step = ceil_div(rows, std::max<int64_t>(1, row_pieces));
-    c.row_pieces = ceil_div(rows, c.row_step);
-    return c;
-}
-
-// Rounds up to a multiple of the panels that a product of so many rows takes at a time.
-template <class A>
-int64_t whole_tiles(const ProductKernels<A>& kernels, int64_t panels, int64_t rows) {
-    const int64_t wide = kernels.panels_at_once(rows);
-    return ceil_div(std::max<int64_t>(1, panels), wide) * wide;
-}
-
-template <class Body>
-void run_pieces(const Cut& c, const Workers& workers, const Body& body) {
-    workers.each(c.pieces(),
-                 [&](int64_t piece) { body(piece % c.row_pieces * c.row_step, piece / c.row_pieces * c.panel_step); });
-}
-
-int64_t pieces_wanted(const Workers& workers) { return workers.threads() == 1 ? 1 : 8 * workers.threads(); }
-
 // The panels of w' in the order of a row of gates: a block of units of each gate in turn. An absent gate is 0.
 template <class A>
 struct ForwardPanels {
@@ -147,41 +116,36 @@ void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_p
     // split first; columns only if blocks alone would give less than half of the wanted pieces.
     const int64_t most = std::max<int64_t>(1, near_cache_bytes() / 2 / int64_t(sizeof(A)) / (run * kPanel<A>));
     const Workers workers(cost::kFlop * flops, threads);
-    const int64_t wanted = pieces_wanted(workers), wide = ceil_div(panels, most);
-    const Cut pieces =
-        cut(blocks, panels,
-            whole_tiles(kernels, ceil_div(panels, std::max(wide, ceil_div(wanted, 2 * blocks))), kPanel<A>), 1, wanted);
-    run_pieces(pieces, workers, [&](int64_t first_block, int64_t first_panel) {
-        const int64_t last_block = std::min(blocks, first_block + pieces.row_step);
-        const int64_t first_col = first_panel * kPanel<A>;
-        const int64_t cols = std::min(pieces.panel_step * kPanel<A>, inputs - first_col);
-        StateArray<const A> columns = u;
-        columns.data += first_panel * u.panel;
-        for (int64_t row = 0; row == 0 || row < rows; row += run) {  // runs once even without rows: 0 must be written
-            const int64_t depth = std::min(run, rows - row);
-            const StateArray<const A> panels_of_u = as_panels(kernels, columns, row, depth, cols);
-            for (int64_t block = first_block; block < last_block; ++block) {
-                const int64_t unit = block * kPanel<A>;
-                for (int k = 0; k < 4; ++k) {
-                    if (!dw.gate[k]) continue;
-                    Product<A> p = {};
-                    p.a = dz + (4 * block + k) * dz_panel + row * kPanel<A>;
-                    p.a_row = 1;
-                    p.a_step = kPanel<A>;
-                    p.a_group = kPanel<A> * kPanel<A>;
-                    p.rows = std::min(kPanel<A>, units - unit);
-                    p.depth = depth;
-                    p.cols = cols;
-                    p.panels = panels_of_u.data;
-                    p.panel_stride = panels_of_u.panel;
-                    p.c = dw.gate[k] + unit * dw.row_stride + first_col;
-                    p.c_row = dw.row_stride;
-                    p.base = row > 0 || accumulate ? p.c : nullptr;
-                    p.base_row = dw.row_stride;
-                    kernels.product(p);
-                }
-            }
-        }
+    const int64_t wanted = workers.threads() == 1 ? 1 : 8 * workers.threads(), wide = ceil_div(panels, most);
+    const int64_t panel_step =
+        whole_tiles(kernels, ceil_div(panels, std::max(wide, ceil_div(wanted, 2 * blocks))), kPanel<A>);
+    const int64_t across = ceil_div(panels, panel_step);
+    const int64_t block_step = ceil_div(blocks, std::min(ceil_div(wanted, across), blocks));
+    const int64_t down = ceil_div(blocks, block_step);
+    workers.each(down * across, [&](int64_t piece) {
+        const int64_t first_block = piece % down * block_step, first_col = piece / down * panel_step * kPanel<A>;
+        const int64_t last_block = std::min(blocks, first_block + block_step);
+        const int64_t last_col = std::min(inputs, first_col + panel_step * kPanel<A>);
+        const auto near = [&](int64_t col, int64_t cols, int64_t row, int64_t depth) {
+            return as_panels(kernels, {u.data + col / kPanel<A> * u.panel, u.row, u.panel}, row, depth, cols);
+        };
+        multiply_columns<A>(rows, first_col, last_col, last_col - first_col, near,
+                            [&](Product<A>& p, int64_t col, int64_t row) {
+                                p.a_row = 1;
+                                p.a_step = kPanel<A>;
+                                p.a_group = kPanel<A> * kPanel<A>;
+                                p.c_row = p.base_row = dw.row_stride;
+                                for (int64_t panel = 4 * first_block; panel < 4 * last_block; ++panel) {
+                                    A* const gate = dw.gate[panel % 4];
+                                    if (!gate) continue;
+                                    const int64_t unit = panel / 4 * kPanel<A>;
+                                    p.a = dz + panel * dz_panel + row * kPanel<A>;
+                                    p.rows = std::min(kPanel<A>, units - unit);
+                                    p.c = gate + unit * dw.row_stride + col;
+                                    p.base = row > 0 || accumulate ? p.c : nullptr;
+                                    kernels.product(p);
+                                }
+                            });
     });
 }
 

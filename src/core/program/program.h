@@ -1,7 +1,7 @@
 // A program: a list of the drivers' call structures, bound to memory that the program knows, run one after the other.
 //
-// A run has two parts. The records of the first compute; those of the second, from `commit` on, write to variables. A
-// failure in the first part leaves every variable as it was.
+// A run has two parts. The records of the first compute; the records of the second, from `commit` on, write to
+// variables. A failure in the first part leaves every variable as it was.
 #pragma once
 
 #include <atomic>

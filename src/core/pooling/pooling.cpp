@@ -49,7 +49,7 @@ struct PlaneWriter {
     bool accumulate, stream;
 
     void write(const A* plane, int64_t runs, int64_t length, A* to, int64_t step) const {
-        const auto store = kernel_table().norm.of<A>().store;
+        const auto store = kernel_table().storage.of<A>().store;
         constexpr DType dtype = sizeof(A) == sizeof(double) ? DType::f64 : DType::f32;
         if (step == length) {
             length *= runs;
