@@ -107,12 +107,12 @@ struct GradientPanels {
     void pack(const ProductKernels<A>& kernels, int64_t panel, int64_t k, int64_t depth, A* to) const {
         const int64_t output = panel * kPanel<A>, units = std::min(kPanel<A>, outputs - output);
         const A* const from = dy.data + output * dy.c;
-        for (const int64_t last = k + depth; k < last;) {
-            const int64_t pixel = k % pixels, x = flat ? pixel : pixel % width, y = flat ? 0 : pixel / width;
-            const int64_t many = std::min(last - k, (flat ? pixels : width) - x);
-            kernels.pack_rows(from + k / pixels * dy.n + y * dy.y + x * dy.x, dy.x, dy.c, units, many, to);
+        const int64_t n = k / pixels, line = flat ? pixels : width;
+        for (int64_t pixel = k - n * pixels, last = pixel + depth; pixel < last;) {
+            const int64_t y = pixel / line, x = pixel - y * line, many = std::min(last - pixel, line - x);
+            kernels.pack_rows(from + n * dy.n + y * dy.y + x * dy.x, dy.x, dy.c, units, many, to);
             to += many * kPanel<A>;
-            k += many;
+            pixel += many;
         }
     }
 };
@@ -139,7 +139,7 @@ void multiply_weights(const ConvShape& shape, const PatchGrid<A>& grid, const Co
     // panels of dy: if there is only one, they can stay in the second-level cache too.
     Blocking blocking;
     blocking.segment = pixels;
-    blocking.near_depth = kDepthRun;
+    blocking.near_depth = blocking.pack_depth = kDepthRun;
     const int64_t near = near_cache_bytes() / 4 / (count * std::max(shape.outputs, run) * int64_t(sizeof(A)));
     blocking.near_rows = std::max<int64_t>(1, near) * count;
     blocking.least_rows = kLeastRows;

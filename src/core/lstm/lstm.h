@@ -2,6 +2,9 @@
 //
 // The samples of a ragged batch are assigned to `slots`, longest first; in each time step the first `active` slots are
 // active. Rows are the active (step, slot) pairs in the order of time. Every array of rows has exactly these rows.
+//
+// T is steps, N samples, I inputs, H units, D directions, L layers. Elements have the shape's dtype, strides are in
+// elements and may be negative. Unless a field says otherwise, a result overlaps no other array of its call.
 #pragma once
 
 #include "../base/shape.h"
@@ -11,74 +14,78 @@ namespace rg {
 enum class Peephole : int32_t { none, diagonal, full };
 
 struct LstmShape {
-    int64_t steps = 0, samples = 0, inputs = 0, units = 0, layers = 1, directions = 1;
-    DType dtype = DType::f32;  // f32 or f64
-    LstmActivations activations;
-    Peephole peephole = Peephole::none;
-    bool output_reads_old = false;  // the output gate's peephole
-    double dropout = 0;             // between layers
-    uint64_t seed = 0;
-    const int64_t* active = nullptr;  // [steps], each from 0 to samples; null: all samples
-    const int64_t* order = nullptr;   // [samples], the sample in each slot; null: slots are samples
+    int64_t steps = 0, samples = 0, inputs = 0;     // any of them may be 0
+    int64_t units = 0, layers = 1, directions = 1;  // at least 1; directions 1 or 2
+    DType dtype = DType::f32;                       // f32 or f64
+    LstmActivations activations;                    // of all cells
+    Peephole peephole = Peephole::none;             // of all cells; a gate may still have none
+    bool output_reads_old = false;                  // the output gate's peephole reads the old cell state
+    double dropout = 0;                             // of the inputs of all layers but the first: 0 <= dropout < 1
+    uint64_t seed = 0;                              // with the shape, it determines what is dropped
+    const int64_t* active = nullptr;                // [T], each from 0 to N; null: all samples in every step
+    const int64_t* order = nullptr;                 // [N], the sample in each slot, a permutation; null: the identity
 };
 
-// [steps][samples][features]: strides in elements, features contiguous. Null: absent.
+// [T][N][features], with contiguous features. Nothing is read where a sample is inactive.
 struct Sequence {
-    void* data = nullptr;
+    void* data = nullptr;  // null: absent
     int64_t step = 0, sample = 0;
 };
 
-// [layers * directions][samples][units], likewise.
+// [L * D][N][H], with contiguous units.
 struct States {
-    void* data = nullptr;
+    void* data = nullptr;  // null: absent
     int64_t cell = 0, sample = 0;
 };
 
-// One parameter of the gates i f g o. Null: that gate has none. Strides in elements.
+// One parameter of the gates i f g o, all with the same strides. Null: that gate has none.
 struct GateArray {
     void* gate[4] = {};
-    int64_t row_stride = 0, col_stride = 0;
+    int64_t row_stride = 0, col_stride = 0;  // a vector has no columns
 };
 
-// The parameters of one layer and direction, or their gradients: wx [H][inputs], wh [H][H], b [H], peephole [H] or
-// [H][H] for each gate. The rows of gradients are contiguous.
+// The parameters of one layer and direction, or their gradients. The rows of a gradient are contiguous; a parameter may
+// have any strides.
 struct CellArrays {
-    GateArray wx, wh, b, peephole;
+    GateArray wx;        // [H][I], or [H][D * H] above the first layer. As a parameter, all gates have it
+    GateArray wh;        // [H][H]. As a parameter, all gates have it
+    GateArray b;         // [H]; null: 0
+    GateArray peephole;  // [H] if diagonal, [H][H] if full, not read if there are none; null: 0
 };
 
-// x as rows of a table [rows][inputs], selected by indices [steps][samples], which are in range for active samples.
-// Then `x` is the table and `dx` its gradient, with `step` as the row stride. Products with x take only as many rows as
-// the table has.
+// If x is rows of a table, selected by indices: products with x take only as many rows as the table has.
 struct Lookup {
-    const int64_t* indices = nullptr;  // null: x is a sequence
-    int64_t rows = 0;
+    const int64_t* indices = nullptr;  // [T][N], contiguous, in range for active samples; null: x is a sequence
+    int64_t rows = 0;                  // of the table
 };
 
 struct LstmForward {
     LstmShape shape;
-    Sequence x;
+    Sequence x;  // [T][N][I], or the table [rows][I] with `step` as its row stride
     Lookup lookup;
-    const CellArrays* cells = nullptr;  // [layers][directions]
+    const CellArrays* cells = nullptr;  // [L][D]
     States h0, c0;                      // null: 0
-    void* cache = nullptr;              // of lstm_cache_bytes; null: nothing is saved for backward
+    void* cache = nullptr;              // lstm_cache_bytes, at any alignment, overwritten; null: nothing is saved
     uint64_t stamp = 0;                 // stored in the cache, and returned by lstm_check_cache
     int threads = 1;
-    Sequence y;     // [steps][samples][directions * units]; 0 where a sample is inactive
-    States hn, cn;  // may be h0, c0
+    Sequence y;  // [T][N][D * H], overwritten, with 0 where a sample is inactive; null: not wanted
+    States hn;   // the state after a sample's last active step, or h0; overwritten; may be h0; null: not wanted
+    States cn;   // likewise; may be c0
 };
 
+// Gradients are overwritten, or with `accumulate` added to; null: not wanted.
 struct LstmBackward {
-    LstmShape shape;
-    Sequence x;
-    Lookup lookup;
-    const CellArrays* cells = nullptr;
-    const void* cache = nullptr;
-    Sequence dy;  // null: 0
-    States dhn, dcn;
-    bool accumulate = false;  // add to the results
+    LstmShape shape;                    // as in forward
+    Sequence x;                         // as in forward; read only if there are dcells
+    Lookup lookup;                      // as in forward
+    const CellArrays* cells = nullptr;  // as in forward; biases are not read
+    const void* cache = nullptr;        // filled by forward: lstm_check_cache returned `good`. Only read
+    Sequence dy;                        // [T][N][D * H]; null: 0
+    States dhn, dcn;                    // null: 0
+    bool accumulate = false;            // add to all results; else dx is 0 where a sample is inactive
     int threads = 1;
-    Sequence dx;
-    const CellArrays* dcells = nullptr;
+    Sequence dx;                         // as x. The gradient of a table is summed in the order of rows
+    const CellArrays* dcells = nullptr;  // [L][D], each gate wanted or not; null: none is wanted
     States dh0, dc0;
 };
 

@@ -39,16 +39,17 @@ struct Blocking {
     int64_t near_rows = 0;                   // of a block of a; 0: as many as stay in the second-level cache
     int64_t least_rows = kTileRows;          // of a piece
     int64_t pieces = 8;                      // for each of several threads
+    int64_t pack_depth = 128;                // of one call of pack()
     int64_t room = caches().last_level / 4;  // bytes of the panels that are packed at a time
 };
 
 // c[rows][cols] = base + a * b. Panels of b are packed once for all threads, a block of them at a time; rows of a are
 // taken in blocks that stay in the second-level cache, so each is loaded once for every block of panels.
 //
-// Right has pack(kernels, panel, k, depth, to): rows k to k + depth of a panel of b, where k is a multiple of kPanel
-// unless there are segments; and by_rows(): whether rows of b are contiguous, not columns; depth is then at most
-// kPanel. Left has near(kernels, row, rows, k, depth, cols): a block of a, within a segment, as the tiles of a product
-// with `cols` columns read it, which may be packed in the thread's scratch memory.
+// Right has pack(kernels, panel, k, depth, to): rows k to k + depth of a panel of b, where k is a multiple of kPanel in
+// its segment; and by_rows(): whether rows of b are contiguous, not columns; depth is then at most kPanel. Left has
+// near(kernels, row, rows, k, depth, cols): a block of a as the tiles of a product with `cols` columns read it, which
+// may be packed in the thread's scratch memory. Neither is asked for parts of two segments at a time.
 template <class A, class Left, class Right>
 class BlockedProduct {
 public:
@@ -82,15 +83,15 @@ public:
         if (block >= blocks_) return;
         first_step_ = block % depth_blocks_ * block_steps_;
         last_step_ = std::min(steps_, first_step_ + block_steps_);
-        k_ = position(first_step_);
         panel_ = block / depth_blocks_ * panel_step_;
-        depth_ = position(last_step_) - k_;
         cols_ = std::min(panel_step_ * kPanel<A>, whole_.cols - panel_ * kPanel<A>);
-        const int64_t panels = ceil_div(cols_, kPanel<A>);
-        panel_stride_ = (depth_ + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
-        packed_ = buffer_.take<A>(panels, panel_stride_);
+        const int64_t panels = ceil_div(cols_, kPanel<A>), steps = last_step_ - first_step_;
+        panel_stride_ = (step_ + 1) * kPanel<A>;  // one row of padding, to avoid cache-set conflicts
+        step_stride_ = panels * panel_stride_;
+        packed_ = buffer_.take<A>(steps, step_stride_);
         packings_across_ = ceil_div(panels, kPackPanels);
-        packings_ = packings_across_ * ceil_div(depth_, kPackDepth);
+        packings_down_ = ceil_div(step_, blocking_.pack_depth);
+        packings_ = packings_across_ * packings_down_ * steps;
 
         // Rows are split first, because every piece takes up its rows of a for itself.
         const int64_t wanted = threads == 1 ? 1 : blocking_.pieces * threads;
@@ -105,14 +106,17 @@ public:
 
     int64_t packings() const { return packings_; }
     void pack(int64_t packing) const {
-        const int64_t first = packing % packings_across_ * kPackPanels, k0 = packing / packings_across_ * kPackDepth;
+        const int64_t first = packing % packings_across_ * kPackPanels, down = packing / packings_across_;
         const int64_t last = std::min(ceil_div(cols_, kPanel<A>), first + kPackPanels);
+        const int64_t step = first_step_ + down / packings_down_, begin = position(step);
+        const int64_t k0 = begin + down % packings_down_ * blocking_.pack_depth;
+        const int64_t end = std::min(position(step + 1), k0 + blocking_.pack_depth);
         // Along what is contiguous, so that a page is read line after line: a few rows of b, or a panel's columns.
-        const int64_t step = right_.by_rows() ? kPanel<A> : kPackDepth;
-        for (int64_t k = k0; k < std::min(depth_, k0 + kPackDepth); k += step) {
+        const int64_t depth = right_.by_rows() ? kPanel<A> : blocking_.pack_depth;
+        for (int64_t k = k0; k < end; k += depth) {
             for (int64_t panel = first; panel < last; ++panel) {
-                right_.pack(kernels_, panel_ + panel, k_ + k, std::min(step, depth_ - k),
-                            packed_ + panel * panel_stride_ + k * kPanel<A>);
+                right_.pack(kernels_, panel_ + panel, k, std::min(depth, end - k),
+                            packed_at(step, panel) + (k - begin) * kPanel<A>);
             }
         }
     }
@@ -135,7 +139,7 @@ public:
                 p.a_row = near.row;
                 p.a_step = 1;
                 p.a_group = near.panel;
-                p.panels = packed_ + first_panel * panel_stride_ + (k - k_) * kPanel<A>;
+                p.panels = packed_at(step, first_panel);
                 p.panel_stride = panel_stride_;
                 p.c += row * p.c_row + panel_ * kPanel<A> + column;
                 if (k > 0) {
@@ -150,12 +154,16 @@ public:
     }
 
 private:
-    static constexpr int64_t kPackPanels = 16, kPackDepth = 128;  // of one call of pack()
+    static constexpr int64_t kPackPanels = 16;  // of one call of pack()
 
     // Where a step of the depth begins.
     int64_t position(int64_t step) const {
         if (segment_steps_ == steps_) return std::min(whole_.depth, step * step_);
         return step / segment_steps_ * segment_ + step % segment_steps_ * step_;
+    }
+
+    A* packed_at(int64_t step, int64_t panel) const {
+        return packed_ + (step - first_step_) * step_stride_ + panel * panel_stride_;
     }
 
     const ProductKernels<A>& kernels_;
@@ -168,9 +176,10 @@ private:
     int64_t block_steps_ = 0, panel_step_ = 0, depth_blocks_ = 0, blocks_ = 0;
     // of the current block
     int64_t first_step_ = 0, last_step_ = 0;
-    int64_t k_ = 0, panel_ = 0, depth_ = 0, cols_ = 0, panel_stride_ = 0;
-    A* packed_ = nullptr;
-    int64_t packings_ = 0, packings_across_ = 1;
+    int64_t panel_ = 0, cols_ = 0;
+    A* packed_ = nullptr;  // [step][panel][row][kPanel]
+    int64_t panel_stride_ = 0, step_stride_ = 0;
+    int64_t packings_ = 0, packings_across_ = 1, packings_down_ = 1;
     int64_t pieces_ = 0, pieces_across_ = 1, row_piece_ = 0, panel_piece_ = 0;
 };
 
