@@ -89,6 +89,18 @@ def test_every_document_has_code(document: Path) -> None:
     assert "```python" in document.read_text(encoding="utf-8")
 
 
+SKELETON = ["Formula", "Arguments", "Gradients", "Limits", "Speed", "Example"]
+LAYERS = ["activations", "batch_norm", "convolution", "group_norm", "instance_norm", "layer_norm", "linear", "loss"]
+LAYERS += ["lstm", "pooling"]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_pages_have_one_skeleton(name: str) -> None:
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SKELETON
+    assert "```python" in text.partition("\n## Example\n")[2]
+
+
 MENTIONING = [*DOCUMENTS, *(ROOT / name for name in ("CONTRIBUTING.md", "RELEASING.md", "CHANGELOG.md"))]
 
 
