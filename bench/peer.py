@@ -1,6 +1,13 @@
-"""retrograd as a peer of the peer benchmark: `peers.py --plugin bench/peer.py`.
+"""retrograd as a peer of the peer benchmark: `peers.py --plugin bench/peer.py --json peers.json`.
 
 Not part of the package: it is imported by that harness, which checks results against float64 before it times anything.
+The harness finds two builds of oneDNN at once, each in an environment of its own: the peer `onednn` is the one of
+`ONEDNN_ROOT` (PyPI's `onednn` and `onednn-devel`, 3.13, a SYCL build), `onednn-omp` the one of `ONEDNN_OMP_ROOT`
+(`onednn-cpu-gomp` and `onednn-devel-cpu-gomp`, 3.2, with OpenMP). tables.py then has a column for each:
+
+    ONEDNN_ROOT=onednn313 ONEDNN_OMP_ROOT=onednn32 python peers.py --plugin bench/peer.py \\
+        --python onednn=onednn313/bin/python --threads 1 2 --rounds 7 --json peers.json
+    python bench/tables.py --write docs/performance.md zen4-avx512=peers.json
 """
 
 import numpy as np

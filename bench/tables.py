@@ -1,15 +1,16 @@
 """Turns measurements into the tables of docs/performance.md.
 
     python bench/tables.py avx2=peers-avx2.json avx512=peers-avx512.json
-    python bench/tables.py --write docs/performance.md avx2=peers-avx2.json products=products.csv
+    python bench/tables.py --write docs/performance.md zen4-avx2=peers-avx2.json products-avx2=products.csv
 
-A .json file is the output of a harness that runs each library in a separate process, with retrograd through peer.py;
-a .csv file is written by `retrograd bench --csv`; a .md file, such as the output of cache_misses.py --markdown, is
-taken as it is. With --write, the text between `<!-- NAME -->` and `<!-- /NAME -->`
-in the page is replaced by the tables of the file NAME=FILE; else the tables are printed.
+A .json file is the output of the harness that runs each library in a separate process, with retrograd through peer.py;
+a .csv file is written by `retrograd bench --csv`. With --write, the text between `<!-- NAME -->` and `<!-- /NAME -->`
+in the page is replaced by the table of the file NAME=FILE; else the tables are printed.
 
-Ratios are medians over the rounds of the other library's time over retrograd's: above 1, retrograd is faster. The
-"fastest other" of a pass is the one with the smallest ratio.
+There is one estimator: a time is the median over the rounds, a ratio the median over the rounds of the other library's
+time divided by retrograd's. Above 1, retrograd is faster; within 10 % of 1 it is a tie. The "fastest other" of a pass
+is the library with the smallest ratio. Passes are shown for the largest number of threads, the last pass also for the
+others.
 """
 
 import argparse
@@ -20,17 +21,22 @@ import re
 import statistics
 import sys
 
+from retrograd.lab.pages import replaced, table
+
 OURS, BOUND = "retrograd", "bound"
 BLOCKED = "onednn-8c"  # on data in another layout: not the same problem
 PASSES = {"fwd": "forward", "bwd": "backward", "step": "step"}
 LIBRARIES = {"torch": "PyTorch", "jax": "JAX", "onednn": "oneDNN", "tf": "TensorFlow", "mlx": "MLX"}
 KINDS = {"bn": "batch norm", "mbn": "batch norm", "ln": "layer norm", "in": "instance norm"}
+TIE = 0.1
 
 
-def library(peer):
-    """A peer's name for readers: torch-compile is "PyTorch compile"."""
+def library(peer, version=""):
+    """A peer's name for readers: torch-compile is "PyTorch compile"; oneDNN has its version, as there may be two."""
     first, *rest = peer.split("-")
-    return " ".join([LIBRARIES.get(first, first), *(word for word in rest if word != "omp")])
+    number = re.match(r"\d+\.\d+", version) if first == "onednn" else None
+    words = [LIBRARIES.get(first, first), *([number.group()] if number else [])]
+    return " ".join([*words, *(word for word in rest if word != "omp")])
 
 
 def row_name(workload):
@@ -50,7 +56,7 @@ def row_name(workload):
 
 
 def ratios(rounds, other, ours, pass_):
-    """The other's time over ours in every round that has both; 0 is a backward that could not be told from forward."""
+    """The other's time over ours in every round that has both; 0 is a backward that forward's time hides."""
     both = [(r[other].get(pass_), r[ours].get(pass_)) for r in rounds if other in r and ours in r]
     return [theirs / mine for theirs, mine in both if theirs and mine]
 
@@ -67,45 +73,84 @@ def fastest_other(entry, pass_):
     return min(found.items(), key=lambda item: item[1], default=(None, None))
 
 
-def best(entry, peer, pass_):
-    return min(r[peer][pass_] for r in entry["rounds"] if peer in r)
-
-
-def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+def typical(entry, peer, pass_):
+    """The median time in milliseconds."""
+    return f"{1e3 * statistics.median(r[peer][pass_] for r in entry['rounds'] if peer in r):.3g}"
 
 
 def plural(threads):
     return f"{threads} thread{'s' * (threads != 1)}"
 
 
+def percent(share):
+    return f"{share:.0%}".replace("%", " %")
+
+
+def verdict(values):
+    """Wins, ties and losses among median ratios, as the table shows them."""
+    shown = [round(value, 2) for value in values]
+    wins, losses = sum(value > 1 + TIE for value in shown), sum(value < 1 - TIE for value in shown)
+    counts = {"win": wins, "tie": len(shown) - wins - losses, "loss": losses}
+    plurals = {"win": "wins", "tie": "ties", "loss": "losses"}
+    return ", ".join(f"{count} {word if count == 1 else plurals[word]}" for word, count in counts.items())
+
+
 def peer_tables(document):
-    """One table for each number of threads, and the conditions."""
-    versions = [
-        f"{library(name)} {peer.get('version', '')}".strip()
-        for name, peer in document["peers"].items()
-        if peer["ok"] and name not in (BOUND, BLOCKED)
+    """The conditions, how many steps were won, and one table."""
+    versions = {name: peer.get("version", "") for name, peer in document["peers"].items() if peer["ok"]}
+    names = {peer: library(peer, version) for peer, version in versions.items()}
+    shown = [f"{library(peer)} {version}".strip() for peer, version in versions.items() if peer not in (BOUND, BLOCKED)]
+    entries = {
+        (entry["workload"], entry["threads"]): entry
+        for entry in document["results"]
+        if any(OURS in r for r in entry["rounds"])
+    }
+    most, *fewer = sorted({threads for _, threads in entries}, reverse=True)
+    builds = [peer for peer in versions if peer.startswith("onednn") and peer != BLOCKED]
+    builds = builds if len(builds) > 1 else []  # two versions of oneDNN have a column each
+
+    def cell(entry, pass_):
+        peer, ratio = fastest_other(entry, pass_) if entry else (None, None)
+        return "" if peer is None else f"{ratio:.2f}x {names.get(peer, library(peer))}"
+
+    def build_cell(entry, peer):
+        values = [] if "wrong" in entry["info"].get(peer, {}) else ratios(entry["rounds"], peer, OURS, "step")
+        return f"{statistics.median(values):.2f}x" if values else ""
+
+    rows = []
+    for (workload, threads), entry in entries.items():
+        if threads != most:
+            continue
+        peer, _ = fastest_other(entry, "step")
+        share = ratios(entry["rounds"], BOUND, OURS, "step")
+        rows.append(
+            [
+                row_name(workload),
+                *(cell(entry, pass_) for pass_ in PASSES),
+                *(cell(entries.get((workload, other)), "step") for other in fewer),
+                *(build_cell(entry, build) for build in builds),
+                typical(entry, OURS, "step"),
+                "" if peer is None else typical(entry, peer, "step"),
+                percent(statistics.median(share)) if share else "",
+            ]
+        )
+    head = [
+        f"float32, {plural(most)}",
+        *PASSES.values(),
+        *(f"step, {plural(threads)}" for threads in fewer),
+        *(f"step, {names[build]}" for build in builds),
+        *("step, ms", "fastest other, ms", "of bound"),
     ]
-    texts = [f"{document['machine']['cpu']}; {', '.join(versions)}; {document['date']}."]
-    for threads in sorted({entry["threads"] for entry in document["results"]}):
-        rows = []
-        for entry in document["results"]:
-            if entry["threads"] != threads or not any(OURS in r for r in entry["rounds"]):
-                continue
-            cells = [row_name(entry["workload"])]
-            for pass_ in PASSES:
-                peer, ratio = fastest_other(entry, pass_)
-                cells.append("" if peer is None else f"{ratio:.2f}x {library(peer)}")
-            peer, _ = fastest_other(entry, "step")
-            cells.append(f"{1e3 * best(entry, OURS, 'step'):.3g}")
-            cells.append("" if peer is None else f"{1e3 * best(entry, peer, 'step'):.3g}")
-            share = ratios(entry["rounds"], BOUND, OURS, "step")
-            cells.append(f"{statistics.median(share):.0%}".replace("%", " %") if share else "")
-            rows.append(cells)
-        head = [f"float32, {plural(threads)}", *PASSES.values(), "step, ms", "fastest other, ms", "of bound"]
-        texts.append(table(head, rows))
-    return "\n\n".join(texts)
+    counted = [(PASSES[pass_], pass_, most) for pass_ in PASSES]
+    counted += [(f"step, {plural(threads)}", "step", threads) for threads in fewer]
+    verdicts = []
+    for title, pass_, threads in counted:
+        found = [fastest_other(entry, pass_)[1] for (_, n), entry in entries.items() if n == threads]
+        known = [ratio for ratio in found if ratio is not None]
+        verdicts += [f"{title}: {verdict(known)}"] if known else []
+    conditions = f"{document['machine']['cpu']}; {', '.join(shown)}; {document['date']}."
+    against = f" Against the fastest other, {'; '.join(verdicts)}." if verdicts else ""
+    return conditions + against + "\n\n" + table(head, rows)
 
 
 def duration(seconds):
@@ -118,55 +163,64 @@ def mebibytes(row):
 
 
 def csv_tables(rows):
-    """One table for each number of threads, of retrograd's rows; columns without values are left out."""
-    ours = [row for row in rows if row["provider"] == OURS]
-    peers = {(row["case"], row["pass"], row["threads"]): row for row in rows if row["provider"] == "torch"}
+    """The conditions, and one table with a row for each case: its passes as ratios to PyTorch, or as shares of the
+    bound. The other columns are those of the last pass; columns without values are left out."""
+    ours = {(row["case"], row["pass"], int(row["threads"])): row for row in rows if row["provider"] == OURS}
+    peers = {(row["case"], row["pass"], int(row["threads"])): row for row in rows if row["provider"] == "torch"}
+    most, *fewer = sorted({threads for _, _, threads in ours}, reverse=True)
+    passes = list(dict.fromkeys(pass_ for _, pass_, _ in ours))
+    compared = any(row["ratio_vs_torch"] for row in ours.values())
+
+    def relative(row):
+        value = row and row["ratio_vs_torch" if compared else "share_of_bound"]
+        return "" if not value else f"{float(value):.2f}x" if compared else percent(float(value))
+
     columns = {
         "time": lambda row: duration(float(row["p50"])),
         "GFLOPS": lambda row: f"{float(row['gflops']):.0f}" if row["gflops"] else "",
-        "vs PyTorch": lambda row: f"{float(row['ratio_vs_torch']):.2f}x" if row["ratio_vs_torch"] else "",
-        "of bound": lambda row: (
-            f"{float(row['share_of_bound']):.0%}".replace("%", " %") if row["share_of_bound"] else ""
-        ),
-        "of peak": lambda row: f"{float(row['share_of_peak']):.0%}".replace("%", " %") if row["share_of_peak"] else "",
+        "of bound": lambda row: percent(float(row["share_of_bound"])) if compared and row["share_of_bound"] else "",
+        "of peak": lambda row: percent(float(row["share_of_peak"])) if row.get("share_of_peak") else "",
         "tokens/s": lambda row: f"{float(row['tokens_per_second']):.0f}" if row["tokens_per_second"] else "",
         "MiB": mebibytes,
-        "PyTorch MiB": lambda row: mebibytes(peers.get((row["case"], row["pass"], row["threads"]))),
+        "PyTorch MiB": lambda row: mebibytes(peers.get((row["case"], row["pass"], most))),
     }
-    columns = {title: cell for title, cell in columns.items() if any(map(cell, ours))}
+    lasts = {own[-1] for own in ([p for p in passes if (case, p, most) in ours] for case, _, _ in ours) if own}
+    last_title = lasts.pop() if len(lasts) == 1 else "last pass"
+    table_rows = []
+    for case in dict.fromkeys(case for case, _, _ in ours):
+        own = [pass_ for pass_ in passes if (case, pass_, most) in ours]
+        if own:
+            last = ours[case, own[-1], most]
+            table_rows.append(
+                {
+                    "case": case,
+                    **{pass_: relative(ours.get((case, pass_, most))) for pass_ in passes},
+                    **{f"{last_title}, {plural(n)}": relative(ours.get((case, own[-1], n))) for n in fewer},
+                    **{title: text(last) for title, text in columns.items()},
+                }
+            )
+    titles = [title for title in dict.fromkeys(t for row in table_rows for t in row) if title != "case"]
+    titles = [title for title in titles if any(row.get(title) for row in table_rows)]
     conditions = dict.fromkeys(
-        f"{row['device']}; {row['caches']}; {row['isa']}; retrograd {row['version']}." for row in ours
+        "; ".join(row[key] for key in ("device", "caches", "isa") if row.get(key)) + f"; retrograd {row['version']}."
+        for row in ours.values()
     )
     others = dict.fromkeys(
         f"{library(row['provider'])} {row['version']}" + (f" ({row['isa']})" if row["isa"] else "")
         for row in rows
         if row["provider"] in ("torch", "sgemm")
     )
+    meaning = "ratios to PyTorch" if compared else "shares of the bound"
     texts = ["\n".join(conditions) + (f" Others: {', '.join(others)}." if others else "")]
-    for threads in sorted({int(row["threads"]) for row in ours}):
-        cells = [
-            [row["case"], row["pass"], *(cell(row) for cell in columns.values())]
-            for row in ours
-            if int(row["threads"]) == threads
-        ]
-        texts.append(table([f"float32, {plural(threads)}", "pass", *columns], cells))
-    return "\n\n".join(texts)
+    texts.append(f"Passes are {meaning}; the other columns are those of the last pass.")
+    head = [f"float32, {plural(most)}", *titles]
+    body = [[row["case"], *(row.get(title, "") for title in titles)] for row in table_rows]
+    return " ".join(texts) + "\n\n" + table(head, body)
 
 
 def tables(path):
-    if path.suffix == ".md":
-        return path.read_text(encoding="utf-8").strip()
     with open(path, encoding="utf-8", newline="") as file:
         return peer_tables(json.load(file)) if path.suffix == ".json" else csv_tables(list(csv.DictReader(file)))
-
-
-def replaced(page, name, text):
-    """The page with the text between the marks of this name replaced."""
-    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    if page.count(start) != 1 or page.count(end) != 1:
-        sys.exit(f"the page needs {start} and {end}, once each")
-    before, _, rest = page.partition(start)
-    return f"{before}{start}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
 
 
 def main(arguments=None):
@@ -185,7 +239,10 @@ def main(arguments=None):
         return
     page = options.write.read_text(encoding="utf-8")
     for name, text in found.items():
-        page = replaced(page, name, text)
+        try:
+            page = replaced(page, name, text)
+        except ValueError as error:
+            sys.exit(str(error))
     options.write.write_text(page, encoding="utf-8")
 
 

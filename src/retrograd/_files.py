@@ -11,7 +11,7 @@ from typing import Final
 
 __all__ = ["PART", "not_a_file", "write_whole"]
 
-# The suffix of a file while it is being written. A killed process leaves such a file behind; the next save reuses it.
+# The suffix of a file while it is being written. A killed process leaves such a file; the next save reuses it.
 PART: Final = ".retrograd.part"
 
 

@@ -357,7 +357,7 @@ class _Report:
         return "  ".join(padded).rstrip()
 
     def row(self, cells: list[str], good: bool = True) -> None:
-        cells = [in_a_line(cell) for cell in cells]  # those of bench compare are from files
+        cells = [in_a_line(cell) for cell in cells]  # the cells of bench compare come from files
         if self._terminal:
             self._rows.append((cells, good))
         else:

@@ -1,4 +1,4 @@
-"""Loss filters of retrograd.bnns: the specification's formulas and numbers, memory, gradients, failures, Swift."""
+"""Loss filters of retrograd.bnns: Apple's formulas and numbers, memory, gradients, failures, Swift."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ __all__ = ["read_coreml", "write_coreml"]
 
 # Core ML's gates are in the order i f o z.
 _IFOZ: Final = (0, 1, 3, 2)
-_NAMES: Final = "retrograd.names"  # of layers by those of operations, which are identifiers: a key of the metadata
+_NAMES: Final = "retrograd.names"  # names of layers by operations' names, which are identifiers: a key of the metadata
 _EPS: Final = 1e-5  # Core ML's default
 _NORMS: Final[tuple[NormKind, ...]] = ("batch_norm", "layer_norm", "instance_norm")
 _STANDARD: Final = {"recurrent_activation": "sigmoid", "cell_activation": "tanh", "activation": "tanh"}

@@ -66,7 +66,7 @@ def convert(
 ) -> Converted:
     """Read the weights of one file and write them to another, in the format of its name.
 
-    `kinds` gives the kinds of layers (names or patterns) that the source does not tell apart; `skip` leaves layers out;
+    `kinds` gives the kinds of layers (names or patterns) that the source does not determine; `skip` leaves layers out;
     `rename` gives layers other names. The target is replaced only when the new file is complete.
     """
     source, target = Path(source), Path(target)
@@ -89,7 +89,7 @@ def _renamed(layers: Layers, names: Mapping[str, str]) -> Layers:
 
 
 def format_of(path: Path, of_safetensors: str | None = None) -> str:
-    """The format of a file, by its name; that of an existing .safetensors file by its content."""
+    """The format of a file, by its name; of an existing .safetensors file, by its content."""
     if path.suffix == ".safetensors":
         return of_safetensors or ("nn" if "retrograd.nn" in _safetensors_header(path) else "torch")
     if path.suffix not in _SUFFIXES:
@@ -147,7 +147,7 @@ def _read(path: Path, format: str, kinds: Kinds, skipped: Callable[[str], bool])
     if format == "coreml":
         return read_coreml(path, skipped)
     state = {"nn": read_state, "torch": _torch_state, "bnns": _npz}[format](path)
-    check_size(sum(array.nbytes for array in state.values()), path.stat().st_size)  # one element may stand for many
+    check_size(sum(array.nbytes for array in state.values()), path.stat().st_size)  # one may be repeated by stride 0
     if longest := max((name for name in state if len(name) > _LONG), key=len, default=None):
         raise ConvertError(
             f"{longest[:20]}...: the name of an array has {len(longest)} characters, expected up to {_LONG}"

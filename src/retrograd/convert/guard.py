@@ -50,7 +50,7 @@ def check_folder(folder: Path) -> int:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of something that a file names relative to `folder`, if it is in there and not behind a link."""
+    """The path of something that a file names relative to `folder`, if it is in there and no link leads to it."""
     plain, windows = PurePosixPath(name), PureWindowsPath(name)
     if not plain.parts or "\0" in name or "\\" in name or windows.drive or plain.is_absolute() or ".." in plain.parts:
         raise ConvertError(f"it refers to the file {name!r}; only names of files below its own folder are followed")

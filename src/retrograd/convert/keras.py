@@ -115,7 +115,7 @@ class _Reader:
         return None if kind is None else kind.name
 
     def _kind(self, name: str, group: Any) -> str | None:
-        """Keras's name for the kind of a layer. Groups have it in their name, or that of the layer."""
+        """Keras's name for the kind of a layer. Groups have it, or the layer's name, in their name."""
         given = self._given(name)
         if given is not None:
             axes = len(_arrays(group)[0].shape) - 2 if _arrays(group) else 0

@@ -76,7 +76,7 @@ def _decided(name: str, layer: Layer, kind: Kind | None) -> Layer:
     if isinstance(layer, Conv):
         known = layer.transposed
         if known is None and layer.b is not None and kind is None:
-            # One bias for each output: those of a transposed one are counted by the second axis, and by the groups.
+            # One bias for each output: outputs of a transposed one are counted by the second axis, and by the groups.
             plain, turned = (layer.b.shape[0] == layer.w.shape[axis] for axis in (0, 1))
             known = None if plain and turned else not plain
         elif known is None and kind is not None:

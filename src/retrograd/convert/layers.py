@@ -1,4 +1,4 @@
-"""The weights of layers in one form, between those of all frameworks."""
+"""The weights of layers in one common form, between the forms of all frameworks."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def stacked(layers: Layers) -> Layers:
     for name, layer in layers.items():
         if isinstance(layer, Lstm) and (match := _LAYER_OF_STACK.match(name)):
             stacks.setdefault(match[1] or "", []).append((int(match[2]), name, layer))
-    whole: dict[str, str] = {}  # names of stacks by those of their layers
+    whole: dict[str, str] = {}  # names of stacks by the names of their layers
     for stack, parts in stacks.items():
         parts.sort(key=lambda part: part[0])
         if len(parts) > 1 and [k for k, _, _ in parts] == list(range(len(parts))) and stack not in layers:

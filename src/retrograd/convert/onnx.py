@@ -70,7 +70,7 @@ def read_onnx(path: Path, skipped: Callable[[str], bool]) -> Layers:
 
 
 def _load_external(onnx: Any, graph: Any, path: Path) -> None:
-    """Load weights in files beside the model, as large models have them."""
+    """Load weights from files next to the model, as large models have them."""
     values = (attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t"))
     total = 0
     for tensor in (*graph.initializer, *values):
@@ -96,7 +96,7 @@ def _load_external(onnx: Any, graph: Any, path: Path) -> None:
 
 
 def _name(node: Any) -> str:
-    """The name of the module that a node computes, where an exporter of PyTorch noted it; else that of the node."""
+    """The name of the module that a node computes, where an exporter of PyTorch noted it; else the node's name."""
     scopes = next((p.value for p in node.metadata_props if p.key == "pkg.torch.onnx.name_scopes"), None)
     path = str(node.name or node.output[0])
     if scopes is not None:
@@ -366,7 +366,7 @@ class _Writer:
         layer: str | None = None,
         **attributes: Any,
     ) -> None:
-        """A node whose output is that of the layer; it has the layer's name, or one of its own."""
+        """A node whose output is the layer's; it has the layer's name or its own."""
         output = self._node(kind, name, inputs, f"{layer or name}.y", **attributes)
         self.outputs.append(self._value(output, rank, dtype))
 

@@ -1,4 +1,4 @@
-"""Layers in named arrays: the state of PyTorch modules, that of retrograd.nn, and arrays per gate as in BNNS."""
+"""Layers in named arrays: the state of PyTorch modules and of retrograd.nn, and arrays per gate as in BNNS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["from_bnns", "from_native", "from_torch_state", "to_bnns", "to_native
 
 
 def _norm(name: str, parts: Mapping[str, Array], names: tuple[str, str, str, str]) -> Norm:
-    """A norm; `names` are those of gamma, beta, running mean and variance."""
+    """A norm; `names` are the names of gamma, beta, running mean and variance."""
     others = [part for part in parts if part not in names]
     if others:
         raise ConvertError(f"{name} has {', '.join(parts)}: {', '.join(others)} do not belong to a norm")
@@ -58,7 +58,7 @@ _TORCH: Final = re.compile(
 
 
 def from_torch_state(state: Mapping[str, Array], kinds: Kinds) -> Layers:
-    """Layers of a ``state_dict``. What its names and shapes do not tell apart, `kinds` decides."""
+    """Layers of a ``state_dict``. What its names and shapes do not determine, `kinds` decides."""
     return {name: _torch_layer(name, parts, kinds) for name, parts in _by_layer(state, _TORCH).items()}
 
 
@@ -218,7 +218,7 @@ def _native_arrays(_: str, layer: Layer) -> Mapping[str, Array | None]:
 
 # The data of the descriptors in BNNS's structures, named after their fields. Those of an LSTM hold one gate of all
 # layers and directions: iw_desc0 [layers, directions, H, inputs], hw_desc and cw_desc [layers, directions, H, H],
-# b_desc [layers, directions, H]. Layers whose input is not as wide as that of the first are in iw_desc1.
+# b_desc [layers, directions, H]. Layers whose input is not as wide as the first layer's are in iw_desc1.
 _GATES: Final = ("input_gate", "forget_gate", "candidate_gate", "output_gate")
 _BNNS: Final = re.compile(
     r"(^|\.)((input|forget|candidate|output)_gate\.(iw_desc[01]|hw_desc|cw_desc|b_desc)"

@@ -1,4 +1,4 @@
-"""How ranks end: an uncaught exception on one rank ends all, and a rank that ends early tells those that wait."""
+"""How ranks end: an uncaught exception on one rank ends all, and a rank that ends early notifies the waiting ones."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def _wait_until_read(file: int) -> None:
 
 
 def announce_end(comm: Any) -> None:
-    """When this process ends, tell the other ranks of `comm`, which all do so: those that wait raise an error."""
+    """When this process ends, notify the other ranks of `comm`, which all do so: waiting ranks raise an error."""
     if _ending.comm is None:
         _ending.comm = comm
         atexit.register(_end)
 
 
 def _end() -> None:
-    """Wait until all ranks end. The first of those whose RankError nobody has printed prints it."""
+    """Wait until all ranks end. The first rank whose RankError has not been printed prints it."""
     from mpi4py import MPI
 
     comm = _ending.comm

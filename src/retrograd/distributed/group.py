@@ -224,7 +224,7 @@ class Group:
     # ---- sums --------------------------------------------------------------------------------------------------------
 
     def sum(self, parts: Sequence[Array], out: Array) -> None:
-        """Add the arrays of all shards in the fixed tree. `parts` are those of this rank's shards, and are overwritten.
+        """Add the arrays of all shards in the fixed tree. `parts` belong to this rank's shards, and are overwritten.
 
         Each rank adds one slice of the arrays, and then all ranks gather the slices: 2 (R - 1) / R times the size of
         `out` is sent and received by each of R ranks, if R is a power of two, and up to log2(shards) times that

@@ -50,7 +50,7 @@ def world(shards: int) -> Group:
 
 @functools.cache
 def _all_ranks() -> Any:
-    """A communicator of all ranks, whose messages do not mix with those of other users of MPI."""
+    """A communicator of all ranks, whose messages do not mix with other MPI messages of the program."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()

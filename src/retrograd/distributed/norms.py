@@ -14,11 +14,11 @@ class SyncBatchNorm(nn.BatchNorm):
     """Batch norm over all shards of a group. In training it runs inside :meth:`DataParallel.run`.
 
     Statistics and gradient sums are combined in the order of shards, so they do not depend on the number of ranks.
-    Evaluation is that of :class:`retrograd.nn.BatchNorm`.
+    Evaluation is the same as in :class:`retrograd.nn.BatchNorm`.
     """
 
     def __init__(self, channels: int, group: Group, **options: Any) -> None:
-        """Options are those of :class:`retrograd.nn.BatchNorm`."""
+        """Options are as in :class:`retrograd.nn.BatchNorm`."""
         super().__init__(channels, **options)
         self.group = group
 

@@ -91,7 +91,7 @@ class Shard(Generic[_M]):
         return slice(part.start - first, part.stop - first)
 
     def share(self, count: int) -> float:
-        """The fraction of the batch in this shard: the factor of its mean loss in that of the batch."""
+        """The fraction of the batch in this shard: the factor of its mean loss in the batch's mean."""
         part = self.part(count)
         return float(part.stop - part.start) / count
 
@@ -128,16 +128,16 @@ class DataParallel(Generic[_M]):
     ``step(x, target)`` takes a step on a batch that every rank has. For other batches ``run(work)`` calls
     ``work(shard)`` for every shard, on some rank, in a thread; it calls ``shard.step`` once, on the samples
     ``shard.part(count)``. Then the gradients of all shards are added, in an order that does not depend on the number of
-    ranks, and the parameters are updated. Buffers of `model`, such as running statistics, become those of the first
-    shard; with :func:`synchronize` those of all shards are equal. If anything fails, nothing is changed. With a single
+    ranks, and the parameters are updated. Buffers of `model`, such as running statistics, are taken from the first
+    shard; with :func:`synchronize` they are equal on all shards. If anything fails, nothing is changed. With a single
     shard, ``shard.step`` is a step of :class:`retrograd.nn.Step`, which updates the parameters itself.
 
     All ranks create it together, and refuse to if anything is not the same on all: number of shards, parameters and
     buffers (names, shapes, dtypes and values), layers and their options, the loss, the optimizer's state. Values are
-    compared, not replaced by those of rank 0: build the model from a seed, or load it on every rank. `run` compares the
+    compared, not replaced by rank 0's: build the model from a seed, or load it on every rank. `run` compares the
     sizes of batches, and a piece of the parameters, another one each time, which shows optimizers with other settings.
     The error is a ValueError on the rank that differs from most, and a :class:`RankError` on the others. The arguments
-    are those of :func:`retrograd.nn.compile`; model and loss are copied for each shard.
+    are described in :func:`retrograd.nn.compile`; model and loss are copied for each shard.
     """
 
     def __init__(

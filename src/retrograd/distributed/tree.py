@@ -1,4 +1,4 @@
-"""The order in which the values of shards are added: a binary tree over shard indices, whoever computed them."""
+"""The order in which the values of shards are added: a binary tree over shard indices, whichever rank computed them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Gradients: nodes that compute them are added to the graph, from the result back to what it depends on.
 
-Several contributions to one gradient are added in the order in which the walk meets them, from the last node that uses
-the tensor to the first, so the bits are always the same.
+Several contributions to one gradient are added in the order in which the walk reaches them, from the last node that
+uses the tensor to the first, so the bits are always the same.
 """
 
 from __future__ import annotations

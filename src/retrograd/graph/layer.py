@@ -312,7 +312,7 @@ def instance_norm(
 ) -> Tensor:
     """Each channel of each sample normalized over space, as :func:`retrograd.instance_norm_forward`.
 
-    Running statistics are those of channels, updated by the mean over the samples.
+    Running statistics are per channel, updated by the mean over the samples.
     """
     options = {"axis": channel_axis, "eps": eps, "activation": activation, "slope_from": slope_from}
     return _running_norm(
@@ -772,8 +772,8 @@ DROPOUT: Final = Operation(
 def dropout(x: Operand, rate: float, *, seed: Operand) -> Tensor:
     """x with a fraction `rate` of its elements set to 0, the others divided by ``1 - rate``.
 
-    The mask is that of :func:`retrograd.dropout` for the seed, an int64 without axes: a number, or a counter that the
-    program keeps, `graph.counter()`, so that every run has another mask.
+    The mask is the one that :func:`retrograd.dropout` draws for the seed, an int64 without axes: a number, or a counter
+    that the program keeps, `graph.counter()`, so that every run has another mask.
     """
     if not isinstance(rate, (int, float)) or not 0 <= rate < 1:
         raise fail("dropout", f"rate is {rate}, must be at least 0 and below 1")

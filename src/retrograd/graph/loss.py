@@ -30,7 +30,7 @@ def _checked(name: str, reduction: str, scale: float) -> None:
 
 
 def _scaled(node: Node, given: Sequence[Tensor | None], rows: bool) -> Tensor:
-    """The gradient of the first input: that of the engine, times the gradient of the loss."""
+    """The gradient of the first input: the engine's, times the gradient of the loss."""
     g, second = given
     if second is not None:
         file, line = node.line

@@ -36,9 +36,9 @@ class Spec(NamedTuple):
         return self.elements * self.dtype.itemsize
 
 
-# The specs of an operation's results, for those of its inputs. Raises TypeError or ValueError for others.
+# The specs of an operation's results, from the specs of its inputs. Raises TypeError or ValueError for invalid ones.
 Shapes: TypeAlias = Callable[..., Sequence[Spec]]
-# Computes: the arrays of the inputs, those of the results (None: not wanted), the attributes.
+# Computes: the inputs' arrays, the results' arrays (None: not wanted), the attributes.
 Compute: TypeAlias = Callable[..., None]
 # The gradients of the inputs: the node, the gradients of its results (None: zero), which inputs need one.
 Gradient: TypeAlias = Callable[["Node", Sequence["Tensor | None"], Sequence[bool]], Sequence["Tensor | None"]]
@@ -47,7 +47,7 @@ Gradient: TypeAlias = Callable[["Node", Sequence["Tensor | None"], Sequence[bool
 class Operation:
     """An operation: everything that is known about it.
 
-    `shapes(*inputs, **attributes)` gets a Spec for each input (None for an absent one) and returns those of the
+    `shapes(*inputs, **attributes)` gets a Spec for each input (None for an absent one) and returns the specs of the
     results. `compute(inputs, results, **attributes)` calls the engine with arrays. It runs at once for arrays. While a
     program is recorded, the same calls become its records; so it only passes views of the given arrays to the engine.
     A view instead has `view(array, **attributes)`, which returns a view of its input's array.

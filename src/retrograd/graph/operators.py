@@ -59,7 +59,7 @@ class Operators:
     __slots__ = ()
     spec: Spec
     __array_priority__ = 1000.0
-    __hash__ = object.__hash__  # == compares elements, but tensors are told apart by identity
+    __hash__ = object.__hash__  # == compares elements, but tensors are distinguished by identity
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Operand, **options: object) -> Tensor:
         """``array + tensor``, which Python asks the array for first."""

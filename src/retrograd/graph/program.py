@@ -19,7 +19,7 @@ from .tensor import CONSTANT, DTYPES, Graph, Tensor, Variable, rebuilt, trace
 
 MISFIT: Final = object()
 _CONVERTIBLE: Final = ("type", "dtype", "layout", "shape")  # what the engine says of arguments that it does not take
-# An argument of a function to be compiled: an array like those of the later calls, or its shape and dtype.
+# An argument of a function to be compiled: an array like the ones in later calls, or its shape and dtype.
 Example: TypeAlias = npt.ArrayLike | Spec | Variable
 
 

@@ -19,7 +19,7 @@ from .shaping import transpose
 from .tensor import BYTE, Node, Operand, Tensor, apply, fail
 
 _ONCE: Final = "it is a single call of the engine; second derivatives need a loop over steps made of operations"
-# The inputs before those of the cells, wx, wh, b and peephole of each.
+# The inputs that precede the cells' wx, wh, b and peephole.
 _X, _TABLE, _H0, _C0, _ACTIVE, _ORDER, _SEED, _CELLS = range(8)
 
 

@@ -199,7 +199,7 @@ def sync_batch_norm(
     ``exchange(value)`` waits until all shards have called it and returns the values of all, in the order of shards, as
     :meth:`retrograd.distributed.Group.exchange` does. All shards compile the same function. Statistics and sums are
     combined in that order, so all shards have the same running statistics. The gradients of gamma and beta are this
-    shard's part: add up those of all. For evaluation there is ``batch_norm(..., training=False)``.
+    shard's part: add up the parts of all shards. For evaluation there is ``batch_norm(..., training=False)``.
     """
     if (running_mean is None) != (running_var is None):
         raise fail("sync_batch_norm", "running_mean and running_var belong together; one of them is missing")

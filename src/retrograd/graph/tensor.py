@@ -378,7 +378,7 @@ def in_trace(operands: Sequence[Operand | None]) -> bool:
 
 
 def common_dtype(name: str, operands: Sequence[Operand | None]) -> np.dtype[Any] | None:
-    """The dtype of the operands that have one. Python numbers take on that of the others."""
+    """The dtype of the operands that have one. Python numbers take on the dtype of the others."""
     found: np.dtype[Any] | None = None
     for operand in operands:
         if operand is None or isinstance(operand, (bool, int, float)):

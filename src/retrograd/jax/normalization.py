@@ -39,7 +39,7 @@ def batch_norm(
 ) -> BatchNormOutput:
     """Normalize each channel over samples and space: ``y = f(gamma * (x - mean) * rstd + beta)``.
 
-    In training the statistics are those of the batch, and are returned for running averages. In evaluation pass `mean`
+    In training the batch's statistics are used, and returned for running averages. In evaluation pass `mean`
     and `var`. Gradients flow through all three results, and to `mean` and `var`.
     """
     x = as_operand("x", x)
@@ -122,7 +122,7 @@ class _Options(NamedTuple):
     @property
     def attributes(self) -> dict[str, Any]:
         settings = self.problem.settings._asdict()
-        del settings["dtype"]  # that of x
+        del settings["dtype"]  # x's dtype
         return settings
 
     @property

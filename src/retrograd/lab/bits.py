@@ -1,8 +1,8 @@
 """The bits of the results: digests of problems over every public function and dtype.
 
 They are the same on every machine, at every instruction-set level and with any number of threads, and are kept in
-``bits.json`` beside this file. ``retrograd verify --bits`` compares; after a change that is meant to change bits,
-``retrograd verify --bits --write`` saves them anew.
+``bits.json`` next to this file. ``retrograd verify --bits`` compares; after a change that is meant to change bits,
+``retrograd verify --bits --write`` saves the new ones.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def case_program(
             gradients = graph.gradients(total, wrt)
         return [[r for r in results if r.dtype != np.uint8], gradients]
 
-    # Specs, because example arrays of integers stand for int64.
+    # Specs, because example arrays of integers are taken as int64.
     return graph.compile(function, *(graph.spec(a.shape, a.dtype) for a in arguments)), arguments
 
 

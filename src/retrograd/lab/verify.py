@@ -58,7 +58,7 @@ class _Results(NamedTuple):
 
 
 def fused_activation(name: str, alpha: float, beta: float) -> Activation:
-    """Return an activation with only those of the parameters that it has."""
+    """Return an activation with only the parameters that it has."""
     kind = ACTIVATIONS[name]
     return Activation(name, None if kind.alpha == 0.0 else alpha, None if kind.beta == 0.0 else beta)
 

@@ -41,8 +41,8 @@ def fit(
 
     `data` are the arguments of the step, arrays whose samples are on `batch_axis`, or on axis 0 if they have no such
     axis; the last batch may be smaller. With `validation` data the parameters of the best epoch are restored at the
-    end, and training stops after `patience` epochs in a row that were not better. A :class:`Plateau` learning rate is
-    told the loss after each epoch. `rng` shuffles the samples.
+    end, and training stops after `patience` epochs in a row that were not better. A :class:`Plateau` learning rate
+    gets the loss after each epoch. `rng` shuffles the samples.
     """
     if not isinstance(step, Step):
         raise TypeError(f"fit: step is a {type(step).__name__}; write step = nn.compile(model, loss, optimizer)")

@@ -129,7 +129,7 @@ class ConvTranspose(Conv):
         output_padding: PerAxis = 0,
         **options: Any,
     ) -> None:
-        """Other options are those of :class:`Conv`."""
+        """Other options are as in :class:`Conv`."""
         super().__init__(in_channels, out_channels, kernel, **options)
         self.options["output_padding"] = output_padding
 

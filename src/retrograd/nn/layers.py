@@ -245,7 +245,7 @@ class MultiHeadAttention(Layer):
     """Attention of x [N, T, features] to itself, or to `context` [N, S, features], in several heads.
 
     `causal`: position t attends to positions up to t only. `mask`, of booleans that broadcast to [N, heads, T, S], says
-    what is attended to. `dropout` is that of the attention's weights.
+    what is attended to. `dropout` applies to the attention's weights.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class Loss(Module):
     """A function ``loss(y, target, weights=None)`` of :mod:`retrograd.graph`, with its options.
 
     `reduction` is "mean", "sum", or "none" for one loss for each element, or row. `weights`, for samples or for
-    elements, multiply the losses; with "weighted_mean" their sum is divided by that of the weights. The target is
+    elements, multiply the losses; with "weighted_mean" their sum is divided by the sum of the weights. The target is
     converted to the dtype of y.
     """
 
@@ -120,7 +120,7 @@ class Hinge(Loss):
 def accuracy(y: Any, target: Any, *, ignore_index: int = -100) -> Any:
     """The share of rows whose largest element is at the label, for the `metrics` of :func:`compile`.
 
-    Targets are those of :class:`SoftmaxCrossEntropy`; with y of the target's shape they are 0 or 1, and y is a logit.
+    Targets are as for :class:`SoftmaxCrossEntropy`; with y of the target's shape they are 0 or 1, and y is a logit.
     """
     result, wanted = graph.identity(y), graph.identity(target)
     if wanted.dtype.kind != "i" and wanted.shape == result.shape and result.shape[-1:] not in ((), (1,)):

@@ -45,12 +45,12 @@ class LSTM(Layer):
     `bidirectional`. Each has ``wx [4H, I]``, ``wh [4H, H]``, and optionally ``b [4H]`` and ``peephole``. With
     ``last=True`` y is only the last output of each sequence, ``[N, hidden]``, of the backward direction the first.
 
-    With an `embedding`, which becomes a child, x holds integer indices ``[T, N]`` into its table. The result is that of
-    the embedding followed by the LSTM, but each row of the table is multiplied once, however often it occurs.
+    With an `embedding`, which becomes a child, x holds integer indices ``[T, N]`` into its table. The result is the
+    same as with an embedding before the LSTM, but each row of the table is multiplied once, however often it occurs.
 
     `init`: "pytorch" draws all parameters uniformly from ±1/sqrt(hidden); "keras" draws wx from Glorot's uniform
     distribution and wh with orthonormal columns, and sets b = 0 and peephole = 0. Both add `forget_bias` to the bias of
-    the forget gate. With `recompute` training keeps nothing for the gradient, but computes the sequence again.
+    the forget gate. With `recompute` training keeps nothing for the gradient, but recomputes the sequence.
     """
 
     stream: Buffer  # if there is dropout

@@ -413,7 +413,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def input_dtype(modules: Sequence[Module], arguments: Sequence[Any]) -> np.dtype[Any]:
-    """The dtype of modules; if they have no parameters, that of the first array of floating-point numbers."""
+    """The dtype of modules; if they have no parameters, the dtype of the first floating-point array."""
     if not any(module.parameters() for module in modules):
         for value in leaves(tuple(arguments)):
             if isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64):

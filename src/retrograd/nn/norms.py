@@ -108,7 +108,7 @@ class InstanceNorm(_RunningNorm):
     _function = staticmethod(graph.instance_norm)
 
     def __init__(self, channels: int, *, affine: bool = False, running: bool = False, **options: Any) -> None:
-        """Other options are those of :class:`BatchNorm`."""
+        """Other options are as in :class:`BatchNorm`."""
         super().__init__(channels, affine=affine, running=running, **options)
 
 

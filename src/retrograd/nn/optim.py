@@ -1,4 +1,4 @@
-"""Optimizers: those of a graph, for the parameters of a module, with a state that can be saved."""
+"""The graph's optimizers for the parameters of a module, with a state that can be saved."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Optimizer:
 
     `parameters` is a module, ``model.parameters()``, a list of parameters, or groups with options of their own:
     ``[{"params": model.body, "lr": 1e-4}, {"params": model.head}]``. `learning_rate` is a number or a function of the
-    steps taken, can be set at any time, and may be given as ``lr``. The other options are those of the graph's
+    steps taken, can be set at any time, and may be given as ``lr``. The other options are as in the graph's
     optimizer of the same name.
     """
 
@@ -65,7 +65,7 @@ class Optimizer:
             raise TypeError(f"{name}: learning_rate is missing; write nn.{name}(model, 0.01)")
         self.learning_rate: LearningRate = rate
         groups = _groups(name, parameters)
-        # The norm of several groups is that of all together.
+        # The norm is taken over all groups together.
         self.maximum_norm: float | None = options.pop("maximum_norm", None) if len(groups) > 1 else None
         try:
             norm_terms(options.get("clip"), self.maximum_norm, None, None, False)
@@ -186,13 +186,13 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent; the options are those of :class:`retrograd.graph.SGD`."""
+    """Stochastic gradient descent; the options are described in :class:`retrograd.graph.SGD`."""
 
     _kind = graph.SGD
 
 
 class Adam(Optimizer):
-    """Adam, learning rate 1e-3 by default; the options are those of :class:`retrograd.graph.Adam`."""
+    """Adam, learning rate 1e-3 by default; the options are described in :class:`retrograd.graph.Adam`."""
 
     _kind = graph.Adam
     _usual_rate = 1e-3
@@ -205,7 +205,7 @@ class AdamW(Adam):
 
 
 class RMSProp(Optimizer):
-    """RMSProp, learning rate 1e-2 by default; the options are those of :class:`retrograd.graph.RMSProp`."""
+    """RMSProp, learning rate 1e-2 by default; the options are described in :class:`retrograd.graph.RMSProp`."""
 
     _kind = graph.RMSProp
     _usual_rate = 1e-2

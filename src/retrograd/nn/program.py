@@ -67,7 +67,7 @@ class Programs:
         self._last: tuple[Program, int, _Tree, bool] | None = None
         self._seen = -1
         self._state: tuple[Any, Any] = ((), ())
-        self._dtype: np.dtype[Any] | None = None  # that of the parameters, if there are any
+        self._dtype: np.dtype[Any] | None = None  # the parameters' dtype, if there are any
         self._count, self._compiling, self._began = 0, 0.0, 0.0
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:

@@ -20,7 +20,7 @@ from ._lstm import Given, Lstm, backward, cells_of, forward, options_of, states_
 def run(
     lstm: Lstm, x: Tensor, h0: Tensor | None, c0: Tensor | None, weights: Sequence[Tensor], given: Given
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run an LSTM; returns y, hn and cn. Weights are those of each cell in turn, in PyTorch's order."""
+    """Run an LSTM; returns y, hn and cn. Weights are listed cell by cell, in PyTorch's order."""
     y: Tensor
     hn: Tensor
     cn: Tensor

@@ -124,7 +124,7 @@ def backward(
 
 
 def update(function: str, running: Running, statistics: Array, count: int) -> None:
-    """Update running statistics, each of [C], by those of a batch: [2, C], or [2, N, C] for an instance norm."""
+    """Update running statistics, each of [C], by a batch's: [2, C], or [2, N, C] for an instance norm."""
     mean, var, _, momentum, batches = running
     exact = _running_arrays(function, running)
     if statistics.ndim == 3:

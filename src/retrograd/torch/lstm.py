@@ -68,7 +68,7 @@ class LSTM(Leaf, torch.nn.RNNBase):
     def _add_peepholes(self) -> None:
         shape = (4 * self.hidden_size, self.hidden_size)
         like: Any = self.weight_ih_l0
-        for names in self._all_weights:  # those of one cell
+        for names in self._all_weights:  # of one cell
             name = names[0].replace("weight_ih", "peephole")
             parameter = torch.nn.Parameter(like.new_empty(shape if self.peephole == "full" else shape[:1]))
             torch.nn.init.uniform_(parameter, -1.0 / math.sqrt(self.hidden_size), 1.0 / math.sqrt(self.hidden_size))

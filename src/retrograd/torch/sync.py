@@ -144,7 +144,7 @@ def _backward(
         total = sum(_gathered(np.stack((sum_dz, sum_dz_xhat)), group))  # added in the order of ranks
         sums = GradientSums(max(count, 1), *total)  # type: ignore[misc]
         batch_norm_backward(outgoing, cache, need=["dx"], sums=sums, out={"dx": out}, num_threads=threads)
-    # The parameters' gradients are those of this process, as of any layer: DistributedDataParallel averages them.
+    # The parameters' gradients are this process's, as for any layer: DistributedDataParallel averages them.
     dweight, dbias = (
         torch.from_numpy(values.astype(kept.problem.arithmetic)) if needed else None
         for values, needed in zip((sum_dz_xhat, sum_dz), need[1:3], strict=True)

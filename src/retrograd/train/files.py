@@ -38,7 +38,7 @@ def check_data(path: str | os.PathLike[str]) -> None:
 
 
 def remove_parts(folder: Path, names: Sequence[str]) -> None:
-    """Remove partial files that a killed run left behind. The directory must be locked."""
+    """Remove partial files that a killed run left. The directory must be locked."""
     wanted = re.compile(f"({'|'.join(map(re.escape, names))})(\\.\\d+\\.part|{re.escape(PART)})")
     for path in folder.iterdir():
         if wanted.fullmatch(path.name) and path.is_file():

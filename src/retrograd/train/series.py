@@ -135,7 +135,7 @@ class SeriesModel(nn.Module):
     The outputs are differences from a reference forecast. The linear layer starts as 0, so that an untrained model
     forecasts exactly the reference. Buffers hold values from the training part: `center` and `factor` of each column,
     `unit` of each target, `slope` and `start` of the linear baseline. From the validation part they hold the prediction
-    interval of the model, `low` and `high`, and with `baselines` those of the baselines.
+    interval of the model, `low` and `high`, and with `baselines` the forecasts of the baselines.
     """
 
     center: nn.Buffer
@@ -550,7 +550,7 @@ class SeriesTask(Task):
         )
 
     def _error(self, y: nn.Tensor, wanted: nn.Tensor) -> nn.Tensor:
-        """The error of a batch relative to that of the naive forecast."""
+        """The error of a batch relative to the naive forecast's."""
         return graph.mean(graph.abs(y - wanted) * self._weights)
 
     def validate(self) -> float:

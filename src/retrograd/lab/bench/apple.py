@@ -426,7 +426,7 @@ class _Calls:
 
 
 def apple_failures(case: AppleCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """Yield messages for results that are not bitwise those of the array functions."""
+    """Yield messages for results that are not bitwise equal to the array functions'."""
     for number in threads:
         with library_threads(number):
             pair = case.make()

@@ -66,7 +66,7 @@ def read_measurements(path: str) -> list[Measurement]:
 def _measurement(row: dict[str, str], where: str) -> Measurement:
     try:
         p20, p50, p80 = (float(row[name]) for name in ("p20", "p50", "p80"))
-        # Files of earlier versions have no spread of rounds: that of all samples is larger.
+        # Files of earlier versions have no spread of rounds; the spread of all samples is larger.
         spread = float(row.get("spread") or (p80 - p20) / 2 / p50)
         threads = int(row["threads"])
     except (TypeError, ValueError, ZeroDivisionError):

@@ -247,7 +247,7 @@ def _empty_layers(torch: Any) -> Callable[[Any], Any]:
 
 
 def drop_in_failures(case: DropInCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """Yield a message if the first losses of a model differ from those of plain PyTorch."""
+    """Yield a message if the first losses of a model differ from plain PyTorch's."""
     made = make_drop_in(case)
     if isinstance(made, _Chain):
         return

@@ -105,7 +105,7 @@ def _jitted(layer: JaxLayer) -> Callable[[], Any]:
 
 
 def jax_failures(case: JaxCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """Yield a message if the bits are not those of the array functions."""
+    """Yield a message if the bits differ from the array functions'."""
     layer = make_jax_layer(case)
     for number in threads:
         with library_threads(number):

@@ -1,4 +1,4 @@
-"""Runs a benchmark at a lower instruction-set level: retrograd's, and that of the libraries it is compared with."""
+"""Runs a benchmark at a lower instruction-set level, of retrograd and of the libraries it is compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products on their own: those of an LSTM over all steps, and those of a linear layer.
+"""The matrix products of an LSTM over all steps, and of a linear layer, on their own.
 
 Each is compared with NumPy's product (BLAS) of the same shape, and with the peak of multiply-adds on registers.
 """

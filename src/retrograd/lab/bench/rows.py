@@ -96,9 +96,9 @@ class BenchRow(NamedTuple):
     share_of_bound: float | None  # the bound's time / this time
     share_of_peak: float | None  # the time at the peak of multiply-adds / this time
     gflops: float | None  # of matrix products
-    added: float | None  # this time minus that of the array functions
+    added: float | None  # this time minus the array functions'
     tokens_per_second: float | None
-    peak_bytes: int | None  # peak memory, above that before the step; of training, above that of the loaded library
+    peak_bytes: int | None  # peak memory above the level before the step; of training, above the loaded library
     device: str
     caches: str  # L1, L2, last level, and how many CPUs share that
     environment: str  # variables that keep a library at a lower level

@@ -72,7 +72,7 @@ class Sgemm:
     def __init__(
         self, products: Sequence[Gemm], flops: Sequence[float], threads: int, stack: contextlib.ExitStack
     ) -> None:
-        # The time of a pass is that of its product times this.
+        # The time of a pass is its product's time multiplied by this.
         counted = list(products) if len(products) > 1 else [*products] * len(flops)
         self._factors = [work / product.flops for work, product in zip(flops, counted, strict=True)]
         self.cpu_seconds = 0.0

@@ -207,7 +207,7 @@ _MEMORY_STEPS: Final = 3
 
 
 def peak_bytes(case: TrainCase, provider: str, threads: int) -> int | None:
-    """Return the peak memory of training above that of the loaded library, in bytes. Linux only, otherwise None."""
+    """Return the peak memory of training above the loaded library, in bytes. Linux only, otherwise None."""
     program = f"from retrograd.lab.bench import train as b; b.print_growth(b.{case!r}, {provider!r}, {threads})"
     found = run_apart(program)
     return None if found is None else found[0]

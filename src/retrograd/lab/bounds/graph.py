@@ -31,7 +31,7 @@ ROUNDED: Final = 1 + 2.0**-9
 FUNCTION: Final = 10.0
 # Of a gradient that is a product of up to three functions and as many constants.
 SLOPE: Final = 40.0
-# Gradients that are differences of numbers of size 1: 1 - y * y of tanh, 1 - y of sigmoid, and those of softmax.
+# Gradients that are differences of numbers of size 1: 1 - y * y of tanh, 1 - y of sigmoid, and softmax's.
 OFFSETS: Final = {"tanh": 8.0, "sigmoid": 8.0}
 # 1 - x * x and x * x - 1 lose up to 1 / (1 - x * x), which is at most 6 for the cases, where |x| < 0.9 or x > 1.25.
 CANCELLED: Final = ("arcsin", "arccos", "arctanh", "arccosh")
@@ -153,7 +153,7 @@ def graph_gradient_tolerances(
         (g,) = rule.vjp(dys, results, *arrays, **attributes)
         count = arrays[0].size // max(1, dy.size)
         return [(SLOPE + (count if operation == "prod" else 0)) * u * np.abs(np.asarray(g, float)) + least]
-    # Elementwise: the terms of every element, before those of a broadcast operand are added.
+    # Elementwise: the terms of every element, before the terms of a broadcast operand are added.
     full = [np.ascontiguousarray(a) for a in np.broadcast_arrays(*arrays)]
     terms = rule.vjp(dys, rule.forward(*full, **attributes), *full, **attributes)
     factor = SLOPE * (6 if operation in CANCELLED else 1)

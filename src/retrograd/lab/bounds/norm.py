@@ -169,8 +169,8 @@ def _statistics_error(
         longer = _longer(index.count)
         mean_error, var_error = longer * mean_error, longer * var_error
         if index.channels_per_group > 1:
-            # Channels last: each channel has its own mean, and part of the group's variance is that of these means.
-            # Channels first: the center is that of the first channel, and sums about a wrong center cancel.
+            # Channels last: each channel has its own mean, and the variance of these means is part of the group's.
+            # Channels first: the center comes from the first channel, and sums about a wrong center cancel.
             mean_error = mean_error + u * math.sqrt(index.channels_per_group) * std
             var_error = 2 * var_error
     return mean_error, var_error

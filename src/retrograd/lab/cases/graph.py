@@ -23,7 +23,7 @@ Table: TypeAlias = tuple[tuple[Any, ...], ...]  # rows of shapes, attributes and
 
 
 class GraphActivation(NamedTuple):
-    """An activation as an attribute of a case; whoever calls the engine makes retrograd's of it."""
+    """An activation as an attribute of a case; the caller of the engine converts it to retrograd's."""
 
     name: str
     alpha: float = 0.0
@@ -528,7 +528,7 @@ def _norms() -> Iterator[GraphCase]:
                 yield GraphCase(
                     f"norm {label} frozen", "norm", (GraphInput(shape), *both, given), options | {"frozen": True}
                 )
-    # With a mean and a variance that are not those of x.
+    # With a mean and a variance other than x's.
     options = {
         "kind": "batch_norm", "axis": 1, "groups": 1, "eps": 1e-5, "activation": GraphActivation("identity"),
         "slope_from": "output", "frozen": True, "given": True,
@@ -551,7 +551,7 @@ def _shards() -> Iterator[GraphCase]:
     for shape, axis in (((8, 5, 9), 1), ((17, 3), 1), ((4, 9, 5), -1), ((70, 33), 1), ((0, 3), 1)):
         x, channels = GraphInput(shape), shape[axis]
         yield GraphCase(f"norm_statistics {shape}", "norm_statistics", (x,), {"axis": axis})
-        # Not those of x: of all shards.
+        # Not x's, but those of all shards.
         statistics, sums = GraphInput((2, channels), "float64 positive"), GraphInput((2, channels), "float64")
         count = GraphInput((), "float64 positive")
         for name, slope_from in (("identity", "output"), ("tanh", "output"), ("gelu", "input")):
@@ -652,7 +652,7 @@ def _losses() -> Iterator[GraphCase]:
                 yield GraphCase(f"softmax_cross_entropy {name}", "softmax_cross_entropy", inputs, entropy)
                 inputs = (GraphInput(shape), GraphInput(shape, "probabilities"), weights)
                 yield GraphCase(f"softmax_cross_entropy targets {name}", "softmax_cross_entropy", inputs, entropy)
-                # Its gradient is that of rows of length 1, which differences would leave.
+                # Its gradient assumes rows of length 1, which finite differences would not keep.
                 inputs = (GraphInput(shape), GraphInput(shape), weights)
                 yield GraphCase(f"cosine_distance {name}", "cosine_distance", inputs, options, False)
                 each = GraphInput(shape, "positive") if weighted else None

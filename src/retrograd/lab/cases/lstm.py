@@ -35,7 +35,7 @@ LSTM_STANDARD: Final[tuple[NamedActivation, ...]] = (
 
 @dataclass(frozen=True)
 class LstmCase:
-    """An LSTM to verify or to time, forward and backward. `activations` are those of i, f, g, o and the hidden output.
+    """An LSTM to verify or to time, forward and backward. `activations` are for i, f, g, o and the hidden output.
 
     `weights` is the form in which they are passed: all gates in one array [4H, ...] ("concatenated"), in one array
     [4, H, ...] ("stacked"), or one array [H, ...] per gate ("gates").
@@ -194,7 +194,7 @@ def make_lstm_data(case: LstmCase, seed: int = 0) -> LstmData:
 
 
 def _with_activations(**names: str) -> tuple[NamedActivation, ...]:
-    """Return the standard activations with those of the named roles (i f g o h) replaced."""
+    """Return the standard activations with the named roles (i f g o h) replaced."""
     return tuple(
         (names[role], *ACTIVATION_PARAMETERS[names[role]]) if role in names else usual
         for role, usual in zip("ifgoh", LSTM_STANDARD, strict=True)

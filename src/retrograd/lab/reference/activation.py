@@ -75,7 +75,7 @@ def activation_value(name: str, z: npt.ArrayLike, alpha: float = 0.0, beta: floa
 def activation_input_slope(name: str, z: npt.ArrayLike, alpha: float = 0.0, beta: float = 0.0) -> Array:
     """Return f'(z) from z, for every activation and all parameters.
 
-    At a kink it equals that of `activation_slope`, if that exists. At NaN a piecewise constant slope is that of the
+    At a kink it equals `activation_slope`, if that exists. At NaN a piecewise constant slope is taken from the
     piece for which no comparison holds; other slopes are NaN.
     """
     z, work = working_type(z)

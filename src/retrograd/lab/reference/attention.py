@@ -123,7 +123,7 @@ def attention_backward(
     added: Array | None = None,
     kept: Array | None = None,
 ) -> dict[str, Array]:
-    """The gradients of `query`, `key`, `value` and of all weights, by name; those of absent biases too."""
+    """The gradients of `query`, `key`, `value` and of all weights, by name, also of absent biases."""
     dy, query, key, value, weights = widened(dy), widened(query), widened(key), widened(value), _wide(weights)
     names = ("query", "key", "value")
     inputs = dict(zip(names, (query, key, value), strict=True))

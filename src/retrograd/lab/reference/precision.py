@@ -11,7 +11,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def working_type(a: npt.ArrayLike) -> tuple[Array, type[np.floating[Any]]]:
-    """Return `a` as an array, and the dtype to compute in, one step wider than that of `a`."""
+    """Return `a` as an array, and the dtype to compute in, one step wider than `a`'s."""
     a = np.asarray(a)
     if a.dtype.kind in "biu":
         a = a.astype(np.float64)
