@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from ..ops._errors import ArgumentValueError, of_function
 from ..ops.optimizer import (
     ADAM,
     RMSPROP,
@@ -259,7 +260,7 @@ class SGD(Optimizer):
         maximum_norm_each: float | None = None,
     ) -> None:
         if nesterov and not momentum:
-            raise ValueError("SGD: nesterov is set, but momentum is 0")
+            raise of_function("SGD", ArgumentValueError("nesterov", "{nesterov} is set, but {momentum} is 0"))
 
         def settings() -> tuple[Any, ...]:
             gradient, norm = _terms(gradient_scale, clip, weight_decay, l1, maximum_norm, maximum_norm_each)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ..ops import _args
 from ..ops._args import NormProblem
 from ..ops._call import named
+from ..ops._errors import ArgumentValueError
 from ..ops.activation import Activation
 from ._ffi import BYTE, Static, as_operand, call, is_perturbed, nonzero, values
 
@@ -48,7 +49,7 @@ def batch_norm(
         return BatchNormOutput(*_run(problem, True, x, gamma, beta, None, None, num_threads))
     if mean is None or var is None:
         missing = "mean" if mean is None else "var"
-        raise ValueError(f"{missing} is missing: give both mean and var, or neither")
+        raise ArgumentValueError(missing, "{argument} is missing: give both {mean} and {var}, or neither")
     mean, var = as_operand("mean", mean), as_operand("var", var)
     for name, array in (("mean", mean), ("var", var)):
         _args.check_set_values(problem, name, array)

@@ -22,6 +22,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ._errors import ArgumentTypeError
+
 Array = npt.NDArray[Any]
 
 _BYTE: Final = np.dtype(np.uint8)
@@ -234,13 +236,15 @@ class _Views:
             try:
                 view = foreign_array(value)
             except TypeError as error:
-                raise TypeError(f"{name} {error}") from None
+                raise ArgumentTypeError(name, "{argument} {}", error) from None
             if is_tensor(value):
                 self._tensors.append((name, value))
             self._given[id(view)] = view, value
             return view
         if isinstance(value, Iterator):
-            raise TypeError(f"{name} is an iterator: pass a list along with arrays that are not NumPy's")
+            raise ArgumentTypeError(
+                name, "{argument} is an iterator: pass a list along with arrays that are not NumPy's"
+            )
         if type(value) in _OPAQUE:
             return value
         return _mapped(self.take, name, value)
@@ -292,11 +296,8 @@ def call_with_views(
     """Call with views of the foreign arrays. `function` has the names of the arguments."""
     views = _Views()
     names = [*inspect.signature(function).parameters, *(f"argument {i}" for i in range(len(arguments)))]
-    try:
-        taken = [views.take(name, value) for name, value in zip(names, arguments, strict=False)]
-        named = {name: views.take(name, value) for name, value in options.items()}
-    except TypeError as error:
-        raise TypeError(f"{function.__qualname__}: {error}") from None
+    taken = [views.take(name, value) for name, value in zip(names, arguments, strict=False)]
+    named = {name: views.take(name, value) for name, value in options.items()}
     result = call(*taken, **named)
     views.record_writes()
     return views.give_back(result)
