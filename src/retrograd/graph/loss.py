@@ -10,11 +10,12 @@ import numpy as np
 
 from .. import _core
 from ..ops._errors import ArgumentError
+from ..ops._types import Array
 from ..ops.loss import ABSOLUTE, DIFFERENCE, HINGE, LOG, REDUCTIONS, SIGMOID, Reduction
 from .elementwise import cast, identity, maximum, negative, not_equal
 from .gradient import stop_gradient
 from .indexing import refuse_index
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .reduction import INT64, refuse, sum
 from .shaping import broadcast_to, expand_dims
 from .tensor import Node, Operand, Tensor, apply, fail

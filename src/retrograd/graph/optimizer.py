@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from ..ops._errors import ArgumentValueError, of_function
+from ..ops._types import Array
 from ..ops.optimizer import (
     ADAM,
     RMSPROP,
@@ -23,7 +24,7 @@ from ..ops.optimizer import (
 from .elementwise import CODES, cast, identity, maximum, run_map
 from .gradient import gradients as gradients_of
 from .indexing import counter, next_count
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .reduction import INT64, refuse
 from .shaping import zeros
 from .tensor import Graph, Operand, Tensor, Variable, apply, as_tensor, current_graph, fail

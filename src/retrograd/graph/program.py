@@ -13,8 +13,9 @@ from .. import _core
 from ..ops import _args
 from ..ops._buffers import foreign_array, is_foreign
 from ..ops._errors import ArgumentTypeError
+from ..ops._types import Array
 from .elementwise import COPY
-from .operation import Array, Spec
+from .operation import Spec
 from .plan import Plan
 from .tensor import CONSTANT, DTYPES, Graph, Tensor, Variable, rebuilt, trace
 

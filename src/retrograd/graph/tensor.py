@@ -20,7 +20,8 @@ from ..ops import _memory
 from ..ops._args import check_not_masked
 from ..ops._buffers import foreign_array, is_foreign
 from ..ops._errors import ArgumentError, ArgumentTypeError, ArgumentValueError, of_function
-from .operation import OPERATIONS, Array, Operation, Spec
+from ..ops._types import Array
+from .operation import OPERATIONS, Operation, Spec
 from .operators import Operators
 
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))

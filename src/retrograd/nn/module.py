@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,11 @@ from ..graph.tensor import Tensor, Variable, current_graph, leaves
 from ..ops._args import check_not_masked
 from ..ops._buffers import foreign_array, is_foreign
 from ..ops._errors import ArgumentTypeError, ArgumentValueError
+from ..ops._types import Array
 from . import hints
 
 __all__ = ["Array", "Buffer", "KeyDifferences", "Layer", "Module", "Parameter", "Residual", "Sequential"]
 
-Array: TypeAlias = npt.NDArray[Any]
 _M = TypeVar("_M", bound="Module")
 
 

@@ -13,9 +13,10 @@ import numpy as np
 from .. import graph
 from ..graph.tensor import Tensor, Variable
 from ..ops._errors import of_function
+from ..ops._types import Array
 from ..ops.optimizer import norm_terms
 from . import hints
-from .module import Array, Module, Parameter, check_arrays, copy_arrays
+from .module import Module, Parameter, check_arrays, copy_arrays
 
 __all__ = ["SGD", "Adam", "AdamW", "LearningRate", "Optimizer", "Parameters", "Plateau", "RMSProp"]
 

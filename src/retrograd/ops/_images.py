@@ -8,8 +8,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from . import _args
-from ._args import Array
 from ._errors import ArgumentValueError
+from ._types import Array
 
 __all__ = ["Padding", "PerAxis", "as_given", "as_images", "paddings", "per_axis", "spatial", "with_spatial"]
 

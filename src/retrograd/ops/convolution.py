@@ -14,10 +14,10 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Refusal, enter, public
 from ._errors import ArgumentValueError
 from ._images import Padding, PerAxis, as_images, paddings, per_axis, spatial, with_spatial
+from ._types import Array, is_float64
 from .activation import Activation, check_output_tells_slope
 from .elementwise import activation_backward
 
@@ -241,7 +241,7 @@ def _backward(
         _convolve(problem, not transposed, identity, "dy", dz, w, None, "out.dx", dx, accumulate, threads, inputs)
     small, large = (x, dz) if transposed else (dz, x)
     if dw is not None:
-        f64 = _args.is_float64("x", x)
+        f64 = is_float64("x", x)
         target = _args.as_plain(dw)
         arguments = (
             f64,
@@ -254,7 +254,7 @@ def _backward(
         enter(_core.conv_weights, arguments, threads, lambda _: arguments)
     if db is not None:
         target = _args.contiguous_result(db, accumulate)
-        sums = (_args.is_float64("x", x), problem.images(dz), target, bool(accumulate))
+        sums = (is_float64("x", x), problem.images(dz), target, bool(accumulate))
         enter(_core.channel_sums, sums, threads, lambda _: sums)
         if target is not db:
             db[...] = target
@@ -276,7 +276,7 @@ def _convolve(
     inputs: Mapping[str, Array | None],
 ) -> None:
     arguments = (
-        _args.is_float64(source_name, source),
+        is_float64(source_name, source),
         transposed,
         f.code,
         *_args.rounded_parameters(f, source.dtype),
@@ -299,7 +299,7 @@ def _convolve(
 
 def _operands(x: Any, w: Any) -> tuple[Array, Array]:
     x, w = _args.as_array("x", x), _args.as_array("w", w)
-    _args.is_float64("x", x)
+    is_float64("x", x)
     _args.check_dtype("w", w, x.dtype, "as {x} is")
     _args.check_aligned("x", x)
     _args.check_aligned("w", w)

@@ -9,9 +9,9 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Refusal, enter, public
 from ._errors import ArgumentValueError
+from ._types import Array, dtype_code, is_float64
 from .activation import Activation, check_output_tells_slope
 
 __all__ = ["activation_backward", "activation_forward", "dropout"]
@@ -88,7 +88,7 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
     ``dx = dropout(dy, rate, seed=seed)``. A dropped element is 0 even if it was NaN. `out` may be `x` itself.
     """
     x = _args.as_array("x", x)
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     rate = _args.as_number("rate", rate)
     if not 0 <= rate < 1:
         raise ArgumentValueError("rate", "{rate} is {}, must be at least 0 and below 1", rate)
@@ -128,7 +128,7 @@ def _settings(
 def _checked_settings(
     name: str, activation: str | Activation, dtype: np.dtype[Any], by_output: bool
 ) -> tuple[int, float, float, int]:
-    code = _args.dtype_code(name, dtype)
+    code = dtype_code(name, dtype)
     f = _args.as_activation(activation)
     if by_output:
         check_output_tells_slope(f, "give {x} instead of {y}")

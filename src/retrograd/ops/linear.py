@@ -14,9 +14,9 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Reason, Refusal, enter, public
 from ._errors import ArgumentValueError
+from ._types import Array, is_float64
 
 __all__ = [
     "LinearGradients",
@@ -45,7 +45,7 @@ def linear_forward(
     """``y[..., o] = sum_i x[..., i] * w[o, i] + b[o]`` for x [..., I], w [O, I] and b [O]."""
     x = _args.as_array("x", x)
     w = _args.as_array("w", w)
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     check_operands(x, w)
     _args.check_aligned("x", x)
     _args.check_aligned("w", w)
@@ -94,7 +94,7 @@ def linear_backward(
     dy = _args.as_array("dy", dy)
     x = _args.as_array("x", x)
     w = _args.as_array("w", w)
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     check_operands(x, w)
     _args.check_aligned("x", x)
     _args.check_aligned("w", w)
@@ -143,7 +143,7 @@ def embedding_forward(
 ) -> Array:
     """``y[..., :] = table[indices[...]]`` for integer `indices` of any dtype and shape, and table [rows, E]."""
     table = _args.as_array("table", table)
-    f64 = _args.is_float64("table", table)
+    f64 = is_float64("table", table)
     if table.ndim != 2:
         raise ArgumentValueError("table", "{table} has shape {}, must have 2 axes, [rows, E]", table.shape)
     _args.check_aligned("table", table)
@@ -186,7 +186,7 @@ def embedding_backward(
     The gradients of one row of the table are added in the order of `indices`.
     """
     dy = _args.as_array("dy", dy)
-    f64 = _args.is_float64("dy", dy)
+    f64 = is_float64("dy", dy)
     indices, positions = _args.as_indices("indices", indices)
     if dy.shape[:-1] != indices.shape or dy.ndim == 0:
         raise ArgumentValueError(

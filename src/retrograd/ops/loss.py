@@ -21,9 +21,9 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Reason, Refusal, enter, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._types import Array, is_float64
 
 __all__ = [
     "categorical_cross_entropy",
@@ -360,7 +360,7 @@ def _as_weights(weights: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -
 
 def _as_rows(name: str, value: object) -> Array:
     array = _args.as_array(name, value)
-    _args.is_float64(name, array)
+    is_float64(name, array)
     _args.check_aligned(name, array)
     if array.ndim == 0:
         raise ArgumentValueError(name, "{argument} has no axes, but rows are along the last one")
@@ -393,7 +393,7 @@ def _elements(
     options: _Options,
 ) -> Result:
     y, target = _args.as_array(name, y), _args.as_array("target", target)
-    _args.is_float64(name, y)
+    is_float64(name, y)
     _check_like(name, y, target)
     _args.check_aligned(name, y)
     weighed = _as_weights(weights, y.shape, y.dtype)
@@ -475,7 +475,7 @@ def _run(
     may_replace = {"out": in_place}
     if options.out is not None and not _args.all_contiguous(*inputs.values(), options.out):
         _args.check_disjoint({"out": dy}, inputs, may_replace)
-    call = (_args.is_float64(name, y), *arguments(written), None)
+    call = (is_float64(name, y), *arguments(written), None)
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         if explain is not None:

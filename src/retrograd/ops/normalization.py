@@ -25,11 +25,12 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array, NormKind, NormProblem, Statistics
 from ._arrays import same_elements
 from ._buffers import opaque
 from ._call import enter, enter_again, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._norm_problem import NormKind, NormProblem, as_parameter, as_set_values, as_statistics, check_data, norm_problem
+from ._types import Array, Statistics
 from .activation import Activation
 
 __all__ = [
@@ -192,7 +193,7 @@ def batch_norm_forward(
     ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
+    problem = norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
     running = _running(problem, running_mean, running_var, update, training, others)
     elements = problem.set_size if count is None else _args.as_count("count", count)
@@ -231,7 +232,7 @@ def instance_norm_forward(
     ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
+    problem = norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
     running = _running(problem, running_mean, running_var, update, training, others)
     if not training and mean is None and var is None:
@@ -265,7 +266,7 @@ def layer_norm_forward(
     For `slope_from`, see "Slopes of saturated activations" in ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
+    problem = norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
     return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
@@ -291,7 +292,7 @@ def group_norm_forward(
     For `slope_from`, see "Slopes of saturated activations" in ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
+    problem = norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
     return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
@@ -316,12 +317,12 @@ def batch_norm_cache(
     through the statistics, unless they are `frozen`: constants, as in evaluation.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
+    problem = norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     if gamma is not None:
-        gamma = _args.as_parameter(problem, "gamma", gamma)
+        gamma = as_parameter(problem, "gamma", gamma)
     if beta is not None:
-        beta = _args.as_parameter(problem, "beta", beta)
-    statistics = _args.as_statistics(problem, mean, var)
+        beta = as_parameter(problem, "beta", beta)
+    statistics = as_statistics(problem, mean, var)
     _args.check_aligned("x", x)
     if not problem.needs_y:
         y = None
@@ -333,7 +334,7 @@ def batch_norm_cache(
         )
     else:
         y = _args.as_array("y", y)
-        _args.check_data("y", y, problem)
+        check_data("y", y, problem)
         _args.check_aligned("y", y)
     return NormCache(problem, x, y, gamma, beta, statistics, True, bool(frozen))
 
@@ -342,7 +343,7 @@ def batch_norm_cache(
 def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int | None = None) -> NormStatistics:
     """Count, mean and biased variance of each channel, for :func:`combine_statistics` across workers."""
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, 0.0, None, "output")
+    problem = norm_problem("batch_norm", x, channel_axis, 1, 0.0, None, "output")
     statistics = np.zeros((2, *problem.statistics_shape))
     if problem.engine is not None:
         threads = _args.thread_count(num_threads)
@@ -403,7 +404,7 @@ def run_forward(
 ) -> tuple[Array, NormCache]:
     """Run a forward pass of any kind. x is an array; the other arguments have not been checked."""
     given = mean is not None or var is not None
-    statistics = _args.as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
+    statistics = as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
     y = _memory.empty_like(x) if out is None else out
     saved_y: Array | None = y
@@ -438,9 +439,9 @@ def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _For
     """Raise for invalid arguments, convert those that can be converted."""
     x, gamma, beta, y, keep_x, statistics, given = arguments
     if gamma is not None:
-        gamma = _args.as_parameter(problem, "gamma", gamma)
+        gamma = as_parameter(problem, "gamma", gamma)
     if beta is not None:
-        beta = _args.as_parameter(problem, "beta", beta)
+        beta = as_parameter(problem, "beta", beta)
     _args.check_result("out", y, problem.shape, problem.dtype)
     if keep_x is not None:
         _args.check_result("keep_x", keep_x, problem.shape, problem.dtype)
@@ -611,7 +612,7 @@ def _checked_cache(kind: NormKind, cache: object) -> NormProblem:
 def _checked_dy(dy: Array, problem: NormProblem) -> Array:
     dy = _args.as_array("dy", dy)
     if dy.shape != problem.shape or dy.dtype is not problem.dtype:
-        _args.check_data("dy", dy, problem)
+        check_data("dy", dy, problem)
     return dy
 
 
@@ -725,7 +726,7 @@ def _checked_sums(problem: NormProblem, sums: object) -> tuple[Statistics, Stati
         raise ArgumentTypeError("sums", "{sums} must be GradientSums, not {}", type(sums))
     count = np.array([_args.as_count("sums.count", sums.count)], np.float64)
     return (
-        _args.as_set_values(problem, "sums.sum_dz", sums.sum_dz),
-        _args.as_set_values(problem, "sums.sum_dz_xhat", sums.sum_dz_xhat),
+        as_set_values(problem, "sums.sum_dz", sums.sum_dz),
+        as_set_values(problem, "sums.sum_dz_xhat", sums.sum_dz_xhat),
         count,
     )

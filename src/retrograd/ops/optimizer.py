@@ -14,7 +14,6 @@ import numpy as np
 
 from .. import _core
 from ._args import (
-    Array,
     as_array,
     as_number,
     as_plain,
@@ -26,6 +25,7 @@ from ._args import (
 )
 from ._call import Refusal, enter, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._types import FLOATS, Array
 
 __all__ = ["adam_step", "global_norm", "rmsprop_step", "sgd_step"]
 
@@ -35,7 +35,6 @@ VelocityOf: TypeAlias = Literal["gradient", "step", "descent"]
 SGD_KIND: Final = 0
 ADAM: Final = 1
 RMSPROP: Final = 2
-_DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @public
@@ -482,5 +481,5 @@ def _checked(lists: dict[str, list[Any]]) -> tuple[dict[str, Array], dict[str, A
 
 
 def _check_dtype(name: str, array: Array) -> None:
-    if array.dtype not in _DTYPES:
+    if array.dtype not in FLOATS:
         raise ArgumentTypeError(name, "{argument} has dtype {}; it must be native float32 or float64", array.dtype)

@@ -15,11 +15,11 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Reason, Refusal, enter, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._images import Padding, PerAxis, as_given, as_images, paddings, per_axis
 from ._images import spatial as spatial_axes
+from ._types import INT32, Array, is_float64
 
 __all__ = [
     "MaxPoolResult",
@@ -33,7 +33,6 @@ __all__ = [
     "max_unpool_forward",
 ]
 
-_INT32: Final = np.dtype(np.int32)
 _MOST: Final = 2**31 - 1  # the pixels that an index tells apart
 _MAX, _AVERAGE, _L2 = range(3)  # the engine's kinds
 _ADD, _ASSIGN, _PICK = range(3)
@@ -72,7 +71,7 @@ def max_pool_forward(
     given.
     """
     x = _args.as_array("x", x)
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     spatial = spatial_axes("x", x.shape, channels_last)
     _check_plane("x", spatial)
     windows = pool_windows(spatial, kernel, stride, padding, dilation, "the largest value")
@@ -85,7 +84,7 @@ def max_pool_forward(
     shape = pooled_shape(x.shape, windows.outputs, channels_last)
     images = _Source("x", x, channels_last)
     to_y = _Target("out.y", y, shape, x.dtype, images)
-    to_indices = _Target("out.indices", indices, shape, _INT32, images) if return_indices else None
+    to_indices = _Target("out.indices", indices, shape, INT32, images) if return_indices else None
     results = {"out.y": to_y.array, "out.indices": None if to_indices is None else to_indices.array}
     _check_copies(results, {"x": x}, images, to_y, to_indices)
     at = None if to_indices is None else to_indices.images
@@ -238,7 +237,7 @@ def max_unpool_backward(
     dx overwrites `out`, or is added to it with ``accumulate=True``.
     """
     dy = _args.as_array("dy", dy)
-    f64 = _args.is_float64("dy", dy)
+    f64 = is_float64("dy", dy)
     spatial = spatial_axes("dy", dy.shape, channels_last)
     _check_plane("dy", spatial)
     indices = _args.as_array("indices", indices)
@@ -267,7 +266,7 @@ def _forward(
     out: Array | None,
     num_threads: int | None,
 ) -> Array:
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     windows = pool_windows(spatial_axes("x", x.shape, channels_last), kernel, stride, padding, 1, needs)
     threads = _args.thread_count(num_threads)
     images = _Source("x", x, channels_last)
@@ -292,7 +291,7 @@ def _backward(
     accumulate: bool,
     num_threads: int | None,
 ) -> Array:
-    f64 = _args.is_float64("dy", dy)
+    f64 = is_float64("dy", dy)
     shape = pooled_shape(x_shape, windows.outputs, channels_last)
     for name, array, expected in (("dy", dy, shape), ("y", y, shape), ("x", x, x_shape)):
         if array is None:
@@ -335,7 +334,7 @@ def _indexed(
 ) -> Array:
     """Write or add the elements of `part` to the positions that `indices` gives, in planes of `whole_shape`."""
     part = _args.as_array(name, part)
-    f64 = _args.is_float64(name, part)
+    f64 = is_float64(name, part)
     indices = _args.as_array("indices", indices)
     shape = _as_shape(whole_name, whole_shape)
     spatial = spatial_axes(whole_name, shape, channels_last)
@@ -482,14 +481,14 @@ def _flattened(images: Array) -> Array:
 
 def _as_int32(indices: Array) -> Array:
     """The indices as the engine takes them; those that int32 cannot hold become others that are out of range, too."""
-    if indices.dtype is _INT32 or indices.dtype == _INT32:
+    if indices.dtype is INT32 or indices.dtype == INT32:
         return indices
     if indices.dtype.kind not in "iu":
         raise ArgumentTypeError("indices", "{indices} has dtype {}; it must be of integers", indices.dtype)
     if indices.dtype.itemsize >= 4:
         low = -1 if indices.dtype.kind == "i" else 0
         indices = np.clip(indices, low, _MOST)
-    return indices.astype(_INT32)
+    return indices.astype(INT32)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import _args, _memory
-from .._args import Array
 from .._call import Refusal, enter, public
 from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from .._types import Array
 from .cache import LstmCache, raise_for_cache, recomputed
 from .problem import checked_inputs, named_inputs, unit_stride
 from .types import Cell, LstmWeights

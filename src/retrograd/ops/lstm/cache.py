@@ -11,15 +11,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import _args, _memory
-from .._args import Array
 from .._buffers import opaque
 from .._call import Reason, Refusal, public, raise_unexplained
 from .._errors import ArgumentTypeError, ArgumentValueError
+from .._types import BYTE, Array
 from .problem import Inputs, run_forward
 from .types import Buffer, Weights
 from .weights import as_cells
 
-BYTE: Final = np.dtype(np.uint8)
 STAMPS: Final = itertools.count(secrets.randbits(62))  # unique for every forward pass of a process
 
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from ... import _core
 from .. import _args, _memory
-from .._args import Array
 from .._arrays import same_elements
 from .._call import public
 from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
-from .cache import BYTE, STAMPS, LstmCache, as_buffer, check_filled, new_cache
+from .._types import BYTE, Array
+from .cache import STAMPS, LstmCache, as_buffer, check_filled, new_cache
 from .problem import Inputs, as_counts, bind, check_fits, checked_inputs, dtype_code, run_forward
 from .types import Buffer, LstmActivations, Weights
 

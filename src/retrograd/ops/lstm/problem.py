@@ -11,17 +11,15 @@ import numpy.typing as npt
 
 from ... import _core
 from .. import _args, _memory
-from .._args import Array
 from .._arrays import same_elements
 from .._call import Refusal, enter
 from .._errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from .._types import FLOATS, Array, check_native
 from .types import Cell, LstmActivations, LstmWeights, Weights
 from .weights import as_cells, hidden_size, named_arrays, peephole_kind
 
 _MOST_ELEMENTS: Final = 1 << 58
 _READS: Final = {"new": False, "old": True}
-_DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))  # in the engine's order
-_DTYPE_CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
 class Problem(NamedTuple):
@@ -92,12 +90,10 @@ _new_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__,
 
 
 def dtype_code(name: str, dtype: np.dtype[Any]) -> int:
-    code = _DTYPE_CODES.get(dtype)
-    if code is None:
-        if not dtype.isnative:
-            _args.dtype_code(name, dtype)  # raises: byte order
+    if dtype not in FLOATS:
+        check_native(name, dtype)
         raise ArgumentTypeError(name, "{argument} has dtype {}; an LSTM is computed in float32 or float64", dtype)
-    return code
+    return FLOATS.index(dtype)
 
 
 @lru_cache(maxsize=512, typed=True)
@@ -164,7 +160,7 @@ def _problem(
         units,
         layers,
         directions,
-        _DTYPES[code],  # the canonical object: dtypes are compared by identity
+        FLOATS[code],  # the canonical object: dtypes are compared by identity
         tuple(codes),
         peephole,
         _READS[reads],

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import _args
-from .._args import Array
 from .._errors import ArgumentTypeError, ArgumentValueError
+from .._types import Array
 from .types import Cell, LstmWeights, Weights
 
 
