@@ -20,6 +20,7 @@ from retrograd.lab.verify import fused_activation
 from retrograd.ops.activation import ACTIVATIONS
 from support.activation import BOUNDS, DTYPES
 from support.arrays import MEMORY, Array, assert_same_bits, assert_untouched_around, fenced, placed
+from support.errors import KINDS
 
 # ---- the class -------------------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ def test_repr_and_pickle_lead_back(name: str) -> None:
 def test_refusals(arguments: tuple[Any, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
         Activation(*arguments)
-    assert type(caught.value) is error
+    assert type(caught.value) is KINDS[error]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import contextlib
 import functools
 import inspect
 import logging
-import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import ClassVar, Final, ParamSpec, TypeAlias, TypeVar, cast
+
+from ..ops._errors import ArgumentError, Names
 
 __all__ = [
     "BNNSWarning",
@@ -29,8 +31,8 @@ _logger.addHandler(logging.NullHandler())
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _F = TypeVar("_F")
-# Replaces the array functions' argument names in a message with Apple's.
-Rename: TypeAlias = Callable[[str], str]
+# From the array functions' argument names to Apple's.
+Rename: TypeAlias = Names
 
 
 class Invalid(ValueError):
@@ -68,8 +70,6 @@ _last: Final = _Last()
 # What the array functions and NumPy raise if they refuse an argument or run out of memory.
 _REFUSALS: Final = (ValueError, TypeError, OverflowError, MemoryError, BufferError)
 UNEXPECTED: Final = "unexpected"  # how the message of any other exception begins
-_FUNCTION: Final = re.compile(r"^[a-z_][a-z0-9_]*: ")  # how messages of the array functions begin
-_NAME: Final = re.compile(r"(?<![\w.])((?:out\.)?[a-z_]\w*)(\[\d+\])?")
 
 
 class _FirstFailure:
@@ -106,8 +106,8 @@ def status(
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _F]]:
     """Make a function return `failure`, or the code of the exception if it has one, where it would raise.
 
-    `name` is Apple's name for the function, by default the function's own. `rename` puts Apple's argument names into
-    messages of the array functions. `clears`: success resets :func:`last_error`.
+    `name` is Apple's name for the function, by default the function's own. `rename` has Apple's names for the
+    arguments of the array functions. `clears`: success resets :func:`last_error`.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R | _F]:
@@ -161,21 +161,14 @@ def with_apples_names(error: Exception, rename: Rename | None) -> Invalid:
     """The error of an array function, with Apple's argument names in its message."""
     if isinstance(error, Invalid):
         return error
-    message = _FUNCTION.sub("", str(error)) or type(error).__name__
-    return Invalid(rename(message) if rename is not None and isinstance(error, (ValueError, TypeError)) else message)
+    if isinstance(error, ArgumentError):
+        return Invalid(error.renamed(rename or {}))
+    return Invalid(str(error) or type(error).__name__)
 
 
-def renaming(names: Mapping[str, str | Callable[[int], str]]) -> Rename:
-    """Build a `Rename` from a mapping: argument name to Apple's, or for a list argument to a function of the index."""
-
-    def replace(match: re.Match[str]) -> str:
-        word, index = match.groups()
-        renamed = names.get(word.removeprefix("out."))
-        if renamed is None:
-            return match[0]
-        return f"{renamed}{index or ''}" if isinstance(renamed, str) else renamed(int((index or "[0]")[1:-1]))
-
-    return lambda message: _NAME.sub(replace, message)
+def renaming(names: Names) -> Rename:
+    """Apple's names of the array functions' arguments; for a list argument, a function of the index."""
+    return MappingProxyType(dict(names))
 
 
 def note(message: str) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
 import struct
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -97,10 +97,16 @@ _DATA_LAYOUTS: Final = (
     c.BNNSDataLayout4DLastMajor,
     c.BNNSDataLayout4DFirstMajor,
 )
+
+
+def _same_for_all(name: str, _: int) -> str:
+    """Apple's name for a parameter of every cell."""
+    return name
+
+
 # From the array functions' argument names to Apple's.
 _WEIGHTS: Final = {"wx": "iw_desc", "wh": "hw_desc", "b": "b_desc", "peephole": "cw_desc"}
-_WEIGHT: Final = re.compile(r"\b(?:out\.)?d?weights(?:\[\d+\])?\.(\w+) of gate ([ifgo])\b")
-_RENAMED: Final = renaming(
+_RENAME: Final = renaming(
     {
         "x": X,
         "h0": H0,
@@ -116,6 +122,13 @@ _RENAMED: Final = renaming(
         "dcn": f"layer_delta_params.{CN}",
         "batch_sizes": f"{LENGTHS}.data",
         "cache": "training_cache_ptr",
+        # One descriptor holds a gate's parameters of all cells.
+        **{
+            f"{array}.{field} of gate {gate}": partial(_same_for_all, f"{side}{apples_gate}.{apples_field}")
+            for array, side in (("weights", ""), ("dweights", "layer_delta_params."))
+            for field, apples_field in _WEIGHTS.items()
+            for gate, apples_gate in zip("ifgo", GATES, strict=True)
+        },
     }
 )
 
@@ -129,14 +142,6 @@ def seed_dropout(seed: int) -> None:
     Every forward call with dropout draws its seed from one generator, which is seeded randomly by default.
     """
     _seeds.seed(seed)
-
-
-def _rename(message: str) -> str:
-    def gate(match: re.Match[str]) -> str:
-        side = "layer_delta_params." if "dweights" in match[0] else ""
-        return f"{side}{GATES['ifgo'.index(match[2])]}.{_WEIGHTS.get(match[1], match[1])}"
-
-    return _WEIGHT.sub(gate, _RENAMED(message))
 
 
 # ---- the three functions --------------------------------------------------------------------------------------------
@@ -153,7 +158,7 @@ def BNNSComputeLSTMTrainingCacheCapacity(layer_params: BNNSLayerParametersLSTM) 
     return _capacity(sizes)
 
 
-@status(-1, rename=_rename)
+@status(-1, rename=_RENAME)
 def BNNSDirectApplyLSTMBatchTrainingCaching(
     layer_params: BNNSLayerParametersLSTM,
     filter_params: BNNSFilterParameters | None,
@@ -200,7 +205,7 @@ def BNNSDirectApplyLSTMBatchTrainingCaching(
     return 0
 
 
-@status(-1, rename=_rename)
+@status(-1, rename=_RENAME)
 def BNNSDirectApplyLSTMBatchBackward(
     layer_params: BNNSLayerParametersLSTM,
     layer_delta_params: BNNSLayerParametersLSTM,

@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from .. import _core
-from .operation import Array, Operation, Spec
+from ..ops._types import Array
+from .operation import Operation, Spec
 from .tensor import DTYPES, Node, Operand, Tensor, as_array, as_tensor, compute, current_graph, fail
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .operation import Array, Operation, Spec
+from ..ops._types import Array
+from .operation import Operation, Spec
 from .reduction import refuse, sum_to
 from .tensor import (
     BOOL,

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..ops._types import Array
 from .elementwise import COPY, add
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .shaping import broadcast_to
 from .tensor import (
     _TRACE,

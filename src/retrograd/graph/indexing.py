@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from ..ops._types import Array
 from .elementwise import add, cast, equal, exp, identity
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .operators import Operators
 from .reduction import INT64, as_axes, refuse, sum
 from .shaping import moveaxis, reshape

@@ -16,15 +16,16 @@ import retrograd as rg
 
 from .. import _core
 from ..ops import _args
-from ..ops._args import NormKind, NormProblem
 from ..ops._images import Padding, PerAxis, paddings, per_axis, spatial
+from ..ops._norm_problem import NormKind, NormProblem, norm_problem_of
+from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from ..ops.convolution import conv_problem
 from ..ops.normalization import RunningUpdate
 from ..ops.pooling import pool_windows, pooled_shape
 from .elementwise import add, cast, identity, run_map
 from .indexing import as_seed, place_along_axis, refuse_index
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .product import totals_of
 from .reduction import INT64, mean, refuse
 from .shaping import broadcast_to, expand_dims, reshape, stack, take_slice
@@ -109,7 +110,7 @@ def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
 def _norm(
     x: Spec, kind: NormKind, axis: int, groups: int, eps: float, activation: Activation, slope_from: str
 ) -> NormProblem:
-    return _args.norm_problem_of(kind, x.shape, x.dtype, axis, groups, eps, activation, slope_from)
+    return norm_problem_of(kind, x.shape, x.dtype, axis, groups, eps, activation, slope_from)
 
 
 def _check_parameters(problem: Any, gamma: Spec | None, beta: Spec | None) -> None:

@@ -9,11 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from .. import _core
+from ..ops._errors import ArgumentError
+from ..ops._types import Array
 from ..ops.loss import ABSOLUTE, DIFFERENCE, HINGE, LOG, REDUCTIONS, SIGMOID, Reduction
 from .elementwise import cast, identity, maximum, negative, not_equal
 from .gradient import stop_gradient
 from .indexing import refuse_index
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .reduction import INT64, refuse, sum
 from .shaping import broadcast_to, expand_dims
 from .tensor import Node, Operand, Tensor, apply, fail
@@ -288,8 +290,10 @@ def _element_loss(
     options = {"kind": kind, "a": float(a), "b": float(b), "reduction": reduction, "scale": float(scale)}
     try:
         loss: Tensor = apply(_ELEMENTS, (x, target, _weights(weights, x, False)), options)[0]
-    except (TypeError, ValueError) as error:
-        raise type(error)(str(error).replace("element_losses", name)) from None
+    except ArgumentError as error:
+        if error.function == _ELEMENTS.name:
+            error.function = name
+        raise
     return loss
 
 

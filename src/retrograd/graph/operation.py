@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+
+from ..ops._types import Array
 
 if TYPE_CHECKING:
     from .tensor import Node, Tensor
 
-Array: TypeAlias = npt.NDArray[Any]
 Attributes: TypeAlias = Mapping[str, Any]
 
 

@@ -8,6 +8,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from ..ops._errors import ArgumentValueError, of_function
+from ..ops._types import Array
 from ..ops.optimizer import (
     ADAM,
     RMSPROP,
@@ -22,7 +24,7 @@ from ..ops.optimizer import (
 from .elementwise import CODES, cast, identity, maximum, run_map
 from .gradient import gradients as gradients_of
 from .indexing import counter, next_count
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .reduction import INT64, refuse
 from .shaping import zeros
 from .tensor import Graph, Operand, Tensor, Variable, apply, as_tensor, current_graph, fail
@@ -259,7 +261,7 @@ class SGD(Optimizer):
         maximum_norm_each: float | None = None,
     ) -> None:
         if nesterov and not momentum:
-            raise ValueError("SGD: nesterov is set, but momentum is 0")
+            raise of_function("SGD", ArgumentValueError("nesterov", "{nesterov} is set, but {momentum} is 0"))
 
         def settings() -> tuple[Any, ...]:
             gradient, norm = _terms(gradient_scale, clip, weight_decay, l1, maximum_norm, maximum_norm_each)

@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..ops._types import Array
 from .callback import CALL
 from .elementwise import COPY, run_map
 from .fold import folded
-from .operation import Array, Operation
+from .operation import Operation
 from .tensor import BOOL, CONSTANT, FLOATS, INPUT, VARIABLE, Graph, Node, Tensor, Variable, needs_contiguous
 
 _ALIGNMENT: Final = 64

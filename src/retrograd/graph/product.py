@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from .. import _core
+from ..ops._types import Array
 from .elementwise import broadcast, identity
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .reduction import refuse, sum
 from .shaping import broadcast_to, reshape, swapaxes
 from .tensor import Node, Operand, Tensor, apply, apply_one, fail

@@ -12,8 +12,10 @@ import numpy.typing as npt
 from .. import _core
 from ..ops import _args
 from ..ops._buffers import foreign_array, is_foreign
+from ..ops._errors import ArgumentTypeError
+from ..ops._types import Array
 from .elementwise import COPY
-from .operation import Array, Spec
+from .operation import Spec
 from .plan import Plan
 from .tensor import CONSTANT, DTYPES, Graph, Tensor, Variable, rebuilt, trace
 
@@ -277,10 +279,13 @@ class Program:
     def _converted(self, position: int, argument: npt.ArrayLike, lead: tuple[int, ...]) -> Array:
         tensor, name = self.graph.inputs[position], self.names[position]
         shape, dtype = (*lead, *tensor.shape), tensor.dtype
-        try:
-            array = foreign_array(argument) if is_foreign(argument) else _args.as_array(name, argument)
-        except TypeError as error:
-            raise TypeError(f"{name} {str(error).removeprefix(name + ' ')}") from None
+        if is_foreign(argument):
+            try:
+                array = foreign_array(argument)
+            except TypeError as error:
+                raise ArgumentTypeError(name, "{argument} {}", error) from None
+        else:
+            array = _args.as_array(name, argument)
         if array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, but the program was compiled for {shape}")
         same_kind = array.dtype.kind == dtype.kind or (array.dtype.kind in "iub" and dtype.kind in "fi")

@@ -8,11 +8,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import _core
+from ..ops._types import Array
 from ..ops.lstm.problem import problem_of
 from ..ops.lstm.types import LstmActivations, LstmWeights
 from .elementwise import cast, identity
 from .indexing import as_seed, refuse_index
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .operators import Operators
 from .reduction import INT64, refuse
 from .shaping import transpose

@@ -11,7 +11,8 @@ import numpy as np
 import retrograd.graph as G
 
 from .. import _core
-from .operation import Array, Gradient, Operation, Spec
+from ..ops._types import Array
+from .operation import Gradient, Operation, Spec
 from .operators import Axes, Operators
 from .tensor import BOOL, Node, Operand, Tensor, apply_one, fail
 

@@ -10,8 +10,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..ops._types import Array
 from .elementwise import broadcast, equal, identity, run_map, where
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .reduction import as_axes, sum_to
 from .tensor import FLOATS, Node, Operand, Tensor, apply, apply_one, as_array, current_graph, fail, in_trace
 

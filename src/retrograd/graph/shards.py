@@ -10,13 +10,14 @@ import numpy as np
 import retrograd as rg
 
 from ..ops import _args
-from ..ops._args import NormProblem
+from ..ops._norm_problem import NormProblem
+from ..ops._types import Array
 from ..ops.activation import Activation
 from ..ops.normalization import RunningUpdate
 from .callback import call
 from .elementwise import cast, greater, run_map, where
 from .layer import _ONCE, _check_parameters, _norm, moved
-from .operation import Array, Operation, Spec
+from .operation import Operation, Spec
 from .reduction import refuse
 from .shaping import take_slice
 from .tensor import Node, Operand, Tensor, Variable, apply_one, as_array, current_graph, fail, in_trace

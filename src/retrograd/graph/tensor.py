@@ -19,7 +19,9 @@ import numpy.typing as npt
 from ..ops import _memory
 from ..ops._args import check_not_masked
 from ..ops._buffers import foreign_array, is_foreign
-from .operation import OPERATIONS, Array, Operation, Spec
+from ..ops._errors import ArgumentError, ArgumentTypeError, ArgumentValueError, of_function
+from ..ops._types import Array
+from .operation import OPERATIONS, Operation, Spec
 from .operators import Operators
 
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
@@ -410,9 +412,9 @@ def apply(
             return _folded(graph, operation, tensors, settings) or graph.node(operation, tensors, settings).results
         return compute(operation, [None if o is None else as_array(o, dtype) for o in operands], settings)
     except (TypeError, ValueError) as error:
-        if not str(error).startswith(f"{operation.name}: "):
-            raise fail(operation.name, str(error), type(error)) from None
-        raise
+        if isinstance(error, ArgumentError) and error.function == operation.name:
+            raise
+        raise fail(operation.name, str(error), type(error)) from None
 
 
 _MOST_FOLDED: Final = 1 << 16  # bytes of a result that is computed while tracing
@@ -486,7 +488,11 @@ def users_line() -> tuple[str, int]:
 def fail(name: str, message: str, kind: type[Exception] = ValueError) -> Exception:
     """An error that names the operation and the user's line."""
     file, line = users_line()
-    return kind(f"{name}: {message} ({os.path.basename(file)}:{line})")
+    place = f"{os.path.basename(file)}:{line}"
+    if not issubclass(kind, (TypeError, ValueError)):
+        return kind(f"{name}: {message} ({place})")
+    argument = ArgumentTypeError if issubclass(kind, TypeError) else ArgumentValueError
+    return of_function(name, argument("", "{} ({})", message, place))
 
 
 def _names(dtypes: Sequence[np.dtype[Any]]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import _core
 from ..ops import _args
+from ..ops._errors import ArgumentTypeError
 
 try:
     import jax
@@ -45,7 +46,7 @@ def as_operand(name: str, value: object) -> jax.Array:
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is not an array: {error}") from None
+        raise ArgumentTypeError(name, "{argument} is not an array: {}", error) from None
 
 
 def call(

@@ -9,6 +9,7 @@ import jax
 
 from ..ops import _args
 from ..ops._call import named
+from ..ops._types import is_float64
 from ..ops.linear import check_bias, check_operands
 from ._ffi import Static, as_operand, call, is_perturbed, nonzero, values
 
@@ -17,7 +18,7 @@ from ._ffi import Static, as_operand, call, is_perturbed, nonzero, values
 def linear(x: Any, w: Any, b: Any = None, *, num_threads: int | None = None) -> jax.Array:
     """``y[..., o] = sum_i x[..., i] * w[o, i] + b[o]`` for x [..., I], w [O, I] and b [O]."""
     x, w = as_operand("x", x), as_operand("w", w)
-    _args.is_float64("x", x)
+    is_float64("x", x)
     check_operands(x, w)
     if b is not None:
         b = as_operand("b", b)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..ops import _args
 from ..ops._call import named
+from ..ops._errors import ArgumentTypeError, ArgumentValueError
 from ..ops.lstm.problem import Problem, as_counts, check_parameter, problem_of, whole_shapes
 from ..ops.lstm.types import LstmActivations, LstmWeights
 from ..ops.lstm.weights import hidden_size, peephole_kind
@@ -92,20 +93,22 @@ def _as_cells(weights: Any) -> tuple[list[tuple[Any, ...]], bool]:
     if isinstance(weights, LstmWeights):
         return [_as_cell("weights", weights)], True
     if not isinstance(weights, (list, tuple)):
-        raise TypeError(f"weights must be LstmWeights or a sequence of them, not {type(weights).__name__}")
+        raise ArgumentTypeError("weights", "{weights} must be LstmWeights or a sequence of them, not {}", type(weights))
     if not weights:
-        raise ValueError("weights is empty, needs at least 1 cell")
+        raise ArgumentValueError("weights", "{weights} is empty, needs at least 1 cell")
     return [_as_cell(f"weights[{index}]", cell) for index, cell in enumerate(weights)], False
 
 
 def _as_cell(name: str, cell: Any) -> tuple[Any, ...]:
     if not isinstance(cell, LstmWeights):
-        raise TypeError(f"{name} must be LstmWeights, not {type(cell).__name__}")
+        raise ArgumentTypeError(name, "{argument} must be LstmWeights, not {}", type(cell))
     for field, part in zip(LstmWeights._fields, cell, strict=True):
         if isinstance(part, (list, tuple)):
-            raise TypeError(
-                f"{name}.{field} is a sequence of {len(part)} arrays, must be one array with all gates: "
-                "jax.numpy.concatenate makes one"
+            raise ArgumentTypeError(
+                f"{name}.{field}",
+                "{argument} is a sequence of {} arrays, must be one array with all gates: jax.numpy.concatenate "
+                "makes one",
+                len(part),
             )
     return tuple(
         None if part is None else as_operand(f"{name}.{field}", part)
@@ -123,7 +126,7 @@ def _checked_cell(problem: Problem, index: int, cell: tuple[Any, ...]) -> tuple[
             check_parameter(name, part, shapes, problem.dtype)
             part = part.reshape(shapes[0])
         elif field in ("wx", "wh"):
-            raise ValueError(f"{name} is None; a cell needs wx and wh")
+            raise ArgumentValueError(name, "{argument} is None; a cell needs {wx} and {wh}")
         checked.append(part)
     return tuple(checked)
 
@@ -134,8 +137,10 @@ def _state(name: str, value: Any, problem: Problem) -> jax.Array | None:
     array = as_operand(name, value)
     if array.shape != problem.state_shape:
         axes = "(N, H)" if problem.single else "(cells, N, H)"
-        raise ValueError(f"{name} has shape {array.shape}, must be {axes} = {problem.state_shape}")
-    _args.check_dtype(name, array, problem.dtype, "as x is")
+        raise ArgumentValueError(
+            name, "{argument} has shape {}, must be {} = {}", array.shape, axes, problem.state_shape
+        )
+    _args.check_dtype(name, array, problem.dtype, "as {x} is")
     return array.reshape(problem.cells, problem.samples, problem.units)
 
 
@@ -144,10 +149,14 @@ def _as_lengths(lengths: Any, problem: Problem) -> jax.Array:
     if not isinstance(lengths, jax.Array):
         lengths = as_counts("lengths", lengths, problem.samples, "samples", problem.steps, "steps")
     if lengths.dtype.kind not in "iu":
-        raise TypeError(f"lengths has dtype {lengths.dtype}; it must be of integers")
+        raise ArgumentTypeError("lengths", "{lengths} has dtype {}; it must be of integers", lengths.dtype)
     if lengths.shape != (problem.samples,):
-        raise ValueError(
-            f"lengths has shape {lengths.shape}, must be {(problem.samples,)}: x has {problem.samples} samples"
+        raise ArgumentValueError(
+            "lengths",
+            "{lengths} has shape {}, must be {}: {x} has {} samples",
+            lengths.shape,
+            (problem.samples,),
+            problem.samples,
         )
     return jnp.asarray(lengths, jnp.int64 if jax.config.jax_enable_x64 else jnp.int32)
 
@@ -157,10 +166,12 @@ def _as_seed(seed: Any) -> jax.Array:
     if not isinstance(seed, jax.Array):
         seed = _args.as_seed(seed)
         if seed >> bits:
-            raise ValueError(f"seed is {seed}, must be below 2**32: jax_enable_x64 is not set")
+            raise ArgumentValueError("seed", "{seed} is {}, must be below 2**32: jax_enable_x64 is not set", seed)
         return jnp.asarray(np.array(seed, f"uint{bits}"))
     if seed.shape or seed.dtype.kind not in "iu":
-        raise TypeError(f"seed has dtype {seed.dtype} and shape {seed.shape}; it must be one integer")
+        raise ArgumentTypeError(
+            "seed", "{seed} has dtype {} and shape {}; it must be one integer", seed.dtype, seed.shape
+        )
     return seed.astype(f"uint{bits}")
 
 

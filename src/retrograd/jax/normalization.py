@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from ..ops import _args
-from ..ops._args import NormProblem
 from ..ops._call import named
+from ..ops._errors import ArgumentValueError
+from ..ops._norm_problem import NormProblem, check_parameter, check_set_values, norm_problem
 from ..ops.activation import Activation
 from ._ffi import BYTE, Static, as_operand, call, is_perturbed, nonzero, values
 
@@ -43,15 +44,15 @@ def batch_norm(
     and `var`. Gradients flow through all three results, and to `mean` and `var`.
     """
     x = as_operand("x", x)
-    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
+    problem = norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     if mean is None and var is None:
         return BatchNormOutput(*_run(problem, True, x, gamma, beta, None, None, num_threads))
     if mean is None or var is None:
         missing = "mean" if mean is None else "var"
-        raise ValueError(f"{missing} is missing: give both mean and var, or neither")
+        raise ArgumentValueError(missing, "{argument} is missing: give both {mean} and {var}, or neither")
     mean, var = as_operand("mean", mean), as_operand("var", var)
     for name, array in (("mean", mean), ("var", var)):
-        _args.check_set_values(problem, name, array)
+        check_set_values(problem, name, array)
         _args.check_dtype(name, array, problem.arithmetic, "for such data")
     (y,) = _run(problem, False, x, gamma, beta, mean, var, num_threads)
     return BatchNormOutput(y, mean, var)
@@ -71,7 +72,7 @@ def instance_norm(
 ) -> jax.Array:
     """Normalize each channel of each sample over space."""
     x = as_operand("x", x)
-    problem = _args.norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
+    problem = norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
     return _run(problem, False, x, gamma, beta, None, None, num_threads)[0]
 
 
@@ -89,7 +90,7 @@ def layer_norm(
 ) -> jax.Array:
     """Normalize over the axes from `axis` to the last. gamma and beta have the shape ``x.shape[axis:]``."""
     x = as_operand("x", x)
-    problem = _args.norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
+    problem = norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
     return _run(problem, False, x, gamma, beta, None, None, num_threads)[0]
 
 
@@ -108,7 +109,7 @@ def group_norm(
 ) -> jax.Array:
     """Normalize each sample over space and over groups of consecutive channels."""
     x = as_operand("x", x)
-    problem = _args.norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
+    problem = norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
     return _run(problem, False, x, gamma, beta, None, None, num_threads)[0]
 
 
@@ -144,10 +145,10 @@ def _run(
 ) -> tuple[jax.Array, ...]:
     if gamma is not None:
         gamma = as_operand("gamma", gamma)
-        _args.check_parameter(problem, "gamma", gamma)
+        check_parameter(problem, "gamma", gamma)
     if beta is not None:
         beta = as_operand("beta", beta)
-        _args.check_parameter(problem, "beta", beta)
+        check_parameter(problem, "beta", beta)
     options = _Options(problem._replace(engine=None), statistics, _args.thread_count(num_threads))
     found: tuple[jax.Array, ...] = _compiled(options, x, gamma, beta, mean, var)
     return found

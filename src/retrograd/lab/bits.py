@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 import retrograd as rg
 
 from .. import _core
 from ..graph.operation import OPERATIONS
+from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS
 from .cases import ACTIVATION_PARAMETERS, graph_cases, storage_dtype
 from .graphs import case_program, computed, outcome, seeds_of
@@ -28,7 +28,6 @@ from .verify import fused_activation
 
 __all__ = ["SAVED", "BitsRow", "compare_bits", "digests", "saved_digests", "write_digests"]
 
-Array = npt.NDArray[Any]
 Results = Iterator[tuple[str, list[Any]]]
 SAVED: Final = Path(__file__).parent / "bits.json"
 # Each dtype with the exponents of its smallest and largest magnitudes.

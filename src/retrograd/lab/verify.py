@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import _core
 from ..ops import lstm, normalization
+from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from . import bounds, cases, reference
 from .cases import LstmCase, LstmParameters, NormCase
@@ -32,7 +32,6 @@ __all__ = [
     "verify_norm",
 ]
 
-Array = npt.NDArray[Any]
 _C = TypeVar("_C", NormCase, LstmCase)
 _R = TypeVar("_R")  # the results of a run
 

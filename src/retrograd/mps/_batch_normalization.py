@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from ..ops._arrays import overlaps, same_elements
+from ..ops._types import Array
 from ..ops.activation import Activation
 from ..ops.normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
 from ._kernel import KernelSetting, MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel, planned_work
-from ._matrix import Array, MPSMatrix, MPSVector, TemporaryStorage
+from ._matrix import MPSMatrix, MPSVector, TemporaryStorage
 from ._metal import MTLCommandBuffer, Work
 from ._neuron import Curve, as_neuron_type, neuron
 from ._types import FLT_MIN, MPSCNNNeuronType, MTLOrigin, NSUIntegerMax, as_bool, as_float, as_unsigned

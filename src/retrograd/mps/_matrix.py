@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, overload
+from typing import ClassVar, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from ..ops._planned import Version, Versioned
+from ..ops._types import Array
 from ._metal import MTLBuffer, MTLCommandBuffer, MTLDevice
 from ._types import LARGEST_SIZE, NUMPY_TYPES, Members, MPSDataType, Setting, as_data_type, as_unsigned
-
-Array = npt.NDArray[Any]
 
 
 class _Stride(Setting[int]):

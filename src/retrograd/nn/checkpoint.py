@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from .._files import not_a_file, write_whole
-from .module import Array, Module, check_arrays, copy_arrays
+from ..ops._types import Array
+from .module import Module, check_arrays, copy_arrays
 from .optim import Optimizer
 
 __all__ = ["load", "read_metadata", "read_state", "save", "state_content"]

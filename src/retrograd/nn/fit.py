@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .module import Array
+from ..ops._types import Array
 from .step import Step
 
 __all__ = ["Epoch", "fit"]

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .module import Array
+from ..ops._types import Array
 
 __all__ = ["Rng", "generator", "normal", "orthogonal", "uniform"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,12 @@ from ..graph.operators import Operators
 from ..graph.tensor import Tensor, Variable, current_graph, leaves
 from ..ops._args import check_not_masked
 from ..ops._buffers import foreign_array, is_foreign
+from ..ops._errors import ArgumentTypeError, ArgumentValueError
+from ..ops._types import Array
 from . import hints
 
 __all__ = ["Array", "Buffer", "KeyDifferences", "Layer", "Module", "Parameter", "Residual", "Sequential"]
 
-Array: TypeAlias = npt.NDArray[Any]
 _M = TypeVar("_M", bound="Module")
 
 
@@ -181,9 +182,11 @@ class Module:
         wide = [name for name, p in self.parameters().items() if p.dtype == np.float64]
         if isinstance(error, TypeError) and 0 < len(wide) < len(self.parameters()):
             error = TypeError(f"{error}; parameter {wide[0]} is float64, others are float32: give them one dtype")
+        plain: dict[type[Exception], type[Exception]] = {ArgumentTypeError: TypeError, ArgumentValueError: ValueError}
+        kind = plain.get(type(error), type(error))
         for name, module in self.modules():
-            if module is failed and name and type(error) in (TypeError, ValueError, IndexError):
-                return type(error)(f"layer {name!r}, {type(module).__name__}({module.describe()}): {error}")
+            if module is failed and name and kind in (TypeError, ValueError, IndexError):
+                return kind(f"layer {name!r}, {type(module).__name__}({module.describe()}): {error}")
         return error
 
     @property

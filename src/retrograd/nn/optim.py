@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ import numpy as np
 
 from .. import graph
 from ..graph.tensor import Tensor, Variable
+from ..ops._errors import of_function
+from ..ops._types import Array
 from ..ops.optimizer import norm_terms
 from . import hints
-from .module import Array, Module, Parameter, check_arrays, copy_arrays
+from .module import Module, Parameter, check_arrays, copy_arrays
 
 __all__ = ["SGD", "Adam", "AdamW", "LearningRate", "Optimizer", "Parameters", "Plateau", "RMSProp"]
 
@@ -23,6 +26,13 @@ LearningRate: TypeAlias = float | Callable[[int], float]
 Parameters: TypeAlias = (
     Module | Mapping[str, Parameter] | Iterable[Parameter] | Sequence[Module] | Sequence[Mapping[str, Any]]
 )
+
+
+def _option_names(kind: type[graph.Optimizer]) -> frozenset[str]:
+    """The options of an optimizer of the graph, and the learning rate of a group."""
+    classes = kind.__mro__[: kind.__mro__.index(graph.Optimizer)]
+    parameters = (p for one in classes for p in inspect.signature(one).parameters.values())
+    return frozenset({"lr", "learning_rate", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)})
 
 
 class _Group:
@@ -67,15 +77,16 @@ class Optimizer:
         groups = _groups(name, parameters)
         # The norm is taken over all groups together.
         self.maximum_norm: float | None = options.pop("maximum_norm", None) if len(groups) > 1 else None
+        for option in (option for own in (options, *(own for _, own in groups)) for option in own):
+            if option not in _option_names(self._kind):
+                hint = hints.hints()["options"].get(option)
+                said = f"got an unexpected keyword argument {option!r}"
+                raise TypeError(f"{name}: {said}{'' if hint is None else f'; write {hint}'}")
         try:
             norm_terms(options.get("clip"), self.maximum_norm, None, None, False)
             self._groups: Final = [_Group(names, self._kind, {**options, **own}) for names, own in groups]
-        except TypeError as error:
-            said = str(error).split("__init__() ")[-1]
-            hint = next((f"; write {new}" for old, new in hints.hints()["options"].items() if f"'{old}'" in said), "")
-            raise TypeError(f"{name}: {said}{hint}") from None
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}" if not str(error).startswith(name) else str(error)) from None
+        except (TypeError, ValueError) as error:
+            raise of_function(name, error) from None
         self._parameters: Final = {name: p for group in self._groups for name, p in group.parameters.items()}
         self._count: Final = self._groups[0].rule.count
         for group in self._groups[1:]:

@@ -17,7 +17,8 @@ from ..graph.program import MISFIT, Program
 from ..graph.program import compile as compile_graph
 from ..graph.tensor import current_graph
 from ..ops._args import thread_count
-from .module import Array, Changes, Module, as_input, input_dtype
+from ..ops._types import Array
+from .module import Changes, Module, as_input, input_dtype
 
 __all__ = ["TRACING", "Programs", "forget_assignments"]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from .. import graph
 from ..graph.tensor import Tensor
+from ..ops._types import Array
 from . import hints
-from .module import Array, Module, Parameter, takes
+from .module import Module, Parameter, takes
 from .optim import Optimizer
 from .program import TRACING, Programs, forget_assignments
 

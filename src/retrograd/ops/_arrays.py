@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[Any]
+from ._types import Array
 
 # Steps of NumPy's search, a few milliseconds. Views made by slicing and transposing need a handful.
 _MOST_WORK: Final = 20_000

@@ -22,10 +22,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from ._errors import ArgumentTypeError
+from ._types import BYTE, INT16, Array
 
-_BYTE: Final = np.dtype(np.uint8)
-_INT16: Final = np.dtype(np.int16)
 _BUFFERS: Final = (memoryview, array.array, bytearray, ctypes.Array, mmap.mmap)
 _ON_THE_CPU: Final = (1, 3, 11, 13)  # DLPack's types of devices: the CPU, and memory that it shares with a GPU
 _RAW: Final = ("B", "b", "c")  # buffer formats of single bytes
@@ -55,7 +54,7 @@ def elements_of(data: Any) -> tuple[Array, bool]:
     if isinstance(data, np.ndarray):
         return _checked(data), True
     if type(data) in (bytearray, bytes) and data:
-        return np.frombuffer(data, _BYTE), False
+        return np.frombuffer(data, BYTE), False
     if isinstance(data, _POINTERS) or hasattr(data, "_as_parameter_"):
         shown = f"the address {int(data):#x}" if isinstance(data, (int, np.integer)) else f"a {type(data).__name__}"
         raise TypeError(f"is {shown}: pass the array, not its address")
@@ -69,7 +68,7 @@ def elements_of(data: Any) -> tuple[Array, bool]:
     if code in _RAW:
         if not view.contiguous:
             raise TypeError(f"is raw memory with strides {view.strides}, must be contiguous")
-        return np.frombuffer(view, _BYTE) if view.nbytes else np.empty(0, _BYTE), False
+        return np.frombuffer(view, BYTE) if view.nbytes else np.empty(0, BYTE), False
     if len(code) != 1 or code in "PO":  # structures, pointers
         raise TypeError(f"has elements of format {view.format!r}, which are not numbers")
     return _checked(np.asarray(view)), True
@@ -77,7 +76,7 @@ def elements_of(data: Any) -> tuple[Array, bool]:
 
 def contiguous_bytes(data: Any) -> npt.NDArray[np.uint8]:
     """An object's memory as one array of bytes, for workspaces. Errors as in :func:`elements_of`."""
-    if type(data) is np.ndarray and data.dtype is _BYTE and data.ndim == 1 and data.flags.c_contiguous:
+    if type(data) is np.ndarray and data.dtype is BYTE and data.ndim == 1 and data.flags.c_contiguous:
         return data
     array, typed = elements_of(data)
     if not typed:
@@ -86,7 +85,7 @@ def contiguous_bytes(data: Any) -> npt.NDArray[np.uint8]:
         array = array.T
     if not array.flags.c_contiguous:
         raise TypeError(f"is an array of shape {array.shape} with strides {array.strides}, must be contiguous")
-    return array.reshape(-1).view(_BYTE)
+    return array.reshape(-1).view(BYTE)
 
 
 def _checked(array: Array) -> Array:
@@ -202,7 +201,7 @@ def tensor_of_array(array: Array) -> Any:
     dtype = array.dtype
     try:
         if dtype.kind == "V" and dtype.name == "bfloat16":  # finding the name takes long
-            return torch.from_numpy(array.view(_INT16)).view(torch.bfloat16)
+            return torch.from_numpy(array.view(INT16)).view(torch.bfloat16)
         return torch.from_numpy(array)
     except (TypeError, ValueError):
         return array
@@ -234,13 +233,15 @@ class _Views:
             try:
                 view = foreign_array(value)
             except TypeError as error:
-                raise TypeError(f"{name} {error}") from None
+                raise ArgumentTypeError(name, "{argument} {}", error) from None
             if is_tensor(value):
                 self._tensors.append((name, value))
             self._given[id(view)] = view, value
             return view
         if isinstance(value, Iterator):
-            raise TypeError(f"{name} is an iterator: pass a list along with arrays that are not NumPy's")
+            raise ArgumentTypeError(
+                name, "{argument} is an iterator: pass a list along with arrays that are not NumPy's"
+            )
         if type(value) in _OPAQUE:
             return value
         return _mapped(self.take, name, value)
@@ -292,11 +293,8 @@ def call_with_views(
     """Call with views of the foreign arrays. `function` has the names of the arguments."""
     views = _Views()
     names = [*inspect.signature(function).parameters, *(f"argument {i}" for i in range(len(arguments)))]
-    try:
-        taken = [views.take(name, value) for name, value in zip(names, arguments, strict=False)]
-        named = {name: views.take(name, value) for name, value in options.items()}
-    except TypeError as error:
-        raise TypeError(f"{function.__qualname__}: {error}") from None
+    taken = [views.take(name, value) for name, value in zip(names, arguments, strict=False)]
+    named = {name: views.take(name, value) for name, value in options.items()}
     result = call(*taken, **named)
     views.record_writes()
     return views.give_back(result)

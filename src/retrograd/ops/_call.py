@@ -1,4 +1,4 @@
-"""Calls into the engine, and the wrapper that puts the public function's name into error messages."""
+"""Calls into the engine, and the wrappers that put the public function's name into errors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, TypeVar, cast
 
+import numpy as np
+
 from .._core import Reason, Refusal
 from ._buffers import call_with_views, has_foreign
+from ._errors import ArgumentError, of_function
 
-__all__ = ["Reason", "Refusal", "enter", "enter_again", "named", "public", "raise_unexplained", "warn"]
+__all__ = ["Reason", "Refusal", "enter", "named", "public", "raise_unexplained", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ARGUMENT_ERRORS: Final = (TypeError, ValueError)
 
 
 def public(function: _Function) -> _Function:
-    """Prefix every TypeError and ValueError from the function with its name, and take arrays of other libraries.
+    """Put the function's name into its errors, and take arrays of other libraries.
 
     Callers with NumPy arrays pay nothing for the latter: a function that meets another array raises an error before it
     has written anything, and is called again with views of all such arrays.
@@ -29,40 +32,51 @@ def public(function: _Function) -> _Function:
         try:
             return function(*arguments, **options)
         except _ARGUMENT_ERRORS as error:
+            refusal = _of(function, error)
             if not has_foreign(arguments) and not has_foreign(options):
-                _add_name(function, error)
-                raise
-            refusal = str(error)
+                if refusal is error:
+                    raise
+                raise refusal from error
         try:
             return call_with_views(call, function, arguments, options)
-        except TypeError as error:
-            refusal = f"{function.__qualname__}: {refusal}"
-            if str(error) == f"{refusal.rpartition(', not ')[0]}, not ndarray":  # the type of the view
-                error.args = (refusal,)
+        except ArgumentError as error:
+            _show_given_type(error, refusal)
+            of_function(function.__qualname__, error)  # which an argument without a view has not got
             raise
 
     return cast(_Function, call)
 
 
 def named(function: _Function) -> _Function:
-    """Only prefix the errors."""
+    """Only put the name into its errors."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
         except _ARGUMENT_ERRORS as error:
-            _add_name(function, error)
-            raise
+            refusal = _of(function, error)
+            if refusal is error:
+                raise
+            raise refusal from error
 
     return cast(_Function, call)
 
 
-def _add_name(function: Callable[..., Any], error: Exception) -> None:
+def _of(function: Callable[..., Any], error: Exception) -> Exception:
+    """The error of a function, with its name."""
     called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
     # An error from the call itself, such as a missing argument, already has the name.
-    if called and type(error) in _ARGUMENT_ERRORS:
-        error.args = (f"{function.__qualname__}: {error}",)
+    if not called or not (isinstance(error, ArgumentError) or type(error) in _ARGUMENT_ERRORS):
+        return error
+    return of_function(function.__qualname__, error)
+
+
+def _show_given_type(error: ArgumentError, first: Exception) -> None:
+    """If the type of an argument is wrong, name the type of the caller's array rather than that of the view of it."""
+    if isinstance(first, ArgumentError) and first.argument == error.argument:
+        given = next((value for value in first.values if isinstance(value, type)), np.ndarray)
+        error.values = tuple(given if value is np.ndarray else value for value in error.values)
 
 
 def warn(message: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from . import _args
-from ._args import Array
+from ._errors import ArgumentValueError
+from ._types import Array
 
 __all__ = ["Padding", "PerAxis", "as_given", "as_images", "paddings", "per_axis", "spatial", "with_spatial"]
 
@@ -24,7 +25,7 @@ def spatial(name: str, shape: tuple[int, ...], channels_last: bool) -> tuple[int
     channels_last = _args.as_flag("channels_last", channels_last)
     if len(shape) not in (3, 4):
         axes = "[N, W, C] or [N, H, W, C]" if channels_last else "[N, C, W] or [N, C, H, W]"
-        raise ValueError(f"{name} has {len(shape)} axes, needs 3 or 4, {axes}")
+        raise ArgumentValueError(name, "{argument} has {} axes, needs 3 or 4, {}", len(shape), axes)
     return shape[1:-1] if channels_last else shape[2:]
 
 
@@ -57,7 +58,9 @@ def paddings(padding: Any, axes: int) -> tuple[tuple[int, int], ...]:
     for entry in _entries("padding", padding, axes):
         both = tuple(entry) if _is_sequence(entry) else (entry,) * 2
         if len(both) != 2:
-            raise ValueError(f"padding of an axis has {len(both)} entries, must be one int or (before, after)")
+            raise ArgumentValueError(
+                "padding", "{padding} of an axis has {} entries, must be one int or (before, after)", len(both)
+            )
         pairs.append((_size("padding", both[0], 0), _size("padding", both[1], 0)))
     return tuple(pairs)
 
@@ -70,12 +73,12 @@ def _entries(name: str, value: Any, axes: int) -> tuple[Any, ...]:
     if not _is_sequence(value):
         return (value,) * axes
     if len(value) != axes:
-        raise ValueError(f"{name} has {len(value)} entries, but there are {axes} spatial axes")
+        raise ArgumentValueError(name, "{argument} has {} entries, but there are {} spatial axes", len(value), axes)
     return tuple(value)
 
 
 def _size(name: str, value: Any, least: int) -> int:
     size = _args.as_count(name, value, least)
     if size > _MOST:
-        raise ValueError(f"{name} is {size}, must be at most {_MOST}")
+        raise ArgumentValueError(name, "{argument} is {}, must be at most {}", size, _MOST)
     return size

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import _core
-
-Array: TypeAlias = npt.NDArray[Any]
+from ._types import Array
 
 LARGE: Final = 1 << 20  # bytes; malloc already reuses smaller blocks
 

@@ -13,7 +13,8 @@ from weakref import ref
 
 import numpy as np
 
-from ._buffers import Array, keeps_still
+from ._buffers import keeps_still
+from ._types import Array
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

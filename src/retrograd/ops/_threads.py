@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .. import _core
 from ._call import public, warn
+from ._errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["default_num_threads", "get_num_threads", "set_num_threads", "start_num_threads"]
 
@@ -96,9 +97,9 @@ def checked_num_threads(threads: int) -> int:
     try:
         count = operator.index(threads)
     except TypeError:
-        raise TypeError(f"the number of threads must be an int, not {type(threads).__name__}") from None
+        raise ArgumentTypeError("num_threads", "the number of threads must be an int, not {}", type(threads)) from None
     if count < 1:
-        raise ValueError(f"the number of threads is {count}, must be at least 1")
+        raise ArgumentValueError("num_threads", "the number of threads is {}, must be at least 1", count)
     if count > _MOST:
         warn(_capped(count))
     return min(count, _MOST)

@@ -6,6 +6,7 @@ import math
 from typing import Final, NamedTuple
 
 from .. import _core
+from ._errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = ["ACTIVATIONS", "Activation"]
 
@@ -49,15 +50,17 @@ class Activation:
         values = {}
         for parameter, given, default in (("alpha", alpha, kind.alpha), ("beta", beta, kind.beta)):
             if given is not None and default == 0.0:
-                raise ValueError(f"activation {name!r} takes no {parameter}")
+                raise ArgumentValueError("activation", "{activation} {!r} takes no {}", name, parameter)
             value = default if given is None else given
             if value is None:
-                raise ValueError(f"activation {name!r} needs {parameter}: it has no default")
+                raise ArgumentValueError("activation", "{activation} {!r} needs {}: it has no default", name, parameter)
             if isinstance(value, str) or not hasattr(value, "__float__"):
-                raise TypeError(f"activation {name!r}: {parameter} must be a number, not {type(value).__name__}")
+                raise ArgumentTypeError(
+                    "activation", "{activation} {!r}: {} must be a number, not {}", name, parameter, type(value)
+                )
             value = float(value)
             if math.isnan(value):
-                raise ValueError(f"activation {name!r}: {parameter} is NaN")
+                raise ArgumentValueError("activation", "{activation} {!r}: {} is NaN", name, parameter)
             values[parameter] = value
         _check(name, values["alpha"], values["beta"])
         fields = {"name": name, "code": kind.code, **values, "_hash": hash((name, *values.values()))}
@@ -96,9 +99,14 @@ class Activation:
 def _check(name: str, alpha: float, beta: float) -> None:
     """Raise for parameters with which the function is undefined."""
     if name == "clamp" and alpha > beta:
-        raise ValueError(f"activation 'clamp': the lower bound alpha = {alpha:g} is above the upper, beta = {beta:g}")
+        raise ArgumentValueError(
+            "activation",
+            "{activation} 'clamp': the lower bound alpha = {:g} is above the upper, beta = {:g}",
+            alpha,
+            beta,
+        )
     if name == "celu" and alpha == 0:
-        raise ValueError("activation 'celu' with alpha = 0 divides by 0; use 'relu'")
+        raise ArgumentValueError("activation", "{activation} 'celu' with alpha = 0 divides by 0; use 'relu'")
 
 
 def check_output_tells_slope(activation: Activation, instead: str) -> None:
@@ -115,14 +123,18 @@ def check_output_tells_slope(activation: Activation, instead: str) -> None:
             if getattr(activation, parameter) == 0:
                 why = f" with {parameter} = 0 is constant: the output does not tell the slope"
     if why:
-        raise ValueError(f"activation {name!r}{why}; {instead}")
+        raise ArgumentValueError("activation", "{activation} {!r}{}; " + instead, name, why)
 
 
 def _unknown(name: object) -> Exception:
     if not isinstance(name, str):
-        return TypeError(f"activation must be a name or an Activation, not {type(name).__name__}")
+        return ArgumentTypeError("activation", "{activation} must be a name or an Activation, not {}", type(name))
     if name in _NOT_ELEMENTWISE:
-        return ValueError(f"activation {name!r} cannot be fused: it is not elementwise. Apply it to the result instead")
+        return ArgumentValueError(
+            "activation",
+            "{activation} {!r} cannot be fused: it is not elementwise. Apply it to the result instead",
+            name,
+        )
     if name == "swish":
-        return ValueError("activation 'swish' is unknown; here it is called 'silu'")
-    return ValueError(f"activation {name!r} is unknown; there are {', '.join(ACTIVATIONS)}")
+        return ArgumentValueError("activation", "{activation} 'swish' is unknown; here it is called 'silu'")
+    return ArgumentValueError("activation", "{activation} {!r} is unknown; there are {}", name, ", ".join(ACTIVATIONS))

@@ -14,9 +14,10 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Refusal, enter, public
+from ._errors import ArgumentValueError
 from ._images import Padding, PerAxis, as_images, paddings, per_axis, spatial, with_spatial
+from ._types import Array, is_float64
 from .activation import Activation, check_output_tells_slope
 from .elementwise import activation_backward
 
@@ -198,10 +199,15 @@ def _backward(
 ) -> ConvGradients:
     dy = _args.as_array("dy", dy)
     if dy.shape != problem.y_shape:
-        raise ValueError(
-            f"dy has shape {dy.shape}, but x of shape {x.shape} and w of shape {w.shape} need {problem.y_shape}"
+        raise ArgumentValueError(
+            "dy",
+            "{dy} has shape {}, but {x} of shape {} and {w} of shape {} need {}",
+            dy.shape,
+            x.shape,
+            w.shape,
+            problem.y_shape,
         )
-    _args.check_dtype("dy", dy, x.dtype, "as x is")
+    _args.check_dtype("dy", dy, x.dtype, "as {x} is")
     _args.check_aligned("dy", dy)
     f = _args.as_activation(activation)
     buffers = _args.gradient_buffers(out, ConvGradients)
@@ -219,12 +225,12 @@ def _backward(
     inputs: dict[str, Array | None] = {"dy": dy, "x": x, "w": w}
     if f.name != "identity":
         if y is None:
-            raise ValueError(f"y is missing: the slope of the activation {f.name} is computed from it")
+            raise ArgumentValueError("y", "{y} is missing: the slope of the activation {} is computed from it", f.name)
         check_output_tells_slope(f, "apply it on its own, with activation_forward")
         y = inputs["y"] = _args.as_array("y", y)
         if y.shape != dy.shape:
-            raise ValueError(f"y has shape {y.shape}, but dy has {dy.shape}")
-        _args.check_dtype("y", y, x.dtype, "as x is")
+            raise ArgumentValueError("y", "{y} has shape {}, but {dy} has {}", y.shape, dy.shape)
+        _args.check_dtype("y", y, x.dtype, "as {x} is")
         _args.check_aligned("y", y)
     # Several calls of the engine, of which the first would write before the last is checked.
     _args.check_disjoint(_args.named_results(gradients), inputs)
@@ -235,7 +241,7 @@ def _backward(
         _convolve(problem, not transposed, identity, "dy", dz, w, None, "out.dx", dx, accumulate, threads, inputs)
     small, large = (x, dz) if transposed else (dz, x)
     if dw is not None:
-        f64 = _args.is_float64("x", x)
+        f64 = is_float64("x", x)
         target = _args.as_plain(dw)
         arguments = (
             f64,
@@ -248,7 +254,7 @@ def _backward(
         enter(_core.conv_weights, arguments, threads, lambda _: arguments)
     if db is not None:
         target = _args.contiguous_result(db, accumulate)
-        sums = (_args.is_float64("x", x), problem.images(dz), target, bool(accumulate))
+        sums = (is_float64("x", x), problem.images(dz), target, bool(accumulate))
         enter(_core.channel_sums, sums, threads, lambda _: sums)
         if target is not db:
             db[...] = target
@@ -270,7 +276,7 @@ def _convolve(
     inputs: Mapping[str, Array | None],
 ) -> None:
     arguments = (
-        _args.is_float64(source_name, source),
+        is_float64(source_name, source),
         transposed,
         f.code,
         *_args.rounded_parameters(f, source.dtype),
@@ -293,8 +299,8 @@ def _convolve(
 
 def _operands(x: Any, w: Any) -> tuple[Array, Array]:
     x, w = _args.as_array("x", x), _args.as_array("w", w)
-    _args.is_float64("x", x)
-    _args.check_dtype("w", w, x.dtype, "as x is")
+    is_float64("x", x)
+    _args.check_dtype("w", w, x.dtype, "as {x} is")
     _args.check_aligned("x", x)
     _args.check_aligned("w", w)
     return x, w
@@ -302,8 +308,10 @@ def _operands(x: Any, w: Any) -> tuple[Array, Array]:
 
 def _as_bias(b: Array, outputs: int, dtype: np.dtype[Any]) -> Array:
     if b.shape != (outputs,):
-        raise ValueError(f"b has shape {b.shape}, but the result has {outputs} channels and needs {(outputs,)}")
-    _args.check_dtype("b", b, dtype, "as x is")
+        raise ArgumentValueError(
+            "b", "{b} has shape {}, but the result has {} channels and needs {}", b.shape, outputs, (outputs,)
+        )
+    _args.check_dtype("b", b, dtype, "as {x} is")
     return b if b.flags.carray else np.array(b, order="C")
 
 
@@ -343,9 +351,11 @@ def conv_problem(
     sizes = spatial("x", x_shape, channels_last)
     if len(w_shape) != len(x_shape):
         form = "[C, O / groups, kernel]" if transposed else "[O, C / groups, kernel]"
-        raise ValueError(f"w has shape {w_shape}, but x of shape {x_shape} needs {len(x_shape)} axes, {form}")
+        raise ArgumentValueError(
+            "w", "{w} has shape {}, but {x} of shape {} needs {} axes, {}", w_shape, x_shape, len(x_shape), form
+        )
     if 0 in w_shape[2:]:
-        raise ValueError(f"w has shape {w_shape}, whose kernel has no elements")
+        raise ArgumentValueError("w", "{w} has shape {}, whose kernel has no elements", w_shape)
     groups = _args.as_count("groups", groups)
     channels = x_shape[-1 if channels_last else 1]
     outputs = (_transposed_outputs if transposed else _conv_outputs)(w_shape, channels, groups)
@@ -367,44 +377,72 @@ def conv_problem(
 
 def _conv_outputs(w_shape: tuple[int, ...], channels: int, groups: int) -> int:
     if w_shape[1] * groups != channels:
-        raise ValueError(
-            f"w has shape {w_shape}, whose {w_shape[1]} inputs in {groups} groups are "
-            f"{w_shape[1] * groups} channels, but x has {channels}"
+        raise ArgumentValueError(
+            "w",
+            "{w} has shape {}, whose {} inputs in {} groups are {} channels, but {x} has {}",
+            w_shape,
+            w_shape[1],
+            groups,
+            w_shape[1] * groups,
+            channels,
         )
     if w_shape[0] % groups:
-        raise ValueError(f"groups is {groups}, which does not divide the {w_shape[0]} outputs of w")
+        raise ArgumentValueError(
+            "groups", "{groups} is {}, which does not divide the {} outputs of {w}", groups, w_shape[0]
+        )
     return w_shape[0]
 
 
 def _transposed_outputs(w_shape: tuple[int, ...], channels: int, groups: int) -> int:
     if w_shape[0] != channels:
-        raise ValueError(f"w has shape {w_shape}, whose inputs are {w_shape[0]}, but x has {channels} channels")
+        raise ArgumentValueError(
+            "w", "{w} has shape {}, whose inputs are {}, but {x} has {} channels", w_shape, w_shape[0], channels
+        )
     if channels % groups:
-        raise ValueError(f"groups is {groups}, which does not divide the {channels} channels of x")
+        raise ArgumentValueError(
+            "groups", "{groups} is {}, which does not divide the {} channels of {x}", groups, channels
+        )
     return w_shape[1] * groups
 
 
 def _conv_pixels(number: int, axis: _Axis) -> int:
     padded = axis.size + axis.before + axis.after
     if axis.span > padded:
-        raise ValueError(
-            f"the kernel of w is {axis.kernel} with dilation {axis.dilation}, which spans {axis.span} pixels, but "
-            f"spatial axis {number} of x has {axis.size}, with padding {axis.before} and {axis.after}"
+        raise ArgumentValueError(
+            "w",
+            "the kernel of {w} is {} with {dilation} {}, which spans {} pixels, but spatial axis {} of {x} has {}, "
+            "with {padding} {} and {}",
+            axis.kernel,
+            axis.dilation,
+            axis.span,
+            number,
+            axis.size,
+            axis.before,
+            axis.after,
         )
     return (padded - axis.span) // axis.stride + 1
 
 
 def _transposed_pixels(number: int, axis: _Axis, extra: int) -> int:
     if axis.size == 0:
-        raise ValueError(f"spatial axis {number} of x has no pixels")
+        raise ArgumentValueError("x", "spatial axis {} of {x} has no pixels", number)
     if extra >= max(axis.stride, axis.dilation):
-        raise ValueError(
-            f"output_padding is {extra}, must be below the stride {axis.stride} or the dilation {axis.dilation}: those "
-            "pixels would get no input"
+        raise ArgumentValueError(
+            "output_padding",
+            "{output_padding} is {}, must be below the {stride} {} or the {dilation} {}: those pixels would get no "
+            "input",
+            extra,
+            axis.stride,
+            axis.dilation,
         )
     count = (axis.size - 1) * axis.stride + axis.span + extra - axis.before - axis.after
     if count < 1:
-        raise ValueError(
-            f"padding is {axis.before} and {axis.after}, which leaves {count} pixels of spatial axis {number}"
+        raise ArgumentValueError(
+            "padding",
+            "{padding} is {} and {}, which leaves {} pixels of spatial axis {}",
+            axis.before,
+            axis.after,
+            count,
+            number,
         )
     return count

@@ -9,8 +9,9 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Refusal, enter, public
+from ._errors import ArgumentValueError
+from ._types import Array, dtype_code, is_float64
 from .activation import Activation, check_output_tells_slope
 
 __all__ = ["activation_backward", "activation_forward", "dropout"]
@@ -55,17 +56,17 @@ def activation_backward(
     """
     if (x is None) == (y is None):
         given = "neither" if x is None else "both"
-        raise ValueError(f"the slope is computed from x or from y: give one of them, not {given}")
+        raise ArgumentValueError("x", "the slope is computed from {x} or from {y}: give one of them, not {}", given)
     dy = _args.as_array("dy", dy)
     settings = _settings("dy", activation, dy.dtype, y is not None)
     name = "x" if y is None else "y"
     known = _args.as_array(name, x if y is None else y)
     if known.shape != dy.shape:
-        raise ValueError(f"{name} has shape {known.shape}, but dy has shape {dy.shape}")
-    _args.check_dtype(name, known, dy.dtype, "as dy is")
+        raise ArgumentValueError(name, "{argument} has shape {}, but {dy} has shape {}", known.shape, dy.shape)
+    _args.check_dtype(name, known, dy.dtype, "as {dy} is")
     threads = _args.thread_count(num_threads)
     if accumulate and out is None:
-        raise ValueError("accumulate=True adds to out, which is missing")
+        raise ArgumentValueError("out", "{accumulate}=True adds to {out}, which is missing")
     dx = _memory.empty_like(dy) if out is None else out
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
@@ -87,10 +88,10 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
     ``dx = dropout(dy, rate, seed=seed)``. A dropped element is 0 even if it was NaN. `out` may be `x` itself.
     """
     x = _args.as_array("x", x)
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     rate = _args.as_number("rate", rate)
     if not 0 <= rate < 1:
-        raise ValueError(f"rate is {rate}, must be at least 0 and below 1")
+        raise ArgumentValueError("rate", "{rate} is {}, must be at least 0 and below 1", rate)
     seed = _args.as_seed(seed)
     threads = _args.thread_count(num_threads)
     _args.check_aligned("x", x)
@@ -127,8 +128,8 @@ def _settings(
 def _checked_settings(
     name: str, activation: str | Activation, dtype: np.dtype[Any], by_output: bool
 ) -> tuple[int, float, float, int]:
-    code = _args.dtype_code(name, dtype)
+    code = dtype_code(name, dtype)
     f = _args.as_activation(activation)
     if by_output:
-        check_output_tells_slope(f, "give x instead of y")
+        check_output_tells_slope(f, "give {x} instead of {y}")
     return (f.code, *_args.rounded_parameters(f, dtype), code)

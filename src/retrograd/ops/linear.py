@@ -14,8 +14,9 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Reason, Refusal, enter, public
+from ._errors import ArgumentValueError
+from ._types import Array, is_float64
 
 __all__ = [
     "LinearGradients",
@@ -44,7 +45,7 @@ def linear_forward(
     """``y[..., o] = sum_i x[..., i] * w[o, i] + b[o]`` for x [..., I], w [O, I] and b [O]."""
     x = _args.as_array("x", x)
     w = _args.as_array("w", w)
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     check_operands(x, w)
     _args.check_aligned("x", x)
     _args.check_aligned("w", w)
@@ -93,14 +94,21 @@ def linear_backward(
     dy = _args.as_array("dy", dy)
     x = _args.as_array("x", x)
     w = _args.as_array("w", w)
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     check_operands(x, w)
     _args.check_aligned("x", x)
     _args.check_aligned("w", w)
     shape = (*x.shape[:-1], w.shape[0])
     if dy.shape != shape:
-        raise ValueError(f"dy has shape {dy.shape}, but x of shape {x.shape} and w of shape {w.shape} need {shape}")
-    _args.check_dtype("dy", dy, x.dtype, "as x is")
+        raise ArgumentValueError(
+            "dy",
+            "{dy} has shape {}, but {x} of shape {} and {w} of shape {} need {}",
+            dy.shape,
+            x.shape,
+            w.shape,
+            shape,
+        )
+    _args.check_dtype("dy", dy, x.dtype, "as {x} is")
     _args.check_aligned("dy", dy)
     dx, dw, db = buffers = _args.gradient_buffers(out, LinearGradients)
     want_dx = want_dw = want_db = True
@@ -135,9 +143,9 @@ def embedding_forward(
 ) -> Array:
     """``y[..., :] = table[indices[...]]`` for integer `indices` of any dtype and shape, and table [rows, E]."""
     table = _args.as_array("table", table)
-    f64 = _args.is_float64("table", table)
+    f64 = is_float64("table", table)
     if table.ndim != 2:
-        raise ValueError(f"table has shape {table.shape}, must have 2 axes, [rows, E]")
+        raise ArgumentValueError("table", "{table} has shape {}, must have 2 axes, [rows, E]", table.shape)
     _args.check_aligned("table", table)
     indices, positions = _args.as_indices("indices", indices)
     threads = _args.thread_count(num_threads)
@@ -153,7 +161,7 @@ def embedding_forward(
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         if refusal.reason is Reason.out_of_range:
-            _args.raise_out_of_range("indices", indices, len(table), "the rows of table are")
+            _args.raise_out_of_range("indices", indices, len(table), "the rows of {table} are")
         _args.check_disjoint({"out": out}, {"indices": indices, "table": table})
         return arguments
 
@@ -178,10 +186,12 @@ def embedding_backward(
     The gradients of one row of the table are added in the order of `indices`.
     """
     dy = _args.as_array("dy", dy)
-    f64 = _args.is_float64("dy", dy)
+    f64 = is_float64("dy", dy)
     indices, positions = _args.as_indices("indices", indices)
     if dy.shape[:-1] != indices.shape or dy.ndim == 0:
-        raise ValueError(f"dy has shape {dy.shape}, but indices of shape {indices.shape} need one row each")
+        raise ArgumentValueError(
+            "dy", "{dy} has shape {}, but {indices} of shape {} need one row each", dy.shape, indices.shape
+        )
     _args.check_aligned("dy", dy)
     count = _args.as_count("rows", rows, least=0)
     threads = _args.thread_count(num_threads)
@@ -189,7 +199,7 @@ def embedding_backward(
     if out is not None:
         _args.check_result("out", out, shape, dy.dtype)
     elif accumulate:
-        raise ValueError("accumulate=True adds to out, which is missing")
+        raise ArgumentValueError("out", "{accumulate}=True adds to {out}, which is missing")
     else:
         out = _memory.empty(shape, dy.dtype)
     if not _args.all_contiguous(dy, indices):
@@ -198,7 +208,7 @@ def embedding_backward(
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         if refusal.reason is Reason.out_of_range:
-            _args.raise_out_of_range("indices", indices, count, "rows is")
+            _args.raise_out_of_range("indices", indices, count, "{rows} is")
         _args.check_disjoint({"out": out}, {"dy": dy, "indices": indices})
         return arguments
 
@@ -208,18 +218,20 @@ def embedding_backward(
 
 def check_operands(x: Array, w: Array) -> None:
     if w.ndim != 2:
-        raise ValueError(f"w has shape {w.shape}, must have 2 axes, [outputs, inputs]")
+        raise ArgumentValueError("w", "{w} has shape {}, must have 2 axes, [outputs, inputs]", w.shape)
     if x.ndim == 0 or x.shape[-1] != w.shape[1]:
-        last = f"the last axis of x is {x.shape[-1]}" if x.ndim else "x has no axes"
-        raise ValueError(f"w has shape {w.shape}, whose inputs are {w.shape[1]}, but {last}")
+        template = "{w} has shape {}, whose inputs are {}, but "
+        if not x.ndim:
+            raise ArgumentValueError("w", template + "{x} has no axes", w.shape, w.shape[1])
+        raise ArgumentValueError("w", template + "the last axis of {x} is {}", w.shape, w.shape[1], x.shape[-1])
     if w.dtype is not x.dtype:
-        _args.check_dtype("w", w, x.dtype, "as x is")
+        _args.check_dtype("w", w, x.dtype, "as {x} is")
 
 
 def check_bias(b: Array, w: Array) -> None:
     if b.shape != w.shape[:1]:
-        raise ValueError(f"b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
-    _args.check_dtype("b", b, w.dtype, "as x is")
+        raise ArgumentValueError("b", "{b} has shape {}, but {w} of shape {} needs {}", b.shape, w.shape, w.shape[:1])
+    _args.check_dtype("b", b, w.dtype, "as {x} is")
 
 
 def _as_bias(b: Array, w: Array) -> Array:

@@ -21,8 +21,9 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Reason, Refusal, enter, public
+from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._types import Array, is_float64
 
 __all__ = [
     "categorical_cross_entropy",
@@ -74,10 +75,13 @@ def softmax_cross_entropy(
     targets: Array | None = None
     if given.dtype.kind == "f":
         if given.shape != logits.shape:
-            raise TypeError(
-                f"labels has dtype {given.dtype}; it must be of integers, or have the shape {logits.shape} of logits"
+            raise ArgumentTypeError(
+                "labels",
+                "{labels} has dtype {}; it must be of integers, or have the shape {} of {logits}",
+                given.dtype,
+                logits.shape,
             )
-        _args.check_dtype("labels", given, logits.dtype, "as logits is")
+        _args.check_dtype("labels", given, logits.dtype, "as {logits} is")
         _args.check_aligned("labels", given)
         targets = given
     return _cross_entropy(
@@ -118,8 +122,12 @@ def categorical_cross_entropy(
     each = None if weights is None else _args.as_array("weights", weights)
     if each is not None and each.ndim and each.shape == logits.shape:
         if reduction in ("weighted_mean", "nonzero_mean"):
-            raise ValueError(f"reduction is {reduction!r}, but weights of the shape of logits are not those of rows")
-        _args.check_dtype("weights", each, logits.dtype, "as logits is")
+            raise ArgumentValueError(
+                "reduction",
+                "{reduction} is {!r}, but {weights} of the shape of {logits} are not those of rows",
+                reduction,
+            )
+        _args.check_dtype("weights", each, logits.dtype, "as {logits} is")
         shares *= each
         weights = None
     return _cross_entropy(
@@ -205,7 +213,7 @@ def huber(
     """
     bound = _args.as_number("delta", delta)
     if not 0 < bound < math.inf:
-        raise ValueError(f"delta is {bound}, must be a finite number above 0")
+        raise ArgumentValueError("delta", "{delta} is {}, must be a finite number above 0", bound)
     options = _Options(reduction, scale, want_gradient, out, num_threads)
     return _elements(DIFFERENCE, (0.5, bound), "y", y, target, weights, options)
 
@@ -229,7 +237,7 @@ def mean_absolute_error(
     """
     slope = _args.as_number("slope_at_zero", slope_at_zero)
     if not -1 <= slope <= 1:
-        raise ValueError(f"slope_at_zero is {slope}, must be from -1 to 1")
+        raise ArgumentValueError("slope_at_zero", "{slope_at_zero} is {}, must be from -1 to 1", slope)
     options = _Options(reduction, scale, want_gradient, out, num_threads)
     return _elements(ABSOLUTE, (slope, 0.0), "y", y, target, weights, options)
 
@@ -274,7 +282,7 @@ def log_loss(
     """
     added = _args.as_number("eps", eps)
     if not 0 <= added < math.inf:
-        raise ValueError(f"eps is {added}, must be a finite number of at least 0")
+        raise ArgumentValueError("eps", "{eps} is {}, must be a finite number of at least 0", added)
     options = _Options(reduction, scale, want_gradient, out, num_threads)
     return _elements(LOG, (added, 0.0), "y", y, target, weights, options)
 
@@ -317,7 +325,9 @@ class _Options(NamedTuple):
     def codes(self) -> tuple[int, float]:
         """The reduction and the scale, as the engine takes them."""
         if self.reduction not in REDUCTIONS:
-            raise ValueError(f"reduction is {self.reduction!r}; there are {', '.join(map(repr, REDUCTIONS))}")
+            raise ArgumentValueError(
+                "reduction", "{reduction} is {!r}; there are {}", self.reduction, ", ".join(map(repr, REDUCTIONS))
+            )
         return REDUCTIONS[self.reduction], _args.as_number("scale", self.scale)
 
 
@@ -335,7 +345,13 @@ def _as_weights(weights: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -
         return _Weights(None, (None, _args.as_number("weights", array.item())))
     if array.shape != shape[: array.ndim]:
         fitting = ", ".join(str(shape[:axes]) for axes in range(len(shape) + 1))
-        raise ValueError(f"weights has shape {array.shape}, but there are losses of shape {shape}: expected {fitting}")
+        raise ArgumentValueError(
+            "weights",
+            "{weights} has shape {}, but there are losses of shape {}: expected {}",
+            array.shape,
+            shape,
+            fitting,
+        )
     _args.check_dtype("weights", array, dtype, "as the other arrays are")
     _args.check_aligned("weights", array)
     spread = array.reshape(array.shape + (1,) * (len(shape) - array.ndim))
@@ -344,24 +360,26 @@ def _as_weights(weights: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -
 
 def _as_rows(name: str, value: object) -> Array:
     array = _args.as_array(name, value)
-    _args.is_float64(name, array)
+    is_float64(name, array)
     _args.check_aligned(name, array)
     if array.ndim == 0:
-        raise ValueError(f"{name} has no axes, but rows are along the last one")
+        raise ArgumentValueError(name, "{argument} has no axes, but rows are along the last one")
     return array
 
 
 def _check_like(name: str, y: Array, target: Array) -> None:
     if target.shape != y.shape:
-        raise ValueError(f"target has shape {target.shape}, but {name} has shape {y.shape}")
-    _args.check_dtype("target", target, y.dtype, f"as {name} is")
+        raise ArgumentValueError(
+            "target", "{target} has shape {}, but {} has shape {}", target.shape, ArgumentName(name), y.shape
+        )
+    _args.check_dtype("target", target, y.dtype, "as {" + name + "} is")
     _args.check_aligned("target", target)
 
 
 def _smoothing(label_smoothing: float) -> float:
     smoothing = _args.as_number("label_smoothing", label_smoothing)
     if not 0 <= smoothing <= 1:
-        raise ValueError(f"label_smoothing is {smoothing}, must be from 0 to 1")
+        raise ArgumentValueError("label_smoothing", "{label_smoothing} is {}, must be from 0 to 1", smoothing)
     return smoothing
 
 
@@ -375,7 +393,7 @@ def _elements(
     options: _Options,
 ) -> Result:
     y, target = _args.as_array(name, y), _args.as_array("target", target)
-    _args.is_float64(name, y)
+    is_float64(name, y)
     _check_like(name, y, target)
     _args.check_aligned(name, y)
     weighed = _as_weights(weights, y.shape, y.dtype)
@@ -405,10 +423,12 @@ def _cross_entropy(
     if targets is None:
         labels, flat = _args.as_indices("labels", labels)
         if labels.shape != shape:
-            raise ValueError(f"labels has shape {labels.shape}, but logits of shape {logits.shape} need {shape}")
+            raise ArgumentValueError(
+                "labels", "{labels} has shape {}, but {logits} of shape {} need {}", labels.shape, logits.shape, shape
+            )
     ignored = _args.as_count("ignore_index", ignore_index, least=-(1 << 63))
     if ignored >= 1 << 63:
-        raise ValueError(f"ignore_index is {ignored}, must be below 2**63")
+        raise ArgumentValueError("ignore_index", "{ignore_index} is {}, must be below 2**63", ignored)
     count = math.prod(shape)
     losses = np.empty(count) if options.reduction == "none" else None
 
@@ -420,7 +440,7 @@ def _cross_entropy(
 
     def explain(refusal: Refusal) -> None:
         if refusal.reason is Reason.out_of_range:
-            _args.raise_out_of_range("labels", labels, classes, "the classes of logits are", ignored)
+            _args.raise_out_of_range("labels", labels, classes, "the classes of {logits} are", ignored)
 
     loss, dlogits = _run(
         _core.softmax_cross_entropy,
@@ -455,7 +475,7 @@ def _run(
     may_replace = {"out": in_place}
     if options.out is not None and not _args.all_contiguous(*inputs.values(), options.out):
         _args.check_disjoint({"out": dy}, inputs, may_replace)
-    call = (_args.is_float64(name, y), *arguments(written), None)
+    call = (is_float64(name, y), *arguments(written), None)
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
         if explain is not None:
@@ -472,7 +492,7 @@ def _gradient(like: Array, wanted: bool, out: Array | None) -> tuple[Array | Non
     """The gradient that is returned, and the contiguous array that the engine writes."""
     if not wanted:
         if out is not None:
-            raise ValueError("out is given, but want_gradient is not set")
+            raise ArgumentValueError("out", "{out} is given, but {want_gradient} is not set")
         return None, None
     if out is None:
         out = _memory.empty(like.shape, like.dtype)

@@ -25,10 +25,12 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array, NormKind, NormProblem, Statistics
 from ._arrays import same_elements
 from ._buffers import opaque
 from ._call import enter, enter_again, public
+from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._norm_problem import NormKind, NormProblem, as_parameter, as_set_values, as_statistics, check_data, norm_problem
+from ._types import Array, Statistics
 from .activation import Activation
 
 __all__ = [
@@ -191,7 +193,7 @@ def batch_norm_forward(
     ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
+    problem = norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
     running = _running(problem, running_mean, running_var, update, training, others)
     elements = problem.set_size if count is None else _args.as_count("count", count)
@@ -230,7 +232,7 @@ def instance_norm_forward(
     ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
+    problem = norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
     running = _running(problem, running_mean, running_var, update, training, others)
     if not training and mean is None and var is None:
@@ -264,7 +266,7 @@ def layer_norm_forward(
     For `slope_from`, see "Slopes of saturated activations" in ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
+    problem = norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
     return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
@@ -290,7 +292,7 @@ def group_norm_forward(
     For `slope_from`, see "Slopes of saturated activations" in ``docs/numerics.md``.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
+    problem = norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
     return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
 
@@ -315,22 +317,24 @@ def batch_norm_cache(
     through the statistics, unless they are `frozen`: constants, as in evaluation.
     """
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
+    problem = norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     if gamma is not None:
-        gamma = _args.as_parameter(problem, "gamma", gamma)
+        gamma = as_parameter(problem, "gamma", gamma)
     if beta is not None:
-        beta = _args.as_parameter(problem, "beta", beta)
-    statistics = _args.as_statistics(problem, mean, var)
+        beta = as_parameter(problem, "beta", beta)
+    statistics = as_statistics(problem, mean, var)
     _args.check_aligned("x", x)
     if not problem.needs_y:
         y = None
     elif y is None:
-        raise ValueError(
-            f"y is missing: the slope of {problem.activation.name!r} is found from it; slope_from='input' needs no y"
+        raise ArgumentValueError(
+            "y",
+            "{y} is missing: the slope of {!r} is found from it; {slope_from}='input' needs no {y}",
+            problem.activation.name,
         )
     else:
         y = _args.as_array("y", y)
-        _args.check_data("y", y, problem)
+        check_data("y", y, problem)
         _args.check_aligned("y", y)
     return NormCache(problem, x, y, gamma, beta, statistics, True, bool(frozen))
 
@@ -339,7 +343,7 @@ def batch_norm_cache(
 def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int | None = None) -> NormStatistics:
     """Count, mean and biased variance of each channel, for :func:`combine_statistics` across workers."""
     x = _args.as_array("x", x)
-    problem = _args.norm_problem("batch_norm", x, channel_axis, 1, 0.0, None, "output")
+    problem = norm_problem("batch_norm", x, channel_axis, 1, 0.0, None, "output")
     statistics = np.zeros((2, *problem.statistics_shape))
     if problem.engine is not None:
         threads = _args.thread_count(num_threads)
@@ -354,11 +358,11 @@ def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
     """The statistics of all `parts` together, combined in the given order. Parts without elements are ignored."""
     everything = [_checked_part(f"parts[{i}]", part) for i, part in enumerate(parts)]
     if not everything:
-        raise ValueError("parts is empty, needs at least 1")
+        raise ArgumentValueError("parts", "{parts} is empty, needs at least 1")
     total, mean, var = everything[0]
     for count, part_mean, part_var in everything[1:]:
         if part_mean.shape != mean.shape:
-            raise ValueError(f"parts disagree in shape: {mean.shape} and {part_mean.shape}")
+            raise ArgumentValueError("parts", "{parts} disagree in shape: {} and {}", mean.shape, part_mean.shape)
         if count:
             weight = count / (total + count)
             difference = part_mean - mean
@@ -371,14 +375,18 @@ def combine_statistics(parts: Iterable[NormStatistics]) -> NormStatistics:
 
 def _checked_part(name: str, part: object) -> NormStatistics:
     if not isinstance(part, tuple | list) or len(part) != 3:
-        raise TypeError(f"{name} must be NormStatistics, not {type(part).__name__}")
+        raise ArgumentTypeError(name, "{argument} must be NormStatistics, not {}", type(part))
     count = _args.as_count(f"{name}.count", part[0], least=0)
     mean, var = (_args.as_array(f"{name}.{field}", a) for field, a in (("mean", part[1]), ("var", part[2])))
     for field, array in (("mean", mean), ("var", var)):
         if array.dtype.kind not in "fiu":
-            raise TypeError(f"{name}.{field} has dtype {array.dtype}; it must be of real numbers")
+            raise ArgumentTypeError(
+                f"{name}.{field}", "{argument} has dtype {}; it must be of real numbers", array.dtype
+            )
     if mean.shape != var.shape:
-        raise ValueError(f"{name}.mean has shape {mean.shape}, but {name}.var has {var.shape}")
+        raise ArgumentValueError(
+            f"{name}.mean", "{argument} has shape {}, but {} has {}", mean.shape, ArgumentName(f"{name}.var"), var.shape
+        )
     return NormStatistics(count, mean, var)
 
 
@@ -396,7 +404,7 @@ def run_forward(
 ) -> tuple[Array, NormCache]:
     """Run a forward pass of any kind. x is an array; the other arguments have not been checked."""
     given = mean is not None or var is not None
-    statistics = _args.as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
+    statistics = as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
     y = _memory.empty_like(x) if out is None else out
     saved_y: Array | None = y
@@ -431,9 +439,9 @@ def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _For
     """Raise for invalid arguments, convert those that can be converted."""
     x, gamma, beta, y, keep_x, statistics, given = arguments
     if gamma is not None:
-        gamma = _args.as_parameter(problem, "gamma", gamma)
+        gamma = as_parameter(problem, "gamma", gamma)
     if beta is not None:
-        beta = _args.as_parameter(problem, "beta", beta)
+        beta = as_parameter(problem, "beta", beta)
     _args.check_result("out", y, problem.shape, problem.dtype)
     if keep_x is not None:
         _args.check_result("keep_x", keep_x, problem.shape, problem.dtype)
@@ -458,19 +466,25 @@ def _running(
         return None
     if running_mean is None or running_var is None:
         missing = "running_mean" if running_mean is None else "running_var"
-        raise ValueError(f"{missing} is missing: give both running_mean and running_var, or neither")
+        raise ArgumentValueError(
+            missing, "{argument} is missing: give both {running_mean} and {running_var}, or neither"
+        )
     for name, array in (("running_mean", running_mean), ("running_var", running_var)):
         if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
-            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise TypeError(f"{name} must be an ndarray of float32 or float64, not {kind}")
+            kind = array.dtype if isinstance(array, np.ndarray) else type(array)
+            raise ArgumentTypeError(name, "{argument} must be an ndarray of float32 or float64, not {}", kind)
         if array.shape != problem.parameter_shape:
-            raise ValueError(
-                f"{name} has shape {array.shape}, but x of shape {problem.shape} needs {problem.parameter_shape}"
+            raise ArgumentValueError(
+                name,
+                "{argument} has shape {}, but {x} of shape {} needs {}",
+                array.shape,
+                problem.shape,
+                problem.parameter_shape,
             )
         _args.check_not_masked(name, array)
         if training:
             if not array.flags.writeable:
-                raise ValueError(f"{name} is read-only, and training updates it")
+                raise ArgumentValueError(name, "{argument} is read-only, and training updates it")
             if not array.flags.c_contiguous:
                 _args.check_no_self_overlap(name, array)
     if training:
@@ -478,15 +492,17 @@ def _running(
         if _core.may_overlap((running_mean, running_var), arrays.values()):
             _args.check_disjoint({"running_mean": running_mean, "running_var": running_var}, arrays)
     if not isinstance(update, RunningUpdate):
-        raise TypeError(f"update must be a RunningUpdate, not {type(update).__name__}")
+        raise ArgumentTypeError("update", "{update} must be a RunningUpdate, not {}", type(update))
     if not 0 <= update.keep <= 1:
-        raise ValueError(f"update.keep is {update.keep}, must be from 0 to 1")
+        raise ArgumentValueError("update.keep", "{update.keep} is {}, must be from 0 to 1", update.keep)
     return running_mean, running_var
 
 
 def _evaluation_statistics(running: tuple[Array, Array] | None) -> tuple[Array, Array]:
     if running is None:
-        raise ValueError("training=False needs statistics: give mean and var, or running_mean and running_var")
+        raise ArgumentValueError(
+            "training", "{training}=False needs statistics: give {mean} and {var}, or {running_mean} and {running_var}"
+        )
     return running
 
 
@@ -586,17 +602,17 @@ def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | 
 
 def _checked_cache(kind: NormKind, cache: object) -> NormProblem:
     if type(cache) is not NormCache:
-        raise TypeError(f"cache must be what {kind}_forward returned, not {type(cache).__name__}")
+        raise ArgumentTypeError("cache", "{cache} must be what {}_forward returned, not {}", kind, type(cache))
     problem = cache.problem
     if problem.kind != kind:
-        raise ValueError(f"cache is of {problem.kind}_forward, must be of {kind}_forward")
+        raise ArgumentValueError("cache", "{cache} is of {}_forward, must be of {}_forward", problem.kind, kind)
     return problem
 
 
 def _checked_dy(dy: Array, problem: NormProblem) -> Array:
     dy = _args.as_array("dy", dy)
     if dy.shape != problem.shape or dy.dtype is not problem.dtype:
-        _args.check_data("dy", dy, problem)
+        check_data("dy", dy, problem)
     return dy
 
 
@@ -622,7 +638,7 @@ def _backward(
     if sums is not None:
         if want_dgamma or want_dbeta:
             name = "dgamma" if want_dgamma else "dbeta"
-            raise ValueError(f"{name} is not computed with sums=: it is one of the sums")
+            raise ArgumentValueError(name, "{argument} is not computed with {sums}=: it is one of the sums")
         sum_dz, sum_dz_xhat, count = _checked_sums(problem, sums)
     if accumulate:
         _args.check_accumulated(_GRADIENTS, (want_dx, want_dgamma, want_dbeta), buffers)
@@ -690,7 +706,7 @@ def _check_output(problem: NormProblem, cache: NormCache) -> None:
     y = cache.y
     if problem.needs_y and (y is None or y.shape != problem.shape or y.dtype != problem.dtype):
         found = "is missing" if y is None else f"has shape {y.shape} and dtype {y.dtype}"
-        raise ValueError(f"y {found}, but x has shape {problem.shape} and dtype {problem.dtype}")
+        raise ArgumentValueError("y", "{y} {}, but {x} has shape {} and dtype {}", found, problem.shape, problem.dtype)
 
 
 def _check_results(problem: NormProblem, dy: Array, cache: NormCache, results: NormGradients) -> None:
@@ -707,10 +723,10 @@ def _check_results(problem: NormProblem, dy: Array, cache: NormCache, results: N
 
 def _checked_sums(problem: NormProblem, sums: object) -> tuple[Statistics, Statistics, Statistics]:
     if not isinstance(sums, GradientSums):
-        raise TypeError(f"sums must be GradientSums, not {type(sums).__name__}")
+        raise ArgumentTypeError("sums", "{sums} must be GradientSums, not {}", type(sums))
     count = np.array([_args.as_count("sums.count", sums.count)], np.float64)
     return (
-        _args.as_set_values(problem, "sums.sum_dz", sums.sum_dz),
-        _args.as_set_values(problem, "sums.sum_dz_xhat", sums.sum_dz_xhat),
+        as_set_values(problem, "sums.sum_dz", sums.sum_dz),
+        as_set_values(problem, "sums.sum_dz_xhat", sums.sum_dz_xhat),
         count,
     )

@@ -14,7 +14,6 @@ import numpy as np
 
 from .. import _core
 from ._args import (
-    Array,
     as_array,
     as_number,
     as_plain,
@@ -25,6 +24,8 @@ from ._args import (
     thread_count,
 )
 from ._call import Refusal, enter, public
+from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._types import FLOATS, Array
 
 __all__ = ["adam_step", "global_norm", "rmsprop_step", "sgd_step"]
 
@@ -34,7 +35,6 @@ VelocityOf: TypeAlias = Literal["gradient", "step", "descent"]
 SGD_KIND: Final = 0
 ADAM: Final = 1
 RMSPROP: Final = 2
-_DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @public
@@ -71,10 +71,11 @@ def sgd_step(
     rate = non_negative("learning_rate", learning_rate)
     momentum = non_negative("momentum", momentum)
     if velocities is None and (momentum or nesterov):
-        what = f"momentum is {momentum}" if momentum else "nesterov is set"
-        raise ValueError(f"{what}, but there are no velocities")
+        if momentum:
+            raise ArgumentValueError("momentum", "{momentum} is {}, but there are no {velocities}", momentum)
+        raise ArgumentValueError("nesterov", "{nesterov} is set, but there are no {velocities}")
     if nesterov and not momentum:
-        raise ValueError("nesterov is set, but momentum is 0")
+        raise ArgumentValueError("nesterov", "{nesterov} is set, but {momentum} is 0")
     gain, step = _velocity_form(velocity_of, rate)
     if velocities is None:
         gain, step = 1.0, -rate
@@ -127,7 +128,7 @@ def adam_step(
     """
     count = as_number("step", step)
     if not 1 <= count < math.inf:
-        raise ValueError(f"step is {count:g}, must be at least 1: the first step is number 1")
+        raise ArgumentValueError("step", "{step} is {:g}, must be at least 1: the first step is number 1", count)
     rate = non_negative("learning_rate", learning_rate)
     keep_first = fraction("beta1", beta1)
     keep_second = fraction("beta2", beta2)
@@ -190,7 +191,7 @@ def rmsprop_step(
     rate = non_negative("learning_rate", learning_rate)
     momentum = non_negative("momentum", momentum)
     if velocities is None and momentum:
-        raise ValueError(f"momentum is {momentum}, but there are no velocities")
+        raise ArgumentValueError("momentum", "{momentum} is {}, but there are no {velocities}", momentum)
     gain, step = _velocity_form(velocity_of, rate)
     if velocities is None:
         gain, step = 1.0, -rate
@@ -235,7 +236,7 @@ def global_norm(arrays: Arrays, *, num_threads: int | None = None) -> float:
 def _finite(name: str, value: float) -> float:
     number = as_number(name, value)
     if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}, must be finite")
+        raise ArgumentValueError(name, "{argument} is {}, must be finite", number)
     return number
 
 
@@ -260,14 +261,14 @@ def _one_minus_power(base: float, exponent: float) -> float:
 def non_negative(name: str, value: float) -> float:
     number = as_number(name, value)
     if not 0 <= number < math.inf:
-        raise ValueError(f"{name} is {number}, must be a finite number of at least 0")
+        raise ArgumentValueError(name, "{argument} is {}, must be a finite number of at least 0", number)
     return number
 
 
 def fraction(name: str, value: float) -> float:
     number = as_number(name, value)
     if not 0 <= number < 1:
-        raise ValueError(f"{name} is {number}, must be at least 0 and below 1")
+        raise ArgumentValueError(name, "{argument} is {}, must be at least 0 and below 1", number)
     return number
 
 
@@ -275,7 +276,9 @@ def _velocity_form(velocity_of: str, rate: float) -> tuple[float, float]:
     """(gain, rate): gain * g is added to the velocity, and rate * velocity to the parameter."""
     forms = {"gradient": (1.0, -rate), "step": (-rate, 1.0), "descent": (rate, -1.0)}
     if velocity_of not in forms:
-        raise ValueError(f"velocity_of is {velocity_of!r}; there are {', '.join(map(repr, forms))}")
+        raise ArgumentValueError(
+            "velocity_of", "{velocity_of} is {!r}; there are {}", velocity_of, ", ".join(map(repr, forms))
+        )
     return forms[velocity_of]
 
 
@@ -295,10 +298,12 @@ def gradient_terms(
         try:
             low, high = clip
         except (TypeError, ValueError):
-            raise TypeError(f"clip must be (low, high), not {clip!r}") from None
-        low, high = as_number("the lower bound of clip", low), as_number("its upper bound", high)
+            raise ArgumentTypeError("clip", "{clip} must be (low, high), not {!r}", clip) from None
+        low, high = as_number("clip", low, "the lower bound of {clip}"), as_number("clip", high, "its upper bound")
         if not low <= high:
-            raise ValueError(f"clip is ({low}, {high}), and the first must not be above the second")
+            raise ArgumentValueError(
+                "clip", "{clip} is ({}, {}), and the first must not be above the second", low, high
+            )
     return (
         _finite("gradient_scale", gradient_scale),
         low,
@@ -321,19 +326,21 @@ def norm_terms(
     ways = {"clip": clip, "maximum_norm": maximum_norm, "maximum_norm_each": maximum_norm_each}
     chosen = [name for name, value in ways.items() if value is not None]
     if len(chosen) > 1:
-        raise ValueError(f"{chosen[0]} and {chosen[1]} are both given; clip in one way")
+        raise ArgumentValueError(
+            chosen[0], "{argument} and {} are both given; clip in one way", ArgumentName(chosen[1])
+        )
     if known_norm is not None and maximum_norm is None:
-        raise ValueError("known_norm is given, but maximum_norm is not")
+        raise ArgumentValueError("known_norm", "{known_norm} is given, but {maximum_norm} is not")
     maximum = known = 0.0
     for name in ("maximum_norm", "maximum_norm_each"):
         if ways[name] is not None:
             maximum = as_number(name, ways[name])  # type: ignore[arg-type]
             if not 0 < maximum < math.inf:
-                raise ValueError(f"{name} is {maximum}, must be a finite number above 0")
+                raise ArgumentValueError(name, "{argument} is {}, must be a finite number above 0", maximum)
     if known_norm is not None:
         known = as_number("known_norm", known_norm)
         if not 0 < known < math.inf:
-            raise ValueError(f"known_norm is {known}, must be a finite number above 0")
+            raise ArgumentValueError("known_norm", "{known_norm} is {}, must be a finite number above 0", known)
     return maximum, maximum_norm_each is not None, known, bool(clip_before_scale)
 
 
@@ -413,7 +420,7 @@ def _step(
     ]
     for name, arrays in states.items():
         if arrays is None and name in _NEEDED_STATES:
-            raise TypeError(f"{name} is None; it is needed, zeros before the first step")
+            raise ArgumentTypeError(name, "{argument} is None; it is needed, zeros before the first step")
     arguments = (updated, gradient_list, *state_lists, *([[]] * (3 - len(state_lists))))
 
     def fix(refusal: Refusal) -> tuple[Any, ...]:
@@ -430,7 +437,7 @@ def _one_each(name: str, arrays: object, parameters: list[Any], single: bool) ->
     """The arrays as a list, one for each parameter."""
     found = [arrays] if single else _as_list(name, arrays)
     if len(found) != len(parameters):
-        raise ValueError(f"there are {len(found)} {name}, but {len(parameters)} parameters")
+        raise ArgumentValueError(name, "there are {} {argument}, but {} {parameters}", len(found), len(parameters))
     return found
 
 
@@ -445,22 +452,34 @@ def _checked(lists: dict[str, list[Any]]) -> tuple[dict[str, Array], dict[str, A
             if name == "gradients":
                 read[label] = array = as_array(label, array)
             elif not isinstance(array, np.ndarray):
-                raise TypeError(f"{label} must be an ndarray, not {type(array).__name__}: it is updated")
+                raise ArgumentTypeError(label, "{argument} must be an ndarray, not {}: it is updated", type(array))
             else:
                 written[label] = array
                 if not array.flags.writeable:
-                    raise ValueError(f"{label} is read-only")
+                    raise ArgumentValueError(label, "{argument} is read-only")
                 check_not_masked(label, array)
                 check_no_self_overlap(label, array)
             _check_dtype(label, array)
             check_aligned(label, array)
             if array.shape != parameter.shape:
-                raise ValueError(f"{label} has shape {array.shape}, but parameters[{i}] has shape {parameter.shape}")
+                raise ArgumentValueError(
+                    label,
+                    "{argument} has shape {}, but {} has shape {}",
+                    array.shape,
+                    ArgumentName(f"parameters[{i}]"),
+                    parameter.shape,
+                )
             if array.dtype != parameter.dtype:
-                raise TypeError(f"{label} has dtype {array.dtype}, but parameters[{i}] has dtype {parameter.dtype}")
+                raise ArgumentTypeError(
+                    label,
+                    "{argument} has dtype {}, but {} has dtype {}",
+                    array.dtype,
+                    ArgumentName(f"parameters[{i}]"),
+                    parameter.dtype,
+                )
     return written, read
 
 
 def _check_dtype(name: str, array: Array) -> None:
-    if array.dtype not in _DTYPES:
-        raise TypeError(f"{name} has dtype {array.dtype}; it must be native float32 or float64")
+    if array.dtype not in FLOATS:
+        raise ArgumentTypeError(name, "{argument} has dtype {}; it must be native float32 or float64", array.dtype)

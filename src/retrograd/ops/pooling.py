@@ -15,10 +15,11 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._args import Array
 from ._call import Reason, Refusal, enter, public
+from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._images import Padding, PerAxis, as_given, as_images, paddings, per_axis
 from ._images import spatial as spatial_axes
+from ._types import INT32, Array, is_float64
 
 __all__ = [
     "MaxPoolResult",
@@ -32,7 +33,6 @@ __all__ = [
     "max_unpool_forward",
 ]
 
-_INT32: Final = np.dtype(np.int32)
 _MOST: Final = 2**31 - 1  # the pixels that an index tells apart
 _MAX, _AVERAGE, _L2 = range(3)  # the engine's kinds
 _ADD, _ASSIGN, _PICK = range(3)
@@ -71,18 +71,20 @@ def max_pool_forward(
     given.
     """
     x = _args.as_array("x", x)
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     spatial = spatial_axes("x", x.shape, channels_last)
     _check_plane("x", spatial)
     windows = pool_windows(spatial, kernel, stride, padding, dilation, "the largest value")
     threads = _args.thread_count(num_threads)
     y, indices = _result_buffers(out)
     if indices is not None and not return_indices:
-        raise ValueError("out has a buffer for indices, which return_indices=False does not ask for")
+        raise ArgumentValueError(
+            "out", "{out} has a buffer for {indices}, which {return_indices}=False does not ask for"
+        )
     shape = pooled_shape(x.shape, windows.outputs, channels_last)
     images = _Source("x", x, channels_last)
     to_y = _Target("out.y", y, shape, x.dtype, images)
-    to_indices = _Target("out.indices", indices, shape, _INT32, images) if return_indices else None
+    to_indices = _Target("out.indices", indices, shape, INT32, images) if return_indices else None
     results = {"out.y": to_y.array, "out.indices": None if to_indices is None else to_indices.array}
     _check_copies(results, {"x": x}, images, to_y, to_indices)
     at = None if to_indices is None else to_indices.images
@@ -235,7 +237,7 @@ def max_unpool_backward(
     dx overwrites `out`, or is added to it with ``accumulate=True``.
     """
     dy = _args.as_array("dy", dy)
-    f64 = _args.is_float64("dy", dy)
+    f64 = is_float64("dy", dy)
     spatial = spatial_axes("dy", dy.shape, channels_last)
     _check_plane("dy", spatial)
     indices = _args.as_array("indices", indices)
@@ -264,7 +266,7 @@ def _forward(
     out: Array | None,
     num_threads: int | None,
 ) -> Array:
-    f64 = _args.is_float64("x", x)
+    f64 = is_float64("x", x)
     windows = pool_windows(spatial_axes("x", x.shape, channels_last), kernel, stride, padding, 1, needs)
     threads = _args.thread_count(num_threads)
     images = _Source("x", x, channels_last)
@@ -289,16 +291,20 @@ def _backward(
     accumulate: bool,
     num_threads: int | None,
 ) -> Array:
-    f64 = _args.is_float64("dy", dy)
+    f64 = is_float64("dy", dy)
     shape = pooled_shape(x_shape, windows.outputs, channels_last)
     for name, array, expected in (("dy", dy, shape), ("y", y, shape), ("x", x, x_shape)):
         if array is None:
             continue
         if array.shape != expected:
-            raise ValueError(
-                f"{name} has shape {array.shape}, but x of shape {x_shape} and its windows need {expected}"
+            raise ArgumentValueError(
+                name,
+                "{argument} has shape {}, but {x} of shape {} and its windows need {}",
+                array.shape,
+                x_shape,
+                expected,
             )
-        _args.check_dtype(name, array, dy.dtype, "as dy is")
+        _args.check_dtype(name, array, dy.dtype, "as {dy} is")
     threads = _args.thread_count(num_threads)
     _check_accumulated(accumulate, out)
     images = _Source("dy", dy, channels_last)
@@ -328,14 +334,16 @@ def _indexed(
 ) -> Array:
     """Write or add the elements of `part` to the positions that `indices` gives, in planes of `whole_shape`."""
     part = _args.as_array(name, part)
-    f64 = _args.is_float64(name, part)
+    f64 = is_float64(name, part)
     indices = _args.as_array("indices", indices)
     shape = _as_shape(whole_name, whole_shape)
     spatial = spatial_axes(whole_name, shape, channels_last)
     _check_plane(whole_name, spatial)
     _check_planes(name, part.shape, whole_name, shape, channels_last)
     if indices.shape != part.shape:
-        raise ValueError(f"indices has shape {indices.shape}, but {name} has shape {part.shape}")
+        raise ArgumentValueError(
+            "indices", "{indices} has shape {}, but {} has shape {}", indices.shape, ArgumentName(name), part.shape
+        )
     threads = _args.thread_count(num_threads)
     _check_accumulated(accumulate, out)
     source = _Source(name, part, channels_last, flat=True)
@@ -473,14 +481,14 @@ def _flattened(images: Array) -> Array:
 
 def _as_int32(indices: Array) -> Array:
     """The indices as the engine takes them; those that int32 cannot hold become others that are out of range, too."""
-    if indices.dtype is _INT32 or indices.dtype == _INT32:
+    if indices.dtype is INT32 or indices.dtype == INT32:
         return indices
     if indices.dtype.kind not in "iu":
-        raise TypeError(f"indices has dtype {indices.dtype}; it must be of integers")
+        raise ArgumentTypeError("indices", "{indices} has dtype {}; it must be of integers", indices.dtype)
     if indices.dtype.itemsize >= 4:
         low = -1 if indices.dtype.kind == "i" else 0
         indices = np.clip(indices, low, _MOST)
-    return indices.astype(_INT32)
+    return indices.astype(INT32)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -499,15 +507,15 @@ def _result_buffers(out: object) -> tuple[Any, Any]:
     if out is None or isinstance(out, MaxPoolResult):
         return out or (None, None)
     if not isinstance(out, Mapping):
-        raise TypeError(f"out must be MaxPoolResult or a mapping, not {type(out).__name__}")
+        raise ArgumentTypeError("out", "{out} must be MaxPoolResult or a mapping, not {}", type(out))
     for name in set(out).difference(MaxPoolResult._fields):
-        raise ValueError(f"out has {name!r}; the results are {', '.join(MaxPoolResult._fields)}")
+        raise ArgumentValueError("out", "{out} has {!r}; the results are {}", name, ", ".join(MaxPoolResult._fields))
     return out.get("y"), out.get("indices")
 
 
 def _check_accumulated(accumulate: bool, out: Array | None) -> None:
     if accumulate and out is None:
-        raise ValueError("accumulate=True adds to out, which is missing")
+        raise ArgumentValueError("out", "{accumulate}=True adds to {out}, which is missing")
 
 
 def pooled_shape(shape: tuple[int, ...], outputs: tuple[int, ...], channels_last: bool) -> tuple[int, ...]:
@@ -516,7 +524,9 @@ def pooled_shape(shape: tuple[int, ...], outputs: tuple[int, ...], channels_last
 
 def _check_plane(name: str, spatial: tuple[int, ...]) -> None:
     if math.prod(spatial) > _MOST:
-        raise ValueError(f"{name} has planes of {math.prod(spatial)} pixels, but indices are int32, at most {_MOST}")
+        raise ArgumentValueError(
+            name, "{argument} has planes of {} pixels, but {indices} are int32, at most {}", math.prod(spatial), _MOST
+        )
 
 
 def _check_planes(
@@ -526,14 +536,16 @@ def _check_planes(
     channel = -1 if channels_last else 1
     if len(shape) != len(other) or shape[0] != other[0] or shape[channel] != other[channel]:
         which = "the same number of axes, samples and channels"
-        raise ValueError(f"{name} has shape {shape}, but {other_name} is {other}: they need {which}")
+        raise ArgumentValueError(
+            name, "{argument} has shape {}, but {} is {}: they need {}", shape, ArgumentName(other_name), other, which
+        )
 
 
 def _as_shape(name: str, value: Sequence[int]) -> tuple[int, ...]:
     try:
         extents = tuple(value)
     except TypeError:
-        raise TypeError(f"{name} must be a sequence of ints, not {type(value).__name__}") from None
+        raise ArgumentTypeError(name, "{argument} must be a sequence of ints, not {}", type(value)) from None
     for extent in extents:
         if type(extent) is not int or extent < 0:
             return tuple(_args.as_count(f"{name}[{i}]", extent, least=0) for i, extent in enumerate(extents))
@@ -572,17 +584,34 @@ def _checked_windows(
     ):
         span = (kernel - 1) * dilation + 1
         if span > inputs + before + after:
-            raise ValueError(
-                f"kernel is {kernel} with dilation {dilation}, which spans {span} elements, but spatial axis {axis} of "
-                f"x has {inputs}, with padding {before} and {after}"
+            raise ArgumentValueError(
+                "kernel",
+                "{kernel} is {} with {dilation} {}, which spans {} elements, but spatial axis {} of {x} has "
+                "{}, with {padding} {} and {}",
+                kernel,
+                dilation,
+                span,
+                axis,
+                inputs,
+                before,
+                after,
             )
         count = (inputs + before + after - span) // stride + 1
         if needs:
             empty = _first_empty(inputs, count, kernel, stride, before, dilation)
             if empty is not None:
-                raise ValueError(
-                    f"window {empty} of spatial axis {axis} has no element of x, so {needs} does not exist: the axis "
-                    f"has {inputs}, padding is {before} and {after}, kernel {kernel}, dilation {dilation}"
+                raise ArgumentValueError(
+                    "kernel",
+                    "window {} of spatial axis {} has no element of {x}, so {} does not exist: the axis has {}, "
+                    "{padding} is {} and {}, {kernel} {}, {dilation} {}",
+                    empty,
+                    axis,
+                    needs,
+                    inputs,
+                    before,
+                    after,
+                    kernel,
+                    dilation,
                 )
         outputs.append(count)
     one = (1,) * (2 - len(spatial))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -13,8 +12,7 @@ from ..ops import _threads
 from ..ops._buffers import array_of_tensor, storage_fault, tensor_of_array
 from ..ops._memory import LARGE
 from ..ops._memory import empty_like as empty_array_like
-
-Array: TypeAlias = npt.NDArray[Any]
+from ..ops._types import Array
 
 _SMALL: Final = 1 << 13  # bytes
 _HALF: Final = (torch.bfloat16, torch.float16)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops._types import Array
 from ..ops.activation import Activation
 from ..ops.lstm import LstmActivations, LstmCache, LstmResult, LstmWeights, lstm_backward, lstm_forward
-from ._arrays import Array, array, num_threads
+from ._arrays import array, num_threads
 from ._norm import GRADIENT, fused_activation
 
 

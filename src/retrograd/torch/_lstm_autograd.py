@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..ops._types import Array
 from ..ops.lstm import LstmCache, lstm_cache, lstm_cache_size
 from ..ops.lstm.problem import Inputs, Problem
-from ._arrays import Array, array
+from ._arrays import array
 from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
 from ._lstm import Given, Lstm, backward, cells_of, forward, options_of, states_of
 

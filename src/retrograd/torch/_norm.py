@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..ops._args import NormKind, NormProblem, norm_problem
+from ..ops._norm_problem import NormKind, NormProblem, norm_problem
+from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from ..ops.normalization import (
     NormCache,
@@ -23,7 +24,7 @@ from ..ops.normalization import (
     run_forward,
     update_running,
 )
-from ._arrays import Array, array, empty_like, in_float, is_half, num_threads
+from ._arrays import array, empty_like, in_float, is_half, num_threads
 
 _DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 GRADIENT: Final = "the gradient of the output"

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch.fx
 from torch import Tensor
 
-from ..ops._args import NormKind
+from ..ops._norm_problem import NormKind
 from ..ops.activation import Activation
 from ._norm import Norm, Running
 from ._norm_autograd import normalize

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..ops._types import Array
 from ..ops.normalization import (
     GradientSums,
     NormStatistics,
@@ -19,7 +20,7 @@ from ..ops.normalization import (
     batch_norm_statistics,
     combine_statistics,
 )
-from ._arrays import Array, array, empty_like, num_threads
+from ._arrays import array, empty_like, num_threads
 from ._autograd import check_device, differentiate_once
 from ._leaf import Proxy
 from ._norm import GRADIENT, Kept, Norm, Running, cache_of, check, check_running, forward, saved_for_backward

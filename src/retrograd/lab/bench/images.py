@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ...ops._args import Array
+from ...ops._types import Array
 from .memory import Peak, run_apart
 from .sgemm import Gemm, Sgemm
 from .timing import Contest, Machine, admit, agree, clock, wake_workers

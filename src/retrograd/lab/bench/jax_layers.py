@@ -15,7 +15,7 @@ import numpy as np
 
 import retrograd
 
-from ...ops._args import Array
+from ...ops._types import Array
 from .timing import Contest, Machine, WholeSteps, library_threads
 
 __all__ = ["JAX_CASES", "JaxCase", "JaxLayer", "jax_contest", "jax_failures", "make_jax_layer"]

@@ -11,7 +11,7 @@ import numpy as np
 
 import retrograd
 
-from ...ops._args import Array
+from ...ops._types import Array
 from ...ops.lstm import LstmGradients, LstmResult
 from ..cases import (
     LSTM_STANDARD,

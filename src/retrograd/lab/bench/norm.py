@@ -11,7 +11,7 @@ import numpy as np
 import retrograd
 
 from ... import _core
-from ...ops._args import Array
+from ...ops._types import Array
 from ...ops.normalization import NormGradients
 from ..cases import (
     NormCase,

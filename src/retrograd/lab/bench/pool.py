@@ -8,7 +8,7 @@ import numpy as np
 
 import retrograd
 
-from ...ops._args import Array
+from ...ops._types import Array
 from .images import Steps, TorchSteps
 
 __all__ = ["POOL_CASES", "PoolCase"]

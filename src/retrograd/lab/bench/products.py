@@ -15,7 +15,7 @@ import numpy as np
 import retrograd
 
 from ... import _core
-from ...ops._args import Array
+from ...ops._types import Array
 from .sgemm import Gemm, Sgemm
 from .timing import Contest, Machine, Stepper, clock, wake_workers
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import graph, nn
-from ...ops._args import Array
+from ...ops._types import Array
 from ...ops.lstm.types import LstmWeights
 from .timing import Contest, Machine, WholeSteps, admit, library_threads
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import nn
-from ...ops._args import Array
+from ...ops._types import Array
 from .memory import Peak, run_apart
 from .timing import Contest, Machine, Stepper
 

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import _args, _memory
-from .._args import Array
 from .._call import Refusal, enter, public
+from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from .._types import Array
 from .cache import LstmCache, raise_for_cache, recomputed
 from .problem import checked_inputs, named_inputs, unit_stride
 from .types import Cell, LstmWeights
@@ -61,7 +62,7 @@ def lstm_backward(
     of `out`, or are added to them with ``accumulate=True``. The cache is only read, so backward may run again.
     """
     if type(cache) is not LstmCache:
-        raise TypeError(f"cache must be what lstm_forward returned, not {type(cache).__name__}")
+        raise ArgumentTypeError("cache", "{cache} must be what lstm_forward returned, not {}", type(cache))
     problem = cache.inputs.problem
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
     if type(accumulate) is not bool:
@@ -86,7 +87,7 @@ def lstm_backward(
     if not wanted.isdisjoint(_WEIGHT_NEEDS):
         dcells = _weight_results(cache, wanted, dweights, accumulate)
     elif dweights is not None:
-        raise ValueError("out has buffers for dweights, of which need names none")
+        raise ArgumentValueError("out", "{out} has buffers for {dweights}, of which {need} names none")
 
     results = _Results(
         dx if dx is None or cache.has_table else problem.sequence(dx),
@@ -165,9 +166,9 @@ def _gradient_buffers(out: LstmGradients | Mapping[str, Any]) -> tuple[Any, Any,
     if isinstance(out, LstmGradients):
         return out
     if not isinstance(out, Mapping):
-        raise TypeError(f"out must be LstmGradients or a mapping, not {type(out).__name__}")
+        raise ArgumentTypeError("out", "{out} must be LstmGradients or a mapping, not {}", type(out))
     for name in set(out) - set(LstmGradients._fields):
-        raise ValueError(f"out has {name!r}; the buffers are {', '.join(LstmGradients._fields)}")
+        raise ArgumentValueError("out", "{out} has {!r}; the buffers are {}", name, ", ".join(LstmGradients._fields))
     return out.get("dx"), out.get("dweights"), out.get("dh0"), out.get("dc0")
 
 
@@ -179,26 +180,30 @@ def _wanted(cache: LstmCache, need: Sequence[str] | None, given: tuple[Any, Any,
     names = _args.needed_names(need, _NEEDS)
     for name, field in (("db", 2), ("dpeephole", 3)):
         if name in names and all(cell[field] is None for cell in cache.inputs.cells):
-            raise ValueError(f"need has {name!r}, but forward was given no {name[1:]}")
+            raise ArgumentValueError("need", "{need} has {!r}, but forward was given no {}", name, name[1:])
     for name, buffer in zip(("dx", "dh0", "dc0"), (given[0], given[2], given[3]), strict=True):
         if buffer is not None and name not in names:
-            raise ValueError(f"out has a buffer for {name}, which need does not name")
+            raise ArgumentValueError("out", "{out} has a buffer for {}, which {need} does not name", ArgumentName(name))
     return names
 
 
 def _incoming(name: str, value: object, shape: tuple[int, ...], of: str, dtype: np.dtype[Any]) -> Array:
     array = value if type(value) is np.ndarray else _args.as_array(name, value)
     if array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}, but {of} has shape {shape}")
+        raise ArgumentValueError(
+            name, "{argument} has shape {}, but {} has shape {}", array.shape, ArgumentName(of), shape
+        )
     if array.dtype is not dtype:
-        _args.check_dtype(name, array, dtype, "as x is")
+        _args.check_dtype(name, array, dtype, "as {x} is")
     return array
 
 
 def _result(name: str, buffer: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any], accumulate: bool) -> Array:
     if buffer is None:
         if accumulate:
-            raise ValueError(f"accumulate=True adds to buffers, and out has none for {name}")
+            raise ArgumentValueError(
+                f"out.{name}", "{accumulate}=True adds to buffers, and {out} has none for {}", ArgumentName(name)
+            )
         return _memory.empty(shape, dtype)
     _args.check_result(f"out.{name}", buffer, shape, dtype)
     return buffer
@@ -211,7 +216,9 @@ def _weight_results(cache: LstmCache, wanted: frozenset[str], dweights: Any, acc
     if dweights is not None:
         buffers, single = as_cells("out.dweights", dweights, result=True)
         if single != cache.inputs.problem.single or len(buffers) != len(cache.inputs.cells):
-            raise ValueError(f"out.dweights has {len(buffers)} cells, the weights have {len(cache.inputs.cells)}")
+            raise ArgumentValueError(
+                "out.dweights", "{argument} has {} cells, the {weights} have {}", len(buffers), len(cache.inputs.cells)
+            )
     results = []
     for index, (cell, given) in enumerate(zip(cache.inputs.cells, buffers, strict=True)):
         name = "dweights" if cache.inputs.problem.single else f"dweights[{index}]"
@@ -220,7 +227,12 @@ def _weight_results(cache: LstmCache, wanted: frozenset[str], dweights: Any, acc
             if part is None or "d" + field not in wanted:
                 if buffer is not None:
                     why = "which forward was not given" if part is None else "which need does not name"
-                    raise ValueError(f"out.{name}.{field} is a buffer for the gradient of {field}, {why}")
+                    raise ArgumentValueError(
+                        f"out.{name}.{field}",
+                        "{argument} is a buffer for the gradient of {}, {}",
+                        ArgumentName(field),
+                        why,
+                    )
                 dcell.append(None)
             elif type(part) is not tuple and type(buffer) is not tuple:
                 dcell.append(_result(f"{name}.{field}", buffer, part.shape, part.dtype, accumulate))
@@ -244,12 +256,19 @@ def _new_gradient(cell: Cell, wanted: frozenset[str]) -> Cell:
 
 def _gate_results(name: str, part: Any, buffer: Any, accumulate: bool) -> tuple[Array | None, ...]:
     if buffer is not None and (type(part) is tuple) != (type(buffer) is tuple):
-        raise ValueError(f"out.{name} has the form {shape_of(buffer)}, the weights have {shape_of(part)}")
+        raise ArgumentValueError(
+            f"out.{name}",
+            "{argument} has the form {}, the {weights} have {}",
+            shape_of(buffer),
+            shape_of(part),
+        )
     results: list[Array | None] = []
     for gate, array, result in zip("ifgo", part, buffer or _NONE4, strict=True):
         if array is None:
             if result is not None:
-                raise ValueError(f"out.{name} of gate {gate} is a buffer, but that gate was given none")
+                raise ArgumentValueError(
+                    f"out.{name} of gate {gate}", "{argument} is a buffer, but that gate was given none"
+                )
             results.append(None)
         else:
             results.append(_result(f"{name} of gate {gate}", result, array.shape, array.dtype, accumulate))

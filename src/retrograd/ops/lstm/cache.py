@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import _args, _memory
-from .._args import Array
 from .._buffers import opaque
 from .._call import Reason, Refusal, public, raise_unexplained
+from .._errors import ArgumentTypeError, ArgumentValueError
+from .._types import BYTE, Array
 from .problem import Inputs, run_forward
 from .types import Buffer, Weights
 from .weights import as_cells
 
-BYTE: Final = np.dtype(np.uint8)
 STAMPS: Final = itertools.count(secrets.randbits(62))  # unique for every forward pass of a process
 
 
@@ -49,7 +49,9 @@ class LstmCache(NamedTuple):
         problem = self.inputs.problem
         index = _args.as_count("cell", cell, least=0)
         if index >= problem.cells:
-            raise ValueError(f"cell is {index}, must be below {problem.cells}, the number of cells")
+            raise ArgumentValueError(
+                "cell", "{cell} is {}, must be below {}, the number of cells", index, problem.cells
+            )
         buffer = self.buffer if self.buffer is not None else recomputed(self, 0)
         values = _memory.empty((problem.steps, problem.samples, 4, problem.units), problem.dtype)
         states = _memory.empty((problem.steps, problem.samples, problem.units), problem.dtype)
@@ -116,11 +118,14 @@ def check_filled(refusal: Refusal | None) -> None:
 def raise_for_cache(refusal: Refusal) -> None:
     """Raise if the engine refused the cache's buffer."""
     if refusal.reason is Reason.foreign_cache:
-        raise ValueError("cache holds nothing that a finished lstm_forward has written")
+        raise ArgumentValueError("cache", "{cache} holds nothing that a finished lstm_forward has written")
     if refusal.reason is Reason.cache_of_another_problem:
-        raise ValueError("cache is of another problem: sizes, lengths, activations, peepholes, dropout or seed differ")
+        raise ArgumentValueError(
+            "cache",
+            "{cache} is of another problem: sizes, lengths, activations, peepholes, dropout or seed differ",
+        )
     if refusal.reason is Reason.stale_cache:
-        raise ValueError("cache is stale: a later forward pass has used the same buffer")
+        raise ArgumentValueError("cache", "{cache} is stale: a later forward pass has used the same buffer")
 
 
 def as_buffer(name: str, inputs: Inputs, buffer: object) -> Array:
@@ -131,11 +136,13 @@ def as_buffer(name: str, inputs: Inputs, buffer: object) -> Array:
             view = memoryview(buffer)  # type: ignore[arg-type]
             contiguous = view.c_contiguous
         except (TypeError, ValueError, BufferError) as error:
-            raise TypeError(f"{name} must be a buffer of bytes: {error}") from None
+            raise ArgumentTypeError(name, "{argument} must be a buffer of bytes: {}", error) from None
         if not contiguous:
-            raise ValueError(f"{name} is not contiguous")
+            raise ArgumentValueError(name, "{argument} is not contiguous")
         array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
     least = inputs.problem.cache_bytes(inputs.active)
     if array.size < least:
-        raise ValueError(f"{name} has {array.size} bytes, this problem needs {least} (lstm_cache_size)")
+        raise ArgumentValueError(
+            name, "{argument} has {} bytes, this problem needs {} (lstm_cache_size)", array.size, least
+        )
     return array

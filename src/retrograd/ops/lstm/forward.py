@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from ... import _core
 from .. import _args, _memory
-from .._args import Array
 from .._arrays import same_elements
 from .._call import public
-from .cache import BYTE, STAMPS, LstmCache, as_buffer, check_filled, new_cache
+from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from .._types import BYTE, Array
+from .cache import STAMPS, LstmCache, as_buffer, check_filled, new_cache
 from .problem import Inputs, as_counts, bind, check_fits, checked_inputs, dtype_code, run_forward
 from .types import Buffer, LstmActivations, Weights
 
@@ -97,10 +98,10 @@ def lstm_forward(
     if cache is not None:
         if recompute or not training:
             why = "recompute=True" if recompute else "training=False"
-            raise ValueError(f"cache is given, but {why} keeps none")
+            raise ArgumentValueError("cache", "{cache} is given, but {} keeps none", why)
         buffer = as_buffer("cache", inputs, cache)
         if not buffer.flags.writeable:
-            raise ValueError("cache is read-only")
+            raise ArgumentValueError("cache", "{cache} is read-only")
     elif training and not recompute:
         buffer = _memory.empty((problem.cache_bytes(inputs.active),), BYTE)
     stamp = next(STAMPS)
@@ -181,12 +182,12 @@ def lstm_cache_size(
     try:
         kind = np.dtype(dtype)
     except TypeError as error:
-        raise TypeError(f"dtype is {dtype!r}: {error}") from None
+        raise ArgumentTypeError("dtype", "{dtype} is {!r}: {}", dtype, error) from None
     code = dtype_code("the array", kind)
     check_fits(steps, samples, inputs, units, layers * directions)
     rows = steps * samples
     if lengths is not None and batch_sizes is not None:
-        raise ValueError("lengths and batch_sizes are both given; one of them is enough")
+        raise ArgumentValueError("lengths", "{lengths} and {batch_sizes} are both given; one of them is enough")
     if lengths is not None:
         rows = int(as_counts("lengths", lengths, samples, "samples", steps, "steps").sum())
     if batch_sizes is not None:
@@ -202,7 +203,7 @@ def _outputs(inputs: Inputs, out: Array | Mapping[str, Array | None], recomputes
     found = {"y": problem.y_shape, "hn": problem.state_shape, "cn": problem.state_shape}
     given = out if isinstance(out, Mapping) else {"y": out}
     for name in given.keys() - found.keys():
-        raise ValueError(f"out has {name!r}; the outputs are y, hn and cn")
+        raise ArgumentValueError("out", "{out} has {!r}; the outputs are {y}, {hn} and {cn}", name)
     results = []
     for name, shape in found.items():
         buffer = given.get(name)
@@ -214,5 +215,9 @@ def _outputs(inputs: Inputs, out: Array | Mapping[str, Array | None], recomputes
     if recomputes:
         for name, before, after in (("h", inputs.h0, results[1]), ("c", inputs.c0, results[2])):
             if before is not None and same_elements(before, problem.states(after)):
-                raise ValueError(f"out.{name}n is in the place of {name}0, which backward needs with recompute=True")
+                raise ArgumentValueError(
+                    f"out.{name}n",
+                    "{argument} is in the place of {}, which backward needs with {recompute}=True",
+                    ArgumentName(f"{name}0"),
+                )
     return results[0], results[1], results[2]

@@ -11,16 +11,15 @@ import numpy.typing as npt
 
 from ... import _core
 from .. import _args, _memory
-from .._args import Array
 from .._arrays import same_elements
 from .._call import Refusal, enter
+from .._errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from .._types import FLOATS, Array, check_native
 from .types import Cell, LstmActivations, LstmWeights, Weights
 from .weights import as_cells, hidden_size, named_arrays, peephole_kind
 
 _MOST_ELEMENTS: Final = 1 << 58
 _READS: Final = {"new": False, "old": True}
-_DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float64))  # in the engine's order
-_DTYPE_CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 
 class Problem(NamedTuple):
@@ -91,12 +90,10 @@ _new_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__,
 
 
 def dtype_code(name: str, dtype: np.dtype[Any]) -> int:
-    code = _DTYPE_CODES.get(dtype)
-    if code is None:
-        if not dtype.isnative:
-            _args.dtype_code(name, dtype)  # raises: byte order
-        raise TypeError(f"{name} has dtype {dtype}; an LSTM is computed in float32 or float64")
-    return code
+    if dtype not in FLOATS:
+        check_native(name, dtype)
+        raise ArgumentTypeError(name, "{argument} has dtype {}; an LSTM is computed in float32 or float64", dtype)
+    return FLOATS.index(dtype)
 
 
 @lru_cache(maxsize=512, typed=True)
@@ -117,26 +114,28 @@ def _problem(
     code = dtype_code("x", dtype)
     if len(shape) != 3:
         axes = "(N, T, I)" if batch_first else "(T, N, I)"
-        raise ValueError(f"x has shape {shape}, must have the 3 axes {axes}")
+        raise ArgumentValueError("x", "{x} has shape {}, must have the 3 axes {}", shape, axes)
     steps, samples, inputs = (shape[1], shape[0], shape[2]) if batch_first else shape
     directions = 2 if bidirectional else 1
     if cells % directions:
-        raise ValueError(f"weights has {cells} cells, but bidirectional layers have 2 each")
+        raise ArgumentValueError("weights", "{weights} has {} cells, but bidirectional layers have 2 each", cells)
     rate = _args.as_number("dropout", dropout)
     if not 0 <= rate < 1:
-        raise ValueError(f"dropout is {rate}, must be at least 0 and below 1")
+        raise ArgumentValueError("dropout", "{dropout} is {}, must be at least 0 and below 1", rate)
     if not isinstance(reads, str) or reads not in _READS:
-        raise ValueError(f"output_gate_reads is {reads!r}, must be 'new' or 'old'")
+        raise ArgumentValueError("output_gate_reads", "{output_gate_reads} is {!r}, must be 'new' or 'old'", reads)
     if isinstance(activations, str) or not isinstance(activations, Sequence):
-        raise TypeError(f"activations must be LstmActivations, not {type(activations).__name__}")
+        raise ArgumentTypeError("activations", "{activations} must be LstmActivations, not {}", type(activations))
     if len(activations) != 5:
-        raise ValueError(f"activations has {len(activations)} functions, must have 5, for i, f, g, o and h")
+        raise ArgumentValueError(
+            "activations", "{activations} has {} functions, must have 5, for i, f, g, o and h", len(activations)
+        )
     codes = []
     for role, activation in zip(LstmActivations._fields, activations, strict=True):
         try:
             f = _args.as_activation(activation)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"activations.{role}: {error}") from None
+        except ArgumentError as error:
+            raise type(error)(f"activations.{role}", "{argument}: {}", error) from None
         codes.append((f.code, f.alpha, f.beta))
     layers = cells // directions
     check_fits(steps, samples, inputs, units, cells)
@@ -161,7 +160,7 @@ def _problem(
         units,
         layers,
         directions,
-        _DTYPES[code],  # the canonical object: dtypes are compared by identity
+        FLOATS[code],  # the canonical object: dtypes are compared by identity
         tuple(codes),
         peephole,
         _READS[reads],
@@ -187,9 +186,15 @@ def check_fits(steps: int, samples: int, inputs: int, units: int, cells: int) ->
     rows, width = (steps + 1) * (samples + 1), max(8 * (units + 32), inputs + 32, 2 * units + 96)
     elements = max(rows + 64, 8 * (units + 32)) * width * (cells + 1)
     if elements >= _MOST_ELEMENTS:
-        raise ValueError(
-            f"T={steps}, N={samples}, I={inputs}, H={units} with {cells} cells takes about 2**"
-            f"{elements.bit_length()} elements, more than a process can address"
+        raise ArgumentValueError(
+            "x",
+            "T={}, N={}, I={}, H={} with {} cells takes about 2**{} elements, more than a process can address",
+            steps,
+            samples,
+            inputs,
+            units,
+            cells,
+            elements.bit_length(),
         )
 
 
@@ -199,7 +204,7 @@ def _ragged(
     """The number of active slots in each step, and the sample in each slot."""
     if lengths is not None:
         if batch_sizes is not None:
-            raise ValueError("lengths and batch_sizes are both given; one of them is enough")
+            raise ArgumentValueError("lengths", "{lengths} and {batch_sizes} are both given; one of them is enough")
         ends = as_counts("lengths", lengths, samples, "samples", steps, "steps")
         if not samples or ends.min() == steps:
             return None, None
@@ -215,12 +220,14 @@ def _ragged(
 def as_counts(name: str, values: npt.ArrayLike, count: int, per: str, most: int, of: str) -> npt.NDArray[np.int64]:
     array = _args.as_array(name, values)
     if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"{name} has dtype {array.dtype}; it must be of integers")
+        raise ArgumentTypeError(name, "{argument} has dtype {}; it must be of integers", array.dtype)
     if array.shape != (count,):
-        raise ValueError(f"{name} has shape {array.shape}, must be {(count,)}: x has {count} {per}")
+        raise ArgumentValueError(
+            name, "{argument} has shape {}, must be {}: {x} has {} {}", array.shape, (count,), count, per
+        )
     if array.size and not 0 <= array.min() <= array.max() <= most:
         worst = int(array.max() if array.max() > most else array.min())
-        raise ValueError(f"{name} has {worst}, must be from 0 to {most}, the {of} of x")
+        raise ArgumentValueError(name, "{argument} has {}, must be from 0 to {}, the {} of {x}", worst, most, of)
     return array.astype(np.int64)  # a copy: the caller's may change before backward
 
 
@@ -286,11 +293,13 @@ def _looked_up(x: object, table: object, batch_first: bool) -> tuple[Array, Arra
     """The table, and the row indices, time first."""
     rows = _args.as_array("table", table)
     if rows.ndim != 2:
-        raise ValueError(f"table has shape {rows.shape}, must have 2 axes, [rows, I]")
+        raise ArgumentValueError("table", "{table} has shape {}, must have 2 axes, [rows, I]", rows.shape)
     indices, flat = _args.as_indices("x", x)
     if indices.ndim != 2:
         axes = "(N, T)" if batch_first else "(T, N)"
-        raise ValueError(f"x has shape {indices.shape}, must have the 2 axes {axes}: there is a table")
+        raise ArgumentValueError(
+            "x", "{x} has shape {}, must have the 2 axes {}: there is a {table}", indices.shape, axes
+        )
     flat = flat.reshape(indices.shape)
     return rows, np.ascontiguousarray(flat.T) if batch_first else flat
 
@@ -299,7 +308,9 @@ def _state(name: str, value: object, problem: Problem) -> Array:
     array = value if type(value) is np.ndarray else _args.as_array(name, value)
     if array.shape != problem.state_shape:
         axes = "(N, H)" if problem.single else "(cells, N, H)"
-        raise ValueError(f"{name} has shape {array.shape}, must be {axes} = {problem.state_shape}")
+        raise ArgumentValueError(
+            name, "{argument} has shape {}, must be {} = {}", array.shape, axes, problem.state_shape
+        )
     return array
 
 
@@ -354,11 +365,11 @@ def checked_inputs(inputs: Inputs) -> Inputs:
         used = np.where(_active_mask(inputs), indices, 0)
         if used.any() and not 0 <= used.min() <= used.max() < len(x):
             given = used.T if problem.batch_first else used
-            _args.raise_out_of_range("x", given, len(x), "the rows of table are")
+            _args.raise_out_of_range("x", given, len(x), "the rows of {table} are")
     states = {"h0": h0, "c0": c0}
     for name, state in states.items():
         if state is not None:
-            _args.check_dtype(name, state, problem.dtype, "as x is")
+            _args.check_dtype(name, state, problem.dtype, "as {x} is")
             _args.check_aligned(name, state)
             states[name] = unit_stride(state)
     checked = [_checked_cell(problem, index, cell) for index, cell in enumerate(cells)]
@@ -384,7 +395,7 @@ def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
         needed = field in ("wx", "wh")
         if part is None:
             if needed:
-                raise ValueError(f"{name} is None; a cell needs wx and wh of every gate")
+                raise ArgumentValueError(name, "{argument} is None; a cell needs {wx} and {wh} of every gate")
         elif type(part) is tuple:
             for gate, array in zip("ifgo", part, strict=True):
                 label = f"{name} of gate {gate}"
@@ -392,7 +403,7 @@ def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
                     check_parameter(label, array, ((problem.units, *tail),), problem.dtype)
                     _args.check_aligned(label, array)
                 elif needed:
-                    raise ValueError(f"{label} is None; a cell needs wx and wh of every gate")
+                    raise ArgumentValueError(label, "{argument} is None; a cell needs {wx} and {wh} of every gate")
             if len({a.strides for a in part if a is not None}) > 1:
                 part = tuple(None if a is None else np.ascontiguousarray(a) for a in part)
         else:
@@ -409,5 +420,7 @@ def whole_shapes(problem: Problem, columns: tuple[int, ...]) -> tuple[tuple[int,
 
 def check_parameter(name: str, array: Array, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any]) -> None:
     if array.shape not in shapes:
-        raise ValueError(f"{name} has shape {array.shape}, must be {' or '.join(map(str, shapes))}")
-    _args.check_dtype(name, array, dtype, "as x is")
+        raise ArgumentValueError(
+            name, "{argument} has shape {}, must be {}", array.shape, " or ".join(map(str, shapes))
+        )
+    _args.check_dtype(name, array, dtype, "as {x} is")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from .._args import Array
+from .._types import Array
 from ..activation import Activation
 
 # One array of all gates, [4H, ...] or [4, H, ...], or four arrays [H, ...]; gates in the order i f g o.

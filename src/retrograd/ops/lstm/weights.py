@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import _args
-from .._args import Array
+from .._errors import ArgumentTypeError, ArgumentValueError
+from .._types import Array
 from .types import Cell, LstmWeights, Weights
 
 
@@ -18,9 +19,9 @@ def as_cells(name: str, weights: Weights, result: bool = False) -> tuple[list[Ce
     if isinstance(weights, LstmWeights):
         return [_cell(name, weights, result)], True
     if isinstance(weights, (str, bytes)) or not isinstance(weights, Sequence):
-        raise TypeError(f"{name} must be LstmWeights or a sequence of them, not {type(weights).__name__}")
+        raise ArgumentTypeError(name, "{argument} must be LstmWeights or a sequence of them, not {}", type(weights))
     if not weights:
-        raise ValueError(f"{name} is empty, needs at least 1 cell")
+        raise ArgumentValueError(name, "{argument} is empty, needs at least 1 cell")
     if isinstance(weights[0], np.ndarray):
         return [_cell(name, weights, result)], True
     return [_cell(f"{name}[{index}]", cell, result) for index, cell in enumerate(weights)], False
@@ -34,9 +35,11 @@ def _cell(name: str, cell: Any, result: bool) -> Cell:
         else:
             return cell
     elif isinstance(cell, str) or not isinstance(cell, Sequence):
-        raise TypeError(f"{name} must be LstmWeights, not {type(cell).__name__}")
+        raise ArgumentTypeError(name, "{argument} must be LstmWeights, not {}", type(cell))
     elif not 2 <= len(cell) <= 4:
-        raise ValueError(f"{name} has {len(cell)} arrays; a cell has 2 to 4: wx, wh, b and peephole")
+        raise ArgumentValueError(
+            name, "{argument} has {} arrays; a cell has 2 to 4: {wx}, {wh}, {b} and {peephole}", len(cell)
+        )
     fields = itertools.zip_longest(LstmWeights._fields, cell)
     return tuple(None if part is None else _gate_arrays(f"{name}.{field}", part, result) for field, part in fields)
 
@@ -50,13 +53,15 @@ def _gate_arrays(name: str, part: Any, result: bool) -> Any:
     if not isinstance(part, (list, tuple)):
         return _array(name, part, result)
     if len(part) != 4:
-        raise ValueError(f"{name} is a sequence of {len(part)} arrays, must be of 4, for i, f, g and o")
+        raise ArgumentValueError(
+            name, "{argument} is a sequence of {} arrays, must be of 4, for i, f, g and o", len(part)
+        )
     return tuple(None if a is None else _array(name, a, result) for a in part)
 
 
 def _array(name: str, value: object, result: bool) -> Array:
     if result and not isinstance(value, np.ndarray):
-        raise TypeError(f"{name} must be an ndarray, not {type(value).__name__}")
+        raise ArgumentTypeError(name, "{argument} must be an ndarray, not {}", type(value))
     return _args.as_array(name, value)
 
 
@@ -64,12 +69,12 @@ def hidden_size(wh: Any) -> int:
     """The hidden size, which all other shapes must match."""
     first = wh[0] if type(wh) is tuple else wh
     if first is None:
-        raise ValueError("wh is None; a cell needs wx and wh of every gate")
+        raise ArgumentValueError("wh", "{wh} is None; a cell needs {wx} and {wh} of every gate")
     shape: tuple[int, ...] = first.shape
     if len(shape) < 2:
-        raise ValueError(f"wh must be (4H, H), (4, H, H) or four times (H, H), not {shape_of(wh)}")
+        raise ArgumentValueError("wh", "{wh} must be (4H, H), (4, H, H) or four times (H, H), not {}", shape_of(wh))
     if shape[-1] < 1:
-        raise ValueError(f"wh has shape {shape_of(wh)}: the hidden size is 0, must be at least 1")
+        raise ArgumentValueError("wh", "{wh} has shape {}: the hidden size is 0, must be at least 1", shape_of(wh))
     return shape[-1]
 
 
@@ -82,7 +87,9 @@ def shape_of(part: Any) -> str:
 def peephole_kind(cells: list[Cell], units: int) -> int:
     kinds = {_peephole_of(cell[3], units) for cell in cells if cell[3] is not None}
     if len(kinds) > 1:
-        raise ValueError("some cells have diagonal and others full peepholes; they must be of one kind")
+        raise ArgumentValueError(
+            "weights", "some cells have diagonal and others full peepholes; they must be of one kind"
+        )
     return kinds.pop() if kinds else 0
 
 
