@@ -38,14 +38,7 @@ from ._layer import (
 )
 from ._memory import Array, Geometry, as_size, listed, size_of
 from ._names import constant_name
-from ._structures import (
-    POINTER,
-    UINT32,
-    BNNSActivation,
-    BNNSFilterParameters,
-    BNNSNDArrayDescriptor,
-    Structure,
-)
+from ._structures import BNNSActivation, BNNSFilterParameters, BNNSNDArrayDescriptor, Pointer, Structure, UInt32
 
 __all__ = [
     "BNNSArithmeticBinary",
@@ -61,79 +54,42 @@ __all__ = [
 class BNNSLayerParametersArithmetic(Structure):
     """An arithmetic layer. ``arithmetic_function_fields`` points to a BNNSArithmeticUnary, Binary or Ternary."""
 
-    __slots__ = ("activation", "arithmetic_function", "arithmetic_function_fields")
-    _declared = (
-        ("arithmetic_function", UINT32),
-        ("arithmetic_function_fields", POINTER),
-        ("activation", BNNSActivation),
-    )
-
-    arithmetic_function: int
-    arithmetic_function_fields: Any
+    arithmetic_function: UInt32
+    arithmetic_function_fields: Pointer
     activation: BNNSActivation
 
 
 class BNNSArithmeticUnary(Structure):
     """The operand and the result of a function of one operand. Apple's field ``in`` is called ``in_``."""
 
-    __slots__ = ("in_", "in_type", "out", "out_type")
-    _declared = (
-        ("in_", BNNSNDArrayDescriptor),
-        ("in_type", UINT32),
-        ("out", BNNSNDArrayDescriptor),
-        ("out_type", UINT32),
-    )
-
     in_: BNNSNDArrayDescriptor
-    in_type: int
+    in_type: UInt32
     out: BNNSNDArrayDescriptor
-    out_type: int
+    out_type: UInt32
 
 
 class BNNSArithmeticBinary(Structure):
     """The operands and the result of a function of two operands."""
 
-    __slots__ = ("in1", "in1_type", "in2", "in2_type", "out", "out_type")
-    _declared = (
-        ("in1", BNNSNDArrayDescriptor),
-        ("in1_type", UINT32),
-        ("in2", BNNSNDArrayDescriptor),
-        ("in2_type", UINT32),
-        ("out", BNNSNDArrayDescriptor),
-        ("out_type", UINT32),
-    )
-
     in1: BNNSNDArrayDescriptor
-    in1_type: int
+    in1_type: UInt32
     in2: BNNSNDArrayDescriptor
-    in2_type: int
+    in2_type: UInt32
     out: BNNSNDArrayDescriptor
-    out_type: int
+    out_type: UInt32
 
 
 class BNNSArithmeticTernary(Structure):
     """The operands and the result of a function of three operands."""
 
-    __slots__ = ("in1", "in1_type", "in2", "in2_type", "in3", "in3_type", "out", "out_type")
-    _declared = (
-        ("in1", BNNSNDArrayDescriptor),
-        ("in1_type", UINT32),
-        ("in2", BNNSNDArrayDescriptor),
-        ("in2_type", UINT32),
-        ("in3", BNNSNDArrayDescriptor),
-        ("in3_type", UINT32),
-        ("out", BNNSNDArrayDescriptor),
-        ("out_type", UINT32),
-    )
-
     in1: BNNSNDArrayDescriptor
-    in1_type: int
+    in1_type: UInt32
     in2: BNNSNDArrayDescriptor
-    in2_type: int
+    in2_type: UInt32
     in3: BNNSNDArrayDescriptor
-    in3_type: int
+    in3_type: UInt32
     out: BNNSNDArrayDescriptor
-    out_type: int
+    out_type: UInt32
 
 
 _FIELDS: Final = {1: BNNSArithmeticUnary, 2: BNNSArithmeticBinary, 3: BNNSArithmeticTernary}

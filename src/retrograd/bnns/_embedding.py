@@ -24,7 +24,7 @@ from ._layer import (
     typed_geometry,
 )
 from ._memory import Array, as_float, as_size, check_disjoint, check_indices, listed
-from ._structures import FLOAT, SIZE, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, Size, Structure, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerEmbedding",
@@ -40,24 +40,13 @@ class BNNSLayerParametersEmbedding(Structure):
     The output has the axes of an item, then those of the input.
     """
 
-    __slots__ = ("dictionary", "flags", "i_desc", "max_norm", "norm_type", "o_desc", "padding_idx")
-    _declared = (
-        ("flags", UINT32),
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("dictionary", BNNSNDArrayDescriptor),
-        ("padding_idx", SIZE),
-        ("max_norm", FLOAT),
-        ("norm_type", FLOAT),
-    )
-
-    flags: int
+    flags: UInt32
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     dictionary: BNNSNDArrayDescriptor
-    padding_idx: int
-    max_norm: float
-    norm_type: float
+    padding_idx: Size
+    max_norm: Float
+    norm_type: Float
 
 
 class EmbeddingFilter(OneInputFilter):

@@ -52,15 +52,6 @@ _WEIGHTS: Final = (
 class BNNSLayerParametersFullyConnected(Structure):
     """A fully connected layer. ``w_desc`` has the ``size`` (inputs, outputs); 2DFirstMajor lists outputs first."""
 
-    __slots__ = ("activation", "bias", "i_desc", "o_desc", "w_desc")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("w_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("bias", BNNSNDArrayDescriptor),
-        ("activation", BNNSActivation),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     w_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor

@@ -14,7 +14,7 @@ from ._layer import checked_layer, output_geometry, rows_first, stored_rows_firs
 from ._memory import Geometry, as_float, check_writable, size_of, threads_of
 from ._names import constant_name
 from ._products import Contraction, ProductFilter, extents_of, labelled, shape_rows_first
-from ._structures import BOOL, FLOAT, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure
 
 __all__ = [
     "BNNSFilterCreateLayerBroadcastMatMul",
@@ -30,27 +30,13 @@ class BNNSLayerParametersBroadcastMatMul(Structure):
     Weights are in the data of ``iA_desc`` or ``iB_desc``. ``quadratic``: B is A.
     """
 
-    _declared = (
-        ("alpha", FLOAT),
-        ("beta", FLOAT),
-        ("transA", BOOL),
-        ("transB", BOOL),
-        ("quadratic", BOOL),
-        ("a_is_weights", BOOL),
-        ("b_is_weights", BOOL),
-        ("iA_desc", BNNSNDArrayDescriptor),
-        ("iB_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-    )
-    __slots__ = tuple(name for name, _ in _declared)
-
-    alpha: float
-    beta: float
-    transA: bool
-    transB: bool
-    quadratic: bool
-    a_is_weights: bool
-    b_is_weights: bool
+    alpha: Float
+    beta: Float
+    transA: Bool
+    transB: Bool
+    quadratic: Bool
+    a_is_weights: Bool
+    b_is_weights: Bool
     iA_desc: BNNSNDArrayDescriptor
     iB_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor

@@ -53,15 +53,7 @@ from ._layer import (
 )
 from ._memory import Array, Geometry, as_size, check_disjoint, dtype_of, geometry, size_of
 from ._names import constant_name
-from ._structures import (
-    FOUR_SIZES,
-    SIZE,
-    UINT32,
-    BNNSActivation,
-    BNNSFilterParameters,
-    BNNSNDArrayDescriptor,
-    Structure,
-)
+from ._structures import BNNSActivation, BNNSFilterParameters, BNNSNDArrayDescriptor, FourSizes, Size, Structure, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerPooling",
@@ -82,53 +74,20 @@ _INDEX_TYPES: Final = (c.BNNSDataTypeUInt64, c.BNNSDataTypeUInt32)
 class BNNSLayerParametersPooling(Structure):
     """A pooling layer. ``pad`` (left, right, up, down) is used if ``x_padding`` and ``y_padding`` are 0."""
 
-    __slots__ = (
-        "activation",
-        "bias",
-        "i_desc",
-        "k_height",
-        "k_width",
-        "o_desc",
-        "pad",
-        "pooling_function",
-        "x_dilation_stride",
-        "x_padding",
-        "x_stride",
-        "y_dilation_stride",
-        "y_padding",
-        "y_stride",
-    )
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("bias", BNNSNDArrayDescriptor),
-        ("activation", BNNSActivation),
-        ("pooling_function", UINT32),
-        ("k_width", SIZE),
-        ("k_height", SIZE),
-        ("x_stride", SIZE),
-        ("y_stride", SIZE),
-        ("x_dilation_stride", SIZE),
-        ("y_dilation_stride", SIZE),
-        ("x_padding", SIZE),
-        ("y_padding", SIZE),
-        ("pad", FOUR_SIZES),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     bias: BNNSNDArrayDescriptor
     activation: BNNSActivation
-    pooling_function: int
-    k_width: int
-    k_height: int
-    x_stride: int
-    y_stride: int
-    x_dilation_stride: int
-    y_dilation_stride: int
-    x_padding: int
-    y_padding: int
-    pad: tuple[int, int, int, int]
+    pooling_function: UInt32
+    k_width: Size
+    k_height: Size
+    x_stride: Size
+    y_stride: Size
+    x_dilation_stride: Size
+    y_dilation_stride: Size
+    x_padding: Size
+    y_padding: Size
+    pad: FourSizes
 
 
 class _Axis(NamedTuple):

@@ -25,7 +25,7 @@ from ._layer import (
     typed_geometry,
 )
 from ._memory import Array, as_float, listed
-from ._structures import FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, Structure, UInt32
 
 __all__ = [
     "BNNSDirectApplyReduction",
@@ -40,20 +40,11 @@ _LOGICAL: Final = (c.BNNSReduceFunctionLogicalOr, c.BNNSReduceFunctionLogicalAnd
 class BNNSLayerParametersReduction(Structure):
     """A reduction over the axes whose extent in ``o_desc`` is 1. ``w_desc`` has weights in the shape of the input."""
 
-    __slots__ = ("epsilon", "i_desc", "o_desc", "reduce_func", "w_desc")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("w_desc", BNNSNDArrayDescriptor),
-        ("reduce_func", UINT32),
-        ("epsilon", FLOAT),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     w_desc: BNNSNDArrayDescriptor
-    reduce_func: int
-    epsilon: float
+    reduce_func: UInt32
+    epsilon: Float
 
 
 class _Terms(NamedTuple):

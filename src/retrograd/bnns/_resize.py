@@ -14,7 +14,7 @@ from ._filter import FLOATS, put
 from ._layer import checked_layer, logical, output_geometry, stored, typed_geometry
 from ._memory import Array, listed
 from ._sample_map import SampleMap
-from ._structures import BOOL, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Structure, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerResize",
@@ -30,19 +30,12 @@ class BNNSLayerParametersResize(Structure):
     ``align_corners``: the first and the last element of the output are those of the input.
     """
 
-    __slots__ = ("align_corners", "i_desc", "method", "o_desc")
-    _declared = (
-        ("method", UINT32),
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("align_corners", BOOL),
-    )
-    _prefixes: ClassVar[Mapping[str, str]] = {"method": "BNNSInterpolationMethod"}
-
-    method: int
+    method: UInt32
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    align_corners: bool
+    align_corners: Bool
+
+    _prefixes: ClassVar[Mapping[str, str]] = {"method": "BNNSInterpolationMethod"}
 
 
 def checked_method(method: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -27,17 +26,7 @@ from ._filter import (
 )
 from ._layer import Result, checked_layer, logical, output_geometry, sample_delta, stored, typed_geometry
 from ._memory import Array, Geometry, as_float, as_size, axes_of_size, listed
-from ._structures import (
-    DIMENSIONS,
-    FLOAT,
-    PAIRS,
-    UINT8,
-    UINT32,
-    BNNSFilterParameters,
-    BNNSNDArrayDescriptor,
-    Dimensions,
-    Structure,
-)
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Extents, Float, Pairs, Structure, UInt8, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerDropout",
@@ -55,43 +44,19 @@ ANY_TYPE: Final = (*FLOATS, *INTEGERS, c.BNNSDataTypeBoolean)
 class BNNSLayerParametersDropout(Structure):
     """A dropout layer. The bits of ``control`` select axes along which elements are kept or dropped together."""
 
-    __slots__ = ("control", "i_desc", "o_desc", "rate", "seed")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("rate", FLOAT),
-        ("seed", UINT32),
-        ("control", UINT8),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    rate: float
-    seed: int
-    control: int
+    rate: Float
+    seed: UInt32
+    control: UInt8
 
 
 class BNNSLayerParametersPermute(Structure):
     """A permutation of axes: axis k of the output is axis ``permutation[k]`` of the input, as ``size`` lists them."""
 
-    __slots__ = ("_permutation", "i_desc", "o_desc")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("permutation", DIMENSIONS),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    _permutation: tuple[int, ...]
-
-    @property
-    def permutation(self) -> Dimensions:
-        """Axes of the input; only the first *rank* are used."""
-        return Dimensions(self, "_permutation")
-
-    @permutation.setter
-    def permutation(self, values: Sequence[int]) -> None: ...  # done by __setattr__
+    permutation: Extents
 
 
 class BNNSLayerParametersPadding(Structure):
@@ -100,20 +65,11 @@ class BNNSLayerParametersPadding(Structure):
     ``padding_value`` holds the bits of the constant; those of shorter elements come first.
     """
 
-    __slots__ = ("i_desc", "o_desc", "padding_mode", "padding_size", "padding_value")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("padding_size", PAIRS),
-        ("padding_mode", UINT32),
-        ("padding_value", UINT32),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    padding_size: tuple[tuple[int, int], ...]
-    padding_mode: int
-    padding_value: int
+    padding_size: Pairs
+    padding_mode: UInt32
+    padding_value: UInt32
 
 
 class SampleMap(OneInputFilter):
