@@ -11,13 +11,13 @@ from ..ops._arrays import same_elements
 from ..ops.elementwise import activation_forward
 from . import _constants as c
 from ._arithmetic import FUNCTIONS, gradient_of, value_of
-from ._failure import Invalid, status
+from ._declare import applies, creates
+from ._failure import Invalid
 from ._filter import (
     FLOAT32,
     FLOATS,
     BNNSFilter,
     checked_batch,
-    checked_filter,
     in_shape,
     put,
     source_samples,
@@ -38,7 +38,7 @@ from ._layer import (
 )
 from ._memory import Array, Geometry, as_size, listed, size_of
 from ._names import constant_name
-from ._structures import BNNSActivation, BNNSFilterParameters, BNNSNDArrayDescriptor, Pointer, Structure, UInt32
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Pointer, Structure, UInt32
 
 __all__ = [
     "BNNSArithmeticBinary",
@@ -326,66 +326,31 @@ def _summed(values: Array, operand: _Operand, batch: int) -> Array:
 _OTHERWISE: Final = "filter is not an arithmetic filter"
 
 
-@status(None)
-def BNNSFilterCreateLayerArithmetic(
-    layer_params: BNNSLayerParametersArithmetic, filter_params: BNNSFilterParameters | None = None
-) -> ArithmeticFilter | None:
+@creates(ArithmeticFilter, BNNSLayerParametersArithmetic)
+def BNNSFilterCreateLayerArithmetic() -> None:
     """Create a filter that applies one of the functions BNNSArithmetic... and then an activation. None on failure.
 
     Operands have the layout of the output; extents of 1 are broadcast.
     """
-    return ArithmeticFilter(layer_params, filter_params)
 
 
-@status(-1)
-def BNNSArithmeticFilterApplyBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    number_of_inputs: int,
-    in_: Sequence[Any],
-    in_stride: Sequence[int],
-    out: Any,
-    out_stride: int,
-) -> int:
+@applies(ArithmeticFilter, _OTHERWISE, "apply", "filter batch_size number_of_inputs in_[]+ out+")
+def BNNSArithmeticFilterApplyBatch() -> None:
     """Apply an arithmetic filter to a batch. Constants and parameters are the same for all samples.
 
     `in_` and `in_stride` have an entry for each operand. `out` may be one of them. 0, or -1 on failure.
     """
-    checked_filter(ArithmeticFilter, filter, _OTHERWISE).apply(
-        batch_size, number_of_inputs, in_, in_stride, out, out_stride
-    )
-    return 0
 
 
-@status(-1)
-def BNNSArithmeticFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    number_of_inputs: int,
-    in_: Sequence[Any] | None,
-    in_stride: Sequence[int] | None,
-    in_delta: Sequence[BNNSNDArrayDescriptor | None],
-    in_delta_stride: Sequence[int] | None,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-) -> int:
+@applies(
+    ArithmeticFilter,
+    _OTHERWISE,
+    "apply_backward",
+    "filter batch_size number_of_inputs in_[]?+ in_delta[]+ out+ out_delta+",
+)
+def BNNSArithmeticFilterApplyBackwardBatch() -> None:
     """Compute the gradients of the operands; those of parameters are summed over the batch.
 
     Operands that are one tensor may share one gradient, which receives the sum. What a gradient does not need may be
     None. Returns 0, or -1 on failure.
     """
-    checked_filter(ArithmeticFilter, filter, _OTHERWISE).apply_backward(
-        batch_size,
-        number_of_inputs,
-        in_,
-        in_stride,
-        in_delta,
-        in_delta_stride,
-        out,
-        out_stride,
-        out_delta,
-        out_delta_stride,
-    )
-    return 0

@@ -11,7 +11,8 @@ from ..ops.linear import embedding_backward, embedding_forward
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS
-from ._failure import Invalid, Unsupported, status
+from ._declare import creates
+from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, check_same_type, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
     Parameter,
@@ -24,7 +25,7 @@ from ._layer import (
     typed_geometry,
 )
 from ._memory import Array, as_float, as_size, check_disjoint, check_indices, listed
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, Size, Structure, UInt32
+from ._structures import BNNSNDArrayDescriptor, Float, Size, Structure, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerEmbedding",
@@ -180,12 +181,9 @@ def _proper(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(extent for extent in size if extent != 1)
 
 
-@status(None)
-def BNNSFilterCreateLayerEmbedding(
-    layer_params: BNNSLayerParametersEmbedding, filter_params: BNNSFilterParameters | None = None
-) -> EmbeddingFilter | None:
+@creates(EmbeddingFilter, BNNSLayerParametersEmbedding)
+def BNNSFilterCreateLayerEmbedding() -> None:
     """Create a filter that looks up items of a dictionary by index. None on failure.
 
     An index outside the dictionary makes a call fail. Backward computes the gradient of the dictionary.
     """
-    return EmbeddingFilter(layer_params, filter_params)

@@ -10,6 +10,7 @@ import numpy as np
 from ..ops import loss as ops
 from ..ops._arrays import same_elements
 from . import _constants as c
+from ._declare import applies
 from ._failure import Invalid, Unsupported, renaming, status
 from ._filter import (
     FLOAT32,
@@ -17,7 +18,6 @@ from ._filter import (
     accumulates,
     checked_batch,
     checked_descriptor,
-    checked_filter,
     delta_geometry,
     delta_samples,
     geometry_of,
@@ -382,66 +382,22 @@ def BNNSFilterCreateLayerLoss(
     return LossFilter(layer_params, filter_params, bool(divide_by_classes))
 
 
-@status(-1, rename=_NAMES)
-def BNNSLossFilterApplyBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    labels: Any,
-    labels_stride: int,
-    weights: Any,
-    weights_size: int,
-    out: Any,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-) -> int:
+@applies(
+    LossFilter, _OTHERWISE, "apply", "filter batch_size in_+ labels+ weights weights_size out in_delta+", rename=_NAMES
+)
+def BNNSLossFilterApplyBatch() -> None:
     """Compute the loss of a batch, and if `in_delta` is given the gradient of its input. 0, or -1 on failure.
 
     `weights_size` is 0 (no weights), 1 (one for all), or the number of losses.
     """
-    checked_filter(LossFilter, filter, _OTHERWISE).apply(
-        batch_size,
-        in_,
-        in_stride,
-        labels,
-        labels_stride,
-        weights,
-        weights_size,
-        out,
-        in_delta,
-        in_delta_stride,
-    )
-    return 0
 
 
-@status(-1, rename=_NAMES)
-def BNNSLossFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    labels: Any,
-    labels_stride: int,
-    weights: Any,
-    weights_size: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-) -> int:
+@applies(
+    LossFilter,
+    _OTHERWISE,
+    "apply_backward",
+    "filter batch_size in_+ in_delta+ labels+ weights weights_size out_delta+",
+    rename=_NAMES,
+)
+def BNNSLossFilterApplyBackwardBatch() -> None:
     """Compute the gradient of the input from `out_delta`, the gradient of the loss. 0, or -1 on failure."""
-    checked_filter(LossFilter, filter, _OTHERWISE).apply_backward(
-        batch_size,
-        in_,
-        in_stride,
-        in_delta,
-        in_delta_stride,
-        labels,
-        labels_stride,
-        weights,
-        weights_size,
-        out_delta,
-        out_delta_stride,
-    )
-    return 0

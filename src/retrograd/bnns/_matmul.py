@@ -8,6 +8,7 @@ import numpy as np
 
 from ..ops._arrays import overlaps
 from . import _constants as c
+from ._declare import creates
 from ._failure import Invalid, Unsupported, status
 from ._filter import FLOAT32, FLOATS, checked_descriptor, checked_parameters, put, viewed
 from ._layer import checked_layer, output_geometry, rows_first, stored_rows_first, typed_geometry
@@ -103,16 +104,13 @@ class MatMulFilter(ProductFilter):
         self.label(given, _labels(ranks, turned), weights.index(True) if any(weights) else None)
 
 
-@status(None)
-def BNNSFilterCreateLayerBroadcastMatMul(
-    layer_params: BNNSLayerParametersBroadcastMatMul, filter_params: BNNSFilterParameters | None = None
-) -> MatMulFilter | None:
+@creates(MatMulFilter, BNNSLayerParametersBroadcastMatMul)
+def BNNSFilterCreateLayerBroadcastMatMul() -> None:
     """Create a filter that multiplies matrices; leading axes are broadcast. None on failure.
 
     With two inputs it is applied by the functions for two inputs; if one operand is weights, or both are the same, by
     those for one.
     """
-    return MatMulFilter(layer_params, filter_params)
 
 
 # ---- without a filter -----------------------------------------------------------------------------------------------

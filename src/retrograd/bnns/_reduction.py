@@ -10,6 +10,7 @@ import numpy as np
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS
+from ._declare import creates
 from ._failure import Invalid, Unsupported, status
 from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
@@ -260,12 +261,9 @@ class ReductionFilter(OneInputFilter):
             results["dw"].put(stored(dw_values, self.weights.geometry.layout, batched=False))
 
 
-@status(None)
-def BNNSFilterCreateLayerReduction(
-    layer_params: BNNSLayerParametersReduction, filter_params: BNNSFilterParameters | None = None
-) -> ReductionFilter | None:
+@creates(ReductionFilter, BNNSLayerParametersReduction)
+def BNNSFilterCreateLayerReduction() -> None:
     """Create a filter that reduces axes of its input, which may be weighted. None on failure."""
-    return ReductionFilter(layer_params, filter_params)
 
 
 @status(-1)

@@ -11,14 +11,13 @@ from ..ops.elementwise import dropout
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS
-from ._failure import Invalid, Unsupported, status
+from ._declare import applies, creates
+from ._failure import Invalid, Unsupported
 from ._filter import (
     FLOAT32,
     FLOATS,
-    BNNSFilter,
     check_same_type,
     checked_batch,
-    checked_filter,
     in_shape,
     put,
     source_samples,
@@ -26,7 +25,7 @@ from ._filter import (
 )
 from ._layer import Result, checked_layer, logical, output_geometry, sample_delta, stored, typed_geometry
 from ._memory import Array, Geometry, as_float, as_size, axes_of_size, listed
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Extents, Float, Pairs, Structure, UInt8, UInt32
+from ._structures import BNNSNDArrayDescriptor, Extents, Float, Pairs, Structure, UInt8, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerDropout",
@@ -299,44 +298,29 @@ def _from_bits(bits: int, dtype: np.dtype[Any]) -> Any:
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
 
-@status(None)
-def BNNSFilterCreateLayerDropout(
-    layer_params: BNNSLayerParametersDropout, filter_params: BNNSFilterParameters | None = None
-) -> DropoutFilter | None:
+@creates(DropoutFilter, BNNSLayerParametersDropout)
+def BNNSFilterCreateLayerDropout() -> None:
     """Create a filter that sets elements to 0 with probability `rate` and multiplies the others by 1 / (1 - rate).
 
     Every forward call draws a new mask; backward uses the last one. None on failure.
     """
-    return DropoutFilter(layer_params, filter_params)
 
 
-@status(None)
-def BNNSFilterCreateLayerPermute(
-    layer_params: BNNSLayerParametersPermute, filter_params: BNNSFilterParameters | None = None
-) -> PermuteFilter | None:
+@creates(PermuteFilter, BNNSLayerParametersPermute)
+def BNNSFilterCreateLayerPermute() -> None:
     """Create a filter that permutes axes. None on failure."""
-    return PermuteFilter(layer_params, filter_params)
 
 
-@status(None)
-def BNNSFilterCreateLayerPadding(
-    layer_params: BNNSLayerParametersPadding, filter_params: BNNSFilterParameters | None = None
-) -> PaddingFilter | None:
+@creates(PaddingFilter, BNNSLayerParametersPadding)
+def BNNSFilterCreateLayerPadding() -> None:
     """Create a filter that pads axes with a constant or by mirroring, without or with the border. None on failure."""
-    return PaddingFilter(layer_params, filter_params)
 
 
-@status(-1)
-def BNNSPermuteFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-) -> int:
+@applies(
+    PermuteFilter,
+    "filter is not a permute filter",
+    "apply_backward",
+    "filter batch_size (None) (0) in_delta+ (None) (0) out_delta+ (None) (None)",
+)
+def BNNSPermuteFilterApplyBackwardBatch() -> None:
     """Compute the gradient of a permutation's input: the inverse permutation. 0, or -1 on failure."""
-    checked_filter(PermuteFilter, filter, "filter is not a permute filter").apply_backward(
-        batch_size, None, 0, in_delta, in_delta_stride, None, 0, out_delta, out_delta_stride, None, None
-    )
-    return 0
