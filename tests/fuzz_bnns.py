@@ -25,7 +25,7 @@ import numpy as np
 
 from retrograd import bnns
 from retrograd.bnns._failure import UNEXPECTED
-from retrograd.bnns._structures import DIMENSIONS, SIGNED_DIMENSIONS, Structure
+from retrograd.bnns._structures import Extents, Structure
 from support.fuzz_bnns_arrays import ARRAYS
 from support.fuzz_bnns_attention import PARTS, attention
 from support.fuzz_bnns_convolution import convolution
@@ -55,7 +55,7 @@ def slots(root: Any) -> Iterator[tuple[Any, Any]]:
         return
     for name, _, kind, *_ in root._layout:
         value = getattr(root, name)
-        if kind is DIMENSIONS or kind is SIGNED_DIMENSIONS:
+        if isinstance(kind, Extents):
             for k in range(5):
                 yield value, k
         elif isinstance(value, Structure):

@@ -14,6 +14,7 @@ from . import _constants as c
 from ._activation import Fused, elementwise, fused
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS, converted, scale_of
+from ._declare import creates
 from ._failure import Invalid, Unsupported, status
 from ._filter import (
     FLOAT32,
@@ -283,16 +284,13 @@ def _in_place_or_apart(result: Array, array: Array) -> bool:
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
 
-@status(None)
-def BNNSFilterCreateLayerActivation(
-    layer_params: BNNSLayerParametersActivation, filter_params: BNNSFilterParameters | None = None
-) -> ActivationFilter | None:
+@creates(ActivationFilter, BNNSLayerParametersActivation)
+def BNNSFilterCreateLayerActivation() -> None:
     """Create an activation filter: elementwise, softmax, log-softmax or PReLU per channel. None on failure.
 
     The identity converts between data types. Integers, which no other function accepts, are rounded half to even and
     saturate; ``data_scale`` and ``data_bias`` of their descriptors apply.
     """
-    return ActivationFilter(layer_params, filter_params)
 
 
 @status(-1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
-from ._failure import renaming, status
-from ._filter import BNNSFilter, checked_filter
-from ._structures import BNNSNDArrayDescriptor
+from ._declare import applies
+from ._failure import renaming
+from ._filter import BNNSFilter
 
 __all__ = [
     "BNNSFilterApply",
@@ -90,118 +91,46 @@ _USE_BACKWARD: Final = (
 )
 
 
-@status(-1, rename=_FORWARD_NAMES)
-def BNNSFilterApply(filter: BNNSFilter | None, in_: Any, out: Any) -> int:
+@applies(OneInputFilter, _USE, "apply", "filter (1) in_ (0) out (0)", rename=_FORWARD_NAMES)
+def BNNSFilterApply() -> None:
     """Apply a filter to one sample. 0, or -1 on failure."""
-    checked_filter(OneInputFilter, filter, _USE).apply(1, in_, 0, out, 0)
-    return 0
 
 
-@status(-1, rename=_FORWARD_NAMES)
-def BNNSFilterApplyBatch(
-    filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int
-) -> int:
+@applies(OneInputFilter, _USE, "apply", "filter batch_size in_+ out+", rename=_FORWARD_NAMES)
+def BNNSFilterApplyBatch() -> None:
     """Apply a filter to samples that start `in_stride` and `out_stride` elements apart. 0, or -1 on failure."""
-    checked_filter(OneInputFilter, filter, _USE).apply(batch_size, in_, in_stride, out, out_stride)
-    return 0
 
 
-@status(-1, rename=_BACKWARD_NAMES)
-def BNNSFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-    weights_delta: BNNSNDArrayDescriptor | None,
-    bias_delta: BNNSNDArrayDescriptor | None,
-) -> int:
+@applies(
+    OneInputFilter,
+    _USE_BACKWARD,
+    "apply_backward",
+    "filter batch_size in_+ in_delta+ out+ out_delta+ weights_delta bias_delta",
+    rename=_BACKWARD_NAMES,
+)
+def BNNSFilterApplyBackwardBatch() -> None:
     """Compute the gradients of a filter: of its input, its weights (or a trainable alpha) and its bias.
 
     The slope of an activation is computed from `out` if that determines it, else from `in_`. Arguments that are not
     needed may be None. Returns 0, or -1 on failure.
     """
-    checked_filter(OneInputFilter, filter, _USE_BACKWARD).apply_backward(
-        batch_size,
-        in_,
-        in_stride,
-        in_delta,
-        in_delta_stride,
-        out,
-        out_stride,
-        out_delta,
-        out_delta_stride,
-        weights_delta,
-        bias_delta,
-    )
-    return 0
 
 
-@status(-1)
-def BNNSFilterApplyTwoInput(filter: BNNSFilter | None, inA: Any, inB: Any, out: Any) -> int:
+_applies_two = functools.partial(applies, TwoInputFilter, _USE_TWO)
+
+
+@_applies_two("apply_two", "filter (1) inA (0) inB (0) out (0)")
+def BNNSFilterApplyTwoInput() -> None:
     """Apply a filter with two inputs to one sample of each. 0, or -1 on failure."""
-    checked_filter(TwoInputFilter, filter, _USE_TWO).apply_two(1, inA, 0, inB, 0, out, 0)
-    return 0
 
 
-@status(-1)
-def BNNSFilterApplyTwoInputBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    inA: Any,
-    inA_stride: int,
-    inB: Any,
-    inB_stride: int,
-    out: Any,
-    out_stride: int,
-) -> int:
+@_applies_two("apply_two", "filter batch_size inA+ inB+ out+")
+def BNNSFilterApplyTwoInputBatch() -> None:
     """Apply a filter with two inputs to samples that start so many elements apart. 0, or -1 on failure."""
-    checked_filter(TwoInputFilter, filter, _USE_TWO).apply_two(
-        batch_size, inA, inA_stride, inB, inB_stride, out, out_stride
-    )
-    return 0
 
 
-@status(-1)
-def BNNSFilterApplyBackwardTwoInputBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    inA: Any,
-    inA_stride: int,
-    inA_delta: BNNSNDArrayDescriptor | None,
-    inA_delta_stride: int,
-    inB: Any,
-    inB_stride: int,
-    inB_delta: BNNSNDArrayDescriptor | None,
-    inB_delta_stride: int,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-    weights_delta: BNNSNDArrayDescriptor | None,
-    bias_delta: BNNSNDArrayDescriptor | None,
-) -> int:
+@_applies_two(
+    "apply_two_backward", "filter batch_size inA+ inA_delta+ inB+ inB_delta+ out+ out_delta+ weights_delta bias_delta"
+)
+def BNNSFilterApplyBackwardTwoInputBatch() -> None:
     """Compute the gradients of both inputs. Arguments that are not needed may be None. 0, or -1 on failure."""
-    checked_filter(TwoInputFilter, filter, _USE_TWO).apply_two_backward(
-        batch_size,
-        inA,
-        inA_stride,
-        inA_delta,
-        inA_delta_stride,
-        inB,
-        inB_stride,
-        inB_delta,
-        inB_delta_stride,
-        out,
-        out_stride,
-        out_delta,
-        out_delta_stride,
-        weights_delta,
-        bias_delta,
-    )
-    return 0

@@ -11,13 +11,13 @@ from ..ops._arrays import same_elements
 from ..ops.elementwise import activation_forward
 from . import _constants as c
 from ._arithmetic import FUNCTIONS, gradient_of, value_of
-from ._failure import Invalid, status
+from ._declare import applies, creates
+from ._failure import Invalid
 from ._filter import (
     FLOAT32,
     FLOATS,
     BNNSFilter,
     checked_batch,
-    checked_filter,
     in_shape,
     put,
     source_samples,
@@ -38,14 +38,7 @@ from ._layer import (
 )
 from ._memory import Array, Geometry, as_size, listed, size_of
 from ._names import constant_name
-from ._structures import (
-    POINTER,
-    UINT32,
-    BNNSActivation,
-    BNNSFilterParameters,
-    BNNSNDArrayDescriptor,
-    Structure,
-)
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Pointer, Structure, UInt32
 
 __all__ = [
     "BNNSArithmeticBinary",
@@ -61,79 +54,42 @@ __all__ = [
 class BNNSLayerParametersArithmetic(Structure):
     """An arithmetic layer. ``arithmetic_function_fields`` points to a BNNSArithmeticUnary, Binary or Ternary."""
 
-    __slots__ = ("activation", "arithmetic_function", "arithmetic_function_fields")
-    _declared = (
-        ("arithmetic_function", UINT32),
-        ("arithmetic_function_fields", POINTER),
-        ("activation", BNNSActivation),
-    )
-
-    arithmetic_function: int
-    arithmetic_function_fields: Any
+    arithmetic_function: UInt32
+    arithmetic_function_fields: Pointer
     activation: BNNSActivation
 
 
 class BNNSArithmeticUnary(Structure):
     """The operand and the result of a function of one operand. Apple's field ``in`` is called ``in_``."""
 
-    __slots__ = ("in_", "in_type", "out", "out_type")
-    _declared = (
-        ("in_", BNNSNDArrayDescriptor),
-        ("in_type", UINT32),
-        ("out", BNNSNDArrayDescriptor),
-        ("out_type", UINT32),
-    )
-
     in_: BNNSNDArrayDescriptor
-    in_type: int
+    in_type: UInt32
     out: BNNSNDArrayDescriptor
-    out_type: int
+    out_type: UInt32
 
 
 class BNNSArithmeticBinary(Structure):
     """The operands and the result of a function of two operands."""
 
-    __slots__ = ("in1", "in1_type", "in2", "in2_type", "out", "out_type")
-    _declared = (
-        ("in1", BNNSNDArrayDescriptor),
-        ("in1_type", UINT32),
-        ("in2", BNNSNDArrayDescriptor),
-        ("in2_type", UINT32),
-        ("out", BNNSNDArrayDescriptor),
-        ("out_type", UINT32),
-    )
-
     in1: BNNSNDArrayDescriptor
-    in1_type: int
+    in1_type: UInt32
     in2: BNNSNDArrayDescriptor
-    in2_type: int
+    in2_type: UInt32
     out: BNNSNDArrayDescriptor
-    out_type: int
+    out_type: UInt32
 
 
 class BNNSArithmeticTernary(Structure):
     """The operands and the result of a function of three operands."""
 
-    __slots__ = ("in1", "in1_type", "in2", "in2_type", "in3", "in3_type", "out", "out_type")
-    _declared = (
-        ("in1", BNNSNDArrayDescriptor),
-        ("in1_type", UINT32),
-        ("in2", BNNSNDArrayDescriptor),
-        ("in2_type", UINT32),
-        ("in3", BNNSNDArrayDescriptor),
-        ("in3_type", UINT32),
-        ("out", BNNSNDArrayDescriptor),
-        ("out_type", UINT32),
-    )
-
     in1: BNNSNDArrayDescriptor
-    in1_type: int
+    in1_type: UInt32
     in2: BNNSNDArrayDescriptor
-    in2_type: int
+    in2_type: UInt32
     in3: BNNSNDArrayDescriptor
-    in3_type: int
+    in3_type: UInt32
     out: BNNSNDArrayDescriptor
-    out_type: int
+    out_type: UInt32
 
 
 _FIELDS: Final = {1: BNNSArithmeticUnary, 2: BNNSArithmeticBinary, 3: BNNSArithmeticTernary}
@@ -370,66 +326,31 @@ def _summed(values: Array, operand: _Operand, batch: int) -> Array:
 _OTHERWISE: Final = "filter is not an arithmetic filter"
 
 
-@status(None)
-def BNNSFilterCreateLayerArithmetic(
-    layer_params: BNNSLayerParametersArithmetic, filter_params: BNNSFilterParameters | None = None
-) -> ArithmeticFilter | None:
+@creates(ArithmeticFilter, BNNSLayerParametersArithmetic)
+def BNNSFilterCreateLayerArithmetic() -> None:
     """Create a filter that applies one of the functions BNNSArithmetic... and then an activation. None on failure.
 
     Operands have the layout of the output; extents of 1 are broadcast.
     """
-    return ArithmeticFilter(layer_params, filter_params)
 
 
-@status(-1)
-def BNNSArithmeticFilterApplyBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    number_of_inputs: int,
-    in_: Sequence[Any],
-    in_stride: Sequence[int],
-    out: Any,
-    out_stride: int,
-) -> int:
+@applies(ArithmeticFilter, _OTHERWISE, "apply", "filter batch_size number_of_inputs in_[]+ out+")
+def BNNSArithmeticFilterApplyBatch() -> None:
     """Apply an arithmetic filter to a batch. Constants and parameters are the same for all samples.
 
     `in_` and `in_stride` have an entry for each operand. `out` may be one of them. 0, or -1 on failure.
     """
-    checked_filter(ArithmeticFilter, filter, _OTHERWISE).apply(
-        batch_size, number_of_inputs, in_, in_stride, out, out_stride
-    )
-    return 0
 
 
-@status(-1)
-def BNNSArithmeticFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    number_of_inputs: int,
-    in_: Sequence[Any] | None,
-    in_stride: Sequence[int] | None,
-    in_delta: Sequence[BNNSNDArrayDescriptor | None],
-    in_delta_stride: Sequence[int] | None,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-) -> int:
+@applies(
+    ArithmeticFilter,
+    _OTHERWISE,
+    "apply_backward",
+    "filter batch_size number_of_inputs in_[]?+ in_delta[]+ out+ out_delta+",
+)
+def BNNSArithmeticFilterApplyBackwardBatch() -> None:
     """Compute the gradients of the operands; those of parameters are summed over the batch.
 
     Operands that are one tensor may share one gradient, which receives the sum. What a gradient does not need may be
     None. Returns 0, or -1 on failure.
     """
-    checked_filter(ArithmeticFilter, filter, _OTHERWISE).apply_backward(
-        batch_size,
-        number_of_inputs,
-        in_,
-        in_stride,
-        in_delta,
-        in_delta_stride,
-        out,
-        out_stride,
-        out_delta,
-        out_delta_stride,
-    )
-    return 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from . import _constants as c
 from ._failure import Invalid, status
 from ._filter import checked_descriptor
 from ._memory import as_integer
 from ._names import constant_name
-from ._structures import POINTER, SIGNED_DIMENSIONS, SIZE, UINT8, UINT32, BNNSNDArrayDescriptor, Dimensions, Structure
+from ._structures import BNNSNDArrayDescriptor, Pointer, SignedExtents, Size, Structure, UInt8, UInt32
 
 __all__ = [
     "BNNSDataLayoutGetRank",
@@ -31,40 +30,13 @@ class BNNSTensor(Structure):
     ``name`` is a debug label, as bytes.
     """
 
-    __slots__ = ("_shape", "_stride", "data", "data_size_in_bytes", "data_type", "name", "rank")
-    _declared = (
-        ("data_type", UINT32),
-        ("rank", UINT8),
-        ("shape", SIGNED_DIMENSIONS),
-        ("stride", SIGNED_DIMENSIONS),
-        ("data", POINTER),
-        ("data_size_in_bytes", SIZE),
-        ("name", POINTER),
-    )
-
-    data_type: int
-    rank: int
-    data: Any
-    data_size_in_bytes: int
-    name: Any
-    _shape: tuple[int, ...]
-    _stride: tuple[int, ...]
-
-    @property
-    def shape(self) -> Dimensions:
-        """Extents; only the first *rank* are used."""
-        return Dimensions(self, "_shape")
-
-    @shape.setter
-    def shape(self, values: Sequence[int]) -> None: ...  # done by __setattr__
-
-    @property
-    def stride(self) -> Dimensions:
-        """Strides in elements; only the first *rank* are used."""
-        return Dimensions(self, "_stride")
-
-    @stride.setter
-    def stride(self, values: Sequence[int]) -> None: ...
+    data_type: UInt32
+    rank: UInt8
+    shape: SignedExtents
+    stride: SignedExtents
+    data: Pointer
+    data_size_in_bytes: Size
+    name: Pointer
 
 
 @status(0)

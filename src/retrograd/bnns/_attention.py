@@ -31,6 +31,7 @@ from ._attention_arrays import (
     parameter,
     values_of,
 )
+from ._declare import creates
 from ._failure import Invalid, Unsupported, advise_once, status
 from ._filter import (
     FLOAT32,
@@ -59,7 +60,7 @@ from ._layer import (
 )
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, sized_bytes
 from ._products import products, shape_rows_first
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+from ._structures import BNNSNDArrayDescriptor
 
 __all__ = [
     "BNNSApplyMultiheadAttention",
@@ -484,12 +485,9 @@ def _answered(*queries: tuple[str, Any, Any, int]) -> bool:
 _OTHERWISE: Final = "filter is not a multihead attention filter"
 
 
-@status(None)
-def BNNSFilterCreateLayerMultiheadAttention(
-    layer_params: BNNSLayerParametersMultiheadAttention, filter_params: BNNSFilterParameters | None = None
-) -> AttentionFilter | None:
+@creates(AttentionFilter, BNNSLayerParametersMultiheadAttention)
+def BNNSFilterCreateLayerMultiheadAttention() -> None:
     """Create a filter of a multihead attention. None on failure."""
-    return AttentionFilter(layer_params, filter_params)
 
 
 @status(-1)

@@ -22,7 +22,7 @@ from ._layer import Parameter, rows_first, typed_geometry
 from ._memory import Array, Geometry
 from ._names import constant_name
 from ._products import shape_rows_first
-from ._structures import BOOL, FLOAT, UINT32, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSNDArrayDescriptor, Bool, Float, Structure, UInt32
 
 __all__ = [
     "BNNSLayerParametersMultiheadAttention",
@@ -45,13 +45,6 @@ _BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
 class BNNSMHAProjectionParameters(Structure):
     """A projection: the matrix that is projected (or, of the output, the result), the weights and the bias."""
 
-    __slots__ = ("bias", "target_desc", "weights")
-    _declared = (
-        ("target_desc", BNNSNDArrayDescriptor),
-        ("weights", BNNSNDArrayDescriptor),
-        ("bias", BNNSNDArrayDescriptor),
-    )
-
     target_desc: BNNSNDArrayDescriptor
     weights: BNNSNDArrayDescriptor
     bias: BNNSNDArrayDescriptor
@@ -63,38 +56,15 @@ class BNNSLayerParametersMultiheadAttention(Structure):
     ``dropout`` is the probability of dropping an attention weight; outside of (0, 1) there is no dropout.
     """
 
-    __slots__ = (
-        "add_zero_attn",
-        "dropout",
-        "key",
-        "key_attn_bias",
-        "output",
-        "query",
-        "seed",
-        "value",
-        "value_attn_bias",
-    )
-    _declared = (
-        ("query", BNNSMHAProjectionParameters),
-        ("key", BNNSMHAProjectionParameters),
-        ("value", BNNSMHAProjectionParameters),
-        ("add_zero_attn", BOOL),
-        ("key_attn_bias", BNNSNDArrayDescriptor),
-        ("value_attn_bias", BNNSNDArrayDescriptor),
-        ("output", BNNSMHAProjectionParameters),
-        ("dropout", FLOAT),
-        ("seed", UINT32),
-    )
-
     query: BNNSMHAProjectionParameters
     key: BNNSMHAProjectionParameters
     value: BNNSMHAProjectionParameters
-    add_zero_attn: bool
+    add_zero_attn: Bool
     key_attn_bias: BNNSNDArrayDescriptor
     value_attn_bias: BNNSNDArrayDescriptor
     output: BNNSMHAProjectionParameters
-    dropout: float
-    seed: int
+    dropout: Float
+    seed: UInt32
 
 
 class Sizes(NamedTuple):

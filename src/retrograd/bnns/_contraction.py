@@ -11,7 +11,7 @@ from ._failure import Invalid, Unsupported, status
 from ._layer import checked_layer
 from ._memory import Geometry, bytes_of, size_of
 from ._products import ProductFilter, shape_rows_first
-from ._structures import FLOAT, POINTER, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, Pointer, Structure
 
 __all__ = [
     "BNNSFilterCreateLayerGram",
@@ -34,19 +34,9 @@ class BNNSLayerParametersTensorContraction(Structure):
     because a pointer needs memory.
     """
 
-    __slots__ = ("alpha", "beta", "iA_desc", "iB_desc", "o_desc", "operation")
-    _declared = (
-        ("operation", POINTER),
-        ("alpha", FLOAT),
-        ("beta", FLOAT),
-        ("iA_desc", BNNSNDArrayDescriptor),
-        ("iB_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-    )
-
-    operation: Any
-    alpha: float
-    beta: float
+    operation: Pointer
+    alpha: Float
+    beta: Float
     iA_desc: BNNSNDArrayDescriptor
     iB_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
@@ -60,10 +50,7 @@ class BNNSLayerParametersTensorContraction(Structure):
 class BNNSLayerParametersGram(Structure):
     """``G[f, c]``: ``alpha`` times the sum over i and j of ``x[i, j, f] x[i, j, c]``."""
 
-    __slots__ = ("alpha", "i_desc", "o_desc")
-    _declared = (("alpha", FLOAT), ("i_desc", BNNSNDArrayDescriptor), ("o_desc", BNNSNDArrayDescriptor))
-
-    alpha: float
+    alpha: Float
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
 

@@ -16,7 +16,8 @@ from ..ops.convolution import (
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import PLAIN, converted, scale_of
-from ._failure import Invalid, Unsupported, status
+from ._declare import creates
+from ._failure import Invalid, Unsupported
 from ._filter import (
     FLOAT32,
     FLOATS,
@@ -46,7 +47,7 @@ from ._layer import (
 )
 from ._memory import Array, as_size, check_disjoint, data_type_of
 from ._names import constant_name
-from ._structures import FOUR_SIZES, SIZE, BNNSActivation, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, FourSizes, Size, Structure
 
 __all__ = [
     "BNNSFilterCreateLayerConvolution",
@@ -70,50 +71,19 @@ _MOST: Final = 2**31 - 1  # of strides, dilations and paddings
 class BNNSLayerParametersConvolution(Structure):
     """A convolution. ``pad`` (left, right, up, down) is used if ``x_padding`` and ``y_padding`` are 0."""
 
-    __slots__ = (
-        "activation",
-        "bias",
-        "groups",
-        "i_desc",
-        "o_desc",
-        "pad",
-        "w_desc",
-        "x_dilation_stride",
-        "x_padding",
-        "x_stride",
-        "y_dilation_stride",
-        "y_padding",
-        "y_stride",
-    )
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("w_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("bias", BNNSNDArrayDescriptor),
-        ("activation", BNNSActivation),
-        ("x_stride", SIZE),
-        ("y_stride", SIZE),
-        ("x_dilation_stride", SIZE),
-        ("y_dilation_stride", SIZE),
-        ("x_padding", SIZE),
-        ("y_padding", SIZE),
-        ("groups", SIZE),
-        ("pad", FOUR_SIZES),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     w_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     bias: BNNSNDArrayDescriptor
     activation: BNNSActivation
-    x_stride: int
-    y_stride: int
-    x_dilation_stride: int
-    y_dilation_stride: int
-    x_padding: int
-    y_padding: int
-    groups: int
-    pad: tuple[int, int, int, int]
+    x_stride: Size
+    y_stride: Size
+    x_dilation_stride: Size
+    y_dilation_stride: Size
+    x_padding: Size
+    y_padding: Size
+    groups: Size
+    pad: FourSizes
 
 
 class _Axis(NamedTuple):
@@ -495,24 +465,18 @@ class ConvolutionFilter(OneInputFilter):
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
 
-@status(None)
-def BNNSFilterCreateLayerConvolution(
-    layer_params: BNNSLayerParametersConvolution, filter_params: BNNSFilterParameters | None = None
-) -> ConvolutionFilter | None:
+@creates(ConvolutionFilter, BNNSLayerParametersConvolution, False)
+def BNNSFilterCreateLayerConvolution() -> None:
     """Create a filter that computes ``f(W * x + b)``, a cross-correlation of images. None on failure.
 
     Images and weights are Float32, Float16, Int8 or UInt8. Backward, by :func:`BNNSFilterApplyBackwardBatch`, needs
     Float32 throughout.
     """
-    return ConvolutionFilter(layer_params, filter_params, False)
 
 
-@status(None)
-def BNNSFilterCreateLayerTransposedConvolution(
-    layer_params: BNNSLayerParametersConvolution, filter_params: BNNSFilterParameters | None = None
-) -> ConvolutionFilter | None:
+@creates(ConvolutionFilter, BNNSLayerParametersConvolution, True)
+def BNNSFilterCreateLayerTransposedConvolution() -> None:
     """Create a filter that scatters each pixel of its input through the kernels, without a flip. None on failure.
 
     All arrays are Float32. There is no gradient if ``groups`` is above 1.
     """
-    return ConvolutionFilter(layer_params, filter_params, True)

@@ -15,7 +15,7 @@ from ._layer import Result, checked_layer, float32_delta, output_geometry, typed
 from ._memory import Array, Geometry, as_float, check_disjoint, check_writable, size_of
 from ._names import constant_name
 from ._resize import Points, checked_method, points_at
-from ._structures import BOOL, FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure, UInt32
 
 __all__ = [
     "BNNSCropResize",
@@ -46,33 +46,17 @@ class BNNSLayerParametersCropResize(Structure):
     outside of the image get ``extrapolation_value``.
     """
 
-    __slots__ = (
-        "box_coordinate_mode",
-        "extrapolation_value",
-        "method",
-        "normalized_coordinates",
-        "sampling_mode",
-        "spatial_scale",
-    )
-    _declared = (
-        ("normalized_coordinates", BOOL),
-        ("spatial_scale", FLOAT),
-        ("extrapolation_value", FLOAT),
-        ("sampling_mode", UINT32),
-        ("box_coordinate_mode", UINT32),
-        ("method", UINT32),
-    )
+    normalized_coordinates: Bool
+    spatial_scale: Float
+    extrapolation_value: Float
+    sampling_mode: UInt32
+    box_coordinate_mode: UInt32
+    method: UInt32
+
     _prefixes: ClassVar[Mapping[str, str]] = {
         "sampling_mode": "BNNSLinearSampling",
         "method": "BNNSInterpolationMethod",
     }
-
-    normalized_coordinates: bool
-    spatial_scale: float
-    extrapolation_value: float
-    sampling_mode: int
-    box_coordinate_mode: int
-    method: int
 
 
 class _Sampling:

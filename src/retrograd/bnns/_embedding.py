@@ -11,7 +11,8 @@ from ..ops.linear import embedding_backward, embedding_forward
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS
-from ._failure import Invalid, Unsupported, status
+from ._declare import creates
+from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, check_same_type, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
     Parameter,
@@ -24,7 +25,7 @@ from ._layer import (
     typed_geometry,
 )
 from ._memory import Array, as_float, as_size, check_disjoint, check_indices, listed
-from ._structures import FLOAT, SIZE, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSNDArrayDescriptor, Float, Size, Structure, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerEmbedding",
@@ -40,24 +41,13 @@ class BNNSLayerParametersEmbedding(Structure):
     The output has the axes of an item, then those of the input.
     """
 
-    __slots__ = ("dictionary", "flags", "i_desc", "max_norm", "norm_type", "o_desc", "padding_idx")
-    _declared = (
-        ("flags", UINT32),
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("dictionary", BNNSNDArrayDescriptor),
-        ("padding_idx", SIZE),
-        ("max_norm", FLOAT),
-        ("norm_type", FLOAT),
-    )
-
-    flags: int
+    flags: UInt32
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     dictionary: BNNSNDArrayDescriptor
-    padding_idx: int
-    max_norm: float
-    norm_type: float
+    padding_idx: Size
+    max_norm: Float
+    norm_type: Float
 
 
 class EmbeddingFilter(OneInputFilter):
@@ -191,12 +181,9 @@ def _proper(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(extent for extent in size if extent != 1)
 
 
-@status(None)
-def BNNSFilterCreateLayerEmbedding(
-    layer_params: BNNSLayerParametersEmbedding, filter_params: BNNSFilterParameters | None = None
-) -> EmbeddingFilter | None:
+@creates(EmbeddingFilter, BNNSLayerParametersEmbedding)
+def BNNSFilterCreateLayerEmbedding() -> None:
     """Create a filter that looks up items of a dictionary by index. None on failure.
 
     An index outside the dictionary makes a call fail. Backward computes the gradient of the dictionary.
     """
-    return EmbeddingFilter(layer_params, filter_params)

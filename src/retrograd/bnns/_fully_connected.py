@@ -11,7 +11,8 @@ from ..ops.linear import LinearGradients, linear_backward, linear_forward
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import scale_of
-from ._failure import Invalid, Unsupported, status
+from ._declare import creates
+from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
     Parameter,
@@ -31,7 +32,7 @@ from ._layer import (
 )
 from ._memory import Array, check_disjoint, listed
 from ._names import constant_name
-from ._structures import BNNSActivation, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
 
 __all__ = [
     "BNNSFilterCreateLayerFullyConnected",
@@ -51,15 +52,6 @@ _WEIGHTS: Final = (
 
 class BNNSLayerParametersFullyConnected(Structure):
     """A fully connected layer. ``w_desc`` has the ``size`` (inputs, outputs); 2DFirstMajor lists outputs first."""
-
-    __slots__ = ("activation", "bias", "i_desc", "o_desc", "w_desc")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("w_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("bias", BNNSNDArrayDescriptor),
-        ("activation", BNNSActivation),
-    )
 
     i_desc: BNNSNDArrayDescriptor
     w_desc: BNNSNDArrayDescriptor
@@ -199,13 +191,10 @@ class FullyConnectedFilter(OneInputFilter):
         return None if any(array is None for array in buffers.values()) else LinearGradients(**buffers)
 
 
-@status(None)
-def BNNSFilterCreateLayerFullyConnected(
-    layer_params: BNNSLayerParametersFullyConnected, filter_params: BNNSFilterParameters | None = None
-) -> FullyConnectedFilter | None:
+@creates(FullyConnectedFilter, BNNSLayerParametersFullyConnected)
+def BNNSFilterCreateLayerFullyConnected() -> None:
     """Create a filter that computes ``f(W x + b)``. None on failure.
 
     Input and weights have the same type, Float32, Float16, Int8 or Int16; the output is Float32. Backward, by
     :func:`BNNSFilterApplyBackwardBatch`, needs Float32 throughout.
     """
-    return FullyConnectedFilter(layer_params, filter_params)

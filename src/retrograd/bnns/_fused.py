@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -12,13 +13,13 @@ from . import _constants as c
 from ._apply import OneInputFilter
 from ._arithmetic_filter import ArithmeticFilter
 from ._convolution import ConvolutionFilter
+from ._declare import applies
 from ._failure import Invalid, Unsupported, status
 from ._filter import (
     FLOAT32,
     BNNSFilter,
     accumulates,
     checked_batch,
-    checked_filter,
     put,
     source_samples,
     target_samples,
@@ -369,97 +370,33 @@ def BNNSFilterCreateFusedLayer(
     )
 
 
-@status(-1)
-def BNNSFusedFilterApplyBatch(
-    filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int, training: bool
-) -> int:
+_applies = functools.partial(applies, FusedFilter, _OTHERWISE)
+
+
+@_applies("apply", "filter batch_size in_+ out+ training")
+def BNNSFusedFilterApplyBatch() -> None:
     """Apply a fused filter to samples that start `in_stride` and `out_stride` elements apart. 0, or -1 on failure."""
-    checked = checked_filter(FusedFilter, filter, _OTHERWISE)
-    checked.apply(batch_size, in_, in_stride, out, out_stride, bool(training))
-    return 0
 
 
-@status(-1)
-def BNNSFusedFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-    delta_parameters: Sequence[BNNSNDArrayDescriptor | None] | None,
-) -> int:
+@_applies("apply_backward", "filter batch_size in_+ in_delta+ out+ out_delta+ delta_parameters[]?")
+def BNNSFusedFilterApplyBackwardBatch() -> None:
     """Compute the gradients of the last training pass. 0, or -1 on failure.
 
     `delta_parameters` has the gradients of the weights, the bias, beta and gamma, in this order; None for those that
     are not wanted.
     """
-    checked_filter(FusedFilter, filter, _OTHERWISE).apply_backward(
-        batch_size,
-        in_,
-        in_stride,
-        in_delta,
-        in_delta_stride,
-        out,
-        out_stride,
-        out_delta,
-        out_delta_stride,
-        delta_parameters,
-    )
-    return 0
 
 
-@status(-1)
-def BNNSFusedFilterApplyMultiInputBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    number_of_inputs: int,
-    in_: Sequence[Any],
-    in_stride: Sequence[int],
-    out: Any,
-    out_stride: int,
-    training: bool,
-) -> int:
+@_applies("apply_many", "filter batch_size number_of_inputs in_[]+ out+ training")
+def BNNSFusedFilterApplyMultiInputBatch() -> None:
     """Apply a fused filter whose first layer is arithmetic. 0, or -1 on failure."""
-    checked = checked_filter(FusedFilter, filter, _OTHERWISE)
-    checked.apply_many(batch_size, number_of_inputs, in_, in_stride, out, out_stride, bool(training))
-    return 0
 
 
-@status(-1)
-def BNNSFusedFilterApplyBackwardMultiInputBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    number_of_inputs: int,
-    in_: Sequence[Any] | None,
-    in_stride: Sequence[int] | None,
-    in_delta: Sequence[BNNSNDArrayDescriptor | None] | None,
-    in_delta_stride: Sequence[int] | None,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-    delta_parameters: Sequence[BNNSNDArrayDescriptor | None] | None,
-) -> int:
+@_applies(
+    "apply_backward_many", "filter batch_size number_of_inputs in_[]?+ in_delta[]?+ out+ out_delta+ delta_parameters[]?"
+)
+def BNNSFusedFilterApplyBackwardMultiInputBatch() -> None:
     """The gradients of the last training pass, if the first layer is arithmetic. 0, or -1 on failure.
 
     `delta_parameters` has those of beta and gamma.
     """
-    checked_filter(FusedFilter, filter, _OTHERWISE).apply_backward_many(
-        batch_size,
-        number_of_inputs,
-        in_,
-        in_stride,
-        in_delta,
-        in_delta_stride,
-        out,
-        out_stride,
-        out_delta,
-        out_delta_stride,
-        delta_parameters,
-    )
-    return 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from ..ops import loss as ops
 from ..ops._arrays import same_elements
 from . import _constants as c
+from ._declare import applies
 from ._failure import Invalid, Unsupported, renaming, status
 from ._filter import (
     FLOAT32,
@@ -17,7 +18,6 @@ from ._filter import (
     accumulates,
     checked_batch,
     checked_descriptor,
-    checked_filter,
     delta_geometry,
     delta_samples,
     geometry_of,
@@ -27,7 +27,7 @@ from ._filter import (
 )
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, geometry, size_of, view_of
 from ._names import constant_name
-from ._structures import BOOL, FLOAT, POINTER, SIZE, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Pointer, Size, Structure, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerLoss",
@@ -42,130 +42,53 @@ __all__ = [
 
 # ---- structures -----------------------------------------------------------------------------------------------------
 
-_BASE: Final = (
-    ("function", UINT32),
-    ("i_desc", BNNSNDArrayDescriptor),
-    ("o_desc", BNNSNDArrayDescriptor),
-    ("reduction", UINT32),
-)
-_BASE_PREFIXES: Final = {"function": "BNNSLossFunction", "reduction": "BNNSLossReduction"}
-
 
 class BNNSLayerParametersLossBase(Structure):
     """A loss without parameters. The other loss structures begin with the same fields."""
 
-    __slots__ = ("function", "i_desc", "o_desc", "reduction")
-    _declared = _BASE
-    _prefixes = _BASE_PREFIXES
-
-    function: int
+    function: UInt32
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    reduction: int
+    reduction: UInt32
+
+    _prefixes: ClassVar[Mapping[str, str]] = {"function": "BNNSLossFunction", "reduction": "BNNSLossReduction"}
 
 
-class BNNSLayerParametersLossSoftmaxCrossEntropy(Structure):
+class BNNSLayerParametersLossSoftmaxCrossEntropy(BNNSLayerParametersLossBase):
     """The cross entropy of labels and the softmax of the input."""
 
-    __slots__ = ("function", "i_desc", "label_smooth", "o_desc", "reduction")
-    _declared = (*_BASE, ("label_smooth", FLOAT))
-    _prefixes = _BASE_PREFIXES
-
-    function: int
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
-    reduction: int
-    label_smooth: float
+    label_smooth: Float
 
 
-class BNNSLayerParametersLossSigmoidCrossEntropy(Structure):
+class BNNSLayerParametersLossSigmoidCrossEntropy(BNNSLayerParametersLossBase):
     """The cross entropy of labels and the sigmoid of the input."""
 
-    __slots__ = ("function", "i_desc", "label_smooth", "o_desc", "reduction")
-    _declared = (*_BASE, ("label_smooth", FLOAT))
-    _prefixes = _BASE_PREFIXES
-
-    function: int
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
-    reduction: int
-    label_smooth: float
+    label_smooth: Float
 
 
-class BNNSLayerParametersLossHuber(Structure):
+class BNNSLayerParametersLossHuber(BNNSLayerParametersLossBase):
     """The Huber loss."""
 
-    __slots__ = ("function", "huber_delta", "i_desc", "o_desc", "reduction")
-    _declared = (*_BASE, ("huber_delta", FLOAT))
-    _prefixes = _BASE_PREFIXES
-
-    function: int
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
-    reduction: int
-    huber_delta: float
+    huber_delta: Float
 
 
-class BNNSLayerParametersLossYolo(Structure):
+class BNNSLayerParametersLossYolo(BNNSLayerParametersLossBase):
     """The loss of YOLO, which is not supported: see :func:`BNNSFilterCreateLayerLoss`."""
 
-    __slots__ = (
-        "anchor_box_size",
-        "anchors_data",
-        "function",
-        "huber_delta",
-        "i_desc",
-        "no_object_maximum_iou",
-        "number_of_anchor_boxes",
-        "number_of_grid_columns",
-        "number_of_grid_rows",
-        "o_desc",
-        "object_minimum_iou",
-        "reduction",
-        "rescore",
-        "scale_classification",
-        "scale_no_object",
-        "scale_object",
-        "scale_wh",
-        "scale_xy",
-    )
-    _declared = (
-        *_BASE,
-        ("huber_delta", FLOAT),
-        ("number_of_grid_columns", SIZE),
-        ("number_of_grid_rows", SIZE),
-        ("number_of_anchor_boxes", SIZE),
-        ("anchor_box_size", SIZE),
-        ("rescore", BOOL),
-        ("scale_xy", FLOAT),
-        ("scale_wh", FLOAT),
-        ("scale_object", FLOAT),
-        ("scale_no_object", FLOAT),
-        ("scale_classification", FLOAT),
-        ("object_minimum_iou", FLOAT),
-        ("no_object_maximum_iou", FLOAT),
-        ("anchors_data", POINTER),
-    )
-    _prefixes = _BASE_PREFIXES
-
-    function: int
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
-    reduction: int
-    huber_delta: float
-    number_of_grid_columns: int
-    number_of_grid_rows: int
-    number_of_anchor_boxes: int
-    anchor_box_size: int
-    rescore: bool
-    scale_xy: float
-    scale_wh: float
-    scale_object: float
-    scale_no_object: float
-    scale_classification: float
-    object_minimum_iou: float
-    no_object_maximum_iou: float
-    anchors_data: Any
+    huber_delta: Float
+    number_of_grid_columns: Size
+    number_of_grid_rows: Size
+    number_of_anchor_boxes: Size
+    anchor_box_size: Size
+    rescore: Bool
+    scale_xy: Float
+    scale_wh: Float
+    scale_object: Float
+    scale_no_object: Float
+    scale_classification: Float
+    object_minimum_iou: Float
+    no_object_maximum_iou: Float
+    anchors_data: Pointer
 
 
 # ---- the filter -----------------------------------------------------------------------------------------------------
@@ -459,66 +382,22 @@ def BNNSFilterCreateLayerLoss(
     return LossFilter(layer_params, filter_params, bool(divide_by_classes))
 
 
-@status(-1, rename=_NAMES)
-def BNNSLossFilterApplyBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    labels: Any,
-    labels_stride: int,
-    weights: Any,
-    weights_size: int,
-    out: Any,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-) -> int:
+@applies(
+    LossFilter, _OTHERWISE, "apply", "filter batch_size in_+ labels+ weights weights_size out in_delta+", rename=_NAMES
+)
+def BNNSLossFilterApplyBatch() -> None:
     """Compute the loss of a batch, and if `in_delta` is given the gradient of its input. 0, or -1 on failure.
 
     `weights_size` is 0 (no weights), 1 (one for all), or the number of losses.
     """
-    checked_filter(LossFilter, filter, _OTHERWISE).apply(
-        batch_size,
-        in_,
-        in_stride,
-        labels,
-        labels_stride,
-        weights,
-        weights_size,
-        out,
-        in_delta,
-        in_delta_stride,
-    )
-    return 0
 
 
-@status(-1, rename=_NAMES)
-def BNNSLossFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    labels: Any,
-    labels_stride: int,
-    weights: Any,
-    weights_size: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-) -> int:
+@applies(
+    LossFilter,
+    _OTHERWISE,
+    "apply_backward",
+    "filter batch_size in_+ in_delta+ labels+ weights weights_size out_delta+",
+    rename=_NAMES,
+)
+def BNNSLossFilterApplyBackwardBatch() -> None:
     """Compute the gradient of the input from `out_delta`, the gradient of the loss. 0, or -1 on failure."""
-    checked_filter(LossFilter, filter, _OTHERWISE).apply_backward(
-        batch_size,
-        in_,
-        in_stride,
-        in_delta,
-        in_delta_stride,
-        labels,
-        labels_stride,
-        weights,
-        weights_size,
-        out_delta,
-        out_delta_stride,
-    )
-    return 0

@@ -8,13 +8,14 @@ import numpy as np
 
 from ..ops._arrays import overlaps
 from . import _constants as c
+from ._declare import creates
 from ._failure import Invalid, Unsupported, status
 from ._filter import FLOAT32, FLOATS, checked_descriptor, checked_parameters, put, viewed
 from ._layer import checked_layer, output_geometry, rows_first, stored_rows_first, typed_geometry
 from ._memory import Geometry, as_float, check_writable, size_of, threads_of
 from ._names import constant_name
 from ._products import Contraction, ProductFilter, extents_of, labelled, shape_rows_first
-from ._structures import BOOL, FLOAT, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure
 
 __all__ = [
     "BNNSFilterCreateLayerBroadcastMatMul",
@@ -30,27 +31,13 @@ class BNNSLayerParametersBroadcastMatMul(Structure):
     Weights are in the data of ``iA_desc`` or ``iB_desc``. ``quadratic``: B is A.
     """
 
-    _declared = (
-        ("alpha", FLOAT),
-        ("beta", FLOAT),
-        ("transA", BOOL),
-        ("transB", BOOL),
-        ("quadratic", BOOL),
-        ("a_is_weights", BOOL),
-        ("b_is_weights", BOOL),
-        ("iA_desc", BNNSNDArrayDescriptor),
-        ("iB_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-    )
-    __slots__ = tuple(name for name, _ in _declared)
-
-    alpha: float
-    beta: float
-    transA: bool
-    transB: bool
-    quadratic: bool
-    a_is_weights: bool
-    b_is_weights: bool
+    alpha: Float
+    beta: Float
+    transA: Bool
+    transB: Bool
+    quadratic: Bool
+    a_is_weights: Bool
+    b_is_weights: Bool
     iA_desc: BNNSNDArrayDescriptor
     iB_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
@@ -117,16 +104,13 @@ class MatMulFilter(ProductFilter):
         self.label(given, _labels(ranks, turned), weights.index(True) if any(weights) else None)
 
 
-@status(None)
-def BNNSFilterCreateLayerBroadcastMatMul(
-    layer_params: BNNSLayerParametersBroadcastMatMul, filter_params: BNNSFilterParameters | None = None
-) -> MatMulFilter | None:
+@creates(MatMulFilter, BNNSLayerParametersBroadcastMatMul)
+def BNNSFilterCreateLayerBroadcastMatMul() -> None:
     """Create a filter that multiplies matrices; leading axes are broadcast. None on failure.
 
     With two inputs it is applied by the functions for two inputs; if one operand is weights, or both are the same, by
     those for one.
     """
-    return MatMulFilter(layer_params, filter_params)
 
 
 # ---- without a filter -----------------------------------------------------------------------------------------------

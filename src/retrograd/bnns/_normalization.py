@@ -31,6 +31,7 @@ from ..ops.normalization import (
 )
 from . import _constants as c
 from ._activation import Fused, fused
+from ._declare import applies
 from ._failure import Invalid, Unsupported, advise, advise_once, renaming, status
 from ._filter import (
     FLOAT32,
@@ -39,7 +40,6 @@ from ._filter import (
     accumulates,
     checked_batch,
     checked_descriptor,
-    checked_filter,
     delta_geometry,
     delta_samples,
     geometry_of,
@@ -617,46 +617,27 @@ _OTHERWISE: Final = "filter is not a normalization filter"
 _COPIES: Final = "without BNNSFlagsUseClientPtr, backward uses the copies of gamma and beta made with the filter"
 
 
-@status(-1, rename=_RENAME)
-def BNNSNormalizationFilterApplyBatch(
-    filter: BNNSFilter | None, batch_size: int, in_: Any, in_stride: int, out: Any, out_stride: int, training: bool
-) -> int:
+@applies(NormalizationFilter, _OTHERWISE, "apply", "filter batch_size in_+ out+ training", rename=_RENAME)
+def BNNSNormalizationFilterApplyBatch() -> None:
     """Normalize `batch_size` samples, which start `in_stride` and `out_stride` elements apart. 0, or -1 on failure."""
-    checked = checked_filter(NormalizationFilter, filter, _OTHERWISE)
-    checked.apply(batch_size, in_, in_stride, out, out_stride, bool(training))
-    return 0
 
 
-@status(-1, rename=_RENAME)
-def BNNSNormalizationFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-    beta_delta: BNNSNDArrayDescriptor | None,
-    gamma_delta: BNNSNDArrayDescriptor | None,
-) -> int:
+def _note_copies(filter: NormalizationFilter) -> None:
+    if not filter.uses_client_memory and (filter.gamma is not None or filter.beta is not None):
+        filter.note_extension("BNNSNormalizationFilterApplyBackwardBatch", _COPIES)
+
+
+@applies(
+    NormalizationFilter,
+    _OTHERWISE,
+    "apply_backward",
+    "filter batch_size in_delta+ out+ out_delta+ beta_delta gamma_delta",
+    rename=_RENAME,
+    before=_note_copies,
+)
+def BNNSNormalizationFilterApplyBackwardBatch() -> None:
     """Compute the gradients of the last training pass, except those whose descriptor is None. 0, or -1 on failure.
 
     `out` may be None if there is no activation, and except for instance norms also if there is one: the output is then
     recomputed, with the current gamma and beta.
     """
-    checked = checked_filter(NormalizationFilter, filter, _OTHERWISE)
-    if not checked.uses_client_memory and (checked.gamma is not None or checked.beta is not None):
-        checked.note_extension("BNNSNormalizationFilterApplyBackwardBatch", _COPIES)
-    checked.apply_backward(
-        batch_size,
-        in_delta,
-        in_delta_stride,
-        out,
-        out_stride,
-        out_delta,
-        out_delta_stride,
-        beta_delta,
-        gamma_delta,
-    )
-    return 0

@@ -13,7 +13,7 @@ from ._failure import Invalid, Rename, advise_once, renaming, status, with_apple
 from ._filter import checked_parameters, unlike, viewed
 from ._memory import Array, Floats, as_float, as_size, check_writable, threads_of
 from ._names import constant_name
-from ._structures import BOOL, FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure, UInt32
 
 __all__ = [
     "BNNSOptimizerAdamFields",
@@ -26,157 +26,97 @@ __all__ = [
 ]
 
 _Descriptors: TypeAlias = Sequence[BNNSNDArrayDescriptor | None]
-_CLIP: Final = (("clip_gradients", BOOL), ("clip_gradients_min", FLOAT), ("clip_gradients_max", FLOAT))
-_CLIPPING: Final = (
-    ("clipping_func", UINT32),
-    ("clip_gradients_min", FLOAT),
-    ("clip_gradients_max", FLOAT),
-    ("clip_gradients_max_norm", FLOAT),
-    ("clip_gradients_use_norm", FLOAT),
-)
-_SCALES: Final = (("gradient_scale", FLOAT), ("regularization_scale", FLOAT))
-_ADAM: Final = (("learning_rate", FLOAT), ("beta1", FLOAT), ("beta2", FLOAT), ("time_step", FLOAT), ("epsilon", FLOAT))
-_RMSPROP: Final = (
-    ("learning_rate", FLOAT),
-    ("alpha", FLOAT),
-    ("epsilon", FLOAT),
-    ("centered", BOOL),
-    ("momentum", FLOAT),
-)
 
 
-class BNNSOptimizerSGDMomentumFields(Structure):
+class _SGDMomentum(Structure):
+    learning_rate: Float
+    momentum: Float
+    gradient_scale: Float
+    regularization_scale: Float
+
+
+class BNNSOptimizerSGDMomentumFields(_SGDMomentum):
     """SGD with momentum."""
 
-    _declared = (
-        ("learning_rate", FLOAT),
-        ("momentum", FLOAT),
-        *_SCALES,
-        *_CLIP,
-        ("nesterov", BOOL),
-        ("regularization_func", UINT32),
-        ("sgd_momentum_variant", UINT32),
-    )
-    __slots__ = tuple(name for name, _ in _declared)
-
-    learning_rate: float
-    momentum: float
-    gradient_scale: float
-    regularization_scale: float
-    clip_gradients: bool
-    clip_gradients_min: float
-    clip_gradients_max: float
-    nesterov: bool
-    regularization_func: int
-    sgd_momentum_variant: int
+    clip_gradients: Bool
+    clip_gradients_min: Float
+    clip_gradients_max: Float
+    nesterov: Bool
+    regularization_func: UInt32
+    sgd_momentum_variant: UInt32
 
 
-class BNNSOptimizerSGDMomentumWithClippingFields(Structure):
+class BNNSOptimizerSGDMomentumWithClippingFields(_SGDMomentum):
     """SGD with momentum, with clipping by value, norm or global norm."""
 
-    _declared = (
-        ("learning_rate", FLOAT),
-        ("momentum", FLOAT),
-        *_SCALES,
-        ("nesterov", BOOL),
-        ("regularization_func", UINT32),
-        ("sgd_momentum_variant", UINT32),
-        *_CLIPPING,
-    )
-    __slots__ = tuple(name for name, _ in _declared)
-
-    learning_rate: float
-    momentum: float
-    gradient_scale: float
-    regularization_scale: float
-    nesterov: bool
-    regularization_func: int
-    sgd_momentum_variant: int
-    clipping_func: int
-    clip_gradients_min: float
-    clip_gradients_max: float
-    clip_gradients_max_norm: float
-    clip_gradients_use_norm: float
+    nesterov: Bool
+    regularization_func: UInt32
+    sgd_momentum_variant: UInt32
+    clipping_func: UInt32
+    clip_gradients_min: Float
+    clip_gradients_max: Float
+    clip_gradients_max_norm: Float
+    clip_gradients_use_norm: Float
 
 
-class BNNSOptimizerAdamFields(Structure):
+class _Adam(Structure):
+    learning_rate: Float
+    beta1: Float
+    beta2: Float
+    time_step: Float
+    epsilon: Float
+    gradient_scale: Float
+    regularization_scale: Float
+
+
+class BNNSOptimizerAdamFields(_Adam):
     """Adam, AdamW and AMSGrad. ``time_step`` starts at 1; the caller increments it."""
 
-    _declared = (*_ADAM, *_SCALES, *_CLIP, ("regularization_func", UINT32))
-    __slots__ = tuple(name for name, _ in _declared)
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    time_step: float
-    epsilon: float
-    gradient_scale: float
-    regularization_scale: float
-    clip_gradients: bool
-    clip_gradients_min: float
-    clip_gradients_max: float
-    regularization_func: int
+    clip_gradients: Bool
+    clip_gradients_min: Float
+    clip_gradients_max: Float
+    regularization_func: UInt32
 
 
-class BNNSOptimizerAdamWithClippingFields(Structure):
+class BNNSOptimizerAdamWithClippingFields(_Adam):
     """Adam, AdamW and AMSGrad, with clipping by value, norm or global norm."""
 
-    _declared = (*_ADAM, *_SCALES, ("regularization_func", UINT32), *_CLIPPING)
-    __slots__ = tuple(name for name, _ in _declared)
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    time_step: float
-    epsilon: float
-    gradient_scale: float
-    regularization_scale: float
-    regularization_func: int
-    clipping_func: int
-    clip_gradients_min: float
-    clip_gradients_max: float
-    clip_gradients_max_norm: float
-    clip_gradients_use_norm: float
+    regularization_func: UInt32
+    clipping_func: UInt32
+    clip_gradients_min: Float
+    clip_gradients_max: Float
+    clip_gradients_max_norm: Float
+    clip_gradients_use_norm: Float
 
 
-class BNNSOptimizerRMSPropFields(Structure):
+class _RMSProp(Structure):
+    learning_rate: Float
+    alpha: Float
+    epsilon: Float
+    centered: Bool
+    momentum: Float
+    gradient_scale: Float
+    regularization_scale: Float
+
+
+class BNNSOptimizerRMSPropFields(_RMSProp):
     """RMSProp."""
 
-    _declared = (*_RMSPROP, *_SCALES, *_CLIP, ("regularization_func", UINT32))
-    __slots__ = tuple(name for name, _ in _declared)
-
-    learning_rate: float
-    alpha: float
-    epsilon: float
-    centered: bool
-    momentum: float
-    gradient_scale: float
-    regularization_scale: float
-    clip_gradients: bool
-    clip_gradients_min: float
-    clip_gradients_max: float
-    regularization_func: int
+    clip_gradients: Bool
+    clip_gradients_min: Float
+    clip_gradients_max: Float
+    regularization_func: UInt32
 
 
-class BNNSOptimizerRMSPropWithClippingFields(Structure):
+class BNNSOptimizerRMSPropWithClippingFields(_RMSProp):
     """RMSProp, with clipping by value, norm or global norm."""
 
-    _declared = (*_RMSPROP, *_SCALES, ("regularization_func", UINT32), *_CLIPPING)
-    __slots__ = tuple(name for name, _ in _declared)
-
-    learning_rate: float
-    alpha: float
-    epsilon: float
-    centered: bool
-    momentum: float
-    gradient_scale: float
-    regularization_scale: float
-    regularization_func: int
-    clipping_func: int
-    clip_gradients_min: float
-    clip_gradients_max: float
-    clip_gradients_max_norm: float
-    clip_gradients_use_norm: float
+    regularization_func: UInt32
+    clipping_func: UInt32
+    clip_gradients_min: Float
+    clip_gradients_max: Float
+    clip_gradients_max_norm: Float
+    clip_gradients_use_norm: Float
 
 
 class _Function(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,15 +22,14 @@ from ..ops.pooling import (
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS
-from ._failure import Invalid, Unsupported, renaming, status
+from ._declare import applies, creates
+from ._failure import Invalid, Unsupported, renaming
 from ._filter import (
     DELTAS,
     FLOAT32,
     FLOATS,
-    BNNSFilter,
     checked_batch,
     checked_descriptor,
-    checked_filter,
     delta_geometry,
     in_shape,
     overlapping,
@@ -53,15 +53,7 @@ from ._layer import (
 )
 from ._memory import Array, Geometry, as_size, check_disjoint, dtype_of, geometry, size_of
 from ._names import constant_name
-from ._structures import (
-    FOUR_SIZES,
-    SIZE,
-    UINT32,
-    BNNSActivation,
-    BNNSFilterParameters,
-    BNNSNDArrayDescriptor,
-    Structure,
-)
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, FourSizes, Size, Structure, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerPooling",
@@ -82,53 +74,20 @@ _INDEX_TYPES: Final = (c.BNNSDataTypeUInt64, c.BNNSDataTypeUInt32)
 class BNNSLayerParametersPooling(Structure):
     """A pooling layer. ``pad`` (left, right, up, down) is used if ``x_padding`` and ``y_padding`` are 0."""
 
-    __slots__ = (
-        "activation",
-        "bias",
-        "i_desc",
-        "k_height",
-        "k_width",
-        "o_desc",
-        "pad",
-        "pooling_function",
-        "x_dilation_stride",
-        "x_padding",
-        "x_stride",
-        "y_dilation_stride",
-        "y_padding",
-        "y_stride",
-    )
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("bias", BNNSNDArrayDescriptor),
-        ("activation", BNNSActivation),
-        ("pooling_function", UINT32),
-        ("k_width", SIZE),
-        ("k_height", SIZE),
-        ("x_stride", SIZE),
-        ("y_stride", SIZE),
-        ("x_dilation_stride", SIZE),
-        ("y_dilation_stride", SIZE),
-        ("x_padding", SIZE),
-        ("y_padding", SIZE),
-        ("pad", FOUR_SIZES),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     bias: BNNSNDArrayDescriptor
     activation: BNNSActivation
-    pooling_function: int
-    k_width: int
-    k_height: int
-    x_stride: int
-    y_stride: int
-    x_dilation_stride: int
-    y_dilation_stride: int
-    x_padding: int
-    y_padding: int
-    pad: tuple[int, int, int, int]
+    pooling_function: UInt32
+    k_width: Size
+    k_height: Size
+    x_stride: Size
+    y_stride: Size
+    x_dilation_stride: Size
+    y_dilation_stride: Size
+    x_padding: Size
+    y_padding: Size
+    pad: FourSizes
 
 
 class _Axis(NamedTuple):
@@ -469,103 +428,46 @@ def _index_geometry(index_type: Any, like: Geometry) -> Geometry:
 _FORWARD_NAMES: Final = renaming({"x": "in", "out": "out"})
 _BACKWARD_NAMES: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
 _OTHER: Final = "filter is not a pooling filter"
+_INDICES: Final = f"({c.BNNSDataTypeUInt64}) indices idx_stride"  # of type size_t
 
 
-@status(None, rename=renaming({"x": "i_desc", "kernel": "the kernel"}))
-def BNNSFilterCreateLayerPooling(
-    layer_params: BNNSLayerParametersPooling, filter_params: BNNSFilterParameters | None = None
-) -> PoolingFilter | None:
+@creates(PoolingFilter, BNNSLayerParametersPooling, rename=renaming({"x": "i_desc", "kernel": "the kernel"}))
+def BNNSFilterCreateLayerPooling() -> None:
     """Create a pooling filter: Max, an average, UnMax or L2Norm, with a bias and an activation. None on failure."""
-    return PoolingFilter(layer_params, filter_params)
 
 
-@status(-1, rename=_FORWARD_NAMES)
-def BNNSPoolingFilterApplyBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    out: Any,
-    out_stride: int,
-    indices: Any,
-    idx_stride: int,
-) -> int:
+_applies = functools.partial(applies, PoolingFilter, _OTHER)
+
+
+@_applies("apply_pooling", f"filter batch_size in_+ out+ {_INDICES}", rename=_FORWARD_NAMES)
+def BNNSPoolingFilterApplyBatch() -> None:
     """Apply a pooling filter to a batch. Max writes its `indices`, of type size_t, if they are not None; UnMax needs
     them; other functions ignore them. Returns 0, or -1 on failure.
     """
-    checked_filter(PoolingFilter, filter, _OTHER).apply_pooling(
-        batch_size, in_, in_stride, out, out_stride, c.BNNSDataTypeUInt64, indices, idx_stride
-    )
-    return 0
 
 
-@status(-1, rename=_FORWARD_NAMES)
-def BNNSPoolingFilterApplyBatchEx(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    out: Any,
-    out_stride: int,
-    indices_data_type: int,
-    indices: Any,
-    idx_stride: int,
-) -> int:
+@_applies("apply_pooling", "filter batch_size in_+ out+ indices_data_type indices idx_stride", rename=_FORWARD_NAMES)
+def BNNSPoolingFilterApplyBatchEx() -> None:
     """The same, with indices of type UInt64 or UInt32."""
-    checked_filter(PoolingFilter, filter, _OTHER).apply_pooling(
-        batch_size, in_, in_stride, out, out_stride, indices_data_type, indices, idx_stride
-    )
-    return 0
 
 
-@status(-1, rename=_BACKWARD_NAMES)
-def BNNSPoolingFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-    bias_delta: BNNSNDArrayDescriptor | None,
-    indices: Any,
-    idx_stride: int,
-) -> int:
+@_applies(
+    "apply_pooling_backward",
+    f"filter batch_size in_+ in_delta+ out+ out_delta+ bias_delta {_INDICES}",
+    rename=_BACKWARD_NAMES,
+)
+def BNNSPoolingFilterApplyBackwardBatch() -> None:
     """Compute the gradients of a pooling: of its input and of its bias.
 
     Max uses `indices`, or finds them again from `in_` if they are None. L2Norm needs `in_`, UnMax needs `indices`. The
     slope of an activation is computed from `out`. Returns 0, or -1 on failure.
     """
-    checked_filter(PoolingFilter, filter, _OTHER).apply_pooling_backward(
-        batch_size, in_, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta, out_delta_stride, bias_delta,
-        c.BNNSDataTypeUInt64, indices, idx_stride,
-    )  # fmt: skip
-    return 0
 
 
-@status(-1, rename=_BACKWARD_NAMES)
-def BNNSPoolingFilterApplyBackwardBatchEx(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_: Any,
-    in_stride: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    out: Any,
-    out_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-    bias_delta: BNNSNDArrayDescriptor | None,
-    indices_data_type: int,
-    indices: Any,
-    idx_stride: int,
-) -> int:
+@_applies(
+    "apply_pooling_backward",
+    "filter batch_size in_+ in_delta+ out+ out_delta+ bias_delta indices_data_type indices idx_stride",
+    rename=_BACKWARD_NAMES,
+)
+def BNNSPoolingFilterApplyBackwardBatchEx() -> None:
     """The same, with indices of type UInt64 or UInt32."""
-    checked_filter(PoolingFilter, filter, _OTHER).apply_pooling_backward(
-        batch_size, in_, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta, out_delta_stride, bias_delta,
-        indices_data_type, indices, idx_stride,
-    )  # fmt: skip
-    return 0

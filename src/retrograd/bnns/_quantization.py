@@ -14,7 +14,7 @@ from ._filter import FLOATS, BNNSFilter, checked_batch, put, source_samples, tar
 from ._layer import Parameter, checked_layer, logical, output_geometry, typed_geometry
 from ._memory import Array, as_size, check_disjoint, listed
 from ._names import constant_name
-from ._structures import SIZE, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Size, Structure, UInt32
 
 __all__ = [
     "BNNSDirectApplyQuantizer",
@@ -43,23 +43,14 @@ class BNNSLayerParametersQuantization(Structure):
     above the last one for the batch; 0 if they have one element for all. Without data they are 1 and 0.
     """
 
-    __slots__ = ("axis_mask", "bias", "function", "i_desc", "o_desc", "scale")
-    _declared = (
-        ("axis_mask", SIZE),
-        ("function", UINT32),
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("scale", BNNSNDArrayDescriptor),
-        ("bias", BNNSNDArrayDescriptor),
-    )
-    _prefixes = _PREFIXES
-
-    axis_mask: int
-    function: int
+    axis_mask: Size
+    function: UInt32
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     scale: BNNSNDArrayDescriptor
     bias: BNNSNDArrayDescriptor
+
+    _prefixes = _PREFIXES
 
 
 class QuantizationFilter(BNNSFilter):

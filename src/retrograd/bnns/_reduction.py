@@ -10,6 +10,7 @@ import numpy as np
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS
+from ._declare import creates
 from ._failure import Invalid, Unsupported, status
 from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
@@ -25,7 +26,7 @@ from ._layer import (
     typed_geometry,
 )
 from ._memory import Array, as_float, listed
-from ._structures import FLOAT, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, Structure, UInt32
 
 __all__ = [
     "BNNSDirectApplyReduction",
@@ -40,20 +41,11 @@ _LOGICAL: Final = (c.BNNSReduceFunctionLogicalOr, c.BNNSReduceFunctionLogicalAnd
 class BNNSLayerParametersReduction(Structure):
     """A reduction over the axes whose extent in ``o_desc`` is 1. ``w_desc`` has weights in the shape of the input."""
 
-    __slots__ = ("epsilon", "i_desc", "o_desc", "reduce_func", "w_desc")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("w_desc", BNNSNDArrayDescriptor),
-        ("reduce_func", UINT32),
-        ("epsilon", FLOAT),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     w_desc: BNNSNDArrayDescriptor
-    reduce_func: int
-    epsilon: float
+    reduce_func: UInt32
+    epsilon: Float
 
 
 class _Terms(NamedTuple):
@@ -269,12 +261,9 @@ class ReductionFilter(OneInputFilter):
             results["dw"].put(stored(dw_values, self.weights.geometry.layout, batched=False))
 
 
-@status(None)
-def BNNSFilterCreateLayerReduction(
-    layer_params: BNNSLayerParametersReduction, filter_params: BNNSFilterParameters | None = None
-) -> ReductionFilter | None:
+@creates(ReductionFilter, BNNSLayerParametersReduction)
+def BNNSFilterCreateLayerReduction() -> None:
     """Create a filter that reduces axes of its input, which may be weighted. None on failure."""
-    return ReductionFilter(layer_params, filter_params)
 
 
 @status(-1)

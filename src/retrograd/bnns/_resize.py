@@ -9,12 +9,13 @@ import numpy as np
 
 from . import _constants as c
 from ._copy import check_unrotated
-from ._failure import Invalid, Unsupported, status
+from ._declare import creates
+from ._failure import Invalid, Unsupported
 from ._filter import FLOATS, put
 from ._layer import checked_layer, logical, output_geometry, stored, typed_geometry
 from ._memory import Array, listed
 from ._sample_map import SampleMap
-from ._structures import BOOL, UINT32, BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSNDArrayDescriptor, Bool, Structure, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerResize",
@@ -30,19 +31,12 @@ class BNNSLayerParametersResize(Structure):
     ``align_corners``: the first and the last element of the output are those of the input.
     """
 
-    __slots__ = ("align_corners", "i_desc", "method", "o_desc")
-    _declared = (
-        ("method", UINT32),
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("align_corners", BOOL),
-    )
-    _prefixes: ClassVar[Mapping[str, str]] = {"method": "BNNSInterpolationMethod"}
-
-    method: int
+    method: UInt32
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    align_corners: bool
+    align_corners: Bool
+
+    _prefixes: ClassVar[Mapping[str, str]] = {"method": "BNNSInterpolationMethod"}
 
 
 def checked_method(method: Any) -> bool:
@@ -194,12 +188,9 @@ class ResizeFilter(SampleMap):
         return stored(dx, self.input.layout)
 
 
-@status(None)
-def BNNSFilterCreateLayerResize(
-    layer_params: BNNSLayerParametersResize, filter_params: BNNSFilterParameters | None = None
-) -> ResizeFilter | None:
+@creates(ResizeFilter, BNNSLayerParametersResize)
+def BNNSFilterCreateLayerResize() -> None:
     """Create a filter that resizes axes by a whole factor, by the nearest element or by interpolation. None on failure.
 
     All axes that differ must grow, or all must shrink.
     """
-    return ResizeFilter(layer_params, filter_params)

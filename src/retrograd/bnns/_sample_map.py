@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -12,14 +11,13 @@ from ..ops.elementwise import dropout
 from . import _constants as c
 from ._apply import OneInputFilter
 from ._conversion import INTEGERS
-from ._failure import Invalid, Unsupported, status
+from ._declare import applies, creates
+from ._failure import Invalid, Unsupported
 from ._filter import (
     FLOAT32,
     FLOATS,
-    BNNSFilter,
     check_same_type,
     checked_batch,
-    checked_filter,
     in_shape,
     put,
     source_samples,
@@ -27,17 +25,7 @@ from ._filter import (
 )
 from ._layer import Result, checked_layer, logical, output_geometry, sample_delta, stored, typed_geometry
 from ._memory import Array, Geometry, as_float, as_size, axes_of_size, listed
-from ._structures import (
-    DIMENSIONS,
-    FLOAT,
-    PAIRS,
-    UINT8,
-    UINT32,
-    BNNSFilterParameters,
-    BNNSNDArrayDescriptor,
-    Dimensions,
-    Structure,
-)
+from ._structures import BNNSNDArrayDescriptor, Extents, Float, Pairs, Structure, UInt8, UInt32
 
 __all__ = [
     "BNNSFilterCreateLayerDropout",
@@ -55,43 +43,19 @@ ANY_TYPE: Final = (*FLOATS, *INTEGERS, c.BNNSDataTypeBoolean)
 class BNNSLayerParametersDropout(Structure):
     """A dropout layer. The bits of ``control`` select axes along which elements are kept or dropped together."""
 
-    __slots__ = ("control", "i_desc", "o_desc", "rate", "seed")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("rate", FLOAT),
-        ("seed", UINT32),
-        ("control", UINT8),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    rate: float
-    seed: int
-    control: int
+    rate: Float
+    seed: UInt32
+    control: UInt8
 
 
 class BNNSLayerParametersPermute(Structure):
     """A permutation of axes: axis k of the output is axis ``permutation[k]`` of the input, as ``size`` lists them."""
 
-    __slots__ = ("_permutation", "i_desc", "o_desc")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("permutation", DIMENSIONS),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    _permutation: tuple[int, ...]
-
-    @property
-    def permutation(self) -> Dimensions:
-        """Axes of the input; only the first *rank* are used."""
-        return Dimensions(self, "_permutation")
-
-    @permutation.setter
-    def permutation(self, values: Sequence[int]) -> None: ...  # done by __setattr__
+    permutation: Extents
 
 
 class BNNSLayerParametersPadding(Structure):
@@ -100,20 +64,11 @@ class BNNSLayerParametersPadding(Structure):
     ``padding_value`` holds the bits of the constant; those of shorter elements come first.
     """
 
-    __slots__ = ("i_desc", "o_desc", "padding_mode", "padding_size", "padding_value")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("padding_size", PAIRS),
-        ("padding_mode", UINT32),
-        ("padding_value", UINT32),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
-    padding_size: tuple[tuple[int, int], ...]
-    padding_mode: int
-    padding_value: int
+    padding_size: Pairs
+    padding_mode: UInt32
+    padding_value: UInt32
 
 
 class SampleMap(OneInputFilter):
@@ -343,44 +298,29 @@ def _from_bits(bits: int, dtype: np.dtype[Any]) -> Any:
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
 
-@status(None)
-def BNNSFilterCreateLayerDropout(
-    layer_params: BNNSLayerParametersDropout, filter_params: BNNSFilterParameters | None = None
-) -> DropoutFilter | None:
+@creates(DropoutFilter, BNNSLayerParametersDropout)
+def BNNSFilterCreateLayerDropout() -> None:
     """Create a filter that sets elements to 0 with probability `rate` and multiplies the others by 1 / (1 - rate).
 
     Every forward call draws a new mask; backward uses the last one. None on failure.
     """
-    return DropoutFilter(layer_params, filter_params)
 
 
-@status(None)
-def BNNSFilterCreateLayerPermute(
-    layer_params: BNNSLayerParametersPermute, filter_params: BNNSFilterParameters | None = None
-) -> PermuteFilter | None:
+@creates(PermuteFilter, BNNSLayerParametersPermute)
+def BNNSFilterCreateLayerPermute() -> None:
     """Create a filter that permutes axes. None on failure."""
-    return PermuteFilter(layer_params, filter_params)
 
 
-@status(None)
-def BNNSFilterCreateLayerPadding(
-    layer_params: BNNSLayerParametersPadding, filter_params: BNNSFilterParameters | None = None
-) -> PaddingFilter | None:
+@creates(PaddingFilter, BNNSLayerParametersPadding)
+def BNNSFilterCreateLayerPadding() -> None:
     """Create a filter that pads axes with a constant or by mirroring, without or with the border. None on failure."""
-    return PaddingFilter(layer_params, filter_params)
 
 
-@status(-1)
-def BNNSPermuteFilterApplyBackwardBatch(
-    filter: BNNSFilter | None,
-    batch_size: int,
-    in_delta: BNNSNDArrayDescriptor | None,
-    in_delta_stride: int,
-    out_delta: BNNSNDArrayDescriptor | None,
-    out_delta_stride: int,
-) -> int:
+@applies(
+    PermuteFilter,
+    "filter is not a permute filter",
+    "apply_backward",
+    "filter batch_size (None) (0) in_delta+ (None) (0) out_delta+ (None) (None)",
+)
+def BNNSPermuteFilterApplyBackwardBatch() -> None:
     """Compute the gradient of a permutation's input: the inverse permutation. 0, or -1 on failure."""
-    checked_filter(PermuteFilter, filter, "filter is not a permute filter").apply_backward(
-        batch_size, None, 0, in_delta, in_delta_stride, None, 0, out_delta, out_delta_stride, None, None
-    )
-    return 0

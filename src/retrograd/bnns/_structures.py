@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,7 @@ __all__ = [
 _S = TypeVar("_S", bound="Structure")
 _DIMENSIONS: Final = c.BNNS_MAX_TENSOR_DIMENSION
 _ZEROS: Final = (0,) * _DIMENSIONS
+_NO_PAIRS: Final = ((0, 0),) * _DIMENSIONS
 
 
 class Address(int):
@@ -56,68 +58,170 @@ class Address(int):
         return f"Address({int(self):#x})"
 
 
-class _Primitive(NamedTuple):
-    """A field that is not a structure: its representation in memory."""
+class Kind:
+    """How C stores a field that is not a structure, and which value it has in a new structure."""
 
-    code: str  # the format of the struct module
-    zero: Any
+    def __init__(self, code: str, zero: object) -> None:
+        self.code, self.zero = code, zero  # the format of the struct module
+        self.size, self.alignment = struct.calcsize(f"<{code}"), struct.calcsize(f"<{code[-1]}")
 
+    def taken(self, name: str, value: Any) -> object:
+        """What is stored for a value that is assigned."""
+        return value
 
-UINT8: Final = _Primitive("B", 0)
-UINT32: Final = _Primitive("I", 0)
-INT32: Final = _Primitive("i", 0)
-SIZE: Final = _Primitive("Q", 0)
-FLOAT: Final = _Primitive("f", 0.0)
-FOUR_SIZES: Final = _Primitive("4Q", (0, 0, 0, 0))
-BOOL: Final = _Primitive("?", False)
-POINTER: Final = _Primitive("Q", None)
-FUNCTION: Final = _Primitive("Q", None)
-DIMENSIONS: Final = _Primitive(f"{_DIMENSIONS}Q", _ZEROS)  # size and stride
-SIGNED_DIMENSIONS: Final = _Primitive(f"{_DIMENSIONS}q", _ZEROS)
-PAIRS: Final = _Primitive(f"{2 * _DIMENSIONS}Q", ((0, 0),) * _DIMENSIONS)  # two sizes for each axis
+    def packed(self, value: Any) -> tuple[Any, ...]:
+        return (value,)
+
+    def unpacked(self, elements: tuple[Any, ...], memory: Callable[[int], object]) -> object:
+        return elements[0]
 
 
-def _is_dimensions(kind: object) -> bool:
-    return kind is DIMENSIONS or kind is SIGNED_DIMENSIONS
+class _Four(Kind):
+    def packed(self, value: Any) -> tuple[Any, ...]:
+        return tuple(value)
+
+    def unpacked(self, elements: tuple[Any, ...], memory: Callable[[int], object]) -> object:
+        return elements
+
+
+class _Pairs(_Four):
+    def taken(self, name: str, value: Any) -> object:
+        pairs = tuple(map(tuple, value))
+        if len(pairs) > _DIMENSIONS or any(len(pair) != 2 for pair in pairs):
+            raise ValueError(f"{name} has {_DIMENSIONS} entries of 2 numbers each, not {value!r}")
+        return (*pairs, *_NO_PAIRS[len(pairs) :])
+
+    def packed(self, value: Any) -> tuple[Any, ...]:
+        return tuple(one for pair in value for one in pair)
+
+    def unpacked(self, elements: tuple[Any, ...], memory: Callable[[int], object]) -> object:
+        return tuple(zip(elements[::2], elements[1::2], strict=True))
+
+
+class _Pointer(Kind):
+    def packed(self, value: Any) -> tuple[Any, ...]:
+        return (0,) if isinstance(value, Structure) else (address_of(value),)  # a structure has no address
+
+    def unpacked(self, elements: tuple[Any, ...], memory: Callable[[int], object]) -> object:
+        (address,) = elements
+        found = memory(address) if address else None
+        return Address(address) if address and found is None else found
+
+
+class _FunctionPointer(_Pointer):
+    def packed(self, value: Any) -> tuple[Any, ...]:
+        """The address of a ctypes function. A Python function has none, and is written as NULL."""
+        if isinstance(value, Address):
+            return (int(value),)
+        return (ctypes.cast(value, ctypes.c_void_p).value or 0 if isinstance(value, C_FUNCTION) else 0,)
+
+
+class Extents(_Four):
+    """Eight sizes, strides or axes: the kind of the field, and the attribute that reads and sets it."""
+
+    code = f"{_DIMENSIONS}Q"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(self.code, _ZEROS)
+        self.slot = f"_{name}"
+
+    def taken(self, name: str, value: Any) -> object:
+        values = (value,) if isinstance(value, int) else tuple(value)
+        if len(values) > _DIMENSIONS:
+            raise ValueError(f"{name} has {_DIMENSIONS} entries, not {len(values)}")
+        return _eight(values)
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> Extents: ...
+    @overload
+    def __get__(self, owner: Structure, kind: type) -> Dimensions: ...
+    def __get__(self, owner: Structure | None, kind: type) -> Extents | Dimensions:
+        return self if owner is None else Dimensions(owner, self.slot)
+
+    def __set__(self, owner: Structure, values: Sequence[int]) -> None:
+        object.__setattr__(owner, self.slot, values)  # Structure.__setattr__ has checked them
+
+
+class SignedExtents(Extents):
+    """Eight sizes or strides that may be negative."""
+
+    code = f"{_DIMENSIONS}q"
+
+
+# The types of fields, as type checkers see them and as C stores them.
+UInt8: TypeAlias = Annotated[int, Kind("B", 0)]
+UInt32: TypeAlias = Annotated[int, Kind("I", 0)]
+Int32: TypeAlias = Annotated[int, Kind("i", 0)]
+Size: TypeAlias = Annotated[int, Kind("Q", 0)]
+Float: TypeAlias = Annotated[float, Kind("f", 0.0)]
+Bool: TypeAlias = Annotated[bool, Kind("?", False)]
+FourSizes: TypeAlias = Annotated[tuple[int, int, int, int], _Four("4Q", (0, 0, 0, 0))]
+Pairs: TypeAlias = Annotated[tuple[tuple[int, int], ...], _Pairs(f"{2 * _DIMENSIONS}Q", _NO_PAIRS)]
+Pointer: TypeAlias = Annotated[Any, _Pointer("Q", None)]
+Function: TypeAlias = Annotated[Any, _FunctionPointer("Q", None)]
 
 
 class _Field(NamedTuple):
     name: str
     offset: int
-    kind: _Primitive | type[Structure]
+    kind: Kind | type[Structure]
     length: int  # 0: a single structure or value; otherwise an array of this many structures
 
 
-class Structure(Versioned):
+class _Declared(type):
+    """Makes slots, fields and the C layout of a structure from its annotations, after the fields of its base.
+
+    An annotation is the name of a structure or of one of the types above; those of private attributes and of class
+    variables are no fields.
+    """
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _Declared:
+        known = vars(sys.modules[namespace["__module__"]])
+        fields = [field for base in bases for field in getattr(base, "_layout", ())]
+        slots: list[str] = []
+        for field, annotation in namespace.get("__annotations__", {}).items():
+            if field.startswith("_") or annotation.startswith("ClassVar"):
+                continue
+            declared = known[annotation]
+            kind, count = getattr(declared, "__metadata__", (declared,))[0], 0
+            if isinstance(kind, tuple):
+                kind, count = kind
+            elif isinstance(kind, type) and issubclass(kind, Extents):
+                kind = namespace[field] = kind(field)
+            slots.append(kind.slot if isinstance(kind, Extents) else field)
+            fields.append(_Field(field, 0, kind, count))
+        # C's rule: each field starts at a multiple of its alignment, and the size is a multiple of the largest one.
+        offset, largest = 0, 1
+        for index, (_, _, kind, count) in enumerate(fields):
+            size, alignment = (kind.size, kind.alignment) if isinstance(kind, Kind) else (kind.sizeof, 8)
+            offset = -(-offset // alignment) * alignment
+            fields[index] = fields[index]._replace(offset=offset)
+            offset += size * max(count, 1)
+            largest = max(largest, alignment)
+        return super().__new__(
+            mcs,
+            name,
+            bases,
+            {
+                "__slots__": tuple(slots),
+                **namespace,
+                "_layout": tuple(fields),
+                "_fields": {field.name: field for field in fields},
+                "sizeof": -(-offset // largest) * largest,
+            },
+        )
+
+
+class Structure(Versioned, metaclass=_Declared):
     """Base class of all structures."""
 
     __slots__ = ("__weakref__", "_outer", "_version")
     _version: Version  # replaced when a field changes, here or in a nested structure
     _outer: weakref.ReferenceType[Structure] | None  # the structure that contains this one
-    _declared: ClassVar[tuple[tuple[str, Any], ...]] = ()
-    _layout: ClassVar[tuple[_Field, ...]] = ()
-    _fields: ClassVar[Mapping[str, _Field]] = {}
+    _layout: ClassVar[tuple[_Field, ...]]
+    _fields: ClassVar[Mapping[str, _Field]]
     _prefixes: ClassVar[Mapping[str, str]] = {}  # how the names of a field's constants begin, where not as usual
-    sizeof: ClassVar[int] = 0
-
-    def __init_subclass__(cls) -> None:
-        # C's rule: each field starts at a multiple of its alignment, and the size is a multiple of the largest one.
-        fields, offset, largest = [], 0, 1
-        for name, declared in cls._declared:
-            kind, count = (
-                declared if isinstance(declared, tuple) and not isinstance(declared, _Primitive) else (declared, 0)
-            )
-            if isinstance(kind, _Primitive):
-                size, alignment = struct.calcsize(f"<{kind.code}"), struct.calcsize(f"<{kind.code[-1]}")
-            else:
-                size, alignment = kind.sizeof, 8
-            offset = -(-offset // alignment) * alignment
-            fields.append(_Field(name, offset, kind, count))
-            offset += size * max(count, 1)
-            largest = max(largest, alignment)
-        cls._layout = tuple(fields)
-        cls._fields = {field.name: field for field in fields}
-        cls.sizeof = -(-offset // largest) * largest
+    sizeof: ClassVar[int]
 
     def __init__(self, *values: Any, **named: Any) -> None:
         object.__setattr__(self, "_outer", None)
@@ -131,26 +235,20 @@ class Structure(Versioned):
             if name in given:
                 raise TypeError(f"{type(self).__name__}: {name} is given twice")
         given.update(named)
-        for field in self._layout:
-            name, _, kind, count = field
+        for name, _, kind, count in self._layout:
             if name in given:
                 setattr(self, name, given[name])
-            elif isinstance(kind, _Primitive):
-                object.__setattr__(self, f"_{name}" if _is_dimensions(kind) else name, kind.zero)
+            elif isinstance(kind, Kind):
+                object.__setattr__(self, name, kind.zero)
             else:
                 self._put(name, _Copies([kind() for _ in range(count)]) if count else kind())
 
     def __setattr__(self, name: str, value: Any) -> None:
         field = self._fields.get(name)
-        if field is not None and _is_dimensions(field.kind):
-            values = (value,) if isinstance(value, int) else tuple(value)
-            if len(values) > _DIMENSIONS:
-                raise ValueError(f"{name} has {_DIMENSIONS} entries, not {len(values)}")
-            object.__setattr__(self, f"_{name}", _eight(values))
-        elif field is not None and field.kind is PAIRS:
-            object.__setattr__(self, name, _pairs(name, value))
-        elif field is None or isinstance(field.kind, _Primitive):
+        if field is None:
             object.__setattr__(self, name, value)
+        elif isinstance(field.kind, Kind):
+            object.__setattr__(self, name, field.kind.taken(name, value))
         else:
             self._put(name, _copies(field, value) if field.length else _copied(field.kind, name, value))
         self._changed()
@@ -174,10 +272,10 @@ class Structure(Versioned):
 
     def _memory(self) -> Iterator[object]:
         for name, _, kind, count in self._layout:
-            if kind is POINTER:
+            if type(kind) is _Pointer:
                 value = getattr(self, name)
                 yield from value._memory() if isinstance(value, Structure) else (value,)
-            elif not isinstance(kind, _Primitive):
+            elif not isinstance(kind, Kind):
                 value = getattr(self, name)
                 for part in value if count else (value,):
                     yield from part._memory()
@@ -209,7 +307,7 @@ class Structure(Versioned):
         shown = []
         for name, _, kind, _ in self._layout:
             value = getattr(self, name)
-            if isinstance(kind, _Primitive):
+            if isinstance(kind, Kind):
                 zero = value is kind.zero or (isinstance(value, (int, float, tuple, Dimensions)) and value == kind.zero)
                 if not zero:
                     shown.append(f"{name}={_text({**_PREFIXES, **self._prefixes}.get(name), value)}")
@@ -229,10 +327,9 @@ class Structure(Versioned):
     def _write(self, image: bytearray, start: int) -> None:
         for name, offset, kind, count in self._layout:
             value = getattr(self, name)
-            if isinstance(kind, _Primitive):
+            if isinstance(kind, Kind):
                 try:
-                    elements = _elements(kind, value)
-                    struct.pack_into(f"<{kind.code}", image, start + offset, *elements)
+                    struct.pack_into(f"<{kind.code}", image, start + offset, *kind.packed(value))
                 except (struct.error, TypeError, ValueError, OverflowError) as error:
                     raise ValueError(
                         f"{type(self).__name__}.{name} is {value!r}, which C cannot hold: {error}"
@@ -258,23 +355,11 @@ class Structure(Versioned):
         values: dict[str, Any] = {}
         for name, offset, kind, count in cls._layout:
             at = start + offset
-            if not isinstance(kind, _Primitive):
+            if not isinstance(kind, Kind):
                 parts = [kind._read(view, at + index * kind.sizeof, memory) for index in range(max(count, 1))]
                 values[name] = parts if count else parts[0]
                 continue
-            elements = struct.unpack_from(f"<{kind.code}", view, at)
-            if _is_dimensions(kind):
-                values[name] = elements
-            elif kind is PAIRS:
-                values[name] = tuple(zip(elements[::2], elements[1::2], strict=True))
-            elif kind is POINTER or kind is FUNCTION:
-                (address,) = elements
-                found = memory(address) if address else None
-                values[name] = Address(address) if address and found is None else found
-            elif kind is FOUR_SIZES:
-                values[name] = elements
-            else:
-                (values[name],) = elements
+            values[name] = kind.unpacked(struct.unpack_from(f"<{kind.code}", view, at), memory)
         return cls(**values)
 
 
@@ -315,29 +400,6 @@ def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     return bool(isinstance(a, (int, float, tuple, Structure, _Copies, Dimensions)) and type(a) is type(b) and a == b)
-
-
-def _elements(kind: _Primitive, value: Any) -> tuple[Any, ...]:
-    if _is_dimensions(kind):
-        return tuple(value)
-    if kind is PAIRS:
-        return tuple(one for pair in value for one in pair)
-    if kind is POINTER:
-        return (0,) if isinstance(value, Structure) else (address_of(value),)  # a structure has no address
-    if kind is FUNCTION:
-        return (_function_address(value),)
-    if kind is FOUR_SIZES:
-        return tuple(value)
-    return (value,)
-
-
-def _function_address(function: Any) -> int:
-    """The address of a ctypes function. A Python function has none, and is written as NULL."""
-    if isinstance(function, Address):
-        return int(function)
-    if isinstance(function, C_FUNCTION):
-        return ctypes.cast(function, ctypes.c_void_p).value or 0
-    return 0
 
 
 _PREFIXES: Final = {
@@ -397,13 +459,6 @@ class Dimensions(Sequence[int]):
         return repr(values[:used])
 
 
-def _pairs(name: str, values: Any) -> tuple[tuple[Any, Any], ...]:
-    pairs = tuple(map(tuple, values))
-    if len(pairs) > _DIMENSIONS or any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f"{name} has {_DIMENSIONS} entries of 2 numbers each, not {values!r}")
-    return (*pairs, *PAIRS.zero[len(pairs) :])
-
-
 def _eight(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values + _ZEROS[len(values) :]
 
@@ -415,57 +470,18 @@ class BNNSNDArrayDescriptor(Allocating, Structure):
     array.
     """
 
-    __slots__ = (
-        "_size",
-        "_stride",
-        "data",
-        "data_bias",
-        "data_scale",
-        "data_type",
-        "flags",
-        "layout",
-        "table_data",
-        "table_data_type",
-    )
-    _declared = (
-        ("flags", UINT32),
-        ("layout", UINT32),
-        ("size", DIMENSIONS),
-        ("stride", DIMENSIONS),
-        ("data", POINTER),
-        ("data_type", UINT32),
-        ("table_data", POINTER),
-        ("table_data_type", UINT32),
-        ("data_scale", FLOAT),
-        ("data_bias", FLOAT),
-    )
-
-    flags: int
-    layout: int
-    data: Any
-    data_type: int
-    table_data: Any
-    table_data_type: int
-    data_scale: float
-    data_bias: float
-    _size: tuple[int, ...]
+    flags: UInt32
+    layout: UInt32
+    size: Extents
+    stride: Extents
+    data: Pointer
+    data_type: UInt32
+    table_data: Pointer
+    table_data_type: UInt32
+    data_scale: Float
+    data_bias: Float
+    _size: tuple[int, ...]  # where size and stride are stored
     _stride: tuple[int, ...]
-
-    @property
-    def size(self) -> Dimensions:
-        """Extents; only the first *rank* are used."""
-        return Dimensions(self, "_size")
-
-    @size.setter
-    def size(self, values: Sequence[int]) -> None: ...  # done by __setattr__
-
-    @property
-    def stride(self) -> Dimensions:
-        """Strides in elements; only the first *rank* are used, and 0 means contiguous."""
-        return Dimensions(self, "_stride")
-
-    @stride.setter
-    def stride(self, values: Sequence[int]) -> None: ...
 
     def geometry(self) -> Geometry:
         """Return extents and strides, fastest first, and the element type; raises if they are invalid."""
@@ -525,41 +541,22 @@ _DEFAULT_LAYOUTS: Final = {
 }
 
 
+# A C array of two.
+TwoDescriptors: TypeAlias = Annotated[list[BNNSNDArrayDescriptor], (BNNSNDArrayDescriptor, 2)]
+
+
 class BNNSActivation(Structure):
     """An activation function with its parameters; the identity if zero-initialized."""
 
-    __slots__ = (
-        "alpha",
-        "beta",
-        "function",
-        "ioffset",
-        "ioffset_per_channel",
-        "iscale",
-        "iscale_per_channel",
-        "ishift",
-        "ishift_per_channel",
-    )
-    _declared = (
-        ("function", UINT32),
-        ("alpha", FLOAT),
-        ("beta", FLOAT),
-        ("iscale", INT32),
-        ("ioffset", INT32),
-        ("ishift", INT32),
-        ("iscale_per_channel", POINTER),
-        ("ioffset_per_channel", POINTER),
-        ("ishift_per_channel", POINTER),
-    )
-
-    function: int
-    alpha: float
-    beta: float
-    iscale: int
-    ioffset: int
-    ishift: int
-    iscale_per_channel: Any
-    ioffset_per_channel: Any
-    ishift_per_channel: Any
+    function: UInt32
+    alpha: Float
+    beta: Float
+    iscale: Int32
+    ioffset: Int32
+    ishift: Int32
+    iscale_per_channel: Pointer
+    ioffset_per_channel: Pointer
+    ishift_per_channel: Pointer
 
 
 class BNNSFilterParameters(Structure):
@@ -569,13 +566,10 @@ class BNNSFilterParameters(Structure):
     ``free_memory(buffer)`` frees it. Both may also be ctypes functions with the C signatures.
     """
 
-    __slots__ = ("alloc_memory", "flags", "free_memory", "n_threads")
-    _declared = (("flags", UINT32), ("n_threads", SIZE), ("alloc_memory", FUNCTION), ("free_memory", FUNCTION))
-
-    flags: int
-    n_threads: int
-    alloc_memory: Any
-    free_memory: Any
+    flags: UInt32
+    n_threads: Size
+    alloc_memory: Function
+    free_memory: Function
 
 
 # ---- layers ---------------------------------------------------------------------------------------------------------
@@ -584,44 +578,17 @@ class BNNSFilterParameters(Structure):
 class BNNSLayerParametersNormalization(Structure):
     """A normalization layer."""
 
-    __slots__ = (
-        "activation",
-        "beta_desc",
-        "epsilon",
-        "gamma_desc",
-        "i_desc",
-        "momentum",
-        "moving_mean_desc",
-        "moving_variance_desc",
-        "normalization_axis",
-        "num_groups",
-        "o_desc",
-    )
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("beta_desc", BNNSNDArrayDescriptor),
-        ("gamma_desc", BNNSNDArrayDescriptor),
-        ("moving_mean_desc", BNNSNDArrayDescriptor),
-        ("moving_variance_desc", BNNSNDArrayDescriptor),
-        ("momentum", FLOAT),
-        ("epsilon", FLOAT),
-        ("activation", BNNSActivation),
-        ("num_groups", SIZE),
-        ("normalization_axis", SIZE),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     beta_desc: BNNSNDArrayDescriptor
     gamma_desc: BNNSNDArrayDescriptor
     moving_mean_desc: BNNSNDArrayDescriptor
     moving_variance_desc: BNNSNDArrayDescriptor
-    momentum: float
-    epsilon: float
+    momentum: Float
+    epsilon: Float
     activation: BNNSActivation
-    num_groups: int
-    normalization_axis: int
+    num_groups: Size
+    normalization_axis: Size
 
 
 class BNNSLayerParametersActivation(Structure):
@@ -631,33 +598,16 @@ class BNNSLayerParametersActivation(Structure):
     batch. 0 means that of ``size[0]``.
     """
 
-    __slots__ = ("activation", "axis_flags", "i_desc", "o_desc")
-    _declared = (
-        ("i_desc", BNNSNDArrayDescriptor),
-        ("o_desc", BNNSNDArrayDescriptor),
-        ("activation", BNNSActivation),
-        ("axis_flags", UINT32),
-    )
-
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
     activation: BNNSActivation
-    axis_flags: int
+    axis_flags: UInt32
 
 
 class BNNSLSTMGateDescriptor(Structure):
     """Weights of one gate. Peepholes (``cw_desc``) are full matrices."""
 
-    __slots__ = ("activation", "b_desc", "cw_desc", "hw_desc", "iw_desc")
-    _declared = (
-        ("iw_desc", (BNNSNDArrayDescriptor, 2)),
-        ("hw_desc", BNNSNDArrayDescriptor),
-        ("cw_desc", BNNSNDArrayDescriptor),
-        ("b_desc", BNNSNDArrayDescriptor),
-        ("activation", BNNSActivation),
-    )
-
-    iw_desc: list[BNNSNDArrayDescriptor]
+    iw_desc: TwoDescriptors
     hw_desc: BNNSNDArrayDescriptor
     cw_desc: BNNSNDArrayDescriptor
     b_desc: BNNSNDArrayDescriptor
@@ -667,13 +617,6 @@ class BNNSLSTMGateDescriptor(Structure):
 class BNNSLSTMDataDescriptor(Structure):
     """A sequence, and its hidden and cell states."""
 
-    __slots__ = ("cell_state_desc", "data_desc", "hidden_desc")
-    _declared = (
-        ("data_desc", BNNSNDArrayDescriptor),
-        ("hidden_desc", BNNSNDArrayDescriptor),
-        ("cell_state_desc", BNNSNDArrayDescriptor),
-    )
-
     data_desc: BNNSNDArrayDescriptor
     hidden_desc: BNNSNDArrayDescriptor
     cell_state_desc: BNNSNDArrayDescriptor
@@ -682,48 +625,13 @@ class BNNSLSTMDataDescriptor(Structure):
 class BNNSLayerParametersLSTM(Structure):
     """An LSTM: sizes, options, data and gates."""
 
-    __slots__ = (
-        "batch_size",
-        "candidate_gate",
-        "dropout",
-        "forget_gate",
-        "hidden_activation",
-        "hidden_size",
-        "input_descriptor",
-        "input_gate",
-        "input_size",
-        "lstm_flags",
-        "num_layers",
-        "output_descriptor",
-        "output_gate",
-        "seq_len",
-        "sequence_descriptor",
-    )
-    _declared = (
-        ("input_size", SIZE),
-        ("hidden_size", SIZE),
-        ("batch_size", SIZE),
-        ("num_layers", SIZE),
-        ("seq_len", SIZE),
-        ("dropout", FLOAT),
-        ("lstm_flags", UINT32),
-        ("sequence_descriptor", BNNSNDArrayDescriptor),
-        ("input_descriptor", BNNSLSTMDataDescriptor),
-        ("output_descriptor", BNNSLSTMDataDescriptor),
-        ("input_gate", BNNSLSTMGateDescriptor),
-        ("forget_gate", BNNSLSTMGateDescriptor),
-        ("candidate_gate", BNNSLSTMGateDescriptor),
-        ("output_gate", BNNSLSTMGateDescriptor),
-        ("hidden_activation", BNNSActivation),
-    )
-
-    input_size: int
-    hidden_size: int
-    batch_size: int
-    num_layers: int
-    seq_len: int
-    dropout: float
-    lstm_flags: int
+    input_size: Size
+    hidden_size: Size
+    batch_size: Size
+    num_layers: Size
+    seq_len: Size
+    dropout: Float
+    lstm_flags: UInt32
     sequence_descriptor: BNNSNDArrayDescriptor
     input_descriptor: BNNSLSTMDataDescriptor
     output_descriptor: BNNSLSTMDataDescriptor

@@ -1,0 +1,107 @@
+"""C functions from declarations: those that create a filter, and those that call one of its methods.
+
+What is decorated has only the name of the function and its docstring; the arguments are those of the declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+from ._failure import Rename, status
+from ._filter import BNNSFilter, checked_filter
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+
+_F = TypeVar("_F", bound=BNNSFilter)
+_Named: TypeAlias = Callable[[], None]
+_TYPES: Final[dict[str, object]] = {
+    "filter": BNNSFilter | None,
+    "batch_size": int,
+    "number_of_inputs": int,
+    "indices_data_type": int,
+    "training": bool,
+    "delta_parameters": BNNSNDArrayDescriptor | None,
+}
+# Of names that end so. All other arguments are memory: arrays, or other objects with a buffer.
+_ENDINGS: Final[dict[str, object]] = {"_stride": int, "_size": int, "_delta": BNNSNDArrayDescriptor | None}
+
+
+def creates(
+    kind: type[_F], layer: type[Structure], *options: object, rename: Rename | None = None
+) -> Callable[[_Named], Callable[..., _F | None]]:
+    """Declare a function ``(layer_params, filter_params=None)`` that makes a filter of a layer; None on failure.
+
+    `options` are further arguments of the filter.
+    """
+
+    def decorate(named: _Named) -> Callable[..., _F | None]:
+        def call(layer_params: object, filter_params: object = None) -> _F:
+            return kind(layer_params, filter_params, *options)  # type: ignore[call-arg]
+
+        types = {"layer_params": layer, "filter_params": BNNSFilterParameters | None, "return": kind | None}
+        return status(None, rename=rename)(_like(named, call, types))
+
+    return decorate
+
+
+def applies(
+    kind: type[_F],
+    otherwise: str,
+    method: str,
+    parameters: str,
+    *,
+    rename: Rename | None = None,
+    before: Callable[[_F], None] | None = None,
+) -> Callable[[_Named], Callable[..., int]]:
+    """Declare a function that calls a method of a filter with its other arguments; it returns 0, or -1 on failure.
+
+    `parameters` are the names of the arguments, the filter first. ``in_+`` stands for in_ and in_stride, ``in_[]`` is
+    an array of them, ``in_[]?`` may be None, and ``(0)`` is passed to the method without being an argument. `otherwise`
+    is the message for a filter of another kind. `before` is called with the filter before the method.
+    """
+    words = [word for name in parameters.split() for word in _pair(name)]
+    types = {word.rstrip("[]?"): _type_of(word) for word in words if word[0] != "("}
+    passed = ["bool(training)" if word == "training" else word.rstrip("[]?") for word in words[1:]]
+
+    def decorate(named: _Named) -> Callable[..., int]:
+        # As a function that is written out, it binds arguments without further cost, and has Python's errors.
+        source = f"""def {named.__name__}({", ".join(types)}):
+            checked = checked_filter(kind, filter, otherwise)
+            {"" if before is None else "before(checked)"}
+            checked.{method}({", ".join(passed)})
+            return 0
+        """
+        names: dict[str, Any] = {
+            "checked_filter": checked_filter,
+            "kind": kind,
+            "otherwise": otherwise,
+            "before": before,
+        }
+        exec(source, names)
+        return status(-1, rename=rename)(_like(named, names[named.__name__], {**types, "return": int}))
+
+    return decorate
+
+
+_C = TypeVar("_C", bound=Callable[..., object])
+
+
+def _like(named: _Named, function: _C, types: dict[str, Any]) -> _C:
+    """Give a function the name and the docstring of another one, and these annotations."""
+    function.__name__ = function.__qualname__ = named.__name__
+    function.__doc__, function.__module__, function.__annotations__ = named.__doc__, named.__module__, types
+    return function
+
+
+def _pair(name: str) -> tuple[str, ...]:
+    if not name.endswith("+"):
+        return (name,)
+    array = name.rstrip("[]?+")
+    return name[:-1], f"{array.rstrip('_')}_stride{name[len(array) : -1]}"
+
+
+def _type_of(word: str) -> object:
+    name = word.rstrip("[]?")
+    one: Any = _TYPES.get(name) or next((kind for end, kind in _ENDINGS.items() if name.endswith(end)), Any)
+    many = Sequence[one] if "[]" in word else one
+    return many | None if word.endswith("?") else many
