@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ..ops._arrays import overlaps
 from ..ops._planned import Planned
 from . import _constants as c
@@ -60,6 +62,11 @@ class Given(NamedTuple):
         """Raise unless both have the same ``size``."""
         if self.size != like.size:
             raise Invalid(f"{self.name}.size is {self.size}, expected {like.size} as in {like.name}")
+
+    def fill(self, values: Array) -> None:
+        """Write new values, in the order of the array, rounded to its type."""
+        with np.errstate(all="ignore"):
+            self.array[...] = values.astype(self.array.dtype).reshape(self.array.shape)
 
     def put(self, values: Array) -> None:
         """Write a result, which may be a view of memory that is written."""
