@@ -82,8 +82,7 @@ def BNNSClipByValue(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, min
     low, high = as_float("min_val", min_val), as_float("max_val", max_val)
     if not low <= high:
         raise Invalid(f"min_val is {low}, must be at most max_val, which is {high}")
-    values = np.clip(source.array.astype(np.float32), np.float32(low), np.float32(high))
-    result.put(values.astype(result.array.dtype))
+    result.fill(np.clip(source.array.astype(np.float32), np.float32(low), np.float32(high)))
     return 0
 
 
@@ -93,7 +92,7 @@ def BNNSClipByNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, max_
     source, result = _clipped(src, dest)
     limit = _norm_limit("max_norm", max_norm)
     axes = axes_of(axis_flags, source.geometry, "src")
-    result.put(_limited(source.array, _norms(source.array, axes), limit))
+    result.fill(_limited(source.array, _norms(source.array, axes), limit))
     return 0
 
 
@@ -127,7 +126,7 @@ def BNNSClipByGlobalNorm(
         norm = math.sqrt(sum(_norms(array, tuple(range(array.ndim))).item() ** 2 for array in sources))
     scaled = [_limited(array, norm, limit) for array in sources]  # all, before any is overwritten
     for result, values in zip(results, scaled, strict=True):
-        result.put(values)
+        result.fill(values)
     return 0
 
 
@@ -152,9 +151,7 @@ def BNNSComputeNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, nor
     source, result = _NORM(src, dest)
     axes = axes_of(axis_flags, source.geometry, "src")
     _check_reduced("dest", result.geometry, "src", source.geometry, axes)
-    norms = _norms(source.array, axes)
-    with np.errstate(all="ignore"):
-        result.put(norms.reshape(result.array.shape).astype(result.array.dtype))
+    result.fill(_norms(source.array, axes))
     return 0
 
 

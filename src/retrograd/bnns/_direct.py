@@ -7,7 +7,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..ops._arrays import overlaps
 from ..ops._planned import Planned
 from . import _constants as c
 from ._failure import Invalid, Unsupported
@@ -17,7 +16,6 @@ from ._filter import (
     checked_descriptor,
     geometry_of,
     overlapping,
-    put,
     source_samples,
     target_samples,
     viewed,
@@ -67,10 +65,6 @@ class Given(NamedTuple):
         """Write new values, in the order of the array, rounded to its type."""
         with np.errstate(all="ignore"):
             self.array[...] = values.astype(self.array.dtype).reshape(self.array.shape)
-
-    def put(self, values: Array) -> None:
-        """Write a result, which may be a view of memory that is written."""
-        put(self.array, values.copy() if overlaps(self.array, values) else values, False)
 
 
 class Operand(NamedTuple):

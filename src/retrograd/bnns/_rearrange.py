@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from ..ops._arrays import overlaps
 from . import _constants as c
 from ._conversion import PLAIN, converted, scale_of
 from ._direct import Given, Operand, Operands
@@ -37,6 +38,10 @@ _BAND_PART: Final = Operands(
 _COMPARED: Final = Operands(Operand("in0"), Operand("in1", like="in0"), Operand("out", _BOOLEAN, written=True))
 _COMBINED: Final = Operands(Operand("in0", _BOOLEAN), Operand("in1", _BOOLEAN), Operand("out", _BOOLEAN, written=True))
 _NEGATED: Final = Operands(Operand("in0", _BOOLEAN), Operand("out", _BOOLEAN, written=True))
+
+
+def _put(target: Array, source: Array) -> None:
+    target[...] = source.copy() if overlaps(target, source) else source
 
 
 # ---- tiles ----------------------------------------------------------------------------------------------------------
@@ -85,7 +90,7 @@ def BNNSTile(
     checked_parameters(filter_params)
     small, large = _TILE(input, output)
     tile, whole = _tiles(small, large, bool(opposite_axes))
-    large._replace(array=whole).put(tile)
+    _put(whole, tile)
     return 0
 
 
@@ -149,7 +154,7 @@ def BNNSShuffle(
         values, places = _blocks(source, target, pixel_fastest)
     else:
         places, values = _blocks(target, source, pixel_fastest)
-    target._replace(array=places).put(values)
+    _put(places, values)
     return 0
 
 

@@ -10,7 +10,7 @@ from . import _constants as c
 from ._conversion import INTEGERS
 from ._direct import Given, Operand, as_stored
 from ._failure import Invalid, status
-from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_parameters, put
+from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_parameters
 from ._memory import Array, as_size, check_disjoint, check_indices, numbered_axes
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
@@ -132,7 +132,7 @@ def BNNSDirectApplyTopK(
     rows = given.rows()
     at = smallest(given.keys(), given.count).reshape(*rows.shape[:-1], given.count)
     for result, found in zip(results, (np.take_along_axis(rows, at, -1), at), strict=False):
-        put(result.array, np.moveaxis(found, -1, 1 + given.position).reshape(result.array.shape), False)
+        result.fill(np.moveaxis(found, -1, 1 + given.position))
     return 0
 
 
@@ -159,10 +159,9 @@ def BNNSDirectApplyInTopK(
     test = Operand("test_indices", _INDICES, rotated=True, order=as_stored)
     indices = given.other(test, test_indices, test_indices_batch_stride, None).array
     result = Operand("output", (c.BNNSDataTypeBoolean,), written=True, order=as_stored)
-    target = given.other(result, output, output_batch_stride, None).array
+    target = given.other(result, output, output_batch_stride, None)
     check_indices("test_indices", indices, given.extent, f"axis {given.axis} of input has {given.extent} elements")
     keys = given.keys()
     tested = np.take_along_axis(keys, indices.reshape(-1, 1), -1)
-    inside = np.count_nonzero(keys < tested, axis=-1) < given.count
-    put(target, inside.reshape(target.shape), False)
+    target.fill(np.count_nonzero(keys < tested, axis=-1) < given.count)
     return 0
