@@ -11,19 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _constants as c
-from ._direct import Given, Operands, floating
+from ._direct import Descriptor, Given, Operands, floating
 from ._failure import Invalid, Unsupported, status
 from ._filter import accumulates, check_extents, checked_descriptor, delta_geometry, put, unlike
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, numbered_axes, view_of
-from ._structures import BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSClipByGlobalNorm",
-    "BNNSClipByNorm",
-    "BNNSClipByValue",
-    "BNNSComputeNorm",
-    "BNNSComputeNormBackward",
-]
+__all__ = ["BNNSClipByGlobalNorm", "BNNSClipByNorm", "BNNSClipByValue", "BNNSComputeNorm", "BNNSComputeNormBackward"]
 
 _NORM: Final = Operands(floating("src"), floating("dest", written=True))
 _NORM_BACKWARD: Final = Operands(floating("in_delta", written=True), floating("out_delta"))
@@ -76,7 +69,7 @@ def _norm_limit(name: str, value: object) -> float:
 
 
 @status(-1)
-def BNNSClipByValue(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, min_val: float, max_val: float) -> int:
+def BNNSClipByValue(dest: Descriptor, src: Descriptor, min_val: float, max_val: float) -> int:
     """Limit every value to a range. `dest` may be `src`. NaN stays NaN. 0, or -1 on failure."""
     source, result = _clipped(src, dest)
     low, high = as_float("min_val", min_val), as_float("max_val", max_val)
@@ -87,7 +80,7 @@ def BNNSClipByValue(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, min
 
 
 @status(-1)
-def BNNSClipByNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, max_norm: float, axis_flags: int) -> int:
+def BNNSClipByNorm(dest: Descriptor, src: Descriptor, max_norm: float, axis_flags: int) -> int:
     """Scale an array, or each of its slices along the flagged axes, to an L2 norm of at most `max_norm`. 0, or -1."""
     source, result = _clipped(src, dest)
     limit = _norm_limit("max_norm", max_norm)
@@ -98,11 +91,7 @@ def BNNSClipByNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, max_
 
 @status(-1)
 def BNNSClipByGlobalNorm(
-    dest: Sequence[BNNSNDArrayDescriptor],
-    src: Sequence[BNNSNDArrayDescriptor],
-    count: int,
-    max_norm: float,
-    use_norm: float,
+    dest: Sequence[Descriptor], src: Sequence[Descriptor], count: int, max_norm: float, use_norm: float
 ) -> int:
     """Scale `count` arrays by one factor, so that the L2 norm of all together is at most `max_norm`. 0, or -1.
 
@@ -145,7 +134,7 @@ def _check_reduced(name: str, given: Geometry, of: str, whole: Geometry, axes: t
 
 
 @status(-1)
-def BNNSComputeNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, norm_type: int, axis_flags: int) -> int:
+def BNNSComputeNorm(dest: Descriptor, src: Descriptor, norm_type: int, axis_flags: int) -> int:
     """Compute L2 norms over the flagged axes (0: all), which `dest` does not have. 0, or -1 on failure."""
     _check_norm(norm_type)
     source, result = _NORM(src, dest)
@@ -157,12 +146,7 @@ def BNNSComputeNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, nor
 
 @status(-1)
 def BNNSComputeNormBackward(
-    in_: object,
-    in_delta: BNNSNDArrayDescriptor,
-    out: object,
-    out_delta: BNNSNDArrayDescriptor,
-    norm_type: int,
-    axis_flags: int,
+    in_: object, in_delta: Descriptor, out: object, out_delta: Descriptor, norm_type: int, axis_flags: int
 ) -> int:
     """Compute the gradient of a norm: ``dx = dy * x / y``, and 0 where y is 0. 0, or -1 on failure.
 

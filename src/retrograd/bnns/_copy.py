@@ -7,16 +7,12 @@ from typing import Final
 import numpy as np
 
 from ._conversion import converted, scale_of
-from ._direct import Operand, Operands
+from ._direct import Descriptor, Operand, Operands, Parameters
 from ._failure import Invalid, status
 from ._filter import checked_parameters
 from ._memory import as_size
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSCopy",
-    "BNNSTranspose",
-]
+__all__ = ["BNNSCopy", "BNNSTranspose"]
 
 _COPY: Final = Operands(Operand("src", rotated=True), Operand("dest", written=True, rotated=True), disjoint=True)
 _TRANSPOSE: Final = Operands(
@@ -25,9 +21,7 @@ _TRANSPOSE: Final = Operands(
 
 
 @status(-1)
-def BNNSCopy(
-    dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, filter_params: BNNSFilterParameters | None = None
-) -> int:
+def BNNSCopy(dest: Descriptor, src: Descriptor, filter_params: Parameters = None) -> int:
     """Copy an array to one of the same size, converting its type. 0, or -1 on failure.
 
     Integers are rounded half to even and saturate; ``data_scale`` and ``data_bias`` of their descriptors apply.
@@ -44,13 +38,7 @@ def BNNSCopy(
 
 
 @status(-1)
-def BNNSTranspose(
-    dest: BNNSNDArrayDescriptor,
-    src: BNNSNDArrayDescriptor,
-    axis0: int,
-    axis1: int,
-    filter_params: BNNSFilterParameters | None = None,
-) -> int:
+def BNNSTranspose(dest: Descriptor, src: Descriptor, axis0: int, axis1: int, filter_params: Parameters = None) -> int:
     """Copy an array with two axes exchanged, which are numbered as ``size`` lists them. 0, or -1 on failure."""
     checked_parameters(filter_params)
     source, target = _TRANSPOSE(src, dest)

@@ -24,8 +24,10 @@ from ._layer import logical
 from ._memory import Array, Geometry, check_disjoint, check_writable, listed
 from ._names import constant_name
 from ._sample_map import ANY_TYPE
-from ._structures import BNNSNDArrayDescriptor
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
+Descriptor: TypeAlias = BNNSNDArrayDescriptor
+Parameters: TypeAlias = BNNSFilterParameters | None
 _Order: TypeAlias = Callable[[Array, int, bool], Array]
 _ROTATED: Final = (c.BNNSDataLayoutConvolutionWeightsOIHrWr, c.BNNSDataLayoutConvolutionWeightsIOHrWr)
 FLOATING: Final = "Float32, Float16 or BFloat16"

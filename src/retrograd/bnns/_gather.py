@@ -14,21 +14,15 @@ import numpy as np
 
 from . import _constants as c
 from ._conversion import INTEGERS, PLAIN, converted
-from ._direct import Given, Operand, Operands
+from ._direct import Descriptor, Given, Operand, Operands, Parameters
 from ._failure import IndexOutOfRange, Invalid, ShapeMismatch, Unsupported, status
 from ._filter import FLOATS, checked_parameters
 from ._layer import rows_first
 from ._memory import Array, as_size, check_indices
 from ._names import constant_name
 from ._sample_map import ANY_TYPE
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSGather",
-    "BNNSGatherND",
-    "BNNSScatter",
-    "BNNSScatterND",
-]
+__all__ = ["BNNSGather", "BNNSGatherND", "BNNSScatter", "BNNSScatterND"]
 
 _Shape: TypeAlias = tuple[int, ...]
 _LOW: Final = 0xFFFFFFFF  # the lower half of 64 bits
@@ -186,11 +180,7 @@ def _long_sums(start: Array, at: Array, terms: Array) -> Array:
 
 @status(-1)
 def BNNSGather(
-    axis: int,
-    input: BNNSNDArrayDescriptor,
-    indices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    axis: int, input: Descriptor, indices: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
     """Copy the elements, or whole slices, that `indices` select along one axis of the input.
 
@@ -205,12 +195,7 @@ def BNNSGather(
 
 @status(-1)
 def BNNSScatter(
-    axis: int,
-    op: int,
-    input: BNNSNDArrayDescriptor,
-    indices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    axis: int, op: int, input: Descriptor, indices: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
     """Write or add elements of the input to the elements, or slices, that `indices` select along an axis of the output.
 
@@ -225,12 +210,7 @@ def BNNSScatter(
 
 
 @status(-1)
-def BNNSGatherND(
-    input: BNNSNDArrayDescriptor,
-    indices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
-) -> int:
+def BNNSGatherND(input: Descriptor, indices: Descriptor, output: Descriptor, filter_params: Parameters = None) -> int:
     """Copy the elements or slices of the input that vectors of indices select.
 
     The last axis of `indices` holds the vectors. A vector with fewer indices than the input has axes selects a slice.
@@ -245,11 +225,7 @@ def BNNSGatherND(
 
 @status(-1)
 def BNNSScatterND(
-    op: int,
-    input: BNNSNDArrayDescriptor,
-    indices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    op: int, input: Descriptor, indices: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
     """Write or add elements or slices to those of the output that vectors of indices select.
 

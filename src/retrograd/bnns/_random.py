@@ -17,12 +17,11 @@ import numpy.typing as npt
 
 from . import _constants as c
 from ._conversion import INTEGERS
-from ._direct import Given, Operand, Operands, as_stored, floating
+from ._direct import Descriptor, Given, Operand, Operands, Parameters, as_stored, floating
 from ._failure import Invalid, Unsupported, status
 from ._filter import checked_parameters, unlike
 from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writable, is_first_major
 from ._names import constant_name
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
 __all__ = [
     "BNNSCreateRandomGenerator",
@@ -88,6 +87,9 @@ class BNNSRandomGenerator:
         return np.asarray(np.sqrt(-2.0 * np.log1p(-pairs[:, 0])) * np.cos(2.0 * math.pi * pairs[:, 1]))
 
 
+Generator: TypeAlias = BNNSRandomGenerator | None
+
+
 def _checked(generator: object) -> BNNSRandomGenerator:
     if generator is None:
         raise Invalid("generator is NULL")
@@ -117,23 +119,19 @@ def _finite(name: str, value: object) -> float:
 
 
 @status(None)
-def BNNSCreateRandomGenerator(
-    method: int, filter_params: BNNSFilterParameters | None = None
-) -> BNNSRandomGenerator | None:
+def BNNSCreateRandomGenerator(method: int, filter_params: Parameters = None) -> Generator:
     """Create a generator with a random seed. None on failure."""
     return BNNSRandomGenerator(method, secrets.randbits(64), filter_params)
 
 
 @status(None)
-def BNNSCreateRandomGeneratorWithSeed(
-    method: int, seed: int, filter_params: BNNSFilterParameters | None = None
-) -> BNNSRandomGenerator | None:
+def BNNSCreateRandomGeneratorWithSeed(method: int, seed: int, filter_params: Parameters = None) -> Generator:
     """Create a generator with a seed of 64 bits: equal seeds draw equal numbers. None on failure."""
     return BNNSRandomGenerator(method, as_size("seed", seed), filter_params)
 
 
 @status(None, clears=False)
-def BNNSDestroyRandomGenerator(generator: BNNSRandomGenerator | None) -> None:
+def BNNSDestroyRandomGenerator(generator: Generator) -> None:
     """Release a generator. None and generators that have already been destroyed are accepted."""
     if generator is not None:
         if not isinstance(generator, BNNSRandomGenerator):
@@ -142,14 +140,14 @@ def BNNSDestroyRandomGenerator(generator: BNNSRandomGenerator | None) -> None:
 
 
 @status(0)
-def BNNSRandomGeneratorStateSize(generator: BNNSRandomGenerator | None) -> int:
+def BNNSRandomGeneratorStateSize(generator: Generator) -> int:
     """Return the bytes of a generator's state. 0 on failure."""
     _checked(generator)
     return _STATE.size
 
 
 @status(-1)
-def BNNSRandomGeneratorGetState(generator: BNNSRandomGenerator | None, state_size: int, state: object) -> int:
+def BNNSRandomGeneratorGetState(generator: Generator, state_size: int, state: object) -> int:
     """Write the state to a buffer, from which :func:`BNNSRandomGeneratorSetState` continues. 0, or -1 on failure."""
     checked = _checked(generator)
     memory = _state("state", state_size, state)
@@ -160,7 +158,7 @@ def BNNSRandomGeneratorGetState(generator: BNNSRandomGenerator | None, state_siz
 
 
 @status(-1)
-def BNNSRandomGeneratorSetState(generator: BNNSRandomGenerator | None, state_size: int, state: object) -> int:
+def BNNSRandomGeneratorSetState(generator: Generator, state_size: int, state: object) -> int:
     """Continue from a state that :func:`BNNSRandomGeneratorGetState` has written. 0, or -1 on failure."""
     checked = _checked(generator)
     magic, seed, position = _STATE.unpack_from(_state("state", state_size, state).data)
@@ -187,9 +185,7 @@ def _state(name: str, state_size: object, state: object) -> Array:
 
 
 @status(-1)
-def BNNSRandomFillUniformFloat(
-    generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: float, b: float
-) -> int:
+def BNNSRandomFillUniformFloat(generator: Generator, desc: Descriptor, a: float, b: float) -> int:
     """Fill an array with numbers that are uniform in [a, b). 0, or -1 on failure."""
     checked, (target,) = _checked(generator), _NUMBERS(desc)
     low, high = _finite("a", a), _finite("b", b)
@@ -219,7 +215,7 @@ def _in_interval(low: float, high: float, dtype: npt.DTypeLike) -> tuple[float, 
 
 
 @status(-1)
-def BNNSRandomFillUniformInt(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: int, b: int) -> int:
+def BNNSRandomFillUniformInt(generator: Generator, desc: Descriptor, a: int, b: int) -> int:
     """Fill an array with integers that are uniform in [a, b). 0, or -1 on failure."""
     low, high = as_signed("a", a, 64), as_signed("b", b, 64)
     if low >= high:
@@ -229,7 +225,7 @@ def BNNSRandomFillUniformInt(generator: BNNSRandomGenerator | None, desc: BNNSND
 
 
 @status(-1, name="BNNSRandomFillUniformInt")
-def fill_closed(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: int, b: int) -> int:
+def fill_closed(generator: Generator, desc: Descriptor, a: int, b: int) -> int:
     """The same for a range that includes b, as in Swift. Not one of Apple's functions."""
     low, high = as_signed("a", a, 64), as_signed("b", b, 64)
     if low > high:
@@ -238,7 +234,7 @@ def fill_closed(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescript
     return 0
 
 
-def fill_integers(generator: object, desc: BNNSNDArrayDescriptor, low: int, high: int) -> None:
+def fill_integers(generator: object, desc: Descriptor, low: int, high: int) -> None:
     """Fill an array with integers from `low` to `high`, both included."""
     checked, (target,) = _checked(generator), _INTEGERS(desc)
     limits = np.iinfo(target.array.dtype)
@@ -250,9 +246,7 @@ def fill_integers(generator: object, desc: BNNSNDArrayDescriptor, low: int, high
 
 
 @status(-1)
-def BNNSRandomFillNormalFloat(
-    generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, mean: float, stddev: float
-) -> int:
+def BNNSRandomFillNormalFloat(generator: Generator, desc: Descriptor, mean: float, stddev: float) -> int:
     """Fill an array with numbers of a normal distribution. 0, or -1 on failure."""
     checked, (target,) = _checked(generator), _NUMBERS(desc)
     centre, spread = _finite("mean", mean), _finite("stddev", stddev)
@@ -265,10 +259,7 @@ def BNNSRandomFillNormalFloat(
 
 @status(-1)
 def BNNSRandomFillCategoricalFloat(
-    generator: BNNSRandomGenerator | None,
-    desc: BNNSNDArrayDescriptor,
-    probabilities: BNNSNDArrayDescriptor,
-    log_probabilities: bool,
+    generator: Generator, desc: Descriptor, probabilities: Descriptor, log_probabilities: bool
 ) -> int:
     """Fill an array with the indices of randomly chosen categories, as floating-point numbers. 0, or -1 on failure.
 

@@ -10,21 +10,14 @@ import numpy as np
 from ..ops._arrays import overlaps
 from . import _constants as c
 from ._conversion import PLAIN, converted, scale_of
-from ._direct import Given, Operand, Operands
+from ._direct import Descriptor, Given, Operand, Operands, Parameters
 from ._failure import Invalid, Unsupported, status
 from ._filter import checked_parameters
 from ._layer import Result, logical, rows_first
 from ._memory import Array, as_signed, as_size, is_first_major
 from ._names import constant_name
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSBandPart",
-    "BNNSCompareTensor",
-    "BNNSShuffle",
-    "BNNSTile",
-    "BNNSTileBackward",
-]
+__all__ = ["BNNSBandPart", "BNNSCompareTensor", "BNNSShuffle", "BNNSTile", "BNNSTileBackward"]
 
 _FLOAT32: Final = (c.BNNSDataTypeFloat32,)
 _BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
@@ -75,11 +68,7 @@ def _tiles(small: Given, large: Given, opposite: bool) -> tuple[Array, Array]:
 
 @status(-1)
 def BNNSTile(
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
-    *,
-    opposite_axes: bool = False,
+    input: Descriptor, output: Descriptor, filter_params: Parameters = None, *, opposite_axes: bool = False
 ) -> int:
     """Fill an array with copies of another one, whose extents divide its own. 0, or -1 on failure.
 
@@ -96,11 +85,7 @@ def BNNSTile(
 
 @status(-1)
 def BNNSTileBackward(
-    in_delta: BNNSNDArrayDescriptor,
-    out_delta: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
-    *,
-    opposite_axes: bool = False,
+    in_delta: Descriptor, out_delta: Descriptor, filter_params: Parameters = None, *, opposite_axes: bool = False
 ) -> int:
     """Compute the gradient of :func:`BNNSTile`: the sum over all copies of an element. 0, or -1 on failure.
 
@@ -129,12 +114,7 @@ _SHUFFLES: Final = {
 
 
 @status(-1)
-def BNNSShuffle(
-    type: int,
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
-) -> int:
+def BNNSShuffle(type: int, input: Descriptor, output: Descriptor, filter_params: Parameters = None) -> int:
     """Rearrange channels as blocks of r x r pixels, or back, in arrays of layout 4DFirstMajor. 0, or -1 on failure.
 
     Pixel (i, j) of a block of channel c comes from channel ``c r r + i r + j`` (pixel shuffle) or ``(i r + j) C + c``
@@ -186,11 +166,7 @@ def _check_matrices(given: Given) -> None:
 
 @status(-1)
 def BNNSBandPart(
-    num_lower: int,
-    num_upper: int,
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    num_lower: int, num_upper: int, input: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
     """Copy the main diagonal of matrices, with so many diagonals below and above it; other elements become 0.
 
@@ -244,9 +220,7 @@ def _comparable(given: list[Given]) -> list[Array]:
 
 
 @status(-1)
-def BNNSCompareTensor(
-    in0: BNNSNDArrayDescriptor, in1: BNNSNDArrayDescriptor | None, op: int, out: BNNSNDArrayDescriptor
-) -> int:
+def BNNSCompareTensor(in0: Descriptor, in1: Descriptor | None, op: int, out: Descriptor) -> int:
     """Compare two arrays of one type, or combine two Boolean ones, elementwise; the result is Boolean. 0, or -1.
 
     LogicalNOT reads `in0` alone: `in1` is ignored and may be None.

@@ -8,16 +8,12 @@ import numpy as np
 
 from . import _constants as c
 from ._conversion import INTEGERS
-from ._direct import Given, Operand, as_stored
+from ._direct import Descriptor, Given, Operand, Parameters, as_stored
 from ._failure import Invalid, status
 from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_parameters
 from ._memory import Array, as_size, check_disjoint, check_indices, numbered_axes
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSDirectApplyInTopK",
-    "BNNSDirectApplyTopK",
-]
+__all__ = ["BNNSDirectApplyInTopK", "BNNSDirectApplyTopK"]
 
 _INT32: Final = np.iinfo(np.int32)
 _BLOCK: Final = 1 << 18  # keys that are compared at a time, so that what is computed from them stays in cache
@@ -105,13 +101,13 @@ def BNNSDirectApplyTopK(
     K: int,
     axis: int,
     batch_size: int,
-    input: BNNSNDArrayDescriptor,
+    input: Descriptor,
     input_batch_stride: int,
-    best_values: BNNSNDArrayDescriptor,
+    best_values: Descriptor,
     best_values_batch_stride: int,
-    best_indices: BNNSNDArrayDescriptor | None,
+    best_indices: Descriptor | None,
     best_indices_batch_stride: int,
-    filter_params: BNNSFilterParameters | None = None,
+    filter_params: Parameters = None,
 ) -> int:
     """Find the `K` largest values along an axis, in descending order, and their indices. 0, or -1 on failure.
 
@@ -141,13 +137,13 @@ def BNNSDirectApplyInTopK(
     K: int,
     axis: int,
     batch_size: int,
-    input: BNNSNDArrayDescriptor,
+    input: Descriptor,
     input_batch_stride: int,
-    test_indices: BNNSNDArrayDescriptor,
+    test_indices: Descriptor,
     test_indices_batch_stride: int,
-    output: BNNSNDArrayDescriptor,
+    output: Descriptor,
     output_batch_stride: int,
-    filter_params: BNNSFilterParameters | None = None,
+    filter_params: Parameters = None,
 ) -> int:
     """Whether the values at `test_indices` are among the `K` largest along an axis. 0, or -1 on failure.
 
