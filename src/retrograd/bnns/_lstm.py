@@ -20,6 +20,7 @@ from ..ops.lstm.forward import forward_bound
 from ..ops.lstm.problem import Inputs, bind
 from . import _constants as c
 from ._activation import elementwise
+from ._direct import Parameters
 from ._failure import Invalid, Unsupported, advise_once, note_extension, renaming, status
 from ._filter import FLOAT32, accumulates, checked_parameters
 from ._lstm_arrays import (
@@ -43,7 +44,7 @@ from ._lstm_arrays import (
 )
 from ._memory import Arena, Array, as_size, check_disjoint, check_writable, sized_bytes, threads_of
 from ._names import constant_name
-from ._structures import BNNSFilterParameters, BNNSLayerParametersLSTM
+from ._structures import BNNSLayerParametersLSTM
 
 __all__ = [
     "BNNSComputeLSTMTrainingCacheCapacity",
@@ -53,16 +54,9 @@ __all__ = [
 ]
 
 # From a descriptor's name to lstm_backward's name for its gradient.
-_NEEDS: Final = {
-    X: "dx",
-    H0: "dh0",
-    C0: "dc0",
-    "iw_desc[0]": "dwx",
-    "iw_desc[1]": "dwx",
-    "hw_desc": "dwh",
-    "b_desc": "db",
-    "cw_desc": "dpeephole",
-}
+_NEEDS: Final = {X: "dx", H0: "dh0", C0: "dc0"} | dict(
+    zip(GATE_FIELDS, ("dwx", "dwx", "dwh", "db", "dpeephole"), strict=True)
+)
 
 # Layouts that Apple's headers allow for sequences: those of macOS 12, and the earlier generic ones.
 _DATA_LAYOUTS: Final = (
@@ -133,7 +127,7 @@ def BNNSComputeLSTMTrainingCacheCapacity(layer_params: BNNSLayerParametersLSTM) 
 @status(-1, rename=_rename)
 def BNNSDirectApplyLSTMBatchTrainingCaching(
     layer_params: BNNSLayerParametersLSTM,
-    filter_params: BNNSFilterParameters | None,
+    filter_params: Parameters,
     training_cache_ptr: object,
     training_cache_capacity: int,
 ) -> int:
@@ -163,7 +157,7 @@ def BNNSDirectApplyLSTMBatchTrainingCaching(
 def BNNSDirectApplyLSTMBatchBackward(
     layer_params: BNNSLayerParametersLSTM,
     layer_delta_params: BNNSLayerParametersLSTM,
-    filter_params: BNNSFilterParameters | None,
+    filter_params: Parameters,
     training_cache_ptr: object,
     training_cache_capacity: int,
 ) -> int:
@@ -206,7 +200,7 @@ def _checked(name: str, params: object) -> BNNSLayerParametersLSTM:
     return params
 
 
-def _filter(params: BNNSFilterParameters | None) -> tuple[int | None, Arena]:
+def _filter(params: Parameters) -> tuple[int | None, Arena]:
     if params is None:
         return None, _SYSTEM_MEMORY
     params = checked_parameters(params)
@@ -214,14 +208,8 @@ def _filter(params: BNNSFilterParameters | None) -> tuple[int | None, Arena]:
 
 
 def _capacity(sizes: Sizes) -> int:
-    return lstm_cache_size(
-        sizes.steps,
-        sizes.samples,
-        sizes.inputs,
-        sizes.units,
-        num_layers=sizes.layers,
-        bidirectional=sizes.directions == 2,
-    )
+    inputs, units, samples, layers, steps, directions, _ = sizes
+    return lstm_cache_size(steps, samples, inputs, units, num_layers=layers, bidirectional=directions == 2)
 
 
 def _cache(inputs: _Inputs, pointer: object, capacity: object, unseen: Arrays) -> Array:
@@ -296,22 +284,9 @@ class _Inputs(Versioned):
         if self.kept is not None and seed == 0:
             return self.kept
         read = self.arrays.get
-        return bind(
-            self.arrays[X],
-            self.cells,
-            self.state(read(H0)),
-            self.state(read(C0)),
-            None,
-            self.sizes.directions == 2,
-            False,
-            None,
-            read(LENGTHS),
-            self.activations,
-            "new",
-            self.dropout,
-            seed,
-            trains,
-        )
+        h0, c0, counts = self.state(read(H0)), self.state(read(C0)), read(LENGTHS)
+        two, options = self.sizes.directions == 2, (self.activations, "new", self.dropout, seed, trains)
+        return bind(self.arrays[X], self.cells, h0, c0, None, two, False, None, counts, *options)
 
     def state(self, array: Array | None) -> Array | None:
         """The array in the engine's shape, copied if its axes cannot be joined in place."""
