@@ -456,7 +456,7 @@ int64_t lstm_cache_bytes(const LstmShape& shape, int64_t rows) {
 CacheState lstm_check_cache(const LstmShape& shape, const void* cache) {
     CacheHeader header;
     memcpy(&header, cache, sizeof header);
-    if (header.magic != kMagic || header.offset > sizeof header + kCacheAlign) return {CacheCheck::foreign, 0};
+    if (header.magic != kMagic || header.offset - sizeof header >= kCacheAlign) return {CacheCheck::foreign, 0};
     const bool same = header.fingerprint == fingerprint(shape);
     return {same ? CacheCheck::good : CacheCheck::other_problem, header.stamp};
 }

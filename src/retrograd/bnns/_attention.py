@@ -7,8 +7,8 @@ head = dropout(A) v; the output is [head_1 head_2 ...] Wo + po. The rows bk and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,14 +22,11 @@ from ._attention_arrays import (
     Cache,
     Masks,
     Pass,
-    Projection,
     Sizes,
+    Slot,
     check_axes,
-    from_linear,
     layout_checked,
     masks_of,
-    parameter,
-    values_of,
 )
 from ._declare import creates
 from ._failure import Invalid, Unsupported, advise_once, status
@@ -44,7 +41,6 @@ from ._filter import (
     put,
     source_samples,
     target_samples,
-    viewed,
 )
 from ._layer import (
     Parameter,
@@ -69,59 +65,44 @@ __all__ = [
 ]
 
 _INPUTS: Final = ("query", "key", "value")
+# The axes of each projection's weights, in the order of Apple's text. Its bias has all but the first.
+_WEIGHTS: Final = {
+    "query": ("d_model", "d_key", "heads"),
+    "key": ("k_dim", "d_key", "heads"),
+    "value": ("v_dim", "d_value", "heads"),
+    "output": ("heads * d_value", "d_model"),
+}
 
 
 class _Input(NamedTuple):
-    data: Any
-    stride: Any
+    data: object
+    stride: object
 
 
 class _Masking(NamedTuple):
-    key_mask: Any
-    key_mask_stride: Any
-    add_to_attention: Any
-
-
-class _Delta(NamedTuple):
-    """A gradient that a call produces."""
-
-    result: Result
-    layout: int
-    axes: tuple[int, ...] | None  # of a parameter; None for a batch of matrices
-
-    def stored(self, values: Array) -> Array:
-        """The gradient of a linear layer's parameters, or of matrices, as it is in memory."""
-        if self.axes is None:
-            return stored_rows_first(values, self.layout)
-        return stored_rows_first(from_linear(values, self.axes), self.layout, batched=False)
+    key_mask: object
+    key_mask_stride: object
+    add_to_attention: object
 
 
 class AttentionFilter(BNNSFilter):
     """See :func:`BNNSFilterCreateLayerMultiheadAttention`."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
-        layer = checked_layer(BNNSLayerParametersMultiheadAttention, layer)
+    def __init__(self, layer_params: object, parameters: object) -> None:
+        layer = checked_layer(BNNSLayerParametersMultiheadAttention, layer_params)
         super().__init__(parameters)
-        self.inputs = {part: _target(part, getattr(layer, part)) for part in _INPUTS}
-        self.output = _target("output", layer.output)
-        if self.output.may_overlap:
-            raise overlapping("output.target_desc", self.output)
+        self.targets = {part: _target(part, getattr(layer, part)) for part in _WEIGHTS}
+        if self.targets["output"].may_overlap:
+            raise overlapping("output.target_desc", self.targets["output"])
         self.sizes = sizes = self._read_sizes(layer)
-        keys = {"d_key": sizes.d_key, "heads": sizes.heads}
-        values = {"d_value": sizes.d_value, "heads": sizes.heads}
-        joined = {"heads * d_value": sizes.heads * sizes.d_value}
-        model = {"d_model": sizes.d_model}
-        self.projections = {
-            "query": Projection("query", layer.query, self, {**model, **keys}, keys),
-            "key": Projection("key", layer.key, self, {"k_dim": sizes.k_dim, **keys}, keys),
-            "value": Projection("value", layer.value, self, {"v_dim": sizes.v_dim, **values}, values),
-            "output": Projection("output", layer.output, self, {**joined, **model}, model),
-        }
-        self.rows: dict[str, Parameter] = {}  # the attention biases
-        for part, axes in (("key", keys), ("value", values)):
-            if sizes.biased:
-                name = f"{part}_attn_bias"
-                self.rows[part] = parameter(name, getattr(layer, name), self, MATRICES, axes)
+        self.slots: dict[str, Slot] = {}  # the parameters, by Apple's names
+        for part, axes in _WEIGHTS.items():
+            for field, some in (("weights", axes), ("bias", axes[1:])):
+                name = f"{part}.{field}"
+                self.slots[name] = Slot(name, getattr(getattr(layer, part), field), self, sizes.named(*some))
+        for part in ("key", "value") if sizes.biased else ():
+            name = f"{part}_attn_bias"
+            self.slots[name] = Slot(name, getattr(layer, name), self, sizes.named(*_WEIGHTS[part][1:]))
         rate = as_float("dropout", layer.dropout)
         self.rate = rate if 0 < rate < 1 else 0.0
         if rate != self.rate:
@@ -129,12 +110,12 @@ class AttentionFilter(BNNSFilter):
         self._seeds = np.random.default_rng(as_size("seed", layer.seed) or None)
 
     def _read_sizes(self, layer: BNNSLayerParametersMultiheadAttention) -> Sizes:
-        targets, d_model = shape_rows_first(self.inputs["query"])
-        sources, k_dim = shape_rows_first(self.inputs["key"])
-        length, v_dim = shape_rows_first(self.inputs["value"])
+        (targets, d_model), (sources, k_dim), (length, v_dim) = (
+            shape_rows_first(self.targets[part]) for part in _INPUTS
+        )
         if length != sources:
             raise Invalid(f"value.target_desc has {length} rows, expected {sources} as in key.target_desc")
-        check_axes("output.target_desc", self.output, {"target_length": targets, "d_model": d_model})
+        check_axes("output.target_desc", self.targets["output"], {"target_length": targets, "d_model": d_model})
         weights = {}
         for part in _INPUTS:
             name, descriptor = f"{part}.weights", getattr(layer, part).weights
@@ -157,19 +138,18 @@ class AttentionFilter(BNNSFilter):
         )
 
     def _parameters(self) -> list[Parameter]:
-        every = [one for projection in self.projections.values() for one in projection.parameters()]
-        return [*every, *self.rows.values()]
+        return [slot.parameter for slot in self.slots.values() if slot.parameter is not None]
 
     def _samples(self, batch: int, inputs: Mapping[str, _Input]) -> dict[str, Array]:
         """Inputs as they are in memory, slowest axis first."""
         return {
-            part: source_samples(part, self.inputs[part], data, batch, stride)
+            part: source_samples(part, self.targets[part], data, batch, stride)
             for part, (data, stride) in inputs.items()
         }
 
     def _matrices(self, part: str, samples: Array, ignored: Array | None) -> Array:
         """An input in float32, [N, length, width]. Rows that are ignored are 0, whatever they hold."""
-        array = rows_first(in_shape(samples, samples.shape), self.inputs[part].layout)
+        array = rows_first(in_shape(samples, samples.shape), self.targets[part].layout)
         if ignored is None or part == "query":
             return array
         return np.where(ignored[:, :, None], np.float32(0), array)
@@ -178,15 +158,15 @@ class AttentionFilter(BNNSFilter):
 
     def apply(
         self,
-        batch_size: Any,
+        batch_size: object,
         inputs: Mapping[str, _Input],
         masking: _Masking,
-        output: Any,
-        output_stride: Any,
-        cache_size: Any,
-        cache: Any,
-        workspace_size: Any,
-        workspace: Any,
+        output: object,
+        output_stride: object,
+        cache_size: list[int] | None,
+        cache: object,
+        workspace_size: list[int] | None,
+        workspace: object,
     ) -> None:
         batch = checked_batch(batch_size)
         kept = Cache(self.sizes, batch, self.rate)
@@ -194,7 +174,7 @@ class AttentionFilter(BNNSFilter):
             ("backprop_cache_size", cache_size, cache, kept.size), ("workspace_size", workspace_size, workspace, 0)
         ):
             return
-        y = target_samples("output", self.output, output, batch, output_stride)
+        y = target_samples("output", self.targets["output"], output, batch, output_stride)
         samples = self._samples(batch, inputs)
         masks = masks_of(self.sizes, batch, *masking)
         results: dict[str, Array] = {"output": y}
@@ -209,7 +189,7 @@ class AttentionFilter(BNNSFilter):
         masks = masks.values()
         seed = int(self._seeds.integers(2**63)) if self.rate else 0
         done = self._attend({part: self._matrices(part, samples[part], masks.keys) for part in _INPUTS}, masks, seed)
-        put(y, stored_rows_first(self._projected("output", done.joined), self.output.layout), False)
+        put(y, stored_rows_first(self._projected("output", done.joined), self.targets["output"].layout), False)
         if cache is not None:
             kept.write(memory, done)
 
@@ -228,8 +208,8 @@ class AttentionFilter(BNNSFilter):
         return Pass(seed, q, k, v, attention, joined, ignored)
 
     def _projected(self, part: str, array: Array) -> Array:
-        projection = self.projections[part]
-        return linear_forward(array, projection.weights(), projection.bias(), num_threads=self.threads)
+        weights, bias = self.slots[f"{part}.weights"], self.slots[f"{part}.bias"]
+        return linear_forward(array, weights.weights(), bias.bias(), num_threads=self.threads)
 
     def _with_rows(self, part: str, rows: Array) -> Array:
         """Projected keys or values, and behind them those that are not in the input."""
@@ -238,7 +218,7 @@ class AttentionFilter(BNNSFilter):
         whole = np.zeros((len(rows), self.sizes.attended, rows.shape[-1]), np.float32)
         whole[:, : self.sizes.sources] = rows
         if self.sizes.biased:
-            whole[:, self.sizes.sources] = values_of(self.rows[part]).T.reshape(-1)
+            whole[:, self.sizes.sources] = self.slots[f"{part}_attn_bias"].bias()
         return whole
 
     def _split(self, array: Array) -> Array:
@@ -257,15 +237,15 @@ class AttentionFilter(BNNSFilter):
 
     def apply_backward(
         self,
-        batch_size: Any,
+        batch_size: object,
         inputs: Mapping[str, _Input],
         masking: _Masking,
-        deltas: Mapping[str, Any],
-        row_deltas: Mapping[str, Any],
-        cache_size: Any,
-        cache: Any,
-        workspace_size: Any,
-        workspace: Any,
+        deltas: Mapping[str, BNNSMHAProjectionParameters | None],
+        row_deltas: Mapping[str, BNNSNDArrayDescriptor | None],
+        cache_size: int,
+        cache: object,
+        workspace_size: list[int] | None,
+        workspace: object,
     ) -> None:
         batch = checked_batch(batch_size)
         kept = Cache(self.sizes, batch, self.rate)
@@ -280,7 +260,7 @@ class AttentionFilter(BNNSFilter):
         memory = None
         if cache is not None and as_size("backprop_cache_size", cache_size) > 0:
             memory = sized_bytes("backprop_cache", cache, "backprop_cache_size", cache_size, kept.size)
-            check_disjoint({"backprop_cache": memory}, {name: delta.result.array for name, delta in wanted.items()})
+            check_disjoint({"backprop_cache": memory}, {name: result.array for name, result in wanted.items()})
         elif self.rate:
             raise Invalid("there is no backprop_cache, which holds the mask of dropout")
         for part in _INPUTS:
@@ -297,18 +277,23 @@ class AttentionFilter(BNNSFilter):
         if done is None:
             done = self._attend(arrays, masks, 0)
         computed = self._gradients(done, arrays, dy, set(wanted))
-        put_sums([(delta.result, delta.stored(computed[name])) for name, delta in wanted.items()])
+        put_sums([(result, computed[name]) for name, result in wanted.items()])
 
     def _check_float32(self) -> None:
-        named = {f"{part}.target_desc": geometry for part, geometry in {**self.inputs, "output": self.output}.items()}
+        named = {f"{part}.target_desc": geometry for part, geometry in self.targets.items()}
         named.update((one.name, one.geometry) for one in self._parameters())
         for name, geometry in named.items():
             if geometry.dtype != FLOAT32:
                 raise Unsupported(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
 
-    def _wanted(self, batch: int, deltas: Mapping[str, Any], row_deltas: Mapping[str, Any]) -> dict[str, _Delta]:
-        """The gradients to produce, by Apple's names."""
-        wanted: dict[str, _Delta] = {}
+    def _wanted(
+        self,
+        batch: int,
+        deltas: Mapping[str, BNNSMHAProjectionParameters | None],
+        row_deltas: Mapping[str, BNNSNDArrayDescriptor | None],
+    ) -> dict[str, Result]:
+        """The gradients to produce, by Apple's names, with the axes of a linear layer's."""
+        wanted: dict[str, Result] = {}
         for part, given in deltas.items():
             if given is None:
                 continue
@@ -316,31 +301,28 @@ class AttentionFilter(BNNSFilter):
             if not isinstance(given, BNNSMHAProjectionParameters):
                 raise Invalid(f"{owner} is of type {type(given).__name__}, must be BNNSMHAProjectionParameters")
             if part != "output" and given.target_desc.data is not None:
-                name = f"{owner}.target_desc"
-                length, width = shape_rows_first(self.inputs[part])
-                geometry, stride = _matrix_delta(name, given.target_desc, {"length": length, "width": width})
+                name, descriptor = f"{owner}.target_desc", given.target_desc
+                length, width = shape_rows_first(self.targets[part])
+                geometry, stride = _matrix_delta(name, descriptor, {"length": length, "width": width})
                 if batch > 1 and 0 < stride < geometry.span:
                     raise Invalid(f"{name}.stride[2] is {stride}, but a sample spans {geometry.span} values")
-                array = target_samples(name, geometry, given.target_desc.data, batch, stride, ".data")
-                wanted[name] = _Delta(Result(name, given.target_desc, array), geometry.layout, None)
-            projection = self.projections[part]
-            for field, layouts, axes in (
-                ("weights", projection.weights_layouts, projection.weights_axes),
-                ("bias", projection.bias_layouts, projection.bias_axes),
-            ):
+                array = target_samples(name, geometry, descriptor.data, batch, stride, ".data")
+                wanted[name] = Result(name, descriptor, rows_first(array, geometry.layout))
+            for field in ("weights", "bias"):
                 descriptor = getattr(given, field)
                 if descriptor.data is not None:
-                    wanted[f"{owner}.{field}"] = _parameter_delta(f"{owner}.{field}", descriptor, layouts, axes)
-        for part, descriptor in row_deltas.items():
-            if descriptor is not None:
+                    name = f"{owner}.{field}"
+                    wanted[name] = self.slots[f"{part}.{field}"].delta(name, descriptor)
+        for part, row_delta in row_deltas.items():
+            if row_delta is not None:
                 name = f"{part}_attn_bias_delta"
                 if not self.sizes.biased:
                     raise Invalid(f"{name} is given, but {part}_attn_bias.data was NULL")
-                wanted[name] = _parameter_delta(name, descriptor, MATRICES, self.projections[part].bias_axes)
-        _check_results(list(wanted.values()))
+                wanted[name] = self.slots[f"{part}_attn_bias"].delta(name, row_delta)
+        _check_results(wanted.values())
         return wanted
 
-    def _incoming(self, batch: int, given: Any) -> Array:
+    def _incoming(self, batch: int, given: BNNSMHAProjectionParameters | None) -> Array:
         """The gradient of the output, [N, T, d_model]."""
         if given is None:
             raise Invalid("output_param_delta is NULL")
@@ -390,7 +372,7 @@ class AttentionFilter(BNNSFilter):
         need = [key for key, name in names.items() if name in wanted]
         if not need:
             return {}
-        w = self.projections[part].weights()
+        w = self.slots[f"{part}.weights"].weights()
         if x is None:  # only dw is computed from it
             x = np.zeros((*g.shape[:-1], w.shape[1]), np.float32)
         gradients = linear_backward(g, x, w, need=need, num_threads=self.threads)
@@ -435,34 +417,24 @@ def _target(part: str, given: BNNSMHAProjectionParameters) -> Geometry:
     return typed_geometry(name, layout_checked(name, given.target_desc, MATRICES), FLOATS)
 
 
-def _matrix_delta(name: str, descriptor: BNNSNDArrayDescriptor, axes: Mapping[str, int]) -> tuple[Geometry, int]:
+def _matrix_delta(name: str, descriptor: BNNSNDArrayDescriptor, axes: dict[str, int]) -> tuple[Geometry, int]:
     """The geometry of a gradient of matrices, and the stride of its batch, which is ``stride[2]``."""
     geometry = float32_delta(name, layout_checked(name, descriptor, MATRICES))
     check_axes(name, geometry, axes)
     return geometry, as_size(f"{name}.stride[2]", descriptor.stride[2])
 
 
-def _parameter_delta(name: str, descriptor: Any, layouts: tuple[int, ...], axes: Mapping[str, int]) -> _Delta:
-    geometry = float32_delta(name, layout_checked(name, descriptor, layouts))
-    check_axes(name, geometry, axes)
-    if geometry.may_overlap:
-        raise overlapping(name, geometry)
-    view = viewed(name, descriptor)
-    check_writable(f"{name}.data", view)
-    return _Delta(Result(name, descriptor, view), geometry.layout, tuple(axes.values()))
-
-
-def _check_results(wanted: list[_Delta]) -> None:
+def _check_results(wanted: Iterable[Result]) -> None:
     """Raise if gradients overlap, unless they are those of two inputs in one array, which receives the sum."""
-    apart: list[_Delta] = []
-    for delta in wanted:
-        inputs = [other for other in apart if delta.axes is None and other.axes is None]
-        if not any(are_one(delta.result, other.result) for other in inputs):
-            apart.append(delta)
-    check_apart([delta.result for delta in apart])
+    apart: list[Result] = []
+    for result in wanted:
+        inputs = [one for one in apart if one.name.endswith("target_desc") and result.name.endswith("target_desc")]
+        if not any(are_one(result, other) for other in inputs):
+            apart.append(result)
+    check_apart(apart)
 
 
-def _answered(*queries: tuple[str, Any, Any, int]) -> bool:
+def _answered(*queries: tuple[str, list[int] | None, object, int]) -> bool:
     """Whether a call asks for sizes: a pointer to a size without a buffer. Writes them.
 
     Each query is the pointer's name, the pointer, the buffer and the size.
@@ -494,21 +466,21 @@ def BNNSFilterCreateLayerMultiheadAttention() -> None:
 def BNNSApplyMultiheadAttention(
     F: BNNSFilter | None,
     batch_size: int,
-    query: Any,
+    query: object,
     query_stride: int,
-    key: Any,
+    key: object,
     key_stride: int,
     key_mask: BNNSNDArrayDescriptor | None,
     key_mask_stride: int,
-    value: Any,
+    value: object,
     value_stride: int,
-    output: Any,
+    output: object,
     output_stride: int,
     add_to_attention: BNNSNDArrayDescriptor | None = None,
     backprop_cache_size: list[int] | None = None,
-    backprop_cache: Any = None,
+    backprop_cache: object = None,
     workspace_size: list[int] | None = None,
-    workspace: Any = None,
+    workspace: object = None,
 ) -> int:
     """Apply a multihead attention to a batch. 0, or -1 on failure.
 
@@ -534,27 +506,27 @@ def BNNSApplyMultiheadAttention(
 def BNNSApplyMultiheadAttentionBackward(
     F: BNNSFilter | None,
     batch_size: int,
-    query: Any,
+    query: object,
     query_stride: int,
     query_param_delta: BNNSMHAProjectionParameters | None,
-    key: Any,
+    key: object,
     key_stride: int,
     key_mask: BNNSNDArrayDescriptor | None,
     key_mask_stride: int,
     key_param_delta: BNNSMHAProjectionParameters | None,
-    value: Any,
+    value: object,
     value_stride: int,
     value_param_delta: BNNSMHAProjectionParameters | None,
     add_to_attention: BNNSNDArrayDescriptor | None,
     key_attn_bias_delta: BNNSNDArrayDescriptor | None,
     value_attn_bias_delta: BNNSNDArrayDescriptor | None,
-    output: Any,
+    output: object,
     output_stride: int,
     output_param_delta: BNNSMHAProjectionParameters | None,
     backprop_cache_size: int = 0,
-    backprop_cache: Any = None,
+    backprop_cache: object = None,
     workspace_size: list[int] | None = None,
-    workspace: Any = None,
+    workspace: object = None,
 ) -> int:
     """Compute the gradients of a multihead attention, those whose ``data`` is not None. 0, or -1 on failure.
 

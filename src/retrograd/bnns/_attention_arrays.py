@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from . import _constants as c
 from ._failure import Invalid, Unsupported
-from ._filter import FLOAT32, FLOATS, BNNSFilter, checked_descriptor, in_shape, source_samples, viewed
-from ._layer import Parameter, rows_first, typed_geometry
-from ._memory import Array, Geometry
+from ._filter import FLOAT32, FLOATS, BNNSFilter, checked_descriptor, in_shape, overlapping, source_samples, viewed
+from ._layer import Parameter, Result, float32_delta, rows_first, typed_geometry
+from ._memory import Array, Geometry, check_writable
 from ._names import constant_name
 from ._products import shape_rows_first
 from ._structures import BNNSNDArrayDescriptor, Bool, Float, Structure, UInt32
@@ -36,9 +36,10 @@ MATRICES: Final = (
     c.BNNSDataLayout2DFirstMajor,
     c.BNNSDataLayout2DLastMajor,
 )
-_TENSORS: Final = (c.BNNSDataLayout3DFirstMajor, c.BNNSDataLayout3DLastMajor)
-WEIGHTS: Final = (c.BNNSDataLayoutMHA_DHK, *_TENSORS)
-_ADDED: Final = (*MATRICES, *_TENSORS, c.BNNSDataLayout4DFirstMajor, c.BNNSDataLayout4DLastMajor)
+TENSORS: Final = (c.BNNSDataLayout3DFirstMajor, c.BNNSDataLayout3DLastMajor)
+WEIGHTS: Final = (c.BNNSDataLayoutMHA_DHK, *TENSORS)
+_PARAMETERS: Final = (VECTORS, MATRICES, WEIGHTS)  # by the number of axes, from 1 on
+_ADDED: Final = (*MATRICES, *TENSORS, c.BNNSDataLayout4DFirstMajor, c.BNNSDataLayout4DLastMajor)
 _BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
 
 
@@ -79,6 +80,10 @@ class Sizes(NamedTuple):
     biased: bool  # there is a further key for the attention biases
     zero: bool  # and one of zeros
 
+    def named(self, *axes: str) -> dict[str, int]:
+        """The extents of axes, each one of these sizes or a product of two."""
+        return {axis: math.prod(getattr(self, size) for size in axis.split(" * ")) for axis in axes}
+
     @property
     def attended(self) -> int:
         """The number of keys, with those that are not in the input."""
@@ -88,7 +93,7 @@ class Sizes(NamedTuple):
 # ---- descriptors ----------------------------------------------------------------------------------------------------
 
 
-def layout_checked(name: str, descriptor: Any, layouts: tuple[int, ...]) -> BNNSNDArrayDescriptor:
+def layout_checked(name: str, descriptor: object, layouts: tuple[int, ...]) -> BNNSNDArrayDescriptor:
     """The descriptor, if it has one of these layouts."""
     checked = checked_descriptor(name, descriptor)
     if checked.layout not in layouts:
@@ -98,75 +103,46 @@ def layout_checked(name: str, descriptor: Any, layouts: tuple[int, ...]) -> BNNS
     return checked
 
 
-def check_axes(name: str, geometry: Geometry, axes: Mapping[str, int]) -> None:
+def check_axes(name: str, geometry: Geometry, axes: dict[str, int]) -> None:
     """Raise unless an array has these extents, as rows and columns or in the order of ``size``."""
     shape = shape_rows_first(geometry)
     if shape != tuple(axes.values()):
         raise Invalid(f"{name} is {_by(shape)}, expected {_by(axes)} = {_by(axes.values())}")
 
 
-def _by(sizes: Any) -> str:
+def _by(sizes: Iterable[object]) -> str:
     return " x ".join(map(str, sizes))
 
 
-def as_linear(array: Array) -> Array:
-    """Weights [inputs, ...] as those of a linear layer, [outputs, inputs]."""
-    weights: Array = array.T.reshape(-1, array.shape[0])
-    return weights
+class Slot:
+    """Weights, a bias or an attention bias: its axes, and its values if it has any."""
 
-
-def from_linear(values: Array, shape: tuple[int, ...]) -> Array:
-    """What belongs to a linear layer in this shape: the opposite of :func:`as_linear`, and of a bias."""
-    array: Array = values.reshape(shape[::-1]).T
-    return array
-
-
-class Projection:
-    """The parameters of a projection, as those of a linear layer."""
-
-    def __init__(
-        self,
-        name: str,
-        given: BNNSMHAProjectionParameters,
-        owner: BNNSFilter,
-        weights: Mapping[str, int],
-        bias: Mapping[str, int],
-    ) -> None:
-        self.weights_axes, self.bias_axes = weights, bias
-        self.weights_layouts = WEIGHTS if len(weights) == 3 else MATRICES
-        self.bias_layouts = MATRICES if len(bias) == 2 else VECTORS
-        self._weights = parameter(f"{name}.weights", given.weights, owner, self.weights_layouts, weights)
-        self._bias = None
-        if given.bias.data is not None:
-            self._bias = parameter(f"{name}.bias", given.bias, owner, self.bias_layouts, bias)
-
-    def parameters(self) -> Iterator[Parameter]:
-        yield self._weights
-        if self._bias is not None:
-            yield self._bias
+    def __init__(self, name: str, given: BNNSNDArrayDescriptor, owner: BNNSFilter, axes: dict[str, int]) -> None:
+        self.axes, self.layouts = axes, _PARAMETERS[len(axes) - 1]
+        self.parameter: Parameter | None = None
+        if given.data is not None or not name.endswith("bias"):
+            self.parameter = Parameter(name, layout_checked(name, given, self.layouts), owner, FLOATS)
+            check_axes(name, self.parameter.geometry, axes)
 
     def weights(self) -> Array:
-        return as_linear(values_of(self._weights))
+        """The current values as weights of a linear layer, [outputs, inputs]."""
+        assert self.parameter is not None  # weights are required
+        values: Array = rows_first(self.parameter.values(), self.parameter.geometry.layout, batched=False).T
+        return values.reshape(-1, values.shape[-1])
 
     def bias(self) -> Array | None:
-        return None if self._bias is None else values_of(self._bias).T.reshape(-1)
+        """The current values as the bias of a linear layer, [outputs], if there is one."""
+        return None if self.parameter is None else self.weights().reshape(-1)
 
-
-def parameter(
-    name: str,
-    descriptor: BNNSNDArrayDescriptor,
-    owner: BNNSFilter,
-    layouts: tuple[int, ...],
-    axes: Mapping[str, int],
-) -> Parameter:
-    made = Parameter(name, layout_checked(name, descriptor, layouts), owner, FLOATS)
-    check_axes(name, made.geometry, axes)
-    return made
-
-
-def values_of(parameter: Parameter) -> Array:
-    """The current values, with the axes of Apple's text."""
-    return rows_first(parameter.values(), parameter.geometry.layout, batched=False)
+    def delta(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Result:
+        """The gradient, with the axes of a linear layer's."""
+        geometry = float32_delta(name, layout_checked(name, descriptor, self.layouts))
+        check_axes(name, geometry, self.axes)
+        if geometry.may_overlap:
+            raise overlapping(name, geometry)
+        view = viewed(name, descriptor)
+        check_writable(f"{name}.data", view)
+        return Result(name, descriptor, rows_first(view, geometry.layout, batched=False).T)
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
@@ -193,21 +169,23 @@ def _values(array: Array) -> Array:
     return in_shape(array, array.shape)
 
 
-def masks_of(sizes: Sizes, batch: int, key_mask: Any, key_mask_stride: Any, added: Any) -> Masks:
+def masks_of(sizes: Sizes, batch: int, key_mask: object, key_mask_stride: object, added: object) -> Masks:
     """The masks of a call, as views of their memory."""
     keys = rows = None
     if key_mask is not None:
-        geometry = typed_geometry("key_mask", layout_checked("key_mask", key_mask, VECTORS), _BOOLEAN)
+        mask = layout_checked("key_mask", key_mask, VECTORS)
+        geometry = typed_geometry("key_mask", mask, _BOOLEAN)
         check_axes("key_mask", geometry, {"source_length": sizes.sources})
-        keys = source_samples("key_mask", geometry, key_mask.data, batch, key_mask_stride, ".data")
+        keys = source_samples("key_mask", geometry, mask.data, batch, key_mask_stride, ".data")
     if added is not None:
         name = "add_to_attention"
-        geometry = typed_geometry(name, layout_checked(name, added, _ADDED), (*FLOATS, *_BOOLEAN))
+        mask = layout_checked(name, added, _ADDED)
+        geometry = typed_geometry(name, mask, (*FLOATS, *_BOOLEAN))
         axes = [("batch_size", batch), ("heads", sizes.heads)]
         axes += [("target_length", sizes.targets), ("source_length", sizes.sources)]
         missing = 4 - len(geometry.extents)
         check_axes(name, geometry, dict(axes[missing:]))
-        rows = rows_first(viewed(name, added), geometry.layout, batched=False)[(None,) * missing]
+        rows = rows_first(viewed(name, mask), geometry.layout, batched=False)[(None,) * missing]
     return Masks(keys, rows)
 
 

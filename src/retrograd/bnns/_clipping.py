@@ -4,68 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _constants as c
+from ._direct import Descriptor, Given, Operands, floating
 from ._failure import Invalid, Unsupported, status
-from ._filter import (
-    FLOATS,
-    accumulates,
-    check_extents,
-    check_same_type,
-    checked_descriptor,
-    delta_geometry,
-    overlapping,
-    put,
-    unlike,
-    viewed,
-)
-from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, numbered_axes, view_of
-from ._names import constant_name
-from ._structures import BNNSNDArrayDescriptor
+from ._filter import accumulates, check_extents, checked_descriptor, delta_geometry, put, unlike
+from ._memory import Array, Geometry, as_float, as_size, check_disjoint, numbered_axes, view_of
 
-__all__ = [
-    "BNNSClipByGlobalNorm",
-    "BNNSClipByNorm",
-    "BNNSClipByValue",
-    "BNNSComputeNorm",
-    "BNNSComputeNormBackward",
-]
+__all__ = ["BNNSClipByGlobalNorm", "BNNSClipByNorm", "BNNSClipByValue", "BNNSComputeNorm", "BNNSComputeNormBackward"]
+
+_NORM: Final = Operands(floating("src"), floating("dest", written=True))
+_NORM_BACKWARD: Final = Operands(floating("in_delta", written=True), floating("out_delta"))
 
 
-def axes_of(flags: Any, geometry: Geometry, name: str) -> tuple[int, ...]:
+def axes_of(axis_flags: object, geometry: Geometry, name: str) -> tuple[int, ...]:
     """The axes that `axis_flags` selects, in an array with its slowest axis first; all of them for 0."""
-    flags, rank = as_size("axis_flags", flags), len(geometry.extents)
+    flags, rank = as_size("axis_flags", axis_flags), len(geometry.extents)
     if flags >> rank:
         raise Invalid(f"axis_flags is {flags:#x}, but {name} has {rank} axes")
     axes = numbered_axes(geometry.layout)
     return tuple(axes[k] for k in range(rank) if flags >> k & 1) or axes
 
 
-def _array(name: str, descriptor: Any) -> Array:
-    """The floating-point array of a descriptor."""
-    if checked_descriptor(name, descriptor).data_type not in FLOATS:
-        shown = constant_name("BNNSDataType", descriptor.data_type)
-        raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
-    return viewed(name, descriptor)
+@lru_cache(maxsize=1024)
+def _clipping(index: str) -> Operands:
+    """The operands of a clipping; `index` is their place in a list."""
+    return Operands(floating(f"src{index}"), floating(f"dest{index}", written=True, like=f"src{index}"))
 
 
-def _result(name: str, descriptor: Any) -> Array:
-    array, geometry = _array(name, descriptor), descriptor.geometry()
-    if geometry.may_overlap:
-        raise overlapping(name, geometry)
-    check_writable(f"{name}.data", array)
-    return array
-
-
-def _like(dest: str, result: BNNSNDArrayDescriptor, src: str, source: BNNSNDArrayDescriptor) -> None:
-    """Raise unless two descriptors have the same extents and type."""
-    if result.geometry().extents != source.geometry().extents:
-        raise unlike(dest, result.geometry(), src, source.geometry())
-    check_same_type(dest, result, src, source)
+def _clipped(src: object, dest: object, index: str = "") -> tuple[Given, Given]:
+    source, result = _clipping(index)(src, dest)
+    if result.geometry.extents != source.geometry.extents:
+        raise unlike(result.name, result.geometry, source.name, source.geometry)
+    return source, result
 
 
 def _norms(array: Array, axes: tuple[int, ...]) -> npt.NDArray[np.float64]:
@@ -75,14 +51,14 @@ def _norms(array: Array, axes: tuple[int, ...]) -> npt.NDArray[np.float64]:
         return np.asarray(np.sqrt(np.sum(values * values, axis=axes, keepdims=True)))
 
 
-def _limited(array: Array, norm: Any, most: float) -> Array:
+def _limited(array: Array, norm: npt.NDArray[np.float64] | float, most: float) -> Array:
     """``array * min(1, most / norm)``, rounded once. NaN propagates."""
     with np.errstate(all="ignore"):
         factor = np.where(norm <= most, 1.0, np.divide(most, norm))
         return (array.astype(np.float64) * factor).astype(array.dtype)
 
 
-def _norm_limit(name: str, value: Any) -> float:
+def _norm_limit(name: str, value: object) -> float:
     limit = as_float(name, value)
     if not limit >= 0:
         raise Invalid(f"{name} is {limit}, must be at least 0")
@@ -93,35 +69,29 @@ def _norm_limit(name: str, value: Any) -> float:
 
 
 @status(-1)
-def BNNSClipByValue(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, min_val: float, max_val: float) -> int:
+def BNNSClipByValue(dest: Descriptor, src: Descriptor, min_val: float, max_val: float) -> int:
     """Limit every value to a range. `dest` may be `src`. NaN stays NaN. 0, or -1 on failure."""
-    source, result = _array("src", src), _result("dest", dest)
-    _like("dest", dest, "src", src)
+    source, result = _clipped(src, dest)
     low, high = as_float("min_val", min_val), as_float("max_val", max_val)
     if not low <= high:
         raise Invalid(f"min_val is {low}, must be at most max_val, which is {high}")
-    put(result, np.clip(source.astype(np.float32), np.float32(low), np.float32(high)).astype(result.dtype), False)
+    result.fill(np.clip(source.array.astype(np.float32), np.float32(low), np.float32(high)))
     return 0
 
 
 @status(-1)
-def BNNSClipByNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, max_norm: float, axis_flags: int) -> int:
+def BNNSClipByNorm(dest: Descriptor, src: Descriptor, max_norm: float, axis_flags: int) -> int:
     """Scale an array, or each of its slices along the flagged axes, to an L2 norm of at most `max_norm`. 0, or -1."""
-    source, result = _array("src", src), _result("dest", dest)
-    _like("dest", dest, "src", src)
+    source, result = _clipped(src, dest)
     limit = _norm_limit("max_norm", max_norm)
-    axes = axes_of(axis_flags, src.geometry(), "src")
-    put(result, _limited(source, _norms(source, axes), limit), False)
+    axes = axes_of(axis_flags, source.geometry, "src")
+    result.fill(_limited(source.array, _norms(source.array, axes), limit))
     return 0
 
 
 @status(-1)
 def BNNSClipByGlobalNorm(
-    dest: Sequence[BNNSNDArrayDescriptor],
-    src: Sequence[BNNSNDArrayDescriptor],
-    count: int,
-    max_norm: float,
-    use_norm: float,
+    dest: Sequence[Descriptor], src: Sequence[Descriptor], count: int, max_norm: float, use_norm: float
 ) -> int:
     """Scale `count` arrays by one factor, so that the L2 norm of all together is at most `max_norm`. 0, or -1.
 
@@ -134,23 +104,25 @@ def BNNSClipByGlobalNorm(
         if len(given) < number:
             raise Invalid(f"{name} has {len(given)} descriptors, must have {number}")
     limit, norm = _norm_limit("max_norm", max_norm), _norm_limit("use_norm", use_norm)
-    sources, results = {}, {}
+    sources: list[Array] = []
+    results: list[Given] = []
     for k in range(number):
-        sources[f"src[{k}]"], results[f"dest[{k}]"] = _array(f"src[{k}]", src[k]), _result(f"dest[{k}]", dest[k])
-        _like(f"dest[{k}]", dest[k], f"src[{k}]", src[k])
-    check_disjoint(results, {})
+        source, result = _clipped(src[k], dest[k], f"[{k}]")
+        sources.append(source.array)
+        results.append(result)
+    check_disjoint({f"dest[{k}]": result.array for k, result in enumerate(results)}, {})
     if norm == 0:
-        norm = math.sqrt(sum(_norms(array, tuple(range(array.ndim))).item() ** 2 for array in sources.values()))
-    scaled = [_limited(array, norm, limit) for array in sources.values()]  # all, before any is overwritten
-    for result, values in zip(results.values(), scaled, strict=True):
-        put(result, values, False)
+        norm = math.sqrt(sum(_norms(array, tuple(range(array.ndim))).item() ** 2 for array in sources))
+    scaled = [_limited(array, norm, limit) for array in sources]  # all, before any is overwritten
+    for result, values in zip(results, scaled, strict=True):
+        result.fill(values)
     return 0
 
 
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
 
-def _check_norm(norm_type: Any) -> None:
+def _check_norm(norm_type: object) -> None:
     if norm_type != c.BNNSL2Norm:
         raise Unsupported(f"norm_type is {norm_type!r}; it must be BNNSL2Norm")
 
@@ -162,26 +134,19 @@ def _check_reduced(name: str, given: Geometry, of: str, whole: Geometry, axes: t
 
 
 @status(-1)
-def BNNSComputeNorm(dest: BNNSNDArrayDescriptor, src: BNNSNDArrayDescriptor, norm_type: int, axis_flags: int) -> int:
+def BNNSComputeNorm(dest: Descriptor, src: Descriptor, norm_type: int, axis_flags: int) -> int:
     """Compute L2 norms over the flagged axes (0: all), which `dest` does not have. 0, or -1 on failure."""
     _check_norm(norm_type)
-    source, result = _array("src", src), _result("dest", dest)
-    axes = axes_of(axis_flags, src.geometry(), "src")
-    _check_reduced("dest", dest.geometry(), "src", src.geometry(), axes)
-    norms = _norms(source, axes)
-    with np.errstate(all="ignore"):
-        put(result, norms.reshape(result.shape).astype(result.dtype), False)
+    source, result = _NORM(src, dest)
+    axes = axes_of(axis_flags, source.geometry, "src")
+    _check_reduced("dest", result.geometry, "src", source.geometry, axes)
+    result.fill(_norms(source.array, axes))
     return 0
 
 
 @status(-1)
 def BNNSComputeNormBackward(
-    in_: Any,
-    in_delta: BNNSNDArrayDescriptor,
-    out: Any,
-    out_delta: BNNSNDArrayDescriptor,
-    norm_type: int,
-    axis_flags: int,
+    in_: object, in_delta: Descriptor, out: object, out_delta: Descriptor, norm_type: int, axis_flags: int
 ) -> int:
     """Compute the gradient of a norm: ``dx = dy * x / y``, and 0 where y is 0. 0, or -1 on failure.
 
@@ -192,12 +157,12 @@ def BNNSComputeNormBackward(
     reduced = delta_geometry("out_delta", checked_descriptor("out_delta", out_delta))
     axes = axes_of(axis_flags, whole, "in_delta")
     _check_reduced("out_delta", reduced, "in_delta", whole, axes)
-    dx, dy = _result("in_delta", in_delta), _array("out_delta", out_delta)
+    dx, dy = _NORM_BACKWARD(in_delta, out_delta)
     accumulate = accumulates("in_delta", in_delta)
     x, y = view_of(whole, in_, "in"), view_of(reduced, out, "out")
     kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(whole.shape))
-    y64, dy64 = (array.astype(np.float64).reshape(kept) for array in (y, dy))
+    y64, dy64 = (array.astype(np.float64).reshape(kept) for array in (y, dy.array))
     with np.errstate(all="ignore"):
         gradient = np.where(y64 == 0, 0.0, dy64 / y64) * x.astype(np.float64)
-        put(dx, gradient.astype(np.float32), accumulate)
+        put(dx.array, gradient.astype(np.float32), accumulate)
     return 0

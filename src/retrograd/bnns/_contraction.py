@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ._copy import check_unrotated
+from ._direct import check_unrotated
 from ._failure import Invalid, Unsupported, status
 from ._layer import checked_layer
 from ._memory import Geometry, bytes_of, size_of

@@ -8,44 +8,40 @@ Apple prints.
 from __future__ import annotations
 
 import math
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from . import _constants as c
 from ._conversion import INTEGERS, PLAIN, converted
-from ._copy import check_unrotated, source_of, target_of
+from ._direct import Descriptor, Given, Operand, Operands, Parameters
 from ._failure import IndexOutOfRange, Invalid, ShapeMismatch, Unsupported, status
-from ._filter import FLOATS, check_same_type, checked_parameters
+from ._filter import FLOATS, checked_parameters
 from ._layer import rows_first
 from ._memory import Array, as_size, check_indices
 from ._names import constant_name
 from ._sample_map import ANY_TYPE
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSGather",
-    "BNNSGatherND",
-    "BNNSScatter",
-    "BNNSScatterND",
-]
+__all__ = ["BNNSGather", "BNNSGatherND", "BNNSScatter", "BNNSScatterND"]
 
 _Shape: TypeAlias = tuple[int, ...]
 _LOW: Final = 0xFFFFFFFF  # the lower half of 64 bits
 
 
-class _Operand(NamedTuple):
-    name: str
-    array: Array  # rows first
-    layout: int
+def _operands(types: tuple[int, ...]) -> Operands:
+    return Operands(
+        Operand("input", types, order=rows_first),
+        Operand("indices", INTEGERS, order=rows_first),
+        Operand("output", types, like="input", written=True, order=rows_first),
+    )
 
-    @property
-    def shape(self) -> _Shape:
-        return self.array.shape
 
-    def size(self, shape: _Shape) -> _Shape:
-        """Extents in the order of this operand's ``size``, for messages."""
-        return shape[::-1] if self.layout == c.BNNSDataLayoutRowMajorMatrix else shape
+_GATHERED: Final = _operands(ANY_TYPE)
+# By the operation of a scatter.
+_SCATTERED: Final = {
+    c.BNNSReduceFunctionNone: _GATHERED,
+    c.BNNSReduceFunctionSum: _operands((*FLOATS, *INTEGERS)),
+}
 
 
 class _Selection(NamedTuple):
@@ -56,66 +52,56 @@ class _Selection(NamedTuple):
     key: tuple[Array, ...]  # the index along each of the first axes of `whole`; broadcast
 
 
-def _operands(
-    input: Any, indices: Any, output: Any, types: tuple[int, ...] = ANY_TYPE
-) -> tuple[_Operand, _Operand, _Operand]:
-    given = (
-        ("input", source_of("input", input, types, rows_first)),
-        ("indices", source_of("indices", indices, INTEGERS, rows_first)),
-        ("output", target_of("output", output, types, rows_first)),
-    )
-    check_same_type("output", output, "input", input)
-    for name, (_, geometry) in given:
-        check_unrotated(name, geometry)
-    source, at, target = (_Operand(name, array, geometry.layout) for name, (array, geometry) in given)
-    return source, at, target
+def _size(given: Given, shape: _Shape) -> _Shape:
+    """A shape in the order of this operand's ``size``, for messages."""
+    return shape[::-1] if given.geometry.layout == c.BNNSDataLayoutRowMajorMatrix else shape
 
 
-def _along(axis: Any, at: _Operand, whole: _Operand, part: _Operand) -> _Selection:
+def _along(axis: object, at: Given, whole: Given, part: Given) -> _Selection:
     """The elements or slices of `whole` that indices along one axis select; `part` has their shape."""
-    k, rank = as_size("axis", axis), len(whole.shape)
-    if k >= rank:
-        raise Invalid(f"axis is {k}, but {whole.name} has {rank} axes")
-    if len(part.shape) != rank:
-        raise ShapeMismatch(f"{part.name} has {len(part.shape)} axes, expected {rank} as in {whole.name}")
-    wanted = (*whole.shape[:k], part.shape[k], *whole.shape[k + 1 :])
-    if part.shape != wanted:
+    k, shape, selected = as_size("axis", axis), whole.array.shape, part.array.shape
+    if k >= len(shape):
+        raise Invalid(f"axis is {k}, but {whole.name} has {len(shape)} axes")
+    if len(selected) != len(shape):
+        raise ShapeMismatch(f"{part.name} has {len(selected)} axes, expected {len(shape)} as in {whole.name}")
+    wanted = (*shape[:k], selected[k], *shape[k + 1 :])
+    if selected != wanted:
         raise ShapeMismatch(
-            f"{part.name}.size is {part.size(part.shape)}, expected {part.size(wanted)}: the extents of {whole.name}, "
-            f"except along axis {k}"
+            f"{part.name}.size is {part.size}, expected {_size(part, wanted)}: the extents of {whole.name}, except "
+            f"along axis {k}"
         )
-    if at.shape not in ((part.shape[k],), part.shape):
+    if at.array.shape not in ((selected[k],), selected):
         raise ShapeMismatch(
-            f"indices.size is {at.size(at.shape)}, expected {(part.shape[k],)} for axis {k}, or "
-            f"{part.size(part.shape)} as in {part.name}"
+            f"indices.size is {at.size}, expected {(selected[k],)} for axis {k}, or {part.size} as in {part.name}"
         )
     positions = _positions(at.array, k, whole)
     if positions.ndim == 1:
         return _Selection(np.moveaxis(whole.array, k, 0), np.moveaxis(part.array, k, 0), (positions,))
-    key = list(np.ogrid[tuple(slice(extent) for extent in part.shape)])
+    key = list(np.ogrid[tuple(slice(extent) for extent in selected)])
     key[k] = positions
     return _Selection(whole.array, part.array, tuple(key))
 
 
-def _vectors(at: _Operand, whole: _Operand, part: _Operand) -> _Selection:
+def _vectors(at: Given, whole: Given, part: Given) -> _Selection:
     """The elements or slices of `whole` that vectors of indices select; `part` has their shape."""
-    *grid, length = at.shape
-    if length > len(whole.shape):
-        raise ShapeMismatch(f"indices has vectors of {length} indices, but {whole.name} has {len(whole.shape)} axes")
-    wanted = (*grid, *whole.shape[length:]) or (1,)
-    if part.shape != wanted:
+    shape = whole.array.shape
+    *grid, length = at.array.shape
+    if length > len(shape):
+        raise ShapeMismatch(f"indices has vectors of {length} indices, but {whole.name} has {len(shape)} axes")
+    wanted = (*grid, *shape[length:]) or (1,)
+    if part.array.shape != wanted:
         raise ShapeMismatch(
-            f"{part.name}.size is {part.size(part.shape)}, expected {part.size(wanted)}: the axes of indices but its "
-            f"last, then those of {whole.name} from axis {length} on"
+            f"{part.name}.size is {part.size}, expected {_size(part, wanted)}: the axes of indices but its last, then "
+            f"those of {whole.name} from axis {length} on"
         )
     vectors = at.array.reshape(-1, length)
     return _Selection(whole.array, part.array, tuple(_positions(vectors[:, k], k, whole) for k in range(length)))
 
 
-def _positions(indices: Array, axis: int, whole: _Operand) -> Array:
+def _positions(indices: Array, axis: int, whole: Given) -> Array:
     """A copy of indices along an axis, in the type that NumPy uses; checked, and safe from other threads."""
     own: Array = indices.copy()
-    bound = whole.shape[axis]
+    bound = whole.array.shape[axis]
     what = f"{whole.name} has {bound} elements along axis {axis}"
     check_indices("indices", own, bound, what, IndexOutOfRange)
     return own.astype(np.intp)
@@ -129,15 +115,13 @@ def _gather(selected: _Selection) -> None:
 # ---- scattering -----------------------------------------------------------------------------------------------------
 
 
-def _scatter_types(op: Any) -> tuple[int, ...]:
-    """The types that can be scattered by this operation."""
+def _scattered(op: object) -> Operands:
+    """The operands of this operation."""
     code = as_size("op", op)
-    if code == c.BNNSReduceFunctionNone:
-        return ANY_TYPE
-    if code == c.BNNSReduceFunctionSum:
-        return (*FLOATS, *INTEGERS)
-    shown = constant_name("BNNSReduceFunction", code)
-    raise Unsupported(f"op is {shown}; it must be BNNSReduceFunctionNone or BNNSReduceFunctionSum")
+    if code not in _SCATTERED:
+        shown = constant_name("BNNSReduceFunction", code)
+        raise Unsupported(f"op is {shown}; it must be BNNSReduceFunctionNone or BNNSReduceFunctionSum")
+    return _SCATTERED[code]
 
 
 def _scatter(op: int, selected: _Selection) -> None:
@@ -196,11 +180,7 @@ def _long_sums(start: Array, at: Array, terms: Array) -> Array:
 
 @status(-1)
 def BNNSGather(
-    axis: int,
-    input: BNNSNDArrayDescriptor,
-    indices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    axis: int, input: Descriptor, indices: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
     """Copy the elements, or whole slices, that `indices` select along one axis of the input.
 
@@ -208,19 +188,14 @@ def BNNSGather(
     elements. 0; -1003 if shapes do not fit, -1005 if an index is out of range, -1 on other failures.
     """
     checked_parameters(filter_params)
-    source, at, target = _operands(input, indices, output)
+    source, at, target = _GATHERED(input, indices, output)
     _gather(_along(axis, at, source, target))
     return 0
 
 
 @status(-1)
 def BNNSScatter(
-    axis: int,
-    op: int,
-    input: BNNSNDArrayDescriptor,
-    indices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    axis: int, op: int, input: Descriptor, indices: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
     """Write or add elements of the input to the elements, or slices, that `indices` select along an axis of the output.
 
@@ -229,18 +204,13 @@ def BNNSScatter(
     keep their values. 0; -1003 if shapes do not fit, -1005 if an index is out of range, -1 on other failures.
     """
     checked_parameters(filter_params)
-    source, at, target = _operands(input, indices, output, _scatter_types(op))
+    source, at, target = _scattered(op)(input, indices, output)
     _scatter(op, _along(axis, at, target, source))
     return 0
 
 
 @status(-1)
-def BNNSGatherND(
-    input: BNNSNDArrayDescriptor,
-    indices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
-) -> int:
+def BNNSGatherND(input: Descriptor, indices: Descriptor, output: Descriptor, filter_params: Parameters = None) -> int:
     """Copy the elements or slices of the input that vectors of indices select.
 
     The last axis of `indices` holds the vectors. A vector with fewer indices than the input has axes selects a slice.
@@ -248,18 +218,14 @@ def BNNSGatherND(
     index is out of range, -1 on other failures.
     """
     checked_parameters(filter_params)
-    source, at, target = _operands(input, indices, output)
+    source, at, target = _GATHERED(input, indices, output)
     _gather(_vectors(at, source, target))
     return 0
 
 
 @status(-1)
 def BNNSScatterND(
-    op: int,
-    input: BNNSNDArrayDescriptor,
-    indices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    op: int, input: Descriptor, indices: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
     """Write or add elements or slices to those of the output that vectors of indices select.
 
@@ -267,6 +233,6 @@ def BNNSScatterND(
     :func:`BNNSScatter`. 0; -1003 if shapes do not fit, -1005 if an index is out of range, -1 on other failures.
     """
     checked_parameters(filter_params)
-    source, at, target = _operands(input, indices, output, _scatter_types(op))
+    source, at, target = _scattered(op)(input, indices, output)
     _scatter(op, _vectors(at, target, source))
     return 0

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import Final, NamedTuple
 
 from ..ops._arrays import overlaps
 from ..ops._planned import Planned, Version, Versioned
 from ..ops.lstm import (
     LstmActivations,
-    LstmCache,
     LstmGradients,
     LstmWeights,
     lstm_backward,
-    lstm_cache,
     lstm_cache_size,
-    lstm_forward,
 )
+from ..ops.lstm.cache import BYTE, new_cache, stamp_of
+from ..ops.lstm.forward import forward_bound
+from ..ops.lstm.problem import Inputs, bind
 from . import _constants as c
 from ._activation import elementwise
+from ._direct import Parameters
 from ._failure import Invalid, Unsupported, advise_once, note_extension, renaming, status
 from ._filter import FLOAT32, accumulates, checked_parameters
 from ._lstm_arrays import (
@@ -60,7 +58,7 @@ from ._memory import (
     threads_of,
 )
 from ._names import constant_name
-from ._structures import BNNSFilterParameters, BNNSLayerParametersLSTM
+from ._structures import BNNSLayerParametersLSTM
 
 __all__ = [
     "BNNSComputeLSTMTrainingCacheCapacity",
@@ -69,23 +67,10 @@ __all__ = [
     "seed_dropout",
 ]
 
-# Follows the engine's part of a training cache: a magic number, the dropout seed, which optional arrays were present,
-# and a copy of the engine's header, so that a cache overwritten by another call is detected.
-_TRAILER: Final = struct.Struct("<8sQQ32s")
-_HEADER: Final = struct.Struct("32s")
-_MAGIC: Final = b"RGBNNSL1"
-
 # From a descriptor's name to lstm_backward's name for its gradient.
-_NEEDS: Final = {
-    X: "dx",
-    H0: "dh0",
-    C0: "dc0",
-    "iw_desc[0]": "dwx",
-    "iw_desc[1]": "dwx",
-    "hw_desc": "dwh",
-    "b_desc": "db",
-    "cw_desc": "dpeephole",
-}
+_NEEDS: Final = {X: "dx", H0: "dh0", C0: "dc0"} | dict(
+    zip(GATE_FIELDS, ("dwx", "dwx", "dwh", "db", "dpeephole"), strict=True)
+)
 
 # Layouts that Apple's headers allow for sequences: those of macOS 12, and the earlier generic ones.
 _DATA_LAYOUTS: Final = (
@@ -161,8 +146,8 @@ def BNNSComputeLSTMTrainingCacheCapacity(layer_params: BNNSLayerParametersLSTM) 
 @status(-1, rename=_RENAME)
 def BNNSDirectApplyLSTMBatchTrainingCaching(
     layer_params: BNNSLayerParametersLSTM,
-    filter_params: BNNSFilterParameters | None,
-    training_cache_ptr: Any,
+    filter_params: Parameters,
+    training_cache_ptr: object,
     training_cache_capacity: int,
 ) -> int:
     """Run the layer forward; 0 on success. Fills the training cache, if there is one, for backward.
@@ -170,38 +155,20 @@ def BNNSDirectApplyLSTMBatchTrainingCaching(
     The cache is any writable buffer, at any alignment. Dropout is applied only with a cache.
     """
     threads, arena = _filter(filter_params)
-    inputs, targets, unseen = _forward(_checked("layer_params", layer_params))
-    cache, seed, dropout = None, 0, 0.0
+    inputs, results, unseen = _forward(_checked("layer_params", layer_params))
+    cache, seed = None, 0
     if training_cache_ptr is not None:
-        cache = _cache_bytes(training_cache_ptr, training_cache_capacity, inputs.capacity)
+        cache = _cache(inputs, training_cache_ptr, training_cache_capacity, unseen)
         check_writable("training_cache_ptr", cache)
-        _check_apart(cache, unseen)
         if inputs.dropout:
-            seed, dropout = _seeds.getrandbits(64), inputs.dropout
-    temporaries = _Temporaries(arena)
+            seed = _seeds.getrandbits(64)
     try:
-        lstm_forward(
-            inputs.x,
-            inputs.cells,
-            inputs.state(inputs.h0),
-            inputs.state(inputs.c0),
-            bidirectional=inputs.bidirectional,
-            batch_sizes=inputs.batch_sizes,
-            activations=inputs.activations,
-            dropout=dropout,
-            seed=seed,
-            training=cache is not None,
-            cache=cache,
-            out=temporaries.targets(targets),
-            num_threads=threads,
-        )
-        temporaries.store()
+        bound = inputs.bound(seed, cache is not None)
+        arrays = results.allocated(arena)
+        forward_bound(bound, cache is not None, False, cache, arrays, threads, seed ^ inputs.present)
+        results.store(arrays)
     finally:
-        temporaries.free()
-    if cache is not None:
-        content = cache.data
-        (header,) = _HEADER.unpack_from(content)
-        _TRAILER.pack_into(content, cache.size - _TRAILER.size, _MAGIC, seed, inputs.present, header)
+        arena.free_all()
     return 0
 
 
@@ -209,8 +176,8 @@ def BNNSDirectApplyLSTMBatchTrainingCaching(
 def BNNSDirectApplyLSTMBatchBackward(
     layer_params: BNNSLayerParametersLSTM,
     layer_delta_params: BNNSLayerParametersLSTM,
-    filter_params: BNNSFilterParameters | None,
-    training_cache_ptr: Any,
+    filter_params: Parameters,
+    training_cache_ptr: object,
     training_cache_capacity: int,
 ) -> int:
     """Compute the layer's gradients; 0 on success.
@@ -221,28 +188,28 @@ def BNNSDirectApplyLSTMBatchBackward(
     threads, arena = _filter(filter_params)
     inputs = _inputs(_checked("layer_params", layer_params))
     gradients = _gradients(_checked("layer_delta_params", layer_delta_params), inputs)
-    temporaries = _Temporaries(arena)
     try:
         if training_cache_ptr is None:
-            buffer = temporaries.allocate((inputs.capacity,), np.dtype(np.uint8))
-            cache = _recomputed(inputs, buffer, threads)
+            cache = arena.allocate((inputs.capacity,), BYTE)
+            bound = inputs.bound(0, False)
+            forward_bound(bound, True, False, cache, None, threads, 0)
         else:
-            memory = _cache_bytes(training_cache_ptr, training_cache_capacity, inputs.capacity)
-            _check_apart(memory, gradients.unseen)
-            cache = _filled(inputs, memory)
+            cache = _cache(inputs, training_cache_ptr, training_cache_capacity, gradients.unseen)
+            bound = inputs.bound(stamp_of(cache) ^ inputs.present, True)
+        arrays = gradients.results.allocated(arena)
         lstm_backward(
             inputs.sequence(gradients.dy),
-            cache,
+            new_cache((bound, cache, None)),
             dhn=inputs.state(gradients.dhn),
             dcn=inputs.state(gradients.dcn),
             need=gradients.need,
-            out=gradients.out or _out(inputs.sizes, temporaries.targets(gradients.targets)),
+            out=gradients.out or _out(inputs.sizes, arrays),
             accumulate=gradients.accumulate,
             num_threads=threads,
         )
-        temporaries.store()
+        gradients.results.store(arrays)
     finally:
-        temporaries.free()
+        arena.free_all()
     return 0
 
 
@@ -252,7 +219,7 @@ def _checked(name: str, params: object) -> BNNSLayerParametersLSTM:
     return params
 
 
-def _filter(params: BNNSFilterParameters | None) -> tuple[int | None, Arena]:
+def _filter(params: Parameters) -> tuple[int | None, Arena]:
     if params is None:
         return None, _SYSTEM_MEMORY
     params = checked_parameters(params)
@@ -260,134 +227,56 @@ def _filter(params: BNNSFilterParameters | None) -> tuple[int | None, Arena]:
 
 
 def _capacity(sizes: Sizes) -> int:
-    return _TRAILER.size + lstm_cache_size(
-        sizes.steps,
-        sizes.samples,
-        sizes.inputs,
-        sizes.units,
-        num_layers=sizes.layers,
-        bidirectional=sizes.directions == 2,
-    )
+    inputs, units, samples, layers, steps, directions, _ = sizes
+    return lstm_cache_size(steps, samples, inputs, units, num_layers=layers, bidirectional=directions == 2)
 
 
-# ---- the training cache ---------------------------------------------------------------------------------------------
+def _cache(inputs: _Inputs, pointer: object, capacity: object, unseen: Arrays) -> Array:
+    """The part of the training cache that is used, which is the cache of the array functions.
 
-
-def _cache_bytes(pointer: Any, capacity: Any, least: int) -> Array:
-    """The part of the buffer that is used."""
-    return sized_bytes("training_cache_ptr", pointer, "training_cache_capacity", capacity, least)
-
-
-def _filled(inputs: _Inputs, memory: Array) -> LstmCache:
-    """The cache that a forward call with the same parameters has filled."""
-    content = memory.data
-    magic, seed, present, header = _TRAILER.unpack_from(content, memory.size - _TRAILER.size)
-    if magic != _MAGIC or header != _HEADER.unpack_from(content)[0]:
-        raise Invalid("training_cache_ptr does not hold the cache of a finished forward call")
-    if present != inputs.present:
-        raise Invalid("training_cache_ptr was filled by a layer with other biases, peepholes or initial states")
-    if inputs.bare_cache is not None:
-        return inputs.bare_cache.with_buffer(memory)
-    return lstm_cache(
-        inputs.x,
-        inputs.cells,
-        bidirectional=inputs.bidirectional,
-        batch_sizes=inputs.batch_sizes,
-        activations=inputs.activations,
-        dropout=inputs.dropout,
-        seed=seed,
-        buffer=memory,
-    )
-
-
-def _recomputed(inputs: _Inputs, buffer: Array, threads: int | None) -> LstmCache:
-    cache = lstm_forward(
-        inputs.x,
-        inputs.cells,
-        inputs.state(inputs.h0),
-        inputs.state(inputs.c0),
-        bidirectional=inputs.bidirectional,
-        batch_sizes=inputs.batch_sizes,
-        activations=inputs.activations,
-        cache=buffer,
-        num_threads=threads,
-    ).cache
-    assert cache is not None  # training is the default
+    Raises if it overlaps arrays that the engine does not see; the engine checks those that it is passed.
+    """
+    cache = sized_bytes("training_cache_ptr", pointer, "training_cache_capacity", capacity, inputs.capacity)
+    for name, array in unseen.items():
+        if overlaps(cache, array):
+            raise Invalid(f"training_cache_ptr overlaps {name} in memory")
     return cache
 
 
-# ---- temporaries ----------------------------------------------------------------------------------------------------
+# ---- results --------------------------------------------------------------------------------------------------------
 
 
-class _Target(NamedTuple):
-    """Where a result goes, through a temporary if the engine cannot write there directly."""
+class _Temporary(NamedTuple):
+    """A result that the engine cannot write in place."""
 
     name: str
-    view: Array | None  # None: the engine computes it, but the client did not ask for it
+    view: Array | None  # where it goes; None: the engine computes it, but the client did not ask for it
     shape: tuple[int, ...]  # the engine's
-    temporary: bool = False
-    initial: str = "unspecified"  # contents of the temporary before the call: "unspecified", "zero" or "view"
+    initial: Array | float | None = None  # contents before the call
 
 
-class _Temporaries:
-    """Arrays that live for one call, from the client's allocator if there is one."""
+class _Results(NamedTuple):
+    """Where the results of a call go, by the engine's names."""
 
-    __slots__ = ("_arena", "_arrays", "_stores")
+    direct: dict[str, Array]
+    temporaries: list[_Temporary]
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self._arrays: list[Array] = []
-        self._stores: list[tuple[Array, Array]] = []
+    def allocated(self, arena: Arena) -> dict[str, Array]:
+        """The arrays that the engine writes to."""
+        if not self.temporaries:
+            return self.direct
+        arrays = dict(self.direct)
+        for name, view, shape, initial in self.temporaries:
+            array = arena.allocate(shape if view is None else view.shape, FLOAT32)
+            if initial is not None:
+                array[...] = initial
+            arrays[name] = array.reshape(shape)
+        return arrays
 
-    def free(self) -> None:
-        for array in self._arrays:
-            self._arena.free(array)
-
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        array = self._arena.allocate(shape, dtype)
-        self._arrays.append(array)
-        return array
-
-    def targets(self, targets: Sequence[_Target] | dict[str, Array]) -> dict[str, Array]:
-        """The arrays that the engine writes to, by name."""
-        if isinstance(targets, dict):
-            return targets
-        found = {}
-        for name, view, shape, temporary, initial in targets:
-            if not temporary:
-                assert view is not None
-                found[name] = view
-                continue
-            array = self.allocate(shape if view is None else view.shape, FLOAT32)
-            if initial == "zero":
-                array.fill(0)
+    def store(self, arrays: Arrays) -> None:
+        for name, view, _, _ in self.temporaries:
             if view is not None:
-                if initial == "view":
-                    array[...] = view
-                self._stores.append((view, array))
-            found[name] = array.reshape(shape)
-        return found
-
-    def store(self) -> None:
-        for view, array in self._stores:
-            view[...] = array
-
-
-def _simplest(targets: list[_Target]) -> Sequence[_Target] | dict[str, Array]:
-    """A dictionary if the engine can write to every array directly."""
-    if any(target.temporary for target in targets):
-        return targets
-    return {target.name: target.view for target in targets if target.view is not None}
-
-
-# ---- overlaps -------------------------------------------------------------------------------------------------------
-
-
-def _check_apart(cache: Array, arrays: Arrays) -> None:
-    """Raise if the training cache overlaps these arrays. The engine checks those that it is passed itself."""
-    for name, array in arrays.items():
-        if overlaps(cache, array):
-            raise Invalid(f"training_cache_ptr overlaps {name} in memory")
+                view[...] = arrays[name].reshape(view.shape)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -399,19 +288,24 @@ class _Inputs(Versioned):
 
     sizes: Sizes
     capacity: int  # of the training cache
-    bidirectional: bool
     activations: LstmActivations
     dropout: float
-    batch_sizes: Array | None
-    x: Array
-    h0: Array | None
-    c0: Array | None
+    arrays: Arrays  # by name
     cells: list[LstmWeights]
-    present: int  # one bit for each optional array that is present
-    arrays: Arrays  # all of these, by name
-    # A cache without its buffer, if everything else in it is the same in every call and none of its arrays is a copy.
-    bare_cache: LstmCache | None
+    # One bit for each optional array that is present. A pass is stamped with it and the seed of its dropout, so that
+    # the cache of a layer with other arrays seems to have another seed, and is refused.
+    present: int
+    kept: Inputs | None  # the inputs of every pass without dropout; None: a call reads counts, or copies a state
     _version: Version = dataclasses.field(default_factory=Version)
+
+    def bound(self, seed: int, trains: bool) -> Inputs:
+        """The inputs of a pass. There is dropout if it trains."""
+        if self.kept is not None and seed == 0:
+            return self.kept
+        read = self.arrays.get
+        h0, c0, counts = self.state(read(H0)), self.state(read(C0)), read(LENGTHS)
+        two, options = self.sizes.directions == 2, (self.activations, "new", self.dropout, seed, trains)
+        return bind(self.arrays[X], self.cells, h0, c0, None, two, False, None, counts, *options)
 
     def state(self, array: Array | None) -> Array | None:
         """The array in the engine's shape, copied if its axes cannot be joined in place."""
@@ -425,7 +319,7 @@ class _Forward(NamedTuple):
     """What forward reads from and writes to ``layer_params``."""
 
     inputs: _Inputs
-    targets: Sequence[_Target] | dict[str, Array]
+    results: _Results
     unseen: Arrays  # arrays that the engine is passed as copies, so it cannot check them for overlap
 
 
@@ -437,7 +331,7 @@ class _Gradients(NamedTuple):
     dcn: Array | None
     need: tuple[str, ...] | None  # None: all gradients, lstm_backward's default
     accumulate: bool
-    targets: Sequence[_Target] | dict[str, Array]
+    results: _Results
     out: LstmGradients | None  # None: each call allocates temporaries
     unseen: Arrays  # results that the engine writes through temporaries
 
@@ -456,27 +350,10 @@ def _inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
     for what in _extensions(params, arrays):
         note_extension("BNNSLayerParametersLSTM", what)
     optional = (H0, C0, *(f"{gate}.{field}" for gate in GATES for field in ("b_desc", "cw_desc")))
-    cells = cells_of(sizes, arrays)
-    bare = None
-    if LENGTHS not in arrays and not dropout:
-        bare = lstm_cache(arrays[X], cells, bidirectional=sizes.directions == 2, activations=activations)
-        if not bare.refers_to(arrays[X], cells):
-            bare = None
-    return _Inputs(
-        sizes,
-        _capacity(sizes),
-        sizes.directions == 2,
-        activations,
-        dropout,
-        arrays.get(LENGTHS),
-        arrays[X],
-        arrays.get(H0),
-        arrays.get(C0),
-        cells,
-        sum(1 << bit for bit, name in enumerate(optional) if name in arrays),
-        arrays,
-        bare,
-    )
+    present = sum(1 << bit for bit, name in enumerate(optional) if name in arrays)
+    made = _Inputs(sizes, _capacity(sizes), activations, dropout, arrays, cells_of(sizes, arrays), present, None)
+    changing = LENGTHS in arrays or dropout or any(name in arrays and arrays[name].ndim != 3 for name in (H0, C0))
+    return made if changing else dataclasses.replace(made, kept=made.bound(0, True))
 
 
 def _extensions(params: BNNSLayerParametersLSTM, arrays: Arrays) -> Iterator[str]:
@@ -510,18 +387,22 @@ def _activations(params: BNNSLayerParametersLSTM) -> LstmActivations:
 @Planned
 def _forward(params: BNNSLayerParametersLSTM) -> _Forward:
     inputs = _inputs(params)
-    sizes = inputs.sizes
-    names = {Y: "y", HN: "hn", CN: "cn"}
-    arrays = arrays_of(descriptors_of(params), names, sizes, results=True)
+    states = inputs.sizes.states()
+    names = {Y: ("y", inputs.sizes.outputs()), HN: ("hn", states), CN: ("cn", states)}
+    arrays = arrays_of(descriptors_of(params), names, inputs.sizes, results=True)
     check_disjoint(arrays, inputs.arrays, {HN: (H0,), CN: (C0,)})
-    shapes = {Y: sizes.outputs(), HN: sizes.states(), CN: sizes.states()}
-    targets = [_Target(names[name], array, shapes[name], array.ndim != 3) for name, array in arrays.items()]
-    simplest = _simplest(targets)
-    unseen = {} if isinstance(simplest, dict) else dict(arrays)
+    results = _Results({}, [])
+    for name, array in arrays.items():
+        short, shape = names[name]
+        if array.ndim == 3:
+            results.direct[short] = array
+        else:
+            results.temporaries.append(_Temporary(short, array, shape))
+    unseen = dict(arrays) if results.temporaries else {}
     for name in (LENGTHS, H0, C0):
         if name in inputs.arrays and inputs.arrays[name].ndim != 3:
             unseen[name] = inputs.arrays[name]
-    return _Forward(inputs, simplest, unseen)
+    return _Forward(inputs, results, unseen)
 
 
 @Planned
@@ -551,28 +432,27 @@ def _read_gradients(deltas: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Gradie
     adds = {name: accumulates(name, descriptors[name]) for name in arrays}
     accumulate = any(adds.values())
     need = {_need(name) for name in arrays}
-    targets = []
+    results = _Results({}, [])
     for name, array in arrays.items():
-        shape = sizes.states() if name in (H0, C0) else array.shape
-        target = _Target(_NEEDS.get(name, name), array, shape)
+        key, shape = _NEEDS.get(name, name), sizes.states() if name in (H0, C0) else array.shape
         if accumulate and not adds[name]:  # the engine accumulates into all results or none
-            target = target._replace(temporary=True, initial="zero")
+            results.temporaries.append(_Temporary(key, array, shape, 0.0))
         elif array.ndim != len(shape):
-            target = target._replace(temporary=True, initial="view" if accumulate else "unspecified")
-        targets.append(target)
+            results.temporaries.append(_Temporary(key, array, shape, array if accumulate else None))
+        else:
+            results.direct[key] = array
     if accumulate:  # and into every gate of each name in `need`
         unwanted = [name for name in gates if name in inputs.arrays and name not in arrays and _need(name) in need]
-        targets += [_Target(name, None, inputs.arrays[name].shape, True, "zero") for name in unwanted]
-    simplest = _simplest(targets)
+        results.temporaries.extend(_Temporary(name, None, inputs.arrays[name].shape, 0.0) for name in unwanted)
     return _Gradients(
         incoming.get(Y),
         incoming.get(HN),
         incoming.get(CN),
         None if need >= {_need(name) for name in inputs.arrays if name != LENGTHS} else tuple(need),
         accumulate,
-        simplest,
-        _out(sizes, simplest) if isinstance(simplest, dict) else None,
-        {} if isinstance(simplest, dict) else arrays,
+        results,
+        None if results.temporaries else _out(sizes, results.direct),
+        arrays if results.temporaries else {},
     )
 
 

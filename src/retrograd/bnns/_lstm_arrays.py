@@ -41,7 +41,32 @@ HN: Final = "output_descriptor.hidden_desc"
 CN: Final = "output_descriptor.cell_state_desc"
 LENGTHS: Final = "sequence_descriptor"
 GATE_FIELDS: Final = ("iw_desc[0]", "iw_desc[1]", "hw_desc", "b_desc", "cw_desc")
+STATES: Final = (H0, C0, HN, CN)
 Arrays: TypeAlias = Mapping[str, Array]
+
+# The axes of each array, fastest first, in terms of the scalar fields. Other names than theirs are for messages.
+_STATE: Final = ("hidden_size", "batch_size", "directions", "num_layers")
+_RECURRENT: Final = ("hidden_size of the previous step", "hidden_size", "directions", "num_layers")
+_AXES: Final = {
+    LENGTHS: ("seq_len",),
+    X: ("input_size", "batch_size", "seq_len"),
+    Y: ("directions * hidden_size", "batch_size", "seq_len"),
+    **dict.fromkeys(STATES, _STATE),
+    "iw_desc[0]": ("input_size", "hidden_size", "directions", "layers"),
+    "iw_desc[1]": ("directions * hidden_size", "hidden_size", "directions", "num_layers - 1"),
+    "hw_desc": _RECURRENT,
+    "b_desc": ("hidden_size", "directions", "num_layers"),
+    "cw_desc": _RECURRENT,
+}
+
+
+def _axes_of(name: str, layout: int) -> tuple[str, ...]:
+    axes = _AXES.get(name) or _AXES[name.partition(".")[2]]
+    if layout == c.BNNSDataLayoutNSE and name in (X, Y):
+        return axes[0], axes[2], axes[1]
+    if name == Y and isinstance(layout, int) and layout >> 16 >= 4:
+        return "hidden_size", "directions", "batch_size", "seq_len"
+    return axes
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------
@@ -60,6 +85,11 @@ class Sizes(NamedTuple):
     def width(self) -> int:
         """Features of the output, and of the input of upper layers."""
         return self.directions * self.units
+
+    def extent(self, axis: str) -> int:
+        known = {"directions": self.directions, "layers": self.first_layers}
+        known |= {"directions * hidden_size": self.width, "num_layers - 1": self.layers - self.first_layers}
+        return known.get(axis) or self[SCALARS.index(axis.partition(" ")[0])]
 
     def states(self) -> tuple[int, int, int]:
         return self.layers * self.directions, self.samples, self.units
@@ -113,34 +143,14 @@ def _infer(scalars: dict[str, int], params: BNNSLayerParametersLSTM, directions:
 
 def _axes(params: BNNSLayerParametersLSTM) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
     """The axes of each descriptor with data and its extents, fastest first."""
-    axes: tuple[str, ...]
     for name, desc in descriptors_of(params).items():
-        field = name.partition(".")[2]
-        layout = desc.layout or (c.BNNSDataLayoutSNE if field == "data_desc" else 0)
+        layout = desc.layout or (c.BNNSDataLayoutSNE if name in (X, Y) else 0)
         try:
             extents = extents_of(layout, desc._size)
         except (Invalid, Unsupported):
             continue  # refused when it is read, with its name
-        if field == "data_desc":
-            width = "input_size" if name == X else "directions * hidden_size"
-            axes = (width, "batch_size", "seq_len")
-            if layout == c.BNNSDataLayoutNSE:
-                axes = (width, "seq_len", "batch_size")
-            elif name == Y and len(extents) >= 4:
-                axes = ("hidden_size", "directions", "batch_size", "seq_len")
-        elif field in ("hidden_desc", "cell_state_desc"):
-            axes = ("hidden_size", "batch_size", "directions", "num_layers")
-        elif field in ("hw_desc", "cw_desc"):
-            axes = ("hidden_size", "hidden_size", "directions", "num_layers")
-        elif field == "b_desc":
-            axes = ("hidden_size", "directions", "num_layers")
-        elif field == "iw_desc[0]":
-            axes = ("input_size", "hidden_size", "directions", "layers in iw_desc[0]")
-        elif name == LENGTHS:
-            axes = ("seq_len",)
-        else:
-            continue
-        yield axes, extents
+        if not name.endswith("iw_desc[1]"):  # which may be ignored
+            yield tuple(axis.partition(" of ")[0] for axis in _axes_of(name, layout)), extents
 
 
 def _first_layers(params: BNNSLayerParametersLSTM, inputs: int, units: int, layers: int, directions: int) -> int:
@@ -225,45 +235,30 @@ def arrays_of(
 
 
 def _array(name: str, desc: BNNSNDArrayDescriptor, sizes: Sizes, result: bool) -> Array | None:
-    inputs, units, samples, layers, steps, directions, first = sizes
-    if name == LENGTHS:
-        return _view(desc, {"seq_len": steps}, result, integers=True)
+    if name.endswith("iw_desc[1]") and sizes.layers == sizes.first_layers:
+        return None  # iw_desc[0] holds all layers
+    layout = desc.layout or (c.BNNSDataLayoutSNE if name in (X, Y) else 0)
+    axes = _axes_of(name, layout)
+    view = _view(desc, layout, {axis: sizes.extent(axis) for axis in axes}, result, integers=name == LENGTHS)
+    if name in STATES:
+        return _reshaped(view, sizes.states())
     if name in (X, Y):
-        width = {"input_size": inputs} if name == X else {"directions * hidden_size": sizes.width}
-        if desc.layout == c.BNNSDataLayoutNSE:
-            batch_first = _view(desc, {**width, "seq_len": steps, "batch_size": samples}, result)
-            time_first: Array = batch_first.swapaxes(0, 1)
-            return time_first
-        if name == Y and isinstance(desc.layout, int) and desc.layout >> 16 >= 4:
-            four = {"hidden_size": units, "directions": directions, "batch_size": samples, "seq_len": steps}
-            return _reshaped(_view(desc, four, result), sizes.outputs())
-        three = {**width, "batch_size": samples, "seq_len": steps}
-        return _view(desc, three, result, no_layout=c.BNNSDataLayoutSNE)
-    if name in (H0, C0, HN, CN):
-        state = {"hidden_size": units, "batch_size": samples, "directions": directions, "num_layers": layers}
-        return _reshaped(_view(desc, state, result), sizes.states())
-    field = name.partition(".")[2]
-    if field == "iw_desc[0]":
-        weights = {"input_size": inputs, "hidden_size": units, "directions": directions, "layers": first}
-        return _view(desc, weights, result)
-    if field == "iw_desc[1]":  # ignored if iw_desc[0] holds all layers
-        if layers == first:
-            return None
-        weights = {"directions * hidden_size": sizes.width, "hidden_size": units, "directions": directions}
-        return _view(desc, {**weights, "num_layers - 1": layers - first}, result)
-    tail = {"hidden_size": units, "directions": directions, "num_layers": layers}
-    return _view(desc, tail if field == "b_desc" else {"hidden_size of the previous step": units, **tail}, result)
+        return (
+            _reshaped(view, sizes.outputs())
+            if len(axes) == 4
+            else view.swapaxes(0, 1)
+            if axes[1] == "seq_len"
+            else view
+        )
+    return view
 
 
-def _view(
-    desc: BNNSNDArrayDescriptor, implied: Mapping[str, int], result: bool, integers: bool = False, no_layout: int = 0
-) -> Array:
+def _view(desc: BNNSNDArrayDescriptor, layout: int, implied: Mapping[str, int], result: bool, integers: bool) -> Array:
     """The descriptor's array, slowest axis first. `implied`: extents given by the scalar fields, fastest first."""
     dtype = dtype_of(desc.data_type)
     if dtype.kind not in "iu" if integers else dtype != FLOAT32:
         wanted = "an integer" if integers else "BNNSDataTypeFloat32"
         raise Unsupported(f"data_type is {constant_name('BNNSDataType', desc.data_type)}, must be {wanted}")
-    layout = desc.layout or no_layout
     if layout == c.BNNSDataLayoutMHA_DHK:  # its size lists axes in another order
         raise Unsupported("layout is BNNSDataLayoutMHA_DHK, which is that of an attention's weights")
     extents = extents_of(layout, desc._size)

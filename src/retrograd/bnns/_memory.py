@@ -6,26 +6,29 @@ Python integers, which cannot overflow, before NumPy sees them.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import math
 import operator
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ..ops._arrays import Array as Array
 from ..ops._arrays import find_overlap
 from ..ops._buffers import contiguous_bytes, elements_of
 from . import _constants as c
 from ._failure import Invalid, Unsupported, note
 from ._names import constant_name
 
-Array: TypeAlias = npt.NDArray[Any]
+DType: TypeAlias = np.dtype[np.generic]
+_Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-_DTYPES: Final[dict[int, np.dtype[Any]]] = {
+_DTYPES: Final[dict[int, DType]] = {
     c.BNNSDataTypeFloat32: np.dtype(np.float32),
     c.BNNSDataTypeFloat16: np.dtype(np.float16),
     c.BNNSDataTypeInt8: np.dtype(np.int8),
@@ -53,14 +56,14 @@ _AXES: Final = {
     c.BNNSDataLayoutMHA_DHK: "(d, k, heads)",
 }
 _C_FLOAT: Final = struct.Struct("<f")
-C_FUNCTION: Final[type[Any]] = ctypes.CFUNCTYPE(None).__mro__[1]  # the base class of every ctypes function
+C_FUNCTION: Final = _ctypes.CFuncPtr  # the base class of every ctypes function
 
 
 class Geometry(NamedTuple):
     """An array without its memory. Extents and strides are fastest first, `shape` and `steps` slowest first."""
 
     layout: int
-    dtype: np.dtype[Any]
+    dtype: DType
     extents: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
     shape: tuple[int, ...]
@@ -77,21 +80,21 @@ class Geometry(NamedTuple):
         return self.strides[-1] * self.extents[-1]
 
 
-def dtype_of(data_type: Any) -> np.dtype[Any]:
+def dtype_of(data_type: object) -> DType:
     """The NumPy dtype of a BNNSDataType."""
     dtype = _DTYPES.get(data_type) if isinstance(data_type, int) else None
     if dtype is None:
         if data_type == c.BNNSDataTypeBFloat16:
             import ml_dtypes
 
-            bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
             _DTYPES[c.BNNSDataTypeBFloat16] = bfloat16
             return bfloat16
         raise Invalid(f"data_type is {constant_name('BNNSDataType', data_type)}, which is not a supported type")
     return dtype
 
 
-def data_type_of(dtype: np.dtype[Any]) -> int:
+def data_type_of(dtype: DType) -> int:
     """The BNNSDataType of a NumPy array's elements."""
     for code, known in _DTYPES.items():
         if known == dtype:
@@ -101,15 +104,15 @@ def data_type_of(dtype: np.dtype[Any]) -> int:
     raise ValueError(f"there is no BNNSDataType for elements of type {dtype}")
 
 
-def as_integer(name: str, value: Any) -> int:
+def as_integer(name: str, value: object) -> int:
     """Check an integer of any size."""
     try:
-        return int(value.__index__())
+        return int(operator.index(cast(SupportsIndex, value)))
     except Exception:
         raise Invalid(f"{name} is {value!r}, must be an integer") from None
 
 
-def as_size(name: str, value: Any) -> int:
+def as_size(name: str, value: object) -> int:
     """Check a size_t."""
     if type(value) is not int:
         value = as_integer(name, value)
@@ -118,7 +121,7 @@ def as_size(name: str, value: Any) -> int:
     return int(value)
 
 
-def as_signed(name: str, value: Any, bits: int) -> int:
+def as_signed(name: str, value: object, bits: int) -> int:
     """Check a signed C integer of so many bits."""
     number = as_integer(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
@@ -126,12 +129,12 @@ def as_signed(name: str, value: Any, bits: int) -> int:
     return number
 
 
-def as_float(name: str, value: Any) -> float:
+def as_float(name: str, value: object) -> float:
     """Round to a C float."""
     try:
         rounded: float = _C_FLOAT.unpack(_C_FLOAT.pack(value))[0]
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.copysign(math.inf, cast(float, value))
     except Exception:
         raise Invalid(f"{name} is {value!r}, must be a number") from None
     return rounded
@@ -142,10 +145,10 @@ class Floats:
 
     def __init__(self, *names: str) -> None:
         self._names = names
-        self._fields: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(*names)
+        self._fields: Callable[[object], tuple[object, ...]] = operator.attrgetter(*names)
         self._image = struct.Struct(f"<{len(names)}f")
 
-    def __call__(self, structure: Any) -> tuple[float, ...]:
+    def __call__(self, structure: object) -> tuple[float, ...]:
         values = self._fields(structure)
         try:
             return self._image.unpack(self._image.pack(*values))
@@ -153,7 +156,7 @@ class Floats:
             return tuple(map(as_float, self._names, values))
 
 
-def extents_of(layout: Any, size: Sequence[Any]) -> tuple[int, ...]:
+def extents_of(layout: object, size: Sequence[object]) -> tuple[int, ...]:
     """Extents, fastest first; may contain zeros."""
     if not isinstance(layout, int) or layout not in _LAYOUTS:
         name = constant_name("BNNSDataLayout", layout)
@@ -190,7 +193,7 @@ def size_of(geometry: Geometry) -> str:
     return size_text(geometry.layout, geometry.extents)
 
 
-def geometry(layout: int, dtype: np.dtype[Any], extents: tuple[int, ...], given: Sequence[Any]) -> Geometry:
+def geometry(layout: int, dtype: DType, extents: tuple[int, ...], given: Sequence[object]) -> Geometry:
     """`given`: strides in elements, fastest first; 0 means contiguous, and so do strides left out for the slow axes."""
     strides: list[int] = []
     contiguous, fastest, reach, may_overlap = 1, 0, 0, False
@@ -223,16 +226,17 @@ def geometry(layout: int, dtype: np.dtype[Any], extents: tuple[int, ...], given:
     )
 
 
-def contiguous(like: Geometry, dtype: np.dtype[Any]) -> Geometry:
+def contiguous(like: Geometry, dtype: DType) -> Geometry:
     """A contiguous array of the same extents, with elements of this type."""
     return geometry(like.layout, dtype, like.extents, ())
 
 
-def geometry_of(layout: Any, size: Sequence[Any], stride: Sequence[Any], data_type: Any) -> Geometry:
-    return geometry(layout, dtype_of(data_type), extents_of(layout, size), stride)
+def geometry_of(layout: object, size: Sequence[object], stride: Sequence[object], data_type: object) -> Geometry:
+    extents = extents_of(layout, size)
+    return geometry(cast(int, layout), dtype_of(data_type), extents, stride)
 
 
-def bytes_of(name: str, data: Any) -> npt.NDArray[np.uint8]:
+def bytes_of(name: str, data: object) -> _Bytes:
     """The memory of an untyped workspace as contiguous bytes, without a copy."""
     try:
         return contiguous_bytes(data)
@@ -240,7 +244,7 @@ def bytes_of(name: str, data: Any) -> npt.NDArray[np.uint8]:
         raise Invalid(f"{name} {error}") from None
 
 
-def sized_bytes(name: str, data: Any, size_name: str, size: Any, least: int) -> npt.NDArray[np.uint8]:
+def sized_bytes(name: str, data: object, size_name: str, size: object, least: int) -> _Bytes:
     """The first `least` bytes of a workspace; `size` is the length that the caller claims."""
     claimed = as_size(size_name, size)
     if claimed < least:
@@ -251,7 +255,7 @@ def sized_bytes(name: str, data: Any, size_name: str, size: Any, least: int) -> 
     return memory if memory.size == least else memory[:least]
 
 
-def view_of(geometry: Geometry, data: Any, name: str = "data") -> Array:
+def view_of(geometry: Geometry, data: object, name: str = "data") -> Array:
     """The array over `data`, slowest axis first."""
     memory = _memory(name, data, geometry.dtype, geometry.shape, geometry.steps)
     needed = geometry.span * geometry.dtype.itemsize
@@ -262,25 +266,26 @@ def view_of(geometry: Geometry, data: Any, name: str = "data") -> Array:
     return view
 
 
-def elements_as(geometry: Geometry, data: Any, count: int) -> Array:
+def elements_as(geometry: Geometry, data: object, count: int) -> Array:
     """The first `count` elements in memory as an array of one axis, gaps included."""
     return view_of(geometry_of(c.BNNSDataLayoutVector, (count,), (0,), data_type_of(geometry.dtype)), data)
 
 
-def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int, field: str = "") -> Array:
+def batch_view(name: str, geometry: Geometry, data: object, batch: int, stride: int, field: str = "") -> Array:
     """`batch` samples of a geometry, `stride` elements apart, as ``[batch, ...]``. Returns `data` itself if it matches.
 
     `field` (".data" or nothing) completes the name in messages.
     """
     dtype = geometry.dtype
     shape = (batch, *geometry.shape)
-    plain = type(data) is np.ndarray and data.dtype is dtype and data.flags.c_contiguous
-    if plain and data.shape == shape and geometry.dense and (stride == geometry.elements or batch == 1):
-        array: Array = data
-        return array
+    plain: Array | None = None
+    if type(data) is np.ndarray and data.dtype is dtype and data.flags.c_contiguous:
+        if data.shape == shape and geometry.dense and (stride == geometry.elements or batch == 1):
+            return data
+        plain = data
     # The stride of a single sample is not used, and may be out of range.
     steps = (stride * dtype.itemsize if batch > 1 else 0, *geometry.steps)
-    memory: Array = data if plain else _memory(name + field, data, dtype, shape, steps)
+    memory = _memory(name + field, data, dtype, shape, steps) if plain is None else plain
     needed = ((batch - 1) * stride + geometry.span) * dtype.itemsize
     if needed > memory.nbytes:
         raise Invalid(
@@ -291,7 +296,7 @@ def batch_view(name: str, geometry: Geometry, data: Any, batch: int, stride: int
     return view
 
 
-def _memory(name: str, data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], steps: tuple[int, ...]) -> Array:
+def _memory(name: str, data: object, dtype: DType, shape: tuple[int, ...], steps: tuple[int, ...]) -> Array:
     """The memory of `data`, for an array of this dtype, shape and steps.
 
     Raw memory can hold any array. Typed elements must have this dtype. If they are contiguous, any shape fits; if not,
@@ -341,11 +346,11 @@ def _begins(given: tuple[int, int], wanted: tuple[int, int]) -> bool:
     return given[1] == wanted[1] and wanted[0] <= given[0]
 
 
-def _type_name(dtype: np.dtype[Any]) -> str:
+def _type_name(dtype: DType) -> str:
     return str(dtype) if dtype.isnative else f"{dtype.str} (non-native byte order)"
 
 
-def _disagreement(dtype: np.dtype[Any]) -> str:
+def _disagreement(dtype: DType) -> str:
     shown = constant_name("BNNSDataType", data_type_of(dtype))
     return f"its descriptor says {shown}: pass an array of {dtype} (astype converts the values, view keeps the bits)"
 
@@ -385,7 +390,7 @@ def check_indices(name: str, indices: Array, bound: int, what: str, refusal: typ
         raise refusal(f"{name} has the index {wrong.flat[0]}, but {what}")
 
 
-def address_of(data: Any) -> int:
+def address_of(data: object) -> int:
     """The address of an object's memory; 0 for None."""
     if data is None:
         return 0
@@ -397,16 +402,22 @@ def address_of(data: Any) -> int:
 # ---- filter parameters ----------------------------------------------------------------------------------------------
 
 
-def threads_of(n_threads: Any) -> int | None:
+def threads_of(n_threads: object) -> int | None:
     """The number of threads to use, at most one per CPU; None for the default."""
     return min(as_size("n_threads", n_threads), os.cpu_count() or 1) or None
 
 
-def _c_memory(address: int, size: int, owner: Arena) -> Any:
+def _c_memory(address: int, size: int, owner: Arena) -> memoryview:
     """Memory from a C allocator. Arrays over it keep the arena alive, which frees the memory at its end."""
     memory = (ctypes.c_ubyte * size).from_address(address)
     memory.owner = owner  # type: ignore[attr-defined]
-    return memory
+    return memoryview(memory)
+
+
+def _function(name: str, function: object) -> Callable[..., object] | None:
+    if function is None or callable(function):
+        return function
+    raise Invalid(f"{name} is of type {type(function).__name__}, which is not callable")
 
 
 class Arena:
@@ -418,14 +429,11 @@ class Arena:
 
     _ALIGNMENT: Final = 64  # a cache line
 
-    def __init__(self, alloc_memory: Any, free_memory: Any) -> None:
-        for name, function in (("alloc_memory", alloc_memory), ("free_memory", free_memory)):
-            if function is not None and not callable(function):
-                raise Invalid(f"{name} is of type {type(function).__name__}, which is not callable")
-        self._alloc, self._free = alloc_memory, free_memory
-        self._blocks: dict[int, Any] = {}  # allocated blocks by address
+    def __init__(self, alloc_memory: object, free_memory: object) -> None:
+        self._alloc, self._free = _function("alloc_memory", alloc_memory), _function("free_memory", free_memory)
+        self._blocks: dict[int, object] = {}  # allocated blocks by address
 
-    def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def allocate(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """An array of unspecified contents."""
         if self._alloc is None:
             return np.empty(shape, dtype)
@@ -437,11 +445,11 @@ class Arena:
                 code = self._alloc(ctypes.byref(pointer), ctypes.c_size_t(self._ALIGNMENT), ctypes.c_size_t(size))
             except ctypes.ArgumentError as error:
                 raise Invalid(f"alloc_memory is not int (void **, size_t, size_t): {error}") from None
-            block: Any = pointer.value
-            if code == 0 and block:
-                memory = np.frombuffer(memoryview(_c_memory(block, size, self)), np.uint8)
+            block: object = pointer.value
+            if code == 0 and pointer.value:
+                memory = np.frombuffer(_c_memory(pointer.value, size, self), np.uint8)
         else:
-            memptr: list[Any] = [None]
+            memptr: list[object] = [None]
             try:
                 code = self._alloc(memptr, self._ALIGNMENT, size)
             except Exception as error:
@@ -477,10 +485,10 @@ class Arena:
         while self._blocks:
             self._release(self._blocks.popitem()[1])
 
-    def _release(self, block: Any) -> None:
+    def _release(self, block: object) -> None:
         if self._free is None:
             return
         try:
-            self._free(ctypes.c_void_p(block) if isinstance(self._free, C_FUNCTION) else block)
+            self._free(ctypes.c_void_p(cast(int, block)) if isinstance(self._free, C_FUNCTION) else block)
         except Exception as error:
             note(f"free_memory raised {type(error).__name__}: {error}")

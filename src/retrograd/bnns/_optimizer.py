@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from ..ops._planned import Planned
 from ..ops.optimizer import adam_step, rmsprop_step, sgd_step
@@ -119,30 +119,65 @@ class BNNSOptimizerRMSPropWithClippingFields(_RMSProp):
     clip_gradients_use_norm: Float
 
 
-class _Function(NamedTuple):
-    fields: type[Structure]
-    decoupled: bool = False  # AdamW
-    amsgrad: bool = False
+# ---- algorithms -----------------------------------------------------------------------------------------------------
 
-
+_Sgd: TypeAlias = BNNSOptimizerSGDMomentumFields | BNNSOptimizerSGDMomentumWithClippingFields
+_Adam: TypeAlias = BNNSOptimizerAdamFields | BNNSOptimizerAdamWithClippingFields
+_RmsProp: TypeAlias = BNNSOptimizerRMSPropFields | BNNSOptimizerRMSPropWithClippingFields
+_Fields: TypeAlias = _Sgd | _Adam | _RmsProp
+# The kinds of accumulators in Apple's order, by their names in the array functions; and options of these functions.
+_Read: TypeAlias = tuple[tuple[str, ...], dict[str, object]]
 _COMMON_FLOATS: Final = Floats("learning_rate", "gradient_scale", "regularization_scale")
 _ADAM_FLOATS: Final = Floats("time_step", "beta1", "beta2", "epsilon")
+_MOMENTS: Final = ("first_moments", "second_moments", "largest_second_moments")
+
+
+def _sgd(fields: _Sgd) -> _Read:
+    momentum = as_float("momentum", fields.momentum)
+    # With Nesterov, Apple's third variant equals the second.
+    variants = {0: "step", 1: "gradient", 2: "gradient" if fields.nesterov else "descent"}
+    if fields.sgd_momentum_variant not in variants:
+        raise Invalid(f"sgd_momentum_variant is {fields.sgd_momentum_variant!r}, must be 0, 1 or 2")
+    nesterov, velocity_of = bool(fields.nesterov and momentum), variants[fields.sgd_momentum_variant]
+    options: dict[str, object] = {"momentum": momentum, "nesterov": nesterov, "velocity_of": velocity_of}
+    return ("velocities",) if momentum else (), options
+
+
+def _adam(fields: _Adam, kinds: int = 2) -> _Read:
+    step, beta1, beta2, eps = _ADAM_FLOATS(fields)
+    return _MOMENTS[:kinds], {"step": step, "beta1": beta1, "beta2": beta2, "eps": eps, "epsilon_hat": True}
+
+
+def _rmsprop(fields: _RmsProp) -> _Read:
+    alpha, eps, momentum = (as_float(name, getattr(fields, name)) for name in ("alpha", "epsilon", "momentum"))
+    kinds = ("squares", *(("means",) if fields.centered else ()), *(("velocities",) if momentum else ()))
+    return kinds, {"alpha": alpha, "eps": eps, "momentum": momentum, "velocity_of": "step"}
+
+
+class _Algorithm(NamedTuple):
+    name: str
+    structures: tuple[type[Structure], type[Structure]]  # without and with clipping by norms
+    step: Callable[..., None]
+    read: Callable[..., _Read]
+    decoupled: bool = False  # AdamW
+
+
+_amsgrad: Final = partial(_adam, kinds=3)
 _SGD_FIELDS: Final = (BNNSOptimizerSGDMomentumFields, BNNSOptimizerSGDMomentumWithClippingFields)
 _ADAM_FIELDS: Final = (BNNSOptimizerAdamFields, BNNSOptimizerAdamWithClippingFields)
 _RMSPROP_FIELDS: Final = (BNNSOptimizerRMSPropFields, BNNSOptimizerRMSPropWithClippingFields)
-_FUNCTIONS: Final = {
-    c.BNNSOptimizerFunctionSGDMomentum: _Function(_SGD_FIELDS[0]),
-    c.BNNSOptimizerFunctionAdam: _Function(_ADAM_FIELDS[0]),
-    c.BNNSOptimizerFunctionRMSProp: _Function(BNNSOptimizerRMSPropFields),
-    c.BNNSOptimizerFunctionAdamW: _Function(_ADAM_FIELDS[0], decoupled=True),
-    c.BNNSOptimizerFunctionAdamAMSGrad: _Function(_ADAM_FIELDS[0], amsgrad=True),
-    c.BNNSOptimizerFunctionAdamWAMSGrad: _Function(_ADAM_FIELDS[0], decoupled=True, amsgrad=True),
-    c.BNNSOptimizerFunctionSGDMomentumWithClipping: _Function(_SGD_FIELDS[1]),
-    c.BNNSOptimizerFunctionAdamWithClipping: _Function(_ADAM_FIELDS[1]),
-    c.BNNSOptimizerFunctionRMSPropWithClipping: _Function(BNNSOptimizerRMSPropWithClippingFields),
-    c.BNNSOptimizerFunctionAdamWWithClipping: _Function(_ADAM_FIELDS[1], decoupled=True),
-    c.BNNSOptimizerFunctionAdamAMSGradWithClipping: _Function(_ADAM_FIELDS[1], amsgrad=True),
-    c.BNNSOptimizerFunctionAdamWAMSGradWithClipping: _Function(_ADAM_FIELDS[1], decoupled=True, amsgrad=True),
+_ALGORITHMS: Final = (
+    _Algorithm("SGDMomentum", _SGD_FIELDS, sgd_step, _sgd),
+    _Algorithm("Adam", _ADAM_FIELDS, adam_step, _adam),
+    _Algorithm("RMSProp", _RMSPROP_FIELDS, rmsprop_step, _rmsprop),
+    _Algorithm("AdamW", _ADAM_FIELDS, adam_step, _adam, decoupled=True),
+    _Algorithm("AdamAMSGrad", _ADAM_FIELDS, adam_step, _amsgrad),
+    _Algorithm("AdamWAMSGrad", _ADAM_FIELDS, adam_step, _amsgrad, decoupled=True),
+)
+_FUNCTIONS: Final[dict[int, tuple[_Algorithm, type[Structure]]]] = {
+    getattr(c, f"BNNSOptimizerFunction{algorithm.name}{suffix}"): (algorithm, structure)
+    for algorithm in _ALGORITHMS
+    for suffix, structure in zip(("", "WithClipping"), algorithm.structures, strict=True)
 }
 
 
@@ -165,91 +200,33 @@ def BNNSOptimizerStep(
     chosen = _FUNCTIONS.get(function) if isinstance(function, int) else None
     if chosen is None:
         raise Invalid(f"function is {function!r}, must be from 1 to {len(_FUNCTIONS)}")
-    fields: Any = OptimizerAlgFields
-    if type(fields) is not chosen.fields:
+    algorithm, structure = chosen
+    if type(OptimizerAlgFields) is not structure:
         shown = constant_name("BNNSOptimizerFunction", function)
-        raise Invalid(f"{shown} takes {chosen.fields.__name__}, not {type(fields).__name__}")
-    options = _options(fields, chosen.decoupled)
+        raise Invalid(f"{shown} takes {structure.__name__}, not {type(OptimizerAlgFields).__name__}")
+    kinds, options = algorithm.read(OptimizerAlgFields)
+    options.update(_options(cast(_Fields, OptimizerAlgFields), algorithm.decoupled))
     if filter_params is not None:
         options["num_threads"] = threads_of(checked_parameters(filter_params).n_threads)
     count = as_size("number_of_parameters", number_of_parameters)
-    kinds, momentum = _accumulators(fields, chosen)
-    weights, weight_gradients, *states = _arrays(parameters, gradients, accumulators, count, kinds)
+    weights, weight_gradients, *states = _arrays(parameters, gradients, accumulators, count, len(kinds))
     try:
-        _step(chosen, fields, momentum, weights, weight_gradients, states, options)
+        algorithm.step(weights, weight_gradients, **dict(zip(kinds, states, strict=True)), **options)
     except (ValueError, TypeError) as error:
-        raise with_apples_names(error, _rename(fields, count)) from None
+        raise with_apples_names(error, _rename(kinds, count)) from None
     if options["learning_rate"] == 0:
         advise_once("learning_rate is 0: the parameters do not change")
     if options["gradient_scale"] == 0:
         advise_once("gradient_scale is 0: gradients have no effect")
     if options.get("clip") == (0, 0):
         advise_once("clip_gradients_min and clip_gradients_max are 0: gradients have no effect")
-    if as_float("epsilon", getattr(fields, "epsilon", 1.0)) == 0:
+    if options.get("eps") == 0:
         advise_once("epsilon is 0: parameters whose gradient is 0 become NaN")
     return 0
 
 
-def _step(
-    chosen: _Function,
-    fields: Any,
-    momentum: float,
-    weights: list[Array],
-    gradients: list[Array],
-    states: list[list[Array]],
-    options: dict[str, Any],
-) -> None:
-    if isinstance(fields, _SGD_FIELDS):
-        # With Nesterov, Apple's third variant equals the second.
-        variants = {0: "step", 1: "gradient", 2: "gradient" if fields.nesterov else "descent"}
-        velocity_of = variants.get(fields.sgd_momentum_variant)
-        if velocity_of is None:
-            raise Invalid(f"sgd_momentum_variant is {fields.sgd_momentum_variant!r}, must be 0, 1 or 2")
-        sgd_step(
-            weights,
-            gradients,
-            *states,
-            momentum=momentum,
-            nesterov=bool(fields.nesterov and momentum),
-            velocity_of=velocity_of,  # type: ignore[arg-type]
-            **options,
-        )
-    elif isinstance(fields, _ADAM_FIELDS):
-        step, beta1, beta2, eps = _ADAM_FLOATS(fields)
-        adam_step(
-            weights,
-            gradients,
-            *states,
-            step=step,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            epsilon_hat=True,
-            decoupled=chosen.decoupled,
-            **options,
-        )
-    elif isinstance(fields, _RMSPROP_FIELDS):
-        rmsprop_step(
-            weights,
-            gradients,
-            states[0],
-            means=states[1] if fields.centered else None,
-            velocities=states[-1] if momentum else None,
-            alpha=as_float("alpha", fields.alpha),
-            eps=as_float("epsilon", fields.epsilon),
-            momentum=momentum,
-            velocity_of="step",
-            **options,
-        )
-
-
-def _rename(fields: Any, count: int) -> Rename:
+def _rename(kinds: tuple[str, ...], count: int) -> Rename:
     """From the array functions' argument names to Apple's."""
-    kinds: dict[str, int] = {"velocities": 0}
-    if isinstance(fields, _ADAM_FIELDS):
-        kinds = {"first_moments": 0, "second_moments": 1, "largest_second_moments": 2}
-    elif isinstance(fields, _RMSPROP_FIELDS):
-        kinds = {"squares": 0, "means": 1, "velocities": 1 + bool(fields.centered)}
     names: dict[str, str | Callable[[int], str]] = {
         "eps": "epsilon",
         "step": "time_step",
@@ -260,8 +237,7 @@ def _rename(fields: Any, count: int) -> Rename:
         "maximum_norm_each": "clip_gradients_max_norm",
         "known_norm": "clip_gradients_use_norm",
     }
-    for name, kind in kinds.items():
-        names[name] = partial(_accumulator, kind * count)
+    names.update((name, partial(_accumulator, kind * count)) for kind, name in enumerate(kinds))
     return renaming(names)
 
 
@@ -269,12 +245,12 @@ def _accumulator(first: int, index: int) -> str:
     return f"accumulators[{first + index}]"
 
 
-def _options(fields: Any, decoupled: bool) -> dict[str, Any]:
+def _options(fields: _Fields, decoupled: bool) -> dict[str, object]:
     """Options that all optimizers share: learning rate, gradient scale, clipping, regularization."""
     rate, scale, strength = _COMMON_FLOATS(fields)
-    options: dict[str, Any] = {"learning_rate": rate, "gradient_scale": scale, "clip_before_scale": True}
+    options: dict[str, object] = {"learning_rate": rate, "gradient_scale": scale, "clip_before_scale": True}
     if decoupled:  # AdamW ignores regularization_func
-        options["weight_decay"] = strength
+        options |= {"weight_decay": strength, "decoupled": True}
     elif fields.regularization_func == c.BNNSOptimizerRegularizationL1:
         options["l1"] = strength
     elif fields.regularization_func == c.BNNSOptimizerRegularizationL2:
@@ -282,40 +258,31 @@ def _options(fields: Any, decoupled: bool) -> dict[str, Any]:
     elif fields.regularization_func != c.BNNSOptimizerRegularizationNone:
         raise Invalid(f"regularization_func is {fields.regularization_func!r}, must be 0, 1 or 2")
 
-    if hasattr(fields, "clipping_func"):
-        clipping = fields.clipping_func
-    else:
-        clipping = c.BNNSOptimizerClippingByValue if fields.clip_gradients else c.BNNSOptimizerClippingNone
+    def number(name: str) -> float:
+        return as_float(f"clip_gradients_{name}", getattr(fields, f"clip_gradients_{name}"))
+
+    clips = getattr(fields, "clip_gradients", False)
+    by_value = c.BNNSOptimizerClippingByValue if clips else c.BNNSOptimizerClippingNone
+    clipping = getattr(fields, "clipping_func", by_value)
     if clipping == c.BNNSOptimizerClippingByValue:
-        low, high = fields.clip_gradients_min, fields.clip_gradients_max
-        options["clip"] = as_float("clip_gradients_min", low), as_float("clip_gradients_max", high)
+        options["clip"] = number("min"), number("max")
     elif clipping == c.BNNSOptimizerClippingByNorm:
-        options["maximum_norm_each"] = as_float("clip_gradients_max_norm", fields.clip_gradients_max_norm)
+        options["maximum_norm_each"] = number("max_norm")
     elif clipping == c.BNNSOptimizerClippingByGlobalNorm:
-        options["maximum_norm"] = as_float("clip_gradients_max_norm", fields.clip_gradients_max_norm)
-        options["known_norm"] = as_float("clip_gradients_use_norm", fields.clip_gradients_use_norm) or None
+        options |= {"maximum_norm": number("max_norm"), "known_norm": number("use_norm") or None}
     elif clipping != c.BNNSOptimizerClippingNone:
         raise Invalid(f"clipping_func is {clipping!r}, must be from 0 to 3")
     return options
 
 
-def _accumulators(fields: Any, chosen: _Function) -> tuple[int, float]:
-    """The number of kinds of accumulators, and the momentum that it depends on."""
-    if isinstance(fields, _ADAM_FIELDS):
-        return 3 if chosen.amsgrad else 2, 0.0
-    momentum = as_float("momentum", fields.momentum)
-    always = 0 if isinstance(fields, _SGD_FIELDS) else 1 + bool(fields.centered)
-    return always + int(momentum != 0), momentum
-
-
-def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kinds: int) -> list[list[Array]]:
+def _arrays(parameters: object, gradients: object, accumulators: object, count: int, kinds: int) -> list[list[Array]]:
     """Lists of `count` arrays: parameters, gradients, and each kind of accumulator."""
     given = [("parameters", parameters, 1), ("gradients", gradients, 1)]
     if kinds:
         given.append(("accumulators", accumulators, kinds))
-    descriptors: list[Any] = []
+    descriptors: list[object] = []
     for name, listed, groups in given:
-        if type(listed) is not list and (not isinstance(listed, Sequence) or isinstance(listed, (str, bytes))):
+        if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
             shown = "NULL" if listed is None else f"of type {type(listed).__name__}"
             raise Invalid(f"{name} is {shown}, must be a list of descriptors")
         if len(listed) < groups * count:
@@ -327,31 +294,29 @@ def _arrays(parameters: Any, gradients: Any, accumulators: Any, count: int, kind
 
 
 @Planned
-def _checked_arrays(*arguments: Any) -> list[list[Array]]:
+def _checked_arrays(*arguments: object) -> list[list[Array]]:
     """The arrays of the descriptors, in lists of `count`. The last argument is that count."""
     *descriptors, count = arguments
+    assert isinstance(count, int)
     checked: list[Array] = []
     for index, descriptor in enumerate(descriptors):
         kind, position = divmod(index, count)
         name = ("parameters", "gradients", "accumulators")[min(kind, 2)]
         label = f"{name}[{position + count * max(kind - 2, 0)}]"
-        array = _checked_array(label, descriptor, name != "gradients")
-        if kind and array.shape != checked[position].shape:
-            raise unlike(label, descriptor.geometry(), f"parameters[{position}]", descriptors[position].geometry())
-        checked.append(array)
+        if not isinstance(descriptor, BNNSNDArrayDescriptor):
+            shown = "NULL" if descriptor is None else f"of type {type(descriptor).__name__}"
+            raise Invalid(f"{label} is {shown}, must be a BNNSNDArrayDescriptor")
+        if descriptor.data_type != c.BNNSDataTypeFloat32:
+            shown = constant_name("BNNSDataType", descriptor.data_type)
+            raise Invalid(f"{label}.data_type is {shown}, must be BNNSDataTypeFloat32")
+        view = viewed(label, descriptor)
+        if not view.flags.c_contiguous:
+            stride, size = descriptor.stride, descriptor.size
+            raise Invalid(f"{label}.stride is {stride!r}, must be 0 or contiguous for size={size!r}")
+        if name != "gradients":
+            check_writable(f"{label}.data", view)
+        like = descriptors[position]
+        if isinstance(like, BNNSNDArrayDescriptor) and kind and view.shape != checked[position].shape:
+            raise unlike(label, descriptor.geometry(), f"parameters[{position}]", like.geometry())
+        checked.append(view)
     return [checked[first : first + count] for first in range(0, len(checked), count)]
-
-
-def _checked_array(name: str, descriptor: Any, written: bool) -> Array:
-    if not isinstance(descriptor, BNNSNDArrayDescriptor):
-        shown = "NULL" if descriptor is None else f"of type {type(descriptor).__name__}"
-        raise Invalid(f"{name} is {shown}, must be a BNNSNDArrayDescriptor")
-    if descriptor.data_type != c.BNNSDataTypeFloat32:
-        shown = constant_name("BNNSDataType", descriptor.data_type)
-        raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
-    view = viewed(name, descriptor)
-    if not view.flags.c_contiguous:
-        raise Invalid(f"{name}.stride is {descriptor.stride!r}, must be 0 or contiguous for size={descriptor.size!r}")
-    if written:
-        check_writable(f"{name}.data", view)
-    return view

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from . import _constants as c
 from ._conversion import INTEGERS, PLAIN, converted
-from ._copy import check_unrotated
+from ._direct import Operand, as_stored, check_unrotated
 from ._failure import Invalid, status
-from ._filter import FLOATS, BNNSFilter, checked_batch, put, source_samples, target_samples
-from ._layer import Parameter, checked_layer, logical, output_geometry, typed_geometry
+from ._filter import FLOATS, BNNSFilter, checked_batch, put
+from ._layer import Parameter, checked_layer, logical
 from ._memory import Array, as_size, check_disjoint, listed
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Size, Structure, UInt32
@@ -56,15 +56,16 @@ class BNNSLayerParametersQuantization(Structure):
 class QuantizationFilter(BNNSFilter):
     """See :func:`BNNSDirectApplyQuantizer`. Also the second stage of fused filters."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
-        layer = checked_layer(BNNSLayerParametersQuantization, layer)
+    def __init__(self, layer_params: object, parameters: object) -> None:
+        layer = checked_layer(BNNSLayerParametersQuantization, layer_params)
         super().__init__(parameters)
         if layer.function not in _FUNCTIONS or isinstance(layer.function, bool):
             raise Invalid(f"function is {layer.function!r}, which is not a BNNSQuantizerFunction")
         self._quantizes = layer.function == c.BNNSQuantizerFunctionQuantize
         sources, targets = (_HIGHER, _LOWER) if self._quantizes else (_LOWER, _HIGHER)
-        self.input = typed_geometry("i_desc", layer.i_desc, sources)
-        self.output = output_geometry("o_desc", layer.o_desc, targets)
+        self.source = Operand("i_desc", sources, rotated=True, order=as_stored)
+        self.target = Operand("o_desc", targets, written=True, rotated=True, order=as_stored)
+        self.input, self.output = self.source.geometry(layer.i_desc), self.target.geometry(layer.o_desc)
         size, given = (listed(geometry.layout, geometry.extents) for geometry in (self.input, self.output))
         if given != size:
             raise Invalid(f"o_desc.size is {given}, expected {size} as in i_desc")
@@ -79,7 +80,7 @@ class QuantizationFilter(BNNSFilter):
         self.bias = self._operand("bias", layer.bias, size)
 
     @staticmethod
-    def _checked_axis(axis_mask: Any, rank: int) -> int | None:
+    def _checked_axis(axis_mask: object, rank: int) -> int | None:
         mask = as_size("axis_mask", axis_mask)
         if mask >> rank + 1:
             raise Invalid(f"axis_mask is {mask:#x}, but i_desc has {rank} axes, and bit {rank} is the batch")
@@ -150,13 +151,9 @@ def BNNSDirectApplyQuantizer(
     filter = QuantizationFilter(layer_params, filter_params)
     try:
         batch = checked_batch(batch_size)
-        y = target_samples(
-            "o_desc", filter.output, layer_params.o_desc.data, batch, output_stride, ".data", "output_stride"
-        )
-        x = source_samples(
-            "i_desc", filter.input, layer_params.i_desc.data, batch, input_stride, ".data", "input_stride"
-        )
-        filter.write(x, y, "o_desc.data")
+        y = filter.target.samples(layer_params.o_desc, batch, output_stride, "output_stride")
+        x = filter.source.samples(layer_params.i_desc, batch, input_stride, "input_stride")
+        filter.write(x.array, y.array, "o_desc.data")
     finally:
         filter.destroy()
     return 0

@@ -10,18 +10,18 @@ import math
 import secrets
 import struct
 import threading
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _constants as c
 from ._conversion import INTEGERS
+from ._direct import Descriptor, Given, Operand, Operands, Parameters, as_stored, floating
 from ._failure import Invalid, Unsupported, status
-from ._filter import FLOATS, check_same_type, checked_descriptor, checked_parameters, overlapping, put, unlike, viewed
+from ._filter import checked_parameters, unlike
 from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writable, is_first_major
 from ._names import constant_name
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
 __all__ = [
     "BNNSCreateRandomGenerator",
@@ -37,6 +37,7 @@ __all__ = [
     "BNNSRandomGeneratorStateSize",
 ]
 
+_Doubles: TypeAlias = npt.NDArray[np.float64]
 _STATE: Final = struct.Struct("<8sQQ")  # a magic number, the seed, the position
 _MAGIC: Final = b"RGBNNSR1"
 
@@ -47,7 +48,7 @@ class BNNSRandomGenerator:
     Threads may share one: a call that fills an array has it to itself.
     """
 
-    def __init__(self, method: Any, seed: int, parameters: Any) -> None:
+    def __init__(self, method: object, seed: int, parameters: object) -> None:
         if method != c.BNNSRandomGeneratorMethodAES_CTR:
             raise Invalid(f"method is {method!r}, must be BNNSRandomGeneratorMethodAES_CTR")
         checked_parameters(parameters)
@@ -64,7 +65,7 @@ class BNNSRandomGenerator:
         self.position = (self.position + count) % 2**64
         return drawn
 
-    def uniform(self, count: int) -> npt.NDArray[np.float64]:
+    def uniform(self, count: int) -> _Doubles:
         """Numbers in [0, 1), multiples of 2**-53."""
         return np.asarray((self.bits(count) >> np.uint64(11)) * 2.0**-53)
 
@@ -80,13 +81,16 @@ class BNNSRandomGenerator:
             left = left[~fits]
         return np.asarray((found + np.uint64(low % 2**64)).view(np.int64))
 
-    def normal(self, count: int) -> npt.NDArray[np.float64]:
+    def normal(self, count: int) -> _Doubles:
         """Numbers of the standard normal distribution, by Box and Muller, each from two uniform ones."""
         pairs = self.uniform(2 * count).reshape(count, 2)
         return np.asarray(np.sqrt(-2.0 * np.log1p(-pairs[:, 0])) * np.cos(2.0 * math.pi * pairs[:, 1]))
 
 
-def _checked(generator: Any) -> BNNSRandomGenerator:
+Generator: TypeAlias = BNNSRandomGenerator | None
+
+
+def _checked(generator: object) -> BNNSRandomGenerator:
     if generator is None:
         raise Invalid("generator is NULL")
     if not isinstance(generator, BNNSRandomGenerator):
@@ -96,23 +100,15 @@ def _checked(generator: Any) -> BNNSRandomGenerator:
     return generator
 
 
-def _target(descriptor: Any, types: tuple[int, ...], kind: str) -> Array:
-    """The array to fill."""
-    if checked_descriptor("desc", descriptor).data_type not in types:
-        shown = constant_name("BNNSDataType", descriptor.data_type)
-        raise Unsupported(f"desc.data_type is {shown}; it must be {kind}")
-    array = viewed("desc", descriptor)
-    if descriptor.geometry().may_overlap:
-        raise overlapping("desc", descriptor.geometry())
-    check_writable("desc.data", array)
-    return array
-
-
 _PRECISION: Final = {"float32": 24, "float16": 11, "bfloat16": 8}  # bits
-_FLOATING: Final = "Float32, Float16 or BFloat16"
+_NUMBERS: Final = Operands(floating("desc", written=True))
+_INTEGERS: Final = Operands(
+    Operand("desc", INTEGERS, written=True, rotated=True, order=as_stored, kind="an integer type")
+)
+_CATEGORIES: Final = Operands(floating("desc", written=True), floating("probabilities", like="desc"))
 
 
-def _finite(name: str, value: Any) -> float:
+def _finite(name: str, value: object) -> float:
     number = as_float(name, value)
     if not math.isfinite(number):
         raise Invalid(f"{name} is {number}, must be finite")
@@ -123,23 +119,19 @@ def _finite(name: str, value: Any) -> float:
 
 
 @status(None)
-def BNNSCreateRandomGenerator(
-    method: int, filter_params: BNNSFilterParameters | None = None
-) -> BNNSRandomGenerator | None:
+def BNNSCreateRandomGenerator(method: int, filter_params: Parameters = None) -> Generator:
     """Create a generator with a random seed. None on failure."""
     return BNNSRandomGenerator(method, secrets.randbits(64), filter_params)
 
 
 @status(None)
-def BNNSCreateRandomGeneratorWithSeed(
-    method: int, seed: int, filter_params: BNNSFilterParameters | None = None
-) -> BNNSRandomGenerator | None:
+def BNNSCreateRandomGeneratorWithSeed(method: int, seed: int, filter_params: Parameters = None) -> Generator:
     """Create a generator with a seed of 64 bits: equal seeds draw equal numbers. None on failure."""
     return BNNSRandomGenerator(method, as_size("seed", seed), filter_params)
 
 
 @status(None, clears=False)
-def BNNSDestroyRandomGenerator(generator: BNNSRandomGenerator | None) -> None:
+def BNNSDestroyRandomGenerator(generator: Generator) -> None:
     """Release a generator. None and generators that have already been destroyed are accepted."""
     if generator is not None:
         if not isinstance(generator, BNNSRandomGenerator):
@@ -148,14 +140,14 @@ def BNNSDestroyRandomGenerator(generator: BNNSRandomGenerator | None) -> None:
 
 
 @status(0)
-def BNNSRandomGeneratorStateSize(generator: BNNSRandomGenerator | None) -> int:
+def BNNSRandomGeneratorStateSize(generator: Generator) -> int:
     """Return the bytes of a generator's state. 0 on failure."""
     _checked(generator)
     return _STATE.size
 
 
 @status(-1)
-def BNNSRandomGeneratorGetState(generator: BNNSRandomGenerator | None, state_size: int, state: Any) -> int:
+def BNNSRandomGeneratorGetState(generator: Generator, state_size: int, state: object) -> int:
     """Write the state to a buffer, from which :func:`BNNSRandomGeneratorSetState` continues. 0, or -1 on failure."""
     checked = _checked(generator)
     memory = _state("state", state_size, state)
@@ -166,7 +158,7 @@ def BNNSRandomGeneratorGetState(generator: BNNSRandomGenerator | None, state_siz
 
 
 @status(-1)
-def BNNSRandomGeneratorSetState(generator: BNNSRandomGenerator | None, state_size: int, state: Any) -> int:
+def BNNSRandomGeneratorSetState(generator: Generator, state_size: int, state: object) -> int:
     """Continue from a state that :func:`BNNSRandomGeneratorGetState` has written. 0, or -1 on failure."""
     checked = _checked(generator)
     magic, seed, position = _STATE.unpack_from(_state("state", state_size, state).data)
@@ -177,7 +169,7 @@ def BNNSRandomGeneratorSetState(generator: BNNSRandomGenerator | None, state_siz
     return 0
 
 
-def _state(name: str, state_size: Any, state: Any) -> Array:
+def _state(name: str, state_size: object, state: object) -> Array:
     size = as_size("state_size", state_size)
     if size < _STATE.size:
         raise Invalid(f"state_size is {size}, but the state has {_STATE.size} bytes")
@@ -193,27 +185,25 @@ def _state(name: str, state_size: Any, state: Any) -> Array:
 
 
 @status(-1)
-def BNNSRandomFillUniformFloat(
-    generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: float, b: float
-) -> int:
+def BNNSRandomFillUniformFloat(generator: Generator, desc: Descriptor, a: float, b: float) -> int:
     """Fill an array with numbers that are uniform in [a, b). 0, or -1 on failure."""
-    checked, target = _checked(generator), _target(desc, FLOATS, _FLOATING)
+    checked, (target,) = _checked(generator), _NUMBERS(desc)
     low, high = _finite("a", a), _finite("b", b)
     if low > high:
         raise Invalid(f"a is {low}, must be at most b, which is {high}")
     # Rounding must not leave the interval: the first and the last number of this type in it.
-    first, last = _in_interval(low, high, target.dtype)
+    dtype = target.array.dtype
+    first, last = _in_interval(low, high, dtype)
     if first > last:
         shown = constant_name("BNNSDataType", desc.data_type)
         raise Invalid(f"there is no {shown} in [a, b), which is [{low}, {high})")
     with checked.lock:
-        numbers = low + (high - low) * checked.uniform(target.size)
-    rounded = numbers.astype(target.dtype).astype(np.float64)
-    put(target, np.clip(rounded, first, last).astype(target.dtype).reshape(target.shape), False)
+        numbers = low + (high - low) * checked.uniform(target.array.size)
+    target.fill(np.clip(numbers.astype(dtype).astype(np.float64), first, last))
     return 0
 
 
-def _in_interval(low: float, high: float, dtype: np.dtype[Any]) -> tuple[float, float]:
+def _in_interval(low: float, high: float, dtype: npt.DTypeLike) -> tuple[float, float]:
     """The smallest number of a type that is at least `low`, and the largest below `high` (or `low`, if they agree)."""
     with np.errstate(all="ignore"):
         first, last = (np.asarray(value).astype(dtype) for value in (low, high))
@@ -225,7 +215,7 @@ def _in_interval(low: float, high: float, dtype: np.dtype[Any]) -> tuple[float, 
 
 
 @status(-1)
-def BNNSRandomFillUniformInt(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: int, b: int) -> int:
+def BNNSRandomFillUniformInt(generator: Generator, desc: Descriptor, a: int, b: int) -> int:
     """Fill an array with integers that are uniform in [a, b). 0, or -1 on failure."""
     low, high = as_signed("a", a, 64), as_signed("b", b, 64)
     if low >= high:
@@ -235,7 +225,7 @@ def BNNSRandomFillUniformInt(generator: BNNSRandomGenerator | None, desc: BNNSND
 
 
 @status(-1, name="BNNSRandomFillUniformInt")
-def fill_closed(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, a: int, b: int) -> int:
+def fill_closed(generator: Generator, desc: Descriptor, a: int, b: int) -> int:
     """The same for a range that includes b, as in Swift. Not one of Apple's functions."""
     low, high = as_signed("a", a, 64), as_signed("b", b, 64)
     if low > high:
@@ -244,81 +234,72 @@ def fill_closed(generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescript
     return 0
 
 
-def fill_integers(generator: Any, desc: Any, low: int, high: int) -> None:
+def fill_integers(generator: object, desc: Descriptor, low: int, high: int) -> None:
     """Fill an array with integers from `low` to `high`, both included."""
-    checked, target = _checked(generator), _target(desc, INTEGERS, "an integer type")
-    limits = np.iinfo(target.dtype)
+    checked, (target,) = _checked(generator), _INTEGERS(desc)
+    limits = np.iinfo(target.array.dtype)
     if low < limits.min or high > limits.max:
         shown = constant_name("BNNSDataType", desc.data_type)
         raise Invalid(f"the integers from {low} to {high} do not fit into desc.data_type, which is {shown}")
     with checked.lock:
-        numbers = checked.integers(low, high, target.size)
-    put(target, numbers.astype(target.dtype).reshape(target.shape), False)
+        target.fill(checked.integers(low, high, target.array.size))
 
 
 @status(-1)
-def BNNSRandomFillNormalFloat(
-    generator: BNNSRandomGenerator | None, desc: BNNSNDArrayDescriptor, mean: float, stddev: float
-) -> int:
+def BNNSRandomFillNormalFloat(generator: Generator, desc: Descriptor, mean: float, stddev: float) -> int:
     """Fill an array with numbers of a normal distribution. 0, or -1 on failure."""
-    checked, target = _checked(generator), _target(desc, FLOATS, _FLOATING)
+    checked, (target,) = _checked(generator), _NUMBERS(desc)
     centre, spread = _finite("mean", mean), _finite("stddev", stddev)
     if spread < 0:
         raise Invalid(f"stddev is {spread}, must be at least 0")
     with checked.lock:
-        numbers = centre + spread * checked.normal(target.size)
-    with np.errstate(all="ignore"):
-        put(target, numbers.astype(target.dtype).reshape(target.shape), False)
+        target.fill(centre + spread * checked.normal(target.array.size))
     return 0
 
 
 @status(-1)
 def BNNSRandomFillCategoricalFloat(
-    generator: BNNSRandomGenerator | None,
-    desc: BNNSNDArrayDescriptor,
-    probabilities: BNNSNDArrayDescriptor,
-    log_probabilities: bool,
+    generator: Generator, desc: Descriptor, probabilities: Descriptor, log_probabilities: bool
 ) -> int:
     """Fill an array with the indices of randomly chosen categories, as floating-point numbers. 0, or -1 on failure.
 
     The fastest axis of `probabilities` is that of the categories; other axes are those of `desc`. A single axis applies
     to all of `desc`. Probabilities need not add up to 1. `log_probabilities`: they are logarithms.
     """
-    checked, target = _checked(generator), _target(desc, FLOATS, _FLOATING)
-    weights = _weights(desc, probabilities, bool(log_probabilities))
+    checked, (target, given) = _checked(generator), _CATEGORIES(desc, probabilities)
+    weights = _weights(target, given, bool(log_probabilities))
     sums = np.cumsum(weights, axis=-1)
     with checked.lock:
-        uniform = checked.uniform(target.size).reshape(target.shape)
+        uniform = checked.uniform(target.array.size).reshape(target.array.shape)
     if weights.ndim == 1:
         chosen = np.searchsorted(sums, _below(uniform * sums[-1], sums[-1]), side="right")
     else:
         points = _below(uniform * sums[..., -1], sums[..., -1])
         chosen = (sums <= points[..., None]).sum(axis=-1)
-    put(target, chosen.astype(target.dtype), False)
+    target.fill(chosen)
     return 0
 
 
-def _below(points: npt.NDArray[np.float64], totals: Any) -> npt.NDArray[np.float64]:
+def _below(points: _Doubles, totals: _Doubles) -> _Doubles:
     """Points that rounding has not brought to the total, so that a category of probability 0 is never chosen."""
     return np.asarray(np.minimum(points, np.nextafter(totals, 0.0)))
 
 
-def _weights(desc: BNNSNDArrayDescriptor, probabilities: Any, logarithms: bool) -> npt.NDArray[np.float64]:
+def _weights(desc: Given, probabilities: Given, logarithms: bool) -> _Doubles:
     """Probabilities up to a factor, ``[..., categories]``."""
-    name = "probabilities"
-    check_same_type(name, checked_descriptor(name, probabilities), "desc", desc)
-    values, layout = viewed(name, probabilities).astype(np.float64), probabilities.layout
+    name, layout, wanted = probabilities.name, probabilities.geometry.layout, desc.geometry
+    values = probabilities.array.astype(np.float64)
     known = layout in (c.BNNSDataLayoutVector, c.BNNSDataLayoutRowMajorMatrix) or is_first_major(layout)
     if not known and values.ndim > 1:
         shown = constant_name("BNNSDataLayout", layout)
         raise Unsupported(f"{name}.layout is {shown}; it must be Vector, RowMajorMatrix or first-major")
-    most = 2 ** _PRECISION[desc.geometry().dtype.name] + 1
+    most = 2 ** _PRECISION[wanted.dtype.name] + 1
     if values.shape[-1] > most:
-        shown = constant_name("BNNSDataType", desc.data_type)
+        shown = constant_name("BNNSDataType", desc.descriptor.data_type)
         raise Invalid(f"{name} has {values.shape[-1]} categories, but {shown} holds the indices of {most} at most")
-    if values.ndim > 1 and values.shape[:-1] != desc.geometry().shape:
-        leading = probabilities.geometry()._replace(extents=values.shape[:-1][::-1])
-        raise unlike("desc", desc.geometry(), f"{name}, without its categories", leading)
+    if values.ndim > 1 and values.shape[:-1] != wanted.shape:
+        leading = probabilities.geometry._replace(extents=values.shape[:-1][::-1])
+        raise unlike("desc", wanted, f"{name}, without its categories", leading)
     if logarithms:
         if np.isnan(values).any() or (values == np.inf).any():
             raise Invalid(f"{name} holds NaN or positive infinity")

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from ..ops._arrays import overlaps
 from . import _constants as c
 from ._conversion import PLAIN, converted, scale_of
-from ._copy import check_unrotated, size_in_order, source_of, target_of
+from ._direct import Descriptor, Given, Operand, Operands, Parameters
 from ._failure import Invalid, Unsupported, status
-from ._filter import check_same_type, checked_parameters
+from ._filter import checked_parameters
 from ._layer import Result, logical, rows_first
-from ._memory import Array, Geometry, as_signed, as_size, is_first_major
+from ._memory import Array, as_signed, as_size, is_first_major
 from ._names import constant_name
-from ._sample_map import ANY_TYPE
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSBandPart",
-    "BNNSCompareTensor",
-    "BNNSShuffle",
-    "BNNSTile",
-    "BNNSTileBackward",
-]
+__all__ = ["BNNSBandPart", "BNNSCompareTensor", "BNNSShuffle", "BNNSTile", "BNNSTileBackward"]
 
-_Found: TypeAlias = tuple[str, Array, Geometry]  # an argument's name, its array and its geometry
+_FLOAT32: Final = (c.BNNSDataTypeFloat32,)
+_BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
+_TILE: Final = Operands(Operand("input"), Operand("output", like="input", written=True))
+_TILE_BACKWARD: Final = Operands(Operand("in_delta", _FLOAT32, written=True), Operand("out_delta", _FLOAT32))
+_SHUFFLE: Final = Operands(Operand("input", rotated=True), Operand("output", like="input", written=True, rotated=True))
+_BAND_PART: Final = Operands(
+    Operand("input", rotated=True, order=rows_first),
+    Operand("output", like="input", written=True, rotated=True, order=rows_first),
+)
+_COMPARED: Final = Operands(Operand("in0"), Operand("in1", like="in0"), Operand("out", _BOOLEAN, written=True))
+_COMBINED: Final = Operands(Operand("in0", _BOOLEAN), Operand("in1", _BOOLEAN), Operand("out", _BOOLEAN, written=True))
+_NEGATED: Final = Operands(Operand("in0", _BOOLEAN), Operand("out", _BOOLEAN, written=True))
 
 
 def _put(target: Array, source: Array) -> None:
@@ -37,28 +40,25 @@ def _put(target: Array, source: Array) -> None:
 # ---- tiles ----------------------------------------------------------------------------------------------------------
 
 
-def _opposite(name: str, array: Array, geometry: Geometry) -> Array:
+def _opposite(given: Given) -> Array:
     """The array as Apple's forward call was measured to read it: its ``size`` in the opposite order.
 
     Only contiguous arrays have an answer. Axes are in the order of ``size`` before and after.
     """
+    geometry = given.geometry
     if not geometry.dense:
-        raise Unsupported(f"{name}.stride is {geometry.strides}; with opposite_axes the array must be contiguous")
-    memory = logical(array, geometry.layout, batched=False)
+        raise Unsupported(f"{given.name}.stride is {geometry.strides}; with opposite_axes the array must be contiguous")
+    memory = logical(given.array, geometry.layout, batched=False)
     turned = memory.reshape(memory.shape[::-1])
     return turned.T if is_first_major(geometry.layout) else turned
 
 
-def _tiles(small: _Found, large: _Found, opposite: bool) -> tuple[Array, Array]:
+def _tiles(small: Given, large: Given, opposite: bool) -> tuple[Array, Array]:
     """An array as ``[1, n, 1, m ...]``, and its tiles as ``[repeats, n, repeats, m ...]``."""
-    extents, arrays = [], []
-    for name, array, geometry in (small, large):
-        check_unrotated(name, geometry)
-        extents.append(size_in_order(geometry))
-        arrays.append(_opposite(name, array, geometry) if opposite else array)
-    tile, whole = extents
+    arrays = [_opposite(given) if opposite else given.array for given in (small, large)]
+    tile, whole = small.size, large.size
     if len(tile) != len(whole) or any(n % m for n, m in zip(whole, tile, strict=True)):
-        raise Invalid(f"{large[0]}.size is {whole}, expected multiples of {tile} as in {small[0]}")
+        raise Invalid(f"{large.name}.size is {whole}, expected multiples of {tile} as in {small.name}")
     # Axes are only split, which never copies.
     return (
         arrays[0].reshape([part for m in tile for part in (1, m)]),
@@ -68,11 +68,7 @@ def _tiles(small: _Found, large: _Found, opposite: bool) -> tuple[Array, Array]:
 
 @status(-1)
 def BNNSTile(
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
-    *,
-    opposite_axes: bool = False,
+    input: Descriptor, output: Descriptor, filter_params: Parameters = None, *, opposite_axes: bool = False
 ) -> int:
     """Fill an array with copies of another one, whose extents divide its own. 0, or -1 on failure.
 
@@ -81,20 +77,15 @@ def BNNSTile(
     the layout says.
     """
     checked_parameters(filter_params)
-    small, large = source_of("input", input), target_of("output", output)
-    check_same_type("output", output, "input", input)
-    tile, whole = _tiles(("input", *small), ("output", *large), bool(opposite_axes))
+    small, large = _TILE(input, output)
+    tile, whole = _tiles(small, large, bool(opposite_axes))
     _put(whole, tile)
     return 0
 
 
 @status(-1)
 def BNNSTileBackward(
-    in_delta: BNNSNDArrayDescriptor,
-    out_delta: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
-    *,
-    opposite_axes: bool = False,
+    in_delta: Descriptor, out_delta: Descriptor, filter_params: Parameters = None, *, opposite_axes: bool = False
 ) -> int:
     """Compute the gradient of :func:`BNNSTile`: the sum over all copies of an element. 0, or -1 on failure.
 
@@ -102,9 +93,8 @@ def BNNSTileBackward(
     gives the gradient of a forward call that had it.
     """
     checked_parameters(filter_params)
-    float32 = (c.BNNSDataTypeFloat32,)
-    small, large = target_of("in_delta", in_delta, float32), source_of("out_delta", out_delta, float32)
-    tile, whole = _tiles(("in_delta", *small), ("out_delta", *large), bool(opposite_axes))
+    small, large = _TILE_BACKWARD(in_delta, out_delta)
+    tile, whole = _tiles(small, large, bool(opposite_axes))
     result = Result("in_delta", in_delta, tile)
     repeats = tuple(range(0, whole.ndim, 2))
     with np.errstate(all="ignore"):
@@ -124,12 +114,7 @@ _SHUFFLES: Final = {
 
 
 @status(-1)
-def BNNSShuffle(
-    type: int,
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
-) -> int:
+def BNNSShuffle(type: int, input: Descriptor, output: Descriptor, filter_params: Parameters = None) -> int:
     """Rearrange channels as blocks of r x r pixels, or back, in arrays of layout 4DFirstMajor. 0, or -1 on failure.
 
     Pixel (i, j) of a block of channel c comes from channel ``c r r + i r + j`` (pixel shuffle) or ``(i r + j) C + c``
@@ -139,26 +124,28 @@ def BNNSShuffle(
     order = _SHUFFLES.get(as_size("type", type))
     if order is None:
         raise Invalid(f"type is {type}, which is not a BNNSShuffleType")
-    given = {"input": source_of("input", input), "output": target_of("output", output)}
-    check_same_type("output", output, "input", input)
-    for name, (_, geometry) in given.items():
-        if geometry.layout != c.BNNSDataLayout4DFirstMajor:
-            shown = constant_name("BNNSDataLayout", geometry.layout)
-            raise Unsupported(f"{name}.layout is {shown}; it must be BNNSDataLayout4DFirstMajor")
+    source, target = _SHUFFLE(input, output)
+    for given in (source, target):
+        if given.geometry.layout != c.BNNSDataLayout4DFirstMajor:
+            shown = constant_name("BNNSDataLayout", given.geometry.layout)
+            raise Unsupported(f"{given.name}.layout is {shown}; it must be BNNSDataLayout4DFirstMajor")
     spreads, pixel_fastest = order
-    deep, wide = ("input", "output") if spreads else ("output", "input")
-    views = dict(zip((deep, wide), _blocks(deep, given[deep][0], wide, given[wide][0], pixel_fastest), strict=True))
-    _put(views["output"], views["input"])
+    if spreads:
+        values, places = _blocks(source, target, pixel_fastest)
+    else:
+        places, values = _blocks(target, source, pixel_fastest)
+    _put(places, values)
     return 0
 
 
-def _blocks(deep: str, channels: Array, wide: str, pixels: Array, pixel_fastest: bool) -> tuple[Array, Array]:
+def _blocks(deep: Given, wide: Given, pixel_fastest: bool) -> tuple[Array, Array]:
     """Both arrays as ``[N, C, r, r, H, W]``."""
+    channels, pixels = deep.array, wide.array
     (n, depth, h, w), (batch, c, height, width) = channels.shape, pixels.shape
     r = height // h
     if (batch, height, width) != (n, h * r, w * r) or depth != c * r * r:
         raise Invalid(
-            f"{deep}.size is {channels.shape} and {wide}.size {pixels.shape}, expected (N, C r r, H, W) and "
+            f"{deep.name}.size is {channels.shape} and {wide.name}.size {pixels.shape}, expected (N, C r r, H, W) and "
             "(N, C, H r, W r)"
         )
     channels = channels.reshape((n, c, r, r, h, w) if pixel_fastest else (n, r, r, c, h, w))
@@ -169,21 +156,17 @@ def _blocks(deep: str, channels: Array, wide: str, pixels: Array, pixel_fastest:
 # ---- bands ----------------------------------------------------------------------------------------------------------
 
 
-def _check_matrices(name: str, geometry: Geometry) -> None:
+def _check_matrices(given: Given) -> None:
     matrices = (c.BNNSDataLayoutRowMajorMatrix, c.BNNSDataLayoutColumnMajorMatrix, c.BNNSDataLayout2DLastMajor)
-    first = is_first_major(geometry.layout) and len(geometry.extents) > 1
-    if not first and geometry.layout not in matrices:
-        shown = constant_name("BNNSDataLayout", geometry.layout)
-        raise Unsupported(f"{name}.layout is {shown}; it must be a matrix or nDFirstMajor with at least 2 axes")
+    layout = given.geometry.layout
+    if layout not in matrices and not (is_first_major(layout) and given.array.ndim > 1):
+        shown = constant_name("BNNSDataLayout", layout)
+        raise Unsupported(f"{given.name}.layout is {shown}; it must be a matrix or nDFirstMajor with at least 2 axes")
 
 
 @status(-1)
 def BNNSBandPart(
-    num_lower: int,
-    num_upper: int,
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    num_lower: int, num_upper: int, input: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
     """Copy the main diagonal of matrices, with so many diagonals below and above it; other elements become 0.
 
@@ -191,13 +174,10 @@ def BNNSBandPart(
     """
     checked_parameters(filter_params)
     below, above = as_signed("num_lower", num_lower, 32), as_signed("num_upper", num_upper, 32)
-    (source, geometry), (target, wanted) = (
-        source_of("input", input, order=rows_first),
-        target_of("output", output, order=rows_first),
-    )
-    check_same_type("output", output, "input", input)
-    for name, given in (("input", geometry), ("output", wanted)):
-        _check_matrices(name, given)
+    operands = _BAND_PART(input, output)
+    for given in operands:
+        _check_matrices(given)
+    source, target = (given.array for given in operands)
     if source.shape != target.shape:
         raise Invalid(f"output has the extents {target.shape}, rows and columns last, expected {source.shape} as input")
     rows, columns = np.ogrid[: source.shape[-2], : source.shape[-1]]
@@ -212,7 +192,6 @@ def BNNSBandPart(
 
 # ---- comparison -----------------------------------------------------------------------------------------------------
 
-_BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
 _FLOAT64: Final = np.dtype(np.float64)
 _COMPARISONS: Final[dict[int, Callable[[Array, Array], Array]]] = {
     c.BNNSRelationalOperatorEqual: np.equal,
@@ -232,19 +211,16 @@ _LOGICAL: Final[dict[int, Callable[[Array, Array], Array]]] = {
 }
 
 
-def _comparable(given: dict[str, tuple[Any, Array]]) -> list[Array]:
+def _comparable(given: list[Given]) -> list[Array]:
     """Arrays as numbers that compare as the values they stand for."""
-    arrays = [array for _, array in given.values()]
-    scales = [scale_of(name, descriptor) for name, (descriptor, _) in given.items()]
+    scales = [scale_of(one.name, one.descriptor) for one in given]
     if scales[0] == scales[-1] and scales[0].factor > 0:
-        return arrays
-    return [converted(array, scale, _FLOAT64, PLAIN) for array, scale in zip(arrays, scales, strict=True)]
+        return [one.array for one in given]
+    return [converted(one.array, scale, _FLOAT64, PLAIN) for one, scale in zip(given, scales, strict=True)]
 
 
 @status(-1)
-def BNNSCompareTensor(
-    in0: BNNSNDArrayDescriptor, in1: BNNSNDArrayDescriptor | None, op: int, out: BNNSNDArrayDescriptor
-) -> int:
+def BNNSCompareTensor(in0: Descriptor, in1: Descriptor | None, op: int, out: Descriptor) -> int:
     """Compare two arrays of one type, or combine two Boolean ones, elementwise; the result is Boolean. 0, or -1.
 
     LogicalNOT reads `in0` alone: `in1` is ignored and may be None.
@@ -253,20 +229,13 @@ def BNNSCompareTensor(
     operation = _COMPARISONS.get(code) or _LOGICAL.get(code)
     if operation is None:
         raise Invalid(f"op is {op}, which is not a BNNSRelationalOperator")
-    target, wanted = target_of("out", out, _BOOLEAN)
-    check_unrotated("out", wanted)
-    given: dict[str, tuple[Any, Array]] = {}
-    operands: tuple[tuple[str, Any], ...] = (("in0", in0), ("in1", in1))
-    for name, descriptor in operands:
-        if name == "in1" and code == c.BNNSRelationalOperatorLogicalNOT:
-            break
-        array, geometry = source_of(name, descriptor, _BOOLEAN if code in _LOGICAL else ANY_TYPE)
-        check_unrotated(name, geometry)
-        if size_in_order(geometry) != size_in_order(wanted):
-            raise Invalid(f"{name}.size is {size_in_order(geometry)}, expected {size_in_order(wanted)} as in out")
-        check_same_type(name, descriptor, "in0", in0)
-        given[name] = descriptor, array
+    if code == c.BNNSRelationalOperatorLogicalNOT:
+        *given, target = _NEGATED(in0, out)
+    else:
+        *given, target = (_COMBINED if code in _LOGICAL else _COMPARED)(in0, in1, out)
+    for one in given:
+        one.check_size(target)
     values = _comparable(given)
     with np.errstate(all="ignore"):
-        target[...] = operation(values[0], values[-1])  # a new array: out may overlap its operands
+        target.array[...] = operation(values[0], values[-1])  # a new array: out may overlap its operands
     return 0

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from . import _constants as c
-from ._copy import check_unrotated
 from ._declare import creates
+from ._direct import check_unrotated
 from ._failure import Invalid, Unsupported
 from ._filter import FLOATS, put
 from ._layer import checked_layer, logical, output_geometry, stored, typed_geometry

@@ -92,6 +92,19 @@ def lstm_forward(
         seed,
         training,
     )
+    return forward_bound(inputs, training, recompute, cache, out, num_threads, next(STAMPS))
+
+
+def forward_bound(
+    inputs: Inputs,
+    training: bool,
+    recompute: bool,
+    cache: Buffer | None,
+    out: Array | Mapping[str, Array | None] | None,
+    num_threads: int | None,
+    stamp: int,
+) -> LstmResult:
+    """:func:`lstm_forward` with inputs from `bind`, which may be kept for many passes. `stamp` marks the cache."""
     problem = inputs.problem
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
     buffer = None
@@ -104,7 +117,6 @@ def lstm_forward(
             raise ArgumentValueError("cache", "{cache} is read-only")
     elif training and not recompute:
         buffer = _memory.empty((problem.cache_bytes(inputs.active),), BYTE)
-    stamp = next(STAMPS)
     if out is None:
         y = _memory.empty(problem.y_shape, problem.dtype)
         hn, cn = np.empty(problem.state_shape, problem.dtype), np.empty(problem.state_shape, problem.dtype)

@@ -1,0 +1,141 @@
+"""Functions without a filter: each declares its operands, and gets its descriptors as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..ops._planned import Planned
+from . import _constants as c
+from ._failure import Invalid, Unsupported
+from ._filter import (
+    FLOATS,
+    check_same_type,
+    checked_descriptor,
+    geometry_of,
+    overlapping,
+    source_samples,
+    target_samples,
+    viewed,
+)
+from ._layer import logical
+from ._memory import Array, Geometry, check_disjoint, check_writable, listed
+from ._names import constant_name
+from ._sample_map import ANY_TYPE
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+
+Descriptor: TypeAlias = BNNSNDArrayDescriptor
+Parameters: TypeAlias = BNNSFilterParameters | None
+_Order: TypeAlias = Callable[[Array, int, bool], Array]
+_ROTATED: Final = (c.BNNSDataLayoutConvolutionWeightsOIHrWr, c.BNNSDataLayoutConvolutionWeightsIOHrWr)
+FLOATING: Final = "Float32, Float16 or BFloat16"
+
+
+def check_unrotated(name: str, geometry: Geometry) -> None:
+    """Raise for weights whose kernels are stored backwards: an index does not say which element is meant."""
+    if geometry.layout in _ROTATED:
+        shown = constant_name("BNNSDataLayout", geometry.layout)
+        raise Unsupported(f"{name}.layout is {shown}; kernels must not be rotated")
+
+
+def as_stored(array: Array, layout: int, batched: bool) -> Array:
+    """The order of axes in memory: the slowest first."""
+    return array
+
+
+class Given(NamedTuple):
+    """An operand of a call."""
+
+    name: str
+    descriptor: BNNSNDArrayDescriptor
+    geometry: Geometry
+    array: Array  # with its axes in the declared order
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The descriptor's ``size``."""
+        return listed(self.geometry.layout, self.geometry.extents)
+
+    def check_size(self, like: Given) -> None:
+        """Raise unless both have the same ``size``."""
+        if self.size != like.size:
+            raise Invalid(f"{self.name}.size is {self.size}, expected {like.size} as in {like.name}")
+
+    def fill(self, values: Array) -> None:
+        """Write new values, in the order of the array, rounded to its type."""
+        with np.errstate(all="ignore"):
+            self.array[...] = values.astype(self.array.dtype).reshape(self.array.shape)
+
+
+class Operand(NamedTuple):
+    """The declaration of an argument that is a descriptor."""
+
+    name: str
+    types: tuple[int, ...] = ANY_TYPE
+    like: str = ""  # the operand whose type it has
+    written: bool = False  # no two elements may share memory
+    rotated: bool = False  # kernels may be stored backwards
+    order: _Order = logical  # of the array's axes
+    kind: str = ""  # what messages call the types; "": their names
+
+    def geometry(self, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+        if descriptor.data_type not in self.types:
+            shown, *allowed = (constant_name("BNNSDataType", one) for one in (descriptor.data_type, *self.types))
+            kind = self.kind or ", ".join(one.removeprefix("BNNSDataType") for one in allowed)
+            raise Unsupported(f"{self.name}.data_type is {shown}; it must be {kind}")
+        geometry = geometry_of(self.name, descriptor)
+        if self.written and geometry.may_overlap:
+            raise overlapping(self.name, geometry)
+        if not self.rotated:
+            check_unrotated(self.name, geometry)
+        return geometry
+
+    def read(self, given: object) -> Given:
+        """The operand of a call without a batch."""
+        descriptor = checked_descriptor(self.name, given)
+        geometry = self.geometry(descriptor)
+        view = viewed(self.name, descriptor)
+        if self.written:
+            check_writable(f"{self.name}.data", view)
+        return Given(self.name, descriptor, geometry, self.order(view, geometry.layout, False))
+
+    def samples(self, given: object, batch: int, stride: object, stride_name: str) -> Given:
+        """The operand of a call with a batch, as ``[batch, ...]``."""
+        descriptor = checked_descriptor(self.name, given)
+        geometry = self.geometry(descriptor)
+        samples = target_samples if self.written else source_samples
+        array = samples(self.name, geometry, descriptor.data, batch, stride, ".data", stride_name)
+        return Given(self.name, descriptor, geometry, self.order(array, geometry.layout, True))
+
+
+class Operands:
+    """The operands of a function: its descriptors as arrays, cached until one of them changes."""
+
+    def __init__(self, *declared: Operand, disjoint: bool = False) -> None:
+        """`disjoint`: results must not overlap what is read. Otherwise they are computed before they are written."""
+        self._declared, self._disjoint = declared, disjoint
+        self._planned = Planned(self._read)
+
+    def __call__(self, *descriptors: object) -> tuple[Given, ...]:
+        return self._planned(*descriptors)
+
+    def _read(self, *descriptors: object) -> tuple[Given, ...]:
+        found = {one.name: one.read(given) for one, given in zip(self._declared, descriptors, strict=True)}
+        for one in self._declared:
+            if one.like:
+                check_same_type(one.name, found[one.name].descriptor, one.like, found[one.like].descriptor)
+        if self._disjoint:
+            written = {one.name for one in self._declared if one.written}
+            arrays = {name: given.array for name, given in found.items()}
+            check_disjoint(
+                {name: array for name, array in arrays.items() if name in written},
+                {name: array for name, array in arrays.items() if name not in written},
+            )
+        return tuple(found.values())
+
+
+def floating(name: str, written: bool = False, like: str = "") -> Operand:
+    """A floating-point operand with its slowest axis first."""
+    return Operand(name, FLOATS, like, written, True, as_stored, FLOATING)
