@@ -10,12 +10,13 @@ import numpy as np
 
 from ..ops.linear import linear_forward
 from . import _constants as c
-from ._apply import OneInputFilter, TwoInputFilter
 from ._failure import Invalid, Unsupported, advise_once
 from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
+    OneInputFilter,
     Parameter,
     Result,
+    TwoInputFilter,
     check_apart,
     output_geometry,
     parameter_delta,
@@ -217,11 +218,13 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
+    def apply(  # type: ignore[override]
+        self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any
+    ) -> None:
         self._check_inputs(1)
         self._run(batch_size, [("in", source, in_stride)], target, out_stride)
 
-    def apply_two(
+    def apply_two(  # type: ignore[override]
         self, batch_size: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, target: Any, out_stride: Any
     ) -> None:
         self._check_inputs(2)
@@ -283,7 +286,7 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
+    def apply_backward(  # type: ignore[override]
         self,
         batch_size: Any,
         source: Any,
@@ -302,7 +305,7 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
         deltas = [("in_delta", in_delta, in_delta_stride)]
         self._run_backward(batch_size, inputs, deltas, out_delta, out_delta_stride, weights_delta, bias_delta)
 
-    def apply_two_backward(
+    def apply_two_backward(  # type: ignore[override]
         self,
         batch_size: Any,
         a: Any,

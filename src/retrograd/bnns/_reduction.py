@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from . import _constants as c
-from ._apply import OneInputFilter
 from ._conversion import INTEGERS
 from ._failure import Invalid, Unsupported, status
 from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
 from ._layer import (
+    OneInputFilter,
     Parameter,
     Result,
     check_apart,
@@ -202,7 +202,9 @@ class ReductionFilter(OneInputFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
+    def apply(  # type: ignore[override]
+        self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any
+    ) -> None:
         batch = checked_batch(batch_size)
         y = target_samples("out", self.output, target, batch, out_stride)
         x = logical(source_samples("in", self.input, source, batch, in_stride), self.input.layout)
@@ -215,7 +217,7 @@ class ReductionFilter(OneInputFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
+    def apply_backward(  # type: ignore[override]
         self,
         batch_size: Any,
         source: Any,
