@@ -199,6 +199,11 @@ class Delta(NamedTuple):
         check_writable(f"{self.name}.data", view)
         return view
 
+    def result(self, descriptor: object, batch: int = 1, stride: object = 0, key: str = "") -> Result:
+        """The same as a gradient to be written; `key` is the array functions' name for it."""
+        array = self.view(descriptor, batch, stride)
+        return Result(self.name, checked_descriptor(self.name, descriptor), array, key)
+
     def as_many(self, given: Geometry) -> Geometry:
         """Any shape with as many elements fits."""
         if given.elements != self.layer.elements:
@@ -404,6 +409,7 @@ class Layer(BNNSFilter):
     output: Geometry
     # The shape in which `forward` can write the output, without the batch; None if it makes an array of its own.
     out_shape: tuple[int, ...] | None = None
+    adds: bool = False  # to the output, instead of overwriting it
     may_overlap: ClassVar[frozenset[str]] = frozenset()  # what the output may overlap; with others the call fails
     activation: Fused = IDENTITY
     out_delta: Delta
@@ -500,7 +506,7 @@ class Layer(BNNSFilter):
             arrays.update(written)
         z = self.forward(arrays, out)
         if z is not out:
-            put(y, z.reshape(y.shape), False)
+            put(y, z.reshape(y.shape), self.adds)
 
     def writable_output(self, y: Array) -> Array | None:
         """The output, as `forward` can write it; None if it cannot."""
