@@ -44,6 +44,9 @@ class Fused(NamedTuple):
     untrainable: str  # why Apple's backward does not support it; empty if it does
 
 
+IDENTITY: Final = Fused(Activation("identity"), "output", "")
+
+
 def elementwise(activation: BNNSActivation) -> Activation:
     """The engine's activation for an elementwise floating-point function."""
     alpha, beta = as_float("alpha", activation.alpha), as_float("beta", activation.beta)

@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..ops._arrays import same_elements
 from ..ops.elementwise import activation_backward, activation_forward
+from ..ops.linear import LinearGradients
 from . import _constants as c
 from ._activation import Fused, elementwise, fused
-from ._apply import OneInputFilter
 from ._conversion import INTEGERS, converted, scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported, status
 from ._filter import (
+    DELTAS,
     FLOAT32,
     BNNSFilter,
-    accumulates,
-    checked_batch,
-    checked_descriptor,
     checked_filter,
-    delta_geometry,
-    delta_samples,
     geometry_of,
     in_shape,
     overlapping,
-    put,
     sample_geometry,
-    source_samples,
-    target_samples,
-    viewed,
 )
-from ._memory import (
-    Array,
-    Geometry,
-    as_float,
-    as_size,
-    axes_of_size,
-    check_disjoint,
-    check_writable,
-    data_type_of,
-    listed,
-    size_of,
-)
+from ._layer import Delta, Gradients, OneInputFilter, checked_layer
+from ._memory import Array, Geometry, as_float, as_size, axes_of_size, data_type_of, listed, size_of
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
 
@@ -60,15 +43,20 @@ _SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLo
 _PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel
 # Activations whose alpha can be trained; weights_delta receives its gradient.
 _TRAINABLE: Final = (c.BNNSActivationFunctionLeakyRectifiedLinear, _PER_CHANNEL)
+_NEITHER: Final = "in and out are NULL; one of them is needed"
+_NO_INPUT: Final = "in is NULL, and the activation's slope is computed from it"
 
 
 class ActivationFilter(OneInputFilter):
     """See :func:`BNNSFilterCreateLayerActivation`."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
-        if not isinstance(layer, BNNSLayerParametersActivation):
-            shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
-            raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersActivation")
+    may_overlap = frozenset({"in"})
+    in_place = MappingProxyType({"dx": ("dy", "in", "out")})
+    absent: Mapping[str, str] = MappingProxyType({"bias_delta": "an activation has no bias"})
+    notes = "BNNSFilterApplyBackwardBatch"
+
+    def __init__(self, layer: object, parameters: object) -> None:
+        layer = checked_layer(BNNSLayerParametersActivation, layer)
         super().__init__(parameters)
         self.function = layer.activation.function
         self.input, self.output = self._geometry("i_desc", layer.i_desc), self._geometry("o_desc", layer.o_desc)
@@ -91,6 +79,15 @@ class ActivationFilter(OneInputFilter):
         channels = self.input.shape[0] if self.function == _PER_CHANNEL else 1
         self.alpha, self.beta = self.arena.allocate((channels,), FLOAT32), self.arena.allocate((1,), FLOAT32)
         self.alpha[...], self.beta[...] = alpha, beta
+        elements = self.function not in (*_SOFTMAXES, _PER_CHANNEL)
+        shape, types = self.input.shape, DELTAS
+        self.out_delta = Delta("out_delta", "o_desc", self.output, shape, Delta.reshaped, types)
+        self.deltas = {
+            "dx": Delta("in_delta", "i_desc", self.input, shape if elements else None, Delta.reshaped, types),
+            "dw": Delta("weights_delta", "alpha", self.input, None, self._like_alpha, types, batched=False),
+        }
+        if self.function not in _TRAINABLE:
+            self.absent = {**self.absent, "weights_delta": "this activation has no parameter to train"}
         # (alpha, beta) and the activation made from them.
         self._current: tuple[tuple[float, float], Fused] | None = None
 
@@ -122,29 +119,26 @@ class ActivationFilter(OneInputFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        x = source_samples("in", self.input, source, batch, in_stride)
-        if not x.flags.aligned or not _in_place_or_apart(x, y):
+    def writable_output(self, y: Array) -> Array | None:
+        elementwise = not self.converts and self.function not in (*_SOFTMAXES, _PER_CHANNEL)
+        same = self.input.dtype is y.dtype and self.input.shape == self.output.shape
+        return y if elementwise and same and y.flags.aligned else None
+
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        x = arrays["in"]
+        if not x.flags.aligned:
             x = x.copy()
         if self.converts:
             scale, target_scale = self.scales
-            put(y, converted(x, scale, y.dtype, target_scale).reshape(y.shape), False)
-        elif self.function in _SOFTMAXES:
-            put(y, self._softmax(x).reshape(y.shape), False)
-        elif self.function == _PER_CHANNEL:
-            x32 = x.astype(np.float32, copy=False)
+            return converted(x, scale, self.output.dtype, target_scale)
+        if self.function in _SOFTMAXES:
+            return self._softmax(x)
+        if out is None:
+            x = x.astype(np.float32, copy=False)
+        if self.function == _PER_CHANNEL:
             with np.errstate(all="ignore"):
-                values = np.where(x32 < 0, self.alpha[:, None, None] * x32, x32)
-            put(y, values.reshape(y.shape), False)
-        else:
-            function = self.current().function
-            if x.dtype is y.dtype and x.shape == y.shape and y.flags.aligned:
-                activation_forward(x, function, out=y, num_threads=self.threads)
-            else:
-                z = activation_forward(x.astype(np.float32, copy=False), function, num_threads=self.threads)
-                put(y, z.reshape(y.shape), False)
+                return np.where(x < 0, self.alpha[:, None, None] * x, x)
+        return activation_forward(x, self.current().function, out=out, num_threads=self.threads)
 
     def _softmax(self, x: Array) -> npt.NDArray[np.float64]:
         z = x.astype(np.float64)
@@ -157,114 +151,59 @@ class ActivationFilter(OneInputFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
+    def check_backward(self) -> None:
         if self.converts:
             types = " to ".join(constant_name("BNNSDataType", data_type_of(g.dtype)) for g in (self.input, self.output))
             raise Unsupported(f"the filter converts {types}, and integers have no gradient")
-        if bias_delta is not None:
-            raise Unsupported("bias_delta is given, but an activation has no bias")
-        dy = delta_samples("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
-        x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
-        y = None if out is None else source_samples("out", self.output, out, batch, out_stride)
-        dalpha = None if weights_delta is None else self._alpha_delta(weights_delta, x)
-        dx = None
-        if in_delta is not None:
-            dx = delta_samples("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
-            accumulate = accumulates("in_delta", in_delta)
-            if dalpha is not None:
-                check_disjoint({"in_delta": dx, "weights_delta": dalpha}, {})
-        for name, array in (("out_delta", dy), ("in_delta", dx), ("weights_delta", dalpha)):
-            if array is not None and array.dtype is not FLOAT32:
-                self.note_extension("BNNSFilterApplyBackwardBatch", f"{name}.data_type is BNNSDataTypeBFloat16")
+
+    def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
+        return {"in": "in is NULL, and the gradient of alpha is computed from it" if "dw" in need else "", "out": ""}
+
+    def _like_alpha(self, delta: Delta, given: Geometry) -> Geometry:
+        if given.elements != self.alpha.size:
+            size = listed(given.layout, given.extents)
+            raise Invalid(f"{delta.name}.size is {size}, expected size={(self.alpha.size,)}")
+        return given
+
+    def backward(self, wanted: Gradients) -> LinearGradients:
+        x, y, need = wanted.arrays["in"], wanted.arrays["out"], wanted.need
         # Before dx is written, which may overlap x or dy.
-        sums = None if dalpha is None else self._alpha_gradient(x, dy)
-        if dx is not None:
-            self._input_gradient(x, y, dy, dx, accumulate)
-        if dalpha is not None and sums is not None:
-            put(dalpha, sums.astype(np.float32).reshape(dalpha.shape), accumulates("weights_delta", weights_delta))
+        dalpha = self._alpha_gradient(x, wanted.dy) if "dw" in need and x is not None else None
+        return LinearGradients(dx=self._input_gradient(x, y, wanted) if "dx" in need else None, dw=dalpha)
 
-    def _alpha_delta(self, descriptor: Any, x: Array | None) -> Array:
-        name = "weights_delta"
-        if self.function not in _TRAINABLE:
-            raise Unsupported(f"{name} is given, but this activation has no parameter to train")
-        if x is None:
-            raise Invalid("in is NULL, and the gradient of alpha is computed from it")
-        geometry = delta_geometry(name, checked_descriptor(name, descriptor))
-        if geometry.elements != self.alpha.size:
-            size = listed(geometry.layout, geometry.extents)
-            raise Invalid(f"{name}.size is {size}, expected size={(self.alpha.size,)}")
-        if geometry.may_overlap:
-            raise overlapping(name, geometry)
-        accumulates(name, descriptor)
-        view = viewed(name, descriptor)
-        check_writable(f"{name}.data", view)
-        return view
-
-    def _alpha_gradient(self, x: Array | None, dy: Array) -> Array:
-        assert x is not None  # checked by _alpha_delta
+    def _alpha_gradient(self, x: Array, dy: Array) -> Array:
         with np.errstate(all="ignore"):
-            terms = np.where(x < 0, x.astype(np.float64), 0.0) * dy.astype(np.float64).reshape(x.shape)
-        if self.function == _PER_CHANNEL:
-            return np.asarray(terms.sum(axis=(0, 2, 3)))
-        return np.asarray(terms.sum())
+            terms = np.where(x < 0, x.astype(np.float64), 0.0) * dy.astype(np.float64)
+            sums = np.asarray(terms.sum(axis=(0, 2, 3) if self.function == _PER_CHANNEL else None))
+            return sums.astype(np.float32)
 
-    def _input_gradient(self, x: Array | None, y: Array | None, dy: Array, dx: Array, accumulate: bool) -> None:
-        shape = dx.shape
-        dy = in_shape(dy, shape)
+    def _input_gradient(self, x: Array | None, y: Array | None, wanted: Gradients) -> Array:
+        dy = wanted.dy
         if self.function in _SOFTMAXES:
             if y is None:
                 if x is None:
-                    raise Invalid("in and out are NULL; one of them is needed")
+                    raise Invalid(_NEITHER)
                 y = self._softmax(x)
-            put(dx, self._softmax_gradient(y.astype(np.float64).reshape(shape), dy), accumulate)
-            return
+            return self._softmax_gradient(y.astype(np.float64).reshape(dy.shape), dy)
         if self.function == _PER_CHANNEL:
             if x is None:
-                raise Invalid("in is NULL, and the activation's slope is computed from it")
+                raise Invalid(_NO_INPUT)
             with np.errstate(all="ignore"):
-                values = np.where(x < 0, self.alpha[:, None, None] * dy, dy)
-            put(dx, values, accumulate)
-            return
+                return np.where(x < 0, self.alpha[:, None, None] * dy, dy)
         chosen = self.current()
+        known: dict[str, Array]
         if chosen.function.name in ("identity", "linear", "linear_with_bias"):
-            known, by_output = dy, False  # the slope is constant, so any input will do
+            known = {"x": dy}  # the slope is constant, so any input will do
         elif chosen.slope_from == "output" and y is not None:
-            known, by_output = in_shape(y, shape), True
+            known = {"y": in_shape(y, dy.shape)}
         elif x is not None:
-            known, by_output = in_shape(x, shape), False
-        elif chosen.slope_from == "output":
-            raise Invalid("in and out are NULL; one of them is needed")
+            known = {"x": in_shape(x, dy.shape)}
         else:
-            raise Invalid("in is NULL, and the activation's slope is computed from it")
-        direct = dx.dtype is FLOAT32 and dx.flags.aligned and _in_place_or_apart(dx, dy)
-        direct = direct and (known is dy or _in_place_or_apart(dx, known))
-        result = activation_backward(
-            dy,
-            chosen.function,
-            x=None if by_output else known,
-            y=known if by_output else None,
-            out=dx if direct else None,
-            accumulate=accumulate and direct,
-            num_threads=self.threads,
+            raise Invalid(_NEITHER if chosen.slope_from == "output" else _NO_INPUT)
+        out = None if wanted.out is None else wanted.out.dx
+        return activation_backward(
+            dy, chosen.function, **known, out=out, accumulate=wanted.accumulate, num_threads=self.threads
         )
-        if not direct:
-            put(dx, result, accumulate)
 
     def _softmax_gradient(self, y: npt.NDArray[np.float64], dy: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -274,11 +213,6 @@ class ActivationFilter(OneInputFilter):
                 dx = dy - np.exp(y) * dy.sum(axis=self.axes, keepdims=True, dtype=np.float64)
             rounded: Array = dx.astype(np.float32)
         return rounded
-
-
-def _in_place_or_apart(result: Array, array: Array) -> bool:
-    """Whether a result is computed exactly in place, or certainly does not overlap its input."""
-    return not np.may_share_memory(result, array) or same_elements(result, array)
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------

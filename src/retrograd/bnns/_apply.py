@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Final
+from typing import Final
 
 from ._declare import applies
 from ._failure import renaming
-from ._filter import BNNSFilter
+from ._layer import OneInputFilter, TwoInputFilter
 
 __all__ = [
     "BNNSFilterApply",
@@ -21,64 +21,6 @@ __all__ = [
 # From the array functions' argument names to Apple's.
 _FORWARD_NAMES: Final = renaming({"x": "in", "out": "out"})
 _BACKWARD_NAMES: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
-
-
-class OneInputFilter(BNNSFilter):
-    """A filter that the functions of this module apply."""
-
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        """Compute the output of a batch."""
-        raise NotImplementedError
-
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        """Compute the gradients of a batch; what is None is not wanted."""
-        raise NotImplementedError
-
-
-class TwoInputFilter(BNNSFilter):
-    """A filter that the functions for two inputs apply."""
-
-    def apply_two(
-        self, batch_size: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, target: Any, out_stride: Any
-    ) -> None:
-        """Compute the output of a batch."""
-        raise NotImplementedError
-
-    def apply_two_backward(
-        self,
-        batch_size: Any,
-        a: Any,
-        a_stride: Any,
-        a_delta: Any,
-        a_delta_stride: Any,
-        b: Any,
-        b_stride: Any,
-        b_delta: Any,
-        b_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        """Compute the gradients of a batch; what is None is not wanted."""
-        raise NotImplementedError
-
-
 _USE_TWO: Final = "filter does not have two inputs"
 _OWN: Final = "normalization, arithmetic, loss and attention filters have functions of their own"
 _USE: Final = (

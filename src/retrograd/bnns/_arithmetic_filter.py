@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ._filter import (
     target_samples,
 )
 from ._layer import (
+    Delta,
     Result,
     are_one,
     before_activation,
@@ -31,9 +32,8 @@ from ._layer import (
     checked_layer,
     layer_activation,
     output_geometry,
-    parameter_delta,
+    parameter_of,
     put_sums,
-    sample_delta,
     typed_geometry,
 )
 from ._memory import Array, Geometry, as_size, listed, size_of
@@ -113,7 +113,7 @@ class _Operand(NamedTuple):
 class ArithmeticFilter(BNNSFilter):
     """See :func:`BNNSFilterCreateLayerArithmetic`."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersArithmetic, layer)
         super().__init__(parameters)
         code = layer.arithmetic_function
@@ -144,7 +144,7 @@ class ArithmeticFilter(BNNSFilter):
             size = listed(output.layout, output.extents)
             raise Invalid(f"out.size is {size}, but the operands broadcast to {listed(output.layout, reached)}")
 
-    def _batch(self, batch_size: Any) -> int:
+    def _batch(self, batch_size: object) -> int:
         """The number of results: one per sample, or one if the output has no batch."""
         batch = checked_batch(batch_size)
         if self.output.is_sample:
@@ -157,7 +157,12 @@ class ArithmeticFilter(BNNSFilter):
                 )
         return 1
 
-    def _sources(self, batch: int, inputs: Any, strides: Any) -> list[Array | None]:
+    def _check_number(self, number: object) -> None:
+        arity = self.function.arity
+        if as_size("number_of_inputs", number) != arity:
+            raise Invalid(f"number_of_inputs is {number}, but the function has {arity}")
+
+    def _sources(self, batch: int, inputs: object, strides: object) -> list[Array | None]:
         """The operands, ``[batch or 1, ...]``; None for those that are NULL."""
         count = len(self.operands)
         if inputs is None:
@@ -172,7 +177,9 @@ class ArithmeticFilter(BNNSFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, number: Any, inputs: Any, strides: Any, target: Any, out_stride: Any) -> None:
+    def apply(self, *arguments: object) -> None:
+        """Compute the output of a batch."""
+        batch_size, number, inputs, strides, target, out_stride = arguments
         self._check_number(number)
         batch = self._batch(batch_size)
         y = target_samples("out", self.output.geometry, target, batch, out_stride)
@@ -182,35 +189,17 @@ class ArithmeticFilter(BNNSFilter):
         sources = [source for source in given if source is not None]
         if len(sources) < len(given):
             raise Invalid(f"in[{[source is None for source in given].index(True)}] is NULL")
-        put(y, self._value(sources, y.shape), False)
-
-    def _check_number(self, number: Any) -> None:
-        arity = self.function.arity
-        if as_size("number_of_inputs", number) != arity:
-            raise Invalid(f"number_of_inputs is {number}, but the function has {arity}")
-
-    def _value(self, sources: list[Array], shape: tuple[int, ...]) -> Array:
-        """The output, after the activation."""
         z = value_of(self.function, sources)
-        if self.activation.function.name == "identity":
-            return z
-        return activation_forward(_whole(z, shape), self.activation.function, num_threads=self.threads)
+        if self.activation.function.name != "identity":
+            z = activation_forward(_whole(z, y.shape), self.activation.function, num_threads=self.threads)
+        put(y, z, False)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: Any,
-        number: Any,
-        inputs: Any,
-        strides: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-    ) -> None:
+    def apply_backward(self, *arguments: object) -> None:
+        """Compute the gradients of a batch; what is None is not wanted."""
+        (batch_size, number, inputs, strides, in_delta, in_delta_stride) = arguments[:6]
+        (out, out_stride, out_delta, out_delta_stride) = arguments[6:]
         self._check_number(number)
         batch = self._batch(batch_size)
         for name, geometry, _ in (*self.operands, self.output):
@@ -220,7 +209,7 @@ class ArithmeticFilter(BNNSFilter):
             raise Invalid("out_delta is NULL")
         check_trainable(self.activation, out)
         output = self.output.geometry
-        dy = sample_delta("out_delta", out_delta, "out", output, batch, out_delta_stride, source_samples)
+        dy = Delta("out_delta", "out", output).view(out_delta, batch, out_delta_stride, source_samples)
         y = None if out is None else source_samples("out", output, out, batch, out_stride)
         sources = self._sources(batch, inputs, strides)
         results = self._results(batch, in_delta, in_delta_stride, sources)
@@ -236,30 +225,26 @@ class ArithmeticFilter(BNNSFilter):
         if any(self.function.gradients[k].output for k in results) and known is None:
             known = before()
         dz = before_activation(self.activation, in_shape(dy, shape), y, lambda: _whole(before(), shape), self.threads)
-        computed: dict[int, Array] = {}
-        for k in results:
-            operand = self.operands[k]
-            g = dz.astype(np.float64)
-            values = gradient_of(self.function.gradients[k], g, sources, known)
-            computed[k] = _summed(np.broadcast_to(values, shape), operand, batch)
-        put_sums([(result, computed[k]) for k, result in results.items()])
+        g = dz.astype(np.float64)
+        computed = [
+            (result, _summed(gradient_of(self.function.gradients[k], g, sources, known), shape, self.operands[k]))
+            for k, result in results.items()
+        ]
+        put_sums(computed)
 
-    def _results(self, batch: int, deltas: Any, strides: Any, sources: list[Array | None]) -> dict[int, Result]:
+    def _results(self, batch: int, deltas: object, strides: object, sources: list[Array | None]) -> dict[int, Result]:
         count = len(self.operands)
         entries = _entries("in_delta", deltas, count)
         steps = [0] * count if strides is None else _entries("in_delta_stride", strides, count)
         results: dict[int, Result] = {}
         for k, (operand, descriptor) in enumerate(zip(self.operands, entries, strict=True)):
-            name = f"in_delta[{k}]"
             if descriptor is None:
                 continue
+            name, like = f"in_delta[{k}]", operand.name
             if operand.kind == c.BNNSConstant:
-                raise Invalid(f"{name} is given, but {operand.name}_type is BNNSConstant: it has no gradient")
-            if operand.is_sample:
-                array = sample_delta(name, descriptor, operand.name, operand.geometry, batch, steps[k], target_samples)
-                results[k] = Result(name, descriptor, array)
-            else:
-                results[k] = parameter_delta(name, descriptor, operand.name, operand.geometry)
+                raise Invalid(f"{name} is given, but {like}_type is BNNSConstant: it has no gradient")
+            delta = (Delta if operand.is_sample else parameter_of)(name, like, operand.geometry)
+            results[k] = delta.result(descriptor, batch, steps[k])
         for k, result in results.items():
             for j in range(k):
                 other = results.get(j)
@@ -286,7 +271,7 @@ class ArithmeticFilter(BNNSFilter):
                 raise Invalid(f"in[{index}] is NULL, and {wanted} is computed from it")
 
 
-def _operand(fields: Any, name: str, boolean: bool, written: bool) -> _Operand:
+def _operand(fields: Structure, name: str, boolean: bool, written: bool) -> _Operand:
     kind = getattr(fields, "in_type" if name == "in_" else f"{name}_type")
     if not isinstance(kind, int) or kind not in _DESCRIPTOR_TYPES:
         raise Invalid(f"{name.rstrip('_')}_type is {kind!r}, must be BNNSConstant, BNNSSample or BNNSParameter")
@@ -296,7 +281,7 @@ def _operand(fields: Any, name: str, boolean: bool, written: bool) -> _Operand:
     return _Operand(shown, check(shown, getattr(fields, name), types), kind)
 
 
-def _entries(name: str, values: Any, count: int) -> list[Any]:
+def _entries(name: str, values: object, count: int) -> list[object]:
     """The first entries of a C array."""
     if values is None:
         raise Invalid(f"{name} is NULL")
@@ -313,12 +298,13 @@ def _whole(z: Array, shape: tuple[int, ...]) -> Array:
         return np.ascontiguousarray(np.broadcast_to(z, shape), np.float32)
 
 
-def _summed(values: Array, operand: _Operand, batch: int) -> Array:
-    """The gradient of an operand, summed over the axes along which it was broadcast."""
-    shape = (batch if operand.is_sample else 1, *operand.geometry.shape)
-    axes = tuple(axis for axis, extent in enumerate(shape) if extent == 1 and values.shape[axis] > 1)
+def _summed(values: Array, shape: tuple[int, ...], operand: _Operand) -> Array:
+    """The gradient of an operand, summed over the axes of the output's `shape` along which it was broadcast."""
+    own = (shape[0] if operand.is_sample else 1, *operand.geometry.shape)
+    axes = tuple(axis for axis, extent in enumerate(own) if extent == 1 and shape[axis] > 1)
+    whole = np.broadcast_to(values, shape)
     with np.errstate(all="ignore"):
-        return np.asarray(values.sum(axis=axes, keepdims=True)) if axes else values
+        return np.asarray(whole.sum(axis=axes, keepdims=True)) if axes else whole
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------

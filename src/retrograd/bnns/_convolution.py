@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ..ops.activation import Activation
 from ..ops.convolution import (
     ConvGradients,
     conv_backward,
@@ -14,40 +16,36 @@ from ..ops.convolution import (
     conv_transpose_forward,
 )
 from . import _constants as c
-from ._apply import OneInputFilter
 from ._conversion import PLAIN, converted, scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported
 from ._filter import (
     FLOAT32,
     FLOATS,
-    checked_batch,
-    checked_descriptor,
-    delta_samples,
-    in_shape,
-    put,
-    source_samples,
-    target_samples,
 )
 from ._layer import (
+    Delta,
+    Gradients,
     Parameter,
     Result,
-    any_overlap,
-    before_activation,
-    bias_delta_of,
-    check_apart,
-    check_trainable,
+    WeightedLayer,
+    bias_of,
     checked_layer,
-    float32_delta,
     layer_activation,
     output_geometry,
-    parameter_delta,
+    parameter_of,
     real_values,
     typed_geometry,
 )
-from ._memory import Array, as_size, check_disjoint, data_type_of
+from ._memory import Array, as_size, data_type_of
 from ._names import constant_name
-from ._structures import BNNSActivation, BNNSNDArrayDescriptor, FourSizes, Size, Structure
+from ._structures import (
+    BNNSActivation,
+    BNNSNDArrayDescriptor,
+    FourSizes,
+    Size,
+    Structure,
+)
 
 __all__ = [
     "BNNSFilterCreateLayerConvolution",
@@ -147,10 +145,12 @@ class _Kernels:
         return array.transpose(1, 0, 2, 3) if self.layout == _IO_ROTATED else array
 
 
-class ConvolutionFilter(OneInputFilter):
+class ConvolutionFilter(WeightedLayer):
     """See :func:`BNNSFilterCreateLayerConvolution`."""
 
-    def __init__(self, layer: Any, parameters: Any, transposed: bool) -> None:
+    computed = ConvGradients
+
+    def __init__(self, layer: object, parameters: object, transposed: bool) -> None:
         layer = checked_layer(BNNSLayerParametersConvolution, layer)
         super().__init__(parameters)
         self._transposed = transposed
@@ -186,6 +186,18 @@ class ConvolutionFilter(OneInputFilter):
                     "channel of o_desc"
                 )
         self.activation = layer_activation(layer.activation, self.output)
+        # Kernels reach every pixel of the input.
+        self._reaches_all = transposed or tuple(axis.used for axis in self._axes) == self.input.shape[1:]
+        self.in_shape, self.out_shape = self.input.shape, self.output.shape
+        self.out_delta = Delta("out_delta", "o_desc", self.output, self.out_shape, Delta.reshaped)
+        weights = self.weights.geometry
+        self.deltas = {
+            "dx": Delta("in_delta", "i_desc", self.input, self.in_shape, Delta.reshaped),
+            "dw": parameter_of("weights_delta", "w_desc", weights, weights.shape)._replace(
+                described=self._weights_delta
+            ),
+            "db": bias_of(self.bias, self.output.shape[0]),
+        }
 
     def _check_image(self, name: str, descriptor: BNNSNDArrayDescriptor) -> None:
         if descriptor.layout not in _IMAGES:
@@ -284,7 +296,7 @@ class ConvolutionFilter(OneInputFilter):
     def _bias_values(self) -> Array | None:
         return None if self.bias is None else self.bias.values().reshape(-1)
 
-    def _convolve(self, x: Array, out: Array | None, activation: Any = None) -> Array:
+    def _convolve(self, x: Array, out: Array | None, activation: Activation | None = None) -> Array:
         """f(w * x + b) of images in float32."""
         w, b = self._engine_weights(), self._bias_values()
         options = {**self._options, "activation": activation}
@@ -303,109 +315,63 @@ class ConvolutionFilter(OneInputFilter):
             y[:, :, :rows, columns:] = rest
         return y
 
-    def _parameters(self) -> dict[str, Array]:
-        present = (self.weights,) if self.bias is None else (self.weights, self.bias)
-        return {f"{parameter.name}.data": parameter.memory() for parameter in present}
+    # ---- calls ------------------------------------------------------------------------------------------------------
 
-    # ---- forward ----------------------------------------------------------------------------------------------------
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        z = self._convolve(real_values(arrays["in"], self._scale), out, self.activation.function)
+        return converted(z, PLAIN, self.output.dtype, self._out_scale) if self.output.dtype.kind in "iu" else z
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        x = source_samples("in", self.input, source, batch, in_stride)
-        check_disjoint({"out": y}, {"in": x, **self._parameters()})
-        direct = y.dtype is FLOAT32 and y.flags.aligned
-        z = self._convolve(real_values(x, self._scale), y if direct else None, self.activation.function)
-        if z is y:
-            return
-        if y.dtype.kind in "iu":
-            z = converted(z, PLAIN, y.dtype, self._out_scale)
-        put(y, z, False)
-
-    # ---- backward ---------------------------------------------------------------------------------------------------
-
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        self._check_backward(out_delta, out)
-        dy = self._delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
-        x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
-        y = None if out is None else source_samples("out", self.output, out, batch, out_stride)
-        from_input = self.activation.slope_from == "input"
-        if x is None and (weights_delta is not None or from_input):
-            wanted = "the activation's slope" if from_input else "weights_delta"
-            raise Invalid(f"in is NULL, and {wanted} is computed from it")
-        results: dict[str, Result] = {}
-        if in_delta is not None:
-            dx = self._delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
-            results["dx"] = Result("in_delta", in_delta, dx)
-        if weights_delta is not None:
-            results["dw"] = self._weights_delta(weights_delta)
-        if bias_delta is not None:
-            results["db"] = bias_delta_of(bias_delta, self.bias, self.output.shape[0])
-        if not results:
-            return
-        check_apart(list(results.values()))
-        inputs = {"in": x, "out": y, "out_delta": dy, **self._parameters()}
-        # dx and db do not depend on the input, but the engine needs an array of its shape.
-        shape = (batch, *self.input.shape)
-        x32 = np.broadcast_to(np.float32(0), shape) if x is None else in_shape(x, shape)
-        dy32 = in_shape(dy, (batch, *self.output.shape))
-        dz = before_activation(self.activation, dy32, y, lambda: self._convolve(x32, None), self.threads)
-        buffers = self._buffers(results, inputs, batch)
-        accumulate = buffers is not None and next(iter(results.values())).accumulates
-        computed = self._gradients(dz, x32, tuple(results), buffers, accumulate)
-        if buffers is not None:
-            if "dx" in results and not accumulate:
-                self._clear_unused(results["dx"].rows(shape))
-            return
-        for name, result in results.items():
-            values: Any = getattr(computed, name)
-            if name == "dx" and values.shape != shape:
-                whole = np.zeros(shape, np.float32)
-                self._used(whole)[...] = values
-                values = whole
-            result.put(self._kernels.stored(self._oihw_gradient(values)) if name == "dw" else values)
-
-    def _check_backward(self, out_delta: Any, out: Any) -> None:
+    def check_backward(self) -> None:
         for name, geometry in (("i_desc", self.input), ("w_desc", self.weights.geometry), ("o_desc", self.output)):
             if geometry.dtype != FLOAT32:
                 shown = constant_name("BNNSDataType", data_type_of(geometry.dtype))
                 raise Unsupported(f"{name} has type {shown}; backward needs Float32")
         if self._transposed and self.groups > 1:
             raise Unsupported(f"groups is {self.groups}; a transposed convolution with groups has no gradient")
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        check_trainable(self.activation, out)
+        super().check_backward()
 
-    @staticmethod
-    def _delta(name: str, descriptor: Any, *geometry: Any) -> Array:
-        float32_delta(name, descriptor)
-        return delta_samples(name, descriptor, *geometry)
+    def before_activation(self, arrays: Mapping[str, Array | None], batch: int) -> Array:
+        return self._convolve(self.x(arrays, batch), None)
 
-    def _weights_delta(self, descriptor: Any) -> Result:
+    def backward(self, wanted: Gradients) -> ConvGradients:
+        dy, arrays, need, out, accumulate, form = wanted
+        dx, dw, db = self._gradients(dy, self.x(arrays, len(dy)), need, out, accumulate)
+        if dx is not None and not self._reaches_all:  # the gradient of input pixels that no kernel reads is 0
+            if out is None or out.dx is None:
+                whole = np.zeros((len(dy), *self.in_shape), np.float32)
+                self._used(whole)[...] = dx
+                dx = whole
+            elif not accumulate:
+                rows, columns = (axis.used for axis in self._axes)
+                form[:, :, rows:] = 0
+                form[:, :, :rows, columns:] = 0
+        if dw is not None and (out is None or out.dw is None):
+            dw = self._kernels.stored(self._oihw_gradient(dw))
+        return ConvGradients(dx, dw, db)
+
+    def form_of(self, results: Sequence[Result]) -> Array | None:
+        """The whole gradient of the input, of which the engine writes the part that kernels reach."""
+        dx = [result for result in results if result.key == "dx" and not self._reaches_all]
+        return dx[0].rows((len(dx[0].array), *self.in_shape)) if dx else None
+
+    def writable(self, result: Result, batch: int, form: Any) -> Array | None:
+        array = super().writable(result, batch, form)
+        if array is None or result.key == "db":
+            return array
+        if result.key == "dx":
+            return array if self._transposed else self._used(array)
+        return None if self._kernels.layout == _PACKED else self._oihw_gradient(self._kernels.oihw(array))
+
+    def _weights_delta(self, descriptor: BNNSNDArrayDescriptor) -> BNNSNDArrayDescriptor:
         """The gradient of the weights, in their layout."""
-        name = "weights_delta"
-        layout = checked_descriptor(name, descriptor).layout
+        layout = descriptor.layout
         if layout in _WEIGHTS and layout != self._kernels.layout:
             shown = (constant_name("BNNSDataLayout", one) for one in (layout, self._kernels.layout))
             raise Invalid("weights_delta.layout is {}, expected {} as in w_desc".format(*shown))
         if layout == _PACKED and _Kernels(descriptor).shape != self._kernels.shape:
             sizes = (tuple(reversed(shape)) for shape in (_Kernels(descriptor).shape, self._kernels.shape))
             raise Invalid("weights_delta.size is {}, expected {} as in w_desc".format(*sizes))
-        return parameter_delta(name, self._kernels.plain(descriptor), "w_desc", self.weights.geometry)
+        return self._kernels.plain(descriptor)
 
     def _gradients(
         self, dz: Array, x: Array, need: tuple[str, ...], buffers: ConvGradients | None, accumulate: bool
@@ -429,37 +395,6 @@ class ConvolutionFilter(OneInputFilter):
     def _oihw_gradient(self, dw: Array) -> Array:
         """From the engine's order; without groups if transposed."""
         return dw.swapaxes(0, 1) if self._transposed else dw
-
-    def _clear_unused(self, dx: Array | None) -> None:
-        """The gradient of input pixels that no kernel reads is 0."""
-        assert dx is not None  # _buffers
-        if not self._transposed:
-            rows, columns = (axis.used for axis in self._axes)
-            dx[:, :, rows:] = 0
-            dx[:, :, :rows, columns:] = 0
-
-    def _buffers(self, results: dict[str, Result], inputs: dict[str, Array | None], batch: int) -> ConvGradients | None:
-        """The results' memory, if the engine can write all of it in one call; None otherwise."""
-        if len({result.accumulates for result in results.values()}) > 1 or any_overlap(list(results.values()), inputs):
-            return None
-        found: dict[str, Array] = {}
-        for name, result in results.items():
-            shape: tuple[int, ...] = (self.output.shape[0],)
-            if name == "dx":
-                shape = (batch, *self.input.shape)
-            elif name == "dw":
-                if self._kernels.layout == _PACKED:
-                    return None
-                shape = self.weights.geometry.shape
-            array = result.rows(shape)
-            if array is None:
-                return None
-            found[name] = array
-        if "dx" in found and not self._transposed:
-            found["dx"] = self._used(found["dx"])
-        if "dw" in found:
-            found["dw"] = self._oihw_gradient(self._kernels.oihw(found["dw"]))
-        return ConvGradients(**found)
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------

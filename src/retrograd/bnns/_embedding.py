@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
-from ..ops._arrays import overlaps
-from ..ops.linear import embedding_backward, embedding_forward
+from ..ops.linear import LinearGradients, embedding_backward, embedding_forward
 from . import _constants as c
-from ._apply import OneInputFilter
 from ._conversion import INTEGERS
 from ._declare import creates
 from ._failure import Invalid, Unsupported
-from ._filter import FLOAT32, FLOATS, check_same_type, checked_batch, in_shape, put, source_samples, target_samples
+from ._filter import FLOAT32, FLOATS, check_same_type
 from ._layer import (
+    Delta,
+    Gradients,
+    OneInputFilter,
     Parameter,
     checked_layer,
     logical,
     output_geometry,
-    parameter_delta,
-    sample_delta,
+    parameter_of,
     stored,
     typed_geometry,
 )
-from ._memory import Array, as_float, as_size, check_disjoint, check_indices, listed
-from ._structures import BNNSNDArrayDescriptor, Float, Size, Structure, UInt32
+from ._memory import Array, as_float, as_size, check_indices, listed
+from ._structures import (
+    BNNSNDArrayDescriptor,
+    Float,
+    Size,
+    Structure,
+    UInt32,
+)
 
 __all__ = [
     "BNNSFilterCreateLayerEmbedding",
@@ -53,7 +61,10 @@ class BNNSLayerParametersEmbedding(Structure):
 class EmbeddingFilter(OneInputFilter):
     """See :func:`BNNSFilterCreateLayerEmbedding`."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    may_overlap = frozenset({"in"})
+    absent = MappingProxyType({"in_delta": "indices have no gradient", "bias_delta": "an embedding has no bias"})
+
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersEmbedding, layer)
         super().__init__(parameters)
         flags = as_size("flags", layer.flags)
@@ -72,6 +83,8 @@ class EmbeddingFilter(OneInputFilter):
         if _proper(given) != _proper(wanted):
             raise Invalid(f"o_desc.size is {given}, expected {wanted}: the size of an item, then that of i_desc")
         self._whole = wanted
+        self.out_delta = Delta("out_delta", "o_desc", self.output)
+        self.deltas = {"dw": parameter_of("weights_delta", "dictionary", geometry)}
         self.padding = as_size("padding_idx", layer.padding_idx)
         self.max_norm = as_float("max_norm", layer.max_norm)
         self.norm_type = as_float("norm_type", layer.norm_type) or 2.0
@@ -81,14 +94,17 @@ class EmbeddingFilter(OneInputFilter):
                 "second must be positive or 0, which means 2"
             )
 
+    def parameters(self) -> Sequence[Parameter]:
+        return (self.dictionary,)
+
     def _rows(self, dictionary: Array) -> Array:
         """The dictionary with one row of contiguous elements per item."""
         array = logical(dictionary, self.dictionary.geometry.layout, batched=False)
         return np.ascontiguousarray(np.moveaxis(array, -1, 0).reshape(self.items, -1))
 
-    def _indices(self, source: Any, batch: int, stride: Any) -> Array:
+    def source(self, name: str, data: object, batch: int, stride: object) -> Array:
         """The indices ``[batch, ...]``, with the axes in the order of ``size``."""
-        indices = logical(source_samples("in", self.input, source, batch, stride), self.input.layout)
+        indices = logical(super().source(name, data, batch, stride), self.input.layout)
         if not indices.flags.aligned:
             indices = indices.copy()
         check_indices("in", indices, self.items, f"dictionary has {self.items} items")
@@ -96,26 +112,20 @@ class EmbeddingFilter(OneInputFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        check_disjoint({"out": y}, {"dictionary.data": self.dictionary.memory()})
-        indices = self._indices(source, batch, in_stride)
-        rows = embedding_forward(indices.reshape(-1), self._rows(self.dictionary.values()), num_threads=self.threads)
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        indices = arrays["in"]
+        flat = indices.reshape(-1)
+        rows = embedding_forward(flat, self._rows(self.dictionary.values()), num_threads=self.threads)
         if self.max_norm:
             rows = self._limited(rows)
         if self.padding < self.items:
-            rows[indices.reshape(-1) == self.padding] = 0
+            rows[flat == self.padding] = 0
         # [batch, input axes, item axes] to [batch, item axes, input axes]
         values = rows.reshape((*indices.shape, *self.item))
         count = indices.ndim - 1
         values = values.transpose(0, *range(1 + count, values.ndim), *range(1, 1 + count))
-        put(y, self._in_memory_order(values, batch), False)
-
-    def _in_memory_order(self, values: Array, batch: int) -> Array:
-        """The output's elements, with axes in the order of ``size``, as the output is laid out."""
         size = listed(self.output.layout, self.output.extents)
-        return stored(values.reshape(batch, *size), self.output.layout)
+        return stored(values.reshape(len(indices), *size), self.output.layout)
 
     def _limited(self, rows: Array) -> Array:
         """Items, scaled down where their norm exceeds the limit."""
@@ -131,38 +141,18 @@ class EmbeddingFilter(OneInputFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        if in_delta is not None:
-            raise Unsupported("in_delta is given, but indices have no gradient")
-        if bias_delta is not None:
-            raise Unsupported("bias_delta is given, but an embedding has no bias")
+    def check_backward(self) -> None:
         if self.output.dtype != FLOAT32:
             raise Unsupported(f"o_desc and dictionary have type {self.output.dtype}; backward needs Float32")
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        dy = sample_delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
-        if weights_delta is None:
-            return
-        result = parameter_delta("weights_delta", weights_delta, "dictionary", self.dictionary.geometry)
-        indices = self._indices(source, batch, in_stride)
-        if overlaps(result.array, indices):
-            indices = indices.copy()
+
+    def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
+        return {"in": "in is NULL"} if need else {}
+
+    def backward(self, wanted: Gradients) -> LinearGradients:
+        indices = wanted.arrays["in"]
+        assert indices is not None  # reads
         # [batch, item axes, input axes] to one row per index
-        values = logical(in_shape(dy, (batch, *self.output.shape)), self.output.layout).reshape(batch, *self._whole)
+        values = logical(wanted.dy, self.output.layout).reshape(len(indices), *self._whole)
         axes = len(self.item)
         values = values.transpose(0, *range(1 + axes, values.ndim), *range(1, 1 + axes))
         flat = indices.reshape(-1)
@@ -173,7 +163,7 @@ class EmbeddingFilter(OneInputFilter):
         if self.padding < self.items:
             gradient[self.padding] = 0
         whole = np.moveaxis(gradient.reshape(self.items, *self.item), 0, -1)
-        result.put(stored(whole, self.dictionary.geometry.layout, batched=False))
+        return LinearGradients(dw=stored(whole, self.dictionary.geometry.layout, batched=False))
 
 
 def _proper(size: tuple[int, ...]) -> tuple[int, ...]:

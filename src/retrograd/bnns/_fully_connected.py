@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Final
 
 from ..ops.elementwise import activation_forward
 from ..ops.linear import LinearGradients, linear_backward, linear_forward
 from . import _constants as c
-from ._apply import OneInputFilter
 from ._conversion import scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported
-from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
+from ._filter import FLOAT32, FLOATS
 from ._layer import (
+    Delta,
+    Gradients,
     Parameter,
-    Result,
-    any_overlap,
-    before_activation,
-    bias_delta_of,
-    check_apart,
-    check_trainable,
+    WeightedLayer,
+    bias_of,
     checked_layer,
     layer_activation,
     output_geometry,
-    parameter_delta,
+    parameter_of,
     real_values,
-    sample_delta,
     typed_geometry,
 )
-from ._memory import Array, check_disjoint, listed
+from ._memory import Array, listed
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
 
@@ -60,10 +55,10 @@ class BNNSLayerParametersFullyConnected(Structure):
     activation: BNNSActivation
 
 
-class FullyConnectedFilter(OneInputFilter):
+class FullyConnectedFilter(WeightedLayer):
     """See :func:`BNNSFilterCreateLayerFullyConnected`."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersFullyConnected, layer)
         super().__init__(parameters)
         self.input = typed_geometry("i_desc", layer.i_desc, _INPUTS)
@@ -92,103 +87,39 @@ class FullyConnectedFilter(OneInputFilter):
             shown = constant_name("BNNSDataType", layer.o_desc.data_type)
             self.note_extension("BNNSFilterCreateLayerFullyConnected", f"o_desc.data_type is {shown}")
 
+        self.in_shape, self.out_shape = wanted[:1], wanted[1:]
+        self.out_delta = Delta("out_delta", "o_desc", self.output, self.out_shape)
+        self.deltas = {
+            "dx": Delta("in_delta", "i_desc", self.input, self.in_shape),
+            "dw": parameter_of("weights_delta", "w_desc", given, given.shape),
+            "db": bias_of(self.bias, wanted[1]),
+        }
+
     def _linear(self, x: Array, out: Array | None = None) -> Array:
         """The output before the activation."""
         bias = None if self.bias is None else self.bias.values().reshape(-1)
         return linear_forward(x, self.weights.values(), bias, out=out, num_threads=self.threads)
 
-    def _parameters(self) -> dict[str, Array]:
-        present = (self.weights,) if self.bias is None else (self.weights, self.bias)
-        return {f"{parameter.name}.data": parameter.memory() for parameter in present}
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        x = real_values(arrays["in"], self._scale)
+        z = self._linear(x.reshape(len(x), self.input.elements), out)
+        if self.activation.function.name == "identity":
+            return z
+        return activation_forward(z, self.activation.function, out=z, num_threads=self.threads)
 
-    # ---- forward ----------------------------------------------------------------------------------------------------
-
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        x = source_samples("in", self.input, source, batch, in_stride)
-        check_disjoint({"out": y}, {"in": x, **self._parameters()})
-        x = real_values(x, self._scale).reshape(batch, self.input.elements)
-        direct = y.dtype is FLOAT32 and y.ndim == 2 and y.flags.aligned
-        z = self._linear(x, y if direct else None)
-        if self.activation.function.name != "identity":
-            z = activation_forward(z, self.activation.function, out=z, num_threads=self.threads)
-        if z is not y:
-            put(y, z.reshape(y.shape), False)
-
-    # ---- backward ---------------------------------------------------------------------------------------------------
-
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
+    def check_backward(self) -> None:
         for name, geometry in (("i_desc and w_desc", self.input), ("o_desc", self.output)):
             if geometry.dtype != FLOAT32:
                 raise Unsupported(f"{name} of this filter have type {geometry.dtype}; backward needs Float32")
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        check_trainable(self.activation, out)
-        dy = sample_delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
-        x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
-        y = None if out is None else source_samples("out", self.output, out, batch, out_stride)
-        from_input = self.activation.slope_from == "input"
-        if x is None and (weights_delta is not None or from_input):
-            wanted = "the activation's slope" if from_input else "weights_delta"
-            raise Invalid(f"in is NULL, and {wanted} is computed from it")
-        results: dict[str, Result] = {}
-        if in_delta is not None:
-            dx = sample_delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
-            results["dx"] = Result("in_delta", in_delta, dx)
-        if weights_delta is not None:
-            results["dw"] = parameter_delta("weights_delta", weights_delta, "w_desc", self.weights.geometry)
-        if bias_delta is not None:
-            results["db"] = bias_delta_of(bias_delta, self.bias, self.output.elements)
-        if not results:
-            return
-        check_apart(list(results.values()))
-        rows = in_shape(dy, (batch, self.output.elements))
-        inputs = {"in": x, "out": y, "out_delta": dy, **self._parameters()}
-        # dx and db do not depend on the input, but the engine needs an array of its shape.
-        x32 = np.broadcast_to(np.float32(0), (batch, self.input.elements)) if x is None else x
-        x32 = in_shape(x32, (batch, self.input.elements))
-        dz = before_activation(self.activation, rows, y, lambda: self._linear(x32), self.threads)
-        w = self.weights.values()
-        buffers = self._buffers(results, inputs, batch)
-        computed = linear_backward(
-            dz,
-            x32,
-            w,
-            need=tuple(results),
-            out=buffers,
-            accumulate=buffers is not None and next(iter(results.values())).accumulates,
-            num_threads=self.threads,
-        )
-        if buffers is None:
-            for name, result in results.items():
-                result.put(getattr(computed, name))
+        super().check_backward()
 
-    def _buffers(self, results: dict[str, Result], inputs: dict[str, Array | None], batch: int) -> Any:
-        """The results' memory, if the engine can write all of it in one call; None otherwise."""
-        if len({result.accumulates for result in results.values()}) > 1 or any_overlap(list(results.values()), inputs):
-            return None
-        shapes = {
-            "dx": (batch, self.input.elements),
-            "dw": self.weights.geometry.shape,
-            "db": (self.output.elements,),
-        }
-        buffers = {name: result.rows(shapes[name]) for name, result in results.items()}
-        return None if any(array is None for array in buffers.values()) else LinearGradients(**buffers)
+    def before_activation(self, arrays: Mapping[str, Array | None], batch: int) -> Array:
+        return self._linear(self.x(arrays, batch))
+
+    def backward(self, wanted: Gradients) -> LinearGradients:
+        dy, arrays, need, out, accumulate, _ = wanted
+        x, w = self.x(arrays, len(dy)), self.weights.values()
+        return linear_backward(dy, x, w, need=need, out=out, accumulate=accumulate, num_threads=self.threads)
 
 
 @creates(FullyConnectedFilter, BNNSLayerParametersFullyConnected)

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..ops._buffers import elements_of
 from . import _constants as c
-from ._apply import OneInputFilter
 from ._arithmetic_filter import ArithmeticFilter
 from ._convolution import ConvolutionFilter
 from ._declare import applies
@@ -25,6 +24,7 @@ from ._filter import (
     target_samples,
 )
 from ._fully_connected import FullyConnectedFilter
+from ._layer import OneInputFilter
 from ._memory import Array, Geometry, as_size, check_disjoint, size_of
 from ._normalization import NormalizationFilter
 from ._quantization import QuantizationFilter
@@ -124,7 +124,8 @@ class FusedFilter(BNNSFilter):
         def first(batch: int, between: Array) -> None:
             self.first.apply(batch, source, in_stride, between, 0)
 
-        self._forward(batch_size, first, self.first._parameters(), target, out_stride, training)
+        parameters = {f"{parameter.name}.data": parameter.memory() for parameter in self.first.parameters()}
+        self._forward(batch_size, first, parameters, target, out_stride, training)
 
     def apply_many(
         self, batch_size: Any, number: Any, inputs: Any, strides: Any, target: Any, out_stride: Any, training: bool

@@ -1,41 +1,55 @@
-"""What layers with parameters share: checks of their descriptors, weights, and gradients by number of elements."""
+"""What layers share: checks of their descriptors, weights, gradients, and the base class that applies them.
+
+A filter declares its operands and supplies `forward` and `backward` over the array functions; see :class:`Layer`.
+"""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..ops._arrays import overlaps, same_elements
+from ..ops._arrays import find_overlap, overlaps, same_elements
+from ..ops._buffers import keeps_still
+from ..ops._planned import Planned
 from ..ops.elementwise import activation_backward
+from ..ops.linear import LinearGradients
 from . import _constants as c
-from ._activation import Fused, fused
+from ._activation import IDENTITY, Fused, fused
 from ._conversion import PLAIN, Scale, converted, scale_of
 from ._failure import Invalid, Unsupported
 from ._filter import (
     FLOAT32,
     BNNSFilter,
     accumulates,
+    checked_batch,
     checked_descriptor,
     delta_geometry,
     geometry_of,
     in_shape,
     overlapping,
     put,
+    source_samples,
+    target_samples,
     unlike,
     viewed,
 )
-from ._memory import Array, Geometry, axes_of_size, check_disjoint, check_writable, geometry, size_of
+from ._memory import Array, Geometry, axes_of_size, check_disjoint, check_writable, contiguous, geometry, size_of
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
 
 _S = TypeVar("_S", bound=Structure)
 _CONSTANT_SLOPES: Final = ("linear", "linear_with_bias")
 _FLOAT32_ONLY: Final = (c.BNNSDataTypeFloat32,)
+NO_OUTPUT: Final = "out is NULL; a filter with an activation needs it"
+EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-def checked_layer(kind: type[_S], layer: Any, name: str = "layer_params") -> _S:
+def checked_layer(kind: type[_S], layer: object, name: str = "layer_params") -> _S:
     """The structure that a filter is made from."""
     if not isinstance(layer, kind):
         shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
@@ -88,7 +102,7 @@ def stored_rows_first(array: Array, layout: int, batched: bool = True) -> Array:
 # ---- parameters -----------------------------------------------------------------------------------------------------
 
 
-def real_values(array: Array, scale: Scale, dtype: np.dtype[Any] = FLOAT32) -> Array:
+def real_values(array: Array, scale: Scale = PLAIN, dtype: np.dtype[Any] = FLOAT32) -> Array:
     """The values in float32 or another floating-point type, aligned."""
     if array.dtype is dtype and array.flags.aligned:
         return array
@@ -116,14 +130,16 @@ class Parameter:
         self._scale = scale_of(name, descriptor) if scale is None else scale
         self._client = descriptor.copy()
         values = viewed(name, self._client)
-        self._copy = None
         if not owner.uses_client_memory:
-            self._copy = owner.arena.allocate(values.shape, dtype)
-            self._copy[...] = real_values(values, self._scale, dtype)
+            copy = owner.arena.allocate(values.shape, dtype)
+            copy[...] = real_values(values, self._scale, dtype)
+            values = copy
+        self.moves = owner.uses_client_memory and not keeps_still(descriptor.data)  # between calls
+        self._still = None if self.moves else values
 
     def memory(self) -> Array:
         """The array that is read: the client's or the copy."""
-        return viewed(self.name, self._client) if self._copy is None else self._copy
+        return viewed(self.name, self._client) if self._still is None else self._still
 
     def values(self) -> Array:
         """The current values."""
@@ -134,16 +150,16 @@ class Parameter:
 
 
 class Result:
-    """A gradient that a call produces, in the memory of its descriptor."""
+    """A gradient that a call produces, in the memory of its descriptor. `key` is the array functions' name for it."""
 
-    def __init__(self, name: str, descriptor: Any, array: Array) -> None:
-        self.name, self.array = name, array
+    def __init__(self, name: str, descriptor: BNNSNDArrayDescriptor, array: Array, key: str = "") -> None:
+        self.name, self.array, self.key = name, array, key
         self.accumulates = accumulates(name, descriptor)
 
     def rows(self, shape: tuple[int, ...]) -> Array | None:
         """The array in this shape, without a copy, if the engine can write to it."""
         array = self.array
-        if not array.flags.aligned:
+        if array.dtype is not FLOAT32 or not array.flags.aligned or array.size != math.prod(shape):
             return None
         rows = array if array.shape == shape else array.reshape(shape)
         return rows if np.may_share_memory(rows, array) else None  # a copy, if the strides require one
@@ -153,53 +169,105 @@ class Result:
             put(self.array, values.reshape(self.array.shape), self.accumulates)
 
 
-def float32_delta(name: str, descriptor: Any) -> Geometry:
+class Delta(NamedTuple):
+    """A gradient among the arguments of a call, and the array of the layer that it belongs to.
+
+    `fits` compares its geometry with the layer's, and returns the one to use. `described` replaces the descriptor by
+    one that extents and strides describe.
+    """
+
+    name: str
+    like: str  # the layer's descriptor, for messages
+    layer: Geometry
+    shape: tuple[int, ...] | None = None  # that array functions can read or write it in, without the batch
+    fits: Callable[[Delta, Geometry], Geometry] = lambda delta, given: delta.as_many(given)
+    types: tuple[int, ...] = _FLOAT32_ONLY
+    batched: bool = True
+    described: Callable[[BNNSNDArrayDescriptor], BNNSNDArrayDescriptor] = lambda descriptor: descriptor
+
+    def view(
+        self, descriptor: object, batch: int = 1, stride: object = 0, samples: Callable[..., Array] = target_samples
+    ) -> Array:
+        """The array; `samples` is `source_samples` for one that is read."""
+        checked = self.described(checked_descriptor(self.name, descriptor))
+        geometry = self.fits(self, delta_geometry(self.name, checked, self.types))
+        if self.batched:
+            return samples(self.name, geometry, checked.data, batch, stride, ".data")
+        if geometry.may_overlap:
+            raise overlapping(self.name, geometry)
+        view = viewed(self.name, checked)
+        check_writable(f"{self.name}.data", view)
+        return view
+
+    def result(self, descriptor: object, batch: int = 1, stride: object = 0, key: str = "") -> Result:
+        """The same as a gradient to be written; `key` is the array functions' name for it."""
+        array = self.view(descriptor, batch, stride)
+        return Result(self.name, checked_descriptor(self.name, descriptor), array, key)
+
+    def as_many(self, given: Geometry) -> Geometry:
+        """Any shape with as many elements fits."""
+        if given.elements != self.layer.elements:
+            raise Invalid(
+                f"{self.name} has {given.elements} elements, expected {self.layer.elements} as in {self.like} with its "
+                f"{size_of(self.layer)}"
+            )
+        return given
+
+    def alike(self, given: Geometry) -> Geometry:
+        """The extents must agree, but for those that are 1."""
+        if given.proper_extents != self.layer.proper_extents:
+            raise unlike(self.name, given, self.like, self.layer)
+        return given
+
+    def reshaped(self, given: Geometry) -> Geometry:
+        """As in Apple's calls, a contiguous gradient may have another shape with as many elements, such as an image for
+        a vector. Extents of the same axes in another order are refused: that is a mistake.
+        """
+        layer = self.layer
+        if given.extents == layer.extents:
+            return given
+        proper, expected = given.proper_extents, layer.proper_extents
+        allowed = proper == expected or len(proper) != len(expected)
+        if not allowed or given.elements != layer.elements or not given.dense:
+            raise unlike(self.name, given, self.like, layer)
+        return contiguous(layer, given.dtype)
+
+
+def parameter_of(name: str, like: str, layer: Geometry, shape: tuple[int, ...] | None = None) -> Delta:
+    """The gradient of a parameter: it has the parameter's extents, but for those that are 1, and no batch."""
+    return Delta(name, like, layer, shape, Delta.alike, batched=False)
+
+
+def bias_of(given: Parameter | None, elements: int) -> Delta:
+    """The gradient of a layer's bias, whether or not the layer has one."""
+    if given is not None:
+        return parameter_of("bias_delta", "bias", given.geometry, (elements,))
+    vector = geometry(c.BNNSDataLayoutVector, FLOAT32, (elements,), ())
+    return parameter_of("bias_delta", "o_desc", vector, (elements,))
+
+
+def float32_delta(name: str, descriptor: object) -> Geometry:
     """The geometry of a gradient."""
     return delta_geometry(name, checked_descriptor(name, descriptor), _FLOAT32_ONLY)
 
 
 def sample_delta(
     name: str,
-    descriptor: Any,
+    descriptor: object,
     like: str,
     layer: Geometry,
     batch: int,
-    stride: Any,
+    stride: object,
     samples: Callable[..., Array],
     types: tuple[int, ...] = _FLOAT32_ONLY,
 ) -> Array:
-    """The gradient of a layer's input or output, which may have another shape with as many elements.
-
-    `like` is the layer's descriptor for messages; `samples` is `source_samples` or `target_samples`.
-    """
-    geometry = delta_geometry(name, checked_descriptor(name, descriptor), types)
-    if geometry.elements != layer.elements:
-        raise Invalid(
-            f"{name} has {geometry.elements} elements, expected {layer.elements} as in {like} with its {size_of(layer)}"
-        )
-    return samples(name, geometry, descriptor.data, batch, stride, ".data")
+    """The gradient of a layer's input or output, which may have another shape with as many elements."""
+    return Delta(name, like, layer, types=types).view(descriptor, batch, stride, samples)
 
 
-def parameter_delta(
-    name: str, descriptor: Any, like: str, layer: Geometry, types: tuple[int, ...] = _FLOAT32_ONLY
-) -> Result:
-    """The gradient of a parameter: it has the parameter's extents, but for those that are 1, and no batch."""
-    geometry = delta_geometry(name, checked_descriptor(name, descriptor), types)
-    if geometry.proper_extents != layer.proper_extents:
-        raise unlike(name, geometry, like, layer)
-    if geometry.may_overlap:
-        raise overlapping(name, geometry)
-    view = viewed(name, descriptor)
-    check_writable(f"{name}.data", view)
-    return Result(name, descriptor, view)
-
-
-def bias_delta_of(descriptor: Any, bias: Parameter | None, elements: int) -> Result:
-    """The gradient of a layer's bias, whether or not the layer has one."""
-    if bias is not None:
-        return parameter_delta("bias_delta", descriptor, "bias", bias.geometry)
-    vector = geometry(c.BNNSDataLayoutVector, FLOAT32, (elements,), ())
-    return parameter_delta("bias_delta", descriptor, "o_desc", vector)
+def parameter_delta(name: str, descriptor: object, like: str, layer: Geometry) -> Result:
+    """The gradient of a parameter."""
+    return Result(name, checked_descriptor(name, descriptor), parameter_of(name, like, layer).view(descriptor))
 
 
 def check_apart(results: list[Result]) -> None:
@@ -229,9 +297,7 @@ def put_sums(computed: Sequence[tuple[Result, Array]]) -> None:
         written.append(result)
 
 
-def any_overlap(results: list[Result], inputs: Mapping[str, Array | None]) -> bool:
-    """Whether a gradient shares memory with an array that the call reads, so that it must not be written too early."""
-    return any(array is not None and overlaps(result.array, array) for result in results for array in inputs.values())
+# ---- activations ----------------------------------------------------------------------------------------------------
 
 
 def layer_activation(activation: BNNSActivation, output: Geometry) -> Fused:
@@ -244,14 +310,14 @@ def needs_output(activation: Fused) -> bool:
     return activation.function.name not in ("identity", *_CONSTANT_SLOPES)
 
 
-def check_trainable(activation: Fused, out: Any) -> None:
+def check_trainable(activation: Fused, out: object) -> None:
     """Raise if backward cannot compute the slope of a fused activation."""
     if activation.function.name == "identity":
         return
     if activation.untrainable:
         raise Unsupported(activation.untrainable)
     if out is None and needs_output(activation):
-        raise Invalid("out is NULL; a filter with an activation needs it")
+        raise Invalid(NO_OUTPUT)
 
 
 def before_activation(
@@ -267,3 +333,331 @@ def before_activation(
         return activation_backward(dy, function, x=recompute(), num_threads=threads)
     assert y is not None  # check_trainable
     return activation_backward(dy, function, y=in_shape(y, dy.shape), num_threads=threads)
+
+
+# ---- the base of filters --------------------------------------------------------------------------------------------
+
+
+class Arguments:
+    """The names of a call's arguments, in Apple's order.
+
+    A name with a "_stride" of its own is a batch of samples. Backward's plan is made from the gradients, their strides
+    and the number of samples; other samples differ from call to call.
+    """
+
+    def __init__(self, *names: str) -> None:
+        at = {name: k for k, name in enumerate(names)}
+        strides = {name: at[f"{name}_stride"] for name in names if f"{name}_stride" in at}
+        self.samples = {name: (at[name], k) for name, k in strides.items() if not name.endswith("_delta")}
+        self.planned = tuple(name for name in names if name == "batch_size" or "_delta" in name)
+        self.of_plan: Callable[[tuple[object, ...]], tuple[object, ...]]
+        self.of_plan = operator.itemgetter(*(at[name] for name in self.planned))
+        self.out_delta = at.get("out_delta", 0)
+
+
+FORWARD: Final = Arguments("batch_size", "in", "in_stride", "out", "out_stride")
+BACKWARD: Final = Arguments(
+    *("batch_size", "in", "in_stride", "in_delta", "in_delta_stride", "out", "out_stride"),
+    *("out_delta", "out_delta_stride", "weights_delta", "bias_delta"),
+)
+FORWARD_TWO: Final = Arguments("batch_size", "inA", "inA_stride", "inB", "inB_stride", "out", "out_stride")
+BACKWARD_TWO: Final = Arguments(
+    *("batch_size", "inA", "inA_stride", "inA_delta", "inA_delta_stride"),
+    *("inB", "inB_stride", "inB_delta", "inB_delta_stride", "out", "out_stride"),
+    *("out_delta", "out_delta_stride", "weights_delta", "bias_delta"),
+)
+
+
+class Gradients(NamedTuple):
+    """What to compute in a backward call."""
+
+    dy: Array  # before the activation; in float32, in the shape that the filter declares
+    arrays: Mapping[str, Array | None]  # the samples that backward reads, by Apple's names
+    need: tuple[str, ...]  # the keys of the gradients that are wanted
+    out: Any  # the memory of those that can be written directly: the filter's `computed`, or None
+    accumulate: bool  # add to `out`
+    form: Any  # what `form_of` has derived from the results
+
+
+class _Plan(NamedTuple):
+    """What a backward call derives from its descriptors."""
+
+    batch: int
+    dy: Array
+    shape: tuple[int, ...]  # of dy, for the array functions
+    results: Sequence[Result]
+    need: tuple[str, ...]
+    reads: Mapping[str, str]  # see `Layer.reads`
+    form: Any
+    direct: Mapping[str, Array]  # results that the array functions can write
+    out: Any  # the same as the filter's `computed`
+    accumulate: bool
+    rest: Sequence[Result]  # results that are written afterwards
+    moving: Sequence[Parameter]  # parameters whose memory is found again at every call
+
+
+class Layer(BNNSFilter):
+    """A filter that declares the operands of its calls, and computes with arrays.
+
+    A subclass sets the attributes below, and supplies `forward` and `backward`. This class makes views of the client's
+    memory, checks them, and writes the results: directly if the array functions can, else from a temporary array.
+    """
+
+    forward_arguments: Arguments = FORWARD
+    backward_arguments: Arguments = BACKWARD
+    sources: Mapping[str, Geometry]  # samples that calls read, by Apple's names
+    output: Geometry
+    # The shape in which `forward` can write the output, without the batch; None if it makes an array of its own.
+    out_shape: tuple[int, ...] | None = None
+    adds: bool = False  # to the output, instead of overwriting it
+    may_overlap: ClassVar[frozenset[str]] = frozenset()  # what the output may overlap; with others the call fails
+    activation: Fused = IDENTITY
+    out_delta: Delta
+    deltas: Mapping[str, Delta]  # the gradients that backward computes, by the names of the array functions
+    computed: ClassVar[Callable[..., tuple[Array | None, ...]]] = LinearGradients  # what `backward` returns
+    in_place: ClassVar[Mapping[str, tuple[str, ...]]] = EMPTY  # what a gradient may overwrite: "dy", or samples
+    absent: Mapping[str, str] = EMPTY  # gradients that the layer does not have, and why
+    notes: ClassVar[str] = ""  # the function of which gradients of type BFloat16 are an extension
+
+    # ---- what a subclass supplies -----------------------------------------------------------------------------------
+
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        """The output of samples: `out`, or another array with as many elements, which may be a view of the input."""
+        raise NotImplementedError
+
+    def backward(self, wanted: Gradients) -> object:
+        """The gradients that are wanted, as `computed`. Those of ``wanted.out`` are written there."""
+        raise NotImplementedError
+
+    def check_backward(self) -> None:
+        """Raise if the layer cannot be trained."""
+        if self.activation.untrainable:
+            raise Unsupported(self.activation.untrainable)
+
+    def check_state(self, batch: int) -> None:
+        """Raise if there is no backward pass now."""
+
+    def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
+        """The samples that backward reads, each with the error message if it is NULL; "" if it may be."""
+        return EMPTY
+
+    def before_activation(self, arrays: Mapping[str, Array | None], batch: int) -> Array:
+        """The output before the activation, for one whose output does not determine its slope."""
+        raise NotImplementedError
+
+    def parameters(self) -> Sequence[Parameter]:
+        """The parameters that calls read."""
+        return ()
+
+    def form_of(self, results: Sequence[Result]) -> object:
+        """What else backward derives from its results."""
+        return None
+
+    def writable(self, result: Result, batch: int, form: Any) -> Array | None:
+        """A gradient's memory, as the array functions can write it; None if they cannot."""
+        delta = self.deltas[result.key]
+        if delta.shape is None:
+            return None
+        return result.rows((batch, *delta.shape) if delta.batched else delta.shape)
+
+    def dy_shape(self, batch: int, form: Any) -> tuple[int, ...]:
+        """The shape in which `backward` takes the gradient of the output."""
+        return (batch, *(self.output.shape if self.out_delta.shape is None else self.out_delta.shape))
+
+    def check_results(self, results: Sequence[Result]) -> None:
+        """Raise if gradients overlap each other."""
+        check_disjoint({result.name: result.array for result in results}, {})
+
+    def put(self, results: Sequence[Result], gradients: object) -> None:
+        """Write gradients from temporary arrays."""
+        for result in results:
+            result.put(getattr(gradients, result.key))
+
+    # ---- forward ----------------------------------------------------------------------------------------------------
+
+    def source(self, name: str, data: object, batch: int, stride: object) -> Array:
+        """Samples that a call reads."""
+        return source_samples(name, self.sources[name], data, batch, stride)
+
+    def run(
+        self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY, written: Mapping[str, Array] = EMPTY
+    ) -> None:
+        """Compute the output. `read` and `written` are other arrays of the call, which `forward` receives too."""
+        batch = checked_batch(arguments[0])
+        samples = self.forward_arguments.samples
+        at, stride = samples["out"]
+        y = target_samples("out", self.output, arguments[at], batch, arguments[stride])
+        arrays = {**read}
+        for name, (at, stride) in samples.items():
+            if name != "out":
+                arrays[name] = self.source(name, arguments[at], batch, arguments[stride])
+        out = self.writable_output(y)
+        for name, array in tuple(arrays.items()):
+            if overlaps(y, array):
+                if name not in self.may_overlap:
+                    raise Invalid(f"out overlaps {name} in memory")
+                if out is not None and not same_elements(out, array):
+                    arrays[name] = array.copy()
+        for parameter in self.parameters():
+            if overlaps(y, parameter.memory()) and parameter.name not in self.may_overlap:
+                raise Invalid(f"out overlaps {parameter.name}.data in memory")
+        if written:
+            check_disjoint({"out": y, **written}, arrays)
+            arrays.update(written)
+        z = self.forward(arrays, out)
+        if z is not out:
+            put(y, z.reshape(y.shape), self.adds)
+
+    def writable_output(self, y: Array) -> Array | None:
+        """The output, as `forward` can write it; None if it cannot."""
+        if self.out_shape is None or y.dtype is not FLOAT32 or not y.flags.aligned:
+            return None
+        shape = (len(y), *self.out_shape)
+        if y.shape == shape:
+            return y
+        return y.reshape(shape) if y.flags.c_contiguous else None
+
+    # ---- backward ---------------------------------------------------------------------------------------------------
+
+    def run_backward(self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY) -> None:
+        """Compute the gradients whose descriptors are not None. `read` are other arrays of the call."""
+        names = self.backward_arguments
+        plan = _backward_plan(arguments[names.out_delta], self, *names.of_plan(arguments))
+        self.check_state(plan.batch)
+        arrays: dict[str, Array | None] = {**read}
+        for name, refusal in plan.reads.items():
+            at, stride = names.samples[name]
+            if arguments[at] is None and refusal:
+                raise Invalid(refusal)
+            given = arguments[at] is not None
+            arrays[name] = self.source(name, arguments[at], plan.batch, arguments[stride]) if given else None
+        if not plan.results:
+            return
+        dy = in_shape(plan.dy, plan.shape)
+        if self.activation.function.name != "identity":
+            dy = self._activation_gradient(dy, arrays)
+        rest, out, accumulate = plan.rest, plan.out, plan.accumulate
+        if out is not None and self._clashes(plan, arrays):
+            rest, out, accumulate = plan.results, None, False
+        gradients = self.backward(Gradients(dy, arrays, plan.need, out, accumulate, plan.form))
+        if rest:
+            self.put(rest, gradients)
+
+    def _activation_gradient(self, dy: Array, arrays: Mapping[str, Array | None]) -> Array:
+        return before_activation(
+            self.activation, dy, arrays.get("out"), lambda: self.before_activation(arrays, len(dy)), self.threads
+        )
+
+    def _clashes(self, plan: _Plan, arrays: Mapping[str, Array | None]) -> bool:
+        """Whether the call reads memory that it would write too early."""
+        for key, result in plan.direct.items():
+            if any(overlaps(result, parameter.memory()) for parameter in plan.moving):
+                return True
+            for name, array in arrays.items():
+                if array is None or not overlaps(result, array):
+                    continue
+                if name not in self.in_place.get(key, ()) or not same_elements(result, array):
+                    return True
+        return False
+
+
+@Planned
+def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Plan:
+    """Every check that depends only on the descriptors."""
+    given = dict(zip(filter.backward_arguments.planned, arguments, strict=True))
+    batch = checked_batch(given["batch_size"])
+    for name, why in filter.absent.items():
+        if given.get(name) is not None:
+            raise Unsupported(f"{name} is given, but {why}")
+    filter.check_backward()
+    if out_delta is None:
+        raise Invalid("out_delta is NULL")
+    # New views: the client may change the shape of its arrays while the plan is kept.
+    dy = filter.out_delta.view(out_delta, batch, given["out_delta_stride"], source_samples).view()
+    results = []
+    for key, delta in filter.deltas.items():
+        descriptor = given[delta.name]
+        if descriptor is not None:
+            view = delta.view(descriptor, batch, given.get(f"{delta.name}_stride")).view()
+            results.append(Result(delta.name, checked_descriptor(delta.name, descriptor), view, key))
+    for name, array in (("out_delta", dy), *((result.name, result.array) for result in results)):
+        if filter.notes and array.dtype is not FLOAT32:
+            filter.note_extension(filter.notes, f"{name}.data_type is BNNSDataTypeBFloat16")
+    filter.check_results(results)
+    need = tuple(result.key for result in results)
+    reads, form = filter.reads(need), filter.form_of(results)
+    parameters = filter.parameters()
+    found = {result.key: filter.writable(result, batch, form) for result in results}
+    read = {"dy": dy, **{parameter.name: parameter.memory() for parameter in parameters}}
+    if find_overlap(found, read, filter.in_place) is not None:  # nothing may be written that is still to be read
+        found = dict.fromkeys(found)
+    # Gradients without a shape are written afterwards in any case.
+    shaped = [result for result in results if filter.deltas[result.key].shape is not None]
+    accumulate = bool(shaped) and all(result.accumulates and found[result.key] is not None for result in shaped)
+    rest = [result for result in results if found[result.key] is None or result.accumulates is not accumulate]
+    direct = {key: array for key, array in found.items() if array is not None and all(key != r.key for r in rest)}
+    return _Plan(
+        batch,
+        dy,
+        filter.dy_shape(batch, form),
+        results,
+        need,
+        reads,
+        form,
+        direct,
+        filter.computed(**direct) if direct else None,
+        accumulate,
+        rest,
+        [parameter for parameter in parameters if parameter.moves],
+    )
+
+
+class OneInputFilter(Layer):
+    """A filter that the functions for one input apply."""
+
+    input: Geometry
+
+    def source(self, name: str, data: object, batch: int, stride: object) -> Array:
+        return source_samples(name, self.output if name == "out" else self.input, data, batch, stride)
+
+    def apply(self, *arguments: object) -> None:
+        """Compute the output of a batch."""
+        self.run(arguments)
+
+    def apply_backward(self, *arguments: object) -> None:
+        """Compute the gradients of a batch; what is None is not wanted."""
+        self.run_backward(arguments)
+
+
+class TwoInputFilter(Layer):
+    """A filter that the functions for two inputs apply."""
+
+    def apply_two(self, *arguments: object) -> None:
+        """Compute the output of a batch."""
+        self.run(arguments)
+
+    def apply_two_backward(self, *arguments: object) -> None:
+        """Compute the gradients of a batch; what is None is not wanted."""
+        self.run_backward(arguments)
+
+
+class WeightedLayer(OneInputFilter):
+    """A layer with weights, perhaps a bias, and an activation."""
+
+    weights: Parameter
+    bias: Parameter | None
+    in_shape: tuple[int, ...]  # of a sample, for the array functions
+
+    def parameters(self) -> Sequence[Parameter]:
+        return (self.weights,) if self.bias is None else (self.weights, self.bias)
+
+    def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
+        from_input = self.activation.slope_from == "input"
+        wanted = "the activation's slope" if from_input else "weights_delta"
+        needed = f"in is NULL, and {wanted} is computed from it" if from_input or "dw" in need else ""
+        return {"out": NO_OUTPUT if needs_output(self.activation) else "", "in": needed}
+
+    def x(self, arrays: Mapping[str, Array | None], batch: int) -> Array:
+        """The input in float32. Some gradients do not depend on it, but the engine needs an array of its shape."""
+        given, shape = arrays["in"], (batch, *self.in_shape)
+        return np.broadcast_to(np.float32(0), shape) if given is None else in_shape(given, shape)

@@ -13,18 +13,17 @@ from . import _constants as c
 from ._declare import applies
 from ._failure import Invalid, Unsupported, renaming, status
 from ._filter import (
+    DELTAS,
     FLOAT32,
     BNNSFilter,
-    accumulates,
     checked_batch,
     checked_descriptor,
     delta_geometry,
-    delta_samples,
     geometry_of,
     put,
     source_samples,
-    target_samples,
 )
+from ._layer import Delta, Result
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, geometry, size_of, view_of
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Pointer, Size, Structure, UInt32
@@ -93,7 +92,7 @@ class BNNSLayerParametersLossYolo(BNNSLayerParametersLossBase):
 
 # ---- the filter -----------------------------------------------------------------------------------------------------
 
-_FUNCTIONS: Final[dict[int, Callable[..., tuple[Any, Array | None]]]] = {
+_FUNCTIONS: Final[dict[int, Callable[..., tuple[float | Array, Array | None]]]] = {
     c.BNNSLossFunctionSoftmaxCrossEntropy: ops.softmax_cross_entropy,
     c.BNNSLossFunctionSigmoidCrossEntropy: ops.sigmoid_cross_entropy,
     c.BNNSLossFunctionMeanSquareError: ops.mean_squared_error,
@@ -148,16 +147,17 @@ class LossFilter(BNNSFilter):
         self.values = 1 if self.of_samples else self.input.elements  # for each sample
         by_classes = self.function == c.BNNSLossFunctionSoftmaxCrossEntropy and divide_by_classes
         self.scale = 1 / self.input.elements if by_classes else 1.0
+        self.in_delta = Delta("in_delta", "i_desc", self.input, fits=Delta.reshaped, types=DELTAS)
 
     # ---- arguments --------------------------------------------------------------------------------------------------
 
-    def _source(self, name: str, data: Any, batch: int, stride: Any) -> Array:
+    def _source(self, name: str, data: object, batch: int, stride: object) -> Array:
         """The samples as [batch, elements], which the engine can read; a copy if need be."""
         array = source_samples(name, self.input, data, batch, stride)
         array = array if array.flags.aligned else array.copy()
         return array.reshape(batch, self.input.elements)
 
-    def _weights(self, data: Any, weights_size: Any, batch: int) -> float | Array | None:
+    def _weights(self, data: object, weights_size: object, batch: int) -> float | Array | None:
         size = as_size("weights_size", weights_size)
         if size == 0:
             return None
@@ -180,12 +180,7 @@ class LossFilter(BNNSFilter):
             return view.reshape(batch, self.input.elements)
         return view
 
-    def _delta(self, descriptor: Any, batch: int, stride: Any) -> tuple[Array, bool]:
-        """The gradient of the input, and whether it is added to."""
-        view = delta_samples("in_delta", descriptor, "i_desc", self.input, batch, stride, target_samples)
-        return view, accumulates("in_delta", descriptor)
-
-    def _incoming(self, descriptor: Any, batch: int, stride: Any) -> float | Array:
+    def _incoming(self, descriptor: object, batch: int, stride: object) -> float | Array:
         """The gradient of the loss: a number for a reduced one, else [batch] or [batch, elements]."""
         name = "out_delta"
         if descriptor is None:
@@ -205,62 +200,42 @@ class LossFilter(BNNSFilter):
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
-    def apply(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        labels: Any,
-        labels_stride: Any,
-        weights: Any,
-        weights_size: Any,
-        out: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-    ) -> None:
+    def apply(self, *arguments: object) -> None:
+        """Compute the loss of a batch, and the gradient of its input if that is wanted."""
+        batch_size, source, in_stride, labels, labels_stride, weights, weights_size, out, in_delta, stride = arguments
         batch = checked_batch(batch_size)
         x, t = self._source("in", source, batch, in_stride), self._source("labels", labels, batch, labels_stride)
         w = self._weights(weights, weights_size, batch)
         values = _vector("out", out, batch * self.values if self.reduction == "none" else 1)
         check_writable("out", values)
-        dx, accumulate = (None, False) if in_delta is None else self._delta(in_delta, batch, in_delta_stride)
+        dx = None if in_delta is None else self.in_delta.result(in_delta, batch, stride)
         if dx is not None:
-            check_disjoint({"out": values, "in_delta": dx}, {})
+            check_disjoint({"out": values, "in_delta": dx.array}, {})
         cosine = self.function == c.BNNSLossFunctionCosineDistance and w is not None
         rest = self._unweighted_one(w, batch) if cosine else 0.0  # before dx is written, which may overlap the weights
-        loss = self._compute(x, t, w, self.reduction, self.scale, dx, accumulate) + rest
+        loss = self._compute(x, t, w, self.reduction, self.scale, dx) + rest
         put(values, np.asarray(loss, np.float32).reshape(values.shape if self.reduction == "none" else 1), False)
 
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        labels: Any,
-        labels_stride: Any,
-        weights: Any,
-        weights_size: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-    ) -> None:
+    def apply_backward(self, *arguments: object) -> None:
+        """Compute the gradient of a batch."""
+        batch_size, source, in_stride, in_delta, in_delta_stride, labels, labels_stride = arguments[:7]
+        weights, weights_size, out_delta, out_delta_stride = arguments[7:]
         batch = checked_batch(batch_size)
         if in_delta is None:
             raise Invalid("in_delta is NULL")
         x, t = self._source("in", source, batch, in_stride), self._source("labels", labels, batch, labels_stride)
         w = self._weights(weights, weights_size, batch)
-        dx, accumulate = self._delta(in_delta, batch, in_delta_stride)
+        dx = self.in_delta.result(in_delta, batch, in_delta_stride)
         dloss = self._incoming(out_delta, batch, out_delta_stride)
         if not isinstance(dloss, np.ndarray):
-            self._compute(x, t, w, self.reduction, self.scale * dloss, dx, accumulate)
+            self._compute(x, t, w, self.reduction, self.scale * dloss, dx)
             return
         # The gradient of a loss is proportional to its weight.
         if w is not None:
             by_class = isinstance(w, np.ndarray) and w.ndim > dloss.ndim
             with np.errstate(all="ignore"):
                 dloss = (dloss[:, None] if by_class else dloss) * np.asarray(w, np.float32)
-        self._compute(x, t, dloss, "sum", self.scale, dx, accumulate)
+        self._compute(x, t, dloss, "sum", self.scale, dx)
 
     def _compute(
         self,
@@ -269,17 +244,15 @@ class LossFilter(BNNSFilter):
         weights: float | Array | None,
         reduction: ops.Reduction,
         scale: float,
-        dx: Array | None,
-        accumulate: bool,
-    ) -> Any:
+        dx: Result | None,
+    ) -> float | Array:
         """Write or add the gradient, and return the loss."""
-        out = None
-        if dx is not None and not accumulate and dx.dtype is FLOAT32 and dx.flags.carray:
-            flat = dx.reshape(x.shape)
+        out = None if dx is None or dx.accumulates else dx.rows(x.shape)
+        if out is not None:
             inputs = (labels, weights) if isinstance(weights, np.ndarray) else (labels,)
-            in_place = same_elements(flat, x) or not np.may_share_memory(flat, x)
-            if in_place and not any(np.may_share_memory(flat, other) for other in inputs):
-                out = flat
+            apart = same_elements(out, x) or not np.may_share_memory(out, x)
+            if not apart or any(np.may_share_memory(out, other) for other in inputs):
+                out = None
         loss, gradient = _FUNCTIONS[self.function](
             x,
             labels,
@@ -292,10 +265,10 @@ class LossFilter(BNNSFilter):
             **self.options,
         )
         if dx is not None and out is None and gradient is not None:
-            put(dx, gradient.reshape(dx.shape), accumulate)
+            dx.put(gradient)
         return loss
 
-    def _unweighted_one(self, weights: float | Array | None, batch: int) -> Any:
+    def _unweighted_one(self, weights: float | Array | None, batch: int) -> float | Array:
         """What the documented cosine distance, 1 - w (x t), has more than w (1 - x t)."""
         each = np.broadcast_to(np.asarray(weights, np.float64), (batch,))
         rest = 1 - each
@@ -350,7 +323,7 @@ def _float_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
     return geometry_of(name, descriptor)
 
 
-def _vector(name: str, data: Any, count: int) -> Array:
+def _vector(name: str, data: object, count: int) -> Array:
     """Consecutive values."""
     return view_of(geometry(c.BNNSDataLayoutVector, FLOAT32, (count,), ()), data, name)
 

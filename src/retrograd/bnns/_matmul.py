@@ -57,8 +57,8 @@ def _check_shapes(names: tuple[str, ...], parts: list[Geometry], transposed: tup
         _check_matrix(name, part)
     shapes = [shape_rows_first(part) for part in parts]
     a, b = (
-        (*shape[:-2], shape[-1], shape[-2]) if turned else shape
-        for shape, turned in zip(shapes, transposed, strict=False)
+        (*shape[:-2], shape[-1], shape[-2]) if swapped else shape
+        for shape, swapped in zip(shapes, transposed, strict=False)
     )
     if a[-1] != b[-2]:
         raise Invalid(
@@ -88,10 +88,10 @@ def _labels(ranks: list[int], transposed: tuple[bool, bool]) -> list[tuple[str, 
 class MatMulFilter(ProductFilter):
     """See :func:`BNNSFilterCreateLayerBroadcastMatMul`."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersBroadcastMatMul, layer)
         super().__init__(parameters, layer.alpha, layer.beta)
-        turned = bool(layer.transA), bool(layer.transB)
+        transposed = bool(layer.transA), bool(layer.transB)
         quadratic = bool(layer.quadratic)
         weights = bool(layer.a_is_weights), bool(layer.b_is_weights)
         if sum(weights) + quadratic > 1:
@@ -99,9 +99,9 @@ class MatMulFilter(ProductFilter):
         second = ("iA_desc", layer.iA_desc) if quadratic else ("iB_desc", layer.iB_desc)
         given = [("iA_desc", layer.iA_desc), second]
         self.describe(given, ("o_desc", layer.o_desc), quadratic)
-        _check_shapes(self.names, [*self.operands, self.output], turned)
+        _check_shapes(self.names, [*self.operands, self.output], transposed)
         ranks = [len(one.extents) for one in (*self.operands, self.output)]
-        self.label(given, _labels(ranks, turned), weights.index(True) if any(weights) else None)
+        self.label(given, _labels(ranks, transposed), weights.index(True) if any(weights) else None)
 
 
 @creates(MatMulFilter, BNNSLayerParametersBroadcastMatMul)

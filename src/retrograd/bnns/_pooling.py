@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ..ops.elementwise import activation_forward
+from ..ops.linear import LinearGradients
 from ..ops.pooling import (
     MaxPoolResult,
     average_pool_backward,
@@ -20,7 +22,6 @@ from ..ops.pooling import (
     max_unpool_forward,
 )
 from . import _constants as c
-from ._apply import OneInputFilter
 from ._conversion import INTEGERS
 from ._declare import applies, creates
 from ._failure import Invalid, Unsupported, renaming
@@ -29,31 +30,34 @@ from ._filter import (
     FLOAT32,
     FLOATS,
     checked_batch,
-    checked_descriptor,
-    delta_geometry,
     in_shape,
     overlapping,
-    put,
     sample_geometry,
     source_samples,
     target_samples,
 )
 from ._layer import (
+    NO_OUTPUT,
+    Arguments,
+    Delta,
+    Gradients,
+    OneInputFilter,
     Parameter,
-    Result,
-    any_overlap,
-    before_activation,
-    check_apart,
-    check_trainable,
     checked_layer,
     layer_activation,
     needs_output,
-    parameter_delta,
-    sample_delta,
+    real_values,
 )
-from ._memory import Array, Geometry, as_size, check_disjoint, dtype_of, geometry, size_of
+from ._memory import Array, Geometry, as_size, dtype_of, geometry, size_of
 from ._names import constant_name
-from ._structures import BNNSActivation, BNNSNDArrayDescriptor, FourSizes, Size, Structure, UInt32
+from ._structures import (
+    BNNSActivation,
+    BNNSNDArrayDescriptor,
+    FourSizes,
+    Size,
+    Structure,
+    UInt32,
+)
 
 __all__ = [
     "BNNSFilterCreateLayerPooling",
@@ -103,7 +107,13 @@ class _Axis(NamedTuple):
 class PoolingFilter(OneInputFilter):
     """See :func:`BNNSFilterCreateLayerPooling`."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    backward_arguments = Arguments(
+        *("batch_size", "in", "in_stride", "in_delta", "in_delta_stride", "out", "out_stride"),
+        *("out_delta", "out_delta_stride", "bias_delta"),
+    )
+    notes = "BNNSPoolingFilterApplyBackwardBatch"
+
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersPooling, layer)
         super().__init__(parameters)
         self.function = layer.pooling_function
@@ -128,6 +138,14 @@ class PoolingFilter(OneInputFilter):
             if self.bias.geometry.elements != self.input.shape[0]:
                 size = size_of(self.bias.geometry)
                 raise Invalid(f"bias has {size}, expected {self.input.shape[0]} elements, one for each channel")
+        self.out_shape = self.output.shape
+        self.out_delta = Delta("out_delta", "o_desc", self.output, types=DELTAS)
+        # The other functions compute a gradient of the part that is used.
+        direct = self.function in (_MAX, _UNMAX) or self.used == self.input.shape[1:]
+        self.deltas = {
+            "dx": Delta("in_delta", "i_desc", self.input, self.input.shape if direct else None, types=DELTAS),
+            "db": Delta("bias_delta", "bias", self.output, fits=self._one_per_channel, types=DELTAS, batched=False),
+        }
 
     def _image(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
         if descriptor.layout not in _LAYOUTS:
@@ -202,40 +220,42 @@ class PoolingFilter(OneInputFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        self.apply_pooling(batch_size, source, in_stride, target, out_stride, c.BNNSDataTypeUInt64, None, 0)
+    def apply(self, *arguments: object) -> None:
+        self.apply_pooling(*arguments, c.BNNSDataTypeUInt64, None, 0)
 
-    def apply_pooling(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        target: Any,
-        out_stride: Any,
-        index_type: Any,
-        indices: Any,
-        index_stride: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        x = source_samples("in", self.input, source, batch, in_stride)
-        at = self._indices(index_type, indices, batch, index_stride)
-        if at is not None and self.function == _MAX:
-            check_disjoint({"out": y, "indices": at}, {"in": x})
-        elif at is not None:
-            check_disjoint({"out": y}, {"in": x, "indices": at})
+    def apply_pooling(self, *arguments: object) -> None:
+        """The same, with the type of indices, the indices and their stride."""
+        samples = target_samples if self.function == _MAX else source_samples
+        at = self._indices(arguments[0], arguments[5:], samples, "UnMax needs them: call BNNSPoolingFilterApplyBatch")
+        if self.function == _MAX:
+            self.run(arguments, written=at)
         else:
-            check_disjoint({"out": y}, {"in": x})
+            self.run(arguments, read=at)
+
+    def _indices(
+        self, batch_size: object, given: Sequence[object], samples: Callable[..., Array], needed: str
+    ) -> dict[str, Array]:
+        """The indices of a call: forward, Max writes and UnMax reads them; other functions ignore them."""
+        index_type, indices, stride = given
+        if self.function not in (_MAX, _UNMAX):
+            return {}
+        if indices is None:
+            if self.function == _UNMAX:
+                raise Invalid(f"indices is NULL, and {needed}")
+            return {}
+        like = self.output if self.function == _MAX else self.input
+        geometry = _index_geometry(index_type, like)
+        return {"indices": samples("indices", geometry, indices, checked_batch(batch_size), stride)}
+
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        x, at = real_values(arrays["in"]), arrays.get("indices")
         # A copy: it may be the client's memory, and overlap the output.
         bias = None if self.bias is None else self.bias.values().reshape(-1, 1, 1).copy()
-        direct = y.dtype is FLOAT32 and y.flags.aligned
-        buffer = y if direct else None
         if self.function == _UNMAX:
             assert at is not None  # checked by _indices
-            shape = (batch, *self.output.shape)
-            z = max_unpool_forward(in_shape(x, x.shape), at, shape, out=buffer, num_threads=self.threads)
+            z = max_unpool_forward(x, at, (len(x), *self.output.shape), out=out, num_threads=self.threads)
         else:
-            z, found = self._pooled(in_shape(x, x.shape), buffer, at is not None)
+            z, found = self._pooled(x, out, at is not None)
             if at is not None and found is not None:
                 at[...] = self._whole_positions(found)
         if bias is not None:
@@ -243,8 +263,7 @@ class PoolingFilter(OneInputFilter):
                 z += bias
         if self.activation.function.name != "identity":
             z = activation_forward(z, self.activation.function, out=z, num_threads=self.threads)
-        if z is not y:
-            put(y, z, False)
+        return z
 
     def _pooled(self, x: Array, out: Array | None = None, want_indices: bool = False) -> tuple[Array, Array | None]:
         """The pooling alone, and the positions of the largest elements in the part of x that is used."""
@@ -264,158 +283,84 @@ class PoolingFilter(OneInputFilter):
         width, used = self.input.shape[2], self.used[1]
         return indices if width == used else indices // used * width + indices % used
 
-    def _indices(self, index_type: Any, indices: Any, batch: int, stride: Any) -> Array | None:
-        """The indices of this call: written by Max, read by UnMax, ignored otherwise."""
-        if self.function not in (_MAX, _UNMAX):
-            return None
-        if indices is None:
-            if self.function == _UNMAX:
-                raise Invalid("indices is NULL, and UnMax needs them: call BNNSPoolingFilterApplyBatch")
-            return None
-        like = self.output if self.function == _MAX else self.input
-        samples = target_samples if self.function == _MAX else source_samples
-        return samples("indices", _index_geometry(index_type, like), indices, batch, stride)
-
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        if weights_delta is not None:
+    def apply_backward(self, *arguments: object) -> None:
+        if arguments[9] is not None:
             raise Unsupported("weights_delta is given, but a pooling has no weights")
-        self.apply_pooling_backward(
-            batch_size, source, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta, out_delta_stride,
-            bias_delta, c.BNNSDataTypeUInt64, None, 0,
-        )  # fmt: skip
+        self.apply_pooling_backward(*arguments[:9], arguments[10], c.BNNSDataTypeUInt64, None, 0)
 
-    def apply_pooling_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        bias_delta: Any,
-        index_type: Any,
-        indices: Any,
-        index_stride: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        if self.input.dtype != FLOAT32:
-            raise Unsupported(f"i_desc and o_desc of this filter have type {self.input.dtype}; backward needs Float32")
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        dy = self._delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
-        check_trainable(self.activation, out)
-        y = None
-        if needs_output(self.activation):
-            if self.activation.slope_from == "input":
-                name = self.activation.function.name
-                raise Unsupported(f"the output of {name} does not determine its slope; an activation filter trains it")
-            y = source_samples("out", self.output, out, batch, out_stride)
-        db = None if bias_delta is None else self._bias_delta(bias_delta)
-        dx = x = at = None
+    def apply_pooling_backward(self, *arguments: object) -> None:
+        """The same without weights, but with the type of indices, the indices and their stride."""
+        batch_size, x, in_stride, in_delta = arguments[:4]
+        read: dict[str, Array] = {}
         if in_delta is not None:
-            array = self._delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
-            dx = Result("in_delta", in_delta, array)
-            at = self._given_indices(index_type, indices, batch, index_stride)
-            if self.function == _L2 or (self.function == _MAX and at is None):
-                if source is None:
+            read = self._indices(batch_size, arguments[10:], source_samples, "the gradient of UnMax needs them")
+            if not read and self.function in (_MAX, _L2):
+                if x is None:
                     needed = "the positions of the largest elements are" if self.function == _MAX else "the gradient is"
                     raise Invalid(f"in is NULL, and {needed} found from it")
-                x = source_samples("in", self.input, source, batch, in_stride)
-        check_apart([result for result in (dx, db) if result is not None])
-        dy32 = in_shape(dy, (batch, *self.output.shape))
-        # Activations whose slope needs the input were refused above.
-        dz = before_activation(self.activation, dy32, y, lambda: dy32, self.threads)
-        # Before dx is written, which may overlap dy.
-        sums = dz.sum((0, 2, 3), dtype=np.float64) if db is not None else None
-        if dx is not None:
-            self._input_gradient(dz, x, at, dx, {"out_delta": dy, "out": y, "in": x, "indices": at})
-        if db is not None and sums is not None:
-            with np.errstate(all="ignore"):
-                db.put(sums.astype(np.float32))
+                read["in"] = self.source("in", x, checked_batch(batch_size), in_stride)
+        self.run_backward(arguments, read)
 
-    def _delta(
-        self, name: str, descriptor: Any, like: str, layer: Geometry, batch: int, stride: Any, samples: Any
-    ) -> Array:
-        """A gradient, which may have another shape with as many elements, and may be of type BFloat16."""
-        array = sample_delta(name, descriptor, like, layer, batch, stride, samples, DELTAS)
-        if array.dtype != FLOAT32:
-            self.note_extension("BNNSPoolingFilterApplyBackwardBatch", f"{name}.data_type is BNNSDataTypeBFloat16")
-        return array
+    def check_backward(self) -> None:
+        if self.input.dtype != FLOAT32:
+            raise Unsupported(f"i_desc and o_desc of this filter have type {self.input.dtype}; backward needs Float32")
+        super().check_backward()
+        if needs_output(self.activation) and self.activation.slope_from == "input":
+            name = self.activation.function.name
+            raise Unsupported(f"the output of {name} does not determine its slope; an activation filter trains it")
 
-    def _bias_delta(self, descriptor: Any) -> Result:
+    def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
+        return {"out": NO_OUTPUT} if needs_output(self.activation) else {}
+
+    def _one_per_channel(self, delta: Delta, given: Geometry) -> Geometry:
         """The gradient of the bias, in any shape with an element for each channel, whether or not there is a bias."""
-        name = "bias_delta"
-        given = delta_geometry(name, checked_descriptor(name, descriptor))
         if given.elements != self.input.shape[0]:
-            raise Invalid(f"{name} has {given.elements} elements, expected {self.input.shape[0]}, one per channel")
-        return parameter_delta(name, descriptor, "bias", given, DELTAS)
+            raise Invalid(
+                f"{delta.name} has {given.elements} elements, expected {self.input.shape[0]}, one per channel"
+            )
+        return given
 
-    def _given_indices(self, index_type: Any, indices: Any, batch: int, stride: Any) -> Array | None:
-        if self.function not in (_MAX, _UNMAX):
-            return None
-        if indices is None:
-            if self.function == _UNMAX:
-                raise Invalid("indices is NULL, and the gradient of UnMax needs them")
-            return None
-        like = self.output if self.function == _MAX else self.input
-        return source_samples("indices", _index_geometry(index_type, like), indices, batch, stride)
+    def backward(self, wanted: Gradients) -> LinearGradients:
+        dz, need = wanted.dy, wanted.need
+        # Before dx is written, which may overlap dy.
+        with np.errstate(all="ignore"):
+            db = dz.sum((0, 2, 3), dtype=np.float64).astype(np.float32) if "db" in need else None
+        return LinearGradients(dx=self._input_gradient(wanted) if "dx" in need else None, db=db)
 
-    def _input_gradient(
-        self, dz: Array, x: Array | None, at: Array | None, dx: Result, read: dict[str, Array | None]
-    ) -> None:
+    def _input_gradient(self, wanted: Gradients) -> Array:
+        dz, x, at = wanted.dy, wanted.arrays.get("in"), wanted.arrays.get("indices")
         shape = (len(dz), *self.input.shape)
-        whole = self.used == self.input.shape[1:]
-        images = dx.rows(shape) if dx.array.dtype is FLOAT32 and not any_overlap([dx], read) else None
-        direct = images is not None and (whole or self.function in (_MAX, _UNMAX))
         out: dict[str, Any] = {"num_threads": self.threads}
-        if direct:
-            out |= {"out": images, "accumulate": dx.accumulates}
+        if wanted.out is not None:
+            out |= {"out": wanted.out.dx, "accumulate": wanted.accumulate}
         if self.function == _MAX:
             if at is None:
                 assert x is not None
                 _, found = self._pooled(in_shape(x, shape), want_indices=True)
                 assert found is not None
                 at = self._whole_positions(found)
-            result = max_pool_backward(dz, at, shape, **out)
-        elif self.function == _UNMAX:
+            return max_pool_backward(dz, at, shape, **out)
+        if self.function == _UNMAX:
             assert at is not None
-            result = max_unpool_backward(dz, at, **out)
+            return max_unpool_backward(dz, at, **out)
+        used = (*shape[:2], *self.used)
+        if self.function == _L2:
+            assert x is not None
+            part = in_shape(x, shape)[:, :, : self.used[0], : self.used[1]]
+            norm, _ = self._pooled(part)
+            result = l2_pool_backward(dz, part, norm, self.kernel, **self.options, **out)
         else:
-            used = (*shape[:2], *self.used)
-            if self.function == _L2:
-                assert x is not None
-                part = in_shape(x, shape)[:, :, : self.used[0], : self.used[1]]
-                norm, _ = self._pooled(part)
-                result = l2_pool_backward(dz, part, norm, self.kernel, **self.options, **out)
-            else:
-                result = average_pool_backward(dz, used, self.kernel, **self.options, **out)
-            if not whole:  # what no window reaches has no gradient
-                padded = np.zeros(shape, np.float32)
-                padded[:, :, : self.used[0], : self.used[1]] = result
-                result = padded
-        if not direct:
-            dx.put(result)
+            result = average_pool_backward(dz, used, self.kernel, **self.options, **out)
+        if used == shape:
+            return result
+        padded = np.zeros(shape, np.float32)  # what no window reaches has no gradient
+        padded[:, :, : self.used[0], : self.used[1]] = result
+        return padded
 
 
-def _index_geometry(index_type: Any, like: Geometry) -> Geometry:
+def _index_geometry(index_type: object, like: Geometry) -> Geometry:
     """The indices of an image: its extents and strides, and another type."""
     if index_type not in _INDEX_TYPES or isinstance(index_type, bool):
         shown = constant_name("BNNSDataType", index_type)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..ops.linear import linear_forward
 from . import _constants as c
-from ._apply import OneInputFilter, TwoInputFilter
 from ._failure import Invalid, Unsupported, advise_once
-from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
+from ._filter import FLOAT32, FLOATS, in_shape
 from ._layer import (
+    BACKWARD,
+    BACKWARD_TWO,
+    EMPTY,
+    FORWARD,
+    FORWARD_TWO,
+    Delta,
+    Gradients,
+    Layer,
+    OneInputFilter,
     Parameter,
-    Result,
-    check_apart,
+    TwoInputFilter,
     output_geometry,
-    parameter_delta,
+    parameter_of,
     rows_first,
-    sample_delta,
     stored_rows_first,
     typed_geometry,
 )
@@ -29,12 +35,9 @@ from ._structures import BNNSNDArrayDescriptor
 
 Axes: TypeAlias = tuple[str, ...]  # the label of each axis of an array; "" for an axis of extent 1
 BATCH: Final = "batch"  # the label of the batch's axis
-# Below so many multiplications, a call of the engine costs more than its arithmetic.
+# Below this number of multiplications, a call of the engine costs more than its arithmetic.
 _FEW: Final = 2048
 _MOST_AT_ONCE: Final = 1 << 22  # elements of a temporary array
-
-
-# ---- layouts --------------------------------------------------------------------------------------------------------
 
 
 def shape_rows_first(geometry: Geometry) -> tuple[int, ...]:
@@ -50,24 +53,24 @@ def shape_rows_first(geometry: Geometry) -> tuple[int, ...]:
 def products(a: Array, b: Array, threads: int | None) -> Array:
     """a [..., M, K] times b [..., K, N], broadcast, in float32."""
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    turned = np.swapaxes(b, -1, -2)
+    transposed = np.swapaxes(b, -1, -2)
     if math.prod(b.shape[:-2]) == 1:  # one product for all
-        whole = linear_forward(a, turned.reshape(turned.shape[-2:]), num_threads=threads)
+        whole = linear_forward(a, transposed.reshape(transposed.shape[-2:]), num_threads=threads)
         return whole.reshape(*lead, *whole.shape[-2:])
-    a, turned = np.broadcast_to(a, (*lead, *a.shape[-2:])), np.broadcast_to(turned, (*lead, *turned.shape[-2:]))
-    result = np.empty((*lead, a.shape[-2], turned.shape[-2]), np.float32)
+    a, transposed = (np.broadcast_to(one, (*lead, *one.shape[-2:])) for one in (a, transposed))
+    result = np.empty((*lead, a.shape[-2], transposed.shape[-2]), np.float32)
     for index in np.ndindex(*lead):
-        linear_forward(a[index], turned[index], out=result[index], num_threads=threads)
+        linear_forward(a[index], transposed[index], out=result[index], num_threads=threads)
     return result
 
 
 def _small_products(a: Array, b: Array) -> Array:
     """a [L, M, K] times b [L, K, N], for matrices that are too small to call the engine for each."""
-    turned = np.swapaxes(b, -1, -2)
-    step = max(1, _MOST_AT_ONCE // (a[0].size * turned.shape[1]))
+    transposed = np.swapaxes(b, -1, -2)
+    step = max(1, _MOST_AT_ONCE // (a[0].size * transposed.shape[1]))
     parts = (slice(start, start + step) for start in range(0, len(a), step))
     with np.errstate(all="ignore"):
-        found = [(a[part, :, None, :] * turned[part, None, :, :]).sum(axis=-1) for part in parts]
+        found = [(a[part, :, None, :] * transposed[part, None, :, :]).sum(axis=-1) for part in parts]
     return np.concatenate(found) if len(found) > 1 else np.asarray(found[0])
 
 
@@ -165,13 +168,26 @@ def _repeated(values: Array, shape: tuple[int, ...]) -> Array:
     return values if values.shape == shape else np.broadcast_to(values, shape)
 
 
+_KEYS: Final = ("a", "b")
+
+
+class _OperandGradients(NamedTuple):
+    """The gradients of both operands."""
+
+    a: Array | None = None
+    b: Array | None = None
+
+
 class ProductFilter(OneInputFilter, TwoInputFilter):
     """A filter whose output is linear in each of its operands: one or two inputs, one of which may be weights.
 
     Both operands may also be the same input. A subclass describes the operands and labels their axes.
     """
 
-    def __init__(self, parameters: Any, alpha: Any, beta: Any = 0.0) -> None:
+    computed = _OperandGradients
+    may_overlap = frozenset({"in", "inA", "inB", "iA_desc", "iB_desc"})
+
+    def __init__(self, parameters: object, alpha: float, beta: float = 0.0) -> None:
         super().__init__(parameters)
         self.alpha, kept = as_float("alpha", alpha), as_float("beta", beta)
         if kept not in (0, 1):
@@ -205,8 +221,21 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
         self.weights = weights
         self.parameter = None if weights is None else Parameter(*operands[weights], self, FLOATS)
         self.inputs = [k for k in range(1 if self.same else len(operands)) if k != weights]
-        # The input of a filter that has one.
-        self.input = self.operands[self.inputs[0]]
+        self.input = self.operands[self.inputs[0]]  # of a filter that has one
+        two = len(self.inputs) == 2
+        self.forward_arguments, self.backward_arguments = (FORWARD_TWO, BACKWARD_TWO) if two else (FORWARD, BACKWARD)
+        self.labels = ("inA", "inB") if two else ("in",)
+        self.sources = {name: self.operands[k] for name, k in zip(self.labels, self.inputs, strict=True)}
+        self.out_delta = Delta("out_delta", "o_desc", self.output)
+        self.absent = {"bias_delta": "a product has no bias"}
+        self.deltas = {
+            _KEYS[k]: Delta(f"{name}_delta", self.names[k], self.operands[k])
+            for name, k in zip(self.labels, self.inputs, strict=True)
+        }
+        if weights is None:
+            self.absent["weights_delta"] = "neither operand is weights"
+        else:
+            self.deltas[_KEYS[weights]] = parameter_of("weights_delta", self.names[weights], self.operands[weights])
 
     def _check_inputs(self, count: int) -> None:
         if len(self.inputs) != count:
@@ -215,28 +244,36 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
             )
             raise Invalid(f"the filter does not have {words[0]}: use {words[1]}")
 
+    def apply(self, *arguments: object) -> None:
+        self._check_inputs(1)
+        self.run(arguments)
+
+    def apply_two(self, *arguments: object) -> None:
+        self._check_inputs(2)
+        self.run(arguments)
+
+    def apply_backward(self, *arguments: object) -> None:
+        self._check_inputs(1)
+        self.run_backward(arguments)
+
+    def apply_two_backward(self, *arguments: object) -> None:
+        self._check_inputs(2)
+        self.run_backward(arguments)
+
+    source = Layer.source
+
+    def parameters(self) -> Sequence[Parameter]:
+        return () if self.parameter is None else (self.parameter,)
+
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        self._check_inputs(1)
-        self._run(batch_size, [("in", source, in_stride)], target, out_stride)
-
-    def apply_two(
-        self, batch_size: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, target: Any, out_stride: Any
-    ) -> None:
-        self._check_inputs(2)
-        self._run(batch_size, [("inA", a, a_stride), ("inB", b, b_stride)], target, out_stride)
-
-    def _run(self, batch_size: Any, given: list[tuple[str, Any, Any]], target: Any, out_stride: Any) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        arrays = self._samples(batch, given, set(self.inputs))
-        operands = [self._operand(k, array) for k, array in enumerate(arrays)]
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        operands = [self._operand(k, arrays) for k in range(len(self.operands))]
         if len(operands) == 1:
             values = sum_over(operands[0], self.axes[0], self.out_axes)
         else:
             values = self._plan(None)(operands[0], operands[1], self.threads)
-        put(y, self._laid_out(self._scaled(values), self.output, batch), self.adds)
+        return self._laid_out(self._scaled(values), self.output, len(arrays[self.labels[0]]))
 
     def _plan(self, k: int | None) -> Contraction:
         """What computes the output (None), or the gradient of an operand."""
@@ -249,24 +286,18 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
             self._plans[k] = plan
         return plan
 
-    def _samples(self, batch: int, given: list[tuple[str, Any, Any]], needed: set[int]) -> list[Array | None]:
-        """The operands' arrays; None for weights, and for those that are not needed."""
-        arrays: list[Array | None] = [None] * len(self.operands)
-        for k, (name, data, stride) in zip(self.inputs, given, strict=True):
-            if k in needed:
-                arrays[k] = source_samples(name, self.operands[k], data, batch, stride)
-        if self.same:
-            arrays[1] = arrays[0]
-        return arrays
-
-    def _operand(self, k: int, array: Array | None) -> Array:
-        """An operand in float32, with its axes in the order of their labels; None means the weights."""
-        if array is None:
+    def _operand(self, k: int, arrays: Mapping[str, Array | None]) -> Array:
+        """An operand in float32, with its axes in the order of their labels."""
+        if k == self.weights:
             assert self.parameter is not None
             return rows_first(self.parameter.values(), self.operands[k].layout, batched=False)
-        if array.dtype is not FLOAT32 or not array.flags.aligned:
-            array = array.astype(np.float32)
-        return rows_first(array, self.operands[k].layout)
+        array = arrays[self._name_of(k)]
+        assert array is not None  # reads
+        return rows_first(in_shape(array, array.shape), self.operands[k].layout)
+
+    def _name_of(self, k: int) -> str:
+        """Apple's name of an operand that is an input."""
+        return self.labels[0 if self.same else self.inputs.index(k)]
 
     def _scaled(self, values: Array) -> Array:
         if self.alpha == 1:
@@ -283,87 +314,24 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        self._check_inputs(1)
-        inputs = [("in", source, in_stride)]
-        deltas = [("in_delta", in_delta, in_delta_stride)]
-        self._run_backward(batch_size, inputs, deltas, out_delta, out_delta_stride, weights_delta, bias_delta)
-
-    def apply_two_backward(
-        self,
-        batch_size: Any,
-        a: Any,
-        a_stride: Any,
-        a_delta: Any,
-        a_delta_stride: Any,
-        b: Any,
-        b_stride: Any,
-        b_delta: Any,
-        b_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        self._check_inputs(2)
-        inputs = [("inA", a, a_stride), ("inB", b, b_stride)]
-        deltas = [("inA_delta", a_delta, a_delta_stride), ("inB_delta", b_delta, b_delta_stride)]
-        self._run_backward(batch_size, inputs, deltas, out_delta, out_delta_stride, weights_delta, bias_delta)
-
-    def _run_backward(
-        self,
-        batch_size: Any,
-        inputs: list[tuple[str, Any, Any]],
-        deltas: list[tuple[str, Any, Any]],
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
+    def check_backward(self) -> None:
         for name, geometry in zip(self.names, (*self.operands, self.output), strict=True):
             if geometry.dtype != FLOAT32:
                 raise Unsupported(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
-        if bias_delta is not None:
-            raise Unsupported("bias_delta is given, but a product has no bias")
-        if weights_delta is not None and self.weights is None:
-            raise Invalid("weights_delta is given, but neither operand is weights")
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        dy = sample_delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
-        results: dict[int, Result] = {}
-        for k, (name, delta, stride) in zip(self.inputs, deltas, strict=True):
-            if delta is not None:
-                array = sample_delta(name, delta, self.names[k], self.operands[k], batch, stride, target_samples)
-                results[k] = Result(name, delta, array)
-        if weights_delta is not None and self.weights is not None:
-            like = self.names[self.weights], self.operands[self.weights]
-            results[self.weights] = parameter_delta("weights_delta", weights_delta, *like)
-        check_apart(list(results.values()))
-        # The gradient of an operand is computed from the other one.
-        needed = set() if len(self.operands) == 1 else {0} if self.same else {1 - k for k in results}
-        arrays = self._samples(batch, inputs, needed if results else set())
-        g = rows_first(in_shape(dy, (batch, *self.output.shape)), self.output.layout)
-        computed = {k: self._gradient(k, g, arrays) for k in results}  # all, before any is written
-        for k, result in results.items():
-            result.put(computed[k])
 
-    def _gradient(self, k: int, g: Array, arrays: list[Array | None]) -> Array:
+    def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
+        """The gradient of an operand is computed from the other one."""
+        if len(self.operands) == 1 or not need:
+            return EMPTY
+        others = [0] if self.same else [k for k in self.inputs if _KEYS[1 - k] in need]
+        return {self._name_of(k): f"{self._name_of(k)} is NULL" for k in others}
+
+    def backward(self, wanted: Gradients) -> _OperandGradients:
+        g = rows_first(wanted.dy, self.output.layout)
+        found = {key: self._gradient(_KEYS.index(key), g, wanted.arrays) for key in wanted.need}
+        return _OperandGradients(**found)
+
+    def _gradient(self, k: int, g: Array, arrays: Mapping[str, Array | None]) -> Array:
         if len(self.operands) == 1:
             total = sum_over(g, self.out_axes, self.axes[0])
         else:
@@ -373,9 +341,8 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
                     total = total.astype(np.float64) + self._term(1, g, arrays)
         return self._laid_out(self._scaled(total), self.operands[k], None if k == self.weights else len(g))
 
-    def _term(self, k: int, g: Array, arrays: list[Array | None]) -> Array:
+    def _term(self, k: int, g: Array, arrays: Mapping[str, Array | None]) -> Array:
         """What an operand receives as the k-th one."""
-        other = self._operand(1 - k, arrays[1 - k])
-        term = self._plan(k)(g, other, self.threads)
+        term = self._plan(k)(g, self._operand(1 - k, arrays), self.threads)
         shape = shape_rows_first(self.operands[k])
         return _repeated(term, shape if k == self.weights else (len(g), *shape))

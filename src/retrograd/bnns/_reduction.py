@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from ..ops.linear import LinearGradients
 from . import _constants as c
-from ._apply import OneInputFilter
 from ._conversion import INTEGERS
 from ._declare import creates
 from ._failure import Invalid, Unsupported, status
-from ._filter import FLOAT32, FLOATS, checked_batch, in_shape, put, source_samples, target_samples
+from ._filter import FLOAT32, FLOATS
 from ._layer import (
+    Delta,
+    Gradients,
+    OneInputFilter,
     Parameter,
-    Result,
-    check_apart,
     checked_layer,
     logical,
     output_geometry,
-    parameter_delta,
-    sample_delta,
+    parameter_of,
     stored,
     typed_geometry,
 )
@@ -140,7 +140,9 @@ _FUNCTIONS: Final[dict[int, _Reduction]] = {
 class ReductionFilter(OneInputFilter):
     """See :func:`BNNSFilterCreateLayerReduction`."""
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    may_overlap = frozenset({"in", "w_desc"})
+
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersReduction, layer)
         super().__init__(parameters)
         code = layer.reduce_func
@@ -158,7 +160,7 @@ class ReductionFilter(OneInputFilter):
             given = (1,) * len(size)
         if len(given) != len(size) or any(b not in (1, a) for a, b in zip(size, given, strict=True)):
             raise Invalid(f"o_desc.size is {given}, expected that of i_desc, {size}, with 1 for the reduced axes")
-        self._reduced = (1, *given)  # behind the batch
+        self._reduced = given
         # Axes of extent 1 count as reduced too: it makes no difference.
         self.axes = tuple(1 + k for k, extent in enumerate(given) if extent == 1)
         if code in _ARGUMENTS:
@@ -175,6 +177,13 @@ class ReductionFilter(OneInputFilter):
             shape = listed(self.weights.geometry.layout, self.weights.geometry.extents)
             if shape != size:
                 raise Invalid(f"w_desc.size is {shape}, expected {size} as in i_desc")
+        self.out_delta = Delta("out_delta", "o_desc", self.output)
+        self.deltas = {"dx": Delta("in_delta", "i_desc", self.input)}
+        self.absent = {"bias_delta": "a reduction has no bias"}
+        if self.weights is None:
+            self.absent["weights_delta"] = "w_desc.data was NULL"
+        else:
+            self.deltas["dw"] = parameter_of("weights_delta", "w_desc", self.weights.geometry)
 
     def _weights(self) -> Array | None:
         """The weights in float64, with a batch of 1."""
@@ -192,73 +201,39 @@ class ReductionFilter(OneInputFilter):
             count = np.asarray(counted.sum(axis=self.axes, keepdims=True))
         return _Terms(u, self.axes, count, self.epsilon)
 
-    # ---- forward ----------------------------------------------------------------------------------------------------
+    def parameters(self) -> Sequence[Parameter]:
+        return () if self.weights is None else (self.weights,)
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        x = logical(source_samples("in", self.input, source, batch, in_stride), self.input.layout)
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
         with np.errstate(all="ignore"):
-            values = self.function.value(self._terms(x, self._weights()))
-        put(y, self._like_output(values, batch), False)
+            values = self.function.value(self._terms(logical(arrays["in"], self.input.layout), self._weights()))
+        return stored(values.reshape(-1, *listed(self.output.layout, self.output.extents)), self.output.layout)
 
-    def _like_output(self, values: Array, batch: int) -> Array:
-        return stored(values.reshape(batch, *listed(self.output.layout, self.output.extents)), self.output.layout)
-
-    # ---- backward ---------------------------------------------------------------------------------------------------
-
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        slope = self.function.slope
-        if slope is None:
+    def check_backward(self) -> None:
+        if self.function.slope is None:
             raise Unsupported("an index, or a logical value, has no gradient")
-        if bias_delta is not None:
-            raise Unsupported("bias_delta is given, but a reduction has no bias")
         if self.input.dtype != FLOAT32 or self.output.dtype != FLOAT32:
             raise Unsupported(f"this filter maps {self.input.dtype} to {self.output.dtype}; backward needs Float32")
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        if weights_delta is not None and self.weights is None:
-            raise Invalid("weights_delta is given, but w_desc.data was NULL")
-        dy = sample_delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
-        x = None if source is None else source_samples("in", self.input, source, batch, in_stride)
-        if x is None and (weights_delta is not None or not self.function.linear):
-            wanted = "in_delta" if weights_delta is None else "weights_delta"
-            raise Invalid(f"in is NULL, and {wanted} is computed from it")
-        results = {}
-        if in_delta is not None:
-            dx = sample_delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
-            results["dx"] = Result("in_delta", in_delta, dx)
-        if weights_delta is not None and self.weights is not None:
-            results["dw"] = parameter_delta("weights_delta", weights_delta, "w_desc", self.weights.geometry)
-        check_apart(list(results.values()))
-        shape = (batch, *listed(self.input.layout, self.input.extents))
+
+    def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
+        wanted = "weights_delta" if "dw" in need else "in_delta"
+        needed = "dw" in need or not self.function.linear
+        return {"in": f"in is NULL, and {wanted} is computed from it" if needed else ""}
+
+    def backward(self, wanted: Gradients) -> LinearGradients:
+        slope, x, weights = self.function.slope, wanted.arrays["in"], self._weights()
+        assert slope is not None  # check_backward
+        shape = (len(wanted.dy), *listed(self.input.layout, self.input.extents))
         known = np.zeros(shape) if x is None else logical(x, self.input.layout).astype(np.float64)
-        weights = self._weights()
-        g = logical(in_shape(dy, (batch, *self.output.shape)), self.output.layout).astype(np.float64)
-        g = g.reshape(batch, *self._reduced[1:])
+        g = logical(wanted.dy, self.output.layout).astype(np.float64).reshape(len(wanted.dy), *self._reduced)
         with np.errstate(all="ignore"):
             terms = self._terms(known, weights)
             du = np.broadcast_to(g * slope(terms, self.function.value(terms)), shape)
-            dx_values = du if weights is None else du * weights
-            dw_values = (du * known).sum(axis=0)
-        if "dx" in results:
-            results["dx"].put(stored(dx_values, self.input.layout))
-        if "dw" in results and self.weights is not None:
-            results["dw"].put(stored(dw_values, self.weights.geometry.layout, batched=False))
+            dx = du if weights is None else du * weights
+            dw = None
+            if self.weights is not None and "dw" in wanted.need:
+                dw = stored((du * known).sum(axis=0), self.weights.geometry.layout, batched=False)
+        return LinearGradients(dx=stored(dx, self.input.layout), dw=dw)
 
 
 @creates(ReductionFilter, BNNSLayerParametersReduction)

@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
+from ..ops.linear import LinearGradients
 from . import _constants as c
 from ._declare import creates
 from ._direct import check_unrotated
 from ._failure import Invalid, Unsupported
 from ._filter import FLOATS, put
-from ._layer import checked_layer, logical, output_geometry, stored, typed_geometry
+from ._layer import Gradients, checked_layer, logical, output_geometry, stored, typed_geometry
 from ._memory import Array, listed
 from ._sample_map import SampleMap
 from ._structures import BNNSNDArrayDescriptor, Bool, Structure, UInt32
@@ -139,13 +140,12 @@ class ResizeFilter(SampleMap):
 
     title = "a resize"
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersResize, layer)
         super().__init__(parameters)
         self._linear = checked_method(layer.method)
         self._align = bool(layer.align_corners)
-        self.input = typed_geometry("i_desc", layer.i_desc, FLOATS)
-        self.output = output_geometry("o_desc", layer.o_desc, FLOATS)
+        self.declare(typed_geometry("i_desc", layer.i_desc, FLOATS), output_geometry("o_desc", layer.o_desc, FLOATS))
         check_unrotated("i_desc", self.input)
         check_unrotated("o_desc", self.output)
         size, new = (listed(one.layout, one.extents) for one in (self.input, self.output))
@@ -169,23 +169,23 @@ class ResizeFilter(SampleMap):
         points = _linear if self._linear else _nearest
         return [(axis, extent, points(extent, count, self._align)) for axis, extent, count in self._axes]
 
-    def forward(self, x: Array) -> Array:
-        source, axes = logical(x, self.input.layout), self._points()
-        y = np.empty((len(x), *listed(self.output.layout, self.output.extents)), self.output.dtype)
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        source, axes = logical(arrays["in"], self.input.layout), self._points()
+        y = np.empty((len(source), *listed(self.output.layout, self.output.extents)), self.output.dtype)
         for values, result in zip(source, y, strict=True):  # one by one, so that they stay in the cache
             for axis, _, points in axes:
                 values = _interpolated(values, points, axis)
             put(result, values, False)
         return stored(y, self.output.layout)
 
-    def backward(self, dy: Array) -> Array:
-        source, axes = logical(dy, self.output.layout), self._points()
-        dx = np.empty((len(dy), *listed(self.input.layout, self.input.extents)))
+    def backward(self, wanted: Gradients) -> LinearGradients:
+        source, axes = logical(wanted.dy, self.output.layout), self._points()
+        dx = np.empty((len(source), *listed(self.input.layout, self.input.extents)))
         for values, result in zip(source, dx, strict=True):
             for axis, extent, points in axes:
                 values = _collected(values, points, axis, extent)
             result[...] = values
-        return stored(dx, self.input.layout)
+        return LinearGradients(dx=stored(dx, self.input.layout))
 
 
 @creates(ResizeFilter, BNNSLayerParametersResize)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..ops._arrays import overlaps
 from ..ops.elementwise import dropout
+from ..ops.linear import LinearGradients
 from . import _constants as c
-from ._apply import OneInputFilter
 from ._conversion import INTEGERS
 from ._declare import applies, creates
 from ._failure import Invalid, Unsupported
@@ -17,15 +17,28 @@ from ._filter import (
     FLOAT32,
     FLOATS,
     check_same_type,
-    checked_batch,
-    in_shape,
-    put,
-    source_samples,
-    target_samples,
 )
-from ._layer import Result, checked_layer, logical, output_geometry, sample_delta, stored, typed_geometry
+from ._layer import (
+    Delta,
+    Gradients,
+    OneInputFilter,
+    checked_layer,
+    logical,
+    output_geometry,
+    real_values,
+    stored,
+    typed_geometry,
+)
 from ._memory import Array, Geometry, as_float, as_size, axes_of_size, listed
-from ._structures import BNNSNDArrayDescriptor, Extents, Float, Pairs, Structure, UInt8, UInt32
+from ._structures import (
+    BNNSNDArrayDescriptor,
+    Extents,
+    Float,
+    Pairs,
+    Structure,
+    UInt8,
+    UInt32,
+)
 
 __all__ = [
     "BNNSFilterCreateLayerDropout",
@@ -74,60 +87,19 @@ class BNNSLayerParametersPadding(Structure):
 class SampleMap(OneInputFilter):
     """A filter whose output is a linear function of its input, and which has no parameters to train."""
 
-    input: Geometry
-    output: Geometry
     title: ClassVar[str]
+    may_overlap = frozenset({"in"})
 
-    def forward(self, x: Array) -> Array:
-        """The output ``[batch, ...]`` of samples ``[batch, ...]``, which may be a view of them."""
-        raise NotImplementedError
+    def declare(self, input: Geometry, output: Geometry) -> None:
+        """Set the geometries of samples, which are those of their gradients."""
+        self.input, self.output = input, output
+        self.out_delta = Delta("out_delta", "o_desc", output)
+        self.deltas = {"dx": Delta("in_delta", "i_desc", input)}
+        self.absent = dict.fromkeys(("weights_delta", "bias_delta"), f"{self.title} has nothing to train")
 
-    def backward(self, dy: Array) -> Array:
-        """The gradient of the input, of a float32 gradient in the shape of the output."""
-        raise NotImplementedError
-
-    def check_backward(self, batch: int) -> None:
-        """Raise if there is no backward pass now."""
-
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        x = source_samples("in", self.input, source, batch, in_stride)
-        if overlaps(x, y) or not x.flags.aligned:
-            x = x.copy()
-        put(y, self.forward(x), False)
-
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        weights_delta: Any,
-        bias_delta: Any,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        for name, delta in (("weights_delta", weights_delta), ("bias_delta", bias_delta)):
-            if delta is not None:
-                raise Unsupported(f"{name} is given, but {self.title} has nothing to train")
+    def check_backward(self) -> None:
         if self.input.dtype != FLOAT32 or self.output.dtype != FLOAT32:
             raise Unsupported(f"this filter maps {self.input.dtype} to {self.output.dtype}; backward needs Float32")
-        if out_delta is None:
-            raise Invalid("out_delta is NULL")
-        self.check_backward(batch)
-        dy = sample_delta("out_delta", out_delta, "o_desc", self.output, batch, out_delta_stride, source_samples)
-        if in_delta is None:
-            return
-        dx = sample_delta("in_delta", in_delta, "i_desc", self.input, batch, in_delta_stride, target_samples)
-        result = Result("in_delta", in_delta, dx)
-        if overlaps(dx, dy):
-            dy = dy.copy()
-        result.put(self.backward(in_shape(dy, (batch, *self.output.shape))))
 
 
 # ---- dropout --------------------------------------------------------------------------------------------------------
@@ -138,11 +110,10 @@ class DropoutFilter(SampleMap):
 
     title = "dropout"
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersDropout, layer)
         super().__init__(parameters)
-        self.input = typed_geometry("i_desc", layer.i_desc, FLOATS)
-        self.output = output_geometry("o_desc", layer.o_desc, FLOATS)
+        self.declare(typed_geometry("i_desc", layer.i_desc, FLOATS), output_geometry("o_desc", layer.o_desc, FLOATS))
         if self.input.extents != self.output.extents:
             sizes = (listed(one.layout, one.extents) for one in (self.output, self.input))
             raise Invalid("o_desc.size is {}, expected {} as in i_desc".format(*sizes))
@@ -159,17 +130,17 @@ class DropoutFilter(SampleMap):
         self._seeds = np.random.default_rng(seed or None)
         self._last: tuple[int, int] | None = None  # the seed and the batch of the last forward pass
 
-    def forward(self, x: Array) -> Array:
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
         seed = int(self._seeds.integers(2**63))
-        y = self._dropped(x.astype(np.float32, copy=False), seed)
-        self._last = seed, len(x)
+        y = self._dropped(real_values(arrays["in"]), seed)
+        self._last = seed, len(y)
         return y
 
-    def backward(self, dy: Array) -> Array:
-        assert self._last is not None  # check_backward
-        return self._dropped(dy, self._last[0])
+    def backward(self, wanted: Gradients) -> LinearGradients:
+        assert self._last is not None  # check_state
+        return LinearGradients(dx=self._dropped(wanted.dy, self._last[0]))
 
-    def check_backward(self, batch: int) -> None:
+    def check_state(self, batch: int) -> None:
         last = self._last
         if last is None:
             raise Invalid("there was no forward pass, whose mask backward uses")
@@ -193,10 +164,10 @@ class PermuteFilter(SampleMap):
 
     title = "a permutation"
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersPermute, layer)
         super().__init__(parameters)
-        self.input, self.output = _any_geometries(layer)
+        self.declare(*_any_geometries(layer))
         rank = len(self.input.extents)
         if len(self.output.extents) != rank:
             raise Invalid(f"o_desc has {len(self.output.extents)} axes, expected {rank} as in i_desc")
@@ -209,15 +180,15 @@ class PermuteFilter(SampleMap):
             raise Invalid(f"o_desc.size is {given}, expected {wanted} for i_desc.size {size}, permuted")
         self._axes = (0, *(1 + axis for axis in axes))
 
-    def forward(self, x: Array) -> Array:
-        return stored(logical(x, self.input.layout).transpose(self._axes), self.output.layout)
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        return stored(logical(arrays["in"], self.input.layout).transpose(self._axes), self.output.layout)
 
-    def backward(self, dy: Array) -> Array:
+    def backward(self, wanted: Gradients) -> LinearGradients:
         inverse = np.argsort(self._axes)
-        return stored(logical(dy, self.output.layout).transpose(inverse), self.input.layout)
+        return LinearGradients(dx=stored(logical(wanted.dy, self.output.layout).transpose(inverse), self.input.layout))
 
 
-def _any_geometries(layer: Any) -> tuple[Geometry, Geometry]:
+def _any_geometries(layer: BNNSLayerParametersPermute | BNNSLayerParametersPadding) -> tuple[Geometry, Geometry]:
     """The input and the output, of one type."""
     given = typed_geometry("i_desc", layer.i_desc, ANY_TYPE), output_geometry("o_desc", layer.o_desc, ANY_TYPE)
     check_same_type("o_desc", layer.o_desc, "i_desc", layer.i_desc)
@@ -232,10 +203,10 @@ class PaddingFilter(SampleMap):
 
     title = "padding"
 
-    def __init__(self, layer: Any, parameters: Any) -> None:
+    def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersPadding, layer)
         super().__init__(parameters)
-        self.input, self.output = _any_geometries(layer)
+        self.declare(*_any_geometries(layer))
         rank = len(self.input.extents)
         if rank > 4 or len(self.output.extents) != rank:
             raise Invalid(f"i_desc has {rank} axes and o_desc {len(self.output.extents)}; at most 4, and as many")
@@ -268,8 +239,8 @@ class PaddingFilter(SampleMap):
             return [np.pad(np.arange(extent), pad, mode="reflect") for extent, pad in self._axes]
         return [np.pad(np.arange(extent), pad, mode="symmetric") for extent, pad in self._axes]
 
-    def forward(self, x: Array) -> Array:
-        values = logical(x, self.input.layout)
+    def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
+        values = logical(arrays["in"], self.input.layout)
         for axis, index in enumerate(self._indices(), 1):
             inside = index >= 0
             values = np.take(values, np.where(inside, index, 0), axis)
@@ -277,8 +248,8 @@ class PaddingFilter(SampleMap):
                 values[(slice(None),) * axis + (~inside,)] = self._value
         return stored(values, self.output.layout)
 
-    def backward(self, dy: Array) -> Array:
-        values = logical(dy, self.output.layout).astype(np.float64)
+    def backward(self, wanted: Gradients) -> LinearGradients:
+        values = logical(wanted.dy, self.output.layout).astype(np.float64)
         for axis, index in enumerate(self._indices(), 1):
             inside = index >= 0
             moved = np.moveaxis(values, axis, 0)
@@ -286,13 +257,14 @@ class PaddingFilter(SampleMap):
             with np.errstate(all="ignore"):
                 np.add.at(total, index[inside], moved[inside])
             values = np.moveaxis(total, 0, axis)
-        return stored(values, self.input.layout)
+        return LinearGradients(dx=stored(values, self.input.layout))
 
 
-def _from_bits(bits: int, dtype: np.dtype[Any]) -> Any:
+def _from_bits(bits: int, dtype: np.dtype[Any]) -> np.generic:
     """An element whose first bytes are those of a 32-bit number; the rest of a longer one is 0."""
     image = np.frombuffer(bits.to_bytes(8, "little")[: dtype.itemsize], np.uint8)
-    return image.astype(np.bool_)[0] if dtype == np.bool_ else image.view(dtype)[0]
+    element: np.generic = image.astype(np.bool_)[0] if dtype == np.bool_ else image.view(dtype)[0]
+    return element
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
