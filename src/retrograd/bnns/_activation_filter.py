@@ -59,7 +59,7 @@ class ActivationFilter(OneInputFilter):
         layer = checked_layer(BNNSLayerParametersActivation, layer)
         super().__init__(parameters)
         self.function = layer.activation.function
-        self.input, self.output = self._geometry("i_desc", layer.i_desc), self._geometry("o_desc", layer.o_desc)
+        self.declare(self._geometry("i_desc", layer.i_desc), self._geometry("o_desc", layer.o_desc))
         self.converts = any(geometry.dtype.kind in "iu" for geometry in (self.input, self.output))
         self.scales = scale_of("i_desc", layer.i_desc), scale_of("o_desc", layer.o_desc)
         if self.input.elements != self.output.elements:
@@ -80,6 +80,9 @@ class ActivationFilter(OneInputFilter):
         self.alpha, self.beta = self.arena.allocate((channels,), FLOAT32), self.arena.allocate((1,), FLOAT32)
         self.alpha[...], self.beta[...] = alpha, beta
         elements = self.function not in (*_SOFTMAXES, _PER_CHANNEL)
+        # The engine writes the output itself.
+        same = self.input.dtype is self.output.dtype and self.input.shape == self.output.shape
+        self._direct = elements and same and not self.converts
         shape, types = self.input.shape, DELTAS
         self.out_delta = Delta("out_delta", "o_desc", self.output, shape, Delta.reshaped, types)
         self.deltas = {
@@ -120,25 +123,24 @@ class ActivationFilter(OneInputFilter):
     # ---- forward ----------------------------------------------------------------------------------------------------
 
     def writable_output(self, y: Array) -> Array | None:
-        elementwise = not self.converts and self.function not in (*_SOFTMAXES, _PER_CHANNEL)
-        same = self.input.dtype is y.dtype and self.input.shape == self.output.shape
-        return y if elementwise and same and y.flags.aligned else None
+        return y if self._direct and y.flags.aligned else None
 
     def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
         x = arrays["in"]
         if not x.flags.aligned:
             x = x.copy()
+        if out is not None:
+            return activation_forward(x, self.current().function, out=out, num_threads=self.threads)
         if self.converts:
             scale, target_scale = self.scales
             return converted(x, scale, self.output.dtype, target_scale)
         if self.function in _SOFTMAXES:
             return self._softmax(x)
-        if out is None:
-            x = x.astype(np.float32, copy=False)
+        x = x.astype(np.float32, copy=False)
         if self.function == _PER_CHANNEL:
             with np.errstate(all="ignore"):
                 return np.where(x < 0, self.alpha[:, None, None] * x, x)
-        return activation_forward(x, self.current().function, out=out, num_threads=self.threads)
+        return activation_forward(x, self.current().function, num_threads=self.threads)
 
     def _softmax(self, x: Array) -> npt.NDArray[np.float64]:
         z = x.astype(np.float64)

@@ -71,8 +71,7 @@ class EmbeddingFilter(OneInputFilter):
         if flags & ~_BY_FREQUENCY:
             raise Invalid(f"flags is {flags:#x}; the only flag is {_BY_FREQUENCY} (scale gradients by frequency)")
         self.by_frequency = bool(flags)
-        self.input = typed_geometry("i_desc", layer.i_desc, INTEGERS)
-        self.output = output_geometry("o_desc", layer.o_desc, FLOATS)
+        self.declare(typed_geometry("i_desc", layer.i_desc, INTEGERS), output_geometry("o_desc", layer.o_desc, FLOATS))
         self.dictionary = Parameter("dictionary", layer.dictionary, self, FLOATS)
         check_same_type("o_desc", layer.o_desc, "dictionary", layer.dictionary)
         geometry = self.dictionary.geometry
@@ -102,9 +101,11 @@ class EmbeddingFilter(OneInputFilter):
         array = logical(dictionary, self.dictionary.geometry.layout, batched=False)
         return np.ascontiguousarray(np.moveaxis(array, -1, 0).reshape(self.items, -1))
 
-    def source(self, name: str, data: object, batch: int, stride: object) -> Array:
+    def _indices(self, arrays: Mapping[str, Array | None]) -> Array:
         """The indices ``[batch, ...]``, with the axes in the order of ``size``."""
-        indices = logical(super().source(name, data, batch, stride), self.input.layout)
+        given = arrays["in"]
+        assert given is not None  # reads
+        indices = logical(given, self.input.layout)
         if not indices.flags.aligned:
             indices = indices.copy()
         check_indices("in", indices, self.items, f"dictionary has {self.items} items")
@@ -113,7 +114,7 @@ class EmbeddingFilter(OneInputFilter):
     # ---- forward ----------------------------------------------------------------------------------------------------
 
     def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
-        indices = arrays["in"]
+        indices = self._indices(arrays)
         flat = indices.reshape(-1)
         rows = embedding_forward(flat, self._rows(self.dictionary.values()), num_threads=self.threads)
         if self.max_norm:
@@ -149,8 +150,7 @@ class EmbeddingFilter(OneInputFilter):
         return {"in": "in is NULL"} if need else {}
 
     def backward(self, wanted: Gradients) -> LinearGradients:
-        indices = wanted.arrays["in"]
-        assert indices is not None  # reads
+        indices = self._indices(wanted.arrays)
         # [batch, item axes, input axes] to one row per index
         values = logical(wanted.dy, self.output.layout).reshape(len(indices), *self._whole)
         axes = len(self.item)

@@ -40,7 +40,7 @@ DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)  # for gradients
 class BNNSFilter(Versioned):
     """A layer and its state. Opaque: use it only through the BNNS functions."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: object) -> None:
         parameters = checked_parameters(parameters)
         self._version = Version()  # never replaced: a filter does not change
         self.uses_client_memory = bool(as_size("flags", parameters.flags) & c.BNNSFlagsUseClientPtr)
@@ -63,7 +63,7 @@ class BNNSFilter(Versioned):
             self.destroyed = True
 
 
-def checked_parameters(parameters: Any) -> BNNSFilterParameters:
+def checked_parameters(parameters: object) -> BNNSFilterParameters:
     """The filter_params argument, or defaults for NULL."""
     if parameters is None:
         return BNNSFilterParameters()
@@ -80,7 +80,7 @@ def viewed(name: str, descriptor: BNNSNDArrayDescriptor) -> Array:
         raise type(error)(f"{name}.{error}") from None
 
 
-def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
+def checked_filter(kind: type[_F], filter: object, otherwise: str) -> _F:
     """The filter argument; `otherwise` is the error message for a filter of another kind."""
     if isinstance(filter, kind) and not filter.destroyed:
         return filter
@@ -95,7 +95,7 @@ def checked_filter(kind: type[_F], filter: Any, otherwise: str) -> _F:
     return filter
 
 
-def checked_batch(batch_size: Any) -> int:
+def checked_batch(batch_size: object) -> int:
     if type(batch_size) is int and 0 < batch_size <= c.SIZE_MAX:
         return batch_size
     batch = as_size("batch_size", batch_size)
@@ -104,27 +104,29 @@ def checked_batch(batch_size: Any) -> int:
     return batch
 
 
-def _stride(name: str, stride: Any, geometry: Geometry) -> int:
+def _stride(name: str, stride: object, geometry: Geometry) -> int:
     """The stride between samples, where 0 means that they are packed."""
-    step = stride if type(stride) is int and 0 <= stride <= c.SIZE_MAX else as_size(name, stride)
-    return step or geometry.packed_stride
+    return as_size(name, stride) or geometry.packed_stride
 
 
 def source_samples(
-    name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "", stride_name: str | None = None
+    name: str, geometry: Geometry, data: object, batch: int, stride: object, field: str = "", step_name: str = ""
 ) -> Array:
     """Samples that a call reads, ``[batch, ...]``. They may share memory, but few programs mean that.
 
-    `field` (".data" or nothing) completes the name in messages; `stride_name` is that of the stride, if it is not the
+    `field` (".data" or nothing) completes the name in messages; `step_name` is that of the stride, if it is not the
     name and "_stride".
     """
-    stride_name = stride_name or f"{name}_stride"
-    step = _stride(stride_name, stride, geometry)
+    if type(stride) is int and 0 < stride <= c.SIZE_MAX:
+        step = stride
+    else:
+        step = _stride(step_name or f"{name}_stride", stride, geometry)
     view = batch_view(name, geometry, data, batch, step, field)
     if geometry.may_overlap:
         advise_once(str(overlapping(name, geometry)))
     elif batch > 1 and step < geometry.span and _share_memory(geometry, batch, step):
-        advise_once(f"{stride_name} is {step}, but a sample of {name} spans {geometry.span} values: samples overlap")
+        shown = step_name or f"{name}_stride"
+        advise_once(f"{shown} is {step}, but a sample of {name} spans {geometry.span} values: samples overlap")
     return view
 
 
@@ -139,13 +141,15 @@ def _share_memory(geometry: Geometry, batch: int, step: int) -> bool:
 
 
 def target_samples(
-    name: str, geometry: Geometry, data: Any, batch: int, stride: Any, field: str = "", stride_name: str | None = None
+    name: str, geometry: Geometry, data: object, batch: int, stride: object, field: str = "", step_name: str = ""
 ) -> Array:
     """Samples that a call writes: no two elements may share memory."""
-    stride_name = stride_name or f"{name}_stride"
-    step = _stride(stride_name, stride, geometry)
+    if type(stride) is int and 0 < stride <= c.SIZE_MAX:
+        step = stride
+    else:
+        step = _stride(step_name or f"{name}_stride", stride, geometry)
     if batch > 1 and step < geometry.span:
-        raise Invalid(f"{stride_name} is {step}, but a sample of {name} spans {geometry.span} values")
+        raise Invalid(f"{step_name or f'{name}_stride'} is {step}, but a sample of {name} spans {geometry.span} values")
     if geometry.may_overlap:
         raise overlapping(name, geometry)
     view = batch_view(name, geometry, data, batch, step, field)
@@ -159,7 +163,7 @@ def overlapping(name: str, geometry: Geometry) -> Invalid:
     return Invalid(f"{name}.stride is {geometry.strides}, with which elements of {size_of(geometry)} share memory")
 
 
-def checked_descriptor(name: str, descriptor: Any) -> BNNSNDArrayDescriptor:
+def checked_descriptor(name: str, descriptor: object) -> BNNSNDArrayDescriptor:
     if not isinstance(descriptor, BNNSNDArrayDescriptor):
         raise Invalid(f"{name} is of type {type(descriptor).__name__}, not BNNSNDArrayDescriptor")
     return descriptor

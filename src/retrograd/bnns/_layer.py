@@ -4,15 +4,12 @@ A filter declares its operands and supplies `forward` and `backward` over the ar
 """
 
 from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
-
 import numpy as np
-
 from ..ops._arrays import find_overlap, overlaps, same_elements
 from ..ops._buffers import keeps_still
 from ..ops._planned import Planned
@@ -349,7 +346,8 @@ class Arguments:
         at = {name: k for k, name in enumerate(names)}
         strides = {name: at[f"{name}_stride"] for name in names if f"{name}_stride" in at}
         self.samples = {name: (at[name], k) for name, k in strides.items() if not name.endswith("_delta")}
-        self.planned = tuple(name for name in names if name == "batch_size" or "_delta" in name)
+        self.inputs = tuple((name, *place) for name, place in self.samples.items() if name != "out")
+        self.planned = tuple(n for n in names if n == "batch_size" or ("_delta" in n and n != "out_delta"))
         self.of_plan: Callable[[tuple[object, ...]], tuple[object, ...]]
         self.of_plan = operator.itemgetter(*(at[name] for name in self.planned))
         self.out_delta = at.get("out_delta", 0)
@@ -406,6 +404,7 @@ class Layer(BNNSFilter):
     forward_arguments: Arguments = FORWARD
     backward_arguments: Arguments = BACKWARD
     sources: Mapping[str, Geometry]  # samples that calls read, by Apple's names
+    unbatched: frozenset[str] = frozenset()  # those of which there is one for all samples
     output: Geometry
     # The shape in which `forward` can write the output, without the batch; None if it makes an array of its own.
     out_shape: tuple[int, ...] | None = None
@@ -475,38 +474,45 @@ class Layer(BNNSFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def source(self, name: str, data: object, batch: int, stride: object) -> Array:
-        """Samples that a call reads."""
-        return source_samples(name, self.sources[name], data, batch, stride)
-
     def run(
         self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY, written: Mapping[str, Array] = EMPTY
     ) -> None:
         """Compute the output. `read` and `written` are other arrays of the call, which `forward` receives too."""
-        batch = checked_batch(arguments[0])
-        samples = self.forward_arguments.samples
-        at, stride = samples["out"]
+        batch, names = checked_batch(arguments[0]), self.forward_arguments
+        at, stride = names.samples["out"]
         y = target_samples("out", self.output, arguments[at], batch, arguments[stride])
-        arrays = {**read}
-        for name, (at, stride) in samples.items():
-            if name != "out":
-                arrays[name] = self.source(name, arguments[at], batch, arguments[stride])
         out = self.writable_output(y)
-        for name, array in tuple(arrays.items()):
-            if overlaps(y, array):
-                if name not in self.may_overlap:
-                    raise Invalid(f"out overlaps {name} in memory")
-                if out is not None and not same_elements(out, array):
-                    arrays[name] = array.copy()
+        arrays: dict[str, Array] = {}
+        for name, at, stride in names.inputs:
+            count = 1 if name in self.unbatched else batch
+            arrays[name] = array = source_samples(name, self.sources[name], arguments[at], count, arguments[stride])
+            if np.may_share_memory(y, array):
+                arrays[name] = self._apart(name, array, y, out)
+        for name, array in read.items():
+            arrays[name] = self._apart(name, array, y, out)
         for parameter in self.parameters():
-            if overlaps(y, parameter.memory()) and parameter.name not in self.may_overlap:
-                raise Invalid(f"out overlaps {parameter.name}.data in memory")
-        if written:
-            check_disjoint({"out": y, **written}, arrays)
-            arrays.update(written)
-        z = self.forward(arrays, out)
+            self._apart(f"{parameter.name}.data", parameter.memory(), y, None)
+        for name, result in written.items():
+            if overlaps(y, result):
+                raise Invalid(f"out overlaps {name} in memory")
+            for other, array in arrays.items():
+                if overlaps(result, array):
+                    raise Invalid(f"{name} overlaps {other} in memory")
+        z = self.forward({**arrays, **written} if written else arrays, out)
         if z is not out:
+<<<<<<< HEAD
             put(y, z.reshape(y.shape), self.adds)
+=======
+            put(y, z if z.shape == y.shape else z.reshape(y.shape), False)
+
+    def _apart(self, name: str, array: Array, y: Array, out: Array | None) -> Array:
+        """An array that is read, or a copy if the output is written to its memory in another order."""
+        if not overlaps(y, array):
+            return array
+        if name not in self.may_overlap:
+            raise Invalid(f"out overlaps {name} in memory")
+        return array if out is None or same_elements(out, array) else array.copy()
+>>>>>>> filters
 
     def writable_output(self, y: Array) -> Array | None:
         """The output, as `forward` can write it; None if it cannot."""
@@ -524,13 +530,15 @@ class Layer(BNNSFilter):
         names = self.backward_arguments
         plan = _backward_plan(arguments[names.out_delta], self, *names.of_plan(arguments))
         self.check_state(plan.batch)
-        arrays: dict[str, Array | None] = {**read}
+        arrays: dict[str, Array | None] = dict(read)
         for name, refusal in plan.reads.items():
             at, stride = names.samples[name]
-            if arguments[at] is None and refusal:
+            arrays[name] = None
+            if arguments[at] is not None:
+                count = 1 if name in self.unbatched else plan.batch
+                arrays[name] = source_samples(name, self.sources[name], arguments[at], count, arguments[stride])
+            elif refusal:
                 raise Invalid(refusal)
-            given = arguments[at] is not None
-            arrays[name] = self.source(name, arguments[at], plan.batch, arguments[stride]) if given else None
         if not plan.results:
             return
         dy = in_shape(plan.dy, plan.shape)
@@ -551,13 +559,13 @@ class Layer(BNNSFilter):
     def _clashes(self, plan: _Plan, arrays: Mapping[str, Array | None]) -> bool:
         """Whether the call reads memory that it would write too early."""
         for key, result in plan.direct.items():
-            if any(overlaps(result, parameter.memory()) for parameter in plan.moving):
-                return True
             for name, array in arrays.items():
-                if array is None or not overlaps(result, array):
+                if array is None or not np.may_share_memory(result, array) or not overlaps(result, array):
                     continue
                 if name not in self.in_place.get(key, ()) or not same_elements(result, array):
                     return True
+            if plan.moving and any(overlaps(result, parameter.memory()) for parameter in plan.moving):
+                return True
         return False
 
 
@@ -617,8 +625,10 @@ class OneInputFilter(Layer):
 
     input: Geometry
 
-    def source(self, name: str, data: object, batch: int, stride: object) -> Array:
-        return source_samples(name, self.output if name == "out" else self.input, data, batch, stride)
+    def declare(self, input: Geometry, output: Geometry) -> None:
+        """Set the geometries of samples."""
+        self.input, self.output = input, output
+        self.sources = {"in": input, "out": output}
 
     def apply(self, *arguments: object) -> None:
         """Compute the output of a batch."""

@@ -119,7 +119,7 @@ class PoolingFilter(OneInputFilter):
         self.function = layer.pooling_function
         if self.function not in _FUNCTIONS or isinstance(self.function, bool):
             raise Invalid(f"pooling_function is {self.function!r}, which is not a BNNSPoolingFunction")
-        self.input, self.output = (self._image(name, getattr(layer, name)) for name in ("i_desc", "o_desc"))
+        self.declare(self._image("i_desc", layer.i_desc), self._image("o_desc", layer.o_desc))
         if self.input.dtype != self.output.dtype:
             types = (constant_name("BNNSDataType", d.data_type) for d in (layer.i_desc, layer.o_desc))
             raise Invalid("i_desc.data_type is {}, but o_desc.data_type is {}".format(*types))
@@ -300,7 +300,7 @@ class PoolingFilter(OneInputFilter):
                 if x is None:
                     needed = "the positions of the largest elements are" if self.function == _MAX else "the gradient is"
                     raise Invalid(f"in is NULL, and {needed} found from it")
-                read["in"] = self.source("in", x, checked_batch(batch_size), in_stride)
+                read["in"] = source_samples("in", self.input, x, checked_batch(batch_size), in_stride)
         self.run_backward(arguments, read)
 
     def check_backward(self) -> None:

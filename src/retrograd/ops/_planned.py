@@ -64,7 +64,7 @@ class Planned(Generic[_P, _R]):
         self._build = build
 
     def __call__(self, *arguments: _P.args, **named: _P.kwargs) -> _R:
-        every: tuple[Any, ...] = arguments + tuple(named.values())
+        every: tuple[Any, ...] = arguments + tuple(named.values()) if named else arguments
         home = every[0]._version if isinstance(every[0], Versioned) else None
         key: list[Any] = []
         for argument in every[1:]:
