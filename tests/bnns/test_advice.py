@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from retrograd.bnns._failure import advise_once
 from support.bnns_attention import Layer as Attention
+from support.bnns_inside import advise_once
 from support.bnns_lstm import DEFAULT_ACTIVATIONS, forward
 from support.bnns_lstm import Layer as Lstm
 from support.bnns_norm import F32, Layer, described, image, normal

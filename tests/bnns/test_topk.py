@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from retrograd.bnns._topk import _BLOCK
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 Array = np.ndarray[Any, Any]
@@ -200,7 +199,7 @@ def test_top_k_of_every_type(dtype: Any) -> None:
 
 
 def test_more_than_one_block_of_rows() -> None:
-    rows = 2 * _BLOCK // 37 + 1
+    rows = 2**19 // 37 + 1  # a block has 2**18 keys
     x = np.random.default_rng(0).integers(0, 50, (1, rows, 37)).astype(np.float32)
     values, indices = topk(x, 4, 1, 1)
     at = np.argsort(-x, axis=-1, kind="stable")[..., :4]
