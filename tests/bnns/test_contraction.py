@@ -12,24 +12,17 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import FIRST, Descriptor, first
 from support.bnns_inside import products
 from support.bnns_norm import BF16, F16, F32, TYPES, normal
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 ROW, COLUMN, IMAGE = (
     bnns.BNNSDataLayoutRowMajorMatrix,
     bnns.BNNSDataLayoutColumnMajorMatrix,
     bnns.BNNSDataLayoutImageCHW,
 )
 VECTOR, ONE = bnns.BNNSDataLayoutVector, (1,)
-FIRST = {rank: rank << 16 | 0x8001 for rank in range(1, 9)}
 CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
-
-
-def first(shape: tuple[int, ...], data: Any = None, **fields: Any) -> Any:
-    """FirstMajor, whose size is in NumPy's order; a number is a vector of one element."""
-    shape = shape or ONE
-    return Descriptor(**{"layout": FIRST[len(shape)], "size": shape, "data": data, "data_type": F32, **fields})
 
 
 def layer(operation: Any, a: Any, b: Any, out: Any, **fields: Any) -> Any:
