@@ -7,6 +7,7 @@ CI set they have to be installed, and with RETROGRAD_NO_SKIPS set any skip at al
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -19,7 +20,6 @@ from hypothesis import HealthCheck, settings
 
 import retrograd
 from retrograd import _core
-from retrograd.bnns._failure import first_failure
 from retrograd.ops import _threads
 
 # Failed assertions in helpers show their values, as those in tests do.
@@ -33,6 +33,7 @@ OPTIONAL = ("torch", "jax", "onnx", "matplotlib", "h5py", "onnxruntime", "sklear
 # Slow to import, and only in tests that need them.
 INSTALLED = ("keras", "coremltools", "onnxscript", "expecttest", "denoiser", "efficientnet_pytorch")
 _skipped: list[str] = []
+_modules = 0  # when garbage collection was last told to leave them alone
 
 
 def _import(name: str) -> Any:
@@ -57,6 +58,24 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in INSTALLED:
             if importlib.util.find_spec(name) is None:
                 raise pytest.UsageError(f"CI is set, and {name} is not installed")
+
+
+def _freeze() -> None:
+    """Exempt modules and collected tests from garbage collection: tests collect often, and each pass took half a
+    second. Garbage of tests is still found."""
+    global _modules
+    gc.collect()
+    gc.freeze()
+    _modules = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    _freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    if len(sys.modules) > _modules + 100:  # the test has imported PyTorch, JAX or coremltools
+        _freeze()
 
 
 def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
@@ -97,6 +116,8 @@ def _engine_as_it_was() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _bnns_failures_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests make BNNS functions fail on purpose. Those of the warning itself set `seen` back to False."""
+    from support.bnns_inside import first_failure  # later than its assertions are to be rewritten
+
     monkeypatch.setattr(first_failure, "seen", True)
 
 

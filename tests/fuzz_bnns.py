@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from retrograd import bnns
-from retrograd.bnns._failure import UNEXPECTED
-from retrograd.bnns._structures import Extents, Structure
+from support.bnns_inside import UNEXPECTED, Extents, Structure
 from support.fuzz_bnns_arrays import ARRAYS
 from support.fuzz_bnns_attention import PARTS, attention
 from support.fuzz_bnns_convolution import convolution

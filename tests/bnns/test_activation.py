@@ -14,18 +14,13 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.lab import reference
 from retrograd.ops.activation import ACTIVATIONS
+from support.bnns import BF16, F16, F32, Descriptor, normal
 from support.bnns_norm import Allocator
 
-Descriptor = bnns.BNNSNDArrayDescriptor
-F32, F16, BF16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16, bnns.BNNSDataTypeBFloat16
 ELEMENTWISE = {kind.code: name for name, kind in ACTIVATIONS.items() if kind.code <= 35}
 SHAPE = (3, 2, 5)
 # Activations whose slope needs the input: the header's second list, and those in neither list that are not monotone.
 FROM_INPUT = ("abs", "gelu_tanh", "hard_swish", "silu", "erf", "gelu", "gelu_sigmoid")
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.2, 1.5, shape).astype(np.float32)
 
 
 def image(data: Any = None, *, shape: tuple[int, ...] = SHAPE, **fields: Any) -> Any:

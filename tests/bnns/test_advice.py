@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from retrograd.bnns._failure import advise_once
+from support.bnns import Descriptor, vector
 from support.bnns_attention import Layer as Attention
+from support.bnns_inside import advise_once
 from support.bnns_lstm import DEFAULT_ACTIVATIONS, forward
 from support.bnns_lstm import Layer as Lstm
 from support.bnns_norm import F32, Layer, described, image, normal
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 IDENTITY = bnns.BNNSActivationFunctionIdentity
 
 
@@ -44,10 +44,6 @@ def advice(caplog: pytest.LogCaptureFixture) -> Iterator[Advice]:
     with caplog.at_level(logging.WARNING, "retrograd.bnns"):
         yield Advice(caplog)
     advise_once.cache_clear()
-
-
-def vector(size: int, data: Any = None, **fields: Any) -> Any:
-    return Descriptor(**{"layout": bnns.BNNSDataLayoutVector, "size": size, "data": data, "data_type": F32, **fields})
 
 
 def relu(size: int, stride: int = 0) -> Any:

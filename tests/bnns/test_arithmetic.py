@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from retrograd.bnns._arithmetic import FUNCTIONS
 from retrograd.lab import reference
 
 Descriptor = bnns.BNNSNDArrayDescriptor
@@ -32,7 +32,7 @@ ORACLE: dict[int, tuple[Any, Any]] = {
     5: (lambda x: x**-0.5, POSITIVE),
     6: (np.ceil, EVERYWHERE),
     7: (np.floor, EVERYWHERE),
-    8: (np.round, EVERYWHERE),
+    8: (np.rint, EVERYWHERE),
     9: (np.sin, EVERYWHERE),
     10: (np.cos, EVERYWHERE),
     11: (np.tan, INSIDE),
@@ -64,8 +64,13 @@ ORACLE: dict[int, tuple[Any, Any]] = {
     37: (lambda a, b: np.floor(a / b), POSITIVE),
     38: (lambda a, b: np.trunc(a / b), POSITIVE),
     39: (lambda a, b: a - np.trunc(a / b) * b, POSITIVE),
-    40: (np.vectorize(math.erf), EVERYWHERE),
+    40: (lambda x: np.vectorize(math.erf)(x), EVERYWHERE),
 }
+
+
+def arity_of(code: int) -> int:
+    function = ORACLE[code][0]
+    return function.nin if isinstance(function, np.ufunc) else len(inspect.signature(function).parameters)
 
 
 def image(shape: tuple[int, ...] = SHAPE, data: Any = None, **fields: Any) -> Any:
@@ -111,7 +116,7 @@ def backward(filter: Any, inputs: Any, deltas: list[Any], y: Any, dy: np.ndarray
 
 
 def test_there_are_all_functions() -> None:
-    assert sorted(FUNCTIONS) == sorted(ORACLE) == list(range(41))
+    assert sorted(ORACLE) == list(range(41))
     names = {n: v for n, v in vars(bnns).items() if n.startswith("BNNSArithmetic") and type(v) is int}
     assert set(names.values()) == set(range(41))
     some = {"Add": 0, "Round": 8, "Pow": 21, "MultiplyAdd": 28, "Select": 31, "Abs": 32, "Square": 36, "Erf": 40}
@@ -123,7 +128,7 @@ def test_there_are_all_functions() -> None:
 def test_every_function_forward_and_backward(code: int) -> None:
     """Values against float64 formulas, gradients against finite differences of those."""
     function, bounds = ORACLE[code]
-    arity = FUNCTIONS[code].arity
+    arity = arity_of(code)
     inputs = [drawn(bounds, 4, *SHAPE, seed=k) for k in range(arity)]
     if code == 31:
         inputs[0] = (inputs[0] > 0).astype(np.float32)
@@ -142,7 +147,7 @@ def test_every_function_forward_and_backward(code: int) -> None:
         assert np.allclose(got, dy * slope, rtol=1e-5, atol=1e-6), k
 
 
-@pytest.mark.parametrize("code", [code for code in ORACLE if FUNCTIONS[code].arity == 1])
+@pytest.mark.parametrize("code", [code for code in ORACLE if arity_of(code) == 1])
 def test_a_gradient_without_what_it_does_not_need(code: int) -> None:
     """From the output alone, as after a step in place, where the output has overwritten the input."""
     _, bounds = ORACLE[code]

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
+from support.bnns import sized
 from support.bnns_attention import DHK, FIRST2, FIRST3, FIRST4, INPUTS, LAST2, Descriptor, Layer, Projection
-
-
-def described(layout: int, *size: int, data: Any = None, data_type: int = 0x10020, **fields: Any) -> Descriptor:
-    return Descriptor(layout=layout, size=size, data=data, data_type=data_type, **fields)
-
 
 ONES = np.ones(1000, np.float32)
 
@@ -77,7 +73,7 @@ FLAGS = np.zeros(64, np.bool_)
 
 
 def vector(data: Any = None, size: int = 5, data_type: int = bnns.BNNSDataTypeBoolean) -> Descriptor:
-    return described(bnns.BNNSDataLayoutVector, size, data=data, data_type=data_type)
+    return sized(bnns.BNNSDataLayoutVector, size, data=data, data_type=data_type)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +97,12 @@ def vector(data: Any = None, size: int = 5, data_type: int = bnns.BNNSDataTypeBo
         ({"key_mask": vector(FLAGS[:9])}, "key_mask.data has 9 bytes, but 2 samples of size=(5,)"),
         ({"key_mask": vector()}, "key_mask.data is NULL"),
         ({"key_mask": FLAGS}, "key_mask is of type ndarray, not BNNSNDArrayDescriptor"),
-        ({"added": described(FIRST2, 3, 4, data=ONES)}, "is 3 x 4, expected target_length x source_length = 3 x 5"),
-        ({"added": described(FIRST3, 3, 3, 5, data=ONES)}, "is 3 x 3 x 5, expected heads x target_length x source"),
-        ({"added": described(FIRST4, 1, 2, 3, 5, data=ONES)}, "expected batch_size x heads x target_length x source"),
-        ({"added": described(DHK, 2, 3, 5, data=ONES)}, "add_to_attention.layout is BNNSDataLayoutMHA_DHK; it must"),
-        ({"added": described(FIRST2, 3, 5)}, "add_to_attention.data is NULL"),
-        ({"added": described(FIRST2, 3, 5, data=ONES, data_type=0x20020)}, "data_type is BNNSDataTypeInt32; it must"),
+        ({"added": sized(FIRST2, 3, 4, data=ONES)}, "is 3 x 4, expected target_length x source_length = 3 x 5"),
+        ({"added": sized(FIRST3, 3, 3, 5, data=ONES)}, "is 3 x 3 x 5, expected heads x target_length x source"),
+        ({"added": sized(FIRST4, 1, 2, 3, 5, data=ONES)}, "expected batch_size x heads x target_length x source"),
+        ({"added": sized(DHK, 2, 3, 5, data=ONES)}, "add_to_attention.layout is BNNSDataLayoutMHA_DHK; it must"),
+        ({"added": sized(FIRST2, 3, 5)}, "add_to_attention.data is NULL"),
+        ({"added": sized(FIRST2, 3, 5, data=ONES, data_type=0x20020)}, "data_type is BNNSDataTypeInt32; it must"),
         ({"backprop_cache_size": 5}, "backprop_cache_size is 5, must be a list with one size, such as [0]"),
         ({"backprop_cache_size": []}, "backprop_cache_size is [], must be a list with one size"),
         ({"workspace_size": (0,)}, "workspace_size is (0,), must be a list with one size"),
@@ -161,8 +157,8 @@ def test_attention_calls_that_fail_write_nothing(changed: dict[str, Any], reason
             Descriptor(),
             " is of type BNNSNDArrayDescriptor, must be BNNSMHAProjectionParameters",
         ),
-        ("key_attn_bias_delta", "", described(LAST2, 3, 2), ".data is NULL"),
-        ("key_attn_bias_delta", "", described(LAST2, 2, 3, data=ONES), " is 2 x 3, expected d_key x heads = 3 x 2"),
+        ("key_attn_bias_delta", "", sized(LAST2, 3, 2), ".data is NULL"),
+        ("key_attn_bias_delta", "", sized(LAST2, 2, 3, data=ONES), " is 2 x 3, expected d_key x heads = 3 x 2"),
         ("key_attn_bias_delta", "", 4, " is of type int, not BNNSNDArrayDescriptor"),
         ("backprop_cache_size", "", -1, " is -1"),
     ],
@@ -199,7 +195,7 @@ def test_more_failures_of_an_attention() -> None:
     mask = vector(bytes_of_whole.view(np.bool_))
     assert layer.forward(bytes_of_whole, key_mask=mask) == -1
     assert "backprop_cache overlaps key_mask.data in memory" in (bnns.last_error() or "")
-    assert layer.forward(bytes_of_whole, added=described(FIRST2, 3, 5, data=whole)) == -1
+    assert layer.forward(bytes_of_whole, added=sized(FIRST2, 3, 5, data=whole)) == -1
     assert "backprop_cache overlaps add_to_attention.data in memory" in (bnns.last_error() or "")
     assert not whole.any()
     row = layer.deltas()["bk"].descriptor

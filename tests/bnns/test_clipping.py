@@ -9,17 +9,9 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
+from support.bnns import Descriptor, describe, normal
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 L2 = bnns.BNNSL2Norm
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.2, 1.5, shape).astype(np.float32)
-
-
-def describe(array: Any, layout: int | None = None, **fields: Any) -> Any:
-    return Descriptor.from_array(array, layout, **fields)
 
 
 # ---- clipping --------------------------------------------------------------------------------------------------------

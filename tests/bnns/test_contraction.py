@@ -11,24 +11,18 @@ import pytest
 
 import retrograd as rg
 from retrograd import bnns
-from retrograd.bnns import BNNS, _products
+from retrograd.bnns import BNNS
+from support.bnns import FIRST, Descriptor, first
+from support.bnns_inside import products
 from support.bnns_norm import BF16, F16, F32, TYPES, normal
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 ROW, COLUMN, IMAGE = (
     bnns.BNNSDataLayoutRowMajorMatrix,
     bnns.BNNSDataLayoutColumnMajorMatrix,
     bnns.BNNSDataLayoutImageCHW,
 )
 VECTOR, ONE = bnns.BNNSDataLayoutVector, (1,)
-FIRST = {rank: rank << 16 | 0x8001 for rank in range(1, 9)}
 CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
-
-
-def first(shape: tuple[int, ...], data: Any = None, **fields: Any) -> Any:
-    """FirstMajor, whose size is in NumPy's order; a number is a vector of one element."""
-    shape = shape or ONE
-    return Descriptor(**{"layout": FIRST[len(shape)], "size": shape, "data": data, "data_type": F32, **fields})
 
 
 def layer(operation: Any, a: Any, b: Any, out: Any, **fields: Any) -> Any:
@@ -292,7 +286,7 @@ def test_small_products_in_parts_have_the_same_bits(monkeypatch: pytest.MonkeyPa
     whole, parts = np.empty((2, 30, 3, 2), np.float32), np.empty((2, 30, 3, 2), np.float32)
     filter = create("a_gik, b_gkj -> c_gij", first((30, 3, 5)), first((30, 5, 2)), first((30, 3, 2)))
     assert apply(filter, [a, b], whole) == 0, bnns.last_error()
-    monkeypatch.setattr(_products, "_MOST_AT_ONCE", 7 * 30)  # seven of sixty products
+    monkeypatch.setattr(products, "_MOST_AT_ONCE", 7 * 30)  # seven of sixty products
     assert apply(filter, [a, b], parts) == 0, bnns.last_error()
     assert np.array_equal(whole, parts)
 
@@ -320,7 +314,7 @@ def test_how_often_the_engine_is_called(
     weights = "w" in operation
     filter = create(operation, first(shapes[0]), first(shapes[1], b[0] if weights else None), first(shapes[2]))
     y = np.empty((2, *shapes[2]), np.float32)
-    monkeypatch.setattr(_products, "linear_forward", counting)
+    monkeypatch.setattr(products, "linear_forward", counting)
     assert apply(filter, [a] if weights else [a, b], y) == 0, bnns.last_error()
     assert len(counted) == calls
     exact = np.einsum(einsum_of(operation), a.astype(np.float64), (b[0] if weights else b).astype(np.float64))

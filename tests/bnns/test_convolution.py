@@ -11,10 +11,8 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import BF16, F16, F32, Array, Descriptor, image, normal, vector
 
-Descriptor = bnns.BNNSNDArrayDescriptor
-Array = np.ndarray[Any, Any]
-F32, F16, BF16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16, bnns.BNNSDataTypeBFloat16
 I8, U8 = bnns.BNNSDataTypeInt8, bnns.BNNSDataTypeUInt8
 OIHW = bnns.BNNSDataLayoutConvolutionWeightsOIHW
 ROTATED = bnns.BNNSDataLayoutConvolutionWeightsOIHrWr
@@ -22,23 +20,6 @@ IO_ROTATED = bnns.BNNSDataLayoutConvolutionWeightsIOHrWr
 PACKED = bnns.BNNSDataLayoutConvolutionWeightsOIHW_Pack32
 RELU, TANH = bnns.BNNSActivationFunctionRectifiedLinear, bnns.BNNSActivationFunctionTanh
 LINEAR, SILU = bnns.BNNSActivationFunctionLinear, bnns.BNNSActivationFunctionSiLU
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(0.2, 1.5, shape).astype(np.float32)
-
-
-def image(shape: tuple[int, ...], data: Any = None, **fields: Any) -> Any:
-    """A descriptor of (C, H, W)."""
-    return Descriptor(
-        **{"layout": bnns.BNNSDataLayoutImageCHW, "size": shape[::-1], "data": data, "data_type": F32, **fields}
-    )
-
-
-def vector(values: Array, **fields: Any) -> Any:
-    return Descriptor(
-        **{"layout": bnns.BNNSDataLayoutVector, "size": (values.size,), "data": values, "data_type": F32, **fields}
-    )
 
 
 def stored(w: Array, layout: int) -> Array:

@@ -11,29 +11,20 @@ import pytest
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.lab import reference
+from support.bnns import CLIENT, Descriptor, normal, sized
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 F32, I32 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeInt32
 VECTOR, FIRST2, LAST2 = bnns.BNNSDataLayoutVector, bnns.BNNSDataLayout2DFirstMajor, bnns.BNNSDataLayout2DLastMajor
 NONE = bnns.SIZE_MAX
-CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.1, 1.0, shape).astype(np.float32)
-
-
-def described(layout: int, *size: int, data: Any = None, data_type: int = F32, **fields: Any) -> Any:
-    return Descriptor(layout=layout, size=size, data=data, data_type=data_type, **fields)
 
 
 def layer(table: np.ndarray, count: int = 6, **fields: Any) -> Any:
     """Items are contiguous: rows of `table`."""
     items, width = table.shape
     given = {
-        "i_desc": described(VECTOR, count, data_type=I32),
-        "o_desc": described(LAST2, width, count),
-        "dictionary": described(LAST2, width, items, data=table),
+        "i_desc": sized(VECTOR, count, data_type=I32),
+        "o_desc": sized(LAST2, width, count),
+        "dictionary": sized(LAST2, width, items, data=table),
         "padding_idx": NONE,
     }
     return bnns.BNNSLayerParametersEmbedding(**{**given, **fields})
@@ -52,7 +43,7 @@ def applied(filter: Any, indices: np.ndarray, width: int) -> np.ndarray:
 
 
 def backward(filter: Any, indices: Any, dy: np.ndarray, delta: Any, **more: Any) -> int:
-    out_delta = described(LAST2, dy.shape[2], dy.shape[1], data=dy)
+    out_delta = sized(LAST2, dy.shape[2], dy.shape[1], data=dy)
     return bnns.BNNSFilterApplyBackwardBatch(
         filter, len(dy), indices, 0, more.get("in_delta"), 0, None, 0, out_delta, 0, delta, more.get("bias_delta")
     )
@@ -65,7 +56,7 @@ INDICES = np.array([[0, 4, 4, 2, 1, 4], [3, 3, 0, 0, 2, 1]], np.int32)
 def test_items_are_looked_up(dtype: Any) -> None:
     table, indices = normal(5, 7), INDICES.astype(dtype)
     data_type = Descriptor.from_array(indices).data_type
-    filter = create(table, i_desc=described(VECTOR, 6, data_type=data_type))
+    filter = create(table, i_desc=sized(VECTOR, 6, data_type=data_type))
     assert np.array_equal(applied(filter, indices, 7), table[INDICES])
 
 
@@ -74,9 +65,9 @@ def test_layouts_go_by_logical_axes() -> None:
     components = np.array([[1, 2, 3], [10, 20, 30]], np.float32)
     made = bnns.BNNSLayerParametersEmbedding(
         0,
-        described(VECTOR, 4, data_type=I32),
-        described(FIRST2, 2, 4),
-        described(FIRST2, 2, 3, data=components),
+        sized(VECTOR, 4, data_type=I32),
+        sized(FIRST2, 2, 4),
+        sized(FIRST2, 2, 3, data=components),
         NONE,
     )
     filter, y = bnns.BNNSFilterCreateLayerEmbedding(made), np.empty((2, 4), np.float32)
@@ -87,9 +78,9 @@ def test_layouts_go_by_logical_axes() -> None:
     indices = np.array([[0, 3, 1], [2, 2, 0]], np.int32)
     made = bnns.BNNSLayerParametersEmbedding(
         0,
-        described(FIRST2, 2, 3, data_type=I32),
-        described(bnns.BNNSDataLayout4DLastMajor, 2, 3, 2, 3),
-        described(bnns.BNNSDataLayout3DLastMajor, 2, 3, 4, data=table),
+        sized(FIRST2, 2, 3, data_type=I32),
+        sized(bnns.BNNSDataLayout4DLastMajor, 2, 3, 2, 3),
+        sized(bnns.BNNSDataLayout3DLastMajor, 2, 3, 4, data=table),
         NONE,
     )
     filter = bnns.BNNSFilterCreateLayerEmbedding(made)
@@ -99,8 +90,8 @@ def test_layouts_go_by_logical_axes() -> None:
     assert np.array_equal(y, table[indices].transpose(1, 0, 2, 3))
     dy, delta = normal(3, 2, 3, 2, seed=1), np.empty_like(table)
     status = bnns.BNNSFilterApplyBackwardBatch(
-        filter, 1, indices, 0, None, 0, None, 0, described(bnns.BNNSDataLayout4DLastMajor, 2, 3, 2, 3, data=dy), 0,
-        described(bnns.BNNSDataLayout3DLastMajor, 2, 3, 4, data=delta), None,
+        filter, 1, indices, 0, None, 0, None, 0, sized(bnns.BNNSDataLayout4DLastMajor, 2, 3, 2, 3, data=dy), 0,
+        sized(bnns.BNNSDataLayout3DLastMajor, 2, 3, 4, data=delta), None,
     )  # fmt: skip
     assert status == 0, bnns.last_error()
     rows = dy.transpose(1, 0, 2, 3).reshape(6, 6)
@@ -112,11 +103,11 @@ def test_the_gradient_is_scattered_and_added() -> None:
     expected = reference.embedding_backward(dy, INDICES, 5)
     for flags in (0, 1):
         delta = np.ones_like(table)
-        assert backward(create(table), INDICES, dy, described(LAST2, 7, 5, data=delta, flags=flags)) == 0
+        assert backward(create(table), INDICES, dy, sized(LAST2, 7, 5, data=delta, flags=flags)) == 0
         assert np.allclose(delta, expected + flags, rtol=1e-6, atol=1e-6)
     counts = np.bincount(INDICES.ravel(), minlength=5)
     scaled = create(table, flags=bnns.BNNSEmbeddingFlagScaleGradientByFrequency)
-    assert backward(scaled, INDICES, dy, described(LAST2, 7, 5, data=delta)) == 0
+    assert backward(scaled, INDICES, dy, sized(LAST2, 7, 5, data=delta)) == 0
     assert np.allclose(delta, expected / counts[:, None], rtol=1e-6, atol=1e-6)
     assert backward(scaled, INDICES[:, :], dy, None) == 0
 
@@ -127,7 +118,7 @@ def test_the_padding_item_is_zero_and_not_trained() -> None:
     y = applied(filter, INDICES, 7)
     assert np.array_equal(y, np.where((INDICES == 4)[..., None], 0, table[INDICES]))
     delta = np.ones_like(table)
-    assert backward(filter, INDICES, dy, described(LAST2, 7, 5, data=delta)) == 0
+    assert backward(filter, INDICES, dy, sized(LAST2, 7, 5, data=delta)) == 0
     assert (delta[4] == 0).all()
     assert (delta[:4] != 0).any(axis=1).all()
 
@@ -156,13 +147,13 @@ def test_dictionaries_of_other_types() -> None:
     data_type = bnns.BNNSDataTypeBFloat16
     filter = create(
         table,
-        o_desc=described(LAST2, 7, 6, data_type=data_type),
-        dictionary=described(LAST2, 7, 5, data=table, data_type=data_type),
+        o_desc=sized(LAST2, 7, 6, data_type=data_type),
+        dictionary=sized(LAST2, 7, 5, data=table, data_type=data_type),
     )
     y = np.empty((2, 6, 7), ml_dtypes.bfloat16)
     assert bnns.BNNSFilterApplyBatch(filter, 2, INDICES, 0, y, 0) == 0, bnns.last_error()
     assert np.array_equal(y, table[INDICES])
-    assert backward(filter, INDICES, normal(2, 6, 7), described(LAST2, 7, 5, data=normal(5, 7))) == -1
+    assert backward(filter, INDICES, normal(2, 6, 7), sized(LAST2, 7, 5, data=normal(5, 7))) == -1
     assert "o_desc and dictionary have type bfloat16; backward needs Float32" in (bnns.last_error() or "")
 
 
@@ -170,11 +161,11 @@ def test_dictionaries_of_other_types() -> None:
     ("fields", "reason"),
     [
         ({"flags": 2}, "flags is 0x2; the only flag is 1"),
-        ({"i_desc": described(VECTOR, 6)}, "i_desc.data_type is BNNSDataTypeFloat32; it must be Int8"),
-        ({"o_desc": described(LAST2, 6, 7)}, "o_desc.size is (6, 7), expected (7, 6): the size of an item, then"),
-        ({"dictionary": described(LAST2, 7, 5)}, "dictionary.data is NULL"),
+        ({"i_desc": sized(VECTOR, 6)}, "i_desc.data_type is BNNSDataTypeFloat32; it must be Int8"),
+        ({"o_desc": sized(LAST2, 6, 7)}, "o_desc.size is (6, 7), expected (7, 6): the size of an item, then"),
+        ({"dictionary": sized(LAST2, 7, 5)}, "dictionary.data is NULL"),
         (
-            {"o_desc": described(LAST2, 7, 6, data_type=bnns.BNNSDataTypeFloat16)},
+            {"o_desc": sized(LAST2, 7, 6, data_type=bnns.BNNSDataTypeFloat16)},
             "o_desc.data_type is BNNSDataTypeFloat16, expected BNNSDataTypeFloat32 as in dictionary",
         ),
         ({"max_norm": -1.0}, "max_norm is -1 and norm_type 2"),
@@ -196,15 +187,15 @@ def test_calls_fail_and_touch_nothing() -> None:
         indices[1, 2] = wrong
         assert bnns.BNNSFilterApplyBatch(filter, 2, indices, 0, y, 0) == -1
         assert f"in has the index {wrong}, but dictionary has 5 items" in (bnns.last_error() or "")
-        assert backward(filter, indices, dy, described(LAST2, 7, 5, data=delta)) == -1
+        assert backward(filter, indices, dy, sized(LAST2, 7, 5, data=delta)) == -1
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"delta": described(LAST2, 5, 7, data=delta)}, "weights_delta.size is (5, 7), expected"),
+        ({"delta": sized(LAST2, 5, 7, data=delta)}, "weights_delta.size is (5, 7), expected"),
         ({"indices": None}, "in is NULL"),
-        ({"in_delta": described(VECTOR, 6, data=delta)}, "in_delta is given, but indices have no gradient"),
-        ({"bias_delta": described(VECTOR, 6, data=delta)}, "bias_delta is given, but an embedding has no bias"),
+        ({"in_delta": sized(VECTOR, 6, data=delta)}, "in_delta is given, but indices have no gradient"),
+        ({"bias_delta": sized(VECTOR, 6, data=delta)}, "bias_delta is given, but an embedding has no bias"),
     ]
     for given, reason in cases:
-        options = {"delta": described(LAST2, 7, 5, data=delta), "indices": INDICES, **given}
+        options = {"delta": sized(LAST2, 7, 5, data=delta), "indices": INDICES, **given}
         assert backward(filter, options.pop("indices"), dy, options.pop("delta"), **options) == -1
         assert reason in (bnns.last_error() or "")
     assert bnns.BNNSFilterApplyBatch(filter, 1, INDICES, 0, np.frombuffer(table, np.float32), 0) == -1

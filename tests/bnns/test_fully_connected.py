@@ -12,10 +12,8 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.lab import reference
+from support.bnns import CLIENT, F16, F32, Descriptor, normal, vector
 
-Descriptor = bnns.BNNSNDArrayDescriptor
-F32 = bnns.BNNSDataTypeFloat32
-CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
 ACCUMULATE = bnns.BNNSNDArrayFlagBackpropAccumulate
 LAYOUTS = [
     bnns.BNNSDataLayoutRowMajorMatrix,
@@ -23,14 +21,6 @@ LAYOUTS = [
     bnns.BNNSDataLayout2DLastMajor,
     bnns.BNNSDataLayout2DFirstMajor,
 ]
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.1, 1.0, shape).astype(np.float32)
-
-
-def vector(size: int, data: Any = None, data_type: int = F32, **fields: Any) -> Any:
-    return Descriptor(layout=bnns.BNNSDataLayoutVector, size=(size,), data=data, data_type=data_type, **fields)
 
 
 def layer(w: np.ndarray, b: np.ndarray | None = None, **fields: Any) -> Any:
@@ -372,7 +362,7 @@ def test_backward_fails_and_touches_nothing() -> None:
         (plain, {**good, "dw": Descriptor.from_array(dw.T.copy())}, x, None, "weights_delta.size is (3, 5), expected"),
         (plain, {**good, "db": vector(4, np.zeros(4, np.float32))}, x, None, "bias_delta.size is (4,), expected"),
         (plain, {**good, "dx": vector(5)}, x, None, "in_delta.data is NULL"),
-        (plain, {**good, "dx": vector(5, dx, bnns.BNNSDataTypeFloat16)}, x, None, "must be BNNSDataTypeFloat32"),
+        (plain, {**good, "dx": vector(5, dx, data_type=F16)}, x, None, "must be BNNSDataTypeFloat32"),
         (plain, {**good, "db": vector(3, dx)}, x, None, "overlaps"),
         (plain, {**good, "dx": vector(5, dx, flags=2)}, x, None, "in_delta.flags is 2"),
         (plain, {**good, "dx": vector(5, bytes(80))}, x, None, "in_delta.data is read-only"),

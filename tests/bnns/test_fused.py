@@ -10,29 +10,14 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import Array, Descriptor, image, normal, vector
 
-Descriptor = bnns.BNNSNDArrayDescriptor
-Array = np.ndarray[Any, Any]
 F32, F16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16
 CONVOLUTION, TRANSPOSED = bnns.BNNSConvolution, bnns.BNNSTransposedConvolution
 BATCH, INSTANCE, LAYER, GROUP = bnns.BNNSBatchNorm, bnns.BNNSInstanceNorm, bnns.BNNSLayerNorm, bnns.BNNSGroupNorm
 RELU = bnns.BNNSActivationFunctionRectifiedLinear
 CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
 X, W, Y = (2, 5, 6), (4, 2, 3, 3), (4, 5, 6)
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(0.2, 1.5, shape).astype(np.float32)
-
-
-def image(shape: tuple[int, ...], data: Any = None, **fields: Any) -> Any:
-    return Descriptor(
-        **{"layout": bnns.BNNSDataLayoutImageCHW, "size": shape[::-1], "data": data, "data_type": F32, **fields}
-    )
-
-
-def vector(data: Array, **fields: Any) -> Any:
-    return Descriptor(layout=bnns.BNNSDataLayoutVector, size=(data.size,), data=data, data_type=F32, **fields)
 
 
 def kernels(data: Array, **fields: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from support.arrays import assert_same_bits
+from support.bnns import inner, normal, reason
 from support.bnns_arrays import FLOATS, INTEGERS, LAYOUTS, TYPES, Array, Described, any_bits, described
 from support.onnx_cases import OnnxCase, collect_onnx_cases
 
@@ -18,10 +19,6 @@ NONE, SUM = bnns.BNNSReduceFunctionNone, bnns.BNNSReduceFunctionSum
 SHAPE_MISMATCH, OUT_OF_RANGE = -1003, -1005
 SHAPES = {1: (7,), 2: (3, 5), 3: (2, 5, 3), 4: (3, 1, 2, 4), 5: (2, 1, 3, 2, 2), 8: (1, 2, 1, 3, 1, 2, 1, 2)}
 EVERY_LAYOUT = [(rank, layout) for rank in SHAPES for layout in LAYOUTS[rank]]
-
-
-def numbers(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
 
 
 def drawn(bound: int, shape: tuple[int, ...], seed: int = 0, dtype: Any = np.int32) -> Array:
@@ -56,10 +53,6 @@ def scattered(start: Array, pairs: list[Any], values: Array, op: int) -> Array:
         wide[other] = (wide[other] if op == SUM else 0) + values[own].astype(np.float64)
         result[other] = wide[other].astype(start.dtype) if op == SUM else values[own]
     return result
-
-
-def reason() -> str:
-    return bnns.last_error() or ""
 
 
 # ---- what Apple prints -----------------------------------------------------------------------------------------------
@@ -131,7 +124,7 @@ def test_what_was_measured_of_apples_library() -> None:
 @pytest.mark.parametrize("gap", [0, 3])
 @pytest.mark.parametrize(("rank", "layout"), EVERY_LAYOUT)
 def test_gather_along_every_axis(rank: int, layout: str, gap: int) -> None:
-    x = numbers(*SHAPES[rank])
+    x = normal(*SHAPES[rank])
     source = described(x, layout, gap=gap)
     for axis in range(rank):
         for extent in (1, 2, 7):
@@ -154,11 +147,11 @@ def test_gather_along_every_axis(rank: int, layout: str, gap: int) -> None:
 @pytest.mark.parametrize("gap", [0, 3])
 @pytest.mark.parametrize(("rank", "layout"), EVERY_LAYOUT)
 def test_scatter_along_every_axis(rank: int, layout: str, gap: int, op: int) -> None:
-    start = numbers(*SHAPES[rank])
+    start = normal(*SHAPES[rank])
     for axis in range(rank):
         for extent in (1, 2, 7):
             part = along(start.shape, axis, extent)
-            values = numbers(*part, seed=1)
+            values = normal(*part, seed=1)
             source = described(values, layout, gap=gap)
             for shape in {(extent,), part}:
                 at = drawn(start.shape[axis], shape, seed=extent)
@@ -174,7 +167,7 @@ def test_scatter_along_every_axis(rank: int, layout: str, gap: int, op: int) -> 
 @pytest.mark.parametrize("gap", [0, 1])
 @pytest.mark.parametrize("layouts", [("3DFirstMajor", "ImageCHW", "3DLastMajor"), ("NSE", "3DFirstMajor", "SNE")])
 def test_each_array_has_a_layout_of_its_own(layouts: tuple[str, ...], gap: int) -> None:
-    x, at = numbers(4, 3, 5), drawn(3, (4, 2, 5))
+    x, at = normal(4, 3, 5), drawn(3, (4, 2, 5))
     source, indices = described(x, layouts[0], gap=gap), described(at, layouts[1], gap=gap)
     target = described(np.zeros((4, 2, 5), np.float32), layouts[2], gap=gap)
     assert bnns.BNNSGather(1, source.descriptor, indices.descriptor, target.descriptor) == 0, reason()
@@ -194,7 +187,7 @@ ND = [((), 1), ((), 3), ((4,), 1), ((4,), 2), ((5,), 3), ((2, 3), 1), ((2, 3), 3
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("grid", "length"), ND)
 def test_vectors_select_elements_and_slices(grid: tuple[int, ...], length: int, last: bool, gap: int) -> None:
-    x = numbers(2, 5, 3)
+    x = normal(2, 5, 3)
 
     def laid_out(array: Array) -> Described:
         return described(array, LAYOUTS[array.ndim][-1 if last else -2], gap=gap)
@@ -214,7 +207,7 @@ def test_vectors_select_elements_and_slices(grid: tuple[int, ...], length: int, 
         for own in np.ndindex(*grid)
         for rest in np.ndindex(*x.shape[length:])
     ]
-    values = numbers(*part, seed=5)
+    values = normal(*part, seed=5)
     given = laid_out(values.reshape(shape))
     for op in (NONE, SUM):
         back = laid_out(x)
@@ -225,7 +218,7 @@ def test_vectors_select_elements_and_slices(grid: tuple[int, ...], length: int, 
 
 def test_vectors_in_matrix_layouts_are_rows() -> None:
     """A RowMajorMatrix of size (2, 4) holds four vectors of two indices; so does a ColumnMajorMatrix of size (4, 2)."""
-    x = numbers(5, 3)
+    x = normal(5, 3)
     at = np.stack([drawn(5, (4,)), drawn(3, (4,), seed=1)], axis=-1)
     for layout, size in (("RowMajorMatrix", (2, 4)), ("ColumnMajorMatrix", (4, 2))):
         indices, output = described(at, layout).descriptor, row_major(np.zeros(4))
@@ -253,7 +246,7 @@ def test_elements_of_every_type_are_moved_bit_by_bit(dtype: np.dtype[Any]) -> No
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_indices_of_every_integer_type(dtype: np.dtype[Any]) -> None:
-    x, at = numbers(100), drawn(100, (2, 31))
+    x, at = normal(100), drawn(100, (2, 31))
     for shape in ((62,), (31, 2)):
         vectors = at.reshape(shape if len(shape) == 1 else (62, 1))
         output = row_major(np.zeros(62))
@@ -289,7 +282,7 @@ def test_indices_out_of_range(dtype: np.dtype[Any], function: str) -> None:
 def test_vectors_out_of_range_name_their_axis() -> None:
     output = row_major([7.0])
     for vector, index, axis, bound in ([[2, 0], 2, 0, 2], [[0, 3], 3, 1, 3], [[0, -1], -1, 1, 3]):
-        assert bnns.BNNSGatherND(row_major(numbers(2, 3)), row_major([vector], np.int64), output) == OUT_OF_RANGE
+        assert bnns.BNNSGatherND(row_major(normal(2, 3)), row_major([vector], np.int64), output) == OUT_OF_RANGE
         assert f"the index {index}, but input has {bound} elements along axis {axis}" in reason()
     assert output.data.tolist() == [7]
 
@@ -299,7 +292,7 @@ def test_vectors_out_of_range_name_their_axis() -> None:
 
 def test_the_last_of_several_inputs_stays() -> None:
     """Apple does not say which one does. Many, so that no chance order passes."""
-    at, values = drawn(50, (5000,)), numbers(5000)
+    at, values = drawn(50, (5000,)), normal(5000)
     expected = np.zeros(60, np.float32)
     for index, value in zip(at, values, strict=True):
         expected[index] = value
@@ -365,25 +358,21 @@ def test_nan_and_infinity_are_summed_as_arithmetic_says() -> None:
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
-def inner(a: Array, b: Array) -> float:
-    return float((a.astype(np.float64) * b).sum())
-
-
 @pytest.mark.parametrize("layout", LAYOUTS[3])
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("shaped", [False, True])
 def test_the_gradient_of_gathering_is_scattering_that_adds(layout: str, axis: int, shaped: bool) -> None:
-    x = numbers(4, 5, 3)
+    x = normal(4, 5, 3)
     part = along(x.shape, axis, 11)
     at = drawn(x.shape[axis], part if shaped else (11,))
     indices = described(at, layout if shaped else "Vector").descriptor
     y, dx = described(np.zeros(part, np.float32), layout), described(np.zeros_like(x), layout)
-    dy = described(numbers(*part, seed=1), layout)
+    dy = described(normal(*part, seed=1), layout)
     assert bnns.BNNSGather(axis, described(x, layout).descriptor, indices, y.descriptor) == 0, reason()
     assert bnns.BNNSScatter(axis, SUM, dy.descriptor, indices, dx.descriptor) == 0, reason()
     assert np.isclose(inner(dy.array, y.array), inner(dx.array, x), rtol=1e-5)
     # And by differences, which are exact for what is linear, along one random direction.
-    direction = numbers(*x.shape, seed=2)
+    direction = normal(*x.shape, seed=2)
     moved = described(np.zeros(part, np.float32), layout)
     assert bnns.BNNSGather(axis, described(x + direction, layout).descriptor, indices, moved.descriptor) == 0
     difference = moved.array.astype(np.float64) - y.array
@@ -392,10 +381,10 @@ def test_the_gradient_of_gathering_is_scattering_that_adds(layout: str, axis: in
 
 @pytest.mark.parametrize(("grid", "length"), ND)
 def test_the_gradient_of_gathering_slices(grid: tuple[int, ...], length: int) -> None:
-    x = numbers(4, 3, 2)
+    x = normal(4, 3, 2)
     at = np.stack([drawn(n, grid, seed=k) for k, n in enumerate(x.shape[:length])], axis=-1)
     shape = (*grid, *x.shape[length:]) or (1,)
-    indices, dy = row_major(at, np.int32), row_major(numbers(*shape, seed=1))
+    indices, dy = row_major(at, np.int32), row_major(normal(*shape, seed=1))
     y, dx = row_major(np.zeros(shape)), row_major(np.zeros_like(x))
     assert bnns.BNNSGatherND(row_major(x), indices, y) == 0, reason()
     assert bnns.BNNSScatterND(SUM, dy, indices, dx) == 0, reason()
@@ -407,7 +396,7 @@ def test_the_gradient_of_gathering_slices(grid: tuple[int, ...], length: int) ->
 
 @pytest.mark.parametrize("axis", range(3))
 def test_along_an_axis_against_torch(axis: int, torch: Any) -> None:
-    x, part = numbers(3, 5, 4), along((3, 5, 4), axis, 7)
+    x, part = normal(3, 5, 4), along((3, 5, 4), axis, 7)
     at = drawn(x.shape[axis], part, dtype=np.int64)
     output = row_major(np.zeros(part))
     assert bnns.BNNSGather(axis, row_major(x), row_major(at, np.int64), output) == 0
@@ -416,20 +405,20 @@ def test_along_an_axis_against_torch(axis: int, torch: Any) -> None:
     line = indices.reshape(-1)[:7]
     assert bnns.BNNSGather(axis, row_major(x), row_major(line.numpy(), np.int64), output) == 0
     assert np.array_equal(output.data, torch.index_select(tensor, axis, line).numpy())
-    values = numbers(*part, seed=1)
+    values = normal(*part, seed=1)
     output = row_major(x)
     assert bnns.BNNSScatter(axis, SUM, row_major(values), row_major(at, np.int64), output) == 0
     summed = tensor.double().scatter_add(axis, indices, torch.from_numpy(values).double())
     assert np.array_equal(output.data, summed.float().numpy())
-    once = np.argsort(numbers(*x.shape, seed=4), axis=axis)  # no index twice, where torch has no answer
+    once = np.argsort(normal(*x.shape, seed=4), axis=axis)  # no index twice, where torch has no answer
     output = row_major(np.zeros_like(x))
     assert bnns.BNNSScatter(axis, NONE, row_major(x), row_major(once, np.int64), output) == 0
     assert np.array_equal(output.data, torch.zeros(3, 5, 4).scatter(axis, torch.from_numpy(once), tensor).numpy())
 
 
 def test_the_gradient_of_take_along_dim(torch: Any) -> None:
-    x = torch.from_numpy(numbers(4, 6)).requires_grad_()
-    at, dy = drawn(6, (4, 9), dtype=np.int64), numbers(4, 9, seed=1)
+    x = torch.from_numpy(normal(4, 6)).requires_grad_()
+    at, dy = drawn(6, (4, 9), dtype=np.int64), normal(4, 9, seed=1)
     torch.take_along_dim(x, torch.from_numpy(at), 1).backward(torch.from_numpy(dy))
     dx = row_major(np.zeros((4, 6)))
     assert bnns.BNNSScatter(1, SUM, row_major(dy), row_major(at, np.int64), dx) == 0
@@ -487,7 +476,7 @@ def test_scattering_of_onnx(case: OnnxCase) -> None:
 
 def test_results_over_their_arguments() -> None:
     """Everything is read before anything is written."""
-    x, at = numbers(6, 6), np.random.default_rng(0).permutation(6)
+    x, at = normal(6, 6), np.random.default_rng(0).permutation(6)
     matrix = row_major(x)
     assert bnns.BNNSGather(0, matrix, row_major(at, np.int32), matrix) == 0
     assert np.array_equal(matrix.data, x[at])
@@ -522,7 +511,7 @@ def float32(layout: str, *size: int, **fields: Any) -> Any:
     return Descriptor(layout=getattr(bnns, f"BNNSDataLayout{layout}"), size=size, **given)
 
 
-X, AT, Y = row_major(numbers(3, 4)), row_major([0, 2], np.int32), row_major(np.full((2, 4), 7))
+X, AT, Y = row_major(normal(3, 4)), row_major([0, 2], np.int32), row_major(np.full((2, 4), 7))
 THREE, TALL, FLAGS = (row_major(np.zeros(n), t) for n, t in ((3, np.int32), ((4, 2), np.int32), (2, np.bool_)))
 MATRIX = "RowMajorMatrix"
 FAILURES: list[tuple[tuple[Any, ...], int, str]] = [
@@ -608,7 +597,7 @@ def test_statuses_that_an_exception_carries_are_logged_like_others(caplog: pytes
 
 
 def test_swift_gathers_and_scatters() -> None:
-    x, at = numbers(4, 3), np.array([3, 0], np.int32)
+    x, at = normal(4, 3), np.array([3, 0], np.int32)
     shape, small = BNNS.Shape.matrixFirstMajor(4, 3), BNNS.Shape.matrixFirstMajor(2, 3)
     indices, rows = BNNS.Shape.vector(2).descriptor(at, bnns.BNNSDataTypeInt32), np.zeros((2, 3), np.float32)
     BNNS.gather(input=shape.descriptor(x), indices=indices, output=small.descriptor(rows), axis=0)

@@ -13,8 +13,8 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.bnns import BNNSNDArrayDescriptor as Descriptor
+from support.bnns import F32, vector
 
-F32 = bnns.BNNSDataTypeFloat32
 NONE, SUM, WEIGHTED, MEAN, NONZERO = range(5)
 SOFTMAX, SIGMOID, SQUARE, HUBER, YOLO, LOG, COSINE, HINGE, ABSOLUTE, CATEGORICAL = range(1, 11)
 OF_SAMPLES = (SOFTMAX, COSINE, CATEGORICAL)
@@ -25,10 +25,6 @@ STRUCTURES: dict[int, type[Any]] = {
     HUBER: bnns.BNNSLayerParametersLossHuber,
 }
 N, C = 4, 5
-
-
-def vector(size: int, data: Any = None, **fields: Any) -> Descriptor:
-    return Descriptor(layout=bnns.BNNSDataLayoutVector, size=(size,), data=data, data_type=F32, **fields)
 
 
 def create(function: int, reduction: int = MEAN, parameters: Any = None, size: int = C, **options: Any) -> Any:

@@ -9,20 +9,9 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import CLIENT, F32, Descriptor, first, normal
 
-Descriptor = bnns.BNNSNDArrayDescriptor
-F32 = bnns.BNNSDataTypeFloat32
 ROW, COLUMN = bnns.BNNSDataLayoutRowMajorMatrix, bnns.BNNSDataLayoutColumnMajorMatrix
-FIRST = {rank: rank << 16 | 0x8001 for rank in range(1, 6)}
-CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.1, 1.0, shape).astype(np.float32)
-
-
-def first(shape: tuple[int, ...], data: Any = None, **fields: Any) -> Any:
-    return Descriptor(**{"layout": FIRST[len(shape)], "size": shape, "data": data, "data_type": F32, **fields})
 
 
 def layer(a: Any, b: Any, out: Any, **fields: Any) -> Any:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from retrograd.bnns import BNNS, _nearest_neighbors
+from retrograd.bnns import BNNS
+from support.bnns_inside import nearest_neighbors
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 Array = np.ndarray[Any, Any]
@@ -122,8 +123,8 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     rng.shuffle(samples)
     expected = found(loaded(samples, 17))
     for differences, distances in ((1, 1), (11, 7), (50, 33), (333, 5), (50, 100), (5000, 7), (5000, 1000)):
-        monkeypatch.setattr(_nearest_neighbors, "_DIFFERENCES", differences)
-        monkeypatch.setattr(_nearest_neighbors, "_DISTANCES", distances)
+        monkeypatch.setattr(nearest_neighbors, "_DIFFERENCES", differences)
+        monkeypatch.setattr(nearest_neighbors, "_DISTANCES", distances)
         for got, right in zip(found(loaded(samples, 17)), expected, strict=True):
             np.testing.assert_array_equal(got, right)
 

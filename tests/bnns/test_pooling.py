@@ -13,10 +13,8 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.lab import reference
+from support.bnns import BF16, F16, F32, Array, Descriptor, image, normal, vector
 
-Descriptor = bnns.BNNSNDArrayDescriptor
-Array = np.ndarray[Any, Any]
-F32, F16, BF16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16, bnns.BNNSDataTypeBFloat16
 U64, U32 = bnns.BNNSDataTypeUInt64, bnns.BNNSDataTypeUInt32
 MAX, UNMAX, L2 = bnns.BNNSPoolingFunctionMax, bnns.BNNSPoolingFunctionUnMax, bnns.BNNSPoolingFunctionL2Norm
 INCLUDE, EXCLUDE = (
@@ -24,21 +22,6 @@ INCLUDE, EXCLUDE = (
     bnns.BNNSPoolingFunctionAverageCountExcludePadding,
 )
 RELU, TANH = bnns.BNNSActivationFunctionRectifiedLinear, bnns.BNNSActivationFunctionTanh
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(0.2, 1.5, shape).astype(np.float32)
-
-
-def image(shape: tuple[int, ...], data: Any = None, **fields: Any) -> Any:
-    """A descriptor of (C, H, W)."""
-    return Descriptor(
-        **{"layout": bnns.BNNSDataLayoutImageCHW, "size": shape[::-1], "data": data, "data_type": F32, **fields}
-    )
-
-
-def vector(data: Array, **fields: Any) -> Any:
-    return Descriptor(layout=bnns.BNNSDataLayoutVector, size=(data.size,), data=data, data_type=F32, **fields)
 
 
 def layer(

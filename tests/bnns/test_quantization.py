@@ -14,25 +14,14 @@ from hypothesis import strategies as st
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import Descriptor, describe, sample
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 Array = np.ndarray[Any, Any]
 QUANTIZE, DEQUANTIZE = bnns.BNNSQuantizerFunctionQuantize, bnns.BNNSQuantizerFunctionDequantize
 F32 = bnns.BNNSDataTypeFloat32
 HIGHER = (np.int32, np.float16, np.float32)
 LOWER = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32)
 CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
-
-
-def describe(array: Array | None, layout: int | None = None) -> Any:
-    return Descriptor() if array is None else Descriptor.from_array(array, layout)
-
-
-def sample(array: Array, layout: int | None = None) -> Any:
-    """A descriptor of one sample of a batch, over the memory of all."""
-    described = describe(array[0], layout)
-    described.data = array
-    return described
 
 
 def apply(

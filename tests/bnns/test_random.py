@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
+from support.bnns import describe
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 AES = bnns.BNNSRandomGeneratorMethodAES_CTR
 FLOAT_TYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 INTEGER_TYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
@@ -21,10 +21,6 @@ def seeded(seed: int = 1) -> Any:
     generator = bnns.BNNSCreateRandomGeneratorWithSeed(AES, seed)
     assert generator is not None, bnns.last_error()
     return generator
-
-
-def describe(array: Any, layout: int | None = None) -> Any:
-    return Descriptor.from_array(array, layout)
 
 
 def uniform(generator: Any, *shape: int, a: float = 0, b: float = 1) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from support.arrays import assert_same_bits
+from support.bnns import inner, normal, reason
 from support.bnns_arrays import FLOATS, INTEGERS, LAYOUTS, TYPES, Array, any_bits, described
 from support.onnx_cases import OnnxCase, collect_onnx_cases
 
@@ -19,21 +20,9 @@ PIXEL_SHUFFLE, PIXEL_UNSHUFFLE = bnns.BNNSShuffleTypePixelShuffleNCHW, bnns.BNNS
 DEPTH_TO_SPACE, SPACE_TO_DEPTH = bnns.BNNSShuffleTypeDepthToSpaceNCHW, bnns.BNNSShuffleTypeSpaceToDepthNCHW
 
 
-def numbers(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
-
-
 def first(array: Any, dtype: Any = np.float32) -> Any:
     """The descriptor of a first-major array."""
     return described(np.array(array, dtype)).descriptor
-
-
-def reason() -> str:
-    return bnns.last_error() or ""
-
-
-def inner(a: Array, b: Array) -> float:
-    return float((a.astype(np.float64) * b).sum())
 
 
 def test_constants_of_shuffles_and_comparisons() -> None:
@@ -60,7 +49,7 @@ EVERY_TILE = [(rank, layout) for rank in TILES for layout in LAYOUTS[rank]]
 @pytest.mark.parametrize(("rank", "layout"), EVERY_TILE)
 def test_tiles_of_every_layout(rank: int, layout: str, gap: int) -> None:
     shape, repeats = TILES[rank]
-    x = numbers(*shape)
+    x = normal(*shape)
     source = described(x, layout, gap=gap, by_size=True)
     target = described(np.tile(x, repeats) * 0, layout, gap=gap, by_size=True)
     assert tuple(target.descriptor.size[:rank]) == tuple(n * r for n, r in zip(shape, repeats, strict=True))
@@ -79,7 +68,7 @@ def test_tiles_of_every_type(dtype: np.dtype[Any]) -> None:
 
 def test_tiles_from_one_layout_to_another() -> None:
     """Axes correspond as size lists them, as in a copy."""
-    x = numbers(2, 3)
+    x = normal(2, 3)
     target = described(np.zeros((4, 9), np.float32), "2DLastMajor", gap=1)
     assert bnns.BNNSTile(described(x, "2DFirstMajor").descriptor, target.descriptor) == 0, reason()
     assert np.array_equal(target.array, np.tile(x, (2, 3)))
@@ -117,8 +106,8 @@ def test_the_gradient_of_tiles(rank: int, layout: str, opposite: bool) -> None:
         assert bnns.BNNSTile(source, y.descriptor, opposite_axes=opposite) == 0, reason()
         return y.array
 
-    x, direction = numbers(*shape), numbers(*shape, seed=2)
-    dy = described(numbers(*whole, seed=1), layout, by_size=True)
+    x, direction = normal(*shape), normal(*shape, seed=2)
+    dy = described(normal(*whole, seed=1), layout, by_size=True)
     dx = described(np.full(shape, 9, np.float32), layout, by_size=True)
     assert bnns.BNNSTileBackward(dx.descriptor, dy.descriptor, None, opposite_axes=opposite) == 0, reason()
     assert np.isclose(inner(dy.array, tiled(x)), inner(dx.array, x), rtol=1e-5, atol=1e-6)
@@ -129,7 +118,7 @@ def test_the_gradient_of_tiles(rank: int, layout: str, opposite: bool) -> None:
 @pytest.mark.parametrize("gap", [0, 3])
 @pytest.mark.parametrize("layout", ["3DFirstMajor", "3DLastMajor"])
 def test_the_gradient_of_tiles_is_set_or_added(layout: str, gap: int) -> None:
-    dy = numbers(4, 3, 10)
+    dy = normal(4, 3, 10)
     expected = dy.reshape(2, 2, 1, 3, 5, 2).sum(axis=(0, 2, 4), dtype=np.float64)
     incoming = described(dy, layout, gap=gap)
     for flags in (0, 1):
@@ -215,7 +204,7 @@ BLOCKS = [(1, 1, 1, 1, 2), (2, 3, 2, 5, 2), (1, 2, 3, 1, 3), (3, 1, 1, 7, 1), (2
 @pytest.mark.parametrize("block", BLOCKS)
 def test_shuffles_move_channels_to_blocks_of_pixels(block: tuple[int, ...], gap: int) -> None:
     n, c, h, w, r = block
-    x = numbers(n, c * r * r, h, w)
+    x = normal(n, c * r * r, h, w)
     for spread, back, pixel_fastest in (
         (PIXEL_SHUFFLE, PIXEL_UNSHUFFLE, True),
         (DEPTH_TO_SPACE, SPACE_TO_DEPTH, False),
@@ -253,12 +242,12 @@ def test_shuffles_of_every_type(dtype: np.dtype[Any]) -> None:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_shuffles_against_torch(block: tuple[int, ...], torch: Any) -> None:
     n, c, h, w, r = block
-    x = numbers(n, c * r * r, h, w)
+    x = normal(n, c * r * r, h, w)
     wide = torch.nn.functional.pixel_shuffle(torch.from_numpy(x), r)
     y, back = first(np.zeros(wide.shape)), first(np.zeros_like(x))
     assert bnns.BNNSShuffle(PIXEL_SHUFFLE, first(x), y) == 0, reason()
     assert np.array_equal(y.data, wide.numpy())
-    image = numbers(n, c, h * r, w * r, seed=1)
+    image = normal(n, c, h * r, w * r, seed=1)
     assert bnns.BNNSShuffle(PIXEL_UNSHUFFLE, first(image), back) == 0, reason()
     assert np.array_equal(back.data, torch.nn.functional.pixel_unshuffle(torch.from_numpy(image), r).numpy())
 
@@ -282,7 +271,7 @@ def test_shuffles_of_onnx(case: OnnxCase) -> None:
 
 
 def test_a_shuffle_in_place() -> None:
-    x = numbers(2, 8, 3, 5)
+    x = normal(2, 8, 3, 5)
     expected = first(np.zeros((2, 2, 6, 10)))
     assert bnns.BNNSShuffle(DEPTH_TO_SPACE, first(x), expected) == 0
     memory = x.copy()
@@ -338,7 +327,7 @@ def band(x: Array, lower: int, upper: int) -> Array:
     "shape", [(1, 1), (4, 4), (2, 7), (7, 2), (1, 5), (3, 5, 4), (2, 1, 3, 3), (2, 1, 2, 1, 1, 3, 2, 5)]
 )
 def test_bands_against_triu_and_tril(shape: tuple[int, ...], lower: int, upper: int) -> None:
-    x = numbers(*shape)
+    x = normal(*shape)
     layouts = LAYOUTS[2] if len(shape) == 2 else [f"{len(shape)}DFirstMajor"]
     for layout in layouts:
         for gap in (0, 3):
@@ -370,7 +359,7 @@ def test_bands_of_every_type(dtype: np.dtype[Any]) -> None:
 
 
 def test_a_band_in_place_and_from_one_layout_to_another() -> None:
-    x = numbers(4, 6)
+    x = normal(4, 6)
     matrix = first(x)
     assert bnns.BNNSBandPart(1, 1, matrix, matrix) == 0
     assert np.array_equal(matrix.data, band(x, 1, 1))
@@ -548,7 +537,7 @@ def test_comparisons_fail_and_touch_nothing() -> None:
 
 
 def test_swift_tiles_shuffles_bands_and_comparisons() -> None:
-    x, whole, dx = numbers(2, 3), np.zeros((4, 9), np.float32), np.zeros((2, 3), np.float32)
+    x, whole, dx = normal(2, 3), np.zeros((4, 9), np.float32), np.zeros((2, 3), np.float32)
     small, large = BNNS.Shape.matrixFirstMajor(2, 3), BNNS.Shape.matrixFirstMajor(4, 9)
     BNNS.tile(input=small.descriptor(x), output=large.descriptor(whole))
     assert np.array_equal(whole, np.tile(x, (2, 3)))
@@ -558,7 +547,7 @@ def test_swift_tiles_shuffles_bands_and_comparisons() -> None:
         axes = whole.reshape(3, 3, 2, 2) if opposite else whole.reshape(2, 2, 3, 3)
         assert np.allclose(dx.reshape(-1), axes.sum(axis=(0, 2)).reshape(-1), rtol=1e-6)
     deep, wide = BNNS.Shape.tensor4DFirstMajor(1, 8, 2, 2), BNNS.Shape.tensor4DFirstMajor(1, 2, 4, 4)  # type: ignore[attr-defined]
-    channels, pixels, expected = numbers(1, 8, 2, 2), np.zeros((2, 4, 4), np.float32), first(np.zeros((1, 2, 4, 4)))
+    channels, pixels, expected = normal(1, 8, 2, 2), np.zeros((2, 4, 4), np.float32), first(np.zeros((1, 2, 4, 4)))
     BNNS.shuffle(BNNS.ShuffleType.depthToSpaceNCHW, input=deep.descriptor(channels), output=wide.descriptor(pixels))
     assert bnns.BNNSShuffle(PIXEL_SHUFFLE, deep.descriptor(channels), expected) == 0
     assert np.array_equal(pixels, expected.data[0])

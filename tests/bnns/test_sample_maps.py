@@ -12,20 +12,12 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import Descriptor, normal, sized
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 F32, F16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16
 IMAGE, VECTOR = bnns.BNNSDataLayoutImageCHW, bnns.BNNSDataLayoutVector
 FIRST3, LAST3 = bnns.BNNSDataLayout3DFirstMajor, bnns.BNNSDataLayout3DLastMajor
 SHAPE = (3, 2, 5)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.1, 1.0, shape).astype(np.float32)
-
-
-def described(layout: int, *size: int, data: Any = None, data_type: int = F32, **fields: Any) -> Any:
-    return Descriptor(layout=layout, size=size, data=data, data_type=data_type, **fields)
 
 
 def backward(filter: Any, batch: int, in_delta: Any, out_delta: Any, **more: Any) -> int:
@@ -44,7 +36,7 @@ def is_adjoint(x: np.ndarray, y: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> 
 
 
 def dropout(rate: float = 0.4, seed: int = 7, control: int = 0, **descriptors: Any) -> Any:
-    image = described(IMAGE, *SHAPE[::-1])
+    image = sized(IMAGE, *SHAPE[::-1])
     layer = bnns.BNNSLayerParametersDropout(
         descriptors.get("i_desc", image), descriptors.get("o_desc", image), rate, seed, control
     )
@@ -58,8 +50,8 @@ def test_dropout_drops_scales_and_keeps_its_mask_for_backward() -> None:
     kept = y != 0
     assert np.array_equal(y[kept], (x * np.float32(1 / (1 - np.float32(0.4))))[kept])
     assert abs(kept.mean() - 0.6) < 0.05
-    image = described(IMAGE, *SHAPE[::-1], data=dx)
-    delta = described(IMAGE, *SHAPE[::-1], data=dy)
+    image = sized(IMAGE, *SHAPE[::-1], data=dx)
+    delta = sized(IMAGE, *SHAPE[::-1], data=dy)
     assert backward(filter, 50, image, delta) == 0, bnns.last_error()
     assert np.array_equal(dx != 0, kept)
     assert is_adjoint(x, y, dy, dx)
@@ -97,7 +89,7 @@ def test_dropout_with_a_rate_of_zero_is_the_identity() -> None:
 def test_dropout_shares_decisions_along_axes(control: int, layout: int) -> None:
     size = SHAPE if layout == FIRST3 else SHAPE[::-1]
     x, y, dx = np.ones((8, *SHAPE), np.float32), np.empty((8, *SHAPE), np.float32), np.empty((8, *SHAPE), np.float32)
-    sample = described(layout, *size)
+    sample = sized(layout, *size)
     filter = dropout(0.5, 3, control, i_desc=sample, o_desc=sample)
     assert bnns.BNNSFilterApplyBatch(filter, 8, x, 30, y, 30) == 0, bnns.last_error()
     axes = [k if layout == FIRST3 else 2 - k for k in range(3)]  # of size[k] in SHAPE
@@ -105,21 +97,21 @@ def test_dropout_shares_decisions_along_axes(control: int, layout: int) -> None:
     for axis in range(4):
         constant = bool((y == y.take([0], axis)).all())
         assert constant is (axis in shared)
-    delta = described(layout, *size, data=x)
-    assert backward(filter, 8, described(layout, *size, data=dx), delta) == 0
+    delta = sized(layout, *size, data=x)
+    assert backward(filter, 8, sized(layout, *size, data=dx), delta) == 0
     assert np.array_equal(dx, y)
 
 
 def test_dropout_of_other_types_and_of_nan() -> None:
     x = np.full((4, *SHAPE), np.nan, np.float16)
-    sample = described(IMAGE, *SHAPE[::-1], data_type=F16)
+    sample = sized(IMAGE, *SHAPE[::-1], data_type=F16)
     y = np.empty_like(x)
     for control in (0, 1):
         filter = dropout(0.5, control=control, i_desc=sample, o_desc=sample)
         assert bnns.BNNSFilterApplyBatch(filter, 4, x, 30, y, 30) == 0, bnns.last_error()
         assert set(np.isnan(y).ravel()) == {True, False}  # what is dropped is 0
         assert (y[~np.isnan(y)] == 0).all()
-        delta = described(IMAGE, *SHAPE[::-1], data=normal(4, *SHAPE))
+        delta = sized(IMAGE, *SHAPE[::-1], data=normal(4, *SHAPE))
         assert backward(filter, 4, delta, delta) == -1
         assert "this filter maps float16 to float16; backward needs Float32" in (bnns.last_error() or "")
 
@@ -130,15 +122,15 @@ def test_dropout_fails() -> None:
         ({"rate": -0.5}, "rate is -0.5"),
         ({"rate": float("nan")}, "rate is nan"),
         ({"control": 16}, "control is 0x10, but i_desc has 3 axes, and bit 3 is the batch"),
-        ({"o_desc": described(IMAGE, 5, 3, 2)}, "o_desc.size is (5, 3, 2), expected (5, 2, 3) as in i_desc"),
-        ({"i_desc": described(IMAGE, 5, 2, 3, data_type=0x20008)}, "i_desc.data_type is BNNSDataTypeInt8"),
+        ({"o_desc": sized(IMAGE, 5, 3, 2)}, "o_desc.size is (5, 3, 2), expected (5, 2, 3) as in i_desc"),
+        ({"i_desc": sized(IMAGE, 5, 2, 3, data_type=0x20008)}, "i_desc.data_type is BNNSDataTypeInt8"),
     ):
         assert dropout(**fields) is None  # type: ignore[arg-type]
         assert reason in (bnns.last_error() or "")
     assert bnns.BNNSFilterCreateLayerDropout(None) is None  # type: ignore[arg-type]
     filter, x = dropout(), normal(4, *SHAPE)
     dx = np.full_like(x, 7)
-    deltas = [described(IMAGE, *SHAPE[::-1], data=data) for data in (dx, x)]
+    deltas = [sized(IMAGE, *SHAPE[::-1], data=data) for data in (dx, x)]
     assert backward(filter, 4, *deltas) == -1
     assert "there was no forward pass" in (bnns.last_error() or "")
     assert bnns.BNNSFilterApplyBatch(filter, 3, x, 30, np.empty_like(x), 30) == 0
@@ -161,7 +153,7 @@ def test_permute(permutation: tuple[int, ...], layouts: tuple[int, int], dtype: 
     new_size = tuple(size[k] for k in permutation)
     x = (normal(4, 30) * 20).astype(dtype)
     data_type = Descriptor.from_array(x).data_type
-    made = [described(layout, *s, data_type=data_type) for layout, s in zip(layouts, (size, new_size), strict=True)]
+    made = [sized(layout, *s, data_type=data_type) for layout, s in zip(layouts, (size, new_size), strict=True)]
     filter = bnns.BNNSFilterCreateLayerPermute(bnns.BNNSLayerParametersPermute(*made, permutation))
     assert filter is not None, bnns.last_error()
     y = np.empty_like(x)
@@ -175,7 +167,7 @@ def test_permute(permutation: tuple[int, ...], layouts: tuple[int, int], dtype: 
         assert np.array_equal(by_size(after, layouts[1], new_size), expected)
     if dtype is np.float32:
         dx = np.empty_like(x)
-        deltas = [described(layouts[0], *size, data=dx), described(layouts[1], *new_size, data=y)]
+        deltas = [sized(layouts[0], *size, data=dx), sized(layouts[1], *new_size, data=y)]
         assert bnns.BNNSPermuteFilterApplyBackwardBatch(filter, 4, deltas[0], 30, deltas[1], 30) == 0
         assert np.array_equal(dx, x)
         assert backward(filter, 4, *deltas) == 0  # the function for any filter
@@ -184,19 +176,19 @@ def test_permute(permutation: tuple[int, ...], layouts: tuple[int, int], dtype: 
 
 def test_permute_in_place_and_from_a_reshaped_gradient() -> None:
     x = normal(2, 6)
-    made = [described(bnns.BNNSDataLayoutRowMajorMatrix, *s) for s in ((3, 2), (2, 3))]
+    made = [sized(bnns.BNNSDataLayoutRowMajorMatrix, *s) for s in ((3, 2), (2, 3))]
     filter = bnns.BNNSFilterCreateLayerPermute(bnns.BNNSLayerParametersPermute(*made, (1, 0)))
     expected = x.reshape(2, 2, 3).transpose(0, 2, 1).reshape(2, 6)
     y = x.copy()
     assert bnns.BNNSFilterApplyBatch(filter, 2, y, 6, y, 6) == 0
     assert np.array_equal(y, expected)
-    vector = described(VECTOR, 6, data=y)
+    vector = sized(VECTOR, 6, data=y)
     assert bnns.BNNSPermuteFilterApplyBackwardBatch(filter, 2, vector, 0, vector, 0) == 0, bnns.last_error()
     assert np.array_equal(y, x)
 
 
 def test_permute_fails() -> None:
-    image = described(IMAGE, 5, 2, 3)
+    image = sized(IMAGE, 5, 2, 3)
 
     def reason(i_desc: Any, o_desc: Any, *permutation: int) -> str:
         layer = bnns.BNNSLayerParametersPermute(i_desc, o_desc, permutation)
@@ -205,8 +197,8 @@ def test_permute_fails() -> None:
 
     assert "permutation is (0, 0, 1), which is not a permutation of 3 axes" in reason(image, image, 0, 0, 1)
     assert "o_desc.size is (5, 2, 3), expected (2, 5, 3) for i_desc.size (5, 2, 3)" in reason(image, image, 1, 0, 2)
-    assert "o_desc has 1 axes, expected 3" in reason(image, described(VECTOR, 30), 0, 1, 2)
-    half = described(IMAGE, 5, 2, 3, data_type=F16)
+    assert "o_desc has 1 axes, expected 3" in reason(image, sized(VECTOR, 30), 0, 1, 2)
+    half = sized(IMAGE, 5, 2, 3, data_type=F16)
     assert "o_desc.data_type is BNNSDataTypeFloat16, expected BNNSDataTypeFloat32" in reason(image, half, 0, 1, 2)
     filter = dropout()
     assert bnns.BNNSPermuteFilterApplyBackwardBatch(filter, 1, image, 0, image, 0) == -1
@@ -220,7 +212,7 @@ def padded(x: np.ndarray, pads: Any, mode: int, bits: int = 0, layout: int = bnn
     """A filter for an array in the order of FirstMajor."""
     shape = tuple(n + a + b for n, (a, b) in zip(x.shape[1:], pads, strict=True))
     data_type = Descriptor.from_array(x).data_type
-    made = [described(layout, *s, data_type=data_type) for s in (x.shape[1:], shape)]
+    made = [sized(layout, *s, data_type=data_type) for s in (x.shape[1:], shape)]
     filter = bnns.BNNSFilterCreateLayerPadding(bnns.BNNSLayerParametersPadding(*made, pads, mode, bits))
     return filter, np.empty((len(x), *shape), x.dtype), made
 
@@ -261,8 +253,8 @@ def test_padding_value_is_the_bits_of_an_element(dtype: Any) -> None:
 
 
 def test_padding_is_listed_in_the_order_of_size() -> None:
-    image = described(IMAGE, 2, 1, 1)
-    wide = described(IMAGE, 5, 2, 1)
+    image = sized(IMAGE, 2, 1, 1)
+    wide = sized(IMAGE, 5, 2, 1)
     layer = bnns.BNNSLayerParametersPadding(image, wide, [(1, 2), (0, 1)], 0, 0)
     x, y = np.array([3, 4], np.float32), np.full((2, 5), 9, np.float32)
     assert bnns.BNNSFilterApply(bnns.BNNSFilterCreateLayerPadding(layer), x, y) == 0
@@ -276,7 +268,7 @@ def test_padding_is_listed_in_the_order_of_size() -> None:
 
 
 def test_padding_fails() -> None:
-    small, large = described(VECTOR, 3), described(VECTOR, 6)
+    small, large = sized(VECTOR, 3), sized(VECTOR, 6)
 
     def reason(*fields: Any) -> str:
         assert bnns.BNNSFilterCreateLayerPadding(bnns.BNNSLayerParametersPadding(*fields)) is None
@@ -285,10 +277,10 @@ def test_padding_fails() -> None:
     assert "padding_mode is 3, which is not a BNNSPaddingMode" in reason(small, large, [(3, 0)], 3)
     assert "o_desc.size is (6,), expected (5,) for i_desc.size (3,), padded" in reason(small, large, [(2, 0)])
     assert "padding_size[0] is (3, 0), but an axis of 3 elements mirrors at most 2" in reason(small, large, [(3, 0)], 1)
-    five = described(bnns.BNNSDataLayout5DLastMajor, 1, 1, 1, 1, 1)
+    five = sized(bnns.BNNSDataLayout5DLastMajor, 1, 1, 1, 1, 1)
     assert "i_desc has 5 axes" in reason(five, five)
     assert "padding_size[0][1] is -1" in reason(small, large, [(4, -1)])
-    huge = described(VECTOR, 2**62)
+    huge = sized(VECTOR, 2**62)
     layer = bnns.BNNSLayerParametersPadding(small, huge, [(2**62 - 3, 0)])
     filter, y = bnns.BNNSFilterCreateLayerPadding(layer), np.full(3, 7, np.float32)
     assert bnns.BNNSFilterApply(filter, y.copy(), y) == -1
@@ -322,16 +314,16 @@ def test_copy_of_floats_to_bytes_with_strides() -> None:
     """Columns to bytes that are not contiguous, as a public program does; nothing between them changes."""
     x = np.arange(6, dtype=np.float32)
     memory = np.full(16, 9, np.int8)
-    source = described(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=x)
-    dest = described(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=memory, data_type=0x20008, stride=(2, 4))
+    source = sized(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=x)
+    dest = sized(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=memory, data_type=0x20008, stride=(2, 4))
     assert bnns.BNNSCopy(dest, source) == 0, bnns.last_error()
     assert memory.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 9, 9, 9, 9]
 
 
 def test_copy_to_another_layout() -> None:
-    source = described(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=np.arange(6, dtype=np.float32))
+    source = sized(bnns.BNNSDataLayoutColumnMajorMatrix, 2, 3, data=np.arange(6, dtype=np.float32))
     y = np.empty(6, np.float32)
-    first = described(bnns.BNNSDataLayout2DFirstMajor, 2, 3, data=y)
+    first = sized(bnns.BNNSDataLayout2DFirstMajor, 2, 3, data=y)
     assert bnns.BNNSCopy(first, source) == 0
     assert y.tolist() == [0, 2, 4, 1, 3, 5]  # the elements with the same indices, not the same memory
 
@@ -357,9 +349,9 @@ def test_copies_fail_and_touch_nothing() -> None:
     cases: list[tuple[Any, str]] = [
         (lambda: bnns.BNNSCopy(dest, Descriptor.from_array(x.T.copy())), "dest.size is (3, 2), expected (2, 3) as in"),
         (lambda: bnns.BNNSCopy(dest, None), "src is of type NoneType, not BNNSNDArrayDescriptor"),
-        (lambda: bnns.BNNSCopy(described(VECTOR, 6), source), "dest.data is NULL"),
+        (lambda: bnns.BNNSCopy(sized(VECTOR, 6), source), "dest.data is NULL"),
         (lambda: bnns.BNNSCopy(dest, dest), "dest overlaps src in memory"),
-        (lambda: bnns.BNNSCopy(described(VECTOR, 3, data=bytes(12)), source), "dest.data is read-only"),
+        (lambda: bnns.BNNSCopy(sized(VECTOR, 3, data=bytes(12)), source), "dest.data is read-only"),
         (lambda: bnns.BNNSTranspose(half, source, 0, 1), "dest.data_type is BNNSDataTypeFloat16, expected"),
         (lambda: bnns.BNNSTranspose(dest, source, 0, 2), "axis1 is 2, but src has 2 axes"),
         (lambda: bnns.BNNSTranspose(dest, source, 0, 1), "dest.size is (3, 2), expected (2, 3) for src.size (3, 2)"),

@@ -9,20 +9,13 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
+from support.bnns import Descriptor, first
 from support.bnns_norm import F32, normal
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 VECTOR = bnns.BNNSDataLayoutVector
 CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
 SIZES = (1, 2, 3)
 BOTH = (False, True)
-
-
-def first(shape: tuple[int, ...], data: Any = None, **fields: Any) -> Any:
-    """FirstMajor, whose size is in NumPy's order; a number is a vector of one element."""
-    shape = shape or (1,)
-    given = {"layout": len(shape) << 16 | 0x8001, "size": shape, "data": data, "data_type": F32}
-    return Descriptor(**{**given, **fields})
 
 
 def close(got: np.ndarray, expected: Any) -> None:

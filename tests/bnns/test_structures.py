@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd import bnns
-from retrograd.bnns._failure import Invalid
-from retrograd.bnns._structures import Address, Structure
+from support.bnns_inside import Address, Invalid, Structure
 
 STRUCTURES: dict[str, type[Structure]] = {
     name: value

@@ -10,12 +10,9 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import normal
 
 SHAPE = BNNS.Shape.imageCHW(5, 2, 3)
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.3, 1.2, shape).astype(np.float32)
 
 
 def layer(type: Any, **fields: Any) -> Any:

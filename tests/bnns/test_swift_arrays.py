@@ -10,14 +10,11 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import normal
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 IMAGE = BNNS.Shape.imageCHW(5, 2, 3)
 AES = BNNS.RandomGeneratorMethod.aesCtr
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.3, 1.2, shape).astype(np.float32)
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import normal
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 Array = np.ndarray[Any, Any]
@@ -19,10 +20,6 @@ CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
 TANH = BNNS.ActivationFunction.tanh
 IMAGE, OUT = BNNS.Shape.imageCHW(6, 5, 2), BNNS.Shape.imageCHW(6, 5, 4)
 VECTOR4 = BNNS.Shape.vector(4)
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).normal(0.2, 1.5, shape).astype(np.float32)
 
 
 def weights(array: Array, data_type: int = F32) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import normal
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 NONE, L1, L2 = (getattr(bnns, f"BNNSOptimizerRegularization{name}") for name in ("None", "L1", "L2"))
@@ -25,10 +26,6 @@ CLIPPINGS = {
         {"clipping_func": 3, "clip_gradients_max_norm": 0.5, "clip_gradients_use_norm": 3},
     ),
 }
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.3, 1.2, shape).astype(np.float32)
 
 
 def check(optimizer: Any, function: int, fields: Any, accumulators: int) -> None:

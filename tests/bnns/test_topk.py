@@ -13,26 +13,14 @@ from hypothesis import strategies as st
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from retrograd.bnns._topk import _BLOCK
+from support.bnns import Descriptor, describe, sample
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 Array = np.ndarray[Any, Any]
 ROW, COLUMN = bnns.BNNSDataLayoutRowMajorMatrix, bnns.BNNSDataLayoutColumnMajorMatrix
 FIRST2, LAST2 = bnns.BNNSDataLayout2DFirstMajor, bnns.BNNSDataLayout2DLastMajor
 IMAGE, FIRST3 = bnns.BNNSDataLayoutImageCHW, bnns.BNNSDataLayout3DFirstMajor
 # Apple's matrix, of its pages on both functions.
 SOURCE = np.array([[1, 2, 3, 9], [1, 6, 7, 1], [9, 0, 1, 3], [4, 5, 8, 1]], np.float32)
-
-
-def describe(array: Any, layout: int | None = None) -> Any:
-    return Descriptor.from_array(array, layout)
-
-
-def sample(array: Array, layout: int | None = None) -> Any:
-    """A descriptor of one sample of a batch, over the memory of all."""
-    described = describe(array[0], layout)
-    described.data = array
-    return described
 
 
 def oracle(x: Array, k: int, axis: int) -> tuple[Array, Array]:
@@ -200,7 +188,7 @@ def test_top_k_of_every_type(dtype: Any) -> None:
 
 
 def test_more_than_one_block_of_rows() -> None:
-    rows = 2 * _BLOCK // 37 + 1
+    rows = 2**19 // 37 + 1  # a block has 2**18 keys
     x = np.random.default_rng(0).integers(0, 50, (1, rows, 37)).astype(np.float32)
     values, indices = topk(x, 4, 1, 1)
     at = np.argsort(-x, axis=-1, kind="stable")[..., :4]

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from retrograd.bnns._failure import Invalid, first_failure
 from retrograd.lab import reference
+from support.bnns_inside import Invalid, first_failure
 
 Array = np.ndarray[Any, Any]
 F32 = bnns.BNNSDataTypeFloat32

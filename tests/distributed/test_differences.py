@@ -53,71 +53,80 @@ def refused(call):
 """
 
 
-def refusals(ranks: int, odd: int, body: str) -> str:
-    """What all ranks say about a difference: ValueError on the rank that differs, RankError on the others."""
-    result = run_on_ranks(ranks, "-c", PROGRAM.format(odd=odd, body=body))
+def all_refusals(ranks: int, odd: int, *bodies: str) -> list[str]:
+    """What all ranks say about each difference: ValueError on the rank that differs, RankError on the others."""
+    result = run_on_ranks(ranks, "-c", PROGRAM.format(odd=odd, body="\n".join(bodies)))
     assert result.stderr == ""
-    said = dict(line.split(" ", 1) for line in result.stdout.strip("|\n").split("|"))
-    kinds = {rank: text.split(" ", 1)[0] for rank, text in said.items()}
-    assert kinds == {str(rank): "ValueError" if rank == odd else "RankError" for rank in range(ranks)}, said
-    (message,) = {text.split(" ", 1)[1] for text in said.values()}
-    return message
+    said: dict[int, list[list[str]]] = {rank: [] for rank in range(ranks)}
+    for line in result.stdout.strip("|\n").split("|"):
+        rank, *answer = line.split(" ", 2)
+        said[int(rank)].append(answer)
+    messages = []
+    for answers in zip(*said.values(), strict=True):
+        kinds = [kind for kind, _ in answers]
+        assert kinds == ["ValueError" if rank == odd else "RankError" for rank in range(ranks)], answers
+        (message,) = {message for _, message in answers}
+        messages.append(message)
+    assert len(messages) == len(bodies)
+    return messages
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (
-            "refused(lambda: parallel_of(model_of(9 if odd else 8), group))",
-            "DataParallel: parameter 0.w is float32 of shape (9, 4) on rank {odd}, "
-            "but float32 of shape (8, 4) on rank {usual}",
-        ),
-        (
-            "refused(lambda: parallel_of(model_of(out=3 if odd else 2), group))",
-            "DataParallel: parameter 3.w is float32 of shape (3, 8) on rank {odd}, "
-            "but float32 of shape (2, 8) on rank {usual}",
-        ),
-        (
-            "refused(lambda: parallel_of(model_of(bias=not odd), group))",
-            "DataParallel: parameter 0.b is missing on rank {odd}, but float32 of shape (8,) on rank {usual}",
-        ),
-        (
-            "refused(lambda: parallel_of(model_of(eps=0.1 if odd else 1e-5), group))",
-            "DataParallel: eps of layer 1 is 0.1 on rank {odd}, but 1e-05 on rank {usual}",
-        ),
-        (
-            "model = model_of()\nif odd: distributed.synchronize(model, group)\n"
-            "refused(lambda: parallel_of(model, group))",
-            "DataParallel: layer 1 is SyncBatchNorm on rank {odd}, but BatchNorm on rank {usual}",
-        ),
-        (
-            "loss = nn.MeanSquaredError() if odd else nn.Huber()\n"
-            "refused(lambda: parallel_of(model_of(), group, loss))",
-            "DataParallel: loss is MeanSquaredError on rank {odd}, but Huber on rank {usual}",
-        ),
-        (
-            "refused(lambda: parallel_of(model_of(), group, nn.Huber(delta=2.0 if odd else 1.0)))",
-            "DataParallel: delta of loss is 2.0 on rank {odd}, but 1.0 on rank {usual}",
-        ),
-        (
-            "model = model_of()\nkind = nn.Adam if odd else nn.RMSProp\n"
-            "refused(lambda: distributed.DataParallel(model, group, None, kind(model)))",
-            "DataParallel: the optimizer is Adam on rank {odd}, but RMSProp on rank {usual}",
-        ),
-        (
-            "refused(lambda: parallel_of(model_of(), group.with_shards(5 if odd else 4)))",
-            "DataParallel: the number of shards is 5 on rank {odd}, but 4 on rank {usual}",
-        ),
-        (
-            "refused(lambda: group.with_shards(6 if odd else 4).run(lambda shard: shard))",
-            "Group.run: the number of shards is 6 on rank {odd}, but 4 on rank {usual}",
-        ),
-    ],
-)
-def test_another_model_on_one_rank_is_refused_by_all(body: str, message: str) -> None:
-    for ranks, odd in ((2, 1), (3, 2), (3, 0)):
-        usual = 1 if odd == 0 else 0
-        assert refusals(ranks, odd, body) == message.format(odd=odd, usual=usual)
+def refusals(ranks: int, odd: int, body: str) -> str:
+    return all_refusals(ranks, odd, body)[0]
+
+
+MODELS = [
+    (
+        "refused(lambda: parallel_of(model_of(9 if odd else 8), group))",
+        "DataParallel: parameter 0.w is float32 of shape (9, 4) on rank {odd}, "
+        "but float32 of shape (8, 4) on rank {usual}",
+    ),
+    (
+        "refused(lambda: parallel_of(model_of(out=3 if odd else 2), group))",
+        "DataParallel: parameter 3.w is float32 of shape (3, 8) on rank {odd}, "
+        "but float32 of shape (2, 8) on rank {usual}",
+    ),
+    (
+        "refused(lambda: parallel_of(model_of(bias=not odd), group))",
+        "DataParallel: parameter 0.b is missing on rank {odd}, but float32 of shape (8,) on rank {usual}",
+    ),
+    (
+        "refused(lambda: parallel_of(model_of(eps=0.1 if odd else 1e-5), group))",
+        "DataParallel: eps of layer 1 is 0.1 on rank {odd}, but 1e-05 on rank {usual}",
+    ),
+    (
+        "model = model_of()\nif odd: distributed.synchronize(model, group)\nrefused(lambda: parallel_of(model, group))",
+        "DataParallel: layer 1 is SyncBatchNorm on rank {odd}, but BatchNorm on rank {usual}",
+    ),
+    (
+        "loss = nn.MeanSquaredError() if odd else nn.Huber()\nrefused(lambda: parallel_of(model_of(), group, loss))",
+        "DataParallel: loss is MeanSquaredError on rank {odd}, but Huber on rank {usual}",
+    ),
+    (
+        "refused(lambda: parallel_of(model_of(), group, nn.Huber(delta=2.0 if odd else 1.0)))",
+        "DataParallel: delta of loss is 2.0 on rank {odd}, but 1.0 on rank {usual}",
+    ),
+    (
+        "model = model_of()\nkind = nn.Adam if odd else nn.RMSProp\n"
+        "refused(lambda: distributed.DataParallel(model, group, None, kind(model)))",
+        "DataParallel: the optimizer is Adam on rank {odd}, but RMSProp on rank {usual}",
+    ),
+    (
+        "refused(lambda: parallel_of(model_of(), group.with_shards(5 if odd else 4)))",
+        "DataParallel: the number of shards is 5 on rank {odd}, but 4 on rank {usual}",
+    ),
+    (
+        "refused(lambda: group.with_shards(6 if odd else 4).run(lambda shard: shard))",
+        "Group.run: the number of shards is 6 on rank {odd}, but 4 on rank {usual}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ranks", "odd"), [(2, 1), (3, 2), (3, 0)])
+def test_another_model_on_one_rank_is_refused_by_all(ranks: int, odd: int) -> None:
+    """One model after the other, in the same processes."""
+    expected = [message.format(odd=odd, usual=1 if odd == 0 else 0) for _, message in MODELS]
+    assert all_refusals(ranks, odd, *(body for body, _ in MODELS)) == expected
 
 
 def test_other_values_on_one_rank_are_refused_not_replaced() -> None:

@@ -4,12 +4,15 @@ A filter declares its operands and supplies `forward` and `backward` over the ar
 """
 
 from __future__ import annotations
+
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+
 import numpy as np
+
 from ..ops._arrays import find_overlap, overlaps, same_elements
 from ..ops._buffers import keeps_still
 from ..ops._planned import Planned
@@ -500,10 +503,7 @@ class Layer(BNNSFilter):
                     raise Invalid(f"{name} overlaps {other} in memory")
         z = self.forward({**arrays, **written} if written else arrays, out)
         if z is not out:
-<<<<<<< HEAD
-            put(y, z.reshape(y.shape), self.adds)
-=======
-            put(y, z if z.shape == y.shape else z.reshape(y.shape), False)
+            put(y, z if z.shape == y.shape else z.reshape(y.shape), self.adds)
 
     def _apart(self, name: str, array: Array, y: Array, out: Array | None) -> Array:
         """An array that is read, or a copy if the output is written to its memory in another order."""
@@ -512,7 +512,6 @@ class Layer(BNNSFilter):
         if name not in self.may_overlap:
             raise Invalid(f"out overlaps {name} in memory")
         return array if out is None or same_elements(out, array) else array.copy()
->>>>>>> filters
 
     def writable_output(self, y: Array) -> Array | None:
         """The output, as `forward` can write it; None if it cannot."""

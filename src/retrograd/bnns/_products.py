@@ -20,7 +20,6 @@ from ._layer import (
     FORWARD_TWO,
     Delta,
     Gradients,
-    Layer,
     OneInputFilter,
     Parameter,
     TwoInputFilter,
@@ -185,7 +184,7 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
     """
 
     computed = _OperandGradients
-    may_overlap = frozenset({"in", "inA", "inB", "iA_desc", "iB_desc"})
+    may_overlap = frozenset({"in", "inA", "inB", "iA_desc.data", "iB_desc.data"})
 
     def __init__(self, parameters: object, alpha: float, beta: float = 0.0) -> None:
         super().__init__(parameters)
@@ -259,8 +258,6 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
     def apply_two_backward(self, *arguments: object) -> None:
         self._check_inputs(2)
         self.run_backward(arguments)
-
-    source = Layer.source
 
     def parameters(self) -> Sequence[Parameter]:
         return () if self.parameter is None else (self.parameter,)

@@ -140,7 +140,7 @@ _FUNCTIONS: Final[dict[int, _Reduction]] = {
 class ReductionFilter(OneInputFilter):
     """See :func:`BNNSFilterCreateLayerReduction`."""
 
-    may_overlap = frozenset({"in", "w_desc"})
+    may_overlap = frozenset({"in", "w_desc.data"})
 
     def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersReduction, layer)
