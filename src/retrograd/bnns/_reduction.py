@@ -152,8 +152,10 @@ class ReductionFilter(OneInputFilter):
         self._by_nonzero = code == c.BNNSReduceFunctionMeanNonZero
         booleans = (c.BNNSDataTypeBoolean,) if code in _LOGICAL else ()
         integers = INTEGERS if code in _ARGUMENTS else ()
-        self.input = typed_geometry("i_desc", layer.i_desc, (*FLOATS, *booleans))
-        self.output = output_geometry("o_desc", layer.o_desc, (*FLOATS, *booleans, *integers))
+        self.declare(
+            typed_geometry("i_desc", layer.i_desc, (*FLOATS, *booleans)),
+            output_geometry("o_desc", layer.o_desc, (*FLOATS, *booleans, *integers)),
+        )
         size = listed(self.input.layout, self.input.extents)
         given = listed(self.output.layout, self.output.extents)
         if self.output.elements == 1:
