@@ -71,8 +71,7 @@ struct WeightScratch {
     Buffer panels, sums;
 };
 
-// The patches of some input channels, [input][tap][pixel], as an operand: rows of (input, tap), as deep as all samples
-// have pixels.
+// The patches of a group's input channels as an operand, [input and tap][pixel of all samples].
 template <class A>
 struct PatchRows {
     const KernelTable& table;

@@ -66,7 +66,8 @@ public:
 private:
     bool two_halves() const { return shape_.peephole == Peephole::full && !shape_.output_reads_old; }
     bool wants_c_new() const { return shape_.peephole != Peephole::none && !shape_.output_reads_old; }
-    // Whether products are needed for the gradients of the initial states. That of c needs one only for full peepholes.
+    // Whether products are needed for the gradients of the initial states. The gradient of c0 needs one only with full
+    // peepholes.
     bool wants_initial() const { return call_.dh0.data || (call_.dc0.data && shape_.peephole == Peephole::full); }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }

@@ -129,23 +129,23 @@ void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_p
         const auto near = [&](int64_t col, int64_t cols, int64_t row, int64_t depth) {
             return as_panels(kernels, {u.data + col / kPanel<A> * u.panel, u.row, u.panel}, row, depth, cols);
         };
-        multiply_columns<A>(rows, first_col, last_col, last_col - first_col, near,
-                            [&](Product<A>& p, int64_t col, int64_t row) {
-                                p.a_row = 1;
-                                p.a_step = kPanel<A>;
-                                p.a_group = kPanel<A> * kPanel<A>;
-                                p.c_row = p.base_row = dw.row_stride;
-                                for (int64_t panel = 4 * first_block; panel < 4 * last_block; ++panel) {
-                                    A* const gate = dw.gate[panel % 4];
-                                    if (!gate) continue;
-                                    const int64_t unit = panel / 4 * kPanel<A>;
-                                    p.a = dz + panel * dz_panel + row * kPanel<A>;
-                                    p.rows = std::min(kPanel<A>, units - unit);
-                                    p.c = gate + unit * dw.row_stride + col;
-                                    p.base = row > 0 || accumulate ? p.c : nullptr;
-                                    kernels.product(p);
-                                }
-                            });
+        const auto multiply = [&](Product<A>& p, int64_t col, int64_t row) {
+            p.a_row = 1;
+            p.a_step = kPanel<A>;
+            p.a_group = kPanel<A> * kPanel<A>;
+            p.c_row = p.base_row = dw.row_stride;
+            for (int64_t panel = 4 * first_block; panel < 4 * last_block; ++panel) {
+                A* const gate = dw.gate[panel % 4];
+                if (!gate) continue;
+                const int64_t unit = panel / 4 * kPanel<A>;
+                p.a = dz + panel * dz_panel + row * kPanel<A>;
+                p.rows = std::min(kPanel<A>, units - unit);
+                p.c = gate + unit * dw.row_stride + col;
+                p.base = row > 0 || accumulate ? p.c : nullptr;
+                kernels.product(p);
+            }
+        };
+        multiply_columns<A>(rows, first_col, last_col, last_col - first_col, near, multiply);
     });
 }
 
