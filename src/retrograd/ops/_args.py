@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ._threads import checked_num_threads
 from ._types import INT64, Array, check_native
 from .activation import Activation
 
+_Record = TypeVar("_Record", bound=tuple[Any, ...])
 # Activation parameters that are compared with the data, so they must be rounded to the data's dtype.
 _BOUND_PARAMETERS: Final = {"clamp": ("alpha", "beta"), "clamped_leaky_relu": ("beta",), "threshold": ("beta",)}
 
@@ -245,14 +246,14 @@ def as_plain(array: Array) -> Array:
 
 
 def disjoint_arguments(
-    arguments: tuple[Any, ...],
+    arguments: _Record,
     results: Mapping[str, Array | None],
     inputs: Mapping[str, Array | None],
     in_place: Mapping[str, tuple[str, ...]] | None = None,
-) -> tuple[Any, ...]:
+) -> _Record:
     """Return the engine's arguments, after a check by element: the engine compares only spans of memory."""
     check_disjoint(results, inputs, in_place)
-    return arguments
+    return arguments._replace(overlap_checked=True)  # type: ignore[attr-defined, no-any-return]  # a NamedTuple
 
 
 def all_contiguous(*arrays: Array | None) -> bool:

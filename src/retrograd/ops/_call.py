@@ -17,6 +17,7 @@ from ._errors import ArgumentError, of_function
 __all__ = ["Reason", "Refusal", "enter", "named", "public", "raise_unexplained", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Arguments = TypeVar("_Arguments", bound=tuple[Any, ...])  # a record
 _ARGUMENT_ERRORS: Final = (TypeError, ValueError)
 
 
@@ -89,27 +90,19 @@ def warn(message: str) -> None:
 
 
 def enter(
-    engine: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    threads: int,
-    fix: Callable[[Refusal], tuple[Any, ...]],
-) -> tuple[Any, tuple[Any, ...]]:
+    engine: Callable[..., Any], arguments: _Arguments, fix: Callable[[Refusal], _Arguments]
+) -> tuple[Any, _Arguments]:
     """Call the engine. Returns its result and the arguments that it accepted.
 
     The engine only makes cheap checks, of memory spans, exact types and strides, and refuses anything that fails one.
     `fix` then finds the cause: it raises an error, or returns arguments that the engine accepts.
     """
-    answer = engine(*(arguments + (False, threads)))  # noqa: RUF005 (unpacking builds a list first)
+    answer = engine(*arguments)
     if type(answer) is Refusal:
-        return enter_again(engine, fix(answer), threads)
-    return answer, arguments
-
-
-def enter_again(engine: Callable[..., Any], arguments: tuple[Any, ...], threads: int) -> tuple[Any, tuple[Any, ...]]:
-    """The second half of `enter`: call the engine with arguments that were fixed after a refusal."""
-    answer = engine(*arguments, True, threads)
-    if type(answer) is Refusal:
-        raise_unexplained(answer)
+        arguments = fix(answer)
+        answer = engine(*arguments)
+        if type(answer) is Refusal:
+            raise_unexplained(answer)
     return answer, arguments
 
 

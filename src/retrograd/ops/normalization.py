@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,9 +27,10 @@ from .. import _core
 from . import _args, _memory
 from ._arrays import same_elements
 from ._buffers import opaque
-from ._call import enter, enter_again, public
+from ._call import enter, public, raise_unexplained
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._norm_problem import NormKind, NormProblem, as_parameter, as_set_values, as_statistics, check_data, norm_problem
+from ._records import NormBackward, NormForward, NormGradientSums
 from ._types import Array, Statistics
 from .activation import Activation
 
@@ -153,11 +154,11 @@ class RunningUpdate(NamedTuple):
 _PYTORCH: Final = RunningUpdate.pytorch()
 _GRADIENTS: Final = NormGradients._fields
 _NO_BUFFERS: Final = NormGradients()
-# The arguments of the engine's forward: x, gamma, beta, y, keep_x, statistics, given.
-_ForwardArguments: TypeAlias = tuple[Any, ...]
 # tuple.__new__ skips the NamedTuple constructor, which takes twice as long as all checks of a small call.
 new_cache: Final[Callable[[tuple[Any, ...]], NormCache]] = partial(tuple.__new__, NormCache)
 _new_gradients: Final[Callable[[tuple[Any, ...]], NormGradients]] = partial(tuple.__new__, NormGradients)
+_new_forward: Final[Callable[[tuple[Any, ...]], NormForward]] = partial(tuple.__new__, NormForward)
+_new_backward: Final[Callable[[tuple[Any, ...]], NormBackward]] = partial(tuple.__new__, NormBackward)
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -348,8 +349,8 @@ def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int |
     if problem.engine is not None:
         threads = _args.thread_count(num_threads)
         _args.check_aligned("x", x)
-        arguments = (x, None, None, None, None, statistics, False)
-        enter(problem.engine.forward, arguments, threads, lambda refusal: arguments)
+        arguments = NormForward(x, None, None, None, None, statistics, False, True, threads)
+        enter(problem.engine.forward, arguments, raise_unexplained)
     return NormStatistics(problem.set_size, statistics[0], statistics[1])
 
 
@@ -407,37 +408,38 @@ def run_forward(
     statistics = as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
     y = _memory.empty_like(x) if out is None else out
-    saved_y: Array | None = y
-    refused = True
+    arguments = _new_forward((x, gamma, beta, y, keep_x, statistics, given, False, threads))
     if problem.engine is not None:
-        # Without the tuple of arguments that `enter` takes, a small call takes a sixth less time.
-        refused = problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, False, threads) is not None
-    if refused:
-        arguments = _fixed_forward(problem, (x, gamma, beta, y, keep_x, statistics, given), threads)
-        _, gamma, beta, saved_y, keep_x, _, _ = arguments
+        _, accepted = enter(problem.engine.forward, arguments, lambda _: _fixed_forward(problem, arguments))
+    else:
+        accepted = _checked_forward(problem, arguments)
+        if not given:
+            statistics.fill(0.0)
+    saved_y: Array | None = y
+    if accepted is not arguments:
+        gamma, beta, saved_y, keep_x = accepted.gamma, accepted.beta, accepted.y, accepted.keep
     saved_x = x if keep_x is None else keep_x
     if not problem.needs_y:
         saved_y = None
     return y, new_cache((problem, saved_x, saved_y, gamma, beta, statistics, given, frozen))
 
 
-def _fixed_forward(problem: NormProblem, arguments: _ForwardArguments, threads: int) -> _ForwardArguments:
-    """Raise for invalid arguments, or convert them and call the engine again. Returns what the engine accepted."""
-    x, gamma, beta, y, keep_x, statistics, given = _checked_forward(problem, arguments)
-    if problem.engine is None:
-        if not given:
-            statistics.fill(0.0)
-        return x, gamma, beta, y, keep_x, statistics, given
+def _fixed_forward(problem: NormProblem, arguments: NormForward) -> NormForward:
+    """Raise for invalid arguments, or convert them to what the engine accepts."""
+    fixed = _checked_forward(problem, arguments)
+    x, gamma, beta, y, keep_x, statistics, *_ = fixed
+    assert y is not None
     inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0, ...], "var": statistics[1, ...]}
     _args.check_disjoint({"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
     if keep_x is None and same_elements(x, y):  # backward needs x, which y overwrites
         keep_x = _memory.empty_like(x)
-    return enter_again(problem.engine.forward, (x, gamma, beta, y, keep_x, statistics, given), threads)[1]
+    return fixed._replace(keep=keep_x, overlap_checked=True)
 
 
-def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _ForwardArguments:
+def _checked_forward(problem: NormProblem, arguments: NormForward) -> NormForward:
     """Raise for invalid arguments, convert those that can be converted."""
-    x, gamma, beta, y, keep_x, statistics, given = arguments
+    x, gamma, beta, y, keep_x, *_ = arguments
+    assert y is not None
     if gamma is not None:
         gamma = as_parameter(problem, "gamma", gamma)
     if beta is not None:
@@ -447,7 +449,7 @@ def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _For
         _args.check_result("keep_x", keep_x, problem.shape, problem.dtype)
         keep_x = _args.as_plain(keep_x)
     _args.check_aligned("x", x)
-    return x, gamma, beta, _args.as_plain(y), keep_x, statistics, given
+    return arguments._replace(gamma=gamma, beta=beta, y=_args.as_plain(y), keep=keep_x)
 
 
 # ---- running statistics ---------------------------------------------------------------------------------------------
@@ -595,8 +597,8 @@ def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | 
     if problem.engine is not None:
         threads = _args.thread_count(num_threads)
         _args.check_aligned("dy", dy)
-        arguments = (dy, cache, sum_dz, sum_dz_xhat)
-        enter(problem.engine.gradient_sums, arguments, threads, lambda refusal: arguments)
+        arguments = NormGradientSums(dy, cache, sum_dz, sum_dz_xhat, True, threads)
+        enter(problem.engine.gradient_sums, arguments, raise_unexplained)
     return GradientSums(problem.set_size, sum_dz, sum_dz_xhat)
 
 
@@ -676,29 +678,30 @@ def run_backward(
             if empty_sum is not None and not accumulate:
                 empty_sum.fill(0)
         return
-    refusal = problem.engine.backward(
-        dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate, False, threads
-    )
-    if refusal is not None:
-        _fixed_backward(problem, (dy, cache, sum_dz, sum_dz_xhat, count, *results, accumulate), threads)
+    arguments = _new_backward((dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate, False, threads))
+    _, accepted = enter(problem.engine.backward, arguments, lambda _: _fixed_backward(problem, cache, arguments))
+    if accepted is not arguments:
+        for array, computed in ((dgamma, accepted.dgamma), (dbeta, accepted.dbeta)):
+            if array is not None and array is not computed:
+                array[...] = computed
 
 
-def _fixed_backward(problem: NormProblem, arguments: tuple[Any, ...], threads: int) -> None:
-    """Raise for invalid arguments, or convert them and call the engine again."""
-    assert problem.engine is not None
-    dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate = arguments
-    dy = _checked_dy(dy, problem)
+def _fixed_backward(problem: NormProblem, cache: NormCache, arguments: NormBackward) -> NormBackward:
+    """Raise for invalid arguments, or convert them to what the engine accepts."""
+    dx, dgamma, dbeta = arguments.dx, arguments.dgamma, arguments.dbeta
+    dy = _checked_dy(arguments.dy, problem)
     _args.check_aligned("dy", dy)
     _check_output(problem, cache)
     _check_results(problem, dy, cache, NormGradients(dx, dgamma, dbeta))
-    # The engine writes the gradients of gamma and beta only to contiguous arrays.
-    written = [None if array is None else _args.contiguous_result(array, accumulate) for array in (dgamma, dbeta)]
-    plain_dx = None if dx is None else _args.as_plain(dx)
-    fixed = (dy, cache, sum_dz, sum_dz_xhat, count, plain_dx, *written, accumulate)
-    enter_again(problem.engine.backward, fixed, threads)
-    for array, computed in zip((dgamma, dbeta), written, strict=True):
-        if array is not computed:
-            array[...] = computed
+    keep = arguments.accumulate
+    return arguments._replace(
+        dy=dy,
+        dx=None if dx is None else _args.as_plain(dx),
+        # The engine writes the gradients of gamma and beta only to contiguous arrays.
+        dgamma=None if dgamma is None else _args.contiguous_result(dgamma, keep),
+        dbeta=None if dbeta is None else _args.contiguous_result(dbeta, keep),
+        overlap_checked=True,
+    )
 
 
 def _check_output(problem: NormProblem, cache: NormCache) -> None:

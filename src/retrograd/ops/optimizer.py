@@ -25,6 +25,7 @@ from ._args import (
 )
 from ._call import Refusal, enter, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._records import GlobalNorm, OptimizerStep
 from ._types import FLOATS, Array
 
 __all__ = ["adam_step", "global_norm", "rmsprop_step", "sgd_step"]
@@ -217,16 +218,18 @@ def global_norm(arrays: Arrays, *, num_threads: int | None = None) -> float:
     threads = thread_count(num_threads)
     given = _as_list("arrays", arrays)
 
-    def fix(refusal: Refusal) -> tuple[list[Array]]:
+    arguments = GlobalNorm(given, False, threads)
+
+    def fix(_: Refusal) -> GlobalNorm:
         plain = []
         for i, value in enumerate(given):
             array = as_array(f"arrays[{i}]", value)
             _check_dtype(f"arrays[{i}]", array)
             check_aligned(f"arrays[{i}]", array)
             plain.append(array)
-        return (plain,)
+        return arguments._replace(arrays=plain)
 
-    norm, _ = enter(_core.global_norm, (given,), threads, fix)
+    norm, _ = enter(_core.global_norm, arguments, fix)
     return float(norm)
 
 
@@ -421,16 +424,22 @@ def _step(
     for name, arrays in states.items():
         if arrays is None and name in _NEEDED_STATES:
             raise ArgumentTypeError(name, "{argument} is None; it is needed, zeros before the first step")
-    arguments = (updated, gradient_list, *state_lists, *([[]] * (3 - len(state_lists))))
+    arguments = OptimizerStep(updated, gradient_list, *_three(state_lists), False, threads)
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(_: Refusal) -> OptimizerStep:
         given = {name: arrays for name, arrays in zip(states, state_lists, strict=True) if states[name] is not None}
         written, read = _checked({"parameters": updated, "gradients": gradient_list, **given})
         check_disjoint(written, read)
-        plain = [[as_plain(array) for array in arrays] for arrays in (updated, *arguments[2:])]
-        return (plain[0], list(read.values()), *plain[1:])
+        plain, *states_plain = [[as_plain(array) for array in arrays] for arrays in (updated, *state_lists)]
+        return OptimizerStep(plain, list(read.values()), *_three(states_plain), True, threads)
 
-    enter(rule.step, arguments, threads, fix)
+    enter(rule.step, arguments, fix)
+
+
+def _three(states: list[list[Any]]) -> tuple[list[Any], list[Any], list[Any]]:
+    """As many lists of states as the engine takes."""
+    first, second, third = (*states, [], [], [])[:3]
+    return first, second, third
 
 
 def _one_each(name: str, arrays: object, parameters: list[Any], single: bool) -> list[Any]:

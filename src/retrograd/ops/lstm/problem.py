@@ -14,6 +14,7 @@ from .. import _args, _memory
 from .._arrays import same_elements
 from .._call import Refusal, enter
 from .._errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from .._records import LstmForward
 from .._types import FLOATS, Array, check_native
 from .types import Cell, LstmActivations, LstmWeights, Weights
 from .weights import as_cells, hidden_size, named_arrays, peephole_kind
@@ -86,6 +87,7 @@ class Inputs(NamedTuple):
     seed: int
 
 
+_new_forward: Final[Callable[[tuple[Any, ...]], LstmForward]] = partial(tuple.__new__, LstmForward)
 _new_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__, Inputs)
 
 
@@ -325,24 +327,24 @@ def run_forward(
 ) -> Inputs:
     """Run the engine. Outputs have the right shape and dtype. Returns the inputs in the form the engine accepted."""
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(_: Refusal) -> LstmForward:
         checked = checked_inputs(inputs)
         read = {**named_inputs(checked), "h0": inputs.h0, "c0": inputs.c0}
         for state, before, after in (("h0", inputs.h0, hn), ("c0", inputs.c0, cn)):
             if before is not None and after is not None and same_elements(before, after):
                 del read[state]
         _args.check_disjoint({"out.y": y, "out.hn": hn, "out.cn": cn, "cache": buffer}, read)
-        written = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
-        return (checked, buffer, stamp, *written)
+        to_y, to_hn, to_cn = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
+        return LstmForward(checked, buffer, stamp, to_y, to_hn, to_cn, True, threads)
 
-    arguments = (inputs, buffer, stamp, y, hn, cn)
-    _, taken = enter(inputs.problem.engine.forward, arguments, threads, fix)
+    arguments = _new_forward((inputs, buffer, stamp, y, hn, cn, False, threads))
+    _, taken = enter(inputs.problem.engine.forward, arguments, fix)
     if taken is arguments:
         return inputs
-    for array, computed in zip((y, hn, cn), taken[3:], strict=True):
+    for array, computed in ((y, taken.y), (hn, taken.hn), (cn, taken.cn)):
         if array is not None and array is not computed:
             array[...] = computed
-    return cast(Inputs, taken[0])
+    return cast(Inputs, taken.inputs)
 
 
 def named_inputs(inputs: Inputs) -> dict[str, Array | None]:
