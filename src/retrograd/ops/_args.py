@@ -246,12 +246,13 @@ def as_plain(array: Array) -> Array:
 
 
 def disjoint_arguments(
+    _: object,
     arguments: _Record,
     results: Mapping[str, Array | None],
     inputs: Mapping[str, Array | None],
     in_place: Mapping[str, tuple[str, ...]] | None = None,
 ) -> _Record:
-    """Return the engine's arguments, after a check by element: the engine compares only spans of memory."""
+    """Return refused arguments, after a check by element: the engine compares only spans of memory."""
     check_disjoint(results, inputs, in_place)
     return arguments._replace(overlap_checked=True)  # type: ignore[attr-defined, no-any-return]  # a NamedTuple
 

@@ -1,7 +1,7 @@
 """The arguments of the engine's functions, by the names that the binding gives them (`_core.pyi`).
 
-The engine takes them by position: keywords would cost a small call a tenth of its time. `overlap_checked` is set where
-Python has made sure that results do not overlap inputs, so that the engine need not.
+The functions pass tuples in this order to `enter` in `_call.py`, which makes a record of one that the engine refuses.
+`overlap_checked` is set where Python has made sure that results do not overlap inputs, so that the engine need not.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _forward(
         _args.check_result("out", out, problem.y_shape, x.dtype)
     arguments = _convolve(problem, transposed, f, x, w, bias, out, False, False, threads)
     inputs = {"x": x, "w": w, "b": b}
-    enter(_core.convolve, arguments, lambda _: _args.disjoint_arguments(arguments, {"out": out}, inputs))
+    enter(Convolve, _core.convolve, arguments, _args.disjoint_arguments, {"out": out}, inputs)
     return out
 
 
@@ -244,24 +244,24 @@ def _backward(
     if dx is not None:
         identity = _args.as_activation(None)
         to_dx = _convolve(problem, not transposed, identity, dz, w, None, dx, accumulate, True, threads)
-        enter(_core.convolve, to_dx, raise_unexplained)
+        enter(Convolve, _core.convolve, to_dx, raise_unexplained)
     if dw is not None:
         small, large = (x, dz) if transposed else (dz, x)
-        to_dw = ConvWeights(
+        to_dw = (
             f64,
             problem.images(large),
             problem.images(small),
             _kernels(_args.as_plain(dw)),
             problem.geometry,
             bool(accumulate),
-            overlap_checked=True,
-            threads=threads,
+            True,
+            threads,
         )
-        enter(_core.conv_weights, to_dw, raise_unexplained)
+        enter(ConvWeights, _core.conv_weights, to_dw, raise_unexplained)
     if db is not None:
         target = _args.contiguous_result(db, accumulate)
-        to_db = ChannelSums(f64, problem.images(dz), target, bool(accumulate), True, threads)
-        enter(_core.channel_sums, to_db, raise_unexplained)
+        to_db = (f64, problem.images(dz), target, bool(accumulate), True, threads)
+        enter(ChannelSums, _core.channel_sums, to_db, raise_unexplained)
         if target is not db:
             db[...] = target
     return gradients
@@ -278,8 +278,8 @@ def _convolve(
     accumulate: bool,
     overlap_checked: bool,
     threads: int,
-) -> Convolve:
-    return Convolve(
+) -> tuple[Any, ...]:
+    return (
         is_float64("x", source),
         transposed,
         f.code,

@@ -28,15 +28,15 @@ def activation_forward(
     threads = _args.thread_count(num_threads)
     y = _memory.empty_like(x) if out is None else out
 
-    arguments = ActivationForward(*settings, x, y, False, threads)
+    arguments = (*settings, x, y, False, threads)
 
-    def fix(_: Refusal) -> ActivationForward:
+    def fix(refusal: Refusal, refused: ActivationForward) -> ActivationForward:
         _args.check_aligned("x", x)
         _args.check_result("out", y, x.shape, x.dtype)
-        plain = arguments._replace(y=_args.as_plain(y))
-        return _args.disjoint_arguments(plain, {"out": y}, {"x": x}, in_place={"out": ("x",)})
+        plain = refused._replace(y=_args.as_plain(y))
+        return _args.disjoint_arguments(refusal, plain, {"out": y}, {"x": x}, in_place={"out": ("x",)})
 
-    enter(_core.activation_forward, arguments, fix)
+    enter(ActivationForward, _core.activation_forward, arguments, fix)
     return y
 
 
@@ -70,16 +70,18 @@ def activation_backward(
     if accumulate and out is None:
         raise ArgumentValueError("out", "{accumulate}=True adds to {out}, which is missing")
     dx = _memory.empty_like(dy) if out is None else out
-    arguments = ActivationBackward(*settings, dy, known, y is None, dx, bool(accumulate), False, threads)
+    arguments = (*settings, dy, known, y is None, dx, bool(accumulate), False, threads)
 
-    def fix(_: Refusal) -> ActivationBackward:
+    def fix(refusal: Refusal, refused: ActivationBackward) -> ActivationBackward:
         _args.check_aligned("dy", dy)
         _args.check_aligned(name, known)
         _args.check_result("out", dx, dy.shape, dy.dtype)
-        plain = arguments._replace(dx=_args.as_plain(dx))
-        return _args.disjoint_arguments(plain, {"out": dx}, {"dy": dy, name: known}, in_place={"out": ("dy", name)})
+        plain = refused._replace(dx=_args.as_plain(dx))
+        return _args.disjoint_arguments(
+            refusal, plain, {"out": dx}, {"dy": dy, name: known}, in_place={"out": ("dy", name)}
+        )
 
-    enter(_core.activation_backward, arguments, fix)
+    enter(ActivationBackward, _core.activation_backward, arguments, fix)
     return dx
 
 
@@ -107,12 +109,8 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
     if copied:
         _args.check_disjoint({"out": out}, {"x": x}, in_place={"out": ("x",)})
     flat = np.ascontiguousarray(x).reshape(-1)
-    arguments = Dropout(f64, flat, rate, seed, written.reshape(-1), copied, threads)
-    enter(
-        _core.dropout,
-        arguments,
-        lambda _: _args.disjoint_arguments(arguments, {"out": out}, {"x": x}, {"out": ("x",)}),
-    )
+    arguments = (f64, flat, rate, seed, written.reshape(-1), copied, threads)
+    enter(Dropout, _core.dropout, arguments, _args.disjoint_arguments, {"out": out}, {"x": x}, {"out": ("x",)})
     if written is not out:
         out[...] = written
     return out

@@ -7,8 +7,7 @@ of a result is not contiguous. Weights and tables may have any strides.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,9 +37,6 @@ class LinearGradients(NamedTuple):
 
 
 _GRADIENTS: Final = LinearGradients._fields
-# tuple.__new__ skips the NamedTuple constructor, which takes longer than the checks of a small call.
-_new_forward: Final[Callable[[tuple[Any, ...]], LinearForward]] = partial(tuple.__new__, LinearForward)
-_new_backward: Final[Callable[[tuple[Any, ...]], LinearBackward]] = partial(tuple.__new__, LinearBackward)
 
 
 @public
@@ -70,11 +66,9 @@ def linear_forward(
         copied = not _args.all_contiguous(x, b, out)
         if copied:
             _args.check_disjoint({"out": out}, {"x": x, "w": w, "b": b})
-    arguments = _new_forward((f64, _as_rows(x), w, bias, _as_rows(y), copied, threads))
+    arguments = (f64, _as_rows(x), w, bias, _as_rows(y), copied, threads)
     enter(
-        _core.linear_forward,
-        arguments,
-        lambda _: _args.disjoint_arguments(arguments, {"out": out}, {"x": x, "w": w, "b": b}),
+        LinearForward, _core.linear_forward, arguments, _args.disjoint_arguments, {"out": out}, {"x": x, "w": w, "b": b}
     )
     if y is not out:
         out[...] = y
@@ -131,13 +125,14 @@ def linear_backward(
     if copied:
         _args.check_disjoint(_args.named_results(gradients), {"dy": dy, "x": x, "w": w})
     rows = None if to_dx is None else _as_rows(to_dx)
-    arguments = _new_backward(
-        (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate), copied, threads)
-    )
+    arguments = (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate), copied, threads)
     enter(
+        LinearBackward,
         _core.linear_backward,
         arguments,
-        lambda _: _args.disjoint_arguments(arguments, _args.named_results(gradients), {"dy": dy, "x": x, "w": w}),
+        _args.disjoint_arguments,
+        {"out.dx": dx, "out.dw": dw, "out.db": db},
+        {"dy": dy, "x": x, "w": w},
     )
     for array, computed in zip(gradients, (to_dx, to_dw, to_db), strict=True):
         if array is not computed and array is not None:
@@ -166,14 +161,14 @@ def embedding_forward(
     copied = not _args.all_contiguous(indices, out)
     if copied:
         _args.check_disjoint({"out": out}, {"indices": indices, "table": table})
-    arguments = EmbeddingForward(f64, positions, table, _as_rows(y), copied, threads)
+    arguments = (f64, positions, table, _as_rows(y), copied, threads)
 
-    def fix(refusal: Refusal) -> EmbeddingForward:
+    def fix(refusal: Refusal, arguments: EmbeddingForward) -> EmbeddingForward:
         if refusal.reason is Reason.out_of_range:
             _args.raise_out_of_range("indices", indices, len(table), "the rows of {table} are")
-        return _args.disjoint_arguments(arguments, {"out": out}, {"indices": indices, "table": table})
+        return _args.disjoint_arguments(refusal, arguments, {"out": out}, {"indices": indices, "table": table})
 
-    enter(_core.embedding_forward, arguments, fix)
+    enter(EmbeddingForward, _core.embedding_forward, arguments, fix)
     if y is not out:
         out[...] = y
     return out
@@ -214,14 +209,14 @@ def embedding_backward(
     if copied:
         _args.check_disjoint({"out": out}, {"dy": dy, "indices": indices})
     given = np.ascontiguousarray(_as_rows(dy))
-    arguments = EmbeddingBackward(f64, given, positions, _args.as_plain(out), bool(accumulate), copied, threads)
+    arguments = (f64, given, positions, _args.as_plain(out), bool(accumulate), copied, threads)
 
-    def fix(refusal: Refusal) -> EmbeddingBackward:
+    def fix(refusal: Refusal, arguments: EmbeddingBackward) -> EmbeddingBackward:
         if refusal.reason is Reason.out_of_range:
             _args.raise_out_of_range("indices", indices, count, "{rows} is")
-        return _args.disjoint_arguments(arguments, {"out": out}, {"dy": dy, "indices": indices})
+        return _args.disjoint_arguments(refusal, arguments, {"out": out}, {"dy": dy, "indices": indices})
 
-    enter(_core.embedding_backward, arguments, fix)
+    enter(EmbeddingBackward, _core.embedding_backward, arguments, fix)
     return out
 
 

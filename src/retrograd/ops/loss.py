@@ -167,15 +167,15 @@ def cosine_distance(
     width, count = y.shape[-1], math.prod(y.shape[:-1])
     losses = np.empty(count) if reduction == "none" else None
 
-    def arguments(dy: Array | None, overlap_checked: bool, threads: int) -> CosineDistance:
+    def arguments(dy: Array | None, overlap_checked: bool, threads: int) -> tuple[Any, ...]:
         rows, targets = (np.ascontiguousarray(a).reshape(count, width) for a in (y, target))
         gradient = None if dy is None else dy.reshape(count, width)
         f64, codes = is_float64("y", y), options.codes()
-        return CosineDistance(
-            f64, rows, targets, *weighed.flat, *codes, losses, gradient, None, overlap_checked, threads
-        )
+        return (f64, rows, targets, *weighed.flat, *codes, losses, gradient, None, overlap_checked, threads)
 
-    loss, dy = _run(_core.cosine_distance, "y", y, {"target": target}, ("y", "target"), weighed, options, arguments)
+    loss, dy = _run(
+        CosineDistance, _core.cosine_distance, "y", y, {"target": target}, ("y", "target"), weighed, options, arguments
+    )
     return (loss if losses is None else losses.astype(y.dtype).reshape(y.shape[:-1])), dy
 
 
@@ -407,16 +407,18 @@ def _elements(
     weighed = _as_weights(weights, y.shape, y.dtype)
     values = _memory.empty(y.shape, y.dtype) if options.reduction == "none" else None
 
-    def arguments(dy: Array | None, overlap_checked: bool, threads: int) -> ElementLosses:
+    def arguments(dy: Array | None, overlap_checked: bool, threads: int) -> tuple[Any, ...]:
         flat, targets = (np.ascontiguousarray(a).reshape(-1) for a in (y, target))
         losses, gradient = (None if a is None else a.reshape(-1) for a in (values, dy))
         f64, codes = is_float64(name, y), options.codes()
-        return ElementLosses(
+        return (
             f64, kind, *parameters, flat, targets, *weighed.flat, *codes, losses, gradient, None, overlap_checked,
             threads,
         )  # fmt: skip
 
-    loss, dy = _run(_core.element_losses, name, y, {"target": target}, (name, "target"), weighed, options, arguments)
+    loss, dy = _run(
+        ElementLosses, _core.element_losses, name, y, {"target": target}, (name, "target"), weighed, options, arguments
+    )
     return (loss if values is None else values), dy
 
 
@@ -444,13 +446,13 @@ def _cross_entropy(
     count = math.prod(shape)
     losses = np.empty(count) if options.reduction == "none" else None
 
-    def arguments(dlogits: Array | None, overlap_checked: bool, threads: int) -> SoftmaxCrossEntropy:
+    def arguments(dlogits: Array | None, overlap_checked: bool, threads: int) -> tuple[Any, ...]:
         rows = np.ascontiguousarray(logits).reshape(count, classes)
         soft, gradient = (
             None if a is None else np.ascontiguousarray(a).reshape(count, classes) for a in (targets, dlogits)
         )
         f64, codes = is_float64("logits", logits), options.codes()
-        return SoftmaxCrossEntropy(
+        return (
             f64, rows, flat, ignored, soft, *weights.flat, smoothing, *codes, losses, gradient, None, overlap_checked,
             threads,
         )  # fmt: skip
@@ -460,6 +462,7 @@ def _cross_entropy(
             _args.raise_out_of_range("labels", labels, classes, "the classes of {logits} are", ignored)
 
     loss, dlogits = _run(
+        SoftmaxCrossEntropy,
         _core.softmax_cross_entropy,
         "logits",
         logits,
@@ -474,6 +477,7 @@ def _cross_entropy(
 
 
 def _run(
+    record: Callable[..., _Record],
     engine: Callable[..., Any],
     name: str,
     y: Array,
@@ -481,7 +485,7 @@ def _run(
     in_place: tuple[str, ...],
     weights: _Weights,
     options: _Options,
-    arguments: Callable[[Array | None, bool, int], _Record],
+    arguments: Callable[[Array | None, bool, int], tuple[Any, ...]],
     explain: Callable[[Refusal], None] | None = None,
 ) -> tuple[float, Array | None]:
     """Call the engine with ``arguments(gradient, overlap_checked, threads)``.
@@ -498,12 +502,12 @@ def _run(
         _args.check_disjoint({"out": dy}, inputs, may_replace)
     call = arguments(written, copied, threads)
 
-    def fix(refusal: Refusal) -> _Record:
+    def fix(refusal: Refusal, refused: _Record) -> _Record:
         if explain is not None:
             explain(refusal)
-        return _args.disjoint_arguments(call, {"out": dy}, inputs, may_replace)
+        return _args.disjoint_arguments(refusal, refused, {"out": dy}, inputs, may_replace)
 
-    loss, _ = enter(engine, call, fix)
+    loss, _ = enter(record, engine, call, fix)
     if dy is not None and written is not None and written is not dy:
         dy[...] = written
     return loss, dy

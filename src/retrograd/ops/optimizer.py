@@ -218,18 +218,18 @@ def global_norm(arrays: Arrays, *, num_threads: int | None = None) -> float:
     threads = thread_count(num_threads)
     given = _as_list("arrays", arrays)
 
-    arguments = GlobalNorm(given, False, threads)
+    arguments = (given, False, threads)
 
-    def fix(_: Refusal) -> GlobalNorm:
+    def fix(_: Refusal, refused: GlobalNorm) -> GlobalNorm:
         plain = []
         for i, value in enumerate(given):
             array = as_array(f"arrays[{i}]", value)
             _check_dtype(f"arrays[{i}]", array)
             check_aligned(f"arrays[{i}]", array)
             plain.append(array)
-        return arguments._replace(arrays=plain)
+        return refused._replace(arrays=plain)
 
-    norm, _ = enter(_core.global_norm, arguments, fix)
+    norm, _ = enter(GlobalNorm, _core.global_norm, arguments, fix)
     return float(norm)
 
 
@@ -424,22 +424,25 @@ def _step(
     for name, arrays in states.items():
         if arrays is None and name in _NEEDED_STATES:
             raise ArgumentTypeError(name, "{argument} is None; it is needed, zeros before the first step")
-    arguments = OptimizerStep(updated, gradient_list, *_three(state_lists), False, threads)
+    arguments = (updated, gradient_list, *state_lists, *([[]] * (3 - len(state_lists))), False, threads)
 
-    def fix(_: Refusal) -> OptimizerStep:
+    def fix(_: Refusal, refused: OptimizerStep) -> OptimizerStep:
         given = {name: arrays for name, arrays in zip(states, state_lists, strict=True) if states[name] is not None}
         written, read = _checked({"parameters": updated, "gradients": gradient_list, **given})
         check_disjoint(written, read)
-        plain, *states_plain = [[as_plain(array) for array in arrays] for arrays in (updated, *state_lists)]
-        return OptimizerStep(plain, list(read.values()), *_three(states_plain), True, threads)
+        plain = [
+            [as_plain(a) for a in arrays] for arrays in (updated, refused.states0, refused.states1, refused.states2)
+        ]
+        return refused._replace(
+            parameters=plain[0],
+            gradients=list(read.values()),
+            states0=plain[1],
+            states1=plain[2],
+            states2=plain[3],
+            overlap_checked=True,
+        )
 
-    enter(rule.step, arguments, fix)
-
-
-def _three(states: list[list[Any]]) -> tuple[list[Any], list[Any], list[Any]]:
-    """As many lists of states as the engine takes."""
-    first, second, third = (*states, [], [], [])[:3]
-    return first, second, third
+    enter(OptimizerStep, rule.step, arguments, fix)
 
 
 def _one_each(name: str, arrays: object, parameters: list[Any], single: bool) -> list[Any]:

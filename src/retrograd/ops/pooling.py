@@ -89,8 +89,8 @@ def max_pool_forward(
     results = {"out.y": to_y.array, "out.indices": None if to_indices is None else to_indices.array}
     checked = _check_copies(results, {"x": x}, images, to_y, to_indices)
     at = None if to_indices is None else to_indices.images
-    arguments = PoolForward(_MAX, f64, images.images, windows.engine, False, to_y.images, at, checked, threads)
-    enter(_core.pool_forward, arguments, lambda _: _args.disjoint_arguments(arguments, results, {"x": x}))
+    arguments = (_MAX, f64, images.images, windows.engine, False, to_y.images, at, checked, threads)
+    enter(PoolForward, _core.pool_forward, arguments, _args.disjoint_arguments, results, {"x": x})
     return MaxPoolResult(to_y.finished(), None if to_indices is None else to_indices.finished())
 
 
@@ -274,10 +274,8 @@ def _forward(
     to_y = _Target("out", out, pooled_shape(x.shape, windows.outputs, channels_last), x.dtype, images)
     results = {"out": to_y.array}
     checked = _check_copies(results, {"x": x}, images, to_y)
-    arguments = PoolForward(
-        kind, f64, images.images, windows.engine, count_padding, to_y.images, None, checked, threads
-    )
-    enter(_core.pool_forward, arguments, lambda _: _args.disjoint_arguments(arguments, results, {"x": x}))
+    arguments = (kind, f64, images.images, windows.engine, count_padding, to_y.images, None, checked, threads)
+    enter(PoolForward, _core.pool_forward, arguments, _args.disjoint_arguments, results, {"x": x})
     return to_y.finished()
 
 
@@ -316,11 +314,11 @@ def _backward(
     results, inputs = {"out": to_dx.array}, {"dy": dy, "x": x, "y": y}
     checked = _check_copies(results, inputs, images, to_dx, *others)
     x_images, y_images = (None if other is None else other.images for other in others)
-    arguments = PoolBackward(
+    arguments = (
         kind, f64, images.images, x_images, y_images, windows.engine, count_padding, to_dx.images, bool(accumulate),
         checked, threads,
     )  # fmt: skip
-    enter(_core.pool_backward, arguments, lambda _: _args.disjoint_arguments(arguments, results, inputs))
+    enter(PoolBackward, _core.pool_backward, arguments, _args.disjoint_arguments, results, inputs)
     return to_dx.finished()
 
 
@@ -372,14 +370,14 @@ def _call_indexed(
 ) -> None:
     results, inputs = {"out": target.array}, {**inputs, "indices": indices}
     checked = _check_copies(results, inputs, part, whole, at, None if at.given is indices else target)
-    arguments = IndexedPlanes(kind, f64, part.images, at.images, whole.images, bool(accumulate), checked, threads)
+    arguments = (kind, f64, part.images, at.images, whole.images, bool(accumulate), checked, threads)
 
-    def fix(refusal: Refusal) -> IndexedPlanes:
+    def fix(refusal: Refusal, arguments: IndexedPlanes) -> IndexedPlanes:
         if refusal.reason is Reason.out_of_range:
             _args.raise_out_of_range("indices", indices, pixels, "the pixels of a plane are")
-        return _args.disjoint_arguments(arguments, results, inputs)
+        return _args.disjoint_arguments(refusal, arguments, results, inputs)
 
-    enter(_core.indexed_planes, arguments, fix)
+    enter(IndexedPlanes, _core.indexed_planes, arguments, fix)
 
 
 # ---- arrays as the engine takes them ---------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ _DEFAULT_NEEDS: Final = {
     for c0 in (False, True)
 }
 _NONE4: Final = (None, None, None, None)
-_new_backward: Final[Callable[[tuple[Any, ...]], LstmBackward]] = partial(tuple.__new__, LstmBackward)
 _new_weights: Final[Callable[[tuple[Any, ...]], LstmWeights]] = partial(tuple.__new__, LstmWeights)
 _new_gradients: Final[Callable[[tuple[Any, ...]], LstmGradients]] = partial(tuple.__new__, LstmGradients)
 
@@ -126,7 +125,7 @@ def _run(
     buffer = recomputed(cache, threads) if cache.buffer is None else cache.buffer
     copies: list[tuple[Array, Array]] = []
 
-    def fix(refusal: Refusal) -> LstmBackward:
+    def fix(refusal: Refusal, refused: LstmBackward) -> LstmBackward:
         raise_for_cache(refusal)
         inputs = checked_inputs(cache.inputs)
         for name, array in zip(("dy", "dhn", "dcn"), incoming, strict=True):
@@ -141,12 +140,12 @@ def _run(
         dcells = results.dcells
         if dcells is not None:
             dcells = [tuple(_target(part, copies) for part in cell) for cell in dcells]
-        return LstmBackward(
-            dy, dhn, dcn, inputs, buffer, stamp, dx, dcells, dh0, dc0, accumulate, overlap_checked=True, threads=threads
+        return refused._replace(
+            dy=dy, dhn=dhn, dcn=dcn, inputs=inputs, dx=dx, dcells=dcells, dh0=dh0, dc0=dc0, overlap_checked=True
         )
 
-    arguments = _new_backward((*incoming, cache.inputs, buffer, stamp, *results, accumulate, False, threads))
-    enter(cache.inputs.problem.engine.backward, arguments, fix)
+    arguments = (*incoming, cache.inputs, buffer, stamp, *results, accumulate, False, threads)
+    enter(LstmBackward, cache.inputs.problem.engine.backward, arguments, fix)
     for array, computed in copies:
         array[...] = computed
 

@@ -87,7 +87,6 @@ class Inputs(NamedTuple):
     seed: int
 
 
-_new_forward: Final[Callable[[tuple[Any, ...]], LstmForward]] = partial(tuple.__new__, LstmForward)
 _new_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__, Inputs)
 
 
@@ -327,7 +326,7 @@ def run_forward(
 ) -> Inputs:
     """Run the engine. Outputs have the right shape and dtype. Returns the inputs in the form the engine accepted."""
 
-    def fix(_: Refusal) -> LstmForward:
+    def fix(_: Refusal, refused: LstmForward) -> LstmForward:
         checked = checked_inputs(inputs)
         read = {**named_inputs(checked), "h0": inputs.h0, "c0": inputs.c0}
         for state, before, after in (("h0", inputs.h0, hn), ("c0", inputs.c0, cn)):
@@ -335,16 +334,16 @@ def run_forward(
                 del read[state]
         _args.check_disjoint({"out.y": y, "out.hn": hn, "out.cn": cn, "cache": buffer}, read)
         to_y, to_hn, to_cn = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
-        return LstmForward(checked, buffer, stamp, to_y, to_hn, to_cn, True, threads)
+        return refused._replace(inputs=checked, y=to_y, hn=to_hn, cn=to_cn, overlap_checked=True)
 
-    arguments = _new_forward((inputs, buffer, stamp, y, hn, cn, False, threads))
-    _, taken = enter(inputs.problem.engine.forward, arguments, fix)
-    if taken is arguments:
+    arguments = (inputs, buffer, stamp, y, hn, cn, False, threads)
+    _, fixed = enter(LstmForward, inputs.problem.engine.forward, arguments, fix)
+    if fixed is None:
         return inputs
-    for array, computed in ((y, taken.y), (hn, taken.hn), (cn, taken.cn)):
+    for array, computed in ((y, fixed.y), (hn, fixed.hn), (cn, fixed.cn)):
         if array is not None and array is not computed:
             array[...] = computed
-    return cast(Inputs, taken.inputs)
+    return cast(Inputs, fixed.inputs)
 
 
 def named_inputs(inputs: Inputs) -> dict[str, Array | None]:
