@@ -95,11 +95,11 @@ def as_array(name: str, value: object) -> Array:
         try:
             return foreign_array(value)
         except TypeError as error:
-            raise ArgumentTypeError(name, "{argument} {}", error) from None
+            raise ArgumentTypeError(name, "{argument} {}", str(error)) from None
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(name, "{argument} is not an array: {}", error) from None
+        raise ArgumentTypeError(name, "{argument} is not an array: {}", str(error)) from None
 
 
 def check_not_masked(name: str, value: object) -> None:

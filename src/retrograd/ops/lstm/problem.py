@@ -136,7 +136,7 @@ def _problem(
         try:
             f = _args.as_activation(activation)
         except ArgumentError as error:
-            raise type(error)(f"activations.{role}", "{argument}: {}", error) from None
+            raise type(error)(f"activations.{role}", "{argument}: {}", str(error)) from None
         codes.append((f.code, f.alpha, f.beta))
     layers = cells // directions
     check_fits(steps, samples, inputs, units, cells)
