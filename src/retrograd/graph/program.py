@@ -283,7 +283,7 @@ class Program:
             try:
                 array = foreign_array(argument)
             except TypeError as error:
-                raise ArgumentTypeError(name, "{argument} {}", error) from None
+                raise ArgumentTypeError(name, "{argument} {}", str(error)) from None
         else:
             array = _args.as_array(name, argument)
         if array.shape != shape:

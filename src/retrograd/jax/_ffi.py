@@ -46,7 +46,7 @@ def as_operand(name: str, value: object) -> jax.Array:
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(name, "{argument} is not an array: {}", error) from None
+        raise ArgumentTypeError(name, "{argument} is not an array: {}", str(error)) from None
 
 
 def call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ._threads import checked_num_threads
 from ._types import INT64, Array, check_native
 from .activation import Activation
 
+_Record = TypeVar("_Record", bound=tuple[Any, ...])
 # Activation parameters that are compared with the data, so they must be rounded to the data's dtype.
 _BOUND_PARAMETERS: Final = {"clamp": ("alpha", "beta"), "clamped_leaky_relu": ("beta",), "threshold": ("beta",)}
 
@@ -94,11 +95,11 @@ def as_array(name: str, value: object) -> Array:
         try:
             return foreign_array(value)
         except TypeError as error:
-            raise ArgumentTypeError(name, "{argument} {}", error) from None
+            raise ArgumentTypeError(name, "{argument} {}", str(error)) from None
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentTypeError(name, "{argument} is not an array: {}", error) from None
+        raise ArgumentTypeError(name, "{argument} is not an array: {}", str(error)) from None
 
 
 def check_not_masked(name: str, value: object) -> None:
@@ -245,14 +246,15 @@ def as_plain(array: Array) -> Array:
 
 
 def disjoint_arguments(
-    arguments: tuple[Any, ...],
+    _: object,
+    arguments: _Record,
     results: Mapping[str, Array | None],
     inputs: Mapping[str, Array | None],
     in_place: Mapping[str, tuple[str, ...]] | None = None,
-) -> tuple[Any, ...]:
-    """Return the engine's arguments, after a check by element: the engine compares only spans of memory."""
+) -> _Record:
+    """Return refused arguments, after a check by element: the engine compares only spans of memory."""
     check_disjoint(results, inputs, in_place)
-    return arguments
+    return arguments._replace(overlap_checked=True)  # type: ignore[attr-defined, no-any-return]  # a NamedTuple
 
 
 def all_contiguous(*arrays: Array | None) -> bool:

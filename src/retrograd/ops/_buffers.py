@@ -233,7 +233,7 @@ class _Views:
             try:
                 view = foreign_array(value)
             except TypeError as error:
-                raise ArgumentTypeError(name, "{argument} {}", error) from None
+                raise ArgumentTypeError(name, "{argument} {}", str(error)) from None
             if is_tensor(value):
                 self._tensors.append((name, value))
             self._given[id(view)] = view, value

@@ -17,6 +17,7 @@ from ._errors import ArgumentError, of_function
 __all__ = ["Reason", "Refusal", "enter", "named", "public", "raise_unexplained", "warn"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Record = TypeVar("_Record", bound=tuple[Any, ...])  # the arguments of an engine function, by name
 _ARGUMENT_ERRORS: Final = (TypeError, ValueError)
 
 
@@ -89,30 +90,29 @@ def warn(message: str) -> None:
 
 
 def enter(
+    record: Callable[..., _Record],
     engine: Callable[..., Any],
     arguments: tuple[Any, ...],
-    threads: int,
-    fix: Callable[[Refusal], tuple[Any, ...]],
-) -> tuple[Any, tuple[Any, ...]]:
-    """Call the engine. Returns its result and the arguments that it accepted.
+    fix: Callable[..., Any],
+    *context: Any,
+) -> tuple[Any, _Record | None]:
+    """Call the engine. Returns its result, and the arguments it has accepted if those are not the ones given.
 
     The engine only makes cheap checks, of memory spans, exact types and strides, and refuses anything that fails one.
-    `fix` then finds the cause: it raises an error, or returns arguments that the engine accepts.
+    ``fix(refusal, arguments, *context)``, which gets the arguments as a `record`, then finds the cause: it raises an
+    error, or returns arguments that the engine accepts. Only then are they a record: to make one, and to unpack it,
+    takes as long as the engine's checks.
     """
-    answer = engine(*(arguments + (False, threads)))  # noqa: RUF005 (unpacking builds a list first)
-    if type(answer) is Refusal:
-        return enter_again(engine, fix(answer), threads)
-    return answer, arguments
-
-
-def enter_again(engine: Callable[..., Any], arguments: tuple[Any, ...], threads: int) -> tuple[Any, tuple[Any, ...]]:
-    """The second half of `enter`: call the engine with arguments that were fixed after a refusal."""
-    answer = engine(*arguments, True, threads)
+    answer = engine(*arguments)
+    if type(answer) is not Refusal:
+        return answer, None
+    fixed: _Record = fix(answer, record(*arguments), *context)
+    answer = engine(*fixed)
     if type(answer) is Refusal:
         raise_unexplained(answer)
-    return answer, arguments
+    return answer, fixed
 
 
-def raise_unexplained(refusal: Refusal) -> NoReturn:
+def raise_unexplained(refusal: Refusal, *_: object) -> NoReturn:
     """Raise for a refusal that the Python checks should have caught."""
     raise RuntimeError(f"the engine refused {refusal.argument}: {refusal.reason.name}")

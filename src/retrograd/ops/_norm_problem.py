@@ -70,8 +70,9 @@ def norm_problem(
     if type(eps) is not float:
         eps = _args.as_number("eps", eps)
     try:
-        # As integers: 1.0 is not a valid axis, but equals 1.
-        axis, num_groups = operator.index(axis), operator.index(num_groups)
+        if type(axis) is not int or type(num_groups) is not int:
+            # As integers: 1.0 is not a valid axis, but equals 1.
+            axis, num_groups = operator.index(axis), operator.index(num_groups)
         return norm_problem_of(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from)
     except TypeError:  # an unhashable argument, or a type error from the checks: run them again without the memo
         return norm_problem_of.__wrapped__(kind, x.shape, x.dtype, axis, num_groups, eps, activation, slope_from)

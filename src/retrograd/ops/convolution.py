@@ -14,9 +14,10 @@ import numpy as np
 
 from .. import _core
 from . import _args, _memory
-from ._call import Refusal, enter, public
+from ._call import enter, public, raise_unexplained
 from ._errors import ArgumentValueError
 from ._images import Padding, PerAxis, as_images, paddings, per_axis, spatial, with_spatial
+from ._records import ChannelSums, Convolve, ConvWeights
 from ._types import Array, is_float64
 from .activation import Activation, check_output_tells_slope
 from .elementwise import activation_backward
@@ -180,7 +181,9 @@ def _forward(
         out = _memory.empty(problem.y_shape, x.dtype)
     else:
         _args.check_result("out", out, problem.y_shape, x.dtype)
-    _convolve(problem, transposed, f, "x", x, w, bias, "out", out, False, threads, {"x": x, "w": w, "b": b})
+    arguments = _convolve(problem, transposed, f, x, w, bias, out, False, False, threads)
+    inputs = {"x": x, "w": w, "b": b}
+    enter(Convolve, _core.convolve, arguments, _args.disjoint_arguments, {"out": out}, inputs)
     return out
 
 
@@ -233,29 +236,32 @@ def _backward(
         _args.check_dtype("y", y, x.dtype, "as {x} is")
         _args.check_aligned("y", y)
     # Several calls of the engine, of which the first would write before the last is checked.
-    _args.check_disjoint(_args.named_results(gradients), inputs)
+    if _core.may_overlap(gradients, inputs.values()):
+        _args.check_disjoint(_args.named_results(gradients), inputs)
     dz = dy if f.name == "identity" else activation_backward(dy, f, y=y, num_threads=num_threads)
+    f64 = is_float64("x", x)
     dx, dw, db = gradients
     if dx is not None:
         identity = _args.as_activation(None)
-        _convolve(problem, not transposed, identity, "dy", dz, w, None, "out.dx", dx, accumulate, threads, inputs)
-    small, large = (x, dz) if transposed else (dz, x)
+        to_dx = _convolve(problem, not transposed, identity, dz, w, None, dx, accumulate, True, threads)
+        enter(Convolve, _core.convolve, to_dx, raise_unexplained)
     if dw is not None:
-        f64 = is_float64("x", x)
-        target = _args.as_plain(dw)
-        arguments = (
+        small, large = (x, dz) if transposed else (dz, x)
+        to_dw = (
             f64,
             problem.images(large),
             problem.images(small),
-            _kernels(target),
+            _kernels(_args.as_plain(dw)),
             problem.geometry,
             bool(accumulate),
+            True,
+            threads,
         )
-        enter(_core.conv_weights, arguments, threads, lambda _: arguments)
+        enter(ConvWeights, _core.conv_weights, to_dw, raise_unexplained)
     if db is not None:
         target = _args.contiguous_result(db, accumulate)
-        sums = (is_float64("x", x), problem.images(dz), target, bool(accumulate))
-        enter(_core.channel_sums, sums, threads, lambda _: sums)
+        to_db = (f64, problem.images(dz), target, bool(accumulate), True, threads)
+        enter(ChannelSums, _core.channel_sums, to_db, raise_unexplained)
         if target is not db:
             db[...] = target
     return gradients
@@ -265,18 +271,16 @@ def _convolve(
     problem: ConvProblem,
     transposed: bool,
     f: Activation,
-    source_name: str,
     source: Array,
     w: Array,
     bias: Array | None,
-    target_name: str,
     target: Array,
     accumulate: bool,
+    overlap_checked: bool,
     threads: int,
-    inputs: Mapping[str, Array | None],
-) -> None:
-    arguments = (
-        is_float64(source_name, source),
+) -> tuple[Any, ...]:
+    return (
+        is_float64("x", source),
         transposed,
         f.code,
         *_args.rounded_parameters(f, source.dtype),
@@ -286,12 +290,9 @@ def _convolve(
         problem.images(_args.as_plain(target)),
         problem.geometry,
         bool(accumulate),
+        overlap_checked,
+        threads,
     )
-
-    def fix(_: Refusal) -> tuple[Any, ...]:
-        return _args.disjoint_arguments(arguments, {target_name: target}, inputs)
-
-    enter(_core.convolve, arguments, threads, fix)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from .. import _core
 from . import _args, _memory
 from ._call import Refusal, enter, public
 from ._errors import ArgumentValueError
+from ._records import ActivationBackward, ActivationForward, Dropout
 from ._types import Array, dtype_code, is_float64
 from .activation import Activation, check_output_tells_slope
 
@@ -27,14 +28,15 @@ def activation_forward(
     threads = _args.thread_count(num_threads)
     y = _memory.empty_like(x) if out is None else out
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    arguments = (*settings, x, y, False, threads)
+
+    def fix(refusal: Refusal, refused: ActivationForward) -> ActivationForward:
         _args.check_aligned("x", x)
         _args.check_result("out", y, x.shape, x.dtype)
-        return _args.disjoint_arguments(
-            (*settings, x, _args.as_plain(y)), {"out": y}, {"x": x}, in_place={"out": ("x",)}
-        )
+        plain = refused._replace(y=_args.as_plain(y))
+        return _args.disjoint_arguments(refusal, plain, {"out": y}, {"x": x}, in_place={"out": ("x",)})
 
-    enter(_core.activation_forward, (*settings, x, y), threads, fix)
+    enter(ActivationForward, _core.activation_forward, arguments, fix)
     return y
 
 
@@ -68,15 +70,18 @@ def activation_backward(
     if accumulate and out is None:
         raise ArgumentValueError("out", "{accumulate}=True adds to {out}, which is missing")
     dx = _memory.empty_like(dy) if out is None else out
+    arguments = (*settings, dy, known, y is None, dx, bool(accumulate), False, threads)
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(refusal: Refusal, refused: ActivationBackward) -> ActivationBackward:
         _args.check_aligned("dy", dy)
         _args.check_aligned(name, known)
         _args.check_result("out", dx, dy.shape, dy.dtype)
-        arguments = (*settings, dy, known, y is None, _args.as_plain(dx), bool(accumulate))
-        return _args.disjoint_arguments(arguments, {"out": dx}, {"dy": dy, name: known}, in_place={"out": ("dy", name)})
+        plain = refused._replace(dx=_args.as_plain(dx))
+        return _args.disjoint_arguments(
+            refusal, plain, {"out": dx}, {"dy": dy, name: known}, in_place={"out": ("dy", name)}
+        )
 
-    enter(_core.activation_backward, (*settings, dy, known, y is None, dx, bool(accumulate)), threads, fix)
+    enter(ActivationBackward, _core.activation_backward, arguments, fix)
     return dx
 
 
@@ -100,15 +105,12 @@ def dropout(x: Array, rate: float, *, seed: int, out: Array | None = None, num_t
     else:
         _args.check_result("out", out, x.shape, x.dtype)
     written = _args.contiguous_result(out)
-    if not _args.all_contiguous(x, out):
+    copied = not _args.all_contiguous(x, out)
+    if copied:
         _args.check_disjoint({"out": out}, {"x": x}, in_place={"out": ("x",)})
-    arguments = (f64, np.ascontiguousarray(x).reshape(-1), rate, seed, written.reshape(-1))
-    enter(
-        _core.dropout,
-        arguments,
-        threads,
-        lambda _: _args.disjoint_arguments(arguments, {"out": out}, {"x": x}, {"out": ("x",)}),
-    )
+    flat = np.ascontiguousarray(x).reshape(-1)
+    arguments = (f64, flat, rate, seed, written.reshape(-1), copied, threads)
+    enter(Dropout, _core.dropout, arguments, _args.disjoint_arguments, {"out": out}, {"x": x}, {"out": ("x",)})
     if written is not out:
         out[...] = written
     return out

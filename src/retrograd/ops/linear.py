@@ -16,6 +16,7 @@ from .. import _core
 from . import _args, _memory
 from ._call import Reason, Refusal, enter, public
 from ._errors import ArgumentValueError
+from ._records import EmbeddingBackward, EmbeddingForward, LinearBackward, LinearForward
 from ._types import Array, is_float64
 
 __all__ = [
@@ -56,19 +57,18 @@ def linear_forward(
         bias = _as_bias(b, w)
     threads = _args.thread_count(num_threads)
     shape = (*x.shape[:-1], outputs)
+    copied = False  # the engine gets a copy, and does not see what overlaps the caller's array
     if out is None:
         out = y = _memory.empty(shape, x.dtype)
     else:
         _args.check_result("out", out, shape, x.dtype)
         y = _writable_form(out)
-        if not _args.all_contiguous(x, b, out):
+        copied = not _args.all_contiguous(x, b, out)
+        if copied:
             _args.check_disjoint({"out": out}, {"x": x, "w": w, "b": b})
-    arguments = (f64, _as_rows(x), w, bias, _as_rows(y))
+    arguments = (f64, _as_rows(x), w, bias, _as_rows(y), copied, threads)
     enter(
-        _core.linear_forward,
-        arguments,
-        threads,
-        lambda _: _args.disjoint_arguments(arguments, {"out": out}, {"x": x, "w": w, "b": b}),
+        LinearForward, _core.linear_forward, arguments, _args.disjoint_arguments, {"out": out}, {"x": x, "w": w, "b": b}
     )
     if y is not out:
         out[...] = y
@@ -121,15 +121,18 @@ def linear_backward(
     to_dw, dw = _result("out.dw", want_dw, dw, w.shape, x.dtype, accumulate)
     to_db, db = _result("out.db", want_db, db, w.shape[:1], x.dtype, accumulate)
     gradients = LinearGradients(dx, dw, db)
-    if out is not None and not _args.all_contiguous(dy, x, dx, dw, db):
+    copied = out is not None and not _args.all_contiguous(dy, x, dx, dw, db)
+    if copied:
         _args.check_disjoint(_args.named_results(gradients), {"dy": dy, "x": x, "w": w})
     rows = None if to_dx is None else _as_rows(to_dx)
-    arguments = (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate))
+    arguments = (f64, _as_rows(dy), _as_rows(x), w, rows, to_dw, to_db, bool(accumulate), copied, threads)
     enter(
+        LinearBackward,
         _core.linear_backward,
         arguments,
-        threads,
-        lambda _: _args.disjoint_arguments(arguments, _args.named_results(gradients), {"dy": dy, "x": x, "w": w}),
+        _args.disjoint_arguments,
+        {"out.dx": dx, "out.dw": dw, "out.db": db},
+        {"dy": dy, "x": x, "w": w},
     )
     for array, computed in zip(gradients, (to_dx, to_dw, to_db), strict=True):
         if array is not computed and array is not None:
@@ -155,17 +158,17 @@ def embedding_forward(
     else:
         _args.check_result("out", out, shape, table.dtype)
     y = _args.contiguous_result(out)
-    if not _args.all_contiguous(indices, out):
+    copied = not _args.all_contiguous(indices, out)
+    if copied:
         _args.check_disjoint({"out": out}, {"indices": indices, "table": table})
-    arguments = (f64, positions, table, _as_rows(y))
+    arguments = (f64, positions, table, _as_rows(y), copied, threads)
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(refusal: Refusal, arguments: EmbeddingForward) -> EmbeddingForward:
         if refusal.reason is Reason.out_of_range:
             _args.raise_out_of_range("indices", indices, len(table), "the rows of {table} are")
-        _args.check_disjoint({"out": out}, {"indices": indices, "table": table})
-        return arguments
+        return _args.disjoint_arguments(refusal, arguments, {"out": out}, {"indices": indices, "table": table})
 
-    enter(_core.embedding_forward, arguments, threads, fix)
+    enter(EmbeddingForward, _core.embedding_forward, arguments, fix)
     if y is not out:
         out[...] = y
     return out
@@ -202,17 +205,18 @@ def embedding_backward(
         raise ArgumentValueError("out", "{accumulate}=True adds to {out}, which is missing")
     else:
         out = _memory.empty(shape, dy.dtype)
-    if not _args.all_contiguous(dy, indices):
+    copied = not _args.all_contiguous(dy, indices)
+    if copied:
         _args.check_disjoint({"out": out}, {"dy": dy, "indices": indices})
-    arguments = (f64, np.ascontiguousarray(_as_rows(dy)), positions, _args.as_plain(out), bool(accumulate))
+    given = np.ascontiguousarray(_as_rows(dy))
+    arguments = (f64, given, positions, _args.as_plain(out), bool(accumulate), copied, threads)
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(refusal: Refusal, arguments: EmbeddingBackward) -> EmbeddingBackward:
         if refusal.reason is Reason.out_of_range:
             _args.raise_out_of_range("indices", indices, count, "{rows} is")
-        _args.check_disjoint({"out": out}, {"dy": dy, "indices": indices})
-        return arguments
+        return _args.disjoint_arguments(refusal, arguments, {"out": out}, {"dy": dy, "indices": indices})
 
-    enter(_core.embedding_backward, arguments, threads, fix)
+    enter(EmbeddingBackward, _core.embedding_backward, arguments, fix)
     return out
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from .. import _core
 from . import _args, _memory
 from ._call import Reason, Refusal, enter, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._records import CosineDistance, ElementLosses, SoftmaxCrossEntropy
 from ._types import Array, is_float64
 
 __all__ = [
@@ -166,11 +167,15 @@ def cosine_distance(
     width, count = y.shape[-1], math.prod(y.shape[:-1])
     losses = np.empty(count) if reduction == "none" else None
 
-    def arguments(dy: Array | None) -> tuple[Any, ...]:
-        flat = (np.ascontiguousarray(a).reshape(count, width) for a in (y, target))
-        return (*flat, *weighed.flat, *options.codes(), losses, None if dy is None else dy.reshape(count, width))
+    def arguments(dy: Array | None, overlap_checked: bool, threads: int) -> tuple[Any, ...]:
+        rows, targets = (np.ascontiguousarray(a).reshape(count, width) for a in (y, target))
+        gradient = None if dy is None else dy.reshape(count, width)
+        f64, codes = is_float64("y", y), options.codes()
+        return (f64, rows, targets, *weighed.flat, *codes, losses, gradient, None, overlap_checked, threads)
 
-    loss, dy = _run(_core.cosine_distance, "y", y, {"target": target}, ("y", "target"), weighed, options, arguments)
+    loss, dy = _run(
+        CosineDistance, _core.cosine_distance, "y", y, {"target": target}, ("y", "target"), weighed, options, arguments
+    )
     return (loss if losses is None else losses.astype(y.dtype).reshape(y.shape[:-1])), dy
 
 
@@ -313,6 +318,9 @@ def sigmoid_cross_entropy(
 # ---- shared ---------------------------------------------------------------------------------------------------------
 
 
+_Record = TypeVar("_Record", bound=tuple[Any, ...])
+
+
 class _Options(NamedTuple):
     """The options that all losses have."""
 
@@ -399,12 +407,18 @@ def _elements(
     weighed = _as_weights(weights, y.shape, y.dtype)
     values = _memory.empty(y.shape, y.dtype) if options.reduction == "none" else None
 
-    def arguments(dy: Array | None) -> tuple[Any, ...]:
-        flat = (np.ascontiguousarray(a).reshape(-1) for a in (y, target))
-        results = (None if a is None else a.reshape(-1) for a in (values, dy))
-        return (kind, *parameters, *flat, *weighed.flat, *options.codes(), *results)
+    def arguments(dy: Array | None, overlap_checked: bool, threads: int) -> tuple[Any, ...]:
+        flat, targets = (np.ascontiguousarray(a).reshape(-1) for a in (y, target))
+        losses, gradient = (None if a is None else a.reshape(-1) for a in (values, dy))
+        f64, codes = is_float64(name, y), options.codes()
+        return (
+            f64, kind, *parameters, flat, targets, *weighed.flat, *codes, losses, gradient, None, overlap_checked,
+            threads,
+        )  # fmt: skip
 
-    loss, dy = _run(_core.element_losses, name, y, {"target": target}, (name, "target"), weighed, options, arguments)
+    loss, dy = _run(
+        ElementLosses, _core.element_losses, name, y, {"target": target}, (name, "target"), weighed, options, arguments
+    )
     return (loss if values is None else values), dy
 
 
@@ -432,17 +446,23 @@ def _cross_entropy(
     count = math.prod(shape)
     losses = np.empty(count) if options.reduction == "none" else None
 
-    def arguments(dlogits: Array | None) -> tuple[Any, ...]:
-        rows, soft, gradient = (
-            None if a is None else np.ascontiguousarray(a).reshape(count, classes) for a in (logits, targets, dlogits)
+    def arguments(dlogits: Array | None, overlap_checked: bool, threads: int) -> tuple[Any, ...]:
+        rows = np.ascontiguousarray(logits).reshape(count, classes)
+        soft, gradient = (
+            None if a is None else np.ascontiguousarray(a).reshape(count, classes) for a in (targets, dlogits)
         )
-        return (rows, flat, ignored, soft, *weights.flat, smoothing, *options.codes(), losses, gradient)
+        f64, codes = is_float64("logits", logits), options.codes()
+        return (
+            f64, rows, flat, ignored, soft, *weights.flat, smoothing, *codes, losses, gradient, None, overlap_checked,
+            threads,
+        )  # fmt: skip
 
     def explain(refusal: Refusal) -> None:
         if refusal.reason is Reason.out_of_range:
             _args.raise_out_of_range("labels", labels, classes, "the classes of {logits} are", ignored)
 
     loss, dlogits = _run(
+        SoftmaxCrossEntropy,
         _core.softmax_cross_entropy,
         "logits",
         logits,
@@ -457,6 +477,7 @@ def _cross_entropy(
 
 
 def _run(
+    record: Callable[..., _Record],
     engine: Callable[..., Any],
     name: str,
     y: Array,
@@ -464,25 +485,29 @@ def _run(
     in_place: tuple[str, ...],
     weights: _Weights,
     options: _Options,
-    arguments: Callable[[Array | None], tuple[Any, ...]],
+    arguments: Callable[[Array | None, bool, int], tuple[Any, ...]],
     explain: Callable[[Refusal], None] | None = None,
 ) -> tuple[float, Array | None]:
-    """Call the engine with ``arguments(gradient)``. Returns the loss and the gradient of y, the array called `name`."""
+    """Call the engine with ``arguments(gradient, overlap_checked, threads)``.
+
+    Returns the loss and the gradient of y, the array called `name`.
+    """
     threads = _args.thread_count(options.num_threads)
     options.codes()  # checks them
     dy, written = _gradient(y, _args.as_flag("want_gradient", options.want_gradient), options.out)
     inputs = {name: y, **others, "weights": weights.given}
     may_replace = {"out": in_place}
-    if options.out is not None and not _args.all_contiguous(*inputs.values(), options.out):
+    copied = options.out is not None and not _args.all_contiguous(*inputs.values(), options.out)
+    if copied:
         _args.check_disjoint({"out": dy}, inputs, may_replace)
-    call = (is_float64(name, y), *arguments(written), None)
+    call = arguments(written, copied, threads)
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(refusal: Refusal, refused: _Record) -> _Record:
         if explain is not None:
             explain(refusal)
-        return _args.disjoint_arguments(call, {"out": dy}, inputs, may_replace)
+        return _args.disjoint_arguments(refusal, refused, {"out": dy}, inputs, may_replace)
 
-    loss, _ = enter(engine, call, threads, fix)
+    loss, _ = enter(record, engine, call, fix)
     if dy is not None and written is not None and written is not dy:
         dy[...] = written
     return loss, dy

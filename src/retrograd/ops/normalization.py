@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -27,9 +27,10 @@ from .. import _core
 from . import _args, _memory
 from ._arrays import same_elements
 from ._buffers import opaque
-from ._call import enter, enter_again, public
+from ._call import Refusal, enter, public, raise_unexplained
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._norm_problem import NormKind, NormProblem, as_parameter, as_set_values, as_statistics, check_data, norm_problem
+from ._records import NormBackward, NormForward, NormGradientSums
 from ._types import Array, Statistics
 from .activation import Activation
 
@@ -153,8 +154,6 @@ class RunningUpdate(NamedTuple):
 _PYTORCH: Final = RunningUpdate.pytorch()
 _GRADIENTS: Final = NormGradients._fields
 _NO_BUFFERS: Final = NormGradients()
-# The arguments of the engine's forward: x, gamma, beta, y, keep_x, statistics, given.
-_ForwardArguments: TypeAlias = tuple[Any, ...]
 # tuple.__new__ skips the NamedTuple constructor, which takes twice as long as all checks of a small call.
 new_cache: Final[Callable[[tuple[Any, ...]], NormCache]] = partial(tuple.__new__, NormCache)
 _new_gradients: Final[Callable[[tuple[Any, ...]], NormGradients]] = partial(tuple.__new__, NormGradients)
@@ -192,7 +191,8 @@ def batch_norm_forward(
     the running ones, and are constants. For `slope_from`, see "Slopes of saturated activations" in
     ``docs/numerics.md``.
     """
-    x = _args.as_array("x", x)
+    if type(x) is not np.ndarray:
+        x = _args.as_array("x", x)
     problem = norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
     running = _running(problem, running_mean, running_var, update, training, others)
@@ -231,7 +231,8 @@ def instance_norm_forward(
     samples; evaluation uses them for every sample. For `slope_from`, see "Slopes of saturated activations" in
     ``docs/numerics.md``.
     """
-    x = _args.as_array("x", x)
+    if type(x) is not np.ndarray:
+        x = _args.as_array("x", x)
     problem = norm_problem("instance_norm", x, channel_axis, 1, eps, activation, slope_from)
     others = {"x": x, "gamma": gamma, "beta": beta, "out": out, "keep_x": keep_x}
     running = _running(problem, running_mean, running_var, update, training, others)
@@ -265,7 +266,8 @@ def layer_norm_forward(
 
     For `slope_from`, see "Slopes of saturated activations" in ``docs/numerics.md``.
     """
-    x = _args.as_array("x", x)
+    if type(x) is not np.ndarray:
+        x = _args.as_array("x", x)
     problem = norm_problem("layer_norm", x, axis, 1, eps, activation, slope_from)
     return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
@@ -291,7 +293,8 @@ def group_norm_forward(
 
     For `slope_from`, see "Slopes of saturated activations" in ``docs/numerics.md``.
     """
-    x = _args.as_array("x", x)
+    if type(x) is not np.ndarray:
+        x = _args.as_array("x", x)
     problem = norm_problem("group_norm", x, channel_axis, num_groups, eps, activation, slope_from)
     return run_forward(problem, x, gamma, beta, mean, var, False, out, keep_x, num_threads)
 
@@ -316,7 +319,8 @@ def batch_norm_cache(
     `y`, the output of that pass, is used only if the slope of an activation is computed from it. Gradients flow
     through the statistics, unless they are `frozen`: constants, as in evaluation.
     """
-    x = _args.as_array("x", x)
+    if type(x) is not np.ndarray:
+        x = _args.as_array("x", x)
     problem = norm_problem("batch_norm", x, channel_axis, 1, eps, activation, slope_from)
     if gamma is not None:
         gamma = as_parameter(problem, "gamma", gamma)
@@ -342,14 +346,15 @@ def batch_norm_cache(
 @public
 def batch_norm_statistics(x: Array, *, channel_axis: int = 1, num_threads: int | None = None) -> NormStatistics:
     """Count, mean and biased variance of each channel, for :func:`combine_statistics` across workers."""
-    x = _args.as_array("x", x)
+    if type(x) is not np.ndarray:
+        x = _args.as_array("x", x)
     problem = norm_problem("batch_norm", x, channel_axis, 1, 0.0, None, "output")
     statistics = np.zeros((2, *problem.statistics_shape))
     if problem.engine is not None:
         threads = _args.thread_count(num_threads)
         _args.check_aligned("x", x)
-        arguments = (x, None, None, None, None, statistics, False)
-        enter(problem.engine.forward, arguments, threads, lambda refusal: arguments)
+        arguments = (x, None, None, None, None, statistics, False, True, threads)
+        enter(NormForward, problem.engine.forward, arguments, raise_unexplained)
     return NormStatistics(problem.set_size, statistics[0], statistics[1])
 
 
@@ -406,38 +411,39 @@ def run_forward(
     given = mean is not None or var is not None
     statistics = as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
-    y = _memory.empty_like(x) if out is None else out
-    saved_y: Array | None = y
-    refused = True
+    y = out if out is not None else np.empty_like(x) if x.nbytes < _memory.LARGE else _memory.empty_like(x)
+    arguments = (x, gamma, beta, y, keep_x, statistics, given, False, threads)
     if problem.engine is not None:
-        # Without the tuple of arguments that `enter` takes, a small call takes a sixth less time.
-        refused = problem.engine.forward(x, gamma, beta, y, keep_x, statistics, given, False, threads) is not None
-    if refused:
-        arguments = _fixed_forward(problem, (x, gamma, beta, y, keep_x, statistics, given), threads)
-        _, gamma, beta, saved_y, keep_x, _, _ = arguments
+        _, fixed = enter(NormForward, problem.engine.forward, arguments, _fixed_forward, problem)
+    else:
+        fixed = _checked_forward(NormForward(*arguments), problem)
+        if not given:
+            statistics.fill(0.0)
+    saved_y: Array | None = y
+    if fixed is not None:
+        gamma, beta, saved_y, keep_x = fixed.gamma, fixed.beta, fixed.y, fixed.keep
     saved_x = x if keep_x is None else keep_x
     if not problem.needs_y:
         saved_y = None
     return y, new_cache((problem, saved_x, saved_y, gamma, beta, statistics, given, frozen))
 
 
-def _fixed_forward(problem: NormProblem, arguments: _ForwardArguments, threads: int) -> _ForwardArguments:
-    """Raise for invalid arguments, or convert them and call the engine again. Returns what the engine accepted."""
-    x, gamma, beta, y, keep_x, statistics, given = _checked_forward(problem, arguments)
-    if problem.engine is None:
-        if not given:
-            statistics.fill(0.0)
-        return x, gamma, beta, y, keep_x, statistics, given
+def _fixed_forward(_: Refusal, arguments: NormForward, problem: NormProblem) -> NormForward:
+    """Raise for invalid arguments, or convert them to what the engine accepts."""
+    fixed = _checked_forward(arguments, problem)
+    x, gamma, beta, y, keep_x, statistics = fixed[:6]
+    assert y is not None
     inputs = {"x": x, "gamma": gamma, "beta": beta, "mean": statistics[0, ...], "var": statistics[1, ...]}
     _args.check_disjoint({"out": y, "keep_x": keep_x}, inputs, in_place={"out": ("x",)})
     if keep_x is None and same_elements(x, y):  # backward needs x, which y overwrites
         keep_x = _memory.empty_like(x)
-    return enter_again(problem.engine.forward, (x, gamma, beta, y, keep_x, statistics, given), threads)[1]
+    return fixed._replace(keep=keep_x, overlap_checked=True)
 
 
-def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _ForwardArguments:
+def _checked_forward(arguments: NormForward, problem: NormProblem) -> NormForward:
     """Raise for invalid arguments, convert those that can be converted."""
-    x, gamma, beta, y, keep_x, statistics, given = arguments
+    x, gamma, beta, y, keep_x = arguments[:5]
+    assert y is not None
     if gamma is not None:
         gamma = as_parameter(problem, "gamma", gamma)
     if beta is not None:
@@ -447,7 +453,7 @@ def _checked_forward(problem: NormProblem, arguments: _ForwardArguments) -> _For
         _args.check_result("keep_x", keep_x, problem.shape, problem.dtype)
         keep_x = _args.as_plain(keep_x)
     _args.check_aligned("x", x)
-    return x, gamma, beta, _args.as_plain(y), keep_x, statistics, given
+    return arguments._replace(gamma=gamma, beta=beta, y=_args.as_plain(y), keep=keep_x)
 
 
 # ---- running statistics ---------------------------------------------------------------------------------------------
@@ -595,8 +601,8 @@ def batch_norm_gradient_sums(dy: Array, cache: NormCache, *, num_threads: int | 
     if problem.engine is not None:
         threads = _args.thread_count(num_threads)
         _args.check_aligned("dy", dy)
-        arguments = (dy, cache, sum_dz, sum_dz_xhat)
-        enter(problem.engine.gradient_sums, arguments, threads, lambda refusal: arguments)
+        arguments = (dy, cache, sum_dz, sum_dz_xhat, True, threads)
+        enter(NormGradientSums, problem.engine.gradient_sums, arguments, raise_unexplained)
     return GradientSums(problem.set_size, sum_dz, sum_dz_xhat)
 
 
@@ -626,7 +632,7 @@ def _backward(
     accumulate: bool,
     num_threads: int | None,
 ) -> NormGradients:
-    problem = _checked_cache(kind, cache)
+    problem = cache.problem if type(cache) is NormCache and cache.problem.kind == kind else _checked_cache(kind, cache)
     buffers = dx, dgamma, dbeta = _NO_BUFFERS if out is None else _args.gradient_buffers(out, NormGradients)
     if need is not None:
         want_dx, want_dgamma, want_dbeta = _args.needed_gradients(need, _GRADIENTS, buffers)
@@ -647,58 +653,58 @@ def _backward(
         accumulate = _args.as_flag("accumulate", accumulate)
 
     if want_dx and dx is None:
-        dx = _memory.empty_like(cache.x)
+        dx = np.empty_like(cache.x) if cache.x.nbytes < _memory.LARGE else _memory.empty_like(cache.x)
     if want_dgamma and dgamma is None:
         dgamma = np.empty(problem.parameter_shape, problem.arithmetic)
     if want_dbeta and dbeta is None:
         dbeta = np.empty(problem.parameter_shape, problem.arithmetic)
-    results = _new_gradients((dx, dgamma, dbeta))
-    run_backward(problem, dy, cache, results, accumulate, threads, sum_dz, sum_dz_xhat, count)
-    return results
+    _run_backward(problem, (dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate, False, threads))
+    return _new_gradients((dx, dgamma, dbeta))
 
 
 def run_backward(
-    problem: NormProblem,
-    dy: Array,
-    cache: NormCache,
-    results: NormGradients,
-    accumulate: bool,
-    threads: int,
-    sum_dz: Statistics | None = None,
-    sum_dz_xhat: Statistics | None = None,
-    count: Statistics | None = None,
+    problem: NormProblem, dy: Array, cache: NormCache, results: NormGradients, accumulate: bool, threads: int
 ) -> None:
     """Compute the gradients that `results` has arrays for."""
-    dx, dgamma, dbeta = results
+    _run_backward(problem, (dy, cache, None, None, None, *results, accumulate, False, threads))
+
+
+def _run_backward(problem: NormProblem, arguments: tuple[Any, ...]) -> None:
+    """The same for a tuple of the fields of `NormBackward`."""
     if problem.engine is None:
-        _check_results(problem, _checked_dy(dy, problem), cache, results)
-        for empty_sum in (dgamma, dbeta):
-            if empty_sum is not None and not accumulate:
+        given = NormBackward(*arguments)
+        results = NormGradients(given.dx, given.dgamma, given.dbeta)
+        _check_results(problem, _checked_dy(given.dy, problem), cast(NormCache, given.cache), results)
+        for empty_sum in results[1:]:
+            if empty_sum is not None and not given.accumulate:
                 empty_sum.fill(0)
         return
-    refusal = problem.engine.backward(
-        dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate, False, threads
-    )
-    if refusal is not None:
-        _fixed_backward(problem, (dy, cache, sum_dz, sum_dz_xhat, count, *results, accumulate), threads)
+    _, fixed = enter(NormBackward, problem.engine.backward, arguments, _fixed_backward)
+    if fixed is not None:
+        given = NormBackward(*arguments)
+        for array, computed in ((given.dgamma, fixed.dgamma), (given.dbeta, fixed.dbeta)):
+            if array is not None and array is not computed:
+                array[...] = computed
 
 
-def _fixed_backward(problem: NormProblem, arguments: tuple[Any, ...], threads: int) -> None:
-    """Raise for invalid arguments, or convert them and call the engine again."""
-    assert problem.engine is not None
-    dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate = arguments
-    dy = _checked_dy(dy, problem)
+def _fixed_backward(_: Refusal, arguments: NormBackward) -> NormBackward:
+    """Raise for invalid arguments, or convert them to what the engine accepts."""
+    cache = cast(NormCache, arguments.cache)
+    problem = cache.problem
+    dx, dgamma, dbeta = arguments.dx, arguments.dgamma, arguments.dbeta
+    dy = _checked_dy(arguments.dy, problem)
     _args.check_aligned("dy", dy)
     _check_output(problem, cache)
     _check_results(problem, dy, cache, NormGradients(dx, dgamma, dbeta))
-    # The engine writes the gradients of gamma and beta only to contiguous arrays.
-    written = [None if array is None else _args.contiguous_result(array, accumulate) for array in (dgamma, dbeta)]
-    plain_dx = None if dx is None else _args.as_plain(dx)
-    fixed = (dy, cache, sum_dz, sum_dz_xhat, count, plain_dx, *written, accumulate)
-    enter_again(problem.engine.backward, fixed, threads)
-    for array, computed in zip((dgamma, dbeta), written, strict=True):
-        if array is not computed:
-            array[...] = computed
+    keep = arguments.accumulate
+    return arguments._replace(
+        dy=dy,
+        dx=None if dx is None else _args.as_plain(dx),
+        # The engine writes the gradients of gamma and beta only to contiguous arrays.
+        dgamma=None if dgamma is None else _args.contiguous_result(dgamma, keep),
+        dbeta=None if dbeta is None else _args.contiguous_result(dbeta, keep),
+        overlap_checked=True,
+    )
 
 
 def _check_output(problem: NormProblem, cache: NormCache) -> None:

@@ -25,6 +25,7 @@ from ._args import (
 )
 from ._call import Refusal, enter, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._records import GlobalNorm, OptimizerStep
 from ._types import FLOATS, Array
 
 __all__ = ["adam_step", "global_norm", "rmsprop_step", "sgd_step"]
@@ -217,16 +218,18 @@ def global_norm(arrays: Arrays, *, num_threads: int | None = None) -> float:
     threads = thread_count(num_threads)
     given = _as_list("arrays", arrays)
 
-    def fix(refusal: Refusal) -> tuple[list[Array]]:
+    arguments = (given, False, threads)
+
+    def fix(_: Refusal, refused: GlobalNorm) -> GlobalNorm:
         plain = []
         for i, value in enumerate(given):
             array = as_array(f"arrays[{i}]", value)
             _check_dtype(f"arrays[{i}]", array)
             check_aligned(f"arrays[{i}]", array)
             plain.append(array)
-        return (plain,)
+        return refused._replace(arrays=plain)
 
-    norm, _ = enter(_core.global_norm, (given,), threads, fix)
+    norm, _ = enter(GlobalNorm, _core.global_norm, arguments, fix)
     return float(norm)
 
 
@@ -421,16 +424,25 @@ def _step(
     for name, arrays in states.items():
         if arrays is None and name in _NEEDED_STATES:
             raise ArgumentTypeError(name, "{argument} is None; it is needed, zeros before the first step")
-    arguments = (updated, gradient_list, *state_lists, *([[]] * (3 - len(state_lists))))
+    arguments = (updated, gradient_list, *state_lists, *([[]] * (3 - len(state_lists))), False, threads)
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(_: Refusal, refused: OptimizerStep) -> OptimizerStep:
         given = {name: arrays for name, arrays in zip(states, state_lists, strict=True) if states[name] is not None}
         written, read = _checked({"parameters": updated, "gradients": gradient_list, **given})
         check_disjoint(written, read)
-        plain = [[as_plain(array) for array in arrays] for arrays in (updated, *arguments[2:])]
-        return (plain[0], list(read.values()), *plain[1:])
+        plain = [
+            [as_plain(a) for a in arrays] for arrays in (updated, refused.states0, refused.states1, refused.states2)
+        ]
+        return refused._replace(
+            parameters=plain[0],
+            gradients=list(read.values()),
+            states0=plain[1],
+            states1=plain[2],
+            states2=plain[3],
+            overlap_checked=True,
+        )
 
-    enter(rule.step, arguments, threads, fix)
+    enter(OptimizerStep, rule.step, arguments, fix)
 
 
 def _one_each(name: str, arrays: object, parameters: list[Any], single: bool) -> list[Any]:

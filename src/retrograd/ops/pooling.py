@@ -19,6 +19,7 @@ from ._call import Reason, Refusal, enter, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._images import Padding, PerAxis, as_given, as_images, paddings, per_axis
 from ._images import spatial as spatial_axes
+from ._records import IndexedPlanes, PoolBackward, PoolForward
 from ._types import INT32, Array, is_float64
 
 __all__ = [
@@ -86,10 +87,10 @@ def max_pool_forward(
     to_y = _Target("out.y", y, shape, x.dtype, images)
     to_indices = _Target("out.indices", indices, shape, INT32, images) if return_indices else None
     results = {"out.y": to_y.array, "out.indices": None if to_indices is None else to_indices.array}
-    _check_copies(results, {"x": x}, images, to_y, to_indices)
+    checked = _check_copies(results, {"x": x}, images, to_y, to_indices)
     at = None if to_indices is None else to_indices.images
-    arguments = (_MAX, f64, images.images, windows.engine, False, to_y.images, at)
-    enter(_core.pool_forward, arguments, threads, lambda _: _args.disjoint_arguments(arguments, results, {"x": x}))
+    arguments = (_MAX, f64, images.images, windows.engine, False, to_y.images, at, checked, threads)
+    enter(PoolForward, _core.pool_forward, arguments, _args.disjoint_arguments, results, {"x": x})
     return MaxPoolResult(to_y.finished(), None if to_indices is None else to_indices.finished())
 
 
@@ -272,9 +273,9 @@ def _forward(
     images = _Source("x", x, channels_last)
     to_y = _Target("out", out, pooled_shape(x.shape, windows.outputs, channels_last), x.dtype, images)
     results = {"out": to_y.array}
-    _check_copies(results, {"x": x}, images, to_y)
-    arguments = (kind, f64, images.images, windows.engine, count_padding, to_y.images, None)
-    enter(_core.pool_forward, arguments, threads, lambda _: _args.disjoint_arguments(arguments, results, {"x": x}))
+    checked = _check_copies(results, {"x": x}, images, to_y)
+    arguments = (kind, f64, images.images, windows.engine, count_padding, to_y.images, None, checked, threads)
+    enter(PoolForward, _core.pool_forward, arguments, _args.disjoint_arguments, results, {"x": x})
     return to_y.finished()
 
 
@@ -311,12 +312,13 @@ def _backward(
     others = [None if a is None else _Source(n, a, channels_last, images.by_channels) for n, a in (("x", x), ("y", y))]
     to_dx = _Target("out", out, x_shape, dy.dtype, images, accumulate)
     results, inputs = {"out": to_dx.array}, {"dy": dy, "x": x, "y": y}
-    _check_copies(results, inputs, images, to_dx, *others)
+    checked = _check_copies(results, inputs, images, to_dx, *others)
     x_images, y_images = (None if other is None else other.images for other in others)
     arguments = (
         kind, f64, images.images, x_images, y_images, windows.engine, count_padding, to_dx.images, bool(accumulate),
+        checked, threads,
     )  # fmt: skip
-    enter(_core.pool_backward, arguments, threads, lambda _: _args.disjoint_arguments(arguments, results, inputs))
+    enter(PoolBackward, _core.pool_backward, arguments, _args.disjoint_arguments, results, inputs)
     return to_dx.finished()
 
 
@@ -367,15 +369,15 @@ def _call_indexed(
     threads: int,
 ) -> None:
     results, inputs = {"out": target.array}, {**inputs, "indices": indices}
-    _check_copies(results, inputs, part, whole, at, None if at.given is indices else target)
-    arguments = (kind, f64, part.images, at.images, whole.images, bool(accumulate))
+    checked = _check_copies(results, inputs, part, whole, at, None if at.given is indices else target)
+    arguments = (kind, f64, part.images, at.images, whole.images, bool(accumulate), checked, threads)
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(refusal: Refusal, arguments: IndexedPlanes) -> IndexedPlanes:
         if refusal.reason is Reason.out_of_range:
             _args.raise_out_of_range("indices", indices, pixels, "the pixels of a plane are")
-        return _args.disjoint_arguments(arguments, results, inputs)
+        return _args.disjoint_arguments(refusal, arguments, results, inputs)
 
-    enter(_core.indexed_planes, arguments, threads, fix)
+    enter(IndexedPlanes, _core.indexed_planes, arguments, fix)
 
 
 # ---- arrays as the engine takes them ---------------------------------------------------------------------------------
@@ -496,10 +498,12 @@ def _as_int32(indices: Array) -> Array:
 
 def _check_copies(
     results: Mapping[str, Array | None], inputs: Mapping[str, Array | None], *arrays: _Source | _Target | None
-) -> None:
-    """Check for overlap here if the engine gets a copy, of which it cannot know."""
-    if any(array is not None and array.copied for array in arrays):
+) -> bool:
+    """Check for overlap here if the engine gets a copy, of which it cannot know. Returns whether that was so."""
+    copied = any(array is not None and array.copied for array in arrays)
+    if copied:
         _args.check_disjoint(results, inputs)
+    return copied
 
 
 def _result_buffers(out: object) -> tuple[Any, Any]:

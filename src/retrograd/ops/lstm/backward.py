@@ -11,6 +11,7 @@ import numpy as np
 from .. import _args, _memory
 from .._call import Refusal, enter, public
 from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from .._records import LstmBackward
 from .._types import Array
 from .cache import LstmCache, raise_for_cache, recomputed
 from .problem import checked_inputs, named_inputs, unit_stride
@@ -124,25 +125,27 @@ def _run(
     buffer = recomputed(cache, threads) if cache.buffer is None else cache.buffer
     copies: list[tuple[Array, Array]] = []
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(refusal: Refusal, refused: LstmBackward) -> LstmBackward:
         raise_for_cache(refusal)
         inputs = checked_inputs(cache.inputs)
-        given = dict(zip(("dy", "dhn", "dcn"), incoming, strict=True))
-        for name, array in given.items():
+        for name, array in zip(("dy", "dhn", "dcn"), incoming, strict=True):
             if array is not None:
                 _args.check_aligned(name, array)
-                given[name] = unit_stride(array)
+        dy, dhn, dcn = (None if array is None else unit_stride(array) for array in incoming)
         named = {"out.dx": results.dx, "out.dh0": results.dh0, "out.dc0": results.dc0}
         named.update(named_arrays("out.dweights", results.dcells or ()))
-        _args.check_disjoint(named, {**named_inputs(inputs), **given, "cache": buffer})
+        read = {**named_inputs(inputs), "dy": dy, "dhn": dhn, "dcn": dcn, "cache": buffer}
+        _args.check_disjoint(named, read)
         dx, dh0, dc0 = (_target(array, copies) for array in (results.dx, results.dh0, results.dc0))
         dcells = results.dcells
         if dcells is not None:
             dcells = [tuple(_target(part, copies) for part in cell) for cell in dcells]
-        return (*given.values(), inputs, buffer, stamp, dx, dcells, dh0, dc0, accumulate)
+        return refused._replace(
+            dy=dy, dhn=dhn, dcn=dcn, inputs=inputs, dx=dx, dcells=dcells, dh0=dh0, dc0=dc0, overlap_checked=True
+        )
 
-    arguments = (*incoming, cache.inputs, buffer, stamp, *results, accumulate)
-    enter(cache.inputs.problem.engine.backward, arguments, threads, fix)
+    arguments = (*incoming, cache.inputs, buffer, stamp, *results, accumulate, False, threads)
+    enter(LstmBackward, cache.inputs.problem.engine.backward, arguments, fix)
     for array, computed in copies:
         array[...] = computed
 

@@ -144,7 +144,7 @@ def as_buffer(name: str, inputs: Inputs, buffer: object) -> Array:
             view = memoryview(buffer)  # type: ignore[arg-type]
             contiguous = view.c_contiguous
         except (TypeError, ValueError, BufferError) as error:
-            raise ArgumentTypeError(name, "{argument} must be a buffer of bytes: {}", error) from None
+            raise ArgumentTypeError(name, "{argument} must be a buffer of bytes: {}", str(error)) from None
         if not contiguous:
             raise ArgumentValueError(name, "{argument} is not contiguous")
         array = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)

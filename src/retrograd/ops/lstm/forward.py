@@ -194,7 +194,7 @@ def lstm_cache_size(
     try:
         kind = np.dtype(dtype)
     except TypeError as error:
-        raise ArgumentTypeError("dtype", "{dtype} is {!r}: {}", dtype, error) from None
+        raise ArgumentTypeError("dtype", "{dtype} is {!r}: {}", dtype, str(error)) from None
     code = dtype_code("the array", kind)
     check_fits(steps, samples, inputs, units, layers * directions)
     rows = steps * samples

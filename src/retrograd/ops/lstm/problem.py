@@ -14,6 +14,7 @@ from .. import _args, _memory
 from .._arrays import same_elements
 from .._call import Refusal, enter
 from .._errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from .._records import LstmForward
 from .._types import FLOATS, Array, check_native
 from .types import Cell, LstmActivations, LstmWeights, Weights
 from .weights import as_cells, hidden_size, named_arrays, peephole_kind
@@ -135,7 +136,7 @@ def _problem(
         try:
             f = _args.as_activation(activation)
         except ArgumentError as error:
-            raise type(error)(f"activations.{role}", "{argument}: {}", error) from None
+            raise type(error)(f"activations.{role}", "{argument}: {}", str(error)) from None
         codes.append((f.code, f.alpha, f.beta))
     layers = cells // directions
     check_fits(steps, samples, inputs, units, cells)
@@ -325,24 +326,24 @@ def run_forward(
 ) -> Inputs:
     """Run the engine. Outputs have the right shape and dtype. Returns the inputs in the form the engine accepted."""
 
-    def fix(refusal: Refusal) -> tuple[Any, ...]:
+    def fix(_: Refusal, refused: LstmForward) -> LstmForward:
         checked = checked_inputs(inputs)
         read = {**named_inputs(checked), "h0": inputs.h0, "c0": inputs.c0}
         for state, before, after in (("h0", inputs.h0, hn), ("c0", inputs.c0, cn)):
             if before is not None and after is not None and same_elements(before, after):
                 del read[state]
         _args.check_disjoint({"out.y": y, "out.hn": hn, "out.cn": cn, "cache": buffer}, read)
-        written = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
-        return (checked, buffer, stamp, *written)
+        to_y, to_hn, to_cn = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
+        return refused._replace(inputs=checked, y=to_y, hn=to_hn, cn=to_cn, overlap_checked=True)
 
-    arguments = (inputs, buffer, stamp, y, hn, cn)
-    _, taken = enter(inputs.problem.engine.forward, arguments, threads, fix)
-    if taken is arguments:
+    arguments = (inputs, buffer, stamp, y, hn, cn, False, threads)
+    _, fixed = enter(LstmForward, inputs.problem.engine.forward, arguments, fix)
+    if fixed is None:
         return inputs
-    for array, computed in zip((y, hn, cn), taken[3:], strict=True):
+    for array, computed in ((y, fixed.y), (hn, fixed.hn), (cn, fixed.cn)):
         if array is not None and array is not computed:
             array[...] = computed
-    return cast(Inputs, taken[0])
+    return cast(Inputs, fixed.inputs)
 
 
 def named_inputs(inputs: Inputs) -> dict[str, Array | None]:
