@@ -164,7 +164,7 @@ def mebibytes(row):
 
 def csv_tables(rows):
     """The conditions, and one table with a row for each case: its passes as ratios to PyTorch, or as shares of the
-    bound. The other columns are those of the last pass; columns without values are left out."""
+    bound. The other columns describe the last pass; columns without values are left out."""
     ours = {(row["case"], row["pass"], int(row["threads"])): row for row in rows if row["provider"] == OURS}
     peers = {(row["case"], row["pass"], int(row["threads"])): row for row in rows if row["provider"] == "torch"}
     most, *fewer = sorted({threads for _, _, threads in ours}, reverse=True)
@@ -212,7 +212,7 @@ def csv_tables(rows):
     )
     meaning = "ratios to PyTorch" if compared else "shares of the bound"
     texts = ["\n".join(conditions) + (f" Others: {', '.join(others)}." if others else "")]
-    texts.append(f"Passes are {meaning}; the other columns are those of the last pass.")
+    texts.append(f"Passes are {meaning}; the other columns describe the last pass.")
     head = [f"float32, {plural(most)}", *titles]
     body = [[row["case"], *(row.get(title, "") for title in titles)] for row in table_rows]
     return " ".join(texts) + "\n\n" + table(head, body)

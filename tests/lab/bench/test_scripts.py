@@ -132,7 +132,7 @@ def test_tables_replace_those_of_a_page(tmp_path: Path) -> None:
     assert "| layer norm, 64x256 |  |  |  |  |  | 3 |  |  |\n\n<!-- /avx2 -->\nBetween.\n<!-- b -->\n\n" in text
     assert (
         "a processor; small; avx2; retrograd 1.0. Others: PyTorch 2.0 (avx2), sgemm 2.4 (haswell). "
-        "Passes are shares of the bound; the other columns are those of the last pass.\n\n"
+        "Passes are shares of the bound; the other columns describe the last pass.\n\n"
     ) in text
     assert "| float32, 2 threads | forward | dx | dx, 1 thread | time | GFLOPS | of peak | MiB | PyTorch MiB |" in text
     assert text.endswith("| a_case | 50 % | 99 % | 75 % | 25 µs | 88 | 87 % | 3.0 | 10.0 |\n\n<!-- /b -->\nBelow.\n")
