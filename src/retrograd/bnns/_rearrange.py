@@ -28,9 +28,10 @@ _BAND_PART: Final = Operands(
     Operand("input", rotated=True, order=rows_first),
     Operand("output", like="input", written=True, rotated=True, order=rows_first),
 )
-_COMPARED: Final = Operands(Operand("in0"), Operand("in1", like="in0"), Operand("out", _BOOLEAN, written=True))
-_COMBINED: Final = Operands(Operand("in0", _BOOLEAN), Operand("in1", _BOOLEAN), Operand("out", _BOOLEAN, written=True))
-_NEGATED: Final = Operands(Operand("in0", _BOOLEAN), Operand("out", _BOOLEAN, written=True))
+_TRUTH: Final = Operand("out", _BOOLEAN, written=True)
+_COMPARED: Final = Operands(_TRUTH, Operand("in0"), Operand("in1", like="in0"))
+_COMBINED: Final = Operands(_TRUTH, Operand("in0", _BOOLEAN), Operand("in1", _BOOLEAN))
+_NEGATED: Final = Operands(_TRUTH, Operand("in0", _BOOLEAN))
 
 
 def _put(target: Array, source: Array) -> None:
@@ -230,9 +231,9 @@ def BNNSCompareTensor(in0: Descriptor, in1: Descriptor | None, op: int, out: Des
     if operation is None:
         raise Invalid(f"op is {op}, which is not a BNNSRelationalOperator")
     if code == c.BNNSRelationalOperatorLogicalNOT:
-        *given, target = _NEGATED(in0, out)
+        target, *given = _NEGATED(out, in0)
     else:
-        *given, target = (_COMBINED if code in _LOGICAL else _COMPARED)(in0, in1, out)
+        target, *given = (_COMBINED if code in _LOGICAL else _COMPARED)(out, in0, in1)
     for one in given:
         one.check_size(target)
     values = _comparable(given)

@@ -10,7 +10,7 @@ from . import _constants as c
 from ._conversion import INTEGERS
 from ._direct import Descriptor, Given, Operand, Parameters, as_stored
 from ._failure import Invalid, status
-from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_parameters
+from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_descriptor, checked_parameters
 from ._memory import Array, as_size, check_disjoint, check_indices, numbered_axes
 
 __all__ = ["BNNSDirectApplyInTopK", "BNNSDirectApplyTopK"]
@@ -64,23 +64,22 @@ class _Input:
     ) -> None:
         self.batch = checked_batch(batch_size)
         operand = Operand("input", types, order=as_stored)
-        self.input = operand.samples(input, self.batch, stride, "input_batch_stride")
-        geometry = self.input.geometry
+        self.geometry = geometry = operand.geometry(checked_descriptor("input", input))
         self.axis, rank = as_size("axis", axis), len(geometry.extents)
         if self.axis >= rank:
             raise Invalid(f"axis is {self.axis}, but input has {rank} axes")
         # In an array with its slowest axis first.
         self.position = numbered_axes(geometry.layout)[self.axis]
-        self.extent = geometry.shape[self.position]
-        self.count = as_size("K", K)
+        self.extent, self.count = geometry.shape[self.position], as_size("K", K)
         if not 1 <= self.count <= self.extent:
             raise Invalid(
                 f"K is {self.count}, must be from 1 to {self.extent}, the extent of axis {self.axis} of input"
             )
+        self.values = operand.samples(input, self.batch, stride, "input_batch_stride").array
 
     def rows(self) -> Array:
         """The values with the axis last, ``[..., extent]``."""
-        return np.moveaxis(self.input.array, 1 + self.position, -1)
+        return np.moveaxis(self.values, 1 + self.position, -1)
 
     def keys(self) -> Array:
         """One row of keys for each row of values, ``[rows, extent]``, in descending order of the values."""
@@ -88,12 +87,12 @@ class _Input:
 
     def other(self, operand: Operand, descriptor: object, stride: object, count: int | None) -> Given:
         """Another operand, with the extents of the input and `count` along the axis; None leaves it out."""
-        given = operand.samples(descriptor, self.batch, stride, f"{operand.name}_batch_stride")
-        shape = list(self.input.geometry.shape)
+        geometry = operand.geometry(checked_descriptor(operand.name, descriptor))
+        shape = list(self.geometry.shape)
         shape[self.position : self.position + 1] = [] if count is None else [count]
         which = f"of input without axis {self.axis}" if count is None else f"of input, with K along axis {self.axis}"
-        check_extents(given.name, given.geometry, tuple(reversed(shape)), which)
-        return given
+        check_extents(operand.name, geometry, tuple(reversed(shape)), which)
+        return operand.samples(descriptor, self.batch, stride, f"{operand.name}_batch_stride")
 
 
 @status(-1)
