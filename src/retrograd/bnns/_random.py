@@ -20,7 +20,7 @@ from ._conversion import INTEGERS
 from ._direct import Descriptor, Given, Operand, Operands, Parameters, as_stored, floating
 from ._failure import Invalid, Unsupported, status
 from ._filter import check_same_type, checked_descriptor, checked_parameters, unlike
-from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writable, is_first_major
+from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writable, data_type_of, is_first_major
 from ._names import constant_name
 
 __all__ = [
@@ -297,7 +297,7 @@ def _weights(desc: Given, probabilities: Given, logarithms: bool) -> _Doubles:
         raise Unsupported(f"{name}.layout is {shown}; it must be Vector, RowMajorMatrix or first-major")
     most = 2 ** _PRECISION[wanted.dtype.name] + 1
     if values.shape[-1] > most:
-        shown = constant_name("BNNSDataType", desc.descriptor.data_type)
+        shown = constant_name("BNNSDataType", data_type_of(wanted.dtype))
         raise Invalid(f"{name} has {values.shape[-1]} categories, but {shown} holds the indices of {most} at most")
     if values.ndim > 1 and values.shape[:-1] != wanted.shape:
         leading = probabilities.geometry._replace(extents=values.shape[:-1][::-1])

@@ -212,9 +212,9 @@ _LOGICAL: Final[dict[int, Callable[[Array, Array], Array]]] = {
 }
 
 
-def _comparable(given: list[Given]) -> list[Array]:
+def _comparable(given: list[Given], *descriptors: Descriptor | None) -> list[Array]:
     """Arrays as numbers that compare as the values they stand for."""
-    scales = [scale_of(one.name, one.descriptor) for one in given]
+    scales = [scale_of(one.name, d) for one, d in zip(given, descriptors, strict=False) if d is not None]
     if scales[0] == scales[-1] and scales[0].factor > 0:
         return [one.array for one in given]
     return [converted(one.array, scale, _FLOAT64, PLAIN) for one, scale in zip(given, scales, strict=True)]
@@ -236,7 +236,7 @@ def BNNSCompareTensor(in0: Descriptor, in1: Descriptor | None, op: int, out: Des
         target, *given = (_COMBINED if code in _LOGICAL else _COMPARED)(out, in0, in1)
     for one in given:
         one.check_size(target)
-    values = _comparable(given)
+    values = _comparable(given, in0, in1)
     with np.errstate(all="ignore"):
         target.array[...] = operation(values[0], values[-1])  # a new array: out may overlap its operands
     return 0
