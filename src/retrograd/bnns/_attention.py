@@ -71,8 +71,6 @@ _WEIGHTS: Final = {
     "value": ("v_dim", "d_value", "heads"),
     "output": ("heads * d_value", "d_model"),
 }
-
-
 _Samples: TypeAlias = tuple[object, object]  # memory, and the stride of a batch
 _Masking: TypeAlias = tuple[object, object, object]  # key_mask, its stride, add_to_attention
 _Workspace: TypeAlias = tuple[list[int] | None, object]  # its size and its memory
@@ -119,18 +117,9 @@ class AttentionFilter(BNNSFilter):
         if len(set(given.values())) > 1:
             missing, present = sorted(given, key=lambda name: given[name])
             raise Invalid(f"{missing}.data is NULL, but {present}.data is not: give both or none")
-        return Sizes(
-            targets,
-            sources,
-            d_model,
-            k_dim,
-            v_dim,
-            heads=weights["query"][2],
-            d_key=weights["key"][1],
-            d_value=weights["value"][1],
-            biased=given["key_attn_bias"],
-            zero=bool(layer.add_zero_attn),
-        )
+        heads, d_key, d_value = weights["query"][2], weights["key"][1], weights["value"][1]
+        biased, zero = given["key_attn_bias"], bool(layer.add_zero_attn)
+        return Sizes(targets, sources, d_model, k_dim, v_dim, heads, d_key, d_value, biased, zero)
 
     def _parameters(self) -> list[Parameter]:
         return [slot.parameter for slot in self.slots.values() if slot.parameter is not None]
