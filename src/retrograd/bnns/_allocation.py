@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ._failure import Invalid, Unsupported
-from ._memory import data_type_of, elements_as
+from ._memory import Array, DType, data_type_of, elements_as
 
 if TYPE_CHECKING:
     from ._structures import BNNSNDArrayDescriptor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._swift_random import RandomGenerator
 
 # Swift's Float, Int and Bool.
-_SCALARS: Final[dict[Any, Any]] = {float: np.float32, int: np.int64, bool: np.bool_}
+_SCALARS: Final[dict[object, npt.DTypeLike]] = {float: np.float32, int: np.int64, bool: np.bool_}
 
 
 # What goes with each kind of contents.
@@ -28,8 +28,8 @@ _OPTIONS: Final = {
 }
 
 
-def _dtype(scalarType: Any) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = np.dtype(_SCALARS.get(scalarType, scalarType))
+def _dtype(scalarType: npt.DTypeLike) -> DType:
+    dtype: DType = np.dtype(_SCALARS.get(scalarType, scalarType))
     return dtype
 
 
@@ -39,7 +39,9 @@ class Allocating:
     __slots__ = ()
 
     @classmethod
-    def allocateUninitialized(cls, *, scalarType: Any, shape: Shape, batchSize: int = 1) -> BNNSNDArrayDescriptor:
+    def allocateUninitialized(
+        cls, *, scalarType: npt.DTypeLike, shape: Shape, batchSize: int = 1
+    ) -> BNNSNDArrayDescriptor:
         """A descriptor of a new array of unspecified contents, with room for `batchSize` samples."""
         if batchSize < 1:
             raise ValueError(f"batchSize is {batchSize}, must be at least 1")
@@ -53,16 +55,16 @@ class Allocating:
     def allocate(
         cls,
         *,
-        repeating: Any = None,
-        initializingFrom: Any = None,
-        randomIn: Sequence[Any] | None = None,
+        repeating: object = None,
+        initializingFrom: npt.ArrayLike | None = None,
+        randomIn: Sequence[float] | None = None,
         randomUniformUsing: RandomGenerator | None = None,
         randomNormalUsing: RandomGenerator | None = None,
         using: np.random.Generator | None = None,
-        range: Sequence[Any] | None = None,
+        range: Sequence[float] | None = None,
         mean: float | None = None,
         standardDeviation: float | None = None,
-        scalarType: Any = None,
+        scalarType: npt.DTypeLike | None = None,
         shape: Shape,
         batchSize: int = 1,
     ) -> BNNSNDArrayDescriptor:
@@ -72,6 +74,8 @@ class Allocating:
         `randomIn`, drawn by the NumPy generator `using`; or drawn by a BNNS generator, `randomUniformUsing` in `range`
         or `randomNormalUsing` with `mean` and `standardDeviation`. The type is that of NumPy values, else Float.
         """
+        from . import _random
+
         sources = {
             "repeating": repeating,
             "initializingFrom": initializingFrom,
@@ -92,19 +96,26 @@ class Allocating:
             return cls._from(initializingFrom, scalarType, shape, batchSize)
         if scalarType is None:
             typed = isinstance(repeating, np.generic) and not isinstance(repeating, float)
-            scalarType = repeating.dtype if typed else np.float32
+            scalarType = np.asarray(repeating).dtype if typed else np.float32
         made = cls.allocateUninitialized(scalarType=scalarType, shape=shape, batchSize=batchSize)
-        everything = made.data
+        everything: Array = made.data
+        flat = type(made).from_array(everything)
         if repeating is not None:
             everything.fill(repeating)
         elif randomIn is not None:
             _draw(everything, randomIn, np.random.default_rng() if using is None else using)
-        else:
-            _fill(everything, randomUniformUsing, randomNormalUsing, range, mean, standardDeviation)
+        elif randomNormalUsing is not None:
+            randomNormalUsing.fill(_random.BNNSRandomFillNormalFloat, flat, mean, standardDeviation)
+        elif randomUniformUsing is not None and range is not None:
+            integers = everything.dtype.kind in "iu"
+            uniform = _random.fill_closed if integers else _random.BNNSRandomFillUniformFloat
+            randomUniformUsing.fill(uniform, flat, *range)
         return made
 
     @classmethod
-    def _from(cls, values: Any, scalarType: Any, shape: Shape, batchSize: int) -> BNNSNDArrayDescriptor:
+    def _from(
+        cls, values: npt.ArrayLike, scalarType: npt.DTypeLike | None, shape: Shape, batchSize: int
+    ) -> BNNSNDArrayDescriptor:
         if not isinstance(values, np.ndarray):
             values = np.asarray(values, np.float32 if scalarType is None else _dtype(scalarType))
         elif scalarType is not None and values.dtype != _dtype(scalarType):
@@ -119,7 +130,7 @@ class Allocating:
         made.data[...] = values.reshape(-1)
         return made
 
-    def makeArray(self: Any, of: Any, batchSize: int = 1) -> npt.NDArray[Any]:
+    def makeArray(self: Any, of: npt.DTypeLike, batchSize: int = 1) -> Array:
         """A copy of the memory as an array of one axis, with the values of `batchSize` samples."""
         from ._swift import BNNSError
 
@@ -127,7 +138,7 @@ class Allocating:
             geometry, dtype = self.geometry(), _dtype(of)
             if geometry.dtype != dtype:
                 raise Invalid(f"the elements are of type {geometry.dtype}, not {dtype}")
-            copied: npt.NDArray[Any] = elements_as(geometry, self.data, geometry.packed_stride * batchSize).copy()
+            copied: Array = elements_as(geometry, self.data, geometry.packed_stride * batchSize).copy()
         except (Invalid, Unsupported) as error:
             raise BNNSError("arrayDescriptorInvalidData", str(error)) from None
         return copied
@@ -152,32 +163,12 @@ class Allocating:
         return BNNSNDArrayGetDataSize(self)
 
 
-def _draw(array: npt.NDArray[Any], bounds: Sequence[Any], generator: np.random.Generator) -> None:
+def _draw(array: Array, bounds: Sequence[float], generator: np.random.Generator) -> None:
     """Fill an array with uniform random numbers in a closed range."""
     low, high = bounds
     if not low <= high:
         raise ValueError(f"randomIn is from {low} to {high}, must not be empty")
     if array.dtype.kind in "iu":
-        array[...] = generator.integers(low, high, array.size, array.dtype, endpoint=True)
+        array[...] = generator.integers(cast(int, low), cast(int, high), array.size, array.dtype, endpoint=True)
     else:
         array[...] = generator.uniform(low, high, array.size)
-
-
-def _fill(
-    array: npt.NDArray[Any],
-    uniform: RandomGenerator | None,
-    normal: RandomGenerator | None,
-    bounds: Sequence[Any] | None,
-    mean: float | None,
-    deviation: float | None,
-) -> None:
-    """Fill an array with numbers that a BNNS generator draws."""
-    from . import _random
-    from ._structures import BNNSNDArrayDescriptor
-
-    everything = BNNSNDArrayDescriptor.from_array(array)
-    if normal is not None:
-        normal.fill(_random.BNNSRandomFillNormalFloat, everything, mean, deviation)
-    elif uniform is not None and bounds is not None:
-        integers = array.dtype.kind in "iu"
-        uniform.fill(_random.fill_closed if integers else _random.BNNSRandomFillUniformFloat, everything, *bounds)

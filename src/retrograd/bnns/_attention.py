@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -72,17 +72,11 @@ _WEIGHTS: Final = {
     "value": ("v_dim", "d_value", "heads"),
     "output": ("heads * d_value", "d_model"),
 }
-
-
-class _Input(NamedTuple):
-    data: object
-    stride: object
-
-
-class _Masking(NamedTuple):
-    key_mask: object
-    key_mask_stride: object
-    add_to_attention: object
+_Samples: TypeAlias = tuple[object, object]  # memory, and the stride of a batch
+_Masking: TypeAlias = tuple[object, object, object]  # key_mask, its stride, add_to_attention
+_Workspace: TypeAlias = tuple[list[int] | None, object]  # its size and its memory
+_Deltas: TypeAlias = Mapping[str, BNNSMHAProjectionParameters | None]
+_RowDeltas: TypeAlias = Mapping[str, BNNSNDArrayDescriptor | None]
 
 
 class AttentionFilter(BNNSFilter):
@@ -124,23 +118,14 @@ class AttentionFilter(BNNSFilter):
         if len(set(given.values())) > 1:
             missing, present = sorted(given, key=lambda name: given[name])
             raise Invalid(f"{missing}.data is NULL, but {present}.data is not: give both or none")
-        return Sizes(
-            targets,
-            sources,
-            d_model,
-            k_dim,
-            v_dim,
-            heads=weights["query"][2],
-            d_key=weights["key"][1],
-            d_value=weights["value"][1],
-            biased=given["key_attn_bias"],
-            zero=bool(layer.add_zero_attn),
-        )
+        heads, d_key, d_value = weights["query"][2], weights["key"][1], weights["value"][1]
+        biased, zero = given["key_attn_bias"], bool(layer.add_zero_attn)
+        return Sizes(targets, sources, d_model, k_dim, v_dim, heads, d_key, d_value, biased, zero)
 
     def _parameters(self) -> list[Parameter]:
         return [slot.parameter for slot in self.slots.values() if slot.parameter is not None]
 
-    def _samples(self, batch: int, inputs: Mapping[str, _Input]) -> dict[str, Array]:
+    def _samples(self, batch: int, inputs: Mapping[str, _Samples]) -> dict[str, Array]:
         """Inputs as they are in memory, slowest axis first."""
         return {
             part: source_samples(part, self.targets[part], data, batch, stride)
@@ -159,22 +144,18 @@ class AttentionFilter(BNNSFilter):
     def apply(
         self,
         batch_size: object,
-        inputs: Mapping[str, _Input],
+        inputs: Mapping[str, _Samples],
         masking: _Masking,
-        output: object,
-        output_stride: object,
-        cache_size: list[int] | None,
-        cache: object,
-        workspace_size: list[int] | None,
-        workspace: object,
+        output: _Samples,
+        backprop_cache: _Workspace,
+        workspace: _Workspace,
     ) -> None:
         batch = checked_batch(batch_size)
         kept = Cache(self.sizes, batch, self.rate)
-        if _answered(
-            ("backprop_cache_size", cache_size, cache, kept.size), ("workspace_size", workspace_size, workspace, 0)
-        ):
+        cache_size, cache = backprop_cache
+        if _answered(("backprop_cache_size", *backprop_cache, kept.size), ("workspace_size", *workspace, 0)):
             return
-        y = target_samples("output", self.targets["output"], output, batch, output_stride)
+        y = target_samples("output", self.targets["output"], output[0], batch, output[1])
         samples = self._samples(batch, inputs)
         masks = masks_of(self.sizes, batch, *masking)
         results: dict[str, Array] = {"output": y}
@@ -238,24 +219,23 @@ class AttentionFilter(BNNSFilter):
     def apply_backward(
         self,
         batch_size: object,
-        inputs: Mapping[str, _Input],
+        inputs: Mapping[str, _Samples],
         masking: _Masking,
-        deltas: Mapping[str, BNNSMHAProjectionParameters | None],
-        row_deltas: Mapping[str, BNNSNDArrayDescriptor | None],
+        deltas: _Deltas,
+        row_deltas: _RowDeltas,
         cache_size: int,
         cache: object,
-        workspace_size: list[int] | None,
-        workspace: object,
+        workspace: _Workspace,
     ) -> None:
         batch = checked_batch(batch_size)
         kept = Cache(self.sizes, batch, self.rate)
-        if _answered(("workspace_size", workspace_size, workspace, 0)):
+        if _answered(("workspace_size", *workspace, 0)):
             return
         self._check_float32()
         wanted = self._wanted(batch, deltas, row_deltas)
         dy = self._incoming(batch, deltas["output"])
         masks = masks_of(self.sizes, batch, *masking)
-        given = {part: one for part, one in inputs.items() if one.data is not None}
+        given = {part: one for part, one in inputs.items() if one[0] is not None}
         samples = self._samples(batch, given)
         memory = None
         if cache is not None and as_size("backprop_cache_size", cache_size) > 0:
@@ -286,12 +266,7 @@ class AttentionFilter(BNNSFilter):
             if geometry.dtype != FLOAT32:
                 raise Unsupported(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
 
-    def _wanted(
-        self,
-        batch: int,
-        deltas: Mapping[str, BNNSMHAProjectionParameters | None],
-        row_deltas: Mapping[str, BNNSNDArrayDescriptor | None],
-    ) -> dict[str, Result]:
+    def _wanted(self, batch: int, deltas: _Deltas, row_deltas: _RowDeltas) -> dict[str, Result]:
         """The gradients to produce, by Apple's names, with the axes of a linear layer's."""
         wanted: dict[str, Result] = {}
         for part, given in deltas.items():
@@ -490,14 +465,11 @@ def BNNSApplyMultiheadAttention(
     """
     checked_filter(AttentionFilter, F, _OTHERWISE).apply(
         batch_size,
-        {"query": _Input(query, query_stride), "key": _Input(key, key_stride), "value": _Input(value, value_stride)},
-        _Masking(key_mask, key_mask_stride, add_to_attention),
-        output,
-        output_stride,
-        backprop_cache_size,
-        backprop_cache,
-        workspace_size,
-        workspace,
+        {"query": (query, query_stride), "key": (key, key_stride), "value": (value, value_stride)},
+        (key_mask, key_mask_stride, add_to_attention),
+        (output, output_stride),
+        (backprop_cache_size, backprop_cache),
+        (workspace_size, workspace),
     )
     return 0
 
@@ -536,18 +508,12 @@ def BNNSApplyMultiheadAttentionBackward(
     """
     checked_filter(AttentionFilter, F, _OTHERWISE).apply_backward(
         batch_size,
-        {"query": _Input(query, query_stride), "key": _Input(key, key_stride), "value": _Input(value, value_stride)},
-        _Masking(key_mask, key_mask_stride, add_to_attention),
-        {
-            "query": query_param_delta,
-            "key": key_param_delta,
-            "value": value_param_delta,
-            "output": output_param_delta,
-        },
+        {"query": (query, query_stride), "key": (key, key_stride), "value": (value, value_stride)},
+        (key_mask, key_mask_stride, add_to_attention),
+        dict(zip(_WEIGHTS, (query_param_delta, key_param_delta, value_param_delta, output_param_delta), strict=True)),
         {"key": key_attn_bias_delta, "value": value_attn_bias_delta},
         backprop_cache_size,
         backprop_cache,
-        workspace_size,
-        workspace,
+        (workspace_size, workspace),
     )
     return 0

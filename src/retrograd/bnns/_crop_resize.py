@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
 from . import _constants as c
+from ._direct import Descriptor, Given, Operand, Operands, Parameters, as_stored
 from ._failure import Invalid, note_extension, status
-from ._filter import FLOATS, checked_descriptor, checked_parameters, overlapping, put, viewed
-from ._layer import Result, checked_layer, float32_delta, output_geometry, typed_geometry
-from ._memory import Array, Geometry, as_float, check_disjoint, check_writable, size_of
+from ._filter import FLOATS, checked_parameters
+from ._layer import Result, checked_layer, float32_delta
+from ._memory import Array, as_float, size_of
 from ._names import constant_name
 from ._resize import Points, checked_method, points_at
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure, UInt32
+from ._structures import (
+    Bool,
+    Float,
+    Structure,
+    UInt32,
+)
 
 __all__ = [
     "BNNSCropResize",
@@ -62,7 +68,7 @@ class BNNSLayerParametersCropResize(Structure):
 class _Sampling:
     """The parameters, checked."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersCropResize, parameters)
         self.mode, box = layer.sampling_mode, layer.box_coordinate_mode
         if not isinstance(self.mode, int) or self.mode not in _MODES:
@@ -146,10 +152,11 @@ def _sides(points: Points) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     return (points.low, 1 - points.weight), (points.high, points.weight)
 
 
-def _taps(sampling: _Sampling, roi: Array, image: tuple[int, ...], crops: tuple[int, ...]) -> _Taps:
-    vertical, horizontal = sampling.intervals(roi, *image[2:])
-    rows, inside_rows = sampling.points(sampling.grid(vertical, crops[3]), image[2])
-    columns, inside_columns = sampling.points(sampling.grid(horizontal, crops[4]), image[3])
+def _taps(sampling: _Sampling, images: Array, roi: Array, crops: Array) -> _Taps:
+    (*_, height, width), (*_, h, w) = images.shape, crops.shape
+    vertical, horizontal = sampling.intervals(roi, height, width)
+    rows, inside_rows = sampling.points(sampling.grid(vertical, h), height)
+    columns, inside_columns = sampling.points(sampling.grid(horizontal, w), width)
     return _Taps(rows, columns, inside_rows[:, :, None] & inside_columns[:, None, :])
 
 
@@ -174,27 +181,36 @@ def _sums_by_index(values: Array, index: Array, extent: int) -> Array:
 # ---- arguments ------------------------------------------------------------------------------------------------------
 
 
-def _check_shapes(function: str, names: tuple[str, str], image: Geometry, roi: Geometry, crops: Geometry) -> None:
-    """Raise unless these are images, boxes, and a crop of every image for every box."""
-    axes = {names[0]: (image, "W, H, C, N"), "roi": (roi, "4, boxes"), names[1]: (crops, "w, h, C, N, boxes")}
-    for name, (geometry, words) in axes.items():
+def _operand(name: str, written: bool = False) -> Operand:
+    return Operand(name, FLOATS, written=written, rotated=True, order=as_stored)
+
+
+_FORWARD: Final = Operands(_operand("input"), _operand("roi"), _operand("output", written=True), disjoint=True)
+_BACKWARD: Final = Operands(_operand("in_delta", written=True), _operand("roi"), _operand("out_delta"), disjoint=True)
+
+
+def _checked(function: str, given: tuple[Given, ...]) -> list[Array]:
+    """The arrays. Raises unless these are images, boxes, and a crop of every image for every box."""
+    for (name, geometry, _), words in zip(given, ("W, H, C, N", "4, boxes", "w, h, C, N, boxes"), strict=True):
         rank = words.count(",") + 1
         # Only these say nothing of what their axes mean; matrices of boxes have a layout of their own too.
         generic = geometry.layout & 0x8000 or rank == 2
         if len(geometry.extents) != rank or not generic:
             shown = constant_name("BNNSDataLayout", geometry.layout)
             raise Invalid(f"{name}.layout is {shown}; it must be of {rank} axes, ({words}) from the fastest on")
+    image, roi, crops = (one.geometry for one in given)
     if roi.extents[0] != 4:
         raise Invalid(f"roi has {size_of(roi)}, expected 4 coordinates of each box along its fastest axis")
     wanted = (*image.extents[2:], roi.extents[1])
     if crops.extents[2:] != wanted:
         raise Invalid(
-            f"{names[1]} has {size_of(crops)}: its channels, images and boxes are {crops.extents[2:]}, expected "
-            f"{wanted} as in {names[0]} and roi"
+            f"{given[2].name} has {size_of(crops)}: its channels, images and boxes are {crops.extents[2:]}, expected "
+            f"{wanted} as in {given[0].name} and roi"
         )
-    for name, (geometry, _) in axes.items():
-        if not geometry.dense:
-            note_extension(function, f"{name} is not contiguous")
+    for one in given:
+        if not one.geometry.dense:
+            note_extension(function, f"{one.name} is not contiguous")
+    return [one.array for one in given]
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
@@ -203,10 +219,10 @@ def _check_shapes(function: str, names: tuple[str, str], image: Geometry, roi: G
 @status(-1)
 def BNNSCropResize(
     layer_params: BNNSLayerParametersCropResize,
-    input: BNNSNDArrayDescriptor,
-    roi: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    input: Descriptor,
+    roi: Descriptor,
+    output: Descriptor,
+    filter_params: Parameters = None,
 ) -> int:
     """Sample every box of every image on a grid of the output's size. 0, or -1 on failure.
 
@@ -214,17 +230,11 @@ def BNNSCropResize(
     """
     checked_parameters(filter_params)
     sampling = _Sampling(layer_params)
-    images = typed_geometry("input", checked_descriptor("input", input), FLOATS)
-    boxes = typed_geometry("roi", checked_descriptor("roi", roi), FLOATS)
-    crops = output_geometry("output", checked_descriptor("output", output), FLOATS)
-    _check_shapes("BNNSCropResize", ("input", "output"), images, boxes, crops)
-    x, regions, y = viewed("input", input), viewed("roi", roi), viewed("output", output)
-    check_writable("output.data", y)
-    check_disjoint({"output": y}, {"input": x, "roi": regions})
-    taps = _taps(sampling, regions, images.shape, crops.shape)
+    x, boxes, y = _checked("BNNSCropResize", _FORWARD(input, roi, output))
+    taps = _taps(sampling, x, boxes, y)
     values = _sampled(x, taps, sampling.linear)
     with np.errstate(all="ignore"):
-        put(y, np.moveaxis(np.where(taps.inside, values, sampling.outside), 2, 0), False)
+        y[...] = np.moveaxis(np.where(taps.inside, values, sampling.outside), 2, 0)
     return 0
 
 
@@ -243,25 +253,20 @@ def _sampled(x: Array, taps: _Taps, linear: bool) -> Array:
 @status(-1)
 def BNNSCropResizeBackward(
     layer_params: BNNSLayerParametersCropResize,
-    in_delta: BNNSNDArrayDescriptor,
-    roi: BNNSNDArrayDescriptor,
-    out_delta: BNNSNDArrayDescriptor,
-    filter_params: BNNSFilterParameters | None = None,
+    in_delta: Descriptor,
+    roi: Descriptor,
+    out_delta: Descriptor,
+    filter_params: Parameters = None,
 ) -> int:
     """Compute the gradient of the images of :func:`BNNSCropResize`: the transpose of its interpolation. 0, or -1."""
     checked_parameters(filter_params)
     sampling = _Sampling(layer_params)
-    images, crops = float32_delta("in_delta", in_delta), float32_delta("out_delta", out_delta)
-    boxes = typed_geometry("roi", checked_descriptor("roi", roi), FLOATS)
-    _check_shapes("BNNSCropResizeBackward", ("in_delta", "out_delta"), images, boxes, crops)
-    if images.may_overlap:
-        raise overlapping("in_delta", images)
-    dx, regions, dy = viewed("in_delta", in_delta), viewed("roi", roi), viewed("out_delta", out_delta)
-    check_writable("in_delta.data", dx)
-    check_disjoint({"in_delta": dx}, {"roi": regions, "out_delta": dy})
+    for name, delta in (("in_delta", in_delta), ("out_delta", out_delta)):
+        float32_delta(name, delta)
+    dx, boxes, dy = _checked("BNNSCropResizeBackward", _BACKWARD(in_delta, roi, out_delta))
     result = Result("in_delta", in_delta, dx)
-    taps = _taps(sampling, regions, images.shape, crops.shape)
-    n, channels, height, width = images.shape
+    taps = _taps(sampling, dx, boxes, dy)
+    n, channels, height, width = dx.shape
     g = np.moveaxis(dy, 0, 2).reshape(n * channels, -1).T  # [points, images and channels]
     total = np.zeros((height * width, n * channels))
     for row, column, weight in taps.corners():
@@ -271,5 +276,5 @@ def BNNSCropResizeBackward(
         index = np.broadcast_to(row * width + column, taps.inside.shape).ravel()[used]
         with np.errstate(all="ignore"):
             total += _sums_by_index(weight.ravel()[used, None] * g[used], index, height * width)
-    result.put(total.T.reshape(images.shape))
+    result.put(total.T.reshape(dx.shape))
     return 0

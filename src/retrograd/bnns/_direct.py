@@ -46,10 +46,9 @@ def as_stored(array: Array, layout: int, batched: bool) -> Array:
 
 
 class Given(NamedTuple):
-    """An operand of a call."""
+    """An operand of a call. A plan keeps it in its descriptor, to which it therefore has no reference."""
 
     name: str
-    descriptor: BNNSNDArrayDescriptor
     geometry: Geometry
     array: Array  # with its axes in the declared order
 
@@ -92,14 +91,13 @@ class Operand(NamedTuple):
             check_unrotated(self.name, geometry)
         return geometry
 
-    def read(self, given: object) -> Given:
+    def read(self, descriptor: BNNSNDArrayDescriptor) -> Given:
         """The operand of a call without a batch."""
-        descriptor = checked_descriptor(self.name, given)
         geometry = self.geometry(descriptor)
         view = viewed(self.name, descriptor)
         if self.written:
             check_writable(f"{self.name}.data", view)
-        return Given(self.name, descriptor, geometry, self.order(view, geometry.layout, False))
+        return Given(self.name, geometry, self.order(view, geometry.layout, False))
 
     def samples(self, given: object, batch: int, stride: object, stride_name: str) -> Given:
         """The operand of a call with a batch, as ``[batch, ...]``."""
@@ -107,7 +105,7 @@ class Operand(NamedTuple):
         geometry = self.geometry(descriptor)
         samples = target_samples if self.written else source_samples
         array = samples(self.name, geometry, descriptor.data, batch, stride, ".data", stride_name)
-        return Given(self.name, descriptor, geometry, self.order(array, geometry.layout, True))
+        return Given(self.name, geometry, self.order(array, geometry.layout, True))
 
 
 class Operands:
@@ -122,13 +120,14 @@ class Operands:
         return self._planned(*descriptors)
 
     def _read(self, *descriptors: object) -> tuple[Given, ...]:
-        found = {one.name: one.read(given) for one, given in zip(self._declared, descriptors, strict=True)}
+        given = {one.name: checked_descriptor(one.name, d) for one, d in zip(self._declared, descriptors, strict=True)}
+        found = {one.name: one.read(given[one.name]) for one in self._declared}
         for one in self._declared:
             if one.like:
-                check_same_type(one.name, found[one.name].descriptor, one.like, found[one.like].descriptor)
+                check_same_type(one.name, given[one.name], one.like, given[one.like])
         if self._disjoint:
             written = {one.name for one in self._declared if one.written}
-            arrays = {name: given.array for name, given in found.items()}
+            arrays = {name: one.array for name, one in found.items()}
             check_disjoint(
                 {name: array for name, array in arrays.items() if name in written},
                 {name: array for name, array in arrays.items() if name not in written},

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _constants as c
+from ._direct import Parameters
 from ._failure import Invalid, Unsupported, status
 from ._filter import checked_parameters
 from ._memory import Arena, Array, as_signed, as_size, check_disjoint, check_writable, dtype_of, geometry_of, view_of
 from ._names import constant_name
-from ._structures import BNNSFilterParameters
 from ._topk import smallest
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "BNNSNearestNeighborsLoad",
 ]
 
+_Indices: TypeAlias = npt.NDArray[np.int64]
 _TYPES: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16)
 _UINT32_MAX: Final = 2**32 - 1
 _INT32: Final = np.iinfo(np.int32)
@@ -45,7 +46,9 @@ class BNNSNearestNeighbors:
     Threads may share one: a call has it to itself.
     """
 
-    def __init__(self, max_n_samples: Any, n_features: Any, n_neighbors: Any, data_type: Any, parameters: Any) -> None:
+    def __init__(
+        self, max_n_samples: object, n_features: object, n_neighbors: object, data_type: object, filter_params: object
+    ) -> None:
         given = {"max_n_samples": max_n_samples, "n_features": n_features, "n_neighbors": n_neighbors}
         sizes = {name: _unsigned(name, value) for name, value in given.items()}
         for name, value in sizes.items():
@@ -56,10 +59,10 @@ class BNNSNearestNeighbors:
             raise Unsupported(
                 f"max_n_samples is {self.capacity}, must be at most {_INT32.max}: indices are of type int"
             )
-        if data_type not in _TYPES:
+        if not isinstance(data_type, int) or data_type not in _TYPES:
             shown = constant_name("BNNSDataType", data_type)
             raise Unsupported(f"data_type is {shown}; it must be Float32 or Float16")
-        parameters = checked_parameters(parameters)
+        parameters = checked_parameters(filter_params)
         self.data_type, self.dtype = data_type, dtype_of(data_type)
         self.arena = Arena(parameters.alloc_memory, parameters.free_memory)
         self.lock = threading.Lock()
@@ -67,12 +70,12 @@ class BNNSNearestNeighbors:
         self.count = 0  # samples that are loaded
         self._memory: Array | None = None  # grows with them
 
-    def rows(self, name: str, count: int, width: int, data: Any, data_type: int) -> Array:
+    def rows(self, name: str, count: int, width: int, data: object, data_type: int) -> Array:
         """A contiguous array [count, width] over the client's memory."""
         layout = c.BNNSDataLayoutRowMajorMatrix
         return view_of(geometry_of(layout, (width, count), (0, 0), data_type), data, name)
 
-    def load(self, number: Any, data: Any) -> None:
+    def load(self, number: object, data: object) -> None:
         """Append samples."""
         new = _unsigned("n_new_samples", number)
         if self.count + new > self.capacity:
@@ -94,7 +97,7 @@ class BNNSNearestNeighbors:
         self._memory[self.count : needed] = samples
         self.count = needed
 
-    def find(self, number: Any, indices: Any, distances: Any) -> None:
+    def find(self, number: object, indices: object, distances: object) -> None:
         """Write the neighbours of one sample, or of all."""
         sample = as_signed("sample_number", number, 32)
         if sample >= self.count:
@@ -125,7 +128,7 @@ class BNNSNearestNeighbors:
                     results["distances"][part, :wanted] = np.sqrt(_squares(keys))
                 results["distances"][part, wanted:] = np.inf
 
-    def _nearest(self, queries: npt.NDArray[np.int64], wanted: int, width: int) -> tuple[Array, Array]:
+    def _nearest(self, queries: _Indices, wanted: int, width: int) -> tuple[Array, Array]:
         """Keys and indices of the nearest samples of each query, in ascending order.
 
         `width` samples are compared at a time.
@@ -144,7 +147,7 @@ class BNNSNearestNeighbors:
             at = np.where(chosen < wanted, before, block.start + chosen - wanted)
         return keys, at
 
-    def _keys(self, queries: npt.NDArray[np.int64], block: slice) -> Array:
+    def _keys(self, queries: _Indices, block: slice) -> Array:
         """Squares of the distances [queries, samples of the block], as integers in the same order; NaN is the last."""
         assert self._memory is not None  # there is a sample
         squares = np.empty((len(queries), block.stop - block.start))
@@ -178,14 +181,14 @@ def _squares(keys: Array) -> Array:
     return squares
 
 
-def _unsigned(name: str, value: Any) -> int:
+def _unsigned(name: str, value: object) -> int:
     number = as_size(name, value)
     if number > _UINT32_MAX:
         raise Invalid(f"{name} is {number}, which an unsigned int cannot hold")
     return number
 
 
-def _checked(knn: Any) -> BNNSNearestNeighbors:
+def _checked(knn: object) -> BNNSNearestNeighbors:
     if knn is None:
         raise Invalid("knn is NULL")
     if not isinstance(knn, BNNSNearestNeighbors):
@@ -198,11 +201,7 @@ def _checked(knn: Any) -> BNNSNearestNeighbors:
 
 @status(None)
 def BNNSCreateNearestNeighbors(
-    max_n_samples: int,
-    n_features: int,
-    n_neighbors: int,
-    data_type: int,
-    filter_params: BNNSFilterParameters | None = None,
+    max_n_samples: int, n_features: int, n_neighbors: int, data_type: int, filter_params: Parameters = None
 ) -> BNNSNearestNeighbors | None:
     """Create an object that finds the `n_neighbors` nearest of at most `max_n_samples` samples. None on failure."""
     return BNNSNearestNeighbors(max_n_samples, n_features, n_neighbors, data_type, filter_params)
@@ -218,7 +217,7 @@ def BNNSDestroyNearestNeighbors(knn: BNNSNearestNeighbors | None) -> None:
 
 
 @status(-1)
-def BNNSNearestNeighborsLoad(knn: BNNSNearestNeighbors | None, n_new_samples: int, data_ptr: Any) -> int:
+def BNNSNearestNeighborsLoad(knn: BNNSNearestNeighbors | None, n_new_samples: int, data_ptr: object) -> int:
     """Append samples, which are contiguous and of the object's type. More than fit are refused. 0, or -1 on failure."""
     checked = _checked(knn)
     with checked.lock:
@@ -229,7 +228,7 @@ def BNNSNearestNeighborsLoad(knn: BNNSNearestNeighbors | None, n_new_samples: in
 
 @status(-1)
 def BNNSNearestNeighborsGetInfo(
-    knn: BNNSNearestNeighbors | None, sample_number: int, indices: Any, distances: Any
+    knn: BNNSNearestNeighbors | None, sample_number: int, indices: object, distances: object
 ) -> int:
     """Write the indices (int) and distances of the nearest neighbours of a sample, ascending. 0, or -1 on failure.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias
 
 from ..ops._planned import Planned
 from ..ops.optimizer import adam_step, rmsprop_step, sgd_step
@@ -125,44 +125,48 @@ _Sgd: TypeAlias = BNNSOptimizerSGDMomentumFields | BNNSOptimizerSGDMomentumWithC
 _Adam: TypeAlias = BNNSOptimizerAdamFields | BNNSOptimizerAdamWithClippingFields
 _RmsProp: TypeAlias = BNNSOptimizerRMSPropFields | BNNSOptimizerRMSPropWithClippingFields
 _Fields: TypeAlias = _Sgd | _Adam | _RmsProp
-# The kinds of accumulators in Apple's order, by their names in the array functions; and options of these functions.
-_Read: TypeAlias = tuple[tuple[str, ...], dict[str, object]]
+_Options: TypeAlias = dict[str, object]
 _COMMON_FLOATS: Final = Floats("learning_rate", "gradient_scale", "regularization_scale")
 _ADAM_FLOATS: Final = Floats("time_step", "beta1", "beta2", "epsilon")
 _MOMENTS: Final = ("first_moments", "second_moments", "largest_second_moments")
 
 
-def _sgd(fields: _Sgd) -> _Read:
+# Each adds options of its array function, and returns the kinds of accumulators in Apple's order, by their names there.
+
+
+def _sgd(fields: _Sgd, options: _Options) -> tuple[str, ...]:
     momentum = as_float("momentum", fields.momentum)
     # With Nesterov, Apple's third variant equals the second.
     variants = {0: "step", 1: "gradient", 2: "gradient" if fields.nesterov else "descent"}
     if fields.sgd_momentum_variant not in variants:
         raise Invalid(f"sgd_momentum_variant is {fields.sgd_momentum_variant!r}, must be 0, 1 or 2")
-    nesterov, velocity_of = bool(fields.nesterov and momentum), variants[fields.sgd_momentum_variant]
-    options: dict[str, object] = {"momentum": momentum, "nesterov": nesterov, "velocity_of": velocity_of}
-    return ("velocities",) if momentum else (), options
+    nesterov = bool(fields.nesterov and momentum)
+    options.update(momentum=momentum, nesterov=nesterov, velocity_of=variants[fields.sgd_momentum_variant])
+    return ("velocities",) if momentum else ()
 
 
-def _adam(fields: _Adam, kinds: int = 2) -> _Read:
-    step, beta1, beta2, eps = _ADAM_FLOATS(fields)
-    return _MOMENTS[:kinds], {"step": step, "beta1": beta1, "beta2": beta2, "eps": eps, "epsilon_hat": True}
+def _adam(fields: _Adam, options: _Options, kinds: int = 2) -> tuple[str, ...]:
+    options["step"], options["beta1"], options["beta2"], options["eps"] = _ADAM_FLOATS(fields)
+    options["epsilon_hat"] = True
+    return _MOMENTS[:kinds]
 
 
-def _rmsprop(fields: _RmsProp) -> _Read:
+def _rmsprop(fields: _RmsProp, options: _Options) -> tuple[str, ...]:
     alpha, eps, momentum = (as_float(name, getattr(fields, name)) for name in ("alpha", "epsilon", "momentum"))
-    kinds = ("squares", *(("means",) if fields.centered else ()), *(("velocities",) if momentum else ()))
-    return kinds, {"alpha": alpha, "eps": eps, "momentum": momentum, "velocity_of": "step"}
+    options.update(alpha=alpha, eps=eps, momentum=momentum, velocity_of="step")
+    return ("squares", *(("means",) if fields.centered else ()), *(("velocities",) if momentum else ()))
 
 
 class _Algorithm(NamedTuple):
     name: str
     structures: tuple[type[Structure], type[Structure]]  # without and with clipping by norms
     step: Callable[..., None]
-    read: Callable[..., _Read]
+    read: Callable[..., tuple[str, ...]]
     decoupled: bool = False  # AdamW
 
 
 _amsgrad: Final = partial(_adam, kinds=3)
+_BY_VALUE: Final = (BNNSOptimizerSGDMomentumFields, BNNSOptimizerAdamFields, BNNSOptimizerRMSPropFields)
 _SGD_FIELDS: Final = (BNNSOptimizerSGDMomentumFields, BNNSOptimizerSGDMomentumWithClippingFields)
 _ADAM_FIELDS: Final = (BNNSOptimizerAdamFields, BNNSOptimizerAdamWithClippingFields)
 _RMSPROP_FIELDS: Final = (BNNSOptimizerRMSPropFields, BNNSOptimizerRMSPropWithClippingFields)
@@ -204,14 +208,16 @@ def BNNSOptimizerStep(
     if type(OptimizerAlgFields) is not structure:
         shown = constant_name("BNNSOptimizerFunction", function)
         raise Invalid(f"{shown} takes {structure.__name__}, not {type(OptimizerAlgFields).__name__}")
-    kinds, options = algorithm.read(OptimizerAlgFields)
-    options.update(_options(cast(_Fields, OptimizerAlgFields), algorithm.decoupled))
+    fields: _Fields = OptimizerAlgFields  # type: ignore[assignment]  # it is one of them
+    options = _options(fields, algorithm.decoupled)
+    kinds = algorithm.read(fields, options)
     if filter_params is not None:
         options["num_threads"] = threads_of(checked_parameters(filter_params).n_threads)
     count = as_size("number_of_parameters", number_of_parameters)
     weights, weight_gradients, *states = _arrays(parameters, gradients, accumulators, count, len(kinds))
+    options.update(zip(kinds, states, strict=True))
     try:
-        algorithm.step(weights, weight_gradients, **dict(zip(kinds, states, strict=True)), **options)
+        algorithm.step(weights, weight_gradients, **options)
     except (ValueError, TypeError) as error:
         raise with_apples_names(error, _rename(kinds, count)) from None
     if options["learning_rate"] == 0:
@@ -245,10 +251,14 @@ def _accumulator(first: int, index: int) -> str:
     return f"accumulators[{first + index}]"
 
 
-def _options(fields: _Fields, decoupled: bool) -> dict[str, object]:
+def _limit(fields: _Fields, name: str) -> float:
+    return as_float(f"clip_gradients_{name}", getattr(fields, f"clip_gradients_{name}"))
+
+
+def _options(fields: _Fields, decoupled: bool) -> _Options:
     """Options that all optimizers share: learning rate, gradient scale, clipping, regularization."""
     rate, scale, strength = _COMMON_FLOATS(fields)
-    options: dict[str, object] = {"learning_rate": rate, "gradient_scale": scale, "clip_before_scale": True}
+    options: _Options = {"learning_rate": rate, "gradient_scale": scale, "clip_before_scale": True}
     if decoupled:  # AdamW ignores regularization_func
         options |= {"weight_decay": strength, "decoupled": True}
     elif fields.regularization_func == c.BNNSOptimizerRegularizationL1:
@@ -258,18 +268,16 @@ def _options(fields: _Fields, decoupled: bool) -> dict[str, object]:
     elif fields.regularization_func != c.BNNSOptimizerRegularizationNone:
         raise Invalid(f"regularization_func is {fields.regularization_func!r}, must be 0, 1 or 2")
 
-    def number(name: str) -> float:
-        return as_float(f"clip_gradients_{name}", getattr(fields, f"clip_gradients_{name}"))
-
-    clips = getattr(fields, "clip_gradients", False)
-    by_value = c.BNNSOptimizerClippingByValue if clips else c.BNNSOptimizerClippingNone
-    clipping = getattr(fields, "clipping_func", by_value)
+    if isinstance(fields, _BY_VALUE):
+        clipping = c.BNNSOptimizerClippingByValue if fields.clip_gradients else c.BNNSOptimizerClippingNone
+    else:
+        clipping = fields.clipping_func
     if clipping == c.BNNSOptimizerClippingByValue:
-        options["clip"] = number("min"), number("max")
+        options["clip"] = _limit(fields, "min"), _limit(fields, "max")
     elif clipping == c.BNNSOptimizerClippingByNorm:
-        options["maximum_norm_each"] = number("max_norm")
+        options["maximum_norm_each"] = _limit(fields, "max_norm")
     elif clipping == c.BNNSOptimizerClippingByGlobalNorm:
-        options |= {"maximum_norm": number("max_norm"), "known_norm": number("use_norm") or None}
+        options |= {"maximum_norm": _limit(fields, "max_norm"), "known_norm": _limit(fields, "use_norm") or None}
     elif clipping != c.BNNSOptimizerClippingNone:
         raise Invalid(f"clipping_func is {clipping!r}, must be from 0 to 3")
     return options
@@ -282,7 +290,7 @@ def _arrays(parameters: object, gradients: object, accumulators: object, count: 
         given.append(("accumulators", accumulators, kinds))
     descriptors: list[object] = []
     for name, listed, groups in given:
-        if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
+        if not (type(listed) is list or (isinstance(listed, Sequence) and not isinstance(listed, (str, bytes)))):
             shown = "NULL" if listed is None else f"of type {type(listed).__name__}"
             raise Invalid(f"{name} is {shown}, must be a list of descriptors")
         if len(listed) < groups * count:

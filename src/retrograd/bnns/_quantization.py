@@ -124,14 +124,10 @@ class QuantizationFilter(BNNSFilter):
         shape = [1] * values.ndim
         if self._axis is not None:
             shape[self._axis] = -1
-        scale, bias = (None if one is None else one.values().reshape(shape) for one in (self.scale, self.bias))
+        given = ((self.scale, 1.0), (self.bias, 0.0))
+        scale, bias = (default if one is None else one.values().reshape(shape) for one, default in given)
         with np.errstate(all="ignore"):
-            if self._quantizes:
-                values *= 1.0 if scale is None else scale
-                values += 0.0 if bias is None else bias
-            else:
-                values -= 0.0 if bias is None else bias
-                values /= 1.0 if scale is None else scale
+            values = values * scale + bias if self._quantizes else (values - bias) / scale
         put(logical(y, self.output.layout), converted(values, PLAIN, y.dtype, PLAIN), False)
 
 

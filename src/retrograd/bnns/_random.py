@@ -19,8 +19,8 @@ from . import _constants as c
 from ._conversion import INTEGERS
 from ._direct import Descriptor, Given, Operand, Operands, Parameters, as_stored, floating
 from ._failure import Invalid, Unsupported, status
-from ._filter import checked_parameters, unlike
-from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writable, is_first_major
+from ._filter import check_same_type, checked_descriptor, checked_parameters, unlike
+from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writable, data_type_of, is_first_major
 from ._names import constant_name
 
 __all__ = [
@@ -105,7 +105,7 @@ _NUMBERS: Final = Operands(floating("desc", written=True))
 _INTEGERS: Final = Operands(
     Operand("desc", INTEGERS, written=True, rotated=True, order=as_stored, kind="an integer type")
 )
-_CATEGORIES: Final = Operands(floating("desc", written=True), floating("probabilities", like="desc"))
+_PROBABILITIES: Final = Operands(floating("probabilities"))
 
 
 def _finite(name: str, value: object) -> float:
@@ -266,7 +266,9 @@ def BNNSRandomFillCategoricalFloat(
     The fastest axis of `probabilities` is that of the categories; other axes are those of `desc`. A single axis applies
     to all of `desc`. Probabilities need not add up to 1. `log_probabilities`: they are logarithms.
     """
-    checked, (target, given) = _checked(generator), _CATEGORIES(desc, probabilities)
+    checked, (target,) = _checked(generator), _NUMBERS(desc)
+    check_same_type("probabilities", checked_descriptor("probabilities", probabilities), "desc", desc)
+    (given,) = _PROBABILITIES(probabilities)
     weights = _weights(target, given, bool(log_probabilities))
     sums = np.cumsum(weights, axis=-1)
     with checked.lock:
@@ -295,7 +297,7 @@ def _weights(desc: Given, probabilities: Given, logarithms: bool) -> _Doubles:
         raise Unsupported(f"{name}.layout is {shown}; it must be Vector, RowMajorMatrix or first-major")
     most = 2 ** _PRECISION[wanted.dtype.name] + 1
     if values.shape[-1] > most:
-        shown = constant_name("BNNSDataType", desc.descriptor.data_type)
+        shown = constant_name("BNNSDataType", data_type_of(wanted.dtype))
         raise Invalid(f"{name} has {values.shape[-1]} categories, but {shown} holds the indices of {most} at most")
     if values.ndim > 1 and values.shape[:-1] != wanted.shape:
         leading = probabilities.geometry._replace(extents=values.shape[:-1][::-1])

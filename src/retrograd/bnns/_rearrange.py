@@ -28,9 +28,10 @@ _BAND_PART: Final = Operands(
     Operand("input", rotated=True, order=rows_first),
     Operand("output", like="input", written=True, rotated=True, order=rows_first),
 )
-_COMPARED: Final = Operands(Operand("in0"), Operand("in1", like="in0"), Operand("out", _BOOLEAN, written=True))
-_COMBINED: Final = Operands(Operand("in0", _BOOLEAN), Operand("in1", _BOOLEAN), Operand("out", _BOOLEAN, written=True))
-_NEGATED: Final = Operands(Operand("in0", _BOOLEAN), Operand("out", _BOOLEAN, written=True))
+_TRUTH: Final = Operand("out", _BOOLEAN, written=True)
+_COMPARED: Final = Operands(_TRUTH, Operand("in0"), Operand("in1", like="in0"))
+_COMBINED: Final = Operands(_TRUTH, Operand("in0", _BOOLEAN), Operand("in1", _BOOLEAN))
+_NEGATED: Final = Operands(_TRUTH, Operand("in0", _BOOLEAN))
 
 
 def _put(target: Array, source: Array) -> None:
@@ -211,9 +212,9 @@ _LOGICAL: Final[dict[int, Callable[[Array, Array], Array]]] = {
 }
 
 
-def _comparable(given: list[Given]) -> list[Array]:
+def _comparable(given: list[Given], *descriptors: Descriptor | None) -> list[Array]:
     """Arrays as numbers that compare as the values they stand for."""
-    scales = [scale_of(one.name, one.descriptor) for one in given]
+    scales = [scale_of(one.name, d) for one, d in zip(given, descriptors, strict=False) if d is not None]
     if scales[0] == scales[-1] and scales[0].factor > 0:
         return [one.array for one in given]
     return [converted(one.array, scale, _FLOAT64, PLAIN) for one, scale in zip(given, scales, strict=True)]
@@ -230,12 +231,12 @@ def BNNSCompareTensor(in0: Descriptor, in1: Descriptor | None, op: int, out: Des
     if operation is None:
         raise Invalid(f"op is {op}, which is not a BNNSRelationalOperator")
     if code == c.BNNSRelationalOperatorLogicalNOT:
-        *given, target = _NEGATED(in0, out)
+        target, *given = _NEGATED(out, in0)
     else:
-        *given, target = (_COMBINED if code in _LOGICAL else _COMPARED)(in0, in1, out)
+        target, *given = (_COMBINED if code in _LOGICAL else _COMPARED)(out, in0, in1)
     for one in given:
         one.check_size(target)
-    values = _comparable(given)
+    values = _comparable(given, in0, in1)
     with np.errstate(all="ignore"):
         target.array[...] = operation(values[0], values[-1])  # a new array: out may overlap its operands
     return 0

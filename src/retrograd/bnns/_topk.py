@@ -6,11 +6,12 @@ from typing import Final
 
 import numpy as np
 
+from ..ops._planned import Planned
 from . import _constants as c
 from ._conversion import INTEGERS
 from ._direct import Descriptor, Given, Operand, Parameters, as_stored
 from ._failure import Invalid, status
-from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_parameters
+from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_descriptor, checked_parameters
 from ._memory import Array, as_size, check_disjoint, check_indices, numbered_axes
 
 __all__ = ["BNNSDirectApplyInTopK", "BNNSDirectApplyTopK"]
@@ -52,35 +53,38 @@ def _descending(values: Array) -> Array:
     return np.asarray(~ascending)
 
 
-_NUMBERS: Final = (*FLOATS, *INTEGERS)
 _INDICES: Final = (c.BNNSDataTypeInt32,)
+_NUMBERS: Final = Operand("input", (*FLOATS, *INTEGERS), order=as_stored)
+_FLOATS: Final = Operand("input", (c.BNNSDataTypeFloat32,), order=as_stored)
+_BEST_VALUES: Final = Operand("best_values", _NUMBERS.types, written=True, order=as_stored)
+_BEST_INDICES: Final = Operand("best_indices", _INDICES, written=True, order=as_stored)
+_TEST_INDICES: Final = Operand("test_indices", _INDICES, rotated=True, order=as_stored)
+_OUTPUT: Final = Operand("output", (c.BNNSDataTypeBoolean,), written=True, order=as_stored)
 
 
 class _Input:
     """The input of a call, and the axis along which values are compared."""
 
     def __init__(
-        self, K: object, axis: object, batch_size: object, input: object, stride: object, types: tuple[int, ...]
+        self, operand: Operand, input: object, K: object, axis: object, batch_size: object, stride: object
     ) -> None:
         self.batch = checked_batch(batch_size)
-        operand = Operand("input", types, order=as_stored)
-        self.input = operand.samples(input, self.batch, stride, "input_batch_stride")
-        geometry = self.input.geometry
+        self.geometry = geometry = operand.geometry(checked_descriptor("input", input))
         self.axis, rank = as_size("axis", axis), len(geometry.extents)
         if self.axis >= rank:
             raise Invalid(f"axis is {self.axis}, but input has {rank} axes")
         # In an array with its slowest axis first.
         self.position = numbered_axes(geometry.layout)[self.axis]
-        self.extent = geometry.shape[self.position]
-        self.count = as_size("K", K)
+        self.extent, self.count = geometry.shape[self.position], as_size("K", K)
         if not 1 <= self.count <= self.extent:
             raise Invalid(
                 f"K is {self.count}, must be from 1 to {self.extent}, the extent of axis {self.axis} of input"
             )
+        self.values = operand.samples(input, self.batch, stride, "input_batch_stride").array
 
     def rows(self) -> Array:
         """The values with the axis last, ``[..., extent]``."""
-        return np.moveaxis(self.input.array, 1 + self.position, -1)
+        return np.moveaxis(self.values, 1 + self.position, -1)
 
     def keys(self) -> Array:
         """One row of keys for each row of values, ``[rows, extent]``, in descending order of the values."""
@@ -88,12 +92,36 @@ class _Input:
 
     def other(self, operand: Operand, descriptor: object, stride: object, count: int | None) -> Given:
         """Another operand, with the extents of the input and `count` along the axis; None leaves it out."""
-        given = operand.samples(descriptor, self.batch, stride, f"{operand.name}_batch_stride")
-        shape = list(self.input.geometry.shape)
+        geometry = operand.geometry(checked_descriptor(operand.name, descriptor))
+        shape = list(self.geometry.shape)
         shape[self.position : self.position + 1] = [] if count is None else [count]
         which = f"of input without axis {self.axis}" if count is None else f"of input, with K along axis {self.axis}"
-        check_extents(given.name, given.geometry, tuple(reversed(shape)), which)
-        return given
+        check_extents(operand.name, geometry, tuple(reversed(shape)), which)
+        return operand.samples(descriptor, self.batch, stride, f"{operand.name}_batch_stride")
+
+
+@Planned
+def _top(
+    input: Descriptor,
+    values: Descriptor,
+    indices: Descriptor | None,
+    K: int,
+    axis: int,
+    batch_size: int,
+    input_stride: int,
+    values_stride: int,
+    indices_stride: int,
+) -> tuple[_Input, list[Given]]:
+    """The input of a call, and its results."""
+    given = _Input(_NUMBERS, input, K, axis, batch_size, input_stride)
+    results = [given.other(_BEST_VALUES, values, values_stride, given.count)]
+    check_same_type("best_values", values, "input", input)
+    if indices is not None:
+        if given.extent - 1 > _INT32.max:
+            raise Invalid(f"axis {given.axis} of input has {given.extent} elements, more than Int32 can index")
+        results.append(given.other(_BEST_INDICES, indices, indices_stride, given.count))
+    check_disjoint({result.name: result.array for result in results}, {})
+    return given, results
 
 
 @status(-1)
@@ -115,16 +143,8 @@ def BNNSDirectApplyTopK(
     Int32, may be None. Axis k is that of ``size[k]``; in a row-major matrix axis 0 is that of the rows.
     """
     checked_parameters(filter_params)
-    given = _Input(K, axis, batch_size, input, input_batch_stride, _NUMBERS)
-    values = Operand("best_values", _NUMBERS, written=True, order=as_stored)
-    results = [given.other(values, best_values, best_values_batch_stride, given.count)]
-    check_same_type("best_values", best_values, "input", input)
-    if best_indices is not None:
-        if given.extent - 1 > _INT32.max:
-            raise Invalid(f"axis {given.axis} of input has {given.extent} elements, more than Int32 can index")
-        indices = Operand("best_indices", _INDICES, written=True, order=as_stored)
-        results.append(given.other(indices, best_indices, best_indices_batch_stride, given.count))
-    check_disjoint({result.name: result.array for result in results}, {})
+    strides = input_batch_stride, best_values_batch_stride, best_indices_batch_stride
+    given, results = _top(input, best_values, best_indices, K, axis, batch_size, *strides)
     rows = given.rows()
     at = smallest(given.keys(), given.count).reshape(*rows.shape[:-1], given.count)
     for result, found in zip(results, (np.take_along_axis(rows, at, -1), at), strict=False):
@@ -151,11 +171,9 @@ def BNNSDirectApplyInTopK(
     Int32, and `output`, of type Boolean, have the extents of `input` without the axis. NaN is larger than all numbers.
     """
     checked_parameters(filter_params)
-    given = _Input(K, axis, batch_size, input, input_batch_stride, (c.BNNSDataTypeFloat32,))
-    test = Operand("test_indices", _INDICES, rotated=True, order=as_stored)
-    indices = given.other(test, test_indices, test_indices_batch_stride, None).array
-    result = Operand("output", (c.BNNSDataTypeBoolean,), written=True, order=as_stored)
-    target = given.other(result, output, output_batch_stride, None)
+    given = _Input(_FLOATS, input, K, axis, batch_size, input_batch_stride)
+    indices = given.other(_TEST_INDICES, test_indices, test_indices_batch_stride, None).array
+    target = given.other(_OUTPUT, output, output_batch_stride, None)
     check_indices("test_indices", indices, given.extent, f"axis {given.axis} of input has {given.extent} elements")
     keys = given.keys()
     tested = np.take_along_axis(keys, indices.reshape(-1, 1), -1)
