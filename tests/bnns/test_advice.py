@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns import Descriptor, vector
+from support.bnns import F32, Descriptor, describe, image, normal, vector
 from support.bnns_attention import Layer as Attention
 from support.bnns_inside import advise_once
 from support.bnns_lstm import DEFAULT_ACTIVATIONS, forward
 from support.bnns_lstm import Layer as Lstm
-from support.bnns_norm import F32, Layer, described, image, normal
+from support.bnns_norm import Layer
 
 IDENTITY = bnns.BNNSActivationFunctionIdentity
 
@@ -170,9 +170,9 @@ STILL = {
 def step(optimizer: Any, gradient: list[float], **changed: Any) -> np.ndarray:
     kind, function, kinds, fields = optimizer
     p, g = np.ones(2, np.float32), np.array(gradient, np.float32)
-    accumulators = [described(np.zeros(2, np.float32)) for _ in range(kinds)]
+    accumulators = [describe(np.zeros(2, np.float32)) for _ in range(kinds)]
     given = kind(**{**USUAL, **fields, **changed})
-    status = bnns.BNNSOptimizerStep(function, given, 1, [described(p)], [described(g)], accumulators or None)
+    status = bnns.BNNSOptimizerStep(function, given, 1, [describe(p)], [describe(g)], accumulators or None)
     assert status == 0, bnns.last_error()
     return p
 

@@ -12,9 +12,8 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns import FIRST, Descriptor, first
+from support.bnns import BF16, F16, F32, FIRST, TYPES, Descriptor, first, normal
 from support.bnns_inside import products
-from support.bnns_norm import BF16, F16, F32, TYPES, normal
 
 ROW, COLUMN, IMAGE = (
     bnns.BNNSDataLayoutRowMajorMatrix,

@@ -12,20 +12,8 @@ from hypothesis import strategies as st
 
 import retrograd as rg
 from retrograd import bnns
-from support.bnns_norm import (
-    BF16,
-    F16,
-    F32,
-    KINDS,
-    TYPES,
-    Descriptor,
-    Layer,
-    activation,
-    described,
-    image,
-    normal,
-    tanh,
-)
+from support.bnns import BF16, F16, F32, TYPES, Descriptor, describe, image, normal
+from support.bnns_norm import KINDS, Layer, activation, tanh
 
 # ---- the worked example ----------------------------------------------------------------------------------------------
 
@@ -374,8 +362,8 @@ def test_gradients_of_float32_and_bfloat16(types: tuple[int, int], delta: int) -
             dy,
             y,
             in_delta=image((3, 2, 5), results[0], data_type=delta, flags=flags),
-            gamma_delta=described(results[1], flags=flags),
-            beta_delta=described(results[2], flags=flags),
+            gamma_delta=describe(results[1], flags=flags),
+            beta_delta=describe(results[2], flags=flags),
         )
         assert status == 0, bnns.last_error()
     _, cache = rg.batch_norm_forward(x.astype(np.float32), eps=float(np.float32(1e-3)), activation="tanh")
@@ -392,7 +380,7 @@ def test_clamp_in_float16_knows_its_own_bounds() -> None:
     y = layer.forward(x)
     dbeta = np.empty(3, np.float32)
     ones = np.ones((4, 3, 2, 5), np.float32)
-    assert layer.backward(ones, y, beta_delta=described(dbeta)) == 0
+    assert layer.backward(ones, y, beta_delta=describe(dbeta)) == 0
     z = Layer("batch", (3, 2, 5), types=(F16, F32)).forward(x)
     assert np.array_equal(dbeta, (np.abs(z) < np.float16(0.1)).sum((0, 2, 3)))
 

@@ -10,7 +10,8 @@ import pytest
 import retrograd as rg
 from retrograd import _core, bnns
 from retrograd.ops.activation import ACTIVATIONS
-from support.bnns_norm import BF16, F16, F32, KINDS, TYPES, Allocator, Layer, activation, described, image, normal, tanh
+from support.bnns import BF16, F16, F32, TYPES, describe, image, normal
+from support.bnns_norm import KINDS, Allocator, Layer, activation, tanh
 
 # ---- forward in place, backward (section 8) --------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ def test_gradients_that_are_null_are_not_produced_and_all_null_is_no_error() -> 
     assert np.array_equal(one, dx)
     for name, want in (("beta_delta", dbeta), ("gamma_delta", dgamma)):
         small = np.empty(3, np.float32)
-        assert layer.backward(dy, y, **{name: described(small)}) == 0
+        assert layer.backward(dy, y, **{name: describe(small)}) == 0
         assert np.array_equal(small, want)
 
 
@@ -111,8 +112,8 @@ def test_each_gradient_is_set_or_accumulated_by_its_own_flag(flags: tuple[int, i
         dy,
         y,
         in_delta=image((3, 2, 5), results[0], flags=flags[0]),
-        gamma_delta=described(results[1], flags=flags[1]),
-        beta_delta=described(results[2], flags=flags[2]),
+        gamma_delta=describe(results[1], flags=flags[1]),
+        beta_delta=describe(results[2], flags=flags[2]),
     )
     assert status == 0
     for got, want, flag in zip(results, plain, flags, strict=True):

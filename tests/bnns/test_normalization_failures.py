@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns_norm import F16, Allocator, Descriptor, Layer, activation, described, image, normal, tanh
+from support.bnns import F16, Descriptor, describe, image, normal
+from support.bnns_norm import Allocator, Layer, activation, tanh
 
 
 def bad_layers() -> Iterator[tuple[str, Callable[[Any], Any], str]]:
@@ -35,17 +36,17 @@ def bad_layers() -> Iterator[tuple[str, Callable[[Any], Any], str]]:
     yield "integers", put("i_desc.data_type", bnns.BNNSDataTypeInt8), "BNNSDataTypeInt8"
     yield (
         "gamma size",
-        put("gamma_desc", described(np.ones(4, np.float32))),
+        put("gamma_desc", describe(np.ones(4, np.float32))),
         r"gamma_desc\.size is \(4,\), expected size=\(3,\)",
     )
-    yield "beta type", put("beta_desc", described(np.ones(3, np.int32))), "beta_desc.data_type"
+    yield "beta type", put("beta_desc", describe(np.ones(3, np.int32))), "beta_desc.data_type"
     yield (
         "gamma short",
         put("gamma_desc", image((3,), np.ones(2, np.float32))),
         r"gamma_desc\.data has 8 bytes, but size=\(3,\) spans 12",
     )
-    yield "moving size", put("moving_mean_desc", described(np.ones(2, np.float32))), "moving_mean_desc"
-    yield "moving type", put("moving_variance_desc", described(np.ones(3, np.float16))), "must be BNNSDataTypeFloat32"
+    yield "moving size", put("moving_mean_desc", describe(np.ones(2, np.float32))), "moving_mean_desc"
+    yield "moving type", put("moving_variance_desc", describe(np.ones(3, np.float16))), "must be BNNSDataTypeFloat32"
     for value in (-0.1, 1.5, float("nan"), "x", None):
         yield f"momentum {value}", put("momentum", value), "momentum"
     for value in (-1e-3, float("nan"), float("inf")):
@@ -173,15 +174,15 @@ def test_apply_fails_and_touches_nothing(changes: dict[str, Any], reason: str, t
             "in_delta.size is (3, 5, 3), expected size=(W, H, C)=(5, 2, 3) as in i_desc",
         ),
         (
-            {"gamma_delta": described(np.zeros(4, np.float32))},
+            {"gamma_delta": describe(np.zeros(4, np.float32))},
             "gamma_delta.size is (4,), expected size=(3,) as in gamma_desc",
         ),
         (
-            {"beta_delta": described(np.zeros(2, np.float32))},
+            {"beta_delta": describe(np.zeros(2, np.float32))},
             "beta_delta.size is (2,), expected size=(3,) as in beta_desc",
         ),
         ({"out_delta": image((3, 2, 5), np.zeros(200, np.float16), data_type=F16)}, "out_delta.data_type"),
-        ({"gamma_delta": described(np.zeros(3, np.float16))}, "gamma_delta.data_type"),
+        ({"gamma_delta": describe(np.zeros(3, np.float16))}, "gamma_delta.data_type"),
         ({"in_delta": image((3, 2, 5), np.zeros(119, np.float32))}, "in_delta.data has 476 bytes"),
         ({"in_delta": image((3, 2, 5), bytes(480))}, "in_delta.data is read-only"),
         ({"in_delta": image((3, 2, 5), bytearray(480), flags=2)}, "in_delta.flags is 2"),
@@ -206,8 +207,8 @@ def test_backward_fails_and_touches_nothing(changes: dict[str, Any], reason: str
         "in_delta_stride": 30,
         "out": y,
         "out_delta": image((3, 2, 5), x),
-        "beta_delta": described(results[1]),
-        "gamma_delta": described(results[2]),
+        "beta_delta": describe(results[1]),
+        "gamma_delta": describe(results[2]),
         **changes,
     }
     status = bnns.BNNSNormalizationFilterApplyBackwardBatch(
@@ -273,7 +274,7 @@ def test_results_over_one_another_are_refused() -> None:
     memory = np.full(130, 7, np.float32)
     dx, one, other = memory[:120], memory[118:121], memory[120:123]
     for changed in ({"in_delta": dx, "gamma_delta": one}, {"gamma_delta": other, "beta_delta": memory[121:124]}):
-        deltas = {n: image((3, 2, 5), a) if n == "in_delta" else described(a) for n, a in changed.items()}
+        deltas = {n: image((3, 2, 5), a) if n == "in_delta" else describe(a) for n, a in changed.items()}
         assert layer.backward(dy, None, **deltas) == -1
         assert "overlaps" in (bnns.last_error() or "")
         assert (memory == 7).all()

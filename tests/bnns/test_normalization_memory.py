@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns_norm import Allocator, Layer, described, image, normal, tanh
+from support.bnns import describe, image, normal
+from support.bnns_norm import Allocator, Layer, tanh
 
 # ---- parameters, memory, threads (sections 1, 10, 13) ----------------------------------------------------------------
 
@@ -231,7 +232,7 @@ def test_every_change_of_a_descriptor_is_noticed_by_the_next_call() -> None:
     dx, dgamma, dbeta = layer.gradients(dy, y, (3,))
     results = [np.empty_like(x), np.empty(3, np.float32), np.empty(3, np.float32)]
     out_delta, in_delta = image((3, 2, 5), dy), image((3, 2, 5), results[0])
-    gamma_delta, beta_delta = described(results[1]), described(results[2])
+    gamma_delta, beta_delta = describe(results[1]), describe(results[2])
 
     def run(out: Any = y, gamma: Any = gamma_delta, beta: Any = beta_delta, stride: int = 30) -> int:
         return bnns.BNNSNormalizationFilterApplyBackwardBatch(

@@ -11,7 +11,7 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns_norm import BF16, F16, F32, TYPES, normal
+from support.bnns import BF16, F16, F32, TYPES, normal
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 NEAREST, LINEAR = bnns.BNNSInterpolationMethodNearest, bnns.BNNSInterpolationMethodLinear

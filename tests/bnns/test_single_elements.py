@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns import Descriptor, first
-from support.bnns_norm import F32, normal
+from support.bnns import F32, Descriptor, first, normal
 
 VECTOR = bnns.BNNSDataLayoutVector
 CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
