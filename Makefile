@@ -37,12 +37,13 @@ help:
 demo: $(VENV)/.package-done
 	$(BIN)/retrograd train text --output runs/demo --overwrite --learning-rate 0.005 --steps 2000 --validate-every 200 --time-limit 75 $(ARGS)
 
-# One process per CPU.
+# One process per CPU. Each starts with consecutive tests, so that most modules, fixtures and oracles are in one only.
+PARALLEL := --numprocesses auto --dist worksteal
 test: $(VENV)/.package-done
-	$(BIN)/python -m pytest --numprocesses auto -m 'not long' $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(ARGS)
 
 test-all: $(VENV)/.package-done
-	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 bench: $(VENV)/.package-done
 	$(BIN)/retrograd bench all $(ARGS)
