@@ -140,13 +140,14 @@ $(VENV)/.package-done: $(VENV)/.made $(build_inputs)
 
 $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
-	$(PIP) install --quiet --editable '.[test,plot,lint]'
+	$(PIP) install --quiet --editable '.[test,plot,lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
 	@touch $(VENV)/.package-done $@
 
-# In a separate build directory: an incremental build shows only the warnings of the files it compiles.
-$(VENV)/.warnings-done: $(VENV)/.made $(build_inputs)
-	$(PIP) wheel --quiet --no-deps --wheel-dir build/warnings-wheel \
-	    -Cbuild-dir=build/warnings -Ccmake.define.RETROGRAD_WERROR=ON .
+# In a separate build directory: an incremental build shows only the warnings of the files it compiles. With WERROR=ON
+# the build of .lint-done stops at them, and there is no second one.
+$(VENV)/.warnings-done: $(VENV)/.made $(if $(WERROR),$(VENV)/.lint-done) $(build_inputs)
+	$(if $(WERROR),,$(PIP) wheel --quiet --no-deps --wheel-dir build/warnings-wheel \
+	    -Cbuild-dir=build/warnings -Ccmake.define.RETROGRAD_WERROR=ON .)
 	@touch $@
 
 $(VENV)-clang/.package-done: $(VENV)-clang/.made $(build_inputs)
