@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import retrograd as rg
 from retrograd import bnns
-from support.bnns import BF16, F16, F32, TYPES, Descriptor, describe, image, normal
+from support.bnns import BF16, F16, F32, TYPES, Descriptor, describe, fails, image, normal, succeeds
 from support.bnns_norm import KINDS, Layer, activation, tanh
 
 # ---- the worked example ----------------------------------------------------------------------------------------------
@@ -184,8 +184,7 @@ def test_batch_and_descriptor_strides(data: st.DataObject) -> None:
     )
     flags = data.draw(st.sampled_from([0, bnns.BNNSFlagsUseClientPtr]))
     filter = bnns.BNNSFilterCreateLayerNormalization(KINDS[kind], parameters, bnns.BNNSFilterParameters(flags))
-    status = bnns.BNNSNormalizationFilterApplyBatch(filter, n, x_memory, i_step, y_memory, o_step, True)
-    assert status == 0, bnns.last_error()
+    succeeds(bnns.BNNSNormalizationFilterApplyBatch(filter, n, x_memory, i_step, y_memory, o_step, True))
     options = {"num_groups": 1} if kind == "group" else {"axis": 1} if kind == "layer" else {}
     forward = getattr(rg, f"{kind}_norm_forward")
     expected, cache = forward(np.ascontiguousarray(x), gamma, eps=float(np.float32(0.01)), activation="tanh", **options)
@@ -395,8 +394,7 @@ def test_one_sample_of_the_right_shape_with_gaps_between_its_values() -> None:
         parameters = layer.parameters.copy()
         getattr(parameters, part).stride = (2,)
         filter = bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, parameters)
-        assert bnns.BNNSNormalizationFilterApplyBatch(filter, 1, x, 6, y, 6, True) == -1
-        assert "span 44" in (bnns.last_error() or "")
+        fails(bnns.BNNSNormalizationFilterApplyBatch(filter, 1, x, 6, y, 6, True), "span 44")
     assert (y == 7).all()
 
 

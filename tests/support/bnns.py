@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from types import EllipsisType
 from typing import Any
 
@@ -68,9 +69,29 @@ def reason() -> str:
     return bnns.last_error() or ""
 
 
-def fails(status: int | None, *messages: str, kept: tuple[Array, ...] = ()) -> None:
-    """The call has failed for this reason, and written nothing: `kept` still holds 7 everywhere."""
+def fails(status: int, *messages: str) -> None:
     assert status == -1, messages
     for message in messages:
         assert message in reason()
-    assert all((array == 7).all() for array in kept), messages
+
+
+def all_fail(calls: Iterable[tuple[Callable[[], int], str]], *kept: Array) -> None:
+    """Each call fails for its reason and writes nothing: what is kept holds 7 everywhere."""
+    for call, message in calls:
+        fails(call(), message)
+        assert all((array == 7).all() for array in kept), message
+
+
+def succeeds(status: int) -> None:
+    assert status == 0, reason()
+
+
+def created(filter: Any) -> Any:
+    assert filter is not None, reason()
+    return filter
+
+
+def not_created(filter: Any, *messages: str) -> None:
+    assert filter is None, messages
+    for message in messages:
+        assert message in reason()
