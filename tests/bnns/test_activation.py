@@ -14,8 +14,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.lab import reference
 from retrograd.ops.activation import ACTIVATIONS
-from support.bnns import BF16, F16, F32, Descriptor, created, fails, normal, not_created, succeeds
-from support.bnns_norm import Allocator
+from support.bnns import BF16, F16, F32, Allocator, Descriptor, created, fails, normal, not_created, succeeds
 
 ELEMENTWISE = {kind.code: name for name, kind in ACTIVATIONS.items() if kind.code <= 35}
 SHAPE = (3, 2, 5)

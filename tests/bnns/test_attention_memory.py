@@ -11,7 +11,7 @@ import pytest
 
 from retrograd import bnns
 from support.arrays import assert_same_bits
-from support.bnns import fails
+from support.bnns import Allocator, fails
 from support.bnns_attention import (
     BACKWARD_STAGES,
     CLIENT,
@@ -158,21 +158,12 @@ def test_attention_weights_are_copied_unless_the_client_keeps_them() -> None:
 
 
 def test_an_attention_takes_memory_from_the_clients_allocator() -> None:
-    blocks: list[Any] = []
-
-    def alloc(memptr: list[Any], alignment: int, size: int) -> int:
-        blocks.append(bytearray(size))
-        memptr[0] = blocks[-1]
-        return 0
-
-    def free(block: Any) -> None:
-        blocks[:] = [other for other in blocks if other is not block]
-
-    layer = Layer(rows=True, parameters=bnns.BNNSFilterParameters(alloc_memory=alloc, free_memory=free))
-    assert len(blocks) == len(layer.parameters)
+    allocator = Allocator()
+    layer = Layer(rows=True, parameters=allocator.parameters())
+    assert allocator.live == len(layer.parameters)
     assert layer.forward() == 0
     bnns.BNNSFilterDestroy(layer.filter)
-    assert not blocks
+    assert allocator.live == 0
     fails(layer.forward(), "has been destroyed")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns import created, fails
+from support.bnns import Allocator, created, fails
 from support.bnns_inside import nearest_neighbors
 
 Descriptor = bnns.BNNSNDArrayDescriptor
@@ -201,24 +201,14 @@ def test_memory_is_bounded() -> None:
 
 
 def test_samples_are_in_memory_of_the_clients_allocator() -> None:
-    blocks: list[Any] = []
-
-    def alloc(memptr: list[Any], alignment: int, size: int) -> int:
-        blocks.append(bytearray(size))
-        memptr[0] = blocks[-1]
-        return 0
-
-    def free(block: Any) -> None:
-        blocks[:] = [other for other in blocks if other is not block]
-
-    parameters = bnns.BNNSFilterParameters(alloc_memory=alloc, free_memory=free)
-    knn = bnns.BNNSCreateNearestNeighbors(8, 2, 4, F32, parameters)
+    allocator = Allocator()
+    knn = bnns.BNNSCreateNearestNeighbors(8, 2, 4, F32, allocator.parameters())
     for point in POINTS:
         assert bnns.BNNSNearestNeighborsLoad(knn, 1, point) == 0
-        assert len(blocks) == 1
+        assert allocator.live == 1
     assert found(knn, 7)[0].tolist() == [7, 2, 4, 6]
     bnns.BNNSDestroyNearestNeighbors(knn)
-    assert not blocks
+    assert allocator.live == 0
     bnns.BNNSDestroyNearestNeighbors(knn)
     bnns.BNNSDestroyNearestNeighbors(None)
     for status in (

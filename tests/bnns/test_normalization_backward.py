@@ -10,8 +10,8 @@ import pytest
 import retrograd as rg
 from retrograd import _core, bnns
 from retrograd.ops.activation import ACTIVATIONS
-from support.bnns import BF16, F16, F32, TYPES, describe, fails, image, normal, succeeds
-from support.bnns_norm import KINDS, Allocator, Layer, activation, tanh
+from support.bnns import BF16, F16, F32, TYPES, Allocator, describe, fails, image, normal, succeeds
+from support.bnns_norm import KINDS, Layer, activation, tanh
 
 # ---- forward in place, backward (section 8) --------------------------------------------------------------------------
 

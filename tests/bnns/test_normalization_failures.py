@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns import F16, Descriptor, describe, fails, image, normal, not_created
-from support.bnns_norm import Allocator, Layer, activation, tanh
+from support.bnns import F16, Allocator, Descriptor, describe, fails, image, normal, not_created
+from support.bnns_norm import Layer, activation, tanh
 
 
 def bad_layers() -> Iterator[tuple[str, Callable[[Any], Any], str]]:

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns import describe, fails, image, normal
-from support.bnns_norm import Allocator, Layer, tanh
+from support.bnns import Allocator, describe, fails, image, normal
+from support.bnns_norm import Layer, tanh
 
 # ---- parameters, memory, threads (sections 1, 10, 13) ----------------------------------------------------------------
 

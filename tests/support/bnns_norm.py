@@ -92,29 +92,5 @@ def tanh() -> Any:
     return bnns.BNNSActivation(bnns.BNNSActivationFunctionTanh)
 
 
-class Allocator:
-    def __init__(self, limit: int = 100) -> None:
-        self.given: list[bytearray] = []
-        self.freed: list[Any] = []
-        self.limit = limit
-
-    def alloc(self, memptr: Any, alignment: int, size: int) -> int:
-        assert alignment >= 8
-        assert alignment & (alignment - 1) == 0
-        if len(self.given) >= self.limit:
-            return 12  # ENOMEM
-        self.given.append(bytearray(size))
-        memptr[0] = self.given[-1]
-        return 0
-
-    def free(self, block: Any) -> None:
-        assert any(block is one for one in self.given)
-        assert not any(block is one for one in self.freed)
-        self.freed.append(block)
-
-    def parameters(self) -> Any:
-        return bnns.BNNSFilterParameters(0, 0, self.alloc, self.free)
-
-
 def activation(code: int, alpha: float = 0.75, beta: float = 1.25) -> Any:
     return bnns.BNNSActivation(code, alpha, beta)
