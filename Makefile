@@ -37,12 +37,13 @@ help:
 demo: $(VENV)/.package-done
 	$(BIN)/retrograd train text --output runs/demo --overwrite --learning-rate 0.005 --steps 2000 --validate-every 200 --time-limit 75 $(ARGS)
 
-# One process per CPU.
+# One process per CPU. Each starts with consecutive tests, so that most modules, fixtures and oracles are in one only.
+PARALLEL := --numprocesses auto --dist worksteal
 test: $(VENV)/.package-done
-	$(BIN)/python -m pytest --numprocesses auto -m 'not long' $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(ARGS)
 
 test-all: $(VENV)/.package-done
-	$(BIN)/python -m pytest --numprocesses auto $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 bench: $(VENV)/.package-done
 	$(BIN)/retrograd bench all $(ARGS)
@@ -139,13 +140,14 @@ $(VENV)/.package-done: $(VENV)/.made $(build_inputs)
 
 $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
-	$(PIP) install --quiet --editable '.[test,plot,lint]'
+	$(PIP) install --quiet --editable '.[test,plot,lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
 	@touch $(VENV)/.package-done $@
 
-# In a separate build directory: an incremental build shows only the warnings of the files it compiles.
-$(VENV)/.warnings-done: $(VENV)/.made $(build_inputs)
-	$(PIP) wheel --quiet --no-deps --wheel-dir build/warnings-wheel \
-	    -Cbuild-dir=build/warnings -Ccmake.define.RETROGRAD_WERROR=ON .
+# In a separate build directory: an incremental build shows only the warnings of the files it compiles. With WERROR=ON
+# the build of .lint-done stops at them, and there is no second one.
+$(VENV)/.warnings-done: $(VENV)/.made $(if $(WERROR),$(VENV)/.lint-done) $(build_inputs)
+	$(if $(WERROR),,$(PIP) wheel --quiet --no-deps --wheel-dir build/warnings-wheel \
+	    -Cbuild-dir=build/warnings -Ccmake.define.RETROGRAD_WERROR=ON .)
 	@touch $@
 
 $(VENV)-clang/.package-done: $(VENV)-clang/.made $(build_inputs)

@@ -33,7 +33,7 @@ OPTIONAL = ("torch", "jax", "onnx", "matplotlib", "h5py", "onnxruntime", "sklear
 # Slow to import, and only in tests that need them.
 INSTALLED = ("keras", "coremltools", "onnxscript", "expecttest", "denoiser", "efficientnet_pytorch")
 _skipped: list[str] = []
-_modules = 0  # when garbage collection was last told to leave them alone
+_modules = 0  # how many were imported when garbage collection was last told to ignore them
 
 
 def _import(name: str) -> Any:
@@ -116,7 +116,7 @@ def _engine_as_it_was() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _bnns_failures_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests make BNNS functions fail on purpose. Those of the warning itself set `seen` back to False."""
-    from support.bnns_inside import first_failure  # later than its assertions are to be rewritten
+    from support.bnns_inside import first_failure  # not above: pytest rewrites assertions of support at its import
 
     monkeypatch.setattr(first_failure, "seen", True)
 

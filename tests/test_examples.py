@@ -19,6 +19,7 @@ from support.waiting import PATIENCE
 
 EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parent.parent / "examples").glob("*.py"))}
 SPELLINGS = ("bnns_digits", "bnns_digits_c")  # of one program
+SLOW = ("bnns_handwritten_digits", "bnns_text_classifier", "nn_characters", "nn_ragged_classification")
 
 # What an example prints about data that it has not been trained on, and the least that it must reach.
 CLAIMS = {
@@ -60,13 +61,17 @@ def test_there_is_one_for_each_kernel() -> None:
     assert set(EXAMPLES) >= {*CLAIMS, "bnns_lstm", "bnns_two_layer_regression", "mps_matrix_batch_normalization"}
 
 
-@pytest.mark.parametrize("stem", [stem for stem in EXAMPLES if stem not in SPELLINGS])
+@pytest.mark.parametrize(
+    "stem",
+    [pytest.param(stem, marks=pytest.mark.long if stem in SLOW else ()) for stem in EXAMPLES if stem not in SPELLINGS],
+)
 def test_the_loss_falls(stem: str) -> None:
     if stem == "bnns_handwritten_digits" and importlib.util.find_spec("sklearn") is None:
         pytest.skip("scikit-learn is not installed")
     checked(stem)
 
 
+@pytest.mark.long
 def test_the_digits_sample_is_the_same_in_both_spellings() -> None:
     """Swift's layers and C's functions print the same losses, and both stop where Apple's sample does."""
     swift, c = (checked(stem) for stem in SPELLINGS)

@@ -39,7 +39,12 @@ def _own_caches() -> Iterator[None]:
 # The scalar level is slow. With the machine's caches `retrograd verify --bits` runs it too.
 @pytest.mark.parametrize(
     ("level", "caches"),
-    [(level, caches) for level in _core.isa_levels() for caches in CACHES if level != "scalar" or caches == "tiny"],
+    [
+        pytest.param(level, caches, marks=pytest.mark.long if level == "scalar" else ())
+        for level in _core.isa_levels()
+        for caches in CACHES
+        if level != "scalar" or caches == "tiny"
+    ],
 )
 @pytest.mark.usefixtures("_own_caches")
 def test_bits_are_those_that_were_saved(level: str, caches: str) -> None:

@@ -14,8 +14,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.lab import reference
 from retrograd.ops.activation import ACTIVATIONS
-from support.bnns import BF16, F16, F32, Descriptor, normal
-from support.bnns_norm import Allocator
+from support.bnns import BF16, F16, F32, Allocator, Descriptor, created, fails, normal, not_created, succeeds
 
 ELEMENTWISE = {kind.code: name for name, kind in ACTIVATIONS.items() if kind.code <= 35}
 SHAPE = (3, 2, 5)
@@ -106,10 +105,9 @@ def test_softmax_over_the_flagged_axes(function: str, layout: int, flags: int, t
     for source, out in ((None, y), (x, None)):
         dx = np.empty_like(x)
         result = image(dx, layout=layout, size=sizes)
-        status = bnns.BNNSFilterApplyBackwardBatch(
+        succeeds(bnns.BNNSFilterApplyBackwardBatch(
             filter, 4, source, 30, result, 30, out, 30, delta, 30, None, None
-        )  # fmt: skip
-        assert status == 0, bnns.last_error()
+        ))  # fmt: skip
         assert np.allclose(dx, tx.grad.numpy(), rtol=1e-4, atol=1e-6)
 
 
@@ -152,8 +150,7 @@ def convert(x: np.ndarray, source: dict[str, Any], target: dict[str, Any], dtype
     i_desc, o_desc = (
         Descriptor(layout=bnns.BNNSDataLayoutVector, size=x.shape, **fields) for fields in (source, target)
     )
-    filter = create(0, i_desc=i_desc, o_desc=o_desc)
-    assert filter is not None, bnns.last_error()
+    filter = created(create(0, i_desc=i_desc, o_desc=o_desc))
     y = np.full(x.shape, 99, dtype)
     assert bnns.BNNSFilterApply(filter, x, y) == 0, bnns.last_error()
     return y
@@ -224,15 +221,10 @@ def test_identity_of_no_elements_more_or_of_strange_types() -> None:
         (image(data_type=bnns.BNNSDataTypeInt8, data_bias=np.nan), "o_desc.data_bias is nan, must be finite"),
         (image(data_type=bnns.BNNSDataTypeInt8, size=(5, 2, 4)), "o_desc has 40 elements, expected 30"),
     ):
-        assert create(0, o_desc=o_desc) is None
-        assert reason in (bnns.last_error() or "")
-    assert create(bnns.BNNSActivationFunctionTanh, o_desc=int8) is None
-    assert "must be Float32, Float16 or BFloat16" in (bnns.last_error() or "")
+        not_created(create(0, o_desc=o_desc), reason)
+    not_created(create(bnns.BNNSActivationFunctionTanh, o_desc=int8), "must be Float32, Float16 or BFloat16")
     status, dx = backward(create(0, o_desc=int8), normal(4, *SHAPE))
-    assert status == -1
-    assert "converts BNNSDataTypeFloat32 to BNNSDataTypeInt8, and integers have no gradient" in (
-        bnns.last_error() or ""
-    )
+    fails(status, "converts BNNSDataTypeFloat32 to BNNSDataTypeInt8, and integers have no gradient")
     assert (dx == 7).all()
 
 
@@ -254,8 +246,7 @@ def test_a_batch_stride_of_zero_is_packed() -> None:
     filter = create(bnns.BNNSActivationFunctionTanh, i_desc=gaps)
     assert bnns.BNNSFilterApplyBatch(filter, 4, wide, 0, dx, 0) == 0
     assert np.array_equal(dx, y)
-    assert bnns.BNNSFilterApplyBatch(filter, 5, wide, 0, dx, 0) == -1
-    assert "out has 480 bytes, but 5 samples" in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyBatch(filter, 5, wide, 0, dx, 0), "out has 480 bytes, but 5 samples")
 
 
 def test_gradients_in_another_shape() -> None:
@@ -369,11 +360,9 @@ def test_direct_apply_fails_and_touches_nothing() -> None:
     ]
     for source, target, arguments, reason in cases:
         layer = bnns.BNNSLayerParametersActivation(image(source), image(target), bnns.BNNSActivation(4))
-        assert bnns.BNNSDirectApplyActivationBatch(layer, None, *arguments) == -1
-        assert f"BNNSDirectApplyActivationBatch: {reason}" in (bnns.last_error() or "")
+        fails(bnns.BNNSDirectApplyActivationBatch(layer, None, *arguments), f"BNNSDirectApplyActivationBatch: {reason}")
         assert (y == 7).all()
-    assert bnns.BNNSDirectApplyActivationBatch(None, None, 1, 0, 0) == -1  # type: ignore[arg-type]
-    assert "layer_params is NULL" in (bnns.last_error() or "")
+    fails(bnns.BNNSDirectApplyActivationBatch(None, None, 1, 0, 0), "layer_params is NULL")  # type: ignore[arg-type]
 
 
 # ---- parameters of activations ---------------------------------------------------------------------------------------
@@ -413,8 +402,7 @@ def test_pointer_to_beta() -> None:
 
 def test_pointer_failures_have_no_data() -> None:
     assert bnns.BNNSGetPointer(None, 0).data is None
-    assert bnns.BNNSGetPointer(create(3), 2).data is None
-    assert "target is 2" in (bnns.last_error() or "")
+    not_created(bnns.BNNSGetPointer(create(3), 2).data, "target is 2")
 
 
 def test_prelu_needs_an_image_and_its_input() -> None:
@@ -464,8 +452,7 @@ def test_infinity_is_quiet() -> None:
 
 @pytest.mark.parametrize("name", ["Gumbel", "GumbelMax", "IntegerLinearSaturate", "IntegerLinearSaturatePerChannel"])
 def test_random_and_integer_functions_are_not_offered(name: str) -> None:
-    assert create(getattr(bnns, f"BNNSActivationFunction{name}")) is None
-    assert f"BNNSActivationFunction{name}" in (bnns.last_error() or "")
+    not_created(create(getattr(bnns, f"BNNSActivationFunction{name}")), f"BNNSActivationFunction{name}")
 
 
 def test_creation_fails_without_parameters() -> None:
@@ -487,8 +474,7 @@ def test_creation_fails_without_parameters() -> None:
     ],
 )
 def test_apply_fails(batch: int, x: Any, y: Any, reason: str) -> None:
-    assert bnns.BNNSFilterApplyBatch(create(3), batch, x, 30, y, 30) == -1
-    assert reason in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyBatch(create(3), batch, x, 30, y, 30), reason)
 
 
 def test_backward_fails_and_touches_nothing() -> None:
@@ -501,8 +487,7 @@ def test_backward_fails_and_touches_nothing() -> None:
     ]
     for options, reason in cases:
         status, dx = backward(create(3), dy, **options)
-        assert status == -1
-        assert reason in (bnns.last_error() or "")
+        fails(status, reason)
         assert (dx == 7).all()
     leaky = create(2)
     for delta in (np.zeros(2, np.float32), np.zeros(1, np.float16)):

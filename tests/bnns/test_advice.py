@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns import Descriptor, vector
+from support.bnns import F32, Descriptor, created, describe, fails, image, normal, succeeds, vector
 from support.bnns_attention import Layer as Attention
 from support.bnns_inside import advise_once
 from support.bnns_lstm import DEFAULT_ACTIVATIONS, forward
 from support.bnns_lstm import Layer as Lstm
-from support.bnns_norm import F32, Layer, described, image, normal
+from support.bnns_norm import Layer
 
 IDENTITY = bnns.BNNSActivationFunctionIdentity
 
@@ -52,9 +52,7 @@ def relu(size: int, stride: int = 0) -> Any:
         o_desc=vector(size),
         activation=bnns.BNNSActivation(bnns.BNNSActivationFunctionRectifiedLinear),
     )
-    filter = bnns.BNNSFilterCreateLayerActivation(layer)
-    assert filter is not None, bnns.last_error()
-    return filter
+    return created(bnns.BNNSFilterCreateLayerActivation(layer))
 
 
 # ---- strides ---------------------------------------------------------------------------------------------------------
@@ -91,8 +89,7 @@ def test_elements_of_a_sample_that_share_memory(advice: Advice) -> None:
         o_desc=Descriptor(**{**rows, "size": (3, 1)}),
         reduce_func=bnns.BNNSReduceFunctionSum,
     )
-    filter = bnns.BNNSFilterCreateLayerReduction(layer)
-    assert filter is not None, bnns.last_error()
+    filter = created(bnns.BNNSFilterCreateLayerReduction(layer))
 
     def call() -> None:
         assert bnns.BNNSFilterApplyBatch(filter, 1, x, 0, y, 0) == 0, bnns.last_error()
@@ -104,13 +101,11 @@ def test_elements_of_a_sample_that_share_memory(advice: Advice) -> None:
 def test_strides_of_results_are_refused(advice: Advice) -> None:
     """Two samples cannot be written to one place: an output or a gradient, of every kind of filter."""
     x, y = normal(4, 6), np.full(24, 7, np.float32)
-    assert bnns.BNNSFilterApplyBatch(relu(6), 4, x, 6, y, 2) == -1
-    assert "out_stride is 2, but a sample of out spans 6 values" in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyBatch(relu(6), 4, x, 6, y, 2), "out_stride is 2, but a sample of out spans 6 values")
     given = None, 0, vector(6, y), 2, x, 6, vector(6, normal(4, 6, seed=1)), 6, None, None
     assert bnns.BNNSFilterApplyBackwardBatch(relu(6), 4, *given) == -1
     assert "in_delta_stride is 2, but a sample of in_delta spans 6 values" in (bnns.last_error() or "")
-    assert bnns.BNNSFilterApplyBatch(relu(6), 0, x, 6, y, 6) == -1
-    assert "batch_size is 0" in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyBatch(relu(6), 0, x, 6, y, 6), "batch_size is 0")
     assert (y == 7).all()
     assert advice.taken() == []
 
@@ -170,10 +165,9 @@ STILL = {
 def step(optimizer: Any, gradient: list[float], **changed: Any) -> np.ndarray:
     kind, function, kinds, fields = optimizer
     p, g = np.ones(2, np.float32), np.array(gradient, np.float32)
-    accumulators = [described(np.zeros(2, np.float32)) for _ in range(kinds)]
+    accumulators = [describe(np.zeros(2, np.float32)) for _ in range(kinds)]
     given = kind(**{**USUAL, **fields, **changed})
-    status = bnns.BNNSOptimizerStep(function, given, 1, [described(p)], [described(g)], accumulators or None)
-    assert status == 0, bnns.last_error()
+    succeeds(bnns.BNNSOptimizerStep(function, given, 1, [describe(p)], [describe(g)], accumulators or None))
     return p
 
 
@@ -294,8 +288,7 @@ def test_activations_that_are_constant(name: str, alpha: float, beta: float, val
 
     def call() -> None:
         layer.activation = bnns.BNNSActivation(code, alpha, beta)
-        filter = bnns.BNNSFilterCreateLayerActivation(layer)
-        assert filter is not None, bnns.last_error()
+        filter = created(bnns.BNNSFilterCreateLayerActivation(layer))
         assert bnns.BNNSFilterApply(filter, x, y) == 0
         assert (y == value).all()
 

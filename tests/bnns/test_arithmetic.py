@@ -13,6 +13,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.lab import reference
+from support.bnns import created, fails, not_created, succeeds
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 F32 = bnns.BNNSDataTypeFloat32
@@ -87,9 +88,7 @@ def layer(
 
 def create(code: int, shapes: list[tuple[int, ...]], types: list[int] | None = None, **more: Any) -> Any:
     types = [SAMPLE] * len(shapes) if types is None else types
-    filter = bnns.BNNSFilterCreateLayerArithmetic(layer(code, [image(s) for s in shapes], types, **more))
-    assert filter is not None, bnns.last_error()
-    return filter
+    return created(bnns.BNNSFilterCreateLayerArithmetic(layer(code, [image(s) for s in shapes], types, **more)))
 
 
 def drawn(bounds: tuple[float, float], *shape: int, seed: int = 0) -> np.ndarray:
@@ -99,8 +98,7 @@ def drawn(bounds: tuple[float, float], *shape: int, seed: int = 0) -> np.ndarray
 def applied(filter: Any, inputs: list[np.ndarray], batch: int = 4, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
     y = np.empty((batch, *shape), np.float32)
     strides = [0] * len(inputs)
-    status = bnns.BNNSArithmeticFilterApplyBatch(filter, batch, len(inputs), inputs, strides, y, 0)
-    assert status == 0, bnns.last_error()
+    succeeds(bnns.BNNSArithmeticFilterApplyBatch(filter, batch, len(inputs), inputs, strides, y, 0))
     return y
 
 
@@ -167,8 +165,7 @@ def test_a_gradient_without_what_it_does_not_need(code: int) -> None:
         assert status == 0
         assert np.array_equal(got, expected)
     else:
-        assert status == -1
-        assert "in[0] is NULL, and in_delta[0] is computed from it" in (bnns.last_error() or "")
+        fails(status, "in[0] is NULL, and in_delta[0] is computed from it")
         assert (got == 7).all()
 
 
@@ -178,8 +175,7 @@ def test_functions_at_their_edges() -> None:
         inputs = [np.array(n, np.float32).reshape(1, *shape) for n in numbers]
         y = np.empty((1, *shape), np.float32)
         filter = create(code, [shape] * len(inputs), out=image(shape))
-        status = bnns.BNNSArithmeticFilterApplyBatch(filter, 1, len(inputs), inputs, [0] * len(inputs), y, 0)
-        assert status == 0, bnns.last_error()
+        succeeds(bnns.BNNSArithmeticFilterApplyBatch(filter, 1, len(inputs), inputs, [0] * len(inputs), y, 0))
         return y.ravel().tolist()
 
     inf, nan = math.inf, math.nan
@@ -377,8 +373,7 @@ def test_the_structure_of_the_operands_is_a_pointer() -> None:
     ],
 )
 def test_creation_fails(made: Any, reason: str) -> None:
-    assert bnns.BNNSFilterCreateLayerArithmetic(made) is None
-    assert reason in (bnns.last_error() or "")
+    not_created(bnns.BNNSFilterCreateLayerArithmetic(made), reason)
 
 
 def test_apply_fails_and_touches_nothing() -> None:
@@ -397,8 +392,7 @@ def test_apply_fails_and_touches_nothing() -> None:
         ((4, 2, [x, x], [0, 0], y, 29), "out_stride is 29, but a sample of out spans 30 values"),
     ]
     for arguments, reason in cases:
-        assert bnns.BNNSArithmeticFilterApplyBatch(filter, *arguments) == -1
-        assert reason in (bnns.last_error() or "")
+        fails(bnns.BNNSArithmeticFilterApplyBatch(filter, *arguments), reason)
     assert (y == 7).all()
     # As measured, the functions for any filter do not apply this one.
     assert bnns.BNNSFilterApply(filter, x, y) == -1
@@ -407,8 +401,7 @@ def test_apply_fails_and_touches_nothing() -> None:
     other = bnns.BNNSFilterCreateLayerActivation(
         bnns.BNNSLayerParametersActivation(image(), image(), bnns.BNNSActivation(3))
     )
-    assert bnns.BNNSArithmeticFilterApplyBatch(other, 4, 1, [x], [0], y, 0) == -1
-    assert "filter is not an arithmetic filter" in (bnns.last_error() or "")
+    fails(bnns.BNNSArithmeticFilterApplyBatch(other, 4, 1, [x], [0], y, 0), "filter is not an arithmetic filter")
 
 
 def test_backward_fails_and_touches_nothing() -> None:
@@ -433,11 +426,9 @@ def test_backward_fails_and_touches_nothing() -> None:
         (square, [x], [image(data=bytes(480))], None, "in_delta[0].data is read-only"),
     ]
     for filter, inputs, deltas, out, reason in cases:
-        assert backward(filter, inputs, deltas, out, dy) == -1
-        assert reason in (bnns.last_error() or "")
+        fails(backward(filter, inputs, deltas, out, dy), reason)
         assert (dx == 7).all()
-    assert backward(square, [x], [good], None, dy, out_delta=None) == -1
-    assert "out_delta is NULL" in (bnns.last_error() or "")
+    fails(backward(square, [x], [good], None, dy, out_delta=None), "out_delta is NULL")
 
 
 # ---- Swift -----------------------------------------------------------------------------------------------------------

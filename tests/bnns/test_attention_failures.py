@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns import sized
+from support.bnns import fails, sized
 from support.bnns_attention import DHK, FIRST2, FIRST3, FIRST4, INPUTS, LAST2, Descriptor, Layer, Projection
 
 ONES = np.ones(1000, np.float32)
@@ -116,16 +116,14 @@ def test_attention_calls_that_fail_write_nothing(changed: dict[str, Any], reason
     layer.output.memory[...] = -99
     before = bytes(cache)
     changed = {"cache": cache, **changed}
-    assert layer.forward(changed.pop("cache"), **changed) == -1
-    assert reason in (bnns.last_error() or "")
+    fails(layer.forward(changed.pop("cache"), **changed), reason)
     assert (bnns.last_error() or "").startswith("BNNSApplyMultiheadAttention: ")
     assert (layer.output.memory == -99).all()
     assert bytes(cache) == before
     if "output" in changed or "output_stride" in changed or "backprop_cache_size" in changed:
         return  # backward reads no output, and takes the size itself
     deltas = layer.deltas()
-    assert layer.backward(deltas, **changed) == -1
-    assert reason in (bnns.last_error() or "")
+    fails(layer.backward(deltas, **changed), reason)
     assert all((one.memory == -99).all() for one in deltas.values())
 
 
@@ -184,8 +182,7 @@ def test_attention_gradients_that_fail_write_nothing(owner: str, field: str, val
 def test_more_failures_of_an_attention() -> None:
     layer = Layer()
     weights, cache = layer.parameters["wq"].memory, bytearray(layer.capacity())
-    assert layer.forward(output=weights) == -1
-    assert "output overlaps query.weights.data in memory" in (bnns.last_error() or "")
+    fails(layer.forward(output=weights), "output overlaps query.weights.data in memory")
     whole = np.zeros(layer.capacity() // 4 + 1, np.float32)
     bytes_of_whole = whole.view(np.uint8)
     for name in (*INPUTS, "output"):
@@ -193,8 +190,7 @@ def test_more_failures_of_an_attention() -> None:
         reason = "output overlaps backprop_cache" if name == "output" else f"backprop_cache overlaps {name}"
         assert f"{reason} in memory" in (bnns.last_error() or "")
     mask = vector(bytes_of_whole.view(np.bool_))
-    assert layer.forward(bytes_of_whole, key_mask=mask) == -1
-    assert "backprop_cache overlaps key_mask.data in memory" in (bnns.last_error() or "")
+    fails(layer.forward(bytes_of_whole, key_mask=mask), "backprop_cache overlaps key_mask.data in memory")
     assert layer.forward(bytes_of_whole, added=sized(FIRST2, 3, 5, data=whole)) == -1
     assert "backprop_cache overlaps add_to_attention.data in memory" in (bnns.last_error() or "")
     assert not whole.any()

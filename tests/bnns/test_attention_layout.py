@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
+from support.bnns import created
 from support.bnns_attention import DHK, FIRST3, LAST3, Descriptor, Stored
 
 SHAPE = (3, 5, 2)  # d, k, heads
@@ -37,8 +38,7 @@ def test_size_view_and_bytes() -> None:
 
 def filtered(create: str, layer: Any, x: Stored, y: Stored) -> None:
     """Forward, and then the gradient of the result in place of the input."""
-    filter = getattr(bnns, create)(layer)
-    assert filter is not None, bnns.last_error()
+    filter = created(getattr(bnns, create)(layer))
     assert bnns.BNNSFilterApply(filter, x.memory, y.memory) == 0, bnns.last_error()
     status = bnns.BNNSFilterApplyBackwardBatch(
         filter, 1, x.memory, 0, x.descriptor, 0, y.memory, 0, y.descriptor, 0, None, None
@@ -124,8 +124,7 @@ def looked_up(x: Stored, make: Made) -> Stored:
         dictionary=x.descriptor,
         padding_idx=bnns.SIZE_MAX,
     )
-    filter = bnns.BNNSFilterCreateLayerEmbedding(layer)
-    assert filter is not None, bnns.last_error()
+    filter = created(bnns.BNNSFilterCreateLayerEmbedding(layer))
     assert bnns.BNNSFilterApply(filter, indices, y.memory) == 0, bnns.last_error()
     np.testing.assert_array_equal(y.view, VALUES[:, :, indices])
     status = bnns.BNNSFilterApplyBackwardBatch(

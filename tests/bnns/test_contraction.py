@@ -12,9 +12,22 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns import FIRST, Descriptor, first
+from support.bnns import (
+    BF16,
+    F16,
+    F32,
+    FIRST,
+    TYPES,
+    Descriptor,
+    all_fail,
+    created,
+    fails,
+    first,
+    normal,
+    not_created,
+    succeeds,
+)
 from support.bnns_inside import products
-from support.bnns_norm import BF16, F16, F32, TYPES, normal
 
 ROW, COLUMN, IMAGE = (
     bnns.BNNSDataLayoutRowMajorMatrix,
@@ -31,9 +44,7 @@ def layer(operation: Any, a: Any, b: Any, out: Any, **fields: Any) -> Any:
 
 
 def create(operation: Any, a: Any, b: Any, out: Any, parameters: Any = CLIENT, **fields: Any) -> Any:
-    filter = bnns.BNNSFilterCreateLayerTensorContraction(layer(operation, a, b, out, **fields), parameters)
-    assert filter is not None, bnns.last_error()
-    return filter
+    return created(bnns.BNNSFilterCreateLayerTensorContraction(layer(operation, a, b, out, **fields), parameters))
 
 
 def refusal(operation: Any, a: Any, b: Any, out: Any, **fields: Any) -> str:
@@ -384,11 +395,10 @@ def test_strides_of_operands_and_batches() -> None:
     assert np.allclose(y[:, written], exact.reshape(2, 6), rtol=1e-5, atol=1e-5)
     assert (np.delete(y, written, 1) == 7).all()
     dy = normal(2, 6, seed=3)
-    status = bnns.BNNSFilterApplyBackwardTwoInputBatch(
+    succeeds(bnns.BNNSFilterApplyBackwardTwoInputBatch(
         filter, 2, None, 0, first((2, 3), dx, stride=(2, 7)), 25, b, 9, None, 0, None, 0, first((2, 3), dy), 6,
         None, None,
-    )  # fmt: skip
-    assert status == 0, bnns.last_error()
+    ))  # fmt: skip
     gradient = dy.reshape(2, 2, 3) @ b.reshape(2, 3, 3).transpose(0, 2, 1)
     assert np.allclose(dx[:, places], gradient.reshape(2, 6), rtol=1e-4, atol=1e-4)
     assert (np.delete(dx, places, 1) == 7).all()
@@ -417,8 +427,7 @@ def test_each_gradient_alone_and_what_it_needs() -> None:
     assert backward(filter, [a, None], [None, first((4,), db)], incoming, 2) == 0, bnns.last_error()
     assert np.allclose(db, np.einsum("nij,ni->nj", dy, a), rtol=1e-5, atol=1e-5)
     assert backward(filter, [None, None], [None, None], incoming, 2) == 0
-    assert backward(filter, [None, b], [first((3,), da), first((4,), db)], incoming, 2) == -1
-    assert "inA is NULL" in (bnns.last_error() or "")
+    fails(backward(filter, [None, b], [first((3,), da), first((4,), db)], incoming, 2), "inA is NULL")
 
 
 @pytest.mark.parametrize("types", [(F16, F16, F16), (BF16, F32, BF16), (F32, F16, F32)])
@@ -433,8 +442,7 @@ def test_types_of_a_contraction(types: tuple[int, int, int]) -> None:
     bound = float(ml_dtypes.finfo(y.dtype).eps) * np.abs(exact) + 1e-5
     assert (np.abs(y.astype(np.float64) - exact) <= bound).all()
     dy, dx = normal(2, 3, 4), np.full((2, 3, 5), 7, np.float32)
-    assert backward(filter, [a, b], [first((3, 5), dx), None], first((3, 4), dy), 2) == -1
-    assert "backward needs Float32" in (bnns.last_error() or "")
+    fails(backward(filter, [a, b], [first((3, 5), dx), None], first((3, 4), dy), 2), "backward needs Float32")
     assert (dx == 7).all()
 
 
@@ -477,8 +485,7 @@ def test_how_an_operation_may_be_given() -> None:
     assert restored == made
     assert bnns.BNNSFilterCreateLayerTensorContraction(restored) is not None
     unknown = bnns.BNNSLayerParametersTensorContraction.from_bytes(image)
-    assert bnns.BNNSFilterCreateLayerTensorContraction(unknown) is None
-    assert "operation " in (bnns.last_error() or "")
+    not_created(bnns.BNNSFilterCreateLayerTensorContraction(unknown), "operation ")
 
 
 @pytest.mark.parametrize(
@@ -597,11 +604,7 @@ def test_contraction_calls_that_fail_write_nothing() -> None:
             "in_delta has 2 elements, expected 3 as in iA_desc",
         ),
     ]
-    for call, reason in calls:
-        assert call() == -1
-        assert reason in (bnns.last_error() or "")
-    assert (y == 7).all()
-    assert (dx == 7).all()
+    all_fail(calls, y, dx)
 
 
 # ---- Gram matrices ---------------------------------------------------------------------------------------------------
@@ -620,16 +623,14 @@ def test_gram_matrices_and_their_gradient(shape: tuple[int, int, int], out: int)
     x, dy = normal(3, *shape), normal(3, channels, channels, seed=1)
     image = Descriptor(layout=IMAGE, size=shape[::-1], data_type=F32)
     square = Descriptor(layout=out, size=(channels, channels), data_type=F32)
-    filter = bnns.BNNSFilterCreateLayerGram(bnns.BNNSLayerParametersGram(0.25, image, square))
-    assert filter is not None, bnns.last_error()
+    filter = created(bnns.BNNSFilterCreateLayerGram(bnns.BNNSLayerParametersGram(0.25, image, square)))
     y = np.empty_like(dy)
     assert bnns.BNNSFilterApplyBatch(filter, 3, x, 0, y, 0) == 0, bnns.last_error()
     assert np.allclose(y, gram(x, 0.25), rtol=1e-4, atol=1e-4)
     for flags in (0, 1):
         dx = np.ones_like(x)
         image.data, image.flags, square.data = dx, flags, dy
-        status = bnns.BNNSFilterApplyBackwardBatch(filter, 3, x, 0, image, 0, None, 0, square, 0, None, None)
-        assert status == 0, bnns.last_error()
+        succeeds(bnns.BNNSFilterApplyBackwardBatch(filter, 3, x, 0, image, 0, None, 0, square, 0, None, None))
         both = (dy + dy.transpose(0, 2, 1)).astype(np.float64)
         exact = 0.25 * np.einsum("nfc,nchw->nfhw", both, x.astype(np.float64))
         assert np.allclose(dx, exact + flags, rtol=1e-4, atol=1e-4)
@@ -643,8 +644,7 @@ def test_gram_matrices_of_several_images() -> None:
     """Leading axes, before those of a pixel and its channel in the order of size, are kept."""
     x = normal(2, 5, 3, 4, 6)  # samples, then (leading, i, j, channel)
     made = first((5, 3, 4, 6)), first((5, 6, 6))
-    filter = bnns.BNNSFilterCreateLayerGram(bnns.BNNSLayerParametersGram(2.0, *made))
-    assert filter is not None, bnns.last_error()
+    filter = created(bnns.BNNSFilterCreateLayerGram(bnns.BNNSLayerParametersGram(2.0, *made)))
     y = np.empty((2, 5, 6, 6), np.float32)
     assert bnns.BNNSFilterApplyBatch(filter, 2, x, 0, y, 0) == 0
     assert np.allclose(y, 2 * np.einsum("nlijf,nlijc->nlfc", x, x), rtol=1e-4, atol=1e-4)
@@ -666,8 +666,7 @@ def test_gram_layers_that_cannot_be_made() -> None:
     assert "alpha is None" in reason(image, square, None)
     x, y = normal(2, 60), np.full((2, 9), 7, np.float32)
     filter = bnns.BNNSFilterCreateLayerGram(bnns.BNNSLayerParametersGram(1.0, image, square))
-    assert bnns.BNNSFilterApplyTwoInputBatch(filter, 2, x, 0, x, 0, y, 0) == -1
-    assert "the filter does not have two inputs" in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyTwoInputBatch(filter, 2, x, 0, x, 0, y, 0), "the filter does not have two inputs")
     assert (y == 7).all()
 
 

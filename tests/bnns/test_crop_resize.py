@@ -12,7 +12,7 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns_norm import BF16, F16, F32, TYPES, normal
+from support.bnns import BF16, F16, F32, TYPES, fails, normal, succeeds
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 NEAREST, LINEAR = bnns.BNNSInterpolationMethodNearest, bnns.BNNSInterpolationMethodLinear
@@ -37,8 +37,7 @@ def crop(x: np.ndarray, boxes: Any, size: tuple[int, int], given: Any, dtype: An
     """Crops [boxes, N, C, h, w] of images [N, C, H, W]."""
     roi = np.array(boxes, np.float32)
     y = np.full((len(roi), *x.shape[:2], *size), 7, dtype)
-    status = bnns.BNNSCropResize(given, described(LAST4, x), described(LAST2, roi), described(LAST5, y))
-    assert status == 0, bnns.last_error()
+    succeeds(bnns.BNNSCropResize(given, described(LAST4, x), described(LAST2, roi), described(LAST5, y)))
     return y
 
 
@@ -371,8 +370,7 @@ def test_crop_resize_calls_that_fail_write_nothing() -> None:
     ]
     before = x.copy()
     for arguments, reason in cases:
-        assert bnns.BNNSCropResize(*arguments) == -1
-        assert reason in (bnns.last_error() or "")
+        fails(bnns.BNNSCropResize(*arguments), reason)
     dx, dy = np.full_like(x, 7), normal(*y.shape)
     delta, incoming = described(LAST4, dx), described(LAST5, dy)
     backward: list[tuple[Any, str]] = [
@@ -385,8 +383,7 @@ def test_crop_resize_calls_that_fail_write_nothing() -> None:
         ((good, delta, None, incoming), "roi is of type NoneType"),
     ]
     for arguments, reason in backward:
-        assert bnns.BNNSCropResizeBackward(*arguments) == -1
-        assert reason in (bnns.last_error() or "")
+        fails(bnns.BNNSCropResizeBackward(*arguments), reason)
     assert np.array_equal(x, before)
     assert (y == 7).all()
     assert (dx == 7).all()

@@ -11,7 +11,7 @@ import pytest
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.lab import reference
-from support.bnns import CLIENT, Descriptor, normal, sized
+from support.bnns import CLIENT, Descriptor, created, fails, normal, not_created, sized, succeeds
 
 F32, I32 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeInt32
 VECTOR, FIRST2, LAST2 = bnns.BNNSDataLayoutVector, bnns.BNNSDataLayout2DFirstMajor, bnns.BNNSDataLayout2DLastMajor
@@ -31,9 +31,7 @@ def layer(table: np.ndarray, count: int = 6, **fields: Any) -> Any:
 
 
 def create(table: np.ndarray, parameters: Any = CLIENT, **fields: Any) -> Any:
-    filter = bnns.BNNSFilterCreateLayerEmbedding(layer(table, **fields), parameters)
-    assert filter is not None, bnns.last_error()
-    return filter
+    return created(bnns.BNNSFilterCreateLayerEmbedding(layer(table, **fields), parameters))
 
 
 def applied(filter: Any, indices: np.ndarray, width: int) -> np.ndarray:
@@ -83,17 +81,15 @@ def test_layouts_go_by_logical_axes() -> None:
         sized(bnns.BNNSDataLayout3DLastMajor, 2, 3, 4, data=table),
         NONE,
     )
-    filter = bnns.BNNSFilterCreateLayerEmbedding(made)
-    assert filter is not None, bnns.last_error()
+    filter = created(bnns.BNNSFilterCreateLayerEmbedding(made))
     y = np.empty((3, 2, 3, 2), np.float32)  # memory: index axes reversed, then the item
     assert bnns.BNNSFilterApply(filter, indices, y) == 0
     assert np.array_equal(y, table[indices].transpose(1, 0, 2, 3))
     dy, delta = normal(3, 2, 3, 2, seed=1), np.empty_like(table)
-    status = bnns.BNNSFilterApplyBackwardBatch(
+    succeeds(bnns.BNNSFilterApplyBackwardBatch(
         filter, 1, indices, 0, None, 0, None, 0, sized(bnns.BNNSDataLayout4DLastMajor, 2, 3, 2, 3, data=dy), 0,
         sized(bnns.BNNSDataLayout3DLastMajor, 2, 3, 4, data=delta), None,
-    )  # fmt: skip
-    assert status == 0, bnns.last_error()
+    ))  # fmt: skip
     rows = dy.transpose(1, 0, 2, 3).reshape(6, 6)
     assert np.allclose(delta.reshape(4, 6), reference.embedding_backward(rows, indices.ravel(), 4), rtol=1e-6)
 
@@ -173,8 +169,7 @@ def test_dictionaries_of_other_types() -> None:
     ],
 )
 def test_creation_fails(fields: dict[str, Any], reason: str) -> None:
-    assert bnns.BNNSFilterCreateLayerEmbedding(layer(normal(5, 7), **fields)) is None
-    assert reason in (bnns.last_error() or "")
+    not_created(bnns.BNNSFilterCreateLayerEmbedding(layer(normal(5, 7), **fields)), reason)
     assert bnns.BNNSFilterCreateLayerEmbedding(None) is None  # type: ignore[arg-type]
 
 
@@ -196,8 +191,7 @@ def test_calls_fail_and_touch_nothing() -> None:
     ]
     for given, reason in cases:
         options = {"delta": sized(LAST2, 7, 5, data=delta), "indices": INDICES, **given}
-        assert backward(filter, options.pop("indices"), dy, options.pop("delta"), **options) == -1
-        assert reason in (bnns.last_error() or "")
+        fails(backward(filter, options.pop("indices"), dy, options.pop("delta"), **options), reason)
     assert bnns.BNNSFilterApplyBatch(filter, 1, INDICES, 0, np.frombuffer(table, np.float32), 0) == -1
     assert (y == 7).all()
     assert (delta == 7).all()

@@ -12,7 +12,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.lab import reference
-from support.bnns import CLIENT, F16, F32, Descriptor, normal, vector
+from support.bnns import CLIENT, F16, F32, Descriptor, created, fails, normal, not_created, succeeds, vector
 
 ACCUMULATE = bnns.BNNSNDArrayFlagBackpropAccumulate
 LAYOUTS = [
@@ -36,9 +36,7 @@ def layer(w: np.ndarray, b: np.ndarray | None = None, **fields: Any) -> Any:
 
 
 def create(w: np.ndarray, b: np.ndarray | None = None, parameters: Any = CLIENT, **fields: Any) -> Any:
-    filter = bnns.BNNSFilterCreateLayerFullyConnected(layer(w, b, **fields), parameters)
-    assert filter is not None, bnns.last_error()
-    return filter
+    return created(bnns.BNNSFilterCreateLayerFullyConnected(layer(w, b, **fields), parameters))
 
 
 def applied(filter: Any, x: np.ndarray, outputs: int, dtype: Any = np.float32) -> np.ndarray:
@@ -128,8 +126,7 @@ def test_types_of_input_and_weights(data_type: int, parameters: Any) -> None:
     expected = wide_x @ wide_w.T + b
     assert np.allclose(applied(filter, x, 3), expected, rtol=1e-5, atol=1e-2)
     deltas = {"dx": vector(40, np.zeros((4, 40), np.float32))}
-    assert backward(filter, normal(4, 3), deltas) == -1
-    assert "backward needs Float32" in (bnns.last_error() or "")
+    fails(backward(filter, normal(4, 3), deltas), "backward needs Float32")
 
 
 def test_outputs_of_other_types_are_noted(caplog: pytest.LogCaptureFixture) -> None:
@@ -249,10 +246,9 @@ def test_gradients_of_another_shape_or_with_strides() -> None:
         Descriptor(layout=bnns.BNNSDataLayoutVector, size=(4,), stride=(2,), data=dx, data_type=F32),
         Descriptor(layout=bnns.BNNSDataLayoutRowMajorMatrix, size=(4, 6), stride=(1, 8), data=dw, data_type=F32),
     )
-    status = bnns.BNNSFilterApplyBackwardBatch(
+    succeeds(bnns.BNNSFilterApplyBackwardBatch(
         create(w), 2, x, 0, deltas[0], 8, None, 0, image, 0, deltas[1], None
-    )  # fmt: skip
-    assert status == 0, bnns.last_error()
+    ))  # fmt: skip
     assert np.array_equal(dx[:, ::2], expected.dx)
     assert (dx[:, 1::2] == 9).all()
     assert np.array_equal(dw[:, :4], expected.dw)
@@ -312,8 +308,7 @@ def test_nan_and_infinity_come_out_as_arithmetic_says() -> None:
     ],
 )
 def test_creation_fails(fields: dict[str, Any], reason: str) -> None:
-    assert bnns.BNNSFilterCreateLayerFullyConnected(layer(normal(3, 5), **fields)) is None
-    assert reason in (bnns.last_error() or "")
+    not_created(bnns.BNNSFilterCreateLayerFullyConnected(layer(normal(3, 5), **fields)), reason)
 
 
 def test_creation_fails_without_parameters() -> None:
@@ -336,8 +331,7 @@ def test_apply_fails_and_touches_nothing() -> None:
     ]
     filter = create(w)
     for arguments, reason in cases:
-        assert bnns.BNNSFilterApplyBatch(filter, *arguments) == -1
-        assert reason in (bnns.last_error() or "")
+        fails(bnns.BNNSFilterApplyBatch(filter, *arguments), reason)
     assert (y == 7).all()
     assert np.array_equal(w, normal(3, 5))
 
@@ -376,8 +370,7 @@ def test_backward_fails_and_touches_nothing() -> None:
     assert bnns.BNNSFilterApplyBackwardBatch(plain, 4, x, 0, good["dx"], 0, None, 0, None, 0, None, None) == -1
     assert "out_delta is NULL" in (bnns.last_error() or "")
     bnns.BNNSFilterDestroy(plain)
-    assert backward(plain, dy, good, x) == -1
-    assert "filter has been destroyed" in (bnns.last_error() or "")
+    fails(backward(plain, dy, good, x), "filter has been destroyed")
 
 
 # ---- Swift -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns import Array, Descriptor, image, normal, vector
+from support.bnns import Array, Descriptor, created, fails, image, normal, not_created, succeeds, vector
 
 F32, F16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16
 CONVOLUTION, TRANSPOSED = bnns.BNNSConvolution, bnns.BNNSTransposedConvolution
@@ -101,8 +101,7 @@ class Problem:
 @pytest.mark.parametrize("norm_type", [BATCH, INSTANCE, GROUP])
 def test_fused_is_one_filter_after_the_other(norm_type: int, transposed: bool) -> None:
     problem, twin = Problem(norm_type, transposed), Problem(norm_type, transposed)
-    filter = problem.fused()
-    assert filter is not None, bnns.last_error()
+    filter = created(problem.fused())
     y = np.empty((3, *Y), np.float32)
     assert bnns.BNNSFusedFilterApplyBatch(filter, 3, problem.x, 60, y, 120, True) == 0, bnns.last_error()
     expected, right = twin.one_by_one()
@@ -153,8 +152,7 @@ def test_layer_norm_without_parameters_and_only_some_gradients() -> None:
     assert np.isfinite(dw).all()
     assert bnns.BNNSFusedFilterApplyBackwardBatch(*arguments, None) == 0
     in_delta = image(X, right[0])
-    status = bnns.BNNSFusedFilterApplyBackwardBatch(filter, 3, None, 0, in_delta, 0, y, 0, delta, 0, None)
-    assert status == 0, bnns.last_error()
+    succeeds(bnns.BNNSFusedFilterApplyBackwardBatch(filter, 3, None, 0, in_delta, 0, y, 0, delta, 0, None))
     assert np.isfinite(right[0]).all()
 
 
@@ -175,11 +173,10 @@ def test_measured_numbers_of_a_fused_filter() -> None:
     assert bnns.BNNSFusedFilterApplyBatch(filter, 2, x, 1, y, 1, True) == 0
     np.testing.assert_allclose(y, [-1, 1], rtol=1e-6)
     dx, dbeta, dgamma = np.full(2, 9, np.float32), np.zeros(1, np.float32), np.zeros(1, np.float32)
-    status = bnns.BNNSFusedFilterApplyBackwardBatch(
+    succeeds(bnns.BNNSFusedFilterApplyBackwardBatch(
         filter, 2, x, 1, image((1, 1, 1), dx), 1, y, 1, image((1, 1, 1), dy), 1,
         [None, None, vector(dbeta), vector(dgamma)],
-    )  # fmt: skip
-    assert status == 0, bnns.last_error()
+    ))  # fmt: skip
     assert (dbeta[0], dgamma[0]) == (2.5, pytest.approx(1.5, rel=1e-6))
     np.testing.assert_allclose(dx, 0, atol=1e-6)
 
@@ -228,8 +225,7 @@ def test_an_arithmetic_function_first() -> None:
     problem = Problem()
     a, b, dy = normal(3, *Y), normal(*Y, seed=1), problem.dy
     types = (bnns.BNNSArithmetic, BATCH)
-    filter = bnns.BNNSFilterCreateFusedLayer(2, types, (arithmetic(), problem.norm), CLIENT)
-    assert filter is not None, bnns.last_error()
+    filter = created(bnns.BNNSFilterCreateFusedLayer(2, types, (arithmetic(), problem.norm), CLIENT))
     y = np.empty((3, *Y), np.float32)
     apply, backward = bnns.BNNSFusedFilterApplyMultiInputBatch, bnns.BNNSFusedFilterApplyBackwardMultiInputBatch
     assert apply(filter, 3, 2, [a, b], [120, 0], y, 120, True) == 0, bnns.last_error()
@@ -252,8 +248,7 @@ def test_an_arithmetic_function_first() -> None:
     before = dbeta.copy()
 
     def refused(message: str, status: int) -> None:
-        assert status == -1
-        assert message in str(bnns.last_error()), bnns.last_error()
+        fails(status, message)
         np.testing.assert_array_equal(dbeta, before)
 
     given = [vector(dbeta, flags=1), None]
@@ -267,8 +262,7 @@ def test_an_arithmetic_function_first() -> None:
     one = problem.fused()
     refused("filter has one input: use BNNSFusedFilterApplyBatch", apply(one, 3, 1, [a], [0], y, 0, True))
     constant = (arithmetic(bnns.BNNSConstant), problem.norm)
-    assert bnns.BNNSFilterCreateFusedLayer(2, types, constant) is None
-    assert "layer_params[0]: out_type must be BNNSSample" in str(bnns.last_error())
+    not_created(bnns.BNNSFilterCreateFusedLayer(2, types, constant), "layer_params[0]: out_type must be BNNSSample")
 
 
 def test_swift_fused_fully_connected_layer() -> None:
@@ -314,8 +308,7 @@ def test_fused_layers_that_cannot_be_made() -> None:
     both = [problem.convolution, problem.norm]
 
     def refused(message: str, *arguments: Any) -> None:
-        assert make(*arguments) is None
-        assert message in str(bnns.last_error()), bnns.last_error()
+        not_created(make(*arguments), message)
 
     refused("number_of_fused_filters is 3; two filters can be fused", 3, [0, 2, 2], [*both, problem.norm])
     refused("filter_type[0] is BNNSBatchNorm, which cannot come first", 2, [BATCH, BATCH], both)

@@ -13,7 +13,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.bnns import BNNSNDArrayDescriptor as Descriptor
-from support.bnns import F32, vector
+from support.bnns import F32, fails, not_created, vector
 
 NONE, SUM, WEIGHTED, MEAN, NONZERO = range(5)
 SOFTMAX, SIGMOID, SQUARE, HUBER, YOLO, LOG, COSINE, HINGE, ABSOLUTE, CATEGORICAL = range(1, 11)
@@ -196,8 +196,7 @@ def test_weights_of_classes_of_a_categorical_cross_entropy() -> None:
     np.testing.assert_allclose(out, specified(CATEGORICAL, x, t, w.astype(float))[0], rtol=2e-6)
     _, gradient = rg.categorical_cross_entropy(x, t, weights=w, reduction="none")
     assert np.array_equal(dx, np.asarray(gradient))
-    assert apply(create(CATEGORICAL, WEIGHTED), x, t, w)[0] == -1
-    assert "a weight for each class" in (bnns.last_error() or "")
+    fails(apply(create(CATEGORICAL, WEIGHTED), x, t, w)[0], "a weight for each class")
 
 
 def test_a_mean_over_weights_of_zero_is_zero() -> None:
@@ -338,8 +337,7 @@ def test_entrywise_losses_of_images() -> None:
     filter = create(ABSOLUTE, i_desc=image)
     assert bnns.BNNSLossFilterApplyBatch(filter, 2, x, 60, t, 60, None, 0, out, None, 0) == 0
     assert out[0] == np.float32(rg.mean_absolute_error(x, t)[0])
-    assert create(SOFTMAX, i_desc=image) is None
-    assert "the loss of a sample needs a vector" in (bnns.last_error() or "")
+    not_created(create(SOFTMAX, i_desc=image), "the loss of a sample needs a vector")
     flat = Descriptor(layout=bnns.BNNSDataLayoutImageCHW, size=(1, 1, 60), data_type=F32)
     assert create(SOFTMAX, i_desc=flat) is not None
 
@@ -391,8 +389,7 @@ def test_yolo_is_not_supported(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_creation_fails(function: int, fields: dict[str, Any], reason: str) -> None:
     options = {"reduction": MEAN, **fields}
-    assert create(function, **options) is None
-    assert reason in (bnns.last_error() or "")
+    not_created(create(function, **options), reason)
 
 
 def test_structures_go_with_their_function() -> None:
@@ -434,12 +431,10 @@ def test_apply_fails_and_touches_nothing(fields: dict[str, Any], reason: str) ->
     out, dx = np.full(1, 7, np.float32), np.full((N, C), 7, np.float32)
     given = {"batch": N, "x": x, "t": t, "weights": None, "weights_size": 0, "out": out, "delta": vector(C, dx)}
     given |= {"stride": C, **fields}
-    status = bnns.BNNSLossFilterApplyBatch(
+    fails(bnns.BNNSLossFilterApplyBatch(
         create(SQUARE), given["batch"], given["x"], C, given["t"], C, given["weights"], given["weights_size"],
         given["out"], given["delta"], given["stride"],
-    )  # fmt: skip
-    assert status == -1
-    assert reason in (bnns.last_error() or "")
+    ), reason)  # fmt: skip
     assert (out == 7).all()
     assert (dx == 7).all()
 
@@ -448,8 +443,7 @@ def test_results_over_one_another_are_refused() -> None:
     x, t = draw(SQUARE)
     memory = np.full(N * C, 7, np.float32)
     filter = create(SQUARE)
-    assert bnns.BNNSLossFilterApplyBatch(filter, N, x, C, t, C, None, 0, memory[3:4], vector(C, memory), C) == -1
-    assert "overlaps" in (bnns.last_error() or "")
+    fails(bnns.BNNSLossFilterApplyBatch(filter, N, x, C, t, C, None, 0, memory[3:4], vector(C, memory), C), "overlaps")
     assert (memory == 7).all()
 
 
@@ -464,8 +458,7 @@ def test_backward_fails_and_touches_nothing() -> None:
         (MEAN, vector(1), "out_delta.data is NULL"),
     ):
         status, dx = backward(create(SQUARE, reduction), x, t, out_delta)
-        assert status == -1
-        assert reason in (bnns.last_error() or "")
+        fails(status, reason)
         assert (dx == 7).all()
     status = bnns.BNNSLossFilterApplyBackwardBatch(create(SQUARE), N, x, C, None, C, t, C, None, 0, vector(1, one), 0)
     assert status == -1
@@ -476,18 +469,15 @@ def test_general_and_loss_functions_fail_on_other_filters() -> None:
     x, t = draw(SQUARE)
     filter, y = create(SQUARE), np.full((N, C), 7, np.float32)
     assert bnns.BNNSFilterApply(filter, x, y) == -1
-    assert bnns.BNNSFilterApplyBatch(filter, N, x, C, y, C) == -1
-    assert "BNNSLossFilterApplyBatch" in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyBatch(filter, N, x, C, y, C), "BNNSLossFilterApplyBatch")
     status = bnns.BNNSFilterApplyBackwardBatch(filter, N, x, C, vector(C, y), C, None, 0, vector(C, t), C, None, None)
     assert status == -1
     assert (y == 7).all()
     layer = bnns.BNNSLayerParametersActivation(vector(C), vector(C), bnns.BNNSActivation(1))
     other = bnns.BNNSFilterCreateLayerActivation(layer)
-    assert apply(other, x, t)[0] == -1
-    assert "filter is not a loss filter" in (bnns.last_error() or "")
+    fails(apply(other, x, t)[0], "filter is not a loss filter")
     bnns.BNNSFilterDestroy(filter)
-    assert apply(filter, x, t)[0] == -1
-    assert "destroyed" in (bnns.last_error() or "")
+    fails(apply(filter, x, t)[0], "destroyed")
 
 
 def test_images_of_a_loss_structure() -> None:

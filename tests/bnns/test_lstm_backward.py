@@ -12,11 +12,11 @@ import pytest
 import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNSNDArrayDescriptor
+from support.bnns import Allocator
 from support.bnns_lstm import (
     GATES,
     ROLES,
     SIZES,
-    Allocator,
     Layer,
     Tripwire,
     activation_of,

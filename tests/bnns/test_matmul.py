@@ -9,7 +9,7 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns import CLIENT, F32, Descriptor, first, normal
+from support.bnns import CLIENT, F32, Descriptor, created, fails, first, normal, not_created, succeeds
 
 ROW, COLUMN = bnns.BNNSDataLayoutRowMajorMatrix, bnns.BNNSDataLayoutColumnMajorMatrix
 
@@ -21,9 +21,7 @@ def layer(a: Any, b: Any, out: Any, **fields: Any) -> Any:
 
 
 def create(a: Any, b: Any, out: Any, **fields: Any) -> Any:
-    filter = bnns.BNNSFilterCreateLayerBroadcastMatMul(layer(a, b, out, **fields), CLIENT)
-    assert filter is not None, bnns.last_error()
-    return filter
+    return created(bnns.BNNSFilterCreateLayerBroadcastMatMul(layer(a, b, out, **fields), CLIENT))
 
 
 @pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
@@ -49,11 +47,10 @@ def test_products_of_two_inputs_and_their_gradients(trans: Any, leads: Any, torc
     expected.backward(torch.tensor(dy, dtype=torch.float64))
     for flags in (0, 1):
         da, db = np.ones_like(a), np.ones_like(b)
-        status = bnns.BNNSFilterApplyBackwardTwoInputBatch(
+        succeeds(bnns.BNNSFilterApplyBackwardTwoInputBatch(
             filter, batch, a, 0, first(shapes[0], da, flags=flags), 0, b, 0, first(shapes[1], db, flags=flags), 0,
             None, 0, first(out, dy), 0, None, None,
-        )  # fmt: skip
-        assert status == 0, bnns.last_error()
+        ))  # fmt: skip
         for got, tensor in zip((da, db), tensors, strict=True):
             assert np.allclose(got, tensor.grad.numpy() + flags, rtol=1e-4, atol=1e-4)
     one = np.empty(out, np.float32)
@@ -65,11 +62,10 @@ def test_gradients_against_finite_differences() -> None:
     a, b, dy = normal(1, 2, 3, 4), normal(1, 4, 5, seed=1), normal(1, 2, 3, 5, seed=2)
     filter = create(first((2, 3, 4)), first((4, 5)), first((2, 3, 5)), alpha=-0.5)
     da, db = np.empty_like(a), np.empty_like(b)
-    status = bnns.BNNSFilterApplyBackwardTwoInputBatch(
+    succeeds(bnns.BNNSFilterApplyBackwardTwoInputBatch(
         filter, 1, a, 0, first((2, 3, 4), da), 0, b, 0, first((4, 5), db), 0, None, 0, first((2, 3, 5), dy), 0,
         None, None,
-    )  # fmt: skip
-    assert status == 0, bnns.last_error()
+    ))  # fmt: skip
     wide = [a[0].astype(np.float64), b[0].astype(np.float64)]
     for k, gradient in enumerate((da, db)):
         direction = np.random.default_rng(k).normal(size=wide[k].shape)
@@ -170,8 +166,7 @@ def test_the_function_without_a_filter() -> None:
         ((True, False, 1.0, None, parts[1], parts[2]), "inputA is of type NoneType"),
     ]
     for arguments, reason in cases:
-        assert bnns.BNNSMatMul(*arguments) == -1
-        assert reason in (bnns.last_error() or "")
+        fails(bnns.BNNSMatMul(*arguments), reason)
     assert bnns.BNNSMatMul(False, False, 1.0, first((4, 4), out), first((4, 4), a), first((4, 4), out)) == -1
     assert "output overlaps inputA in memory" in (bnns.last_error() or "")
     assert (out == 7).all()
@@ -196,8 +191,7 @@ def test_creation_fails(fields: dict[str, Any], reason: str) -> None:
     made = layer(**{"a": first((3, 4)), "b": first((4, 5)), "out": first((3, 5))})
     for name, value in fields.items():
         setattr(made, name, value)
-    assert bnns.BNNSFilterCreateLayerBroadcastMatMul(made) is None
-    assert reason in (bnns.last_error() or "")
+    not_created(bnns.BNNSFilterCreateLayerBroadcastMatMul(made), reason)
 
 
 def test_calls_fail_and_touch_nothing() -> None:
@@ -205,15 +199,13 @@ def test_calls_fail_and_touch_nothing() -> None:
     filter = create(first((3, 4)), first((4, 5)), first((3, 5)))
     assert bnns.BNNSFilterApplyBatch(filter, 2, a, 0, y, 0) == -1
     assert "the filter does not have one input: use the functions for two inputs" in (bnns.last_error() or "")
-    assert bnns.BNNSFilterApplyTwoInputBatch(filter, 2, a, 0, None, 0, y, 0) == -1
-    assert "inB is NULL" in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyTwoInputBatch(filter, 2, a, 0, None, 0, y, 0), "inB is NULL")
     quadratic = create(first((3, 3)), Descriptor(), first((3, 3)), quadratic=True)
     assert bnns.BNNSFilterApplyTwoInput(quadratic, a, a, y) == -1
     assert "the filter does not have two inputs: use BNNSFilterApplyBatch" in (bnns.last_error() or "")
     activation = bnns.BNNSLayerParametersActivation(first((3, 4)), first((3, 4)), bnns.BNNSActivation(3))
     other = bnns.BNNSFilterCreateLayerActivation(activation)
-    assert bnns.BNNSFilterApplyTwoInput(other, a, b, y) == -1
-    assert "filter does not have two inputs" in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyTwoInput(other, a, b, y), "filter does not have two inputs")
     dy = normal(2, 3, 5, seed=2)
     da = np.full_like(a, 7)
 

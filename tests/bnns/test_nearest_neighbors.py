@@ -14,6 +14,7 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import Allocator, created, fails
 from support.bnns_inside import nearest_neighbors
 
 Descriptor = bnns.BNNSNDArrayDescriptor
@@ -26,8 +27,7 @@ POINTS = np.array([[1, 2], [7, 2], [3, 4], [8, 4], [3, 7], [7, 7], [2, 8], [2, 5
 
 def loaded(samples: Array, neighbors: int, capacity: int | None = None) -> Any:
     data_type = F16 if samples.dtype == np.float16 else F32
-    knn = bnns.BNNSCreateNearestNeighbors(capacity or len(samples), samples.shape[1], neighbors, data_type)
-    assert knn is not None, bnns.last_error()
+    knn = created(bnns.BNNSCreateNearestNeighbors(capacity or len(samples), samples.shape[1], neighbors, data_type))
     assert bnns.BNNSNearestNeighborsLoad(knn, len(samples), samples) == 0, bnns.last_error()
     return knn
 
@@ -152,8 +152,7 @@ def test_too_many_samples_are_refused_and_change_nothing() -> None:
     before = found(knn)
     assert bnns.BNNSNearestNeighborsLoad(knn, 3, POINTS) == -1
     assert "n_new_samples is 3, but with 5 samples loaded there is room for 2" in (bnns.last_error() or "")
-    assert bnns.BNNSNearestNeighborsLoad(knn, 2, POINTS[:1]) == -1
-    assert "data_ptr has 8 bytes" in (bnns.last_error() or "")
+    fails(bnns.BNNSNearestNeighborsLoad(knn, 2, POINTS[:1]), "data_ptr has 8 bytes")
     for got, right in zip(found(knn), before, strict=True):
         np.testing.assert_array_equal(got, right)
     assert bnns.BNNSNearestNeighborsLoad(knn, 2, POINTS[5:]) == 0
@@ -202,32 +201,21 @@ def test_memory_is_bounded() -> None:
 
 
 def test_samples_are_in_memory_of_the_clients_allocator() -> None:
-    blocks: list[Any] = []
-
-    def alloc(memptr: list[Any], alignment: int, size: int) -> int:
-        blocks.append(bytearray(size))
-        memptr[0] = blocks[-1]
-        return 0
-
-    def free(block: Any) -> None:
-        blocks[:] = [other for other in blocks if other is not block]
-
-    parameters = bnns.BNNSFilterParameters(alloc_memory=alloc, free_memory=free)
-    knn = bnns.BNNSCreateNearestNeighbors(8, 2, 4, F32, parameters)
+    allocator = Allocator()
+    knn = bnns.BNNSCreateNearestNeighbors(8, 2, 4, F32, allocator.parameters())
     for point in POINTS:
         assert bnns.BNNSNearestNeighborsLoad(knn, 1, point) == 0
-        assert len(blocks) == 1
+        assert allocator.live == 1
     assert found(knn, 7)[0].tolist() == [7, 2, 4, 6]
     bnns.BNNSDestroyNearestNeighbors(knn)
-    assert not blocks
+    assert allocator.live == 0
     bnns.BNNSDestroyNearestNeighbors(knn)
     bnns.BNNSDestroyNearestNeighbors(None)
     for status in (
         bnns.BNNSNearestNeighborsLoad(knn, 1, POINTS),
         bnns.BNNSNearestNeighborsGetInfo(knn, 0, None, None),
     ):
-        assert status == -1
-        assert "knn has been destroyed" in (bnns.last_error() or "")
+        fails(status, "knn has been destroyed")
 
 
 def test_threads_share_an_object() -> None:
@@ -288,19 +276,15 @@ def test_calls_of_neighbours_fail_and_touch_nothing() -> None:
         assert re.search(message, bnns.last_error() or ""), bnns.last_error()
     read_only = indices.copy()
     read_only.flags.writeable = False
-    assert bnns.BNNSNearestNeighborsGetInfo(knn, 0, read_only, distances) == -1
-    assert "indices is read-only" in (bnns.last_error() or "")
+    fails(bnns.BNNSNearestNeighborsGetInfo(knn, 0, read_only, distances), "indices is read-only")
     for arguments, message in (
         ((knn, 1, None), "n_new_samples is 1, but with 8 samples loaded"),
         ((None, 1, POINTS), "knn is NULL"),
     ):
-        assert bnns.BNNSNearestNeighborsLoad(*arguments) == -1
-        assert message in (bnns.last_error() or "")
+        fails(bnns.BNNSNearestNeighborsLoad(*arguments), message)
     empty = bnns.BNNSCreateNearestNeighbors(8, 2, 4, F32)
-    assert bnns.BNNSNearestNeighborsLoad(empty, 1, None) == -1
-    assert "data_ptr is NULL" in (bnns.last_error() or "")
-    assert bnns.BNNSNearestNeighborsLoad(empty, 1, POINTS.astype(np.float64)) == -1
-    assert "data_ptr has elements of type float64" in (bnns.last_error() or "")
+    fails(bnns.BNNSNearestNeighborsLoad(empty, 1, None), "data_ptr is NULL")
+    fails(bnns.BNNSNearestNeighborsLoad(empty, 1, POINTS.astype(np.float64)), "data_ptr has elements of type float64")
     assert (indices == 77).all()
     assert (distances == 77).all()
     assert (shared == 77).all()

@@ -12,20 +12,8 @@ from hypothesis import strategies as st
 
 import retrograd as rg
 from retrograd import bnns
-from support.bnns_norm import (
-    BF16,
-    F16,
-    F32,
-    KINDS,
-    TYPES,
-    Descriptor,
-    Layer,
-    activation,
-    described,
-    image,
-    normal,
-    tanh,
-)
+from support.bnns import BF16, F16, F32, TYPES, Descriptor, describe, fails, image, normal, succeeds
+from support.bnns_norm import KINDS, Layer, activation, tanh
 
 # ---- the worked example ----------------------------------------------------------------------------------------------
 
@@ -196,8 +184,7 @@ def test_batch_and_descriptor_strides(data: st.DataObject) -> None:
     )
     flags = data.draw(st.sampled_from([0, bnns.BNNSFlagsUseClientPtr]))
     filter = bnns.BNNSFilterCreateLayerNormalization(KINDS[kind], parameters, bnns.BNNSFilterParameters(flags))
-    status = bnns.BNNSNormalizationFilterApplyBatch(filter, n, x_memory, i_step, y_memory, o_step, True)
-    assert status == 0, bnns.last_error()
+    succeeds(bnns.BNNSNormalizationFilterApplyBatch(filter, n, x_memory, i_step, y_memory, o_step, True))
     options = {"num_groups": 1} if kind == "group" else {"axis": 1} if kind == "layer" else {}
     forward = getattr(rg, f"{kind}_norm_forward")
     expected, cache = forward(np.ascontiguousarray(x), gamma, eps=float(np.float32(0.01)), activation="tanh", **options)
@@ -374,8 +361,8 @@ def test_gradients_of_float32_and_bfloat16(types: tuple[int, int], delta: int) -
             dy,
             y,
             in_delta=image((3, 2, 5), results[0], data_type=delta, flags=flags),
-            gamma_delta=described(results[1], flags=flags),
-            beta_delta=described(results[2], flags=flags),
+            gamma_delta=describe(results[1], flags=flags),
+            beta_delta=describe(results[2], flags=flags),
         )
         assert status == 0, bnns.last_error()
     _, cache = rg.batch_norm_forward(x.astype(np.float32), eps=float(np.float32(1e-3)), activation="tanh")
@@ -392,7 +379,7 @@ def test_clamp_in_float16_knows_its_own_bounds() -> None:
     y = layer.forward(x)
     dbeta = np.empty(3, np.float32)
     ones = np.ones((4, 3, 2, 5), np.float32)
-    assert layer.backward(ones, y, beta_delta=described(dbeta)) == 0
+    assert layer.backward(ones, y, beta_delta=describe(dbeta)) == 0
     z = Layer("batch", (3, 2, 5), types=(F16, F32)).forward(x)
     assert np.array_equal(dbeta, (np.abs(z) < np.float16(0.1)).sum((0, 2, 3)))
 
@@ -407,8 +394,7 @@ def test_one_sample_of_the_right_shape_with_gaps_between_its_values() -> None:
         parameters = layer.parameters.copy()
         getattr(parameters, part).stride = (2,)
         filter = bnns.BNNSFilterCreateLayerNormalization(bnns.BNNSBatchNorm, parameters)
-        assert bnns.BNNSNormalizationFilterApplyBatch(filter, 1, x, 6, y, 6, True) == -1
-        assert "span 44" in (bnns.last_error() or "")
+        fails(bnns.BNNSNormalizationFilterApplyBatch(filter, 1, x, 6, y, 6, True), "span 44")
     assert (y == 7).all()
 
 

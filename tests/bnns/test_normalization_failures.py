@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns_norm import F16, Allocator, Descriptor, Layer, activation, described, image, normal, tanh
+from support.bnns import F16, Allocator, Descriptor, describe, fails, image, normal, not_created
+from support.bnns_norm import Layer, activation, tanh
 
 
 def bad_layers() -> Iterator[tuple[str, Callable[[Any], Any], str]]:
@@ -35,17 +36,17 @@ def bad_layers() -> Iterator[tuple[str, Callable[[Any], Any], str]]:
     yield "integers", put("i_desc.data_type", bnns.BNNSDataTypeInt8), "BNNSDataTypeInt8"
     yield (
         "gamma size",
-        put("gamma_desc", described(np.ones(4, np.float32))),
+        put("gamma_desc", describe(np.ones(4, np.float32))),
         r"gamma_desc\.size is \(4,\), expected size=\(3,\)",
     )
-    yield "beta type", put("beta_desc", described(np.ones(3, np.int32))), "beta_desc.data_type"
+    yield "beta type", put("beta_desc", describe(np.ones(3, np.int32))), "beta_desc.data_type"
     yield (
         "gamma short",
         put("gamma_desc", image((3,), np.ones(2, np.float32))),
         r"gamma_desc\.data has 8 bytes, but size=\(3,\) spans 12",
     )
-    yield "moving size", put("moving_mean_desc", described(np.ones(2, np.float32))), "moving_mean_desc"
-    yield "moving type", put("moving_variance_desc", described(np.ones(3, np.float16))), "must be BNNSDataTypeFloat32"
+    yield "moving size", put("moving_mean_desc", describe(np.ones(2, np.float32))), "moving_mean_desc"
+    yield "moving type", put("moving_variance_desc", describe(np.ones(3, np.float16))), "must be BNNSDataTypeFloat32"
     for value in (-0.1, 1.5, float("nan"), "x", None):
         yield f"momentum {value}", put("momentum", value), "momentum"
     for value in (-1e-3, float("nan"), float("inf")):
@@ -81,8 +82,7 @@ def test_creation_fails_by_type(norm_type: Any, fields: dict[str, int], reason: 
     parameters = Layer("batch", (3, 2, 5)).parameters
     for name, value in fields.items():
         setattr(parameters, name, value)
-    assert bnns.BNNSFilterCreateLayerNormalization(norm_type, parameters) is None
-    assert reason in (bnns.last_error() or "")
+    not_created(bnns.BNNSFilterCreateLayerNormalization(norm_type, parameters), reason)
 
 
 def test_layer_norm_of_a_vector_has_axis_0_only() -> None:
@@ -173,15 +173,15 @@ def test_apply_fails_and_touches_nothing(changes: dict[str, Any], reason: str, t
             "in_delta.size is (3, 5, 3), expected size=(W, H, C)=(5, 2, 3) as in i_desc",
         ),
         (
-            {"gamma_delta": described(np.zeros(4, np.float32))},
+            {"gamma_delta": describe(np.zeros(4, np.float32))},
             "gamma_delta.size is (4,), expected size=(3,) as in gamma_desc",
         ),
         (
-            {"beta_delta": described(np.zeros(2, np.float32))},
+            {"beta_delta": describe(np.zeros(2, np.float32))},
             "beta_delta.size is (2,), expected size=(3,) as in beta_desc",
         ),
         ({"out_delta": image((3, 2, 5), np.zeros(200, np.float16), data_type=F16)}, "out_delta.data_type"),
-        ({"gamma_delta": described(np.zeros(3, np.float16))}, "gamma_delta.data_type"),
+        ({"gamma_delta": describe(np.zeros(3, np.float16))}, "gamma_delta.data_type"),
         ({"in_delta": image((3, 2, 5), np.zeros(119, np.float32))}, "in_delta.data has 476 bytes"),
         ({"in_delta": image((3, 2, 5), bytes(480))}, "in_delta.data is read-only"),
         ({"in_delta": image((3, 2, 5), bytearray(480), flags=2)}, "in_delta.flags is 2"),
@@ -206,8 +206,8 @@ def test_backward_fails_and_touches_nothing(changes: dict[str, Any], reason: str
         "in_delta_stride": 30,
         "out": y,
         "out_delta": image((3, 2, 5), x),
-        "beta_delta": described(results[1]),
-        "gamma_delta": described(results[2]),
+        "beta_delta": describe(results[1]),
+        "gamma_delta": describe(results[2]),
         **changes,
     }
     status = bnns.BNNSNormalizationFilterApplyBackwardBatch(
@@ -260,8 +260,7 @@ def test_a_training_pass_that_fails_leaves_the_one_before() -> None:
     over = bnns.BNNSFilterCreateLayerNormalization(
         bnns.BNNSBatchNorm, client.parameters, bnns.BNNSFilterParameters(bnns.BNNSFlagsUseClientPtr)
     )
-    assert bnns.BNNSNormalizationFilterApplyBatch(over, 4, x, 30, memory, 30, True) == -1
-    assert "out overlaps gamma_desc" in (bnns.last_error() or "")
+    fails(bnns.BNNSNormalizationFilterApplyBatch(over, 4, x, 30, memory, 30, True), "out overlaps gamma_desc")
     for got, want in zip(client.gradients(dy, y, (3,)), before, strict=True):
         assert np.array_equal(got, want)
 
@@ -273,9 +272,8 @@ def test_results_over_one_another_are_refused() -> None:
     memory = np.full(130, 7, np.float32)
     dx, one, other = memory[:120], memory[118:121], memory[120:123]
     for changed in ({"in_delta": dx, "gamma_delta": one}, {"gamma_delta": other, "beta_delta": memory[121:124]}):
-        deltas = {n: image((3, 2, 5), a) if n == "in_delta" else described(a) for n, a in changed.items()}
-        assert layer.backward(dy, None, **deltas) == -1
-        assert "overlaps" in (bnns.last_error() or "")
+        deltas = {n: image((3, 2, 5), a) if n == "in_delta" else describe(a) for n, a in changed.items()}
+        fails(layer.backward(dy, None, **deltas), "overlaps")
         assert (memory == 7).all()
     moving = np.ones(4, np.float32)
     assert not Layer("batch", (3, 2, 5), mean=moving[:3], variance=moving[1:]).made
@@ -317,8 +315,7 @@ def test_a_destroyed_filter_fails() -> None:
     layer = Layer("batch", (3, 2, 5))
     bnns.BNNSFilterDestroy(layer.filter)
     x = normal(4, 3, 2, 5)
-    assert bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 30, x, 30, True) == -1
-    assert "destroyed" in (bnns.last_error() or "")
+    fails(bnns.BNNSNormalizationFilterApplyBatch(layer.filter, 4, x, 30, x, 30, True), "destroyed")
     assert bnns.BNNSFilterDestroy(None) is None
 
 
@@ -326,8 +323,7 @@ def test_the_general_functions_fail_on_a_normalization_filter() -> None:
     filter = Layer("batch", (3, 2, 5)).filter
     x = normal(4, 3, 2, 5)
     assert bnns.BNNSFilterApply(filter, x, x) == -1
-    assert bnns.BNNSFilterApplyBatch(filter, 4, x, 30, x, 30) == -1
-    assert "BNNSNormalizationFilterApplyBatch" in (bnns.last_error() or "")
+    fails(bnns.BNNSFilterApplyBatch(filter, 4, x, 30, x, 30), "BNNSNormalizationFilterApplyBatch")
     d = image((3, 2, 5), x)
     assert bnns.BNNSFilterApplyBackwardBatch(filter, 4, x, 30, d, 30, x, 30, d, 30, None, None) == -1
     assert bnns.BNNSGetPointer(filter, bnns.BNNSPointerSpecifierAlpha).data is None

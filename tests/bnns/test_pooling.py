@@ -13,7 +13,7 @@ import retrograd as rg
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from retrograd.lab import reference
-from support.bnns import BF16, F16, F32, Array, Descriptor, image, normal, vector
+from support.bnns import BF16, F16, F32, Array, Descriptor, fails, image, normal, not_created, succeeds, vector
 
 U64, U32 = bnns.BNNSDataTypeUInt64, bnns.BNNSDataTypeUInt32
 MAX, UNMAX, L2 = bnns.BNNSPoolingFunctionMax, bnns.BNNSPoolingFunctionUnMax, bnns.BNNSPoolingFunctionL2Norm
@@ -206,8 +206,7 @@ def test_half_precision_forward() -> None:
             None,
             0,
         )
-        assert bnns.BNNSPoolingFilterApplyBackwardBatch(filter, *arguments) == -1
-        assert "backward needs Float32" in str(bnns.last_error())
+        fails(bnns.BNNSPoolingFilterApplyBackwardBatch(filter, *arguments), "backward needs Float32")
 
 
 def test_batch_strides_and_layouts() -> None:
@@ -243,11 +242,10 @@ def gradients(
 ) -> tuple[Array, Array]:
     dx, dbias = np.full((len(dy), *inputs), 3, np.float32), np.full(inputs[0], 3, np.float32)
     flags = fields.get("flags", 0)
-    status = bnns.BNNSPoolingFilterApplyBackwardBatch(
+    succeeds(bnns.BNNSPoolingFilterApplyBackwardBatch(
         filter, len(dy), x, 0, image(inputs, dx, flags=flags), 0, y, 0, image(dy.shape[1:], dy), 0,
         vector(dbias, flags=flags), indices, 0,
-    )  # fmt: skip
-    assert status == 0, bnns.last_error()
+    ))  # fmt: skip
     return dx, dbias
 
 
@@ -297,8 +295,7 @@ def test_backward_through_an_activation() -> None:
     np.testing.assert_allclose(dbias, dz.sum((0, 2, 3)), rtol=1e-4, atol=1e-6)
     delta = image((2, 4, 4), np.zeros_like(x))
     arguments = (2, x, 0, delta, 0, None, 0, image((2, 2, 2), dy), 0, None, None, 0)
-    assert bnns.BNNSPoolingFilterApplyBackwardBatch(filter, *arguments) == -1
-    assert "out is NULL" in str(bnns.last_error())
+    fails(bnns.BNNSPoolingFilterApplyBackwardBatch(filter, *arguments), "out is NULL")
     silu = create(MAX, (2, 4, 4), (2, 2, 2), activation=bnns.BNNSActivation(bnns.BNNSActivationFunctionSiLU))
     assert bnns.BNNSPoolingFilterApplyBackwardBatch(silu, *arguments[:5], y, *arguments[6:]) == -1
     linear = create(MAX, (2, 4, 4), (2, 2, 2), activation=bnns.BNNSActivation(bnns.BNNSActivationFunctionLinear, 2.0))
@@ -320,8 +317,7 @@ def test_unpooling(index_type: int, dtype: Any) -> None:
     )
     assert status == 0
     np.testing.assert_array_equal(dx, reference.max_unpool_backward(whole, at))
-    assert bnns.BNNSFilterApplyBatch(filter, 2, x, 0, y, 0) == -1
-    assert "UnMax needs them" in str(bnns.last_error())
+    fails(bnns.BNNSFilterApplyBatch(filter, 2, x, 0, y, 0), "UnMax needs them")
 
 
 def test_a_gradient_in_the_memory_of_another_array() -> None:
@@ -436,13 +432,10 @@ def test_pooling_calls_that_fail_write_nothing() -> None:
     other = bnns.BNNSFilterCreateLayerActivation(
         bnns.BNNSLayerParametersActivation(i_desc=image((3, 4, 4)), o_desc=image((3, 4, 4)))
     )
-    assert bnns.BNNSPoolingFilterApplyBatch(other, 2, x, 0, y, 0, None, 0) == -1
-    assert "filter is not a pooling filter" in str(bnns.last_error())
+    fails(bnns.BNNSPoolingFilterApplyBatch(other, 2, x, 0, y, 0, None, 0), "filter is not a pooling filter")
     bnns.BNNSFilterDestroy(filter)
-    assert bnns.BNNSPoolingFilterApplyBatch(filter, 2, x, 0, y, 0, None, 0) == -1
-    assert "filter has been destroyed" in str(bnns.last_error())
-    assert bnns.BNNSFilterCreateLayerPooling(None) is None
-    assert "layer_params is NULL" in str(bnns.last_error())
+    fails(bnns.BNNSPoolingFilterApplyBatch(filter, 2, x, 0, y, 0, None, 0), "filter has been destroyed")
+    not_created(bnns.BNNSFilterCreateLayerPooling(None), "layer_params is NULL")
 
 
 # ---- Swift -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns import Descriptor, describe, sample
+from support.bnns import Descriptor, created, describe, fails, sample
 
 Array = np.ndarray[Any, Any]
 QUANTIZE, DEQUANTIZE = bnns.BNNSQuantizerFunctionQuantize, bnns.BNNSQuantizerFunctionDequantize
@@ -300,8 +300,7 @@ def test_an_output_over_the_scale_fails() -> None:
     layer = bnns.BNNSLayerParametersQuantization(
         1, QUANTIZE, describe(np.zeros(3, np.float32)), describe(memory.view(np.int32)), describe(memory)
     )
-    assert bnns.BNNSDirectApplyQuantizer(layer, CLIENT, 1, 0, 0) == -1
-    assert "o_desc.data overlaps scale.data in memory" in (bnns.last_error() or "")
+    fails(bnns.BNNSDirectApplyQuantizer(layer, CLIENT, 1, 0, 0), "o_desc.data overlaps scale.data in memory")
     assert (memory == 1).all()
 
 
@@ -376,8 +375,7 @@ def test_a_fused_quantization_is_one_filter_after_the_other(kind: int, bit: int)
     stored.data_type = bnns.BNNSDataTypeUInt8
     scale, bias = rng.uniform(9, 90, length).astype(np.float32), rng.normal(9, 3, length).astype(np.float32)
     second = bnns.BNNSLayerParametersQuantization(1 << bit, QUANTIZE, outputs, stored, describe(scale), describe(bias))
-    fused = bnns.BNNSFilterCreateFusedLayer(2, (kind, bnns.BNNSQuantization), (first, second))
-    assert fused is not None, bnns.last_error()
+    fused = created(bnns.BNNSFilterCreateFusedLayer(2, (kind, bnns.BNNSQuantization), (first, second)))
     y = np.full((3, *shape), 7, np.uint8)
     assert bnns.BNNSFusedFilterApplyBatch(fused, 3, x, 0, y, 0, False) == 0, bnns.last_error()
     z, expected = np.empty((3, *shape), np.float32), np.empty((3, *shape), np.uint8)
@@ -457,6 +455,5 @@ def test_fused_quantizations_fail() -> None:
     assert "the second filter is a quantization: rounding to integers has no gradient" in (bnns.last_error() or "")
     assert (dx == 7).all()
     y = np.full((1, 4, 5, 6), 7, np.int8)
-    assert bnns.BNNSFusedFilterApplyBatch(fused, 1, None, 0, y, 0, False) == -1
-    assert "in is NULL" in (bnns.last_error() or "")
+    fails(bnns.BNNSFusedFilterApplyBatch(fused, 1, None, 0, y, 0, False), "in is NULL")
     assert (y == 7).all()

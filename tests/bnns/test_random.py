@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns import describe
+from support.bnns import all_fail, created, describe, fails, not_created
 
 AES = bnns.BNNSRandomGeneratorMethodAES_CTR
 FLOAT_TYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -18,9 +18,7 @@ INTEGER_TYPES = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.
 
 
 def seeded(seed: int = 1) -> Any:
-    generator = bnns.BNNSCreateRandomGeneratorWithSeed(AES, seed)
-    assert generator is not None, bnns.last_error()
-    return generator
+    return created(bnns.BNNSCreateRandomGeneratorWithSeed(AES, seed))
 
 
 def uniform(generator: Any, *shape: int, a: float = 0, b: float = 1) -> np.ndarray:
@@ -66,13 +64,10 @@ def test_a_state_continues_exactly() -> None:
 
 def test_what_generators_refuse() -> None:
     generator, state = seeded(), bytearray(24)
-    assert bnns.BNNSCreateRandomGenerator(1) is None
-    assert "method is 1, must be BNNSRandomGeneratorMethodAES_CTR" in (bnns.last_error() or "")
+    not_created(bnns.BNNSCreateRandomGenerator(1), "method is 1, must be BNNSRandomGeneratorMethodAES_CTR")
     for seed in (-1, 2**64, "3", 1.5):
-        assert bnns.BNNSCreateRandomGeneratorWithSeed(AES, seed) is None  # type: ignore[arg-type]
-        assert "seed is" in (bnns.last_error() or "")
-    assert bnns.BNNSCreateRandomGenerator(AES, 3) is None  # type: ignore[arg-type]
-    assert "filter_params is of type int" in (bnns.last_error() or "")
+        not_created(bnns.BNNSCreateRandomGeneratorWithSeed(AES, seed), "seed is")  # type: ignore[arg-type]
+    not_created(bnns.BNNSCreateRandomGenerator(AES, 3), "filter_params is of type int")  # type: ignore[arg-type]
     get, put = bnns.BNNSRandomGeneratorGetState, bnns.BNNSRandomGeneratorSetState
     for call, reason in (
         (lambda: get(generator, 23, state), "state_size is 23, but the state has 24 bytes"),
@@ -84,8 +79,7 @@ def test_what_generators_refuse() -> None:
         (lambda: put(generator, 24, state), "state is not one that BNNSRandomGeneratorGetState has written"),
         (lambda: put(3, 24, state), "generator is of type int"),  # type: ignore[arg-type]
     ):
-        assert call() == -1  # type: ignore[no-untyped-call]
-        assert reason in (bnns.last_error() or "")
+        fails(call(), reason)  # type: ignore[no-untyped-call]
     assert not any(state)
     assert np.array_equal(uniform(generator, 3), uniform(seeded(), 3))  # nothing was drawn
     bnns.BNNSDestroyRandomGenerator(generator)
@@ -236,12 +230,7 @@ def test_what_cannot_be_drawn() -> None:
             "probabilities has 2050 categories, but BNNSDataTypeFloat16 holds the indices of 2049 at most",
         ),
     ]
-    for call, reason in cases:
-        assert call() == -1
-        assert reason in (bnns.last_error() or ""), bnns.last_error()
-    assert (x == 7).all()
-    assert (n == 7).all()
+    all_fail(cases, x, n)
     assert np.array_equal(uniform(generator, 3), uniform(seeded(), 3))  # nothing was drawn
     x.flags.writeable = False
-    assert bnns.BNNSRandomFillUniformFloat(generator, describe(x), 0, 1) == -1
-    assert "desc.data is read-only" in (bnns.last_error() or "")
+    fails(bnns.BNNSRandomFillUniformFloat(generator, describe(x), 0, 1), "desc.data is read-only")

@@ -11,7 +11,7 @@ import pytest
 from retrograd import bnns
 from retrograd.bnns import BNNS
 from support.arrays import assert_same_bits
-from support.bnns import inner, normal, reason
+from support.bnns import all_fail, fails, inner, normal, reason, succeeds
 from support.bnns_arrays import FLOATS, INTEGERS, LAYOUTS, TYPES, Array, any_bits, described
 from support.onnx_cases import OnnxCase, collect_onnx_cases
 
@@ -176,13 +176,10 @@ def test_tiles_fail_and_touch_nothing() -> None:
             "in_delta.data_type is BNNSDataTypeInt32",
         ),
     ]
-    for call, why in reasons:
-        assert call() == -1
-        assert why in reason()
+    all_fail(reasons)
     flagged = y.copy()
     flagged.flags = 2
-    assert bnns.BNNSTileBackward(flagged, y) == -1
-    assert "in_delta.flags is 2, must be 0 (set) or 1 (accumulate)" in reason()
+    fails(bnns.BNNSTileBackward(flagged, y), "in_delta.flags is 2, must be 0 (set) or 1 (accumulate)")
     assert (y.data == 7).all()
     assert (strided.data == 7).all()
 
@@ -307,8 +304,7 @@ def test_shuffles_fail_and_touch_nothing() -> None:
         ((PIXEL_SHUFFLE, x, y, {}), "filter_params is of type dict"),
     ]
     for arguments, why in cases:
-        assert bnns.BNNSShuffle(*arguments) == -1
-        assert why in reason()
+        fails(bnns.BNNSShuffle(*arguments), why)
     assert (y.data == 7).all()
 
 
@@ -332,8 +328,7 @@ def test_bands_against_triu_and_tril(shape: tuple[int, ...], lower: int, upper: 
     for layout in layouts:
         for gap in (0, 3):
             target = described(np.full(shape, 7, np.float32), layout, gap=gap)
-            status = bnns.BNNSBandPart(lower, upper, described(x, layout, gap=gap).descriptor, target.descriptor, None)
-            assert status == 0, reason()
+            succeeds(bnns.BNNSBandPart(lower, upper, described(x, layout, gap=gap).descriptor, target.descriptor, None))
             assert np.array_equal(target.array, band(x, lower, upper))
             target.check_gaps()
 
@@ -385,8 +380,7 @@ def test_bands_fail_and_touch_nothing() -> None:
         ((0, 0, x, y, 0), "filter_params is of type int"),
     ]
     for arguments, why in cases:
-        assert bnns.BNNSBandPart(*arguments) == -1
-        assert why in reason()
+        fails(bnns.BNNSBandPart(*arguments), why)
     assert (y.data == 7).all()
 
 
@@ -412,9 +406,7 @@ LOGICAL: dict[str, Any] = {
 
 def compared(a: Any, b: Any, name: str) -> list[Any]:
     output = described(np.zeros(a.geometry().shape, np.bool_))
-    assert bnns.BNNSCompareTensor(a, b, getattr(bnns, f"BNNSRelationalOperator{name}"), output.descriptor) == 0, (
-        reason()
-    )
+    succeeds(bnns.BNNSCompareTensor(a, b, getattr(bnns, f"BNNSRelationalOperator{name}"), output.descriptor))
     return list(output.array.tolist())
 
 
@@ -528,8 +520,7 @@ def test_comparisons_fail_and_touch_nothing() -> None:
         ),
     ]
     for arguments, why in cases:
-        assert bnns.BNNSCompareTensor(*arguments) == -1
-        assert why in reason()
+        fails(bnns.BNNSCompareTensor(*arguments), why)
     assert flags.data.all()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
+from support.bnns import created, fails, not_created
 
 Descriptor = bnns.BNNSNDArrayDescriptor
 F32, IMAGE, FIRST3 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataLayoutImageCHW, bnns.BNNSDataLayout3DFirstMajor
@@ -48,9 +49,7 @@ def layer(code: int, out: Any, weights: np.ndarray | None = None, **fields: Any)
 
 
 def create(code: int, out: tuple[int, ...], weights: np.ndarray | None = None, **fields: Any) -> Any:
-    filter = bnns.BNNSFilterCreateLayerReduction(layer(code, image(out), weights, **fields), CLIENT)
-    assert filter is not None, bnns.last_error()
-    return filter
+    return created(bnns.BNNSFilterCreateLayerReduction(layer(code, image(out), weights, **fields), CLIENT))
 
 
 def applied(filter: Any, x: np.ndarray, out: tuple[int, ...]) -> np.ndarray:
@@ -211,8 +210,7 @@ def test_the_direct_function() -> None:
     made = layer(6, image((3, 1, 1), y), i_desc=image(data=x))
     assert bnns.BNNSDirectApplyReduction(made) == 0
     assert np.allclose(y[:, 0, 0], x.sum((1, 2)), rtol=1e-6)
-    assert bnns.BNNSDirectApplyReduction(layer(6, image((3, 1, 1), y))) == -1
-    assert "i_desc.data is NULL" in (bnns.last_error() or "")
+    fails(bnns.BNNSDirectApplyReduction(layer(6, image((3, 1, 1), y))), "i_desc.data is NULL")
     assert bnns.BNNSDirectApplyReduction(None) == -1  # type: ignore[arg-type]
 
 
@@ -231,8 +229,7 @@ def test_the_direct_function() -> None:
     ],
 )
 def test_creation_fails(made: Any, reason: str) -> None:
-    assert bnns.BNNSFilterCreateLayerReduction(made) is None
-    assert reason in (bnns.last_error() or "")
+    not_created(bnns.BNNSFilterCreateLayerReduction(made), reason)
 
 
 def test_backward_fails_and_touches_nothing() -> None:
@@ -245,8 +242,7 @@ def test_backward_fails_and_touches_nothing() -> None:
         (create(6, (3, 1, 1), drawn(*SHAPE)), {"x": x, "dx": dx, "dw": dx[0]}, "overlaps"),
     ]
     for filter, given, reason in cases:
-        assert backward(filter, dy=dy, **given) == -1
-        assert reason in (bnns.last_error() or "")
+        fails(backward(filter, dy=dy, **given), reason)
         assert (dx == 7).all()
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from retrograd import bnns
-from support.bnns import Descriptor, first
-from support.bnns_norm import F32, normal
+from support.bnns import F32, Descriptor, created, first, normal, succeeds
 
 VECTOR = bnns.BNNSDataLayoutVector
 CLIENT = bnns.BNNSFilterParameters(flags=bnns.BNNSFlagsUseClientPtr)
@@ -20,10 +19,6 @@ BOTH = (False, True)
 
 def close(got: np.ndarray, expected: Any) -> None:
     np.testing.assert_allclose(got, np.reshape(expected, got.shape), rtol=1e-5, atol=1e-6)
-
-
-def succeeds(status: int) -> None:
-    assert status == 0, bnns.last_error()
 
 
 def turned(array: np.ndarray, transposed: bool) -> np.ndarray:
@@ -63,8 +58,7 @@ def _check_product_filter(weights: str | None, batch: int, trans: tuple[bool, bo
         alpha=2.0, transA=trans[0], transB=trans[1], a_is_weights=weights == "a", b_is_weights=weights == "b",
         iA_desc=descriptors["a"], iB_desc=descriptors["b"], o_desc=first((m, n)),
     )  # fmt: skip
-    filter = bnns.BNNSFilterCreateLayerBroadcastMatMul(layer, CLIENT)
-    assert filter is not None, bnns.last_error()
+    filter = created(bnns.BNNSFilterCreateLayerBroadcastMatMul(layer, CLIENT))
     y, dy = np.full((batch, m, n), 7, np.float32), normal(batch, m, n, seed=5)
     grads = {name: np.full_like(array, 7) for name, array in arrays.items()}
     deltas = {name: first(shapes[name], array) for name, array in grads.items()}
@@ -136,8 +130,7 @@ def _check_contraction(operation: str, batch: int, sizes: dict[str, int]) -> Non
     layer = bnns.BNNSLayerParametersTensorContraction(
         operation=operation, alpha=-2.0, iA_desc=described[0], iB_desc=described[-1], o_desc=first(out_shape)
     )
-    filter = bnns.BNNSFilterCreateLayerTensorContraction(layer, CLIENT)
-    assert filter is not None, bnns.last_error()
+    filter = created(bnns.BNNSFilterCreateLayerTensorContraction(layer, CLIENT))
     y, dy = np.full((batch, *(out_shape or (1,))), 7, np.float32), normal(batch, *out_shape, seed=7)
     grads = [np.full_like(array, 7) for array in arrays]
     deltas = [first(shape, array) for shape, array in zip(shapes, grads, strict=True)]
@@ -170,8 +163,7 @@ def test_the_gram_matrix_of_one_channel() -> None:
             i_desc=Descriptor(layout=bnns.BNNSDataLayout3DLastMajor, size=(1, pixels, channels), data_type=F32),
             o_desc=Descriptor(layout=bnns.BNNSDataLayout2DLastMajor, size=(channels, channels), data_type=F32),
         )
-        filter = bnns.BNNSFilterCreateLayerGram(layer)
-        assert filter is not None, bnns.last_error()
+        filter = created(bnns.BNNSFilterCreateLayerGram(layer))
         succeeds(bnns.BNNSFilterApplyBatch(filter, 2, x, 0, y, 0))
         close(y, np.einsum("nfij,ncij->nfc", x, x))
         dx, dy = np.full_like(x, 7), normal(*y.shape, seed=3)
@@ -228,8 +220,7 @@ def test_indices_of_extrema_along_an_axis_of_extent_1(batch: int, data_type: int
         out = (*shape[:axis], 1, *shape[axis + 1 :])
         x = normal(batch, *shape)
         for code, find in ((bnns.BNNSReduceFunctionArgMax, np.argmax), (bnns.BNNSReduceFunctionArgMin, np.argmin)):
-            filter = reduction(code, shape, out, data_type=data_type)
-            assert filter is not None, bnns.last_error()
+            filter = created(reduction(code, shape, out, data_type=data_type))
             y = np.full((batch, *out), 7, np.float32 if data_type == F32 else np.int32)
             succeeds(bnns.BNNSFilterApplyBatch(filter, batch, x, 0, y, 0))
             assert np.array_equal(y, find(x, axis=1 + axis, keepdims=True))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from retrograd import bnns
 from retrograd.bnns import BNNS
-from support.bnns import Descriptor, describe, sample
+from support.bnns import Descriptor, describe, sample, succeeds
 
 Array = np.ndarray[Any, Any]
 ROW, COLUMN = bnns.BNNSDataLayoutRowMajorMatrix, bnns.BNNSDataLayoutColumnMajorMatrix
@@ -50,8 +50,7 @@ def topk(x: Array, k: int, axis: int, position: int, layout: int | None = None) 
 
 def in_topk(x: Array, k: int, axis: int, test: Array) -> Array:
     output = np.zeros(test.shape, np.bool_)
-    status = bnns.BNNSDirectApplyInTopK(k, axis, len(x), sample(x), 0, sample(test), 0, sample(output), 0)
-    assert status == 0, bnns.last_error()
+    succeeds(bnns.BNNSDirectApplyInTopK(k, axis, len(x), sample(x), 0, sample(test), 0, sample(output), 0))
     return output
 
 

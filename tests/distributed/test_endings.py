@@ -121,21 +121,21 @@ step()
 
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "sys.exit(3)", "raise SystemExit('no data')"])
 @pytest.mark.parametrize("wait", ["step()", "group.broadcast(1)", "parallel_model()"])
-def test_a_rank_that_ends_early_ends_all(ending: str, wait: str) -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_a_rank_that_ends_early_ends_all(ending: str, wait: str, ranks: int) -> None:
     body = f"""
 step()
 if last:
     {ending}
 {wait}
 """
-    for ranks in (2, 3):
-        result = run_on_ranks(ranks, "-c", PROGRAM.format(body=body), code=3 if "3" in ending else 1)
-        call = {"s": "Group.exchange", "g": "Group.broadcast", "p": "DataParallel"}[wait[0]]
-        message = f"RankError: {call}: rank {ranks - 1} has ended, and the others wait for it\n"
-        assert result.stderr.count(message) == 1
-        assert result.stderr.count("Traceback") == 1
-        assert result.stderr.count(NOTICE.format(0)) == 1
-        assert result.stderr.count("no data") == ("no data" in ending)
+    result = run_on_ranks(ranks, "-c", PROGRAM.format(body=body), code=3 if "3" in ending else 1)
+    call = {"s": "Group.exchange", "g": "Group.broadcast", "p": "DataParallel"}[wait[0]]
+    message = f"RankError: {call}: rank {ranks - 1} has ended, and the others wait for it\n"
+    assert result.stderr.count(message) == 1
+    assert result.stderr.count("Traceback") == 1
+    assert result.stderr.count(NOTICE.format(0)) == 1
+    assert result.stderr.count("no data") == ("no data" in ending)
 
 
 def test_a_failure_that_was_caught_where_it_happened_is_reported_elsewhere() -> None:

@@ -259,7 +259,7 @@ def expected() -> str:
     return str(names["found"])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.long)])
 def test_any_number_of_ranks_trains_to_the_same_bits(ranks: int, expected: str) -> None:
     result = run_on_ranks(ranks, *program("sys.stdout.write(trained(distributed.world(8)) + ' ')"))
     assert result.stdout.split() == [expected] * ranks

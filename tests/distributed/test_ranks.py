@@ -56,7 +56,7 @@ def expected(text: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (4, 8))])
 def test_any_number_of_ranks_writes_the_same_model(ranks: int, text: Path, expected: bytes, tmp_path: Path) -> None:
     result = run_on_ranks(ranks, *TEXT, text, "--output", tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == expected
@@ -67,6 +67,7 @@ def test_any_number_of_ranks_writes_the_same_model(ranks: int, text: Path, expec
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.long
 def test_a_model_with_batch_norm_too(series: Path, tmp_path: Path) -> None:
     for ranks in (1, 4):
         run_on_ranks(ranks, *SERIES, series, "--output", tmp_path / str(ranks))
@@ -74,6 +75,7 @@ def test_a_model_with_batch_norm_too(series: Path, tmp_path: Path) -> None:
     assert one == four
 
 
+@pytest.mark.long
 def test_a_run_resumes_on_another_number_of_ranks(text: Path, expected: bytes, tmp_path: Path) -> None:
     run_on_ranks(4, *TEXT, text, "--output", tmp_path, "--time-limit", "0")  # which ends it before the first step
     resume = ("-m", "retrograd", "train", "text", "--resume", tmp_path)
@@ -81,6 +83,7 @@ def test_a_run_resumes_on_another_number_of_ranks(text: Path, expected: bytes, t
     assert (tmp_path / "model.safetensors").read_bytes() == expected
 
 
+@pytest.mark.long
 def test_a_lost_rank_ends_the_run_and_leaves_a_checkpoint(text: Path, expected: bytes, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as output:

@@ -24,7 +24,7 @@ def jax64(jax: Any) -> Iterator[Any]:
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in (1, 2, 3))])
 def test_random_graphs(jax64: Any, part: int) -> None:
     tally = fuzz_driver.work(fuzz_graph.run, 50 * part, 50)
     assert tally["graphs"] == 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from types import EllipsisType
 from typing import Any
 
@@ -68,9 +69,60 @@ def reason() -> str:
     return bnns.last_error() or ""
 
 
-def fails(status: int | None, *messages: str, kept: tuple[Array, ...] = ()) -> None:
-    """The call has failed for this reason, and written nothing: `kept` still holds 7 everywhere."""
+def fails(status: int, *messages: str) -> None:
     assert status == -1, messages
     for message in messages:
         assert message in reason()
-    assert all((array == 7).all() for array in kept), messages
+
+
+def all_fail(calls: Iterable[tuple[Callable[[], int], str]], *kept: Array) -> None:
+    """Each call fails for its reason and writes nothing: what is kept holds 7 everywhere."""
+    for call, message in calls:
+        fails(call(), message)
+        assert all((array == 7).all() for array in kept), message
+
+
+def succeeds(status: int) -> None:
+    assert status == 0, reason()
+
+
+def created(filter: Any) -> Any:
+    assert filter is not None, reason()
+    return filter
+
+
+def not_created(filter: Any, *messages: str) -> None:
+    assert filter is None, messages
+    for message in messages:
+        assert message in reason()
+
+
+class Allocator:
+    """The client's own memory, with a limit to the number of blocks. It holds no zeros, and is freed once."""
+
+    def __init__(self, limit: int = 10**6) -> None:
+        self.given: list[Array] = []
+        self.freed: list[Array] = []
+        self.limit = limit
+
+    @property
+    def live(self) -> int:
+        return len(self.given) - len(self.freed)
+
+    def alloc(self, memptr: Any, alignment: int, size: int) -> int:
+        assert alignment >= 8
+        assert alignment & (alignment - 1) == 0
+        if len(self.given) >= self.limit:
+            return 12  # ENOMEM
+        memory = np.full(size + alignment, 0xCD, np.uint8)
+        self.given.append(memory[-memory.ctypes.data % alignment :][:size])
+        memptr[0] = self.given[-1]
+        return 0
+
+    def free(self, block: Any) -> None:
+        self.freed.append(block)  # counted even if what follows is caught and logged
+        assert any(block is one for one in self.given)
+        assert not any(block is one for one in self.freed[:-1])
+
+    def parameters(self) -> Any:
+        return bnns.BNNSFilterParameters(alloc_memory=self.alloc, free_memory=self.free)

@@ -334,27 +334,3 @@ def result_names(layer: Layer) -> dict[str, BNNSNDArrayDescriptor]:
         for name, desc in every_descriptor(layer.deltas).items()
         if desc.data is not None and not name.startswith(("output_descriptor", "sequence"))
     }
-
-
-class Allocator:
-    """The client's own memory, with a limit."""
-
-    def __init__(self, limit: int = 10**6) -> None:
-        self.limit, self.taken, self.given_back = limit, 0, 0
-        self.live: list[bytearray] = []
-
-    def parameters(self) -> Any:
-        return bnns.BNNSFilterParameters(alloc_memory=self.alloc, free_memory=self.free)
-
-    def alloc(self, memptr: Any, alignment: int, size: int) -> int:
-        assert alignment & (alignment - 1) == 0
-        if self.taken >= self.limit:
-            return 12
-        self.taken += 1
-        memory = np.full(size + alignment, 0xCD, np.uint8)
-        start = -memory.ctypes.data % alignment
-        memptr[0] = memory[start : start + size]
-        return 0
-
-    def free(self, memory: Any) -> None:
-        self.given_back += 1

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from retrograd import bnns
+from support.bnns import F32, TYPES, describe, image
 
-Descriptor = bnns.BNNSNDArrayDescriptor
 KINDS = {
     "batch": bnns.BNNSBatchNorm,
     "instance": bnns.BNNSInstanceNorm,
     "layer": bnns.BNNSLayerNorm,
     "group": bnns.BNNSGroupNorm,
 }
-F32, F16, BF16 = bnns.BNNSDataTypeFloat32, bnns.BNNSDataTypeFloat16, bnns.BNNSDataTypeBFloat16
-TYPES = {F32: np.dtype(np.float32), F16: np.dtype(np.float16), BF16: np.dtype(ml_dtypes.bfloat16)}
-
-
-def image(shape: tuple[int, ...], data: Any = None, *, flags: int = 0, data_type: int = F32, **fields: Any) -> Any:
-    """ImageCHW of a shape (C, H, W), or Vector of (C,)."""
-    layout = bnns.BNNSDataLayoutImageCHW if len(shape) == 3 else bnns.BNNSDataLayoutVector
-    return Descriptor(flags=flags, layout=layout, size=shape[::-1], data=data, data_type=data_type, **fields)
-
-
-def described(array: np.ndarray | None, **fields: Any) -> Any:
-    return Descriptor() if array is None else Descriptor.from_array(array, **fields)
 
 
 class Layer:
@@ -56,10 +43,10 @@ class Layer:
         self.parameters = bnns.BNNSLayerParametersNormalization(
             i_desc=image(shape, data_type=types[0]),
             o_desc=image(shape, data_type=types[1]),
-            beta_desc=described(beta),
-            gamma_desc=described(gamma),
-            moving_mean_desc=described(mean),
-            moving_variance_desc=described(variance),
+            beta_desc=describe(beta),
+            gamma_desc=describe(gamma),
+            moving_mean_desc=describe(mean),
+            moving_variance_desc=describe(variance),
             momentum=momentum,
             epsilon=epsilon,
             activation=activation or bnns.BNNSActivation(),
@@ -95,42 +82,14 @@ class Layer:
         dx = np.full(dy.shape, np.nan, np.float32)
         dbeta, dgamma = np.full(parameter, np.nan, np.float32), np.full(parameter, np.nan, np.float32)
         status = self.backward(
-            dy, y, in_delta=image(self.shape, dx), beta_delta=described(dbeta), gamma_delta=described(dgamma)
+            dy, y, in_delta=image(self.shape, dx), beta_delta=describe(dbeta), gamma_delta=describe(dgamma)
         )
         assert status == 0, bnns.last_error()
         return dx, dgamma, dbeta
 
 
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(0.3, 1.2, shape).astype(np.float32)
-
-
 def tanh() -> Any:
     return bnns.BNNSActivation(bnns.BNNSActivationFunctionTanh)
-
-
-class Allocator:
-    def __init__(self, limit: int = 100) -> None:
-        self.given: list[bytearray] = []
-        self.freed: list[Any] = []
-        self.limit = limit
-
-    def alloc(self, memptr: Any, alignment: int, size: int) -> int:
-        assert alignment >= 8
-        assert alignment & (alignment - 1) == 0
-        if len(self.given) >= self.limit:
-            return 12  # ENOMEM
-        self.given.append(bytearray(size))
-        memptr[0] = self.given[-1]
-        return 0
-
-    def free(self, block: Any) -> None:
-        assert any(block is one for one in self.given)
-        assert not any(block is one for one in self.freed)
-        self.freed.append(block)
-
-    def parameters(self) -> Any:
-        return bnns.BNNSFilterParameters(0, 0, self.alloc, self.free)
 
 
 def activation(code: int, alpha: float = 0.75, beta: float = 1.25) -> Any:
