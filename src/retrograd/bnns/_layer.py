@@ -128,22 +128,34 @@ class Parameter:
         self.geometry = typed_geometry(name, descriptor, types)
         self._dtype = dtype
         self._scale = scale_of(name, descriptor) if scale is None else scale
-        self._client = descriptor.copy()
-        values = viewed(name, self._client)
+        self.client = descriptor.copy()
+        values = viewed(name, self.client)
         if not owner.uses_client_memory:
             copy = owner.arena.allocate(values.shape, dtype)
             copy[...] = real_values(values, self._scale, dtype)
             values = copy
         self.moves = owner.uses_client_memory and not keeps_still(descriptor.data)  # between calls
         self._still = None if self.moves else values
+        plain = values.dtype is dtype and values.flags.c_contiguous and values.flags.aligned
+        self._plain = self._still if plain else None
 
     def memory(self) -> Array:
         """The array that is read: the client's or the copy."""
-        return viewed(self.name, self._client) if self._still is None else self._still
+        return viewed(self.name, self.client) if self._still is None else self._still
 
     def values(self) -> Array:
         """The current values."""
         return real_values(self.memory(), self._scale, self._dtype)
+
+    def repeated(self, shape: tuple[int, ...]) -> Array:
+        """The current values, contiguous, and broadcast along the leading axes of `shape`."""
+        values = self._plain
+        if values is not None and values.shape == shape:
+            return values
+        first = len(shape)
+        while math.prod(shape[first:]) != self.geometry.elements:  # which the filter has checked
+            first -= 1
+        return np.require(np.broadcast_to(self.values().reshape(shape[first:]), shape), self._dtype, ["C", "A"])
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -441,6 +453,12 @@ class Layer(BNNSFilter):
         """The output before the activation, for one whose output does not determine its slope."""
         raise NotImplementedError
 
+    def activation_gradient(self, dy: Array, arrays: Mapping[str, Array | None]) -> Array:
+        """The gradient of the output before the activation."""
+        return before_activation(
+            self.activation, dy, arrays.get("out"), lambda: self.before_activation(arrays, len(dy)), self.threads
+        )
+
     def parameters(self) -> Sequence[Parameter]:
         """The parameters that calls read."""
         return ()
@@ -518,6 +536,12 @@ class Layer(BNNSFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
+    def result(self, key: str, descriptor: object, batch: int = 1, stride: object = 0) -> Result:
+        """A gradient that backward computes."""
+        delta = self.deltas[key]
+        view = delta.view(descriptor, batch, stride)
+        return Result(delta.name, checked_descriptor(delta.name, descriptor), view.view(), key)
+
     def run_backward(self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY) -> None:
         """Compute the gradients whose descriptors are not None. `read` are other arrays of the call."""
         names = self.backward_arguments
@@ -536,18 +560,13 @@ class Layer(BNNSFilter):
             return
         dy = in_shape(plan.dy, plan.shape)
         if self.activation.function.name != "identity":
-            dy = self._activation_gradient(dy, arrays)
+            dy = self.activation_gradient(dy, arrays)
         rest, out, accumulate = plan.rest, plan.out, plan.accumulate
         if out is not None and self._clashes(plan, arrays):
             rest, out, accumulate = plan.results, None, False
         gradients = self.backward(Gradients(dy, arrays, plan.need, out, accumulate, plan.form))
         if rest:
             self.put(rest, gradients)
-
-    def _activation_gradient(self, dy: Array, arrays: Mapping[str, Array | None]) -> Array:
-        return before_activation(
-            self.activation, dy, arrays.get("out"), lambda: self.before_activation(arrays, len(dy)), self.threads
-        )
 
     def _clashes(self, plan: _Plan, arrays: Mapping[str, Array | None]) -> bool:
         """Whether the call reads memory that it would write too early."""
@@ -575,12 +594,11 @@ def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Pla
         raise Invalid("out_delta is NULL")
     # New views: the client may change the shape of its arrays while the plan is kept.
     dy = filter.out_delta.view(out_delta, batch, given["out_delta_stride"], source_samples).view()
-    results = []
-    for key, delta in filter.deltas.items():
-        descriptor = given[delta.name]
-        if descriptor is not None:
-            view = delta.view(descriptor, batch, given.get(f"{delta.name}_stride")).view()
-            results.append(Result(delta.name, checked_descriptor(delta.name, descriptor), view, key))
+    results = [
+        filter.result(key, given[delta.name], batch, given.get(f"{delta.name}_stride"))
+        for key, delta in filter.deltas.items()
+        if given[delta.name] is not None
+    ]
     for name, array in (("out_delta", dy), *((result.name, result.array) for result in results)):
         if filter.notes and array.dtype is not FLOAT32:
             filter.note_extension(filter.notes, f"{name}.data_type is BNNSDataTypeBFloat16")
