@@ -356,6 +356,7 @@ class Arguments:
         at = {name: k for k, name in enumerate(names)}
         strides = {name: at[f"{name}_stride"] for name in names if f"{name}_stride" in at}
         self.samples = {name: (at[name], k) for name, k in strides.items() if not name.endswith("_delta")}
+        self.out = self.samples.get("out", (0, 0))
         self.inputs = tuple((name, *place) for name, place in self.samples.items() if name != "out")
         self.planned = tuple(n for n in names if n == "batch_size" or ("_delta" in n and n != "out_delta"))
         self.of_plan: Callable[[tuple[object, ...]], tuple[object, ...]]
@@ -494,7 +495,7 @@ class Layer(BNNSFilter):
     ) -> None:
         """Compute the output. `read` and `written` are other arrays of the call, which `forward` receives too."""
         batch, names = checked_batch(arguments[0]), self.forward_arguments
-        at, stride = names.samples["out"]
+        at, stride = names.out
         y = target_samples("out", self.output, arguments[at], batch, arguments[stride])
         out = self.writable_output(y)
         arrays: dict[str, Array] = {}
@@ -503,17 +504,17 @@ class Layer(BNNSFilter):
             arrays[name] = array = source_samples(name, self.sources[name], arguments[at], count, arguments[stride])
             if np.may_share_memory(y, array):
                 arrays[name] = self._apart(name, array, y, out)
-        for name, array in read.items():
-            arrays[name] = self._apart(name, array, y, out)
         for parameter in self.parameters():
             self._apart(f"{parameter.name}.data", parameter.memory(), y, None)
-        for name, result in written.items():
-            if overlaps(y, result):
-                raise Invalid(f"out overlaps {name} in memory")
-            for other, array in arrays.items():
-                if overlaps(result, array):
-                    raise Invalid(f"{name} overlaps {other} in memory")
-        z = self.forward({**arrays, **written} if written else arrays, out)
+        if read is not EMPTY:
+            arrays.update((name, self._apart(name, array, y, out)) for name, array in read.items())
+        if written is not EMPTY:
+            for name, result in written.items():
+                for other, array in (("out", y), *arrays.items()):
+                    if overlaps(result, array):
+                        raise Invalid(f"{name} overlaps {other} in memory")
+            arrays.update(written)
+        z = self.forward(arrays, out)
         if z is not out:
             put(y, z if z.shape == y.shape else z.reshape(y.shape), False)
 
@@ -547,7 +548,7 @@ class Layer(BNNSFilter):
         names = self.backward_arguments
         plan = _backward_plan(arguments[names.out_delta], self, *names.of_plan(arguments))
         self.check_state(plan.batch)
-        arrays: dict[str, Array | None] = dict(read)
+        arrays: dict[str, Array | None] = {} if read is EMPTY else dict(read)
         for name, refusal in plan.reads.items():
             at, stride = names.samples[name]
             arrays[name] = None
@@ -562,7 +563,7 @@ class Layer(BNNSFilter):
         if self.activation.function.name != "identity":
             dy = self.activation_gradient(dy, arrays)
         rest, out, accumulate = plan.rest, plan.out, plan.accumulate
-        if out is not None and self._clashes(plan, arrays):
+        if out is not None and (arrays or plan.moving) and self._clashes(plan, arrays):
             rest, out, accumulate = plan.results, None, False
         gradients = self.backward(Gradients(dy, arrays, plan.need, out, accumulate, plan.form))
         if rest:

@@ -369,7 +369,7 @@ class NormalizationFilter(Layer):
 
     def apply_backward(self, *arguments: object) -> None:
         cache = self._cache
-        self.run_backward(arguments, EMPTY if cache is None else {"x": cache.x})
+        self.run_backward(arguments, EMPTY if cache is None or self.owns_memory else {"x": cache.x})
 
     def check_state(self, batch: int) -> None:
         cache = self._cache
