@@ -46,6 +46,7 @@ class BNNSFilter(Versioned):
         self.uses_client_memory = bool(as_size("flags", parameters.flags) & c.BNNSFlagsUseClientPtr)
         self.threads = threads_of(parameters.n_threads)
         self.arena = Arena(parameters.alloc_memory, parameters.free_memory)
+        self.owns_memory = parameters.alloc_memory is None  # of the arena: the client does not know it
         self.destroyed = False
         self._noted: set[str] = set()
 
@@ -104,23 +105,17 @@ def checked_batch(batch_size: object) -> int:
     return batch
 
 
-def _stride(name: str, stride: object, geometry: Geometry) -> int:
-    """The stride between samples, where 0 means that they are packed."""
-    return as_size(name, stride) or geometry.packed_stride
-
-
 def source_samples(
     name: str, geometry: Geometry, data: object, batch: int, stride: object, field: str = "", step_name: str = ""
 ) -> Array:
-    """Samples that a call reads, ``[batch, ...]``. They may share memory, but few programs mean that.
+    """Samples that a call reads, ``[batch, ...]``, packed if the stride is 0. Few programs mean them to share memory.
 
     `field` (".data" or nothing) completes the name in messages; `step_name` is that of the stride, if it is not the
     name and "_stride".
     """
-    if type(stride) is int and 0 < stride <= c.SIZE_MAX:
-        step = stride
-    else:
-        step = _stride(step_name or f"{name}_stride", stride, geometry)
+    if type(stride) is not int or not 0 <= stride <= c.SIZE_MAX:
+        stride = as_size(step_name or f"{name}_stride", stride)
+    step = stride or geometry.packed_stride
     view = batch_view(name, geometry, data, batch, step, field)
     if geometry.may_overlap:
         advise_once(str(overlapping(name, geometry)))
@@ -144,10 +139,9 @@ def target_samples(
     name: str, geometry: Geometry, data: object, batch: int, stride: object, field: str = "", step_name: str = ""
 ) -> Array:
     """Samples that a call writes: no two elements may share memory."""
-    if type(stride) is int and 0 < stride <= c.SIZE_MAX:
-        step = stride
-    else:
-        step = _stride(step_name or f"{name}_stride", stride, geometry)
+    if type(stride) is not int or not 0 <= stride <= c.SIZE_MAX:
+        stride = as_size(step_name or f"{name}_stride", stride)
+    step = stride or geometry.packed_stride
     if batch > 1 and step < geometry.span:
         raise Invalid(f"{step_name or f'{name}_stride'} is {step}, but a sample of {name} spans {geometry.span} values")
     if geometry.may_overlap:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -17,15 +17,13 @@ from ._failure import Invalid, Unsupported, status
 from ._filter import (
     FLOAT32,
     BNNSFilter,
-    accumulates,
     checked_batch,
-    put,
     source_samples,
     target_samples,
 )
 from ._fully_connected import FullyConnectedFilter
-from ._layer import OneInputFilter
-from ._memory import Array, Geometry, as_size, check_disjoint, size_of
+from ._layer import WeightedLayer
+from ._memory import Array, as_size, check_disjoint, contiguous, size_of
 from ._normalization import NormalizationFilter
 from ._quantization import QuantizationFilter
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
@@ -38,8 +36,9 @@ __all__ = [
     "BNNSFusedFilterApplyMultiInputBatch",
 ]
 
+_T = TypeVar("_T")
 # The layers that may come first. All but arithmetic have one input, and weights and a bias as parameters.
-_FIRST: Final[dict[int, Callable[[Any, Any], OneInputFilter | ArithmeticFilter]]] = {
+_FIRST: Final[dict[int, Callable[[object, object], WeightedLayer | ArithmeticFilter]]] = {
     c.BNNSConvolution: lambda layer, parameters: ConvolutionFilter(layer, parameters, False),
     c.BNNSTransposedConvolution: lambda layer, parameters: ConvolutionFilter(layer, parameters, True),
     c.BNNSFullyConnected: FullyConnectedFilter,
@@ -51,19 +50,36 @@ _DELTAS: Final = ("weights_delta", "bias_delta", *_NORM_DELTAS)  # the order of 
 _USE_MANY: Final = "an arithmetic filter comes first: use BNNSFusedFilterApplyMultiInputBatch and ...Backward..."
 
 
-class _ParameterResult(NamedTuple):
-    """A gradient of the normalization: the client's memory, and what the filter computes before it writes there."""
+class _Work:
+    """Gradients inside the filter, kept for the next backward call of the same shapes, whose plans they are part of."""
 
-    view: Array
-    accumulate: bool
-    computed: BNNSNDArrayDescriptor
+    def __init__(self, batch: int, between: BNNSNDArrayDescriptor) -> None:
+        self.batch, self.between = batch, between
+        self.computed: dict[str, BNNSNDArrayDescriptor] = {}
+
+    def like(self, name: str, delta: BNNSNDArrayDescriptor) -> BNNSNDArrayDescriptor:
+        """Where a gradient is computed before the client's memory is written."""
+        wanted = contiguous(delta.geometry(), FLOAT32)
+        computed = self.computed.get(name)
+        if computed is None or computed.geometry() != wanted:
+            computed = delta.copy()
+            computed.flags, computed.data_type = c.BNNSNDArrayFlagBackpropSet, c.BNNSDataTypeFloat32
+            computed.stride, computed.data = (), np.empty(wanted.elements, FLOAT32)
+            self.computed[name] = computed
+        return computed
 
 
 class FusedFilter(BNNSFilter):
     """See :func:`BNNSFilterCreateFusedLayer`."""
 
     def __init__(
-        self, number: Any, types: Any, layers: Any, parameters: Any, slopes_from_input: bool, momentum_weighs: str
+        self,
+        number: object,
+        types: object,
+        layers: object,
+        parameters: object,
+        slopes_from_input: bool,
+        momentum_weighs: str,
     ) -> None:
         super().__init__(parameters)
         if as_size("number_of_fused_filters", number) != 2:
@@ -79,7 +95,7 @@ class FusedFilter(BNNSFilter):
                 f"filter_type[1] is {_shown(second)}; after {_shown(first)} it must be a normalization{allowed}"
             )
         self.first = _stage(0, lambda: _FIRST[first](given[0], parameters))
-        self.second = _stage(
+        self.second: NormalizationFilter | QuantizationFilter = _stage(
             1,
             lambda: (
                 QuantizationFilter(given[1], parameters)
@@ -88,22 +104,25 @@ class FusedFilter(BNNSFilter):
             ),
         )
         self.many = isinstance(self.first, ArithmeticFilter)  # inputs
-        if self.many and not self.first.output.is_sample:
-            raise Invalid("layer_params[0]: out_type must be BNNSSample, for the normalization of a batch")
-        self.input: Geometry | None = None if self.many else self.first.input
-        self.output: Geometry = self.second.output
-        made, taken = self.first.output.geometry if self.many else self.first.output, self.second.input
-        for name in ("extents", "strides", "dtype"):
-            if getattr(made, name) != getattr(taken, name):
-                raise Invalid(
-                    f"o_desc of layer_params[0] has {size_of(made)}, stride={made.strides} and {made.dtype}, but "
-                    f"i_desc of layer_params[1] has {size_of(taken)}, stride={taken.strides} and {taken.dtype}"
-                )
-        self._made: Geometry = made
+        if isinstance(self.first, ArithmeticFilter):
+            if not self.first.output.is_sample:
+                raise Invalid("layer_params[0]: out_type must be BNNSSample, for the normalization of a batch")
+            made = self.first.output.geometry
+        else:
+            made = self.first.output
+        self.input = None if isinstance(self.first, ArithmeticFilter) else self.first.input
+        self.output, taken = self.second.output, self.second.input
+        if (made.extents, made.strides, made.dtype) != (taken.extents, taken.strides, taken.dtype):
+            raise Invalid(
+                f"o_desc of layer_params[0] has {size_of(made)}, stride={made.strides} and {made.dtype}, but "
+                f"i_desc of layer_params[1] has {size_of(taken)}, stride={taken.strides} and {taken.dtype}"
+            )
+        self._made = made
         # The output of the first filter, as a descriptor of its gradient.
         self._between: BNNSNDArrayDescriptor = given[1].i_desc.copy()
         self._between.data_type = c.BNNSDataTypeFloat32
         self._buffer: Array | None = None
+        self._spare: list[_Work] = []  # of calls that have ended
 
     def destroy(self) -> None:
         if not self.destroyed:
@@ -115,50 +134,38 @@ class FusedFilter(BNNSFilter):
         if self.first.activation.function.name != "identity":
             raise Unsupported("the activation of layer_params[0] must be Identity in training")
 
+    def _check_inputs(self, many: bool, function: str) -> None:
+        if self.many and not many:
+            raise Invalid(_USE_MANY)
+        if many and not self.many:
+            raise Invalid(f"filter has one input: use {function}")
+
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any, training: bool) -> None:
-        if self.many:
-            raise Invalid(_USE_MANY)
+    def apply(self, *arguments: object) -> None:
+        self._check_inputs(False, "")
+        self._forward(*arguments)
 
-        def first(batch: int, between: Array) -> None:
-            self.first.apply(batch, source, in_stride, between, 0)
+    def apply_many(self, *arguments: object) -> None:
+        self._check_inputs(True, "BNNSFusedFilterApplyBatch")
+        self._forward(*arguments)
 
-        parameters = {f"{parameter.name}.data": parameter.memory() for parameter in self.first.parameters()}
-        self._forward(batch_size, first, parameters, target, out_stride, training)
-
-    def apply_many(
-        self, batch_size: Any, number: Any, inputs: Any, strides: Any, target: Any, out_stride: Any, training: bool
-    ) -> None:
-        if not self.many:
-            raise Invalid("filter has one input: use BNNSFusedFilterApplyBatch")
-
-        def first(batch: int, between: Array) -> None:
-            self.first.apply(batch, number, inputs, strides, between, 0)
-
-        self._forward(batch_size, first, {}, target, out_stride, training)
-
-    def _forward(
-        self,
-        batch_size: Any,
-        first: Callable[[int, Array], None],
-        parameters: dict[str, Array],
-        target: Any,
-        out_stride: Any,
-        training: bool,
-    ) -> None:
+    def _forward(self, batch_size: object, *arguments: object) -> None:
+        *given, target, out_stride, training = arguments  # the first filter's, then the output
         batch = checked_batch(batch_size)
         if training and not self.quantizes:
             self._check_trains()
         # The second filter compares it with its own parameters.
         y = target_samples("out", self.output, target, batch, out_stride)
-        check_disjoint({"out": y}, parameters)
+        if isinstance(self.first, WeightedLayer):
+            check_disjoint({"out": y}, {f"{one.name}.data": one.memory() for one in self.first.parameters()})
         between = self._intermediate(batch * self._made.packed_stride)
-        first(batch, between)
-        if self.quantizes:
+        first: Callable[..., None] = self.first.apply
+        first(batch, *given, between, 0)
+        if isinstance(self.second, QuantizationFilter):
             self.second.write(source_samples("in", self._made, between, batch, 0), y, "out")
         else:  # it also keeps a copy of its input for backward
-            self.second.apply(batch, between, 0, target, out_stride, training)
+            self.second.apply(batch, between, 0, target, out_stride, bool(training))
 
     def _intermediate(self, elements: int) -> Array:
         """Where the output of the first filter is put."""
@@ -171,116 +178,70 @@ class FusedFilter(BNNSFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: Any,
-        source: Any,
-        in_stride: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        deltas: Any,
-    ) -> None:
-        if self.many:
-            raise Invalid(_USE_MANY)
+    def apply_backward(self, *arguments: object) -> None:
+        self._check_inputs(False, "")
         if self.quantizes:
             raise Unsupported("the second filter is a quantization: rounding to integers has no gradient")
-        weights_delta, bias_delta, *norm_deltas = _listed(deltas, _DELTAS)
-        wanted = {"in_delta": in_delta, "weights_delta": weights_delta, "bias_delta": bias_delta}
+        *given, deltas = arguments
+        weights_delta, bias_delta, *rest = _listed(deltas, _DELTAS)
+        wanted = {"in_delta": given[3], "weights_delta": weights_delta, "bias_delta": bias_delta}
+        self._backward(given, wanted, (weights_delta, bias_delta), rest)
 
-        def first(batch: int, between: Any) -> None:
-            self.first.apply_backward(
-                batch, source, in_stride, in_delta, in_delta_stride, None, 0, between, 0, weights_delta, bias_delta
-            )
-
-        self._backward(batch_size, wanted, first, out, out_stride, out_delta, out_delta_stride, norm_deltas)
-
-    def apply_backward_many(
-        self,
-        batch_size: Any,
-        number: Any,
-        inputs: Any,
-        strides: Any,
-        in_delta: Any,
-        in_delta_strides: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        deltas: Any,
-    ) -> None:
-        if not self.many:
-            raise Invalid("filter has one input: use BNNSFusedFilterApplyBackwardBatch")
-        norm_deltas = _listed(deltas, _NORM_DELTAS)
-        entries = () if in_delta is None else _entries("in_delta", in_delta)
-        wanted = {f"in_delta[{k}]": delta for k, delta in enumerate(entries)}
-
-        def first(batch: int, between: Any) -> None:
-            self.first.apply_backward(batch, number, inputs, strides, in_delta, in_delta_strides, None, 0, between, 0)
-
-        self._backward(batch_size, wanted, first, out, out_stride, out_delta, out_delta_stride, norm_deltas)
+    def apply_backward_many(self, *arguments: object) -> None:
+        self._check_inputs(True, "BNNSFusedFilterApplyBackwardBatch")
+        *given, deltas = arguments
+        rest = _listed(deltas, _NORM_DELTAS)
+        entries = () if given[4] is None else _entries("in_delta", given[4])
+        self._backward(given, {f"in_delta[{k}]": delta for k, delta in enumerate(entries)}, (), rest)
 
     def _backward(
-        self,
-        batch_size: Any,
-        wanted: dict[str, Any],
-        first: Callable[[int, BNNSNDArrayDescriptor], None],
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        norm_deltas: Sequence[Any],
+        self, given: Sequence[object], wanted: Mapping[str, object], own: Sequence[object], deltas: Sequence[object]
     ) -> None:
-        """`wanted` has the gradients of the first filter, which `first` computes from that of its output."""
+        """`wanted` has the gradients of the first filter, of which `own` are its last arguments."""
+        second = self.second
+        assert isinstance(second, NormalizationFilter)
+        batch_size, *inputs, out, out_stride, out_delta, out_delta_stride = given
         batch = checked_batch(batch_size)
         self._check_trains()
-        parameters = (self.second.beta, self.second.gamma)
         results = {
-            name: self._parameter_result(name, delta, parameter)
-            for name, delta, parameter in zip(_NORM_DELTAS, norm_deltas, parameters, strict=True)
+            name: second.result(f"d{name.removesuffix('_delta')}", delta)
+            for name, delta in zip(_NORM_DELTAS, deltas, strict=True)
             if delta is not None
         }
-        views = {name: result.view for name, result in results.items()}
-        for name, delta in wanted.items():
-            memory = _memory_of(delta)
-            if memory is not None:
-                check_disjoint(views, {name: memory})
-        check_disjoint(views, {})
-        between = None
-        if any(delta is not None for delta in wanted.values()):
+        memory = {name: _memory_of(delta) for name, delta in wanted.items()}
+        check_disjoint(
+            {name: result.array for name, result in results.items()},
+            {name: array for name, array in memory.items() if array is not None},
+        )
+        work = self._work(batch)
+        between = work.between if any(delta is not None for delta in wanted.values()) else None
+        # What the second filter computes is written to the client's memory when the first has accepted its arguments.
+        computed = [
+            work.like(name, delta) if isinstance(delta, BNNSNDArrayDescriptor) else None
+            for name, delta in zip(_NORM_DELTAS, deltas, strict=True)
+        ]
+        second.apply_backward(batch, between, 0, out, out_stride, out_delta, out_delta_stride, *computed)
+        if between is not None:
+            first: Callable[..., None] = self.first.apply_backward
+            first(batch, *inputs, None, 0, between, 0, *own)
+        for name, result in results.items():
+            result.put(work.computed[name].view())
+        self._spare.append(work)
+
+    def _work(self, batch: int) -> _Work:
+        """Memory that no other thread's call uses."""
+        try:
+            work = self._spare.pop()
+        except IndexError:
+            work = None
+        if work is None or work.batch != batch:
             between = self._between.copy()
             between.data = np.empty(batch * self._made.packed_stride, np.float32)
-        # What the second filter computes is written to the client's memory when the first has accepted its arguments.
-        computed = {name: result.computed for name, result in results.items()}
-        self.second.apply_backward(
-            batch,
-            between,
-            0,
-            out,
-            out_stride,
-            out_delta,
-            out_delta_stride,
-            computed.get("beta_delta"),
-            computed.get("gamma_delta"),
-        )
-        if between is not None:
-            first(batch, between)
-        for result in results.values():
-            put(result.view, result.computed.view(), result.accumulate)
-
-    def _parameter_result(self, name: str, delta: Any, parameter: Any) -> _ParameterResult:
-        view: Array = self.second._parameter_delta(name, delta, parameter)
-        computed = delta.copy()
-        computed.flags = c.BNNSNDArrayFlagBackpropSet
-        computed.data_type = c.BNNSDataTypeFloat32
-        computed.data = np.empty(delta.geometry().span, FLOAT32)
-        return _ParameterResult(view, accumulates(name, delta), computed)
+            work = _Work(batch, between)
+        return work
 
 
-def _shown(filter_type: Any) -> str:
+def _shown(filter_type: object) -> str:
     names = {
         getattr(c, f"BNNS{name}"): f"BNNS{name}"
         for name in (
@@ -299,7 +260,7 @@ def _shown(filter_type: Any) -> str:
     return names.get(filter_type, repr(filter_type)) if known else repr(filter_type)
 
 
-def _pair(name: str, values: Any) -> tuple[Any, Any]:
+def _pair(name: str, values: object) -> tuple[Any, Any]:
     """The two entries of an array."""
     entries = _entries(name, values)
     if len(entries) != 2:
@@ -316,7 +277,7 @@ def _entries(name: str, values: Any) -> Sequence[Any]:
         raise Invalid(f"{name} is of type {type(values).__name__}, must be a list") from None
 
 
-def _listed(deltas: Any, names: tuple[str, ...]) -> Sequence[Any]:
+def _listed(deltas: object, names: tuple[str, ...]) -> Sequence[object]:
     """The entries of delta_parameters; None for those that are not wanted."""
     if deltas is None:
         return (None,) * len(names)
@@ -326,7 +287,7 @@ def _listed(deltas: Any, names: tuple[str, ...]) -> Sequence[Any]:
     return entries
 
 
-def _stage(index: int, make: Callable[[], Any]) -> Any:
+def _stage(index: int, make: Callable[[], _T]) -> _T:
     """The filter of a stage; its number is in messages."""
     try:
         return make()
@@ -334,7 +295,7 @@ def _stage(index: int, make: Callable[[], Any]) -> Any:
         raise type(error)(f"layer_params[{index}]: {error}") from None
 
 
-def _memory_of(delta: Any) -> Array | None:
+def _memory_of(delta: object) -> Array | None:
     """All memory of a gradient, for a comparison; None if there is none, or none that can be used."""
     if not isinstance(delta, BNNSNDArrayDescriptor) or delta.data is None:
         return None

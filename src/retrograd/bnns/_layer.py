@@ -128,22 +128,34 @@ class Parameter:
         self.geometry = typed_geometry(name, descriptor, types)
         self._dtype = dtype
         self._scale = scale_of(name, descriptor) if scale is None else scale
-        self._client = descriptor.copy()
-        values = viewed(name, self._client)
+        self.client = descriptor.copy()
+        values = viewed(name, self.client)
         if not owner.uses_client_memory:
             copy = owner.arena.allocate(values.shape, dtype)
             copy[...] = real_values(values, self._scale, dtype)
             values = copy
         self.moves = owner.uses_client_memory and not keeps_still(descriptor.data)  # between calls
         self._still = None if self.moves else values
+        plain = values.dtype is dtype and values.flags.c_contiguous and values.flags.aligned
+        self._plain = self._still if plain else None
 
     def memory(self) -> Array:
         """The array that is read: the client's or the copy."""
-        return viewed(self.name, self._client) if self._still is None else self._still
+        return viewed(self.name, self.client) if self._still is None else self._still
 
     def values(self) -> Array:
         """The current values."""
         return real_values(self.memory(), self._scale, self._dtype)
+
+    def repeated(self, shape: tuple[int, ...]) -> Array:
+        """The current values, contiguous, and broadcast along the leading axes of `shape`."""
+        values = self._plain
+        if values is not None and values.shape == shape:
+            return values
+        first = len(shape)
+        while math.prod(shape[first:]) != self.geometry.elements:  # which the filter has checked
+            first -= 1
+        return np.require(np.broadcast_to(self.values().reshape(shape[first:]), shape), self._dtype, ["C", "A"])
 
 
 # ---- gradients ------------------------------------------------------------------------------------------------------
@@ -349,6 +361,7 @@ class Arguments:
         at = {name: k for k, name in enumerate(names)}
         strides = {name: at[f"{name}_stride"] for name in names if f"{name}_stride" in at}
         self.samples = {name: (at[name], k) for name, k in strides.items() if not name.endswith("_delta")}
+        self.out = self.samples.get("out", (0, 0))
         self.inputs = tuple((name, *place) for name, place in self.samples.items() if name != "out")
         self.planned = tuple(n for n in names if n == "batch_size" or ("_delta" in n and n != "out_delta"))
         self.of_plan: Callable[[tuple[object, ...]], tuple[object, ...]]
@@ -447,6 +460,12 @@ class Layer(BNNSFilter):
         """The output before the activation, for one whose output does not determine its slope."""
         raise NotImplementedError
 
+    def activation_gradient(self, dy: Array, arrays: Mapping[str, Array | None]) -> Array:
+        """The gradient of the output before the activation."""
+        return before_activation(
+            self.activation, dy, arrays.get("out"), lambda: self.before_activation(arrays, len(dy)), self.threads
+        )
+
     def parameters(self) -> Sequence[Parameter]:
         """The parameters that calls read."""
         return ()
@@ -482,7 +501,7 @@ class Layer(BNNSFilter):
     ) -> None:
         """Compute the output. `read` and `written` are other arrays of the call, which `forward` receives too."""
         batch, names = checked_batch(arguments[0]), self.forward_arguments
-        at, stride = names.samples["out"]
+        at, stride = names.out
         y = target_samples("out", self.output, arguments[at], batch, arguments[stride])
         out = self.writable_output(y)
         arrays: dict[str, Array] = {}
@@ -491,17 +510,17 @@ class Layer(BNNSFilter):
             arrays[name] = array = source_samples(name, self.sources[name], arguments[at], count, arguments[stride])
             if np.may_share_memory(y, array):
                 arrays[name] = self._apart(name, array, y, out)
-        for name, array in read.items():
-            arrays[name] = self._apart(name, array, y, out)
         for parameter in self.parameters():
             self._apart(f"{parameter.name}.data", parameter.memory(), y, None)
-        for name, result in written.items():
-            if overlaps(y, result):
-                raise Invalid(f"out overlaps {name} in memory")
-            for other, array in arrays.items():
-                if overlaps(result, array):
-                    raise Invalid(f"{name} overlaps {other} in memory")
-        z = self.forward({**arrays, **written} if written else arrays, out)
+        if read is not EMPTY:
+            arrays.update((name, self._apart(name, array, y, out)) for name, array in read.items())
+        if written is not EMPTY:
+            for name, result in written.items():
+                for other, array in (("out", y), *arrays.items()):
+                    if overlaps(result, array):
+                        raise Invalid(f"{name} overlaps {other} in memory")
+            arrays.update(written)
+        z = self.forward(arrays, out)
         if z is not out:
             put(y, z if z.shape == y.shape else z.reshape(y.shape), self.adds)
 
@@ -524,12 +543,18 @@ class Layer(BNNSFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
+    def result(self, key: str, descriptor: object, batch: int = 1, stride: object = 0) -> Result:
+        """A gradient that backward computes."""
+        delta = self.deltas[key]
+        view = delta.view(descriptor, batch, stride)
+        return Result(delta.name, checked_descriptor(delta.name, descriptor), view.view(), key)
+
     def run_backward(self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY) -> None:
         """Compute the gradients whose descriptors are not None. `read` are other arrays of the call."""
         names = self.backward_arguments
         plan = _backward_plan(arguments[names.out_delta], self, *names.of_plan(arguments))
         self.check_state(plan.batch)
-        arrays: dict[str, Array | None] = dict(read)
+        arrays: dict[str, Array | None] = {} if read is EMPTY else dict(read)
         for name, refusal in plan.reads.items():
             at, stride = names.samples[name]
             arrays[name] = None
@@ -542,18 +567,13 @@ class Layer(BNNSFilter):
             return
         dy = in_shape(plan.dy, plan.shape)
         if self.activation.function.name != "identity":
-            dy = self._activation_gradient(dy, arrays)
+            dy = self.activation_gradient(dy, arrays)
         rest, out, accumulate = plan.rest, plan.out, plan.accumulate
-        if out is not None and self._clashes(plan, arrays):
+        if out is not None and (arrays or plan.moving) and self._clashes(plan, arrays):
             rest, out, accumulate = plan.results, None, False
         gradients = self.backward(Gradients(dy, arrays, plan.need, out, accumulate, plan.form))
         if rest:
             self.put(rest, gradients)
-
-    def _activation_gradient(self, dy: Array, arrays: Mapping[str, Array | None]) -> Array:
-        return before_activation(
-            self.activation, dy, arrays.get("out"), lambda: self.before_activation(arrays, len(dy)), self.threads
-        )
 
     def _clashes(self, plan: _Plan, arrays: Mapping[str, Array | None]) -> bool:
         """Whether the call reads memory that it would write too early."""
@@ -581,12 +601,11 @@ def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Pla
         raise Invalid("out_delta is NULL")
     # New views: the client may change the shape of its arrays while the plan is kept.
     dy = filter.out_delta.view(out_delta, batch, given["out_delta_stride"], source_samples).view()
-    results = []
-    for key, delta in filter.deltas.items():
-        descriptor = given[delta.name]
-        if descriptor is not None:
-            view = delta.view(descriptor, batch, given.get(f"{delta.name}_stride")).view()
-            results.append(Result(delta.name, checked_descriptor(delta.name, descriptor), view, key))
+    results = [
+        filter.result(key, given[delta.name], batch, given.get(f"{delta.name}_stride"))
+        for key, delta in filter.deltas.items()
+        if given[delta.name] is not None
+    ]
     for name, array in (("out_delta", dy), *((result.name, result.array) for result in results)):
         if filter.notes and array.dtype is not FLOAT32:
             filter.note_extension(filter.notes, f"{name}.data_type is BNNSDataTypeBFloat16")

@@ -8,13 +8,13 @@ thread reads anyway. This module handles shapes and Apple's rules; the arithmeti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..ops._arrays import find_overlap, overlaps, same_elements
-from ..ops._buffers import keeps_still
+from ..ops._arrays import overlaps, same_elements
 from ..ops._planned import Planned
 from ..ops.normalization import (
     NormCache,
@@ -34,14 +34,10 @@ from ._activation import Fused, fused
 from ._declare import applies
 from ._failure import Invalid, Unsupported, advise, advise_once, renaming, status
 from ._filter import (
+    DELTAS,
     FLOAT32,
     FLOATS,
-    BNNSFilter,
-    accumulates,
     checked_batch,
-    checked_descriptor,
-    delta_geometry,
-    delta_samples,
     geometry_of,
     in_shape,
     overlapping,
@@ -52,6 +48,7 @@ from ._filter import (
     unlike,
     viewed,
 )
+from ._layer import EMPTY, Arguments, Delta, Gradients, Layer, Parameter, Result, checked_layer
 from ._memory import (
     Array,
     Geometry,
@@ -102,7 +99,6 @@ _EVALUATED: Final = (
     "the last forward call had training false: backward computes the gradients of the training pass before it"
 )
 _STILL: Final = "moving statistics never change; if momentum is meant to weigh the other, set momentum_weighs"
-_PARAMETERS: Final = {"gamma_delta": "dgamma", "beta_delta": "dbeta"}
 
 
 class _Form(NamedTuple):
@@ -113,58 +109,24 @@ class _Form(NamedTuple):
     shape: tuple[int, ...]  # of a sample
     parameter_shape: tuple[int, ...]
     options: dict[str, Any]
+    gradient_shape: tuple[int, ...]  # of a parameter's gradient
+    wide: bool = False  # as a group norm: each element is a channel, and those normalized together are a group
 
 
-class _Parameter:
-    """gamma or beta: the client's memory, or a copy of it made with the filter."""
-
-    def __init__(self, name: str, descriptor: BNNSNDArrayDescriptor, owner: NormalizationFilter) -> None:
-        if descriptor.data_type not in FLOATS:
-            shown = constant_name("BNNSDataType", descriptor.data_type)
-            raise Invalid(f"{name}.data_type is {shown}, which is not a floating-point type")
-        self.geometry = descriptor.geometry()
-        self.client = descriptor.copy()
-        values = viewed(name, self.client)
-        self._copy = None
-        if not owner.uses_client_memory:
-            self._copy = owner.arena.allocate(values.shape, values.dtype)
-            self._copy[...] = values
-            values = self._copy
-        # The array itself, if the engine can read it without conversion and its memory does not move.
-        stays = self._copy is not None or keeps_still(descriptor.data)
-        self._plain = values if stays and _is_plain(values) else None
-
-    def as_array(self, shape: tuple[int, ...]) -> Array:
-        """The current values in float32, broadcast along the leading axes of `shape`."""
-        values = self._plain
-        if values is not None and values.shape == shape:
-            return values
-        values = self.client.view() if self._copy is None else self._copy
-        if values.shape == shape and _is_plain(values):
-            return values
-        own = _trailing_axes(shape, self.geometry.elements)
-        return np.require(np.broadcast_to(values.reshape(own), shape), np.float32, ["C", "A"])
-
-
-def _is_plain(array: Array) -> bool:
-    return array.dtype is FLOAT32 and array.flags.c_contiguous and array.flags.aligned
-
-
-def _trailing_axes(shape: tuple[int, ...], elements: int) -> tuple[int, ...]:
-    """The shortest tail of `shape` with this number of elements."""
-    for first in range(len(shape), -1, -1):
-        if math.prod(shape[first:]) == elements:
-            return shape[first:]
-    raise AssertionError("the number of elements was checked")
-
-
-class NormalizationFilter(BNNSFilter):
+class NormalizationFilter(Layer):
     """See :func:`BNNSFilterCreateLayerNormalization`."""
 
-    def __init__(self, norm_type: Any, layer: Any, parameters: Any, any_trainable: bool, momentum_weighs: str) -> None:
-        if not isinstance(layer, BNNSLayerParametersNormalization):
-            shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
-            raise Invalid(f"layer_params is {shown}, must be BNNSLayerParametersNormalization")
+    backward_arguments = Arguments(
+        *("batch_size", "in_delta", "in_delta_stride", "out", "out_stride", "out_delta", "out_delta_stride"),
+        *("beta_delta", "gamma_delta"),
+    )
+    computed = NormGradients
+    in_place = MappingProxyType({"dx": ("dy",)})
+
+    def __init__(
+        self, norm_type: object, layer: object, parameters: object, any_trainable: bool, momentum_weighs: str
+    ) -> None:
+        layer = checked_layer(BNNSLayerParametersNormalization, layer)
         if norm_type not in (c.BNNSBatchNorm, c.BNNSInstanceNorm, c.BNNSLayerNorm, c.BNNSGroupNorm):
             raise Invalid(f"normType is {norm_type!r}, must be from {c.BNNSBatchNorm} to {c.BNNSGroupNorm}")
         super().__init__(parameters)
@@ -213,11 +175,11 @@ class NormalizationFilter(BNNSFilter):
         self.gamma = self._parameter("gamma_desc", layer.gamma_desc)
         self.beta = self._parameter("beta_desc", layer.beta_desc)
         self._forms = {wide: self._form(wide) for wide in (False, True)}
-        self._is_wide = any(p is not None and self._needs_wide(p.geometry.elements) for p in (self.gamma, self.beta))
+        self._is_wide = any(self._needs_wide(parameter.geometry.elements) for parameter in self.parameters())
         # What the filter uses in the client's memory: gamma, beta, and in forward the moving statistics.
-        given = {"gamma_desc": self.gamma, "beta_desc": self.beta} if self.uses_client_memory else {}
-        self._client_parameters = {name: p.client for name, p in given.items() if p is not None}
-        self._client = {**self._moving, **self._client_parameters}
+        self._client = dict(self._moving)
+        if self.uses_client_memory:
+            self._client |= {parameter.name: parameter.client for parameter in self.parameters()}
         if momentum_weighs not in ("old", "new"):
             raise Invalid(f"momentum_weighs is {momentum_weighs!r}, must be 'old' or 'new'")
         keep = self.momentum if momentum_weighs == "old" else 1.0 - self.momentum
@@ -229,6 +191,13 @@ class NormalizationFilter(BNNSFilter):
         self._evaluated = False  # since the last training pass
         for what in self._extensions(layer):
             self.note_extension("BNNSFilterCreateLayerNormalization", what)
+        self.sources = {"in": self.input, "out": self.output}
+        self.out_delta = Delta("out_delta", "o_desc", self.output, shape, Delta.reshaped, DELTAS)
+        self.deltas = {"dx": Delta("in_delta", "i_desc", self.input, shape, Delta.reshaped, DELTAS)}
+        for name, given in (("gamma", self.gamma), ("beta", self.beta)):
+            like = self.input if given is None else given.geometry
+            fits = self._fits_sample if given is None else Delta.alike
+            self.deltas[f"d{name}"] = Delta(f"{name}_delta", f"{name}_desc", like, shape, fits, DELTAS, False)
 
     def _extensions(self, layer: BNNSLayerParametersNormalization) -> Iterator[str]:
         """Properties of the layer that retrograd accepts and Apple's headers do not."""
@@ -236,8 +205,7 @@ class NormalizationFilter(BNNSFilter):
             layout = getattr(layer, name).layout
             if layout in _EXTENDED_LAYOUTS:
                 yield f"{name}.layout is {constant_name('BNNSDataLayout', layout)}"
-        given = {"gamma_desc": self.gamma, "beta_desc": self.beta}
-        parameters = {name: parameter.geometry for name, parameter in given.items() if parameter is not None}
+        parameters = {parameter.name: parameter.geometry for parameter in self.parameters()}
         if len({geometry.dtype for geometry in parameters.values()}) > 1:
             types = (constant_name("BNNSDataType", getattr(layer, name).data_type) for name in parameters)
             yield f"gamma_desc.data_type and beta_desc.data_type differ ({' and '.join(types)})"
@@ -266,11 +234,17 @@ class NormalizationFilter(BNNSFilter):
             raise Invalid(f"{name}.size is {size}, expected size={(self.channels,)}, one value for each channel")
         viewed(name, descriptor)
 
-    def _parameter(self, name: str, descriptor: BNNSNDArrayDescriptor) -> _Parameter | None:
+    def _parameter(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Parameter | None:
         if descriptor.data is None:
             return None
         self._check_parameter_size(name, geometry_of(name, descriptor))
-        return _Parameter(name, descriptor, self)
+        if descriptor.data_type not in FLOATS:
+            shown = constant_name("BNNSDataType", descriptor.data_type)
+            raise Invalid(f"{name}.data_type is {shown}, which is not a floating-point type")
+        return Parameter(name, descriptor, self, FLOATS)
+
+    def parameters(self) -> Sequence[Parameter]:
+        return [parameter for parameter in (self.gamma, self.beta) if parameter is not None]
 
     def _check_parameter_size(self, name: str, geometry: Geometry) -> None:
         if geometry.elements in self.parameter_sizes:
@@ -295,25 +269,26 @@ class NormalizationFilter(BNNSFilter):
             "slope_from": self.activation.slope_from,
             "num_threads": self.threads,
         }
-        shape = self.input.shape
+        shape, channels = self.input.shape, (self.channels,)
         if self.norm_type == c.BNNSBatchNorm:
-            return _Form(batch_norm_forward, batch_norm_backward, shape, (self.channels,), options)
+            return _Form(batch_norm_forward, batch_norm_backward, shape, channels, options, channels)
         if self.norm_type == c.BNNSInstanceNorm:
-            return _Form(instance_norm_forward, instance_norm_backward, shape, (self.channels,), options)
+            return _Form(instance_norm_forward, instance_norm_backward, shape, channels, options, channels)
         if self.norm_type == c.BNNSGroupNorm:
             options["num_groups"] = self._groups
-            return _Form(group_norm_forward, group_norm_backward, shape, (self.channels,), options)
+            return _Form(group_norm_forward, group_norm_backward, shape, channels, options, channels)
         if wide:
-            # As a group norm: each element is a channel, and those normalized together are a group.
             elements = math.prod(shape)
             options["num_groups"] = math.prod(shape[: self._axis])
-            return _Form(group_norm_forward, group_norm_backward, (elements,), shape, options)
-        options["axis"] = 1 + self._axis
-        return _Form(layer_norm_forward, layer_norm_backward, shape, shape[self._axis :], options)
+            return _Form(group_norm_forward, group_norm_backward, (elements,), shape, options, (elements,), True)
+        options["axis"], tail = 1 + self._axis, shape[self._axis :]
+        return _Form(layer_norm_forward, layer_norm_backward, shape, tail, options, tail)
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(self, batch_size: Any, source: Any, in_stride: Any, target: Any, out_stride: Any, training: bool) -> None:
+    def apply(
+        self, batch_size: object, source: object, in_stride: object, target: object, out_stride: object, training: bool
+    ) -> None:
         batch = checked_batch(batch_size)
         y = target_samples("out", self.output, target, batch, out_stride)
         x = source_samples("in", self.input, source, batch, in_stride)
@@ -350,8 +325,8 @@ class NormalizationFilter(BNNSFilter):
 
     def _run(self, wide: bool, x: Array, result: Array, kept: Array | None, options: dict[str, Any]) -> NormCache:
         form = self._forms[wide]
-        gamma = None if self.gamma is None else self.gamma.as_array(form.parameter_shape)
-        beta = None if self.beta is None else self.beta.as_array(form.parameter_shape)
+        gamma = None if self.gamma is None else self.gamma.repeated(form.parameter_shape)
+        beta = None if self.beta is None else self.beta.repeated(form.parameter_shape)
         if not wide:
             return form.forward(x, gamma, beta, out=result, keep_x=kept, **options)[1]
         shape = (x.shape[0], *form.shape)
@@ -391,96 +366,86 @@ class NormalizationFilter(BNNSFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: Any,
-        in_delta: Any,
-        in_delta_stride: Any,
-        out: Any,
-        out_stride: Any,
-        out_delta: Any,
-        out_delta_stride: Any,
-        beta_delta: Any,
-        gamma_delta: Any,
-    ) -> None:
-        plan = _backward_plan(
-            out_delta, self, in_delta, gamma_delta, beta_delta, batch_size, in_delta_stride, out_delta_stride
-        )
+    def apply_backward(self, *arguments: object) -> None:
+        cache = self._cache
+        self.run_backward(arguments, EMPTY if cache is None or self.owns_memory else {"x": cache.x})
+
+    def check_state(self, batch: int) -> None:
         cache = self._cache
         if cache is None:
             raise Invalid("there has been no training pass")
-        if cache.x.shape[0] != plan.batch:
-            raise Invalid(f"batch_size is {plan.batch}, but the last training pass had {cache.x.shape[0]} samples")
+        if cache.x.shape[0] != batch:
+            raise Invalid(f"batch_size is {batch}, but the last training pass had {cache.x.shape[0]} samples")
         if self._evaluated:
             advise_once(_EVALUATED)
-        if plan.results:
-            y = self._activation_output(out, out_stride, plan.batch)
-            self._run_backward(cache, plan, y)
 
-    def _run_backward(self, cache: NormCache, plan: _BackwardPlan, y: Array | None) -> None:
-        needs_y = y is None and self.activation.slope_from == "output" and self.activation.function.name != "identity"
-        if needs_y or plan.wide != self._is_wide:
+    def check_backward(self) -> None:
+        """An activation that cannot be trained matters only if there is a gradient to compute."""
+
+    def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
+        if not need or self.activation.function.name == "identity":
+            return {}
+        if self.activation.untrainable:
+            raise Unsupported(self.activation.untrainable)
+        needed = self.norm_type == c.BNNSInstanceNorm
+        return {"out": "out is NULL; an instance norm with an activation needs it" if needed else ""}
+
+    def _fits_sample(self, delta: Delta, given: Geometry) -> Geometry:
+        """The gradient of a parameter that the layer does not have."""
+        self._check_parameter_size(delta.name, given)
+        return given
+
+    def form_of(self, results: Sequence[Result]) -> _Form:
+        wide = any(result.key != "dx" and self._needs_wide(result.array.size) for result in results)
+        return self._forms[wide or self._is_wide]
+
+    def dy_shape(self, batch: int, form: _Form) -> tuple[int, ...]:
+        return (batch, *form.shape)
+
+    def writable(self, result: Result, batch: int, form: _Form) -> Array | None:
+        if result.key == "dx":
+            return result.rows((batch, *form.shape))
+        array, shape = result.array, form.gradient_shape
+        return result.rows(shape) if array.shape == shape or array.flags.c_contiguous else None
+
+    def activation_gradient(self, dy: Array, arrays: Mapping[str, Array | None]) -> Array:
+        return dy  # the engine's backward includes the activation
+
+    def backward(self, wanted: Gradients) -> NormGradients:
+        dy, out, form = wanted.dy, wanted.out, wanted.form
+        cache, y = self._cache, wanted.arrays.get("out")
+        assert cache is not None  # check_state
+        by_output = self.activation.slope_from == "output"
+        needs_y = y is None and by_output and self.activation.function.name != "identity"
+        if needs_y or form.wide != self._is_wide:
             # `out` was not given; or the gradient of an absent parameter is wanted for every element, which takes the
             # other form and its cache. The kept input gives both.
             again = np.empty((cache.x.shape[0], *self.input.shape), np.float32)
-            cache = self._run(plan.wide, cache.x, again, None, self._forms[plan.wide].options)
+            cache = self._run(form.wide, cache.x, again, None, form.options)
             if needs_y:
                 y = again.astype(self.output.dtype, copy=False)
-        form = self._forms[plan.wide]
         # The current gamma, and beta if z is recomputed.
-        gamma = beta = None
-        if self.gamma is not None:
-            gamma = self.gamma.as_array(form.parameter_shape).reshape(plan.parameter_shape)
-        if self.activation.slope_from == "output":
-            y = None if y is None else in_shape(y, plan.shape)
-        else:
-            y = None
-            if self.beta is not None:
-                beta = self.beta.as_array(form.parameter_shape).reshape(plan.parameter_shape)
-        cache = cache.with_arrays(y, gamma, beta)
-        dy = in_shape(plan.dy, plan.shape)
-        if self._may_write(plan, (y, cache.x)):
-            rest = plan.rest
-            gradients = form.backward(
-                dy, cache, need=plan.need, out=plan.out, accumulate=plan.accumulate, num_threads=self.threads
-            )
-        else:
-            rest = plan.results
-            gradients = form.backward(dy, cache, need=[result.name for result in rest], num_threads=self.threads)
-        for name, view, accumulate in rest:
-            values: Any = getattr(gradients, name)
-            if name != "dx" and view.size != values.size:  # the parameter was broadcast along the leading axes
-                values = values.reshape(-1, view.size).sum(axis=0, dtype=np.float64).astype(np.float32)
-            put(view, values.reshape(view.shape), accumulate)
+        gamma, beta = self.gamma, None if by_output else self.beta
+        cache = cache.with_arrays(
+            in_shape(y, dy.shape) if by_output and y is not None else None,
+            None if gamma is None else gamma.repeated(form.parameter_shape).reshape(form.gradient_shape),
+            None if beta is None else beta.repeated(form.parameter_shape).reshape(form.gradient_shape),
+        )
+        # With memory for all of them, there is no need to name them.
+        all_out = out is not None and out[0] is not None and out[1] is not None and out[2] is not None
+        need = None if all_out else wanted.need
+        gradients: NormGradients = form.backward(
+            dy, cache, need=need, out=out, accumulate=wanted.accumulate, num_threads=self.threads
+        )
+        return gradients
 
-    @staticmethod
-    def _may_write(plan: _BackwardPlan, inputs: tuple[Array | None, ...]) -> bool:
-        """Whether the engine can write directly to the client's memory: not if its inputs overlap that."""
-        results = [array for array in plan.out if array is not None]
-        return not any(overlaps(a, b) for a in results for b in inputs if b is not None)
-
-    def _activation_output(self, out: Any, out_stride: Any, batch: int) -> Array | None:
-        if self.activation.function.name == "identity":
-            return None
-        if self.activation.untrainable:
-            raise Unsupported(self.activation.untrainable)
-        if out is None:
-            if self.norm_type == c.BNNSInstanceNorm:
-                raise Invalid("out is NULL; an instance norm with an activation needs it")
-            return None
-        return source_samples("out", self.output, out, batch, out_stride)
-
-    def _parameter_delta(self, name: str, descriptor: Any, parameter: _Parameter | None) -> Array:
-        geometry = delta_geometry(name, checked_descriptor(name, descriptor))
-        if parameter is None:
-            self._check_parameter_size(name, geometry)
-        elif geometry.proper_extents != parameter.geometry.proper_extents:
-            raise unlike(name, geometry, f"{name.removesuffix('_delta')}_desc", parameter.geometry)
-        if geometry.may_overlap:
-            raise overlapping(name, geometry)
-        view = viewed(name, descriptor)
-        check_writable(f"{name}.data", view)
-        return view
+    def put(self, results: Sequence[Result], gradients: object) -> None:
+        for result in results:
+            values: Array = getattr(gradients, result.key)
+            size = result.array.size
+            if values.size != size:  # the parameter was broadcast along the leading axes
+                values = values.reshape(-1, size).sum(axis=0, dtype=np.float64).astype(np.float32)
+            result.put(values)
 
 
 class _ForwardPlan(NamedTuple):
@@ -494,95 +459,6 @@ def _forward_plan(filter: NormalizationFilter, training: int, *client: BNNSNDArr
     moving = {name: array for name, array in arrays.items() if name in filter._moving}
     options = filter._forms[filter._is_wide].options
     return _ForwardPlan(arrays, {**options, **filter._running(moving, bool(training))} if moving else options)
-
-
-class _BackwardPlan(NamedTuple):
-    """The arrays of a backward call, and how to compute them."""
-
-    batch: int
-    dy: Array
-    results: list[_Result]
-    wide: bool
-    shape: tuple[int, ...]  # of dy, for the engine
-    parameter_shape: tuple[int, ...]
-    need: tuple[str, ...] | None  # None: all gradients; `out` has an array for each
-    out: NormGradients  # arrays that the engine writes directly
-    rest: list[_Result]  # results that are written afterwards
-    accumulate: bool  # the engine accumulates
-
-
-class _Result(NamedTuple):
-    """A gradient that backward produces."""
-
-    name: str  # in NormGradients
-    view: Array  # the client's memory
-    accumulate: bool
-
-    def direct(self, shape: tuple[int, ...]) -> Array | None:
-        """A view of the client's memory in the engine's shape, or None if there is none."""
-        view = self.view
-        if view.dtype is not FLOAT32 or view.size != math.prod(shape) or not view.flags.aligned:
-            return None
-        if view.shape == shape:
-            return view
-        if view.flags.c_contiguous:
-            return view.reshape(shape)
-        return _flattened(view) if self.name == "dx" else None
-
-
-@Planned
-def _backward_plan(
-    out_delta: Any,
-    filter: NormalizationFilter,
-    in_delta: Any,
-    gamma_delta: Any,
-    beta_delta: Any,
-    batch_size: Any,
-    in_delta_stride: Any,
-    out_delta_stride: Any,
-) -> _BackwardPlan:
-    """Every check that depends only on the descriptors."""
-    batch = checked_batch(batch_size)
-    if out_delta is None:
-        raise Invalid("out_delta is NULL")
-    # New views: the client may change the shape of its arrays while the plan is kept.
-    dy = delta_samples("out_delta", out_delta, "o_desc", filter.output, batch, out_delta_stride, source_samples).view()
-    results = {}
-    if in_delta is not None:
-        dx = delta_samples("in_delta", in_delta, "i_desc", filter.input, batch, in_delta_stride, target_samples).view()
-        results["in_delta"] = _Result("dx", dx, accumulates("in_delta", in_delta))
-    parameters = (gamma_delta, filter.gamma), (beta_delta, filter.beta)
-    for name, (delta, parameter) in zip(_PARAMETERS, parameters, strict=True):
-        if delta is not None:
-            view = filter._parameter_delta(name, delta, parameter)
-            results[name] = _Result(_PARAMETERS[name], view, accumulates(name, delta))
-    check_disjoint({name: result.view for name, result in results.items()}, {})
-    wide = filter._is_wide or any(r.name != "dx" and filter._needs_wide(r.view.size) for r in results.values())
-    form = filter._forms[wide]
-    shape = (batch, *form.shape)
-    parameter_shape = (math.prod(form.parameter_shape),) if wide else form.parameter_shape
-    wanted = list(results.values())
-    direct = {r.name: r.direct(shape if r.name == "dx" else parameter_shape) for r in wanted}
-    read = {"dy": dy, **{name: client.view() for name, client in filter._client_parameters.items()}}
-    if find_overlap(direct, read, {"dx": ("dy",)}) is not None:  # the engine must not write to memory that it reads
-        direct = dict.fromkeys(direct)
-    accumulate = bool(wanted) and wanted[0].accumulate
-    if any(r.accumulate is not accumulate or direct[r.name] is None for r in wanted):
-        accumulate = False
-        direct = {r.name: None if r.accumulate else direct[r.name] for r in wanted}
-    out = NormGradients(**direct)
-    return _BackwardPlan(
-        batch,
-        dy,
-        wanted,
-        wide,
-        shape,
-        parameter_shape,
-        None if all(array is not None for array in out) else tuple(direct),
-        out,
-        [r for r in wanted if direct[r.name] is None],
-        accumulate,
-    )
 
 
 def _flattened(array: Array) -> Array | None:
