@@ -13,8 +13,8 @@ from ._memory import Array, DType, data_type_of, elements_as
 
 if TYPE_CHECKING:
     from ._structures import BNNSNDArrayDescriptor
-    from ._swift import Shape
-    from ._swift_random import RandomGenerator
+    from ._swift_objects import RandomGenerator
+    from ._swift_values import Shape
 
 # Swift's Float, Int and Bool.
 _SCALARS: Final[dict[object, npt.DTypeLike]] = {float: np.float32, int: np.int64, bool: np.bool_}
@@ -150,7 +150,7 @@ class Allocating:
     @property
     def shape(self: Any) -> Shape:
         """Layout, extents and strides."""
-        from ._swift import Shape
+        from ._swift_values import Shape
 
         rank = self.layout >> 16
         return Shape(self.size[:rank], self.layout, self.stride[:rank])

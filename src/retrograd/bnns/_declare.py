@@ -5,7 +5,7 @@ What is decorated has only the name of the function and its docstring; the argum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ._failure import Rename, status
@@ -13,6 +13,7 @@ from ._filter import BNNSFilter, checked_filter
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
 _F = TypeVar("_F", bound=BNNSFilter)
+_C = TypeVar("_C", bound=Callable[..., object])
 _Named: TypeAlias = Callable[[], None]
 _TYPES: Final[dict[str, object]] = {
     "filter": BNNSFilter | None,
@@ -64,32 +65,30 @@ def applies(
     passed = ["bool(training)" if word == "training" else word.rstrip("[]?") for word in words[1:]]
 
     def decorate(named: _Named) -> Callable[..., int]:
-        # As a function that is written out, it binds arguments without further cost, and has Python's errors.
-        source = f"""def {named.__name__}({", ".join(types)}):
-            checked = checked_filter(kind, filter, otherwise)
-            {"" if before is None else "before(checked)"}
-            checked.{method}({", ".join(passed)})
-            return 0
-        """
-        names: dict[str, Any] = {
-            "checked_filter": checked_filter,
-            "kind": kind,
-            "otherwise": otherwise,
-            "before": before,
-        }
-        exec(source, names)
-        return status(-1, rename=rename)(_like(named, names[named.__name__], {**types, "return": int}))
+        note = "" if before is None else "before(checked)\n    "
+        call = f"{note}checked.{method}({', '.join(passed)})"
+        body = f"checked = checked_filter(kind, filter, otherwise)\n    {call}\n    return 0"
+        names = {"checked_filter": checked_filter, "kind": kind, "otherwise": otherwise, "before": before}
+        return status(-1, rename=rename)(written(named, types, body, names, {**types, "return": int}))
 
     return decorate
 
 
-_C = TypeVar("_C", bound=Callable[..., object])
+def written(
+    named: Callable[..., object], parameters: Iterable[str], body: str, names: dict[str, Any], types: dict[str, Any]
+) -> Any:
+    """A function with the name and the docstring of another one, and with these parameters and annotations.
+
+    It is compiled from text: so it binds its arguments at no further cost, and has Python's errors.
+    """
+    exec(f"def {named.__name__}({', '.join(parameters)}):\n    {body}", names)
+    return _like(named, names[named.__name__], types)
 
 
-def _like(named: _Named, function: _C, types: dict[str, Any]) -> _C:
+def _like(named: Callable[..., object], function: _C, types: dict[str, Any]) -> _C:
     """Give a function the name and the docstring of another one, and these annotations."""
-    function.__name__ = function.__qualname__ = named.__name__
-    function.__doc__, function.__module__, function.__annotations__ = named.__doc__, named.__module__, types
+    function.__name__, function.__qualname__, function.__doc__ = named.__name__, named.__qualname__, named.__doc__
+    function.__module__, function.__annotations__ = named.__module__, types
     return function
 
 

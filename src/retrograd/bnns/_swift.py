@@ -1,34 +1,36 @@
-"""The Swift interface: what layers share, and ``BNNS.NormalizationLayer``. Raises where Swift throws or returns nil.
+"""The Swift interface: what its layers and functions share. It raises where Swift throws or returns nil.
 
-The other members are in modules of their own, the namespace in ``_swift_namespace.py``.
+Swift's layers and functions are declared by their labels (``calls``, ``takes`` and the arguments of a layer's class),
+and by what becomes of them: fields of a C structure, or arguments of a C function.
 """
 
 from __future__ import annotations
 
+import ast
 import enum
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from . import _constants as c
+from ._declare import written
 from ._failure import Invalid, Unsupported, last_error, raising
 from ._filter import BNNSFilterDestroy
 from ._memory import Geometry, data_type_of, listed
 from ._names import constant_name
-from ._normalization import (
-    BNNSFilterCreateLayerNormalization,
-    BNNSNormalizationFilterApplyBackwardBatch,
-    BNNSNormalizationFilterApplyBatch,
-)
-from ._structures import (
-    BNNSActivation,
-    BNNSFilterParameters,
-    BNNSLayerParametersNormalization,
-    BNNSNDArrayDescriptor,
-)
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
 _L = TypeVar("_L", bound="Layer")
-_TENSOR: Final = 0x8000  # the bit that marks generic layouts
+_T = TypeVar("_T")
+Given: TypeAlias = Mapping[str, Any]  # arguments, by Swift's labels
+NAMESPACE: Final[dict[str, object]] = {}  # what Swift's BNNS has
+
+
+def public(member: _T) -> _T:
+    """Add a class or function to Swift's namespace."""
+    NAMESPACE[getattr(member, "__name__", "")] = member
+    return member
 
 
 class BNNSError(RuntimeError):
@@ -43,6 +45,10 @@ class BNNSError(RuntimeError):
         self.case = case
 
 
+NAMESPACE["Error"] = BNNSError
+
+
+@public
 class LearningPhase(enum.Enum):
     """Training or inference."""
 
@@ -50,241 +56,13 @@ class LearningPhase(enum.Enum):
     inference = "inference"
 
 
-class NormalizationType:
-    """A kind of normalization with its own parameters.
+class Value:
+    """A case of a Swift enumeration, with its parameters: fields of a C structure."""
 
-    Made by :meth:`batch`, :meth:`instance`, :meth:`layer` or :meth:`group`.
-    """
-
-    def __init__(self, norm_type: int, fields: dict[str, Any]) -> None:
-        self.norm_type, self.fields = norm_type, fields
-
-    @classmethod
-    def batch(
-        cls, movingMean: BNNSNDArrayDescriptor | None = None, movingVariance: BNNSNDArrayDescriptor | None = None
-    ) -> NormalizationType:
-        return cls(c.BNNSBatchNorm, _moving(movingMean, movingVariance))
-
-    @classmethod
-    def instance(
-        cls, movingMean: BNNSNDArrayDescriptor | None = None, movingVariance: BNNSNDArrayDescriptor | None = None
-    ) -> NormalizationType:
-        return cls(c.BNNSInstanceNorm, _moving(movingMean, movingVariance))
-
-    @classmethod
-    def layer(cls, normalizationAxis: int) -> NormalizationType:
-        return cls(c.BNNSLayerNorm, {"normalization_axis": normalizationAxis})
-
-    @classmethod
-    def group(cls, groupCount: int) -> NormalizationType:
-        return cls(c.BNNSGroupNorm, {"num_groups": groupCount})
+    fields: Mapping[str, Any]
 
 
-def _moving(mean: BNNSNDArrayDescriptor | None, variance: BNNSNDArrayDescriptor | None) -> dict[str, Any]:
-    given = {"moving_mean_desc": mean, "moving_variance_desc": variance}
-    return {name: descriptor for name, descriptor in given.items() if descriptor is not None}
-
-
-class ActivationFunction:
-    """An activation: ``ActivationFunction.tanh``, ``ActivationFunction.elu(alpha=1.0)``."""
-
-    def __init__(self, function: int, alpha: float = 0.0, beta: float = 0.0) -> None:
-        self.bnnsActivation = BNNSActivation(function, alpha, beta)
-
-    identity: ActivationFunction
-    rectifiedLinear: ActivationFunction
-    sigmoid: ActivationFunction
-    logSigmoid: ActivationFunction
-    tanh: ActivationFunction
-    abs: ActivationFunction
-    softmax: ActivationFunction
-    logSoftmax: ActivationFunction
-    softsign: ActivationFunction
-    selu: ActivationFunction
-    tanhShrink: ActivationFunction
-
-    @classmethod
-    def leakyRectifiedLinear(cls, alpha: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionLeakyRectifiedLinear, alpha)
-
-    @classmethod
-    def scaledTanh(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionScaledTanh, alpha, beta)
-
-    @classmethod
-    def linear(cls, alpha: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionLinear, alpha)
-
-    @classmethod
-    def clamp(cls, bounds: Sequence[float]) -> ActivationFunction:
-        low, high = bounds
-        return cls(c.BNNSActivationFunctionClamp, low, high)
-
-    @classmethod
-    def geluApproximation(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionGELUApproximation, alpha, beta)
-
-    @classmethod
-    def geluApproximation2(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionGELUApproximation2, alpha, beta)
-
-    @classmethod
-    def gumbel(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionGumbel, alpha, beta)
-
-    @classmethod
-    def gumbelMax(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionGumbelMax, alpha, beta)
-
-    @classmethod
-    def hardSigmoid(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionHardSigmoid, alpha, beta)
-
-    @classmethod
-    def softplus(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionSoftplus, alpha, beta)
-
-    @classmethod
-    def elu(cls, alpha: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionELU, alpha)
-
-    @classmethod
-    def celu(cls, alpha: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionCELU, alpha)
-
-    @classmethod
-    def clampedLeakyRectifiedLinear(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionClampedLeakyRectifiedLinear, alpha, beta)
-
-    @classmethod
-    def linearWithBias(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionLinearWithBias, alpha, beta)
-
-    @classmethod
-    def hardShrink(cls, alpha: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionHardShrink, alpha)
-
-    @classmethod
-    def softShrink(cls, alpha: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionSoftShrink, alpha)
-
-    @classmethod
-    def threshold(cls, alpha: float, beta: float) -> ActivationFunction:
-        return cls(c.BNNSActivationFunctionThreshold, alpha, beta)
-
-
-for _name, _function in {
-    "identity": c.BNNSActivationFunctionIdentity,
-    "rectifiedLinear": c.BNNSActivationFunctionRectifiedLinear,
-    "sigmoid": c.BNNSActivationFunctionSigmoid,
-    "logSigmoid": c.BNNSActivationFunctionLogSigmoid,
-    "tanh": c.BNNSActivationFunctionTanh,
-    "abs": c.BNNSActivationFunctionAbs,
-    "softmax": c.BNNSActivationFunctionSoftmax,
-    "logSoftmax": c.BNNSActivationFunctionLogSoftmax,
-    "softsign": c.BNNSActivationFunctionSoftsign,
-    "selu": c.BNNSActivationFunctionSELU,
-    "tanhShrink": c.BNNSActivationFunctionTanhShrink,
-}.items():
-    setattr(ActivationFunction, _name, ActivationFunction(_function))
-
-
-class Shape:
-    """Extents and strides of an array, made by the methods named after Swift's cases.
-
-    ``Shape(size)`` picks the layout by the number of axes: a vector, or first-major with the slowest axis first.
-    """
-
-    def __init__(self, size: Sequence[int], dataLayout: int | None = None, stride: Sequence[int] | None = None) -> None:
-        if dataLayout is None:
-            if not 1 <= len(size) <= c.BNNS_MAX_TENSOR_DIMENSION:
-                raise ValueError(f"a shape has from 1 to {c.BNNS_MAX_TENSOR_DIMENSION} axes, not {len(size)}")
-            dataLayout = c.BNNSDataLayoutVector if len(size) == 1 else len(size) << 16 | _TENSOR | 1
-        layout, rank = dataLayout, dataLayout >> 16
-        if len(size) != rank or (stride is not None and len(stride) != rank):
-            given = len(size) if len(size) != rank else len(stride or ())
-            raise ValueError(f"{constant_name('BNNSDataLayout', layout)} has {rank} axes, not {given}")
-        self.layout = layout
-        self.size: tuple[int, ...] = tuple(size)
-        self.stride: tuple[int, ...] = (0,) * rank if stride is None else tuple(stride)
-
-    @property
-    def rank(self) -> int:
-        return self.layout >> 16
-
-    @property
-    def batchStride(self) -> int:
-        """Elements from one sample of a packed batch to the next."""
-        return batch_stride(self.descriptor())
-
-    def descriptor(self, data: Any = None, data_type: int = c.BNNSDataTypeFloat32) -> BNNSNDArrayDescriptor:
-        """A descriptor of this shape over `data`."""
-        return BNNSNDArrayDescriptor(
-            layout=self.layout, size=self.size, stride=self.stride, data=data, data_type=data_type
-        )
-
-    def _fields(self) -> tuple[Any, ...]:
-        return self.layout, self.size, self.stride
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shape) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __repr__(self) -> str:
-        return f"Shape({constant_name('BNNSDataLayout', self.layout)}, size={self.size}, stride={self.stride})"
-
-    @classmethod
-    def vector(cls, size: int, stride: int = 0) -> Shape:
-        return cls((size,), c.BNNSDataLayoutVector, (stride,))
-
-    @classmethod
-    def matrixColumnMajor(cls, rows: int, columns: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls((rows, columns), c.BNNSDataLayoutColumnMajorMatrix, stride)
-
-    @classmethod
-    def matrixRowMajor(cls, columns: int, rows: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls((columns, rows), c.BNNSDataLayoutRowMajorMatrix, stride)
-
-    @classmethod
-    def matrixFirstMajor(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(size, c.BNNSDataLayout2DFirstMajor, stride)
-
-    @classmethod
-    def matrixLastMajor(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(size, c.BNNSDataLayout2DLastMajor, stride)
-
-    @classmethod
-    def imageCHW(cls, width: int, height: int, channels: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls((width, height, channels), c.BNNSDataLayoutImageCHW, stride)
-
-    @classmethod
-    def tensor3DSNE(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        """A sequence: features, samples, steps."""
-        return cls(size, c.BNNSDataLayoutSNE, stride)
-
-    @classmethod
-    def tensor3DNSE(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        """A sequence: features, steps, samples."""
-        return cls(size, c.BNNSDataLayoutNSE, stride)
-
-    @classmethod
-    def convolutionWeightsOIHW(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(size, c.BNNSDataLayoutConvolutionWeightsOIHW, stride)
-
-
-def _tensor(layout: int) -> Callable[..., Shape]:
-    def make(cls: type[Shape], *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(size, layout, stride)
-
-    return make
-
-
-for _rank in range(3, c.BNNS_MAX_TENSOR_DIMENSION + 1):
-    for _order, _bit in (("LastMajor", 0), ("FirstMajor", 1)):
-        _name = f"tensor{_rank}D{_order}"
-        setattr(Shape, _name, classmethod(_tensor(_rank << 16 | _TENSOR | _bit)))
+# ---- calls of C functions -------------------------------------------------------------------------------------------
 
 
 def batch_stride(descriptor: BNNSNDArrayDescriptor) -> int:
@@ -298,6 +76,15 @@ def batch_stride(descriptor: BNNSNDArrayDescriptor) -> int:
     return step
 
 
+def stride_of(descriptor: BNNSNDArrayDescriptor | None) -> int:
+    """The stride of a packed batch; 0 for an array that is not given."""
+    return 0 if descriptor is None else batch_stride(descriptor)
+
+
+def data_of(descriptor: BNNSNDArrayDescriptor | None) -> object:
+    return None if descriptor is None else descriptor.data
+
+
 def axis_flags(axes: Sequence[int] | None) -> int:
     """The bits of these axes; 0 for None."""
     flags = 0
@@ -308,12 +95,23 @@ def axis_flags(axes: Sequence[int] | None) -> int:
     return flags
 
 
-def checked_call(function: Callable[..., int], *arguments: Any, case: str = "layerApplyFail", **options: Any) -> None:
+def checked_call(
+    function: Callable[..., int], *arguments: object, case: str = "layerApplyFail", **options: object
+) -> None:
     """Call a C function; raise if it fails. `case` is Swift's name of the error, `options` are retrograd's."""
     with raising():
         status = function(*arguments, **options)
     if status:
         raise BNNSError(case, last_error())
+
+
+def made(create: Callable[..., _T | None], *arguments: object, **options: object) -> _T:
+    """Call a C function that creates an object; raise if it fails."""
+    with raising():
+        result = create(*arguments, **options)
+    if result is None:
+        raise BNNSError("unableToCreateLayer", last_error())
+    return result
 
 
 def check_data(**descriptors: BNNSNDArrayDescriptor | None) -> None:
@@ -348,24 +146,264 @@ def check_like(name: str, descriptor: BNNSNDArrayDescriptor, made: Geometry | No
         )
 
 
-class Layer:
-    """A filter. Its memory is released when the object is deleted, or at the end of a ``with`` block."""
+def learning_phase(phase: LearningPhase) -> bool:
+    """Whether it is training."""
+    if not isinstance(phase, LearningPhase):
+        raise TypeError(f"for_ must be a LearningPhase, not {phase!r}")
+    return phase is LearningPhase.training
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._filter: Any = None
-        with raising():
-            self._filter = make()
-        if self._filter is None:
-            raise BNNSError("unableToCreateLayer", last_error())
+
+# ---- labels ---------------------------------------------------------------------------------------------------------
+
+_TYPES: Final[dict[str, Any]] = {
+    label: kind
+    for kind, labels in {
+        int: "batchSize axis k seed control paddingIndex groupCount firstTransposeAxis secondTransposeAxis "
+        "lowerBandCount upperBandCount",
+        float: "alpha momentum epsilon rate maximumNorm threshold globalNorm spatialScale extrapolationValue "
+        "normalizationMomentum normalizationEpsilon",
+        bool: "transposedA transposedB isWeightsA isWeightsB accumulatesToOutput isQuadratic alignsCorners "
+        "oppositeAxes broadcastsWeights scalesGradientByFrequency coordinatesAreNormalized dividesByClasses",
+        str: "momentumWeighs",
+        object: "workspace",
+        Sequence[int]: "axes permutation",
+        Sequence[tuple[int, int]]: "size",
+        tuple[int, int]: "stride dilationStride kernelSize convolutionStride convolutionDilationStride",
+        Sequence[BNNSNDArrayDescriptor | None]: "generatingParameterGradients",
+        LearningPhase: "for_",
+        "ActivationFunction": "activation normalizationActivation",
+        "ConvolutionPadding": "padding convolutionPadding",
+        "NormalizationType": "normalization",
+        BNNSFilterParameters: "filterParameters",
+    }.items()
+    for label in labels.split()
+}
+
+
+class _Label(NamedTuple):
+    """One of Swift's labels, as it is declared.
+
+    ``label?`` is None if it is not given, ``label|None`` may be None but must be given, ``label=0.5`` has a default
+    (and ``label=.zero`` a case of its type), and ``label:Name`` has a type of the namespace. Labels without a type have
+    that of the table, or are arrays.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    may_be_none: bool
+    positional: bool
+
+    @property
+    def is_array(self) -> bool:
+        return self.kind is BNNSNDArrayDescriptor
+
+
+def _labels(declared: str, types: Mapping[str, Any] = _TYPES) -> list[_Label]:
+    """The labels of a declaration. Those before a ``*`` have no label in Swift: they may be given by position."""
+    found = []
+    words = declared.split()
+    for index, word in enumerate(words):
+        if word == "*":
+            continue
+        label, _, default = word.partition("=")
+        optional, must_be_given = label.endswith("?"), label.endswith("|None")
+        label, _, kind = label.removesuffix("?").removesuffix("|None").partition(":")
+        value: object = None if optional else inspect.Parameter.empty
+        of = kind or types.get(label, BNNSNDArrayDescriptor)
+        of = NAMESPACE[of] if isinstance(of, str) else of
+        if default:
+            value = getattr(of, default[1:]) if default[0] == "." else ast.literal_eval(default)
+        found.append(_Label(label, of, value, optional or must_be_given, "*" in words[index:]))
+    return found
+
+
+def _written(named: Callable[..., object], labels: list[_Label], self: bool, body: str, names: dict[str, Any]) -> Any:
+    """A function with these labels and this body."""
+    signature, types = ["self"] if self else [], {}
+    for one in labels:
+        if not one.positional and "*" not in signature:
+            signature.append("*")
+        required = one.default is inspect.Parameter.empty
+        signature.append(one.name if required else f"{one.name}=default_{one.name}")
+        names[f"default_{one.name}"] = one.default
+        types[one.name] = one.kind | None if one.may_be_none else one.kind
+    return written(named, signature, body, names, {**types, "return": None})
+
+
+def takes(declared: str, **types: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a method these labels. What is decorated gets the arguments as one mapping.
+
+    `types` are those of labels that the table does not have.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        labels = _labels(declared, {**_TYPES, **types})
+        given = ", ".join(f"{one.name!r}: {one.name}" for one in labels)
+        body, names = f"_function(self, {{{given}}})", {"_function": function}
+        defined: Callable[..., None] = _written(function, labels, True, body, names)
+        return defined
+
+    return decorate
+
+
+def calls(
+    function: Callable[..., int],
+    declared: str,
+    passed: str,
+    /,
+    *,
+    data: str | None = None,
+    like: str | None = None,
+    layer: type[Structure] | None = None,
+    **fields: object,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare a function or a method of a layer with these labels, which checks arrays and calls a C function.
+
+    `passed` are the arguments of the C function: labels; ``.label`` for the data of an array; ``label+`` and
+    ``.label+`` with the stride of a batch after it, ``+label`` for the stride alone; ``(0)`` for a constant;
+    ``name=label`` for a keyword; ``self`` for the filter of the layer; ``layer`` for a structure of this type, filled
+    from the labels and `fields`. Arrays must have data: those of `data`, or all that are passed, except optional ones
+    of which only the data is. Of a layer, arrays must be as those that it was made for: those of `like`, or all of
+    which the data is passed.
+    """
+
+    def decorate(named: Callable[..., None]) -> Callable[..., None]:
+        labels = _labels(declared)
+        optional = {one.name for one in labels if one.may_be_none}
+        expressions = {one: f"_{one}({one})" for one in _ARGUMENTS}
+        expressions |= {"self": "self._filter", "layer": f"_filled(_layer, {{{_given(labels)}}}, _optional, _fields)"}
+        arguments, memory, used = [], [], set()
+        for word in passed.split():
+            keyword, equals, name = word.rpartition("=")
+            name = name.strip("+.")
+            used.add(name)
+            if word[0] == ".":
+                memory.append(name)
+                arguments.append(f"_data_of({name})")
+            elif word[0] != "+":
+                arguments.append(f"{keyword}{equals}{expressions.get(name, name)}")
+            if "+" in word:
+                arguments.append(f"_stride_of({name})")
+        unchecked = optional.intersection(memory) if "self" in used else set()
+        needed = [one.name for one in labels if one.is_array and one.name in used - unchecked]
+        body = [f"_check_data({', '.join(f'{name}={name}' for name in (needed if data is None else data.split()))})"]
+        if "for_" in used:
+            body.insert(0, "_learning_phase(for_)")
+        for name in like.split() if like is not None else memory if "self" in used else ():
+            condition = f"if {name} is not None and {name}.data is not None: " if name in optional else ""
+            body.append(f"{condition}_check_like({name!r}, {name}, self._made({name!r}))")
+        body.append(f"_checked_call(_function, {', '.join(arguments)})")
+        helpers = (check_data, check_like, checked_call, data_of, filled, learning_phase, stride_of)
+        names: dict[str, Any] = {f"_{helper.__name__}": helper for helper in helpers}
+        names |= {f"_{name}": convert for name, convert in _ARGUMENTS.items()}
+        names |= {"_function": function, "_layer": layer, "_optional": optional, "_fields": fields}
+        defined: Callable[..., None] = _written(named, labels, "self" in used, "\n    ".join(body), names)
+        return defined if "self" in used else public(defined)
+
+    return decorate
+
+
+def _given(labels: list[_Label]) -> str:
+    return ", ".join(f"{one.name!r}: {one.name}" for one in labels if one.name not in ("batchSize", "filterParameters"))
+
+
+# What becomes of a label that is an argument of a C function.
+_ARGUMENTS: Final[dict[str, Callable[[Any], object]]] = {
+    "axes": axis_flags,
+    "for_": learning_phase,
+    "reductionFunction": lambda function: c.BNNSReduceFunctionNone if function is None else function.function,
+    "lowerBandCount": lambda count: -1 if count is None else count,
+    "upperBandCount": lambda count: -1 if count is None else count,
+}
+# The fields of a C structure that labels become, if they do not have the same name.
+_FIELDS: Final = {
+    "input": "i_desc",
+    "output": "o_desc",
+    "weights": "w_desc",
+    "inputA": "iA_desc",
+    "inputB": "iB_desc",
+    "beta": "beta_desc",
+    "gamma": "gamma_desc",
+    "transposedA": "transA",
+    "transposedB": "transB",
+    "isWeightsA": "a_is_weights",
+    "isWeightsB": "b_is_weights",
+    "isQuadratic": "quadratic",
+    "groupCount": "groups",
+    "groupSize": "groups",
+    "paddingIndex": "padding_idx",
+    "maximumNorm": "max_norm",
+    "interpolationMethod": "method",
+    "alignsCorners": "align_corners",
+    "coordinatesAreNormalized": "normalized_coordinates",
+    "spatialScale": "spatial_scale",
+    "extrapolationValue": "extrapolation_value",
+    "samplingMode": "sampling_mode",
+    "boxCoordinateMode": "box_coordinate_mode",
+}
+_CONVERTED: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
+    "axes": lambda axes: {"axis_flags": axis_flags(axes)},
+    "axis": lambda axis: {"axis_mask": axis_flags([axis])},
+    "stride": lambda stride: {"x_stride": stride[0], "y_stride": stride[1]},
+    "dilationStride": lambda stride: {"x_dilation_stride": stride[0], "y_dilation_stride": stride[1]},
+    "kernelSize": lambda size: {"k_width": size[0], "k_height": size[1]},
+    "accumulatesToOutput": lambda accumulates: {"beta": 1.0 if accumulates else 0.0},
+    "scalesGradientByFrequency": lambda scales: {"flags": c.BNNSEmbeddingFlagScaleGradientByFrequency if scales else 0},
+}
+
+
+def filled(
+    layer: type[Structure], given: Given, optional: Collection[str] = (), fields: Mapping[str, object] | None = None
+) -> Structure:
+    """A C structure from the arguments of a layer. Optional ones that are None leave their fields zero."""
+    values: dict[str, Any] = dict(fields or {})
+    for label, value in given.items():
+        if value is None and label in optional:
+            continue
+        if isinstance(value, Value):
+            values.update(value.fields)
+        elif label in _CONVERTED:
+            values.update(_CONVERTED[label](value))
+        else:
+            values[_FIELDS.get(label, label)] = value.value if isinstance(value, enum.Enum) else value
+    return layer(**values)
+
+
+class Layer:
+    """A filter. Its memory is released when the object is deleted, or at the end of a ``with`` block.
+
+    The class of a layer declares the C structure, the function that creates a filter from it, and the labels that fill
+    the structure.
+    """
+
+    _filter: Any = None
+
+    def __init_subclass__(
+        cls, layer: type[Structure] | None = None, create: Callable[..., object] | None = None, takes: str = ""
+    ) -> None:
+        if not cls.__name__.startswith("_") and cls.__name__.endswith("Layer") and cls.__name__ != "UnaryLayer":
+            public(cls)
+        if layer is not None:
+            labels = _labels(takes)
+            optional = {one.name for one in labels if one.may_be_none}
+            names = {"_made": made, "_filled": filled, "_layer": layer, "_create": create, "_optional": optional}
+            body = f"self._filter = _made(_create, _filled(_layer, {{{_given(labels)}}}, _optional), filterParameters)"
+            cls.__init__ = _written(Layer.__init__, labels, True, body, names)  # type: ignore[method-assign]
+            cls.__init__.__qualname__ = f"{cls.__qualname__}.__init__"
+
+    def __init__(self) -> None:
+        """Create the layer."""
 
     @property
     def bnnsFilter(self) -> Any:
         """The filter, for the C functions."""
         return self._filter
 
-    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
-        """Call a C function on the filter; raise if it fails."""
-        checked_call(function, self._filter, *arguments)
+    def _made(self, label: str) -> Geometry | None:
+        """What the layer was made for; None if it was closed."""
+        made: Geometry | None = getattr(self._filter, label, None)
+        return made
 
     def close(self) -> None:
         """Release the layer's memory now."""
@@ -378,102 +416,3 @@ class Layer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def normalization(
-    type: NormalizationType,
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    beta: BNNSNDArrayDescriptor | None,
-    gamma: BNNSNDArrayDescriptor | None,
-    momentum: float,
-    epsilon: float,
-    activation: ActivationFunction,
-) -> BNNSLayerParametersNormalization:
-    """The structure of the C function."""
-    empty = BNNSNDArrayDescriptor()
-    return BNNSLayerParametersNormalization(
-        i_desc=input,
-        o_desc=output,
-        beta_desc=empty if beta is None else beta,
-        gamma_desc=empty if gamma is None else gamma,
-        momentum=momentum,
-        epsilon=epsilon,
-        activation=activation.bnnsActivation,
-        **type.fields,
-    )
-
-
-class NormalizationLayer(Layer):
-    """A normalization layer. `beta` and `gamma` may be None, or descriptors without data.
-
-    `momentumWeighs`, which Swift does not have, says what `momentum` is the weight of: the "old" moving statistics or
-    the "new" batch.
-    """
-
-    def __init__(
-        self,
-        *,
-        type: NormalizationType,
-        input: BNNSNDArrayDescriptor,
-        output: BNNSNDArrayDescriptor,
-        beta: BNNSNDArrayDescriptor | None = None,
-        gamma: BNNSNDArrayDescriptor | None = None,
-        momentum: float = 0.0,
-        epsilon: float,
-        activation: ActivationFunction = ActivationFunction.identity,
-        filterParameters: BNNSFilterParameters | None = None,
-        momentumWeighs: str = "old",
-    ) -> None:
-        parameters = normalization(type, input, output, beta, gamma, momentum, epsilon, activation)
-        super().__init__(
-            lambda: BNNSFilterCreateLayerNormalization(
-                type.norm_type, parameters, filterParameters, momentum_weighs=momentumWeighs
-            )
-        )
-
-    def apply(
-        self, *, batchSize: int, input: BNNSNDArrayDescriptor, output: BNNSNDArrayDescriptor, for_: LearningPhase
-    ) -> None:
-        """Normalize a packed batch. `for_` is Swift's label ``for``."""
-        if not isinstance(for_, LearningPhase):
-            raise TypeError(f"for_ must be a LearningPhase, not {for_!r}")
-        check_data(input=input, output=output)
-        check_like("input", input, getattr(self._filter, "input", None))
-        check_like("output", output, getattr(self._filter, "output", None))
-        self._call(
-            BNNSNormalizationFilterApplyBatch,
-            batchSize,
-            input.data,
-            batch_stride(input),
-            output.data,
-            batch_stride(output),
-            for_ is LearningPhase.training,
-        )
-
-    def applyBackward(
-        self,
-        *,
-        batchSize: int,
-        input: BNNSNDArrayDescriptor | None = None,
-        output: BNNSNDArrayDescriptor,
-        outputGradient: BNNSNDArrayDescriptor,
-        generatingInputGradient: BNNSNDArrayDescriptor | None,
-        generatingBetaGradient: BNNSNDArrayDescriptor | None = None,
-        generatingGammaGradient: BNNSNDArrayDescriptor | None = None,
-    ) -> None:
-        """Compute the gradients of the last training pass. `input` is ignored: the layer keeps a copy of its input."""
-        check_data(outputGradient=outputGradient, generatingInputGradient=generatingInputGradient)
-        check_data(generatingBetaGradient=generatingBetaGradient, generatingGammaGradient=generatingGammaGradient)
-        self._call(
-            BNNSNormalizationFilterApplyBackwardBatch,
-            batchSize,
-            generatingInputGradient,
-            0 if generatingInputGradient is None else batch_stride(generatingInputGradient),
-            output.data,
-            batch_stride(output),
-            outputGradient,
-            batch_stride(outputGradient),
-            generatingBetaGradient,
-            generatingGammaGradient,
-        )

@@ -1,234 +1,149 @@
-"""Swift's layers and functions for reductions, products of matrices, Gram matrices and largest values."""
+"""Swift's functions of arrays, each a call of one C function."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from . import _constants as c
-from ._apply import BNNSFilterApplyBackwardTwoInputBatch, BNNSFilterApplyTwoInputBatch
-from ._contraction import BNNSFilterCreateLayerGram, BNNSLayerParametersGram
-from ._failure import raising
-from ._matmul import (
-    BNNSFilterCreateLayerBroadcastMatMul,
-    BNNSLayerParametersBroadcastMatMul,
-    BNNSMatMul,
-    BNNSMatMulWorkspaceSize,
+from . import _swift_values  # noqa: F401  # declares the types of labels
+from ._activation_filter import BNNSDirectApplyActivationBatch
+from ._clipping import (
+    BNNSClipByGlobalNorm,
+    BNNSClipByNorm,
+    BNNSClipByValue,
+    BNNSComputeNorm,
+    BNNSComputeNormBackward,
 )
-from ._reduction import BNNSDirectApplyReduction, BNNSFilterCreateLayerReduction, BNNSLayerParametersReduction
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
-from ._swift import batch_stride, check_data, check_like, checked_call
-from ._swift_layers import UnaryLayer, stride_of
+from ._copy import BNNSCopy, BNNSTranspose
+from ._failure import raising
+from ._gather import BNNSGather, BNNSGatherND, BNNSScatter, BNNSScatterND
+from ._matmul import BNNSMatMul, BNNSMatMulWorkspaceSize
+from ._quantization import BNNSDirectApplyQuantizer, BNNSLayerParametersQuantization
+from ._rearrange import BNNSBandPart, BNNSCompareTensor, BNNSShuffle, BNNSTile, BNNSTileBackward
+from ._reduction import BNNSDirectApplyReduction, BNNSLayerParametersReduction
+from ._structures import BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
+from ._swift import calls, check_data, checked_call, public
 from ._topk import BNNSDirectApplyInTopK, BNNSDirectApplyTopK
 
 
-class ReductionFunction:
-    """A reduction: ``ReductionFunction.sum``, ``ReductionFunction.sumOfLogs(epsilon=1e-6)``."""
-
-    def __init__(self, function: int, epsilon: float = 0.0) -> None:
-        self.function, self.epsilon = function, epsilon
-
-    max: ReductionFunction
-    min: ReductionFunction
-    argMax: ReductionFunction
-    argMin: ReductionFunction
-    mean: ReductionFunction
-    meanNonZero: ReductionFunction
-    sum: ReductionFunction
-    sumOfSquares: ReductionFunction
-    sumOfAbsolutes: ReductionFunction
-    logicalOr: ReductionFunction
-    any: ReductionFunction
-    logicalAnd: ReductionFunction
-    all: ReductionFunction
-    l2Norm: ReductionFunction
-    logSumExp: ReductionFunction
-    product: ReductionFunction
-
-    @classmethod
-    def sumOfLogs(cls, epsilon: float) -> ReductionFunction:
-        return cls(c.BNNSReduceFunctionSumLog, epsilon)
+@calls(
+    BNNSDirectApplyActivationBatch,
+    "activation axes? input output batchSize filterParameters?",
+    "layer filterParameters batchSize +input +output",
+    layer=BNNSLayerParametersActivation,
+)
+def applyActivation() -> None:
+    """Apply an activation to a packed batch, without a layer."""
 
 
-for _name, _function in {
-    "max": c.BNNSReduceFunctionMax,
-    "min": c.BNNSReduceFunctionMin,
-    "argMax": c.BNNSReduceFunctionArgMax,
-    "argMin": c.BNNSReduceFunctionArgMin,
-    "mean": c.BNNSReduceFunctionMean,
-    "meanNonZero": c.BNNSReduceFunctionMeanNonZero,
-    "sum": c.BNNSReduceFunctionSum,
-    "sumOfSquares": c.BNNSReduceFunctionSumSquare,
-    "sumOfAbsolutes": c.BNNSReduceFunctionL1Norm,
-    "logicalOr": c.BNNSReduceFunctionLogicalOr,
-    "any": c.BNNSReduceFunctionAny,
-    "logicalAnd": c.BNNSReduceFunctionLogicalAnd,
-    "all": c.BNNSReduceFunctionAll,
-    "l2Norm": c.BNNSReduceFunctionL2Norm,
-    "logSumExp": c.BNNSReduceFunctionLogSumExp,
-    "product": c.BNNSReduceFunctionProduct,
-}.items():
-    setattr(ReductionFunction, _name, ReductionFunction(_function))
-
-
-def _reduction(
-    function: ReductionFunction,
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    weights: BNNSNDArrayDescriptor | None,
-) -> BNNSLayerParametersReduction:
-    given = BNNSNDArrayDescriptor() if weights is None else weights
-    return BNNSLayerParametersReduction(input, output, given, function.function, function.epsilon)
-
-
-class ReductionLayer(UnaryLayer):
-    """A reduction over the axes whose extent in the output is 1."""
-
-    def __init__(
-        self,
-        *,
-        function: ReductionFunction,
-        input: BNNSNDArrayDescriptor,
-        output: BNNSNDArrayDescriptor,
-        weights: BNNSNDArrayDescriptor | None = None,
-        filterParameters: BNNSFilterParameters | None = None,
-    ) -> None:
-        parameters = _reduction(function, input, output, weights)
-        super().__init__(lambda: BNNSFilterCreateLayerReduction(parameters, filterParameters))
-
-
-class BroadcastMatrixMultiplyLayer(UnaryLayer):
-    """A product of matrices: of one input and weights, of one input with itself, or of two inputs."""
-
-    def __init__(
-        self,
-        *,
-        inputA: BNNSNDArrayDescriptor,
-        transposedA: bool,
-        isWeightsA: bool,
-        inputB: BNNSNDArrayDescriptor,
-        transposedB: bool,
-        isWeightsB: bool,
-        output: BNNSNDArrayDescriptor,
-        alpha: float,
-        accumulatesToOutput: bool,
-        isQuadratic: bool,
-        filterParameters: BNNSFilterParameters | None = None,
-    ) -> None:
-        """Swift repeats the labels ``transposed`` and ``isWeights``; here they carry the letter of their input."""
-        parameters = BNNSLayerParametersBroadcastMatMul(
-            alpha,
-            1.0 if accumulatesToOutput else 0.0,
-            transposedA,
-            transposedB,
-            isQuadratic,
-            isWeightsA,
-            isWeightsB,
-            inputA,
-            inputB,
-            output,
-        )
-        super().__init__(lambda: BNNSFilterCreateLayerBroadcastMatMul(parameters, filterParameters))
-
-    def applyTwo(
-        self,
-        *,
-        batchSize: int,
-        inputA: BNNSNDArrayDescriptor,
-        inputB: BNNSNDArrayDescriptor,
-        output: BNNSNDArrayDescriptor,
-    ) -> None:
-        """Multiply two inputs: Swift's ``apply(batchSize:inputA:inputB:output:)``."""
-        check_data(inputA=inputA, inputB=inputB, output=output)
-        operands = getattr(self._filter, "operands", (None, None))
-        check_like("inputA", inputA, operands[0])
-        check_like("inputB", inputB, operands[1])
-        check_like("output", output, getattr(self._filter, "output", None))
-        self._call(
-            BNNSFilterApplyTwoInputBatch,
-            batchSize,
-            inputA.data,
-            batch_stride(inputA),
-            inputB.data,
-            batch_stride(inputB),
-            output.data,
-            batch_stride(output),
-        )
-
-    def applyBackwardTwo(
-        self,
-        *,
-        batchSize: int,
-        inputA: BNNSNDArrayDescriptor,
-        inputB: BNNSNDArrayDescriptor,
-        output: BNNSNDArrayDescriptor | None = None,
-        outputGradient: BNNSNDArrayDescriptor,
-        generatingInputAGradient: BNNSNDArrayDescriptor | None,
-        generatingInputBGradient: BNNSNDArrayDescriptor | None,
-    ) -> None:
-        """Compute the gradients of two inputs. `output` is ignored."""
-        check_data(inputA=inputA, inputB=inputB, outputGradient=outputGradient)
-        self._call(
-            BNNSFilterApplyBackwardTwoInputBatch,
-            batchSize,
-            inputA.data,
-            batch_stride(inputA),
-            generatingInputAGradient,
-            stride_of(generatingInputAGradient),
-            inputB.data,
-            batch_stride(inputB),
-            generatingInputBGradient,
-            stride_of(generatingInputBGradient),
-            None,
-            0,
-            outputGradient,
-            batch_stride(outputGradient),
-            None,
-            None,
-        )
-
-
-class GramLayer(UnaryLayer):
-    """The scalar products of all pairs of channels."""
-
-    def __init__(
-        self,
-        *,
-        input: BNNSNDArrayDescriptor,
-        output: BNNSNDArrayDescriptor,
-        alpha: float,
-        filterParameters: BNNSFilterParameters | None = None,
-    ) -> None:
-        parameters = BNNSLayerParametersGram(alpha, input, output)
-        super().__init__(lambda: BNNSFilterCreateLayerGram(parameters, filterParameters))
-
-
-def applyReduction(
-    function: ReductionFunction,
-    *,
-    input: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    weights: BNNSNDArrayDescriptor | None = None,
-    filterParameters: BNNSFilterParameters | None = None,
-) -> None:
-    """Reduce one array into another."""
+@public
+def clip(*, to: Sequence[float], input: BNNSNDArrayDescriptor, output: BNNSNDArrayDescriptor) -> None:
+    """Limit every value to the range `to`, both ends included."""
     check_data(input=input, output=output)
-    checked_call(BNNSDirectApplyReduction, _reduction(function, input, output, weights), filterParameters)
+    low, high = to
+    checked_call(BNNSClipByValue, output, input, low, high)
 
 
-def applyMatrixMultiplication(
+@calls(BNNSClipByNorm, "threshold input output axes?", "output input threshold axes")
+def clipByNorm() -> None:
+    """Scale an array, or each slice along `axes`, to a norm of at most `threshold`."""
+
+
+@public
+def clipByGlobalNorm(
     *,
-    inputA: BNNSNDArrayDescriptor,
-    transposedA: bool = False,
-    inputB: BNNSNDArrayDescriptor,
-    transposedB: bool = False,
-    output: BNNSNDArrayDescriptor,
-    alpha: float,
-    workspace: object = None,
-    filterParameters: BNNSFilterParameters | None = None,
+    threshold: float,
+    inputs: Sequence[BNNSNDArrayDescriptor],
+    outputs: Sequence[BNNSNDArrayDescriptor],
+    globalNorm: float = 0.0,
 ) -> None:
+    """Scale several arrays by one factor, so that their norm is at most `threshold`."""
+    for name, arrays in (("inputs", inputs), ("outputs", outputs)):
+        check_data(**{f"{name}[{k}]": array for k, array in enumerate(arrays)})
+    count = max(len(inputs), len(outputs))  # if they differ, the call says which has too few
+    checked_call(BNNSClipByGlobalNorm, outputs, inputs, count, threshold, globalNorm)
+
+
+@calls(BNNSComputeNorm, "input output axes?", f"output input ({c.BNNSL2Norm}) axes")
+def computeNorm() -> None:
+    """Compute the L2 norms over `axes`, or of the whole array."""
+
+
+@calls(
+    BNNSComputeNormBackward,
+    "input output axes? outputGradient generatingInputGradient",
+    f".input generatingInputGradient .output outputGradient ({c.BNNSL2Norm}) axes",
+)
+def computeNormBackward() -> None:
+    """Compute the gradient of :func:`computeNorm`."""
+
+
+_QUANTIZER = (
+    "batchSize input output axis? scale|None bias|None filterParameters?",
+    "layer filterParameters batchSize +input +output",
+)
+
+
+@calls(
+    BNNSDirectApplyQuantizer,
+    *_QUANTIZER,
+    data="input output scale bias",
+    layer=BNNSLayerParametersQuantization,
+    function=c.BNNSQuantizerFunctionQuantize,
+)
+def quantize() -> None:
+    """Round ``scale * input + bias`` to integers. `axis` is that of scale and bias; None: they have one element."""
+
+
+@calls(
+    BNNSDirectApplyQuantizer,
+    *_QUANTIZER,
+    data="input output scale bias",
+    layer=BNNSLayerParametersQuantization,
+    function=c.BNNSQuantizerFunctionDequantize,
+)
+def dequantize() -> None:
+    """Compute ``(input - bias) / scale`` of integers."""
+
+
+@calls(BNNSCopy, "source * to filterParameters?", "to source filterParameters")
+def copy() -> None:
+    """Copy an array, converting its type."""
+
+
+@calls(
+    BNNSTranspose,
+    "input output firstTransposeAxis secondTransposeAxis filterParameters?",
+    "output input firstTransposeAxis secondTransposeAxis filterParameters",
+)
+def transpose() -> None:
+    """Copy an array with two axes exchanged."""
+
+
+@calls(
+    BNNSDirectApplyReduction,
+    "function:ReductionFunction * input output weights? filterParameters?",
+    "layer filterParameters",
+    data="input output",
+    layer=BNNSLayerParametersReduction,
+)
+def applyReduction() -> None:
+    """Reduce one array into another."""
+
+
+_PRODUCT = "inputA transposedA=False inputB transposedB=False output alpha"
+
+
+@calls(
+    BNNSMatMul,
+    f"{_PRODUCT} workspace=None filterParameters?",
+    "transposedA transposedB alpha inputA inputB output workspace filterParameters",
+)
+def applyMatrixMultiplication() -> None:
     """Multiply matrices, broadcast over leading axes."""
-    check_data(inputA=inputA, inputB=inputB, output=output)
-    checked_call(BNNSMatMul, transposedA, transposedB, alpha, inputA, inputB, output, workspace, filterParameters)
 
 
+@public
 def matrixMultiplicationWorkspaceSize(
     *,
     inputA: BNNSNDArrayDescriptor,
@@ -245,55 +160,92 @@ def matrixMultiplicationWorkspaceSize(
     return None if size < 0 else size
 
 
-def applyTopK(
-    *,
-    k: int,
-    input: BNNSNDArrayDescriptor,
-    bestValues: BNNSNDArrayDescriptor,
-    bestIndices: BNNSNDArrayDescriptor,
-    axis: int,
-    batchSize: int,
-    filterParameters: BNNSFilterParameters | None = None,
-) -> None:
+@calls(
+    BNNSDirectApplyTopK,
+    "k input bestValues bestIndices axis batchSize filterParameters?",
+    "k axis batchSize input+ bestValues+ bestIndices+ filterParameters",
+)
+def applyTopK() -> None:
     """Find the `k` largest values along an axis of a packed batch, in descending order, and their indices."""
-    check_data(input=input, bestValues=bestValues, bestIndices=bestIndices)
-    checked_call(
-        BNNSDirectApplyTopK,
-        k,
-        axis,
-        batchSize,
-        input,
-        batch_stride(input),
-        bestValues,
-        batch_stride(bestValues),
-        bestIndices,
-        batch_stride(bestIndices),
-        filterParameters,
-    )
 
 
-def applyInTopK(
-    *,
-    k: int,
-    input: BNNSNDArrayDescriptor,
-    testIndices: BNNSNDArrayDescriptor,
-    output: BNNSNDArrayDescriptor,
-    axis: int,
-    batchSize: int,
-    filterParameters: BNNSFilterParameters | None = None,
-) -> None:
+@calls(
+    BNNSDirectApplyInTopK,
+    "k input testIndices output axis batchSize filterParameters?",
+    "k axis batchSize input+ testIndices+ output+ filterParameters",
+)
+def applyInTopK() -> None:
     """Whether the values at `testIndices` are among the `k` largest along an axis of a packed batch."""
-    check_data(input=input, testIndices=testIndices, output=output)
-    checked_call(
-        BNNSDirectApplyInTopK,
-        k,
-        axis,
-        batchSize,
-        input,
-        batch_stride(input),
-        testIndices,
-        batch_stride(testIndices),
-        output,
-        batch_stride(output),
-        filterParameters,
-    )
+
+
+@calls(BNNSGather, "input indices output axis filterParameters?", "axis input indices output filterParameters")
+def gather() -> None:
+    """Copy the elements, or whole slices, that `indices` select along one axis."""
+
+
+@calls(BNNSGatherND, "input indices output filterParameters?", "input indices output filterParameters")
+def gatherND() -> None:
+    """Copy the elements or slices that vectors of indices select."""
+
+
+@calls(
+    BNNSScatter,
+    "input indices output axis reductionFunction:ReductionFunction? filterParameters?",
+    "axis reductionFunction input indices output filterParameters",
+)
+def scatter() -> None:
+    """Write elements, or whole slices, to those that `indices` select along one axis, or add them with ``sum``."""
+
+
+@calls(
+    BNNSScatterND,
+    "input indices output reductionFunction:ReductionFunction? filterParameters?",
+    "reductionFunction input indices output filterParameters",
+)
+def scatterND() -> None:
+    """Write elements or slices to those that vectors of indices select, or add them with ``sum``."""
+
+
+@calls(
+    BNNSTile,
+    "input output filterParameters? oppositeAxes=False",
+    "input output filterParameters opposite_axes=oppositeAxes",
+)
+def tile() -> None:
+    """Fill an array with copies of another. `oppositeAxes` is `opposite_axes` of the C function."""
+
+
+@calls(
+    BNNSTileBackward,
+    "outputGradient generatingInputGradient filterParameters? oppositeAxes=False",
+    "generatingInputGradient outputGradient filterParameters opposite_axes=oppositeAxes",
+)
+def tileBackward() -> None:
+    """Compute the gradient of :func:`tile`."""
+
+
+@calls(
+    BNNSShuffle,
+    "shuffleType:ShuffleType * input output filterParameters?",
+    "shuffleType input output filterParameters",
+)
+def shuffle() -> None:
+    """Rearrange channels as blocks of pixels, or back."""
+
+
+@calls(
+    BNNSBandPart,
+    "source * to lowerBandCount|None upperBandCount|None filterParameters?",
+    "lowerBandCount upperBandCount source to filterParameters",
+)
+def copyBandPart() -> None:
+    """Copy the diagonals of matrices around the main one; None means all of them. Other elements become 0."""
+
+
+@calls(
+    BNNSCompareTensor,
+    "inputA inputB|None * using:RelationalOperator output",
+    "inputA inputB using output",
+)
+def compare() -> None:
+    """Compare two arrays elementwise, or combine Boolean ones."""

@@ -1,9 +1,16 @@
-"""Swift's fused layers: two layers, applied as one."""
+"""Swift's fused layers: two layers, applied as one, and their parameters, which may be changed before it is made."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
+from . import _constants as c
+from ._arithmetic_filter import BNNSLayerParametersArithmetic
+from ._convolution import BNNSLayerParametersConvolution
+from ._filter import FLOATS
+from ._fully_connected import BNNSLayerParametersFullyConnected
 from ._fused import (
     BNNSFilterCreateFusedLayer,
     BNNSFusedFilterApplyBackwardBatch,
@@ -11,26 +18,208 @@ from ._fused import (
     BNNSFusedFilterApplyBatch,
     BNNSFusedFilterApplyMultiInputBatch,
 )
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+from ._quantization import BNNSLayerParametersQuantization
+from ._structures import BNNSFilterParameters, BNNSLayerParametersNormalization, BNNSNDArrayDescriptor, Structure
 from ._swift import (
-    ActivationFunction,
     BNNSError,
+    Given,
     Layer,
     LearningPhase,
-    NormalizationType,
     batch_stride,
     check_data,
     check_like,
+    checked_call,
+    data_of,
+    filled,
+    learning_phase,
+    made,
+    public,
+    stride_of,
+    takes,
 )
-from ._swift_convolution import ConvolutionType
-from ._swift_fused_parameters import (
-    FusableLayerParameters,
-    FusedConvolutionParameters,
-    FusedFullyConnectedParameters,
-    FusedNormalizationParameters,
+from ._swift_layers import operands
+from ._swift_values import (
+    ActivationFunction,
+    ArithmeticTernaryFunction,
+    ConvolutionPadding,
+    ConvolutionType,
+    DescriptorType,
+    NormalizationType,
 )
-from ._swift_layers import stride_of
-from ._swift_pooling import ConvolutionPadding
+
+
+class FusableLayerParameters:
+    """A layer that can be fused with another one."""
+
+    inputs: ClassVar[int] = 1
+
+    @property
+    def filter_type(self) -> int:
+        """The number of the C function's filter."""
+        raise NotImplementedError
+
+    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
+        """The structure of the C function."""
+        raise NotImplementedError
+
+    def input_type(self, first: int, output: int) -> int:
+        """The data type of the input of a second layer, given those of the first layer's input and of the output."""
+        return output
+
+
+@public
+@dataclasses.dataclass(kw_only=True)
+class FusedConvolutionParameters(FusableLayerParameters):
+    """A convolution, or a transposed one. `groupSize` is the number of groups."""
+
+    type: ConvolutionType
+    weights: BNNSNDArrayDescriptor
+    bias: BNNSNDArrayDescriptor | None
+    stride: tuple[int, int]
+    dilationStride: tuple[int, int]
+    groupSize: int
+    padding: ConvolutionPadding
+
+    @property
+    def filter_type(self) -> int:
+        return c.BNNSTransposedConvolution if self.type is ConvolutionType.transposed else c.BNNSConvolution
+
+    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
+        return _filled(BNNSLayerParametersConvolution, self, inputs, output, "type")
+
+
+@public
+@dataclasses.dataclass(kw_only=True)
+class FusedFullyConnectedParameters(FusableLayerParameters):
+    """A fully connected layer."""
+
+    weights: BNNSNDArrayDescriptor
+    bias: BNNSNDArrayDescriptor | None
+
+    @property
+    def filter_type(self) -> int:
+        return c.BNNSFullyConnected
+
+    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
+        return _filled(BNNSLayerParametersFullyConnected, self, inputs, output)
+
+
+@public
+@dataclasses.dataclass(kw_only=True)
+class FusedNormalizationParameters(FusableLayerParameters):
+    """A normalization."""
+
+    type: NormalizationType
+    beta: BNNSNDArrayDescriptor | None = None
+    gamma: BNNSNDArrayDescriptor | None = None
+    momentum: float = 0.0
+    epsilon: float
+    activation: ActivationFunction
+
+    @property
+    def filter_type(self) -> int:
+        return self.type.norm_type
+
+    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
+        return _filled(BNNSLayerParametersNormalization, self, inputs, output)
+
+
+@public
+@dataclasses.dataclass(kw_only=True)
+class FusedQuantizationParameters(FusableLayerParameters):
+    """A quantization. `axis` is that of scale and bias; None, as it is at first: they have one element."""
+
+    function: ClassVar[int] = c.BNNSQuantizerFunctionQuantize
+
+    scale: BNNSNDArrayDescriptor | None
+    bias: BNNSNDArrayDescriptor | None
+    axis: int | None = dataclasses.field(default=None, init=False)
+
+    @property
+    def filter_type(self) -> int:
+        return c.BNNSQuantization
+
+    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
+        return _filled(BNNSLayerParametersQuantization, self, inputs, output, function=self.function)
+
+    def input_type(self, first: int, output: int) -> int:
+        # A layer with an input of integers has a floating-point output.
+        return first if first in FLOATS else c.BNNSDataTypeFloat32
+
+
+@public
+@dataclasses.dataclass(kw_only=True)
+class FusedDequantizationParameters(FusedQuantizationParameters):
+    """A dequantization of a layer whose input and output are integers."""
+
+    function: ClassVar[int] = c.BNNSQuantizerFunctionDequantize
+
+    def input_type(self, first: int, output: int) -> int:
+        return first
+
+
+class _ArithmeticParameters(FusableLayerParameters):
+    outputDescriptorType: DescriptorType
+    function: int
+
+    @property
+    def filter_type(self) -> int:
+        return c.BNNSArithmetic
+
+    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
+        types = [value for label, value in vars(self).items() if label.startswith("input")]
+        return BNNSLayerParametersArithmetic(self.function, operands(inputs, types, output, self.outputDescriptorType))
+
+
+@public
+@dataclasses.dataclass(kw_only=True)
+class FusedUnaryArithmeticParameters(_ArithmeticParameters):
+    """An elementwise function of one input."""
+
+    inputDescriptorType: DescriptorType
+    outputDescriptorType: DescriptorType
+    function: int
+
+
+@public
+@dataclasses.dataclass(kw_only=True)
+class FusedBinaryArithmeticParameters(_ArithmeticParameters):
+    """An elementwise function of two inputs."""
+
+    inputs: ClassVar[int] = 2
+
+    inputADescriptorType: DescriptorType
+    inputBDescriptorType: DescriptorType
+    outputDescriptorType: DescriptorType
+    function: int
+
+
+@public
+@dataclasses.dataclass(kw_only=True)
+class FusedTernaryArithmeticParameters(_ArithmeticParameters):
+    """An elementwise function of three inputs."""
+
+    inputs: ClassVar[int] = 3
+
+    inputADescriptorType: DescriptorType
+    inputBDescriptorType: DescriptorType
+    inputCDescriptorType: DescriptorType
+    outputDescriptorType: DescriptorType
+    function: ArithmeticTernaryFunction
+
+
+def _filled(
+    layer: type[Structure],
+    parameters: FusableLayerParameters,
+    inputs: Sequence[BNNSNDArrayDescriptor],
+    output: BNNSNDArrayDescriptor,
+    *unused: str,
+    **fields: object,
+) -> Structure:
+    (input,) = inputs
+    labels = {label: value for label, value in vars(parameters).items() if label not in unused}
+    optional = ("beta", "gamma", "bias", "scale", "axis")
+    return filled(layer, {**labels, "input": input, "output": output}, optional, fields)
 
 
 class FusedLayer(Layer):
@@ -58,8 +247,8 @@ class FusedLayer(Layer):
         between.data, between.data_type = None, second.input_type(arrays[0].data_type, output.data_type)
         types = (first.filter_type, second.filter_type)
         layers = (first.layer(arrays, between), second.layer([between], output))
-        super().__init__(
-            lambda: BNNSFilterCreateFusedLayer(2, types, layers, filterParameters, momentum_weighs=momentumWeighs)
+        self._filter = made(
+            BNNSFilterCreateFusedLayer, 2, types, layers, filterParameters, momentum_weighs=momentumWeighs
         )
 
     def _check_like(self, arrays: Mapping[str, BNNSNDArrayDescriptor | None]) -> None:
@@ -80,76 +269,77 @@ class FusedLayer(Layer):
         output: BNNSNDArrayDescriptor,
         for_: LearningPhase,
     ) -> None:
-        if not isinstance(for_, LearningPhase):
-            raise TypeError(f"for_ must be a LearningPhase, not {for_!r}")
+        training = learning_phase(for_)
         check_data(**inputs, output=output)
         self._check_like({**inputs, "output": output})
         arrays = [array.data for array in inputs.values()]
         strides = [batch_stride(array) for array in inputs.values()]
-        rest = (output.data, batch_stride(output), for_ is LearningPhase.training)
+        rest = (output.data, batch_stride(output), training)
         if getattr(self._filter, "many", False):
-            self._call(BNNSFusedFilterApplyMultiInputBatch, batchSize, len(arrays), arrays, strides, *rest)
+            checked_call(
+                BNNSFusedFilterApplyMultiInputBatch, self._filter, batchSize, len(arrays), arrays, strides, *rest
+            )
         else:
-            self._call(BNNSFusedFilterApplyBatch, batchSize, arrays[0], strides[0], *rest)
+            checked_call(BNNSFusedFilterApplyBatch, self._filter, batchSize, arrays[0], strides[0], *rest)
 
     def _apply_backward(
         self,
-        batchSize: int,
+        given: Given,
         inputs: Mapping[str, BNNSNDArrayDescriptor | None],
-        output: BNNSNDArrayDescriptor | None,
-        outputGradient: BNNSNDArrayDescriptor,
         gradients: Mapping[str, BNNSNDArrayDescriptor | None],
-        parameterGradients: Sequence[BNNSNDArrayDescriptor | None],
     ) -> None:
         """`gradients` has the names of the inputs."""
+        batchSize, output, outputGradient = (given[label] for label in ("batchSize", "output", "outputGradient"))
+        parameterGradients = given["generatingParameterGradients"]
         check_data(outputGradient=outputGradient)
         check_data(**{f"generatingI{name[1:]}Gradient": gradient for name, gradient in gradients.items()})
         for index, gradient in enumerate(parameterGradients):
             check_data(**{f"generatingParameterGradients[{index}]": gradient})
         self._check_like({**inputs, "output": output})
-        arrays = [None if array is None else array.data for array in inputs.values()]
+        arrays = [data_of(array) for array in inputs.values()]
         strides = [stride_of(array) for array in inputs.values()]
         wanted = list(gradients.values())
         steps = [stride_of(gradient) for gradient in wanted]
         rest = (
-            None if output is None else output.data,
+            data_of(output),
             stride_of(output),
             outputGradient,
             stride_of(outputGradient),
             parameterGradients,
         )
         if getattr(self._filter, "many", False):
-            given = (len(arrays), arrays, strides, wanted, steps)
-            self._call(BNNSFusedFilterApplyBackwardMultiInputBatch, batchSize, *given, *rest)
+            many = (len(arrays), arrays, strides, wanted, steps)
+            checked_call(BNNSFusedFilterApplyBackwardMultiInputBatch, self._filter, batchSize, *many, *rest)
         else:
             first = (arrays[0], strides[0], wanted[0], steps[0])
-            self._call(BNNSFusedFilterApplyBackwardBatch, batchSize, *first, *rest)
+            checked_call(BNNSFusedFilterApplyBackwardBatch, self._filter, batchSize, *first, *rest)
 
-    def apply(
-        self, *, batchSize: int, input: BNNSNDArrayDescriptor, output: BNNSNDArrayDescriptor, for_: LearningPhase
-    ) -> None:
+    @takes("batchSize input output for_")
+    def apply(self, given: Given) -> None:
         """Apply the layer to a packed batch. `for_` is Swift's label ``for``."""
-        self._apply(batchSize, {"input": input}, output, for_)
+        self._apply(given["batchSize"], {"input": given["input"]}, given["output"], given["for_"])
 
-    def applyBackward(
-        self,
-        *,
-        batchSize: int,
-        input: BNNSNDArrayDescriptor | None = None,
-        output: BNNSNDArrayDescriptor | None = None,
-        outputGradient: BNNSNDArrayDescriptor,
-        generatingInputGradient: BNNSNDArrayDescriptor | None = None,
-        generatingParameterGradients: Sequence[BNNSNDArrayDescriptor | None],
-    ) -> None:
+    @takes("batchSize input? output? outputGradient generatingInputGradient? generatingParameterGradients")
+    def applyBackward(self, given: Given) -> None:
         """Compute the gradients of the last training pass, those of the parameters in the order of the C function."""
-        self._apply_backward(
-            batchSize,
-            {"input": input},
-            output,
-            outputGradient,
-            {"input": generatingInputGradient},
-            generatingParameterGradients,
-        )
+        self._apply_backward(given, {"input": given["input"]}, {"input": given["generatingInputGradient"]})
+
+
+_NORMALIZATION = (
+    "normalization normalizationBeta|None normalizationGamma|None normalizationMomentum normalizationEpsilon "
+    "normalizationActivation filterParameters? momentumWeighs='old'"
+)
+
+
+def _normalized(layer: FusedLayer, first: FusableLayerParameters, given: Given) -> None:
+    """Create a layer that is followed by a normalization."""
+    labels = ("beta", "gamma", "momentum", "epsilon", "activation")
+    options = {label: given[f"normalization{label.capitalize()}"] for label in labels}
+    second = FusedNormalizationParameters(type=given["normalization"], **options)
+    parts = [first, second]
+    FusedLayer.__init__(
+        layer, {"input": given["input"]}, given["output"], parts, given["filterParameters"], given["momentumWeighs"]
+    )
 
 
 class FusedConvolutionNormalizationLayer(FusedLayer):
@@ -158,43 +348,15 @@ class FusedConvolutionNormalizationLayer(FusedLayer):
     `momentumWeighs`, which Swift does not have, is that of the normalization layer.
     """
 
-    def __init__(
-        self,
-        *,
-        input: BNNSNDArrayDescriptor,
-        output: BNNSNDArrayDescriptor,
-        convolutionWeights: BNNSNDArrayDescriptor,
-        convolutionBias: BNNSNDArrayDescriptor | None,
-        convolutionStride: tuple[int, int],
-        convolutionDilationStride: tuple[int, int],
-        convolutionPadding: ConvolutionPadding,
-        normalization: NormalizationType,
-        normalizationBeta: BNNSNDArrayDescriptor | None,
-        normalizationGamma: BNNSNDArrayDescriptor | None,
-        normalizationMomentum: float,
-        normalizationEpsilon: float,
-        normalizationActivation: ActivationFunction,
-        filterParameters: BNNSFilterParameters | None = None,
-        momentumWeighs: str = "old",
-    ) -> None:
-        first = FusedConvolutionParameters(
-            type=ConvolutionType.standard,
-            weights=convolutionWeights,
-            bias=convolutionBias,
-            stride=convolutionStride,
-            dilationStride=convolutionDilationStride,
-            groupSize=1,
-            padding=convolutionPadding,
-        )
-        second = FusedNormalizationParameters(
-            type=normalization,
-            beta=normalizationBeta,
-            gamma=normalizationGamma,
-            momentum=normalizationMomentum,
-            epsilon=normalizationEpsilon,
-            activation=normalizationActivation,
-        )
-        super().__init__({"input": input}, output, [first, second], filterParameters, momentumWeighs)
+    @takes(
+        "input output convolutionWeights convolutionBias|None convolutionStride convolutionDilationStride "
+        f"convolutionPadding {_NORMALIZATION}"
+    )
+    def __init__(self, given: Given) -> None:
+        labels = ("weights", "bias", "stride", "dilationStride", "padding")
+        options = {label: given[f"convolution{label[0].upper()}{label[1:]}"] for label in labels}
+        first = FusedConvolutionParameters(type=ConvolutionType.standard, groupSize=1, **options)
+        _normalized(self, first, given)
 
 
 class FusedFullyConnectedNormalizationLayer(FusedLayer):
@@ -203,32 +365,13 @@ class FusedFullyConnectedNormalizationLayer(FusedLayer):
     `momentumWeighs`, which Swift does not have, is that of the normalization layer.
     """
 
-    def __init__(
-        self,
-        *,
-        input: BNNSNDArrayDescriptor,
-        output: BNNSNDArrayDescriptor,
-        fullyConnectedWeights: BNNSNDArrayDescriptor,
-        fullyConnectedBias: BNNSNDArrayDescriptor | None,
-        normalization: NormalizationType,
-        normalizationBeta: BNNSNDArrayDescriptor | None,
-        normalizationGamma: BNNSNDArrayDescriptor | None,
-        normalizationMomentum: float,
-        normalizationEpsilon: float,
-        normalizationActivation: ActivationFunction,
-        filterParameters: BNNSFilterParameters | None = None,
-        momentumWeighs: str = "old",
-    ) -> None:
-        first = FusedFullyConnectedParameters(weights=fullyConnectedWeights, bias=fullyConnectedBias)
-        second = FusedNormalizationParameters(
-            type=normalization,
-            beta=normalizationBeta,
-            gamma=normalizationGamma,
-            momentum=normalizationMomentum,
-            epsilon=normalizationEpsilon,
-            activation=normalizationActivation,
-        )
-        super().__init__({"input": input}, output, [first, second], filterParameters, momentumWeighs)
+    @takes(f"input output fullyConnectedWeights fullyConnectedBias|None {_NORMALIZATION}")
+    def __init__(self, given: Given) -> None:
+        first = FusedFullyConnectedParameters(weights=given["fullyConnectedWeights"], bias=given["fullyConnectedBias"])
+        _normalized(self, first, given)
+
+
+_INPUTS = ("input", "inputA", "inputB", "inputC")
 
 
 class FusedParametersLayer(FusedLayer):
@@ -239,24 +382,17 @@ class FusedParametersLayer(FusedLayer):
     normalization layer.
     """
 
-    def __init__(
-        self,
-        *,
-        input: BNNSNDArrayDescriptor | None = None,
-        inputA: BNNSNDArrayDescriptor | None = None,
-        inputB: BNNSNDArrayDescriptor | None = None,
-        inputC: BNNSNDArrayDescriptor | None = None,
-        output: BNNSNDArrayDescriptor,
-        fusedLayerParameters: Sequence[FusableLayerParameters],
-        filterParameters: BNNSFilterParameters | None = None,
-        momentumWeighs: str = "old",
-    ) -> None:
-        given = {"input": input, "inputA": inputA, "inputB": inputB, "inputC": inputC}
-        inputs = {name: array for name, array in given.items() if array is not None}
+    @takes(
+        "input? inputA? inputB? inputC? output fusedLayerParameters filterParameters? momentumWeighs='old'",
+        fusedLayerParameters=Sequence[FusableLayerParameters],
+    )
+    def __init__(self, given: Given) -> None:
+        inputs = {name: given[name] for name in _INPUTS if given[name] is not None}
         if tuple(inputs) not in (("input",), ("inputA", "inputB"), ("inputA", "inputB", "inputC")):
             shown = ", ".join(inputs) or "nothing"
             raise TypeError(f"give input; or inputA and inputB; or inputA, inputB and inputC: not {shown}")
-        super().__init__(inputs, output, fusedLayerParameters, filterParameters, momentumWeighs)
+        parts, weighs = given["fusedLayerParameters"], given["momentumWeighs"]
+        super().__init__(inputs, given["output"], parts, given["filterParameters"], weighs)
 
     def _own(self, given: Mapping[str, BNNSNDArrayDescriptor | None]) -> dict[str, BNNSNDArrayDescriptor | None]:
         """The arrays of this layer's inputs."""
@@ -266,55 +402,21 @@ class FusedParametersLayer(FusedLayer):
                 raise BNNSError("layerApplyFail", f"{name}, or its gradient, is given, but the layer has {inputs}")
         return {name: given[name] for name in self._names}
 
-    def apply(
-        self,
-        *,
-        batchSize: int,
-        input: BNNSNDArrayDescriptor | None = None,
-        inputA: BNNSNDArrayDescriptor | None = None,
-        inputB: BNNSNDArrayDescriptor | None = None,
-        inputC: BNNSNDArrayDescriptor | None = None,
-        output: BNNSNDArrayDescriptor,
-        for_: LearningPhase,
-    ) -> None:
+    @takes("batchSize input? inputA? inputB? inputC? output for_")
+    def apply(self, given: Given) -> None:
         """Apply the layer to a packed batch of each input. `for_` is Swift's label ``for``."""
         inputs: dict[str, BNNSNDArrayDescriptor] = {}
-        given = {"input": input, "inputA": inputA, "inputB": inputB, "inputC": inputC}
-        for name, array in self._own(given).items():
+        for name, array in self._own({name: given[name] for name in _INPUTS}).items():
             if array is None:
                 raise BNNSError("layerApplyFail", f"{name} is not given")
             inputs[name] = array
-        self._apply(batchSize, inputs, output, for_)
+        self._apply(given["batchSize"], inputs, given["output"], given["for_"])
 
-    def applyBackward(
-        self,
-        *,
-        batchSize: int,
-        input: BNNSNDArrayDescriptor | None = None,
-        inputA: BNNSNDArrayDescriptor | None = None,
-        inputB: BNNSNDArrayDescriptor | None = None,
-        inputC: BNNSNDArrayDescriptor | None = None,
-        output: BNNSNDArrayDescriptor | None = None,
-        outputGradient: BNNSNDArrayDescriptor,
-        generatingInputGradient: BNNSNDArrayDescriptor | None = None,
-        generatingInputAGradient: BNNSNDArrayDescriptor | None = None,
-        generatingInputBGradient: BNNSNDArrayDescriptor | None = None,
-        generatingInputCGradient: BNNSNDArrayDescriptor | None = None,
-        generatingParameterGradients: Sequence[BNNSNDArrayDescriptor | None],
-    ) -> None:
+    @takes(
+        "batchSize input? inputA? inputB? inputC? output? outputGradient generatingInputGradient? "
+        "generatingInputAGradient? generatingInputBGradient? generatingInputCGradient? generatingParameterGradients"
+    )
+    def applyBackward(self, given: Given) -> None:
         """Compute the gradients of the last training pass, those of the parameters in the order of the C function."""
-        inputs = {"input": input, "inputA": inputA, "inputB": inputB, "inputC": inputC}
-        gradients = {
-            "input": generatingInputGradient,
-            "inputA": generatingInputAGradient,
-            "inputB": generatingInputBGradient,
-            "inputC": generatingInputCGradient,
-        }
-        self._apply_backward(
-            batchSize,
-            self._own(inputs),
-            output,
-            outputGradient,
-            self._own(gradients),
-            generatingParameterGradients,
-        )
+        gradients = {name: given[f"generatingI{name[1:]}Gradient"] for name in _INPUTS}
+        self._apply_backward(given, self._own({name: given[name] for name in _INPUTS}), self._own(gradients))

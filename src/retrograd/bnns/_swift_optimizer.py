@@ -17,9 +17,10 @@ from ._optimizer import (
     BNNSOptimizerStep,
 )
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
-from ._swift import checked_call
+from ._swift import checked_call, public
 
 
+@public
 class GradientClipping:
     """How gradients are limited: ``none``, or made by :meth:`byValue`, :meth:`byNorm` or :meth:`byGlobalNorm`."""
 
@@ -109,6 +110,7 @@ class Optimizer:
         )
 
 
+@public
 @dataclasses.dataclass(kw_only=True)
 class SGDMomentumOptimizer(Optimizer):
     """SGD with momentum. `usesNestrovMomentum` is an older spelling of `usesNesterovMomentum`."""
@@ -184,6 +186,7 @@ class _AdamFamily(Optimizer):
         )
 
 
+@public
 @dataclasses.dataclass(kw_only=True)
 class AdamOptimizer(_AdamFamily):
     """Adam. Increment `timeStep`, which starts at 1, after every iteration."""
@@ -203,6 +206,7 @@ class AdamOptimizer(_AdamFamily):
         return self._adam_fields(self.regularizationScale, self.regularizationFunction)
 
 
+@public
 @dataclasses.dataclass(kw_only=True)
 class AdamWOptimizer(_AdamFamily):
     """Adam with decoupled weight decay."""
@@ -222,6 +226,7 @@ class AdamWOptimizer(_AdamFamily):
         return self._adam_fields(self.weightDecay)
 
 
+@public
 @dataclasses.dataclass(kw_only=True)
 class RMSPropOptimizer(Optimizer):
     """RMSProp."""

@@ -1,25 +1,33 @@
-"""Swift's ``BNNS.NearestNeighbors``."""
+"""Swift's objects that are not layers: nearest neighbours and random generators."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from . import _constants as c
-from ._failure import Invalid, Unsupported, last_error, raising
+from ._failure import Invalid, Unsupported
 from ._memory import data_type_of
 from ._names import constant_name
 from ._nearest_neighbors import BNNSCreateNearestNeighbors, BNNSNearestNeighborsGetInfo, BNNSNearestNeighborsLoad
-from ._structures import BNNSNDArrayDescriptor
-from ._swift import BNNSError, check_data, checked_call
+from ._random import (
+    BNNSCreateRandomGenerator,
+    BNNSCreateRandomGeneratorWithSeed,
+    BNNSRandomGeneratorGetState,
+    BNNSRandomGeneratorSetState,
+    BNNSRandomGeneratorStateSize,
+)
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+from ._swift import BNNSError, check_data, checked_call, made, public
+from ._swift_values import RandomGeneratorMethod
 
 
+@public
 class NearestNeighbors:
     """Samples of `dimensionCount` numbers each, of which the `neighborCount` nearest are found."""
 
     def __init__(self, *, capacity: int, dimensionCount: int, neighborCount: int, dataType: int) -> None:
-        with raising():
-            made = BNNSCreateNearestNeighbors(capacity, dimensionCount, neighborCount, dataType)
-        if made is None:
-            raise BNNSError("unableToCreateLayer", last_error())
-        self._knn = made
+        self._knn = made(BNNSCreateNearestNeighbors, capacity, dimensionCount, neighborCount, dataType)
 
     def append(self, *, samples: BNNSNDArrayDescriptor) -> None:
         """Add samples, which are contiguous: the fastest axis, or several, are those of a sample."""
@@ -68,3 +76,35 @@ class NearestNeighbors:
         if not geometry.dense:
             raise BNNSError("layerApplyFail", f"{name} has stride {geometry.strides}, must be contiguous")
         return geometry.elements
+
+
+@public
+class RandomGenerator:
+    """A random generator, with a random seed if none is given."""
+
+    def __init__(
+        self,
+        *,
+        method: RandomGeneratorMethod,
+        seed: int | None = None,
+        filterParameters: BNNSFilterParameters | None = None,
+    ) -> None:
+        if seed is None:
+            self.bnnsRandomGenerator = made(BNNSCreateRandomGenerator, method.value, filterParameters)
+        else:
+            self.bnnsRandomGenerator = made(BNNSCreateRandomGeneratorWithSeed, method.value, seed, filterParameters)
+
+    @property
+    def state(self) -> bytes:
+        """What the generator continues from. Setting it makes this one continue as another did."""
+        state = bytearray(BNNSRandomGeneratorStateSize(self.bnnsRandomGenerator))
+        checked_call(BNNSRandomGeneratorGetState, self.bnnsRandomGenerator, len(state), state)
+        return bytes(state)
+
+    @state.setter
+    def state(self, state: bytes) -> None:
+        checked_call(BNNSRandomGeneratorSetState, self.bnnsRandomGenerator, len(state), state)
+
+    def fill(self, function: Callable[..., int], *arguments: Any) -> None:
+        """Call a C function that fills an array; raise if it fails."""
+        checked_call(function, self.bnnsRandomGenerator, *arguments)
