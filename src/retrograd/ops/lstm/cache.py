@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -14,8 +14,8 @@ from .. import _args, _memory
 from .._args import Array
 from .._buffers import opaque
 from .._call import Reason, Refusal, public, raise_unexplained
-from .problem import Inputs, run_forward
-from .types import Buffer, Weights
+from .problem import Inputs, Problem, as_state, new_inputs, run_forward
+from .types import Buffer, Cell, LstmWeights, Weights
 from .weights import as_cells
 
 BYTE: Final = np.dtype(np.uint8)
@@ -62,6 +62,11 @@ class LstmCache(NamedTuple):
         """A copy of this cache with another buffer, filled by the same pass elsewhere."""
         return new_cache((self.inputs, as_buffer("buffer", self.inputs, buffer), None))
 
+    def without_arrays(self) -> BareLstmCache:
+        """What this cache holds besides the inputs of forward and the buffer, for callers who keep those themselves."""
+        problem, _, indices, _, _, _, active, order, seed = self.inputs
+        return BareLstmCache(problem, indices, active, order, seed)
+
     def gradient_shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of ``dx``, ``dh0`` or ``dc0``; None for a state that forward was not given."""
         problem = self.inputs.problem
@@ -74,6 +79,11 @@ class LstmCache(NamedTuple):
     def has_table(self) -> bool:
         """Whether forward looked up its inputs in a table. ``dx`` is then the gradient of the table."""
         return self.inputs.indices is not None
+
+    @property
+    def cells(self) -> list[Cell]:
+        """wx, wh, b and peephole of every cell, as forward read them."""
+        return self.inputs.cells
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -93,6 +103,44 @@ class LstmCache(NamedTuple):
     def __repr__(self) -> str:
         kept = "recomputes" if self.buffer is None else f"{self.buffer.nbytes} bytes"
         return f"LstmCache({self.inputs.problem!r}, {kept})"
+
+
+@opaque
+class BareLstmCache(NamedTuple):
+    """An :class:`LstmCache` without the inputs of the forward pass and its buffer."""
+
+    problem: Problem
+    indices: Array | None  # into the rows of the table, if forward had one
+    active: Array | None
+    order: Array | None
+    seed: int
+
+    def with_arrays(
+        self,
+        x: Array,
+        weights: LstmWeights | Sequence[LstmWeights],
+        h0: Array | None,
+        c0: Array | None,
+        buffer: Array | None,
+    ) -> LstmCache:
+        """The whole cache, from arrays with the values of forward's; `x` is the table if there was one.
+
+        Another pass of the same inputs may have filled the buffer; backward checks that one has. Without a buffer,
+        backward recomputes it.
+        """
+        problem, indices, active, order, seed = self
+        cells: list[Cell] = [weights] if isinstance(weights, LstmWeights) else list(weights)
+        if len(cells) != problem.cells:
+            raise ValueError(f"weights has {len(cells)} cells, but forward had {problem.cells}")
+        if indices is None:
+            if x.shape != problem.x_shape:
+                raise ValueError(f"x has shape {x.shape}, but forward had {problem.x_shape}")
+            x = problem.sequence(x)
+        if h0 is not None:
+            h0 = problem.states(as_state("h0", h0, problem))
+        if c0 is not None:
+            c0 = problem.states(as_state("c0", c0, problem))
+        return new_cache((new_inputs((problem, x, indices, cells, h0, c0, active, order, seed)), buffer, None))
 
 
 new_cache: Final[Callable[[tuple[Any, ...]], LstmCache]] = partial(tuple.__new__, LstmCache)
@@ -119,6 +167,8 @@ def raise_for_cache(refusal: Refusal) -> None:
         raise ValueError("cache holds nothing that a finished lstm_forward has written")
     if refusal.reason is Reason.cache_of_another_problem:
         raise ValueError("cache is of another problem: sizes, lengths, activations, peepholes, dropout or seed differ")
+    if refusal.argument == "cache" and refusal.reason in (Reason.shape, Reason.dtype):
+        raise ValueError("cache has a buffer of another dtype or size than this problem needs (lstm_cache_size)")
     if refusal.reason is Reason.stale_cache:
         raise ValueError("cache is stale: a later forward pass has used the same buffer")
 
