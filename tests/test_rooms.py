@@ -69,21 +69,22 @@ ROOMS: dict[str, set[str]] = {
             "jax",
         ),
     },
-    "cli": {
-        "_core",
-        "_printing",
-        "ops",
-        "convert",
-        "train",
-        "retrograd",
-        "lab",
-        "lab/bench",
-        "lab/bits",
-        "lab/cases",
-        "lab/verify",
-        "numpy",
-        "rich",
+    "lab/commands": {
+        *(
+            "_core",
+            "_printing",
+            "ops",
+            "retrograd",
+            "lab",
+            "lab/bench",
+            "lab/bits",
+            "lab/cases",
+            "lab/verify",
+            "numpy",
+            "rich",
+        ),
     },
+    "cli": {"_printing", "convert", "train", "retrograd", "lab/commands"},
 }
 # Only inside functions: importing a module must not import these. A bridge to a framework has the framework's name, and
 # imports it.

@@ -184,6 +184,28 @@ def test_the_same_pass_with_other_arrays() -> None:
             rg.batch_norm_backward(problem.dy, bare.with_arrays(wrong, copies[1], None), need="dx")
 
 
+def test_a_cache_taken_apart() -> None:
+    """A bare cache refers to none of the caller's arrays, and gives the same gradients with copies of them."""
+    problem = make_problem("batch", (3, 6, 5), activation="tanh")
+    y, cache = problem.forward()
+    expected = problem.backward(cache)
+    bare = cache.without_arrays()
+    assert not any(part is array for part in bare for array in (problem.x, y, problem.gamma, problem.beta))
+    assert problem.gamma is not None
+    x, gamma = problem.x.copy(), np.repeat(problem.gamma, 2)[::2]  # a strided gamma is copied
+    same = bare.with_arrays(x, y.copy(), gamma, problem.beta)
+    y[...], problem.x[...] = np.nan, np.nan
+    got = rg.batch_norm_backward(problem.dy, same, need=("dx", "dgamma", "dbeta"))
+    for name in rg.NormGradients._fields:
+        assert_same_bits(getattr(got, name), getattr(expected, name))
+    with pytest.raises(ValueError, match=r"x has shape \(2, 6, 5\), but x has shape \(3, 6, 5\)"):
+        bare.with_arrays(x[:2], y, gamma, None)
+    with pytest.raises(TypeError, match="x has dtype float64"):
+        bare.with_arrays(x.astype(np.float64), y, gamma, None)
+    with pytest.raises(ValueError, match=r"gamma has shape \(5,\)"):
+        bare.with_arrays(x, y, gamma[1:], None)
+
+
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_gradient_sums_with_the_slope_from_the_input(activation: str, layout: cases.Layout) -> None:

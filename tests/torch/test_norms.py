@@ -145,6 +145,21 @@ def test_memory_layouts(layout: str, name: str) -> None:
         assert z.stride() == found[0].stride() == strided.stride()
 
 
+def test_strided_parameters() -> None:
+    """Also in backward, which reads them again."""
+    torch.manual_seed(0)
+    strided, plain = rt.LayerNorm(6, activation="silu"), rt.LayerNorm(6, activation="silu")
+    for name in ("weight", "bias"):
+        values = torch.randn(12)[::2]
+        setattr(strided, name, torch.nn.Parameter(values))
+        setattr(plain, name, torch.nn.Parameter(values.clone()))
+    assert not strided.weight.is_contiguous()
+    x, dy = torch.randn(2, 5, 6)
+    x.requires_grad_()
+    mine, expected = (gradients_of([layer(x)], [x, *layer.parameters()], [dy]) for layer in (strided, plain))
+    assert all(same_bits(a, b) for a, b in zip(mine, expected, strict=True))
+
+
 def test_large_results_keep_the_memory_format() -> None:
     """Large results reuse memory, in any layout; a kept one is never overwritten."""
     for layout in ("channels last", "transposed"):

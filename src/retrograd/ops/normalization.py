@@ -97,8 +97,34 @@ class NormCache(NamedTuple):
         problem, x, _, _, _, statistics, given, frozen = self
         return new_cache((problem, x, y, gamma, beta, statistics, given, frozen))
 
+    def without_arrays(self) -> BareNormCache:
+        """What this cache holds besides x, y, gamma and beta, for callers who keep those themselves."""
+        problem, _, _, _, _, statistics, given, frozen = self
+        return _new_bare_cache((problem, statistics, given, frozen))
+
     def __repr__(self) -> str:
         return f"NormCache({self.problem!r})"
+
+
+@opaque
+class BareNormCache(NamedTuple):
+    """A :class:`NormCache` without the arrays that forward was given and returned."""
+
+    problem: NormProblem
+    statistics: Statistics
+    given: bool
+    frozen: bool
+
+    def with_arrays(self, x: Array, y: Array | None, gamma: Array | None, beta: Array | None) -> NormCache:
+        """The whole cache. Arrays with the values of forward's: y and beta only where the slope comes from them."""
+        problem, statistics, given, frozen = self
+        if x.shape != problem.shape or x.dtype is not problem.dtype:
+            check_data("x", x, problem)
+        if gamma is not None:
+            gamma = as_parameter(problem, "gamma", gamma)
+        if beta is not None:
+            beta = as_parameter(problem, "beta", beta)
+        return new_cache((problem, x, y, gamma, beta, statistics, given, frozen))
 
 
 class NormGradients(NamedTuple):
@@ -156,6 +182,7 @@ _GRADIENTS: Final = NormGradients._fields
 _NO_BUFFERS: Final = NormGradients()
 # tuple.__new__ skips the NamedTuple constructor, which takes twice as long as all checks of a small call.
 new_cache: Final[Callable[[tuple[Any, ...]], NormCache]] = partial(tuple.__new__, NormCache)
+_new_bare_cache: Final[Callable[[tuple[Any, ...]], BareNormCache]] = partial(tuple.__new__, BareNormCache)
 _new_gradients: Final[Callable[[tuple[Any, ...]], NormGradients]] = partial(tuple.__new__, NormGradients)
 
 
@@ -708,7 +735,7 @@ def _fixed_backward(_: Refusal, arguments: NormBackward) -> NormBackward:
 
 
 def _check_output(problem: NormProblem, cache: NormCache) -> None:
-    """Check the cache's y, because `NormCache.with_arrays` accepts any."""
+    """Check the cache's y, because `with_arrays` accepts any."""
     y = cache.y
     if problem.needs_y and (y is None or y.shape != problem.shape or y.dtype != problem.dtype):
         found = "is missing" if y is None else f"has shape {y.shape} and dtype {y.dtype}"

@@ -11,67 +11,86 @@ from torch import Tensor
 
 from ..ops._types import Array
 from ..ops.activation import Activation
-from ..ops.lstm import LstmActivations, LstmCache, LstmResult, LstmWeights, lstm_backward, lstm_forward
+from ..ops.lstm import LstmActivations, LstmCache, LstmWeights, lstm_backward, lstm_forward
 from ._arrays import array, num_threads
 from ._norm import GRADIENT, fused_activation
 
 
 class Lstm(NamedTuple):
-    """What an LSTM does, besides its tensors: the last arguments of the operators."""
+    """The arguments of an LSTM: those of the operator, in its order."""
 
-    bidirectional: bool = False
-    batch_first: bool = False
-    bias: bool = True
-    peephole: bool = False
-    activations: str = ""  # name, alpha and beta of each; empty: the standard ones
-    output_gate_reads: str = "new"
-    dropout: float = 0.0
-    recompute: bool = False
+    x: Tensor
+    h0: Tensor | None
+    c0: Tensor | None
+    weights: Sequence[Tensor]  # of each cell in turn, in PyTorch's order
+    lengths: Tensor | None  # of the samples
+    batch_sizes: Tensor | None  # or of the steps
+    seed: Tensor | None  # of the dropout
+    keep: bool  # what backward needs
+    bidirectional: bool
+    batch_first: bool
+    bias: bool
+    peephole: bool
+    activations: str  # name, alpha and beta of each; empty: the standard ones
+    output_gate_reads: str
+    dropout: float
+    recompute: bool
 
     @property
     def tensors_per_cell(self) -> int:
         """The weights of a cell: of the inputs and of the hidden state, two biases, the peephole."""
         return 2 + 2 * self.bias + self.peephole
 
+    def arrays(self, biases: Sequence[Array] = ()) -> tuple[Array, list[LstmWeights], Array | None, Array | None]:
+        """x, the weights of every cell, h0 and c0. `biases` are the sums of both biases, if they are known already."""
+        weights, per_cell = self.weights, self.tensors_per_cell
+        names = _parameter_names(self.bidirectional, self.bias, self.peephole, len(weights))
 
-class Given(NamedTuple):
-    """The inputs of a pass that have no gradients."""
+        def read(index: int) -> Array:
+            return array(weights[index], "LSTM", names[index])
 
-    lengths: Tensor | None = None  # of the samples
-    batch_sizes: Tensor | None = None  # or of the steps
-    seed: Tensor | None = None  # of the dropout
+        cells: list[LstmWeights] = []
+        for first in range(0, len(names), per_cell):
+            b = None
+            if self.bias:
+                b = biases[len(cells)] if biases else read(first + 2) + read(first + 3)
+            peephole = read(first + per_cell - 1) if self.peephole else None
+            cells.append(LstmWeights(read(first), read(first + 1), b, peephole))
+        return (
+            array(self.x, "LSTM", "input"),
+            cells,
+            None if self.h0 is None else array(self.h0, "LSTM", "hx[0]"),
+            None if self.c0 is None else array(self.c0, "LSTM", "hx[1]"),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """The options that the array functions have in common."""
+        return {
+            "bidirectional": self.bidirectional,
+            "batch_first": self.batch_first,
+            "lengths": None if self.lengths is None else array(self.lengths, "LSTM", "lengths"),
+            "batch_sizes": None if self.batch_sizes is None else array(self.batch_sizes, "LSTM", "batch_sizes"),
+            "activations": _activations(self.activations),
+            "output_gate_reads": self.output_gate_reads,
+            "dropout": self.dropout,
+            "seed": 0 if self.seed is None else int(self.seed),
+        }
 
 
-def forward(
-    lstm: Lstm,
-    given: Given,
-    keep: bool,
-    x: Tensor,
-    h0: Tensor | None,
-    c0: Tensor | None,
-    weights: Sequence[Tensor],
-) -> tuple[Tensor, Tensor, Tensor, LstmCache | None]:
-    result: LstmResult = lstm_forward(
-        array(x, "LSTM", "input"),
-        cells_of(lstm, weights),
-        *states_of(h0, c0),
-        training=keep or lstm.dropout > 0,
-        recompute=lstm.recompute or not keep,
+def forward(lstm: Lstm) -> tuple[Tensor, Tensor, Tensor, LstmCache | None]:
+    y, hn, cn, cache = lstm_forward(
+        *lstm.arrays(),
+        training=lstm.keep or lstm.dropout > 0,
+        recompute=lstm.recompute or not lstm.keep,
         num_threads=num_threads(),
-        **options_of(lstm, given),
+        **lstm.options(),
     )
-    y, hn, cn, cache = result
     return torch.from_numpy(y), torch.from_numpy(hn), torch.from_numpy(cn), cache
 
 
 def backward(
-    lstm: Lstm,
-    need: Sequence[bool],
-    cache: LstmCache,
-    dy: Tensor | None,
-    dhn: Tensor | None,
-    dcn: Tensor | None,
-) -> tuple[Tensor | None, ...]:
+    lstm: Lstm, need: Sequence[bool], cache: LstmCache, dy: Tensor | None, dhn: Tensor | None, dcn: Tensor | None
+) -> list[Tensor | None]:
     """The gradients of x, h0, c0 and the weights that are needed."""
     dx, dweights, dh0, dc0 = lstm_backward(
         None if dy is None else array(dy, "LSTM", GRADIENT),
@@ -90,10 +109,10 @@ def backward(
         if lstm.peephole:
             found.append(dpeephole)
     found += [None] * (len(need) - len(found))
-    return tuple(
+    return [
         None if gradient is None or not needed else torch.from_numpy(gradient)
         for gradient, needed in zip(found, need, strict=True)
-    )
+    ]
 
 
 @lru_cache(maxsize=512)
@@ -104,24 +123,6 @@ def _names(bias: bool, peephole: bool, need: tuple[bool, ...]) -> tuple[str, ...
     return tuple(dict.fromkeys(name for name, needed in zip(of_inputs, need, strict=False) if needed))
 
 
-def cells_of(lstm: Lstm, weights: Sequence[Tensor], biases: Sequence[Array] = ()) -> list[LstmWeights]:
-    """The weights of every cell. `biases` are the sums of both biases, if they are known already."""
-    names = _parameter_names(lstm.bidirectional, lstm.bias, lstm.peephole, len(weights))
-
-    def read(index: int) -> Array:
-        return array(weights[index], "LSTM", names[index])
-
-    cells: list[LstmWeights] = []
-    for first in range(0, len(weights), lstm.tensors_per_cell):
-        b = peephole = None
-        if lstm.bias:
-            b = biases[len(cells)] if biases else read(first + 2) + read(first + 3)
-        if lstm.peephole:
-            peephole = read(first + lstm.tensors_per_cell - 1)
-        cells.append(LstmWeights(read(first), read(first + 1), b, peephole))
-    return cells
-
-
 @lru_cache(maxsize=512)
 def _parameter_names(bidirectional: bool, bias: bool, peephole: bool, count: int) -> tuple[str, ...]:
     """PyTorch's names of the weights."""
@@ -129,28 +130,6 @@ def _parameter_names(bidirectional: bool, bias: bool, peephole: bool, count: int
     suffixes = ("", "_reverse") if bidirectional else ("",)
     layers = range(count // len(kinds) // len(suffixes))
     return tuple(f"{kind}_l{layer}{suffix}" for layer in layers for suffix in suffixes for kind in kinds)
-
-
-def states_of(h0: Tensor | None, c0: Tensor | None) -> tuple[Array | None, Array | None]:
-    return (
-        None if h0 is None else array(h0, "LSTM", "hx[0]"),
-        None if c0 is None else array(c0, "LSTM", "hx[1]"),
-    )
-
-
-def options_of(lstm: Lstm, given: Given) -> dict[str, Any]:
-    """The options that the array functions have in common."""
-    lengths, batch_sizes, seed = given
-    return {
-        "bidirectional": lstm.bidirectional,
-        "batch_first": lstm.batch_first,
-        "lengths": None if lengths is None else array(lengths, "LSTM", "lengths"),
-        "batch_sizes": None if batch_sizes is None else array(batch_sizes, "LSTM", "batch_sizes"),
-        "activations": _activations(lstm.activations),
-        "output_gate_reads": lstm.output_gate_reads,
-        "dropout": lstm.dropout,
-        "seed": 0 if seed is None else int(seed),
-    }
 
 
 def encoded(activations: Iterable[Activation]) -> str:

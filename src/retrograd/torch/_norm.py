@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,11 @@ from ..ops._norm_problem import NormKind, NormProblem, norm_problem
 from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from ..ops.normalization import (
+    BareNormCache,
     NormCache,
     NormGradients,
     NormStatistics,
     RunningUpdate,
-    new_cache,
     run_backward,
     run_forward,
     update_running,
@@ -31,8 +31,13 @@ GRADIENT: Final = "the gradient of the output"
 
 
 class Norm(NamedTuple):
-    """What a normalization does, besides its tensors: the last arguments of the operators."""
+    """The arguments of a normalization: those of the operator, in its order."""
 
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor | None  # constants to normalize by, instead of the statistics of x
+    var: Tensor | None
     kind: NormKind
     axis: int  # of the channels, or the first normalized axis of a layer norm
     groups: int
@@ -41,77 +46,76 @@ class Norm(NamedTuple):
     alpha: float | None = None  # parameters of the activation; None: its default
     beta: float | None = None
 
+    @property
+    def problem(self) -> NormProblem:
+        return _problem(self.x.shape, self.x.dtype, *self[5:])
+
+    @property
+    def needs_y(self) -> bool:
+        """Whether the slope of the activation is computed from y, as PyTorch does: only if y determines it exactly.
+
+        This takes less time. Otherwise it is computed from the input, and y may be modified in place.
+        """
+        return _needs_y(*self[9:])
+
+    @property
+    def channel_shape(self) -> tuple[int, ...]:
+        """The shape of weight and bias."""
+        return tuple(self.x.shape[self.axis :]) if self.kind == "layer_norm" else (self.x.shape[self.axis],)
+
 
 class Running(NamedTuple):
-    """Running statistics of a batch or instance norm."""
+    """Running statistics of a batch or instance norm, which the statistics of x update."""
 
     mean: Tensor
     var: Tensor
-    updated: bool  # by the statistics of x; otherwise x is normalized by these
-    momentum: float | None = None  # the weight of x in an update; None: of one batch after `batches` others
-    batches: Tensor | None = None
+    momentum: float | None  # the weight of x in an update; None: of one batch after `batches` others
+    batches: Tensor | None
 
 
-class Kept(NamedTuple):
-    """What backward needs besides tensors."""
-
-    problem: NormProblem
-    statistics: Array  # [2, sets]: mean and variance
-    given: bool
-    frozen: bool
-
-
-def forward(
-    norm: Norm,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running: Running | None,
-    given: NormStatistics | None = None,
-) -> tuple[Tensor, Kept]:
-    """Normalize x by its statistics, or by those `given`, which it is a part of, or by running ones."""
-    problem = problem_of(norm, x.shape, x.dtype)
-    data, gamma, beta = arrays_of(norm.kind, x, weight, bias)
+def forward(norm: Norm, running: Running | None, given: NormStatistics | None = None) -> tuple[Tensor, BareNormCache]:
+    """Normalize x by its statistics, or by those `given`, which it is a part of, or by constants."""
+    problem = norm.problem
+    data, gamma, beta = arrays_of(norm.kind, *norm[:3])
     mean = var = None
     count, frozen = problem.set_size, False
     if given is not None:
         count, mean, var = given
-    elif running is not None and not running.updated:
+    elif norm.mean is not None and norm.var is not None:
         # An instance norm has statistics for each sample.
-        mean, var = (np.broadcast_to(s, problem.statistics_shape) for s in _running_arrays(norm.kind, running))
+        constants = _running_arrays(norm.kind, norm.mean, norm.var)
+        mean, var = (np.broadcast_to(s, problem.statistics_shape) for s in constants)
         frozen = True
-    y, out = empty_like(x, data)
+    y, out = empty_like(norm.x, data)
     cache = run_forward(problem, data, gamma, beta, mean, var, frozen, out, None, num_threads())[1]
-    if running is not None and running.updated:
+    if running is not None:
         update(norm.kind, running, cache.statistics, count)
-    return y, Kept(problem, cache.statistics, cache.given, frozen)
+    return y, cache.without_arrays()
 
 
-def saved_for_backward(
-    problem: NormProblem, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor
-) -> tuple[Tensor | None, ...]:
+def saved_for_backward(norm: Norm, y: Tensor, needs_y: bool) -> tuple[Tensor | None, ...]:
     """The tensors that backward needs: y or the bias only for the slope of an activation."""
-    return x, weight, bias if problem.needs_beta else None, y if problem.needs_y else None
+    bias = None if needs_y or norm.activation == "identity" else norm.bias
+    return norm.x, norm.weight, bias, y if needs_y else None
 
 
-def cache_of(kept: Kept, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None) -> NormCache:
-    """The cache of the forward pass."""
-    problem, statistics, given, frozen = kept
-    data, gamma, beta = arrays_of(problem.kind, x, weight, bias)
-    output = None if y is None else array(y, problem.kind, "the output")
-    return new_cache((problem, data, output, gamma, beta, statistics, given, frozen))
+def cache_of(bare: BareNormCache, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None) -> NormCache:
+    """The cache of the forward pass, from the tensors that were saved."""
+    kind = bare.problem.kind
+    data, gamma, beta = arrays_of(kind, x, weight, bias)
+    return bare.with_arrays(data, None if y is None else array(y, kind, "the output"), gamma, beta)
 
 
 def backward(
     need: Sequence[bool],
-    kept: Kept,
+    bare: BareNormCache,
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     y: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    problem, cache = kept.problem, cache_of(kept, x, weight, bias, y)
+    problem, cache = bare.problem, cache_of(bare, x, weight, bias, y)
     dx, out = empty_like(x, cache.x) if need[0] else (None, None)
     dweight = np.empty(problem.parameter_shape, problem.arithmetic) if need[1] else None
     dbias = np.empty(problem.parameter_shape, problem.arithmetic) if need[2] else None
@@ -126,8 +130,8 @@ def backward(
 
 def update(function: str, running: Running, statistics: Array, count: int) -> None:
     """Update running statistics, each of [C], by a batch's: [2, C], or [2, N, C] for an instance norm."""
-    mean, var, _, momentum, batches = running
-    exact = _running_arrays(function, running)
+    mean, var, momentum, batches = running
+    exact = _running_arrays(function, mean, var)
     if statistics.ndim == 3:
         if not statistics.shape[1]:
             return
@@ -142,9 +146,8 @@ def update(function: str, running: Running, statistics: Array, count: int) -> No
             torch.autograd.graph.increment_version(tensor)
 
 
-def _running_arrays(function: str, running: Running) -> tuple[Array, Array]:
+def _running_arrays(function: str, mean: Tensor, var: Tensor) -> tuple[Array, Array]:
     """The running statistics. Those in half precision are copies in float32."""
-    mean, var = running.mean, running.var
     return (
         array(in_float(mean, function, "running_mean"), function, "running_mean"),
         array(in_float(var, function, "running_var"), function, "running_var"),
@@ -166,18 +169,16 @@ def arrays_of(
 
 
 @lru_cache(maxsize=512)
-def problem_of(norm: Norm, shape: torch.Size, dtype: torch.dtype) -> NormProblem:
-    kind, axis, groups, eps, *fused = norm
+def _problem(
+    shape: torch.Size, dtype: torch.dtype, kind: NormKind, axis: int, groups: int, eps: float, *fused: Any
+) -> NormProblem:
     like = array(torch.empty((), dtype=dtype).expand(shape), kind, "input")
-    return norm_problem(kind, like, axis, groups, eps, fused_activation(*fused), "output" if needs_y(norm) else "input")
+    slope_from = "output" if _needs_y(*fused) else "input"
+    return norm_problem(kind, like, axis, groups, eps, fused_activation(*fused), slope_from)
 
 
-def needs_y(norm: Norm) -> bool:
-    """Whether the slope of the activation is computed from y, as PyTorch does: only where y determines it exactly.
-
-    This takes less time. Otherwise it is computed from the input, and y may be modified in place.
-    """
-    activation = fused_activation(norm.activation, norm.alpha, norm.beta)
+def _needs_y(*fused: Any) -> bool:
+    activation = fused_activation(*fused)
     return activation.name in ("relu", "relu6") or (activation.name == "leaky_relu" and activation.alpha > 0)
 
 
@@ -193,12 +194,8 @@ def fused_activation(name: str, alpha: float | None, beta: float | None) -> Acti
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def channel_shape(norm: Norm, x: Tensor) -> tuple[int, ...]:
-    """The shape of weight and bias."""
-    return tuple(x.shape[norm.axis :]) if norm.kind == "layer_norm" else (x.shape[norm.axis],)
-
-
-def check(norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+def check(norm: Norm) -> None:
+    x = norm.x
     if x.dtype not in _DTYPES:
         raise TypeError(f"{norm.kind}: input has dtype {x.dtype}, must be float32, float64, float16 or bfloat16")
     if not 0 <= norm.eps < math.inf:
@@ -208,26 +205,26 @@ def check(norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> 
             f"group_norm: num_groups is {norm.groups}, which does not divide the {x.shape[norm.axis]} channels of input"
         )
     allowed = (x.dtype, torch.float32) if is_half(x) else (x.dtype,)
-    for name, tensor in (("weight", weight), ("bias", bias)):
+    for name, tensor in (("weight", norm.weight), ("bias", norm.bias)):
         if tensor is None:
             continue
-        if tuple(tensor.shape) != channel_shape(norm, x):
+        if tuple(tensor.shape) != norm.channel_shape:
             raise ValueError(
-                f"{norm.kind}: {name} has shape {tuple(tensor.shape)}, expected {channel_shape(norm, x)} for an input "
+                f"{norm.kind}: {name} has shape {tuple(tensor.shape)}, expected {norm.channel_shape} for an input "
                 f"of shape {tuple(x.shape)}"
             )
         if tensor.dtype not in allowed:
             raise TypeError(f"{norm.kind}: {name} has dtype {tensor.dtype}, but input has {x.dtype}")
 
 
-def check_running(norm: Norm, x: Tensor, running: Running) -> None:
-    for name, tensor in (("running_mean", running.mean), ("running_var", running.var)):
+def check_running(function: str, x: Tensor, mean: Tensor, var: Tensor) -> None:
+    for name, tensor in (("running_mean", mean), ("running_var", var)):
         if tensor.shape != (x.shape[1],):
             raise ValueError(
-                f"{norm.kind}: {name} has shape {tuple(tensor.shape)}, expected {(x.shape[1],)} for an input of shape "
+                f"{function}: {name} has shape {tuple(tensor.shape)}, expected {(x.shape[1],)} for an input of shape "
                 f"{tuple(x.shape)}"
             )
         if tensor.dtype not in _DTYPES:
             raise TypeError(
-                f"{norm.kind}: {name} has dtype {tensor.dtype}, must be float32, float64, float16 or bfloat16"
+                f"{function}: {name} has dtype {tensor.dtype}, must be float32, float64, float16 or bfloat16"
             )

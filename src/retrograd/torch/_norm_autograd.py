@@ -9,33 +9,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..ops.normalization import BareNormCache
 from ._arrays import array, is_half
 from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
-from ._norm import (
-    Kept,
-    Norm,
-    Running,
-    backward,
-    channel_shape,
-    check,
-    check_running,
-    forward,
-    needs_y,
-    problem_of,
-    saved_for_backward,
-    update,
-)
+from ._norm import Norm, Running, backward, check, check_running, forward, saved_for_backward, update
 
 
-def normalize(
-    norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running | None = None
-) -> Tensor:
-    """Normalize x by its own statistics, or by running ones."""
+def normalize(norm: Norm, running: Running | None = None) -> Tensor:
+    """Normalize x by its own statistics, which update the running ones; or by constants."""
+    x, weight, bias, mean, var = norm[:5]
     if running is not None:
-        check_running(norm, x, running)
+        check_running(norm.kind, x, running.mean, running.var)
+    elif mean is not None and var is not None:
+        check_running(norm.kind, x, mean, var)
     if not is_eager(x):
         check_traceable(norm.kind, x)
-        return _through_operators(norm, x, weight, bias, running)
+        return _through_operators(norm, running)
     try:
         if torch.is_grad_enabled() and (
             x.requires_grad
@@ -44,9 +33,9 @@ def normalize(
         ):
             y: Tensor = _apply(x, weight, bias, norm, running)
             return y
-        return forward(norm, x, weight, bias, running)[0]
+        return forward(norm, running)[0]
     except (TypeError, ValueError):
-        check(norm, x, weight, bias)  # raises with PyTorch's names if it finds the reason
+        check(norm)  # raises with PyTorch's names if it finds the reason
         raise
 
 
@@ -58,17 +47,17 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm, running: Running | None
     ) -> Tensor:
-        y, ctx.kept = forward(norm, x, weight, bias, running)
-        ctx.save_for_backward(*saved_for_backward(ctx.kept.problem, x, weight, bias, y))
+        y, ctx.cache = forward(norm, running)
+        ctx.save_for_backward(*saved_for_backward(norm, y, ctx.cache.problem.needs_y))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        kept: Kept = ctx.kept
+        cache: BareNormCache = ctx.cache
         if torch.is_grad_enabled():
-            again = partial(backward, ctx.needs_input_grad, kept)
-            return *differentiate_once(kept.problem.kind, again, dy, *ctx.saved_tensors), None, None
-        dx, dweight, dbias = backward(ctx.needs_input_grad, kept, dy, *ctx.saved_tensors)
+            again = partial(backward, ctx.needs_input_grad, cache)
+            return *differentiate_once(cache.problem.kind, again, dy, *ctx.saved_tensors), None, None
+        dx, dweight, dbias = backward(ctx.needs_input_grad, cache, dy, *ctx.saved_tensors)
         return dx, dweight, dbias, None, None
 
 
@@ -80,30 +69,23 @@ _apply: Final = apply_of(_Norm)
 _NORM_SCHEMA: Final = "str kind, int axis, int groups, float eps, str activation, float? alpha, float? beta"
 
 
-def _through_operators(
-    norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running | None
-) -> Tensor:
-    constants = (None, None) if running is None or running.updated else (running.mean, running.var)
+def _through_operators(norm: Norm, running: Running | None) -> Tensor:
     y: Tensor
-    y, statistics = _norm_operator(x, weight, bias, *constants, *norm)
-    if running is not None and running.updated:
-        _update_operator(running.mean, running.var, statistics, x.detach(), running.momentum, running.batches)
+    y, statistics = _norm_operator(*norm)
+    if running is not None:
+        _update_operator(running.mean, running.var, statistics, norm.x.detach(), running.momentum, running.batches)
     return y
 
 
-def _norm_kernel(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, *norm: Any
-) -> tuple[Tensor, Tensor]:
-    running = None if mean is None or var is None else Running(mean, var, False)
-    y, kept = forward(Norm(*norm), x, weight, bias, running)
-    return y, torch.from_numpy(kept.statistics)
+def _norm_kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
+    y, cache = forward(Norm(*arguments), None)
+    return y, torch.from_numpy(cache.statistics)
 
 
-def _norm_shapes(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, *options: Any
-) -> tuple[Tensor, Tensor]:
-    norm = Norm(*options)
-    check(norm, x, weight, bias)
+def _norm_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
+    norm = Norm(*arguments)
+    check(norm)
+    x = norm.x
     sets = {
         "batch_norm": x.shape[1:2],
         "instance_norm": x.shape[:2],
@@ -113,49 +95,37 @@ def _norm_shapes(
     return torch.empty_like(x), x.new_empty((2, *sets[norm.kind]), dtype=torch.float64)
 
 
-def _backward_kernel(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    y: Tensor | None,
-    statistics: Tensor,
-    need: Sequence[bool],
-    frozen: bool,
-    *norm: Any,
-) -> list[Tensor]:
-    kept = Kept(problem_of(Norm(*norm), x.shape, x.dtype), array(statistics, "norm", "statistics"), frozen, frozen)
-    return [gradient for gradient in backward(need, kept, dy, x, weight, bias, y) if gradient is not None]
+def _backward_arguments(arguments: Sequence[Any]) -> tuple[Norm, Tensor | None, Tensor, Sequence[bool], bool]:
+    """The arguments of forward, y, the statistics, which gradients are needed, and whether statistics are constant."""
+    x, weight, bias, y, statistics, need, frozen, *options = arguments
+    return Norm(x, weight, bias, None, None, *options), y, statistics, need, frozen
 
 
-def _backward_shapes(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    y: Tensor | None,
-    statistics: Tensor,
-    need: Sequence[bool],
-    frozen: bool,
-    *norm: Any,
-) -> list[Tensor]:
+def _backward_kernel(dy: Tensor, *arguments: Any) -> list[Tensor]:
+    norm, y, statistics, need, frozen = _backward_arguments(arguments)
+    cache = BareNormCache(norm.problem, array(statistics, "norm", "statistics"), frozen, frozen)
+    return [gradient for gradient in backward(need, cache, dy, *norm[:3], y) if gradient is not None]
+
+
+def _backward_shapes(dy: Tensor, *arguments: Any) -> list[Tensor]:
+    norm, _, _, need, _ = _backward_arguments(arguments)
+    x = norm.x
     dtype = torch.float32 if is_half(x) else x.dtype
-    parameters = [x.new_empty(channel_shape(Norm(*norm), x), dtype=dtype) for needed in need[1:] if needed]
+    parameters = [x.new_empty(norm.channel_shape, dtype=dtype) for needed in need[1:] if needed]
     return [torch.empty_like(x), *parameters] if need[0] else parameters
 
 
 def _set_up_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, mean, _, *norm = inputs
-    ctx.norm, ctx.frozen = Norm(*norm), mean is not None
-    y = output[0] if needs_y(ctx.norm) else None
-    ctx.save_for_backward(x, weight, None if y is not None or ctx.norm.activation == "identity" else bias, y, output[1])
+    norm = Norm(*inputs)
+    ctx.others = (norm.mean is not None, *norm[5:])
+    ctx.save_for_backward(*saved_for_backward(norm, output[0], norm.needs_y), output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate_operator(ctx: Any, dy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     need = ctx.needs_input_grad[:3]
-    found = iter(_backward_operator(dy, *ctx.saved_tensors, need, ctx.frozen, *ctx.norm))
-    return *(next(found) if needed else None for needed in need), *(None,) * (2 + len(ctx.norm))
+    found = iter(_backward_operator(dy, *ctx.saved_tensors, need, *ctx.others))
+    return *(next(found) if needed else None for needed in need), *(None,) * (len(Norm._fields) - 3)
 
 
 def _update_kernel(
@@ -163,7 +133,7 @@ def _update_kernel(
 ) -> None:
     # x has the number of values per set. An integer would be a constant in a trace of torch.jit.
     count = x.numel() // max(statistics[0].numel(), 1)
-    update("norm", Running(mean, var, True, momentum, batches), array(statistics, "norm", "statistics"), count)
+    update("norm", Running(mean, var, momentum, batches), array(statistics, "norm", "statistics"), count)
 
 
 _norm_operator: Final = define(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch.fx
 from torch import Tensor
 
-from ..ops._norm_problem import NormKind
 from ..ops.activation import Activation
 from ._norm import Norm, Running
 from ._norm_autograd import normalize
@@ -45,8 +44,8 @@ def batch_norm(
     _check_axes("batch_norm", input)
     if training and input.numel() == input.shape[1] != 0:
         raise ValueError(f"batch_norm: training needs more than 1 value per channel, input has shape {_shape(input)}")
-    running = _running("batch_norm", running_mean, running_var, training, momentum, batches)
-    return normalize(norm_of("batch_norm", 1, 1, eps, activation), input, weight, bias, running)
+    constants, running = _statistics("batch_norm", running_mean, running_var, training, momentum, batches)
+    return normalize(Norm(input, weight, bias, *constants, "batch_norm", 1, 1, eps, *fused(activation)), running)
 
 
 def instance_norm(
@@ -67,8 +66,8 @@ def instance_norm(
         raise ValueError(
             f"instance_norm: training needs more than 1 position per channel, input has shape {_shape(input)}"
         )
-    running = _running("instance_norm", running_mean, running_var, use_input_stats, momentum, None)
-    return normalize(norm_of("instance_norm", 1, 1, eps, activation), input, weight, bias, running)
+    constants, running = _statistics("instance_norm", running_mean, running_var, use_input_stats, momentum, None)
+    return normalize(Norm(input, weight, bias, *constants, "instance_norm", 1, 1, eps, *fused(activation)), running)
 
 
 def layer_norm(
@@ -86,7 +85,8 @@ def layer_norm(
         raise ValueError(
             f"layer_norm: normalized_shape is {tuple(normalized_shape)}, but input has shape {_shape(input)}"
         )
-    return normalize(norm_of("layer_norm", input.dim() - axes, 1, eps, activation), input, weight, bias)
+    axis = input.dim() - axes
+    return normalize(Norm(input, weight, bias, None, None, "layer_norm", axis, 1, eps, *fused(activation)))
 
 
 def group_norm(
@@ -105,15 +105,14 @@ def group_norm(
             f"group_norm: 1 sample needs more than 1 value per group, input has shape {_shape(input)} and num_groups "
             f"is {num_groups}"
         )
-    return normalize(norm_of("group_norm", 1, num_groups, eps, activation), input, weight, bias)
+    return normalize(Norm(input, weight, bias, None, None, "group_norm", 1, num_groups, eps, *fused(activation)))
 
 
-def norm_of(kind: NormKind, axis: int, groups: int, eps: float, activation: AnyActivation) -> Norm:
+def fused(activation: AnyActivation) -> tuple[Any, ...]:
+    """The last arguments of a Norm: the activation and its parameters."""
     if activation is None:
-        return Norm(kind, axis, groups, eps)
-    if isinstance(activation, str):
-        return Norm(kind, axis, groups, eps, activation)
-    return Norm(kind, axis, groups, eps, activation.name, activation.alpha, activation.beta)
+        return ()
+    return (activation,) if isinstance(activation, str) else (activation.name, activation.alpha, activation.beta)
 
 
 def _check_axes(function: str, input: Tensor) -> None:
@@ -121,22 +120,23 @@ def _check_axes(function: str, input: Tensor) -> None:
         raise ValueError(f"{function}: input has shape {_shape(input)}, needs at least 2 axes: samples and channels")
 
 
-def _running(
+def _statistics(
     function: str,
     mean: Tensor | None,
     var: Tensor | None,
     updated: bool,
     momentum: float | None,
     batches: Tensor | None,
-) -> Running | None:
+) -> tuple[tuple[Tensor | None, Tensor | None], Running | None]:
+    """The constants to normalize by, and the running statistics to update."""
     if mean is not None and var is not None:
-        return Running(mean, var, updated, momentum, batches)
+        return ((None, None), Running(mean, var, momentum, batches)) if updated else ((mean, var), None)
     if mean is not None or var is not None or not updated:
         missing = "running_mean" if mean is None else "running_var"
         raise ValueError(
             f"{function}: {missing} is None; give both running_mean and running_var, or neither in training"
         )
-    return None
+    return (None, None), None
 
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from ..ops.lstm import LstmActivations
 from ._arrays import check_storage
 from ._autograd import is_eager
 from ._leaf import Leaf, Proxy
-from ._lstm import Given, Lstm, encoded
-from ._lstm_autograd import run
+from ._lstm import Lstm, encoded
+from ._lstm_autograd import is_recorded, run
 
 __all__ = ["LSTM"]
 
@@ -147,22 +147,26 @@ class LSTM(Leaf, torch.nn.RNNBase):
             h0, c0 = (None if state is None else state.to(dtype) for state in (h0, c0))
         self._check(x, h0, c0, batch_first, dtype)
         drops = self.training and self.dropout > 0 and self.num_layers > 1
-        lstm = Lstm(
-            self.bidirectional,
-            batch_first,
-            self.bias,
-            self.peephole is not None,
-            self._encoded_activations,
-            self.output_gate_reads,
-            self.dropout if drops else 0.0,
-            self.recompute,
+        y, hn, cn = run(
+            Lstm(
+                x,
+                h0,
+                c0,
+                weights,
+                None if lengths is None else torch.as_tensor(lengths),
+                batch_sizes,
+                torch.randint(1 << 62, ()) if drops else None,
+                is_recorded(x, h0, c0, *weights),
+                self.bidirectional,
+                batch_first,
+                self.bias,
+                self.peephole is not None,
+                self._encoded_activations,
+                self.output_gate_reads,
+                self.dropout if drops else 0.0,
+                self.recompute,
+            )
         )
-        given = Given(
-            None if lengths is None else torch.as_tensor(lengths),
-            batch_sizes,
-            torch.randint(1 << 62, ()) if drops else None,
-        )
-        y, hn, cn = run(lstm, x, h0, c0, weights, given)
         return y, (hn, cn)
 
     def _check(self, x: Tensor, h0: Tensor | None, c0: Tensor | None, batch_first: bool, dtype: torch.dtype) -> None:

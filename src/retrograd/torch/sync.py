@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..ops._types import Array
 from ..ops.normalization import (
+    BareNormCache,
     GradientSums,
     NormStatistics,
     batch_norm_backward,
@@ -23,8 +24,8 @@ from ..ops.normalization import (
 from ._arrays import array, empty_like, num_threads
 from ._autograd import check_device, differentiate_once
 from ._leaf import Proxy
-from ._norm import GRADIENT, Kept, Norm, Running, cache_of, check, check_running, forward, saved_for_backward
-from .functional import norm_of
+from ._norm import GRADIENT, Norm, Running, cache_of, check, check_running, forward, saved_for_backward
+from .functional import fused
 from .norms import BatchNorm
 
 __all__ = ["SyncBatchNorm"]
@@ -71,12 +72,12 @@ class SyncBatchNorm(BatchNorm):
             return super().forward(input)
         check_device("SyncBatchNorm", input)
         self._check_input_dim(input)
-        norm = norm_of("batch_norm", 1, 1, self.eps, self.activation)
+        norm = Norm(input, self.weight, self.bias, None, None, "batch_norm", 1, 1, self.eps, *fused(self.activation))
         running = None
         if self.running_mean is not None and self.running_var is not None and self.track_running_stats:
-            running = Running(self.running_mean, self.running_var, True, self.momentum, self.num_batches_tracked)
-            check_running(norm, input, running)
-        check(norm, input, self.weight, self.bias)
+            running = Running(self.running_mean, self.running_var, self.momentum, self.num_batches_tracked)
+            check_running("batch_norm", input, running.mean, running.var)
+        check(norm)
         y: Tensor = _apply(input, self.weight, self.bias, norm, running, group)
         if running is not None and running.batches is not None:
             running.batches.add_(1)
@@ -110,14 +111,14 @@ class _SyncNorm(torch.autograd.Function):
         total = combine_statistics([NormStatistics(int(part[0]), *np.split(part[1:], 2)) for part in parts])
         if total.count == 1:
             raise ValueError("SyncBatchNorm: training needs more than 1 value per channel in all processes together")
-        y, ctx.kept = forward(norm, x, weight, bias, running, total)
-        ctx.save_for_backward(*saved_for_backward(ctx.kept.problem, x, weight, bias, y))
+        y, ctx.cache = forward(norm, running, total)
+        ctx.save_for_backward(*saved_for_backward(norm, y, ctx.cache.problem.needs_y))
         ctx.count, ctx.group = total.count, group
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        again = partial(_backward, ctx.needs_input_grad, ctx.kept, ctx.count, ctx.group)
+        again = partial(_backward, ctx.needs_input_grad, ctx.cache, ctx.count, ctx.group)
         return *differentiate_once("SyncBatchNorm", again, dy, *ctx.saved_tensors), None, None, None
 
 
@@ -127,7 +128,7 @@ _apply: Callable[..., Any] = torch.compiler.disable(_SyncNorm.apply)
 
 def _backward(
     need: tuple[bool, ...],
-    kept: Kept,
+    bare: BareNormCache,
     count: int,
     group: dist.ProcessGroup,
     dy: Tensor,
@@ -136,7 +137,7 @@ def _backward(
     bias: Tensor | None,
     y: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    cache, threads = cache_of(kept, x, weight, bias, y), num_threads()
+    cache, threads = cache_of(bare, x, weight, bias, y), num_threads()
     outgoing = array(dy, "SyncBatchNorm", GRADIENT)
     _, sum_dz, sum_dz_xhat = batch_norm_gradient_sums(outgoing, cache, num_threads=threads)
     dx = None
@@ -147,7 +148,7 @@ def _backward(
         batch_norm_backward(outgoing, cache, need=["dx"], sums=sums, out={"dx": out}, num_threads=threads)
     # The parameters' gradients are this process's, as for any layer: DistributedDataParallel averages them.
     dweight, dbias = (
-        torch.from_numpy(values.astype(kept.problem.arithmetic)) if needed else None
+        torch.from_numpy(values.astype(bare.problem.arithmetic)) if needed else None
         for values, needed in zip((sum_dz_xhat, sum_dz), need[1:3], strict=True)
     )
     return dx, dweight, dbias

@@ -82,6 +82,28 @@ def test_cache_in_the_callers_memory() -> None:
     assert not any(room[size + 62 :])
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_cache_taken_apart(recompute: bool) -> None:
+    data = cases.make_lstm_data(CACHED)
+    result = forward(CACHED, data, recompute=recompute)
+    assert result.cache is not None
+    expected = flat(backward(data, result.cache))
+    bare, cells = result.cache.without_arrays(), [LstmWeights(*cell) for cell in result.cache.cells]
+    arrays = data.x.copy(), cells, data.h0, data.c0
+    buffer = None if result.cache.buffer is None else result.cache.buffer.copy()
+    assert_same_bits(flat(backward(data, bare.with_arrays(*arrays, buffer))), expected)
+    with pytest.raises(ValueError, match=rf"weights has {len(cells) - 1} cells, but forward had {len(cells)}"):
+        bare.with_arrays(data.x, cells[1:], data.h0, data.c0, buffer)
+    with pytest.raises(ValueError, match=r"x has shape .*, but forward had "):
+        bare.with_arrays(data.x[1:], *arrays[1:], buffer)
+    with pytest.raises(ValueError, match=r"h0 has shape .*, must be \(cells, N, H\) = "):
+        bare.with_arrays(data.x, cells, data.x, data.c0, buffer)
+    if buffer is not None:
+        for wrong in (buffer[:-1], buffer.view(np.int8)):
+            with pytest.raises(ValueError, match=r"^lstm_backward: cache has a buffer of another dtype or size"):
+                backward(data, bare.with_arrays(*arrays, wrong))
+
+
 def test_a_cache_is_checked() -> None:
     data = cases.make_lstm_data(CACHED)
     size = cache_size(CACHED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -16,11 +16,11 @@ from .._buffers import opaque
 from .._call import Reason, Refusal, public, raise_unexplained
 from .._errors import ArgumentTypeError, ArgumentValueError
 from .._types import BYTE, Array
-from .problem import Inputs, run_forward
-from .types import Buffer, Weights
+from .problem import Inputs, Problem, as_state, new_inputs, run_forward
+from .types import Buffer, Cell, LstmWeights, Weights
 from .weights import as_cells
 
-_STAMP: Final = struct.Struct("<16xQ")  # in the engine's header, behind a magic number and a fingerprint of the problem
+_STAMP: Final = struct.Struct("<16xQ")  # in the engine's header, past a magic number and a fingerprint of the problem
 STAMPS: Final = itertools.count(secrets.randbits(62))  # unique for every forward pass of a process
 
 
@@ -66,6 +66,11 @@ class LstmCache(NamedTuple):
         """A copy of this cache with another buffer, filled by the same pass elsewhere."""
         return new_cache((self.inputs, as_buffer("buffer", self.inputs, buffer), None))
 
+    def without_arrays(self) -> BareLstmCache:
+        """What this cache holds besides the inputs of forward and the buffer, for callers who keep those themselves."""
+        problem, _, indices, _, _, _, active, order, seed = self.inputs
+        return BareLstmCache(problem, indices, active, order, seed)
+
     def gradient_shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of ``dx``, ``dh0`` or ``dc0``; None for a state that forward was not given."""
         problem = self.inputs.problem
@@ -78,6 +83,11 @@ class LstmCache(NamedTuple):
     def has_table(self) -> bool:
         """Whether forward looked up its inputs in a table. ``dx`` is then the gradient of the table."""
         return self.inputs.indices is not None
+
+    @property
+    def cells(self) -> list[Cell]:
+        """wx, wh, b and peephole of every cell, as forward read them."""
+        return self.inputs.cells
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -97,6 +107,44 @@ class LstmCache(NamedTuple):
     def __repr__(self) -> str:
         kept = "recomputes" if self.buffer is None else f"{self.buffer.nbytes} bytes"
         return f"LstmCache({self.inputs.problem!r}, {kept})"
+
+
+@opaque
+class BareLstmCache(NamedTuple):
+    """An :class:`LstmCache` without the inputs of the forward pass and its buffer."""
+
+    problem: Problem
+    indices: Array | None  # into the rows of the table, if forward had one
+    active: Array | None
+    order: Array | None
+    seed: int
+
+    def with_arrays(
+        self,
+        x: Array,
+        weights: LstmWeights | Sequence[LstmWeights],
+        h0: Array | None,
+        c0: Array | None,
+        buffer: Array | None,
+    ) -> LstmCache:
+        """The whole cache, from arrays with the values of forward's; `x` is the table if there was one.
+
+        Another pass of the same inputs may have filled the buffer; backward checks that one has. Without a buffer,
+        backward recomputes it.
+        """
+        problem, indices, active, order, seed = self
+        cells: list[Cell] = [weights] if isinstance(weights, LstmWeights) else list(weights)
+        if len(cells) != problem.cells:
+            raise ArgumentValueError("weights", "{weights} has {} cells, but forward had {}", len(cells), problem.cells)
+        if indices is None:
+            if x.shape != problem.x_shape:
+                raise ArgumentValueError("x", "{x} has shape {}, but forward had {}", x.shape, problem.x_shape)
+            x = problem.sequence(x)
+        if h0 is not None:
+            h0 = problem.states(as_state("h0", h0, problem))
+        if c0 is not None:
+            c0 = problem.states(as_state("c0", c0, problem))
+        return new_cache((new_inputs((problem, x, indices, cells, h0, c0, active, order, seed)), buffer, None))
 
 
 new_cache: Final[Callable[[tuple[Any, ...]], LstmCache]] = partial(tuple.__new__, LstmCache)
@@ -131,6 +179,10 @@ def raise_for_cache(refusal: Refusal) -> None:
         raise ArgumentValueError(
             "cache",
             "{cache} is of another problem: sizes, lengths, activations, peepholes, dropout or seed differ",
+        )
+    if refusal.argument == "cache" and refusal.reason in (Reason.shape, Reason.dtype):
+        raise ArgumentValueError(
+            "cache", "{cache} has a buffer of another dtype or size than this problem needs (lstm_cache_size)"
         )
     if refusal.reason is Reason.stale_cache:
         raise ArgumentValueError("cache", "{cache} is stale: a later forward pass has used the same buffer")

@@ -87,7 +87,7 @@ class Inputs(NamedTuple):
     seed: int
 
 
-_new_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__, Inputs)
+new_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__, Inputs)
 
 
 def dtype_code(name: str, dtype: np.dtype[Any]) -> int:
@@ -275,14 +275,14 @@ def bind(
     active = order = None
     if lengths is not None or batch_sizes is not None:
         active, order = _ragged(problem.steps, problem.samples, lengths, batch_sizes)
-    return _new_inputs(
+    return new_inputs(
         (
             problem,
             problem.sequence(x) if indices is None else x,
             indices,
             cells,
-            None if h0 is None else problem.states(_state("h0", h0, problem)),
-            None if c0 is None else problem.states(_state("c0", c0, problem)),
+            None if h0 is None else problem.states(as_state("h0", h0, problem)),
+            None if c0 is None else problem.states(as_state("c0", c0, problem)),
             active,
             order,
             seed if type(seed) is int and 0 <= seed < 1 << 64 else _args.as_seed(seed),
@@ -305,7 +305,7 @@ def _looked_up(x: object, table: object, batch_first: bool) -> tuple[Array, Arra
     return rows, np.ascontiguousarray(flat.T) if batch_first else flat
 
 
-def _state(name: str, value: object, problem: Problem) -> Array:
+def as_state(name: str, value: object, problem: Problem) -> Array:
     array = value if type(value) is np.ndarray else _args.as_array(name, value)
     if array.shape != problem.state_shape:
         axes = "(N, H)" if problem.single else "(cells, N, H)"
@@ -374,7 +374,7 @@ def checked_inputs(inputs: Inputs) -> Inputs:
             _args.check_aligned(name, state)
             states[name] = unit_stride(state)
     checked = [_checked_cell(problem, index, cell) for index, cell in enumerate(cells)]
-    return _new_inputs((problem, unit_stride(x), indices, checked, *states.values(), active, order, seed))
+    return new_inputs((problem, unit_stride(x), indices, checked, *states.values(), active, order, seed))
 
 
 def _active_mask(inputs: Inputs) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,1 @@
+"""The commands ``retrograd info``, ``verify`` and ``bench``. Their parsers import nothing that they only run."""
