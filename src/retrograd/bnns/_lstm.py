@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from ..ops._arrays import overlaps
 from ..ops._planned import Planned, Version, Versioned
+from ..ops._types import BYTE
 from ..ops.lstm import (
     LstmActivations,
     LstmGradients,
@@ -21,7 +22,7 @@ from ..ops.lstm import (
     lstm_backward,
     lstm_cache_size,
 )
-from ..ops.lstm.cache import BYTE, new_cache, stamp_of
+from ..ops.lstm.cache import new_cache, stamp_of
 from ..ops.lstm.forward import forward_bound
 from ..ops.lstm.problem import Inputs, bind
 from . import _constants as c

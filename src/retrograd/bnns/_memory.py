@@ -18,9 +18,9 @@ from typing import Final, NamedTuple, SupportsIndex, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..ops._arrays import Array as Array
 from ..ops._arrays import find_overlap
 from ..ops._buffers import contiguous_bytes, elements_of
+from ..ops._types import Array as Array
 from . import _constants as c
 from ._failure import Invalid, Unsupported, note
 from ._names import constant_name

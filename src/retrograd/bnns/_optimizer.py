@@ -59,7 +59,7 @@ class BNNSOptimizerSGDMomentumWithClippingFields(_SGDMomentum):
     clip_gradients_use_norm: Float
 
 
-class _Adam(Structure):
+class _AdamBase(Structure):
     learning_rate: Float
     beta1: Float
     beta2: Float
@@ -69,7 +69,7 @@ class _Adam(Structure):
     regularization_scale: Float
 
 
-class BNNSOptimizerAdamFields(_Adam):
+class BNNSOptimizerAdamFields(_AdamBase):
     """Adam, AdamW and AMSGrad. ``time_step`` starts at 1; the caller increments it."""
 
     clip_gradients: Bool
@@ -78,7 +78,7 @@ class BNNSOptimizerAdamFields(_Adam):
     regularization_func: UInt32
 
 
-class BNNSOptimizerAdamWithClippingFields(_Adam):
+class BNNSOptimizerAdamWithClippingFields(_AdamBase):
     """Adam, AdamW and AMSGrad, with clipping by value, norm or global norm."""
 
     regularization_func: UInt32
