@@ -128,11 +128,13 @@ public:
         const int64_t first_panel = piece % pieces_across_ * panel_piece_, column = first_panel * kPanel<A>;
         const int64_t row_step = blocking_.near_rows ? blocking_.near_rows : rows_in_cache<A>(step_);
         for (int64_t row = first_row; row < last_row; row += row_step) {
+            int64_t next = position(first_step_);
             for (int64_t step = first_step_; step < last_step_; ++step) {  // one even without depth: c is written
-                const int64_t k = position(step);
+                const int64_t k = next;
+                next = position(step + 1);
                 Product<A> p = whole_;
                 p.rows = std::min(row_step, last_row - row);
-                p.depth = position(step + 1) - k;
+                p.depth = next - k;
                 p.cols = std::min(panel_piece_ * kPanel<A>, cols_ - column);
                 const StateArray<const A> near = left_.near(kernels_, row, p.rows, k, p.depth, p.cols);
                 p.a = near.data;
@@ -159,6 +161,7 @@ private:
     // Where a step of the depth begins.
     int64_t position(int64_t step) const {
         if (segment_steps_ == steps_) return std::min(whole_.depth, step * step_);
+        if (segment_steps_ == 1) return step * segment_;
         return step / segment_steps_ * segment_ + step % segment_steps_ * step_;
     }
 
