@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,26 @@ def test_every_record_is_compared() -> None:
     assert defined == set(ENGINE)
 
 
+def _calls() -> Iterator[tuple[str, ast.Call]]:
+    for path in sorted((Path(rg.__file__).parent / "ops").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call):
+                yield f"{path.name}:{node.lineno}", node
+
+
 def test_the_engine_is_entered_through_one_door() -> None:
     """No function of `ops` calls one of these engine functions but through `enter`."""
     names = {function.__name__ for function in ENGINE.values()}
-    for path in sorted((Path(rg.__file__).parent / "ops").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
-                owner = ast.unparse(node.func.value)
-                assert owner not in ("_core", "problem.engine", "rule"), f"{path.name}:{node.lineno}"
+    for place, call in _calls():
+        if isinstance(call.func, ast.Attribute) and call.func.attr in names:
+            assert ast.unparse(call.func.value) not in ("_core", "engine", "problem.engine", "rule"), place
+
+
+def test_every_call_has_the_record_of_its_function() -> None:
+    entered = set()
+    for place, call in _calls():
+        kind = next((kind for kind in ENGINE if call.args and ast.unparse(call.args[0]) == kind.__name__), None)
+        if kind is not None:
+            assert ast.unparse(call.args[1]).rpartition(".")[2] == ENGINE[kind].__name__, place
+            entered.add(kind)
+    assert entered == set(ENGINE)

@@ -29,6 +29,7 @@ from ._arrays import same_elements
 from ._buffers import opaque
 from ._call import Refusal, enter, public, raise_unexplained
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
+from ._memory import LARGE
 from ._norm_problem import NormKind, NormProblem, as_parameter, as_set_values, as_statistics, check_data, norm_problem
 from ._records import NormBackward, NormForward, NormGradientSums
 from ._types import Array, Statistics
@@ -438,10 +439,11 @@ def run_forward(
     given = mean is not None or var is not None
     statistics = as_statistics(problem, mean, var) if given else np.empty(problem.cache_shape)
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
-    y = out if out is not None else np.empty_like(x) if x.nbytes < _memory.LARGE else _memory.empty_like(x)
+    y = out if out is not None else np.empty_like(x) if x.nbytes < LARGE else _memory.empty_like(x)
     arguments = (x, gamma, beta, y, keep_x, statistics, given, False, threads)
-    if problem.engine is not None:
-        _, fixed = enter(NormForward, problem.engine.forward, arguments, _fixed_forward, problem)
+    engine = problem.engine
+    if engine is not None:
+        _, fixed = enter(NormForward, engine.forward, arguments, _fixed_forward, problem)
     else:
         fixed = _checked_forward(NormForward(*arguments), problem)
         if not given:
@@ -659,7 +661,8 @@ def _backward(
     accumulate: bool,
     num_threads: int | None,
 ) -> NormGradients:
-    problem = cache.problem if type(cache) is NormCache and cache.problem.kind == kind else _checked_cache(kind, cache)
+    if type(cache) is not NormCache or (problem := cache.problem).kind != kind:
+        problem = _checked_cache(kind, cache)
     buffers = dx, dgamma, dbeta = _NO_BUFFERS if out is None else _args.gradient_buffers(out, NormGradients)
     if need is not None:
         want_dx, want_dgamma, want_dbeta = _args.needed_gradients(need, _GRADIENTS, buffers)
@@ -680,11 +683,13 @@ def _backward(
         accumulate = _args.as_flag("accumulate", accumulate)
 
     if want_dx and dx is None:
-        dx = np.empty_like(cache.x) if cache.x.nbytes < _memory.LARGE else _memory.empty_like(cache.x)
+        x = cache.x
+        dx = np.empty_like(x) if x.nbytes < LARGE else _memory.empty_like(x)
+    shape, dtype = problem.parameter_shape, problem.arithmetic
     if want_dgamma and dgamma is None:
-        dgamma = np.empty(problem.parameter_shape, problem.arithmetic)
+        dgamma = np.empty(shape, dtype)
     if want_dbeta and dbeta is None:
-        dbeta = np.empty(problem.parameter_shape, problem.arithmetic)
+        dbeta = np.empty(shape, dtype)
     _run_backward(problem, (dy, cache, sum_dz, sum_dz_xhat, count, dx, dgamma, dbeta, accumulate, False, threads))
     return _new_gradients((dx, dgamma, dbeta))
 
@@ -698,7 +703,8 @@ def run_backward(
 
 def _run_backward(problem: NormProblem, arguments: tuple[Any, ...]) -> None:
     """The same for a tuple of the fields of `NormBackward`."""
-    if problem.engine is None:
+    engine = problem.engine
+    if engine is None:
         given = NormBackward(*arguments)
         results = NormGradients(given.dx, given.dgamma, given.dbeta)
         _check_results(problem, _checked_dy(given.dy, problem), cast(NormCache, given.cache), results)
@@ -706,7 +712,7 @@ def _run_backward(problem: NormProblem, arguments: tuple[Any, ...]) -> None:
             if empty_sum is not None and not given.accumulate:
                 empty_sum.fill(0)
         return
-    _, fixed = enter(NormBackward, problem.engine.backward, arguments, _fixed_backward)
+    _, fixed = enter(NormBackward, engine.backward, arguments, _fixed_backward)
     if fixed is not None:
         given = NormBackward(*arguments)
         for array, computed in ((given.dgamma, fixed.dgamma), (given.dbeta, fixed.dbeta)):

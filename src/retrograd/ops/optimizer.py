@@ -129,7 +129,7 @@ def adam_step(
     """
     count = as_number("step", step)
     if not 1 <= count < math.inf:
-        raise ArgumentValueError("step", "{step} is {:g}, must be at least 1: the first step is number 1", count)
+        raise ArgumentValueError("step", "{step} is {:g}, must be at least 1: the first {step} is number 1", count)
     rate = non_negative("learning_rate", learning_rate)
     keep_first = fraction("beta1", beta1)
     keep_second = fraction("beta2", beta2)
