@@ -181,6 +181,7 @@ def test_bench_lstm_against_the_matrix_product(tmp_path: Path, without_torch: st
     assert limit["version"] == np.__version__
 
 
+@pytest.mark.long
 def test_bench_conv_has_pooling_and_memory(tmp_path: Path, without_torch: str) -> None:
     path = tmp_path / "out.csv"
     rows = ["conv_n64c1o16s8k3", "max_pool_n32c32s20k2"]
@@ -206,6 +207,7 @@ def test_bench_conv_has_pooling_and_memory(tmp_path: Path, without_torch: str) -
             assert printed[case, pass_][-1] == f"{int(row['peak_bytes']) / 2**20:.1f}"
 
 
+@pytest.mark.long
 def test_bench_at_a_lower_level(tmp_path: Path) -> None:
     """PyTorch is loaded after its level is set, BLAS runs at that level, and the file records it."""
     path, fake = tmp_path / "out.csv", tmp_path / "fake"

@@ -36,7 +36,11 @@ def script_of(document: Path) -> str:
     return script
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(path, marks=pytest.mark.long if path.name == "torch.md" else ()) for path in DOCUMENTS],
+    ids=lambda path: path.name,
+)
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     """In a process of their own, as a reader would run them, with warnings as errors."""
     if document.name in NEEDS:

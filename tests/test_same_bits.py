@@ -140,6 +140,7 @@ def test_nan_is_one_value_and_zero_has_a_sign() -> None:
     assert bits._digest([None]) != bits._digest([])
 
 
+@pytest.mark.long
 def test_a_trained_model_has_the_same_bytes_at_every_level(tmp_path: Path) -> None:
     """The command of `make demo`, with a small model and few steps."""
     text = tmp_path / "text.txt"

@@ -6,6 +6,7 @@ import array
 import copy
 import ctypes
 import mmap
+import re
 import struct
 from typing import Any
 
@@ -22,343 +23,114 @@ STRUCTURES: dict[str, type[Structure]] = {
     for name, value in vars(bnns).items()
     if isinstance(value, type) and issubclass(value, Structure) and value is not Structure
 }
-LOSS = {"function": 0, "i_desc": 8, "o_desc": 184, "reduction": 360}  # how every loss structure begins
-# sizeof and offsets as the specifications print them
-LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
-    "BNNSNDArrayDescriptor": (
-        176,
-        {
-            "flags": 0,
-            "layout": 4,
-            "size": 8,
-            "stride": 72,
-            "data": 136,
-            "data_type": 144,
-            "table_data": 152,
-            "table_data_type": 160,
-            "data_scale": 164,
-            "data_bias": 168,
-        },
-    ),
-    "BNNSActivation": (
-        48,
-        {
-            "function": 0,
-            "alpha": 4,
-            "beta": 8,
-            "iscale": 12,
-            "ioffset": 16,
-            "ishift": 20,
-            "iscale_per_channel": 24,
-            "ioffset_per_channel": 32,
-            "ishift_per_channel": 40,
-        },
-    ),
-    "BNNSTensor": (
-        160,
-        {"data_type": 0, "rank": 4, "shape": 8, "stride": 72, "data": 136, "data_size_in_bytes": 144, "name": 152},
-    ),
-    "BNNSFilterParameters": (32, {"flags": 0, "n_threads": 8, "alloc_memory": 16, "free_memory": 24}),
-    "BNNSLayerParametersNormalization": (
-        1128,
-        {
-            "i_desc": 0,
-            "o_desc": 176,
-            "beta_desc": 352,
-            "gamma_desc": 528,
-            "moving_mean_desc": 704,
-            "moving_variance_desc": 880,
-            "momentum": 1056,
-            "epsilon": 1060,
-            "activation": 1064,
-            "num_groups": 1112,
-            "normalization_axis": 1120,
-        },
-    ),
-    "BNNSLayerParametersActivation": (408, {"i_desc": 0, "o_desc": 176, "activation": 352, "axis_flags": 400}),
-    "BNNSLayerParametersFullyConnected": (
-        752,
-        {"i_desc": 0, "w_desc": 176, "o_desc": 352, "bias": 528, "activation": 704},
-    ),
-    "BNNSLayerParametersArithmetic": (
-        64,
-        {"arithmetic_function": 0, "arithmetic_function_fields": 8, "activation": 16},
-    ),
-    "BNNSArithmeticUnary": (368, {"in_": 0, "in_type": 176, "out": 184, "out_type": 360}),
-    "BNNSArithmeticBinary": (
-        552,
-        {"in1": 0, "in1_type": 176, "in2": 184, "in2_type": 360, "out": 368, "out_type": 544},
-    ),
-    "BNNSArithmeticTernary": (
-        736,
-        {
-            "in1": 0,
-            "in1_type": 176,
-            "in2": 184,
-            "in2_type": 360,
-            "in3": 368,
-            "in3_type": 544,
-            "out": 552,
-            "out_type": 728,
-        },
-    ),
-    "BNNSLayerParametersDropout": (368, {"i_desc": 0, "o_desc": 176, "rate": 352, "seed": 356, "control": 360}),
-    "BNNSLayerParametersEmbedding": (
-        552,
-        {
-            "flags": 0,
-            "i_desc": 8,
-            "o_desc": 184,
-            "dictionary": 360,
-            "padding_idx": 536,
-            "max_norm": 544,
-            "norm_type": 548,
-        },
-    ),
-    "BNNSLayerParametersPermute": (416, {"i_desc": 0, "o_desc": 176, "permutation": 352}),
-    "BNNSLayerParametersPadding": (
-        488,
-        {"i_desc": 0, "o_desc": 176, "padding_size": 352, "padding_mode": 480, "padding_value": 484},
-    ),
-    "BNNSLayerParametersReduction": (
-        536,
-        {"i_desc": 0, "o_desc": 176, "w_desc": 352, "reduce_func": 528, "epsilon": 532},
-    ),
-    "BNNSLayerParametersBroadcastMatMul": (
-        544,
-        {
-            "alpha": 0,
-            "beta": 4,
-            "transA": 8,
-            "transB": 9,
-            "quadratic": 10,
-            "a_is_weights": 11,
-            "b_is_weights": 12,
-            "iA_desc": 16,
-            "iB_desc": 192,
-            "o_desc": 368,
-        },
-    ),
-    "BNNSMHAProjectionParameters": (528, {"target_desc": 0, "weights": 176, "bias": 352}),
-    "BNNSLayerParametersMultiheadAttention": (
-        2480,
-        {
-            "query": 0,
-            "key": 528,
-            "value": 1056,
-            "add_zero_attn": 1584,
-            "key_attn_bias": 1592,
-            "value_attn_bias": 1768,
-            "output": 1944,
-            "dropout": 2472,
-            "seed": 2476,
-        },
-    ),
-    "BNNSLayerParametersResize": (368, {"method": 0, "i_desc": 8, "o_desc": 184, "align_corners": 360}),
-    "BNNSLayerParametersCropResize": (
-        24,
-        {
-            "normalized_coordinates": 0,
-            "spatial_scale": 4,
-            "extrapolation_value": 8,
-            "sampling_mode": 12,
-            "box_coordinate_mode": 16,
-            "method": 20,
-        },
-    ),
-    "BNNSLayerParametersTensorContraction": (
-        544,
-        {"operation": 0, "alpha": 8, "beta": 12, "iA_desc": 16, "iB_desc": 192, "o_desc": 368},
-    ),
-    "BNNSLayerParametersGram": (360, {"alpha": 0, "i_desc": 8, "o_desc": 184}),
-    "BNNSLSTMGateDescriptor": (928, {"iw_desc": 0, "hw_desc": 352, "cw_desc": 528, "b_desc": 704, "activation": 880}),
-    "BNNSLSTMDataDescriptor": (528, {"data_desc": 0, "hidden_desc": 176, "cell_state_desc": 352}),
-    "BNNSLayerParametersLSTM": (
-        5040,
-        {
-            "input_size": 0,
-            "hidden_size": 8,
-            "batch_size": 16,
-            "num_layers": 24,
-            "seq_len": 32,
-            "dropout": 40,
-            "lstm_flags": 44,
-            "sequence_descriptor": 48,
-            "input_descriptor": 224,
-            "output_descriptor": 752,
-            "input_gate": 1280,
-            "forget_gate": 2208,
-            "candidate_gate": 3136,
-            "output_gate": 4064,
-            "hidden_activation": 4992,
-        },
-    ),
-    "BNNSOptimizerSGDMomentumFields": (
-        40,
-        {
-            "learning_rate": 0,
-            "momentum": 4,
-            "gradient_scale": 8,
-            "regularization_scale": 12,
-            "clip_gradients": 16,
-            "clip_gradients_min": 20,
-            "clip_gradients_max": 24,
-            "nesterov": 28,
-            "regularization_func": 32,
-            "sgd_momentum_variant": 36,
-        },
-    ),
-    "BNNSOptimizerSGDMomentumWithClippingFields": (
-        48,
-        {
-            "learning_rate": 0,
-            "momentum": 4,
-            "gradient_scale": 8,
-            "regularization_scale": 12,
-            "nesterov": 16,
-            "regularization_func": 20,
-            "sgd_momentum_variant": 24,
-            "clipping_func": 28,
-            "clip_gradients_min": 32,
-            "clip_gradients_max": 36,
-            "clip_gradients_max_norm": 40,
-            "clip_gradients_use_norm": 44,
-        },
-    ),
-    "BNNSOptimizerAdamFields": (
-        44,
-        {
-            "learning_rate": 0,
-            "beta1": 4,
-            "beta2": 8,
-            "time_step": 12,
-            "epsilon": 16,
-            "gradient_scale": 20,
-            "regularization_scale": 24,
-            "clip_gradients": 28,
-            "clip_gradients_min": 32,
-            "clip_gradients_max": 36,
-            "regularization_func": 40,
-        },
-    ),
-    "BNNSOptimizerAdamWithClippingFields": (
-        52,
-        {
-            "learning_rate": 0,
-            "beta1": 4,
-            "beta2": 8,
-            "time_step": 12,
-            "epsilon": 16,
-            "gradient_scale": 20,
-            "regularization_scale": 24,
-            "regularization_func": 28,
-            "clipping_func": 32,
-            "clip_gradients_min": 36,
-            "clip_gradients_max": 40,
-            "clip_gradients_max_norm": 44,
-            "clip_gradients_use_norm": 48,
-        },
-    ),
-    "BNNSOptimizerRMSPropFields": (
-        44,
-        {
-            "learning_rate": 0,
-            "alpha": 4,
-            "epsilon": 8,
-            "centered": 12,
-            "momentum": 16,
-            "gradient_scale": 20,
-            "regularization_scale": 24,
-            "clip_gradients": 28,
-            "clip_gradients_min": 32,
-            "clip_gradients_max": 36,
-            "regularization_func": 40,
-        },
-    ),
-    "BNNSOptimizerRMSPropWithClippingFields": (
-        52,
-        {
-            "learning_rate": 0,
-            "alpha": 4,
-            "epsilon": 8,
-            "centered": 12,
-            "momentum": 16,
-            "gradient_scale": 20,
-            "regularization_scale": 24,
-            "regularization_func": 28,
-            "clipping_func": 32,
-            "clip_gradients_min": 36,
-            "clip_gradients_max": 40,
-            "clip_gradients_max_norm": 44,
-            "clip_gradients_use_norm": 48,
-        },
-    ),
-    "BNNSLayerParametersConvolution": (
-        840,
-        {
-            "i_desc": 0,
-            "w_desc": 176,
-            "o_desc": 352,
-            "bias": 528,
-            "activation": 704,
-            "x_stride": 752,
-            "y_stride": 760,
-            "x_dilation_stride": 768,
-            "y_dilation_stride": 776,
-            "x_padding": 784,
-            "y_padding": 792,
-            "groups": 800,
-            "pad": 808,
-        },
-    ),
-    "BNNSLayerParametersPooling": (
-        680,
-        {
-            "i_desc": 0,
-            "o_desc": 176,
-            "bias": 352,
-            "activation": 528,
-            "pooling_function": 576,
-            "k_width": 584,
-            "k_height": 592,
-            "x_stride": 600,
-            "y_stride": 608,
-            "x_dilation_stride": 616,
-            "y_dilation_stride": 624,
-            "x_padding": 632,
-            "y_padding": 640,
-            "pad": 648,
-        },
-    ),
-    "BNNSLayerParametersQuantization": (
-        720,
-        {"axis_mask": 0, "function": 8, "i_desc": 16, "o_desc": 192, "scale": 368, "bias": 544},
-    ),
-    "BNNSLayerParametersLossBase": (368, LOSS),
-    "BNNSLayerParametersLossSoftmaxCrossEntropy": (368, {**LOSS, "label_smooth": 364}),
-    "BNNSLayerParametersLossSigmoidCrossEntropy": (368, {**LOSS, "label_smooth": 364}),
-    "BNNSLayerParametersLossHuber": (368, {**LOSS, "huber_delta": 364}),
-    "BNNSLayerParametersLossYolo": (
-        440,
-        {
-            **LOSS,
-            "huber_delta": 364,
-            "number_of_grid_columns": 368,
-            "number_of_grid_rows": 376,
-            "number_of_anchor_boxes": 384,
-            "anchor_box_size": 392,
-            "rescore": 400,
-            "scale_xy": 404,
-            "scale_wh": 408,
-            "scale_object": 412,
-            "scale_no_object": 416,
-            "scale_classification": 420,
-            "object_minimum_iou": 424,
-            "no_object_maximum_iou": 428,
-            "anchors_data": 432,
-        },
-    ),
-}
+# Each structure with its sizeof, then its fields with their offsets, as the specifications print them.
+TABLE = """
+BNNSNDArrayDescriptor 176
+    flags 0 layout 4 size 8 stride 72 data 136 data_type 144 table_data 152 table_data_type 160 data_scale 164
+    data_bias 168
+BNNSActivation 48
+    function 0 alpha 4 beta 8 iscale 12 ioffset 16 ishift 20 iscale_per_channel 24 ioffset_per_channel 32
+    ishift_per_channel 40
+BNNSTensor 160
+    data_type 0 rank 4 shape 8 stride 72 data 136 data_size_in_bytes 144 name 152
+BNNSFilterParameters 32
+    flags 0 n_threads 8 alloc_memory 16 free_memory 24
+BNNSLayerParametersNormalization 1128
+    i_desc 0 o_desc 176 beta_desc 352 gamma_desc 528 moving_mean_desc 704 moving_variance_desc 880 momentum 1056
+    epsilon 1060 activation 1064 num_groups 1112 normalization_axis 1120
+BNNSLayerParametersActivation 408
+    i_desc 0 o_desc 176 activation 352 axis_flags 400
+BNNSLayerParametersFullyConnected 752
+    i_desc 0 w_desc 176 o_desc 352 bias 528 activation 704
+BNNSLayerParametersArithmetic 64
+    arithmetic_function 0 arithmetic_function_fields 8 activation 16
+BNNSArithmeticUnary 368
+    in_ 0 in_type 176 out 184 out_type 360
+BNNSArithmeticBinary 552
+    in1 0 in1_type 176 in2 184 in2_type 360 out 368 out_type 544
+BNNSArithmeticTernary 736
+    in1 0 in1_type 176 in2 184 in2_type 360 in3 368 in3_type 544 out 552 out_type 728
+BNNSLayerParametersDropout 368
+    i_desc 0 o_desc 176 rate 352 seed 356 control 360
+BNNSLayerParametersEmbedding 552
+    flags 0 i_desc 8 o_desc 184 dictionary 360 padding_idx 536 max_norm 544 norm_type 548
+BNNSLayerParametersPermute 416
+    i_desc 0 o_desc 176 permutation 352
+BNNSLayerParametersPadding 488
+    i_desc 0 o_desc 176 padding_size 352 padding_mode 480 padding_value 484
+BNNSLayerParametersReduction 536
+    i_desc 0 o_desc 176 w_desc 352 reduce_func 528 epsilon 532
+BNNSLayerParametersBroadcastMatMul 544
+    alpha 0 beta 4 transA 8 transB 9 quadratic 10 a_is_weights 11 b_is_weights 12 iA_desc 16 iB_desc 192
+    o_desc 368
+BNNSMHAProjectionParameters 528
+    target_desc 0 weights 176 bias 352
+BNNSLayerParametersMultiheadAttention 2480
+    query 0 key 528 value 1056 add_zero_attn 1584 key_attn_bias 1592 value_attn_bias 1768 output 1944 dropout 2472
+    seed 2476
+BNNSLayerParametersResize 368
+    method 0 i_desc 8 o_desc 184 align_corners 360
+BNNSLayerParametersCropResize 24
+    normalized_coordinates 0 spatial_scale 4 extrapolation_value 8 sampling_mode 12 box_coordinate_mode 16
+    method 20
+BNNSLayerParametersTensorContraction 544
+    operation 0 alpha 8 beta 12 iA_desc 16 iB_desc 192 o_desc 368
+BNNSLayerParametersGram 360
+    alpha 0 i_desc 8 o_desc 184
+BNNSLSTMGateDescriptor 928
+    iw_desc 0 hw_desc 352 cw_desc 528 b_desc 704 activation 880
+BNNSLSTMDataDescriptor 528
+    data_desc 0 hidden_desc 176 cell_state_desc 352
+BNNSLayerParametersLSTM 5040
+    input_size 0 hidden_size 8 batch_size 16 num_layers 24 seq_len 32 dropout 40 lstm_flags 44
+    sequence_descriptor 48 input_descriptor 224 output_descriptor 752 input_gate 1280 forget_gate 2208
+    candidate_gate 3136 output_gate 4064 hidden_activation 4992
+BNNSOptimizerSGDMomentumFields 40
+    learning_rate 0 momentum 4 gradient_scale 8 regularization_scale 12 clip_gradients 16 clip_gradients_min 20
+    clip_gradients_max 24 nesterov 28 regularization_func 32 sgd_momentum_variant 36
+BNNSOptimizerSGDMomentumWithClippingFields 48
+    learning_rate 0 momentum 4 gradient_scale 8 regularization_scale 12 nesterov 16 regularization_func 20
+    sgd_momentum_variant 24 clipping_func 28 clip_gradients_min 32 clip_gradients_max 36
+    clip_gradients_max_norm 40 clip_gradients_use_norm 44
+BNNSOptimizerAdamFields 44
+    learning_rate 0 beta1 4 beta2 8 time_step 12 epsilon 16 gradient_scale 20 regularization_scale 24
+    clip_gradients 28 clip_gradients_min 32 clip_gradients_max 36 regularization_func 40
+BNNSOptimizerAdamWithClippingFields 52
+    learning_rate 0 beta1 4 beta2 8 time_step 12 epsilon 16 gradient_scale 20 regularization_scale 24
+    regularization_func 28 clipping_func 32 clip_gradients_min 36 clip_gradients_max 40 clip_gradients_max_norm 44
+    clip_gradients_use_norm 48
+BNNSOptimizerRMSPropFields 44
+    learning_rate 0 alpha 4 epsilon 8 centered 12 momentum 16 gradient_scale 20 regularization_scale 24
+    clip_gradients 28 clip_gradients_min 32 clip_gradients_max 36 regularization_func 40
+BNNSOptimizerRMSPropWithClippingFields 52
+    learning_rate 0 alpha 4 epsilon 8 centered 12 momentum 16 gradient_scale 20 regularization_scale 24
+    regularization_func 28 clipping_func 32 clip_gradients_min 36 clip_gradients_max 40 clip_gradients_max_norm 44
+    clip_gradients_use_norm 48
+BNNSLayerParametersConvolution 840
+    i_desc 0 w_desc 176 o_desc 352 bias 528 activation 704 x_stride 752 y_stride 760 x_dilation_stride 768
+    y_dilation_stride 776 x_padding 784 y_padding 792 groups 800 pad 808
+BNNSLayerParametersPooling 680
+    i_desc 0 o_desc 176 bias 352 activation 528 pooling_function 576 k_width 584 k_height 592 x_stride 600
+    y_stride 608 x_dilation_stride 616 y_dilation_stride 624 x_padding 632 y_padding 640 pad 648
+BNNSLayerParametersQuantization 720
+    axis_mask 0 function 8 i_desc 16 o_desc 192 scale 368 bias 544
+BNNSLayerParametersLossBase 368
+    function 0 i_desc 8 o_desc 184 reduction 360
+BNNSLayerParametersLossSoftmaxCrossEntropy 368
+    function 0 i_desc 8 o_desc 184 reduction 360 label_smooth 364
+BNNSLayerParametersLossSigmoidCrossEntropy 368
+    function 0 i_desc 8 o_desc 184 reduction 360 label_smooth 364
+BNNSLayerParametersLossHuber 368
+    function 0 i_desc 8 o_desc 184 reduction 360 huber_delta 364
+BNNSLayerParametersLossYolo 440
+    function 0 i_desc 8 o_desc 184 reduction 360 huber_delta 364 number_of_grid_columns 368
+    number_of_grid_rows 376 number_of_anchor_boxes 384 anchor_box_size 392 rescore 400 scale_xy 404 scale_wh 408
+    scale_object 412 scale_no_object 416 scale_classification 420 object_minimum_iou 424 no_object_maximum_iou 428
+    anchors_data 432
+"""
+LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {}
+for heading, *fields in (row.split() for row in re.split(r"\n(?=\S)", TABLE.strip())):
+    LAYOUTS[heading] = int(fields[0]), dict(zip(fields[1::2], map(int, fields[2::2]), strict=True))
 
 
 def test_every_structure_is_listed() -> None:
@@ -372,65 +144,28 @@ def test_structure_sizes_and_offsets(name: str) -> None:
     assert {field.name: field.offset for field in STRUCTURES[name]._layout} == offsets
 
 
+CONSTANTS = """
+DataTypeFloat32 65568 DataTypeFloat16 65552 DataTypeBFloat16 98320 DataTypeInt8 0x20008 DataTypeUInt32 0x40020
+DataTypeUInt6 0x40006 DataTypeIndexed4 0x80004 DataTypeBoolean 0x100008 DataLayoutVector 0x10000
+DataLayoutImageCHW 0x30000 DataLayoutSNE 0x30001 DataLayoutNSE 0x30002 DataLayoutConvolutionWeightsOIHW_Pack32 0x40010
+DataLayout8DFirstMajor 0x88001 NDArrayFlagBackpropAccumulate 1 ActivationFunctionIdentity 0
+ActivationFunctionThreshold 28 ActivationFunctionHardSwish 30 ActivationFunctionGELUApproximation2 30
+ActivationFunctionGELUApproximationSigmoid 35 BatchNorm 2 GroupNorm 5 Arithmetic 8 FlagsUseClientPtr 1
+LayerFlagsLSTMBidirectional 1 LayerFlagsLSTMDefaultActivations 2 L2Norm 1 QuantizerFunctionQuantize 0
+QuantizerFunctionDequantize 1 LossFunctionSoftmaxCrossEntropy 1 LossFunctionSigmoidCrossEntropy 2
+LossFunctionMeanSquareError 3 LossFunctionHuber 4 LossFunctionYolo 5 LossFunctionLog 6 LossFunctionCosineDistance 7
+LossFunctionHinge 8 LossFunctionMeanAbsoluteError 9 LossFunctionCategoricalCrossEntropy 10
+InterpolationMethodNearest 0 InterpolationMethodLinear 1 LinearSamplingDefault 0 LinearSamplingAlignCorners 1
+LinearSamplingUnalignCorners 2 LinearSamplingStrictAlignCorners 3 LinearSamplingOffsetCorners 4 CornersHeightFirst 0
+CornersWidthFirst 1 CenterSizeHeightFirst 2 CenterSizeWidthFirst 3 LossReductionNone 0 LossReductionSum 1
+LossReductionWeightedMean 2 LossReductionMean 3 LossReductionNonZeroWeightMean 4
+"""
+
+
 def test_constants_have_apples_numbers() -> None:
-    expected = {
-        "BNNSDataTypeFloat32": 65568,
-        "BNNSDataTypeFloat16": 65552,
-        "BNNSDataTypeBFloat16": 98320,
-        "BNNSDataTypeInt8": 0x20008,
-        "BNNSDataTypeUInt32": 0x40020,
-        "BNNSDataTypeUInt6": 0x40006,
-        "BNNSDataTypeIndexed4": 0x80004,
-        "BNNSDataTypeBoolean": 0x100008,
-        "BNNSDataLayoutVector": 0x10000,
-        "BNNSDataLayoutImageCHW": 0x30000,
-        "BNNSDataLayoutSNE": 0x30001,
-        "BNNSDataLayoutNSE": 0x30002,
-        "BNNSDataLayoutConvolutionWeightsOIHW_Pack32": 0x40010,
-        "BNNSDataLayout8DFirstMajor": 0x88001,
-        "BNNSNDArrayFlagBackpropAccumulate": 1,
-        "BNNSActivationFunctionIdentity": 0,
-        "BNNSActivationFunctionThreshold": 28,
-        "BNNSActivationFunctionHardSwish": 30,
-        "BNNSActivationFunctionGELUApproximation2": 30,
-        "BNNSActivationFunctionGELUApproximationSigmoid": 35,
-        "BNNSBatchNorm": 2,
-        "BNNSGroupNorm": 5,
-        "BNNSArithmetic": 8,
-        "BNNSFlagsUseClientPtr": 1,
-        "BNNSLayerFlagsLSTMBidirectional": 1,
-        "BNNSLayerFlagsLSTMDefaultActivations": 2,
-        "BNNSL2Norm": 1,
-        "BNNSQuantizerFunctionQuantize": 0,
-        "BNNSQuantizerFunctionDequantize": 1,
-        "BNNSLossFunctionSoftmaxCrossEntropy": 1,
-        "BNNSLossFunctionSigmoidCrossEntropy": 2,
-        "BNNSLossFunctionMeanSquareError": 3,
-        "BNNSLossFunctionHuber": 4,
-        "BNNSLossFunctionYolo": 5,
-        "BNNSLossFunctionLog": 6,
-        "BNNSLossFunctionCosineDistance": 7,
-        "BNNSLossFunctionHinge": 8,
-        "BNNSLossFunctionMeanAbsoluteError": 9,
-        "BNNSLossFunctionCategoricalCrossEntropy": 10,
-        "BNNSInterpolationMethodNearest": 0,
-        "BNNSInterpolationMethodLinear": 1,
-        "BNNSLinearSamplingDefault": 0,
-        "BNNSLinearSamplingAlignCorners": 1,
-        "BNNSLinearSamplingUnalignCorners": 2,
-        "BNNSLinearSamplingStrictAlignCorners": 3,
-        "BNNSLinearSamplingOffsetCorners": 4,
-        "BNNSCornersHeightFirst": 0,
-        "BNNSCornersWidthFirst": 1,
-        "BNNSCenterSizeHeightFirst": 2,
-        "BNNSCenterSizeWidthFirst": 3,
-        "BNNSLossReductionNone": 0,
-        "BNNSLossReductionSum": 1,
-        "BNNSLossReductionWeightedMean": 2,
-        "BNNSLossReductionMean": 3,
-        "BNNSLossReductionNonZeroWeightMean": 4,
-        "SIZE_MAX": 2**64 - 1,
-    }
+    table = CONSTANTS.split()
+    expected = {f"BNNS{name}": int(number, 0) for name, number in zip(table[::2], table[1::2], strict=True)}
+    expected["SIZE_MAX"] = 2**64 - 1
     assert {name: getattr(bnns, name) for name in expected} == expected
 
 

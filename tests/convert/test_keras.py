@@ -107,12 +107,14 @@ def loaded(saved: Path, torch: Any, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OURS)
 def test_keras_loads_what_we_write(saved: Path, loaded: Path, name: str) -> None:
     with np.load(saved / f"{name}.save.npz") as before, np.load(loaded / f"{name}.load.npz") as after:
         np.testing.assert_array_equal(after["y"], before["y"])
 
 
+@pytest.mark.long
 def test_a_stack_of_pytorch_becomes_several_layers(loaded: Path, torch: Any) -> None:
     module = torch.nn.LSTM(3, 4, 2, batch_first=True)
     module.load_state_dict(torch.load(loaded / "torch.pt"))

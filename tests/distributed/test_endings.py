@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.mpi import run_on_ranks
+from support.mpi import run_on_ranks, two_or_three_ranks
 
 PROGRAM = """
 import os, signal, sys, threading
@@ -83,7 +83,7 @@ group.run(work)
 
 
 @pytest.mark.parametrize("where", ENDINGS)
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_an_uncaught_exception_is_printed_once_and_ends_all_ranks(where: str, ranks: int) -> None:
     printed = stderr_of(ranks, ENDINGS[where])
     assert printed.count(NOTICE.format(ranks - 1)) == 1
@@ -92,7 +92,7 @@ def test_an_uncaught_exception_is_printed_once_and_ends_all_ranks(where: str, ra
     assert "RankError" not in printed
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_a_group_of_ones_own_communicator_ends_together_too(ranks: int) -> None:
     body = """
 from mpi4py import MPI
@@ -106,7 +106,7 @@ step()
     assert printed.count("KeyError: 'no such file'") == 1
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_ctrl_c_on_one_rank_ends_all(ranks: int) -> None:
     body = """
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
@@ -121,7 +121,7 @@ step()
 
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "sys.exit(3)", "raise SystemExit('no data')"])
 @pytest.mark.parametrize("wait", ["step()", "group.broadcast(1)", "parallel_model()"])
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+@two_or_three_ranks
 def test_a_rank_that_ends_early_ends_all(ending: str, wait: str, ranks: int) -> None:
     body = f"""
 step()
@@ -155,7 +155,7 @@ step()
     assert printed.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)"])
 def test_a_clean_end_stays_clean(ending: str, ranks: int) -> None:
     """Even if one rank has more to do than the others, and if a process was forked."""
@@ -197,7 +197,7 @@ def test_codes_of_all_ranks_are_kept() -> None:
     assert stderr_of(2, "step()\nsys.exit(3)", code=3) == ""
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_train_reports_an_unexpected_error_of_one_rank(ranks: int, tmp_path: Path) -> None:
     """The other ranks are in different calls by then: in a step, or about to join."""
     text = tmp_path / "text.txt"

@@ -11,7 +11,7 @@ import pytest
 
 import retrograd as rg
 from retrograd import distributed, graph, nn
-from support.mpi import run_on_ranks
+from support.mpi import run_on_ranks, two_or_three_ranks
 
 BATCH = 13
 
@@ -266,7 +266,7 @@ def test_any_number_of_ranks_trains_to_the_same_bits(ranks: int, expected: str) 
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_programs_exchange_values_of_all_ranks(ranks: int) -> None:
     """Several times in each run, and other values in each."""
     body = """
@@ -317,7 +317,7 @@ x = x[:, :3]
 
 
 @pytest.mark.parametrize("kind", ["NormStatistics", "ndarray"])
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_an_error_inside_a_program_of_one_rank_ends_all(kind: str, ranks: int) -> None:
     body = f"""{FAILING}
 parallel.step(x, target)
@@ -332,7 +332,7 @@ sys.stdout.write("went on")
     assert result.stderr.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_an_error_inside_a_program_that_is_caught_changes_nothing(ranks: int) -> None:
     body = f"""{FAILING}
 def bits():
@@ -360,7 +360,7 @@ assert bits() == b"".join(array.tobytes() for array in again.state_arrays().valu
     assert sorted(said) == [mine] * 2 + [others] * (2 * (ranks - 1))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_a_norm_that_is_in_evaluation_mode_on_one_rank_is_noticed(ranks: int) -> None:
     """Its programs exchange nothing, while those of the others wait."""
     body = """
@@ -385,7 +385,7 @@ parallel.step(x, target)
     assert sorted(said) == [f"{rank} {'ValueError' if rank == 1 else 'RankError'} {message}" for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@two_or_three_ranks
 def test_a_rank_that_ends_while_programs_wait_for_it_ends_all(ranks: int) -> None:
     body = f"""{FAILING}
 parallel.step(x, target)

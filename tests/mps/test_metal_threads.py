@@ -228,6 +228,7 @@ def test_old_and_new_queues_work_in_a_child_after_fork() -> None:
     assert finished(OLD_QUEUE).status == STATUS.completed
 
 
+@pytest.mark.long
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*fork:RuntimeWarning")  # JAX minds any fork
 def test_a_fork_while_queues_are_busy() -> None:

@@ -293,6 +293,7 @@ def test_the_same_seed_gives_the_same_bits_at_any_number_of_threads() -> None:
     assert train(1, 1, 1)[1] != losses[:1]
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_bits_at_every_level() -> None:
     found = set()
     for level in _core.isa_levels():

@@ -22,7 +22,9 @@ from support.norm import DTYPES, ISA_LEVELS, KINDS, THREADS, Kind, Problem, make
 # ---- everything with everything --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", *(pytest.param(dtype, marks=pytest.mark.long) for dtype in ("float64", "float16"))]
+)
 @pytest.mark.parametrize("layout", ["first", "last"])
 @pytest.mark.parametrize("activation", FUSED_ACTIVATIONS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,6 +66,7 @@ def test_published_cases_are_of_both_kinds(slope_from: str) -> None:
     assert found >= (set(FUSED_ACTIVATIONS) if slope_from == "output" else {"gelu", "silu", "closed_hard_sigmoid"})
 
 
+@pytest.mark.long
 def test_published_cases() -> None:
     rows = verify_norm(thread_counts=(1, 2))
     assert len(rows) == len(cases.NORM_VERIFY_CASES) * len(ISA_LEVELS) * 2

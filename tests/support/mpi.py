@@ -11,6 +11,8 @@ import pytest
 
 from support.waiting import PATIENCE
 
+two_or_three_ranks = pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
+
 
 def mpiexec() -> str:
     """The program that comes with the MPI library beside this Python; without it the test is skipped."""

@@ -28,7 +28,7 @@ ORDERS = ["import torch\nimport retrograd.torch as rt\n", "import retrograd.torc
 
 
 @forks
-@pytest.mark.parametrize("imports", ORDERS)
+@pytest.mark.parametrize("imports", [ORDERS[0], pytest.param(ORDERS[1], marks=pytest.mark.long)])
 def test_both_orders_of_imports_and_workers_of_a_data_loader(imports: str) -> None:
     """Workers forked after layers have been trained with several threads run the layers too."""
     code = """

@@ -35,6 +35,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return [torch.load(output, weights_only=True) for output in outputs]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["halves", "unequal parts", "no data", "sequences"])
 def test_two_processes_train_as_one_with_the_whole_batch(run: str, ranks: list[Any]) -> None:
     """Losses, gradients and running statistics, however the batch is split, under DistributedDataParallel."""
@@ -58,6 +59,7 @@ def test_two_processes_train_as_one_with_the_whole_batch(run: str, ranks: list[A
     assert_close(first["evaluated"], alone["evaluated"])
 
 
+@pytest.mark.long
 def test_batch_norms_that_are_not_synchronised(ranks: list[Any]) -> None:
     """Each process has its own statistics. Parameters stay the same in both."""
     first, second = (results["independent"] for results in ranks)

@@ -276,6 +276,7 @@ def test_the_model_is_missed_before_a_run_goes_on(tmp_path: Path, text: Path) ->
     assert "model.safetensors" in run("train", "text", "--resume", "run", cwd=tmp_path, code=2).stderr
 
 
+@pytest.mark.long
 def test_forged_checkpoints(tmp_path: Path, text: Path) -> None:
     from retrograd.train.text import TextSettings, TextTask
 
@@ -308,6 +309,7 @@ def test_forged_checkpoints(tmp_path: Path, text: Path) -> None:
         assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_what_a_resumed_run_may_not_change(tmp_path: Path, text: Path) -> None:
     run("train", "text", text, *SMALL, "--output", "run", cwd=tmp_path)
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"

@@ -160,6 +160,7 @@ def measured(contest: timing.Contest, torch: Any) -> dict[tuple[str, str], bench
     return {(row.provider, row.pass_): row for row in rows}
 
 
+@pytest.mark.long
 def test_ratios_and_shares(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Against torch, and against the better of the streaming passes: each pass has its own."""
     monkeypatch.setattr(timing, "_SETTLE_SECONDS", 0.0)

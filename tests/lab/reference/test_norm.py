@@ -560,6 +560,7 @@ def jax_activation(jax: Any, name: str) -> Callable[[Any], Any]:
     return table[name]
 
 
+@pytest.mark.long
 def test_jax_norms(jax: Any) -> None:
     """All kinds of norms, and each activation after all of them, so that it is compiled once."""
     jnp = jax.numpy

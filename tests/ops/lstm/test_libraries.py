@@ -119,7 +119,11 @@ def test_gradients_are_the_derivative(options: dict[str, Any], isa: str) -> None
 
 @pytest.mark.parametrize(
     ("peephole", "reads", "layers", "directions"),
-    [("none", "new", 2, 2), ("diagonal", "old", 1, 2), ("full", "new", 2, 1)],
+    [
+        pytest.param("none", "new", 2, 2, marks=pytest.mark.long),
+        pytest.param("diagonal", "old", 1, 2, marks=pytest.mark.long),
+        ("full", "new", 2, 1),
+    ],
 )
 def test_jax_scan(jax: Any, peephole: Any, reads: str, layers: int, directions: int) -> None:
     case = LstmCase(

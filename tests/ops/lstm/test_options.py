@@ -50,6 +50,7 @@ def test_everything_at_once() -> None:
             check(replace(BASE, layers=3, directions=2, **options))
 
 
+@pytest.mark.long
 def test_published_cases() -> None:
     rows = verify_lstm(thread_counts=(1, 2))
     assert len(rows) == len(cases.LSTM_VERIFY_CASES) * len(ISA_LEVELS) * 2
