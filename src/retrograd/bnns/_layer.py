@@ -204,12 +204,18 @@ class Delta(NamedTuple):
         checked = self.described(checked_descriptor(self.name, descriptor))
         geometry = self.fits(self, delta_geometry(self.name, checked, self.types))
         if self.batched:
-            return samples(self.name, geometry, checked.data, batch, stride, ".data")
+            # A new view: the client may change the shape of its array while a plan is kept.
+            return samples(self.name, geometry, checked.data, batch, stride, ".data").view()
         if geometry.may_overlap:
             raise overlapping(self.name, geometry)
         view = viewed(self.name, checked)
         check_writable(f"{self.name}.data", view)
         return view
+
+    def result(self, descriptor: object, batch: int = 1, stride: object = 0, key: str = "") -> Result:
+        """The same as a gradient to be written; `key` is the array functions' name for it."""
+        array = self.view(descriptor, batch, stride)
+        return Result(self.name, checked_descriptor(self.name, descriptor), array, key)
 
     def as_many(self, given: Geometry) -> Geometry:
         """Any shape with as many elements fits."""
@@ -274,7 +280,7 @@ def sample_delta(
 
 def parameter_delta(name: str, descriptor: object, like: str, layer: Geometry) -> Result:
     """The gradient of a parameter."""
-    return Result(name, checked_descriptor(name, descriptor), parameter_of(name, like, layer).view(descriptor))
+    return parameter_of(name, like, layer).result(descriptor)
 
 
 def check_apart(results: list[Result]) -> None:
@@ -419,6 +425,7 @@ class Layer(BNNSFilter):
     output: Geometry
     # The shape in which `forward` can write the output, without the batch; None if it makes an array of its own.
     out_shape: tuple[int, ...] | None = None
+    adds: bool = False  # to the output, instead of overwriting it
     may_overlap: ClassVar[frozenset[str]] = frozenset()  # what the output may overlap; with others the call fails
     activation: Fused = IDENTITY
     out_delta: Delta
@@ -516,7 +523,7 @@ class Layer(BNNSFilter):
             arrays.update(written)
         z = self.forward(arrays, out)
         if z is not out:
-            put(y, z if z.shape == y.shape else z.reshape(y.shape), False)
+            put(y, z.reshape(y.shape), self.adds)
 
     def _apart(self, name: str, array: Array, y: Array, out: Array | None) -> Array:
         """An array that is read, or a copy if the output is written to its memory in another order."""
@@ -536,12 +543,6 @@ class Layer(BNNSFilter):
         return y.reshape(shape) if y.flags.c_contiguous else None
 
     # ---- backward ---------------------------------------------------------------------------------------------------
-
-    def result(self, key: str, descriptor: object, batch: int = 1, stride: object = 0) -> Result:
-        """A gradient that backward computes."""
-        delta = self.deltas[key]
-        view = delta.view(descriptor, batch, stride)
-        return Result(delta.name, checked_descriptor(delta.name, descriptor), view.view(), key)
 
     def run_backward(self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY) -> None:
         """Compute the gradients whose descriptors are not None. `read` are other arrays of the call."""
@@ -593,10 +594,9 @@ def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Pla
     filter.check_backward()
     if out_delta is None:
         raise Invalid("out_delta is NULL")
-    # New views: the client may change the shape of its arrays while the plan is kept.
-    dy = filter.out_delta.view(out_delta, batch, given["out_delta_stride"], source_samples).view()
+    dy = filter.out_delta.view(out_delta, batch, given["out_delta_stride"], source_samples)
     results = [
-        filter.result(key, given[delta.name], batch, given.get(f"{delta.name}_stride"))
+        delta.result(given[delta.name], batch, given.get(f"{delta.name}_stride"), key)
         for key, delta in filter.deltas.items()
         if given[delta.name] is not None
     ]
