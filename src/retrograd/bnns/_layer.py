@@ -205,7 +205,8 @@ class Delta(NamedTuple):
         geometry = self.fits(self, delta_geometry(self.name, checked, self.types))
         if self.batched:
             # A new view: the client may change the shape of its array while a plan is kept.
-            return samples(self.name, geometry, checked.data, batch, stride, ".data").view()
+            view: Array = samples(self.name, geometry, checked.data, batch, stride, ".data").view()
+            return view
         if geometry.may_overlap:
             raise overlapping(self.name, geometry)
         view = viewed(self.name, checked)
@@ -525,14 +526,6 @@ class Layer(BNNSFilter):
         if z is not out:
             put(y, z.reshape(y.shape), self.adds)
 
-    def _apart(self, name: str, array: Array, y: Array, out: Array | None) -> Array:
-        """An array that is read, or a copy if the output is written to its memory in another order."""
-        if not overlaps(y, array):
-            return array
-        if name not in self.may_overlap:
-            raise Invalid(f"out overlaps {name} in memory")
-        return array if out is None or same_elements(out, array) else array.copy()
-
     def writable_output(self, y: Array) -> Array | None:
         """The output, as `forward` can write it; None if it cannot."""
         if self.out_shape is None or y.dtype is not FLOAT32 or not y.flags.aligned:
@@ -541,6 +534,14 @@ class Layer(BNNSFilter):
         if y.shape == shape:
             return y
         return y.reshape(shape) if y.flags.c_contiguous else None
+
+    def _apart(self, name: str, array: Array, y: Array, out: Array | None) -> Array:
+        """An array that is read, or a copy if the output is written to its memory in another order."""
+        if not overlaps(y, array):
+            return array
+        if name not in self.may_overlap:
+            raise Invalid(f"out overlaps {name} in memory")
+        return array if out is None or same_elements(out, array) else array.copy()
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
