@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -638,10 +639,9 @@ class OneInputFilter(Layer):
 
     input: Geometry
 
-    def declare(self, input: Geometry, output: Geometry) -> None:
-        """Set the geometries of samples."""
-        self.input, self.output = input, output
-        self.sources = {"in": input, "out": output}
+    @cached_property
+    def sources(self) -> Mapping[str, Geometry]:  # type: ignore[override]  # a subclass may set it
+        return {"in": self.input, "out": self.output}
 
     def apply(self, *arguments: object) -> None:
         """Compute the output of a batch."""
