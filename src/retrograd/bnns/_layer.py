@@ -525,7 +525,15 @@ class Layer(BNNSFilter):
             arrays.update(written)
         z = self.forward(arrays, out)
         if z is not out:
-            put(y, z.reshape(y.shape), self.adds)
+            put(y, z if z.shape == y.shape else z.reshape(y.shape), self.adds)
+
+    def _apart(self, name: str, array: Array, y: Array, out: Array | None) -> Array:
+        """An array that is read, or a copy if the output is written to its memory in another order."""
+        if not overlaps(y, array):
+            return array
+        if name not in self.may_overlap:
+            raise Invalid(f"out overlaps {name} in memory")
+        return array if out is None or same_elements(out, array) else array.copy()
 
     def writable_output(self, y: Array) -> Array | None:
         """The output, as `forward` can write it; None if it cannot."""
@@ -535,14 +543,6 @@ class Layer(BNNSFilter):
         if y.shape == shape:
             return y
         return y.reshape(shape) if y.flags.c_contiguous else None
-
-    def _apart(self, name: str, array: Array, y: Array, out: Array | None) -> Array:
-        """An array that is read, or a copy if the output is written to its memory in another order."""
-        if not overlaps(y, array):
-            return array
-        if name not in self.may_overlap:
-            raise Invalid(f"out overlaps {name} in memory")
-        return array if out is None or same_elements(out, array) else array.copy()
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
