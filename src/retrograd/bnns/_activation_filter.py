@@ -58,7 +58,7 @@ class ActivationFilter(OneInputFilter):
         layer = checked_layer(BNNSLayerParametersActivation, layer)
         super().__init__(parameters)
         self.function = layer.activation.function
-        self.input, self.output = self._geometry("i_desc", layer.i_desc), self._geometry("o_desc", layer.o_desc)
+        self.declare(self._geometry("i_desc", layer.i_desc), self._geometry("o_desc", layer.o_desc))
         self.converts = any(geometry.dtype.kind in "iu" for geometry in (self.input, self.output))
         self.scales = scale_of("i_desc", layer.i_desc), scale_of("o_desc", layer.o_desc)
         if self.input.elements != self.output.elements:

@@ -228,8 +228,8 @@ class ConvolutionFilter(WeightedLayer):
         types = (c.BNNSDataTypeFloat32,) if transposed else _TYPES
         check_image(self, function, "i_desc", layer.i_desc)
         check_image(self, function, "o_desc", layer.o_desc)
-        self.input = typed_geometry("i_desc", layer.i_desc, types)
-        self.output = output_geometry("o_desc", layer.o_desc, types if transposed else _OUTPUTS)
+        outputs = types if transposed else _OUTPUTS
+        self.declare(typed_geometry("i_desc", layer.i_desc, types), output_geometry("o_desc", layer.o_desc, outputs))
         self._scale, self._out_scale = scale_of("i_desc", layer.i_desc), scale_of("o_desc", layer.o_desc)
         if layer.o_desc.data_type == c.BNNSDataTypeBFloat16:
             self.note_extension(function, "o_desc.data_type is BNNSDataTypeBFloat16")

@@ -75,8 +75,7 @@ class EmbeddingFilter(OneInputFilter):
         if flags & ~_BY_FREQUENCY:
             raise Invalid(f"flags is {flags:#x}; the only flag is {_BY_FREQUENCY} (scale gradients by frequency)")
         self.by_frequency = bool(flags)
-        self.input = typed_geometry("i_desc", layer.i_desc, INTEGERS)
-        self.output = output_geometry("o_desc", layer.o_desc, FLOATS)
+        self.declare(typed_geometry("i_desc", layer.i_desc, INTEGERS), output_geometry("o_desc", layer.o_desc, FLOATS))
         self.dictionary = Parameter("dictionary", layer.dictionary, self, FLOATS)
         check_same_type("o_desc", layer.o_desc, "dictionary", layer.dictionary)
         geometry = self.dictionary.geometry

@@ -69,8 +69,7 @@ class FullyConnectedFilter(WeightedLayer):
     def __init__(self, layer: object, parameters: object) -> None:
         layer = checked_layer(BNNSLayerParametersFullyConnected, layer)
         super().__init__(parameters)
-        self.input = typed_geometry("i_desc", layer.i_desc, _INPUTS)
-        self.output = output_geometry("o_desc", layer.o_desc, FLOATS)
+        self.declare(typed_geometry("i_desc", layer.i_desc, _INPUTS), output_geometry("o_desc", layer.o_desc, FLOATS))
         self._scale = scale_of("i_desc", layer.i_desc)
         if layer.w_desc.layout not in _WEIGHTS:
             shown = constant_name("BNNSDataLayout", layer.w_desc.layout)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -639,9 +638,10 @@ class OneInputFilter(Layer):
 
     input: Geometry
 
-    @cached_property
-    def sources(self) -> Mapping[str, Geometry]:  # type: ignore[override]  # a subclass may set it
-        return {"in": self.input, "out": self.output}
+    def declare(self, input: Geometry, output: Geometry) -> None:
+        """Set the geometries of samples."""
+        self.input, self.output = input, output
+        self.sources = {"in": input, "out": output}
 
     def apply(self, *arguments: object) -> None:
         """Compute the output of a batch."""

@@ -143,7 +143,7 @@ class PoolingFilter(OneInputFilter):
         self.function = layer.pooling_function
         if self.function not in _FUNCTIONS or isinstance(self.function, bool):
             raise Invalid(f"pooling_function is {self.function!r}, which is not a BNNSPoolingFunction")
-        self.input, self.output = self._image("i_desc", layer.i_desc), self._image("o_desc", layer.o_desc)
+        self.declare(self._image("i_desc", layer.i_desc), self._image("o_desc", layer.o_desc))
         if self.input.dtype != self.output.dtype:
             types = (constant_name("BNNSDataType", d.data_type) for d in (layer.i_desc, layer.o_desc))
             raise Invalid("i_desc.data_type is {}, but o_desc.data_type is {}".format(*types))

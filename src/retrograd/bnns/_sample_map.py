@@ -121,8 +121,7 @@ class SampleMap(OneInputFilter):
     may_overlap = frozenset({"in"})
 
     def declare(self, input: Geometry, output: Geometry) -> None:
-        """Set the geometries of samples, which are those of their gradients."""
-        self.input, self.output = input, output
+        super().declare(input, output)
         self.out_delta = Delta("out_delta", "o_desc", output)
         self.deltas = {"dx": Delta("in_delta", "i_desc", input)}
         self.absent = dict.fromkeys(("weights_delta", "bias_delta"), f"{self.title} has nothing to train")
