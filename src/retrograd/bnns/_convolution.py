@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ._failure import Invalid, Unsupported
 from ._filter import (
     FLOAT32,
     FLOATS,
+    BNNSFilter,
 )
 from ._layer import (
     Delta,
@@ -84,13 +85,62 @@ class BNNSLayerParametersConvolution(Structure):
     pad: FourSizes
 
 
-class _Axis(NamedTuple):
-    """One axis, in the words of the array functions."""
+class Axis(NamedTuple):
+    """One axis of the larger image, in the words of the array functions."""
 
+    kernel: int
     stride: int
     dilation: int
     padding: tuple[int, int]
-    used: int  # pixels of the larger image that kernels reach, of those that there are
+    used: int  # pixels that kernels reach, of those that there are; those behind them are ignored
+
+
+def axis_of(kernel: int, stride: int, dilation: int, pads: tuple[int, int], large: int, small: int) -> Axis:
+    """An axis with `large` pixels, on which `small` kernels lie. They may reach beyond the padding."""
+    reach = stride * (small - 1) + (kernel - 1) * dilation + 1
+    before = min(pads[0], reach)
+    used = min(large, reach - before)
+    return Axis(kernel, stride, dilation, (before, reach - before - used), used)
+
+
+class ImageLayer(Protocol):
+    """The fields that convolutions and poolings share."""
+
+    x_padding: int
+    y_padding: int
+    pad: tuple[int, int, int, int]
+
+
+def paddings(layer: ImageLayer, most: int = c.SIZE_MAX) -> dict[str, tuple[int, int]]:
+    """What is added before and after each axis: ``pad`` counts if ``x_padding`` and ``y_padding`` are 0."""
+    both = {name: as_size(name, getattr(layer, name)) for name in ("x_padding", "y_padding")}
+    try:
+        given = tuple(layer.pad)
+    except TypeError:
+        given = ()
+    if len(given) != 4:
+        raise Invalid(f"pad is {layer.pad!r}, must have 4 entries: left, right, up, down")
+    pad = {f"pad[{k}]": as_size(f"pad[{k}]", value) for k, value in enumerate(given)}
+    check_at_most(most, {**both, **pad})
+    left, right, up, down = pad.values()
+    if any(both.values()) or not any(pad.values()):
+        return {name[0]: (value, value) for name, value in both.items()}
+    return {"x": (left, right), "y": (up, down)}
+
+
+def check_at_most(most: int, sizes: dict[str, int]) -> None:
+    for name, value in sizes.items():
+        if value > most:
+            raise Unsupported(f"{name} is {value}, must be at most {most}")
+
+
+def check_image(filter: BNNSFilter, function: str, name: str, descriptor: BNNSNDArrayDescriptor) -> None:
+    """Raise unless a sample is an image; any layout but ImageCHW is an extension."""
+    shown = constant_name("BNNSDataLayout", descriptor.layout)
+    if descriptor.layout not in _IMAGES:
+        raise Unsupported(f"{name}.layout is {shown}; it must be ImageCHW, 3DLastMajor or 3DFirstMajor")
+    if descriptor.layout != c.BNNSDataLayoutImageCHW:
+        filter.note_extension(function, f"{name}.layout is {shown}")
 
 
 class _Kernels:
@@ -154,17 +204,15 @@ class ConvolutionFilter(WeightedLayer):
         layer = checked_layer(BNNSLayerParametersConvolution, layer)
         super().__init__(parameters)
         self._transposed = transposed
-        self._function = (
-            "BNNSFilterCreateLayerTransposedConvolution" if transposed else "BNNSFilterCreateLayerConvolution"
-        )
+        function = f"BNNSFilterCreateLayer{'Transposed' if transposed else ''}Convolution"
         types = (c.BNNSDataTypeFloat32,) if transposed else _TYPES
-        self._check_image("i_desc", layer.i_desc)
-        self._check_image("o_desc", layer.o_desc)
+        check_image(self, function, "i_desc", layer.i_desc)
+        check_image(self, function, "o_desc", layer.o_desc)
         outputs = types if transposed else _OUTPUTS
         self.declare(typed_geometry("i_desc", layer.i_desc, types), output_geometry("o_desc", layer.o_desc, outputs))
         self._scale, self._out_scale = scale_of("i_desc", layer.i_desc), scale_of("o_desc", layer.o_desc)
         if layer.o_desc.data_type == c.BNNSDataTypeBFloat16:
-            self.note_extension(self._function, "o_desc.data_type is BNNSDataTypeBFloat16")
+            self.note_extension(function, "o_desc.data_type is BNNSDataTypeBFloat16")
         self.groups = max(1, as_size("groups", layer.groups))
         self._kernels = _Kernels(layer.w_desc)
         self._check_channels()
@@ -199,14 +247,6 @@ class ConvolutionFilter(WeightedLayer):
             "db": bias_of(self.bias, self.output.shape[0]),
         }
 
-    def _check_image(self, name: str, descriptor: BNNSNDArrayDescriptor) -> None:
-        if descriptor.layout not in _IMAGES:
-            shown = constant_name("BNNSDataLayout", descriptor.layout)
-            raise Unsupported(f"{name}.layout is {shown}; it must be ImageCHW, 3DLastMajor or 3DFirstMajor")
-        if descriptor.layout != c.BNNSDataLayoutImageCHW:
-            shown = constant_name("BNNSDataLayout", descriptor.layout)
-            self.note_extension(self._function, f"{name}.layout is {shown}")
-
     def _check_channels(self) -> None:
         inputs, outputs = self.input.shape[0], self.output.shape[0]
         if self.groups > 1:
@@ -223,58 +263,36 @@ class ConvolutionFilter(WeightedLayer):
                 f"{outputs} channels of o_desc and {inputs} of i_desc in {self.groups} groups"
             )
 
-    def _both_axes(self, layer: BNNSLayerParametersConvolution) -> tuple[_Axis, _Axis]:
-        names = ("x_stride", "y_stride", "x_dilation_stride", "y_dilation_stride", "x_padding", "y_padding")
+    def _both_axes(self, layer: BNNSLayerParametersConvolution) -> tuple[Axis, ...]:
+        names = ("x_stride", "y_stride", "x_dilation_stride", "y_dilation_stride")
         sizes = {name: as_size(name, getattr(layer, name)) for name in names}
-        try:
-            given = tuple(layer.pad)
-        except TypeError:
-            given = ()
-        if len(given) != 4:
-            raise Invalid(f"pad is {layer.pad!r}, must have 4 entries: left, right, up, down")
-        pad = {f"pad[{k}]": as_size(f"pad[{k}]", value) for k, value in enumerate(given)}
-        for name, value in (*sizes.items(), *pad.items()):
-            if value > _MOST:
-                raise Unsupported(f"{name} is {value}, must be at most {_MOST}")
-        left, right, up, down = pad.values()
-        if any(given) and not (sizes["x_padding"] or sizes["y_padding"]):
-            pads = {"x": (left, right), "y": (up, down)}
-        else:
-            pads = {"x": (sizes["x_padding"],) * 2, "y": (sizes["y_padding"],) * 2}
-        y, x = (
-            self._axis(
-                name,
-                self.input.shape[k],
-                self.output.shape[k],
-                self._kernels.shape[k + 1],
-                sizes[f"{name}_stride"] or 1,
-                sizes[f"{name}_dilation_stride"] or 1,
-                pads[name],
-            )
+        check_at_most(_MOST, sizes)
+        pads = paddings(layer, _MOST)
+        return tuple(
+            self._axis(k, name, sizes[f"{name}_stride"] or 1, sizes[f"{name}_dilation_stride"] or 1, pads[name])
             for k, name in ((1, "y"), (2, "x"))
         )
-        return y, x
 
-    def _axis(
-        self, name: str, inputs: int, outputs: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
-    ) -> _Axis:
+    def _axis(self, k: int, name: str, stride: int, dilation: int, pads: tuple[int, int]) -> Axis:
         """Pixels of the larger image that no kernel reaches are ignored, or get the bias alone."""
-        large, small = (outputs, inputs) if self._transposed else (inputs, outputs)
-        names = ("o_desc", "i_desc") if self._transposed else ("i_desc", "o_desc")
+        sizes, names = (self.input.shape[k], self.output.shape[k]), ("i_desc", "o_desc")
+        if self._transposed:
+            sizes, names = sizes[::-1], names[::-1]
+        large, small = sizes
+        kernel = self._kernels.shape[k + 1]
         reach = stride * (small - 1) + (kernel - 1) * dilation + 1
         if large + sum(pads) < reach:
             raise Invalid(
                 f"{names[1]} has {small} pixels along {name}, whose kernels of {kernel} with stride {stride} and "
                 f"dilation {dilation} span {reach}, but {names[0]} has {large}, with padding {pads[0]} and {pads[1]}"
             )
-        before = min(pads[0], reach)
-        used = min(large, reach - before)
-        if self._transposed and used == 0:
+        axis = axis_of(kernel, stride, dilation, pads, large, small)
+        if self._transposed and axis.used == 0:
             raise Unsupported(
                 f"the padding along {name} is {pads[0]} and {pads[1]}, which leaves none of the {reach} pixels that "
                 "kernels reach"
             )
-        return _Axis(stride, dilation, (before, reach - before - used), used)
+        return axis
 
     # ---- the engine -------------------------------------------------------------------------------------------------
 

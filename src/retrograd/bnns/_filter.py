@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -206,7 +206,7 @@ def check_extents(name: str, given: Geometry, expected: tuple[int, ...], which: 
 
 
 def delta_samples(
-    name: str, descriptor: Any, like: str, layer: Geometry, batch: int, stride: Any, samples: Callable[..., Array]
+    name: str, descriptor: object, like: str, layer: Geometry, batch: int, stride: object, samples: Callable[..., Array]
 ) -> Array:
     """The gradient array of a layer's input or output.
 

@@ -204,7 +204,7 @@ class FusedFilter(BNNSFilter):
         batch = checked_batch(batch_size)
         self._check_trains()
         results = {
-            name: second.result(f"d{name.removesuffix('_delta')}", delta)
+            name: second.deltas[f"d{name.removesuffix('_delta')}"].result(delta)
             for name, delta in zip(_NORM_DELTAS, deltas, strict=True)
             if delta is not None
         }

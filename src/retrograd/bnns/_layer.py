@@ -204,7 +204,9 @@ class Delta(NamedTuple):
         checked = self.described(checked_descriptor(self.name, descriptor))
         geometry = self.fits(self, delta_geometry(self.name, checked, self.types))
         if self.batched:
-            return samples(self.name, geometry, checked.data, batch, stride, ".data")
+            # A new view: the client may change the shape of its array while a plan is kept.
+            view: Array = samples(self.name, geometry, checked.data, batch, stride, ".data").view()
+            return view
         if geometry.may_overlap:
             raise overlapping(self.name, geometry)
         view = viewed(self.name, checked)
@@ -279,7 +281,7 @@ def sample_delta(
 
 def parameter_delta(name: str, descriptor: object, like: str, layer: Geometry) -> Result:
     """The gradient of a parameter."""
-    return Result(name, checked_descriptor(name, descriptor), parameter_of(name, like, layer).view(descriptor))
+    return parameter_of(name, like, layer).result(descriptor)
 
 
 def check_apart(results: list[Result]) -> None:
@@ -543,12 +545,6 @@ class Layer(BNNSFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def result(self, key: str, descriptor: object, batch: int = 1, stride: object = 0) -> Result:
-        """A gradient that backward computes."""
-        delta = self.deltas[key]
-        view = delta.view(descriptor, batch, stride)
-        return Result(delta.name, checked_descriptor(delta.name, descriptor), view.view(), key)
-
     def run_backward(self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY) -> None:
         """Compute the gradients whose descriptors are not None. `read` are other arrays of the call."""
         names = self.backward_arguments
@@ -599,10 +595,9 @@ def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Pla
     filter.check_backward()
     if out_delta is None:
         raise Invalid("out_delta is NULL")
-    # New views: the client may change the shape of its arrays while the plan is kept.
-    dy = filter.out_delta.view(out_delta, batch, given["out_delta_stride"], source_samples).view()
+    dy = filter.out_delta.view(out_delta, batch, given["out_delta_stride"], source_samples)
     results = [
-        filter.result(key, given[delta.name], batch, given.get(f"{delta.name}_stride"))
+        delta.result(given[delta.name], batch, given.get(f"{delta.name}_stride"), key)
         for key, delta in filter.deltas.items()
         if given[delta.name] is not None
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ..ops.pooling import (
 )
 from . import _constants as c
 from ._conversion import INTEGERS
+from ._convolution import Axis, axis_of, check_image, paddings
 from ._declare import applies, creates
 from ._failure import Invalid, Unsupported, renaming
 from ._filter import (
@@ -71,7 +72,6 @@ __all__ = [
 _MAX, _UNMAX, _L2 = c.BNNSPoolingFunctionMax, c.BNNSPoolingFunctionUnMax, c.BNNSPoolingFunctionL2Norm
 _INCLUDE, _EXCLUDE = c.BNNSPoolingFunctionAverageCountIncludePadding, c.BNNSPoolingFunctionAverageCountExcludePadding
 _FUNCTIONS: Final = (_MAX, _INCLUDE, _EXCLUDE, _UNMAX, _L2)
-_LAYOUTS: Final = (c.BNNSDataLayoutImageCHW, c.BNNSDataLayout3DLastMajor, c.BNNSDataLayout3DFirstMajor)
 _INDEX_TYPES: Final = (c.BNNSDataTypeUInt64, c.BNNSDataTypeUInt32)
 
 
@@ -92,16 +92,6 @@ class BNNSLayerParametersPooling(Structure):
     x_padding: Size
     y_padding: Size
     pad: FourSizes
-
-
-class _Axis(NamedTuple):
-    """Windows along one axis of the larger image, in the words of the array functions."""
-
-    kernel: int
-    stride: int
-    dilation: int
-    padding: tuple[int, int]
-    used: int  # elements of the larger image that windows can reach; those behind them are ignored
 
 
 class PoolingFilter(OneInputFilter):
@@ -148,44 +138,32 @@ class PoolingFilter(OneInputFilter):
         }
 
     def _image(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-        if descriptor.layout not in _LAYOUTS:
-            shown = constant_name("BNNSDataLayout", descriptor.layout)
-            raise Unsupported(f"{name}.layout is {shown}; it must be ImageCHW, 3DLastMajor or 3DFirstMajor")
-        if descriptor.layout != c.BNNSDataLayoutImageCHW:
-            shown = constant_name("BNNSDataLayout", descriptor.layout)
-            self.note_extension("BNNSFilterCreateLayerPooling", f"{name}.layout is {shown}")
+        function = "BNNSFilterCreateLayerPooling"
+        check_image(self, function, name, descriptor)
         if descriptor.data_type == c.BNNSDataTypeBFloat16:
-            self.note_extension("BNNSFilterCreateLayerPooling", f"{name}.data_type is BNNSDataTypeBFloat16")
+            self.note_extension(function, f"{name}.data_type is BNNSDataTypeBFloat16")
         return sample_geometry(name, descriptor)
 
     def _windows(self, layer: BNNSLayerParametersPooling) -> None:
-        sizes = {
-            name: as_size(name, getattr(layer, name))
-            for name in ("k_width", "k_height", "x_stride", "y_stride", "x_padding", "y_padding")
-        }
+        sizes = {name: as_size(name, getattr(layer, name)) for name in ("k_width", "k_height", "x_stride", "y_stride")}
         dilations = {name: as_size(name, getattr(layer, name)) for name in ("x_dilation_stride", "y_dilation_stride")}
         for name, dilation in dilations.items():
             if dilation > 1 and (self.function not in (_MAX, _UNMAX) or self.input.dtype != FLOAT32):
                 shown = constant_name("BNNSPoolingFunction", self.function)
                 raise Invalid(f"{name} is {dilation}, but only Max and UnMax of Float32 have dilation, not {shown}")
-        try:
-            given = tuple(layer.pad)
-        except TypeError:
-            given = ()
-        if len(given) != 4:
-            raise Invalid(f"pad is {layer.pad!r}, must have 4 entries: left, right, up, down")
-        pad = [as_size(f"pad[{k}]", value) for k, value in enumerate(given)]
-        left, right, up, down = pad
-        if any(pad) and not (sizes["x_padding"] or sizes["y_padding"]):
-            pads = {"x": (left, right), "y": (up, down)}
-        else:
-            pads = {"x": (sizes["x_padding"],) * 2, "y": (sizes["y_padding"],) * 2}
-        larger, smaller = (self.output, self.input) if self.function == _UNMAX else (self.input, self.output)
+        pads = paddings(layer)
         axes = [
-            self._axis(name, larger.shape[k], smaller.shape[k], sizes[f"k_{side}"], sizes[f"{name}_stride"] or 1,
-                       dilations[f"{name}_dilation_stride"] or 1, pads[name])
-            for k, name, side in ((1, "y", "height"), (2, "x", "width"))
-        ]  # fmt: skip
+            self._axis(
+                k,
+                name,
+                side,
+                sizes[side],
+                sizes[f"{name}_stride"] or 1,
+                dilations[f"{name}_dilation_stride"] or 1,
+                pads[name],
+            )
+            for k, name, side in ((1, "y", "k_height"), (2, "x", "k_width"))
+        ]
         self.used = tuple(axis.used for axis in axes)
         self.kernel = tuple(axis.kernel for axis in axes)
         self.options: dict[str, Any] = {
@@ -201,22 +179,20 @@ class PoolingFilter(OneInputFilter):
             self._pooled(np.zeros((0, *self.input.shape), np.float32))
 
     def _axis(
-        self, name: str, inputs: int, outputs: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
-    ) -> _Axis:
-        """Windows may reach beyond the padding, and inputs beyond the last window are ignored."""
-        side = "k_width" if name == "x" else "k_height"
+        self, k: int, name: str, side: str, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
+    ) -> Axis:
         if kernel == 0:
             raise Invalid(f"{side} is 0, must be at least 1")
-        names = ("o_desc", "i_desc") if self.function == _UNMAX else ("i_desc", "o_desc")
-        if inputs + sum(pads) < stride * (outputs - 1) + 1:
+        sizes, names = (self.input.shape[k], self.output.shape[k]), ("i_desc", "o_desc")
+        if self.function == _UNMAX:
+            sizes, names = sizes[::-1], names[::-1]
+        large, small = sizes
+        if large + sum(pads) < stride * (small - 1) + 1:
             raise Invalid(
-                f"{names[1]} has {outputs} elements along {name}, whose windows with stride {stride} start up to "
-                f"{stride * (outputs - 1)}, but {names[0]} has {inputs}, with padding {pads[0]} and {pads[1]}"
+                f"{names[1]} has {small} elements along {name}, whose windows with stride {stride} start up to "
+                f"{stride * (small - 1)}, but {names[0]} has {large}, with padding {pads[0]} and {pads[1]}"
             )
-        reach = stride * (outputs - 1) + (kernel - 1) * dilation + 1
-        before = min(pads[0], reach)
-        used = min(inputs, reach - before)
-        return _Axis(kernel, stride, dilation, (before, reach - before - used), used)
+        return axis_of(kernel, stride, dilation, pads, large, small)
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
