@@ -62,12 +62,6 @@ from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_w
 from ._products import products, shape_rows_first
 from ._structures import BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSApplyMultiheadAttention",
-    "BNNSApplyMultiheadAttentionBackward",
-    "BNNSFilterCreateLayerMultiheadAttention",
-]
-
 _INPUTS: Final = ("query", "key", "value")
 
 

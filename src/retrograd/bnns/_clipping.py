@@ -27,14 +27,6 @@ from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_w
 from ._names import constant_name
 from ._structures import BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSClipByGlobalNorm",
-    "BNNSClipByNorm",
-    "BNNSClipByValue",
-    "BNNSComputeNorm",
-    "BNNSComputeNormBackward",
-]
-
 
 def axes_of(flags: Any, geometry: Geometry, name: str) -> tuple[int, ...]:
     """The axes that `axis_flags` selects, in an array with its slowest axis first; all of them for 0."""

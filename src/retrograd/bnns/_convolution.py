@@ -49,12 +49,6 @@ from ._memory import Array, as_size, check_disjoint, data_type_of
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, FourSizes, Size, Structure
 
-__all__ = [
-    "BNNSFilterCreateLayerConvolution",
-    "BNNSFilterCreateLayerTransposedConvolution",
-    "BNNSLayerParametersConvolution",
-]
-
 _TYPES: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeInt8, c.BNNSDataTypeUInt8)
 _OUTPUTS: Final = (*_TYPES, c.BNNSDataTypeBFloat16)
 _BIASES: Final = (*FLOATS, c.BNNSDataTypeInt8, c.BNNSDataTypeInt16, c.BNNSDataTypeInt32)

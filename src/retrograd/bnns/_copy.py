@@ -17,11 +17,6 @@ from ._names import constant_name
 from ._sample_map import ANY_TYPE
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSCopy",
-    "BNNSTranspose",
-]
-
 
 def source_of(
     name: str, descriptor: Any, types: tuple[int, ...] = ANY_TYPE, order: Callable[..., Array] = logical

@@ -17,12 +17,6 @@ from ._names import constant_name
 from ._resize import Points, checked_method, points_at
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure, UInt32
 
-__all__ = [
-    "BNNSCropResize",
-    "BNNSCropResizeBackward",
-    "BNNSLayerParametersCropResize",
-]
-
 _MODES: Final = (
     c.BNNSLinearSamplingDefault,
     c.BNNSLinearSamplingAlignCorners,

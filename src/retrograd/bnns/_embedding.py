@@ -27,11 +27,6 @@ from ._layer import (
 from ._memory import Array, as_float, as_size, check_disjoint, check_indices, listed
 from ._structures import BNNSNDArrayDescriptor, Float, Size, Structure, UInt32
 
-__all__ = [
-    "BNNSFilterCreateLayerEmbedding",
-    "BNNSLayerParametersEmbedding",
-]
-
 _BY_FREQUENCY: Final = c.BNNSEmbeddingFlagScaleGradientByFrequency
 
 

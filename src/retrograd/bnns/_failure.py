@@ -17,11 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-__all__ = [
-    "BNNSWarning",
-    "last_error",
-]
-
 _logger: Final = logging.getLogger("retrograd.bnns")
 # Silent unless the application configures logging.
 _logger.addHandler(logging.NullHandler())

@@ -23,13 +23,6 @@ from ._names import constant_name
 from ._sample_map import ANY_TYPE
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSGather",
-    "BNNSGatherND",
-    "BNNSScatter",
-    "BNNSScatterND",
-]
-
 _Shape: TypeAlias = tuple[int, ...]
 _LOW: Final = 0xFFFFFFFF  # the lower half of 64 bits
 

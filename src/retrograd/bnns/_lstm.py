@@ -62,13 +62,6 @@ from ._memory import (
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSLayerParametersLSTM
 
-__all__ = [
-    "BNNSComputeLSTMTrainingCacheCapacity",
-    "BNNSDirectApplyLSTMBatchBackward",
-    "BNNSDirectApplyLSTMBatchTrainingCaching",
-    "seed_dropout",
-]
-
 # Follows the engine's part of a training cache: a magic number, the dropout seed, which optional arrays were present,
 # and a copy of the engine's header, so that a cache overwritten by another call is detected.
 _TRAILER: Final = struct.Struct("<8sQQ32s")

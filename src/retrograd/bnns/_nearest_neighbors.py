@@ -20,14 +20,6 @@ from ._names import constant_name
 from ._structures import BNNSFilterParameters
 from ._topk import smallest
 
-__all__ = [
-    "BNNSCreateNearestNeighbors",
-    "BNNSDestroyNearestNeighbors",
-    "BNNSNearestNeighbors",
-    "BNNSNearestNeighborsGetInfo",
-    "BNNSNearestNeighborsLoad",
-]
-
 _TYPES: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16)
 _UINT32_MAX: Final = 2**32 - 1
 _INT32: Final = np.iinfo(np.int32)

@@ -55,15 +55,6 @@ from ._memory import Array, Geometry, as_size, check_disjoint, dtype_of, geometr
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, FourSizes, Size, Structure, UInt32
 
-__all__ = [
-    "BNNSFilterCreateLayerPooling",
-    "BNNSLayerParametersPooling",
-    "BNNSPoolingFilterApplyBackwardBatch",
-    "BNNSPoolingFilterApplyBackwardBatchEx",
-    "BNNSPoolingFilterApplyBatch",
-    "BNNSPoolingFilterApplyBatchEx",
-]
-
 _MAX, _UNMAX, _L2 = c.BNNSPoolingFunctionMax, c.BNNSPoolingFunctionUnMax, c.BNNSPoolingFunctionL2Norm
 _INCLUDE, _EXCLUDE = c.BNNSPoolingFunctionAverageCountIncludePadding, c.BNNSPoolingFunctionAverageCountExcludePadding
 _FUNCTIONS: Final = (_MAX, _INCLUDE, _EXCLUDE, _UNMAX, _L2)

@@ -23,20 +23,6 @@ from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writab
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSCreateRandomGenerator",
-    "BNNSCreateRandomGeneratorWithSeed",
-    "BNNSDestroyRandomGenerator",
-    "BNNSRandomFillCategoricalFloat",
-    "BNNSRandomFillNormalFloat",
-    "BNNSRandomFillUniformFloat",
-    "BNNSRandomFillUniformInt",
-    "BNNSRandomGenerator",
-    "BNNSRandomGeneratorGetState",
-    "BNNSRandomGeneratorSetState",
-    "BNNSRandomGeneratorStateSize",
-]
-
 _STATE: Final = struct.Struct("<8sQQ")  # a magic number, the seed, the position
 _MAGIC: Final = b"RGBNNSR1"
 

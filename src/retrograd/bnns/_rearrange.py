@@ -19,14 +19,6 @@ from ._names import constant_name
 from ._sample_map import ANY_TYPE
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSBandPart",
-    "BNNSCompareTensor",
-    "BNNSShuffle",
-    "BNNSTile",
-    "BNNSTileBackward",
-]
-
 _Found: TypeAlias = tuple[str, Array, Geometry]  # an argument's name, its array and its geometry
 
 

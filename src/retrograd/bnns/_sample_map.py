@@ -27,16 +27,6 @@ from ._layer import Result, checked_layer, logical, output_geometry, sample_delt
 from ._memory import Array, Geometry, as_float, as_size, axes_of_size, listed
 from ._structures import BNNSNDArrayDescriptor, Extents, Float, Pairs, Structure, UInt8, UInt32
 
-__all__ = [
-    "BNNSFilterCreateLayerDropout",
-    "BNNSFilterCreateLayerPadding",
-    "BNNSFilterCreateLayerPermute",
-    "BNNSLayerParametersDropout",
-    "BNNSLayerParametersPadding",
-    "BNNSLayerParametersPermute",
-    "BNNSPermuteFilterApplyBackwardBatch",
-]
-
 ANY_TYPE: Final = (*FLOATS, *INTEGERS, c.BNNSDataTypeBoolean)
 
 

@@ -25,11 +25,6 @@ from ._layer import output_geometry, typed_geometry
 from ._memory import Array, Geometry, as_size, check_disjoint, check_indices, numbered_axes
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSDirectApplyInTopK",
-    "BNNSDirectApplyTopK",
-]
-
 _INT32: Final = np.iinfo(np.int32)
 _BLOCK: Final = 1 << 18  # keys that are compared at a time, so that what is computed from them stays in cache
 
