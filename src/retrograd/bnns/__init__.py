@@ -6,19 +6,49 @@ Functions return what Apple's return: 0 or -1, a filter or None, a size or SIZE_
 difference.
 """
 
-import importlib
+from types import ModuleType
 
-_MODULES = (
-    "_activation_filter _apply _arithmetic_filter _array_size _attention _attention_arrays _clipping "
-    "_constants _contraction _convolution _copy _crop_resize _embedding _failure _filter _fully_connected "
-    "_fused _gather _loss _lstm _matmul _nearest_neighbors _normalization _optimizer _pooling "
-    "_quantization _random _rearrange _reduction _resize _sample_map _structures _topk"
+from . import (
+    _activation_filter,
+    _apply,
+    _arithmetic_filter,
+    _array_size,
+    _attention,
+    _attention_arrays,
+    _clipping,
+    _constants,
+    _contraction,
+    _convolution,
+    _copy,
+    _crop_resize,
+    _embedding,
+    _failure,
+    _filter,
+    _fully_connected,
+    _fused,
+    _gather,
+    _loss,
+    _lstm,
+    _matmul,
+    _nearest_neighbors,
+    _normalization,
+    _optimizer,
+    _pooling,
+    _quantization,
+    _random,
+    _rearrange,
+    _reduction,
+    _resize,
+    _sample_map,
+    _structures,
+    _topk,
 )
+
 __all__ = ["BNNS", "SIZE_MAX", "Address", "FusableLayerParameters", "last_error", "seed_dropout"]
 
 # What begins with BNNS is Apple's, and public in whichever module it is.
-for _module in _MODULES.split():
-    for _name, _value in vars(importlib.import_module(f".{_module}", __name__)).items():
+for _module in [_value for _value in globals().values() if isinstance(_value, ModuleType)]:
+    for _name, _value in vars(_module).items():
         if _name in __all__ or (_name.startswith("BNNS") and _name not in globals()):
             globals()[_name] = _value
 __all__ += [_name for _name in globals() if _name.startswith("BNNS")]
