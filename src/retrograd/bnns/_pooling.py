@@ -439,7 +439,7 @@ def BNNSPoolingFilterApplyBatch() -> None:
 
 @_applies("apply_pooling", "filter batch_size in_+ out+ indices_data_type indices idx_stride", rename=_FORWARD_NAMES)
 def BNNSPoolingFilterApplyBatchEx() -> None:
-    """The same, with indices of type UInt64 or UInt32."""
+    """Apply a pooling filter to a batch, with indices of type UInt64 or UInt32."""
 
 
 @_applies(
@@ -461,4 +461,4 @@ def BNNSPoolingFilterApplyBackwardBatch() -> None:
     rename=_BACKWARD_NAMES,
 )
 def BNNSPoolingFilterApplyBackwardBatchEx() -> None:
-    """The same, with indices of type UInt64 or UInt32."""
+    """Compute the gradients of a pooling, with indices of type UInt64 or UInt32."""

@@ -2,8 +2,8 @@
 
     python -m retrograd.lab.declared src/retrograd/bnns/__init__.pyi docs/bnns.md
 
-``make lint`` compares both with what this module writes. The stub imports what type checkers see in the modules of the
-package, and spells out what is made when they are imported.
+``make lint`` runs it with ``--check``, which fails if a file is not as this module writes it. The stub imports what
+type checkers see in the modules of the package, and spells out what is made when they are imported.
 """
 
 from __future__ import annotations
@@ -150,6 +150,22 @@ def written(path: Path) -> str:
     return f"{before}{mark}\n\n{table()}\n\n{_MARKS[1]}{rest.partition(_MARKS[1])[2]}"
 
 
+def main(arguments: list[str]) -> int:
+    """Write the files, or with ``--check`` say which of them differ."""
+    differing = []
+    for path in (Path(argument) for argument in arguments if argument != "--check"):
+        text = written(path)
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        differing.append(path)
+        if "--check" not in arguments:
+            path.write_text(text, encoding="utf-8")
+    if "--check" in arguments and differing:
+        command = f"python -m retrograd.lab.declared {' '.join(map(str, differing))}"
+        print(f"{', '.join(map(str, differing))}: not what the declarations say; run {command}")
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        Path(argument).write_text(written(Path(argument)), encoding="utf-8")
+    sys.exit(main(sys.argv[1:]))
