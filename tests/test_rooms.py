@@ -51,6 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "lab/cases": {"numpy", "ml_dtypes"},
     "lab/bounds": {"lab/cases", "numpy"},
     "lab/verify": {"_core", "ops", "lab", "lab/reference", "lab/cases", "lab/bounds", "numpy"},
+    "lab/declared": {"bnns"},
     "lab/graphs": {"ops", "graph", "lab/cases", "lab/verify", "numpy"},
     "lab/bits": {"_core", "ops", "graph", "retrograd", "lab/cases", "lab/graphs", "lab/verify", "numpy"},
     "lab/bench": {

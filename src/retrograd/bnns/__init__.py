@@ -6,37 +6,62 @@ Functions return what Apple's return: 0 or -1, a filter or None, a size or SIZE_
 difference.
 """
 
-from ._activation_filter import *
-from ._apply import *
-from ._arithmetic_filter import *
-from ._array_size import *
-from ._attention import *
-from ._attention_arrays import *
-from ._clipping import *
-from ._constants import *
-from ._contraction import *
-from ._convolution import *
-from ._copy import *
-from ._crop_resize import *
-from ._embedding import *
-from ._failure import *
-from ._filter import *
-from ._fully_connected import *
-from ._fused import *
-from ._gather import *
-from ._loss import *
-from ._lstm import *
-from ._matmul import *
-from ._nearest_neighbors import *
-from ._normalization import *
-from ._optimizer import *
-from ._pooling import *
-from ._quantization import *
-from ._random import *
-from ._rearrange import *
-from ._reduction import *
-from ._resize import *
-from ._sample_map import *
-from ._structures import *
-from ._swift_namespace import *
-from ._topk import *
+from types import ModuleType
+
+from . import (
+    _activation_filter,
+    _apply,
+    _arithmetic_filter,
+    _array_size,
+    _attention,
+    _attention_arrays,
+    _clipping,
+    _constants,
+    _contraction,
+    _convolution,
+    _copy,
+    _crop_resize,
+    _embedding,
+    _failure,
+    _filter,
+    _fully_connected,
+    _fused,
+    _gather,
+    _loss,
+    _lstm,
+    _matmul,
+    _nearest_neighbors,
+    _normalization,
+    _optimizer,
+    _pooling,
+    _quantization,
+    _random,
+    _rearrange,
+    _reduction,
+    _resize,
+    _sample_map,
+    _structures,
+    _topk,
+)
+
+__all__ = ["BNNS", "SIZE_MAX", "Address", "FusableLayerParameters", "last_error", "seed_dropout"]
+
+# What begins with BNNS is Apple's, and public in whichever module it is.
+for _module in [_value for _value in globals().values() if isinstance(_value, ModuleType)]:
+    for _name, _value in vars(_module).items():
+        if _name in __all__ or (_name.startswith("BNNS") and _name not in globals()):
+            globals()[_name] = _value
+__all__ += [_name for _name in globals() if _name.startswith("BNNS")]
+
+
+def __getattr__(name: str) -> object:
+    """Import the Swift interface when it is first used."""
+    if name not in ("BNNS", "FusableLayerParameters"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _swift_namespace
+
+    return globals().setdefault(name, getattr(_swift_namespace, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -32,12 +32,6 @@ from ._memory import Array, Geometry, as_float, as_size, axes_of_size, data_type
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSDirectApplyActivationBatch",
-    "BNNSFilterCreateLayerActivation",
-    "BNNSGetPointer",
-]
-
 _ARGUMENT: Final = re.compile(r"^(in|out)\b(?!_)")  # how messages about the samples begin
 _SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLogSoftmax)
 _PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel

@@ -9,15 +9,6 @@ from ._declare import applies
 from ._failure import renaming
 from ._layer import OneInputFilter, TwoInputFilter
 
-__all__ = [
-    "BNNSFilterApply",
-    "BNNSFilterApplyBackwardBatch",
-    "BNNSFilterApplyBackwardTwoInputBatch",
-    "BNNSFilterApplyBatch",
-    "BNNSFilterApplyTwoInput",
-    "BNNSFilterApplyTwoInputBatch",
-]
-
 # From the array functions' argument names to Apple's.
 _FORWARD_NAMES: Final = renaming({"x": "in", "out": "out"})
 _BACKWARD_NAMES: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})

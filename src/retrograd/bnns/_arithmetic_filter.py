@@ -40,16 +40,6 @@ from ._memory import Array, Geometry, as_size, listed, size_of
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Pointer, Structure, UInt32
 
-__all__ = [
-    "BNNSArithmeticBinary",
-    "BNNSArithmeticFilterApplyBackwardBatch",
-    "BNNSArithmeticFilterApplyBatch",
-    "BNNSArithmeticTernary",
-    "BNNSArithmeticUnary",
-    "BNNSFilterCreateLayerArithmetic",
-    "BNNSLayerParametersArithmetic",
-]
-
 
 class BNNSLayerParametersArithmetic(Structure):
     """An arithmetic layer. ``arithmetic_function_fields`` points to a BNNSArithmeticUnary, Binary or Ternary."""

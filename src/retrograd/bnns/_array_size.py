@@ -11,13 +11,6 @@ from ._memory import as_integer
 from ._names import constant_name
 from ._structures import BNNSNDArrayDescriptor, Pointer, SignedExtents, Size, Structure, UInt8, UInt32
 
-__all__ = [
-    "BNNSDataLayoutGetRank",
-    "BNNSNDArrayGetDataSize",
-    "BNNSTensor",
-    "BNNSTensorGetAllocationSize",
-]
-
 _TYPES: Final = frozenset(
     value for name, value in vars(c).items() if name.startswith("BNNSDataType") and not name.endswith("Bit")
 )

@@ -58,12 +58,6 @@ from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_w
 from ._products import products, shape_rows_first
 from ._structures import BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSApplyMultiheadAttention",
-    "BNNSApplyMultiheadAttentionBackward",
-    "BNNSFilterCreateLayerMultiheadAttention",
-]
-
 _INPUTS: Final = ("query", "key", "value")
 # The axes of each projection's weights, in the order of Apple's text. Its bias has all but the first.
 _WEIGHTS: Final = {

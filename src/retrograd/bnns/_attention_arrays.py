@@ -24,11 +24,6 @@ from ._names import constant_name
 from ._products import shape_rows_first
 from ._structures import BNNSNDArrayDescriptor, Bool, Float, Structure, UInt32
 
-__all__ = [
-    "BNNSLayerParametersMultiheadAttention",
-    "BNNSMHAProjectionParameters",
-]
-
 VECTORS: Final = (c.BNNSDataLayoutVector, c.BNNSDataLayout1DFirstMajor, c.BNNSDataLayout1DLastMajor)
 MATRICES: Final = (
     c.BNNSDataLayoutRowMajorMatrix,

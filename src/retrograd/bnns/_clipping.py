@@ -16,8 +16,6 @@ from ._failure import Invalid, Unsupported, status
 from ._filter import accumulates, check_extents, checked_descriptor, delta_geometry, put, unlike
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, numbered_axes, view_of
 
-__all__ = ["BNNSClipByGlobalNorm", "BNNSClipByNorm", "BNNSClipByValue", "BNNSComputeNorm", "BNNSComputeNormBackward"]
-
 _NORM: Final = Operands(floating("src"), floating("dest", written=True))
 _NORM_BACKWARD: Final = Operands(floating("in_delta", written=True), floating("out_delta"))
 

@@ -13,13 +13,6 @@ from ._memory import Geometry, bytes_of, size_of
 from ._products import ProductFilter, shape_rows_first
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, Pointer, Structure
 
-__all__ = [
-    "BNNSFilterCreateLayerGram",
-    "BNNSFilterCreateLayerTensorContraction",
-    "BNNSLayerParametersGram",
-    "BNNSLayerParametersTensorContraction",
-]
-
 _ARROW: Final = "->"
 _WEIGHTS: Final = "w"  # the name of an operand that is trained
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*")

@@ -48,12 +48,6 @@ from ._structures import (
     Structure,
 )
 
-__all__ = [
-    "BNNSFilterCreateLayerConvolution",
-    "BNNSFilterCreateLayerTransposedConvolution",
-    "BNNSLayerParametersConvolution",
-]
-
 _TYPES: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeInt8, c.BNNSDataTypeUInt8)
 _OUTPUTS: Final = (*_TYPES, c.BNNSDataTypeBFloat16)
 _BIASES: Final = (*FLOATS, c.BNNSDataTypeInt8, c.BNNSDataTypeInt16, c.BNNSDataTypeInt32)

@@ -12,8 +12,6 @@ from ._failure import Invalid, status
 from ._filter import checked_parameters
 from ._memory import as_size
 
-__all__ = ["BNNSCopy", "BNNSTranspose"]
-
 _COPY: Final = Operands(Operand("src", rotated=True), Operand("dest", written=True, rotated=True), disjoint=True)
 _TRANSPOSE: Final = Operands(
     Operand("src", rotated=True), Operand("dest", like="src", written=True, rotated=True), disjoint=True

@@ -23,12 +23,6 @@ from ._structures import (
     UInt32,
 )
 
-__all__ = [
-    "BNNSCropResize",
-    "BNNSCropResizeBackward",
-    "BNNSLayerParametersCropResize",
-]
-
 _MODES: Final = (
     c.BNNSLinearSamplingDefault,
     c.BNNSLinearSamplingAlignCorners,

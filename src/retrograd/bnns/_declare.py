@@ -14,6 +14,7 @@ from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
 _F = TypeVar("_F", bound=BNNSFilter)
 _C = TypeVar("_C", bound=Callable[..., object])
+DECLARED: Final = "<declared>"  # the file name of what is compiled here
 _Named: TypeAlias = Callable[[], None]
 _TYPES: Final[dict[str, object]] = {
     "filter": BNNSFilter | None,
@@ -81,7 +82,8 @@ def written(
 
     It is compiled from text: so it binds its arguments at no further cost, and has Python's errors.
     """
-    exec(f"def {named.__name__}({', '.join(parameters)}):\n    {body}", names)
+    source = f"def {named.__name__}({', '.join(parameters)}):\n    {body}"
+    exec(compile(source, DECLARED, "exec"), names)
     return _like(named, names[named.__name__], types)
 
 

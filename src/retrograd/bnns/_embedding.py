@@ -35,11 +35,6 @@ from ._structures import (
     UInt32,
 )
 
-__all__ = [
-    "BNNSFilterCreateLayerEmbedding",
-    "BNNSLayerParametersEmbedding",
-]
-
 _BY_FREQUENCY: Final = c.BNNSEmbeddingFlagScaleGradientByFrequency
 
 

@@ -19,11 +19,6 @@ from typing import ClassVar, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from ..ops._errors import ArgumentError, Names
 
-__all__ = [
-    "BNNSWarning",
-    "last_error",
-]
-
 _logger: Final = logging.getLogger("retrograd.bnns")
 # Silent unless the application configures logging.
 _logger.addHandler(logging.NullHandler())

@@ -26,11 +26,6 @@ from ._memory import (
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSFilter",
-    "BNNSFilterDestroy",
-]
-
 _F = TypeVar("_F", bound="BNNSFilter")
 FLOAT32: Final = np.dtype(np.float32)
 FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)  # for samples and parameters

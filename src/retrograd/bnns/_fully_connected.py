@@ -29,11 +29,6 @@ from ._memory import Array, listed
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
 
-__all__ = [
-    "BNNSFilterCreateLayerFullyConnected",
-    "BNNSLayerParametersFullyConnected",
-]
-
 _INPUTS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeInt8, c.BNNSDataTypeInt16)
 _BIASES: Final = (*FLOATS, c.BNNSDataTypeInt8, c.BNNSDataTypeInt16, c.BNNSDataTypeInt32)
 # All of them hold W[o, i] at i + o * inputs.

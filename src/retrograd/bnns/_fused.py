@@ -28,14 +28,6 @@ from ._normalization import NormalizationFilter
 from ._quantization import QuantizationFilter
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSFilterCreateFusedLayer",
-    "BNNSFusedFilterApplyBackwardBatch",
-    "BNNSFusedFilterApplyBackwardMultiInputBatch",
-    "BNNSFusedFilterApplyBatch",
-    "BNNSFusedFilterApplyMultiInputBatch",
-]
-
 _T = TypeVar("_T")
 # The layers that may come first. All but arithmetic have one input, and weights and a bias as parameters.
 _FIRST: Final[dict[int, Callable[[object, object], WeightedLayer | ArithmeticFilter]]] = {

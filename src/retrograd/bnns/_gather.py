@@ -22,8 +22,6 @@ from ._memory import Array, as_size, check_indices
 from ._names import constant_name
 from ._sample_map import ANY_TYPE
 
-__all__ = ["BNNSGather", "BNNSGatherND", "BNNSScatter", "BNNSScatterND"]
-
 _Shape: TypeAlias = tuple[int, ...]
 _LOW: Final = 0xFFFFFFFF  # the lower half of 64 bits
 

@@ -28,17 +28,6 @@ from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_w
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Pointer, Size, Structure, UInt32
 
-__all__ = [
-    "BNNSFilterCreateLayerLoss",
-    "BNNSLayerParametersLossBase",
-    "BNNSLayerParametersLossHuber",
-    "BNNSLayerParametersLossSigmoidCrossEntropy",
-    "BNNSLayerParametersLossSoftmaxCrossEntropy",
-    "BNNSLayerParametersLossYolo",
-    "BNNSLossFilterApplyBackwardBatch",
-    "BNNSLossFilterApplyBatch",
-]
-
 # ---- structures -----------------------------------------------------------------------------------------------------
 
 

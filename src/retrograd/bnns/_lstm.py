@@ -61,13 +61,6 @@ from ._memory import (
 from ._names import constant_name
 from ._structures import BNNSLayerParametersLSTM
 
-__all__ = [
-    "BNNSComputeLSTMTrainingCacheCapacity",
-    "BNNSDirectApplyLSTMBatchBackward",
-    "BNNSDirectApplyLSTMBatchTrainingCaching",
-    "seed_dropout",
-]
-
 # From a descriptor's name to lstm_backward's name for its gradient.
 _NEEDS: Final = {X: "dx", H0: "dh0", C0: "dc0"} | dict(
     zip(GATE_FIELDS, ("dwx", "dwx", "dwh", "db", "dpeephole"), strict=True)

@@ -17,13 +17,6 @@ from ._names import constant_name
 from ._products import Contraction, ProductFilter, extents_of, labelled, shape_rows_first
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure
 
-__all__ = [
-    "BNNSFilterCreateLayerBroadcastMatMul",
-    "BNNSLayerParametersBroadcastMatMul",
-    "BNNSMatMul",
-    "BNNSMatMulWorkspaceSize",
-]
-
 
 class BNNSLayerParametersBroadcastMatMul(Structure):
     """``C = beta C + alpha op(A) op(B)``, where op transposes if ``transA`` or ``transB``. ``beta`` is 0 or 1.

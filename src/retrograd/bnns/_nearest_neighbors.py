@@ -20,14 +20,6 @@ from ._memory import Arena, Array, as_signed, as_size, check_disjoint, check_wri
 from ._names import constant_name
 from ._topk import smallest
 
-__all__ = [
-    "BNNSCreateNearestNeighbors",
-    "BNNSDestroyNearestNeighbors",
-    "BNNSNearestNeighbors",
-    "BNNSNearestNeighborsGetInfo",
-    "BNNSNearestNeighborsLoad",
-]
-
 _Indices: TypeAlias = npt.NDArray[np.int64]
 _TYPES: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16)
 _UINT32_MAX: Final = 2**32 - 1

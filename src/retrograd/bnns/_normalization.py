@@ -62,12 +62,6 @@ from ._memory import (
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSLayerParametersNormalization, BNNSNDArrayDescriptor
 
-__all__ = [
-    "BNNSFilterCreateLayerNormalization",
-    "BNNSNormalizationFilterApplyBackwardBatch",
-    "BNNSNormalizationFilterApplyBatch",
-]
-
 _LAYOUTS: Final = (
     c.BNNSDataLayoutVector,
     c.BNNSDataLayoutImageCHW,

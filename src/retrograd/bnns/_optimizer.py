@@ -15,16 +15,6 @@ from ._memory import Array, Floats, as_float, as_size, check_writable, threads_o
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure, UInt32
 
-__all__ = [
-    "BNNSOptimizerAdamFields",
-    "BNNSOptimizerAdamWithClippingFields",
-    "BNNSOptimizerRMSPropFields",
-    "BNNSOptimizerRMSPropWithClippingFields",
-    "BNNSOptimizerSGDMomentumFields",
-    "BNNSOptimizerSGDMomentumWithClippingFields",
-    "BNNSOptimizerStep",
-]
-
 _Descriptors: TypeAlias = Sequence[BNNSNDArrayDescriptor | None]
 
 

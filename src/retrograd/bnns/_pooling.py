@@ -60,15 +60,6 @@ from ._structures import (
     UInt32,
 )
 
-__all__ = [
-    "BNNSFilterCreateLayerPooling",
-    "BNNSLayerParametersPooling",
-    "BNNSPoolingFilterApplyBackwardBatch",
-    "BNNSPoolingFilterApplyBackwardBatchEx",
-    "BNNSPoolingFilterApplyBatch",
-    "BNNSPoolingFilterApplyBatchEx",
-]
-
 _MAX, _UNMAX, _L2 = c.BNNSPoolingFunctionMax, c.BNNSPoolingFunctionUnMax, c.BNNSPoolingFunctionL2Norm
 _INCLUDE, _EXCLUDE = c.BNNSPoolingFunctionAverageCountIncludePadding, c.BNNSPoolingFunctionAverageCountExcludePadding
 _FUNCTIONS: Final = (_MAX, _INCLUDE, _EXCLUDE, _UNMAX, _L2)
@@ -369,7 +360,7 @@ def BNNSPoolingFilterApplyBatch() -> None:
 
 @_applies("apply_pooling", "filter batch_size in_+ out+ indices_data_type indices idx_stride", rename=_FORWARD_NAMES)
 def BNNSPoolingFilterApplyBatchEx() -> None:
-    """The same, with indices of type UInt64 or UInt32."""
+    """Apply a pooling filter to a batch, with indices of type UInt64 or UInt32."""
 
 
 @_applies(
@@ -391,4 +382,4 @@ def BNNSPoolingFilterApplyBackwardBatch() -> None:
     rename=_BACKWARD_NAMES,
 )
 def BNNSPoolingFilterApplyBackwardBatchEx() -> None:
-    """The same, with indices of type UInt64 or UInt32."""
+    """Compute the gradients of a pooling, with indices of type UInt64 or UInt32."""

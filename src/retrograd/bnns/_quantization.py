@@ -16,11 +16,6 @@ from ._memory import Array, as_size, check_disjoint, listed
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Size, Structure, UInt32
 
-__all__ = [
-    "BNNSDirectApplyQuantizer",
-    "BNNSLayerParametersQuantization",
-]
-
 _FUNCTIONS: Final = (c.BNNSQuantizerFunctionQuantize, c.BNNSQuantizerFunctionDequantize)
 _HIGHER: Final = (c.BNNSDataTypeInt32, c.BNNSDataTypeFloat16, c.BNNSDataTypeFloat32)
 _LOWER: Final = (

@@ -23,20 +23,6 @@ from ._filter import check_same_type, checked_descriptor, checked_parameters, un
 from ._memory import Array, as_float, as_signed, as_size, bytes_of, check_writable, data_type_of, is_first_major
 from ._names import constant_name
 
-__all__ = [
-    "BNNSCreateRandomGenerator",
-    "BNNSCreateRandomGeneratorWithSeed",
-    "BNNSDestroyRandomGenerator",
-    "BNNSRandomFillCategoricalFloat",
-    "BNNSRandomFillNormalFloat",
-    "BNNSRandomFillUniformFloat",
-    "BNNSRandomFillUniformInt",
-    "BNNSRandomGenerator",
-    "BNNSRandomGeneratorGetState",
-    "BNNSRandomGeneratorSetState",
-    "BNNSRandomGeneratorStateSize",
-]
-
 _Doubles: TypeAlias = npt.NDArray[np.float64]
 _STATE: Final = struct.Struct("<8sQQ")  # a magic number, the seed, the position
 _MAGIC: Final = b"RGBNNSR1"

@@ -17,8 +17,6 @@ from ._layer import Result, logical, rows_first
 from ._memory import Array, as_signed, as_size, is_first_major
 from ._names import constant_name
 
-__all__ = ["BNNSBandPart", "BNNSCompareTensor", "BNNSShuffle", "BNNSTile", "BNNSTileBackward"]
-
 _FLOAT32: Final = (c.BNNSDataTypeFloat32,)
 _BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
 _TILE: Final = Operands(Operand("input"), Operand("output", like="input", written=True))

@@ -28,12 +28,6 @@ from ._layer import (
 from ._memory import Array, as_float, listed
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, Structure, UInt32
 
-__all__ = [
-    "BNNSDirectApplyReduction",
-    "BNNSFilterCreateLayerReduction",
-    "BNNSLayerParametersReduction",
-]
-
 _ARGUMENTS: Final = (c.BNNSReduceFunctionArgMax, c.BNNSReduceFunctionArgMin)
 _LOGICAL: Final = (c.BNNSReduceFunctionLogicalOr, c.BNNSReduceFunctionLogicalAnd)
 

@@ -18,11 +18,6 @@ from ._memory import Array, listed
 from ._sample_map import SampleMap
 from ._structures import BNNSNDArrayDescriptor, Bool, Structure, UInt32
 
-__all__ = [
-    "BNNSFilterCreateLayerResize",
-    "BNNSLayerParametersResize",
-]
-
 _MOST_LINEAR: Final = 2  # axes that Linear interpolates
 
 

@@ -40,16 +40,6 @@ from ._structures import (
     UInt32,
 )
 
-__all__ = [
-    "BNNSFilterCreateLayerDropout",
-    "BNNSFilterCreateLayerPadding",
-    "BNNSFilterCreateLayerPermute",
-    "BNNSLayerParametersDropout",
-    "BNNSLayerParametersPadding",
-    "BNNSLayerParametersPermute",
-    "BNNSPermuteFilterApplyBackwardBatch",
-]
-
 ANY_TYPE: Final = (*FLOATS, *INTEGERS, c.BNNSDataTypeBoolean)
 
 

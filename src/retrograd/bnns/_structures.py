@@ -33,18 +33,6 @@ from ._memory import (
 )
 from ._names import constant_name
 
-__all__ = [
-    "Address",
-    "BNNSActivation",
-    "BNNSFilterParameters",
-    "BNNSLSTMDataDescriptor",
-    "BNNSLSTMGateDescriptor",
-    "BNNSLayerParametersActivation",
-    "BNNSLayerParametersLSTM",
-    "BNNSLayerParametersNormalization",
-    "BNNSNDArrayDescriptor",
-]
-
 _S = TypeVar("_S", bound="Structure")
 _DIMENSIONS: Final = c.BNNS_MAX_TENSOR_DIMENSION
 _ZEROS: Final = (0,) * _DIMENSIONS

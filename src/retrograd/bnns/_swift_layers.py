@@ -367,7 +367,7 @@ class _ArithmeticLayer(Layer):
 
     _names: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, inputs: str, function: str) -> None:
+    def __init_subclass__(cls, inputs: str = "", function: str = "") -> None:
         super().__init_subclass__()
         cls._names = tuple(inputs.split())
         types = " ".join(f"{name} {name}DescriptorType:DescriptorType" for name in (*cls._names, "output"))

@@ -6,12 +6,7 @@ import inspect
 
 from . import _swift_functions, _swift_objects, _swift_optimizer  # noqa: F401  # what they declare is in the namespace
 from ._swift import NAMESPACE
-from ._swift_fused import FusableLayerParameters
-
-__all__ = [
-    "BNNS",
-    "FusableLayerParameters",
-]
+from ._swift_fused import FusableLayerParameters as FusableLayerParameters
 
 
 class BNNS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from . import _constants as c
 from ._optimizer import (
@@ -24,7 +24,7 @@ from ._swift import checked_call, public
 class GradientClipping:
     """How gradients are limited: ``none``, or made by :meth:`byValue`, :meth:`byNorm` or :meth:`byGlobalNorm`."""
 
-    none: GradientClipping
+    none: ClassVar[GradientClipping]
 
     def __init__(self, function: int, **fields: float) -> None:
         self.fields: dict[str, Any] = {"clipping_func": function, **fields}

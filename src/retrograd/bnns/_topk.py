@@ -14,8 +14,6 @@ from ._failure import Invalid, status
 from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_descriptor, checked_parameters
 from ._memory import Array, as_size, check_disjoint, check_indices, numbered_axes
 
-__all__ = ["BNNSDirectApplyInTopK", "BNNSDirectApplyTopK"]
-
 _INT32: Final = np.iinfo(np.int32)
 _BLOCK: Final = 1 << 18  # keys that are compared at a time, so that what is computed from them stays in cache
 

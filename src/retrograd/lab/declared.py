@@ -1,0 +1,171 @@
+"""What is written from the declarations of retrograd.bnns: its type stub, and the table of functions in the docs.
+
+    python -m retrograd.lab.declared src/retrograd/bnns/__init__.pyi docs/bnns.md
+
+``make lint`` runs it with ``--check``, which fails if a file is not as this module writes it. The stub imports what
+type checkers see in the modules of the package, and spells out what is made when they are imported.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from .. import bnns
+from ..bnns import _declare
+from ..bnns._filter import BNNSFilter
+from ..bnns._swift import NAMESPACE
+from ..bnns._swift_values import ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator
+
+_MARKS: Final = "<!-- functions: written by retrograd.lab.declared -->", "<!-- end of functions -->"
+_PUBLIC: Final[list[str]] = sorted(vars(bnns)["__all__"])
+# Enumerations that are made from a list of cases, which type checkers do not see.
+_LISTED: Final = (ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator)
+
+
+def is_made(member: Any) -> bool:
+    """Whether a function was made from a declaration, so that type checkers do not see its arguments."""
+    function = inspect.unwrap(getattr(member, "__func__", member))
+    return inspect.isfunction(function) and function.__code__.co_filename in (_declare.DECLARED, _declare.__file__)
+
+
+# ---- the stub -------------------------------------------------------------------------------------------------------
+
+
+def stub() -> str:
+    imports: dict[str, set[str]] = {}
+    functions: list[str] = []
+    members: list[str] = []
+    for name in _PUBLIC:
+        value = getattr(bnns, name)
+        if is_made(value):
+            functions.append(_function(name, value, ""))
+        elif callable(value) and name != "BNNS":
+            imports.setdefault(value.__module__, set()).add(f"{name} as {name}")
+    for key in sorted(NAMESPACE):
+        value = getattr(bnns.BNNS, key)
+        if is_made(value):
+            members += ["    @staticmethod", _function(key, value, "    ")]
+            continue
+        imports.setdefault(value.__module__, set()).add(f"{value.__name__} as _{value.__name__}")
+        members += _swift_class(key, value) if isinstance(value, type) else [f"    {key} = staticmethod(_{key})"]
+    lines = ["# Written by retrograd.lab.declared.", "import enum", "from collections.abc import Sequence"]
+    lines += ["from typing import Any, ClassVar, TypeAlias", "", "from ._constants import *"]
+    for module, names in sorted(imports.items()):
+        lines.append(f"from .{module.rpartition('.')[2]} import {', '.join(sorted(names))}")
+    return "\n".join([*lines, "", *functions, "", "class BNNS:", *members, ""])
+
+
+def _swift_class(key: str, kind: type) -> Iterator[str]:
+    """A member of Swift's namespace: the class of another module, with what is made for it."""
+    if issubclass(kind, enum.IntEnum) and kind in _LISTED:
+        yield f"    class {key}(enum.IntEnum):"
+        yield from (f"        {case.name} = {case.value}" for case in kind)
+        return
+    cases, methods, seen = [], [], True
+    for name in dir(kind) if not issubclass(kind, enum.Enum) else ():
+        value = inspect.getattr_static(kind, name)
+        if isinstance(value, kind):
+            cases.append(f"        {name}: ClassVar[BNNS.{key}]")
+            seen = seen and name in kind.__annotations__
+        elif isinstance(value, classmethod) and value.__func__.__name__ != name:  # set in a loop
+            methods += ["        @classmethod", _function(name, value.__func__, "        ")]
+        elif is_made(value):
+            methods += ["        @classmethod"] * isinstance(value, classmethod)
+            methods.append(_function(name, getattr(value, "__func__", value), "        "))
+    if seen and not methods:
+        yield f"    {key}: TypeAlias = _{kind.__name__}"
+    else:
+        yield f"    class {key}(_{kind.__name__}):"
+        yield from cases + methods
+
+
+def _function(name: str, function: Any, indent: str) -> str:
+    parts: list[str] = []
+    signature = inspect.signature(function)
+    for one in signature.parameters.values():
+        is_rest = one.kind is inspect.Parameter.VAR_POSITIONAL
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        annotation = "" if one.name in ("self", "cls") else f": {_type(one.annotation)}"
+        default = "" if one.default is inspect.Parameter.empty else " = ..."
+        parts.append(f"{'*' * is_rest}{one.name}{annotation}{default}")
+    return f"{indent}def {name}({', '.join(parts)}) -> {_type(signature.return_annotation)}: ..."
+
+
+def _type(annotation: Any) -> str:
+    """An annotation as the stub writes it."""
+    if annotation is None:
+        return "None"
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    swift = {value.__name__ for value in NAMESPACE.values() if isinstance(value, type)}
+    listed = {kind.__name__ for kind in _LISTED}
+    filters = {kind.__name__ for kind in _subclasses(BNNSFilter)}
+
+    def named(match: re.Match[str]) -> str:
+        name = match[0].rpartition(".")[2]
+        if name in swift:
+            return f"BNNS.{name}" if name in listed else f"_{name}"
+        return "BNNSFilter" if name in filters else name
+
+    return re.sub(r"[A-Za-z_][\w.]*", named, text).replace("NoneType", "None")
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    one: type
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+# ---- the table of the docs ------------------------------------------------------------------------------------------
+
+
+def table() -> str:
+    """Every C function: its arguments, and the first sentence of its docstring."""
+    lines = ["| function | arguments | what it does |", "|---|---|---|"]
+    for name in _PUBLIC:
+        function = getattr(bnns, name)
+        if not inspect.isfunction(function) or not name.startswith("BNNS"):
+            continue
+        first = " ".join((function.__doc__ or "").split("\n\n")[0].split())
+        sentence = re.split(r"(?<=\.) (?=[A-Z0-9`])", first)[0]
+        shown = sentence.replace("|", "\\|").replace("``", "`").replace(":func:", "")
+        lines.append(f"| `{name}` | {', '.join(inspect.signature(function).parameters)} | {shown} |")
+    return "\n".join(lines)
+
+
+def written(path: Path) -> str:
+    """The text of a file as it should be."""
+    if path.suffix == ".pyi":
+        return stub()
+    before, mark, rest = path.read_text(encoding="utf-8").partition(_MARKS[0])
+    if not mark:
+        raise SystemExit(f"{path} has no line {_MARKS[0]!r}")
+    return f"{before}{mark}\n\n{table()}\n\n{_MARKS[1]}{rest.partition(_MARKS[1])[2]}"
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or with ``--check`` say which of them differ."""
+    differing = []
+    for path in (Path(argument) for argument in arguments if argument != "--check"):
+        text = written(path)
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        differing.append(path)
+        if "--check" not in arguments:
+            path.write_text(text, encoding="utf-8")
+    if "--check" in arguments and differing:
+        command = f"python -m retrograd.lab.declared {' '.join(map(str, differing))}"
+        print(f"{', '.join(map(str, differing))}: not what the declarations say; run {command}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
