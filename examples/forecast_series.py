@@ -40,7 +40,7 @@ def main() -> None:
         task.validate()  # also computes the width of the prediction interval
         about = {"kind": task.kind, "settings": settings.record(), "description": task.description()}
         nn.save(path, task.model, metadata=about)
-        print(plain(Section("", task.headline())).strip())
+        print(plain(Section("", task.outcome().headline)).strip())
 
         print(forecast(load_series_model(path), read_table(data)).csv_text().strip())
 

@@ -80,7 +80,7 @@ def train(task: SeriesTask, steps: int | None = None) -> list[float]:
 def save(task: SeriesTask, folder: Path) -> Path:
     path = folder / "model.safetensors"
     metadata = {"kind": task.kind, "settings": task.settings.record(), "description": task.description()}
-    metadata["verdict"] = task.verdict()
+    metadata["verdict"] = task.outcome().verdict
     nn.save(path, task.model, metadata=metadata)
     return path
 
@@ -90,7 +90,7 @@ def bits(task: SeriesTask) -> dict[str, bytes]:
 
 
 def said(task: SeriesTask) -> str:
-    (block,) = task.headline()
+    (block,) = task.outcome().headline
     assert isinstance(block, Prose)
     return block.text
 
@@ -422,7 +422,7 @@ def test_a_lead_that_may_be_chance_is_called_so(tmp_path: Path) -> None:
 def test_results_tell_the_errors_of_all(weekly: Path) -> None:
     task = SeriesTask(SeriesSettings(target="y, noise", **SMALL), weekly)
     train(task)
-    sections = task.results()
+    sections = task.outcome().sections
     blocks = [block for section in sections for block in section.blocks]
     tables = [block for block in blocks if isinstance(block, Table)]
     scores = task._score()
@@ -477,7 +477,7 @@ def test_a_constant_target_is_said_and_does_no_harm(tmp_path: Path) -> None:
     train(task)
     assert ("note", "The target 'y' is constant in the training part: there is nothing to learn.") in task.overview()
     assert said(task).startswith("The model does not beat")
-    task.results()
+    task.outcome()
 
 
 @pytest.mark.parametrize(("rows", "horizon"), [(30, None), (12, None), (60, 1)])
@@ -485,7 +485,7 @@ def test_small_tables(tmp_path: Path, rows: int, horizon: int | None) -> None:
     task = SeriesTask(SeriesSettings(horizon=horizon, **SMALL), write(tmp_path / "small.csv", {"x": noise(rows)}))
     losses = train(task)
     assert np.isfinite(losses).all()
-    assert page("t", "s", task.results())
+    assert page("t", "s", task.outcome().sections)
     assert said(task)
 
 
@@ -579,7 +579,7 @@ def test_a_forecast_by_any_of_the_baselines(trained: SeriesTask, weekly: Path, t
 def test_the_forecast_is_that_of_the_winner(trained: SeriesTask, weekly: Path, tmp_path: Path) -> None:
     forecaster, table = load_series_model(tmp_path), read_table(weekly)
     assert forecaster.verdict is not None
-    assert dataclasses.asdict(forecaster.verdict) == trained.verdict()
+    assert dataclasses.asdict(forecaster.verdict) == trained.outcome().verdict
     assert str(forecaster.verdict) == said(trained)
     assert list(forecaster.verdict.errors) == ["model", "naive", "seasonal naive", "linear"]
     for best in forecaster.verdict.errors:

@@ -260,7 +260,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         task = TextTask(TextSettings(hidden=32, batch=8, unroll=32, steps=4), sys.argv[1:2], scratch=sys.argv[2])
         for _ in range(4):
             task.step()
-        task.results()
+        task.outcome()
         task.close()
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     """
@@ -447,7 +447,7 @@ def test_validation_and_writing_disturb_nothing(prose: Path) -> None:
                 assert watched.validate() == watched.validate()
                 assert watched.model.training
             if step % 10 == 0:
-                watched.results()
+                watched.outcome()
                 watched.model.train()
             assert watched.step() == loss
         assert_same_bits(state_of(alone), state_of(watched))
@@ -506,7 +506,7 @@ def test_bytes_train_too(tmp_path: Path) -> None:
             task.step()
         assert task.validate() < first
         assert task.description()["level"] == "byte"
-        task.results()
+        task.outcome()
 
 
 def test_overview_and_results(prose: Path) -> None:
@@ -517,7 +517,7 @@ def test_overview_and_results(prose: Path) -> None:
         assert "prose.txt: 6,000 bytes" in overview["text"]
         assert "5,700 characters for training, 300 for validation" in overview["split"]
         assert f"{task.model.num_parameters:,} parameters" in overview["model"]
-        compared, written = task.results()
+        compared, written = task.outcome().sections
         (table,) = (block for block in compared.blocks if isinstance(block, Table))
         bits = [float(row[1]) for row in table.rows]
         assert bits[0] == pytest.approx(math.log2(len(task.alphabet)), abs=1e-3)
@@ -542,10 +542,10 @@ def test_the_headline_tells_whether_counting_does_better(
     with task_of(prose) as task:
         monkeypatch.setattr(task, "validate", lambda: bits)
         monkeypatch.setattr(task, "_counted", [4.0, 3.0, 3.1])
-        (block,) = task.headline()
+        (block,) = task.outcome().headline
         assert isinstance(block, Prose)
         assert re.match(words, block.text)
-        (table,) = (block for block in task.results()[0].blocks if isinstance(block, Table))
+        (table,) = (block for block in task.outcome().sections[0].blocks if isinstance(block, Table))
         assert table.highlight == (2 if bits > 3 else 4)  # the best, whoever it is
 
 

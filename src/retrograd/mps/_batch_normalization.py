@@ -12,10 +12,17 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..ops._args import NormProblem, norm_problem
 from ..ops._arrays import overlaps, same_elements
 from ..ops._types import Array
 from ..ops.activation import Activation
-from ..ops.normalization import NormGradients, batch_norm_backward, batch_norm_cache, batch_norm_forward
+from ..ops.normalization import (
+    BareNormCache,
+    NormGradients,
+    batch_norm_backward,
+    batch_norm_forward,
+    run_forward,
+)
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
 from ._kernel import KernelSetting, MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel, planned_work
 from ._matrix import MPSMatrix, MPSVector, TemporaryStorage
@@ -145,7 +152,7 @@ class MPSMatrixBatchNormalization(_NormalizationKernel, MPSMatrixUnaryKernel):
         epsilon, neuron = self._arithmetic(function)
         jobs = [(x[k], y[k], *(_of_matrix(vector, k) for vector in (mean, var, gamma, beta))) for k in batch]
         call.count_reads()
-        return partial(_normalize, jobs, epsilon, neuron, compute, operands)
+        return partial(_normalize, jobs, epsilon, neuron, _problem(x[0], epsilon, neuron), compute, operands)
 
 
 class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryKernel):
@@ -229,6 +236,7 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
             frozen=not self._gradientThroughStatistics,
             need=need,
             summed=summed,
+            problem=_problem(x[0], epsilon, neuron),
         )
         jobs = []
         for k in batch:
@@ -383,19 +391,28 @@ def _wrong_type(function: str, name: str, value: object, expected: type) -> Type
 # ---- work ------------------------------------------------------------------------------------------------------------
 
 
-def _normalize(jobs: list[Job], epsilon: float, neuron: Neuron, compute: bool, retained: object) -> None:
+def _problem(x: Array, epsilon: float, neuron: Neuron) -> NormProblem | None:
+    """The problem that the engine solves for each matrix; none if NumPy applies the neuron."""
+    if isinstance(neuron, Curve):
+        return None
+    return norm_problem("batch_norm", x, 1, 1, epsilon, neuron, "input")
+
+
+def _normalize(
+    jobs: list[Job], epsilon: float, neuron: Neuron, problem: NormProblem | None, compute: bool, retained: object
+) -> None:
     """Forward, one matrix after another."""
     for x, y, mean, var, gamma, beta in jobs:
-        given: dict[str, Any] = {} if compute else {"mean": mean, "var": var, "training": False}
         if isinstance(neuron, Curve):
+            given: dict[str, Any] = {} if compute else {"mean": mean, "var": var, "training": False}
             z, cache = batch_norm_forward(_as_float64(x), _as_float64(gamma), _as_float64(beta), eps=epsilon, **given)
             with np.errstate(all="ignore"):
                 y[...] = neuron.value(z)
         else:
+            assert problem is not None
+            given_statistics = (None, None) if compute else (mean, var)
             gamma, beta = _as_float32(gamma), _as_float32(beta)
-            _, cache = batch_norm_forward(
-                x, gamma, beta, eps=epsilon, activation=neuron, slope_from="input", out=y, **given
-            )
+            _, cache = run_forward(problem, x, gamma, beta, *given_statistics, not compute, y, None, None)
         if compute:
             with np.errstate(all="ignore"):
                 mean[...] = cache.mean
@@ -408,11 +425,12 @@ class _GradientPlan(NamedTuple):
     frozen: bool
     need: tuple[str, ...] | None  # None: all three, each with an output array
     summed: tuple[bool, ...]  # for dx, dgamma and dbeta: whether it is summed over all matrices
+    problem: NormProblem | None  # None: the neuron is a Curve
 
 
 def _differentiate(jobs: list[Job], plan: _GradientPlan, retained: object) -> None:
     """Backward, one matrix after another."""
-    epsilon, neuron, frozen, need, summed = plan
+    epsilon, neuron, frozen, need, summed, problem = plan
     sums: list[Any] = [0.0, 0.0, 0.0]
     for x, dy, mean, var, gamma, beta, targets, out in jobs:
         if isinstance(neuron, Curve):
@@ -429,10 +447,9 @@ def _differentiate(jobs: list[Job], plan: _GradientPlan, retained: object) -> No
                 dz = _as_float64(dy) * neuron.slope(z)
             gradients = batch_norm_backward(dz, cache, need=need)
         else:
-            gamma, beta = _as_float32(gamma), _as_float32(beta)
-            cache = batch_norm_cache(
-                x, gamma, beta, mean=mean, var=var, eps=epsilon, activation=neuron, slope_from="input", frozen=frozen
-            )
+            assert problem is not None
+            bare = BareNormCache(problem, np.array((mean, var), np.float64), True, frozen)
+            cache = bare.with_arrays(x, None, _as_float32(gamma), _as_float32(beta))
             gradients = batch_norm_backward(dy, cache, need=need, out=out)
         for k, target in enumerate(targets):
             gradient: Any = gradients[k]

@@ -121,6 +121,7 @@ class BareNormCache(NamedTuple):
         problem, statistics, given, frozen = self
         if x.shape != problem.shape or x.dtype is not problem.dtype:
             check_data("x", x, problem)
+        _args.check_aligned("x", x)
         if gamma is not None:
             gamma = as_parameter(problem, "gamma", gamma)
         if beta is not None:

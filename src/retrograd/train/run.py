@@ -330,12 +330,12 @@ class Run:
         except (OSError, ValueError) as error:
             raise RunError(f"the best model could not be loaded: {error}") from None
         task.model.eval()
-        results, verdict = task.results(), task.verdict()
-        if verdict is not None:
-            self._save_model(verdict=verdict)
-        headline: list[Block] = [*task.headline(), Prose(self._summary(records))]
+        outcome = task.outcome()
+        if outcome.verdict is not None:
+            self._save_model(verdict=outcome.verdict)
+        headline: list[Block] = [*outcome.headline, Prose(self._summary(records))]
         progress.say()
-        for section in (Section("", headline), *results):
+        for section in (Section("", headline), *outcome.sections):
             if not all(isinstance(block, Chart) for block in section.blocks):
                 progress.say(plain(section).rstrip("\n"))
                 progress.say()
@@ -344,7 +344,7 @@ class Run:
         sections = [
             Section("Result", headline),
             Section("Training", charts),
-            *results,
+            *outcome.sections,
             Section("Data and model", [Table(["", ""], [list(row) for row in task.overview()])]),
             Section("Settings", [settings]),
         ]

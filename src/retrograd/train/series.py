@@ -28,7 +28,7 @@ from .scores import Scores, Verdict
 from .season import find_season
 from .settings import InputError, Settings, option
 from .table import Table, counted, read_table
-from .task import Array, Task, check_shards, new_optimizer, steps_between_validations
+from .task import Array, Outcome, Task, check_shards, new_optimizer, steps_between_validations
 from .windows import Windows, chunks, spread
 
 __all__ = [
@@ -609,15 +609,14 @@ class SeriesTask(Task):
             predicted[FORECASTS[key]] = self._forecaster.baseline(key, windows, origins)
         return Scores(origins, windows.truth(origins), predicted)
 
-    def verdict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self._score().verdict())
+    def outcome(self) -> Outcome:
+        scores = self._score()
+        verdict = scores.verdict()
+        # Whether the model beats the best baseline, and by how much.
+        return Outcome([Prose(str(verdict))], self._sections(scores, verdict), dataclasses.asdict(verdict))
 
-    def headline(self) -> list[Block]:
-        """Return whether the model beats the best baseline, and by how much."""
-        return [Prose(str(self._score().verdict()))]
-
-    def results(self) -> list[Section]:
-        scores, plan = self._score(), self._plan
+    def _sections(self, scores: Scores, verdict: Verdict) -> list[Section]:
+        plan = self._plan
         times, origins = self._table.times, scores.origins
         first, last = times.label(int(origins[0]) + 1), times.label(int(origins[-1]) + plan.horizon)
         seasonal = f", the seasonal one the values {plan.season} rows earlier" if plan.season > 1 else ""
@@ -641,7 +640,7 @@ class SeriesTask(Task):
             )
         )
         by_horizon, held_out, ahead = [], [], []
-        following = forecast(dataclasses.replace(self._forecaster, verdict=scores.verdict()), self._table)
+        following = forecast(dataclasses.replace(self._forecaster, verdict=verdict), self._table)
         for at, name in enumerate(plan.targets[:_MOST_CHARTS]):
             by_horizon.append(scores.horizon_chart(at, name))
             held_out.append(self._held_out_chart(at, name))

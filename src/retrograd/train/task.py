@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy.typing as npt
 
@@ -13,9 +13,17 @@ from ..distributed import DataParallel, Group
 from .report import Block, Section
 from .settings import InputError, Settings
 
-__all__ = ["Array", "Task", "check_shards", "new_optimizer", "steps_between_validations"]
+__all__ = ["Array", "Outcome", "Task", "check_shards", "new_optimizer", "steps_between_validations"]
 
 Array = npt.NDArray[Any]
+
+
+class Outcome(NamedTuple):
+    """The results of a trained model."""
+
+    headline: list[Block]  # the most important one
+    sections: list[Section]
+    verdict: dict[str, Any] | None = None  # what to save with the model, as a JSON-serialisable dict
 
 
 class Task(abc.ABC):
@@ -73,19 +81,11 @@ class Task(abc.ABC):
         """Return names and values that describe data and model, for the start of the output and the report."""
 
     @abc.abstractmethod
-    def results(self) -> list[Section]:
-        """Return the results of the trained model. `model` has the best weights."""
-
-    def verdict(self) -> dict[str, Any] | None:
-        """Return the results to save with the model, as a JSON-serialisable dict."""
-        return None
+    def outcome(self) -> Outcome:
+        """Return the results of the trained model, evaluated once. `model` has the best weights."""
 
     def close(self) -> None:  # noqa: B027 (most tasks hold only memory)
         """Release what the task holds besides memory."""
-
-    def headline(self) -> list[Block]:
-        """Return the most important result."""
-        return []
 
 
 def check_shards(group: Group, batch: int, what: str) -> None:

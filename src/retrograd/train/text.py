@@ -25,7 +25,7 @@ from .baselines import NGRAMS, count_ngrams, ngram_bits
 from .files import check_data, check_room, load_weights, opened_model
 from .report import Block, Prose, Sample, Section, Table
 from .settings import InputError, Settings, option
-from .task import Array, Task, check_shards, new_optimizer, steps_between_validations
+from .task import Array, Outcome, Task, check_shards, new_optimizer, steps_between_validations
 
 __all__ = ["Alphabet", "Corpus", "TextModel", "TextSettings", "TextTask", "load_text_model", "sample"]
 
@@ -520,9 +520,13 @@ class TextTask(Task):
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
-    def headline(self) -> list[Block]:
-        """Return whether the model beats n-gram counts, and by how much."""
-        bits, counted = self.validate(), self._counted
+    def outcome(self) -> Outcome:
+        bits = self.validate()
+        return Outcome(self._headline(bits), self._sections(bits))
+
+    def _headline(self, bits: float) -> list[Block]:
+        """Return whether the model, of so many bits per symbol, beats n-gram counts, and by how much."""
+        counted = self._counted
         least = min(counted)
         by = NGRAMS[counted.index(least)].counted
         numbers = f"{bits:.3f} {self.measure} against {least:.3f}"
@@ -538,8 +542,8 @@ class TextTask(Task):
             ]
         return [Prose(f"The model beats {by} by {100 * (1 - bits / least):.0f} % ({numbers}).")]
 
-    def results(self) -> list[Section]:
-        bits, counted = self.validate(), self._counted
+    def _sections(self, bits: float) -> list[Section]:
+        counted = self._counted
         rows = [[f"all {len(self.alphabet)} symbols equally likely", f"{math.log2(len(self.alphabet)):.3f}"]]
         rows += [[ngram.predictor, f"{value:.3f}"] for ngram, value in zip(NGRAMS, counted, strict=False)]
         rows.append(["this model", f"{bits:.3f}"])
