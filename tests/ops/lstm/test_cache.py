@@ -110,7 +110,7 @@ def test_a_cache_is_checked() -> None:
     buffer = bytearray(size)
     call = (data.x, lstm_weights(data), data.h0, data.c0)
     options = lstm_options(CACHED)
-    with pytest.raises(ValueError, match=r"^lstm_cache: cache holds nothing that a finished lstm_forward has written"):
+    with pytest.raises(ValueError, match=r"^lstm_cache: cache holds nothing that a finished forward pass has written"):
         rg.lstm_cache(*call, **options, buffer=buffer)
     result = forward(CACHED, data, cache=buffer)
     for change in (

@@ -174,7 +174,7 @@ def check_filled(refusal: Refusal | None) -> None:
 def raise_for_cache(refusal: Refusal) -> None:
     """Raise if the engine refused the cache's buffer."""
     if refusal.reason is Reason.foreign_cache:
-        raise ArgumentValueError("cache", "{cache} holds nothing that a finished lstm_forward has written")
+        raise ArgumentValueError("cache", "{cache} holds nothing that a finished forward pass has written")
     if refusal.reason is Reason.cache_of_another_problem:
         raise ArgumentValueError(
             "cache",
