@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..ops._args import NormProblem, norm_problem
 from ..ops._arrays import overlaps, same_elements
+from ..ops._norm_problem import NormProblem, norm_problem
 from ..ops._types import Array
 from ..ops.activation import Activation
 from ..ops.normalization import (
@@ -410,9 +410,9 @@ def _normalize(
                 y[...] = neuron.value(z)
         else:
             assert problem is not None
-            given_statistics = (None, None) if compute else (mean, var)
+            constants = (None, None) if compute else (mean, var)
             gamma, beta = _as_float32(gamma), _as_float32(beta)
-            _, cache = run_forward(problem, x, gamma, beta, *given_statistics, not compute, y, None, None)
+            _, cache = run_forward(problem, x, gamma, beta, constants[0], constants[1], not compute, y, None, None)
         if compute:
             with np.errstate(all="ignore"):
                 mean[...] = cache.mean
