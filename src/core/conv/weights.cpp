@@ -142,7 +142,9 @@ void multiply_weights(const ConvShape& shape, const PatchGrid<A>& grid, const Co
     const int64_t near = near_cache_bytes() / 4 / (count * std::max(shape.outputs, run) * int64_t(sizeof(A)));
     blocking.near_rows = std::max<int64_t>(1, near) * count;
     blocking.least_rows = kLeastRows;
-    blocking.pieces = 4;
+    // Outputs are split only if there are too few rows to share, because every piece packs its patches for itself.
+    const int64_t wanted = 4 * threads, row_pieces = std::min(wanted, ceil_div(rows, kLeastRows));
+    blocking.pieces = 2 * row_pieces > wanted ? row_pieces : wanted;
     if (rows <= blocking.near_rows && (threads == 1 || rows <= kLeastRows)) {
         const int64_t deep = checked_product(run, ceil_div(shape.outputs, kPanel<A>) * kPanel<A>) * int64_t(sizeof(A));
         blocking.room = std::max(deep, near_cache_bytes() / 4 * threads);

@@ -38,7 +38,7 @@ struct Blocking {
     int64_t near_depth = 4 * kDepthRun;      // of a block of a: whole runs
     int64_t near_rows = 0;                   // of a block of a; 0: as many as stay in the second-level cache
     int64_t least_rows = kTileRows;          // of a piece
-    int64_t pieces = 8;                      // for each of several threads
+    int64_t pieces = 0;                      // that several threads share; 0: 8 for each thread
     int64_t pack_depth = 128;                // of one call of pack()
     int64_t room = caches().last_level / 4;  // bytes of the panels that are packed at a time
 };
@@ -94,7 +94,7 @@ public:
         packings_ = packings_across_ * packings_down_ * steps;
 
         // Rows are split first, because every piece takes up its rows of a for itself.
-        const int64_t wanted = threads == 1 ? 1 : blocking_.pieces * threads;
+        const int64_t wanted = threads == 1 ? 1 : blocking_.pieces ? blocking_.pieces : 8 * threads;
         const int64_t row_pieces = std::min(wanted, ceil_div(whole_.rows, blocking_.least_rows));
         row_piece_ = ceil_div(whole_.rows, row_pieces);
         panel_piece_ = whole_tiles(kernels_, ceil_div(panels * row_pieces, wanted), row_piece_);
