@@ -28,7 +28,7 @@ from support.bnns_inside import UNEXPECTED, Extents, Structure
 from support.fuzz_bnns_arrays import ARRAYS
 from support.fuzz_bnns_attention import PARTS, attention
 from support.fuzz_bnns_convolution import convolution
-from support.fuzz_bnns_filters import FILTERS, Buffers, Case, array, filter_parameters, sample, status
+from support.fuzz_bnns_filters import FILTERS, Buffers, Case, applied, array, filter_parameters, sample, status
 from support.fuzz_bnns_gather import GATHERS, TAKES
 from support.fuzz_bnns_resize import RESIZES, changed
 from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
@@ -253,28 +253,15 @@ def normalization(random: np.random.Generator, memory: Buffers) -> Case:
         yield "BNNSFilterCreateLayerNormalization", create, lambda answer: answer is None
         if random.random() < 0.1:
             bnns.BNNSFilterDestroy(made[0])
-        yield (
-            "BNNSNormalizationFilterApplyBatch",
-            lambda: bnns.BNNSNormalizationFilterApplyBatch(
-                made[0], a["batch"], a["in"], a["in_stride"], a["out"], a["out_stride"], a["training"]
-            ),
-            status,
-        )
-        yield (
+        yield applied("BNNSNormalizationFilterApplyBatch", made, a)
+        yield applied(
             "BNNSNormalizationFilterApplyBackwardBatch",
-            lambda: bnns.BNNSNormalizationFilterApplyBackwardBatch(
-                made[0],
-                d["batch"],
-                in_delta,
-                d["in_delta_stride"],
-                d["out"],
-                d["out_stride"],
-                out_delta,
-                d["out_delta_stride"],
-                beta_delta if beta_delta.data is not None else None,
-                gamma_delta,
-            ),
-            status,
+            made,
+            d,
+            in_delta=in_delta,
+            out_delta=out_delta,
+            beta_delta=beta_delta if beta_delta.data is not None else None,
+            gamma_delta=gamma_delta,
         )
         bnns.BNNSFilterDestroy(made[0])
 
@@ -312,41 +299,8 @@ def loss(random: np.random.Generator, memory: Buffers) -> Case:
             return made[0]
 
         yield "BNNSFilterCreateLayerLoss", create, lambda answer: answer is None
-        yield (
-            "BNNSLossFilterApplyBatch",
-            lambda: bnns.BNNSLossFilterApplyBatch(
-                made[0],
-                a["batch"],
-                a["in"],
-                a["in_stride"],
-                a["labels"],
-                a["labels_stride"],
-                a["weights"],
-                a["weights_size"],
-                a["out"],
-                in_delta if in_delta.data is not None else None,
-                a["in_delta_stride"],
-            ),
-            status,
-        )
-        yield (
-            "BNNSLossFilterApplyBackwardBatch",
-            lambda: bnns.BNNSLossFilterApplyBackwardBatch(
-                made[0],
-                a["batch"],
-                a["in"],
-                a["in_stride"],
-                in_delta,
-                a["in_delta_stride"],
-                a["labels"],
-                a["labels_stride"],
-                a["weights"],
-                a["weights_size"],
-                out_delta,
-                a["out_delta_stride"],
-            ),
-            status,
-        )
+        yield applied("BNNSLossFilterApplyBatch", made, a, in_delta=in_delta if in_delta.data is not None else None)
+        yield applied("BNNSLossFilterApplyBackwardBatch", made, a, in_delta=in_delta, out_delta=out_delta)
         bnns.BNNSFilterDestroy(made[0])
 
     return Case(roots, calls)
@@ -377,28 +331,15 @@ def activation(random: np.random.Generator, memory: Buffers) -> Case:
 
         yield "BNNSFilterCreateLayerActivation", create, lambda answer: answer is None
         yield "BNNSFilterApply", lambda: bnns.BNNSFilterApply(made[0], a["in"], a["out"]), status
-        yield (
-            "BNNSFilterApplyBatch",
-            lambda: bnns.BNNSFilterApplyBatch(made[0], a["batch"], a["in"], a["in_stride"], a["out"], a["out_stride"]),
-            status,
-        )
-        yield (
+        yield applied("BNNSFilterApplyBatch", made, a)
+        yield applied(
             "BNNSFilterApplyBackwardBatch",
-            lambda: bnns.BNNSFilterApplyBackwardBatch(
-                made[0],
-                a["batch"],
-                a["in"],
-                a["in_stride"],
-                in_delta,
-                a["in_delta_stride"],
-                a["out"],
-                a["out_stride"],
-                out_delta,
-                a["out_delta_stride"],
-                weights_delta,
-                None,
-            ),
-            status,
+            made,
+            a,
+            in_delta=in_delta,
+            out_delta=out_delta,
+            weights_delta=weights_delta,
+            bias_delta=None,
         )
         direct = layer.copy()
         direct.i_desc.data, direct.o_desc.data = a["in"], a["out"]

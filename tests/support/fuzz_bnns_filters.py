@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,20 @@ def array(memory: Buffers, layout: int, *size: int, flags: int = 0, data: Any = 
     )
 
 
+def applied(
+    name: str, made: list[Any], a: dict[str, Any], **others: Any
+) -> tuple[str, Callable[[], Any], Callable[[Any], bool]]:
+    """A call of a filter with the arguments that the function declares: those of `others`, or of `a`."""
+    function = getattr(bnns, name)
+    _, *names = inspect.signature(function).parameters
+
+    def run() -> Any:
+        given = {"batch_size": a["batch"], "in_": a.get("in"), **a, **others}
+        return function(made[0], *(given[one] for one in names))
+
+    return name, run, status
+
+
 def one_input(create: str, random: np.random.Generator, memory: Buffers, layer: Any, *deltas: Any) -> Case:
     """Calls of a filter with one input. `deltas`: weights_delta and bias_delta."""
     sizes = [int(np.prod([n for n in d.size if n])) for d in (layer.i_desc, layer.o_desc)]
@@ -115,40 +130,20 @@ def one_input(create: str, random: np.random.Generator, memory: Buffers, layer: 
             return made[0]
 
         yield create, make, lambda answer: answer is None
-        yield (
-            "BNNSFilterApplyBatch",
-            lambda: bnns.BNNSFilterApplyBatch(made[0], a["batch"], a["in"], a["in_stride"], a["out"], a["out_stride"]),
-            status,
-        )
+        yield applied("BNNSFilterApplyBatch", made, a)
         wanted = random.random(3) < 0.7
         wanted[0] &= create != "BNNSFilterCreateLayerEmbedding"  # indices have no gradient
-        yield (
+        yield applied(
             "BNNSFilterApplyBackwardBatch",
-            lambda: bnns.BNNSFilterApplyBackwardBatch(
-                made[0],
-                a["batch"],
-                a["in"],
-                a["in_stride"],
-                in_delta if wanted[0] else None,
-                a["in_delta_stride"],
-                a["out"],
-                a["out_stride"],
-                out_delta,
-                a["out_delta_stride"],
-                weights_delta if wanted[1] else None,
-                bias_delta if wanted[2] else None,
-            ),
-            status,
+            made,
+            a,
+            in_delta=in_delta if wanted[0] else None,
+            out_delta=out_delta,
+            weights_delta=weights_delta if wanted[1] else None,
+            bias_delta=bias_delta if wanted[2] else None,
         )
         if create == "BNNSFilterCreateLayerPermute":
-            strides = a["in_delta_stride"], a["out_delta_stride"]
-            yield (
-                "BNNSPermuteFilterApplyBackwardBatch",
-                lambda: bnns.BNNSPermuteFilterApplyBackwardBatch(
-                    made[0], a["batch"], in_delta, strides[0], out_delta, strides[1]
-                ),
-                status,
-            )
+            yield applied("BNNSPermuteFilterApplyBackwardBatch", made, a, in_delta=in_delta, out_delta=out_delta)
         if create == "BNNSFilterCreateLayerReduction":
             yield "BNNSDirectApplyReduction", lambda: bnns.BNNSDirectApplyReduction(layer, parameters), status
 
