@@ -15,6 +15,7 @@ import retrograd as rg
 from .. import graph, nn
 from ..graph.operation import Spec
 from ..graph.tensor import Variable, aligned
+from ..nn.fit import sample_axis
 from ..nn.module import Changes
 from ..nn.program import Programs
 from .group import Group
@@ -288,10 +289,6 @@ def _worked(work: Callable[[Shard[_M]], _T], shard: Shard[_M]) -> _T:
 # ---- batches ---------------------------------------------------------------------------------------------------------
 
 
-def _axis(array: Array, batch_axis: int) -> int:
-    return batch_axis if batch_axis < array.ndim else 0
-
-
 def _arrays(value: Any) -> Iterator[Array]:
     """The arrays with axes of nested tuples, lists and dicts."""
     if isinstance(value, dict):
@@ -308,7 +305,7 @@ def _samples(arguments: Sequence[Any], keywords: Mapping[str, Any], batch_axis: 
     count, first = 0, ""
     for name, value in (*((f"argument {at}", a) for at, a in enumerate(arguments)), *keywords.items()):
         for array in _arrays(value):
-            here = array.shape[_axis(array, batch_axis)]
+            here = array.shape[sample_axis(array, batch_axis)]
             if not first:
                 count, first = here, name
             elif here != count:
@@ -330,7 +327,7 @@ def _cut(value: Any, batch_axis: int, part: slice) -> Any:
     if value is None or not np.ndim(value):
         return value
     array = np.asarray(value)
-    index = (*(slice(None),) * _axis(array, batch_axis), part)
+    index = (*(slice(None),) * sample_axis(array, batch_axis), part)
     return np.ascontiguousarray(array[index])
 
 

@@ -410,9 +410,9 @@ def _normalize(
                 y[...] = neuron.value(z)
         else:
             assert problem is not None
-            constants = (None, None) if compute else (mean, var)
+            used_mean, used_var = (None, None) if compute else (mean, var)
             gamma, beta = _as_float32(gamma), _as_float32(beta)
-            _, cache = run_forward(problem, x, gamma, beta, constants[0], constants[1], not compute, y, None, None)
+            _, cache = run_forward(problem, x, gamma, beta, used_mean, used_var, not compute, y, None, None)
         if compute:
             with np.errstate(all="ignore"):
                 mean[...] = cache.mean

@@ -92,8 +92,13 @@ def fit(
     return history
 
 
+def sample_axis(array: Array, batch_axis: int) -> int:
+    """The axis of the samples: `batch_axis`, or 0 in an array that has no such axis."""
+    return batch_axis if batch_axis < array.ndim else 0
+
+
 def _samples(name: str, arrays: Sequence[Array], axis: int) -> int:
-    counts = [array.shape[axis if array.ndim > axis else 0] if array.ndim else 0 for array in arrays]
+    counts = [array.shape[sample_axis(array, axis)] if array.ndim else 0 for array in arrays]
     if not counts or len(set(counts)) > 1 or not counts[0]:
         shapes = ", ".join(str(array.shape) for array in arrays)
         raise ValueError(f"fit: {name} has shapes {shapes or 'none'}; all need the same number of samples, at least 1")
@@ -101,7 +106,7 @@ def _samples(name: str, arrays: Sequence[Array], axis: int) -> int:
 
 
 def _taken(array: Array, chosen: Array, axis: int) -> Array:
-    found: Array = np.take(array, chosen, axis if array.ndim > axis else 0)
+    found: Array = np.take(array, chosen, sample_axis(array, axis))
     return found
 
 

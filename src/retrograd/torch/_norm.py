@@ -48,7 +48,7 @@ class Norm(NamedTuple):
 
     @property
     def problem(self) -> NormProblem:
-        return _problem(self.x.shape, self.x.dtype, *self[5:])
+        return problem_of(self.x.shape, self.x.dtype, *self[5:])
 
     @property
     def needs_y(self) -> bool:
@@ -169,7 +169,7 @@ def arrays_of(
 
 
 @lru_cache(maxsize=512)
-def _problem(
+def problem_of(
     shape: torch.Size, dtype: torch.dtype, kind: NormKind, axis: int, groups: int, eps: float, *fused: Any
 ) -> NormProblem:
     like = array(torch.empty((), dtype=dtype).expand(shape), kind, "input")
