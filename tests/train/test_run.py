@@ -22,10 +22,10 @@ from retrograd import nn
 from retrograd.distributed import DataParallel
 from retrograd.train import run as runs
 from retrograd.train.progress import Progress, clock, count
-from retrograd.train.report import Block, Prose, Sample, Section
+from retrograd.train.report import Prose, Sample, Section
 from retrograd.train.run import CHECKPOINT, MODEL, Run, RunError, read_checkpoint
 from retrograd.train.settings import InputError, Settings
-from retrograd.train.task import Task, new_optimizer, steps_between_validations
+from retrograd.train.task import Outcome, Task, new_optimizer, steps_between_validations
 
 
 class LineTask(Task):
@@ -73,11 +73,9 @@ class LineTask(Task):
     def overview(self) -> list[tuple[str, str]]:
         return [("data", "made up")]
 
-    def headline(self) -> list[Block]:
-        return [Prose("It fits.")]
-
-    def results(self) -> list[Section]:
-        return [Section("Weights", [Sample(str(self.model.parameters()["0.w"].value))])]
+    def outcome(self) -> Outcome:
+        weights = Section("Weights", [Sample(str(self.model.parameters()["0.w"].value))])
+        return Outcome([Prose("It fits.")], [weights])
 
 
 def train(folder: Path, settings: Settings | None = None, **attributes: Any) -> Run:
