@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -32,7 +31,6 @@ from ._memory import Array, Geometry, as_float, as_size, axes_of_size, data_type
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSFilterParameters, BNNSLayerParametersActivation, BNNSNDArrayDescriptor
 
-_ARGUMENT: Final = re.compile(r"^(in|out)\b(?!_)")  # how messages about the samples begin
 _SOFTMAXES: Final = (c.BNNSActivationFunctionSoftmax, c.BNNSActivationFunctionLogSoftmax)
 _PER_CHANNEL: Final = c.BNNSActivationFunctionPReLUPerChannel
 # Activations whose alpha can be trained; weights_delta receives its gradient.
@@ -233,10 +231,9 @@ def BNNSDirectApplyActivationBatch(
 ) -> int:
     """Apply an activation without keeping a filter. The data is that of ``i_desc`` and ``o_desc``. 0, or -1."""
     filter = ActivationFilter(layer_params, filter_params)
+    filter.shown = {"in": "i_desc.data", "out": "o_desc.data"}
     try:
         filter.apply(batch_size, layer_params.i_desc.data, in_stride, layer_params.o_desc.data, out_stride)
-    except (Invalid, Unsupported) as error:
-        raise type(error)(_ARGUMENT.sub(lambda match: f"{match[1][0]}_desc.data", str(error))) from None
     finally:
         filter.destroy()
     return 0

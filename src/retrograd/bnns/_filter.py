@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, TypeVar
 
 import numpy as np
@@ -17,7 +16,6 @@ from ._memory import (
     as_size,
     batch_view,
     check_writable,
-    contiguous,
     listed,
     size_of,
     size_text,
@@ -198,26 +196,6 @@ def check_extents(name: str, given: Geometry, expected: tuple[int, ...], which: 
     if given.proper_extents != proper:
         size = listed(given.layout, given.extents)
         raise Invalid(f"{name}.size is {size}, expected the extents {proper or (1,)} (fastest first) {which}")
-
-
-def delta_samples(
-    name: str, descriptor: object, like: str, layer: Geometry, batch: int, stride: object, samples: Callable[..., Array]
-) -> Array:
-    """The gradient array of a layer's input or output.
-
-    `like` is the layer's descriptor for messages; `samples` is `source_samples` or `target_samples`. As in Apple's
-    calls, a contiguous gradient may have another shape with as many elements, such as an image for a vector. Extents
-    of the same axes in another order are refused: that is a mistake.
-    """
-    descriptor = checked_descriptor(name, descriptor)
-    geometry = delta_geometry(name, descriptor)
-    if geometry.extents != layer.extents:
-        proper, expected = geometry.proper_extents, layer.proper_extents
-        reshaped = proper == expected or len(proper) != len(expected)
-        if not reshaped or geometry.elements != layer.elements or not geometry.dense:
-            raise unlike(name, geometry, like, layer)
-        geometry = contiguous(layer, geometry.dtype)
-    return samples(name, geometry, descriptor.data, batch, stride, ".data")
 
 
 def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...] = DELTAS) -> Geometry:

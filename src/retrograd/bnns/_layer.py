@@ -265,25 +265,6 @@ def float32_delta(name: str, descriptor: object) -> Geometry:
     return delta_geometry(name, checked_descriptor(name, descriptor), _FLOAT32_ONLY)
 
 
-def sample_delta(
-    name: str,
-    descriptor: object,
-    like: str,
-    layer: Geometry,
-    batch: int,
-    stride: object,
-    samples: Callable[..., Array],
-    types: tuple[int, ...] = _FLOAT32_ONLY,
-) -> Array:
-    """The gradient of a layer's input or output, which may have another shape with as many elements."""
-    return Delta(name, like, layer, types=types).view(descriptor, batch, stride, samples)
-
-
-def parameter_delta(name: str, descriptor: object, like: str, layer: Geometry) -> Result:
-    """The gradient of a parameter."""
-    return parameter_of(name, like, layer).result(descriptor)
-
-
 def check_apart(results: list[Result]) -> None:
     """Raise if gradients overlap each other."""
     check_disjoint({result.name: result.array for result in results}, {})
@@ -426,6 +407,7 @@ class Layer(BNNSFilter):
     output: Geometry
     # The shape in which `forward` can write the output, without the batch; None if it makes an array of its own.
     out_shape: tuple[int, ...] | None = None
+    shown: Mapping[str, str] = EMPTY  # what messages about a forward call's samples call them, if not by these names
     adds: bool = False  # to the output, instead of overwriting it
     may_overlap: ClassVar[frozenset[str]] = frozenset()  # what the output may overlap; with others the call fails
     activation: Fused = IDENTITY
@@ -503,13 +485,17 @@ class Layer(BNNSFilter):
     ) -> None:
         """Compute the output. `read` and `written` are other arrays of the call, which `forward` receives too."""
         batch, names = checked_batch(arguments[0]), self.forward_arguments
-        at, stride = names.out
-        y = target_samples("out", self.output, arguments[at], batch, arguments[stride])
+        shown, (at, stride) = self.shown, names.out
+        y = target_samples(
+            shown.get("out", "out"), self.output, arguments[at], batch, arguments[stride], "", "out_stride"
+        )
         out = self.writable_output(y)
         arrays: dict[str, Array] = {}
         for name, at, stride in names.inputs:
             count = 1 if name in self.unbatched else batch
-            arrays[name] = array = source_samples(name, self.sources[name], arguments[at], count, arguments[stride])
+            arrays[name] = array = source_samples(
+                shown.get(name, name), self.sources[name], arguments[at], count, arguments[stride], "", f"{name}_stride"
+            )
             if np.may_share_memory(y, array):
                 arrays[name] = self._apart(name, array, y, out)
         for parameter in self.parameters():

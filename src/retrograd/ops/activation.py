@@ -28,6 +28,15 @@ _POSITIVE_ALPHA: Final = ("leaky_relu", "clamped_leaky_relu", "elu", "celu")
 _NON_ZERO: Final = {"softplus": ("alpha", "beta"), "scaled_tanh": ("alpha",)}
 
 
+class ActivationError(ArgumentValueError):
+    """An activation that cannot be used here. `reason` says why, without its name; it is a template."""
+
+    def __init__(self, name: str, joint: str, reason: str) -> None:
+        super().__init__("activation", "{activation} {!r}" + joint + reason, name)
+        self.args = (name, joint, reason)
+        self.reason = reason
+
+
 class Activation:
     """An activation with its parameters: ``Activation("leaky_relu", alpha=0.1)``.
 
@@ -50,17 +59,17 @@ class Activation:
         values = {}
         for parameter, given, default in (("alpha", alpha, kind.alpha), ("beta", beta, kind.beta)):
             if given is not None and default == 0.0:
-                raise ArgumentValueError("activation", "{activation} {!r} takes no {}", name, parameter)
+                raise ActivationError(name, " ", f"takes no {parameter}")
             value = default if given is None else given
             if value is None:
-                raise ArgumentValueError("activation", "{activation} {!r} needs {}: it has no default", name, parameter)
+                raise ActivationError(name, " ", f"needs {parameter}: it has no default")
             if isinstance(value, str) or not hasattr(value, "__float__"):
                 raise ArgumentTypeError(
                     "activation", "{activation} {!r}: {} must be a number, not {}", name, parameter, type(value)
                 )
             value = float(value)
             if math.isnan(value):
-                raise ArgumentValueError("activation", "{activation} {!r}: {} is NaN", name, parameter)
+                raise ActivationError(name, ": ", f"{parameter} is NaN")
             values[parameter] = value
         _check(name, values["alpha"], values["beta"])
         fields = {"name": name, "code": kind.code, **values, "_hash": hash((name, *values.values()))}
@@ -99,31 +108,27 @@ class Activation:
 def _check(name: str, alpha: float, beta: float) -> None:
     """Raise for parameters with which the function is undefined."""
     if name == "clamp" and alpha > beta:
-        raise ArgumentValueError(
-            "activation",
-            "{activation} 'clamp': the lower bound alpha = {:g} is above the upper, beta = {:g}",
-            alpha,
-            beta,
-        )
+        reason = f"the lower bound alpha = {alpha:g} is above the upper, beta = {beta:g}"
+        raise ActivationError("clamp", ": ", reason)
     if name == "celu" and alpha == 0:
-        raise ArgumentValueError("activation", "{activation} 'celu' with alpha = 0 divides by 0; use 'relu'")
+        raise ActivationError("celu", " ", "with alpha = 0 divides by 0; use 'relu'")
 
 
 def check_output_tells_slope(activation: Activation, instead: str) -> None:
     """Raise unless the output alone determines the slope. `instead` tells the caller what to do."""
     name = activation.name
-    why = ""
+    joint, why = " ", ""
     if ACTIVATIONS[name].needs_input:
-        why = f": the output does not tell the slope: {ACTIVATIONS[name].needs_input}"
+        joint, why = ": ", f"the output does not tell the slope: {ACTIVATIONS[name].needs_input}"
     elif name in _POSITIVE_ALPHA and not activation.alpha > 0:
         hint = " (or use 'relu')" if name == "leaky_relu" and activation.alpha == 0 else ""
-        why = f" with alpha = {activation.alpha:g}: the output tells the slope only for alpha > 0{hint}"
+        why = f"with alpha = {activation.alpha:g}: the output tells the slope only for alpha > 0{hint}"
     else:
         for parameter in _NON_ZERO.get(name, ()):
             if getattr(activation, parameter) == 0:
-                why = f" with {parameter} = 0 is constant: the output does not tell the slope"
+                why = f"with {parameter} = 0 is constant: the output does not tell the slope"
     if why:
-        raise ArgumentValueError("activation", "{activation} {!r}{}; " + instead, name, why)
+        raise ActivationError(name, joint, why.replace("{", "{{").replace("}", "}}") + "; " + instead)
 
 
 def _unknown(name: object) -> Exception:
