@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..ops.activation import ACTIVATIONS, Activation, ActivationError, check_output_tells_slope
+from ..ops._errors import ArgumentValueError
+from ..ops.activation import ACTIVATIONS, Activation, check_output_tells_slope
 from . import _constants as c
 from ._failure import Invalid, Unsupported, advise_once
 from ._memory import as_float
@@ -70,11 +71,11 @@ def _elementwise(function: Any, alpha: float, beta: float) -> Activation:
     kind = ACTIVATIONS[name]
     try:
         return Activation(name, None if kind.alpha == 0.0 else alpha, None if kind.beta == 0.0 else beta)
-    except ActivationError as error:
+    except ArgumentValueError as error:
         raise Invalid(_with_apples_name(error, function)) from None
 
 
-def _with_apples_name(error: ActivationError, function: int) -> str:
+def _with_apples_name(error: ArgumentValueError, function: int) -> str:
     """The error message, with Apple's name for the activation."""
     return f"activation.function is {constant_name('BNNSActivationFunction', function)}: {error.reason}"
 
@@ -105,7 +106,7 @@ def fused(
     function = _rounded(function, output)
     try:
         check_output_tells_slope(function, instead)
-    except ActivationError as error:
+    except ArgumentValueError as error:
         return Fused(function, "input", "" if any_trainable else _with_apples_name(error, activation.function))
     return Fused(function, "output", "")
 

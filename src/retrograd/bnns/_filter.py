@@ -113,9 +113,13 @@ def source_samples(
     if geometry.may_overlap:
         advise_once(str(overlapping(name, geometry)))
     elif batch > 1 and step < geometry.span and _share_memory(geometry, batch, step):
-        shown = step_name or f"{name}_stride"
-        advise_once(f"{shown} is {step}, but a sample of {name} spans {geometry.span} values: samples overlap")
+        advise_once(f"{_short_step(name, step_name, step, geometry)}: samples overlap")
     return view
+
+
+def _short_step(name: str, step_name: str, step: int, geometry: Geometry) -> str:
+    argument = step_name or f"{name}_stride"
+    return f"{argument} is {step}, but a sample of {argument.removesuffix('_stride')} spans {geometry.span} values"
 
 
 def _share_memory(geometry: Geometry, batch: int, step: int) -> bool:
@@ -136,7 +140,7 @@ def target_samples(
         stride = as_size(step_name or f"{name}_stride", stride)
     step = stride or geometry.packed_stride
     if batch > 1 and step < geometry.span:
-        raise Invalid(f"{step_name or f'{name}_stride'} is {step}, but a sample of {name} spans {geometry.span} values")
+        raise Invalid(_short_step(name, step_name, step, geometry))
     if geometry.may_overlap:
         raise overlapping(name, geometry)
     view = batch_view(name, geometry, data, batch, step, field)

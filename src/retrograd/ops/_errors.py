@@ -37,6 +37,7 @@ class ArgumentError(Exception):
         self.template: Final = template
         self.values: tuple[object, ...] = values
         self.function: str | None = None  # the public function, once it is known
+        self.reason = ""  # what is wrong with an activation, without its name
 
     def renamed(self, names: Names) -> str:
         """The message, without the function, with the arguments called by these names."""

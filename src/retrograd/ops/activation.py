@@ -28,15 +28,6 @@ _POSITIVE_ALPHA: Final = ("leaky_relu", "clamped_leaky_relu", "elu", "celu")
 _NON_ZERO: Final = {"softplus": ("alpha", "beta"), "scaled_tanh": ("alpha",)}
 
 
-class ActivationError(ArgumentValueError):
-    """An activation that cannot be used here. `reason` says why, without its name; it is a template."""
-
-    def __init__(self, name: str, joint: str, reason: str) -> None:
-        super().__init__("activation", "{activation} {!r}" + joint + reason, name)
-        self.args = (name, joint, reason)
-        self.reason = reason
-
-
 class Activation:
     """An activation with its parameters: ``Activation("leaky_relu", alpha=0.1)``.
 
@@ -59,17 +50,17 @@ class Activation:
         values = {}
         for parameter, given, default in (("alpha", alpha, kind.alpha), ("beta", beta, kind.beta)):
             if given is not None and default == 0.0:
-                raise ActivationError(name, " ", f"takes no {parameter}")
+                raise _refused(name, " ", f"takes no {parameter}")
             value = default if given is None else given
             if value is None:
-                raise ActivationError(name, " ", f"needs {parameter}: it has no default")
+                raise _refused(name, " ", f"needs {parameter}: it has no default")
             if isinstance(value, str) or not hasattr(value, "__float__"):
                 raise ArgumentTypeError(
                     "activation", "{activation} {!r}: {} must be a number, not {}", name, parameter, type(value)
                 )
             value = float(value)
             if math.isnan(value):
-                raise ActivationError(name, ": ", f"{parameter} is NaN")
+                raise _refused(name, ": ", f"{parameter} is NaN")
             values[parameter] = value
         _check(name, values["alpha"], values["beta"])
         fields = {"name": name, "code": kind.code, **values, "_hash": hash((name, *values.values()))}
@@ -109,9 +100,9 @@ def _check(name: str, alpha: float, beta: float) -> None:
     """Raise for parameters with which the function is undefined."""
     if name == "clamp" and alpha > beta:
         reason = f"the lower bound alpha = {alpha:g} is above the upper, beta = {beta:g}"
-        raise ActivationError("clamp", ": ", reason)
+        raise _refused("clamp", ": ", reason)
     if name == "celu" and alpha == 0:
-        raise ActivationError("celu", " ", "with alpha = 0 divides by 0; use 'relu'")
+        raise _refused("celu", " ", "with alpha = 0 divides by 0; use 'relu'")
 
 
 def check_output_tells_slope(activation: Activation, instead: str) -> None:
@@ -128,7 +119,14 @@ def check_output_tells_slope(activation: Activation, instead: str) -> None:
             if getattr(activation, parameter) == 0:
                 why = f"with {parameter} = 0 is constant: the output does not tell the slope"
     if why:
-        raise ActivationError(name, joint, why.replace("{", "{{").replace("}", "}}") + "; " + instead)
+        raise _refused(name, joint, why.replace("{", "{{").replace("}", "}}") + "; " + instead)
+
+
+def _refused(name: str, joint: str, reason: str) -> ArgumentValueError:
+    """The error for an activation; `reason`, a template, is also apart, for front ends with other names for it."""
+    error = ArgumentValueError("activation", "{activation} {!r}" + joint + reason, name)
+    error.reason = reason
+    return error
 
 
 def _unknown(name: object) -> Exception:

@@ -18,6 +18,7 @@ from retrograd.lab.bench import lstm as bench_lstm
 from retrograd.lab.bench import rows as bench_rows
 from retrograd.lab.bench import timing
 from retrograd.lab.bench import train as bench_train
+from retrograd.lab.commands import bench as bench_command
 from support.bench import SMALL_APPLE_ROW, SMALL_LSTM_ROW, SMALL_ROW, SMALL_TRAIN_ROW, FixedTimes
 
 
@@ -201,7 +202,7 @@ def test_operations_and_what_options_cost(monkeypatch: pytest.MonkeyPatch, torch
         ("sgemm", "step"): (None, None, 2.0),
     }
     result = bench.BenchResult("a_row", 2, tuple(rows.values()))
-    assert [line["over plain"] for line in cli._bench_lines(result)] == ["+25%", "+0%", "+7%"]
+    assert [line["over plain"] for line in bench_command._bench_lines(result)] == ["+25%", "+0%", "+7%"]
 
 
 def test_what_a_front_end_adds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +219,7 @@ def test_what_a_front_end_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = measured(timing.Contest([[apple], [arrays]], None, [], ("step",)), None)
     assert rows["retrograd", "step"].added == pytest.approx(4e-6)
     assert (rows["arrays", "step"].added, rows["retrograd", "step"].share_of_bound) == (None, None)
-    (line,) = cli._bench_lines(bench.BenchResult("a_row", 2, tuple(rows.values())))
+    (line,) = bench_command._bench_lines(bench.BenchResult("a_row", 2, tuple(rows.values())))
     assert (line["added µs"], line["arrays µs"]) == ("+4.0", "19.5")
 
 
