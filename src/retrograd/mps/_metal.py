@@ -303,14 +303,25 @@ class _Executor:
         """The worker thread."""
         while self.wakeups.get():
             time.sleep(_GRACE)
-            while self.runner:  # a caller is running buffers and should not contend for the lock
-                time.sleep(_GRACE)
+            self.leave_to_callers()
             try:
                 while self.run_first():
                     pass
             except BaseException:  # such as SystemExit from a handler: the thread must keep running
                 _LOG.exception("a command buffer was interrupted")
                 self.wake()
+
+    def leave_to_callers(self) -> None:
+        """Wait while another thread runs buffers: it should not contend for the lock with the worker."""
+        while self.runner:
+            try:
+                buffer = self.pending[0]()
+            except IndexError:
+                return
+            if buffer is None or buffer._ended or buffer._status < _COMMITTED:  # none is running, or it has just ended
+                return
+            with buffer._done:
+                pass
 
     def run_until(self, buffer: MTLCommandBuffer) -> None:
         """Run pending buffers up to this one, unless another thread does."""
