@@ -187,7 +187,7 @@ class AttentionFilter(BNNSFilter):
         return linear_forward(array, weights.weights(), bias.bias(), num_threads=self.threads)
 
     def _with_rows(self, part: str, rows: Array) -> Array:
-        """Projected keys or values, and behind them those that are not in the input."""
+        """Projected keys or values, then those that are not in the input."""
         if self.sizes.attended == self.sizes.sources:
             return rows
         whole = np.zeros((len(rows), self.sizes.attended, rows.shape[-1]), np.float32)

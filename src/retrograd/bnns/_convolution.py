@@ -86,7 +86,7 @@ class Axis(NamedTuple):
     stride: int
     dilation: int
     padding: tuple[int, int]
-    used: int  # pixels that kernels reach, of those that there are; those behind them are ignored
+    used: int  # pixels that kernels reach, out of all; the pixels past them are ignored
 
 
 def axis_of(kernel: int, stride: int, dilation: int, pads: tuple[int, int], large: int, small: int) -> Axis:
@@ -140,7 +140,7 @@ def check_image(filter: BNNSFilter, function: str, name: str, descriptor: BNNSND
 class _Kernels:
     """Weights in one of Apple's layouts, seen as OIHW.
 
-    Blocks of the packed layout are [blocks][I][H][W][32], whatever is behind the last output.
+    Blocks of the packed layout are [blocks][I][H][W][32], whatever is past the last output.
     """
 
     def __init__(self, descriptor: BNNSNDArrayDescriptor) -> None:
@@ -177,7 +177,7 @@ class _Kernels:
         return array if self.layout == _OIHW else rotated
 
     def stored(self, oihw: Array) -> Array:
-        """The opposite, for values: lanes behind the last output are 0."""
+        """The opposite, for values: lanes past the last output are 0."""
         if self.layout == _PACKED:
             outputs, inputs, height, width = self.shape
             blocks = -(-outputs // _PACK)

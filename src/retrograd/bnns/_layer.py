@@ -75,7 +75,7 @@ def output_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[i
 
 
 def logical(array: Array, layout: int, batched: bool = True) -> Array:
-    """The array with its axes in the order of the layout's ``size``, behind that of the batch if there is one."""
+    """The array with its axes in the order of the layout's ``size``, after the batch's axis if there is one."""
     return np.transpose(array, _axes(layout, batched))
 
 

@@ -122,7 +122,7 @@ def as_size(name: str, value: object) -> int:
 
 
 def as_signed(name: str, value: object, bits: int) -> int:
-    """Check a signed C integer of so many bits."""
+    """Check a signed C integer of `bits` bits."""
     number = as_integer(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise Invalid(f"{name} is {number}, which an int{bits}_t cannot hold")

@@ -87,7 +87,7 @@ def _first(t: _Terms, y: Array) -> Array:
 
 
 def _fold(array: Array, axes: tuple[int, ...]) -> Array:
-    """The array with the reduced axes joined behind the others, their first one fastest."""
+    """The array with the reduced axes joined after the others, their first one fastest."""
     kept = [axis for axis in range(array.ndim) if axis not in axes]
     moved = array.transpose(*kept, *reversed(axes))
     return np.reshape(moved, (*(array.shape[axis] for axis in kept), -1))

@@ -121,10 +121,12 @@ class BareNormCache(NamedTuple):
         problem, statistics, given, frozen = self
         if x.shape != problem.shape or x.dtype is not problem.dtype:
             check_data("x", x, problem)
-        _args.check_aligned("x", x)
-        if gamma is not None:
+        if not x.flags.aligned:
+            _args.check_aligned("x", x)
+        # The engine checks shape and dtype; it needs contiguous parameters.
+        if gamma is not None and not gamma.flags.carray:
             gamma = as_parameter(problem, "gamma", gamma)
-        if beta is not None:
+        if beta is not None and not beta.flags.carray:
             beta = as_parameter(problem, "beta", beta)
         return new_cache((problem, x, y, gamma, beta, statistics, given, frozen))
 
