@@ -59,7 +59,7 @@ def BNNSFilterApplyTwoInput() -> None:
 
 @_applies_two("apply_two", "filter batch_size inA+ inB+ out+")
 def BNNSFilterApplyTwoInputBatch() -> None:
-    """Apply a filter with two inputs to samples that start `inA_stride`, `inB_stride` and `out_stride` elements apart. 0, or -1 on failure."""
+    """Apply a filter with two inputs to samples whose starts are the given strides apart. 0, or -1 on failure."""
 
 
 @_applies_two(

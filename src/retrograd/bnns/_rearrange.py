@@ -48,8 +48,8 @@ def _opposite(given: Given) -> Array:
     if not geometry.dense:
         raise Unsupported(f"{given.name}.stride is {geometry.strides}; with opposite_axes the array must be contiguous")
     memory = logical(given.array, geometry.layout, batched=False)
-    reversed = memory.reshape(memory.shape[::-1])
-    return reversed.T if is_first_major(geometry.layout) else reversed
+    opposite = memory.reshape(memory.shape[::-1])
+    return opposite.T if is_first_major(geometry.layout) else opposite
 
 
 def _tiles(small: Given, large: Given, opposite: bool) -> tuple[Array, Array]:
@@ -167,7 +167,7 @@ def _check_matrices(given: Given) -> None:
 def BNNSBandPart(
     num_lower: int, num_upper: int, input: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
-    """Copy the main diagonal of matrices, with `num_lower` diagonals below and `num_upper` above it; other elements become 0.
+    """Copy the main diagonal of matrices, `num_lower` below and `num_upper` above it; the others become 0.
 
     A negative number means all of them. The last two axes are rows and columns. 0, or -1 on failure.
     """
