@@ -167,7 +167,7 @@ def _check_matrices(given: Given) -> None:
 def BNNSBandPart(
     num_lower: int, num_upper: int, input: Descriptor, output: Descriptor, filter_params: Parameters = None
 ) -> int:
-    """Copy the main diagonal of matrices, `num_lower` below and `num_upper` above it; the others become 0.
+    """Copy the main diagonal of matrices, `num_lower` diagonals below it and `num_upper` above; the rest is 0.
 
     A negative number means all of them. The last two axes are rows and columns. 0, or -1 on failure.
     """
