@@ -354,7 +354,7 @@ def test_direct_apply_fails_and_touches_nothing() -> None:
         (x, y, (5, 30, 30), "o_desc.data has 480 bytes, but 5 samples"),
         (x[:3], y, (4, 30, 30), "i_desc.data has 360 bytes"),
         (x, y, (0, 30, 30), "batch_size is 0"),
-        (x, y, (4, 30, 29), "out_stride is 29, but a sample of out spans 30"),
+        (x, y, (4, 30, 29), "out_stride is 29, but a sample of o_desc.data spans 30"),
         (x, y, (4, "x", 30), "in_stride is 'x'"),
         (x, bytes(480), (4, 30, 30), "o_desc.data is read-only"),
     ]

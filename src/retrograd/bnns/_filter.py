@@ -118,8 +118,7 @@ def source_samples(
 
 
 def _short_step(name: str, step_name: str, step: int, geometry: Geometry) -> str:
-    argument = step_name or f"{name}_stride"
-    return f"{argument} is {step}, but a sample of {argument.removesuffix('_stride')} spans {geometry.span} values"
+    return f"{step_name or f'{name}_stride'} is {step}, but a sample of {name} spans {geometry.span} values"
 
 
 def _share_memory(geometry: Geometry, batch: int, step: int) -> bool:
