@@ -494,7 +494,12 @@ class Layer(BNNSFilter):
         for name, at, stride in names.inputs:
             count = 1 if name in self.unbatched else batch
             arrays[name] = array = source_samples(
-                shown.get(name, name), self.sources[name], arguments[at], count, arguments[stride], "", f"{name}_stride"
+                shown.get(name, name),
+                self.sources[name],
+                arguments[at],
+                count,
+                arguments[stride],
+                step_name=f"{name}_stride" if shown else "",  # text is made only where the names differ
             )
             if np.may_share_memory(y, array):
                 arrays[name] = self._apart(name, array, y, out)
