@@ -9,7 +9,7 @@ void bind_bench(nanobind::module_& module);
 void bind_conv(nanobind::module_& module);
 void bind_dense(nanobind::module_& module);
 void bind_elementwise(nanobind::module_& module);
-void bind_lstm(nanobind::module_& module);
+void bind_recurrent(nanobind::module_& module);
 void bind_map(nanobind::module_& module);
 void bind_norm(nanobind::module_& module);
 void bind_optimizer(nanobind::module_& module);

@@ -120,7 +120,7 @@ NB_MODULE(_core, m) {
     bind_conv(m);
     bind_dense(m);
     bind_elementwise(m);
-    bind_lstm(m);
+    bind_recurrent(m);
     bind_map(m);
     bind_norm(m);
     bind_optimizer(m);

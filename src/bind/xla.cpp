@@ -9,7 +9,7 @@
 
 #include "bind.h"
 #include "linear_call.h"
-#include "lstm_problem.h"
+#include "recurrent_problem.h"
 #include "norm_problem.h"
 #include "xla_frame.h"
 
@@ -225,20 +225,25 @@ private:
     int64_t shape_[3], strides_[3];
 };
 
-using RawCells = std::vector<std::array<const RawArray*, 4>>;
-using RawInputs = LstmInputs<const RawArray*, RawCells>;
-
-// The arrays wx0, wh0, b0, p0, wx1, ... or, with a prefix, their gradients.
-template <class Find>
-RawCells cells(int64_t count, const std::string& prefix, const Find& find) {
-    RawCells found;
-    for (int64_t i = 0; i < count; ++i) {
-        const std::string index = std::to_string(i);
-        found.push_back({find(prefix + "wx" + index), find(prefix + "wh" + index), find(prefix + "b" + index),
-                         find(prefix + "p" + index)});
+// The arrays wx0, wh0, b0, ... wx1, ... named after the fields of a cell; with a prefix, their gradients.
+class RawCells {
+public:
+    template <class Find>
+    RawCells(CellKind kind, int64_t count, const std::string& prefix, const Find& find) {
+        for (int64_t i = 0; i < count; ++i) {
+            std::vector<const RawArray*>& cell = cells_.emplace_back();
+            for (const CellField& field : fields_of(kind)) {
+                cell.push_back(find(prefix + field.name + std::to_string(i)));
+            }
+        }
     }
-    return found;
-}
+    size_t size() const { return cells_.size(); }
+    const RawArray* at(size_t i, size_t k) const { return cells_[i][k]; }
+
+private:
+    std::vector<std::vector<const RawArray*>> cells_;
+};
+using RawInputs = RecurrentInputs<const RawArray*, RawCells>;
 
 int64_t integer_at(const RawArray& array, int64_t i) {
     if (array.element == Element::i32) {
@@ -253,44 +258,57 @@ int64_t integer_at(const RawArray& array, int64_t i) {
 }
 
 // One call of a frame.
-class LstmCall {
+class RecurrentCall {
 public:
-    explicit LstmCall(const Frame& frame)
+    explicit RecurrentCall(const Frame& frame)
         : frame_(frame),
           batch_first_(frame.flag("batch_first")),
           x_(&frame.required("x"), batch_first_),
+          kind_(static_cast<CellKind>(frame.integer("kind"))),
           layers_(frame.integer("layers")),
           directions_(frame.integer("directions")) {
+        if (int(kind_) < 0 || kind_ > CellKind::rnn) fail("there is no such cell");
         if (x_.array()->ndim != 3) fail("x must have 3 axes");
         if (layers_ < 1 || layers_ > 1 << 20 || directions_ < 1 || directions_ > 2) fail("a size is out of range");
         set_slots();
     }
 
-    LstmProblem problem() const {
-        const double* given = frame_.numbers("activations", 15);  // code, alpha and beta of i, f, g, o and h
+    RecurrentProblem problem() const {
+        // Code, alpha and beta of every gate and, of an LSTM, the cell state.
+        const int count = 3 * (gate_count(kind_) + (kind_ == CellKind::lstm));
+        const double* given = frame_.numbers("activations", count);
         std::vector<ActivationTuple> activations;
-        for (int i = 0; i < 15; i += 3) {
+        for (int i = 0; i < count; i += 3) {
             const Activation activation = checked_activation(given[i], given[i + 1], given[i + 2]);
             activations.emplace_back(int(activation.kind), activation.alpha, activation.beta);
         }
         const RawArray& x = *x_.array();
         const int dtype = int(x.element == Element::f64 ? DType::f64 : DType::f32);
-        return {steps(),
+        return {int(kind_),
+                steps(),
                 samples(),
                 x.shape[2],
                 frame_.integer("units"),
+                frame_.integer("projection"),
                 layers_,
                 directions_,
                 dtype,
                 activations,
                 int(frame_.integer("peephole")),
                 frame_.flag("output_reads_old"),
+                frame_.flag("coupled"),
+                frame_.flag("flip"),
+                frame_.number("clip"),
+                frame_.number("cell_clip"),
+                int(frame_.integer("norm")),
+                frame_.number("eps"),
+                0,
+                false,
                 frame_.number("dropout")};
     }
     RawInputs inputs() const {
-        RawInputs in = {};
-        in.x = x_.array();
-        in.cells = cells(layers_ * directions_, "", [&](const std::string& name) { return frame_.argument(name); });
+        const auto find = [&](const std::string& name) { return frame_.argument(name); };
+        RawInputs in = {x_.array(), nullptr, RawCells(kind_, layers_ * directions_, "", find)};
         in.h0 = frame_.argument("h0");
         in.c0 = frame_.argument("c0");
         if (!order_.empty()) {
@@ -302,10 +320,12 @@ public:
             const int64_t value = integer_at(*seed, 0);
             in.seed = seed->element == Element::i32 ? uint64_t(uint32_t(value)) : uint64_t(value);
         }
+        in.reset = frame_.argument("reset");
         return in;
     }
     RawCells gradients() const {
-        return cells(layers_ * directions_, "d", [&](const std::string& name) { return frame_.result(name); });
+        const auto find = [&](const std::string& name) { return frame_.result(name); };
+        return RawCells(kind_, layers_ * directions_, "d", find);
     }
     bool batch_first() const { return batch_first_; }
 
@@ -328,7 +348,7 @@ private:
         if (ends.empty() || *std::min_element(ends.begin(), ends.end()) == steps()) return;
         active_.resize(size_t(steps()));
         order_.resize(ends.size());
-        lstm_slots(steps(), samples(), ends.data(), active_.data(), order_.data());
+        recurrent_slots(steps(), samples(), ends.data(), active_.data(), order_.data());
         active_array_.emplace(Element::i64, active_.data(), std::vector<int64_t>{steps()});
         order_array_.emplace(Element::i64, order_.data(), std::vector<int64_t>{samples()});
     }
@@ -336,27 +356,28 @@ private:
     const Frame& frame_;
     bool batch_first_;
     TimeFirst x_;
+    CellKind kind_;
     int64_t layers_, directions_;
     std::vector<int64_t> active_, order_;
     std::optional<OwnArray> active_array_, order_array_;
 };
 
-// Arguments: x, the cells, h0, c0, lengths, seed. Results: y, hn, cn, cache.
-void lstm_forward_call(Frame& frame) {
+// Arguments: x, the cells, h0, c0, lengths, seed, reset. Results: y, hn, cn, cache.
+void recurrent_forward_call(Frame& frame) {
     for (int64_t i = 0; i < frame.calls(); ++i) {
         frame.select(i);
-        const LstmCall call(frame);
+        const RecurrentCall call(frame);
         const TimeFirst y(frame.result("y"), call.batch_first());
         check(call.problem().forward(call.inputs(), frame.result("cache"), 0, y.array(), frame.result("hn"),
                                      frame.result("cn"), false, threads(frame)));
     }
 }
 
-// Arguments: x, the cells, lengths, seed, cache, dy, dhn, dcn. Results: dx, dh0, dc0, the gradients of the cells.
-void lstm_backward_call(Frame& frame) {
+// Arguments: x, the cells, lengths, seed, reset, cache, dy, dhn, dcn. Results: dx, dh0, dc0, the gradients of the cells.
+void recurrent_backward_call(Frame& frame) {
     for (int64_t i = 0; i < frame.calls(); ++i) {
         frame.select(i);
-        const LstmCall call(frame);
+        const RecurrentCall call(frame);
         const TimeFirst dy(frame.argument("dy"), call.batch_first()), dx(frame.result("dx"), call.batch_first());
         check(call.problem().backward(dy.array(), frame.argument("dhn"), frame.argument("dcn"), call.inputs(),
                                       &frame.required("cache"), std::nullopt, dx.array(),
@@ -446,8 +467,8 @@ constexpr Entry kHandlers[] = {
     {"retrograd_norm_backward", handler<norm_backward_call>},
     {"retrograd_linear_forward", handler<linear_forward_call>},
     {"retrograd_linear_backward", handler<linear_backward_call>},
-    {"retrograd_lstm_forward", handler<lstm_forward_call>},
-    {"retrograd_lstm_backward", handler<lstm_backward_call>},
+    {"retrograd_recurrent_forward", handler<recurrent_forward_call>},
+    {"retrograd_recurrent_backward", handler<recurrent_backward_call>},
 };
 
 }  // namespace

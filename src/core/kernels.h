@@ -244,14 +244,14 @@ struct ConvKernels {
                      int64_t dy_row, double* sums);
 };
 
-// ---- LSTM ----------------------------------------------------------------------------------------------------------
+// ---- recurrent cells ------------------------------------------------------------------------------------------------
 //
 // Hidden units are in blocks of kPanel<A>, one cache line of elements; the last block is padded with unused units.
-// Arrays of rows have two layouts. "Rows": [row][block][kPanel], or for gates [row][block][i f g o][kPanel]. "Panels":
-// [block][row][kPanel], or for gates [block][i f g o][row][kPanel], which products take directly as either operand.
+// Arrays of rows have two layouts. "Rows": [row][block][kPanel], or for gates [row][block][gate][kPanel]. "Panels":
+// [block][row][kPanel], which products take directly as either operand; for gates, a panel per block and gate.
 
-// A time step of an LSTM, or the half up to the new cell state, or the half from it on: full peepholes need the whole
-// new cell state before the output gate.
+// A time step, or one of its halves: up to the new cell state of an LSTM, or to the reset gate of a GRU, and from it
+// on. Full peepholes, and GRUs that reset the state, need a product with the result of the first half.
 enum class CellPhase { whole, state, output };
 
 // An array of states: unit u of row r is at data[u / kPanel * panel + r * row + u % kPanel], in rows or in panels.
@@ -261,48 +261,159 @@ struct StateArray {
     int64_t row = 0, panel = 0;
 };
 
+// A factor of every unit: data[offset[r] + u] for unit u of row r.
+template <class A>
+struct RowFactor {
+    const A* data = nullptr;  // null: 1
+    const int64_t* offset = nullptr;
+};
+
+// Layer normalization of the rows of a range: (c - center[r]) * rstd[r] * gamma + beta.
+template <class A>
+struct RowNorm {
+    const A *center = nullptr, *rstd = nullptr, *gamma = nullptr;
+    const A* beta = nullptr;  // null: 0
+};
+
+// Products with the state that were not added to the gates: gate k of block b and row r is at data[r * row + offset[k]
+// + b * block[k]].
+template <class A>
+struct GateProducts {
+    const A* data = nullptr;  // null: the gates include them
+    int64_t row = 0;
+    int64_t offset[4] = {}, block[4] = {};
+    RowNorm<A> norm;  // with parameters as rows of gates; without gamma: none
+};
+
+// The new hidden state, h = k h~ + (1 - k) h-, with k = `zoneout`.
+template <class A>
+struct CellOutput {
+    StateArray<const A> h_prev;  // h-; null: not read
+    RowFactor<A> zoneout;
+    // h * mask, which the next step multiplies, `copies` times with different masks; and h itself if it is read too.
+    StateArray<A> h_next, h_own;
+    int copies = 1;
+    int64_t h_copy = 0, mask_copy = 0;  // from one to the next
+    RowFactor<A> mask;
+    StateArray<A> above;  // the input of the layer above
+    A* y = nullptr;       // y + y_offset[r] + u is row r's output of unit u; null: not wanted
+    const int64_t* y_offset = nullptr;
+};
+
 // Pointers are to the first row and the first block of the range.
 template <class A>
 struct CellForward {
-    const LstmActivations* activations;
+    const CellRule* rule;
     CellPhase phase;
     int64_t rows, blocks, units;  // units: the number of units in the blocks that are not padding
     A* gates;                     // in rows. In: z without peepholes; out: what backward needs of the gates
     int64_t gates_row;
+    GateProducts<A> products;
+    CellOutput<A> output;
+    // LSTM
     StateArray<const A> c_prev;
     const A* peephole;  // diagonals, as one row of gates; null: none
-    bool output_reads_old;
-    StateArray<A> c_next, h_next;
-    StateArray<A> c_new;  // a second copy of the new cell state, for products
-    StateArray<A> above;  // the input of the layer above
-    A* y;                 // y + y_offset[r] + u is row r's output of unit u; null: not wanted
-    const int64_t* y_offset;
+    StateArray<A> c_next;
+    StateArray<A> c_new;        // the new cell state before zoneout; null: it is c_next
+    RowFactor<A> cell_zoneout;  // as zoneout, for c
+    RowNorm<A> cell_norm;       // of what the output reads, c_new, and if norm_carried of what c_next gets; no gamma: none
+    bool norm_carried;
+    // LSTM: o psi(c), instead of `output`, if it is to be projected. GRU: the product with the state that the reset
+    // gate multiplies (after), or the reset state (before).
+    StateArray<A> inner;
+    StateArray<const A> reset_input;  // GRU, before: what the reset gate multiplies, h * mask
+};
+
+// The gradient of the new hidden state: dh + dy, where dh is what the later step propagates back.
+template <class A>
+struct OutputGradient {
+    const A* dy;  // as y above; null: 0
+    const int64_t* dy_offset;
+    StateArray<const A> dh;  // sum of its copies, each times its mask
+    int copies = 1;
+    int64_t dh_copy = 0, mask_copy = 0;
+    RowFactor<A> mask;
+    StateArray<A> carry;  // the part of dh that passes no product. In: of this step; out: of the step before; null: 0
+    RowFactor<A> zoneout;
 };
 
 template <class A>
 struct CellBackward {
-    const LstmActivations* activations;
+    const CellRule* rule;
     CellPhase phase;  // `output` comes first
     int64_t rows, blocks, units;
     const A* gates;
     int64_t gates_row;
+    OutputGradient<A> output;
+    // In panels: gate k of block b is panel b * dz_block + k * dz_gate, `dz_panel` elements from one to the next. The
+    // gates of a GRU with reset after are n, r, z, and the gradient of the product that the reset gate multiplies.
+    A* dz;
+    int64_t dz_panel, dz_block, dz_gate;
+    // LSTM
     StateArray<const A> c_prev;
     const A* peephole;
-    bool output_reads_old;
-    const A* dy;  // as y above; null: 0
-    const int64_t* dy_offset;
-    StateArray<const A> dh;
     StateArray<A> dc;     // in: of the new cell state; out: of the old
     StateArray<A> c_new;  // out
     StateArray<A> dzo;    // out: a second copy of the output gate's dz
-    A* dz;                // in panels
-    int64_t dz_panel;     // from one panel to the next
+    RowFactor<A> cell_zoneout;
+    RowNorm<A> cell_norm;
+    bool norm_carried;
+    StateArray<A> dnormal;    // with a cell norm, in phase `output`: the gradient of what it returns
+    StateArray<A> dc_direct;  // with a cell norm: what passes cell_zoneout, from phase `output` to phase `state`
+    // GRU
+    StateArray<const A> h_prev, inner, reset_input;
+    StateArray<const A> dreset;  // before: the gradient of the reset state, in the second half
+    RowFactor<A> reset_mask;     // before: the mask in reset_input
+};
+
+// Rows of a hidden state that is the result of a product: writes them as a cell does.
+template <class A>
+struct CellEmit {
+    int64_t rows, blocks, units;
+    StateArray<const A> h;
+    CellOutput<A> output;
+};
+// Rows of its gradient.
+template <class A>
+struct CellCollect {
+    int64_t rows, blocks, units;
+    OutputGradient<A> output;
+    StateArray<A> dh;  // out
+};
+
+// Layer normalization of rows [block][gate][kPanel], or [block][kPanel] with one gate: without the padding of the last
+// block.
+template <class A>
+struct NormRows {
+    int64_t rows, gates, units;
+    const A* x;
+    int64_t x_row;
+    double eps;
+    A *center, *rstd;  // out: the mean and 1 / sqrt(var + eps) of every row
+    // y = (x - center) * rstd * gamma + beta; null: not wanted
+    const A *gamma, *beta;
+    A* y;
+    int64_t y_row;
+};
+
+// The gradient of x from that of y, dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = gamma dy. Unit u of block b,
+// gate k and row r of dy is at dy + (b * block + slot[k]) * panel + r * row + u; of dx likewise. They may be the same.
+template <class A>
+struct NormRowsGradient {
+    int64_t rows, gates, units;
+    const A* x;
+    int64_t x_row;
+    const A *center, *rstd, *gamma;
+    const A* dy;
+    A* dx;
+    int64_t row, panel, block, slot[4];
+    bool add;  // to dx
 };
 
 // One row: the gates' values, values_gate apart, and the new cell state; null: not wanted.
 template <class A>
 struct CellShow {
-    const LstmActivations* activations;
+    const CellRule* rule;
     int64_t units;
     const A* gates;
     StateArray<const A> c_prev;
@@ -319,9 +430,16 @@ struct Dropout {
 };
 
 template <class A>
-struct LstmKernels {
+struct CellKernels {
     void (*forward_cells)(const CellForward<A>& cells);
     void (*backward_cells)(const CellBackward<A>& cells);
+    void (*emit_states)(const CellEmit<A>& cells);
+    void (*collect_gradients)(const CellCollect<A>& cells);
+    void (*norm_rows)(const NormRows<A>& rows);
+    void (*norm_rows_gradient)(const NormRowsGradient<A>& rows);
+    // One panel of the gradient of gamma: sums[u] += sum over rows of dy[r][u] * (x[r][u] - center[r]) * rstd[r]
+    void (*norm_sums)(const A* dy, int64_t dy_row, const A* x, int64_t x_row, const A* center, const A* rstd,
+                      int64_t rows, double* sums);
     void (*show_cells)(const CellShow<A>& cells);
     // Multiplies a row by the mask of row index `row`; its elements are laid out as in a StateArray.
     void (*dropout_row)(const Dropout& dropout, uint64_t row, A* data, int64_t panel, int64_t width);
@@ -548,7 +666,7 @@ struct KernelTable {
     ForBoth<NormKernels> norm;
     ForBoth<ProductKernels> product;
     ForBoth<ConvKernels> conv;
-    ForBoth<LstmKernels> lstm;
+    ForBoth<CellKernels> cell;
     ForBoth<ActivationKernels> activation;
     ForBoth<OptimizerKernels> optimizer;
     ForBoth<LossKernels> loss;

@@ -7,7 +7,7 @@
 
 #include "../../src/core/dense/elementwise.h"
 #include "../../src/core/dense/optimizer.h"
-#include "../../src/core/lstm/lstm.h"
+#include "../../src/core/recurrent/recurrent.h"
 #include "../../src/core/norm/norm.h"
 #include "storage.h"
 
@@ -294,7 +294,7 @@ public:
         shape_.layers = s.layers;
         shape_.directions = s.directions;
         shape_.dtype = dtype;
-        rg::LstmActivations& f = shape_.activations;
+        rg::CellActivations& f = shape_.rule.activations;
         for (Activation& gate : f.gate) gate.kind = Kind::sigmoid;
         f.gate[2].kind = f.hidden.kind = Kind::tanh;
         f.standard = !s.custom;
@@ -304,7 +304,7 @@ public:
             f.hidden = {Kind::gelu, 0, 0};
         }
         shape_.peephole = s.peephole;
-        shape_.output_reads_old = s.custom;
+        shape_.rule.output_reads_old = s.custom;
         shape_.dropout = s.dropout;
         shape_.seed = 11;
         if (s.ragged) {
@@ -334,8 +334,8 @@ public:
             weights.push_back(w);
             gradients.push_back(dw);
         }
-        Block cache(DType::f64, (rg::lstm_cache_bytes(shape_) + 7) / 8, 0);
-        rg::LstmForward forward;
+        Block cache(DType::f64, (rg::recurrent_cache_bytes(shape_) + 7) / 8, 0);
+        rg::RecurrentForward forward;
         forward.shape = shape_;
         const int64_t row = s_.inputs;
         forward.x = s_.lookup ? rg::Sequence{x.data(), row, 0} : rg::Sequence{x.data(), N * row, row};
@@ -348,9 +348,9 @@ public:
         forward.y = {result("y", T * N * D * H).data(), N * D * H, D * H};
         forward.hn = {result("hn", cells * N * H).data(), N * H, H};
         forward.cn = {result("cn", cells * N * H).data(), N * H, H};
-        rg::lstm_forward(forward);
+        rg::recurrent_forward(forward);
 
-        rg::LstmBackward backward;
+        rg::RecurrentBackward backward;
         backward.shape = shape_;
         backward.x = forward.x;
         backward.lookup = forward.lookup;
@@ -365,9 +365,9 @@ public:
         backward.dcells = gradients.data();
         backward.dh0 = {result("dh0", cells * N * H).data(), N * H, H};
         backward.dc0 = {result("dc0", cells * N * H).data(), N * H, H};
-        rg::lstm_backward(backward);
+        rg::recurrent_backward(backward);
         void* gates = result("gates", T * N * 4 * H).data();
-        rg::lstm_show(shape_, cache.data(), cells - 1, gates, result("states", T * N * H).data());
+        rg::recurrent_show(shape_, cache.data(), cells - 1, gates, result("states", T * N * H).data());
 
         std::vector<Output> outputs;
         for (const auto& [name, block] : results_) outputs.push_back(block->output(name));
@@ -401,7 +401,7 @@ private:
     LstmSizes s_;
     DType dtype_;
     Random random_;
-    rg::LstmShape shape_;
+    rg::RecurrentShape shape_;
     std::vector<int64_t> active_, order_, numbers_;
     std::vector<std::unique_ptr<Block>> inputs_;
     std::vector<std::pair<std::string, std::unique_ptr<Block>>> results_;

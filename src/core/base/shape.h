@@ -79,11 +79,33 @@ struct Activation {
     double beta = 0;
 };
 
-// The activations of the four gates i f g o of an LSTM, and the one applied to the cell state.
-struct LstmActivations {
+// The cells of a recurrent layer, with their gates in order. core/recurrent/recurrent.h has the formulas.
+enum class CellKind : int32_t {
+    lstm,        // i f g o
+    gru_after,   // r z n, with the reset gate applied to the product with the state
+    gru_before,  // r z n, with the reset gate applied to the state
+    rnn,         // h
+};
+constexpr int gate_count(CellKind kind) { return kind == CellKind::lstm ? 4 : kind == CellKind::rnn ? 1 : 3; }
+constexpr bool is_gru(CellKind kind) { return kind == CellKind::gru_after || kind == CellKind::gru_before; }
+
+// The activations of the gates, and of an LSTM the one applied to the cell state. `standard`: the usual ones, sigmoid
+// but tanh for g, n, h and the cell state.
+struct CellActivations {
     Activation gate[4];
     Activation hidden;
-    bool standard = false;  // sigmoid, sigmoid, tanh, sigmoid and tanh
+    bool standard = false;
+};
+
+// What a cell computes.
+struct CellRule {
+    CellKind kind = CellKind::lstm;
+    CellActivations activations;
+    bool output_reads_old = false;  // LSTM: the output gate's peephole reads the old cell state
+    bool coupled = false;           // LSTM: f = 1 - i
+    bool flip = false;              // GRU: z weighs the new state, not the old
+    double clip = 0;                // the inputs of the gates' activations are clamped to [-clip, clip]; 0: they are not
+    double cell_clip = 0;           // LSTM: the same for the new cell state
 };
 
 // Columns of a panel, or units of a block: one cache line of elements, at every instruction-set level.

@@ -74,7 +74,7 @@ constexpr uint32_t kDropoutLayer = 0xffffffffu;
 
 template <class A>
 void dropout(const DropoutCall<A>& call) {
-    const LstmKernels<A>& kernels = kernel_table().lstm.of<A>();
+    const CellKernels<A>& kernels = kernel_table().cell.of<A>();
     const Dropout mask = {call.seed, kDropoutLayer, uint32_t(call.rate * 0x1p32), 1 / (1 - call.rate)};
     Workers(cost::kElement * double(call.count), call.threads)
         .each(ceil_div(call.count, kDropoutRow), [&](int64_t row) {

@@ -3,9 +3,11 @@
 // (checked by tests/test_rooms.py).
 #include "../kernels.h"
 #include "activation.h"
+#include "cell_norm.h"
 #include "conv_range.h"
+#include "dropout.h"
+#include "gru_cell.h"
 #include "loss_range.h"
-#include "lstm_range.h"
 #include "map_range.h"
 #include "norm_columns.h"
 #include "norm_planes.h"
@@ -47,8 +49,9 @@ constexpr ProductKernels<A> make_product_kernels() {
 }
 
 template <class A>
-constexpr LstmKernels<A> make_lstm_kernels() {
-    return {lstm_forward_cells<A>, lstm_backward_cells<A>, lstm_show_cells<A>, dropout_row<A>};
+constexpr CellKernels<A> make_cell_kernels() {
+    return {forward_cells<A>,      backward_cells<A>, emit_states<A>, collect_gradients<A>, norm_rows<A>,
+            norm_rows_gradient<A>, norm_sums<A>,      show_cells<A>,  dropout_row<A>};
 }
 
 template <class A>
@@ -66,7 +69,7 @@ const KernelTable RG_TABLE = {
     {make_product_kernels<float>(), make_product_kernels<double>()},
     {{pack_taps<float>, copy_rows<float>, tap_rows<float>, tap_sums<float>},
      {pack_taps<double>, copy_rows<double>, tap_rows<double>, tap_sums<double>}},
-    {make_lstm_kernels<float>(), make_lstm_kernels<double>()},
+    {make_cell_kernels<float>(), make_cell_kernels<double>()},
     {{activate<float>, apply_input_slope<float>, apply_output_slope<float>},
      {activate<double>, apply_input_slope<double>, apply_output_slope<double>}},
     {{optimizer_step<float>, sum_squares<float>}, {optimizer_step<double>, sum_squares<double>}},

@@ -15,8 +15,8 @@ struct ForwardPanels {
 
     bool by_rows() const { return false; }
     void pack(const ProductKernels<A>& kernels, int64_t panel, int64_t k, int64_t depth, A* to) const {
-        const A* from = w.gate[panel % 4];
-        const int64_t unit = panel / 4 * kPanel<A>;
+        const int64_t blocks = ceil_div(units, kPanel<A>), unit = w.block_of(blocks, panel) * kPanel<A>;
+        const A* from = w.gate[w.gate_of(blocks, panel)];
         if (from) {
             kernels.pack_columns(from + unit * w.row_stride + k * w.col_stride, w.row_stride, w.col_stride,
                                  std::min(kPanel<A>, units - unit), depth, to);
@@ -34,8 +34,9 @@ struct BackwardPanels {
 
     bool by_rows() const { return true; }
     void pack(const ProductKernels<A>& kernels, int64_t panel, int64_t k, int64_t depth, A* to) const {
-        const int64_t block = k / kPanel<A>, unit = block / 4 * kPanel<A>, column = panel * kPanel<A>;
-        const A* from = w.gate[block % 4];
+        const int64_t blocks = ceil_div(units, kPanel<A>), at = k / kPanel<A>, column = panel * kPanel<A>;
+        const int64_t unit = w.block_of(blocks, at) * kPanel<A>;
+        const A* from = w.gate[w.gate_of(blocks, at)];
         const int64_t there = from ? std::min(depth, units - unit) : 0;
         if (there > 0) {
             kernels.pack_rows(from + unit * w.row_stride + column * w.col_stride, w.row_stride, w.col_stride,
@@ -79,7 +80,7 @@ void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int
     Product<A> whole = {};
     whole.rows = rows;
     whole.depth = inputs;
-    whole.cols = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
+    whole.cols = w.count * ceil_div(units, kPanel<A>) * kPanel<A>;
     whole.base = bias;
     whole.c = gates;
     whole.c_row = whole.cols;
@@ -93,7 +94,7 @@ void input_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_pa
                     Buffer& buffer, int threads) {
     Product<A> whole = {};
     whole.rows = rows;
-    whole.depth = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
+    whole.depth = w.count * ceil_div(units, kPanel<A>) * kPanel<A>;
     whole.cols = inputs;
     whole.base = accumulate ? du : nullptr;
     whole.base_row = du_row;
@@ -111,7 +112,7 @@ void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_p
     if (inputs == 0) return;
     const int64_t blocks = ceil_div(units, kPanel<A>), panels = ceil_div(inputs, kPanel<A>);
     const int64_t run = std::max<int64_t>(1, std::min(kDepthRun, rows));
-    const double flops = 8.0 * double(rows) * double(blocks * kPanel<A>) * double(inputs);
+    const double flops = 2.0 * dw.count * double(rows) * double(blocks * kPanel<A>) * double(inputs);
     // A piece packs its columns of u once for all of its blocks of units, so pieces should be wide. Blocks of units are
     // split first; columns only if blocks alone would give less than half of the wanted pieces.
     const int64_t most = std::max<int64_t>(1, near_cache_bytes() / 2 / int64_t(sizeof(A)) / (run * kPanel<A>));
@@ -134,11 +135,11 @@ void weight_gradient(const ProductKernels<A>& kernels, const A* dz, int64_t dz_p
             p.a_step = kPanel<A>;
             p.a_group = kPanel<A> * kPanel<A>;
             p.c_row = p.base_row = dw.row_stride;
-            for (int64_t panel = 4 * first_block; panel < 4 * last_block; ++panel) {
-                A* const gate = dw.gate[panel % 4];
+            for (int64_t i = dw.count * first_block; i < dw.count * last_block; ++i) {
+                const int64_t block = i / dw.count, k = i % dw.count, unit = block * kPanel<A>;
+                A* const gate = dw.gate[k];
                 if (!gate) continue;
-                const int64_t unit = panel / 4 * kPanel<A>;
-                p.a = dz + panel * dz_panel + row * kPanel<A>;
+                p.a = dz + dw.panel(blocks, block, k) * dz_panel + row * kPanel<A>;
                 p.rows = std::min(kPanel<A>, units - unit);
                 p.c = gate + unit * dw.row_stride + col;
                 p.base = row > 0 || accumulate ? p.c : nullptr;
@@ -168,7 +169,7 @@ template <class A>
 void pack_forward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth,
                   A* panels, int threads) {
     const ForwardPanels<A> from = {w, units};
-    const int64_t count = 4 * ceil_div(units, kPanel<A>), panel_stride = depth * kPanel<A>;
+    const int64_t count = w.count * ceil_div(units, kPanel<A>), panel_stride = depth * kPanel<A>;
     const double work = 8.0 * double(count) * double(panel_stride);  // the equivalent number of flops
     Workers(cost::kFlop * work, threads).each(count, [&](int64_t panel) {
         from.pack(kernels, panel, 0, depth, panels + panel * panel_stride);
@@ -179,7 +180,8 @@ template <class A>
 void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,
                    A* panels, int64_t panel_stride, int threads) {
     const BackwardPanels<A> from = {w, units, columns};
-    const int64_t count = ceil_div(columns, kPanel<A>), depth = 4 * ceil_div(units, kPanel<A>) * kPanel<A>;
+    const int64_t count = ceil_div(columns, kPanel<A>);
+    const int64_t depth = w.count * ceil_div(units, kPanel<A>) * kPanel<A>;
     const double work = 8.0 * double(count) * double(panel_stride);
     Workers(cost::kFlop * work, threads).each(count, [&](int64_t panel) {
         for (int64_t k = 0; k < depth; k += kPanel<A>) {

@@ -1,4 +1,4 @@
-// The large products of an LSTM, over all time steps at once, cut into pieces for the thread pool. An operand that only
+// The large products of a recurrent layer, over all time steps at once, cut into pieces for the thread pool. An operand that only
 // one piece needs is packed by its thread; one that many pieces need is packed once. Rows are (step, sample) pairs;
 // gates are in rows, dz is in panels (kernels.h).
 #pragma once
@@ -8,16 +8,24 @@
 
 namespace rg {
 
-// A parameter of the four gates i f g o in the caller's memory, [H][columns] each. Null: that gate has none.
+// A parameter of some gates in the caller's memory, [H][columns] each. Null: that gate has none.
 // Strides in elements; a vector has no columns.
 template <class A>
 struct GateMatrix {
     A* gate[4] = {};
     int64_t row_stride = 0, col_stride = 0;
+    int count = 4;
+    bool by_gate = false;  // the order of panels: all blocks of a gate in turn, not all gates of a block
+
     bool empty() const { return !gate[0] && !gate[1] && !gate[2] && !gate[3]; }
+    int64_t panel(int64_t blocks, int64_t block, int64_t k) const {
+        return by_gate ? k * blocks + block : block * count + k;
+    }
+    int64_t gate_of(int64_t blocks, int64_t panel) const { return by_gate ? panel / blocks : panel % count; }
+    int64_t block_of(int64_t blocks, int64_t panel) const { return by_gate ? panel % blocks : panel / count; }
 };
 
-// gates[rows][4 blocks] = u[rows][inputs] * w' + bias, where bias is a row of gates. u in rows or in panels; w is
+// gates[rows][count * blocks] = u[rows][inputs] * w' + bias, where bias is a row of gates. u in rows or in panels; w is
 // packed in `buffer`.
 template <class A>
 void project(const ProductKernels<A>& kernels, const StateArray<const A>& u, int64_t rows, int64_t inputs,
@@ -40,11 +48,11 @@ template <class A>
 void sum_by_index(const A* dz, int64_t dz_panel, int64_t rows, int64_t panels, const int64_t* indices, int64_t count,
                   A* sums, int64_t sums_panel, int threads);
 
-// Panels for a[rows][depth] * w', of all gates: [4 * blocks][depth][kPanel].
+// Panels for a[rows][depth] * w', of all gates: [count * blocks][depth][kPanel].
 template <class A>
 void pack_forward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t depth,
                   A* panels, int threads);
-// Panels for dz * w: [4 * kPanel * blocks][kPanel] for every kPanel columns, `panel` elements from one to the next.
+// Panels for dz * w: [count * kPanel * blocks][kPanel] for every kPanel columns, `panel` elements from one to the next.
 // Gates that w lacks are 0.
 template <class A>
 void pack_backward(const ProductKernels<A>& kernels, const GateMatrix<const A>& w, int64_t units, int64_t columns,

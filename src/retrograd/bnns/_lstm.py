@@ -1,4 +1,4 @@
-"""Apple's BNNS LSTM, forward and backward, over :mod:`retrograd.ops.lstm`.
+"""Apple's BNNS LSTM, forward and backward, over :mod:`retrograd.ops.recurrent`.
 
 What a call derives from a parameter structure is a plan, kept until a field changes. The contents of its buffers are
 read by every call.
@@ -15,16 +15,17 @@ from typing import Final, NamedTuple
 from ..ops._arrays import overlaps
 from ..ops._planned import Planned, Version, Versioned
 from ..ops._types import BYTE
-from ..ops.lstm import (
+from ..ops.recurrent import (
     LstmActivations,
     LstmGradients,
     LstmWeights,
     lstm_backward,
     lstm_cache_size,
 )
-from ..ops.lstm.cache import new_cache, stamp_of
-from ..ops.lstm.forward import forward_bound
-from ..ops.lstm.problem import Inputs, bind
+from ..ops.recurrent.cache import new_cache, stamp_of
+from ..ops.recurrent.forward import forward_bound
+from ..ops.recurrent.problem import Inputs, Sequences, bind
+from ..ops.recurrent.types import CellOptions
 from . import _constants as c
 from ._activation import elementwise
 from ._direct import Parameters
@@ -298,8 +299,8 @@ class _Inputs(Versioned):
             return self.kept
         read = self.arrays.get
         h0, c0, counts = self.state(read(H0)), self.state(read(C0)), read(LENGTHS)
-        two, options = self.sizes.directions == 2, (self.activations, "new", self.dropout, seed, trains)
-        return bind(self.arrays[X], self.cells, h0, c0, None, two, False, None, counts, *options)
+        sequences = Sequences(None, self.sizes.directions == 2, False, None, counts, self.dropout, seed)
+        return bind(self.arrays[X], self.cells, h0, c0, CellOptions("lstm", self.activations), sequences, trains)
 
     def state(self, array: Array | None) -> Array | None:
         """The array in the engine's shape, copied if its axes cannot be joined in place."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..ops.lstm import LstmWeights
+from ..ops.recurrent import LstmWeights
 from . import _constants as c
 from ._failure import Invalid, Unsupported, advise_once, note
 from ._filter import FLOAT32

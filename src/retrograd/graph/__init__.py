@@ -133,7 +133,7 @@ from .operation import OPERATIONS, Operation, Spec
 from .optimizer import SGD, Adam, AdamW, Optimizer, RMSProp
 from .product import linear, matmul, outer, vdot
 from .program import Program, ResultView, compile, spec
-from .recurrent import Lstm, lstm
+from .recurrent import Lstm, Recurrent, gru, lstm, rnn
 from .reduction import (
     all,
     any,
@@ -183,6 +183,7 @@ __all__ = [
     "Cosine",
     "Graph",
     "Lstm",
+    "Recurrent",
     "MaxPool",
     "Node",
     "Operand",
@@ -274,6 +275,8 @@ __all__ = [
     "logical_xor",
     "logsumexp",
     "lstm",
+    "gru",
+    "rnn",
     "matmul",
     "max",
     "max_pool",

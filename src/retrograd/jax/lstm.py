@@ -12,12 +12,10 @@ import numpy as np
 from ..ops import _args
 from ..ops._call import named
 from ..ops._errors import ArgumentTypeError, ArgumentValueError
-from ..ops.lstm.problem import Problem, as_counts, check_parameter, problem_of, whole_shapes
-from ..ops.lstm.types import LstmActivations, LstmWeights
-from ..ops.lstm.weights import hidden_size, peephole_kind
+from ..ops.recurrent.problem import Problem, as_counts, check_parameter, problem_of
+from ..ops.recurrent.types import LSTM, CellOptions, LstmActivations, LstmWeights
+from ..ops.recurrent.weights import hidden_size, peephole_kind
 from ._ffi import BYTE, Static, as_operand, call, is_perturbed, nonzero, values
-
-_FIELDS = ("wx", "wh", "b", "p")  # as the handlers call the parameters of a cell
 
 
 class LstmOutput(NamedTuple):
@@ -56,20 +54,22 @@ def lstm(
     """
     x = as_operand("x", x)
     cells, single = _as_cells(weights)
-    units = hidden_size(cells[0][1])
+    units = hidden_size(cells[0][1], LSTM)
     problem = problem_of(
         x.shape,
         x.dtype,
         len(cells),
         single,
         units,
+        0,
         bool(bidirectional),
         bool(batch_first),
-        activations,
         peephole_kind(cells, units),
-        output_gate_reads,
+        0,
+        False,
         dropout,
         True,
+        CellOptions("lstm", activations, output_gate_reads=output_gate_reads),
     )
     compared = problem._replace(engine=cast(Any, None))  # by value: the engine of an equal problem is another object
     options = _Options(compared, problem.cache_bytes(None), _args.thread_count(num_threads))
@@ -82,7 +82,7 @@ def lstm(
         None if lengths is None else _as_lengths(lengths, problem),
         _as_seed(seed) if problem.dropout else None,
     )
-    return LstmOutput(y, hn.reshape(problem.state_shape), cn.reshape(problem.state_shape))
+    return LstmOutput(y, hn.reshape(problem.h_shape), cn.reshape(problem.c_shape))
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _checked_cell(problem: Problem, index: int, cell: tuple[Any, ...]) -> tuple[
     for field, part, columns in zip(LstmWeights._fields, cell, problem.columns(index), strict=True):
         name = field if problem.single else f"weights[{index}].{field}"
         if part is not None:
-            shapes = whole_shapes(problem, columns)
+            shapes = problem.shapes(field, columns)
             check_parameter(name, part, shapes, problem.dtype)
             part = part.reshape(shapes[0])
         elif field in ("wx", "wh"):
@@ -135,10 +135,10 @@ def _state(name: str, value: Any, problem: Problem) -> jax.Array | None:
     if value is None:
         return None
     array = as_operand(name, value)
-    if array.shape != problem.state_shape:
+    if array.shape != problem.h_shape:
         axes = "(N, H)" if problem.single else "(cells, N, H)"
         raise ArgumentValueError(
-            name, "{argument} has shape {}, must be {} = {}", array.shape, axes, problem.state_shape
+            name, "{argument} has shape {}, must be {} = {}", array.shape, axes, problem.h_shape
         )
     _args.check_dtype(name, array, problem.dtype, "as {x} is")
     return array.reshape(problem.cells, problem.samples, problem.units)
@@ -189,12 +189,20 @@ class _Options(NamedTuple):
     def attributes(self) -> dict[str, Any]:
         problem = self.problem
         return {
+            "kind": problem.code,
             "units": problem.units,
+            "projection": problem.projection,
             "layers": problem.layers,
             "directions": problem.directions,
             "activations": np.array(problem.activations, np.float64).reshape(-1),
             "peephole": problem.peephole,
             "output_reads_old": problem.output_reads_old,
+            "coupled": problem.coupled,
+            "flip": problem.flip,
+            "clip": problem.clip,
+            "cell_clip": problem.cell_clip,
+            "norm": problem.norm,
+            "eps": problem.norm_eps,
             "dropout": problem.dropout,
             "batch_first": problem.batch_first,
         }
@@ -204,7 +212,7 @@ def _named(cells: Any, prefix: str = "") -> dict[str, Any]:
     return {
         f"{prefix}{field}{index}": part
         for index, cell in enumerate(cells)
-        for field, part in zip(_FIELDS, cell, strict=True)
+        for field, part in zip(LstmWeights._fields, cell, strict=True)
     }
 
 
@@ -223,7 +231,7 @@ def _call_forward(
     if save:
         results["cache"] = ((options.cache_bytes,), BYTE)
     arguments = {"x": x, **_named(cells), "h0": h0, "c0": c0, "lengths": lengths, "seed": seed}
-    return call("retrograd_lstm_forward", arguments, results, options.threads, **options.attributes)
+    return call("retrograd_recurrent_forward", arguments, results, options.threads, **options.attributes)
 
 
 class _Saved(NamedTuple):
@@ -273,8 +281,8 @@ def _backward(options: _Options, saved: _Saved, cotangents: tuple[Any, ...]) -> 
         "dcn": dcn,
     }
     results = {name: (shape, saved.x.dtype) for name, shape in wanted.items()}
-    found = call("retrograd_lstm_backward", arguments, results, options.threads, **options.attributes)
-    dcells = tuple(tuple(found.get(f"d{field}{index}") for field in _FIELDS) for index in range(len(saved.cells)))
+    found = call("retrograd_recurrent_backward", arguments, results, options.threads, **options.attributes)
+    dcells = tuple(tuple(found.get(f"d{field}{index}") for field in LstmWeights._fields) for index in range(len(saved.cells)))
     return found.get("dx"), dcells, found.get("dh0"), found.get("dc0"), None, None
 
 

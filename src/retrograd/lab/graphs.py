@@ -10,7 +10,7 @@ import numpy as np
 from .. import graph
 from ..graph.operation import OPERATIONS
 from ..graph.tensor import apply, compute
-from ..ops.lstm.types import LstmActivations
+from ..ops.recurrent.types import LstmActivations
 from .cases import GraphActivation, GraphCase, graph_values, graph_view
 from .cases.types import Array
 from .verify import fused_activation

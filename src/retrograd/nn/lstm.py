@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import graph
-from ..ops.lstm.types import LstmActivations, LstmWeights
+from ..ops.recurrent.types import LstmActivations, LstmWeights
 from .init import Rng, generator, glorot_bound, orthogonal, uniform
 from .layers import Embedding, new_stream, next_seed
 from .module import Buffer, Layer, Module, Parameter

@@ -103,8 +103,8 @@ class EmbeddingBackward(NamedTuple):
     threads: int
 
 
-class LstmForward(NamedTuple):
-    """Of LstmProblem.forward."""
+class RecurrentForward(NamedTuple):
+    """Of RecurrentProblem.forward."""
 
     inputs: tuple[Any, ...]
     cache: Array | None
@@ -116,8 +116,8 @@ class LstmForward(NamedTuple):
     threads: int
 
 
-class LstmBackward(NamedTuple):
-    """Of LstmProblem.backward."""
+class RecurrentBackward(NamedTuple):
+    """Of RecurrentProblem.backward."""
 
     dy: Array | None
     dhn: Array | None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..ops._types import Array
 from ..ops.activation import Activation
-from ..ops.lstm import LstmActivations, LstmCache, LstmWeights, lstm_backward, lstm_forward
+from ..ops.recurrent import LstmActivations, LstmCache, LstmWeights, lstm_backward, lstm_forward
 from ._arrays import array, num_threads
 from ._norm import GRADIENT, fused_activation
 
@@ -101,7 +101,7 @@ def backward(
         num_threads=num_threads(),
     )
     found: list[Array | None] = [dx, dh0, dc0]
-    for dwx, dwh, db, dpeephole in dweights or ():
+    for dwx, dwh, db, dpeephole, *_ in dweights or ():
         found += dwx, dwh
         if lstm.bias:
             # Both biases have this gradient, each in its own memory, which an optimizer may modify.

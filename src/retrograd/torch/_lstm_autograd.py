@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..ops._types import Array
-from ..ops.lstm import lstm_cache, lstm_cache_size
-from ..ops.lstm.cache import BareLstmCache
+from ..ops.recurrent import lstm_cache, lstm_cache_size
+from ..ops.recurrent.cache import BareCache
 from ._arrays import array
 from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
 from ._lstm import Lstm, backward, forward
@@ -85,7 +85,7 @@ _apply: Final = apply_of(_Lstm)
 
 
 def _backward_eager(
-    options: tuple[Any, ...], need: Sequence[bool], bare: BareLstmCache, biases: Sequence[Array], *tensors: Any
+    options: tuple[Any, ...], need: Sequence[bool], bare: BareCache, biases: Sequence[Array], *tensors: Any
 ) -> tuple[Tensor | None, ...]:
     buffer, lstm = _saved(options, tensors[3:])
     cache = bare.with_arrays(*lstm.arrays(biases), None if buffer is None else array(buffer, "LSTM", "cache"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from ..ops.activation import Activation
-from ..ops.lstm import LstmActivations
+from ..ops.recurrent import LstmActivations
 from ._arrays import check_storage
 from ._autograd import is_eager
 from ._leaf import Leaf, Proxy

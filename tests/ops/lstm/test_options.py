@@ -76,7 +76,7 @@ def test_verify_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
         result = right(*arguments, **options)
         return result._replace(y=result.y * np.float32(1 + 2.0**-18))
 
-    monkeypatch.setattr("retrograd.ops.lstm.lstm_forward", wrong)
+    monkeypatch.setattr("retrograd.ops.recurrent.lstm_forward", wrong)
     (row,) = verify_lstm([LstmCase(12, 5, 7, 11)], ["scalar"], [1])
     assert not row.ok
     assert row.what == "y"

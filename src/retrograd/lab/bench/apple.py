@@ -16,7 +16,7 @@ import numpy as np
 from ... import bnns, mps
 from ...ops._types import Array
 from ...ops.elementwise import activation_backward, activation_forward
-from ...ops.lstm import LstmCache, LstmGradients, LstmWeights, lstm_backward, lstm_cache_size, lstm_forward
+from ...ops.recurrent import LstmCache, LstmGradients, LstmWeights, lstm_backward, lstm_cache_size, lstm_forward
 from ...ops.normalization import (
     NormCache,
     NormGradients,

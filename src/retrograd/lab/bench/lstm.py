@@ -12,7 +12,7 @@ import numpy as np
 import retrograd
 
 from ...ops._types import Array
-from ...ops.lstm import LstmGradients, LstmResult
+from ...ops.recurrent import LstmGradients, LstmResult
 from ..cases import (
     LSTM_STANDARD,
     LstmCase,

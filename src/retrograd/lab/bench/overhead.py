@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import retrograd
 
-from ...ops.lstm import LstmGradients, LstmWeights
+from ...ops.recurrent import LstmGradients, LstmWeights
 from ...ops.normalization import NormGradients, NormStatistics
 
 __all__ = ["overhead_calls"]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ... import graph, nn
 from ...ops._types import Array
-from ...ops.lstm.types import LstmWeights
+from ...ops.recurrent.types import LstmWeights
 from .timing import Contest, Machine, WholeSteps, admit, library_threads
 
 __all__ = ["STEP_CASES", "StepCase", "StepData", "make_step", "step_contest", "step_failures"]

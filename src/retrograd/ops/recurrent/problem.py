@@ -1,7 +1,8 @@
-"""An LSTM problem of one shape, the inputs of a forward pass, and the call into the engine."""
+"""A recurrent layer of one shape, the inputs of a forward pass, and the call into the engine."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, cast
@@ -14,46 +15,82 @@ from .. import _args, _memory
 from .._arrays import same_elements
 from .._call import Refusal, enter
 from .._errors import ArgumentError, ArgumentTypeError, ArgumentValueError
-from .._records import LstmForward
+from .._records import RecurrentForward
 from .._types import FLOATS, Array, check_native
-from .types import Cell, LstmActivations, LstmWeights, Weights
+from .factors import Factors, as_mask, as_reset, as_zoneouts
+from .types import CELL_TYPES, UNGATED, Cell, CellOptions, CellType, Weights
 from .weights import as_cells, hidden_size, named_arrays, peephole_kind
 
 _MOST_ELEMENTS: Final = 1 << 58
 _READS: Final = {"new": False, "old": True}
+# The engine's codes of cells.
+_LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN = range(4)
+_GRU_KINDS: Final = {"after": _GRU_AFTER, "before": _GRU_BEFORE}
 
 
 class Problem(NamedTuple):
-    """An LSTM of one shape with one set of options, checked."""
+    """A recurrent layer of one shape with one set of options, checked."""
 
-    engine: _core.LstmProblem
+    engine: _core.RecurrentProblem
+    cell: CellType
+    code: int  # of the cell
     steps: int
     samples: int
     inputs: int
     units: int
+    projection: int  # the size of the projected state; 0: none
     layers: int
     directions: int
     dtype: np.dtype[Any]
-    activations: tuple[tuple[int, float, float], ...]  # code, alpha and beta for i, f, g, o and h
+    activations: tuple[tuple[int, float, float], ...]  # code, alpha and beta of every gate and an LSTM's cell state
     peephole: int  # 0: none, 1: diagonals, 2: full matrices
     output_reads_old: bool
+    coupled: bool
+    flip: bool
+    clip: float  # 0: none
+    cell_clip: float
+    norm: int  # 0: none, 1: haste's, 2: of the cell state
+    norm_eps: float
+    mask: int  # 0: none, 1: one for all gates, 2: one for each
+    zoneout: bool
     dropout: float
     single: bool  # the weights were not a sequence: states have no cell axis
     batch_first: bool
     x_shape: tuple[int, ...]  # in the caller's axis order
     y_shape: tuple[int, ...]
-    state_shape: tuple[int, ...]
+    h_shape: tuple[int, ...]
+    c_shape: tuple[int, ...]  # of an LSTM
 
     @property
     def cells(self) -> int:
         return self.layers * self.directions
 
+    @property
+    def outputs(self) -> int:
+        """The size of the hidden state."""
+        return self.projection or self.units
+
     def cell_inputs(self, cell: int) -> int:
-        return self.inputs if cell < self.directions else self.directions * self.units
+        return self.inputs if cell < self.directions else self.directions * self.outputs
 
     def columns(self, cell: int) -> tuple[tuple[int, ...], ...]:
-        """What follows the rows in the shapes of wx, wh, b and peephole."""
-        return (self.cell_inputs(cell),), (self.units,), (), (self.units,) if self.peephole == 2 else ()
+        """What follows the rows of a gate in the shapes of the parameters; for those without gates, the whole shape."""
+        tails = {
+            "wx": (self.cell_inputs(cell),),
+            "wh": (self.outputs,),
+            "peephole": (self.units,) if self.peephole == 2 else (),
+            "projection": (self.projection, self.units),
+            "gamma_c": (self.units,),
+            "beta_c": (self.units,),
+        }
+        return tuple(tails.get(field, ()) for field in self.cell.fields)
+
+    def shapes(self, field: str, tail: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The shapes that a parameter may have as one array."""
+        if field in UNGATED:
+            return (tail,)
+        gates = len(self.cell.gates)
+        return (gates * self.units, *tail), (gates, self.units, *tail)
 
     def cache_bytes(self, active: Array | None) -> int:
         return self.engine.cache_bytes(self.steps * self.samples if active is None else int(active.sum()))
@@ -67,14 +104,15 @@ class Problem(NamedTuple):
         return array[None] if self.single else array
 
     def __repr__(self) -> str:
+        projection = f" P={self.projection}" if self.projection else ""
         return (
-            f"<lstm of {self.dtype}: T={self.steps} N={self.samples} I={self.inputs} H={self.units}, "
-            f"layers={self.layers} directions={self.directions}>"
+            f"<{self.cell.name} of {self.dtype}: T={self.steps} N={self.samples} I={self.inputs} H={self.units}"
+            f"{projection}, layers={self.layers} directions={self.directions}>"
         )
 
 
 class Inputs(NamedTuple):
-    """The inputs of a forward pass, in the engine's form. bind/lstm.cpp reads these fields by position."""
+    """The inputs of a forward pass, in the engine's form. bind/recurrent.cpp reads these fields by position."""
 
     problem: Problem
     x: Array  # time first, or the table
@@ -85,15 +123,21 @@ class Inputs(NamedTuple):
     active: Array | None  # the number of active slots in each step; None: all samples in every step
     order: Array | None  # the sample in each slot
     seed: int
+    reset: Array | None  # [T, N], bytes
+    mask: Array | None  # [cells, gates or 1, T, N, H], with any strides but the last
+    zoneout: Array | None  # [cells, T, N, H]
+    cell_zoneout: Array | None
 
 
 new_inputs: Final[Callable[[tuple[Any, ...]], Inputs]] = partial(tuple.__new__, Inputs)
 
 
-def dtype_code(name: str, dtype: np.dtype[Any]) -> int:
+def dtype_code(name: str, dtype: np.dtype[Any], cell: CellType) -> int:
     if dtype not in FLOATS:
         check_native(name, dtype)
-        raise ArgumentTypeError(name, "{argument} has dtype {}; an LSTM is computed in float32 or float64", dtype)
+        raise ArgumentTypeError(
+            name, "{argument} has dtype {}; {} is computed in float32 or float64", dtype, cell.title
+        )
     return FLOATS.index(dtype)
 
 
@@ -104,15 +148,18 @@ def _problem(
     cells: int,
     single: bool,
     units: int,
+    projection: int,
     bidirectional: bool,
     batch_first: bool,
-    activations: LstmActivations,
     peephole: int,
-    reads: str,
+    mask: int,
+    zoneout: bool,
     dropout: float,
     training: bool,
+    options: CellOptions,
 ) -> Problem:
-    code = dtype_code("x", dtype)
+    cell = CELL_TYPES[options.cell]
+    code = dtype_code("x", dtype, cell)
     if len(shape) != 3:
         axes = "(N, T, I)" if batch_first else "(T, N, I)"
         raise ArgumentValueError("x", "{x} has shape {}, must have the 3 axes {}", shape, axes)
@@ -123,55 +170,130 @@ def _problem(
     rate = _args.as_number("dropout", dropout)
     if not 0 <= rate < 1:
         raise ArgumentValueError("dropout", "{dropout} is {}, must be at least 0 and below 1", rate)
+    reads = options.output_gate_reads
     if not isinstance(reads, str) or reads not in _READS:
         raise ArgumentValueError("output_gate_reads", "{output_gate_reads} is {!r}, must be 'new' or 'old'", reads)
+    codes = _activation_codes(options.activations, cell)
+    kind = _kind(options, cell)
+    clip, cell_clip = _bound("clip", options.clip), _bound("cell_clip", options.cell_clip)
+    norm, eps = _norm(options, cell)
+    _check_combination(cell, kind, peephole, projection, norm, clip, cell_clip, mask)
+    layers = cells // directions
+    check_fits(steps, samples, inputs, units, cells)
+    used_rate = rate if training else 0.0
+    engine = _core.RecurrentProblem(
+        kind, steps, samples, inputs, units, projection, layers, directions, code, codes, peephole, _READS[reads],
+        options.coupled, options.flip, clip, cell_clip, norm, eps, mask, zoneout, used_rate,
+    )  # fmt: skip
+    outputs = projection or units
+    lead = (samples,) if single else (cells, samples)
+    return Problem(
+        engine=engine,
+        cell=cell,
+        code=kind,
+        steps=steps,
+        samples=samples,
+        inputs=inputs,
+        units=units,
+        projection=projection,
+        layers=layers,
+        directions=directions,
+        dtype=FLOATS[code],  # the canonical object: dtypes are compared by identity
+        activations=codes,
+        peephole=peephole,
+        output_reads_old=_READS[reads],
+        coupled=options.coupled,
+        flip=options.flip,
+        clip=clip,
+        cell_clip=cell_clip,
+        norm=norm,
+        norm_eps=eps,
+        mask=mask,
+        zoneout=zoneout,
+        dropout=used_rate,
+        single=single,
+        batch_first=batch_first,
+        x_shape=shape,
+        y_shape=(*shape[:2], directions * outputs),
+        h_shape=(*lead, outputs),
+        c_shape=(*lead, units),
+    )
+
+
+def _activation_codes(activations: Any, cell: CellType) -> tuple[tuple[int, float, float], ...]:
+    names = cell.activations._fields
     if isinstance(activations, str) or not isinstance(activations, Sequence):
-        raise ArgumentTypeError("activations", "{activations} must be LstmActivations, not {}", type(activations))
-    if len(activations) != 5:
+        raise ArgumentTypeError(
+            "activations", "{activations} must be {}, not {}", cell.activations, type(activations)
+        )
+    if len(activations) != len(names):
         raise ArgumentValueError(
-            "activations", "{activations} has {} functions, must have 5, for i, f, g, o and h", len(activations)
+            "activations",
+            "{activations} has {} functions, must have {}, for {}",
+            len(activations),
+            len(names),
+            ", ".join(names[:-1]) + f" and {names[-1]}",
         )
     codes = []
-    for role, activation in zip(LstmActivations._fields, activations, strict=True):
+    for role, activation in zip(names, activations, strict=True):
+        name = "activation" if cell.name == "rnn" else f"activations.{role}"
         try:
             f = _args.as_activation(activation)
         except ArgumentError as error:
-            raise type(error)(f"activations.{role}", "{argument}: {}", str(error)) from None
+            raise type(error)(name, "{argument}: {}", str(error)) from None
         codes.append((f.code, f.alpha, f.beta))
-    layers = cells // directions
-    check_fits(steps, samples, inputs, units, cells)
-    engine = _core.LstmProblem(
-        steps,
-        samples,
-        inputs,
-        units,
-        layers,
-        directions,
-        code,
-        codes,
-        peephole,
-        _READS[reads],
-        rate if training else 0.0,
-    )
-    return Problem(
-        engine,
-        steps,
-        samples,
-        inputs,
-        units,
-        layers,
-        directions,
-        FLOATS[code],  # the canonical object: dtypes are compared by identity
-        tuple(codes),
-        peephole,
-        _READS[reads],
-        rate if training else 0.0,
-        single,
-        batch_first,
-        shape,
-        (*shape[:2], directions * units),
-        (samples, units) if single else (cells, samples, units),
-    )
+    return tuple(codes)
+
+
+def _kind(options: CellOptions, cell: CellType) -> int:
+    if cell.name != "gru":
+        return _LSTM if cell.has_cells else _RNN
+    if not isinstance(options.kind, str) or options.kind not in _GRU_KINDS:
+        raise ArgumentValueError("kind", "{kind} is {!r}, must be 'after' or 'before'", options.kind)
+    return _GRU_KINDS[options.kind]
+
+
+def _bound(name: str, value: float | None) -> float:
+    if value is None:
+        return 0.0
+    number = _args.as_number(name, value)
+    if not 0 < number < math.inf:
+        raise ArgumentValueError(name, "{argument} is {}, must be above 0 and finite", number)
+    return number
+
+
+def _norm(options: CellOptions, cell: CellType) -> tuple[int, float]:
+    eps = _args.as_number("norm_eps", options.norm_eps)
+    if not 0 < eps < math.inf:
+        raise ArgumentValueError("norm_eps", "{norm_eps} is {}, must be above 0 and finite", eps)
+    if options.norm is None:
+        return 0, eps
+    if options.norm not in cell.norms:
+        listed = " or ".join(map(repr, cell.norms))
+        raise ArgumentValueError("norm", "{norm} is {!r}, must be {} or None", options.norm, listed)
+    return cell.norms.index(options.norm) + 1, eps
+
+
+def _check_combination(
+    cell: CellType, kind: int, peephole: int, projection: int, norm: int, clip: float, cell_clip: float, mask: int
+) -> None:
+    """Raise for options that exclude each other."""
+    excluded = {
+        "a peephole": peephole,
+        "a projection": projection,
+        "clip": clip,
+        "cell_clip": cell_clip,
+        "kind='before'": kind == _GRU_BEFORE,
+        "a mask for each gate": mask == 2,
+    }
+    for other, present in excluded.items():
+        if norm and present:
+            raise ArgumentValueError("norm", "{norm} is given, and so is {}; they cannot be combined", other)
+    for other, present in {"a projection": projection, "cell_clip": cell_clip}.items():
+        if peephole == 2 and present:
+            raise ArgumentValueError(
+                "weights", "{weights} have full peepholes, and there is {}; they cannot be combined", other
+            )
 
 
 def problem_of(*key: Any) -> Problem:
@@ -184,7 +306,7 @@ def problem_of(*key: Any) -> Problem:
 
 def check_fits(steps: int, samples: int, inputs: int, units: int, cells: int) -> None:
     """Raise for sizes that no machine could hold, so that the engine's 64-bit sizes cannot overflow."""
-    rows, width = (steps + 1) * (samples + 1), max(8 * (units + 32), inputs + 32, 2 * units + 96)
+    rows, width = (steps + 1) * (samples + 1), max(24 * (units + 32), inputs + 32, 2 * units + 96)
     elements = max(rows + 64, 8 * (units + 32)) * width * (cells + 1)
     if elements >= _MOST_ELEMENTS:
         raise ArgumentValueError(
@@ -210,7 +332,7 @@ def _ragged(
         if not samples or ends.min() == steps:
             return None, None
         active, order = np.empty(steps, np.int64), np.empty(samples, np.int64)
-        _core.lstm_slots(ends, active, order)
+        _core.recurrent_slots(ends, active, order)
         return active, order
     if batch_sizes is not None:
         sizes = as_counts("batch_sizes", batch_sizes, steps, "steps", samples, "samples")
@@ -232,49 +354,73 @@ def as_counts(name: str, values: npt.ArrayLike, count: int, per: str, most: int,
     return array.astype(np.int64)  # a copy: the caller's may change before backward
 
 
+class Sequences(NamedTuple):
+    """How the sequences of a call are given, and what happens between layers: arguments that all cells have."""
+
+    table: Array | None = None
+    bidirectional: bool = False
+    batch_first: bool = False
+    lengths: npt.ArrayLike | None = None
+    batch_sizes: npt.ArrayLike | None = None
+    dropout: float = 0.0
+    seed: int = 0
+
+
 def bind(
     x: Array,
     weights: Weights,
     h0: Array | None,
     c0: Array | None,
-    table: Array | None,
-    bidirectional: bool,
-    batch_first: bool,
-    lengths: npt.ArrayLike | None,
-    batch_sizes: npt.ArrayLike | None,
-    activations: LstmActivations,
-    reads: str,
-    dropout: float,
-    seed: int,
+    options: CellOptions,
+    sequences: Sequences,
     training: bool,
+    factors: Factors | None = None,
 ) -> Inputs:
     """The inputs of a forward pass. Checks what the engine does not."""
+    table, bidirectional, batch_first, lengths, batch_sizes, dropout, seed = sequences
+    cell = CELL_TYPES[options.cell]
     indices = None
     if table is not None:
         x, indices = _looked_up(x, table, batch_first)
     elif type(x) is not np.ndarray:
         x = _args.as_array("x", x)
-    cells, single = as_cells("weights", weights)
-    units = hidden_size(cells[0][1])
-    peephole = 0 if single and cells[0][3] is None else peephole_kind(cells, units)
+    cells, single = as_cells("weights", weights, cell)
+    units, projection, peephole = hidden_size(cells[0][1], cell), 0, 0
+    if cell.has_cells:
+        if cells[0][4] is not None:
+            units, projection = _projected(cells[0][4], units)
+        peephole = 0 if single and cells[0][3] is None else peephole_kind(cells, units)
     shape = x.shape if indices is None else (*(indices.shape[::-1] if batch_first else indices.shape), x.shape[1])
+    if seed.__class__ is not int or not 0 <= seed < 1 << 64:
+        seed = _args.as_seed(seed)
+    mask_kind, has_zoneout = (0, False) if factors is None else factors.kinds()
     problem = problem_of(
         shape,
         x.dtype,
         len(cells),
         single,
         units,
+        projection,
         bool(bidirectional),
         bool(batch_first),
-        activations,
         peephole,
-        reads,
+        mask_kind,
+        has_zoneout,
         dropout,
         bool(training),
+        options,
     )
-    active = order = None
+    active = order = reset = mask = zoneout = cell_zoneout = None
     if lengths is not None or batch_sizes is not None:
         active, order = _ragged(problem.steps, problem.samples, lengths, batch_sizes)
+    if factors is not None:
+        reset = as_reset(factors, problem)
+        mask = as_mask(factors, problem)
+        zoneout, cell_zoneout = as_zoneouts(factors, problem, seed, training)
+    if problem.norm and indices is not None:
+        raise ArgumentValueError(
+            "table", "{table} is given, and so is {norm}; they cannot be combined: pass the rows, table[x], as {x}"
+        )
     return new_inputs(
         (
             problem,
@@ -285,9 +431,29 @@ def bind(
             None if c0 is None else problem.states(as_state("c0", c0, problem)),
             active,
             order,
-            seed if type(seed) is int and 0 <= seed < 1 << 64 else _args.as_seed(seed),
+            seed,
+            reset,
+            mask,
+            zoneout,
+            cell_zoneout,
         )
     )
+
+
+def _projected(projection: Any, outputs: int) -> tuple[int, int]:
+    """The number of units, and the size that they are projected to."""
+    if projection.ndim != 2:
+        raise ArgumentValueError("projection", "{projection} has shape {}, must have 2 axes, (P, H)", projection.shape)
+    rows, units = projection.shape
+    if not 0 < rows <= units:
+        raise ArgumentValueError(
+            "projection", "{projection} has shape {}: P must be from 1 to H = {}", projection.shape, units
+        )
+    if rows != outputs:
+        raise ArgumentValueError(
+            "projection", "{projection} has {} rows, but {wh} has {} columns; both are P", rows, outputs
+        )
+    return units, rows
 
 
 def _looked_up(x: object, table: object, batch_first: bool) -> tuple[Array, Array]:
@@ -307,11 +473,11 @@ def _looked_up(x: object, table: object, batch_first: bool) -> tuple[Array, Arra
 
 def as_state(name: str, value: object, problem: Problem) -> Array:
     array = value if type(value) is np.ndarray else _args.as_array(name, value)
-    if array.shape != problem.state_shape:
-        axes = "(N, H)" if problem.single else "(cells, N, H)"
-        raise ArgumentValueError(
-            name, "{argument} has shape {}, must be {} = {}", array.shape, axes, problem.state_shape
-        )
+    expected = problem.h_shape if name == "h0" else problem.c_shape
+    if array.shape != expected:
+        size = "P" if name == "h0" and problem.projection else "H"
+        axes = f"(N, {size})" if problem.single else f"(cells, N, {size})"
+        raise ArgumentValueError(name, "{argument} has shape {}, must be {} = {}", array.shape, axes, expected)
     return array
 
 
@@ -326,7 +492,7 @@ def run_forward(
 ) -> Inputs:
     """Run the engine. Outputs have the right shape and dtype. Returns the inputs in the form the engine accepted."""
 
-    def fix(_: Refusal, refused: LstmForward) -> LstmForward:
+    def fix(_: Refusal, refused: RecurrentForward) -> RecurrentForward:
         checked = checked_inputs(inputs)
         read = {**named_inputs(checked), "h0": inputs.h0, "c0": inputs.c0}
         for state, before, after in (("h0", inputs.h0, hn), ("c0", inputs.c0, cn)):
@@ -337,7 +503,7 @@ def run_forward(
         return refused._replace(inputs=checked, y=to_y, hn=to_hn, cn=to_cn, overlap_checked=True)
 
     arguments = (inputs, buffer, stamp, y, hn, cn, False, threads)
-    _, fixed = enter(LstmForward, inputs.problem.engine.forward, arguments, fix)
+    _, fixed = enter(RecurrentForward, inputs.problem.engine.forward, arguments, fix)
     if fixed is None:
         return inputs
     for array, computed in ((y, fixed.y), (hn, fixed.hn), (cn, fixed.cn)):
@@ -348,7 +514,9 @@ def run_forward(
 
 def named_inputs(inputs: Inputs) -> dict[str, Array | None]:
     own = {"x": inputs.x} if inputs.indices is None else {"table": inputs.x, "x": inputs.indices}
-    return {**own, **dict(named_arrays("weights", inputs.cells))}
+    weights = dict(named_arrays("weights", inputs.cells, inputs.problem.cell))
+    factors = {"reset": inputs.reset, "mask": inputs.mask, "zoneout": inputs.zoneout}
+    return {**own, **weights, **factors, "zoneout of the cell state": inputs.cell_zoneout}
 
 
 def unit_stride(array: Array, copy: bool = True) -> Array:
@@ -360,7 +528,7 @@ def unit_stride(array: Array, copy: bool = True) -> Array:
 
 def checked_inputs(inputs: Inputs) -> Inputs:
     """Raise for an invalid x, state or weight; convert what can be converted."""
-    problem, x, indices, cells, h0, c0, active, order, seed = inputs
+    problem, x, indices, cells, h0, c0, *others = inputs
     _args.check_aligned("x" if indices is None else "table", x)
     if indices is not None:
         used = np.where(_active_mask(inputs), indices, 0)
@@ -374,7 +542,7 @@ def checked_inputs(inputs: Inputs) -> Inputs:
             _args.check_aligned(name, state)
             states[name] = unit_stride(state)
     checked = [_checked_cell(problem, index, cell) for index, cell in enumerate(cells)]
-    return new_inputs((problem, unit_stride(x), indices, checked, *states.values(), active, order, seed))
+    return new_inputs((problem, unit_stride(x), indices, checked, *states.values(), *others))
 
 
 def _active_mask(inputs: Inputs) -> npt.NDArray[np.bool_]:
@@ -391,14 +559,17 @@ def _active_mask(inputs: Inputs) -> npt.NDArray[np.bool_]:
 
 def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
     checked: list[Any] = []
-    for field, part, tail in zip(LstmWeights._fields, cell, problem.columns(index), strict=True):
+    gates = problem.cell.gates
+    for field, part, tail in zip(problem.cell.fields, cell, problem.columns(index), strict=False):
         name = field if problem.single else f"weights[{index}].{field}"
         needed = field in ("wx", "wh")
         if part is None:
             if needed:
                 raise ArgumentValueError(name, "{argument} is None; a cell needs {wx} and {wh} of every gate")
+            if field == "projection" and problem.projection:
+                raise ArgumentValueError(name, "{argument} is None, but the first cell has one")
         elif type(part) is tuple:
-            for gate, array in zip("ifgo", part, strict=True):
+            for gate, array in zip(gates, part, strict=True):
                 label = f"{name} of gate {gate}"
                 if array is not None:
                     check_parameter(label, array, ((problem.units, *tail),), problem.dtype)
@@ -408,20 +579,15 @@ def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
             if len({a.strides for a in part if a is not None}) > 1:
                 part = tuple(None if a is None else np.ascontiguousarray(a) for a in part)
         else:
-            check_parameter(name, part, whole_shapes(problem, tail), problem.dtype)
+            check_parameter(name, part, problem.shapes(field, tail), problem.dtype)
             _args.check_aligned(name, part)
         checked.append(part)
     return tuple(checked)
 
 
-def whole_shapes(problem: Problem, columns: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The shapes that a parameter of all gates may have."""
-    return (4 * problem.units, *columns), (4, problem.units, *columns)
-
-
 def check_parameter(name: str, array: Array, shapes: tuple[tuple[int, ...], ...], dtype: np.dtype[Any]) -> None:
     if array.shape not in shapes:
         raise ArgumentValueError(
-            name, "{argument} has shape {}, must be {}", array.shape, " or ".join(map(str, shapes))
+            name, "{argument} has shape {}, must be {}", array.shape, " or ".join(map(str, dict.fromkeys(shapes)))
         )
     _args.check_dtype(name, array, dtype, "as {x} is")

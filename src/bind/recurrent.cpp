@@ -1,4 +1,4 @@
-// LSTM for Python: reads the arguments of LstmProblem's calls.
+// Recurrent layers for Python: reads the arguments of RecurrentProblem's calls.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -6,21 +6,21 @@
 #include <array>
 
 #include "bind.h"
-#include "lstm_problem.h"
+#include "recurrent_problem.h"
 
 namespace rg::bind {
 namespace {
 
-// A sequence with a tuple (wx, wh, b, peephole) for each cell. Each is an array, a tuple of four, or None.
+// A sequence with a tuple of parameters for each cell, in the order of fields_of. Each is an array, a tuple of one per
+// gate, or None; None at the end may be left out.
 class Cells {
 public:
     explicit Cells(nb::handle list) : list_(nb::cast<nb::sequence>(list)), size_(nb::len(list_)) {}
 
     size_t size() const { return size_; }
-    std::array<nb::handle, 4> operator[](size_t i) const {
+    nb::handle at(size_t i, size_t k) const {
         const nb::tuple cell = nb::cast<nb::tuple>(list_[i]);
-        if (nb::len(cell) != 4) throw nb::value_error("a cell has four parameters");
-        return {cell[0], cell[1], cell[2], cell[3]};  // the list keeps the tuple
+        return k < nb::len(cell) ? nb::handle(cell[k]) : nb::handle(Py_None);  // the list keeps the tuple
     }
 
 private:
@@ -28,9 +28,9 @@ private:
     size_t size_;
 };
 
-// The fields of Inputs in ops/lstm/problem.py. The first field is the problem.
-LstmInputs<nb::handle, Cells> inputs_of(nb::handle inputs) {
-    if (!PyTuple_Check(inputs.ptr()) || PyTuple_GET_SIZE(inputs.ptr()) != 9) {
+// The fields of Inputs in ops/recurrent/problem.py. The first field is the problem.
+RecurrentInputs<nb::handle, Cells> inputs_of(nb::handle inputs) {
+    if (!PyTuple_Check(inputs.ptr()) || PyTuple_GET_SIZE(inputs.ptr()) != 13) {
         throw nb::type_error("inputs are not Inputs");
     }
     const auto item = [&](Py_ssize_t i) { return nb::handle(PyTuple_GET_ITEM(inputs.ptr(), i)); };
@@ -43,15 +43,19 @@ LstmInputs<nb::handle, Cells> inputs_of(nb::handle inputs) {
             item(6),
             item(7),
             in_memory ? 0 : nb::cast<uint64_t>(item(8)),
-            in_memory ? item(8) : nb::handle(Py_None)};
+            in_memory ? item(8) : nb::handle(Py_None),
+            item(9),
+            item(10),
+            item(11),
+            item(12)};
 }
 
-Outcome forward(const LstmProblem& problem, nb::handle inputs, nb::handle cache, uint64_t stamp, nb::handle y,
+Outcome forward(const RecurrentProblem& problem, nb::handle inputs, nb::handle cache, uint64_t stamp, nb::handle y,
                 nb::handle hn, nb::handle cn, bool overlap_checked, int threads) {
     return problem.forward(inputs_of(inputs), cache, stamp, y, hn, cn, overlap_checked, threads);
 }
 
-Outcome backward(const LstmProblem& problem, nb::handle dy, nb::handle dhn, nb::handle dcn, nb::handle inputs,
+Outcome backward(const RecurrentProblem& problem, nb::handle dy, nb::handle dhn, nb::handle dcn, nb::handle inputs,
                  nb::handle cache, std::optional<uint64_t> stamp, nb::handle dx, nb::handle dcells, nb::handle dh0,
                  nb::handle dc0, bool accumulate, bool overlap_checked, int threads) {
     std::optional<Cells> gradients;
@@ -60,11 +64,11 @@ Outcome backward(const LstmProblem& problem, nb::handle dy, nb::handle dhn, nb::
                             overlap_checked, threads);
 }
 
-Outcome check_cache(const LstmProblem& problem, nb::handle inputs, nb::handle cache, std::optional<uint64_t> stamp) {
+Outcome check_cache(const RecurrentProblem& problem, nb::handle inputs, nb::handle cache, std::optional<uint64_t> stamp) {
     return problem.check_cache(inputs_of(inputs), cache, stamp);
 }
 
-Outcome show(const LstmProblem& problem, nb::handle inputs, nb::handle cache, std::optional<uint64_t> stamp,
+Outcome show(const RecurrentProblem& problem, nb::handle inputs, nb::handle cache, std::optional<uint64_t> stamp,
              int64_t cell, nb::handle gates, nb::handle states) {
     return problem.show(inputs_of(inputs), cache, stamp, cell, gates, states);
 }
@@ -75,7 +79,7 @@ struct Slots {
     int threads;
     int64_t *active, *order;
 };
-void run_slots(const Slots& s) { lstm_slots(s.steps, s.samples, s.lengths, s.active, s.order); }
+void run_slots(const Slots& s) { recurrent_slots(s.steps, s.samples, s.lengths, s.active, s.order); }
 
 // Python has checked the lengths; a program checks them in each run.
 void slots(nb::handle lengths_array, nb::handle active_array, nb::handle order_array) {
@@ -101,16 +105,19 @@ void slots(nb::handle lengths_array, nb::handle active_array, nb::handle order_a
 
 }  // namespace
 
-void bind_lstm(nb::module_& m) {
-    m.def("lstm_slots", &slots, nb::arg("lengths"), nb::arg("active"), nb::arg("order"),
+void bind_recurrent(nb::module_& m) {
+    m.def("recurrent_slots", &slots, nb::arg("lengths"), nb::arg("active"), nb::arg("order"),
           "The number of active slots in each step, and the sample in each slot.");
-    nb::class_<LstmProblem>(m, "LstmProblem", "An LSTM of one shape with one set of options.")
-        .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int, const std::vector<ActivationTuple>&,
-                      int, bool, double>(),
-             nb::arg("steps"), nb::arg("samples"), nb::arg("inputs"), nb::arg("units"), nb::arg("layers"),
-             nb::arg("directions"), nb::arg("dtype"), nb::arg("activations"), nb::arg("peephole"),
-             nb::arg("output_reads_old"), nb::arg("dropout"))
-        .def("cache_bytes", &LstmProblem::cache_bytes, nb::arg("rows"))
+    nb::class_<RecurrentProblem>(m, "RecurrentProblem", "A recurrent layer of one shape with one set of options.")
+        .def(nb::init<int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int,
+                      const std::vector<ActivationTuple>&, int, bool, bool, bool, double, double, int, double, int,
+                      bool, double>(),
+             nb::arg("kind"), nb::arg("steps"), nb::arg("samples"), nb::arg("inputs"), nb::arg("units"),
+             nb::arg("projection"), nb::arg("layers"), nb::arg("directions"), nb::arg("dtype"), nb::arg("activations"),
+             nb::arg("peephole"), nb::arg("output_reads_old"), nb::arg("coupled"), nb::arg("flip"), nb::arg("clip"),
+             nb::arg("cell_clip"), nb::arg("norm"), nb::arg("eps"), nb::arg("mask"), nb::arg("zoneout"),
+             nb::arg("dropout"))
+        .def("cache_bytes", &RecurrentProblem::cache_bytes, nb::arg("rows"))
         .def("forward", &forward, nb::arg("inputs"), nb::arg("cache").none(), nb::arg("stamp"), nb::arg("y").none(),
              nb::arg("hn").none(), nb::arg("cn").none(), nb::arg("overlap_checked"), nb::arg("threads"))
         .def("backward", &backward, nb::arg("dy").none(), nb::arg("dhn").none(), nb::arg("dcn").none(),

@@ -1,4 +1,4 @@
-"""LSTM backward."""
+"""Backward passes of recurrent layers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from .. import _args, _memory
 from .._call import Refusal, enter, public
 from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
-from .._records import LstmBackward
+from .._records import RecurrentBackward
 from .._types import Array
-from .cache import LstmCache, raise_for_cache, recomputed
+from .cache import CACHES, GruCache, LstmCache, RecurrentCache, RnnCache, raise_for_cache, recomputed
 from .problem import checked_inputs, named_inputs, unit_stride
-from .types import Cell, LstmWeights
+from .types import GRU, LSTM, RNN, Cell, CellType
 from .weights import as_cells, named_arrays, shape_of
 
 
@@ -31,17 +31,41 @@ class LstmGradients(NamedTuple):
     dc0: Array | None = None
 
 
-_NEEDS: Final = ("dx", "dwx", "dwh", "db", "dpeephole", "dh0", "dc0")
-_WEIGHT_NEEDS: Final = frozenset(_NEEDS[1:5])
-# Without `need`: everything, and the gradients of the initial states if these were given.
-_DEFAULT_NEEDS: Final = {
-    (h0, c0): frozenset(_NEEDS[:5]) | ({"dh0"} if h0 else set()) | ({"dc0"} if c0 else set())
-    for h0 in (False, True)
-    for c0 in (False, True)
-}
+class RecurrentGradients(NamedTuple):
+    """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to.
+
+    ``dweights`` has the same structure as the weights passed to forward.
+    """
+
+    dx: Array | None = None
+    dweights: Any = None
+    dh0: Array | None = None
+
+
+class _Needs(NamedTuple):
+    """The names of a cell's gradients."""
+
+    weights: frozenset[str]
+    all: tuple[str, ...]
+    # Without `need`: everything, and the gradients of the initial states if these were given.
+    default: dict[tuple[bool, bool], frozenset[str]]
+
+
+def _needs(cell: CellType) -> _Needs:
+    weights = tuple("d" + field for field in cell.fields)
+    states = ("dh0", "dc0") if cell.has_cells else ("dh0",)
+    default = {
+        (h0, c0): frozenset(("dx", *weights)) | ({"dh0"} if h0 else set()) | ({"dc0"} if c0 else set())
+        for h0 in (False, True)
+        for c0 in (False, True)
+    }
+    return _Needs(frozenset(weights), ("dx", *weights, *states), default)
+
+
+_NEEDS: Final = {cell.name: _needs(cell) for cell in (LSTM, GRU, RNN)}
 _NONE4: Final = (None, None, None, None)
-_new_weights: Final[Callable[[tuple[Any, ...]], LstmWeights]] = partial(tuple.__new__, LstmWeights)
 _new_gradients: Final[Callable[[tuple[Any, ...]], LstmGradients]] = partial(tuple.__new__, LstmGradients)
+_new_recurrent: Final[Callable[[tuple[Any, ...]], RecurrentGradients]] = partial(tuple.__new__, RecurrentGradients)
 
 
 @public
@@ -58,34 +82,91 @@ def lstm_backward(
 ) -> LstmGradients:
     """Gradients of :func:`lstm_forward` from those of ``y``, ``hn`` and ``cn``, each of which may be None for zeros.
 
-    `need` names the gradients to compute: any of dx, dwx, dwh, db, dpeephole, dh0 and dc0. The default is ``dx``, the
-    gradients of all weights, and ``dh0`` and ``dc0`` if forward was given those states. Results overwrite the buffers
-    of `out`, or are added to them with ``accumulate=True``. The cache is only read, so backward may run again.
+    `need` names the gradients to compute: any of dx, dwx, dwh, db, dpeephole, dprojection, dgamma_x, dgamma_h,
+    dgamma_c, dbeta_c, dh0 and dc0. The default is ``dx``, the gradients of all weights, and ``dh0`` and ``dc0`` if
+    forward was given those states. Results overwrite the buffers of `out`, or are added to them with
+    ``accumulate=True``. The cache is only read, so backward may run again.
     """
-    if type(cache) is not LstmCache:
-        raise ArgumentTypeError("cache", "{cache} must be what lstm_forward returned, not {}", type(cache))
+    given = _NONE4 if out is None else _gradient_buffers(out, LstmGradients)
+    return _new_gradients(_backward(LSTM, dy, cache, dhn, dcn, need, given, accumulate, num_threads))
+
+
+@public
+def gru_backward(
+    dy: Array | None,
+    cache: GruCache,
+    *,
+    dhn: Array | None = None,
+    need: Sequence[str] | None = None,
+    out: RecurrentGradients | Mapping[str, Any] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> RecurrentGradients:
+    """Gradients of :func:`gru_forward` from those of ``y`` and ``hn``, each of which may be None for zeros.
+
+    `need` names the gradients to compute: any of dx, dwx, dwh, db, dbh, dgamma_x, dgamma_h and dh0. The default is
+    ``dx``, the gradients of all weights, and ``dh0`` if forward was given h0. Results overwrite the buffers of `out`,
+    or are added to them with ``accumulate=True``. The cache is only read, so backward may run again.
+    """
+    given = _NONE4 if out is None else (*_gradient_buffers(out, RecurrentGradients), None)
+    return _new_recurrent(_backward(GRU, dy, cache, dhn, None, need, given, accumulate, num_threads)[:3])
+
+
+@public
+def rnn_backward(
+    dy: Array | None,
+    cache: RnnCache,
+    *,
+    dhn: Array | None = None,
+    need: Sequence[str] | None = None,
+    out: RecurrentGradients | Mapping[str, Any] | None = None,
+    accumulate: bool = False,
+    num_threads: int | None = None,
+) -> RecurrentGradients:
+    """Gradients of :func:`rnn_forward` from those of ``y`` and ``hn``, each of which may be None for zeros.
+
+    `need` names the gradients to compute: any of dx, dwx, dwh, db, dgamma_x, dgamma_h and dh0. The default is ``dx``,
+    the gradients of all weights, and ``dh0`` if forward was given h0. Results overwrite the buffers of `out`, or are
+    added to them with ``accumulate=True``. The cache is only read, so backward may run again.
+    """
+    given = _NONE4 if out is None else (*_gradient_buffers(out, RecurrentGradients), None)
+    return _new_recurrent(_backward(RNN, dy, cache, dhn, None, need, given, accumulate, num_threads)[:3])
+
+
+def _backward(
+    cell: CellType,
+    dy: Array | None,
+    cache: RecurrentCache,
+    dhn: Array | None,
+    dcn: Array | None,
+    need: Sequence[str] | None,
+    given: tuple[Any, ...],
+    accumulate: bool,
+    num_threads: int | None,
+) -> tuple[Any, Any, Any, Any]:
+    if type(cache) is not CACHES[cell.name]:
+        raise ArgumentTypeError("cache", f"{{cache}} must be what {cell.name}_forward returned, not {{}}", type(cache))
     problem = cache.inputs.problem
     threads = 0 if num_threads is None else _args.thread_count(num_threads)
     if type(accumulate) is not bool:
         accumulate = _args.as_flag("accumulate", accumulate)
-    given = _NONE4 if out is None else _gradient_buffers(out)
     wanted = _wanted(cache, need, given)
     if dy is not None:
         dy = problem.sequence(_incoming("dy", dy, problem.y_shape, "y", problem.dtype))
     if dhn is not None:
-        dhn = problem.states(_incoming("dhn", dhn, problem.state_shape, "hn", problem.dtype))
+        dhn = problem.states(_incoming("dhn", dhn, problem.h_shape, "hn", problem.dtype))
     if dcn is not None:
-        dcn = problem.states(_incoming("dcn", dcn, problem.state_shape, "cn", problem.dtype))
+        dcn = problem.states(_incoming("dcn", dcn, problem.c_shape, "cn", problem.dtype))
 
     dx, dweights, dh0, dc0 = given
     if "dx" in wanted:
         dx = _result("dx", dx, cache.inputs.x.shape if cache.has_table else problem.x_shape, problem.dtype, accumulate)
     if "dh0" in wanted:
-        dh0 = _result("dh0", dh0, problem.state_shape, problem.dtype, accumulate)
+        dh0 = _result("dh0", dh0, problem.h_shape, problem.dtype, accumulate)
     if "dc0" in wanted:
-        dc0 = _result("dc0", dc0, problem.state_shape, problem.dtype, accumulate)
+        dc0 = _result("dc0", dc0, problem.c_shape, problem.dtype, accumulate)
     dcells = None
-    if not wanted.isdisjoint(_WEIGHT_NEEDS):
+    if not wanted.isdisjoint(_NEEDS[cell.name].weights):
         dcells = _weight_results(cache, wanted, dweights, accumulate)
     elif dweights is not None:
         raise ArgumentValueError("out", "{out} has buffers for {dweights}, of which {need} names none")
@@ -97,11 +178,11 @@ def lstm_backward(
         None if dc0 is None else problem.states(dc0),
     )
     _run(cache, (dy, dhn, dcn), results, accumulate, threads)
-    if dcells is None:
-        dweights = None
-    else:
-        dweights = _new_weights(dcells[0]) if problem.single else [_new_weights(cell) for cell in dcells]
-    return _new_gradients((dx, dweights, dh0, dc0))
+    dweights = None
+    if dcells is not None:
+        found = [tuple.__new__(cell.weights, dcell) for dcell in dcells]
+        dweights = found[0] if problem.single else found
+    return dx, dweights, dh0, dc0
 
 
 class _Results(NamedTuple):
@@ -114,7 +195,7 @@ class _Results(NamedTuple):
 
 
 def _run(
-    cache: LstmCache,
+    cache: RecurrentCache,
     incoming: tuple[Array | None, Array | None, Array | None],
     results: _Results,
     accumulate: bool,
@@ -125,7 +206,7 @@ def _run(
     buffer = recomputed(cache, threads) if cache.buffer is None else cache.buffer
     copies: list[tuple[Array, Array]] = []
 
-    def fix(refusal: Refusal, refused: LstmBackward) -> LstmBackward:
+    def fix(refusal: Refusal, refused: RecurrentBackward) -> RecurrentBackward:
         raise_for_cache(refusal)
         inputs = checked_inputs(cache.inputs)
         for name, array in zip(("dy", "dhn", "dcn"), incoming, strict=True):
@@ -133,7 +214,7 @@ def _run(
                 _args.check_aligned(name, array)
         dy, dhn, dcn = (None if array is None else unit_stride(array) for array in incoming)
         named = {"out.dx": results.dx, "out.dh0": results.dh0, "out.dc0": results.dc0}
-        named.update(named_arrays("out.dweights", results.dcells or ()))
+        named.update(named_arrays("out.dweights", results.dcells or (), cache.inputs.problem.cell))
         read = {**named_inputs(inputs), "dy": dy, "dhn": dhn, "dcn": dcn, "cache": buffer}
         _args.check_disjoint(named, read)
         dx, dh0, dc0 = (_target(array, copies) for array in (results.dx, results.dh0, results.dc0))
@@ -145,7 +226,7 @@ def _run(
         )
 
     arguments = (*incoming, cache.inputs, buffer, stamp, *results, accumulate, False, threads)
-    enter(LstmBackward, cache.inputs.problem.engine.backward, arguments, fix)
+    enter(RecurrentBackward, cache.inputs.problem.engine.backward, arguments, fix)
     for array, computed in copies:
         array[...] = computed
 
@@ -165,29 +246,36 @@ def _target(part: Any, copies: list[tuple[Array, Array]], must_copy: bool = Fals
     return fresh
 
 
-def _gradient_buffers(out: LstmGradients | Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    if isinstance(out, LstmGradients):
+def _gradient_buffers(out: Any, record: Any) -> Any:
+    if isinstance(out, record):
         return out
     if not isinstance(out, Mapping):
-        raise ArgumentTypeError("out", "{out} must be LstmGradients or a mapping, not {}", type(out))
-    for name in set(out) - set(LstmGradients._fields):
-        raise ArgumentValueError("out", "{out} has {!r}; the buffers are {}", name, ", ".join(LstmGradients._fields))
-    return out.get("dx"), out.get("dweights"), out.get("dh0"), out.get("dc0")
+        raise ArgumentTypeError("out", "{out} must be {} or a mapping, not {}", record, type(out))
+    for name in set(out) - set(record._fields):
+        raise ArgumentValueError("out", "{out} has {!r}; the buffers are {}", name, ", ".join(record._fields))
+    return tuple(out.get(name) for name in record._fields)
 
 
-def _wanted(cache: LstmCache, need: Sequence[str] | None, given: tuple[Any, Any, Any, Any]) -> frozenset[str]:
+def _wanted(cache: RecurrentCache, need: Sequence[str] | None, given: tuple[Any, ...]) -> frozenset[str]:
+    cell = cache.inputs.problem.cell
     if need is None:
-        return _DEFAULT_NEEDS[
+        return _NEEDS[cell.name].default[
             cache.inputs.h0 is not None or given[2] is not None, cache.inputs.c0 is not None or given[3] is not None
         ]
-    names = _args.needed_names(need, _NEEDS)
-    for name, field in (("db", 2), ("dpeephole", 3)):
-        if name in names and all(cell[field] is None for cell in cache.inputs.cells):
-            raise ArgumentValueError("need", "{need} has {!r}, but forward was given no {}", name, name[1:])
+    names = _args.needed_names(need, _NEEDS[cell.name].all)
+    for field, name in enumerate(cell.fields):
+        if "d" + name in names and field > 1 and all(parts[field] is None for parts in _full_cells(cache)):
+            raise ArgumentValueError("need", "{need} has {!r}, but forward was given no {}", "d" + name, name)
     for name, buffer in zip(("dx", "dh0", "dc0"), (given[0], given[2], given[3]), strict=True):
         if buffer is not None and name not in names:
             raise ArgumentValueError("out", "{out} has a buffer for {}, which {need} does not name", ArgumentName(name))
     return names
+
+
+def _full_cells(cache: RecurrentCache) -> list[Cell]:
+    """Every cell with all of its fields; a front end may leave out those at the end."""
+    count = len(cache.inputs.problem.cell.fields)
+    return [cell if len(cell) == count else (*cell, *[None] * (count - len(cell))) for cell in cache.inputs.cells]
 
 
 def _incoming(name: str, value: object, shape: tuple[int, ...], of: str, dtype: np.dtype[Any]) -> Array:
@@ -212,21 +300,22 @@ def _result(name: str, buffer: Array | None, shape: tuple[int, ...], dtype: np.d
     return buffer
 
 
-def _weight_results(cache: LstmCache, wanted: frozenset[str], dweights: Any, accumulate: bool) -> list[Cell]:
+def _weight_results(cache: RecurrentCache, wanted: frozenset[str], dweights: Any, accumulate: bool) -> list[Cell]:
+    cell, cells = cache.inputs.problem.cell, _full_cells(cache)
     if dweights is None and not accumulate:
-        return [_new_gradient(cell, wanted) for cell in cache.inputs.cells]
-    buffers: list[Cell] = [_NONE4] * len(cache.inputs.cells)
+        return [_new_gradient(parts, cell.fields, wanted) for parts in cells]
+    buffers: list[Cell] = [(None,) * len(cell.fields)] * len(cells)
     if dweights is not None:
-        buffers, single = as_cells("out.dweights", dweights, result=True)
-        if single != cache.inputs.problem.single or len(buffers) != len(cache.inputs.cells):
+        buffers, single = as_cells("out.dweights", dweights, cell, result=True)
+        if single != cache.inputs.problem.single or len(buffers) != len(cells):
             raise ArgumentValueError(
-                "out.dweights", "{argument} has {} cells, the {weights} have {}", len(buffers), len(cache.inputs.cells)
+                "out.dweights", "{argument} has {} cells, the {weights} have {}", len(buffers), len(cells)
             )
     results = []
-    for index, (cell, given) in enumerate(zip(cache.inputs.cells, buffers, strict=True)):
+    for index, (parts, given) in enumerate(zip(cells, buffers, strict=True)):
         name = "dweights" if cache.inputs.problem.single else f"dweights[{index}]"
         dcell: list[Any] = []
-        for field, part, buffer in zip(LstmWeights._fields, cell, given, strict=True):
+        for field, part, buffer in zip(cell.fields, parts, given, strict=True):
             if part is None or "d" + field not in wanted:
                 if buffer is not None:
                     why = "which forward was not given" if part is None else "which need does not name"
@@ -240,15 +329,15 @@ def _weight_results(cache: LstmCache, wanted: frozenset[str], dweights: Any, acc
             elif type(part) is not tuple and type(buffer) is not tuple:
                 dcell.append(_result(f"{name}.{field}", buffer, part.shape, part.dtype, accumulate))
             else:
-                dcell.append(_gate_results(f"{name}.{field}", part, buffer, accumulate))
+                dcell.append(_gate_results(f"{name}.{field}", cell.gates, part, buffer, accumulate))
         results.append(tuple(dcell))
     return results
 
 
-def _new_gradient(cell: Cell, wanted: frozenset[str]) -> Cell:
+def _new_gradient(cell: Cell, fields: tuple[str, ...], wanted: frozenset[str]) -> Cell:
     results: list[Any] = []
-    for name, part in zip(_NEEDS[1:5], cell, strict=True):
-        if part is None or name not in wanted:
+    for field, part in zip(fields, cell, strict=True):
+        if part is None or "d" + field not in wanted:
             results.append(None)
         elif type(part) is tuple:
             results.append(tuple(None if a is None else _memory.empty(a.shape, a.dtype) for a in part))
@@ -257,7 +346,7 @@ def _new_gradient(cell: Cell, wanted: frozenset[str]) -> Cell:
     return tuple(results)
 
 
-def _gate_results(name: str, part: Any, buffer: Any, accumulate: bool) -> tuple[Array | None, ...]:
+def _gate_results(name: str, gates: str, part: Any, buffer: Any, accumulate: bool) -> tuple[Array | None, ...]:
     if buffer is not None and (type(part) is tuple) != (type(buffer) is tuple):
         raise ArgumentValueError(
             f"out.{name}",
@@ -266,7 +355,7 @@ def _gate_results(name: str, part: Any, buffer: Any, accumulate: bool) -> tuple[
             shape_of(part),
         )
     results: list[Array | None] = []
-    for gate, array, result in zip("ifgo", part, buffer or _NONE4, strict=True):
+    for gate, array, result in zip(gates, part, buffer or [None] * len(gates), strict=True):
         if array is None:
             if result is not None:
                 raise ArgumentValueError(

@@ -1,4 +1,4 @@
-// Shared by the LSTM drivers: the rows of a ragged batch, the layout of the cache, and how the sweep through time is
+// Shared by the drivers of recurrent layers: the rows of a ragged batch, the layout of the cache, and how the sweep through time is
 // split among threads.
 #pragma once
 
@@ -13,28 +13,60 @@
 #include "../base/parallel.h"
 #include "../base/scratch.h"
 #include "../product/gates.h"
-#include "lstm.h"
+#include "recurrent.h"
 
 namespace rg {
 
+// The parameter of `count` gates from `first` on.
 template <class A>
-GateMatrix<A> matrix(const GateArray& array) {
+GateMatrix<A> matrix(const GateArray& array, int first, int count) {
     GateMatrix<A> m;
-    for (int k = 0; k < 4; ++k) m.gate[k] = static_cast<A*>(array.gate[k]);
+    for (int k = 0; k < count; ++k) m.gate[k] = static_cast<A*>(array.gate[first + k]);
     m.row_stride = array.row_stride;
     m.col_stride = array.col_stride;
+    m.count = count;
     return m;
 }
+
+// A product of a step with the state, for some of the gates. Masks that differ between gates, and a GRU that resets the
+// state first, need several.
+struct StateProduct {
+    int first, count;  // gates
+    int copy;          // of the state
+    bool reset;        // the operand is the reset state of a GRU instead, in the second half of a step
+};
+
+struct StateProducts {
+    StateProduct product[4];
+    int count = 0;
+
+    explicit StateProducts(const RecurrentShape& s) {
+        const int gates = gate_count(s.rule.kind);
+        const bool before = s.rule.kind == CellKind::gru_before;
+        if (s.mask_kind == MaskKind::each) {
+            for (int k = 0; k < gates; ++k) product[count++] = {k, 1, k, before && k == gates - 1};
+        } else {
+            const int first = before ? gates - 1 : gates;
+            product[count++] = {0, first, 0, false};
+            if (before) product[count++] = {first, 1, 0, true};
+        }
+    }
+    const StateProduct* begin() const { return product; }
+    const StateProduct* end() const { return product + count; }
+};
 
 // Sizes of arrays for a number of rows.
 template <class A>
 struct RowSizes {
-    RowSizes(const LstmShape& s, int64_t row_count)
-        : blocks(ceil_div(s.units, kPanel<A>)),
+    RowSizes(const RecurrentShape& s, int64_t row_count)
+        : gates(gate_count(s.rule.kind)),
+          blocks(ceil_div(s.units, kPanel<A>)),
           state_row(blocks * kPanel<A>),
-          gates_row(4 * state_row),
-          output(s.directions * s.units),
-          above_panels(s.directions == 1 || s.units % kPanel<A> == 0),
+          gates_row(gates * state_row),
+          out_blocks(ceil_div(s.outputs(), kPanel<A>)),
+          out_row(out_blocks * kPanel<A>),
+          output(s.directions * s.outputs()),
+          above_panels(s.directions == 1 || s.outputs() % kPanel<A> == 0),
           rows(row_count),
           panel(padded(rows) * kPanel<A>) {
         const int64_t output_panels = ceil_div(output, kPanel<A>);
@@ -46,8 +78,10 @@ struct RowSizes {
     // Panels a multiple of 4096 bytes apart would conflict in the same few cache sets.
     static int64_t padded(int64_t rows) { return rows + (16 - rows % 64 + 64) % 64; }
 
+    int gates;
     int64_t blocks, state_row, gates_row;
-    int64_t output;  // features of a layer's output
+    int64_t out_blocks, out_row;  // of the hidden state, which a projection makes smaller
+    int64_t output;               // features of a layer's output
     // A layer's output where it is the input of the next: in panels, unless a direction ends within one.
     bool above_panels;
     int64_t above_row = 0, above_panel = 0, above_elements = 0;
@@ -60,7 +94,7 @@ template <class A>
 struct Rows : RowSizes<A> {
     using RowSizes<A>::output, RowSizes<A>::rows;
 
-    explicit Rows(const LstmShape& s) : RowSizes<A>(s, count(s)), shape(s) {
+    explicit Rows(const RecurrentShape& s) : RowSizes<A>(s, count(s)), shape(s) {
         if (s.active) {
             first_row.resize(size_t(s.steps) + 1);
             for (int64_t t = 0; t < s.steps; ++t) first_row[size_t(t) + 1] = first_row[size_t(t)] + s.active[t];
@@ -72,7 +106,7 @@ struct Rows : RowSizes<A> {
         }
     }
 
-    static int64_t count(const LstmShape& s) {
+    static int64_t count(const RecurrentShape& s) {
         return s.active ? std::accumulate(s.active, s.active + s.steps, int64_t(0)) : s.steps * s.samples;
     }
     int64_t first(int64_t t) const { return shape.active ? first_row[size_t(t)] : t * shape.samples; }
@@ -116,28 +150,75 @@ struct Rows : RowSizes<A> {
         workers.ranges(rows, [&](int64_t first, int64_t last) { for_each_row(first, last, visit); });
     }
 
-    const LstmShape& shape;
+    const RecurrentShape& shape;
     Vector<int64_t> first_row, begun_slots[2];
 };
 
 // The row stride of a sequence as one matrix, if its rows are evenly spaced.
 template <class A>
 std::optional<int64_t> even_row_stride(const Rows<A>& rows, const Sequence& sequence) {
-    const LstmShape& s = rows.shape;
+    const RecurrentShape& s = rows.shape;
     if (s.active || s.order) return std::nullopt;
     if (s.samples == 1) return sequence.step;
     if (s.steps == 1 || sequence.step == s.samples * sequence.sample) return sequence.sample;
     return std::nullopt;
 }
 
+// A factor with the offset of every slot's sample.
+template <class A>
+class SlotFactor {
+public:
+    SlotFactor(const Factor& factor, const Rows<A>& rows) : factor_(factor) {
+        if (factor.data) offsets_ = rows.offsets(factor.sample);
+    }
+    // The factor of the units from `unit` on, of the slots from `slot` on.
+    RowFactor<A> at(int64_t cell, int64_t t, int64_t unit, int64_t slot) const {
+        if (!factor_.data) return {};
+        return {static_cast<const A*>(factor_.data) + cell * factor_.cell + t * factor_.step + unit,
+                offsets_.data() + slot};
+    }
+
+private:
+    const Factor& factor_;
+    Vector<int64_t> offsets_;
+};
+
 // ---- cache ---------------------------------------------------------------------------------------------------------
 
 // The cache of one cell: arrays of `rows` rows. The states are those before each step, because the products need them;
-// the new ones are recomputed from them and the gates.
+// the new ones are recomputed from them and the gates. Null: the cell has no such array.
 template <class A>
 struct CellCache {
-    A* gates;            // in rows
-    A *c_prev, *h_prev;  // in panels
+    A* gates = nullptr;  // in rows
+    // In panels. h_prev is the operand of products, with masks, in `copies`; h_own the state itself where it is also
+    // read and differs. inner: see CellForward.
+    A *c_prev = nullptr, *h_prev = nullptr, *h_own = nullptr, *inner = nullptr;
+    // With a norm: the products with x and with h, and their statistics, (center, rstd) of both for every row, and of
+    // the cell state.
+    A *x_products = nullptr, *h_products = nullptr, *statistics = nullptr;
+};
+
+// The sizes of these arrays, in elements.
+template <class A>
+struct CellSizes {
+    CellSizes(const RecurrentShape& s, const RowSizes<A>& rows) {
+        const bool gru = is_gru(s.rule.kind), masked = s.mask_kind != MaskKind::none;
+        copies = s.mask_kind == MaskKind::each ? rows.gates : 1;
+        gates = rows.rows * rows.gates_row;
+        c_prev = s.rule.kind == CellKind::lstm ? rows.blocks * rows.panel : 0;
+        h_prev = copies * rows.out_blocks * rows.panel;
+        h_own = masked && (gru || s.has_zoneout) ? rows.out_blocks * rows.panel : 0;
+        inner = gru || s.projection ? rows.blocks * rows.panel : 0;
+        if (s.norm != CellNorm::none) {
+            products = gates;
+            statistics = kStatistics * rows.rows;
+        }
+    }
+    int64_t total() const { return gates + c_prev + h_prev + h_own + inner + 2 * products + statistics; }
+
+    static constexpr int kStatistics = 6;  // center and rstd of the products with x, with h, and of the cell state
+    int copies;
+    int64_t gates, c_prev, h_prev, h_own, inner, products = 0, statistics = 0;
 };
 
 struct CacheHeader {
@@ -145,35 +226,47 @@ struct CacheHeader {
 };
 constexpr int64_t kCacheAlign = 64;
 
-template <class A>
-int64_t cell_elements(const RowSizes<A>& rows) {
-    return rows.rows * rows.gates_row + 2 * rows.blocks * rows.panel;
-}
 // T: A or const A.
 template <class A, class T>
 CellCache<T> cell_cache(const Rows<A>& rows, T* base, int64_t cell) {
-    T* gates = base + cell * cell_elements(rows);
-    T* c_prev = gates + rows.rows * rows.gates_row;
-    return {gates, c_prev, c_prev + rows.blocks * rows.panel};
+    const CellSizes<A> sizes(rows.shape, rows);
+    T* next = base + cell * sizes.total();
+    const auto take = [&](int64_t elements) {
+        T* array = elements > 0 ? next : nullptr;
+        next += elements;
+        return array;
+    };
+    CellCache<T> found;
+    found.gates = next;
+    next += sizes.gates;
+    found.c_prev = take(sizes.c_prev);
+    found.h_prev = next;
+    next += sizes.h_prev;
+    found.h_own = take(sizes.h_own);
+    found.inner = take(sizes.inner);
+    found.x_products = take(sizes.products);
+    found.h_products = take(sizes.products);
+    found.statistics = take(sizes.statistics);
+    return found;
 }
 // The input of layer 1, 2, ...: the output of the layer below, dropout applied.
 template <class A, class T>
 T* cached_input(const Rows<A>& rows, T* base, int64_t layer) {
-    const LstmShape& s = rows.shape;
-    return base + s.layers * s.directions * cell_elements(rows) + (layer - 1) * rows.above_elements;
+    const RecurrentShape& s = rows.shape;
+    return base + s.layers * s.directions * CellSizes<A>(s, rows).total() + (layer - 1) * rows.above_elements;
 }
 
-// The elements of a cache that lstm_forward filled. A cache that was moved in memory may no longer be aligned; then
+// The elements of a cache that recurrent_forward filled. A cache that was moved in memory may no longer be aligned; then
 // they are copied to `buffer`.
 template <class A>
-const A* cache_data(const LstmShape& shape, const void* cache, Buffer& buffer) {
+const A* cache_data(const RecurrentShape& shape, const void* cache, Buffer& buffer) {
     CacheHeader header;
     memcpy(&header, cache, sizeof header);
-    // lstm_check_cache has seen this header, but another thread may have written to it since.
+    // recurrent_check_cache has seen this header, but another thread may have written to it since.
     const uint64_t offset = std::min<uint64_t>(header.offset, sizeof header + kCacheAlign);
     const char* numbers = static_cast<const char*>(cache) + offset;
     if (reinterpret_cast<uintptr_t>(numbers) % sizeof(A) == 0) return reinterpret_cast<const A*>(numbers);
-    const int64_t elements = (lstm_cache_bytes(shape) - int64_t(sizeof header) - kCacheAlign) / int64_t(sizeof(A));
+    const int64_t elements = (recurrent_cache_bytes(shape) - int64_t(sizeof header) - kCacheAlign) / int64_t(sizeof(A));
     A* copy = buffer.take<A>(elements);
     memcpy(copy, numbers, size_t(elements) * sizeof(A));
     return copy;
@@ -181,14 +274,15 @@ const A* cache_data(const LstmShape& shape, const void* cache, Buffer& buffer) {
 
 // ---- rows in and out -----------------------------------------------------------------------------------------------
 
-// Packs one vector per gate as a row of gates; 0 for an absent gate.
+// Packs one vector per gate as a row of panels in the order of a GateMatrix; `absent` for an absent gate.
 template <class A>
-void pack_vector(const GateArray& array, int64_t units, A* row) {
-    for (int64_t u = 0; u < ceil_div(units, kPanel<A>) * kPanel<A>; ++u) {
-        for (int k = 0; k < 4; ++k) {
-            const A* gate = static_cast<const A*>(array.gate[k]);
-            row[u / kPanel<A> * 4 * kPanel<A> + k * kPanel<A> + u % kPanel<A>] =
-                gate && u < units ? gate[u * array.row_stride] : A(0);
+void pack_vector(const GateMatrix<const A>& vector, int64_t units, A* row, A absent = A(0)) {
+    const int64_t blocks = ceil_div(units, kPanel<A>);
+    for (int64_t u = 0; u < blocks * kPanel<A>; ++u) {
+        for (int k = 0; k < vector.count; ++k) {
+            const A* gate = vector.gate[k];
+            const int64_t panel = vector.panel(blocks, u / kPanel<A>, k);
+            row[panel * kPanel<A> + u % kPanel<A>] = u >= units ? A(0) : gate ? gate[u * vector.row_stride] : absent;
         }
     }
 }
@@ -220,9 +314,9 @@ StateArray<const A> gather_panels(const Rows<A>& rows, const Sequence& from, int
 
 // Multiplies the output of a layer, or its gradient, by the dropout mask between it and the layer above.
 template <class A>
-void drop_rows(const Rows<A>& rows, const LstmKernels<A>& kernels, int64_t layer, const StateArray<A>& data,
+void drop_rows(const Rows<A>& rows, const CellKernels<A>& kernels, int64_t layer, const StateArray<A>& data,
                int threads) {
-    const LstmShape& s = rows.shape;
+    const RecurrentShape& s = rows.shape;
     const Dropout dropout = {s.seed, uint32_t(layer), uint32_t(s.dropout * 0x1p32), 1 / (1 - s.dropout)};
     rows.parallel_rows(4 * rows.output, threads, [&](int64_t row, int64_t t, int64_t sample) {
         kernels.dropout_row(dropout, uint64_t(t * s.samples + sample), data.data + row * data.row, data.panel,
@@ -245,20 +339,23 @@ struct Split {
 
 template <class A>
 Split split_sweep(const Rows<A>& rows, int threads) {
-    const LstmShape& s = rows.shape;
-    const double flops = 8.0 * double(rows.rows) * double(rows.state_row) * double(rows.state_row);
+    const RecurrentShape& s = rows.shape;
+    const double flops = 2.0 * double(rows.gates * rows.rows) * double(rows.state_row) * double(rows.out_row);
     Split split{Workers(cost::kFlop * flops * double(s.directions), threads), {}, 1};
     int64_t ranges = 1;
     const int64_t each = std::max<int64_t>(1, split.workers.threads() / s.directions);
     if (each > 1 && s.steps > 0) {
-        const int64_t weight_bytes = 4 * rows.state_row * rows.state_row * int64_t(sizeof(A));
+        const int64_t weight_bytes = rows.gates_row * rows.out_row * int64_t(sizeof(A));
         const double step_flops = flops / double(s.steps);
         // Splitting slots needs no barrier, but every thread reads all weights. It pays if they stay in its cache, or
         // if there are enough rows to amortise reading them.
         const bool near = weight_bytes <= near_cache_bytes() * 3 / 4;
         if (near || s.samples >= 10 * each) ranges = std::min(each, s.samples);
+        // A projection and a norm need whole rows, so only slots are split.
+        const bool whole_rows = s.projection || s.norm != CellNorm::none;
+        if (whole_rows) ranges = std::min(each, s.samples);
         // Splitting units also splits the weights. A barrier takes about as long as this many flops.
-        if (ranges == 1 && step_flops >= 1e5) split.parts = int(std::min(each, rows.blocks));
+        if (ranges == 1 && step_flops >= 1e5 && !whole_rows) split.parts = int(std::min(each, rows.blocks));
     }
     for (int64_t d = 0; d < s.directions; ++d) {
         // Choose boundaries so that ranges have about the same number of rows.
