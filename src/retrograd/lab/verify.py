@@ -213,7 +213,7 @@ def lstm_oracle(case: LstmCase, data: cases.LstmData) -> LstmOracle:
         reference.activation_input_slope,
         **options,
     )
-    gradients = [LstmParameters(*cell) for cell in backward.cells]
+    gradients = [LstmParameters(*cell[: len(LstmParameters._fields)]) for cell in backward.cells]
     expected = LstmResults(forward.y, forward.hn, forward.cn, backward.dx, backward.dh0, backward.dc0, gradients)
     return LstmOracle(expected, bound)
 
