@@ -32,8 +32,8 @@ __all__ = ["GruBound", "LstmBound", "RnnBound", "gru_bound", "lstm_bound", "rnn_
 # - The engine's functions are accurate to 6 ulp (12 u), tanh and sigmoid to 3; parameters are rounded.
 # - A clamp is evaluated at both ends of the error interval, like a kink. So the gradient of a number whose interval
 #   contains a limit may be 0 or not.
-# - Normalization is mean, difference, mean of squares, 1 / sqrt and products, one after the other, with these rules.
-#   The errors of the terms of a mean are independent.
+# - Normalization rounds in its mean, difference, mean of squares, 1 / sqrt and products, one after the other. The
+#   errors that it propagates are independent, so their squares add up, times those of the derivatives.
 #
 # A tolerance is this scale times _WORST. One rounding has a root mean square of 0.42 u of its result (uniform within
 # half an ulp, which is between u/2 and u of the number). So the scale is 1 / 0.42 = 2.4 standard deviations of a sum
@@ -238,18 +238,26 @@ class _Analysis:
         return cast(Float64s, np.sqrt(carried + self.u**2 * rounded + count * self.smallest**2))
 
     def normalize(self, a: _Number, gamma: Array) -> _Normalized:
-        away = self.minus(a, self.mean(a))
+        exact = _exact(a.value)
+        away = self.minus(exact, self.mean(exact))
         var = self.mean(self.times(away, away))
         rstd = 1 / np.sqrt(var.value + self.eps)
         # eps is rounded and added; 1 / sqrt has two roundings.
-        error = 0.5 * rstd**3 * (var.error + self.u * (var.value + 2 * self.eps)) + 2 * self.u * rstd
-        hat = self.times(away, _Number(rstd, error))
-        return _Normalized(self.times(hat, _exact(gamma)), hat, _Number(rstd, error))
+        rounded = 0.5 * rstd**3 * (var.error + self.u * (var.value + 2 * self.eps)) + 2 * self.u * rstd
+        hat = self.times(away, _Number(rstd, rounded))
+        # The derivative of rstd is -rstd^2 mean(da hat).
+        carried = rstd**2 * _root_mean(hat.value**2, a.error**2)
+        hat = _Number(hat.value, hat.error + rstd * _projected(a.error, hat.value))
+        return _Normalized(self.times(hat, _exact(gamma)), hat, _Number(rstd, rounded + carried))
 
     def normalize_back(self, d: _Number, a: _Normalized, gamma: Array) -> _Number:
         dhat = self.times(d, _exact(gamma))
-        common = self.plus(self.mean(dhat), self.times(a.hat, self.mean(self.times(dhat, a.hat))))
-        return self.times(a.rstd, self.minus(dhat, common))
+        exact, hat, rstd = _exact(dhat.value), _exact(a.hat.value), _exact(a.rstd.value)
+        inner = self.mean(self.times(exact, hat))
+        sent = self.times(rstd, self.minus(exact, self.plus(self.mean(exact), self.times(hat, inner))))
+        of_hat = np.abs(inner.value) * a.hat.error + np.abs(hat.value) * _root_mean(exact.value**2, a.hat.error**2)
+        error = rstd.value * (_projected(dhat.error, hat.value) + of_hat)
+        return _Number(sent.value, sent.error + error + np.abs(sent.value) * a.rstd.error / rstd.value)
 
     def mixed(self, of_new: _Number, new: _Number, of_old: _Number, old: _Number) -> _Number:
         """The sum of of_new * new and of_old * old, whose weights add up to 1 and have the same error.
@@ -355,6 +363,24 @@ _NOT_STACKED: Final = ("projection", "gamma_c", "beta_c")
 def _exact(values: Any) -> _Number:
     values = as_float64(values)
     return _Number(values, np.zeros(values.shape))
+
+
+def _root_mean(squares: Float64s, errors: Float64s) -> Float64s:
+    """The error of the mean of each row of products, whose errors are independent, as a column."""
+    return cast(Float64s, np.sqrt((squares * errors).sum(axis=1, keepdims=True)) / squares.shape[1])
+
+
+def _projected(error: Float64s, hat: Float64s) -> Float64s:
+    """The error of a - mean(a) - hat mean(a hat), from independent errors of a.
+
+    Both normalization and its gradient have this derivative, which removes most of the errors that the elements share.
+    """
+    count = hat.shape[1]
+    squares = error * error
+    total, first, second = ((squares * hat**k).sum(axis=1, keepdims=True) for k in range(3))
+    share = (1 + hat * hat) / count  # what an element adds to itself
+    others = (total + 2 * hat * first + hat * hat * second) / count**2 - share * share * squares
+    return cast(Float64s, np.sqrt((1 - share) ** 2 * squares + np.maximum(others, 0.0)))
 
 
 class _LstmAnalysis(_Analysis):

@@ -528,6 +528,8 @@ def _norm_cases(of: type[_Case], dtype: str, **options: Any) -> Iterator[_Case]:
     options = {"dtype": dtype, "states": True, **options}
     for units in (2, 7, 16, 33):
         yield of(5, 3, 4, units, norm="haste", **options)
+    yield of(1, 6, 5, 24, norm="haste", **options)  # tolerances grow quickly with the steps
+    yield of(8, 20, 24, 40, norm="haste", **options)
     yield of(5, 3, 4, 11, norm="haste", norm_eps=1e-3, bias=False, **options)
     yield of(6, 4, 3, 9, 2, 2, norm="haste", mask="gates", zoneout=0.2, lengths=(6, 2, 0, 5), **options)
     yield of(6, 4, 3, 9, norm="haste", reset=True, **options)
@@ -592,6 +594,7 @@ def _lstm_option_cases() -> Iterator[LstmCase]:
         yield from _norm_cases(LstmCase, dtype)
         for units in (2, 7, 16, 33):
             yield LstmCase(5, 3, 4, units, norm="cell", **options)
+        yield LstmCase(1, 6, 5, 24, norm="cell", **options)
         yield LstmCase(6, 4, 3, 9, 2, norm="cell", mask="gates", zoneout=0.2, zoneout_c=0.5, reset=True, **options)
         yield LstmCase(6, 4, 3, 9, norm="haste", coupled=True, **options)
         yield LstmCase(6, 4, 3, 9, zoneout_c=0.5, **options)
