@@ -118,6 +118,75 @@ def test_torch(
         assert_close(got.reshape(expected.shape), expected.numpy(), atol=256 * EPS, rtol=32 * EPS)
 
 
+@pytest.mark.parametrize("operator", ["GRU", "RNN", "LSTM"])
+def test_torch_with_options_inside_the_recurrence(torch: Any, operator: str) -> None:
+    """The formulas of layer normalization, masks, zoneout, resets and coupled gates, typed again for autograd."""
+    rng = np.random.default_rng(53)
+    T, N, inputs, H, G, eps = 5, 4, 3, 6, GATES[operator], 1e-5
+    parameters = {
+        "wx": rng.normal(0, 0.6, (G, H, inputs)), "wh": rng.normal(0, 0.5, (G, H, H)), "b": rng.normal(0, 0.5, (G, H)),
+        "gamma_x": rng.uniform(0.5, 1.5, (G, H)), "gamma_h": rng.uniform(0.5, 1.5, (G, H)),
+    }  # fmt: skip
+    if operator == "GRU":
+        parameters["bh"] = rng.normal(0, 0.5, (G, H))
+    if operator == "LSTM":
+        parameters |= {"gamma_c": rng.uniform(0.5, 1.5, H), "beta_c": rng.normal(0, 0.5, H)}
+    given = {"x": rng.normal(size=(T, N, inputs)), "h0": rng.normal(size=(1, N, H))}
+    if operator == "LSTM":
+        given["c0"] = rng.normal(size=(1, N, H))
+    mask = rng.integers(0, 2, (G, N, H)) * 2.0
+    reset = rng.random((T, N)) < 0.3
+    keep_h, keep_c = rng.integers(0, 2, (2, T, N, H)).astype(float)
+    leaf = {name: torch.tensor(a, requires_grad=True) for name, a in {**parameters, **given}.items()}
+
+    def normalized(a: Any, gamma: Any) -> Any:
+        return torch.nn.functional.layer_norm(a.reshape(N, G * H), (G * H,), gamma.reshape(-1), eps=eps).reshape(
+            N, G, H
+        )
+
+    h = leaf["h0"][0]
+    c = leaf["c0"][0] if operator == "LSTM" else h
+    ys = []
+    for t in range(T):
+        alive = torch.tensor(~reset[t, :, None])
+        h, c = h * alive, c * alive
+        v = normalized(torch.einsum("ghi,ni->ngh", leaf["wx"], leaf["x"][t]), leaf["gamma_x"]) + leaf["b"]
+        w = normalized(torch.einsum("ghj,gnj->ngh", leaf["wh"], h * torch.tensor(mask)), leaf["gamma_h"])
+        if operator == "GRU":
+            w = w + leaf["bh"]
+            r, z = torch.sigmoid(v[:, 0] + w[:, 0]), torch.sigmoid(v[:, 1] + w[:, 1])
+            new = z * torch.tanh(v[:, 2] + r * w[:, 2]) + (1 - z) * h  # flip
+        elif operator == "RNN":
+            new = torch.tanh(v + w)[:, 0]
+        else:
+            a = v + w
+            i, g, o = torch.sigmoid(a[:, 0]), torch.tanh(a[:, 2]), torch.sigmoid(a[:, 3])
+            raw = (1 - i) * c + i * g
+            seen = torch.nn.functional.layer_norm(raw, (H,), leaf["gamma_c"], leaf["beta_c"], eps)
+            new = o * torch.tanh(seen)
+            c = c + torch.tensor(keep_c[t]) * (raw - c)
+        h = h + torch.tensor(keep_h[t]) * (new - h)
+        ys.append(h)
+    outputs = [torch.stack(ys), h[None]] + ([c[None]] if operator == "LSTM" else [])
+    d = [rng.normal(size=tuple(a.shape)) for a in outputs]
+    theirs = dict(
+        zip(leaf, torch.autograd.grad(outputs, list(leaf.values()), [torch.tensor(a) for a in d]), strict=True)
+    )
+
+    options: dict[str, Any] = {"norm": "haste", "mask": mask[:, None], "reset": reset, "zoneout_h": keep_h}
+    options |= {"GRU": {"flip": True}, "RNN": {}, "LSTM": {"coupled": True, "zoneout_c": keep_c}}[operator]
+    arguments = [given["x"], [CELLS[operator](**parameters)], *(given[n] for n in ("h0", "c0") if n in given)]
+    out = FORWARD[operator](*arguments, **options)
+    back = BACKWARD[operator](*d, *arguments, **options)
+    for got, expected in zip(out, outputs, strict=False):
+        assert_close(got, expected.detach().numpy(), atol=64 * EPS)
+    found = {"x": back.dx, "h0": back.dh0} | ({"c0": back.dc0} if operator == "LSTM" else {})
+    found |= {name: a for name, a in back.cells[0]._asdict().items() if a is not None}
+    assert found.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        assert_close(found[name], expected.numpy(), atol=1024 * EPS, rtol=1024 * EPS)
+
+
 # --- ONNX -------------------------------------------------------------------------------------------------------------
 
 

@@ -333,9 +333,8 @@ class _Step(NamedTuple):
     new_c: Array  # [n, H]
     x_side: _Normalized  # [n, G, H]: wx u
     h_side: _Normalized  # [n, G, H]: wh h-
-    c_side: _Normalized  # LSTM: the cell state, if it is normalized
-    raw_c: Array  # LSTM: the cell state before it is clamped
-    m: Array  # LSTM: the hidden output before the projection; GRU: what r is multiplied by
+    c_side: _Normalized | None = None  # LSTM: the cell state f c- + i g, normalized or not, before it is clamped
+    m: Array | None = None  # LSTM: the hidden output before the projection; GRU: what r is multiplied by
 
 
 class _Lstm:
@@ -356,6 +355,11 @@ class _Lstm:
     def __init__(self, options: LstmOptions) -> None:
         self.o = options
 
+    def read(self, cell: LstmCell, c_side: _Normalized) -> Array:
+        """The cell state that act_h reads."""
+        value = c_side.value if cell.beta_c is None else c_side.value + cell.beta_c
+        return _clamp(value, self.o.cell_clip)
+
     def step(self, cell: LstmCell, u: Array, h: Array, c: Array, mask: Array | None) -> _Step:
         o = self.o
         x_side = _normalize(_product(u, cell.wx), cell.gamma_x, o.eps)
@@ -371,8 +375,7 @@ class _Lstm:
             gate_f = 1 - gate_i
         raw = gate_f * c + gate_i * gate_g
         c_side = _normalize(raw, cell.gamma_c, o.eps)
-        read = c_side.value if cell.beta_c is None else c_side.value + cell.beta_c
-        read = _clamp(read, o.cell_clip)
+        read = self.read(cell, c_side)
         new = raw if o.norm == "haste" else read
         if cell.peephole is not None:
             z[:, 3] += _through(cell.peephole[3], new if o.output_reads == "new" else c)
@@ -380,7 +383,7 @@ class _Lstm:
         m = gate_o * _activate(o.activations[4], read)
         gates = np.stack([gate_i, gate_f, gate_g, gate_o], axis=1)
         new_h = m if cell.projection is None else m @ cell.projection.T
-        return _Step(u, h, c, mask, z, gates, new_h, new, x_side, h_side, c_side, raw, m)
+        return _Step(u, h, c, mask, z, gates, new_h, new, x_side, h_side, c_side, m)
 
     def back(self, cell: LstmCell, gradient: LstmCell, step: _Step, dh: Array, dc: Array) -> tuple[Array, Array, Array]:
         """With dh and dc the gradients of the state after the step:
@@ -394,10 +397,10 @@ class _Lstm:
         The gradients of wx, wh, b and the peephole are sums of dzk times u, h-, 1 and the c that the peephole read. A
         projection turns dh into wp^T dh first. If coupled, dzi = dc (g - c-) act_i'(zi), dzf = 0.
         """
-        o, z, old = self.o, step.z, step.c
+        o, z, old, c_side = self.o, step.z, step.c, step.c_side
         gate_i, gate_f, gate_g, gate_o = step.gates.transpose(1, 0, 2)
-        read = step.c_side.value if cell.beta_c is None else step.c_side.value + cell.beta_c
-        read = _clamp(read, o.cell_clip)
+        assert c_side is not None
+        read = self.read(cell, c_side)
         if cell.projection is not None:
             assert gradient.projection is not None
             gradient.projection[...] += dh.T @ step.m
@@ -406,14 +409,14 @@ class _Lstm:
         dread = _activate_back(dh * gate_o, o.activations[4], read)
         if o.norm == "haste":
             _add(gradient.beta_c, dread)
-            draw = dc + _normalize_back(dread, step.c_side, cell.gamma_c, gradient.gamma_c)
+            draw = dc + _normalize_back(dread, c_side, cell.gamma_c, gradient.gamma_c)
         else:
             dread = dc + dread
             if cell.peephole is not None and o.output_reads == "new":
                 dread = dread + _through_back(cell.peephole[3], dzo)
             _add(gradient.beta_c, dread)
-            draw = _normalize_back(dread, step.c_side, cell.gamma_c, gradient.gamma_c)
-            draw = _clamp_back(draw, step.raw_c, o.cell_clip)
+            draw = _normalize_back(dread, c_side, cell.gamma_c, gradient.gamma_c)
+            draw = _clamp_back(draw, c_side.value, o.cell_clip)  # not with norm
         di, df, dg = draw * gate_g, draw * old, draw * gate_i
         if o.coupled:
             di, df = draw * (gate_g - old), np.zeros_like(df)
@@ -476,7 +479,7 @@ class _Gru:
         of_new, of_old = (gate_z, 1 - gate_z) if o.flip else (1 - gate_z, gate_z)
         z, gates = np.stack(zs, axis=1), np.stack([gate_r, gate_z, gate_n], axis=1)
         new_h = of_new * gate_n + of_old * h
-        return _Step(u, h, c, mask, z, gates, new_h, c, x_side, h_side, h_side, c, m)
+        return _Step(u, h, c, mask, z, gates, new_h, c, x_side, h_side, m=m)
 
     def back(self, cell: GruCell, gradient: GruCell, step: _Step, dh: Array, dc: Array) -> tuple[Array, Array, Array]:
         """With dh the gradient of the state after the step:
@@ -530,7 +533,7 @@ class _Rnn:
         if cell.b is not None:
             z = z + cell.b
         gate = _activate(self.o.activations[0], z, self.o.clip)
-        return _Step(u, h, c, mask, z, gate, gate[:, 0], c, x_side, h_side, h_side, c, c)
+        return _Step(u, h, c, mask, z, gate, gate[:, 0], c, x_side, h_side)
 
     def back(self, cell: RnnCell, gradient: RnnCell, step: _Step, dh: Array, dc: Array) -> tuple[Array, Array, Array]:
         """dz = dh act'(z); dh- = wh^T dz, du = wx^T dz; those of wx, wh and b are sums of dz times u, h- and 1."""
