@@ -662,7 +662,8 @@ def lstm_gradients(lstm: Any, answer: Any, right: Any, bound: Any, single: bool)
     if answer.dweights is not None:
         given = [answer.dweights] if single else answer.dweights
         for index, (cell, exact, allowed) in enumerate(zip(given, right.cells, bound.cells, strict=True)):
-            for field, got, expected, tolerance in zip(rg.LstmWeights._fields, cell, exact, allowed, strict=True):
+            for field in rg.LstmWeights._fields:
+                got, expected, tolerance = (getattr(part, field) for part in (cell, exact, allowed))
                 if got is not None and expected is not None:
                     found = np.stack(got) if isinstance(got, (list, tuple)) else np.asarray(got).reshape(expected.shape)
                     yield f"d{field}[{index}]", found, expected, tolerance

@@ -20,7 +20,6 @@ from .activation import apply_input_slope, apply_slope, value_at
 from .convolution import conv_backward, conv_forward, conv_transpose_backward, conv_transpose_forward
 from .dense import dropout_mask, embedding_backward, linear_backward, linear_forward, philox_mask
 from .loss import cosine_distance, reduced_loss, soft_cross_entropy, softmax_cross_entropy
-from .lstm import LstmCell, lstm_backward, lstm_forward
 from .norm import norm_backward, norm_forward
 from .pooling import (
     average_pool_backward,
@@ -31,6 +30,7 @@ from .pooling import (
     max_pool_forward,
 )
 from .precision import Array, widened
+from .recurrent import LstmCell, lstm_backward, lstm_forward
 
 __all__ = ["GRAPH", "GRAPH_ITSELF", "Rule"]
 
@@ -842,7 +842,7 @@ def _lstm_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **options: A
     states = [None if s is None else ds.reshape(s.shape) for s, ds in ((h0, found.dh0), (c0, found.dc0))]
     parts: list[Array | None] = []
     for i, cell in enumerate(found.cells):
-        for given, gradient in zip(inputs[7 + 4 * i : 11 + 4 * i], cell, strict=True):
+        for given, gradient in zip(inputs[7 + 4 * i : 11 + 4 * i], cell[:4], strict=True):
             parts.append(None if given is None or gradient is None else gradient.reshape(given.shape))
     return [*first, *states, None, None, None, *parts]
 
