@@ -426,10 +426,20 @@ private:
                     if (!a.wh.gate[k]) arrays.call.refuse(Reason::missing, "wh");
                 }
                 if (shape_.projection && !a.projection.gate[0]) arrays.call.refuse(Reason::missing, "projection");
+                check_norm(arrays.call, a);
             }
             found.push_back(a);
         }
         return found;
+    }
+
+    void check_norm(Call& call, const CellArrays& a) const {
+        if (shape_.norm == CellNorm::none) return;
+        for (int k = 0; k < gate_count(shape_.rule.kind); ++k) {
+            if (!a.gamma_x.gate[k]) call.refuse(Reason::missing, "gamma_x");
+            if (!a.gamma_h.gate[k]) call.refuse(Reason::missing, "gamma_h");
+        }
+        if (has_cells() && !a.gamma_c.gate[0]) call.refuse(Reason::missing, "gamma_c");
     }
 
     template <class Array>

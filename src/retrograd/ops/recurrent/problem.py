@@ -568,6 +568,8 @@ def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
                 raise ArgumentValueError(name, "{argument} is None; a cell needs {wx} and {wh} of every gate")
             if field == "projection" and problem.projection:
                 raise ArgumentValueError(name, "{argument} is None, but the first cell has one")
+            if field.startswith("gamma") and problem.norm:
+                raise ArgumentValueError(name, "{argument} is None; {norm} needs it")
         elif type(part) is tuple:
             for gate, array in zip(gates, part, strict=True):
                 label = f"{name} of gate {gate}"
@@ -576,6 +578,8 @@ def _checked_cell(problem: Problem, index: int, cell: Cell) -> Cell:
                     _args.check_aligned(label, array)
                 elif needed:
                     raise ArgumentValueError(label, "{argument} is None; a cell needs {wx} and {wh} of every gate")
+                elif field.startswith("gamma") and problem.norm:
+                    raise ArgumentValueError(label, "{argument} is None; {norm} needs it")
             if len({a.strides for a in part if a is not None}) > 1:
                 part = tuple(None if a is None else np.ascontiguousarray(a) for a in part)
         else:
