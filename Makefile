@@ -79,7 +79,7 @@ sanitize: $(VENV)-sanitize/.package-done
 	$(sanitized) -m pytest tests/sanitizer_sees.py
 	$(sanitized) -m pytest tests/ops/test_normalization*.py -k 'hurt or optional or no_elements or transposed or large_problems'
 	$(sanitized) -m pytest tests/ops/test_activation*.py tests/ops/test_linear.py tests/ops/test_convolution.py tests/ops/test_loss.py
-	$(sanitized) -m pytest tests/ops/lstm -k 'not memory_growth'  # the sanitizer keeps freed memory, to detect its use
+	$(sanitized) -m pytest tests/ops/recurrent -k 'not memory_growth'  # the sanitizer keeps freed memory, to detect its use
 	$(MAKE) fuzz
 
 # Results at every ISA level against the oracle, and argument checks: a few minutes.

@@ -759,9 +759,10 @@ bool recurrent_fits(const RecurrentShape& s) {
     }
     const int64_t rows = capped_product({s.steps + 1, s.samples + 1}) + 64, units = s.units + kWidest;
     const int64_t widest = std::max(s.inputs, s.directions * units) + kWidest, cells = s.layers * s.directions;
-    // Per row, a cell has at most four gates three times, four masked states, three others and its output; weights have
-    // four gates.
-    return capped_product({rows, std::max(24 * units, widest), cells + 1}) < kMost &&
+    // Per row, a cell has at most four gates, three states and its output; with a norm the gates three times, with masks
+    // of each gate three more states. Weights have four gates.
+    const int64_t most = s.norm != CellNorm::none || s.mask_kind == MaskKind::each ? 16 : 8;
+    return capped_product({rows, std::max(most * units, widest), cells + 1}) < kMost &&
            capped_product({8 * units, widest, cells + 1}) < kMost;
 }
 
