@@ -12,20 +12,12 @@ import numpy.typing as npt
 from ..ops.elementwise import activation_backward, activation_forward
 from ..ops.linear import LinearGradients
 from . import _constants as c
+from . import _filter
 from ._activation import Fused, elementwise, fused
 from ._conversion import INTEGERS, converted, scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported, status
-from ._filter import (
-    DELTAS,
-    FLOAT32,
-    BNNSFilter,
-    checked_filter,
-    geometry_of,
-    in_shape,
-    overlapping,
-    sample_geometry,
-)
+from ._filter import DELTAS, FLOAT32, BNNSFilter
 from ._layer import Delta, Gradients, OneInputFilter, checked_layer
 from ._memory import Array, Geometry, as_float, as_size, axes_of_size, data_type_of, listed, size_of
 from ._names import constant_name
@@ -60,7 +52,7 @@ class ActivationFilter(OneInputFilter):
                 f"{size_of(self.input)}"
             )
         if self.output.may_overlap:
-            raise overlapping("o_desc", self.output)
+            raise _filter.overlapping("o_desc", self.output)
         if self.function == _PER_CHANNEL and layer.i_desc.layout != c.BNNSDataLayoutImageCHW:
             raise Invalid("PReLUPerChannel needs i_desc.layout ImageCHW")
         self.axes = self._softmax_axes(layer)
@@ -89,8 +81,8 @@ class ActivationFilter(OneInputFilter):
     def _geometry(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
         """The geometry of the input or output. The identity also converts integers."""
         if self.function == c.BNNSActivationFunctionIdentity and descriptor.data_type in INTEGERS:
-            return geometry_of(name, descriptor)
-        return sample_geometry(name, descriptor)
+            return _filter.geometry_of(name, descriptor)
+        return _filter.sample_geometry(name, descriptor)
 
     def _softmax_axes(self, layer: BNNSLayerParametersActivation) -> tuple[int, ...]:
         """Indices of the axes that a softmax runs over, in an array [batch, ...]."""
@@ -189,9 +181,9 @@ class ActivationFilter(OneInputFilter):
         if chosen.function.name in ("identity", "linear", "linear_with_bias"):
             known = {"x": dy}  # the slope is constant, so any input will do
         elif chosen.slope_from == "output" and y is not None:
-            known = {"y": in_shape(y, dy.shape)}
+            known = {"y": _filter.in_shape(y, dy.shape)}
         elif x is not None:
-            known = {"x": in_shape(x, dy.shape)}
+            known = {"x": _filter.in_shape(x, dy.shape)}
         else:
             raise Invalid(_NEITHER if chosen.slope_from == "output" else _NO_INPUT)
         out = None if wanted.out is None else wanted.out.dx
@@ -241,7 +233,9 @@ def BNNSDirectApplyActivationBatch(
 
 @status(None, name="BNNSGetPointer")
 def _pointer(filter: BNNSFilter | None, target: int) -> BNNSNDArrayDescriptor:
-    checked = checked_filter(ActivationFilter, filter, "filter is not an activation filter: it has no alpha or beta")
+    checked = _filter.checked_filter(
+        ActivationFilter, filter, "filter is not an activation filter: it has no alpha or beta"
+    )
     if target not in (c.BNNSPointerSpecifierAlpha, c.BNNSPointerSpecifierBeta):
         raise Invalid(f"target is {target!r}, must be BNNSPointerSpecifierAlpha or BNNSPointerSpecifierBeta")
     return BNNSNDArrayDescriptor.from_array(checked.alpha if target == c.BNNSPointerSpecifierAlpha else checked.beta)

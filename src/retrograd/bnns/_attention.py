@@ -14,6 +14,7 @@ import numpy as np
 
 from ..ops.elementwise import dropout
 from ..ops.linear import linear_backward, linear_forward
+from . import _attention_arrays, _filter, _layer
 from ._attention_arrays import (
     MATRICES,
     WEIGHTS,
@@ -24,36 +25,11 @@ from ._attention_arrays import (
     Pass,
     Sizes,
     Slot,
-    check_axes,
-    layout_checked,
-    masks_of,
 )
 from ._declare import creates
 from ._failure import Invalid, Unsupported, advise_once, status
-from ._filter import (
-    FLOAT32,
-    FLOATS,
-    BNNSFilter,
-    checked_batch,
-    checked_filter,
-    in_shape,
-    overlapping,
-    put,
-    source_samples,
-    target_samples,
-)
-from ._layer import (
-    Parameter,
-    Result,
-    are_one,
-    check_apart,
-    checked_layer,
-    float32_delta,
-    put_sums,
-    rows_first,
-    stored_rows_first,
-    typed_geometry,
-)
+from ._filter import FLOAT32, FLOATS, BNNSFilter
+from ._layer import Parameter, Result
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, sized_bytes
 from ._products import products, shape_rows_first
 from ._structures import BNNSNDArrayDescriptor
@@ -77,11 +53,11 @@ class AttentionFilter(BNNSFilter):
     """See :func:`BNNSFilterCreateLayerMultiheadAttention`."""
 
     def __init__(self, layer_params: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersMultiheadAttention, layer_params)
+        layer = _layer.checked_layer(BNNSLayerParametersMultiheadAttention, layer_params)
         super().__init__(parameters)
         self.targets = {part: _target(part, getattr(layer, part)) for part in _WEIGHTS}
         if self.targets["output"].may_overlap:
-            raise overlapping("output.target_desc", self.targets["output"])
+            raise _filter.overlapping("output.target_desc", self.targets["output"])
         self.sizes = sizes = self._read_sizes(layer)
         self.slots: dict[str, Slot] = {}  # the parameters, by Apple's names
         for part, axes in _WEIGHTS.items():
@@ -103,11 +79,15 @@ class AttentionFilter(BNNSFilter):
         )
         if length != sources:
             raise Invalid(f"value.target_desc has {length} rows, expected {sources} as in key.target_desc")
-        check_axes("output.target_desc", self.targets["output"], {"target_length": targets, "d_model": d_model})
+        _attention_arrays.check_axes(
+            "output.target_desc", self.targets["output"], {"target_length": targets, "d_model": d_model}
+        )
         weights = {}
         for part in _INPUTS:
             name, descriptor = f"{part}.weights", getattr(layer, part).weights
-            weights[part] = shape_rows_first(typed_geometry(name, layout_checked(name, descriptor, WEIGHTS), FLOATS))
+            weights[part] = shape_rows_first(
+                _layer.typed_geometry(name, _attention_arrays.layout_checked(name, descriptor, WEIGHTS), FLOATS)
+            )
         given = {name: getattr(layer, name).data is not None for name in ("key_attn_bias", "value_attn_bias")}
         if len(set(given.values())) > 1:
             missing, present = sorted(given, key=lambda name: given[name])
@@ -122,13 +102,13 @@ class AttentionFilter(BNNSFilter):
     def _samples(self, batch: int, inputs: Mapping[str, _Samples]) -> dict[str, Array]:
         """Inputs as they are in memory, slowest axis first."""
         return {
-            part: source_samples(part, self.targets[part], data, batch, stride)
+            part: _filter.source_samples(part, self.targets[part], data, batch, stride)
             for part, (data, stride) in inputs.items()
         }
 
     def _matrices(self, part: str, samples: Array, ignored: Array | None) -> Array:
         """An input in float32, [N, length, width]. Rows that are ignored are 0, whatever they hold."""
-        array = rows_first(in_shape(samples, samples.shape), self.targets[part].layout)
+        array = _layer.rows_first(_filter.in_shape(samples, samples.shape), self.targets[part].layout)
         if ignored is None or part == "query":
             return array
         return np.where(ignored[:, :, None], np.float32(0), array)
@@ -144,14 +124,14 @@ class AttentionFilter(BNNSFilter):
         backprop_cache: _Workspace,
         workspace: _Workspace,
     ) -> None:
-        batch = checked_batch(batch_size)
+        batch = _filter.checked_batch(batch_size)
         kept = Cache(self.sizes, batch, self.rate)
         cache_size, cache = backprop_cache
         if _answered(("backprop_cache_size", *backprop_cache, kept.size), ("workspace_size", *workspace, 0)):
             return
-        y = target_samples("output", self.targets["output"], output[0], batch, output[1])
+        y = _filter.target_samples("output", self.targets["output"], output[0], batch, output[1])
         samples = self._samples(batch, inputs)
-        masks = masks_of(self.sizes, batch, *masking)
+        masks = _attention_arrays.masks_of(self.sizes, batch, *masking)
         results: dict[str, Array] = {"output": y}
         if cache is not None:
             if cache_size is None:
@@ -164,7 +144,9 @@ class AttentionFilter(BNNSFilter):
         masks = masks.values()
         seed = int(self._seeds.integers(2**63)) if self.rate else 0
         done = self._attend({part: self._matrices(part, samples[part], masks.keys) for part in _INPUTS}, masks, seed)
-        put(y, stored_rows_first(self._projected("output", done.joined), self.targets["output"].layout), False)
+        _filter.put(
+            y, _layer.stored_rows_first(self._projected("output", done.joined), self.targets["output"].layout), False
+        )
         if cache is not None:
             kept.write(memory, done)
 
@@ -221,14 +203,14 @@ class AttentionFilter(BNNSFilter):
         cache: object,
         workspace: _Workspace,
     ) -> None:
-        batch = checked_batch(batch_size)
+        batch = _filter.checked_batch(batch_size)
         kept = Cache(self.sizes, batch, self.rate)
         if _answered(("workspace_size", *workspace, 0)):
             return
         self._check_float32()
         wanted = self._wanted(batch, deltas, row_deltas)
         dy = self._incoming(batch, deltas["output"])
-        masks = masks_of(self.sizes, batch, *masking)
+        masks = _attention_arrays.masks_of(self.sizes, batch, *masking)
         given = {part: one for part, one in inputs.items() if one[0] is not None}
         samples = self._samples(batch, given)
         memory = None
@@ -251,7 +233,7 @@ class AttentionFilter(BNNSFilter):
         if done is None:
             done = self._attend(arrays, masks, 0)
         computed = self._gradients(done, arrays, dy, set(wanted))
-        put_sums([(result, computed[name]) for name, result in wanted.items()])
+        _layer.put_sums([(result, computed[name]) for name, result in wanted.items()])
 
     def _check_float32(self) -> None:
         named = {f"{part}.target_desc": geometry for part, geometry in self.targets.items()}
@@ -275,8 +257,8 @@ class AttentionFilter(BNNSFilter):
                 geometry, stride = _matrix_delta(name, descriptor, {"length": length, "width": width})
                 if batch > 1 and 0 < stride < geometry.span:
                     raise Invalid(f"{name}.stride[2] is {stride}, but a sample spans {geometry.span} values")
-                array = target_samples(name, geometry, descriptor.data, batch, stride, ".data")
-                wanted[name] = Result(name, descriptor, rows_first(array, geometry.layout))
+                array = _filter.target_samples(name, geometry, descriptor.data, batch, stride, ".data")
+                wanted[name] = Result(name, descriptor, _layer.rows_first(array, geometry.layout))
             for field in ("weights", "bias"):
                 descriptor = getattr(given, field)
                 if descriptor.data is not None:
@@ -298,8 +280,8 @@ class AttentionFilter(BNNSFilter):
         name, descriptor = "output_param_delta.target_desc", given.target_desc
         axes = {"target_length": self.sizes.targets, "d_model": self.sizes.d_model}
         geometry, stride = _matrix_delta(name, descriptor, axes)
-        array = source_samples(name, geometry, descriptor.data, batch, stride, ".data")
-        return rows_first(in_shape(array, array.shape), geometry.layout)
+        array = _filter.source_samples(name, geometry, descriptor.data, batch, stride, ".data")
+        return _layer.rows_first(_filter.in_shape(array, array.shape), geometry.layout)
 
     def _gradients(self, done: Pass, arrays: Mapping[str, Array], dy: Array, wanted: set[str]) -> dict[str, Array]:
         """All wanted gradients, those of parameters as of a linear layer's."""
@@ -383,13 +365,13 @@ def _joined(array: Array) -> Array:
 
 def _target(part: str, given: BNNSMHAProjectionParameters) -> Geometry:
     name = f"{part}.target_desc"
-    return typed_geometry(name, layout_checked(name, given.target_desc, MATRICES), FLOATS)
+    return _layer.typed_geometry(name, _attention_arrays.layout_checked(name, given.target_desc, MATRICES), FLOATS)
 
 
 def _matrix_delta(name: str, descriptor: BNNSNDArrayDescriptor, axes: dict[str, int]) -> tuple[Geometry, int]:
     """The geometry of a gradient of matrices, and the stride of its batch, which is ``stride[2]``."""
-    geometry = float32_delta(name, layout_checked(name, descriptor, MATRICES))
-    check_axes(name, geometry, axes)
+    geometry = _layer.float32_delta(name, _attention_arrays.layout_checked(name, descriptor, MATRICES))
+    _attention_arrays.check_axes(name, geometry, axes)
     return geometry, as_size(f"{name}.stride[2]", descriptor.stride[2])
 
 
@@ -398,9 +380,9 @@ def _check_results(wanted: Iterable[Result]) -> None:
     apart: list[Result] = []
     for result in wanted:
         inputs = [one for one in apart if one.name.endswith("target_desc") and result.name.endswith("target_desc")]
-        if not any(are_one(result, other) for other in inputs):
+        if not any(_layer.are_one(result, other) for other in inputs):
             apart.append(result)
-    check_apart(apart)
+    _layer.check_apart(apart)
 
 
 def _answered(*queries: tuple[str, list[int] | None, object, int]) -> bool:
@@ -457,7 +439,7 @@ def BNNSApplyMultiheadAttention(
     buffer to that entry and computes nothing. The backprop cache is any writable buffer, at any alignment; it is filled
     for backward. The workspace is not used.
     """
-    checked_filter(AttentionFilter, F, _OTHERWISE).apply(
+    _filter.checked_filter(AttentionFilter, F, _OTHERWISE).apply(
         batch_size,
         {"query": (query, query_stride), "key": (key, key_stride), "value": (value, value_stride)},
         (key_mask, key_mask_stride, add_to_attention),
@@ -500,7 +482,7 @@ def BNNSApplyMultiheadAttentionBackward(
     sum. Without a cache the forward pass is recomputed, except with dropout, whose mask is in the cache. With a cache
     the masks are those of the forward pass. `output` is not used.
     """
-    checked_filter(AttentionFilter, F, _OTHERWISE).apply_backward(
+    _filter.checked_filter(AttentionFilter, F, _OTHERWISE).apply_backward(
         batch_size,
         {"query": (query, query_stride), "key": (key, key_stride), "value": (value, value_stride)},
         (key_mask, key_mask_stride, add_to_attention),
