@@ -1,9 +1,10 @@
-"""What is written from the declarations of retrograd.bnns: its type stub, and the table of functions in the docs.
+"""What is written from the declarations of retrograd.bnns: its type stubs, and the table of functions in the docs.
 
-    python -m retrograd.lab.declared src/retrograd/bnns/__init__.pyi docs/bnns.md
+    python -m retrograd.lab.declared src/retrograd/bnns/{__init__,_constants}.pyi docs/bnns.md
 
 ``make lint`` runs it with ``--check``, which fails if a file is not as this module writes it. The stub imports what
-type checkers see in the modules of the package, and spells out what is made when they are imported.
+type checkers see in the modules of the package, and spells out what is made when they are imported. The stub of the
+constants has all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import bnns
-from ..bnns import _declare
+from ..bnns import _constants, _declare
 from ..bnns._filter import BNNSFilter
 from ..bnns._swift import NAMESPACE
 from ..bnns._swift_values import ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator
@@ -34,7 +35,13 @@ def is_made(member: Any) -> bool:
     return inspect.isfunction(function) and function.__code__.co_filename in (_declare.DECLARED, _declare.__file__)
 
 
-# ---- the stub -------------------------------------------------------------------------------------------------------
+# ---- the stubs ------------------------------------------------------------------------------------------------------
+
+
+def constants() -> str:
+    public = {name: value for name, value in vars(_constants).items() if not name.startswith("_")}
+    shown = [f"{name} = {value if value < 0x10000 else hex(value)}" for name, value in public.items()]
+    return "\n".join(["# Written by retrograd.lab.declared.", *shown, ""])
 
 
 def stub() -> str:
@@ -143,7 +150,7 @@ def table() -> str:
 def written(path: Path) -> str:
     """The text of a file as it should be."""
     if path.suffix == ".pyi":
-        return stub()
+        return constants() if path.stem == "_constants" else stub()
     before, mark, rest = path.read_text(encoding="utf-8").partition(_MARKS[0])
     if not mark:
         raise SystemExit(f"{path} has no line {_MARKS[0]!r}")
