@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from ..ops.elementwise import dropout
 from ..ops.linear import linear_backward, linear_forward
-from . import _attention_arrays, _filter, _layer
-from ._attention_arrays import (
-    MATRICES,
-    WEIGHTS,
-    BNNSLayerParametersMultiheadAttention,
-    BNNSMHAProjectionParameters,
-    Cache,
-    Masks,
-    Pass,
-    Sizes,
-    Slot,
-)
+from . import _attention_arrays as _arrays
+from . import _filter, _layer
+from ._attention_arrays import BNNSLayerParametersMultiheadAttention, BNNSMHAProjectionParameters
 from ._declare import creates
 from ._failure import Invalid, Unsupported, advise_once, status
-from ._filter import FLOAT32, FLOATS, BNNSFilter
+from ._filter import FLOAT32, BNNSFilter
 from ._layer import Parameter, Result
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, sized_bytes
 from ._products import products, shape_rows_first
@@ -43,7 +35,9 @@ _WEIGHTS: Final = {
     "output": ("heads * d_value", "d_model"),
 }
 _Samples: TypeAlias = tuple[object, object]  # memory, and the stride of a batch
-_Masking: TypeAlias = tuple[object, object, object]  # key_mask, its stride, add_to_attention
+_Masking: TypeAlias = tuple[
+    BNNSNDArrayDescriptor | None, object, BNNSNDArrayDescriptor | None
+]  # key_mask, its stride, add_to_attention
 _Workspace: TypeAlias = tuple[list[int] | None, object]  # its size and its memory
 _Deltas: TypeAlias = Mapping[str, BNNSMHAProjectionParameters | None]
 _RowDeltas: TypeAlias = Mapping[str, BNNSNDArrayDescriptor | None]
@@ -55,46 +49,43 @@ class AttentionFilter(BNNSFilter):
     def __init__(self, layer_params: object, parameters: object) -> None:
         layer = _layer.checked_layer(BNNSLayerParametersMultiheadAttention, layer_params)
         super().__init__(parameters)
-        self.targets = {part: _target(part, getattr(layer, part)) for part in _WEIGHTS}
+        targets = {part: getattr(layer, part).target_desc for part in _WEIGHTS}
+        self.targets = {
+            part: _arrays.arranged(f"{part}.target_desc", target, _arrays.MATRICES) for part, target in targets.items()
+        }
         if self.targets["output"].may_overlap:
             raise _filter.overlapping("output.target_desc", self.targets["output"])
         self.sizes = sizes = self._read_sizes(layer)
-        self.slots: dict[str, Slot] = {}  # the parameters, by Apple's names
+        self.slots: dict[str, _arrays.Slot] = {}  # the parameters, by Apple's names
         for part, axes in _WEIGHTS.items():
-            for field, some in (("weights", axes), ("bias", axes[1:])):
-                name = f"{part}.{field}"
-                self.slots[name] = Slot(name, getattr(getattr(layer, part), field), self, sizes.named(*some))
-        for part in ("key", "value") if sizes.biased else ():
-            name = f"{part}_attn_bias"
-            self.slots[name] = Slot(name, getattr(layer, name), self, sizes.named(*_WEIGHTS[part][1:]))
+            fields = {f"{part}.weights": axes, f"{part}.bias": axes[1:]}
+            if sizes.biased and part in ("key", "value"):
+                fields[f"{part}_attn_bias"] = axes[1:]
+            for name, some in fields.items():
+                self.slots[name] = _arrays.Slot(name, attrgetter(name)(layer), self, sizes.named(*some))
         rate = as_float("dropout", layer.dropout)
         self.rate = rate if 0 < rate < 1 else 0.0
         if rate != self.rate:
             advise_once(f"dropout is {rate:g}, not between 0 and 1: nothing is dropped")
         self._seeds = np.random.default_rng(as_size("seed", layer.seed) or None)
 
-    def _read_sizes(self, layer: BNNSLayerParametersMultiheadAttention) -> Sizes:
-        (targets, d_model), (sources, k_dim), (length, v_dim) = (
-            shape_rows_first(self.targets[part]) for part in _INPUTS
-        )
+    def _read_sizes(self, layer: BNNSLayerParametersMultiheadAttention) -> _arrays.Sizes:
+        targets, d_model = shape_rows_first(self.targets["query"])
+        (sources, k_dim), (length, v_dim) = (shape_rows_first(self.targets[part]) for part in ("key", "value"))
         if length != sources:
             raise Invalid(f"value.target_desc has {length} rows, expected {sources} as in key.target_desc")
-        _attention_arrays.check_axes(
-            "output.target_desc", self.targets["output"], {"target_length": targets, "d_model": d_model}
+        axes = {"target_length": targets, "d_model": d_model}
+        _arrays.check_axes("output.target_desc", self.targets["output"], axes)
+        heads, d_key, d_value = (
+            shape_rows_first(_arrays.arranged(f"{part}.weights", getattr(layer, part).weights, _arrays.WEIGHTS))[axis]
+            for part, axis in (("query", 2), ("key", 1), ("value", 1))
         )
-        weights = {}
-        for part in _INPUTS:
-            name, descriptor = f"{part}.weights", getattr(layer, part).weights
-            weights[part] = shape_rows_first(
-                _layer.typed_geometry(name, _attention_arrays.layout_checked(name, descriptor, WEIGHTS), FLOATS)
-            )
         given = {name: getattr(layer, name).data is not None for name in ("key_attn_bias", "value_attn_bias")}
         if len(set(given.values())) > 1:
             missing, present = sorted(given, key=lambda name: given[name])
             raise Invalid(f"{missing}.data is NULL, but {present}.data is not: give both or none")
-        heads, d_key, d_value = weights["query"][2], weights["key"][1], weights["value"][1]
         biased, zero = given["key_attn_bias"], bool(layer.add_zero_attn)
-        return Sizes(targets, sources, d_model, k_dim, v_dim, heads, d_key, d_value, biased, zero)
+        return _arrays.Sizes(targets, sources, d_model, k_dim, v_dim, heads, d_key, d_value, biased, zero)
 
     def _parameters(self) -> list[Parameter]:
         return [slot.parameter for slot in self.slots.values() if slot.parameter is not None]
@@ -125,13 +116,13 @@ class AttentionFilter(BNNSFilter):
         workspace: _Workspace,
     ) -> None:
         batch = _filter.checked_batch(batch_size)
-        kept = Cache(self.sizes, batch, self.rate)
+        kept = _arrays.Cache(self.sizes, batch, self.rate)
         cache_size, cache = backprop_cache
         if _answered(("backprop_cache_size", *backprop_cache, kept.size), ("workspace_size", *workspace, 0)):
             return
         y = _filter.target_samples("output", self.targets["output"], output[0], batch, output[1])
         samples = self._samples(batch, inputs)
-        masks = _attention_arrays.masks_of(self.sizes, batch, *masking)
+        masks = _arrays.masks_of(self.sizes, batch, *masking)
         results: dict[str, Array] = {"output": y}
         if cache is not None:
             if cache_size is None:
@@ -144,13 +135,12 @@ class AttentionFilter(BNNSFilter):
         masks = masks.values()
         seed = int(self._seeds.integers(2**63)) if self.rate else 0
         done = self._attend({part: self._matrices(part, samples[part], masks.keys) for part in _INPUTS}, masks, seed)
-        _filter.put(
-            y, _layer.stored_rows_first(self._projected("output", done.joined), self.targets["output"].layout), False
-        )
+        projected = self._projected("output", done.joined)
+        _filter.put(y, _layer.stored_rows_first(projected, self.targets["output"].layout), False)
         if cache is not None:
             kept.write(memory, done)
 
-    def _attend(self, arrays: Mapping[str, Array], masks: Masks, seed: int) -> Pass:
+    def _attend(self, arrays: Mapping[str, Array], masks: _arrays.Masks, seed: int) -> _arrays.Pass:
         """Everything but the projection of the output."""
         sizes, threads = self.sizes, self.threads
         q = self._projected("query", arrays["query"])
@@ -162,7 +152,7 @@ class AttentionFilter(BNNSFilter):
             _softmax(attention)
         joined = _joined(products(self._dropped(attention, seed), self._split(v), threads))
         ignored = np.zeros((len(q), sizes.sources), np.bool_) if masks.keys is None else masks.keys
-        return Pass(seed, q, k, v, attention, joined, ignored)
+        return _arrays.Pass(seed, q, k, v, attention, joined, ignored)
 
     def _projected(self, part: str, array: Array) -> Array:
         weights, bias = self.slots[f"{part}.weights"], self.slots[f"{part}.bias"]
@@ -204,13 +194,13 @@ class AttentionFilter(BNNSFilter):
         workspace: _Workspace,
     ) -> None:
         batch = _filter.checked_batch(batch_size)
-        kept = Cache(self.sizes, batch, self.rate)
+        kept = _arrays.Cache(self.sizes, batch, self.rate)
         if _answered(("workspace_size", *workspace, 0)):
             return
         self._check_float32()
         wanted = self._wanted(batch, deltas, row_deltas)
         dy = self._incoming(batch, deltas["output"])
-        masks = _attention_arrays.masks_of(self.sizes, batch, *masking)
+        masks = _arrays.masks_of(self.sizes, batch, *masking)
         given = {part: one for part, one in inputs.items() if one[0] is not None}
         samples = self._samples(batch, given)
         memory = None
@@ -283,7 +273,9 @@ class AttentionFilter(BNNSFilter):
         array = _filter.source_samples(name, geometry, descriptor.data, batch, stride, ".data")
         return _layer.rows_first(_filter.in_shape(array, array.shape), geometry.layout)
 
-    def _gradients(self, done: Pass, arrays: Mapping[str, Array], dy: Array, wanted: set[str]) -> dict[str, Array]:
+    def _gradients(
+        self, done: _arrays.Pass, arrays: Mapping[str, Array], dy: Array, wanted: set[str]
+    ) -> dict[str, Array]:
         """All wanted gradients, those of parameters as of a linear layer's."""
         threads, sources = self.threads, self.sizes.sources
         parts = {part for part in _INPUTS if any(name.startswith(f"{part}_") for name in wanted)}
@@ -333,7 +325,7 @@ class AttentionFilter(BNNSFilter):
 # ---- arrays ---------------------------------------------------------------------------------------------------------
 
 
-def _mask(scores: Array, masks: Masks) -> None:
+def _mask(scores: Array, masks: _arrays.Masks) -> None:
     """Apply the masks to scores [N, heads, T, S], in place."""
     for mask in (masks.added, None if masks.keys is None else masks.keys[:, None, None]):
         if mask is not None and mask.dtype == np.bool_:
@@ -363,15 +355,10 @@ def _joined(array: Array) -> Array:
 # ---- descriptors ----------------------------------------------------------------------------------------------------
 
 
-def _target(part: str, given: BNNSMHAProjectionParameters) -> Geometry:
-    name = f"{part}.target_desc"
-    return _layer.typed_geometry(name, _attention_arrays.layout_checked(name, given.target_desc, MATRICES), FLOATS)
-
-
 def _matrix_delta(name: str, descriptor: BNNSNDArrayDescriptor, axes: dict[str, int]) -> tuple[Geometry, int]:
     """The geometry of a gradient of matrices, and the stride of its batch, which is ``stride[2]``."""
-    geometry = _layer.float32_delta(name, _attention_arrays.layout_checked(name, descriptor, MATRICES))
-    _attention_arrays.check_axes(name, geometry, axes)
+    geometry = _layer.float32_delta(name, _arrays.layout_checked(name, descriptor, _arrays.MATRICES))
+    _arrays.check_axes(name, geometry, axes)
     return geometry, as_size(f"{name}.stride[2]", descriptor.stride[2])
 
 

@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,6 +36,7 @@ WEIGHTS: Final = (c.BNNSDataLayoutMHA_DHK, *TENSORS)
 _PARAMETERS: Final = (VECTORS, MATRICES, WEIGHTS)  # by the number of axes, from 1 on
 _ADDED: Final = (*MATRICES, *TENSORS, c.BNNSDataLayout4DFirstMajor, c.BNNSDataLayout4DLastMajor)
 _BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
+_Mask: TypeAlias = BNNSNDArrayDescriptor | None
 
 
 class BNNSMHAProjectionParameters(Structure):
@@ -96,6 +97,11 @@ def layout_checked(name: str, descriptor: object, layouts: tuple[int, ...]) -> B
         allowed = ", ".join(constant_name("BNNSDataLayout", one).removeprefix("BNNSDataLayout") for one in layouts)
         raise Unsupported(f"{name}.layout is {shown}; it must be {allowed}")
     return checked
+
+
+def arranged(name: str, descriptor: object, layouts: tuple[int, ...], types: tuple[int, ...] = FLOATS) -> Geometry:
+    """The geometry of an array with one of these layouts."""
+    return typed_geometry(name, layout_checked(name, descriptor, layouts), types)
 
 
 def check_axes(name: str, geometry: Geometry, axes: dict[str, int]) -> None:
@@ -164,23 +170,20 @@ def _values(array: Array) -> Array:
     return in_shape(array, array.shape)
 
 
-def masks_of(sizes: Sizes, batch: int, key_mask: object, key_mask_stride: object, added: object) -> Masks:
+def masks_of(sizes: Sizes, batch: int, key_mask: _Mask, key_mask_stride: object, added: _Mask) -> Masks:
     """The masks of a call, as views of their memory."""
     keys = rows = None
     if key_mask is not None:
-        mask = layout_checked("key_mask", key_mask, VECTORS)
-        geometry = typed_geometry("key_mask", mask, _BOOLEAN)
+        geometry = arranged("key_mask", key_mask, VECTORS, _BOOLEAN)
         check_axes("key_mask", geometry, {"source_length": sizes.sources})
-        keys = source_samples("key_mask", geometry, mask.data, batch, key_mask_stride, ".data")
+        keys = source_samples("key_mask", geometry, key_mask.data, batch, key_mask_stride, ".data")
     if added is not None:
-        name = "add_to_attention"
-        mask = layout_checked(name, added, _ADDED)
-        geometry = typed_geometry(name, mask, (*FLOATS, *_BOOLEAN))
-        axes = [("batch_size", batch), ("heads", sizes.heads)]
-        axes += [("target_length", sizes.targets), ("source_length", sizes.sources)]
+        geometry = arranged("add_to_attention", added, _ADDED, (*FLOATS, *_BOOLEAN))
+        axes = {"batch_size": batch, "heads": sizes.heads}
+        axes |= {"target_length": sizes.targets, "source_length": sizes.sources}
         missing = 4 - len(geometry.extents)
-        check_axes(name, geometry, dict(axes[missing:]))
-        rows = rows_first(viewed(name, mask), geometry.layout, batched=False)[(None,) * missing]
+        check_axes("add_to_attention", geometry, dict([*axes.items()][missing:]))
+        rows = rows_first(viewed("add_to_attention", added), geometry.layout, batched=False)[(None,) * missing]
     return Masks(keys, rows)
 
 
