@@ -7,9 +7,9 @@ head = dropout(A) v; the output is [head_1 head_2 ...] Wo + po. The rows bk and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from ..ops.elementwise import dropout
 from ..ops.linear import linear_backward, linear_forward
 from . import _attention_arrays as _arrays
 from . import _filter, _layer
+from ._arguments import Given, takes
 from ._attention_arrays import BNNSLayerParametersMultiheadAttention, BNNSMHAProjectionParameters
 from ._declare import creates
-from ._failure import Invalid, Unsupported, advise_once, status
+from ._failure import Invalid, Unsupported, advise_once
 from ._filter import FLOAT32, BNNSFilter
 from ._layer import Parameter, Result
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, sized_bytes
@@ -34,13 +35,6 @@ _WEIGHTS: Final = {
     "value": ("v_dim", "d_value", "heads"),
     "output": ("heads * d_value", "d_model"),
 }
-_Samples: TypeAlias = tuple[object, object]  # memory, and the stride of a batch
-_Masking: TypeAlias = tuple[
-    BNNSNDArrayDescriptor | None, object, BNNSNDArrayDescriptor | None
-]  # key_mask, its stride, add_to_attention
-_Workspace: TypeAlias = tuple[list[int] | None, object]  # its size and its memory
-_Deltas: TypeAlias = Mapping[str, BNNSMHAProjectionParameters | None]
-_RowDeltas: TypeAlias = Mapping[str, BNNSNDArrayDescriptor | None]
 
 
 class AttentionFilter(BNNSFilter):
@@ -90,11 +84,11 @@ class AttentionFilter(BNNSFilter):
     def _parameters(self) -> list[Parameter]:
         return [slot.parameter for slot in self.slots.values() if slot.parameter is not None]
 
-    def _samples(self, batch: int, inputs: Mapping[str, _Samples]) -> dict[str, Array]:
+    def _samples(self, batch: int, given: Given, parts: Sequence[str] = _INPUTS) -> dict[str, Array]:
         """Inputs as they are in memory, slowest axis first."""
         return {
-            part: _filter.source_samples(part, self.targets[part], data, batch, stride)
-            for part, (data, stride) in inputs.items()
+            part: _filter.source_samples(part, self.targets[part], given[part], batch, given[f"{part}_stride"])
+            for part in parts
         }
 
     def _matrices(self, part: str, samples: Array, ignored: Array | None) -> Array:
@@ -106,23 +100,15 @@ class AttentionFilter(BNNSFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(
-        self,
-        batch_size: object,
-        inputs: Mapping[str, _Samples],
-        masking: _Masking,
-        output: _Samples,
-        backprop_cache: _Workspace,
-        workspace: _Workspace,
-    ) -> None:
-        batch = _filter.checked_batch(batch_size)
+    def apply(self, given: Given) -> None:
+        batch = _filter.checked_batch(given["batch_size"])
         kept = _arrays.Cache(self.sizes, batch, self.rate)
-        cache_size, cache = backprop_cache
-        if _answered(("backprop_cache_size", *backprop_cache, kept.size), ("workspace_size", *workspace, 0)):
+        cache_size, cache = given["backprop_cache_size"], given["backprop_cache"]
+        if _answered(given, backprop_cache=kept.size, workspace=0):
             return
-        y = _filter.target_samples("output", self.targets["output"], output[0], batch, output[1])
-        samples = self._samples(batch, inputs)
-        masks = _arrays.masks_of(self.sizes, batch, *masking)
+        y = _filter.target_samples("output", self.targets["output"], given["output"], batch, given["output_stride"])
+        samples = self._samples(batch, given)
+        masks = _arrays.masks_of(self.sizes, batch, given)
         results: dict[str, Array] = {"output": y}
         if cache is not None:
             if cache_size is None:
@@ -182,27 +168,17 @@ class AttentionFilter(BNNSFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: object,
-        inputs: Mapping[str, _Samples],
-        masking: _Masking,
-        deltas: _Deltas,
-        row_deltas: _RowDeltas,
-        cache_size: int,
-        cache: object,
-        workspace: _Workspace,
-    ) -> None:
-        batch = _filter.checked_batch(batch_size)
+    def apply_backward(self, given: Given) -> None:
+        batch = _filter.checked_batch(given["batch_size"])
         kept = _arrays.Cache(self.sizes, batch, self.rate)
-        if _answered(("workspace_size", *workspace, 0)):
+        if _answered(given, workspace=0):
             return
         self._check_float32()
-        wanted = self._wanted(batch, deltas, row_deltas)
-        dy = self._incoming(batch, deltas["output"])
-        masks = _arrays.masks_of(self.sizes, batch, *masking)
-        given = {part: one for part, one in inputs.items() if one[0] is not None}
-        samples = self._samples(batch, given)
+        wanted = self._wanted(batch, given)
+        dy = self._incoming(batch, given["output_param_delta"])
+        masks = _arrays.masks_of(self.sizes, batch, given)
+        samples = self._samples(batch, given, [part for part in _INPUTS if given[part] is not None])
+        cache, cache_size = given["backprop_cache"], given["backprop_cache_size"]
         memory = None
         if cache is not None and as_size("backprop_cache_size", cache_size) > 0:
             memory = sized_bytes("backprop_cache", cache, "backprop_cache_size", cache_size, kept.size)
@@ -211,7 +187,7 @@ class AttentionFilter(BNNSFilter):
             raise Invalid("there is no backprop_cache, which holds the mask of dropout")
         for part in _INPUTS:
             weights = f"{part}_param_delta.weights"
-            if part not in given and wanted and (memory is None or weights in wanted):
+            if part not in samples and wanted and (memory is None or weights in wanted):
                 by = "the forward pass is recomputed from it" if memory is None else f"{weights} is computed from it"
                 raise Invalid(f"{part} is NULL, and {by}")
         if not wanted:
@@ -232,13 +208,14 @@ class AttentionFilter(BNNSFilter):
             if geometry.dtype != FLOAT32:
                 raise Unsupported(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
 
-    def _wanted(self, batch: int, deltas: _Deltas, row_deltas: _RowDeltas) -> dict[str, Result]:
+    def _wanted(self, batch: int, arguments: Given) -> dict[str, Result]:
         """The gradients to produce, by Apple's names, with the axes of a linear layer's."""
         wanted: dict[str, Result] = {}
-        for part, given in deltas.items():
+        for part in _WEIGHTS:
+            owner = f"{part}_param_delta"
+            given = arguments[owner]
             if given is None:
                 continue
-            owner = f"{part}_param_delta"
             if not isinstance(given, BNNSMHAProjectionParameters):
                 raise Invalid(f"{owner} is of type {type(given).__name__}, must be BNNSMHAProjectionParameters")
             if part != "output" and given.target_desc.data is not None:
@@ -254,12 +231,12 @@ class AttentionFilter(BNNSFilter):
                 if descriptor.data is not None:
                     name = f"{owner}.{field}"
                     wanted[name] = self.slots[f"{part}.{field}"].delta(name, descriptor)
-        for part, row_delta in row_deltas.items():
-            if row_delta is not None:
-                name = f"{part}_attn_bias_delta"
+        for part in ("key", "value"):
+            name = f"{part}_attn_bias_delta"
+            if arguments[name] is not None:
                 if not self.sizes.biased:
                     raise Invalid(f"{name} is given, but {part}_attn_bias.data was NULL")
-                wanted[name] = self.slots[f"{part}_attn_bias"].delta(name, row_delta)
+                wanted[name] = self.slots[f"{part}_attn_bias"].delta(name, arguments[name])
         _check_results(wanted.values())
         return wanted
 
@@ -372,18 +349,16 @@ def _check_results(wanted: Iterable[Result]) -> None:
     _layer.check_apart(apart)
 
 
-def _answered(*queries: tuple[str, list[int] | None, object, int]) -> bool:
-    """Whether a call asks for sizes: a pointer to a size without a buffer. Writes them.
-
-    Each query is the pointer's name, the pointer, the buffer and the size.
-    """
+def _answered(given: Given, **sizes: int) -> bool:
+    """Whether a call asks for sizes of buffers: a pointer to a size without a buffer. Writes them."""
     asked = []
-    for name, pointer, buffer, size in queries:
+    for name, size in sizes.items():
+        pointer = given[f"{name}_size"]
         if pointer is None:
             continue
         if not isinstance(pointer, list) or not pointer:
-            raise Invalid(f"{name} is {pointer!r}, must be a list with one size, such as [0]")
-        if buffer is None:
+            raise Invalid(f"{name}_size is {pointer!r}, must be a list with one size, such as [0]")
+        if given[name] is None:
             asked.append((pointer, size))
     for pointer, size in asked:
         pointer[0] = size
@@ -393,6 +368,14 @@ def _answered(*queries: tuple[str, list[int] | None, object, int]) -> bool:
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
 _OTHERWISE: Final = "filter is not a multihead attention filter"
+_DESCRIPTORS: Final = ("key_mask", "add_to_attention", "key_attn_bias_delta", "value_attn_bias_delta")
+_TYPES: Final = {
+    "F": BNNSFilter | None,
+    "batch_size": int,
+    **dict.fromkeys(_DESCRIPTORS, BNNSNDArrayDescriptor | None),
+    **dict.fromkeys((f"{part}_param_delta" for part in _WEIGHTS), BNNSMHAProjectionParameters | None),
+    "workspace_size": list[int] | None,
+}
 
 
 @creates(AttentionFilter, BNNSLayerParametersMultiheadAttention)
@@ -400,83 +383,32 @@ def BNNSFilterCreateLayerMultiheadAttention() -> None:
     """Create a filter of a multihead attention. None on failure."""
 
 
-@status(-1)
-def BNNSApplyMultiheadAttention(
-    F: BNNSFilter | None,
-    batch_size: int,
-    query: object,
-    query_stride: int,
-    key: object,
-    key_stride: int,
-    key_mask: BNNSNDArrayDescriptor | None,
-    key_mask_stride: int,
-    value: object,
-    value_stride: int,
-    output: object,
-    output_stride: int,
-    add_to_attention: BNNSNDArrayDescriptor | None = None,
-    backprop_cache_size: list[int] | None = None,
-    backprop_cache: object = None,
-    workspace_size: list[int] | None = None,
-    workspace: object = None,
-) -> int:
+@takes(
+    "F batch_size query+ key+ key_mask+ value+ output+ add_to_attention=None backprop_cache_size=None "
+    "backprop_cache=None workspace_size=None workspace=None",
+    {**_TYPES, "backprop_cache_size": list[int] | None},
+)
+def BNNSApplyMultiheadAttention(given: Given) -> None:
     """Apply a multihead attention to a batch. 0, or -1 on failure.
 
     A pointer to a size is a list with one entry. If it is given without its buffer, the call writes the size of the
     buffer to that entry and computes nothing. The backprop cache is any writable buffer, at any alignment; it is filled
     for backward. The workspace is not used.
     """
-    _filter.checked_filter(AttentionFilter, F, _OTHERWISE).apply(
-        batch_size,
-        {"query": (query, query_stride), "key": (key, key_stride), "value": (value, value_stride)},
-        (key_mask, key_mask_stride, add_to_attention),
-        (output, output_stride),
-        (backprop_cache_size, backprop_cache),
-        (workspace_size, workspace),
-    )
-    return 0
+    _filter.checked_filter(AttentionFilter, given["F"], _OTHERWISE).apply(given)
 
 
-@status(-1)
-def BNNSApplyMultiheadAttentionBackward(
-    F: BNNSFilter | None,
-    batch_size: int,
-    query: object,
-    query_stride: int,
-    query_param_delta: BNNSMHAProjectionParameters | None,
-    key: object,
-    key_stride: int,
-    key_mask: BNNSNDArrayDescriptor | None,
-    key_mask_stride: int,
-    key_param_delta: BNNSMHAProjectionParameters | None,
-    value: object,
-    value_stride: int,
-    value_param_delta: BNNSMHAProjectionParameters | None,
-    add_to_attention: BNNSNDArrayDescriptor | None,
-    key_attn_bias_delta: BNNSNDArrayDescriptor | None,
-    value_attn_bias_delta: BNNSNDArrayDescriptor | None,
-    output: object,
-    output_stride: int,
-    output_param_delta: BNNSMHAProjectionParameters | None,
-    backprop_cache_size: int = 0,
-    backprop_cache: object = None,
-    workspace_size: list[int] | None = None,
-    workspace: object = None,
-) -> int:
+@takes(
+    "F batch_size query+ query_param_delta key+ key_mask+ key_param_delta value+ value_param_delta add_to_attention "
+    "key_attn_bias_delta value_attn_bias_delta output+ output_param_delta backprop_cache_size=0 backprop_cache=None "
+    "workspace_size=None workspace=None",
+    {**_TYPES, "backprop_cache_size": int},
+)
+def BNNSApplyMultiheadAttentionBackward(given: Given) -> None:
     """Compute the gradients of a multihead attention, those whose ``data`` is not None. 0, or -1 on failure.
 
     ``output_param_delta.target_desc`` holds the incoming gradient. Inputs that share a gradient's memory receive the
     sum. Without a cache the forward pass is recomputed, except with dropout, whose mask is in the cache. With a cache
     the masks are those of the forward pass. `output` is not used.
     """
-    _filter.checked_filter(AttentionFilter, F, _OTHERWISE).apply_backward(
-        batch_size,
-        {"query": (query, query_stride), "key": (key, key_stride), "value": (value, value_stride)},
-        (key_mask, key_mask_stride, add_to_attention),
-        dict(zip(_WEIGHTS, (query_param_delta, key_param_delta, value_param_delta, output_param_delta), strict=True)),
-        {"key": key_attn_bias_delta, "value": value_attn_bias_delta},
-        backprop_cache_size,
-        backprop_cache,
-        (workspace_size, workspace),
-    )
-    return 0
+    _filter.checked_filter(AttentionFilter, given["F"], _OTHERWISE).apply_backward(given)

@@ -11,11 +11,12 @@ import struct
 import zlib
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from . import _constants as c
+from ._arguments import Given
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, BNNSFilter, checked_descriptor, in_shape, overlapping, source_samples, viewed
 from ._layer import Parameter, Result, float32_delta, rows_first, typed_geometry
@@ -36,7 +37,6 @@ WEIGHTS: Final = (c.BNNSDataLayoutMHA_DHK, *TENSORS)
 _PARAMETERS: Final = (VECTORS, MATRICES, WEIGHTS)  # by the number of axes, from 1 on
 _ADDED: Final = (*MATRICES, *TENSORS, c.BNNSDataLayout4DFirstMajor, c.BNNSDataLayout4DLastMajor)
 _BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
-_Mask: TypeAlias = BNNSNDArrayDescriptor | None
 
 
 class BNNSMHAProjectionParameters(Structure):
@@ -170,13 +170,14 @@ def _values(array: Array) -> Array:
     return in_shape(array, array.shape)
 
 
-def masks_of(sizes: Sizes, batch: int, key_mask: _Mask, key_mask_stride: object, added: _Mask) -> Masks:
+def masks_of(sizes: Sizes, batch: int, given: Given) -> Masks:
     """The masks of a call, as views of their memory."""
     keys = rows = None
+    key_mask, added = given["key_mask"], given["add_to_attention"]
     if key_mask is not None:
         geometry = arranged("key_mask", key_mask, VECTORS, _BOOLEAN)
         check_axes("key_mask", geometry, {"source_length": sizes.sources})
-        keys = source_samples("key_mask", geometry, key_mask.data, batch, key_mask_stride, ".data")
+        keys = source_samples("key_mask", geometry, key_mask.data, batch, given["key_mask_stride"], ".data")
     if added is not None:
         geometry = arranged("add_to_attention", added, _ADDED, (*FLOATS, *_BOOLEAN))
         axes = {"batch_size": batch, "heads": sizes.heads}

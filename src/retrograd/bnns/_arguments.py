@@ -1,0 +1,33 @@
+"""C functions with many arguments, which are declared. What is decorated gets them as one mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from ._declare import written
+from ._failure import status
+
+Given: TypeAlias = Mapping[str, Any]
+
+
+def takes(parameters: str, types: Mapping[str, object]) -> Callable[[Callable[[Given], None]], Callable[..., int]]:
+    """Declare the parameters of a function that returns 0, or -1 on failure.
+
+    ``in_+`` stands for in_ and in_stride, and ``size=None`` has a default. What is not among the `types` is memory, or
+    the stride of a batch.
+    """
+    words = [one for word in parameters.split() for one in _pair(word)]
+    names = [word.partition("=")[0] for word in words]
+    annotations = {name: types.get(name, int if name.endswith("_stride") else object) for name in names}
+
+    def decorate(function: Callable[[Given], None]) -> Callable[..., int]:
+        body = f"_function({{{', '.join(f'{name!r}: {name}' for name in names)}}})\n    return 0"
+        return status(-1)(written(function, words, body, {"_function": function}, {**annotations, "return": int}))
+
+    return decorate
+
+
+def _pair(word: str) -> tuple[str, ...]:
+    name = word.removesuffix("+")
+    return (name,) if name == word else (name, f"{name.rstrip('_')}_stride")
