@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -70,6 +70,8 @@ class BNNSLayerParametersLossYolo(BNNSLayerParametersLossBase):
     anchors_data: Pointer
 
 
+_Weights: TypeAlias = float | Array | None  # one for all, or an array; None: they are 1
+
 # ---- the filter -----------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +116,7 @@ class LossFilter(BNNSFilter):
     def __init__(self, layer: Any, parameters: Any, divide_by_classes: bool) -> None:
         self.function = _checked_function(layer)
         super().__init__(parameters)
-        self.options = _options(layer)
+        self.options: Mapping[str, object] = {**_options(layer), "num_threads": self.threads}
         if layer.reduction not in _REDUCTIONS:
             shown = constant_name("BNNSLossReduction", layer.reduction)
             raise Invalid(f"reduction is {shown}, which is not a BNNSLossReductionFunction")
@@ -138,7 +140,7 @@ class LossFilter(BNNSFilter):
         array = array if array.flags.aligned else array.copy()
         return array.reshape(batch, self.input.elements)
 
-    def _weights(self, data: object, weights_size: object, batch: int) -> float | Array | None:
+    def _weights(self, data: object, weights_size: object, batch: int) -> _Weights:
         size = as_size("weights_size", weights_size)
         if size == 0:
             return None
@@ -154,10 +156,8 @@ class LossFilter(BNNSFilter):
         view = view if view.flags.aligned else view.copy()
         if size == each and not (self.of_samples and size == batch):
             if self.of_samples and self.reduction in ("weighted_mean", "nonzero_mean"):
-                raise Unsupported(
-                    f"weights_size is {size}, a weight for each class, and a mean over the weights of {batch} samples "
-                    "is not defined for them"
-                )
+                mean = f"a mean over the weights of {batch} samples is not defined for them"
+                raise Unsupported(f"weights_size is {size}, a weight for each class, and {mean}")
             return view.reshape(batch, self.input.elements)
         return view
 
@@ -217,37 +217,23 @@ class LossFilter(BNNSFilter):
         self._compute(x, t, dloss, "sum", self.scale, dx)
 
     def _compute(
-        self,
-        x: Array,
-        labels: Array,
-        weights: float | Array | None,
-        reduction: ops.Reduction,
-        scale: float,
-        dx: Result | None,
+        self, x: Array, labels: Array, weights: _Weights, reduction: ops.Reduction, scale: float, dx: Result | None
     ) -> float | Array:
         """Write or add the gradient, and return the loss."""
         out = None if dx is None or dx.accumulates else dx.rows(x.shape)
         if out is not None:
-            inputs = (labels, weights) if isinstance(weights, np.ndarray) else (labels,)
-            apart = same_elements(out, x) or not np.may_share_memory(out, x)
-            if not apart or any(np.may_share_memory(out, other) for other in inputs):
+            inputs = [one for one in (labels, weights) if isinstance(one, np.ndarray)]
+            if not same_elements(out, x):
+                inputs.append(x)
+            if any(np.may_share_memory(out, one) for one in inputs):
                 out = None
-        loss, gradient = _LOSSES[self.function].function(
-            x,
-            labels,
-            weights=weights,
-            reduction=reduction,
-            scale=scale,
-            want_gradient=dx is not None,
-            out=out,
-            num_threads=self.threads,
-            **self.options,
-        )
+        options = {"weights": weights, "reduction": reduction, "scale": scale, **self.options}
+        loss, gradient = _LOSSES[self.function].function(x, labels, want_gradient=dx is not None, out=out, **options)
         if dx is not None and out is None and gradient is not None:
             dx.put(gradient)
         return loss
 
-    def _unweighted_one(self, weights: float | Array | None, batch: int) -> float | Array:
+    def _unweighted_one(self, weights: _Weights, batch: int) -> float | Array:
         """What the documented cosine distance, 1 - w (x t), has more than w (1 - x t)."""
         each = np.broadcast_to(np.asarray(weights, np.float64), (batch,))
         rest = 1 - each

@@ -22,6 +22,7 @@ from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
 _L = TypeVar("_L", bound="Layer")
 _T = TypeVar("_T")
+Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 Given: TypeAlias = Mapping[str, Any]  # arguments, by Swift's labels
 NAMESPACE: Final[dict[str, object]] = {}  # what Swift's BNNS has
 
@@ -226,7 +227,7 @@ def _written(named: Callable[..., object], labels: list[_Label], self: bool, bod
     return written(named, signature, body, names, {**types, "return": None})
 
 
-def takes(declared: str, **types: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(declared: str, **types: object) -> Decorator:
     """Give a method these labels. What is decorated gets the arguments as one mapping.
 
     `types` are those of labels that the table does not have.
@@ -251,7 +252,7 @@ def calls(
     like: str | None = None,
     layer: type[Structure] | None = None,
     **fields: object,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Decorator:
     """Declare a function or a method of a layer with these labels, which checks arrays and calls a C function.
 
     `passed` are the arguments of the C function: labels; ``.label`` for the data of an array; ``label+`` and

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from .. import bnns as c
 from . import _swift_values  # noqa: F401  # declares the types of labels
 from ._failure import raising
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
-from ._swift import calls, check_data, checked_call, public
+from ._swift import Decorator, calls, check_data, checked_call, public
+
+
+def _with_parameters(function: Callable[..., int], declared: str, passed: str) -> Decorator:
+    """Declare a call of a C function whose last argument is that of filters' parameters."""
+    return calls(function, f"{declared} filterParameters?", f"{passed} filterParameters")
 
 
 @calls(
@@ -84,15 +89,15 @@ def dequantize() -> None:
     """Compute ``(input - bias) / scale`` of integers."""
 
 
-@calls(c.BNNSCopy, "source * to filterParameters?", "to source filterParameters")
+@_with_parameters(c.BNNSCopy, "source * to", "to source")
 def copy() -> None:
     """Copy an array, converting its type."""
 
 
-@calls(
+@_with_parameters(
     c.BNNSTranspose,
-    "input output firstTransposeAxis secondTransposeAxis filterParameters?",
-    "output input firstTransposeAxis secondTransposeAxis filterParameters",
+    "input output firstTransposeAxis secondTransposeAxis",
+    "output input firstTransposeAxis secondTransposeAxis",
 )
 def transpose() -> None:
     """Copy an array with two axes exchanged."""
@@ -109,10 +114,10 @@ def applyReduction() -> None:
     """Reduce one array into another."""
 
 
-@calls(
+@_with_parameters(
     c.BNNSMatMul,
-    "inputA transposedA=False inputB transposedB=False output alpha workspace=None filterParameters?",
-    "transposedA transposedB alpha inputA inputB output workspace filterParameters",
+    "inputA transposedA=False inputB transposedB=False output alpha workspace=None",
+    "transposedA transposedB alpha inputA inputB output workspace",
 )
 def applyMatrixMultiplication() -> None:
     """Multiply matrices, broadcast over leading axes."""
@@ -135,47 +140,45 @@ def matrixMultiplicationWorkspaceSize(
     return None if size < 0 else size
 
 
-@calls(
+@_with_parameters(
     c.BNNSDirectApplyTopK,
-    "k input bestValues bestIndices axis batchSize filterParameters?",
-    "k axis batchSize input+ bestValues+ bestIndices+ filterParameters",
+    "k input bestValues bestIndices axis batchSize",
+    "k axis batchSize input+ bestValues+ bestIndices+",
 )
 def applyTopK() -> None:
     """Find the `k` largest values along an axis of a packed batch, in descending order, and their indices."""
 
 
-@calls(
-    c.BNNSDirectApplyInTopK,
-    "k input testIndices output axis batchSize filterParameters?",
-    "k axis batchSize input+ testIndices+ output+ filterParameters",
+@_with_parameters(
+    c.BNNSDirectApplyInTopK, "k input testIndices output axis batchSize", "k axis batchSize input+ testIndices+ output+"
 )
 def applyInTopK() -> None:
     """Whether the values at `testIndices` are among the `k` largest along an axis of a packed batch."""
 
 
-@calls(c.BNNSGather, "input indices output axis filterParameters?", "axis input indices output filterParameters")
+@_with_parameters(c.BNNSGather, "input indices output axis", "axis input indices output")
 def gather() -> None:
     """Copy the elements, or whole slices, that `indices` select along one axis."""
 
 
-@calls(c.BNNSGatherND, "input indices output filterParameters?", "input indices output filterParameters")
+@_with_parameters(c.BNNSGatherND, "input indices output", "input indices output")
 def gatherND() -> None:
     """Copy the elements or slices that vectors of indices select."""
 
 
-@calls(
+@_with_parameters(
     c.BNNSScatter,
-    "input indices output axis reductionFunction:ReductionFunction? filterParameters?",
-    "axis reductionFunction input indices output filterParameters",
+    "input indices output axis reductionFunction:ReductionFunction?",
+    "axis reductionFunction input indices output",
 )
 def scatter() -> None:
     """Write elements, or whole slices, to those that `indices` select along one axis, or add them with ``sum``."""
 
 
-@calls(
+@_with_parameters(
     c.BNNSScatterND,
-    "input indices output reductionFunction:ReductionFunction? filterParameters?",
-    "reductionFunction input indices output filterParameters",
+    "input indices output reductionFunction:ReductionFunction?",
+    "reductionFunction input indices output",
 )
 def scatterND() -> None:
     """Write elements or slices to those that vectors of indices select, or add them with ``sum``."""
@@ -199,19 +202,13 @@ def tileBackward() -> None:
     """Compute the gradient of :func:`tile`."""
 
 
-@calls(
-    c.BNNSShuffle,
-    "shuffleType:ShuffleType * input output filterParameters?",
-    "shuffleType input output filterParameters",
-)
+@_with_parameters(c.BNNSShuffle, "shuffleType:ShuffleType * input output", "shuffleType input output")
 def shuffle() -> None:
     """Rearrange channels as blocks of pixels, or back."""
 
 
-@calls(
-    c.BNNSBandPart,
-    "source * to lowerBandCount|None upperBandCount|None filterParameters?",
-    "lowerBandCount upperBandCount source to filterParameters",
+@_with_parameters(
+    c.BNNSBandPart, "source * to lowerBandCount|None upperBandCount|None", "lowerBandCount upperBandCount source to"
 )
 def copyBandPart() -> None:
     """Copy the diagonals of matrices around the main one; None means all of them. Other elements become 0."""

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from .. import bnns as c
 from . import _swift as swift
 from ._memory import Geometry
 from ._structures import BNNSNDArrayDescriptor, Structure
-from ._swift import Given, Layer
+from ._swift import Decorator, Given, Layer
 from ._swift_values import ConvolutionType
+
+
+def _applies(
+    function: Callable[..., int], declared: str, passed: str, data: str | None = None, like: str | None = None
+) -> Decorator:
+    """Declare a method that applies a layer's filter to a packed batch."""
+    return swift.calls(function, f"batchSize {declared}", f"self batchSize {passed}", data=data, like=like)
+
 
 # ---- layers with one input ------------------------------------------------------------------------------------------
 
@@ -19,16 +27,14 @@ from ._swift_values import ConvolutionType
 class UnaryLayer(Layer):
     """A layer with one input."""
 
-    @swift.calls(c.BNNSFilterApplyBatch, "batchSize input output", "self batchSize .input+ .output+")
+    @_applies(c.BNNSFilterApplyBatch, "input output", ".input+ .output+")
     def apply(self) -> None:
         """Apply the layer to a packed batch."""
 
-    @swift.calls(
+    @_applies(
         c.BNNSFilterApplyBackwardBatch,
-        "batchSize input? output? outputGradient generatingInputGradient? generatingWeightsGradient? "
-        "generatingBiasGradient?",
-        "self batchSize .input+ generatingInputGradient+ .output+ outputGradient+ generatingWeightsGradient "
-        "generatingBiasGradient",
+        "input? output? outputGradient generatingInputGradient? generatingWeightsGradient? generatingBiasGradient?",
+        ".input+ generatingInputGradient+ .output+ outputGradient+ generatingWeightsGradient generatingBiasGradient",
     )
     def applyBackward(self) -> None:
         """Compute the gradients of a packed batch."""
@@ -96,10 +102,10 @@ class EmbeddingLayer(
 ):
     """A lookup of items in a dictionary."""
 
-    @swift.calls(
+    @_applies(
         c.BNNSFilterApplyBackwardBatch,
-        "batchSize input output? outputGradient generatingWeightsGradient",
-        "self batchSize .input+ (None) (0) (None) (0) outputGradient+ generatingWeightsGradient (None)",
+        "input output? outputGradient generatingWeightsGradient",
+        ".input+ (None) (0) (None) (0) outputGradient+ generatingWeightsGradient (None)",
     )
     def applyBackward(self) -> None:
         """Compute the gradient of the dictionary. `output` is ignored."""
@@ -112,23 +118,18 @@ class PoolingLayer(Layer):
         "type:PoolingType input output bias? activation=.identity kernelSize stride padding=.zero filterParameters?"
     )
     def __init__(self, given: Given) -> None:
-        self._type = given["type"]
+        self._indices = given["type"].index_type, given["type"].indices, 0
         layer = swift.filled(c.BNNSLayerParametersPooling, given, ["bias"])
         self._filter = swift.made(c.BNNSFilterCreateLayerPooling, layer, given["filterParameters"])
 
-    @swift.calls(
-        c.BNNSPoolingFilterApplyBatchEx,
-        "batchSize input output",
-        "self batchSize .input+ .output+ (self._type.index_type) (self._type.indices) (0)",
-    )
+    @_applies(c.BNNSPoolingFilterApplyBatchEx, "input output", ".input+ .output+ *self._indices")
     def apply(self) -> None:
         """Pool a packed batch."""
 
-    @swift.calls(
+    @_applies(
         c.BNNSPoolingFilterApplyBackwardBatchEx,
-        "batchSize input? output? outputGradient generatingInputGradient? generatingBiasGradient?",
-        "self batchSize .input+ generatingInputGradient+ .output+ outputGradient+ generatingBiasGradient "
-        "(self._type.index_type) (self._type.indices) (0)",
+        "input? output? outputGradient generatingInputGradient? generatingBiasGradient?",
+        ".input+ generatingInputGradient+ .output+ outputGradient+ generatingBiasGradient *self._indices",
     )
     def applyBackward(self) -> None:
         """Compute the gradients of a packed batch."""
@@ -150,19 +151,15 @@ class BroadcastMatrixMultiplyLayer(
         operand: Geometry | None = getattr(self._filter, "operands", (None, None))[label == "inputB"]
         return operand
 
-    @swift.calls(
-        c.BNNSFilterApplyTwoInputBatch,
-        "batchSize inputA inputB output",
-        "self batchSize .inputA+ .inputB+ .output+",
-    )
+    @_applies(c.BNNSFilterApplyTwoInputBatch, "inputA inputB output", ".inputA+ .inputB+ .output+")
     def applyTwo(self) -> None:
         """Multiply two inputs: Swift's ``apply(batchSize:inputA:inputB:output:)``."""
 
-    @swift.calls(
+    @_applies(
         c.BNNSFilterApplyBackwardTwoInputBatch,
-        "batchSize inputA inputB output? outputGradient generatingInputAGradient|None generatingInputBGradient|None",
-        "self batchSize .inputA+ generatingInputAGradient+ .inputB+ generatingInputBGradient+ (None) (0) "
-        "outputGradient+ (None) (None)",
+        "inputA inputB output? outputGradient generatingInputAGradient|None generatingInputBGradient|None",
+        ".inputA+ generatingInputAGradient+ .inputB+ generatingInputBGradient+ (None) (0) outputGradient+ (None) "
+        "(None)",
         data="inputA inputB outputGradient",
         like="",
     )
@@ -190,20 +187,14 @@ class NormalizationLayer(Layer):
         create = c.BNNSFilterCreateLayerNormalization
         self._filter = swift.made(create, kind.norm_type, layer, parameters, momentum_weighs=weighs)
 
-    @swift.calls(
-        c.BNNSNormalizationFilterApplyBatch,
-        "batchSize input output for_",
-        "self batchSize .input+ .output+ for_",
-    )
+    @_applies(c.BNNSNormalizationFilterApplyBatch, "input output for_", ".input+ .output+ for_")
     def apply(self) -> None:
         """Normalize a packed batch. `for_` is Swift's label ``for``."""
 
-    @swift.calls(
+    @_applies(
         c.BNNSNormalizationFilterApplyBackwardBatch,
-        "batchSize input? output outputGradient generatingInputGradient|None generatingBetaGradient? "
-        "generatingGammaGradient?",
-        "self batchSize generatingInputGradient+ .output+ outputGradient+ generatingBetaGradient "
-        "generatingGammaGradient",
+        "input? output outputGradient generatingInputGradient|None generatingBetaGradient? generatingGammaGradient?",
+        "generatingInputGradient+ .output+ outputGradient+ generatingBetaGradient generatingGammaGradient",
         data="outputGradient generatingInputGradient generatingBetaGradient generatingGammaGradient",
         like="",
     )
