@@ -47,23 +47,21 @@ class ActivationFilter(OneInputFilter):
         self.converts = any(geometry.dtype.kind in "iu" for geometry in (self.input, self.output))
         self.scales = scale_of("i_desc", layer.i_desc), scale_of("o_desc", layer.o_desc)
         if self.input.elements != self.output.elements:
-            raise Invalid(
-                f"o_desc has {self.output.elements} elements, expected {self.input.elements} as in i_desc with its "
-                f"{size_of(self.input)}"
-            )
+            expected = f"{self.input.elements} as in i_desc with its {size_of(self.input)}"
+            raise Invalid(f"o_desc has {self.output.elements} elements, expected {expected}")
         if self.output.may_overlap:
             raise _filter.overlapping("o_desc", self.output)
         if self.function == _PER_CHANNEL and layer.i_desc.layout != c.BNNSDataLayoutImageCHW:
             raise Invalid("PReLUPerChannel needs i_desc.layout ImageCHW")
         self.axes = self._softmax_axes(layer)
         alpha, beta = as_float("alpha", layer.activation.alpha), as_float("beta", layer.activation.beta)
-        if self.function not in (*_SOFTMAXES, _PER_CHANNEL):
+        elements = self.function not in (*_SOFTMAXES, _PER_CHANNEL)
+        if elements:
             elementwise(BNNSActivation(self.function, alpha, beta))  # raises if there is no such function
         # BNNSGetPointer returns these; the next call uses what the client has written to them.
         channels = self.input.shape[0] if self.function == _PER_CHANNEL else 1
         self.alpha, self.beta = self.arena.allocate((channels,), FLOAT32), self.arena.allocate((1,), FLOAT32)
         self.alpha[...], self.beta[...] = alpha, beta
-        elements = self.function not in (*_SOFTMAXES, _PER_CHANNEL)
         # The engine writes the output itself.
         same = self.input.dtype is self.output.dtype and self.input.shape == self.output.shape
         self._direct = elements and same and not self.converts
@@ -131,9 +129,9 @@ class ActivationFilter(OneInputFilter):
         with np.errstate(all="ignore"):
             z -= z.max(axis=self.axes, keepdims=True)
             total = np.exp(z).sum(axis=self.axes, keepdims=True)
-            result: npt.NDArray[np.float64]
-            result = np.exp(z) / total if self.function == c.BNNSActivationFunctionSoftmax else z - np.log(total)
-        return result
+            return np.asarray(
+                np.exp(z) / total if self.function == c.BNNSActivationFunctionSoftmax else z - np.log(total)
+            )
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 

@@ -63,11 +63,7 @@ class BNNSArithmeticTernary(Structure):
 
 
 _FIELDS: Final = {1: BNNSArithmeticUnary, 2: BNNSArithmeticBinary, 3: BNNSArithmeticTernary}
-_DESCRIPTOR_TYPES: Final = {
-    c.BNNSConstant: "BNNSConstant",
-    c.BNNSSample: "BNNSSample",
-    c.BNNSParameter: "BNNSParameter",
-}
+_DESCRIPTOR_TYPES: Final = {getattr(c, name): name for name in ("BNNSConstant", "BNNSSample", "BNNSParameter")}
 
 
 class _Operand(NamedTuple):
@@ -93,9 +89,8 @@ class ArithmeticFilter(BNNSFilter):
         arity = self.function.arity
         fields = _layer.checked_layer(_FIELDS[arity], layer.arithmetic_function_fields, "arithmetic_function_fields")
         names = ("in_",) if arity == 1 else ("in1", "in2", "in3")[:arity]
-        self.operands = [
-            _operand(fields, name, code == c.BNNSArithmeticSelect and name == "in1", False) for name in names
-        ]
+        boolean = "in1" if code == c.BNNSArithmeticSelect else ""
+        self.operands = [_operand(fields, name, name == boolean, False) for name in names]
         self.output = _operand(fields, "out", False, True)
         self._check_shapes()
         self.activation = _layer.layer_activation(layer.activation, self.output.geometry)
@@ -121,10 +116,8 @@ class ArithmeticFilter(BNNSFilter):
             return batch
         for name, _, kind in self.operands:
             if kind == c.BNNSSample and batch > 1:
-                raise Invalid(
-                    f"batch_size is {batch} and {name}_type is BNNSSample, but out_type is "
-                    f"{_DESCRIPTOR_TYPES[self.output.kind]}: there is one result for all samples"
-                )
+                result = f"out_type is {_DESCRIPTOR_TYPES[self.output.kind]}: there is one result for all samples"
+                raise Invalid(f"batch_size is {batch} and {name}_type is BNNSSample, but {result}")
         return 1
 
     def _check_number(self, number: object) -> None:
@@ -138,12 +131,12 @@ class ArithmeticFilter(BNNSFilter):
         if inputs is None:
             return [None] * count
         pointers, steps = _entries("in", inputs, count), _entries("in_stride", strides, count)
-        return [
-            None
-            if pointer is None
-            else _filter.source_samples(f"in[{k}]", operand.geometry, pointer, batch if operand.is_sample else 1, step)
-            for k, (operand, pointer, step) in enumerate(zip(self.operands, pointers, steps, strict=True))
-        ]
+        found: list[Array | None] = []
+        for k, (operand, data, step) in enumerate(zip(self.operands, pointers, steps, strict=True)):
+            samples = batch if operand.is_sample else 1
+            view = None if data is None else _filter.source_samples(f"in[{k}]", operand.geometry, data, samples, step)
+            found.append(view)
+        return found
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
@@ -244,10 +237,10 @@ class ArithmeticFilter(BNNSFilter):
 
 
 def _operand(fields: Structure, name: str, boolean: bool, written: bool) -> _Operand:
-    kind = getattr(fields, "in_type" if name == "in_" else f"{name}_type")
-    if not isinstance(kind, int) or kind not in _DESCRIPTOR_TYPES:
-        raise Invalid(f"{name.rstrip('_')}_type is {kind!r}, must be BNNSConstant, BNNSSample or BNNSParameter")
     shown = name.rstrip("_")
+    kind = getattr(fields, f"{shown}_type")
+    if not isinstance(kind, int) or kind not in _DESCRIPTOR_TYPES:
+        raise Invalid(f"{shown}_type is {kind!r}, must be BNNSConstant, BNNSSample or BNNSParameter")
     types = (*FLOATS, c.BNNSDataTypeBoolean) if boolean else FLOATS
     check = _layer.output_geometry if written else _layer.typed_geometry
     return _Operand(shown, check(shown, getattr(fields, name), types), kind)

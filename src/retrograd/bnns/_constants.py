@@ -20,60 +20,28 @@ BNNSDataTypeIntBit = 0x20000
 BNNSDataTypeUIntBit = 0x40000
 BNNSDataTypeIndexedBit = 0x80000
 BNNSDataTypeMiscellaneousBit = 0x100000
-BNNSDataTypeFloat16 = 0x10010
-BNNSDataTypeFloat32 = 0x10020
+_WIDTHS = {"Float": "16 32", "Int": "1 2 4 8 16 32 64", "UInt": "1 2 3 4 6 8 16 32 64", "Indexed": "1 2 4 8"}
+for _kind, _widths in _WIDTHS.items():
+    for _width in _widths.split():
+        globals()[f"BNNSDataType{_kind}{_width}"] = globals()[f"BNNSDataType{_kind}Bit"] | int(_width)
 BNNSDataTypeBFloat16 = 0x18010
-BNNSDataTypeInt1 = 0x20001
-BNNSDataTypeInt2 = 0x20002
-BNNSDataTypeInt4 = 0x20004
-BNNSDataTypeInt8 = 0x20008
-BNNSDataTypeInt16 = 0x20010
-BNNSDataTypeInt32 = 0x20020
-BNNSDataTypeInt64 = 0x20040
-BNNSDataTypeUInt1 = 0x40001
-BNNSDataTypeUInt2 = 0x40002
-BNNSDataTypeUInt3 = 0x40003
-BNNSDataTypeUInt4 = 0x40004
-BNNSDataTypeUInt6 = 0x40006
-BNNSDataTypeUInt8 = 0x40008
-BNNSDataTypeUInt16 = 0x40010
-BNNSDataTypeUInt32 = 0x40020
-BNNSDataTypeUInt64 = 0x40040
-BNNSDataTypeIndexed1 = 0x80001
-BNNSDataTypeIndexed2 = 0x80002
-BNNSDataTypeIndexed4 = 0x80004
-BNNSDataTypeIndexed8 = 0x80008
 BNNSDataTypeBoolean = 0x100008
 
 # BNNSDataLayout: the rank is the value >> 16; bit 15 marks the generic layouts.
 BNNSDataLayoutVector = 0x10000
-BNNSDataLayout1DLastMajor = 0x18000
-BNNSDataLayout1DFirstMajor = 0x18001
 BNNSDataLayoutRowMajorMatrix = 0x20000
 BNNSDataLayoutColumnMajorMatrix = 0x20001
 BNNSDataLayoutFullyConnectedSparse = 0x21001
-BNNSDataLayout2DLastMajor = 0x28000
-BNNSDataLayout2DFirstMajor = 0x28001
 BNNSDataLayoutImageCHW = 0x30000
 BNNSDataLayoutSNE = 0x30001
 BNNSDataLayoutNSE = 0x30002
 BNNSDataLayoutMHA_DHK = 0x30003
-BNNSDataLayout3DLastMajor = 0x38000
-BNNSDataLayout3DFirstMajor = 0x38001
 BNNSDataLayoutConvolutionWeightsOIHW = 0x40000
 BNNSDataLayoutConvolutionWeightsOIHrWr = 0x40001
 BNNSDataLayoutConvolutionWeightsIOHrWr = 0x40002
 BNNSDataLayoutConvolutionWeightsOIHW_Pack32 = 0x40010
-BNNSDataLayout4DLastMajor = 0x48000
-BNNSDataLayout4DFirstMajor = 0x48001
-BNNSDataLayout5DLastMajor = 0x58000
-BNNSDataLayout5DFirstMajor = 0x58001
-BNNSDataLayout6DLastMajor = 0x68000
-BNNSDataLayout6DFirstMajor = 0x68001
-BNNSDataLayout7DLastMajor = 0x78000
-BNNSDataLayout7DFirstMajor = 0x78001
-BNNSDataLayout8DLastMajor = 0x88000
-BNNSDataLayout8DFirstMajor = 0x88001
+for _rank in range(1, BNNS_MAX_TENSOR_DIMENSION + 1):
+    _enumeration(f"BNNSDataLayout{_rank}D", "LastMajor FirstMajor", first=_rank << 16 | 0x8000)
 
 # BNNSNDArrayFlags: whether a call overwrites a gradient or adds to it.
 BNNSNDArrayFlagBackpropSet = 0

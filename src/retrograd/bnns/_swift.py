@@ -319,7 +319,8 @@ _RENAMED: Final = (
     "input=i_desc output=o_desc weights=w_desc inputA=iA_desc inputB=iB_desc beta=beta_desc gamma=gamma_desc "
     "transposedA=transA transposedB=transB isWeightsA=a_is_weights isWeightsB=b_is_weights isQuadratic=quadratic "
     "groupCount=groups groupSize=groups paddingIndex=padding_idx maximumNorm=max_norm interpolationMethod=method "
-    "alignsCorners=align_corners"
+    "alignsCorners=align_corners coordinatesAreNormalized=normalized_coordinates spatialScale=spatial_scale "
+    "extrapolationValue=extrapolation_value samplingMode=sampling_mode boxCoordinateMode=box_coordinate_mode"
 )
 _FIELDS: Final = dict(pair.split("=") for pair in _RENAMED.split())
 _CONVERTED: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {

@@ -335,23 +335,15 @@ class CropResizeLayer:
         centerSizeHeightFirst = c.BNNSCenterSizeHeightFirst
         centerSizeWidthFirst = c.BNNSCenterSizeWidthFirst
 
-    def __init__(
-        self,
-        *,
-        coordinatesAreNormalized: bool,
-        spatialScale: float,
-        extrapolationValue: float = 0.0,
-        samplingMode: LinearSamplingMode = LinearSamplingMode.default,
-        boxCoordinateMode: BoxCoordinateMode,
-    ) -> None:
-        self._filter = c.BNNSLayerParametersCropResize(  # the first argument of the C functions
-            coordinatesAreNormalized,
-            spatialScale,
-            extrapolationValue,
-            samplingMode.value,
-            boxCoordinateMode.value,
-            c.BNNSInterpolationMethodLinear,
-        )
+    @swift.takes(
+        "coordinatesAreNormalized spatialScale extrapolationValue=0.0 samplingMode=.default boxCoordinateMode",
+        samplingMode=LinearSamplingMode,
+        boxCoordinateMode=BoxCoordinateMode,
+    )
+    def __init__(self, given: Given) -> None:
+        fields = {"method": c.BNNSInterpolationMethodLinear}
+        # The first argument of the C functions.
+        self._filter = swift.filled(c.BNNSLayerParametersCropResize, given, fields=fields)
 
     @swift.calls(
         c.BNNSCropResize,

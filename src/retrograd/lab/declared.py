@@ -115,7 +115,10 @@ def _type(annotation: Any) -> str:
     filters = {kind.__name__ for kind in _subclasses(BNNSFilter)}
 
     def named(match: re.Match[str]) -> str:
-        name = match[0].rpartition(".")[2]
+        outer, _, name = match[0].rpartition(".")
+        owner = outer.rpartition(".")[2]
+        if owner in swift:
+            return f"_{owner}.{name}"
         if name in swift:
             return f"BNNS.{name}" if name in listed else f"_{name}"
         return "BNNSFilter" if name in filters else name
