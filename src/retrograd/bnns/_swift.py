@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from .. import bnns as c
+from ._arguments import Given as Given
 from ._declare import written
 from ._failure import Invalid, Unsupported, raising
 from ._memory import Geometry, data_type_of, listed
@@ -23,7 +24,6 @@ from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 _L = TypeVar("_L", bound="Layer")
 _T = TypeVar("_T")
 Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
-Given: TypeAlias = Mapping[str, Any]  # arguments, by Swift's labels
 NAMESPACE: Final[dict[str, object]] = {}  # what Swift's BNNS has
 
 

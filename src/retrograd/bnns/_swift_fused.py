@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 from .. import bnns as c
 from . import _swift as swift
@@ -170,8 +170,8 @@ class FusedTernaryArithmeticParameters(_ArithmeticParameters):
     function: ArithmeticTernaryFunction
 
 
+_Functions: TypeAlias = tuple[Callable[..., int], Callable[..., int]]  # for one input and for many
 _INPUTS: Final = ("input", "inputA", "inputB", "inputC")
-# The C functions for one input and for many.
 _FORWARD: Final = (c.BNNSFusedFilterApplyBatch, c.BNNSFusedFilterApplyMultiInputBatch)
 _BACKWARD: Final = (c.BNNSFusedFilterApplyBackwardBatch, c.BNNSFusedFilterApplyBackwardMultiInputBatch)
 
@@ -221,7 +221,7 @@ class FusedLayer(Layer):
             if array is not None and array.data is not None:
                 swift.check_like(name, array, self._made(name))
 
-    def _own(self, given: Given, label: Callable[[str], str] = str) -> dict[str, Any]:
+    def _own(self, given: Given, label: Callable[[str], str] = str) -> Given:
         """The arrays of this layer's inputs, or their gradients, which have another `label`."""
         for name in _INPUTS:
             if given.get(label(name)) is not None and name not in self._names:
@@ -229,7 +229,7 @@ class FusedLayer(Layer):
                 raise BNNSError("layerApplyFail", f"{name}, or its gradient, is given, but the layer has {inputs}")
         return {name: given[label(name)] for name in self._names}
 
-    def _call(self, functions: tuple[Callable[..., int], ...], batch: int, lists: Sequence[Any], *rest: object) -> None:
+    def _call(self, functions: _Functions, batch: int, lists: Sequence[Sequence[object]], *rest: object) -> None:
         """Call the C function for one input or for many. `lists` have an entry for each input."""
         for_one, for_many = functions
         if getattr(self._filter, "many", False):
@@ -276,7 +276,7 @@ _NORMALIZATION: Final = (
 )
 
 
-def _options(start: str, given: Given) -> dict[str, Any]:
+def _options(start: str, given: Given) -> Given:
     """The arguments whose labels start so, by the rest of their labels."""
     found = {label.removeprefix(start): value for label, value in given.items() if label.startswith(start)}
     return {f"{label[0].lower()}{label[1:]}": value for label, value in found.items() if label}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from .. import bnns as c
@@ -52,12 +52,6 @@ _FIELDS: Final = {
 }
 
 
-@cache
-def _field(parameter: str) -> str:
-    """``learning_rate`` for ``learningRate``."""
-    return _FIELDS.get(parameter, re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", parameter))
-
-
 @dataclasses.dataclass(kw_only=True)
 class Optimizer:
     """Base class of the optimizers. Gradients are limited by `gradientClipping`, or by the older `clipsGradientsTo`."""
@@ -89,11 +83,18 @@ class Optimizer:
         """Of the names of C functions and structures."""
         return "" if self.gradientClipping is None else "WithClipping"
 
+    @cached_property
+    def _field_names(self) -> dict[str, str]:
+        """Parameters and their fields: ``learning_rate`` for ``learningRate``."""
+        names = [one.name for one in dataclasses.fields(self)]
+        spelled = {name: re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name) for name in names}
+        found = {name: _FIELDS.get(name, field) for name, field in spelled.items()}
+        return {name: field for name, field in found.items() if field}
+
     def _fields(self) -> Structure:
         """The structure of the C function."""
         kind = getattr(c, f"BNNSOptimizer{self._structure}{self._ending}Fields")
-        names = [one.name for one in dataclasses.fields(self) if _field(one.name)]
-        values = {_field(name): getattr(self, name) for name in names}
+        values = {field: getattr(self, name) for name, field in self._field_names.items()}
         made: Structure = kind(**values, **self._clipping())
         return made
 
