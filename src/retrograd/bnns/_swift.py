@@ -271,8 +271,9 @@ def calls(
         arguments, memory, used = [], [], []
         for word in passed.split():
             keyword, equals, name = word.rpartition("=")
-            several = [one for one in name.strip("+.").split(",") if one]
-            form = "[{}]" if "," in name else "{}"
+            is_list = "," in name and name[0] != "("
+            several = [one for one in name.strip("+.").split(",") if one] if is_list else [name.strip("+.")]
+            form = "[{}]" if is_list else "{}"
             used += several
             if word[0] == ".":
                 memory += several

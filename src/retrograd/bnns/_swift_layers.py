@@ -213,29 +213,27 @@ class LossLayer(Layer):
         layer = function.structure(i_desc=input, o_desc=output, reduction=reduction.value, **function.fields)
         self._filter = swift.made(c.BNNSFilterCreateLayerLoss, layer, parameters, divide_by_classes=divides)
 
-    @swift.takes("batchSize input labels output weights? broadcastsWeights=False generatingInputGradient")
-    def apply(self, given: Given) -> None:
+    @_applies(
+        c.BNNSLossFilterApplyBatch,
+        "input labels output weights? broadcastsWeights=False generatingInputGradient",
+        ".input+ .labels+ .weights (self._count(batchSize,weights,broadcastsWeights)) .output generatingInputGradient+",
+        data="input labels output weights generatingInputGradient",
+        like="input labels",
+    )
+    def apply(self) -> None:
         """Compute the loss of a packed batch and the gradient of its input.
 
         With `broadcastsWeights` the first of the `weights` is that of all losses; otherwise each has its own.
         """
-        batch, input, labels, output, weights, broadcasts, gradient = given.values()
-        swift.check_data(input=input, labels=labels, output=output, weights=weights, generatingInputGradient=gradient)
-        swift.check_like("input", input, self._made("input"))
-        swift.check_like("labels", labels, self._made("input"))
-        size = 0
-        if weights is not None:
-            size = 1 if broadcasts else batch * getattr(self._filter, "values", 1)
-        samples = (
-            input.data,
-            swift.stride_of(input),
-            labels.data,
-            swift.stride_of(labels),
-            swift.data_of(weights),
-            size,
-        )
-        rest = (output.data, gradient, swift.stride_of(gradient))
-        swift.checked_call(c.BNNSLossFilterApplyBatch, self._filter, batch, *samples, *rest)
+
+    def _made(self, label: str) -> Geometry | None:
+        return super()._made("input" if label == "labels" else label)
+
+    def _count(self, batch: int, weights: BNNSNDArrayDescriptor | None, broadcasts: bool) -> int:
+        """The number of weights."""
+        if weights is None:
+            return 0
+        return 1 if broadcasts else batch * getattr(self._filter, "values", 1)
 
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
@@ -270,18 +268,14 @@ class _ArithmeticLayer(Layer):
             layer = c.BNNSLayerParametersArithmetic(given["function"], fields, given["activation"].bnnsActivation)
             self._filter = swift.made(c.BNNSFilterCreateLayerArithmetic, layer, given["filterParameters"])
 
-        @swift.calls(
-            c.BNNSArithmeticFilterApplyBatch,
-            f"batchSize {inputs} output",
-            f"self batchSize ({len(names)}) .{all_inputs}+ .output+",
-        )
+        @_applies(c.BNNSArithmeticFilterApplyBatch, f"{inputs} output", f"({len(names)}) .{all_inputs}+ .output+")
         def apply() -> None:
             """Apply the layer to a packed batch."""
 
-        @swift.calls(
+        @_applies(
             c.BNNSArithmeticFilterApplyBackwardBatch,
-            f"batchSize {inputs} output? outputGradient {nullable}",
-            f"self batchSize ({len(names)}) .{all_inputs}+ {all_gradients}+ .output+ outputGradient+",
+            f"{inputs} output? outputGradient {nullable}",
+            f"({len(names)}) .{all_inputs}+ {all_gradients}+ .output+ outputGradient+",
             data="outputGradient",
         )
         def applyBackward() -> None:
@@ -316,7 +310,10 @@ class TernaryArithmeticLayer(_ArithmeticLayer, inputs="inputA inputB inputC", fu
 
 @swift.public
 class CropResizeLayer:
-    """Samples regions of images by linear interpolation. It has no filter: arrays say the sizes."""
+    """Samples regions of images by linear interpolation.
+
+    It has no filter: arrays say the sizes, and the C functions take its structure.
+    """
 
     class LinearSamplingMode(enum.Enum):
         """Which points of a region are sampled."""
@@ -342,7 +339,6 @@ class CropResizeLayer:
     )
     def __init__(self, given: Given) -> None:
         fields = {"method": c.BNNSInterpolationMethodLinear}
-        # The first argument of the C functions.
         self._filter = swift.filled(c.BNNSLayerParametersCropResize, given, fields=fields)
 
     @swift.calls(

@@ -396,9 +396,8 @@ class Shape:
         if dataLayout is None:
             if not 1 <= len(size) <= c.BNNS_MAX_TENSOR_DIMENSION:
                 raise ValueError(f"a shape has from 1 to {c.BNNS_MAX_TENSOR_DIMENSION} axes, not {len(size)}")
-            dataLayout = (
-                c.BNNSDataLayoutVector if len(size) == 1 else getattr(c, f"BNNSDataLayout{len(size)}DFirstMajor")
-            )
+            name = "Vector" if len(size) == 1 else f"{len(size)}DFirstMajor"
+            dataLayout = int(getattr(c, f"BNNSDataLayout{name}"))
         layout, rank = dataLayout, dataLayout >> 16
         if len(size) != rank or (stride is not None and len(stride) != rank):
             given = len(size) if len(size) != rank else len(stride or ())
