@@ -121,6 +121,7 @@ def check_data(**descriptors: BNNSNDArrayDescriptor | None) -> None:
 
 
 def checked_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    """The geometry of an array; errors begin with its name."""
     try:
         return descriptor.geometry()
     except (Invalid, Unsupported) as error:

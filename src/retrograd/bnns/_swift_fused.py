@@ -28,7 +28,7 @@ class FusableLayerParameters:
 
     inputs: ClassVar[int] = 1
     structure: ClassVar[type[Structure]]  # of the C function
-    fields: ClassVar[Mapping[str, int]] = {}  # of the structure, beside those of the parameters
+    constants: ClassVar[tuple[str, ...]] = ()  # attributes of the class that are fields of the structure
 
     def __init_subclass__(cls) -> None:
         if not cls.__name__.startswith("_"):
@@ -43,7 +43,8 @@ class FusableLayerParameters:
         """The structure of the C function."""
         (input,) = inputs
         optional = ("beta", "gamma", "bias", "scale", "axis")
-        return swift.filled(self.structure, {**vars(self), "input": input, "output": output}, optional, self.fields)
+        fields = {name: getattr(self, name) for name in self.constants}
+        return swift.filled(self.structure, {**vars(self), "input": input, "output": output}, optional, fields)
 
     def input_type(self, first: int, output: int) -> int:
         """The data type of the input of a second layer, given those of the first layer's input and of the output."""
@@ -104,7 +105,8 @@ class FusedQuantizationParameters(FusableLayerParameters):
 
     filter_type = c.BNNSQuantization
     structure = c.BNNSLayerParametersQuantization
-    fields: ClassVar[Mapping[str, int]] = {"function": c.BNNSQuantizerFunctionQuantize}
+    constants: ClassVar[tuple[str, ...]] = ("function",)
+    function: ClassVar[int] = c.BNNSQuantizerFunctionQuantize
 
     scale: BNNSNDArrayDescriptor | None
     bias: BNNSNDArrayDescriptor | None
@@ -119,7 +121,7 @@ class FusedQuantizationParameters(FusableLayerParameters):
 class FusedDequantizationParameters(FusedQuantizationParameters):
     """A dequantization of a layer whose input and output are integers."""
 
-    fields: ClassVar[Mapping[str, int]] = {"function": c.BNNSQuantizerFunctionDequantize}
+    function: ClassVar[int] = c.BNNSQuantizerFunctionDequantize
 
     def input_type(self, first: int, output: int) -> int:
         return first
