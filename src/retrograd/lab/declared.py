@@ -23,8 +23,13 @@ from ..bnns._swift import NAMESPACE
 from ..bnns._swift_values import ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator
 
 _MARKS: Final = "<!-- functions: written by retrograd.lab.declared -->", "<!-- end of functions -->"
-_SUBJECTS: Final = {"apply": "all filters", "filter": "all filters", "rearrange": "bands, comparisons, shuffles, tiles"}
-_SUBJECTS |= {"sample map": "dropout, padding, permutation", "topk": "largest values"}
+_SUBJECTS: Final = {  # modules whose names say too little
+    "apply": "all filters",
+    "filter": "all filters",
+    "rearrange": "bands, comparisons, shuffles, tiles",
+    "sample map": "dropout, padding, permutation",
+    "topk": "largest values",
+}
 _PUBLIC: Final[list[str]] = sorted(vars(bnns)["__all__"])
 # Enumerations that are made from a list of cases, which type checkers do not see.
 _LISTED: Final = (ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator)
