@@ -241,7 +241,7 @@ def BNNSFilterCreateLayerReduction() -> None:
 def BNNSDirectApplyReduction(
     layer_params: BNNSLayerParametersReduction, filter_params: BNNSFilterParameters | None = None
 ) -> int:
-    """Reduce the array of ``i_desc`` into that of ``o_desc``. 0, or -1 on failure."""
+    """Reduce the array of ``i_desc`` into the array of ``o_desc``. 0, or -1 on failure."""
     filter = ReductionFilter(layer_params, filter_params)
     for name, descriptor in (("i_desc", layer_params.i_desc), ("o_desc", layer_params.o_desc)):
         if descriptor.data is None:

@@ -24,6 +24,13 @@ from ..bnns._swift import NAMESPACE
 from ..bnns._swift_values import ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator
 
 _MARKS: Final = "<!-- functions: written by retrograd.lab.declared -->", "<!-- end of functions -->"
+_SUBJECTS: Final = {  # modules whose names say too little
+    "apply": "all filters",
+    "filter": "all filters",
+    "rearrange": "bands, comparisons, shuffles, tiles",
+    "sample map": "dropout, padding, permutation",
+    "topk": "largest values",
+}
 _PUBLIC: Final[list[str]] = sorted(vars(bnns)["__all__"])
 # Enumerations that are made from a list of cases, which type checkers do not see.
 _LISTED: Final = (ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator)
@@ -137,8 +144,8 @@ def _subclasses(kind: type) -> Iterator[type]:
 
 
 def table() -> str:
-    """Every C function: its arguments, and the first sentence of its docstring."""
-    lines = ["| function | arguments | what it does |", "|---|---|---|"]
+    """A row for each subject: its C functions with their arguments and the first sentence of their docstrings."""
+    subjects: dict[str, list[str]] = {}
     for name in _PUBLIC:
         function = getattr(bnns, name)
         if not inspect.isfunction(function) or not name.startswith("BNNS"):
@@ -146,8 +153,12 @@ def table() -> str:
         first = " ".join((function.__doc__ or "").split("\n\n")[0].split())
         sentence = re.split(r"(?<=\.) (?=[A-Z0-9`])", first)[0]
         shown = sentence.replace("|", "\\|").replace("``", "`").replace(":func:", "")
-        lines.append(f"| `{name}` | {', '.join(inspect.signature(function).parameters)} | {shown} |")
-    return "\n".join(lines)
+        arguments = ", ".join(inspect.signature(function).parameters)
+        call = f"`{name}`" + f" ({arguments})" * (arguments != "layer_params, filter_params")
+        subject = function.__module__.rpartition("._")[2].removesuffix("_filter").replace("_", " ")
+        subjects.setdefault(_SUBJECTS.get(subject, subject), []).append(f"{call}: {shown}")
+    rows = [f"| {subject} | {'<br>'.join(calls)} |" for subject, calls in sorted(subjects.items())]
+    return "\n".join(["| subject | functions |", "|---|---|", *rows])
 
 
 def written(path: Path) -> str:
