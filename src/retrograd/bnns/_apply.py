@@ -52,18 +52,18 @@ def BNNSFilterApplyBackwardBatch() -> None:
 _applies_two = functools.partial(applies, TwoInputFilter, _USE_TWO)
 
 
-@_applies_two("apply_two", "filter (1) inA (0) inB (0) out (0)")
+@_applies_two("apply", "filter (1) inA (0) inB (0) out (0)")
 def BNNSFilterApplyTwoInput() -> None:
     """Apply a filter with two inputs to one sample of each. 0, or -1 on failure."""
 
 
-@_applies_two("apply_two", "filter batch_size inA+ inB+ out+")
+@_applies_two("apply", "filter batch_size inA+ inB+ out+")
 def BNNSFilterApplyTwoInputBatch() -> None:
     """Apply a filter with two inputs to samples whose starts are the given strides apart. 0, or -1 on failure."""
 
 
 @_applies_two(
-    "apply_two_backward", "filter batch_size inA+ inA_delta+ inB+ inB_delta+ out+ out_delta+ weights_delta bias_delta"
+    "apply_backward", "filter batch_size inA+ inA_delta+ inB+ inB_delta+ out+ out_delta+ weights_delta bias_delta"
 )
 def BNNSFilterApplyBackwardTwoInputBatch() -> None:
     """Compute the gradients of both inputs. Arguments that are not needed may be None. 0, or -1 on failure."""

@@ -16,12 +16,7 @@ from ._layer import Result, checked_layer, float32_delta
 from ._memory import Array, as_float, size_of
 from ._names import constant_name
 from ._resize import Points, checked_method, points_at
-from ._structures import (
-    Bool,
-    Float,
-    Structure,
-    UInt32,
-)
+from ._structures import Bool, Float, Structure, UInt32
 
 _MODES: Final = (
     c.BNNSLinearSamplingDefault,

@@ -14,13 +14,7 @@ from ._arithmetic_filter import ArithmeticFilter
 from ._convolution import ConvolutionFilter
 from ._declare import applies
 from ._failure import Invalid, Unsupported, status
-from ._filter import (
-    FLOAT32,
-    BNNSFilter,
-    checked_batch,
-    source_samples,
-    target_samples,
-)
+from ._filter import FLOAT32, BNNSFilter, checked_batch, source_samples, target_samples
 from ._fully_connected import FullyConnectedFilter
 from ._layer import WeightedLayer
 from ._memory import Array, as_size, check_disjoint, contiguous, size_of

@@ -15,13 +15,7 @@ from typing import Final, NamedTuple
 from ..ops._arrays import overlaps
 from ..ops._planned import Planned, Version, Versioned
 from ..ops._types import BYTE
-from ..ops.lstm import (
-    LstmActivations,
-    LstmGradients,
-    LstmWeights,
-    lstm_backward,
-    lstm_cache_size,
-)
+from ..ops.lstm import LstmActivations, LstmGradients, LstmWeights, lstm_backward, lstm_cache_size
 from ..ops.lstm.cache import new_cache, stamp_of
 from ..ops.lstm.forward import forward_bound
 from ..ops.lstm.problem import Inputs, bind
@@ -49,15 +43,7 @@ from ._lstm_arrays import (
     dropout_of,
     sizes_of,
 )
-from ._memory import (
-    Arena,
-    Array,
-    as_size,
-    check_disjoint,
-    check_writable,
-    sized_bytes,
-    threads_of,
-)
+from ._memory import Arena, Array, as_size, check_disjoint, check_writable, sized_bytes, threads_of
 from ._names import constant_name
 from ._structures import BNNSLayerParametersLSTM
 

@@ -51,14 +51,7 @@ from ._layer import (
 )
 from ._memory import Array, Geometry, as_size, dtype_of, geometry, size_of
 from ._names import constant_name
-from ._structures import (
-    BNNSActivation,
-    BNNSNDArrayDescriptor,
-    FourSizes,
-    Size,
-    Structure,
-    UInt32,
-)
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, FourSizes, Size, Structure, UInt32
 
 _MAX, _UNMAX, _L2 = c.BNNSPoolingFunctionMax, c.BNNSPoolingFunctionUnMax, c.BNNSPoolingFunctionL2Norm
 _INCLUDE, _EXCLUDE = c.BNNSPoolingFunctionAverageCountIncludePadding, c.BNNSPoolingFunctionAverageCountExcludePadding
@@ -88,10 +81,7 @@ class BNNSLayerParametersPooling(Structure):
 class PoolingFilter(OneInputFilter):
     """See :func:`BNNSFilterCreateLayerPooling`."""
 
-    backward_arguments = Arguments(
-        *("batch_size", "in", "in_stride", "in_delta", "in_delta_stride", "out", "out_stride"),
-        *("out_delta", "out_delta_stride", "bias_delta"),
-    )
+    backward_arguments = Arguments("batch_size in+ in_delta+ out+ out_delta+ bias_delta")
     notes = "BNNSPoolingFilterApplyBackwardBatch"
 
     def __init__(self, layer: object, parameters: object) -> None:
