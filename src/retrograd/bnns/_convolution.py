@@ -15,8 +15,8 @@ from ._conversion import PLAIN, converted, scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, BNNSFilter, check_layout
-from ._layer import Delta, Gradients, Parameter, Result, WeightedLayer, checked_layer, real_values
-from ._memory import Array, as_size, data_type_of
+from ._layer import Delta, Described, Gradients, Parameter, Result, WeightedLayer, checked_layer, real_values
+from ._memory import Array, Geometry, as_size, data_type_of
 from ._names import layout_name, type_name
 from ._structures import BNNSNDArrayDescriptor, FourSizes, Size, Weighted
 
@@ -55,43 +55,56 @@ class Axis(NamedTuple):
     used: int  # pixels that kernels reach, out of all; the pixels past them are ignored
 
 
-def axis_of(kernel: int, stride: int, dilation: int, pads: tuple[int, int], large: int, small: int) -> Axis:
-    """An axis with `large` pixels, on which `small` kernels lie. They may reach beyond the padding."""
-    reach = stride * (small - 1) + (kernel - 1) * dilation + 1
-    before = min(pads[0], reach)
-    used = min(large, reach - before)
-    return Axis(kernel, stride, dilation, (before, reach - before - used), used)
+class ImageLayer(Described, Protocol):
+    """The fields that convolutions and poolings share; there are others for strides and paddings."""
 
-
-class ImageLayer(Protocol):
-    """The fields that convolutions and poolings share."""
-
-    x_padding: int
-    y_padding: int
     pad: tuple[int, int, int, int]
 
 
-def paddings(layer: ImageLayer, most: int = c.SIZE_MAX) -> dict[str, tuple[int, int]]:
-    """What is added before and after each axis: ``pad`` counts if ``x_padding`` and ``y_padding`` are 0."""
-    both = {name: as_size(name, getattr(layer, name)) for name in ("x_padding", "y_padding")}
+class Windows(NamedTuple):
+    """How windows, or kernels, lie along one axis: one for each of `small` pixels, over `large` ones."""
+
+    name: str
+    stride: int
+    dilation: int
+    pads: tuple[int, int]  # before and after
+    large: int
+    small: int
+    names: tuple[str, str]  # of the descriptors of the larger and the smaller image
+
+    def axis(self, kernel: int) -> Axis:
+        """Windows may reach beyond the padding."""
+        reach = self.stride * (self.small - 1) + (kernel - 1) * self.dilation + 1
+        before = min(self.pads[0], reach)
+        used = min(self.large, reach - before)
+        return Axis(kernel, self.stride, self.dilation, (before, reach - before - used), used)
+
+
+def windows_of(
+    layer: ImageLayer, input: Geometry, output: Geometry, swapped: bool, most: int = c.SIZE_MAX
+) -> tuple[Windows, Windows]:
+    """The windows along y and x. `swapped`: the output is the larger image. `most` limits all sizes."""
+    names = (f"{axis}_{what}" for what in ("stride", "dilation_stride", "padding") for axis in "xy")
+    sizes = {name: as_size(name, getattr(layer, name)) for name in names}
     try:
-        given = tuple(layer.pad)
-    except TypeError:
-        given = ()
-    if len(given) != 4:
-        raise Invalid(f"pad is {layer.pad!r}, must have 4 entries: left, right, up, down")
-    pad = {f"pad[{k}]": as_size(f"pad[{k}]", value) for k, value in enumerate(given)}
-    check_at_most(most, {**both, **pad})
-    left, right, up, down = pad.values()
-    if any(both.values()) or not any(pad.values()):
-        return {name[0]: (value, value) for name, value in both.items()}
-    return {"x": (left, right), "y": (up, down)}
-
-
-def check_at_most(most: int, sizes: dict[str, int]) -> None:
+        left, right, up, down = layer.pad
+    except (TypeError, ValueError):
+        raise Invalid(f"pad is {layer.pad!r}, must have 4 entries: left, right, up, down") from None
+    pad = [as_size(f"pad[{k}]", value) for k, value in enumerate((left, right, up, down))]
+    sizes |= {f"pad[{k}]": value for k, value in enumerate(pad)}
     for name, value in sizes.items():
         if value > most:
             raise Unsupported(f"{name} is {value}, must be at most {most}")
+    same = any((sizes["x_padding"], sizes["y_padding"])) or not any(pad)  # otherwise pad counts
+
+    def along(axis: int, name: str, sides: tuple[int, int]) -> Windows:
+        images = [("i_desc", input.shape[axis]), ("o_desc", output.shape[axis])]
+        (larger, large), (smaller, small) = images[::-1] if swapped else images
+        stride, dilation = sizes[f"{name}_stride"] or 1, sizes[f"{name}_dilation_stride"] or 1
+        pads = (sizes[f"{name}_padding"],) * 2 if same else sides
+        return Windows(name, stride, dilation, pads, large, small, (larger, smaller))
+
+    return along(1, "y", (pad[2], pad[3])), along(2, "x", (pad[0], pad[1]))
 
 
 def check_image(filter: BNNSFilter, function: str, name: str, descriptor: BNNSNDArrayDescriptor) -> None:
@@ -171,7 +184,8 @@ class ConvolutionFilter(WeightedLayer):
         self.groups = max(1, as_size("groups", layer.groups))
         self._kernels = _Kernels(layer.w_desc)
         self._check_channels()
-        self._axes = self._both_axes(layer)
+        windows = windows_of(layer, self.input, self.output, transposed, _MOST)
+        self._axes = [self._axis(*both) for both in zip(windows, self._kernels.shape[2:], strict=True)]
         self.rows, self.columns = (axis.used for axis in self._axes)
         self._options: dict[str, Any] = {
             **{name: tuple(getattr(axis, name) for axis in self._axes) for name in ("stride", "dilation", "padding")},
@@ -201,30 +215,16 @@ class ConvolutionFilter(WeightedLayer):
                 f"{outputs} channels of o_desc and {inputs} of i_desc in {self.groups} groups"
             )
 
-    def _both_axes(self, layer: BNNSLayerParametersConvolution) -> tuple[Axis, ...]:
-        names = ("x_stride", "y_stride", "x_dilation_stride", "y_dilation_stride")
-        sizes = {name: as_size(name, getattr(layer, name)) for name in names}
-        check_at_most(_MOST, sizes)
-        pads = paddings(layer, _MOST)
-        return tuple(
-            self._axis(k, name, sizes[f"{name}_stride"] or 1, sizes[f"{name}_dilation_stride"] or 1, pads[name])
-            for k, name in ((1, "y"), (2, "x"))
-        )
-
-    def _axis(self, k: int, name: str, stride: int, dilation: int, pads: tuple[int, int]) -> Axis:
+    def _axis(self, windows: Windows, kernel: int) -> Axis:
         """Pixels of the larger image that no kernel reaches are ignored, or get the bias alone."""
-        sizes, names = (self.input.shape[k], self.output.shape[k]), ("i_desc", "o_desc")
-        if self._transposed:
-            sizes, names = sizes[::-1], names[::-1]
-        large, small = sizes
-        kernel = self._kernels.shape[k + 1]
+        name, stride, dilation, pads, large, small, names = windows
         reach = stride * (small - 1) + (kernel - 1) * dilation + 1
         if large + sum(pads) < reach:
             raise Invalid(
                 f"{names[1]} has {small} pixels along {name}, whose kernels of {kernel} with stride {stride} and "
                 f"dilation {dilation} span {reach}, but {names[0]} has {large}, with padding {pads[0]} and {pads[1]}"
             )
-        axis = axis_of(kernel, stride, dilation, pads, large, small)
+        axis = windows.axis(kernel)
         if self._transposed and axis.used == 0:
             raise Unsupported(
                 f"the padding along {name} is {pads[0]} and {pads[1]}, which leaves none of the {reach} pixels that "

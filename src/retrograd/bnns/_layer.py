@@ -96,7 +96,7 @@ class Parameter:
         dtype: np.dtype[Any] = FLOAT32,
         scale: Scale | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.shown = name, f"{name}.data"
         self.geometry = typed_geometry(name, descriptor, types)
         self._dtype = dtype
         self._scale = scale_of(name, descriptor) if scale is None else scale
@@ -311,7 +311,7 @@ class Arguments:
         strides = {name: at[f"{name}_stride"] for name in names if f"{name}_stride" in at}
         self.samples = {name: (at[name], k) for name, k in strides.items() if not name.endswith("_delta")}
         self.out = self.samples.get("out", (0, 0))
-        self.inputs = tuple((name, *place) for name, place in self.samples.items() if name != "out")
+        self.inputs = tuple((name, f"{name}_stride", *at) for name, at in self.samples.items() if name != "out")
         self.planned = tuple(n for n in names if n == "batch_size" or ("_delta" in n and n != "out_delta"))
         self.of_plan: Callable[[tuple[object, ...]], tuple[object, ...]]
         self.of_plan = operator.itemgetter(*(at[name] for name in self.planned))
@@ -352,6 +352,13 @@ class _Plan(NamedTuple):
     moving: Sequence[Parameter]  # parameters whose memory is found again at every call
 
 
+class Described(Protocol):
+    """The fields of layers with one input."""
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+
+
 class Layer(BNNSFilter):
     """A filter that declares the operands of its calls, and computes with arrays.
 
@@ -362,6 +369,7 @@ class Layer(BNNSFilter):
     forward_arguments: Arguments = FORWARD
     backward_arguments: Arguments = BACKWARD
     sources: Mapping[str, Geometry]  # samples that calls read, by Apple's names
+    input: Geometry
     output: Geometry
     # The shape in which `forward` can write the output, without the batch; None if it makes an array of its own.
     out_shape: tuple[int, ...] | None = None
@@ -375,6 +383,24 @@ class Layer(BNNSFilter):
     in_place: ClassVar[Mapping[str, tuple[str, ...]]] = EMPTY  # what a gradient may overwrite: "dy", or samples
     absent: Mapping[str, str] = EMPTY  # gradients that the layer does not have, and why
     notes: ClassVar[str] = ""  # the function of which gradients of type BFloat16 are an extension
+
+    # ---- what a subclass declares -----------------------------------------------------------------------------------
+
+    def declare(self, input: Geometry, output: Geometry) -> None:
+        """Set the geometries of samples, and their gradients: of as many elements, in float32."""
+        self.input, self.output = input, output
+        self.sources = {"in": input, "out": output}
+        self.out_delta = Delta("out_delta", "o_desc", output)
+        self.deltas = {"dx": Delta("in_delta", "i_desc", input)}
+
+    def describe(self, layer: Described, inputs: tuple[int, ...], outputs: tuple[int, ...], kind: str = "") -> None:
+        """The same from the descriptors of a layer, whose arrays have these types, which messages call `kind`."""
+        given = typed_geometry("i_desc", layer.i_desc, inputs, kind)
+        self.declare(given, output_geometry("o_desc", layer.o_desc, outputs, kind))
+
+    def parameter(self, name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Parameter | None:
+        """A parameter that the layer may do without."""
+        return None if descriptor.data is None else Parameter(name, descriptor, self, types)
 
     # ---- what a subclass supplies -----------------------------------------------------------------------------------
 
@@ -460,19 +486,23 @@ class Layer(BNNSFilter):
         )
         out = self.writable_output(y)
         arrays: dict[str, Array] = {}
-        for name, at, stride in names.inputs:
-            step_name = f"{name}_stride" if shown else ""  # text is made only where the names differ
+        for name, step_name, at, stride in names.inputs:
             array = source_samples(
                 shown.get(name, name), self.sources[name], arguments[at], batch, arguments[stride], "", step_name
             )
             arrays[name] = self._apart(name, array, y, out) if np.may_share_memory(y, array) else array
         if read is None:
-            read = {f"{parameter.name}.data": parameter.memory() for parameter in self.parameters()}
-        for name, array in read.items():
-            arrays[name] = self._apart(name, array, y, out)
-        for name, array in written.items():
-            check_disjoint({name: array}, {"out": y, **arrays})
-            arrays[name] = array
+            for parameter in self.parameters():
+                self._apart(parameter.shown, parameter.memory(), y, out)
+        else:
+            for name, array in read.items():
+                arrays[name] = self._apart(name, array, y, out) if np.may_share_memory(y, array) else array
+        if written is not EMPTY:
+            for name, array in written.items():
+                for other, used in (("out", y), *arrays.items()):
+                    if overlaps(array, used):
+                        raise Invalid(f"{name} overlaps {other} in memory")
+            arrays.update(written)
         z = (forward or self.forward)(arrays, out)
         if z is not out:
             _filter.put(y, z if z.shape == y.shape else z.reshape(y.shape), self.adds)
@@ -587,32 +617,8 @@ def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Pla
     )
 
 
-class Described(Protocol):
-    """The fields of layers with one input."""
-
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
-
-
 class OneInputFilter(Layer):
     """A filter that the functions for one input apply."""
-
-    input: Geometry
-
-    def declare(self, input: Geometry, output: Geometry) -> None:
-        """Set the geometries of samples, and their gradients: of as many elements, in float32."""
-        self.input, self.output = input, output
-        self.sources = {"in": input, "out": output}
-        self.out_delta = Delta("out_delta", "o_desc", output)
-        self.deltas = {"dx": Delta("in_delta", "i_desc", input)}
-
-    def describe(self, layer: Described, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
-        """The same from the descriptors of a layer, whose arrays have these types."""
-        self.declare(typed_geometry("i_desc", layer.i_desc, inputs), output_geometry("o_desc", layer.o_desc, outputs))
-
-    def parameter(self, name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Parameter | None:
-        """A parameter that the layer may do without."""
-        return None if descriptor.data is None else Parameter(name, descriptor, self, types)
 
 
 class TwoInputFilter(Layer):

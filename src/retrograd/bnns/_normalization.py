@@ -22,19 +22,7 @@ from . import _constants as c
 from ._activation import Fused, fused
 from ._declare import applies
 from ._failure import Invalid, Unsupported, advise, advise_once, renaming, status
-from ._filter import (
-    DELTAS,
-    FLOAT32,
-    FLOATS,
-    check_layout,
-    geometry_of,
-    in_shape,
-    overlapping,
-    put,
-    sample_geometry,
-    unlike,
-    viewed,
-)
+from ._filter import DELTAS, FLOAT32, FLOATING, FLOATS, check_layout, geometry_of, in_shape, put, unlike, viewed
 from ._layer import EMPTY, Arguments, Delta, Gradients, Layer, Parameter, Result, checked_layer
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, size_text
 from ._names import constant_name, layout_name, type_name
@@ -103,11 +91,9 @@ class NormalizationFilter(Layer):
         self.norm_type = norm_type
         for name, descriptor in (("i_desc", layer.i_desc), ("o_desc", layer.o_desc)):
             check_layout(name, descriptor.layout, _LAYOUTS, "Vector, ImageCHW or 3D")
-        self.input, self.output = sample_geometry("i_desc", layer.i_desc), sample_geometry("o_desc", layer.o_desc)
+        self.describe(layer, FLOATS, FLOATS, FLOATING)
         if self.input.extents != self.output.extents:
             raise unlike("o_desc", self.output, "i_desc", self.input)
-        if self.output.may_overlap:
-            raise overlapping("o_desc", self.output)
         self.momentum, self.epsilon = as_float("momentum", layer.momentum), as_float("epsilon", layer.epsilon)
         if not 0 <= self.momentum <= 1:
             raise Invalid(f"momentum is {self.momentum}, must be from 0 to 1")
@@ -147,6 +133,7 @@ class NormalizationFilter(Layer):
         self._client = dict(self._moving)
         if self.uses_client_memory:
             self._client |= {parameter.name: parameter.client for parameter in self.parameters()}
+        self._alone = _ForwardPlan({}, self._forms[self._is_wide].options)  # without any
         if momentum_weighs not in ("old", "new"):
             raise Invalid(f"momentum_weighs is {momentum_weighs!r}, must be 'old' or 'new'")
         keep = self.momentum if momentum_weighs == "old" else 1.0 - self.momentum
@@ -158,7 +145,6 @@ class NormalizationFilter(Layer):
         self._evaluated = False  # since the last training pass
         for what in self._extensions(layer):
             self.note_extension("BNNSFilterCreateLayerNormalization", what)
-        self.sources = {"in": self.input, "out": self.output}
         self.out_delta = Delta("out_delta", "o_desc", self.output, shape, Delta.reshaped, DELTAS)
         self.deltas = {"dx": Delta("in_delta", "i_desc", self.input, shape, Delta.reshaped, DELTAS)}
         for name, given in (("gamma", self.gamma), ("beta", self.beta)):
@@ -252,7 +238,7 @@ class NormalizationFilter(Layer):
 
     def apply(self, *arguments: object) -> None:
         training = bool(arguments[5])
-        client, options = _forward_plan(self, int(training), *self._client.values())
+        client, options = _forward_plan(self, int(training), *self._client.values()) if self._client else self._alone
         self.run(arguments, client, forward=partial(self._train if training else self._evaluate, options))
 
     def writable_output(self, y: Array) -> Array | None:
@@ -276,7 +262,7 @@ class NormalizationFilter(Layer):
         result = np.empty(x.shape, np.float32) if out is None or out.dtype is not FLOAT32 else out
         kept = self._buffer_for(x.shape)
         # The client's allocator may return memory that the client also uses for x or y.
-        apart = not np.may_share_memory(kept, x) and not np.may_share_memory(kept, result)
+        apart = self.owns_memory or not (np.may_share_memory(kept, x) or np.may_share_memory(kept, result))
         if x.dtype is FLOAT32 and x.flags.aligned and apart:
             cache = self._run(self._is_wide, x, result, kept, options)
         else:
