@@ -161,6 +161,15 @@ def with_apples_names(error: Exception, rename: Rename | None) -> Invalid:
     return Invalid(str(error) or type(error).__name__)
 
 
+@contextlib.contextmanager
+def prefixing(prefix: str) -> Iterator[None]:
+    """Put a prefix before the messages of refusals."""
+    try:
+        yield
+    except (Invalid, Unsupported) as error:
+        raise type(error)(f"{prefix}{error}") from None
+
+
 def renaming(names: Names) -> Rename:
     """Apple's names of the array functions' arguments; for a list argument, a function of the index."""
     return MappingProxyType(dict(names))

@@ -10,10 +10,11 @@ import numpy as np
 
 from ..ops._arrays import overlaps
 from . import _constants as c
+from . import _filter
 from ._declare import creates
 from ._failure import Invalid, status
 from ._filter import FLOAT32, FLOATS, check_layout, checked_descriptor, checked_parameters, put, viewed
-from ._layer import checked_layer, output_geometry, rows_first, stored_rows_first, typed_geometry
+from ._layer import checked_layer, rows_first, stored_rows_first
 from ._memory import Geometry, as_float, check_writable, size_of, threads_of
 from ._products import Axes, Contraction, ProductFilter, extents_of, labelled, shape_rows_first
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure
@@ -106,7 +107,7 @@ _NAMES: Final = ("inputA", "inputB", "output")
 
 def _checked(transA: object, transB: object, *descriptors: object) -> tuple[list[Geometry], list[Axes]]:
     """The geometries of the arrays, and the labels of their axes."""
-    checks = (typed_geometry, typed_geometry, output_geometry)
+    checks = (_filter.typed_geometry, _filter.typed_geometry, _filter.output_geometry)
     parts = [
         check(name, checked_descriptor(name, descriptor), FLOATS)
         for check, name, descriptor in zip(checks, _NAMES, descriptors, strict=True)

@@ -10,26 +10,10 @@ import numpy as np
 
 from ..ops.linear import linear_forward
 from . import _constants as c
+from . import _layer
 from ._failure import Invalid, Unsupported, advise_once
-from ._filter import FLOAT32, FLOATS, in_shape
-from ._layer import (
-    BACKWARD,
-    BACKWARD_TWO,
-    EMPTY,
-    FORWARD,
-    FORWARD_TWO,
-    Arguments,
-    Delta,
-    Gradients,
-    OneInputFilter,
-    Parameter,
-    TwoInputFilter,
-    output_geometry,
-    parameter_of,
-    rows_first,
-    stored_rows_first,
-    typed_geometry,
-)
+from ._filter import FLOAT32, FLOATS, in_shape, output_geometry, typed_geometry
+from ._layer import Delta, Gradients, Parameter, parameter_of, rows_first, stored_rows_first
 from ._memory import Array, Geometry, as_float
 from ._structures import BNNSNDArrayDescriptor
 
@@ -176,7 +160,7 @@ class _OperandGradients(NamedTuple):
     b: Array | None = None
 
 
-class ProductFilter(OneInputFilter, TwoInputFilter):
+class ProductFilter(_layer.OneInputFilter, _layer.TwoInputFilter):
     """A filter whose output is linear in each of its operands: one or two inputs, one of which may be weights.
 
     Both operands may also be the same input.
@@ -223,7 +207,8 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
         self.inputs = [k for k in range(1 if same else len(operands)) if k != weights]
         self.input = self.operands[self.inputs[0]]  # of a filter that has one
         two = len(self.inputs) == 2
-        self.forward_arguments, self.backward_arguments = (FORWARD_TWO, BACKWARD_TWO) if two else (FORWARD, BACKWARD)
+        self.forward_arguments = _layer.FORWARD_TWO if two else _layer.FORWARD
+        self.backward_arguments = _layer.BACKWARD_TWO if two else _layer.BACKWARD
         self.labels = ("inA", "inB") if two else ("in",)
         self.sources = {name: self.operands[k] for name, k in zip(self.labels, self.inputs, strict=True)}
         self.out_delta = Delta("out_delta", "o_desc", self.output)
@@ -237,7 +222,7 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
         else:
             self.deltas[_KEYS[weights]] = parameter_of("weights_delta", self.names[weights], self.operands[weights])
 
-    def _check_inputs(self, arguments: Sequence[object], declared: Arguments) -> None:
+    def _check_inputs(self, arguments: Sequence[object], declared: _layer.Arguments) -> None:
         """Raise if the function that is called is for another number of inputs."""
         if len(arguments) != declared.count:
             has_two = "one input: use the functions for two inputs"
@@ -307,7 +292,7 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
     def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
         """The gradient of an operand is computed from the other one."""
         if len(self.operands) == 1 or not need:
-            return EMPTY
+            return _layer.EMPTY
         others = [0] if self.same else [k for k in self.inputs if _KEYS[1 - k] in need]
         return {self._name_of(k): f"{self._name_of(k)} is NULL" for k in others}
 
