@@ -15,7 +15,7 @@ from ._conversion import PLAIN, converted, scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, BNNSFilter, check_layout
-from ._layer import Delta, Described, Gradients, Parameter, Result, WeightedLayer, checked_layer, real_values
+from ._layer import Delta, Described, Gradients, Parameter, Result, WeightedLayer, real_values
 from ._memory import Array, Geometry, as_size, data_type_of
 from ._names import layout_name, type_name
 from ._structures import BNNSNDArrayDescriptor, FourSizes, Size, Weighted
@@ -169,8 +169,7 @@ class ConvolutionFilter(WeightedLayer):
 
     computed = ConvGradients
 
-    def __init__(self, layer: object, parameters: object, transposed: bool) -> None:
-        layer = checked_layer(BNNSLayerParametersConvolution, layer)
+    def __init__(self, layer: BNNSLayerParametersConvolution, parameters: object, transposed: bool) -> None:
         super().__init__(parameters)
         self._transposed = transposed
         function = f"BNNSFilterCreateLayer{'Transposed' if transposed else ''}Convolution"

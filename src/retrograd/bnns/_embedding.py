@@ -14,7 +14,7 @@ from ._conversion import INTEGERS
 from ._declare import creates
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, check_same_type
-from ._layer import Gradients, OneInputFilter, Parameter, checked_layer, logical, parameter_of, stored
+from ._layer import Gradients, OneInputFilter, Parameter, logical, parameter_of, stored
 from ._memory import Array, as_float, as_size, check_indices
 from ._structures import BNNSNDArrayDescriptor, Float, Size, Structure, UInt32
 
@@ -42,8 +42,7 @@ class EmbeddingFilter(OneInputFilter):
     may_overlap = frozenset({"in"})
     absent = MappingProxyType({"in_delta": "indices have no gradient", "bias_delta": "an embedding has no bias"})
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersEmbedding, layer)
+    def __init__(self, layer: BNNSLayerParametersEmbedding, parameters: object) -> None:
         super().__init__(parameters)
         flags = as_size("flags", layer.flags)
         if flags & ~_BY_FREQUENCY:

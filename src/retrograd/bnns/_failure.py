@@ -75,8 +75,6 @@ class _FirstFailure:
         self.seen = False
 
     def warn(self, message: str) -> None:
-        if self.seen:
-            return
         with self.lock:
             if self.seen:
                 return

@@ -12,7 +12,7 @@ from ._conversion import scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, check_layout
-from ._layer import Delta, Gradients, Parameter, WeightedLayer, checked_layer, real_values
+from ._layer import Delta, Gradients, Parameter, WeightedLayer, real_values
 from ._memory import Array, listed
 from ._names import type_name
 from ._structures import Weighted
@@ -34,8 +34,7 @@ class BNNSLayerParametersFullyConnected(Weighted):
 class FullyConnectedFilter(WeightedLayer):
     """See :func:`BNNSFilterCreateLayerFullyConnected`."""
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersFullyConnected, layer)
+    def __init__(self, layer: BNNSLayerParametersFullyConnected, parameters: object) -> None:
         super().__init__(parameters)
         self.describe(layer, _INPUTS, FLOATS)
         self._scale = scale_of("i_desc", layer.i_desc)

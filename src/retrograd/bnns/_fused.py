@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from ..ops._buffers import elements_of
 from . import _constants as c
-from ._arithmetic_filter import ArithmeticFilter
-from ._convolution import ConvolutionFilter
+from ._arithmetic_filter import ArithmeticFilter, BNNSLayerParametersArithmetic
+from ._convolution import BNNSLayerParametersConvolution, ConvolutionFilter
 from ._declare import applies
 from ._failure import Invalid, Unsupported, prefixing, status
 from ._filter import FLOAT32, BNNSFilter, checked_batch, source_samples, target_samples
-from ._fully_connected import FullyConnectedFilter
-from ._layer import WeightedLayer
+from ._fully_connected import BNNSLayerParametersFullyConnected, FullyConnectedFilter
+from ._layer import WeightedLayer, checked_layer
 from ._memory import Array, as_size, check_disjoint, contiguous, size_of
 from ._normalization import NormalizationFilter
 from ._quantization import QuantizationFilter
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
 # The layers that may come first. All but arithmetic have one input, and weights and a bias as parameters.
-_FIRST: Final[dict[int, Callable[[object, object], WeightedLayer | ArithmeticFilter]]] = {
-    c.BNNSConvolution: lambda layer, parameters: ConvolutionFilter(layer, parameters, False),
-    c.BNNSTransposedConvolution: lambda layer, parameters: ConvolutionFilter(layer, parameters, True),
-    c.BNNSFullyConnected: FullyConnectedFilter,
-    c.BNNSArithmetic: ArithmeticFilter,
+_FIRST: Final[dict[int, tuple[Callable[..., WeightedLayer | ArithmeticFilter], type[Structure]]]] = {
+    c.BNNSConvolution: (partial(ConvolutionFilter, transposed=False), BNNSLayerParametersConvolution),
+    c.BNNSTransposedConvolution: (partial(ConvolutionFilter, transposed=True), BNNSLayerParametersConvolution),
+    c.BNNSFullyConnected: (FullyConnectedFilter, BNNSLayerParametersFullyConnected),
+    c.BNNSArithmetic: (ArithmeticFilter, BNNSLayerParametersArithmetic),
 }
 _NORMS: Final = (c.BNNSBatchNorm, c.BNNSInstanceNorm, c.BNNSLayerNorm, c.BNNSGroupNorm)
 _LAYER_NAMES: Final = ("Convolution", "TransposedConvolution", "FullyConnected", "Arithmetic", "Quantization")
@@ -82,7 +82,8 @@ class FusedFilter(BNNSFilter):
                 f"filter_type[1] is {_shown(second)}; after {_shown(first)} it must be a normalization{allowed}"
             )
         with prefixing("layer_params[0]: "):
-            self.first = _FIRST[first](given[0], parameters)
+            kind, structure = _FIRST[first]
+            self.first = kind(checked_layer(structure, given[0]), parameters)
         self.second: NormalizationFilter | QuantizationFilter
         with prefixing("layer_params[1]: "):
             if self.quantizes:
@@ -294,7 +295,7 @@ def BNNSFilterCreateFusedLayer(
     return FusedFilter(number_of_fused_filters, filter_type, layer_params, filter_params, *options)
 
 
-_applies = functools.partial(applies, FusedFilter, "filter is not a fused filter")
+_applies = partial(applies, FusedFilter, "filter is not a fused filter")
 
 
 @_applies("apply", "filter batch_size in_+ out+ training")

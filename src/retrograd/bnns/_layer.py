@@ -311,7 +311,7 @@ class Arguments:
         strides = {name: at[f"{name}_stride"] for name in names if f"{name}_stride" in at}
         self.samples = {name: (at[name], k) for name, k in strides.items() if not name.endswith("_delta")}
         self.out = self.samples.get("out", (0, 0))
-        self.inputs = tuple((name, f"{name}_stride", *at) for name, at in self.samples.items() if name != "out")
+        self.inputs = tuple((name, f"{name}_stride", *place) for name, place in self.samples.items() if name != "out")
         self.planned = tuple(n for n in names if n == "batch_size" or ("_delta" in n and n != "out_delta"))
         self.of_plan: Callable[[tuple[object, ...]], tuple[object, ...]]
         self.of_plan = operator.itemgetter(*(at[name] for name in self.planned))
@@ -453,10 +453,6 @@ class Layer(BNNSFilter):
         """The shape in which `backward` takes the gradient of the output."""
         return (batch, *(self.output.shape if self.out_delta.shape is None else self.out_delta.shape))
 
-    def check_results(self, results: Sequence[Result]) -> None:
-        """Raise if gradients overlap each other."""
-        check_disjoint({result.name: result.array for result in results}, {})
-
     def put(self, results: Sequence[Result], gradients: object) -> None:
         """Write gradients from temporary arrays."""
         for result in results:
@@ -588,7 +584,7 @@ def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Pla
     for name, array in (("out_delta", dy), *((result.name, result.array) for result in results)):
         if filter.notes and array.dtype is not FLOAT32:
             filter.note_extension(filter.notes, f"{name}.data_type is BNNSDataTypeBFloat16")
-    filter.check_results(results)
+    check_apart(results)
     need = tuple(result.key for result in results)
     reads, form = filter.reads(need), filter.form_of(results)
     parameters = filter.parameters()

@@ -14,7 +14,7 @@ from . import _filter
 from ._declare import creates
 from ._failure import Invalid, status
 from ._filter import FLOAT32, FLOATS, check_layout, checked_descriptor, checked_parameters, put, viewed
-from ._layer import checked_layer, rows_first, stored_rows_first
+from ._layer import rows_first, stored_rows_first
 from ._memory import Geometry, as_float, check_writable, size_of, threads_of
 from ._products import Axes, Contraction, ProductFilter, extents_of, labelled, shape_rows_first
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure
@@ -80,8 +80,7 @@ def _labels(transposed: tuple[bool, bool], names: Sequence[str], parts: Sequence
 class MatMulFilter(ProductFilter):
     """See :func:`BNNSFilterCreateLayerBroadcastMatMul`."""
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersBroadcastMatMul, layer)
+    def __init__(self, layer: BNNSLayerParametersBroadcastMatMul, parameters: object) -> None:
         same, trained = bool(layer.quadratic), (bool(layer.a_is_weights), bool(layer.b_is_weights))
         if sum(trained) + same > 1:
             raise Invalid("at most one of quadratic, a_is_weights and b_is_weights may be true")

@@ -53,8 +53,7 @@ class PoolingFilter(_layer.OneInputFilter):
     backward_arguments = _layer.Arguments("batch_size in+ in_delta+ out+ out_delta+ bias_delta")
     notes = "BNNSPoolingFilterApplyBackwardBatch"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = _layer.checked_layer(BNNSLayerParametersPooling, layer)
+    def __init__(self, layer: BNNSLayerParametersPooling, parameters: object) -> None:
         super().__init__(parameters)
         self.function = layer.pooling_function
         if self.function not in _FUNCTIONS or isinstance(self.function, bool):

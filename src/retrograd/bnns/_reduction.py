@@ -123,8 +123,7 @@ class ReductionFilter(OneInputFilter):
 
     may_overlap = frozenset({"in", "w_desc.data"})
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersReduction, layer)
+    def __init__(self, layer: BNNSLayerParametersReduction, parameters: object) -> None:
         super().__init__(parameters)
         code = layer.reduce_func
         if not isinstance(code, int) or code not in _FUNCTIONS:
@@ -220,7 +219,7 @@ def BNNSDirectApplyReduction(
     layer_params: BNNSLayerParametersReduction, filter_params: BNNSFilterParameters | None = None
 ) -> int:
     """Reduce the array of ``i_desc`` into that of ``o_desc``. 0, or -1 on failure."""
-    filter = ReductionFilter(layer_params, filter_params)
+    filter = ReductionFilter(checked_layer(BNNSLayerParametersReduction, layer_params), filter_params)
     for name, descriptor in (("i_desc", layer_params.i_desc), ("o_desc", layer_params.o_desc)):
         if descriptor.data is None:
             raise Invalid(f"{name}.data is NULL")

@@ -13,7 +13,7 @@ from ._declare import creates
 from ._direct import check_unrotated
 from ._failure import Invalid, Unsupported
 from ._filter import FLOATS, put
-from ._layer import Gradients, checked_layer, logical, stored
+from ._layer import Gradients, logical, stored
 from ._memory import Array
 from ._sample_map import SampleMap
 from ._structures import BNNSNDArrayDescriptor, Bool, Structure, UInt32
@@ -135,8 +135,7 @@ class ResizeFilter(SampleMap):
 
     title = "a resize"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersResize, layer)
+    def __init__(self, layer: BNNSLayerParametersResize, parameters: object) -> None:
         super().__init__(parameters)
         self._linear = checked_method(layer.method)
         self._align = bool(layer.align_corners)

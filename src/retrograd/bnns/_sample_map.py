@@ -14,7 +14,7 @@ from ._conversion import INTEGERS
 from ._declare import applies, creates
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, check_same_type
-from ._layer import Gradients, OneInputFilter, checked_layer, logical, real_values, stored
+from ._layer import Gradients, OneInputFilter, logical, real_values, stored
 from ._memory import Array, Geometry, as_float, as_size, axes_of_size
 from ._structures import Extents, Float, InputOutput, Pairs, UInt8, UInt32
 
@@ -69,8 +69,7 @@ class DropoutFilter(SampleMap):
 
     title = "dropout"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersDropout, layer)
+    def __init__(self, layer: BNNSLayerParametersDropout, parameters: object) -> None:
         super().__init__(parameters)
         self.describe(layer, FLOATS, FLOATS)
         if self.input.extents != self.output.extents:
@@ -121,8 +120,7 @@ class PermuteFilter(SampleMap):
 
     title = "a permutation"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersPermute, layer)
+    def __init__(self, layer: BNNSLayerParametersPermute, parameters: object) -> None:
         super().__init__(parameters)
         self.describe(layer, ANY_TYPE, ANY_TYPE)
         check_same_type("o_desc", layer.o_desc, "i_desc", layer.i_desc)
@@ -154,8 +152,7 @@ class PaddingFilter(SampleMap):
 
     title = "padding"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersPadding, layer)
+    def __init__(self, layer: BNNSLayerParametersPadding, parameters: object) -> None:
         super().__init__(parameters)
         self.describe(layer, ANY_TYPE, ANY_TYPE)
         check_same_type("o_desc", layer.o_desc, "i_desc", layer.i_desc)
