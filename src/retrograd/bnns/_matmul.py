@@ -8,14 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..ops._arrays import overlaps
 from . import _constants as c
-from . import _filter
 from ._declare import creates
+from ._direct import Operand, Operands
 from ._failure import Invalid, status
-from ._filter import FLOAT32, FLOATS, check_layout, checked_descriptor, checked_parameters, put, viewed
-from ._layer import rows_first, stored_rows_first
-from ._memory import Geometry, as_float, check_writable, size_of, threads_of
+from ._filter import FLOATS, check_layout, checked_descriptor, checked_parameters, in_shape, put
+from ._layer import rows_first
+from ._memory import Geometry, as_float, size_of, threads_of
 from ._products import Axes, Contraction, ProductFilter, extents_of, labelled, shape_rows_first
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure
 
@@ -101,17 +100,13 @@ def BNNSFilterCreateLayerBroadcastMatMul() -> None:
 
 # ---- without a filter -----------------------------------------------------------------------------------------------
 
-_NAMES: Final = ("inputA", "inputB", "output")
-
-
-def _checked(transA: object, transB: object, *descriptors: object) -> tuple[list[Geometry], list[Axes]]:
-    """The geometries of the arrays, and the labels of their axes."""
-    checks = (_filter.typed_geometry, _filter.typed_geometry, _filter.output_geometry)
-    parts = [
-        check(name, checked_descriptor(name, descriptor), FLOATS)
-        for check, name, descriptor in zip(checks, _NAMES, descriptors, strict=True)
-    ]
-    return parts, _labels((bool(transA), bool(transB)), _NAMES, parts)
+_OPERANDS: Final = (
+    Operand("inputA", FLOATS, rotated=True, order=rows_first),
+    Operand("inputB", FLOATS, rotated=True, order=rows_first),
+    Operand("output", FLOATS, written=True, rotated=True, order=rows_first),
+)
+_NAMES: Final = [one.name for one in _OPERANDS]
+_ARRAYS: Final = Operands(*_OPERANDS[::-1], disjoint=True)  # the output is checked first
 
 
 @status(-1)
@@ -130,24 +125,16 @@ def BNNSMatMul(
     `workspace` is not used.
     """
     threads = threads_of(checked_parameters(filter_params).n_threads)
-    parts, labels = _checked(transA, transB, inputA, inputB, output)
-    shapes = [shape_rows_first(part) for part in parts]
-    axes = [labelled(shape, one) for shape, one in zip(shapes, labels, strict=True)]
+    target, right, left = _ARRAYS(output, inputB, inputA)
+    given = (left, right, target)
+    labels = _labels((bool(transA), bool(transB)), _NAMES, [one.geometry for one in given])
+    shapes = [one.array.shape for one in given]
+    a, b, wanted = (labelled(shape, one) for shape, one in zip(shapes, labels, strict=True))
     factor = as_float("alpha", alpha)
-    target = viewed("output", output)
-    check_writable("output.data", target)
-    operands = []
-    for name, descriptor, part in zip(_NAMES, (inputA, inputB), parts, strict=False):
-        array = viewed(name, descriptor)
-        if overlaps(target, array):
-            raise Invalid(f"output overlaps {name} in memory")
-        array = array if array.dtype is FLOAT32 and array.flags.aligned else array.astype(np.float32)
-        operands.append(rows_first(array, part.layout, batched=False))
-    multiply = Contraction(axes[0], axes[1], axes[2], extents_of(shapes, labels))
-    values = multiply(operands[0], operands[1], threads)
+    first, second = (in_shape(one.array, one.array.shape) for one in (left, right))
+    values = Contraction(a, b, wanted, extents_of(shapes, labels))(first, second, threads)
     with np.errstate(all="ignore"):
-        values = values if factor == 1 else values * np.float32(factor)
-    put(target, stored_rows_first(values, parts[2].layout, batched=False), False)
+        put(target.array, values if factor == 1 else values * np.float32(factor), False)
     return 0
 
 
@@ -163,5 +150,7 @@ def BNNSMatMulWorkspaceSize(
 ) -> int:
     """Return the bytes of workspace that :func:`BNNSMatMul` needs, which is 0, or -1 if it would fail."""
     checked_parameters(filter_params)
-    _checked(transA, transB, inputA, inputB, output)
+    given = zip(_OPERANDS, (inputA, inputB, output), strict=True)
+    parts = [one.geometry(checked_descriptor(one.name, descriptor)) for one, descriptor in given]
+    _labels((bool(transA), bool(transB)), _NAMES, parts)
     return 0
