@@ -67,8 +67,9 @@ class PoolingFilter(_layer.OneInputFilter):
         if self.input.dtype != self.output.dtype:
             types = type_name(layer.i_desc.data_type), type_name(layer.o_desc.data_type)
             raise Invalid("i_desc.data_type is {}, but o_desc.data_type is {}".format(*types))
-        channels, found, like = self.input.shape[0], self.output.shape[0], size_of(self.input)
+        channels, found = self.input.shape[0], self.output.shape[0]
         if found != channels:
+            like = size_of(self.input)
             raise Invalid(f"o_desc has {found} channels, expected {channels} as in i_desc with its {like}")
         self._windows(layer)
         self.activation = _layer.layer_activation(layer.activation, self.output)
