@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 COUNT ?= 200000
 SECONDS ?= 150
+# Tests start some hundred interpreters, and each would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
 building := Building the engine for every instruction set: one to two minutes ...
 
 cpp := $(wildcard src/core/*.h src/core/*/*.h src/core/*/*.cpp src/bind/*.h src/bind/*.cpp)
