@@ -338,9 +338,7 @@ def rnn_cache(
     return _cache(_RNN, x, weights, h0, None, buffer, options)
 
 
-def _cache(
-    standard: CellOptions, x: Any, weights: Any, h0: Any, c0: Any, buffer: Any, options: dict[str, Any]
-) -> Any:
+def _cache(standard: CellOptions, x: Any, weights: Any, h0: Any, c0: Any, buffer: Any, options: dict[str, Any]) -> Any:
     own = {name: options.pop(name) for name in CellOptions._fields if name in options}
     sequences = {name: options.pop(name) for name in Sequences._fields if name in options}
     factors = _factors(*(options.pop(name, None) for name in Factors._fields))
@@ -414,7 +412,13 @@ def rnn_cache_size(
 
 
 def _cache_size(
-    cell: CellType, sizes: tuple[int, ...], projection: int, bidirectional: bool, dtype: Any, lengths: Any, batch_sizes: Any
+    cell: CellType,
+    sizes: tuple[int, ...],
+    projection: int,
+    bidirectional: bool,
+    dtype: Any,
+    lengths: Any,
+    batch_sizes: Any,
 ) -> int:
     names = ("seq_len", "batch_size", "input_size", "hidden_size", "num_layers")
     least = (0, 0, 0, 1, 1)

@@ -223,9 +223,7 @@ def _problem(
 def _activation_codes(activations: Any, cell: CellType) -> tuple[tuple[int, float, float], ...]:
     names = cell.activations._fields
     if isinstance(activations, str) or not isinstance(activations, Sequence):
-        raise ArgumentTypeError(
-            "activations", "{activations} must be {}, not {}", cell.activations, type(activations)
-        )
+        raise ArgumentTypeError("activations", "{activations} must be {}, not {}", cell.activations, type(activations))
     if len(activations) != len(names):
         raise ArgumentValueError(
             "activations",
