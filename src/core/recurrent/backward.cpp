@@ -4,8 +4,8 @@ namespace rg {
 namespace {
 
 struct BackwardScratch {
-    Buffer inputs, dinputs, outputs, dz, weights, peepholes, output_peepholes, projection, diagonals, states, c_new, dzo,
-        dreset, sums, dnormal, norms;
+    Buffer inputs, dinputs, outputs, dz, weights, peepholes, output_peepholes, projection, diagonals, states, c_new,
+        dzo, dreset, sums, dnormal, norms;
     void trim() {
         for (Buffer* b : {&inputs, &dinputs, &outputs, &dz, &weights, &peepholes, &output_peepholes, &projection,
                           &diagonals, &states, &c_new, &dzo, &dreset, &sums, &dnormal, &norms}) {
@@ -295,9 +295,7 @@ private:
         const int64_t later_rows = std::min(rows_at(p + 1), std::max<int64_t>(0, begun - slot));
         const int64_t together = blocks_together(products_, std::max(rows, later_rows));
         const auto visit = [&](int64_t block, int64_t count) {
-            if (phase != CellPhase::state && later_rows > 0) {
-                propagate(p + 1, d, slot, later_rows, block, count);
-            }
+            if (phase != CellPhase::state && later_rows > 0) { propagate(p + 1, d, slot, later_rows, block, count); }
             if (phase != CellPhase::state) clear_reset(p + 1, d, slot, rows_at(p + 1), block, count);
             if (rows == 0) return;
             if (phase == CellPhase::state && has_cells()) {

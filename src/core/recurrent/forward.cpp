@@ -128,9 +128,7 @@ private:
                shape_.rule.kind == CellKind::gru_before;
     }
     // Whether products with the state have an array of their own, because something happens before they are added.
-    bool apart() const {
-        return is_gru(shape_.rule.kind) || shape_.mask_kind == MaskKind::each || normalizes();
-    }
+    bool apart() const { return is_gru(shape_.rule.kind) || shape_.mask_kind == MaskKind::each || normalizes(); }
     bool normalizes() const { return shape_.norm != CellNorm::none; }
     bool has_cells() const { return shape_.rule.kind == CellKind::lstm; }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
@@ -142,8 +140,7 @@ private:
         const int64_t weight_bytes = rows_.gates_row * (inputs + shape_.outputs()) * int64_t(sizeof(A));
         const int64_t ranges = int64_t(split.groups.size()) / shape_.directions;
         const bool enough_rows = rows_.rows > 0 && rows_.rows >= 8 * ranges * shape_.steps;
-        return !looks_up() && !normalizes() && inputs > 0 && enough_rows &&
-               weight_bytes <= near_cache_bytes() * 3 / 4;
+        return !looks_up() && !normalizes() && inputs > 0 && enough_rows && weight_bytes <= near_cache_bytes() * 3 / 4;
     }
     bool looks_up() const { return layer_ == 0 && call_.lookup.indices && rows_.rows > 0; }
     // The states of a step's slots, in panels; without a cache, two buffers alternate. And the row of its gates.
@@ -558,8 +555,8 @@ private:
             e.blocks = rows_.out_blocks;
             e.units = shape_.projection;
             e.h = {to + first * rows_.out_row, rows_.out_row, kPanel<A>};
-            e.output = output(p, d, slot + first, 0, part(states.h, first, 0), part(states.own, first, 0),
-                              states.masked);
+            e.output =
+                output(p, d, slot + first, 0, part(states.h, first, 0), part(states.own, first, 0), states.masked);
             kernels_.emit_states(e);
         });
     }
@@ -723,7 +720,8 @@ void forward(const RecurrentForward& call, A* base) {
 template <class A>
 int64_t cache_elements(const RecurrentShape& shape, int64_t rows) {
     const RowSizes<A> sizes(shape, rows);
-    return shape.layers * shape.directions * CellSizes<A>(shape, sizes).total() + (shape.layers - 1) * sizes.above_elements;
+    return shape.layers * shape.directions * CellSizes<A>(shape, sizes).total() +
+           (shape.layers - 1) * sizes.above_elements;
 }
 
 // The product of non-negative sizes, capped so that it cannot overflow. 2^58 of the largest elements are 2^61 bytes.
@@ -759,14 +757,16 @@ bool recurrent_fits(const RecurrentShape& s) {
     }
     const int64_t rows = capped_product({s.steps + 1, s.samples + 1}) + 64, units = s.units + kWidest;
     const int64_t widest = std::max(s.inputs, s.directions * units) + kWidest, cells = s.layers * s.directions;
-    // Per row, a cell has at most four gates, three states and its output; with a norm the gates three times, with masks
-    // of each gate three more states. Weights have four gates.
+    // Per row, a cell has at most four gates, three states and its output; with a norm the gates three times, with
+    // masks of each gate three more states. Weights have four gates.
     const int64_t most = s.norm != CellNorm::none || s.mask_kind == MaskKind::each ? 16 : 8;
     return capped_product({rows, std::max(most * units, widest), cells + 1}) < kMost &&
            capped_product({8 * units, widest, cells + 1}) < kMost;
 }
 
-int64_t recurrent_cache_bytes(const RecurrentShape& shape) { return recurrent_cache_bytes(shape, Rows<float>::count(shape)); }
+int64_t recurrent_cache_bytes(const RecurrentShape& shape) {
+    return recurrent_cache_bytes(shape, Rows<float>::count(shape));
+}
 
 int64_t recurrent_cache_bytes(const RecurrentShape& shape, int64_t rows) {
     const int64_t elements =

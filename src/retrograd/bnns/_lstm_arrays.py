@@ -303,6 +303,6 @@ def cells_of(sizes: Sizes, arrays: Arrays) -> list[LstmWeights]:
     for layer in range(sizes.layers):
         inputs = ("iw_desc[0]", layer) if layer < first else ("iw_desc[1]", layer - first)
         for direction in range(sizes.directions):
-            others = (four(field, layer, direction) for field in ("hw_desc", "b_desc", "cw_desc"))
-            cells.append(LstmWeights(four(*inputs, direction), *others))
+            wh, b, peephole = (four(field, layer, direction) for field in ("hw_desc", "b_desc", "cw_desc"))
+            cells.append(LstmWeights(four(*inputs, direction), wh, b, peephole))
     return cells
