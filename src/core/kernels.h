@@ -308,6 +308,8 @@ struct CellForward {
     int64_t rows, blocks, units;  // units: the number of units in the blocks that are not padding
     A* gates;                     // in rows. In: z without peepholes; out: what backward needs of the gates
     int64_t gates_row;
+    const A* inputs;  // with a norm: in rows, what is normalized by input_norm to z; null: the gates are z
+    RowNorm<A> input_norm;
     GateProducts<A> products;
     CellOutput<A> output;
     // LSTM
@@ -381,8 +383,7 @@ struct CellCollect {
     StateArray<A> dh;  // out
 };
 
-// Layer normalization of rows [block][gate][kPanel], or [block][kPanel] with one gate: without the padding of the last
-// block.
+// Statistics of rows [block][gate][kPanel], or [block][kPanel] with one gate, without the padding of the last block.
 template <class A>
 struct NormRows {
     int64_t rows, gates, units;
@@ -390,10 +391,6 @@ struct NormRows {
     int64_t x_row;
     double eps;
     A *center, *rstd;  // out: the mean and 1 / sqrt(var + eps) of every row
-    // y = (x - center) * rstd * gamma + beta; null: not wanted
-    const A *gamma, *beta;
-    A* y;
-    int64_t y_row;
 };
 
 // The gradient of x from that of y, dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = gamma dy. Unit u of block b,

@@ -21,12 +21,12 @@ void gru_states(const CellForward<A>& p, const Cell& cell) {
             for (int k = 0; k < 3; ++k) column[k] = gate_column<A, kGruGates>(u, Gate(k));
 #pragma GCC unroll 4
             for (int k = 0; k < 2; ++k) {
-                z[k] = load<A>(gates + column[k]) + product_at(p.products, r, u, Gate(k), column[k]);
+                z[k] = input_at(p, r, column[k]) + product_at(p.products, r, u, Gate(k), column[k]);
                 const Vec<A> value = cell.value(Gate(k), z[k]);
                 store(gates + column[k], cell.kept(Gate(k), z[k], value));
                 if (k == kReset && after) {
                     const Vec<A> m = product_at(p.products, r, u, kNew, column[kNew]);
-                    store(gates + column[kNew], fma(value, m, load<A>(gates + column[kNew])));
+                    store(gates + column[kNew], fma(value, m, input_at(p, r, column[kNew])));
                     if (p.inner.data) store(state_at<A>(p.inner, r, u), m);
                 } else if (k == kReset) {
                     store(state_at<A>(p.inner, r, u), value * load(state_at<A>(p.reset_input, r, u)));
@@ -141,7 +141,7 @@ void rnn_forward_cells(const CellForward<A>& p) {
         for_each_vector<A>(p.blocks, p.units, [&](int64_t u, int64_t valid) RG_INLINE_LAMBDA {
             Vec<A> z = load<A>(gates + u);
             if constexpr (general) {
-                if (p.products.data) z = z + product_at(p.products, r, u, kReset, u);
+                if (p.products.data) z = input_at(p, r, u) + product_at(p.products, r, u, kReset, u);
             }
             const Vec<A> h = cell.value(kCandidate, z);
             store(gates + u, cell.kept(kCandidate, z, h));

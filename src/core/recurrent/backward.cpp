@@ -148,15 +148,13 @@ private:
     A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * rows_.state_row; }
     A* output_peephole(int64_t d) const { return output_peephole_ + d * rows_.state_row * rows_.state_row; }
     A* projection(int64_t d) const { return projection_ + d * rows_.state_row * rows_.out_row; }
-    // The states of one direction: dh, carry, dc, dinner (which is dcell with a norm), dc_direct.
+    // The states of one direction: dh, carry, dc, dinner, dc_direct.
     int64_t direction_elements() const { return (sizes_.copies + 1) * state_elements() + 3 * cell_elements(); }
     A* dh(int64_t d) const { return states_ + d * direction_elements(); }
     A* carry(int64_t d) const { return carries() ? dh(d) + sizes_.copies * state_elements() : nullptr; }
     A* dc(int64_t d) const { return dh(d) + (sizes_.copies + 1) * state_elements(); }
     // The gradient of the output before its projection.
     A* dinner(int64_t d) const { return dc(d) + cell_elements(); }
-    // What passes the norm of the cell state.
-    A* dcell(int64_t d) const { return dinner(d); }
     A* dc_direct(int64_t d) const { return dinner(d) + cell_elements(); }
     A* dnormal(int64_t d) const { return dnormal_ + d * rows_.rows * rows_.state_row; }
     A* gamma_x(int64_t d) const { return norms_ + d * (2 * rows_.gates_row + 2 * rows_.state_row); }
@@ -389,11 +387,11 @@ private:
             g.gamma = gamma_c(d);
             // The rows of all steps are kept, for the gradients of the parameters; dc has those of one.
             g.dy = dnormal(d) + row * rows_.state_row;
-            g.dx = dcell(d) + slot * rows_.state_row;
+            g.dx = dc(d) + slot * rows_.state_row;
             g.panel = kPanel<A>;
             g.block = 1;
+            g.add = true;
             kernels_.norm_rows_gradient(g);
-            add_or_copy(g.dx, rows * rows_.state_row, true, dc(d) + slot * rows_.state_row);
             cells(p, CellPhase::state, d, slot, rows, later_rows, 0, rows_.blocks);
         } else {
             cells(p, CellPhase::whole, d, slot, rows, later_rows, 0, rows_.blocks);
