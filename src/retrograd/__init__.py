@@ -73,6 +73,7 @@ from .ops.pooling import (
     max_unpool_backward,
     max_unpool_forward,
 )
+from .ops.scan import ScanCache, ScanGradients, ScanResult, scan_backward, scan_forward
 
 __all__ = [
     "Activation",
@@ -90,6 +91,9 @@ __all__ = [
     "NormGradients",
     "NormStatistics",
     "RunningUpdate",
+    "ScanCache",
+    "ScanGradients",
+    "ScanResult",
     "activation_backward",
     "activation_forward",
     "adam_step",
@@ -137,6 +141,8 @@ __all__ = [
     "mean_squared_error",
     "release_memory",
     "rmsprop_step",
+    "scan_backward",
+    "scan_forward",
     "set_num_threads",
     "sgd_step",
     "sigmoid_cross_entropy",

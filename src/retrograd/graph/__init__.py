@@ -148,6 +148,7 @@ from .reduction import (
     sum_of_squares,
     var,
 )
+from .scan import Scan, scan
 from .schedule import Constant, Cosine, StepDecay
 from .shaping import (
     broadcast_to,
@@ -303,6 +304,7 @@ __all__ = [
     "reshape",
     "round",
     "rsqrt",
+    "scan",
     "scatter_add",
     "sigmoid",
     "sigmoid_cross_entropy",

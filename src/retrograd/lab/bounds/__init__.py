@@ -11,3 +11,4 @@ from .graph import *
 from .lstm import *
 from .norm import *
 from .precision import *
+from .scan import *
