@@ -38,9 +38,7 @@ def sequences(count: int, rng: np.random.Generator) -> tuple[npt.NDArray[np.floa
 def main() -> None:
     rng = np.random.default_rng(0)
     # The gates open for both signs of an input: a hidden layer before the cell finds its magnitude.
-    model = nn.Sequential(
-        nn.Linear(3, 24, rng=rng), nn.ReLU(), MinLSTM(24, 24, rng), nn.Linear(24, 3, rng=rng)
-    )
+    model = nn.Sequential(nn.Linear(3, 24, rng=rng), nn.ReLU(), MinLSTM(24, 24, rng), nn.Linear(24, 3, rng=rng))
     step = nn.compile(model, nn.MeanSquaredError(), nn.Adam(model, nn.Cosine(2e-2, 301)))
     for i in range(301):
         loss = step(*sequences(64, rng))

@@ -8,20 +8,26 @@
 namespace rg {
 namespace {
 
-// Steps that a vector of states stays in a register for.
-constexpr int kScanUnroll = 4;
-
 // for k < kSteps, for all columns:  state = a[k] * state + b[k];  y[k] = state;  da[k] = state * before[k]
+//
+// A vector of states stays in a register for kSteps. Streamed steps come from memory: the next kSteps are prefetched.
 template <class A, int kSteps, bool kStream, bool kDa>
-void scan_group(const ScanSteps<A>& s, int64_t first) {
+void scan_group(const ScanSteps<A>& s, bool aligned, int64_t first) {
     const A *const a = s.a.data + first * s.a.stride, *const b = s.b.data + first * s.b.stride;
     const A* const before = kDa ? s.before.data + first * s.before.stride : nullptr;
     A *const y = s.y.data + first * s.y.stride, *const da = kDa ? s.da.data + first * s.da.stride : nullptr;
     const int64_t a_step = s.a.stride, b_step = s.b.stride, y_step = s.y.stride;
     [[maybe_unused]] const int64_t before_step = s.before.stride, da_step = s.da.stride;
     A* const state = s.state;
-    for_vectors(kStream, y, s.size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+    for_vectors(aligned, y, s.size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
         Vec<A> h = read(state + i, n);
+        if constexpr (kStream) {
+            unrolled<kSteps>([&](int k) RG_INLINE_LAMBDA {
+                prefetch(a + (k + kSteps) * a_step + i);
+                prefetch(b + (k + kSteps) * b_step + i);
+                if constexpr (kDa) prefetch(before + (k + kSteps) * before_step + i);
+            });
+        }
         unrolled<kSteps>([&](int k) RG_INLINE_LAMBDA {
             h = fma(read(a + k * a_step + i, n), h, read(b + k * b_step + i, n));
             write(kStream, y + k * y_step + i, n, h);
@@ -31,13 +37,30 @@ void scan_group(const ScanSteps<A>& s, int64_t first) {
     });
 }
 
-template <class A, bool kStream, bool kDa>
-void scan_groups(const ScanSteps<A>& s, bool one_by_one) {
+template <class A, int kSteps, bool kStream, bool kDa>
+void scan_groups(const ScanSteps<A>& s, bool aligned) {
     int64_t r = 0;
-    if (!one_by_one) {
-        for (; r + kScanUnroll <= s.size.rows; r += kScanUnroll) scan_group<A, kScanUnroll, kStream, kDa>(s, r);
+    for (; r + kSteps <= s.size.rows; r += kSteps) scan_group<A, kSteps, kStream, kDa>(s, aligned, r);
+    for (; r < s.size.rows; ++r) scan_group<A, 1, kStream, kDa>(s, aligned, r);
+}
+
+// Steps at once: from memory many, for more requests in flight; in cache fewer, and one by one where the rows of all
+// arrays, a page apart, would fall into the same few places of a small first-level cache.
+template <class A, bool kDa>
+void scan_as(const ScanSteps<A>& s) {
+    constexpr int64_t lanes = kLanes<A>, page = 4096 / int64_t(sizeof(A)), long_row = 1024;
+    const bool alike = s.y.stride % lanes == 0;  // all rows of y are aligned if one is
+    if constexpr (kCanStream) {
+        bool stream = s.stream && s.size.cols >= (alike ? lanes : long_row);
+        if (kDa) {  // and those of da too
+            const int64_t apart = int64_t(uintptr_t(s.y.data) - uintptr_t(s.da.data));
+            stream = stream && apart % (lanes * int64_t(sizeof(A))) == 0 && (s.y.stride - s.da.stride) % lanes == 0;
+        }
+        if (stream) return alike ? scan_groups<A, 4, true, kDa>(s, true) : scan_groups<A, 1, true, kDa>(s, true);
     }
-    for (; r < s.size.rows; ++r) scan_group<A, 1, kStream, kDa>(s, r);
+    const bool aligned = alike && s.size.cols >= 8 * lanes;
+    if (kDa && s.y.stride % page == 0) return scan_groups<A, 1, false, kDa>(s, aligned);
+    scan_groups<A, 2, false, kDa>(s, aligned);
 }
 
 // The same for one column, whose steps wait for one another.
@@ -61,25 +84,10 @@ void scan_column(const ScanSteps<A>& s) {
     *s.state = h;
 }
 
-// Streamed stores must be aligned in every row: if only each row on its own can be, the steps are done one by one.
 template <class A>
 void scan_steps(const ScanSteps<A>& s) {
-    constexpr int64_t lanes = kLanes<A>;
     if (s.size.cols == 1) return scan_column(s);
-    const bool wants_da = s.da.data;
-    bool stream = kCanStream && s.stream && s.size.cols >= lanes, one_by_one = false;
-    if (stream) {
-        one_by_one = s.y.stride % lanes != 0;
-        if (wants_da) {
-            const int64_t apart = int64_t(uintptr_t(s.y.data) - uintptr_t(s.da.data));
-            stream = apart % (lanes * int64_t(sizeof(A))) == 0 && (s.y.stride - s.da.stride) % lanes == 0;
-        }
-    }
-    if (!stream) {
-        wants_da ? scan_groups<A, false, true>(s, false) : scan_groups<A, false, false>(s, false);
-    } else if constexpr (kCanStream) {
-        wants_da ? scan_groups<A, true, true>(s, one_by_one) : scan_groups<A, true, false>(s, one_by_one);
-    }
+    s.da.data ? scan_as<A, true>(s) : scan_as<A, false>(s);
 }
 
 template <class A>

@@ -13,17 +13,16 @@
 namespace rg {
 namespace {
 
-// Columns of a task: their states, and a few steps, stay in the first-level cache, and their rows are long enough for
-// the hardware's prefetching. Where time is contiguous instead, blocks are transposed: a square of a cache line's
-// multiples in both directions.
-constexpr int64_t kColumns = 1024, kSequences = 64;
-static_assert(kColumns <= kTile && kSequences * kSequences <= kTile, "a block of staged steps fits a tile");
+// Columns of a task. Of data in a cache, their states and a few steps stay in the first level; of data in memory, rows
+// must be long for the memory's sake. Where time is contiguous instead, blocks of some sequences are transposed.
+constexpr int64_t kNearColumns = 1024, kFarColumns = 4096, kSequences = 32;
+static_assert(kFarColumns <= kTile, "a block of staged steps fits a tile");
 
 template <class A>
 struct ScanScratch {
     alignas(64) A a[kTile], in[kTile], out[kTile], states[kTile], da[kTile], turned[kTile];
-    alignas(64) A state[kColumns], constant[kColumns], other[kColumns];
-    alignas(64) double sums[kColumns];
+    alignas(64) A state[kFarColumns], constant[kFarColumns], other[kFarColumns];
+    alignas(64) double sums[kFarColumns];
 };
 
 // An array at the columns of a task. Strides of time and of columns, in elements.
@@ -68,6 +67,7 @@ public:
             for (int64_t r = 0; r < rows; ++r) std::fill(tile + r * cols_, tile + (r + 1) * cols_, from[r * stride]);
             if (rows != block.rows) return {tile, 0};
         } else if (stride == 1 && !direct(place)) {
+            if (stream_) prefetch(place, from, (block.step > 0) == (sign > 0) ? block.rows : -block.rows, block.rows);
             kernels_.transpose(from, place.column, {cols_, block.rows}, tile, cols_);
         } else {
             for (int64_t r = 0; r < block.rows; ++r) {
@@ -88,6 +88,9 @@ public:
         if (!place.data || (!staged && direct(place))) return;
         const int64_t sign = place.time < 0 ? -1 : 1, stride = sign * place.time;
         A* const to = place.data + block.low(sign) * place.time;
+        if (stride == 1 && !direct(place) && !accumulate && !stream_) {
+            return kernels_.transpose(tile, cols_, {block.rows, cols_}, to, place.column);
+        }
         if (stride == 1 && !direct(place)) {
             A* const turned = scratch_.turned;
             kernels_.transpose(tile, cols_, {block.rows, cols_}, turned, block.rows);
@@ -141,6 +144,15 @@ public:
     }
 
 private:
+    // The next block of sequences whose elements are contiguous.
+    void prefetch(const Place<const A>& place, const A* from, int64_t ahead, int64_t count) const {
+        constexpr int64_t line = 64 / int64_t(sizeof(A));
+        for (int64_t c = 0; c < cols_; ++c) {
+            const A* const next = from + c * place.column + ahead;
+            for (int64_t i = 0; i < count; i += line) __builtin_prefetch(next + i, 0, 2);
+        }
+    }
+
     static constexpr DType kType = sizeof(A) == sizeof(double) ? DType::f64 : DType::f32;
 
     Steps<A> ordered(A* tile, const Stretch& block, int64_t sign) const {
@@ -162,8 +174,8 @@ struct ScanTasks {
     int inner_axis = -1;
     int64_t columns = 1, pieces = 1, tasks = 1;
 
-    // `result`: the array that decides; `threads`: results do not depend on how columns are cut.
-    ScanTasks(const ScanSpace& given, int result, int threads) : space(given) {
+    // `result`: the array that decides. Results do not depend on how columns are cut.
+    ScanTasks(const ScanSpace& given, int result, bool far, int threads) : space(given) {
         inner.extent = 1;
         for (int i = 0; i < space.size; ++i) {
             if (inner_axis < 0 || better(space.axis[i], space.axis[inner_axis], result)) inner_axis = i;
@@ -171,7 +183,7 @@ struct ScanTasks {
         if (inner_axis >= 0) inner = space.axis[inner_axis];
         const bool turned =
             inner.extent > 1 && magnitude(inner.stride[result]) != 1 && magnitude(space.time.stride[result]) == 1;
-        const int64_t most = turned ? kSequences : kColumns;
+        const int64_t most = turned ? kSequences : far ? kFarColumns : kNearColumns;
         pieces = ceil_div(inner.extent, most);
         const int64_t outer = space.columns() / std::max<int64_t>(1, inner.extent);
         if (outer < threads && inner.extent >= 64 * threads) pieces = ceil_div(pieces, threads) * threads;
@@ -222,7 +234,7 @@ void scan_forward(const ScanForward<A>& call) {
     if (columns == 0) return;
     const int64_t elements = 2 * steps * columns + extent_of(space, kScanA);
     const bool stream = call.y && call.y != call.b && exceeds_caches(elements * int64_t(sizeof(A)));
-    const ScanTasks tasks(space, call.y ? kScanOut : kScanIn, call.threads);
+    const ScanTasks tasks(space, call.y ? kScanOut : kScanIn, stream, call.threads);
     const double work = cost::kElement * double(steps + 1) * double(columns);
     Workers(work, call.threads).each(tasks.tasks, [&](int64_t index) {
         const int64_t cols = tasks.count(index);
@@ -257,7 +269,12 @@ void scan_backward(const ScanBackward<A>& call) {
     const int64_t arrays = (call.dy ? 1 : 0) + (call.db ? 1 : 0) + (call.da ? 1 : 0) + (wants_da ? 1 : 0);
     const int64_t elements = arrays * steps * columns + extent_of(space, kScanA);
     const bool stream = call.dy != call.db && !call.accumulate && exceeds_caches(elements * int64_t(sizeof(A)));
-    const ScanTasks tasks(space, call.db ? kScanOut : call.da ? kScanDa : call.dy ? kScanIn : kScanA, call.threads);
+    const ScanTasks tasks(space,
+                          call.db   ? kScanOut
+                          : call.da ? kScanDa
+                          : call.dy ? kScanIn
+                                    : kScanA,
+                          stream, call.threads);
     const RowKernels<A>& rows = kernel_table().rows.of<A>();
     const double work = 2 * cost::kElement * double(steps + 1) * double(columns);
     Workers(work, call.threads).each(tasks.tasks, [&](int64_t index) {

@@ -192,6 +192,7 @@ __all__ = [
     "Program",
     "RMSProp",
     "ResultView",
+    "Scan",
     "Spec",
     "StepDecay",
     "Tensor",

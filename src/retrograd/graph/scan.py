@@ -107,9 +107,7 @@ _BACKWARD: Final = Operation(
 )  # fmt: skip
 
 
-def scan(
-    a: Operand, b: Operand, h0: Operand | None = None, *, axis: int = 0, reset: Operand | None = None
-) -> Scan:
+def scan(a: Operand, b: Operand, h0: Operand | None = None, *, axis: int = 0, reset: Operand | None = None) -> Scan:
     """``y[t] = a[t] * y[t-1] + b[t]`` along an axis, elementwise over the others, as :func:`retrograd.scan_forward`.
 
     `a` and `reset` are broadcast to the shape of b. Where `reset` is true, a[t] counts as 0.

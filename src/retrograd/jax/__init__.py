@@ -1,4 +1,4 @@
-"""Normalization, LSTM, linear layers and linear recurrences for JAX: functions that work under ``jit``, ``grad`` and ``vmap``.
+"""Normalization, LSTM, linear layers and recurrences for JAX: functions that work under ``jit``, ``grad`` and ``vmap``.
 
 XLA calls the engine directly, through its foreign function interface. Shapes and dtypes are checked while tracing. The
 results have the same bits as those of retrograd's array functions. ``docs/jax.md`` describes them.

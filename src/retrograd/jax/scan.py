@@ -46,9 +46,7 @@ def scan(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _scan(
-    axis: int, threads: int, a: jax.Array, b: jax.Array, h0: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
+def _scan(axis: int, threads: int, a: jax.Array, b: jax.Array, h0: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     results = {"y": (b.shape, b.dtype), "hn": (_without(b.shape, axis), b.dtype)}
     found = call("retrograd_scan_forward", {"b": b, "a": a, "h0": h0}, results, threads, axis=axis)
     return found["y"], found["hn"]

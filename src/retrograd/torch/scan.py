@@ -46,9 +46,7 @@ def scan(
 
 def _forward(a: Tensor, b: Tensor, h0: Tensor | None, axis: int) -> tuple[Tensor, Tensor]:
     start = None if h0 is None else array(h0, "scan", "h0")
-    y, hn, _ = scan_forward(
-        array(a, "scan", "a"), array(b, "scan", "b"), start, axis=axis, num_threads=num_threads()
-    )
+    y, hn, _ = scan_forward(array(a, "scan", "a"), array(b, "scan", "b"), start, axis=axis, num_threads=num_threads())
     return torch.from_numpy(y), torch.from_numpy(hn)
 
 

@@ -38,9 +38,7 @@ def test_check_values() -> None:
         ((0, 4), (0, 4), 0, False),
     ],
 )
-def test_backward_by_differences(
-    shape: tuple[int, ...], a_shape: tuple[int, ...], axis: int, resets: bool
-) -> None:
+def test_backward_by_differences(shape: tuple[int, ...], a_shape: tuple[int, ...], axis: int, resets: bool) -> None:
     rng = np.random.default_rng(len(shape) + axis)
     state = tuple(extent for i, extent in enumerate(shape) if i != axis % len(shape))
     a, b, h0 = rng.standard_normal(a_shape), rng.standard_normal(shape), rng.standard_normal(state)

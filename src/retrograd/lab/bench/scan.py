@@ -293,9 +293,7 @@ def _torch_min_gru(torch: Any, data: MinGruData, form: str) -> Callable[[], list
     return run
 
 
-def _min_gru_contest(
-    data: MinGruData, threads: int, machine: Machine, stack: contextlib.ExitStack
-) -> Contest:
+def _min_gru_contest(data: MinGruData, threads: int, machine: Machine, stack: contextlib.ExitStack) -> Contest:
     stack.enter_context(library_threads(threads))
     run = _our_min_gru(data)
     expected = [np.array(v) for v in run()]
