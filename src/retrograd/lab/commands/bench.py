@@ -42,10 +42,10 @@ def add_command(commands: Any) -> None:
         "the library. "
     )
     scan = (
-        "The bound of a linear recurrence (scan_*) is the time of copies of as many bytes as its arrays have. PyTorch's "
+        "The bound of a linear recurrence (scan_*) is copies of as many bytes as its arrays have. PyTorch's "
         "is a loop over time; 'jax' is jax.lax.scan, 'assoc.' jax.lax.associative_scan, which use all threads in every "
-        "row. Rows named min_gru_* are forward and backward of a minGRU as a program of retrograd.graph, against a loop "
-        "over time in PyTorch and the usual form in logarithms ('log'). "
+        "row. Rows named min_gru_* are forward and backward of a minGRU as a program of retrograd.graph; a loop over "
+        "time in PyTorch and the usual form in logarithms ('log') are compared. "
     )
     products = (
         "Rows named lstm_products_* and linear_products_* are the large matrix products of an LSTM over all steps, and "
