@@ -94,6 +94,13 @@ def test_resets(isa: str, dtype: Any, reset_shape: tuple[int, ...], axis: int) -
     assert not gradients.da[np.broadcast_to(reset, b.shape)].any()
 
 
+def test_factors_without_axes_of_extent_1(isa: str) -> None:
+    a, b, h0, dy, dhn = draw((1, 5, 6), 1, np.float32, (5, 6))
+    got = rg.scan_forward(a, b, h0, axis=1)
+    gradients = rg.scan_backward(dy, got.cache, dhn=dhn, out={"da": np.empty((5, 6), np.float32)})
+    check_gradients(gradients, dy, dhn, a, got.y, h0, axis=1)
+
+
 def test_a_reset_starts_a_sequence() -> None:
     a, b, h0, *_ = draw((40, 7), 0, np.float32)
     reset = np.zeros((40, 1), bool)

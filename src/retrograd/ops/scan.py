@@ -159,6 +159,8 @@ def scan_backward(
     results = {"out.da": da, "out.db": db, "out.dh0": dh0}
     inputs = {"dy": dy, "dhn": dhn, "a": a, "h0": h0, "reset": reset, "y": y}
     to_da, sums = da, None
+    if da is not None and da.ndim < y.ndim:
+        to_da = da[(None,) * (y.ndim - da.ndim)]
     broadcast = da is not None and wide.shape != y.shape
     if broadcast:
         if out is not None:
