@@ -14,7 +14,8 @@ import retrograd as rg
 from retrograd import ScanGradients, _core
 from retrograd.lab import reference
 from support.arrays import MEMORY, assert_same_bits, assert_untouched_around, fenced, placed
-from support.scan import CHECK, check, check_gradients, fill
+from support.scan import check, check_gradients
+from support.scan_values import CHECK, fill
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ import pytest
 
 from retrograd.lab import reference
 from support.reference import slope_along
-from support.scan import CHECK, fill
+from support.scan_values import CHECK, fill
 
 Array = npt.NDArray[Any]
 
