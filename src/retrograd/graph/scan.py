@@ -37,9 +37,9 @@ def _shapes(a: Spec, b: Spec, h0: Spec | None, *, axis: int) -> Sequence[Spec]:
 
 
 def _forward(inputs: Sequence[Array | None], results: Sequence[Array | None], *, axis: int) -> None:
-    a, b, h0 = inputs
+    (a, b, h0), (y, hn) = inputs, results
     assert b is not None
-    refuse(_core.scan_forward(b.dtype.itemsize == 8, axis, a, b, h0, None, *results, False, 0))
+    refuse(_core.scan_forward(b.dtype.itemsize == 8, axis, a, b, h0, None, y, hn, False, 0))
 
 
 def _gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
