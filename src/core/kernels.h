@@ -641,6 +641,34 @@ struct RowKernels {
     void (*accumulate)(const A* x, int64_t count, bool exclusive, double* carry, A* y);
 };
 
+// ---- linear recurrences --------------------------------------------------------------------------------------------
+
+// Steps of a recurrence: step r is a row of contiguous elements at data + r * stride. A stride may be 0 or negative.
+template <class T>
+struct Steps {
+    T* data;
+    int64_t stride;
+};
+
+// For every step r in order and every column: state = a * state + b, with one rounding; y = state; da = state * before.
+template <class A>
+struct ScanSteps {
+    BlockSize size;
+    Steps<const A> a, b, before;  // `before` is read only for da
+    A* state;                     // [cols], updated
+    Steps<A> y, da;               // y may be b; da may be null: not wanted
+    bool stream;
+};
+
+template <class A>
+struct ScanKernels {
+    void (*run)(const ScanSteps<A>& steps);
+    // x[i] = 0 where reset[i * step] is not 0
+    void (*clear)(const uint8_t* reset, int64_t step, int64_t count, A* x);
+    // to[c * to_row + r] = from[r * from_row + c]
+    void (*transpose)(const A* from, int64_t from_row, BlockSize size, A* to, int64_t to_row);
+};
+
 // The kernels of one kind for both types of arithmetic.
 template <template <class> class Kernels>
 struct ForBoth {
@@ -672,6 +700,7 @@ struct KernelTable {
     MapKernels<int64_t> map_integers;
     ForBoth<ReduceKernels> reduce;
     ForBoth<RowKernels> rows;
+    ForBoth<ScanKernels> scan;
     // The largest of `count` indices, as unsigned numbers; 0 if there are none.
     uint32_t (*largest_index)(const int32_t* indices, int64_t count);
     // dst = the sum of 1 to 3 sources: the peak memory bandwidth, for benchmarks.

@@ -521,6 +521,7 @@ std::vector<Problem> all(bool large) {
     add_lstms(problems, large);
     add_dense(problems);
     add_convolutions(problems);
+    add_recurrent(problems);
     add_optimizers(problems);
     return problems;
 }

@@ -148,6 +148,7 @@ from .reduction import (
     sum_of_squares,
     var,
 )
+from .scan import Scan, scan
 from .schedule import Constant, Cosine, StepDecay
 from .shaping import (
     broadcast_to,
@@ -192,6 +193,7 @@ __all__ = [
     "RMSProp",
     "Recurrent",
     "ResultView",
+    "Scan",
     "Spec",
     "StepDecay",
     "Tensor",
@@ -306,6 +308,7 @@ __all__ = [
     "rnn",
     "round",
     "rsqrt",
+    "scan",
     "scatter_add",
     "sigmoid",
     "sigmoid_cross_entropy",
