@@ -353,7 +353,7 @@ def _inside(cell: _Cell, sizes: tuple[int, int, int, int]) -> Results:
 
 def _single_steps(cell: _Cell, sizes: tuple[int, int, int, int]) -> Results:
     """Two steps and their gradients; of the LSTM of both states."""
-    steps, samples, inputs, units = sizes
+    _, samples, inputs, units = sizes
     dtype = cell.dtype
     weights = cell.weights(inputs, units, 30)
     states = [_data((samples, units), dtype, 78 + i) for i in range(2 if cell.name == "lstm" else 1)]

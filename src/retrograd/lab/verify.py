@@ -10,8 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from .. import _core
-from ..ops import normalization
-from ..ops import recurrent
+from ..ops import normalization, recurrent
 from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from . import bounds, cases, reference
