@@ -292,7 +292,7 @@ def scan_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: A
         return None
     axis = int(old["axis"]) % b.ndim
     right = reference.scan_forward(a, b, h0, axis=axis, reset=reset)
-    allowed = bounds.scan_forward_bound(scan_factors(a, b, reset), right[0], axis, b.dtype)
+    allowed = bounds.scan_forward_bound(scan_factors(a, b, reset), right[0], axis, b.dtype, h0)
     return zip(("y", "hn"), answer[:2], right, allowed, strict=True)
 
 

@@ -141,6 +141,7 @@ def recurrent_options(case: RecurrentCase) -> dict[str, Any]:
         "dropout": case.dropout,
         "seed": case.seed,
     }
+    own: tuple[str, ...] = ()
     match case:
         case LstmCase():
             own = ("output_gate_reads", "coupled", "cell_clip")
@@ -149,7 +150,6 @@ def recurrent_options(case: RecurrentCase) -> dict[str, Any]:
             own = ("kind", "flip")
             options["activations"] = recurrent.GruActivations(*activations)
         case _:
-            own = ()
             (options["activation"],) = activations
     return options | {name: getattr(case, name) for name in own}
 
