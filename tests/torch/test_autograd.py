@@ -109,7 +109,9 @@ def test_there_is_no_second_derivative(name: str) -> None:
     y = first(layer(x))
     (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     assert same_bits(dx.detach(), torch.autograd.grad(first(layer(x)).square().sum(), x)[0])
-    with pytest.raises(NotImplementedError, match=r"(norm|LSTM|GRU|RNN|Cell): there is no second derivative. Use torch.nn's layer"):
+    with pytest.raises(
+        NotImplementedError, match=r"(norm|LSTM|GRU|RNN|Cell): there is no second derivative. Use torch.nn's layer"
+    ):
         dx.sum().backward()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -14,7 +14,6 @@ from ..ops._errors import ArgumentError, of_function
 from ..ops.activation import Activation
 from ..ops.recurrent import GruActivations, LstmActivations
 from ..ops.recurrent.problem import problem_of
-from ..ops.recurrent.types import UNGATED
 from ._arrays import check_storage
 from ._autograd import is_eager
 from ._leaf import Leaf, Proxy
@@ -105,7 +104,7 @@ class Recurrent(Leaf):
         biases = " bias_ih bias_hh" if self.bias else ""
         return f"weight_ih weight_hh{biases}{' weight_hr' if self.proj_size else ''}{self._more}"
 
-    def _fill(self, parameters: dict[str, Tensor]) -> None:
+    def _fill(self, parameters: Mapping[str, Tensor]) -> None:
         """Initial values of parameters that PyTorch's layer has not, by name."""
         bound = 1.0 / math.sqrt(self.hidden_size)
         for name, parameter in parameters.items():
@@ -186,7 +185,8 @@ class Recurrent(Leaf):
             raise ValueError(f"{title}: input has shape {tuple(x.shape)}, but input_size is {self.input_size}")
         if x.dtype is not dtype or dtype not in _FLOATS:
             raise TypeError(
-                f"{title}: input has dtype {x.dtype} and the weights have {dtype}; both must be float32, or both float64"
+                f"{title}: input has dtype {x.dtype} and the weights have {dtype}; both must be float32, or both "
+                "float64"
             )
         if h0 is None and c0 is None:
             return
@@ -244,9 +244,7 @@ class Layers(Recurrent, torch.nn.RNNBase):
         like: Any = self.weight_ih_l0
         for names in self._all_weights:  # of one cell
             suffix = names[0].removeprefix("weight_ih")
-            added = {
-                kind: torch.nn.Parameter(like.new_empty(shape)) for kind, shape in self._more_parameters().items()
-            }
+            added = {kind: torch.nn.Parameter(like.new_empty(shape)) for kind, shape in self._more_parameters().items()}
             self._fill(added)
             for kind, parameter in added.items():
                 setattr(self, kind + suffix, parameter)
@@ -335,7 +333,13 @@ class Step(Recurrent, torch.nn.RNNCellBase):
     """A single step of one cell."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None, **options: Any
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
     ) -> None:
         own = {name: options.pop(name) for name in self._names if name in options}
         for name in options:
@@ -392,7 +396,8 @@ class _Lstm(Recurrent):
         super()._set_options(options)
 
     def _more_parameters(self) -> dict[str, tuple[int, ...]]:
-        found, units = {}, self.hidden_size
+        found: dict[str, tuple[int, ...]] = {}
+        units = self.hidden_size
         if self.peephole is not None:
             found["peephole"] = (4 * units, units) if self.peephole == "full" else (4 * units,)
         found.update(super()._more_parameters())
@@ -487,6 +492,13 @@ class RNN(_Rnn, Layers):
         super().__init__("RNN_TANH", *arguments, **options)
         self.mode = f"RNN_{as_activation(nonlinearity).name.upper()}"
 
+    def extra_repr(self) -> str:
+        described = super().extra_repr()
+        # PyTorch's repr has none.
+        return (
+            described if self.nonlinearity in ("tanh", "relu") else f"{described}, nonlinearity={self.nonlinearity!r}"
+        )
+
 
 class LSTMCell(_Lstm, Step):
     """The constructor, attributes and `state_dict` of `torch.nn.LSTMCell`, and the options of :class:`LSTM`."""
@@ -561,7 +573,8 @@ def _check_made_by_torch(title: str, packed: PackedSequence) -> None:
         indices = getattr(packed, name)
         if indices is not None and sorted(indices.tolist()) != list(range(sizes[0])):
             raise ValueError(
-                f"{title}: input.{name} has {_shortened(indices.tolist())}, expected a permutation of {sizes[0]} samples"
+                f"{title}: input.{name} has {_shortened(indices.tolist())}, expected a permutation of {sizes[0]} "
+                "samples"
             )
 
 
@@ -579,4 +592,6 @@ def unsupported(layer: torch.nn.Module) -> str:
         return "dropout is 1, must be below 1"
     if getattr(layer, "proj_size", 0) and getattr(layer, "mode", "") != "LSTM":
         return f"proj_size is {layer.proj_size}, but only an LSTM has a projection"
+    if isinstance(layer, torch.nn.RNNCell) and layer.nonlinearity not in ("tanh", "relu"):
+        return f"nonlinearity is {layer.nonlinearity!r}, must be 'tanh' or 'relu'"
     return ""

@@ -61,11 +61,11 @@ class Replacements(NamedTuple):
 
 
 def replace(model: torch.nn.Module, *, fuse: bool = False, verbose: bool = True) -> Replacements:
-    """Replace the recurrent layers and normalizations of a model by retrograd's, in place. Print which, and what is left.
+    """Replace the recurrent layers and normalizations of a model by retrograd's, in place, and print which.
 
     The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
-    class of a layer changes. Recurrent layers and normalizations that retrograd does not have are listed as left.
-    Layers of other kinds, such as linear ones, are not part of the result.
+    class of a layer changes. Recurrent layers and normalizations that cannot be replaced are listed as left, with the
+    reason. Layers of other kinds, such as linear ones, are not part of the result.
 
     With `fuse`, where an activation follows a normalization in a `torch.nn.Sequential`, the normalization applies it,
     and the activation becomes a `torch.nn.Identity`. So the normalization returns activated values to any code that
