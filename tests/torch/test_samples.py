@@ -149,9 +149,12 @@ def test_layers(name: str, dtype: str, training: bool) -> None:
         made, given = sample.constructor_input, sample.forward_input
         torch.manual_seed(0)
         theirs = info.module_cls(*made.args, **made.kwargs, dtype=getattr(torch, dtype)).train(training)
+        # Where gates saturate, their slopes lose digits in float32, in PyTorch too, and an RNN or a projection has no
+        # other path for the gradient.
+        largest = 0.5 if name in RECURRENT and (name != "LSTM" or made.kwargs.get("proj_size")) else 1.0
         with torch.no_grad():
             for parameter in theirs.parameters():
-                parameter.uniform_(-1.0, 1.0)
+                parameter.uniform_(-largest, largest)
         ours = getattr(rt, name)(*made.args, **made.kwargs, dtype=getattr(torch, dtype)).train(training)
         ours.load_state_dict(theirs.state_dict())
         theirs = copy.deepcopy(theirs).double()
@@ -165,4 +168,4 @@ def test_layers(name: str, dtype: str, training: bool) -> None:
         compared += 1
     mode = "training" if training else "evaluation"
     print(f"{name} {dtype}, {mode}: {compared} samples compared")
-    assert compared >= (5 if name in RECURRENT else 6)
+    assert compared >= (2 if name.endswith("Cell") else 6)
