@@ -1,4 +1,4 @@
-"""ONNX's published node tests for the four norms, convolutions and LSTM, as plain arrays."""
+"""ONNX's published node tests for the four norms, convolutions and recurrent layers, as plain arrays."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def collect_onnx_cases(files: str = "norm", operators: Sequence[str] = NORMS) ->
     return [cases[name] for name in sorted(cases)]
 
 
-class OnnxLstm(NamedTuple):
+class OnnxRecurrent(NamedTuple):
     """One node and its data; what the node leaves out is not there."""
 
     name: str
@@ -80,8 +80,8 @@ ONNX_INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P
 ONNX_OUTPUTS = ("Y", "Y_h", "Y_c")
 
 
-def collect_onnx_lstm_cases() -> list[OnnxLstm]:
-    """ONNX's node tests of LSTM, sorted by name; empty without onnx, an error if onnx has lost them."""
+def collect_onnx_recurrent_cases(operator: str) -> list[OnnxRecurrent]:
+    """ONNX's node tests of LSTM, GRU or RNN, sorted by name; empty without onnx, an error if onnx has lost them."""
     try:
         import onnx
         from onnx.backend.test.case import node as package
@@ -89,18 +89,18 @@ def collect_onnx_lstm_cases() -> list[OnnxLstm]:
         return []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        importlib.import_module(f"{package.__name__}.lstm")  # registers its cases
+        importlib.import_module(f"{package.__name__}.{operator.lower()}")  # registers its cases
     found = []
     for case in package._NodeTestCases:
         nodes = case.model.graph.node
-        if len(nodes) == 1 and nodes[0].op_type == "LSTM":
+        if len(nodes) == 1 and nodes[0].op_type == operator:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in nodes[0].attribute}
             ((given, expected),) = case.data_sets
             used = [name for name, there in zip(ONNX_INPUTS, nodes[0].input, strict=False) if there]
             made = [name for name, there in zip(ONNX_OUTPUTS, nodes[0].output, strict=False) if there]
             inputs = {name: np.asarray(a) for name, a in zip(used, given, strict=True)}
             outputs = {name: np.asarray(a) for name, a in zip(made, expected, strict=True)}
-            found.append(OnnxLstm(case.name, attributes, inputs, outputs))
+            found.append(OnnxRecurrent(case.name, attributes, inputs, outputs))
     if not found:
-        raise RuntimeError(f"onnx {onnx.__version__} has no node tests for LSTM")
+        raise RuntimeError(f"onnx {onnx.__version__} has no node tests for {operator}")
     return sorted(found, key=lambda case: case.name)

@@ -10,11 +10,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from .. import _core
-from ..ops import lstm, normalization
+from ..ops import normalization, scan
+from ..ops import recurrent as lstm
 from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from . import bounds, cases, reference
-from .cases import LstmCase, LstmParameters, NormCase
+from .cases import GruCase, LstmCase, LstmParameters, NormCase, RecurrentCase, RnnCase
 
 __all__ = [
     "LstmErrors",
@@ -28,6 +29,7 @@ __all__ = [
     "lstm_oracle",
     "lstm_weights",
     "run_lstm",
+    "scan_errors",
     "verify_lstm",
     "verify_norm",
 ]
@@ -129,7 +131,7 @@ class LstmErrors(NamedTuple):
 
 
 def lstm_weights(data: cases.LstmData) -> list[lstm.LstmWeights]:
-    return [lstm.LstmWeights(*cell) for cell in data.weights]
+    return [lstm.LstmWeights(*cell[: len(lstm.LstmWeights._fields)]) for cell in data.weights]
 
 
 def lstm_options(case: LstmCase) -> dict[str, Any]:
@@ -183,20 +185,35 @@ class LstmOracle(NamedTuple):
     bound: bounds.LstmBound
 
 
+def oracle_options(case: RecurrentCase, data: cases.LstmData | cases.RecurrentData) -> dict[str, Any]:
+    """Return the options that all cells have, as arguments of the oracle and of the bounds."""
+    masks = None
+    if case.dropout and case.layers > 1:
+        shape = (case.steps, case.samples, case.directions * case.outputs)
+        masks = [reference.philox_mask(case.seed, layer, shape, case.dropout) for layer in range(case.layers - 1)]
+    return {
+        "directions": case.directions,
+        "active": case.active,
+        "activations": case.activations,
+        "masks": masks,
+        "reset": data.reset,
+        "mask": data.mask,
+        "zoneout_h": data.zoneout_h,
+        "clip": case.clip,
+        "norm": case.norm,
+        "eps": case.norm_eps,
+    }
+
+
 def lstm_oracle(case: LstmCase, data: cases.LstmData) -> LstmOracle:
     """Run forward and backward with the oracle, and compute the tolerances."""
     cells = [cell.stacked() for cell in data.weights]
     x, dy = (a.swapaxes(0, 1) if case.batch_first else a for a in (data.x, data.dy))
-    masks = None
-    if case.dropout and case.layers > 1:
-        shape = (case.steps, case.samples, case.directions * case.units)
-        masks = [reference.philox_mask(case.seed, layer, shape, case.dropout) for layer in range(case.layers - 1)]
-    options: dict[str, Any] = {
-        "directions": case.directions,
-        "active": case.active,
-        "activations": case.activations,
+    options = oracle_options(case, data) | {
         "output_reads": case.output_gate_reads,
-        "masks": masks,
+        "zoneout_c": data.zoneout_c,
+        "cell_clip": case.cell_clip,
+        "coupled": case.coupled,
     }
     given = [reference.LstmCell(*cell) for cell in cells]
     forward = reference.lstm_forward(x, given, data.h0, data.c0, **options)
@@ -219,16 +236,79 @@ def lstm_oracle(case: LstmCase, data: cases.LstmData) -> LstmOracle:
 
 
 def lstm_errors(got: LstmResults, oracle: LstmOracle) -> LstmErrors:
+    return LstmErrors(**dict.fromkeys(LstmErrors._fields, 0.0) | recurrent_errors(got, oracle))
+
+
+# ---- GRU and simple RNN ----------------------------------------------------------------------------------------------
+
+
+class RecurrentResults(NamedTuple):
+    """Outputs and all gradients of a GRU or a simple RNN: time first, parameters stacked."""
+
+    y: Array
+    hn: Array
+    dx: Array
+    dh0: Array
+    cells: list[Any]  # GruParameters or RnnParameters
+
+    def arrays(self) -> list[Array]:
+        return [*self[:4], *(a for cell in self.cells for a in cell if a is not None)]
+
+
+class RecurrentOracle(NamedTuple):
+    expected: RecurrentResults
+    bound: bounds.GruBound | bounds.RnnBound
+
+
+def recurrent_oracle(case: GruCase | RnnCase, data: cases.RecurrentData) -> RecurrentOracle:
+    """:func:`lstm_oracle` for a GRU or a simple RNN."""
+    options = oracle_options(case, data)
+    functions: tuple[Any, ...] = reference.rnn_forward, reference.rnn_backward, bounds.rnn_bound, reference.RnnCell
+    if isinstance(case, GruCase):
+        options |= {"kind": case.kind, "flip": case.flip}
+        functions = reference.gru_forward, reference.gru_backward, bounds.gru_bound, reference.GruCell
+    run_forward, run_backward, bound_of, cell_of = functions
+    cells = [cell.stacked() for cell in data.weights]
+    given = [cell_of(*cell) for cell in cells]
+    x, dy = (a.swapaxes(0, 1) if case.batch_first else a for a in (data.x, data.dy))
+    forward = run_forward(x, given, data.h0, **options)
+    backward = run_backward(dy, data.dhn, x, given, data.h0, **options)
+    slopes = reference.activation_value, reference.activation_input_slope
+    bound = bound_of(x, cells, data.h0, dy, data.dhn, *slopes, **options)
+    gradients = [type(cell)(*found) for cell, found in zip(cells, backward.cells, strict=True)]
+    return RecurrentOracle(RecurrentResults(forward.y, forward.hn, backward.dx, backward.dh0, gradients), bound)
+
+
+def recurrent_errors(got: LstmResults | RecurrentResults, oracle: LstmOracle | RecurrentOracle) -> dict[str, float]:
+    """Return the maximum error of each result over all cells, in units of the element's tolerance, by name."""
     expected, bound = oracle
-    errors = dict.fromkeys(LstmErrors._fields, 0.0)
-    for name in ("y", "hn", "cn", "dx", "dh0", "dc0"):
-        errors[name] = bounds.error_in_tolerances(*(getattr(results, name) for results in (got, expected, bound)))
+    errors = {
+        name: bounds.error_in_tolerances(*(getattr(results, name) for results in (got, expected, bound)))
+        for name in expected._fields
+        if name != "cells"
+    }
     for actual, right, allowed in zip(got.cells, expected.cells, bound.cells, strict=True):
-        for field, *triple in zip(LstmParameters._fields, actual, right, allowed, strict=True):
+        for field, *triple in zip(right._fields, actual, right, allowed, strict=True):
             if triple[1] is not None:
-                error = bounds.error_in_tolerances(*triple)
-                errors["d" + field] = max(errors["d" + field], error)
-    return LstmErrors(**errors)
+                errors["d" + field] = max(errors.get("d" + field, 0.0), bounds.error_in_tolerances(*triple))
+    return errors
+
+
+# ---- linear recurrences ----------------------------------------------------------------------------------------------
+
+
+def scan_errors(a: Array, b: Array, dy: Array, axis: int, threads: int) -> dict[str, float]:
+    """The maximum error of each result of a recurrence, in units of the element's tolerance. `a` has the shape of b."""
+    y, _, cache = scan.scan_forward(a, b, axis=axis, num_threads=threads)
+    exact, _ = reference.scan_forward(a, b, axis=axis)
+    tolerance, _ = bounds.scan_forward_bound(a, exact, axis, b.dtype)
+    errors = {"y": bounds.error_in_tolerances(y, exact, tolerance)}
+    got = scan.scan_backward(dy, cache, num_threads=threads)
+    right = reference.scan_backward(dy, None, a, y, axis=axis)
+    allowed = bounds.scan_backward_bound(a, y, None, right.db, right.dh0, a.shape, axis, b.dtype)
+    for name in ("da", "db"):
+        errors[name] = bounds.error_in_tolerances(*(getattr(part, name) for part in (got, right, allowed)))
+    return errors
 
 
 # ---- all of a kind ---------------------------------------------------------------------------------------------------

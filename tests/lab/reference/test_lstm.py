@@ -14,7 +14,7 @@ import pytest
 
 from retrograd.lab import reference
 from retrograd.lab.reference import LstmCell
-from support.onnx_cases import OnnxLstm, collect_onnx_lstm_cases
+from support.onnx_cases import OnnxRecurrent, collect_onnx_recurrent_cases
 from support.reference import CASES, EPS, LONG_EPS, ORDER, assert_close, derivative, jax_lstm
 
 Array = np.ndarray[Any, Any]
@@ -625,8 +625,8 @@ def test_philox_mask_depends_on_row_and_column_alone() -> None:
 # --- other people's libraries -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", collect_onnx_lstm_cases(), ids=lambda case: case.name)
-def test_onnx_node_cases(case: OnnxLstm) -> None:
+@pytest.mark.parametrize("case", collect_onnx_recurrent_cases("LSTM"), ids=lambda case: case.name)
+def test_onnx_node_cases(case: OnnxRecurrent) -> None:
     assert case.attributes.keys() <= {"hidden_size", "direction", "layout"}
     direction = case.attributes.get("direction", b"forward").decode()
     batch_first = case.attributes.get("layout", 0)

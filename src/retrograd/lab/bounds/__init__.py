@@ -8,6 +8,7 @@ intermediate result, and over many elements the maximum is a little more than ha
 """
 
 from .graph import *
-from .lstm import *
 from .norm import *
 from .precision import *
+from .recurrent import *
+from .scan import *

@@ -4,5 +4,5 @@ Imports only NumPy. (bfloat16 data also imports ml_dtypes, which adds that dtype
 """
 
 from .graph import *
-from .lstm import *
 from .norm import *
+from .recurrent import *

@@ -12,5 +12,6 @@ Float64s: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["batch", "instance", "layer", "group"]
 Layout: TypeAlias = Literal["first", "last"]
 Peephole: TypeAlias = Literal["none", "diagonal", "full"]
+RecurrentMask: TypeAlias = Literal["none", "tied", "gates", "steps", "full"]
 WeightsForm: TypeAlias = Literal["concatenated", "stacked", "gates"]
 NamedActivation: TypeAlias = tuple[str, float, float]  # name, alpha, beta

@@ -14,7 +14,7 @@ from retrograd.lab.cases import LstmCase, LstmData, LstmParameters
 from retrograd.lab.verify import LstmResults, lstm_errors, lstm_oracle, run_lstm
 from support.arrays import Array
 from support.lstm import backward, custom, forward
-from support.onnx_cases import OnnxLstm, collect_onnx_lstm_cases
+from support.onnx_cases import OnnxRecurrent, collect_onnx_recurrent_cases
 from support.reference import jax_lstm
 
 
@@ -155,8 +155,8 @@ def test_jax_scan(jax: Any, peephole: Any, reads: str, layers: int, directions: 
     assert max(lstm_errors(run_lstm(case, data, 2), theirs)) <= 2
 
 
-@pytest.mark.parametrize("case", collect_onnx_lstm_cases(), ids=lambda case: case.name)
-def test_onnx_node_cases(case: OnnxLstm, isa: str) -> None:
+@pytest.mark.parametrize("case", collect_onnx_recurrent_cases("LSTM"), ids=lambda case: case.name)
+def test_onnx_node_cases(case: OnnxRecurrent, isa: str) -> None:
     """Weights of each gate in ONNX's own array, in its order i o f c, without a copy."""
     units = case.attributes["hidden_size"]
     direction = case.attributes.get("direction", b"forward").decode()
