@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from retrograd import nn
-from retrograd.convert import Conv, ConvertError, Linear, Norm, convert, read
+from retrograd.convert import Conv, ConvertError, Gru, Linear, Norm, convert, read
 from support import keras_models
 from support.arrays import Array
+from support.convert import computed
 from support.waiting import PATIENCE
 
 h5py = pytest.importorskip("h5py")
@@ -89,6 +90,49 @@ def test_converted_layers_compute_the_same(saved: Path, tmp_path: Path, name: st
     np.testing.assert_allclose(channels_last(result) if first else result, y, rtol=2e-5, atol=2e-6)
 
 
+# By the name in keras_models: the names of layers, and what a .weights.h5 file does not say.
+RECURRENT: dict[str, tuple[list[str], dict[str, str]]] = {
+    "gru": (["gru"], {}),
+    "gru_before": (["gru"], {}),
+    "gru_no_bias": (["gru"], {"gru": "gru_after"}),
+    "gru_both": (["bidirectional"], {}),
+    "gru_stack": (["gru", "gru_1"], {}),
+    "rnn": (["simple_rnn"], {}),
+    "rnn_relu": (["simple_rnn"], {"simple_rnn": "rnn_relu"}),
+    "rnn_both": (["bidirectional"], {}),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
+def test_recurrent_layers_compute_the_same(saved: Path, name: str, suffix: str) -> None:
+    names, kinds = RECURRENT[name]
+    layers = read(saved / f"{name}{suffix}", kinds=kinds if suffix != ".keras" else {})
+    assert list(layers) == names
+    with np.load(saved / f"{name}.save.npz") as file:
+        y, expected = file["x"], file["y"]
+    for layer in layers.values():
+        y = computed(layer, y, batch_first=True)
+    np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_the_reset_gate_of_a_gru_without_biases_must_be_known(saved: Path, tmp_path: Path) -> None:
+    source = saved / "gru_no_bias.weights.h5"
+    layer = read(source)["gru"]
+    assert isinstance(layer, Gru)
+    assert layer.kind is None
+    with pytest.raises(ConvertError, match="say --kind gru=gru_after or --kind gru=gru_before"):
+        convert(source, tmp_path / "a.onnx")
+    convert(source, tmp_path / "a.onnx", kinds={"gru": "gru_before"})
+    again = read(tmp_path / "a.onnx")["gru"]
+    assert isinstance(again, Gru)
+    assert again.kind == "before"
+    with pytest.raises(
+        ConvertError, match=r"--kind gru=gru_before: its arrays are .* another kind of layer, gru_after"
+    ):
+        read(saved / "gru.weights.h5", kinds={"gru": "gru_before"})
+
+
 @pytest.fixture(scope="module")
 def loaded(saved: Path, torch: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outputs of Keras with weights that went through retrograd.nn, and with those of a stack of PyTorch."""
@@ -100,15 +144,18 @@ def loaded(saved: Path, torch: Any, tmp_path_factory: pytest.TempPathFactory) ->
         kinds |= {name: {"*": kind} for name, kind in norms.items()}
         kinds |= {name: {"*": "conv_transpose"} for name in ("up1d", "up2d")}
         convert(folder / f"{name}.safetensors", folder / f"{name}.weights.h5", kinds=kinds.get(name, {}))
+    for name in RECURRENT:
+        convert(saved / f"{name}.keras", folder / f"{name}.onnx")
+        convert(folder / f"{name}.onnx", folder / f"{name}.weights.h5")
     torch.save(torch.nn.LSTM(3, 4, 2).state_dict(), folder / "torch.pt")
     written = convert(folder / "torch.pt", folder / "pytorch_stack.weights.h5")
     assert written.names == {"": "lstm, lstm_1"}
-    run_keras("load", folder, *OURS, "pytorch_stack")
+    run_keras("load", folder, *OURS, *RECURRENT, "pytorch_stack")
     return folder
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, *RECURRENT])
 def test_keras_loads_what_we_write(saved: Path, loaded: Path, name: str) -> None:
     with np.load(saved / f"{name}.save.npz") as before, np.load(loaded / f"{name}.load.npz") as after:
         np.testing.assert_array_equal(after["y"], before["y"])
@@ -157,7 +204,9 @@ def test_what_a_keras_file_says_and_weights_do_not(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("gru.weights.h5", "no layer for weights of Keras's gru; --skip gru leaves it out"),
+        ("elu_rnn.keras", "simple_rnn has activation 'elu'; those of a SimpleRNN here are tanh, relu, sigmoid, linear"),
+        ("relu_gru.keras", "gru has activation 'relu'; weights alone are those of 'tanh'"),
+        ("backwards_gru.keras", "reads time backwards"),
         ("depthwise.weights.h5", "no layer for weights of Keras's depthwise_conv2d"),
         ("relu_lstm.keras", "lstm has activation 'relu'"),
         ("backwards.keras", "reads time backwards"),
@@ -194,6 +243,9 @@ def test_what_keras_cannot_hold(saved: Path, tmp_path: Path, torch: Any) -> None
     nn.save(tmp_path / "a.safetensors", nn.LSTM(3, 2, peephole="diagonal"))
     with pytest.raises(ConvertError, match="peepholes, which Keras's LSTM does not have"):
         convert(tmp_path / "a.safetensors", tmp_path / "a.weights.h5")
+    torch.save(torch.nn.LSTM(3, 4, proj_size=2).state_dict(), tmp_path / "a.pt")
+    with pytest.raises(ConvertError, match="a projection, which Keras's LSTM does not have"):
+        convert(tmp_path / "a.pt", tmp_path / "a.weights.h5")
     with pytest.raises(ConvertError, match=r"write \.weights\.h5, for model"):
         convert(saved / "dense.keras", tmp_path / "a.keras")
     shutil.copy(saved / "dense.keras", tmp_path / "cut.keras")
