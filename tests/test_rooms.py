@@ -297,7 +297,7 @@ CORE_ROOMS = {
     "base": set[str](),
     "product": {"base"},
     "norm": {"base"},
-    "lstm": {"base", "product"},
+    "recurrent": {"base", "product"},
     "conv": {"base", "product"},
     "pooling": {"base"},
     "program": {"base"},

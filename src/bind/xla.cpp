@@ -9,8 +9,8 @@
 
 #include "bind.h"
 #include "linear_call.h"
-#include "recurrent_problem.h"
 #include "norm_problem.h"
+#include "recurrent_problem.h"
 #include "xla_frame.h"
 
 namespace rg::bind {
@@ -373,7 +373,8 @@ void recurrent_forward_call(Frame& frame) {
     }
 }
 
-// Arguments: x, the cells, lengths, seed, reset, cache, dy, dhn, dcn. Results: dx, dh0, dc0, the gradients of the cells.
+// Arguments: x, the cells, lengths, seed, reset, cache, dy, dhn, dcn. Results: dx, dh0, dc0, the gradients of the
+// cells.
 void recurrent_backward_call(Frame& frame) {
     for (int64_t i = 0; i < frame.calls(); ++i) {
         frame.select(i);

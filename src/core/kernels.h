@@ -316,7 +316,7 @@ struct CellForward {
     StateArray<A> c_next;
     StateArray<A> c_new;        // the new cell state before zoneout; null: it is c_next
     RowFactor<A> cell_zoneout;  // as zoneout, for c
-    RowNorm<A> cell_norm;       // of what the output reads, c_new, and if norm_carried of what c_next gets; no gamma: none
+    RowNorm<A> cell_norm;  // of what the output reads, c_new, and if norm_carried of what c_next gets; no gamma: none
     bool norm_carried;
     // LSTM: o psi(c), instead of `output`, if it is to be projected. GRU: the product with the state that the reset
     // gate multiplies (after), or the reset state (before).

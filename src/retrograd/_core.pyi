@@ -161,13 +161,13 @@ def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: ob
 def dropout(f64: bool, x: object, rate: float, seed: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = x * mask / (1 - rate)"""
 
-def lstm_slots(lengths: object, active: object, order: object) -> None:
+def recurrent_slots(lengths: object, active: object, order: object) -> None:
     """The number of active slots in each step, and the sample in each slot."""
 
-class LstmProblem:
-    """An LSTM of one shape with one set of options."""
+class RecurrentProblem:
+    """A recurrent layer of one shape with one set of options."""
 
-    def __init__(self, steps: int, samples: int, inputs: int, units: int, layers: int, directions: int, dtype: int, activations: Sequence[tuple[int, float, float]], peephole: int, output_reads_old: bool, dropout: float) -> None: ...
+    def __init__(self, kind: int, steps: int, samples: int, inputs: int, units: int, projection: int, layers: int, directions: int, dtype: int, activations: Sequence[tuple[int, float, float]], peephole: int, output_reads_old: bool, coupled: bool, flip: bool, clip: float, cell_clip: float, norm: int, eps: float, mask: int, zoneout: bool, dropout: float) -> None: ...
 
     def cache_bytes(self, rows: int) -> int: ...
 

@@ -7,8 +7,8 @@
 
 #include "../../src/core/dense/elementwise.h"
 #include "../../src/core/dense/optimizer.h"
-#include "../../src/core/recurrent/recurrent.h"
 #include "../../src/core/norm/norm.h"
+#include "../../src/core/recurrent/recurrent.h"
 #include "storage.h"
 
 namespace problems {

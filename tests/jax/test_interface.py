@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "projection of one cell": (
         lambda rj: rj.lstm(ones(2, 1, 3), [cell(wh=ones(8, 1), projection=ones(1, 2)), cell(1, wh=ones(8, 1))]),
         ValueError,
-        r"lstm: weights\[1\].projection is None; the first cell has one",
+        r"lstm: weights\[1\].projection is None, but the first cell has one",
     ),
     "projection of another cell": (
         lambda rj: rj.lstm(ones(2, 1, 3), [cell(), cell(2, projection=ones(1, 2))]),
@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "gamma of a norm": (
         lambda rj: rj.rnn(ones(2, 1, 3), rnn_cell(gamma_x=ones(2)), norm="haste"),
         ValueError,
-        "rnn: gamma_h is None; norm is given",
+        "rnn: gamma_h is None; norm needs it",
     ),
     "gamma without a norm": (
         lambda rj: rj.rnn(ones(2, 1, 3), rnn_cell(gamma_x=ones(2))),

@@ -40,15 +40,16 @@ void norm_rows(const NormRows<A>& p) {
     for (int64_t r = 0; r < p.rows; ++r) {
         const A* x = p.x + r * p.x_row;
         PanelSums<A> sum, squares;
-        for_each_gate_vector<A>(p.gates, p.units, [&](int64_t column, int64_t, int64_t, int64_t lane, int64_t valid)
+        for_each_gate_vector<A>(p.gates, p.units,
+                                [&](int64_t column, int64_t, int64_t, int64_t lane, int64_t valid)
                                     RG_INLINE_LAMBDA { sum.add(lane, keep_valid<A>(load(x + column), valid)); });
         const double mean = sum.total() / count;
         const Vec<A> center = splat(A(mean));
-        for_each_gate_vector<A>(p.gates, p.units, [&](int64_t column, int64_t, int64_t, int64_t lane, int64_t valid)
-                                    RG_INLINE_LAMBDA {
-                                        const Vec<A> d = keep_valid<A>(load(x + column) - center, valid);
-                                        squares.add(lane, d * d);
-                                    });
+        for_each_gate_vector<A>(p.gates, p.units,
+                                [&](int64_t column, int64_t, int64_t, int64_t lane, int64_t valid) RG_INLINE_LAMBDA {
+                                    const Vec<A> d = keep_valid<A>(load(x + column) - center, valid);
+                                    squares.add(lane, d * d);
+                                });
         const double shift = double(A(mean)) - mean;
         const double var = squares.total() / count - shift * shift;
         p.center[r] = A(mean);
@@ -56,11 +57,11 @@ void norm_rows(const NormRows<A>& p) {
         if (!p.y) continue;
         const RowNorm<A> norm = {p.center + r, p.rstd + r, p.gamma, p.beta};
         A* y = p.y + r * p.y_row;
-        for_each_gate_vector<A>(p.gates, p.units, [&](int64_t column, int64_t, int64_t, int64_t, int64_t valid)
-                                    RG_INLINE_LAMBDA {
-                                        const Vec<A> value = normalized(norm, 0, column, load(x + column));
-                                        store(y + column, keep_valid<A>(value, valid));
-                                    });
+        for_each_gate_vector<A>(p.gates, p.units,
+                                [&](int64_t column, int64_t, int64_t, int64_t, int64_t valid) RG_INLINE_LAMBDA {
+                                    const Vec<A> value = normalized(norm, 0, column, load(x + column));
+                                    store(y + column, keep_valid<A>(value, valid));
+                                });
     }
 }
 
@@ -70,27 +71,28 @@ void norm_rows_gradient(const NormRowsGradient<A>& p) {
     for (int64_t r = 0; r < p.rows; ++r) {
         const A* x = p.x + r * p.x_row;
         const Vec<A> center = splat(p.center[r]), rstd = splat(p.rstd[r]);
-        const auto place = [&](int64_t block, int64_t k, int64_t lane) RG_INLINE_LAMBDA {
-            return (block * p.block + p.slot[k]) * p.panel + r * p.row + lane;
-        };
+        const auto place = [&](int64_t block, int64_t k, int64_t lane)
+                               RG_INLINE_LAMBDA { return (block * p.block + p.slot[k]) * p.panel + r * p.row + lane; };
         PanelSums<A> sum, products;
-        for_each_gate_vector<A>(
-            p.gates, p.units, [&](int64_t column, int64_t block, int64_t k, int64_t lane, int64_t valid) RG_INLINE_LAMBDA {
-                const Vec<A> dy = load(p.dy + place(block, k, lane));
-                const Vec<A> g = keep_valid<A>(dy * load(p.gamma + column), valid);
-                sum.add(lane, g);
-                products.add(lane, g * ((load(x + column) - center) * rstd));
-            });
+        for_each_gate_vector<A>(p.gates, p.units,
+                                [&](int64_t column, int64_t block, int64_t k, int64_t lane, int64_t valid)
+                                    RG_INLINE_LAMBDA {
+                                        const Vec<A> dy = load(p.dy + place(block, k, lane));
+                                        const Vec<A> g = keep_valid<A>(dy * load(p.gamma + column), valid);
+                                        sum.add(lane, g);
+                                        products.add(lane, g * ((load(x + column) - center) * rstd));
+                                    });
         const Vec<A> mean = splat(A(sum.total() / count)), slope = splat(A(products.total() / count));
-        for_each_gate_vector<A>(
-            p.gates, p.units, [&](int64_t column, int64_t block, int64_t k, int64_t lane, int64_t valid) RG_INLINE_LAMBDA {
-                const Vec<A> dy = load(p.dy + place(block, k, lane));
-                const Vec<A> xhat = (load(x + column) - center) * rstd;
-                Vec<A> dx = rstd * (dy * load(p.gamma + column) - mean - xhat * slope);
-                A* to = p.dx + place(block, k, lane);
-                if (p.add) dx = dx + load<A>(to);
-                store(to, keep_valid<A>(dx, valid));
-            });
+        for_each_gate_vector<A>(p.gates, p.units,
+                                [&](int64_t column, int64_t block, int64_t k, int64_t lane, int64_t valid)
+                                    RG_INLINE_LAMBDA {
+                                        const Vec<A> dy = load(p.dy + place(block, k, lane));
+                                        const Vec<A> xhat = (load(x + column) - center) * rstd;
+                                        Vec<A> dx = rstd * (dy * load(p.gamma + column) - mean - xhat * slope);
+                                        A* to = p.dx + place(block, k, lane);
+                                        if (p.add) dx = dx + load<A>(to);
+                                        store(to, keep_valid<A>(dx, valid));
+                                    });
     }
 }
 

@@ -199,8 +199,7 @@ template <class A>
 void backward_cells(const CellBackward<A>& p) {
     const CellRule& rule = *p.rule;
     const bool general = is_general(p.output) || rule.coupled || rule.cell_clip > 0 || p.cell_zoneout.data ||
-                         p.cell_norm.gamma ||
-                         p.reset_mask.data || (p.output.carry.data && !is_gru(rule.kind));
+                         p.cell_norm.gamma || p.reset_mask.data || (p.output.carry.data && !is_gru(rule.kind));
     if (!rule.activations.standard) return backward_cells_of<A, CustomCell<A>, true>(p);
     if (rule.clip > 0) return backward_cells_of<A, ClippedCell<A>, true>(p);
     general ? backward_cells_of<A, StandardCell<A>, true>(p) : backward_cells_of<A, StandardCell<A>, false>(p);

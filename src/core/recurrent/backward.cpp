@@ -4,11 +4,11 @@ namespace rg {
 namespace {
 
 struct BackwardScratch {
-    Buffer inputs, dinputs, outputs, dz, weights, peepholes, output_peepholes, projection, diagonals, states, c_new, dzo,
-        dreset, sums;
+    Buffer inputs, dinputs, outputs, dz, weights, peepholes, output_peepholes, projection, diagonals, states, c_new,
+        dzo, dreset, sums, dnormal, norms;
     void trim() {
         for (Buffer* b : {&inputs, &dinputs, &outputs, &dz, &weights, &peepholes, &output_peepholes, &projection,
-                          &diagonals, &states, &c_new, &dzo, &dreset, &sums}) {
+                          &diagonals, &states, &c_new, &dzo, &dreset, &sums, &dnormal, &norms}) {
             b->trim();
         }
     }
@@ -80,6 +80,7 @@ public:
                   run_step(shape_.steps - 1 - step / halves, phase, group, first_block, last_block);
               });
         if (looks_up()) add_up();
+        for (int64_t d = 0; d < shape_.directions && normalizes(); ++d) finish_norms(d);
         for (int64_t d = 0; d < shape_.directions; ++d) finish(d, u);
     }
 
@@ -97,7 +98,11 @@ private:
     bool has_cells() const { return shape_.rule.kind == CellKind::lstm; }
     bool full_halves() const { return shape_.peephole == Peephole::full && !shape_.rule.output_reads_old; }
     bool two_halves() const { return full_halves() || shape_.rule.kind == CellKind::gru_before; }
-    bool wants_c_new() const { return shape_.peephole != Peephole::none && !shape_.rule.output_reads_old; }
+    bool normalizes() const { return shape_.norm != CellNorm::none; }
+    bool normalizes_cells() const { return normalizes() && has_cells(); }
+    bool wants_c_new() const {
+        return (shape_.peephole != Peephole::none && !shape_.rule.output_reads_old) || normalizes_cells();
+    }
     // Whether a part of the gradient of h passes no product, or not in full.
     bool carries() const {
         return is_gru(shape_.rule.kind) || shape_.has_zoneout || shape_.mask_kind != MaskKind::none;
@@ -127,9 +132,11 @@ private:
     }
 
     A* dz(int64_t d) const { return dz_ + d * dz_gates_.count * rows_.blocks * rows_.panel; }
+    // The gradients of the products with the state: dz, or with a norm what passes it.
+    A* dz_h(int64_t d) const { return normalizes() ? dz(shape_.directions + d) : dz(d); }
     // The first panel of a product's gates, and the step to the next one in its depth.
     const A* dz_of(int64_t d, const StateProduct& product) const {
-        return dz(d) + dz_gates_.panel(rows_.blocks, 0, dz_gates_.h_slot(product.first)) * rows_.panel;
+        return dz_h(d) + dz_gates_.panel(rows_.blocks, 0, dz_gates_.h_slot(product.first)) * rows_.panel;
     }
     int64_t dz_step(const StateProduct& product) const {
         const bool strided = !dz_gates_.by_gate && product.count < dz_gates_.count;
@@ -141,11 +148,21 @@ private:
     A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * rows_.state_row; }
     A* output_peephole(int64_t d) const { return output_peephole_ + d * rows_.state_row * rows_.state_row; }
     A* projection(int64_t d) const { return projection_ + d * rows_.state_row * rows_.out_row; }
-    A* dh(int64_t d) const { return states_ + d * ((sizes_.copies + 1) * state_elements() + 2 * cell_elements()); }
+    // The states of one direction: dh, carry, dc, dinner (which is dcell with a norm), dc_direct.
+    int64_t direction_elements() const { return (sizes_.copies + 1) * state_elements() + 3 * cell_elements(); }
+    A* dh(int64_t d) const { return states_ + d * direction_elements(); }
     A* carry(int64_t d) const { return carries() ? dh(d) + sizes_.copies * state_elements() : nullptr; }
     A* dc(int64_t d) const { return dh(d) + (sizes_.copies + 1) * state_elements(); }
     // The gradient of the output before its projection.
     A* dinner(int64_t d) const { return dc(d) + cell_elements(); }
+    // What passes the norm of the cell state.
+    A* dcell(int64_t d) const { return dinner(d); }
+    A* dc_direct(int64_t d) const { return dinner(d) + cell_elements(); }
+    A* dnormal(int64_t d) const { return dnormal_ + d * rows_.rows * rows_.state_row; }
+    A* gamma_x(int64_t d) const { return norms_ + d * (2 * rows_.gates_row + 2 * rows_.state_row); }
+    A* gamma_h(int64_t d) const { return gamma_x(d) + rows_.gates_row; }
+    A* gamma_c(int64_t d) const { return gamma_h(d) + rows_.gates_row; }
+    const A* statistics(int64_t d, int which) const { return cell_[d].statistics + which * rows_.rows; }
     A* c_new(int64_t d) const { return c_new_ + d * rows_.rows * rows_.state_row; }
     A* dzo(int64_t d) const { return dzo_ + d * cell_elements(); }
     A* dreset(int64_t d) const { return dreset_ + d * cell_elements(); }
@@ -179,11 +196,13 @@ private:
         BackwardScratch& scratch = my_scratch();
         const int64_t directions = shape_.directions;
         const int64_t projected = shape_.projection ? rows_.out_blocks * rows_.panel : 0;
-        dz_ = scratch.dz.take<A>(directions * (dz_gates_.count * rows_.blocks * rows_.panel + projected));
-        dprojected_ = dz_ + directions * dz_gates_.count * rows_.blocks * rows_.panel;
+        const int64_t all_dz = (normalizes() ? 2 : 1) * dz_gates_.count * rows_.blocks * rows_.panel;
+        dz_ = scratch.dz.take<A>(directions * (all_dz + projected));
+        dprojected_ = dz_ + directions * all_dz;
+        if (normalizes()) norms_ = scratch.norms.take<A>(directions * (2 * rows_.gates_row + 2 * rows_.state_row));
+        if (normalizes_cells()) dnormal_ = scratch.dnormal.take<A>(directions * rows_.rows * rows_.state_row);
         weights_ = scratch.weights.take<A>(directions * rows_.gates_row * rows_.out_row);
-        states_ = scratch.states.take<A>(directions *
-                                         ((sizes_.copies + 1) * state_elements() + 2 * cell_elements()));
+        states_ = scratch.states.take<A>(directions * direction_elements());
         if (wants_c_new()) c_new_ = scratch.c_new.take<A>(directions * rows_.rows * rows_.state_row);
         if (shape_.peephole == Peephole::diagonal) {
             peephole_ = scratch.diagonals.take<A>(directions * rows_.gates_row);
@@ -221,6 +240,12 @@ private:
         if (shape_.projection) {
             pack_backward(products_, matrix<const A>(arrays(d).projection, 0, 1), shape_.projection, units,
                           projection(d), rows_.out_row * kPanel<A>, call_.threads);
+        }
+        if (normalizes()) {
+            pack_vector(matrix<const A>(arrays(d).gamma_x, 0, rows_.gates), units, gamma_x(d));
+            pack_vector(matrix<const A>(arrays(d).gamma_h, 0, rows_.gates), units, gamma_h(d));
+            pack_vector(matrix<const A>(arrays(d).gamma_c, 0, 1), units, gamma_c(d));
+            pack_vector(matrix<const A>(arrays(d).beta_c, 0, 1), units, gamma_c(d) + rows_.state_row);
         }
         if (carries()) std::fill(dh(d), carry(d), A(0));
         for (int64_t slot = 0; slot < shape_.samples; ++slot) {
@@ -270,9 +295,7 @@ private:
         const int64_t later_rows = std::min(rows_at(p + 1), std::max<int64_t>(0, begun - slot));
         const int64_t together = blocks_together(products_, std::max(rows, later_rows));
         const auto visit = [&](int64_t block, int64_t count) {
-            if (phase != CellPhase::state && later_rows > 0) {
-                propagate(p + 1, d, slot, later_rows, block, count);
-            }
+            if (phase != CellPhase::state && later_rows > 0) { propagate(p + 1, d, slot, later_rows, block, count); }
             if (phase != CellPhase::state) clear_reset(p + 1, d, slot, rows_at(p + 1), block, count);
             if (rows == 0) return;
             if (phase == CellPhase::state && has_cells()) {
@@ -284,9 +307,10 @@ private:
                 multiply({from, kPanel<A>, rows_.panel}, rows_.state_row, rows, weights(d, product), block, count,
                          false, dreset(d) + slot * rows_.state_row, rows_.state_row);
             }
-            if (!shape_.projection) cells(p, phase, d, slot, rows, later_rows, block, count);
+            if (!shape_.projection && !normalizes()) cells(p, phase, d, slot, rows, later_rows, block, count);
         };
         for_block_groups(first_block, last_block, together, p % 2 == 1, visit);
+        if (normalizes() && rows > 0) normalized_cells(p, d, slot, rows, later_rows);
         if (!shape_.projection || rows == 0) return;
         collect(p, d, slot, rows, later_rows);
         for_block_groups(first_block, last_block, together, p % 2 == 1,
@@ -349,6 +373,111 @@ private:
         return o;
     }
 
+    // The cells of a step with norms, and the gradients that pass these.
+    void normalized_cells(int64_t p, int64_t d, int64_t slot, int64_t rows, int64_t later_rows) const {
+        const int64_t row = rows_.first(rows_.time(d, p)) + slot;
+        if (has_cells()) {
+            cells(p, CellPhase::output, d, slot, rows, later_rows, 0, rows_.blocks);
+            NormRowsGradient<A> g = {};
+            g.rows = rows;
+            g.gates = 1;
+            g.units = shape_.units;
+            g.x = c_new(d) + row * rows_.state_row;
+            g.x_row = g.row = rows_.state_row;
+            g.center = statistics(d, 4) + row;
+            g.rstd = statistics(d, 5) + row;
+            g.gamma = gamma_c(d);
+            // The rows of all steps are kept, for the gradients of the parameters; dc has those of one.
+            g.dy = dnormal(d) + row * rows_.state_row;
+            g.dx = dcell(d) + slot * rows_.state_row;
+            g.panel = kPanel<A>;
+            g.block = 1;
+            kernels_.norm_rows_gradient(g);
+            add_or_copy(g.dx, rows * rows_.state_row, true, dc(d) + slot * rows_.state_row);
+            cells(p, CellPhase::state, d, slot, rows, later_rows, 0, rows_.blocks);
+        } else {
+            cells(p, CellPhase::whole, d, slot, rows, later_rows, 0, rows_.blocks);
+        }
+        norm_gradient(d, row, rows, true);
+    }
+
+    // The gradients of the products with the state or with x, for a range of rows; those with x overwrite dz.
+    void norm_gradient(int64_t d, int64_t row, int64_t rows, bool of_state) const {
+        NormRowsGradient<A> g = {};
+        g.rows = rows;
+        g.gates = rows_.gates;
+        g.units = shape_.units;
+        g.x = (of_state ? cell_[d].h_products : cell_[d].x_products) + row * rows_.gates_row;
+        g.x_row = rows_.gates_row;
+        g.center = statistics(d, of_state ? 2 : 0) + row;
+        g.rstd = statistics(d, of_state ? 3 : 1) + row;
+        g.gamma = of_state ? gamma_h(d) : gamma_x(d);
+        g.dy = dz(d) + row * kPanel<A>;
+        g.dx = (of_state ? dz_h(d) : dz(d)) + row * kPanel<A>;
+        g.row = kPanel<A>;
+        g.panel = rows_.panel;
+        g.block = dz_gates_.panel(rows_.blocks, 1, 0);
+        for (int k = 0; k < rows_.gates; ++k) {
+            g.slot[k] = dz_gates_.panel(rows_.blocks, 0, of_state ? dz_gates_.h_slot(k) : dz_gates_.x_slot(k));
+        }
+        kernels_.norm_rows_gradient(g);
+    }
+
+    // After the sweep: the gradients of biases and norms, from dz, which then becomes that of the products with x.
+    void finish_norms(int64_t d) const {
+        if (call_.dcells) {
+            const CellArrays& gradients = call_.dcells[cell_index(d)];
+            vector_gradient(d, gradients.b, false, nullptr);
+            vector_gradient(d, gradients.bh, true, nullptr);
+            gamma_gradient(d, gradients.gamma_x, false);
+            gamma_gradient(d, gradients.gamma_h, true);
+            if (has_cells()) cell_norm_gradients(d, gradients);
+        }
+        const Workers workers(cost::kElement * double(rows_.rows * rows_.gates_row), call_.threads);
+        workers.ranges(rows_.rows, [&](int64_t first, int64_t last) { norm_gradient(d, first, last - first, false); });
+    }
+    void gamma_gradient(int64_t d, const GateArray& gradient, bool of_state) const {
+        const GateMatrix<A> to = matrix<A>(gradient, 0, rows_.gates);
+        const A* products = of_state ? cell_[d].h_products : cell_[d].x_products;
+        const A *center = statistics(d, of_state ? 2 : 0), *rstd = statistics(d, of_state ? 3 : 1);
+        reduce_rows(to, [&](int64_t block, int k, double* sums) {
+            const int64_t slot = of_state ? dz_gates_.h_slot(k) : dz_gates_.x_slot(k);
+            const int64_t column = (block * rows_.gates + k) * kPanel<A>;
+            kernels_.norm_sums(dz(d) + dz_gates_.panel(rows_.blocks, block, slot) * rows_.panel, kPanel<A>,
+                               products + column, rows_.gates_row, center, rstd, rows_.rows, sums);
+        });
+    }
+    void cell_norm_gradients(int64_t d, const CellArrays& gradients) const {
+        const auto column = [&](int64_t block) { return dnormal(d) + block * kPanel<A>; };
+        reduce_rows(matrix<A>(gradients.gamma_c, 0, 1), [&](int64_t block, int, double* sums) {
+            kernels_.norm_sums(column(block), rows_.state_row, c_new(d) + block * kPanel<A>, rows_.state_row,
+                               statistics(d, 4), statistics(d, 5), rows_.rows, sums);
+        });
+        reduce_rows(matrix<A>(gradients.beta_c, 0, 1), [&](int64_t block, int, double* sums) {
+            for (int64_t r = 0; r < rows_.rows; ++r) {
+                for (int64_t u = 0; u < kPanel<A>; ++u) sums[u] += double(column(block)[r * rows_.state_row + u]);
+            }
+        });
+    }
+    // The gradient of a vector of units of every gate: sum(block, gate, sums) adds up a panel of it.
+    template <class Sum>
+    void reduce_rows(const GateMatrix<A>& to, const Sum& sum) const {
+        if (to.empty()) return;
+        const Workers workers(cost::kCopy * double(rows_.rows * to.count * rows_.state_row), call_.threads);
+        workers.each(rows_.blocks, [&](int64_t block) {
+            const int64_t unit = block * kPanel<A>;
+            for (int k = 0; k < to.count; ++k) {
+                if (!to.gate[k]) continue;
+                double sums[kPanel<A>] = {};
+                sum(block, k, sums);
+                for (int64_t u = unit; u < std::min(unit + kPanel<A>, shape_.units); ++u) {
+                    A& place = to.gate[k][u * to.row_stride];
+                    place = A((call_.accumulate ? double(place) : 0.0) + sums[u - unit]);
+                }
+            }
+        });
+    }
+
     // Projected: the gradient of the hidden state, and from it the gradient of what was projected.
     void collect(int64_t p, int64_t d, int64_t slot, int64_t rows, int64_t later_rows) const {
         const int64_t row = rows_.first(rows_.time(d, p)) + slot;
@@ -396,6 +525,13 @@ private:
         if (shape_.peephole == Peephole::diagonal) b.peephole = peephole_ + d * rows_.gates_row + 4 * unit;
         if (c_new_) b.c_new = {c_new(d) + row * rows_.state_row + unit, rows_.state_row, kPanel<A>};
         if (dzo_) b.dzo = {dzo(d) + state, rows_.state_row, kPanel<A>};
+        if (normalizes_cells()) {
+            b.cell_norm = {statistics(d, 4) + row, statistics(d, 5) + row, gamma_c(d) + unit,
+                           gamma_c(d) + rows_.state_row + unit};
+            b.norm_carried = shape_.norm == CellNorm::cell;
+            b.dnormal = {dnormal(d) + row * rows_.state_row + unit, rows_.state_row, kPanel<A>};
+            if (shape_.cell_zoneout.data) b.dc_direct = {dc_direct(d) + state, rows_.state_row, kPanel<A>};
+        }
         if (is_gru(shape_.rule.kind)) {
             b.h_prev = cached(cell_[d].h_own ? cell_[d].h_own : cell_[d].h_prev);
             b.inner = cached(cell_[d].inner);
@@ -423,8 +559,10 @@ private:
             state_gradient(d, dz_of(d, product), dz_step(product), state_matrix<A>(gradients.wh, product),
                            cached(states), shape_.outputs());
         }
-        vector_gradient(d, gradients.b, false, nullptr);
-        vector_gradient(d, gradients.bh, true, nullptr);
+        if (!normalizes()) {
+            vector_gradient(d, gradients.b, false, nullptr);
+            vector_gradient(d, gradients.bh, true, nullptr);
+        }
         if (shape_.projection) {
             weights_gradient({dprojected(d), rows_.panel, rows_.rows}, matrix<A>(gradients.projection, 0, 1),
                              cached(cell_[d].inner), shape_.projection, shape_.units);
@@ -470,23 +608,11 @@ private:
 
     // Sums over all rows of dz, or of dz times a state for each gate.
     void vector_gradient(int64_t d, const GateArray& gradient, bool of_state, const StateArray<const A>* states) const {
-        const GateMatrix<A> to = matrix<A>(gradient, 0, rows_.gates);
-        if (to.empty()) return;
-        const Workers workers(cost::kCopy * double(rows_.rows * rows_.gates_row), call_.threads);
-        workers.each(rows_.blocks, [&](int64_t block) {
-            const int64_t unit = block * kPanel<A>;
-            for (int k = 0; k < rows_.gates; ++k) {
-                if (!to.gate[k]) continue;
-                double sums[kPanel<A>] = {};
-                const StateArray<const A> state = states ? states[k] : StateArray<const A>();
-                const int64_t slot = of_state ? dz_gates_.h_slot(k) : dz_gates_.x_slot(k);
-                products_.panel_sums(dz(d) + dz_gates_.panel(rows_.blocks, block, slot) * rows_.panel,
-                                     states ? state.data + block * state.panel : nullptr, state.row, rows_.rows, sums);
-                for (int64_t u = unit; u < std::min(unit + kPanel<A>, shape_.units); ++u) {
-                    A& place = to.gate[k][u * to.row_stride];
-                    place = A((call_.accumulate ? double(place) : 0.0) + sums[u - unit]);
-                }
-            }
+        reduce_rows(matrix<A>(gradient, 0, rows_.gates), [&](int64_t block, int k, double* sums) {
+            const StateArray<const A> state = states ? states[k] : StateArray<const A>();
+            const int64_t slot = of_state ? dz_gates_.h_slot(k) : dz_gates_.x_slot(k);
+            products_.panel_sums(dz(d) + dz_gates_.panel(rows_.blocks, block, slot) * rows_.panel,
+                                 states ? state.data + block * state.panel : nullptr, state.row, rows_.rows, sums);
         });
     }
 
@@ -537,7 +663,7 @@ private:
     const LayerGradient<A>* dy_ = nullptr;
     A *dz_ = nullptr, *weights_ = nullptr, *peephole_ = nullptr, *output_peephole_ = nullptr, *projection_ = nullptr,
       *states_ = nullptr, *c_new_ = nullptr, *dzo_ = nullptr, *dreset_ = nullptr, *dprojected_ = nullptr,
-      *sums_ = nullptr;
+      *sums_ = nullptr, *dnormal_ = nullptr, *norms_ = nullptr;
     CellCache<const A> cell_[2] = {};
 };
 

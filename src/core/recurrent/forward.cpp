@@ -51,10 +51,10 @@ uint64_t fingerprint(const RecurrentShape& s) {
 // Buffers for the duration of a call, kept by the thread for the next call.
 struct ForwardScratch {
     Buffer inputs, outputs, weights, input_weights, peepholes, projection, bias, diagonals, states, saved, c_new, table,
-        products, projected;
+        products, projected, norms;
     void trim() {
         for (Buffer* b : {&inputs, &outputs, &weights, &input_weights, &peepholes, &projection, &bias, &diagonals,
-                          &states, &saved, &c_new, &table, &products, &projected}) {
+                          &states, &saved, &c_new, &table, &products, &projected, &norms}) {
             b->trim();
         }
     }
@@ -98,7 +98,9 @@ public:
                 first_row_[d] = rows_.first(d ? steps - last : first);
                 const int64_t end = rows_.first(d ? steps - first : last);
                 if (looks_up() || input_weights_) continue;
-                project_rows({u.data + first_row_[d] * u.row, u.row, u.panel}, end - first_row_[d], d, cell_[d].gates);
+                A* const to = normalizes() ? cell_[d].x_products : cell_[d].gates;
+                project_rows({u.data + first_row_[d] * u.row, u.row, u.panel}, end - first_row_[d], d, to);
+                if (normalizes()) normalize_inputs(d, end - first_row_[d]);
             }
             const int64_t halves = two_halves() ? 2 : 1;
             sweep(split, (last - first) * halves, rows_.blocks,
@@ -126,7 +128,8 @@ private:
                shape_.rule.kind == CellKind::gru_before;
     }
     // Whether products with the state have an array of their own, because something happens before they are added.
-    bool apart() const { return is_gru(shape_.rule.kind) || shape_.mask_kind == MaskKind::each; }
+    bool apart() const { return is_gru(shape_.rule.kind) || shape_.mask_kind == MaskKind::each || normalizes(); }
+    bool normalizes() const { return shape_.norm != CellNorm::none; }
     bool has_cells() const { return shape_.rule.kind == CellKind::lstm; }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
     const CellArrays& arrays(int64_t d) const { return call_.cells[cell_index(d)]; }
@@ -137,7 +140,7 @@ private:
         const int64_t weight_bytes = rows_.gates_row * (inputs + shape_.outputs()) * int64_t(sizeof(A));
         const int64_t ranges = int64_t(split.groups.size()) / shape_.directions;
         const bool enough_rows = rows_.rows > 0 && rows_.rows >= 8 * ranges * shape_.steps;
-        return !looks_up() && inputs > 0 && enough_rows && weight_bytes <= near_cache_bytes() * 3 / 4;
+        return !looks_up() && !normalizes() && inputs > 0 && enough_rows && weight_bytes <= near_cache_bytes() * 3 / 4;
     }
     bool looks_up() const { return layer_ == 0 && call_.lookup.indices && rows_.rows > 0; }
     // The states of a step's slots, in panels; without a cache, two buffers alternate. And the row of its gates.
@@ -157,7 +160,7 @@ private:
         ForwardScratch& scratch = my_scratch();
         const int64_t directions = shape_.directions, samples = shape_.samples;
         if (looks_up()) table_ = scratch.table.take<A>(directions, call_.lookup.rows, rows_.gates_row);
-        bias_ = scratch.bias.take<A>(directions * 2 * rows_.gates_row);
+        bias_ = scratch.bias.take<A>(directions * 3 * rows_.gates_row);
         weights_ = scratch.weights.take<A>(directions * rows_.gates_row * shape_.outputs());
         saved_ = scratch.saved.take<A>(directions * (rows_.out_blocks + rows_.blocks) * saved_panel());
         if (apart()) gate_products_ = scratch.products.take<A>(directions * samples * rows_.gates_row);
@@ -166,13 +169,14 @@ private:
         } else if (shape_.peephole == Peephole::full) {
             peephole_ = scratch.peepholes.take<A>(directions * rows_.gates_row * shape_.units);
         }
-        if ((two_halves() && has_cells()) || shape_.cell_zoneout.data) {
+        if (has_cells() && (two_halves() || shape_.cell_zoneout.data || normalizes())) {
             c_new_ = scratch.c_new.take<A>(directions * samples * rows_.state_row);
         }
         if (shape_.projection) {
             projection_ = scratch.projection.take<A>(directions * rows_.out_row * shape_.units);
             projected_ = scratch.projected.take<A>(directions * samples * rows_.out_row);
         }
+        if (normalizes()) norms_ = scratch.norms.take<A>(directions * (2 * rows_.gates_row + 2 * rows_.state_row));
         for (int64_t d = 0; d < directions && keeps_; ++d) cell_[d] = cell_cache(rows_, base, cell_index(d));
         if (!keeps_) take_states(scratch, segment);
     }
@@ -184,7 +188,11 @@ private:
         const int64_t own = sizes_.h_own ? outputs : 0;
         // A GRU that resets after the product needs the product only for backward.
         const bool inner = sizes_.inner && shape_.rule.kind != CellKind::gru_after;
-        const int64_t each = gates + cells + sizes_.copies * outputs + own + (inner ? rows_.blocks * state_panel() : 0);
+        // With a norm, the products with x of a segment, and statistics.
+        const int64_t segment_rows = shape_.samples * segment;
+        const int64_t norms = normalizes() ? gates + sizes_.kStatistics * segment_rows : 0;
+        const int64_t inner_size = inner ? rows_.blocks * state_panel() : 0;
+        const int64_t each = gates + cells + sizes_.copies * outputs + own + inner_size + norms;
         A* states = scratch.states.take<A>(shape_.directions * each);
         for (int64_t d = 0; d < shape_.directions; ++d, states += each) {
             A* c_prev = states + gates;
@@ -195,7 +203,11 @@ private:
             cell_[d].h_prev = h_prev;
             cell_[d].h_own = own ? h_own : nullptr;
             cell_[d].inner = inner ? h_own + own : nullptr;
+            if (!normalizes()) continue;
+            cell_[d].x_products = h_own + own + inner_size;
+            cell_[d].statistics = cell_[d].x_products + gates;
         }
+        statistics_rows_ = segment_rows;
     }
 
     A* saved_h(int64_t d) const { return saved_ + d * (rows_.out_blocks + rows_.blocks) * saved_panel(); }
@@ -203,7 +215,18 @@ private:
 
     void prepare(int64_t d) {
         const int64_t units = shape_.units;
-        pack_vector(matrix<const A>(arrays(d).b, 0, rows_.gates), units, bias(d));
+        const GateMatrix<const A> b = matrix<const A>(arrays(d).b, 0, rows_.gates);
+        if (normalizes()) {
+            // The products have no bias; it is added to what is normalized.
+            std::fill_n(bias(d), rows_.gates_row, A(0));
+            pack_vector(b, units, norm_bias(d));
+            pack_vector(matrix<const A>(arrays(d).gamma_x, 0, rows_.gates), units, gamma_x(d));
+            pack_vector(matrix<const A>(arrays(d).gamma_h, 0, rows_.gates), units, gamma_h(d));
+            pack_vector(matrix<const A>(arrays(d).gamma_c, 0, 1), units, gamma_c(d));
+            pack_vector(matrix<const A>(arrays(d).beta_c, 0, 1), units, gamma_c(d) + rows_.state_row);
+        } else {
+            pack_vector(b, units, bias(d));
+        }
         for (const StateProduct& p : products_of_) {
             pack_forward(products_, matrix<const A>(arrays(d).wh, p.first, p.count), units, shape_.outputs(),
                          weights(d, p), call_.threads);
@@ -252,8 +275,54 @@ private:
     }
     A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * shape_.units; }
     A* projection(int64_t d) const { return projection_ + d * rows_.out_row * shape_.units; }
-    A* gate_products(int64_t d, int64_t slot) const {
+    // The products of a step, kept for backward if they are normalized.
+    A* gate_products(int64_t d, int64_t p, int64_t slot) const {
+        if (cell_[d].h_products) return cell_[d].h_products + (gates_at(d, p) + slot) * rows_.gates_row;
         return gate_products_ + (d * shape_.samples + slot) * rows_.gates_row;
+    }
+    // Parameters of the norms, as rows of gates.
+    A* gamma_x(int64_t d) const { return norms_ + d * (2 * rows_.gates_row + 2 * rows_.state_row); }
+    A* gamma_h(int64_t d) const { return gamma_x(d) + rows_.gates_row; }
+    A* gamma_c(int64_t d) const { return gamma_h(d) + rows_.gates_row; }
+    A* norm_bias(int64_t d) const { return bias_ + (2 * shape_.directions + d) * rows_.gates_row; }
+    // Statistics of the rows from the first of step p on: 0 of products with x, 2 with h, 4 of cell states.
+    A* statistics(int64_t d, int64_t p, int64_t slot, int which) const {
+        const int64_t rows = keeps_ ? rows_.rows : statistics_rows_;
+        return cell_[d].statistics + which * rows + gates_at(d, p) + slot;
+    }
+
+    // The gates of a segment, from the products with x.
+    void normalize_inputs(int64_t d, int64_t rows) const {
+        const int64_t all = keeps_ ? rows_.rows : statistics_rows_;
+        const Workers workers(cost::kElement * double(rows * rows_.gates_row), call_.threads);
+        workers.ranges(rows, [&](int64_t first, int64_t last) {
+            NormRows<A> n = {};
+            n.rows = last - first;
+            n.gates = rows_.gates;
+            n.units = shape_.units;
+            n.x = cell_[d].x_products + first * rows_.gates_row;
+            n.x_row = n.y_row = rows_.gates_row;
+            n.eps = shape_.eps;
+            n.center = cell_[d].statistics + first;
+            n.rstd = n.center + all;
+            n.gamma = gamma_x(d);
+            n.beta = norm_bias(d);
+            n.y = cell_[d].gates + first * rows_.gates_row;
+            kernels_.norm_rows(n);
+        });
+    }
+    // The statistics of a step's products with the state, or of its new cell states.
+    void find_statistics(int64_t d, int64_t p, int64_t slot, int64_t rows, bool of_cells) const {
+        NormRows<A> n = {};
+        n.rows = rows;
+        n.gates = of_cells ? 1 : rows_.gates;
+        n.units = shape_.units;
+        n.x = of_cells ? new_states(d, slot).data : gate_products(d, p, slot);
+        n.x_row = of_cells ? rows_.state_row : rows_.gates_row;
+        n.eps = shape_.eps;
+        n.center = statistics(d, p, slot, of_cells ? 4 : 2);
+        n.rstd = statistics(d, p, slot, of_cells ? 5 : 3);
+        kernels_.norm_rows(n);
     }
 
     void load_state(const States& states, int64_t d, int64_t slot, int64_t units, A* saved) const {
@@ -372,8 +441,9 @@ private:
         const StateArray<A> a = states_at(source, d, p, slot);
         const int64_t panel = product.count * block, panels = product.count * count;
         if (!apart()) return add_product(a, h_rows, shape_.outputs(), weights(d, product), panel, panels, gates);
-        A* const to = gate_products(d, slot) + product.first * rows_.state_row;
-        const A* base = state_bias(d) + product.first * rows_.state_row + panel * kPanel<A>;
+        A* const to = gate_products(d, p, slot) + product.first * rows_.state_row;
+        // What is normalized has its bias added later; bias() is 0 then.
+        const A* base = (normalizes() ? bias(d) : state_bias(d)) + product.first * rows_.state_row + panel * kPanel<A>;
         multiply({a.data, a.row, a.panel}, h_rows, shape_.outputs(), weights(d, product), panel, panels, base, 0, to,
                  rows_.gates_row);
         for (int64_t r = h_rows; r < rows; ++r) {
@@ -429,16 +499,33 @@ private:
                 for (int64_t j = block; j < block + count && full && phase == CellPhase::output; ++j) {
                     add_product(c_new, rows, units, peephole(d), all * j + 3, 1, gates);
                 }
+                if (normalizes()) return;
                 for_rows([&](int64_t first, int64_t end, const NextStates& states) {
                     cells(p, phase, d, slot, block, count, first, end, states);
                 });
             };
             for_block_groups(first_block, last_block, blocks_together(products_, rows), p % 2 == 1, visit);
+            if (normalizes()) normalized_cells(p, d, slot, rows, for_rows);
             if (shape_.projection) project_outputs(p, d, slot, rows, for_rows);
         }
         if (phase != CellPhase::state && p + 1 < shape_.steps) {
             enter(d, p + 1, group.first_slot, group.last_slot, first_block, last_block);
         }
+    }
+
+    // The cells of a step with norms, whose statistics need all units.
+    template <class ForRows>
+    void normalized_cells(int64_t p, int64_t d, int64_t slot, int64_t rows, const ForRows& for_rows) const {
+        const auto run = [&](CellPhase phase) {
+            for_rows([&](int64_t first, int64_t end, const NextStates& states) {
+                cells(p, phase, d, slot, 0, rows_.blocks, first, end, states);
+            });
+        };
+        find_statistics(d, p, slot, rows, false);
+        if (!has_cells()) return run(CellPhase::whole);
+        run(CellPhase::state);
+        find_statistics(d, p, slot, rows, true);
+        run(CellPhase::output);
     }
 
     void look_up(int64_t d, int64_t t, int64_t slot, int64_t rows, int64_t block, int64_t count, A* gates) const {
@@ -468,8 +555,8 @@ private:
             e.blocks = rows_.out_blocks;
             e.units = shape_.projection;
             e.h = {to + first * rows_.out_row, rows_.out_row, kPanel<A>};
-            e.output = output(p, d, slot + first, 0, part(states.h, first, 0), part(states.own, first, 0),
-                              states.masked);
+            e.output =
+                output(p, d, slot + first, 0, part(states.h, first, 0), part(states.own, first, 0), states.masked);
             kernels_.emit_states(e);
         });
     }
@@ -495,7 +582,7 @@ private:
         if (shape_.peephole == Peephole::diagonal) f.peephole = peephole_ + d * rows_.gates_row + 4 * unit;
         if (cell_[d].inner) f.inner = part(states_at(cell_[d].inner, d, p, slot), first, block);
         if (apart()) {
-            f.products.data = gate_products(d, slot + first);
+            f.products.data = gate_products(d, p, slot + first);
             f.products.row = rows_.gates_row;
             for (const StateProduct& product : products_of_) {
                 for (int k = 0; k < product.count; ++k) {
@@ -504,6 +591,16 @@ private:
                         product.first * rows_.state_row + k * kPanel<A> + block * step;
                     f.products.block[product.first + k] = step;
                 }
+            }
+        }
+        if (normalizes()) {
+            const int64_t at = slot + first;
+            const A* beta = is_gru(shape_.rule.kind) ? state_bias(d) + rows_.gates * unit : nullptr;
+            f.products.norm = {statistics(d, p, at, 2), statistics(d, p, at, 3), gamma_h(d) + rows_.gates * unit, beta};
+            if (has_cells()) {
+                f.cell_norm = {statistics(d, p, at, 4), statistics(d, p, at, 5), gamma_c(d) + unit,
+                               gamma_c(d) + rows_.state_row + unit};
+                f.norm_carried = shape_.norm == CellNorm::cell;
             }
         }
         if (shape_.rule.kind == CellKind::gru_before) {
@@ -580,7 +677,8 @@ private:
     bool keeps_ = false;
     A *above_ = nullptr, *bias_ = nullptr, *weights_ = nullptr, *input_weights_ = nullptr, *peephole_ = nullptr,
       *projection_ = nullptr, *projected_ = nullptr, *gate_products_ = nullptr, *saved_ = nullptr, *c_new_ = nullptr,
-      *table_ = nullptr;
+      *table_ = nullptr, *norms_ = nullptr;
+    int64_t statistics_rows_ = 0;  // of a segment, without a cache
     StateArray<const A> u_ = {};
     CellCache<A> cell_[2] = {};
     int64_t first_row_[2] = {};
@@ -622,7 +720,8 @@ void forward(const RecurrentForward& call, A* base) {
 template <class A>
 int64_t cache_elements(const RecurrentShape& shape, int64_t rows) {
     const RowSizes<A> sizes(shape, rows);
-    return shape.layers * shape.directions * CellSizes<A>(shape, sizes).total() + (shape.layers - 1) * sizes.above_elements;
+    return shape.layers * shape.directions * CellSizes<A>(shape, sizes).total() +
+           (shape.layers - 1) * sizes.above_elements;
 }
 
 // The product of non-negative sizes, capped so that it cannot overflow. 2^58 of the largest elements are 2^61 bytes.
@@ -658,13 +757,16 @@ bool recurrent_fits(const RecurrentShape& s) {
     }
     const int64_t rows = capped_product({s.steps + 1, s.samples + 1}) + 64, units = s.units + kWidest;
     const int64_t widest = std::max(s.inputs, s.directions * units) + kWidest, cells = s.layers * s.directions;
-    // Per row, a cell has at most four gates three times, four masked states, three others and its output; weights have
-    // four gates.
-    return capped_product({rows, std::max(24 * units, widest), cells + 1}) < kMost &&
+    // Per row, a cell has at most four gates, three states and its output; with a norm the gates three times, with
+    // masks of each gate three more states. Weights have four gates.
+    const int64_t most = s.norm != CellNorm::none || s.mask_kind == MaskKind::each ? 16 : 8;
+    return capped_product({rows, std::max(most * units, widest), cells + 1}) < kMost &&
            capped_product({8 * units, widest, cells + 1}) < kMost;
 }
 
-int64_t recurrent_cache_bytes(const RecurrentShape& shape) { return recurrent_cache_bytes(shape, Rows<float>::count(shape)); }
+int64_t recurrent_cache_bytes(const RecurrentShape& shape) {
+    return recurrent_cache_bytes(shape, Rows<float>::count(shape));
+}
 
 int64_t recurrent_cache_bytes(const RecurrentShape& shape, int64_t rows) {
     const int64_t elements =

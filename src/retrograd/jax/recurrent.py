@@ -254,24 +254,22 @@ def _checked_cell(problem: Problem, index: int, cell: tuple[Any, ...]) -> tuple[
     checked = []
     for field, part, columns in zip(problem.cell.fields, cell, problem.columns(index), strict=True):
         name = field if problem.single else f"weights[{index}].{field}"
-        if field in ("wx", "wh"):
-            needed, why = True, "a cell needs {wx} and {wh}"
-        elif field == "projection":
-            needed, why = bool(problem.projection), "the first cell has one"
-        elif field.startswith(("gamma_", "beta_")):
-            needed, why = bool(problem.norm), "{norm} is given"
-        else:
-            needed, why = part is not None, ""
-        if part is None and needed:
-            raise ArgumentValueError(name, f"{{argument}} is None; {why}")
-        if part is not None and not needed:
-            why = "{norm} is None" if field != "projection" else "the first cell has none"
-            raise ArgumentValueError(name, f"{{argument}} is given, but {why}")
-        if part is not None:
-            shapes = problem.shapes(field, columns)
-            check_parameter(name, part, shapes, problem.dtype)
-            part = part.reshape(shapes[0])
-        checked.append(part)
+        if part is None:
+            if field in ("wx", "wh"):
+                raise ArgumentValueError(name, "{argument} is None; a cell needs {wx} and {wh}")
+            if field == "projection" and problem.projection:
+                raise ArgumentValueError(name, "{argument} is None, but the first cell has one")
+            if field.startswith("gamma") and problem.norm:
+                raise ArgumentValueError(name, "{argument} is None; {norm} needs it")
+            checked.append(None)
+            continue
+        if field == "projection" and not problem.projection:
+            raise ArgumentValueError(name, "{argument} is given, but the first cell has none")
+        if field.startswith(("gamma", "beta")) and not problem.norm:
+            raise ArgumentValueError(name, "{argument} is given, but {norm} is None")
+        shapes = problem.shapes(field, columns)
+        check_parameter(name, part, shapes, problem.dtype)
+        checked.append(part.reshape(shapes[0]))
     return tuple(checked)
 
 

@@ -10,7 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from .. import _core
-from ..ops import lstm, normalization
+from ..ops import normalization
+from ..ops import recurrent as lstm
 from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from . import bounds, cases, reference

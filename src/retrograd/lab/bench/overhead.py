@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 import retrograd
 
-from ...ops.recurrent import LstmGradients, LstmWeights
 from ...ops.normalization import NormGradients, NormStatistics
+from ...ops.recurrent import LstmGradients, LstmWeights
 
 __all__ = ["overhead_calls"]
 
