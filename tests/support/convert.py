@@ -126,7 +126,7 @@ def kinds_of(layers: Layers) -> dict[str, str]:
             kinds[name] = f"{layer.kind}" + (f":{layer.groups}" if layer.groups else "")
         elif isinstance(layer, Conv):
             kinds[name] = "conv_transpose" if layer.transposed else "conv"
-        elif isinstance(layer, Gru):
+        elif isinstance(layer, Gru) and layer.cells[0][0].bias is None:
             kinds[name] = f"gru_{layer.kind}"
         elif isinstance(layer, Rnn) and layer.activation is not None:
             kinds[name] = f"rnn_{layer.activation}"

@@ -216,8 +216,8 @@ def _recurrent(
         if kind is Gru:  # `bias` is that of the recurrent product; the other one is there from iOS 18 on
             b, bh = array("input_bias"), b
         wx, wh = reordered(needed(f"weight_ih{back}"), order), reordered(needed(f"weight_hh{back}"), order)
-        biases = (None if half is None else reordered(half, order) for half in (b, bh))
-        return Cell(wx, wh, *biases, peephole)
+        b, bh = (None if half is None else reordered(half, order) for half in (b, bh))
+        return Cell(wx, wh, b, bh, peephole)
 
     cells = [[cell(back) for back in backs]]
     if kind is Gru:

@@ -350,6 +350,6 @@ def _cell_arrays(name: str, layer: Recurrent, cell: Cell) -> list[Array]:
     if isinstance(layer, Gru):
         cell = _gru_cell(cell)
         bias = cell.bias
-        if layer.known_kind(name) == "after" and cell.biases is not None:
+        if cell.biases is not None and layer.known_kind(name) == "after":
             bias = np.stack(cell.biases)
     return [cell.wx.T, cell.wh.T, *([] if bias is None else [bias])]

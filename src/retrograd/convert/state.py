@@ -215,20 +215,25 @@ def _native_recurrent(name: str, parts: dict[str, Array]) -> Recurrent:
             raise ConvertError(f"{name}, layer {layer}, direction {direction}: wx or wh is missing")
         return Cell(**arrays)
 
-    return recurrent_of(name, [[cell(layer, direction) for direction in directions] for layer in layers])
+    layer = recurrent_of(name, [[cell(layer, direction) for direction in directions] for layer in layers])
+    first = layer.cells[0][0]
+    if isinstance(layer, Gru) and first.bias is not None:  # only one that resets after the product has two
+        layer.kind = "before" if first.bh is None else "after"
+    return layer
 
 
 def to_native(layers: Layers) -> dict[str, Array]:
     return _joined(layers, _native_arrays)
 
 
-def _native_arrays(_: str, layer: Layer) -> Mapping[str, Array | None]:
+def _native_arrays(name: str, layer: Layer) -> Mapping[str, Array | None]:
     if isinstance(layer, Recurrent):
         state: dict[str, Array | None] = {}
         for number, cells in enumerate(layer.cells):
             for cell, direction in zip(cells, ("", "_reverse"), strict=False):
-                # Of the three only a GRU has two biases.
-                b, bh = (cell.biases or (None, None)) if isinstance(layer, Gru) else (cell.bias, None)
+                b, bh = cell.bias, None
+                if isinstance(layer, Gru) and cell.biases is not None and layer.known_kind(name) == "after":
+                    b, bh = cell.biases
                 named = {"wx": cell.wx, "wh": cell.wh, "b": b, "bh": bh}
                 named |= {"peephole": cell.peephole, "projection": cell.projection}
                 state.update((f"layer{number}{direction}.{part}", array) for part, array in named.items())

@@ -251,7 +251,7 @@ def _sizes(cells: list[tuple[Any, ...]], cell: CellType) -> tuple[int, int, int]
 
 def _checked_cell(problem: Problem, index: int, cell: tuple[Any, ...]) -> tuple[Any, ...]:
     """Every parameter with the rows of all gates in one axis."""
-    checked = []
+    checked: list[jax.Array | None] = []
     for field, part, columns in zip(problem.cell.fields, cell, problem.columns(index), strict=True):
         name = field if problem.single else f"weights[{index}].{field}"
         if part is None:
