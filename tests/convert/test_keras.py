@@ -16,7 +16,6 @@ from retrograd import nn
 from retrograd.convert import Conv, ConvertError, Gru, Linear, Norm, convert, read
 from support import keras_models
 from support.arrays import Array
-from support.convert import computed
 from support.waiting import PATIENCE
 
 h5py = pytest.importorskip("h5py")
@@ -55,6 +54,20 @@ OURS: dict[str, tuple[Any, bool]] = {
         lambda: nn.Sequential(lstm=nn.LSTM(3, 4, batch_first=True), lstm_1=nn.LSTM(4, 4, batch_first=True)),
         False,
     ),
+    "gru": (lambda: nn.Sequential(gru=nn.GRU(3, 4, batch_first=True)), False),
+    "gru_before": (lambda: nn.Sequential(gru=nn.GRU(3, 4, batch_first=True, kind="before")), False),
+    "gru_no_bias": (lambda: nn.Sequential(gru=nn.GRU(3, 4, batch_first=True, bias=False)), False),
+    "gru_both": (lambda: nn.Sequential(bidirectional=nn.GRU(3, 4, batch_first=True, bidirectional=True)), False),
+    "gru_stack": (
+        lambda: nn.Sequential(gru=nn.GRU(3, 4, batch_first=True), gru_1=nn.GRU(4, 4, batch_first=True)),
+        False,
+    ),
+    "rnn": (lambda: nn.Sequential(simple_rnn=nn.RNN(3, 4, batch_first=True)), False),
+    "rnn_relu": (lambda: nn.Sequential(simple_rnn=nn.RNN(3, 4, batch_first=True, activation="relu")), False),
+    "rnn_both": (
+        lambda: nn.Sequential(bidirectional=nn.RNN(3, 4, batch_first=True, bidirectional=True, bias=False)),
+        False,
+    ),
     "dense": (lambda: nn.Sequential(dense=nn.Linear(5, 3), dense_1=nn.Linear(3, 4, bias=False)), False),
     "embedding": (lambda: nn.Sequential(embedding=nn.Embedding(7, 3)), False),
     "batch_norm": (lambda: nn.Sequential(batch_normalization=nn.BatchNorm(3, eps=1e-3)), True),
@@ -90,32 +103,6 @@ def test_converted_layers_compute_the_same(saved: Path, tmp_path: Path, name: st
     np.testing.assert_allclose(channels_last(result) if first else result, y, rtol=2e-5, atol=2e-6)
 
 
-# By the name in keras_models: the names of layers, and what a .weights.h5 file does not say.
-RECURRENT: dict[str, tuple[list[str], dict[str, str]]] = {
-    "gru": (["gru"], {}),
-    "gru_before": (["gru"], {}),
-    "gru_no_bias": (["gru"], {"gru": "gru_after"}),
-    "gru_both": (["bidirectional"], {}),
-    "gru_stack": (["gru", "gru_1"], {}),
-    "rnn": (["simple_rnn"], {}),
-    "rnn_relu": (["simple_rnn"], {"simple_rnn": "rnn_relu"}),
-    "rnn_both": (["bidirectional"], {}),
-}
-
-
-@pytest.mark.parametrize("name", RECURRENT)
-@pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
-def test_recurrent_layers_compute_the_same(saved: Path, name: str, suffix: str) -> None:
-    names, kinds = RECURRENT[name]
-    layers = read(saved / f"{name}{suffix}", kinds=kinds if suffix != ".keras" else {})
-    assert list(layers) == names
-    with np.load(saved / f"{name}.save.npz") as file:
-        y, expected = file["x"], file["y"]
-    for layer in layers.values():
-        y = computed(layer, y, batch_first=True)
-    np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-6)
-
-
 def test_the_reset_gate_of_a_gru_without_biases_must_be_known(saved: Path, tmp_path: Path) -> None:
     source = saved / "gru_no_bias.weights.h5"
     layer = read(source)["gru"]
@@ -144,18 +131,15 @@ def loaded(saved: Path, torch: Any, tmp_path_factory: pytest.TempPathFactory) ->
         kinds |= {name: {"*": kind} for name, kind in norms.items()}
         kinds |= {name: {"*": "conv_transpose"} for name in ("up1d", "up2d")}
         convert(folder / f"{name}.safetensors", folder / f"{name}.weights.h5", kinds=kinds.get(name, {}))
-    for name in RECURRENT:
-        convert(saved / f"{name}.keras", folder / f"{name}.onnx")
-        convert(folder / f"{name}.onnx", folder / f"{name}.weights.h5")
     torch.save(torch.nn.LSTM(3, 4, 2).state_dict(), folder / "torch.pt")
     written = convert(folder / "torch.pt", folder / "pytorch_stack.weights.h5")
     assert written.names == {"": "lstm, lstm_1"}
-    run_keras("load", folder, *OURS, *RECURRENT, "pytorch_stack")
+    run_keras("load", folder, *OURS, "pytorch_stack")
     return folder
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*OURS, *RECURRENT])
+@pytest.mark.parametrize("name", OURS)
 def test_keras_loads_what_we_write(saved: Path, loaded: Path, name: str) -> None:
     with np.load(saved / f"{name}.save.npz") as before, np.load(loaded / f"{name}.load.npz") as after:
         np.testing.assert_array_equal(after["y"], before["y"])

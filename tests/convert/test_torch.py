@@ -10,9 +10,8 @@ import pytest
 
 from retrograd import nn
 from retrograd.convert import ConvertError, Layers, convert, read, write
-from retrograd.nn.checkpoint import state_content
 from support.arrays import Array
-from support.convert import computed, gru, lstm, normal, rnn
+from support.convert import gru, lstm, rnn
 
 RTOL = 2e-6
 
@@ -54,28 +53,28 @@ def test_lstm(tmp_path: Path, torch: Any, layers: int, bidirectional: bool, bias
     assert_close(state.c, c.detach().numpy())
 
 
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        "GRU(3, 5)",
-        "GRU(3, 5, 2, bidirectional=True)",
-        "GRU(3, 5, 3, bias=False)",
-        "RNN(3, 5)",
-        "RNN(3, 5, 2, bidirectional=True, bias=False)",
-        "RNN(3, 5, 2, nonlinearity='relu')",
-        "LSTM(3, 5, 2, proj_size=2)",
-        "LSTM(3, 5, 2, proj_size=2, bidirectional=True, bias=False)",
-    ],
-)
+RECURRENT = {
+    "GRU(3, 5)": "GRU(3, 5)",
+    "GRU(3, 5, 2, bidirectional=True)": "GRU(3, 5, layers=2, bidirectional=True)",
+    "GRU(3, 5, 3, bias=False)": "GRU(3, 5, layers=3, bias=False)",
+    "RNN(3, 5)": "RNN(3, 5)",
+    "RNN(3, 5, 2, bidirectional=True, bias=False)": "RNN(3, 5, layers=2, bidirectional=True, bias=False)",
+    "RNN(3, 5, 2, nonlinearity='relu')": "RNN(3, 5, layers=2, activation='relu')",
+    "LSTM(3, 5, 2, proj_size=2)": "LSTM(3, 5, layers=2, projection=2)",
+    "LSTM(3, 5, proj_size=2, bidirectional=True)": "LSTM(3, 5, projection=2, bidirectional=True)",
+}
+
+
+@pytest.mark.parametrize("theirs", RECURRENT)
 def test_recurrent_layers(tmp_path: Path, torch: Any, theirs: str) -> None:
-    """Read from a state_dict, and from one that went through the names of retrograd.nn."""
+    """Into a layer, and back into the module."""
     module = eval(f"torch.nn.{theirs}", {"torch": torch}).double()
+    layer = eval(f"nn.{RECURRENT[theirs][:-1]}, dtype=np.float64)", {"nn": nn, "np": np})
     source = save(torch.nn.ModuleDict({"net": module}), tmp_path / "a.pt")
-    kinds = {"net": "rnn_relu"} if "relu" in theirs else {}
+    whole = loaded(nn.Sequential(net=layer), source)
     x = torch.randn(7, 2, 3, dtype=torch.float64)
     y = module(x)[0].detach().numpy()
-    np.testing.assert_allclose(computed(read(source, kinds=kinds)["net"], x.numpy()), y, rtol=1e-11, atol=1e-11)
-    convert(source, tmp_path / "a.safetensors")
+    np.testing.assert_allclose(whole.forward(x.numpy()), y, rtol=1e-11, atol=1e-11)
     known = {"net": "gru_after"} if theirs.startswith("GRU") and "bias=False" in theirs else {}
     convert(tmp_path / "a.safetensors", tmp_path / "b.pt", kinds=known)
     state = torch.load(tmp_path / "b.pt")
@@ -289,8 +288,7 @@ def test_bnns_has_no_structure_for_them(tmp_path: Path, layer: Any) -> None:
 
 
 def test_a_norm_inside_the_recurrence_has_no_place_elsewhere(tmp_path: Path) -> None:
-    state = {f"net.layer0.{part}": normal(*shape) for part, shape in {"wx": (4, 3), "wh": (4, 4)}.items()}
-    (tmp_path / "a.safetensors").write_bytes(state_content({**state, "net.layer0.gamma_x": normal(4)}))
+    nn.save(tmp_path / "a.safetensors", nn.Sequential(net=nn.RNN(3, 4, norm="haste")))
     with pytest.raises(ConvertError, match="net has layer normalization inside the recurrence"):
         read(tmp_path / "a.safetensors")
 
