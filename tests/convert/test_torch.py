@@ -273,6 +273,18 @@ def test_a_gru_that_resets_before_the_product_has_no_place_in_pytorch(tmp_path: 
     assert not (tmp_path / "a.pt").exists()
 
 
+def test_an_activation_that_pytorch_does_not_have(tmp_path: Path, torch: Any) -> None:
+    with pytest.raises(ConvertError, match="net has the activation sigmoid; PyTorch's RNN has tanh or relu"):
+        write(tmp_path / "a.pt", {"net": rnn(activation="sigmoid")})
+
+
+def test_directions_of_a_gru_that_reset_in_different_places(tmp_path: Path) -> None:
+    layer = gru(directions=2)
+    layer.cells[0][1].bh = None
+    with pytest.raises(ConvertError, match="some of its layers and directions have a bh, others have none"):
+        write(tmp_path / "a.safetensors", {"net": layer})
+
+
 @pytest.mark.parametrize("target", ["a.npz", "a.onnx", "a.mlpackage"])
 def test_projections_have_a_place_in_pytorch_only(tmp_path: Path, target: str) -> None:
     for package in ("onnx", "coremltools"):

@@ -128,6 +128,7 @@ class Recurrent:
 
     gates: ClassVar[int]
     title: ClassVar[str]
+    everywhere: ClassVar[tuple[str, ...]] = ("bias", "peephole", "projection")  # in all cells or in none
 
     @property
     def directions(self) -> int:
@@ -144,7 +145,7 @@ class Recurrent:
             if len(cells) != self.directions:
                 raise ConvertError(f"{name}: layer {layer} has {len(cells)} directions, layer 0 has {self.directions}")
             for cell in cells:
-                for part in ("bias", "peephole", "projection"):
+                for part in self.everywhere:
                     if (getattr(cell, part) is None) != (getattr(first, part) is None):
                         raise ConvertError(f"{name}: some of its layers and directions have a {part}, others have none")
                 cell.check(f"{name}, layer {layer}", self.gates, self.title)
@@ -168,6 +169,7 @@ class Gru(Recurrent):
     """`kind` says where the reset gate acts: after the recurrent product or before it; None where a file does not."""
 
     kind: GruKind | None = None
+    everywhere: ClassVar[tuple[str, ...]] = ("b", "bh")
     gates: ClassVar[int] = 3
     title: ClassVar[str] = "a GRU"
 

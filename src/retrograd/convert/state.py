@@ -22,6 +22,7 @@ from .layers import (
     Lstm,
     Norm,
     Recurrent,
+    Rnn,
     gates,
     recurrent_of,
 )
@@ -141,6 +142,8 @@ def _torch_arrays(name: str, layer: Layer) -> Mapping[str, Array | None]:
                 f"{name} is a GRU that resets before the recurrent product; PyTorch's resets after it, and no weights "
                 "make the two the same"
             )
+        if isinstance(layer, Rnn) and layer.activation not in (None, "tanh", "relu"):
+            raise ConvertError(f"{name} has the activation {layer.activation}; PyTorch's RNN has tanh or relu")
         state: dict[str, Array | None] = {}
         for number, cells in enumerate(layer.cells):
             for cell, direction in zip(cells, ("", "_reverse"), strict=False):
@@ -163,7 +166,8 @@ def _torch_arrays(name: str, layer: Layer) -> Mapping[str, Array | None]:
 # ---- retrograd.nn ----------------------------------------------------------------------------------------------------
 
 _NATIVE: Final = re.compile(
-    r"(^|\.)(layer\d+(_reverse)?:(wx|wh|b|bh|peephole|projection|gamma_[xhc]|beta_c)|w|b|gamma|beta|running_mean|running_var|table|stream)$"
+    r"(^|\.)(layer\d+(_reverse)?:(wx|wh|b|bh|peephole|projection|gamma_[xhc]|beta_c)"
+    r"|w|b|gamma|beta|running_mean|running_var|table|stream)$"
 )
 _CELL: Final = re.compile(r"layer(\d+)(_reverse)?:(\w+)$")
 
