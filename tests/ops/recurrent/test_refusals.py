@@ -294,9 +294,7 @@ def test_cache_size_refuses() -> None:
 def test_engine_checks_every_view_itself() -> None:
     """Whatever Python believes, the engine compares sizes with what the buffers say."""
     sizes, activations = (4, 3, 5, 6, 0, 1, 1), [(3, 0.0, 0.0)] * 5
-    problem = _core.RecurrentProblem(
-        0, *sizes, 0, activations, 0, False, False, False, 0.0, 0.0, 0, 0.0, 0, False, 0.0
-    )
+    problem = _core.RecurrentProblem(0, *sizes, 0, activations, 0, False, False, False, 0.0, 0.0, 0, 0.0, 0, False, 0.0)
     parts = (f32(24, 5), f32(24, 6), None, None)
     size = problem.cache_bytes(12)
     cache, outputs = np.zeros(size, np.uint8), (f32(4, 3, 6), f32(1, 3, 6), f32(1, 3, 6))
@@ -359,6 +357,4 @@ def test_engine_checks_every_view_itself() -> None:
         (4, 3, 5, 6, 0, 1, 3),
     ):
         with pytest.raises(ValueError, match="a size is out of range"):
-            _core.RecurrentProblem(
-                0, *sizes, 0, activations, 0, False, False, False, 0.0, 0.0, 0, 0.0, 0, False, 0.0
-            )
+            _core.RecurrentProblem(0, *sizes, 0, activations, 0, False, False, False, 0.0, 0.0, 0, 0.0, 0, False, 0.0)
