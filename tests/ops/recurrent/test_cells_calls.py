@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import retrograd as rg
+from retrograd import _core
 from retrograd.lab.cases import GruCase, LstmCase, RnnCase
 from support.arrays import MEMORY, Array, assert_same_bits, assert_untouched_around, fenced
+from support.lstm import moved
 from support.recurrent import (
     GATES,
     LEVELS,
@@ -39,13 +41,6 @@ SMALL: dict[str, Any] = {
     "lstm_norm": LstmCase(4, 3, 5, 9, layers=2, states=True, norm="haste", zoneout=0.2),
 }
 small = pytest.mark.parametrize("name", SMALL)
-
-
-def moved(value: Any, memory: Any, blank: bool = False) -> Any:
-    """The same arrays elsewhere in memory, or buffers full of NaN there."""
-    from support.lstm import moved as moved_arrays
-
-    return moved_arrays(value, memory, blank)
 
 
 # ---- need, out, accumulate -------------------------------------------------------------------------------------------
@@ -146,8 +141,6 @@ def test_final_state_in_the_place_of_the_initial_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["gru_before_inside", "gru_norm", "rnn_inside", "lstm_projection", "lstm_inside"])
 def test_memory_beside_the_arrays_is_not_even_read(name: str, at_end: bool) -> None:
     """Every array stands against a page without access: a kernel that reads a lane too far ends the test run."""
-    from retrograd import _core
-
     for sizes in ((3, 2, 1, 3), (2, 3, 10, 16), (4, 5, 16, 17)):
         steps, samples, inputs, units = sizes
         own: dict[str, Any] = {"steps": steps, "samples": samples, "inputs": inputs, "units": units}
