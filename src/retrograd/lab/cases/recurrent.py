@@ -101,10 +101,15 @@ def _all_stacked(parts: dict[str, Any], gates: int) -> dict[str, Any]:
     wh, projection = parts["wh"], parts.get("projection")
     like = projection if projection is not None else wh[0] if isinstance(wh, (tuple, list)) else wh
     units = like.shape[-1]
-    return {
-        name: part if part is None or name in _NOT_OF_GATES else _stacked(part, units, gates, name in _MATRICES)
-        for name, part in parts.items()
-    }
+
+    def stacked(name: str, part: Any) -> Any:
+        if part is None or name in _NOT_OF_GATES:
+            return part
+        if isinstance(part, (tuple, list)) and all(gate is None for gate in part):
+            return None
+        return _stacked(part, units, gates, name in _MATRICES)
+
+    return {name: stacked(name, part) for name, part in parts.items()}
 
 
 def _stacked(part: Any, units: int, gates: int, is_matrix: bool) -> Array:
