@@ -35,6 +35,11 @@ def add_command(commands: Any) -> None:
         "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
         "same LSTM without the row's options. "
     )
+    gru = (
+        "Rows named gru_* and rnn_* are those of the LSTM for a GRU and a tanh RNN, with the same bound; they alternate "
+        "with JAX too, if it is installed: a lax.scan under jit, which uses all threads in every row. PyTorch has no "
+        "'reset' and gets a loop over steps. "
+    )
     conv = (
         "The bound of a convolution is a matrix product of as many operations at the speed of NumPy's on 1024 x 1024 "
         "matrices, with as many threads. Rows named *_pool_* are pooling. 'step' is forward plus backward. 'MiB' is "
@@ -75,6 +80,7 @@ def add_command(commands: Any) -> None:
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
+        ("gru", ["gru"], "GRU and RNN", method + lstm + gru),
         ("conv", ["conv"], "convolutions and pooling", method + conv),
         ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
@@ -84,9 +90,9 @@ def add_command(commands: Any) -> None:
         ("jax", ["jax"], "layers under JAX's jit", jax),
         (
             "all",
-            ["norm", "lstm", "conv", "products", "apple", "train", "steps", "torch", "jax"],
+            ["norm", "lstm", "gru", "conv", "products", "apple", "train", "steps", "torch", "jax"],
             "every suite",
-            method + norm + lstm + conv + products + apple + train + steps + torch + jax,
+            method + norm + lstm + gru + conv + products + apple + train + steps + torch + jax,
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
@@ -188,20 +194,22 @@ def _bench(options: argparse.Namespace) -> int:
     ]
     if any(bench.SUITES[suite].against_torch for suite in options.suites):
         columns += [Column("torch µs", 9), Column("vs torch", 8)]
-    if {"norm", "lstm", "conv", "products"} & set(options.suites):
+    if {"norm", "lstm", "gru", "conv", "products"} & set(options.suites):
         columns += [Column("of bound", 8)]
-    if {"lstm", "conv", "products"} & set(options.suites):
+    if {"lstm", "gru", "conv", "products"} & set(options.suites):
         columns += [Column("GFLOPS", 6)]
     if "products" in options.suites:
         columns += [Column("of peak", 7)]
-    if "lstm" in options.suites:
+    if {"lstm", "gru"} & set(options.suites):
         columns += [Column("over plain", 10)]
     if {"apple", "torch", "jax"} & set(options.suites):
         columns += [Column("arrays µs", 9), Column("added µs", 8)]
     if "torch" in options.suites:
         columns += [Column("autograd µs", 11)]
     if "steps" in options.suites:
-        columns += [Column("nn µs", 8), Column("compile µs", 10), Column("jax µs", 8)]
+        columns += [Column("nn µs", 8), Column("compile µs", 10)]
+    if {"gru", "steps"} & set(options.suites):
+        columns += [Column("jax µs", 8)]
     if "train" in options.suites:
         columns += [Column("tokens/s", 8)]
     if {"conv", "train"} & set(options.suites):
