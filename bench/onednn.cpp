@@ -192,8 +192,8 @@ std::unique_ptr<Layer> pooling(Layout layout, bool largest, int64_t samples, int
 std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t samples, int64_t inputs, int64_t units,
                                  int64_t layers, int64_t directions) {
     auto layer = std::make_unique<Layer>(layout);
-    const auto direction = directions == 2 ? dnnl::rnn_direction::bidirectional_concat
-                                           : dnnl::rnn_direction::unidirectional_left2right;
+    const auto direction =
+        directions == 2 ? dnnl::rnn_direction::bidirectional_concat : dnnl::rnn_direction::unidirectional_left2right;
     const bool whole = layers == 1 || (inputs == units && directions == 1);
     const int64_t primitives = whole ? 1 : layers, depth = whole ? layers : 1;
     const int64_t gates = gru ? 3 : 1, biases = gru ? 4 : 1;
@@ -247,16 +247,16 @@ std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t
             primitive = dnnl::vanilla_rnn_forward(made);
         }
         part.workspace = memory(part.forward.workspace_desc(), layer->engine());
-        first.push_back({primitive,
-                         {{DNNL_ARG_SRC_LAYER, part.x},
-                          {DNNL_ARG_SRC_ITER, part.h0},
-                          {DNNL_ARG_WEIGHTS_LAYER,
-                           layer->input("wx" + n, part.forward.query_md(dnnl::query::weights_md, 0), first)},
-                          {DNNL_ARG_WEIGHTS_ITER,
-                           layer->input("wh" + n, part.forward.query_md(dnnl::query::weights_md, 1), first)},
-                          {DNNL_ARG_BIAS, part.b},
-                          {DNNL_ARG_DST_LAYER, part.y},
-                          {DNNL_ARG_WORKSPACE, part.workspace}}});
+        first.push_back(
+            {primitive,
+             {{DNNL_ARG_SRC_LAYER, part.x},
+              {DNNL_ARG_SRC_ITER, part.h0},
+              {DNNL_ARG_WEIGHTS_LAYER,
+               layer->input("wx" + n, part.forward.query_md(dnnl::query::weights_md, 0), first)},
+              {DNNL_ARG_WEIGHTS_ITER, layer->input("wh" + n, part.forward.query_md(dnnl::query::weights_md, 1), first)},
+              {DNNL_ARG_BIAS, part.b},
+              {DNNL_ARG_DST_LAYER, part.y},
+              {DNNL_ARG_WORKSPACE, part.workspace}}});
         parts.push_back(part);
     }
     for (int64_t number = primitives - 1; number >= 0; --number) {

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,7 +24,7 @@ from ..cases import (
     make_lstm_data,
     make_recurrent_data,
 )
-from ..verify import fused_activation, verify_lstm
+from ..verify import VerifyRow, recurrent_inside, recurrent_options, verify_gru, verify_lstm, verify_rnn
 from .sgemm import Gemm, Sgemm
 from .timing import Contest, Machine, admit, agree, clock, wake_workers
 
@@ -69,39 +70,7 @@ def _flops(case: RecurrentCase) -> _Times:
     return forward, 2 * forward, 3 * forward
 
 
-def _options(case: RecurrentCase, data: _Data) -> dict[str, Any]:
-    """The case's options as arguments of its forward function."""
-    options: dict[str, Any] = {
-        "bidirectional": case.directions == 2,
-        "batch_first": case.batch_first,
-        "lengths": None if case.lengths is None else np.array(case.lengths),
-        "batch_sizes": None if case.batch_sizes is None else np.array(case.batch_sizes),
-        "dropout": case.dropout,
-        "seed": case.seed,
-        "clip": case.clip,
-        "norm": case.norm,
-        "norm_eps": case.norm_eps,
-        "reset": data.reset,
-        "mask": data.mask,
-        "zoneout": data.zoneout_h,
-    }
-    activations = [fused_activation(*named) for named in case.activations]
-    if isinstance(case, LstmCase):
-        assert isinstance(data, LstmData)
-        options["activations"] = retrograd.LstmActivations(*activations)
-        if data.zoneout_c is not None:
-            options["zoneout"] = data.zoneout_h, data.zoneout_c
-        return options | {name: getattr(case, name) for name in ("output_gate_reads", "coupled", "cell_clip")}
-    if isinstance(case, GruCase):
-        return options | {
-            "activations": retrograd.GruActivations(*activations),
-            "kind": case.kind,
-            "flip": case.flip,
-        }
-    return options | {"activation": activations[0]}
-
-
-class _Ours:
+class OurRecurrent:
     """retrograd as users call it, without buffers."""
 
     def __init__(self, case: RecurrentCase, data: _Data, threads: int, name: str = "retrograd") -> None:
@@ -112,7 +81,10 @@ class _Ours:
         self._x, self._dy = data.x, data.dy
         self._states = (data.h0, data.c0) if isinstance(data, LstmData) else (data.h0,)
         self._weights = [cell.weights(*parts) for parts in data.weights]
-        self._options = {**_options(case, data), "num_threads": threads}
+        self._options = {**recurrent_options(case), **recurrent_inside(case, data), "num_threads": threads}
+        for option in ("lengths", "batch_sizes"):
+            if self._options[option] is not None:
+                self._options[option] = np.array(self._options[option])
 
     def wake(self) -> None:
         wake_workers(self._threads)
@@ -212,9 +184,11 @@ class _Torch:
         return middle - start, end - middle, end - start
 
     def results(self) -> list[Any]:
-        """Return the same results as `_Ours`, without dropout, whose masks differ."""
+        """Return the same results as `OurRecurrent`, without dropout, whose masks differ."""
         self._module.eval()
-        y = self._call()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
+            y = self._call()
         gradients = zip(self._compared, self._grad(y, self._leaves, self._dy), strict=True)
         self._module.train()
         return [y.detach().numpy(), *(gradient.numpy() for compared, gradient in gradients if compared)]
@@ -227,7 +201,7 @@ def _torch_has(case: RecurrentCase) -> bool:
         their["projection"] = case.projection
     if case.reset and case.layers == case.directions == 1 and case.lengths is None:
         their["reset"] = True
-    return case == dataclasses.replace(_plain(case), **their) and case.batch_sizes is None
+    return case == dataclasses.replace(plain_case(case), **their) and case.batch_sizes is None
 
 
 # ---- JAX -------------------------------------------------------------------------------------------------------------
@@ -301,7 +275,7 @@ class _Jax:
         return middle - start, end - middle, clock() - end
 
     def results(self) -> list[Any]:
-        """Return the same results as `_Ours`."""
+        """Return the same results as `OurRecurrent`."""
         y, (dx, cells) = self._step(*self._arguments, self._dy)
         pairs = zip(cells, self._names, strict=True)
         return [np.asarray(a) for a in (y, dx, *(cell[name] for cell, names in pairs for name in names))]
@@ -311,7 +285,7 @@ def _jax_has(case: RecurrentCase) -> bool:
     """Whether `_Jax` computes this case."""
     ragged = case.lengths is not None and (case.directions > 1 or case.layers > 1)
     simple = case.bias and not (ragged or case.batch_first or case.states) and case.batch_sizes is None
-    return simple and case.kind_name in _JAX_STEPS and case == _plain(case)
+    return simple and case.kind_name in _JAX_STEPS and case == plain_case(case)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -324,9 +298,9 @@ _OWN: Final = {
 }
 
 
-def _plain(case: RecurrentCase) -> Any:
+def plain_case(case: RecurrentCase) -> Any:
     """Return the same case with default activations, and without dropout and the options of cells."""
-    defaults = {field.name: field.default for field in dataclasses.fields(case)}
+    defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(case)}
     names = ("dropout", *_INSIDE, *_OWN[case.kind_name])
     return dataclasses.replace(case, activations=case.standard, **{name: defaults[name] for name in names})
 
@@ -340,18 +314,19 @@ def recurrent_failures(case: RecurrentCase, isa: str, threads: Sequence[int]) ->
         lengths=None if case.lengths is None else tuple(min(length, steps) for length in case.lengths),
         batch_sizes=None if case.batch_sizes is None else case.batch_sizes[:steps],
     )
-    # verify_lstm does not know the options inside the recurrence yet.
-    oracle = isinstance(case, LstmCase) and all(
-        getattr(case, name) == getattr(_plain(case), name) for name in (*_INSIDE, "zoneout_c", "cell_clip", "coupled")
-    )
-    for row in verify_lstm([short], [isa], threads) if oracle else ():
+    for row in _verify([short], [isa], threads):
         if not row.ok:
             yield f"{row.what} is off by {row.error:.3g} tolerances, threads {row.threads}"
     data = make_bench_data(case)
-    wide = _Ours(case, _in_float64(data), max(threads)).results()
+    wide = OurRecurrent(case, _in_float64(data), max(threads)).results()
     for number in threads:
-        if not agree(_Ours(case, data, number).results(), wide, 1e-4):
+        if not agree(OurRecurrent(case, data, number).results(), wide, 1e-4):
             yield f"float32 and float64 differ, threads {number}"
+
+
+def _verify(problems: Sequence[Any], isa_levels: Sequence[str], threads: Sequence[int]) -> list[VerifyRow]:
+    functions: dict[str, Callable[..., list[VerifyRow]]] = {"lstm": verify_lstm, "gru": verify_gru, "rnn": verify_rnn}
+    return functions[problems[0].kind_name](problems, isa_levels, threads)
 
 
 def _in_float64(data: _Data) -> Any:
@@ -367,10 +342,10 @@ def recurrent_contest(
 ) -> Contest:
     flops = _flops(case)
     sgemm = Sgemm([_GEMM], flops, threads, stack)
-    contest = Contest([[_Ours(case, data, threads)]], "sgemm", [], _PASSES, flops, lambda: sgemm.cpu_seconds)
-    plain = _plain(case)
+    contest = Contest([[OurRecurrent(case, data, threads)]], "sgemm", [], _PASSES, flops, lambda: sgemm.cpu_seconds)
+    plain = plain_case(case)
     if plain != case:
-        contest.slots.append([_Ours(plain, make_bench_data(plain), threads, "plain")])
+        contest.slots.append([OurRecurrent(plain, make_bench_data(plain), threads, "plain")])
     rivals: list[Any] = []
     if machine.torch is not None and _torch_has(case):
         machine.torch.set_num_threads(threads)
@@ -378,7 +353,7 @@ def recurrent_contest(
     if _jax_has(case) and importlib.util.find_spec("jax") is not None:
         rivals.append(_Jax(case, data))
     if rivals:
-        ours = _Ours(dataclasses.replace(case, dropout=0.0), data, threads).results()
+        ours = OurRecurrent(dataclasses.replace(case, dropout=0.0), data, threads).results()
         for rival in rivals:
             admit(contest, rival, agree(ours, rival.results()))
     contest.slots.append([sgemm])

@@ -33,12 +33,11 @@ def add_command(commands: Any) -> None:
         "The bound of an LSTM is its matrix products at the speed of NumPy's on 1024 x 1024 matrices, with as many "
         "threads. GFLOPS count the matrix products only, and only the real steps of a ragged batch, for which PyTorch "
         "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
-        "same LSTM without the row's options. "
+        "same LSTM without the row's options. PyTorch has no 'reset', and gets a loop over steps. "
     )
     gru = (
-        "Rows named gru_* and rnn_* are those of the LSTM for a GRU and a tanh RNN, with the same bound; they alternate "
-        "with JAX too, if it is installed: a lax.scan under jit, which uses all threads in every row. PyTorch has no "
-        "'reset' and gets a loop over steps. "
+        "Rows named gru_* and rnn_* are those of the LSTM for a GRU and a tanh RNN, with the same bound, and alternate "
+        "with JAX too, if it is installed: a lax.scan under jit, which uses all threads in every row. "
     )
     conv = (
         "The bound of a convolution is a matrix product of as many operations at the speed of NumPy's on 1024 x 1024 "
