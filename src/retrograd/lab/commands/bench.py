@@ -139,8 +139,8 @@ def _add_suite(suite: argparse.ArgumentParser, names: list[str]) -> None:
     suite.add_argument(
         "--isa",
         metavar="LEVEL",
-        help="run at this instruction-set level, and keep PyTorch, oneDNN, MKL and OpenBLAS at it (default: as the "
-        "environment says)",
+        help="run at this instruction-set level, and keep PyTorch, JAX, oneDNN, MKL and OpenBLAS at it (default: as "
+        "the environment says)",
     )
     suite.add_argument(
         "--compare",
