@@ -29,12 +29,7 @@ from ._metal import (
     MTLCreateSystemDefaultDevice,
     MTLDevice,
 )
-from ._rnn import (
-    MPSRNNMatrixTrainingLayer,
-    MPSRNNMatrixTrainingState,
-    MPSRNNRecurrentMatrixState,
-    MPSState,
-)
+from ._rnn import MPSRNNMatrixTrainingLayer
 from ._rnn_descriptor import (
     MPSCNNConvolutionDataSource,
     MPSCNNConvolutionDescriptor,
@@ -44,6 +39,7 @@ from ._rnn_descriptor import (
     MPSRNNDescriptor,
     MPSRNNSingleGateDescriptor,
 )
+from ._rnn_state import MPSRNNMatrixTrainingState, MPSRNNRecurrentMatrixState, MPSState
 from ._types import (
     FLT_MIN,
     MPSCNNNeuronType,

@@ -14,7 +14,7 @@ from enum import Enum
 from types import FunctionType
 from typing import Any, Final
 
-from . import _archive, _batch_normalization, _matrix, _metal, _rnn, _rnn_descriptor, _types
+from . import _archive, _batch_normalization, _matrix, _metal, _rnn, _rnn_descriptor, _rnn_state, _types
 from ._kernel import MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel
 from ._types import (
     FLT_MIN,
@@ -646,12 +646,12 @@ MPSLSTMDescriptor: Any = _pyobjc_class(
 )
 
 MPSRNNRecurrentMatrixState: Any = _pyobjc_class(
-    _rnn.MPSRNNRecurrentMatrixState,
+    _rnn_state.MPSRNNRecurrentMatrixState,
     getRecurrentOutputMatrixForLayerIndex_=_method("getRecurrentOutputMatrix", "forLayerIndex"),
     getMemoryCellMatrixForLayerIndex_=_method("getMemoryCellMatrix", "forLayerIndex"),
 )
 
-MPSRNNMatrixTrainingState: Any = _pyobjc_class(_rnn.MPSRNNMatrixTrainingState)
+MPSRNNMatrixTrainingState: Any = _pyobjc_class(_rnn_state.MPSRNNMatrixTrainingState)
 
 MPSRNNMatrixTrainingLayer: Any = _pyobjc_class(
     _rnn.MPSRNNMatrixTrainingLayer,
