@@ -205,9 +205,9 @@ class MPSRNNMatrixTrainingLayer(MPSKernel):
                 f"{rows[0]}"
             )
         made = self._new_states(buffer, out, len(rows), rows[0])
+        views = [state._views() for state in made]
         call.finish()
         pass_ = Pass(cell, rows)
-        views = [state._views() for state in made]
         initial = [view[: rows[0]] for view in before]
         buffer._work.append(partial(run_forward, pass_, x, used, initial, y, views, call.retained))
         temporary = self._trainingStateIsTemporary
@@ -277,8 +277,8 @@ class MPSRNNMatrixTrainingLayer(MPSKernel):
                 f"{function}: needs destinationGradients, weightGradients or recurrentOutputStates for its results"
             )
         made = self._new_states(buffer, out, len(rows), rows[0])
-        call.finish()
         views = [state._views() for state in made]
+        call.finish()
         plan = Gradient(pass_, first, rows, x, dy, used, after, dx, gradients, self._accumulateWeightGradients, views)
         buffer._work.append(partial(run_gradient, plan, call.retained))
         if out is not None:
@@ -507,7 +507,8 @@ class _Call:
         if len(elements) != 1:
             raise ValueError(f"{self.function}: {name} has {len(elements)} matrices, must have 1")
         if not offset:
-            return elements[0]
+            first: Array = elements[0]
+            return first
         buffer, start = matrix._buffer, matrix._offset + offset
         assert buffer is not None
         if start + matrix._extent > buffer._bytes.size:
