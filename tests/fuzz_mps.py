@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -392,7 +393,9 @@ def recurrent(random: np.random.Generator, memory: Memory, tally: Counter[str]) 
         for ending, shape in shapes.items():
             if ending == "InputWeights" or random.random() < 0.9:
                 bias = memory.take(units) if ending == "InputWeights" and random.random() < 0.8 else None
-                members[source_member(prefix, ending)] = Source(memory.take(shape), bias, neuron)
+                members[source_member(prefix, ending)] = Source(
+                    memory.take(math.prod(shape)).reshape(shape), bias, neuron
+                )
     lists = {
         name: [matrix(random, memory, (1, count, inputs if name in RNN_LISTS[::3] else units), dtype) for count in rows]
         for name in RNN_LISTS

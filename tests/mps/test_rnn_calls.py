@@ -147,7 +147,9 @@ def test_temporary_objects_last_for_their_reads() -> None:
             weights=weights,
         )
         if repeat:
-            with pytest.raises(ValueError, match=r"trainingStates\[1\]: readCount is 0, so the contents are gone"):
+            with pytest.raises(
+                ValueError, match=r"trainingStates\[1\]: its readCount reached 0, so the contents are gone"
+            ):
                 call()
             assert training[0].readCount == 1
         else:
@@ -157,11 +159,18 @@ def test_temporary_objects_last_for_their_reads() -> None:
     made.encodeCopyWeights(buffer, temporary, slot, matrix(result), True)
     with pytest.raises(ValueError, match="readCount is 0, so the contents are gone"):
         made.encodeCopyWeights(buffer, temporary, slot, matrix(result), True)
-    made.encodeForwardSequence(
-        buffer, [matrix(x[1])], None, [matrix(np.zeros((1, 4), np.float32))], None, [], states[1], None, weights
-    )
-    with pytest.raises(ValueError, match="recurrentInputState: readCount is 0"):
-        made.encodeForwardSequence(buffer, [matrix(x[1])], None, results[1:], None, [], states[1], None, weights)
+    states[1].readCount = 2
+    for _ in range(2):
+        made.encodeForwardSequence(
+            buffer, [matrix(x[1])], None, [matrix(np.zeros((1, 4), np.float32))], None, [], states[1], None, weights
+        )
+    for count in (0, 3):  # once it was 0, setting it brings nothing back
+        states[1].readCount = count
+        with pytest.raises(ValueError, match="recurrentInputState: its readCount reached 0, so the contents are gone"):
+            made.encodeForwardSequence(buffer, [matrix(x[1])], None, results[1:], None, [], states[1], None, weights)
+    gone = states[1].getRecurrentOutputMatrix(0)
+    assert isinstance(gone, MPSTemporaryMatrix)
+    assert gone.readCount == 0
     run(buffer)
     plain, _ = a_layer("lstm")
     passed = forward(plain, weights, x)

@@ -192,11 +192,9 @@ class MPSRNNMatrixTrainingLayer(MPSKernel):
             "destinationMatrices", destinationMatrices, destinationOffsets, "destinationOffsets", cell.units, rows, True
         )
         training_states = _as_list(function, "trainingStates", trainingStates)
-        out = (
-            None
-            if recurrentOutputStates is None
-            else _as_list(function, "recurrentOutputStates", recurrentOutputStates)
-        )
+        out = recurrentOutputStates
+        if out is not None:
+            _as_list(function, "recurrentOutputStates", out)
         used = call.weights("weights", weights, cell, self._weight_type())
         before = call.state("recurrentInputState", recurrentInputState, cell)
         if before and len(before[0]) < rows[0]:
@@ -257,11 +255,9 @@ class MPSRNNMatrixTrainingLayer(MPSKernel):
         elif destinationOffsets is not None:
             raise ValueError(f"{function}: destinationOffsets is given without destinationGradients")
         pass_, first = call.steps("trainingStates", trainingStates, cell, rows)
-        out = (
-            None
-            if recurrentOutputStates is None
-            else _as_list(function, "recurrentOutputStates", recurrentOutputStates)
-        )
+        out = recurrentOutputStates
+        if out is not None:
+            _as_list(function, "recurrentOutputStates", out)
         used = call.weights("weights", weights, cell, self._weight_type())
         gradients = None
         if weightGradients is not None:
@@ -472,11 +468,12 @@ class _Call:
                 f"{self.function}: {name} has {len(state._matrices)} matrices, but this layer has the states "
                 f"{' and '.join(states)}"
             )
+        views = []
+        for part, matrix in zip(states, state._matrices, strict=True):
+            views.append(self.matrix(f"{name}.{part}", matrix, (None, cell.units)))
+            self.temporaries.pop(id(matrix), None)  # the state counts its reads
         self.temporaries[id(state)] = state
-        return [
-            self.matrix(f"{name}.{part}", matrix, (None, cell.units))
-            for part, matrix in zip(states, state._matrices, strict=True)
-        ]
+        return views
 
     def steps(self, name: str, states: object, cell: Cell, rows: list[int]) -> tuple[Pass, int]:
         """The forward pass of the training states, and the first of its steps."""

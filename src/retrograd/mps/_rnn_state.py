@@ -26,6 +26,7 @@ class MPSState(Members):
     def __init__(self, temporary: bool) -> None:
         self._temporary = temporary
         self._readCount = 1
+        self._released = False
         self._label: str | None = None
 
     @property
@@ -33,13 +34,14 @@ class MPSState(Members):
         return self._temporary
 
     def _check_readable(self, name: str) -> None:
-        if self._temporary and self._readCount == 0:
-            raise ValueError(f"{name}: readCount is 0, so the contents are gone")
+        if self._temporary and (self._released or self._readCount == 0):
+            raise ValueError(f"{name}: its readCount reached 0, so the contents are gone")
 
     def _count_read(self) -> None:
         if self._temporary:
             self._readCount -= 1
             if self._readCount == 0:
+                self._released = True
                 self._release()
 
     def _release(self) -> None:
