@@ -66,7 +66,8 @@ class RecurrentCell(Module):
             setattr(self, name, Parameter(values))
 
     def weights(self) -> Any:
-        return self._kind.weights(*[self._variables.get(name) for name in self._kind.fields])
+        found: Any = [self._variables.get(name) for name in self._kind.fields]
+        return self._kind.weights(*found)
 
     def describe(self) -> str:
         return ", ".join(f"{name}: {parameter.shape}" for name, parameter in self._variables.items())
@@ -294,7 +295,7 @@ class Recurrent(Layer):
         if not (self.training and rate):
             return None
         width = self.projection or self.hidden
-        mask = graph.dropout(graph.ones((cells, samples, width), self.dtype), rate, seed=seed + _MASK)
+        mask = graph.dropout(graph.ones((cells, samples, width), self.dtype), rate, seed=graph.add(seed, _MASK))
         return graph.reshape(mask, (cells, 1, samples, 1, width) if self.batch_first else (cells, 1, 1, samples, width))
 
     def _zoneout(self, steps: int, samples: int, seed: Any) -> Any:
@@ -308,7 +309,7 @@ class Recurrent(Layer):
                 weights.append(graph.full((width,), 1 - rate, self.dtype))
             else:
                 ones = graph.ones((len(self.cells()), steps, samples, width), self.dtype)
-                kept = graph.minimum(graph.dropout(ones, rate, seed=seed + stream), 1)
+                kept = graph.minimum(graph.dropout(ones, rate, seed=graph.add(seed, stream)), 1)
                 weights.append(graph.swapaxes(kept, 1, 2) if self.batch_first else kept)
         return tuple(weights) if self._kind.has_cells else weights[0]
 
