@@ -94,8 +94,7 @@ def test_every_document_has_code(document: Path) -> None:
 
 
 SKELETON = ["Formula", "Arguments", "Gradients", "Limits", "Speed", "Example"]
-LAYERS = ["activations", "batch_norm", "convolution", "group_norm", "instance_norm", "layer_norm", "linear", "loss"]
-LAYERS += ["lstm", "pooling"]
+LAYERS = ["activations", "convolution", "linear", "loss", "lstm", "normalization", "pooling"]
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -29,6 +29,8 @@ CLAIMS = {
     "bnns_normalization": (r"with moving statistics: (\d+)% correct", 95),
     "bnns_perceptron": (r"([0-9.]+) % of the variance of new values", 98),
     "bnns_text_classifier": (r"new sentences: .* ([0-9.]+) % after", 95),
+    "min_gru": (r"500 new sequences: ([0-9.]+)% recalled", 98),
+    "min_lstm": (r"200 new sequences: ([0-9.]+)% of", 99),
     "nn_images": (r"200 new images: .* ([0-9.]+)% correct", 95),
     "nn_ragged_classification": (r"longer: ([0-9.]+)% of \d+ correct", 95),
     "nn_tagger": (r"200 new sentences: ([0-9.]+)% of \d+ tags", 98),

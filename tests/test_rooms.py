@@ -297,10 +297,11 @@ CORE_ROOMS = {
     "base": set[str](),
     "product": {"base"},
     "norm": {"base"},
-    "lstm": {"base", "product"},
+    "recurrent": {"base", "product"},
     "conv": {"base", "product"},
     "pooling": {"base"},
     "program": {"base"},
+    "recurrent": {"base"},
     "dense": {"base", "product", "norm"},  # elementwise cuts arrays into blocks as normalization does
 }
 DRIVERS = [path for folder in CORE_ROOMS for path in cpp_files(CORE / folder)]

@@ -64,7 +64,8 @@ constexpr CellField kWx = {"wx", &Cell::wx, CellField::by_inputs}, kWh = {"wh", 
                     kGammaC = {"gamma_c", &Cell::gamma_c, CellField::unit_vector},
                     kBetaC = {"beta_c", &Cell::beta_c, CellField::unit_vector};
 inline const std::vector<CellField>& fields_of(CellKind kind) {
-    static const std::vector<CellField> lstm = {kWx, kWh, kB, kPeephole, kProjection, kGammaX, kGammaH, kGammaC, kBetaC},
+    static const std::vector<CellField> lstm = {kWx,     kWh,     kB,      kPeephole, kProjection,
+                                                kGammaX, kGammaH, kGammaC, kBetaC},
                                         gru = {kWx, kWh, kB, kBh, kGammaX, kGammaH},
                                         rnn = {kWx, kWh, kB, kGammaX, kGammaH};
     return kind == CellKind::lstm ? lstm : kind == CellKind::rnn ? rnn : gru;
@@ -208,7 +209,8 @@ public:
 
     // Whether a forward pass with these inputs has filled the cache.
     template <class Array, class Cells>
-    Outcome check_cache(const RecurrentInputs<Array, Cells>& in, Array cache_array, std::optional<uint64_t> stamp) const {
+    Outcome check_cache(const RecurrentInputs<Array, Cells>& in, Array cache_array,
+                        std::optional<uint64_t> stamp) const {
         Arrays arrays;
         const RecurrentShape shape = ragged(arrays, in);
         check_filled(arrays.call, arrays.add(cache_array, "cache", Element::u8), shape, stamp);
@@ -216,8 +218,8 @@ public:
     }
 
     template <class Array, class Cells>
-    Outcome show(const RecurrentInputs<Array, Cells>& in, Array cache_array, std::optional<uint64_t> stamp, int64_t cell,
-                 Array gates_array, Array states_array) const {
+    Outcome show(const RecurrentInputs<Array, Cells>& in, Array cache_array, std::optional<uint64_t> stamp,
+                 int64_t cell, Array gates_array, Array states_array) const {
         Arrays arrays;
         const RecurrentShape shape = ragged(arrays, in);
         if (cell < 0 || cell >= shape.layers * shape.directions) throw nb::value_error("there is no such cell");
@@ -286,7 +288,8 @@ private:
         if (reset.present() && shape.directions == 2) throw nb::value_error("reset in two directions");
         shape.reset = static_cast<const uint8_t*>(reset.data());
         const View& mask = arrays.add(in.mask, "mask", element_);
-        if (mask.present() != (shape.mask_kind != MaskKind::none)) throw nb::value_error("a mask, or none, is expected");
+        if (mask.present() != (shape.mask_kind != MaskKind::none))
+            throw nb::value_error("a mask, or none, is expected");
         mask.check_shape({cells(), copies(), shape.steps, shape.samples, shape.outputs()});
         mask.check_unit_stride(shape.outputs());
         if (mask.present()) shape.mask = {mask.data(), mask.stride(0), mask.stride(1), mask.stride(2), mask.stride(3)};
@@ -346,11 +349,12 @@ private:
     static void check_cache_size(Call& call, const View& cache, const RecurrentShape& shape) {
         if (!cache.present()) return;
         cache.check_vector(cache.elements());
-        const int64_t bytes =
-            recorded_program() ? recurrent_cache_bytes(shape, shape.steps * shape.samples) : recurrent_cache_bytes(shape);
+        const int64_t bytes = recorded_program() ? recurrent_cache_bytes(shape, shape.steps * shape.samples)
+                                                 : recurrent_cache_bytes(shape);
         if (cache.elements() < bytes) call.refuse(Reason::shape, cache.name());
     }
-    static void check_filled(Call& call, const View& cache, const RecurrentShape& shape, std::optional<uint64_t> stamp) {
+    static void check_filled(Call& call, const View& cache, const RecurrentShape& shape,
+                             std::optional<uint64_t> stamp) {
         check_cache_size(call, cache.require(), shape);
         if (call.refused() || recorded_program()) return;  // a program fills it before
         const CacheState state = recurrent_check_cache(shape, cache.data());
@@ -446,15 +450,20 @@ private:
     GateArray parameter(Arrays& arrays, Array given, const CellField& field, int64_t inputs, Access access) const {
         const int64_t units = shape_.units, outputs = shape_.outputs();
         switch (field.form) {
-            case CellField::by_inputs: return gate_array(arrays, given, field.name, inputs, true, access);
-            case CellField::by_outputs: return gate_array(arrays, given, field.name, outputs, true, access);
-            case CellField::vector: return gate_array(arrays, given, field.name, 0, false, access);
+            case CellField::by_inputs:
+                return gate_array(arrays, given, field.name, inputs, true, access);
+            case CellField::by_outputs:
+                return gate_array(arrays, given, field.name, outputs, true, access);
+            case CellField::vector:
+                return gate_array(arrays, given, field.name, 0, false, access);
             case CellField::peephole: {
                 const bool full = shape_.peephole == Peephole::full;
                 return gate_array(arrays, given, field.name, full ? units : 0, full, access);
             }
-            case CellField::projection: return one_array(arrays, given, field.name, {shape_.projection, units}, access);
-            case CellField::unit_vector: return one_array(arrays, given, field.name, {units}, access);
+            case CellField::projection:
+                return one_array(arrays, given, field.name, {shape_.projection, units}, access);
+            case CellField::unit_vector:
+                return one_array(arrays, given, field.name, {units}, access);
         }
         return {};
     }
@@ -514,7 +523,8 @@ private:
         }
         const View& view = arrays.add(given, name, element_, access);
         const bool apart = view.axes() == tail + 2;
-        view.check_shape(with_columns(apart ? std::vector<int64_t>{gates, units} : std::vector<int64_t>{gates * units}));
+        view.check_shape(
+            with_columns(apart ? std::vector<int64_t>{gates, units} : std::vector<int64_t>{gates * units}));
         take_strides(view, apart ? 1 : 0);
         const int64_t step = apart ? view.stride(0) : units * found.row_stride;
         for (int k = 0; k < gates && view.present(); ++k)

@@ -161,13 +161,13 @@ def activation_backward(kind: int, alpha: float, beta: float, dtype: int, dy: ob
 def dropout(f64: bool, x: object, rate: float, seed: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = x * mask / (1 - rate)"""
 
-def lstm_slots(lengths: object, active: object, order: object) -> None:
+def recurrent_slots(lengths: object, active: object, order: object) -> None:
     """The number of active slots in each step, and the sample in each slot."""
 
-class LstmProblem:
-    """An LSTM of one shape with one set of options."""
+class RecurrentProblem:
+    """A recurrent layer of one shape with one set of options."""
 
-    def __init__(self, steps: int, samples: int, inputs: int, units: int, layers: int, directions: int, dtype: int, activations: Sequence[tuple[int, float, float]], peephole: int, output_reads_old: bool, dropout: float) -> None: ...
+    def __init__(self, kind: int, steps: int, samples: int, inputs: int, units: int, projection: int, layers: int, directions: int, dtype: int, activations: Sequence[tuple[int, float, float]], peephole: int, output_reads_old: bool, coupled: bool, flip: bool, clip: float, cell_clip: float, norm: int, eps: float, mask: int, zoneout: bool, dropout: float) -> None: ...
 
     def cache_bytes(self, rows: int) -> int: ...
 
@@ -308,6 +308,12 @@ def arg_reduce(max: bool, f64: bool, x: object, y: object, overlap_checked: bool
     """
     y = the index of the first largest, or smallest, element along the axis along which y has extent 1.
     """
+
+def scan_forward(f64: bool, axis: int, a: object, b: object, h0: object | None, reset: object | None, y: object | None, hn: object | None, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y[t] = a[t] * y[t-1] + b[t] along an axis; hn is the last."""
+
+def scan_backward(f64: bool, axis: int, dy: object | None, dhn: object | None, a: object, reset: object | None, y: object, h0: object | None, da: object | None, da_sums: object | None, db: object | None, dh0: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """Gradients of scan_forward. da_sums, float64: the sums of da over time."""
 
 def softmax(log: bool, f64: bool, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = softmax(x), or its logarithm, of every row."""

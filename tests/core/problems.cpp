@@ -7,8 +7,8 @@
 
 #include "../../src/core/dense/elementwise.h"
 #include "../../src/core/dense/optimizer.h"
-#include "../../src/core/recurrent/recurrent.h"
 #include "../../src/core/norm/norm.h"
+#include "../../src/core/recurrent/recurrent.h"
 #include "storage.h"
 
 namespace problems {
@@ -521,6 +521,7 @@ std::vector<Problem> all(bool large) {
     add_lstms(problems, large);
     add_dense(problems);
     add_convolutions(problems);
+    add_recurrent(problems);
     add_optimizers(problems);
     return problems;
 }

@@ -221,7 +221,7 @@ def test_an_lstm_of_tensors(torch: Any) -> None:
         assert type(result.cache.gates().i) is np.ndarray
         gradients = rg.lstm_backward(result.y, result.cache)
         leaf = gradients.dweights if isinstance(gradients.dweights, rg.LstmWeights) else gradients.dweights[0]
-        assert [type(part) for part in leaf] == [torch.Tensor] * 3 + [type(None)]
+        assert [type(part) for part in leaf[:4]] == [torch.Tensor] * 3 + [type(None)]
 
 
 def refused_tensors(torch: Any) -> Iterator[tuple[Any, str]]:

@@ -3,15 +3,14 @@
     python tests/support/apple_map.py            write the section
     python tests/support/apple_map.py --check    exit with 1 if it is not up to date; so does tests/test_docs.py
 
-A row is a test file: the first paragraph of its docstring, its number of tests, and the public functions and classes
-that make up a larger part of the names it mentions than in any other file. What the support modules that it imports
-mention counts too. A name that no test mentions is an error.
+A row is a subject, the test files whose names begin with the same word: their numbers of tests, and the public
+functions and classes that make up a larger part of the names one of them mentions than in any other file. What the
+support modules that it imports mention counts too. A name that no test mentions is an error.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import sys
 from collections import Counter
@@ -50,12 +49,12 @@ def text_of(path: Path) -> str:
     return "\n".join([text, *((TESTS / "support" / f"{name}.py").read_text(encoding="utf-8") for name in modules)])
 
 
-def row(path: Path, names: list[str]) -> list[str]:
+def link(path: Path) -> str:
+    """The file and its number of tests."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    about = inspect.cleandoc(ast.get_docstring(tree) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
     count = sum(isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in tree.body)
     where = path.relative_to(TESTS.parent).as_posix()
-    return [f"[{path.stem}](../{where}), {count}", about, ", ".join(f"`{name}`" for name in names)]
+    return f"[{path.stem.removeprefix('test_')}](../{where}) {count}"
 
 
 def homes(texts: dict[Path, str]) -> dict[str, Path]:
@@ -76,9 +75,18 @@ def section() -> str:
     paths = sorted([*(TESTS / "bnns").glob("test_*.py"), *(TESTS / "mps").glob("test_*.py")])
     texts = {path: text_of(path) for path in [*paths, TESTS / "test_examples.py"]}
     home = homes(texts)
-    rows = [row(path, [name for name in home if home[name] == path]) for path in texts]
-    head = ["test file, tests", "what it covers", "Apple's names"]
-    return table(head, rows, "---")
+    subjects: dict[tuple[str, str], list[Path]] = {}
+    for path in texts:
+        subjects.setdefault((path.parent.name, path.stem.split("_")[1]), []).append(path)
+    rows, others = [], []
+    for files in subjects.values():
+        names = [f"`{name}`" for name in home if home[name] in files]
+        if names:
+            rows.append([", ".join(map(link, files)), ", ".join(names)])
+        else:
+            others += files
+    rows.append([", ".join(map(link, others)), "no other names"])
+    return table(["test files, tests", "Apple's names"], rows, "---")
 
 
 def main(arguments: list[str]) -> int:

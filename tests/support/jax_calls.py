@@ -64,6 +64,18 @@ def _lstm() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return forward, backward
 
 
+def _scan() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def forward(*arguments: Any, **options: Any) -> Any:
+        result = retrograd.scan_forward(*arguments, **options)
+        return result[:2], result.cache
+
+    def backward(cache: Any, dy: Array, dhn: Array) -> tuple[Any, ...]:
+        gradients = retrograd.scan_backward(dy, cache, dhn=dhn)
+        return tuple(gradient for gradient in gradients if gradient is not None)
+
+    return forward, backward
+
+
 def _weights(rng: np.random.Generator, inputs: int, units: int, dtype: Any, peephole: str = "") -> LstmWeights:
     def draw(*shape: int) -> Array:
         return (rng.normal(size=shape) / 2).astype(dtype)
@@ -101,7 +113,7 @@ def norm_cases(dtype: Any, seed: int = 0) -> Iterator[Case]:
 
 
 def dense_cases(dtype: Any, seed: int = 1) -> Iterator[Case]:
-    """Linear layers and LSTMs."""
+    """Linear layers, recurrences and LSTMs."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> Array:
@@ -113,6 +125,8 @@ def dense_cases(dtype: Any, seed: int = 1) -> Iterator[Case]:
     yield Case("linear", (draw(9, 5), draw(4, 5), draw(4)), {}, *_linear())
     yield Case("linear", (draw(2, 3, 7), draw(6, 7)), {}, *_linear())
     yield Case("linear", (draw(7), draw(2, 7), draw(2)), {}, *_linear())
+    yield Case("scan", (draw(6, 3, 5), draw(6, 3, 5), draw(3, 5)), {}, *_scan())
+    yield Case("scan", (draw(3, 7), draw(3, 7)), {"axis": 1}, *_scan())
     yield lstm((draw(4, 3, 5), _weights(rng, 5, 6, dtype)))
     yield lstm((draw(3, 4, 5), _weights(rng, 5, 7, dtype), draw(3, 7), draw(3, 7)), batch_first=True)
     stack = [_weights(rng, inputs, 4, dtype) for inputs in (3, 3, 8, 8)]

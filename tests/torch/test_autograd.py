@@ -231,9 +231,9 @@ def test_nothing_is_kept_without_gradients(name: str, monkeypatch: pytest.Monkey
     layer, x = make(name)
     expected = first(layer(x))
     buffers: list[Any] = []
-    forward = _core.LstmProblem.forward
+    forward = _core.RecurrentProblem.forward
     monkeypatch.setattr(
-        _core.LstmProblem, "forward", lambda self, *given: buffers.append(given[1]) or forward(self, *given)
+        _core.RecurrentProblem, "forward", lambda self, *given: buffers.append(given[1]) or forward(self, *given)
     )
     with torch.no_grad():
         assert same_bits(first(layer(x)), expected.detach())
@@ -310,7 +310,7 @@ def test_an_input_without_gradient_and_one_used_twice() -> None:
 
 def test_an_lstm_copies_no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[set[int]] = []
-    forward, backward = _core.LstmProblem.forward, _core.LstmProblem.backward
+    forward, backward = _core.RecurrentProblem.forward, _core.RecurrentProblem.backward
 
     def addresses(arguments: Any) -> set[int]:
         """Of arrays in nested tuples and lists."""
@@ -322,8 +322,8 @@ def test_an_lstm_copies_no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
                 found.add(part.ctypes.data)
         return found
 
-    monkeypatch.setattr(_core.LstmProblem, "forward", lambda *a: seen.append(addresses(a)) or forward(*a))
-    monkeypatch.setattr(_core.LstmProblem, "backward", lambda *a: seen.append(addresses(a)) or backward(*a))
+    monkeypatch.setattr(_core.RecurrentProblem, "forward", lambda *a: seen.append(addresses(a)) or forward(*a))
+    monkeypatch.setattr(_core.RecurrentProblem, "backward", lambda *a: seen.append(addresses(a)) or backward(*a))
     lstm, x = rt.LSTM(4, 3), torch.randn(5, 2, 4, requires_grad=True)
     y, (hn, cn) = lstm(x)
     dy = torch.randn_like(y)

@@ -333,3 +333,27 @@ def test_truncated_backpropagation_through_carried_states() -> None:
     assert same_bits(torch.cat((first, second)), whole)
     assert same_bits(last, hn)
     assert_close(whole, theirs(x.double())[0])
+
+
+def test_only_what_backward_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients there is no cache, except with dropout, whose mask is part of one."""
+    from retrograd.torch import _lstm
+
+    caches: list[Any] = []
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        result = rg.lstm_forward(*arguments, **options)
+        caches.append(result.cache)
+        return result
+
+    monkeypatch.setattr(_lstm, "lstm_forward", forward)
+    torch.manual_seed(0)
+    layer, x = rt.LSTM(5, 6, 2), torch.randn(4, 3, 5)
+    with torch.no_grad():
+        y, _ = layer(x)
+        rt.LSTM(5, 6, 2, dropout=0.5)(x)
+    assert caches[0] is None
+    assert caches[1] is not None
+    assert same_bits(layer(x)[0].detach(), y)
+    assert caches[2] is not None
+    assert len(caches) == 3

@@ -6,6 +6,7 @@ Every sample is compared with PyTorch in float64, or its exclusion has a reason 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections import Counter
 from typing import Any
@@ -14,11 +15,7 @@ import pytest
 
 from support.torch_layers import assert_close, gradients_of, outgoing_of, outputs_of, rt, torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_modules import module_db
+pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
 
 FUNCTIONS = ["batch_norm", "instance_norm", "layer_norm", "group_norm"]
 LAYERS = [name for name in rt.__all__ if hasattr(torch.nn, name) and name not in ("SyncBatchNorm", "functional")]
@@ -38,6 +35,16 @@ EXCLUDED = {
 }
 EXCLUDED_COUNTS = {"batch_norm": {AXES: 2}, "group_norm": {EPS: 4}, "layer_norm": {EPS: 1}}
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
+
+
+@functools.cache
+def samples() -> tuple[list[Any], list[Any]]:
+    """PyTorch's functions and layers with samples. Their import takes seconds: not for a process that only collects."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal.common_modules import module_db
+    return op_db, module_db
 
 
 def in_float64(value: Any) -> Any:
@@ -93,7 +100,7 @@ def test_functions(name: str, dtype: str) -> None:
     function = getattr(rt.functional, name)
     excluded: Counter[str] = Counter()
     compared = 0
-    (info,) = (info for info in op_db if info.name == f"nn.functional.{name}" and not info.variant_test_name)
+    (info,) = (info for info in samples()[0] if info.name == f"nn.functional.{name}" and not info.variant_test_name)
     for sample in info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True):
         reason = why_excluded(sample, name != "layer_norm")
         if reason:
@@ -114,7 +121,7 @@ def test_functions(name: str, dtype: str) -> None:
 def test_invalid_samples_are_refused(name: str) -> None:
     """Where PyTorch refuses a sample, so does retrograd, though with its own words."""
     count = 0
-    for info in op_db:
+    for info in samples()[0]:
         if info.name in (f"nn.functional.{name}", f"native_{name}") and info.error_inputs_func is not None:
             for error in info.error_inputs("cpu"):
                 sample = error.sample_input
@@ -127,7 +134,7 @@ def test_invalid_samples_are_refused(name: str) -> None:
 
 def test_every_function_with_samples_is_known() -> None:
     kinds = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "lstm")
-    names = {info.name for info in op_db if info.name.endswith(kinds) or "batch_norm" in info.name}
+    names = {info.name for info in samples()[0] if info.name.endswith(kinds) or "batch_norm" in info.name}
     assert {name.removeprefix("nn.functional.") for name in names} == {*FUNCTIONS, *NOT_OFFERED}
 
 
@@ -142,7 +149,7 @@ def test_layers(name: str, dtype: str, training: bool) -> None:
         with pytest.raises(TypeError, match="both must be float32, or both float64"):
             rt.LSTM(2, 3, dtype=getattr(torch, dtype))(torch.zeros(2, 2, dtype=getattr(torch, dtype)))
         return
-    (info,) = (info for info in module_db if info.module_cls is getattr(torch.nn, name))
+    (info,) = (info for info in samples()[1] if info.module_cls is getattr(torch.nn, name))
     excluded: list[str] = []
     compared = 0
     for sample in info.module_inputs_func(info, "cpu", getattr(torch, dtype), True, training):

@@ -104,8 +104,8 @@ struct CellRule {
     bool output_reads_old = false;  // LSTM: the output gate's peephole reads the old cell state
     bool coupled = false;           // LSTM: f = 1 - i
     bool flip = false;              // GRU: z weighs the new state, not the old
-    double clip = 0;                // the inputs of the gates' activations are clamped to [-clip, clip]; 0: they are not
-    double cell_clip = 0;           // LSTM: the same for the new cell state
+    double clip = 0;       // the inputs of the gates' activations are clamped to [-clip, clip]; 0: they are not
+    double cell_clip = 0;  // LSTM: the same for the new cell state
 };
 
 // Columns of a panel, or units of a block: one cache line of elements, at every instruction-set level.

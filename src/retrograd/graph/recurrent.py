@@ -154,20 +154,20 @@ def _engine_inputs(problem: Problem, inputs: Sequence[Any]) -> tuple[Any, ...]:
     ]
     bytes_of_reset = None if reset is None else reset.view(np.uint8)
     return (
-        problem, sequence, indices, cells, *_states(problem, (h0, c0)), active, order, 0 if seed is None else seed,
+        problem, sequence, indices, cells, *_states(problem, h0, c0), active, order, 0 if seed is None else seed,
         bytes_of_reset, *wide,
     )  # fmt: skip
 
 
-def _states(problem: Problem, arrays: Sequence[Array | None]) -> list[Any]:
-    return [None if a is None else problem.states(a) for a in arrays]
+def _states(problem: Problem, hidden: Array | None, cell: Array | None) -> tuple[Array | None, Array | None]:
+    return None if hidden is None else problem.states(hidden), None if cell is None else problem.states(cell)
 
 
 def _forward(inputs: Sequence[Array | None], results: Sequence[Array | None], **options: Any) -> None:
     problem = _problem(inputs, options)
     y, hn, cn, cache = results
     sequence = None if y is None else problem.sequence(y)
-    states = _states(problem, (hn, cn if problem.cell.has_cells else None))
+    states = _states(problem, hn, cn if problem.cell.has_cells else None)
     refuse_index(
         problem.engine.forward(_engine_inputs(problem, inputs), cache, 0, sequence, *states, False, 0)
     )  # fmt: skip
@@ -213,13 +213,13 @@ def _backward(inputs: Sequence[Array | None], results: Sequence[Array | None], *
     refuse(
         problem.engine.backward(
             None if dy is None else problem.sequence(dy),
-            *_states(problem, (dhn, dcn)),
+            *_states(problem, dhn, dcn),
             _engine_inputs(problem, forward),
             cache,
             None,
             dx if dx is None or table else problem.sequence(dx),
             dcells if any(a is not None for a in gradients) else None,
-            *_states(problem, (dh0, dc0)),
+            *_states(problem, dh0, dc0),
             False,
             False,
             0,

@@ -137,9 +137,7 @@ def _state(name: str, value: Any, problem: Problem) -> jax.Array | None:
     array = as_operand(name, value)
     if array.shape != problem.h_shape:
         axes = "(N, H)" if problem.single else "(cells, N, H)"
-        raise ArgumentValueError(
-            name, "{argument} has shape {}, must be {} = {}", array.shape, axes, problem.h_shape
-        )
+        raise ArgumentValueError(name, "{argument} has shape {}, must be {} = {}", array.shape, axes, problem.h_shape)
     _args.check_dtype(name, array, problem.dtype, "as {x} is")
     return array.reshape(problem.cells, problem.samples, problem.units)
 
@@ -282,7 +280,9 @@ def _backward(options: _Options, saved: _Saved, cotangents: tuple[Any, ...]) -> 
     }
     results = {name: (shape, saved.x.dtype) for name, shape in wanted.items()}
     found = call("retrograd_recurrent_backward", arguments, results, options.threads, **options.attributes)
-    dcells = tuple(tuple(found.get(f"d{field}{index}") for field in LstmWeights._fields) for index in range(len(saved.cells)))
+    dcells = tuple(
+        tuple(found.get(f"d{field}{index}") for field in LstmWeights._fields) for index in range(len(saved.cells))
+    )
     return found.get("dx"), dcells, found.get("dh0"), found.get("dc0"), None, None
 
 

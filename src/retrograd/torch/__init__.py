@@ -1,4 +1,4 @@
-"""PyTorch's LSTM and normalization layers on retrograd's engine, for CPU tensors."""
+"""PyTorch's LSTM and normalization layers, and linear recurrences, on retrograd's engine, for CPU tensors."""
 
 from importlib.util import find_spec as _find_spec
 
@@ -18,6 +18,7 @@ from .norms import (
     LayerNorm,
 )
 from .replacing import Replacements, replace
+from .scan import scan
 from .sync import SyncBatchNorm
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "SyncBatchNorm",
     "functional",
     "replace",
+    "scan",
 ]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import retrograd as rg
-from retrograd import _core
 from retrograd.lab.reference import recurrent as oracle
 
 WEIGHTS = {"lstm": rg.LstmWeights, "gru": rg.GruWeights, "rnn": rg.RnnWeights}
@@ -23,7 +22,7 @@ class Problem:
         self.rng = rng = np.random.default_rng(seed)
         self.cell = str(rng.choice(["lstm", "gru", "rnn"]))
         gates = GATES[self.cell]
-        T, N, I = (int(rng.choice([1, 2, 3, 7])) for _ in range(3))
+        T, N, inputs = (int(rng.choice([1, 2, 3, 7])) for _ in range(3))
         H = int(rng.choice([1, 2, 5, 15, 16, 17, 33]))
         layers, directions = int(rng.choice([1, 1, 2])), int(rng.choice([1, 1, 2]))
         self.options: dict[str, Any] = {"bidirectional": directions == 2}
@@ -62,11 +61,11 @@ class Problem:
             lengths = rng.integers(0, T + 1, N)
             self.options["lengths"] = lengths
             self.of_oracle["active"] = oracle.active_from_lengths(lengths, T)
-        self.x = rng.standard_normal((T, N, I))
+        self.x = rng.standard_normal((T, N, inputs))
         self.h0 = rng.standard_normal((cells, N, P)) if rng.random() < 0.6 else None
         self.c0 = rng.standard_normal((cells, N, H)) if rng.random() < 0.6 and self.cell == "lstm" else None
         self.weights = [
-            self.parameters(gates, H, P, I if i < directions else directions * P, peephole, norm, P != H)
+            self.parameters(gates, H, P, inputs if i < directions else directions * P, peephole, norm, P != H)
             for i in range(cells)
         ]
         self.dy = rng.standard_normal((T, N, directions * P))
@@ -80,7 +79,7 @@ class Problem:
         k_h = rng.random((*lead, P)) if rng.random() < 0.3 else None
         k_c = None
         if self.cell == "lstm" and rng.random() < 0.3 and peephole < 2:
-            k_c = (rng.random(lead[1:] + (H,)) < 0.5).astype(float)
+            k_c = (rng.random((*lead[1:], H)) < 0.5).astype(float)
         if k_h is not None:
             self.of_oracle["zoneout_h"] = k_h
         if k_c is not None:
@@ -88,9 +87,11 @@ class Problem:
         if k_h is not None or k_c is not None:
             self.options["zoneout"] = (k_h, k_c) if self.cell == "lstm" else k_h
 
-    def parameters(self, G: int, H: int, P: int, I: int, peephole: int, norm: bool, projects: bool) -> dict[str, Any]:
+    def parameters(
+        self, G: int, H: int, P: int, inputs: int, peephole: int, norm: bool, projects: bool
+    ) -> dict[str, Any]:
         draw = self.rng.standard_normal
-        found: dict[str, Any] = {"wx": draw((G, H, I)), "wh": draw((G, H, P)) / np.sqrt(P)}
+        found: dict[str, Any] = {"wx": draw((G, H, inputs)), "wh": draw((G, H, P)) / np.sqrt(P)}
         if self.rng.random() < 0.8:
             found["b"] = draw((G, H))
         if self.cell == "gru" and self.rng.random() < 0.8:

@@ -16,7 +16,6 @@ import numpy as np
 from ... import bnns, mps
 from ...ops._types import Array
 from ...ops.elementwise import activation_backward, activation_forward
-from ...ops.recurrent import LstmCache, LstmGradients, LstmWeights, lstm_backward, lstm_cache_size, lstm_forward
 from ...ops.normalization import (
     NormCache,
     NormGradients,
@@ -26,6 +25,7 @@ from ...ops.normalization import (
     batch_norm_forward,
 )
 from ...ops.optimizer import adam_step
+from ...ops.recurrent import LstmCache, LstmGradients, LstmWeights, lstm_backward, lstm_cache_size, lstm_forward
 from ..cases import LstmCase, LstmData, NormCase, NormData, make_lstm_data, make_norm_data
 from .timing import Contest, Machine, library_threads, seconds_per_call, wake_workers
 
@@ -244,7 +244,8 @@ def _lstm(case: LstmCase, data: LstmData) -> Side:
     results = _lstm_results(case, data)
     (cell,) = data.weights
     x, dy, weights = data.x, data.dy, [LstmWeights(cell.wx, cell.wh, cell.b)]
-    dweights = LstmWeights(*(tuple(results[f"{name}[{gate}]"] for gate in range(4)) for name in ("dwx", "dwh", "db")))
+    dwx, dwh, db = (tuple(results[f"{name}[{gate}]"] for gate in range(4)) for name in ("dwx", "dwh", "db"))
+    dweights = LstmWeights(dwx, dwh, db)
     gradients = LstmGradients(results["dx"], [dweights])
     out = {name: results[name] for name in ("y", "hn", "cn")}
     buffer = np.zeros(lstm_cache_size(case.steps, case.samples, case.inputs, case.units), np.uint8)

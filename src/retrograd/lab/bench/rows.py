@@ -32,6 +32,7 @@ from .norm import norm_contest, norm_failures
 from .overhead import overhead_calls
 from .pool import POOL_CASES
 from .products import PRODUCT_CASES, make_product_data, product_contest, product_failures
+from .scan import SCAN_CASES, make_scan, scan_contest, scan_failures
 from .sgemm import blas_core
 from .steps import STEP_CASES, make_step, step_contest, step_failures
 from .timing import (
@@ -134,7 +135,7 @@ SUITES: Final[Mapping[str, _Suite]] = {
         make_norm_data,
         norm_failures,
         norm_contest,
-        lambda name: not name.startswith("lstm_"),
+        lambda name: not name.startswith(("lstm_", "scan_")),
     ),
     "lstm": _Suite(
         LSTM_BENCH_CASES,
@@ -150,6 +151,7 @@ SUITES: Final[Mapping[str, _Suite]] = {
         image_contest,
         lambda name: False,
     ),
+    "scan": _Suite(SCAN_CASES, make_scan, scan_failures, scan_contest, lambda name: name.startswith("scan_")),
     "products": _Suite(
         PRODUCT_CASES,
         make_product_data,

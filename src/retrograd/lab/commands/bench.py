@@ -41,6 +41,12 @@ def add_command(commands: Any) -> None:
         "the peak memory of a first forward, of the backward after it, and of several steps, with results allocated by "
         "the library. "
     )
+    scan = (
+        "The bound of a linear recurrence (scan_*) is copies of as many bytes as its arrays have. PyTorch's "
+        "is a loop over time; 'jax' is jax.lax.scan, 'assoc.' jax.lax.associative_scan, which use all threads in every "
+        "row. Rows named min_gru_* are forward and backward of a minGRU as a program of retrograd.graph; a loop over "
+        "time in PyTorch and the usual form in logarithms ('log') are compared. "
+    )
     products = (
         "Rows named lstm_products_* and linear_products_* are the large matrix products of an LSTM over all steps, and "
         "those of a linear layer, verified and then timed one by one, alternating with NumPy's product of the same "
@@ -76,6 +82,7 @@ def add_command(commands: Any) -> None:
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
         ("conv", ["conv"], "convolutions and pooling", method + conv),
+        ("scan", ["scan"], "linear recurrences", method + scan),
         ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
@@ -84,9 +91,9 @@ def add_command(commands: Any) -> None:
         ("jax", ["jax"], "layers under JAX's jit", jax),
         (
             "all",
-            ["norm", "lstm", "conv", "products", "apple", "train", "steps", "torch", "jax"],
+            ["norm", "lstm", "conv", "scan", "products", "apple", "train", "steps", "torch", "jax"],
             "every suite",
-            method + norm + lstm + conv + products + apple + train + steps + torch + jax,
+            method + norm + lstm + conv + scan + products + apple + train + steps + torch + jax,
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
@@ -188,7 +195,7 @@ def _bench(options: argparse.Namespace) -> int:
     ]
     if any(bench.SUITES[suite].against_torch for suite in options.suites):
         columns += [Column("torch µs", 9), Column("vs torch", 8)]
-    if {"norm", "lstm", "conv", "products"} & set(options.suites):
+    if {"norm", "lstm", "conv", "scan", "products"} & set(options.suites):
         columns += [Column("of bound", 8)]
     if {"lstm", "conv", "products"} & set(options.suites):
         columns += [Column("GFLOPS", 6)]
@@ -200,8 +207,12 @@ def _bench(options: argparse.Namespace) -> int:
         columns += [Column("arrays µs", 9), Column("added µs", 8)]
     if "torch" in options.suites:
         columns += [Column("autograd µs", 11)]
+    if "scan" in options.suites:
+        columns += [Column("log µs", 8), Column("assoc. µs", 9)]
     if "steps" in options.suites:
-        columns += [Column("nn µs", 8), Column("compile µs", 10), Column("jax µs", 8)]
+        columns += [Column("nn µs", 8), Column("compile µs", 10)]
+    if {"scan", "steps"} & set(options.suites):
+        columns += [Column("jax µs", 8)]
     if "train" in options.suites:
         columns += [Column("tokens/s", 8)]
     if {"conv", "train"} & set(options.suites):
@@ -340,6 +351,8 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "nn µs": time_of("nn", row.pass_),
                 "compile µs": time_of("compile", row.pass_),
                 "jax µs": time_of("jax", row.pass_),
+                "log µs": time_of("logarithms", row.pass_),
+                "assoc. µs": time_of("associative", row.pass_),
                 "tokens/s": _shown("{:.0f}", row.tokens_per_second),
                 "MiB": _mebibytes(row),
                 "torch MiB": _mebibytes(others.get(("torch", row.pass_))),

@@ -49,7 +49,9 @@ def as_reset(factors: Factors, problem: Problem) -> Array | None:
     if given.dtype.kind not in "biuf":
         raise ArgumentTypeError("reset", "{reset} has dtype {}; it must be of booleans or numbers", given.dtype)
     if problem.directions == 2:
-        raise ArgumentValueError("reset", "{reset} is given, but layers are bidirectional; it has one direction of time")
+        raise ArgumentValueError(
+            "reset", "{reset} is given, but layers are bidirectional; it has one direction of time"
+        )
     set_to_zero = given != 0
     return np.ascontiguousarray(set_to_zero.T if problem.batch_first else set_to_zero).view(np.uint8)
 
@@ -94,10 +96,13 @@ def as_zoneouts(factors: Factors, problem: Problem, seed: int, training: bool) -
             "zoneout", "{zoneout} has {} parts, must have 2, for the hidden and the cell state", len(given)
         )
     if given[1] is not None and not problem.cell.has_cells:
-        raise ArgumentValueError("zoneout", "{zoneout} has a part for the cell state, which {} has not", problem.cell.title)
+        raise ArgumentValueError(
+            "zoneout", "{zoneout} has a part for the cell state, which {} has not", problem.cell.title
+        )
     if given[1] is not None and problem.peephole == 2:
         raise ArgumentValueError(
-            "zoneout", "{zoneout} has a part for the cell state, and {weights} have full peepholes; they cannot be combined"
+            "zoneout",
+            "{zoneout} has a part for the cell state, and {weights} have full peepholes; they cannot be combined",
         )
     widths = problem.outputs, problem.units
     hidden, cell = (

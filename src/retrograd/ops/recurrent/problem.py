@@ -179,7 +179,7 @@ def _problem(
     norm, eps = _norm(options, cell)
     _check_combination(cell, kind, peephole, projection, norm, clip, cell_clip, mask)
     layers = cells // directions
-    check_fits(steps, samples, inputs, units, cells)
+    check_fits(steps, samples, inputs, units, cells, 16 if norm or mask == 2 else 8)
     used_rate = rate if training else 0.0
     engine = _core.RecurrentProblem(
         kind, steps, samples, inputs, units, projection, layers, directions, code, codes, peephole, _READS[reads],
@@ -223,9 +223,7 @@ def _problem(
 def _activation_codes(activations: Any, cell: CellType) -> tuple[tuple[int, float, float], ...]:
     names = cell.activations._fields
     if isinstance(activations, str) or not isinstance(activations, Sequence):
-        raise ArgumentTypeError(
-            "activations", "{activations} must be {}, not {}", cell.activations, type(activations)
-        )
+        raise ArgumentTypeError("activations", "{activations} must be {}, not {}", cell.activations, type(activations))
     if len(activations) != len(names):
         raise ArgumentValueError(
             "activations",
@@ -304,9 +302,12 @@ def problem_of(*key: Any) -> Problem:
         return _problem.__wrapped__(*key)
 
 
-def check_fits(steps: int, samples: int, inputs: int, units: int, cells: int) -> None:
-    """Raise for sizes that no machine could hold, so that the engine's 64-bit sizes cannot overflow."""
-    rows, width = (steps + 1) * (samples + 1), max(24 * (units + 32), inputs + 32, 2 * units + 96)
+def check_fits(steps: int, samples: int, inputs: int, units: int, cells: int, arrays: int = 8) -> None:
+    """Raise for sizes that no machine could hold, so that the engine's 64-bit sizes cannot overflow.
+
+    `arrays` is the largest number of arrays of a cell's units, counting each gate.
+    """
+    rows, width = (steps + 1) * (samples + 1), max(arrays * (units + 32), inputs + 32, 2 * units + 96)
     elements = max(rows + 64, 8 * (units + 32)) * width * (cells + 1)
     if elements >= _MOST_ELEMENTS:
         raise ArgumentValueError(

@@ -109,7 +109,6 @@ class CellType(NamedTuple):
     gates: str
     weights: WeightsType
     activations: ActivationsType
-    positional: int  # the number of parameters that a plain sequence may have
     norms: tuple[str, ...]  # the places of layer normalization, in the order of the engine's codes from 1 on
 
     @property
@@ -122,9 +121,9 @@ class CellType(NamedTuple):
         return self.name == "lstm"
 
 
-LSTM: Final = CellType("lstm", "an LSTM", "ifgo", LstmWeights, LstmActivations, 4, ("haste", "cell"))
-GRU: Final = CellType("gru", "a GRU", "rzn", GruWeights, GruActivations, 4, ("haste",))
-RNN: Final = CellType("rnn", "an RNN", "h", RnnWeights, RnnActivations, 3, ("haste",))
+LSTM: Final = CellType("lstm", "an LSTM", "ifgo", LstmWeights, LstmActivations, ("haste", "cell"))
+GRU: Final = CellType("gru", "a GRU", "rzn", GruWeights, GruActivations, ("haste",))
+RNN: Final = CellType("rnn", "an RNN", "h", RnnWeights, RnnActivations, ("haste",))
 CELL_TYPES: Final = {cell.name: cell for cell in (LSTM, GRU, RNN)}
 
 

@@ -43,11 +43,10 @@ def _cell(name: str, given: Any, cell: CellType, result: bool) -> Cell:
             return given
     elif isinstance(given, str) or not isinstance(given, Sequence) or _is_another(given, cell):
         raise ArgumentTypeError(name, "{argument} must be {}, not {}", cell.weights, type(given))
-    elif not 2 <= len(given) <= cell.positional:
-        names = cell.fields[: cell.positional]
-        listed = ", ".join(f"{{{field}}}" for field in names[:-1]) + f" and {{{names[-1]}}}"
+    elif not 2 <= len(given) <= len(cell.fields):
+        listed = ", ".join(f"{{{field}}}" for field in cell.fields[:-1]) + f" and {{{cell.fields[-1]}}}"
         raise ArgumentValueError(
-            name, f"{{argument}} has {{}} arrays; a cell has 2 to {cell.positional}: {listed}", len(given)
+            name, f"{{argument}} has {{}} arrays; a cell has 2 to {len(cell.fields)}: {listed}", len(given)
         )
     return tuple(
         None if part is None else _gate_arrays(f"{name}.{field}", field, part, cell, result)
@@ -85,7 +84,11 @@ def hidden_size(wh: Any, cell: CellType) -> int:
         raise ArgumentValueError("wh", "{wh} is None; a cell needs {wx} and {wh} of every gate")
     shape: tuple[int, ...] = first.shape
     if len(shape) < 2:
-        forms = f"({gates}H, H), ({gates}, H, H) or {'three' if gates == 3 else 'four'} times (H, H)" if gates > 1 else "(H, H)"
+        forms = (
+            f"({gates}H, H), ({gates}, H, H) or {'three' if gates == 3 else 'four'} times (H, H)"
+            if gates > 1
+            else "(H, H)"
+        )
         raise ArgumentValueError("wh", f"{{wh}} must be {forms}, not {{}}", shape_of(wh))
     if shape[-1] < 1:
         raise ArgumentValueError("wh", "{wh} has shape {}: the hidden size is 0, must be at least 1", shape_of(wh))

@@ -65,8 +65,8 @@ FORWARD_REFUSALS: dict[str, Refusal] = {
     "weights None": type_error("weights|LstmWeights|NoneType", weights=None),
     "weights an array": type_error("weights|LstmWeights|ndarray", weights=f32(24, 5)),
     "weights empty": shape_error("weights|empty|1", weights=[]),
-    "weights of one array": shape_error("weights|1 arrays|2 to 4", weights=(f32(24, 5),)),
-    "cell of five": shape_error("weights[0]|5 arrays|2 to 4", weights=[[None] * 5]),
+    "weights of one array": shape_error("weights|1 arrays|2 to 9", weights=(f32(24, 5),)),
+    "cell of ten": shape_error("weights[0]|10 arrays|2 to 9", weights=[[None] * 10]),
     "cell a number": type_error("weights[1]|LstmWeights|float", weights=[cell(), 1.0]),
     "wx None": shape_error("wx is None", weights=cell(wx=None)),
     "wh None": shape_error("wh is None", weights=cell(wh=None)),
@@ -293,7 +293,8 @@ def test_cache_size_refuses() -> None:
 
 def test_engine_checks_every_view_itself() -> None:
     """Whatever Python believes, the engine compares sizes with what the buffers say."""
-    problem = _core.LstmProblem(4, 3, 5, 6, 1, 1, 0, [(3, 0.0, 0.0)] * 5, 0, False, 0.0)
+    sizes, activations = (4, 3, 5, 6, 0, 1, 1), [(3, 0.0, 0.0)] * 5
+    problem = _core.RecurrentProblem(0, *sizes, 0, activations, 0, False, False, False, 0.0, 0.0, 0, 0.0, 0, False, 0.0)
     parts = (f32(24, 5), f32(24, 6), None, None)
     size = problem.cache_bytes(12)
     cache, outputs = np.zeros(size, np.uint8), (f32(4, 3, 6), f32(1, 3, 6), f32(1, 3, 6))
@@ -307,7 +308,7 @@ def test_engine_checks_every_view_itself() -> None:
         order: Any = None,
     ) -> Any:
         x, cells = f32(*X) if x is None else x, [parts] if cells is None else cells
-        inputs = (None, x, indices, cells, None, None, active, order, 0)
+        inputs = (None, x, indices, cells, None, None, active, order, 0, None, None, None, None)
         return problem.forward(inputs, buffer, 1, *outputs, False, 1)
 
     assert run() is None
@@ -328,6 +329,7 @@ def test_engine_checks_every_view_itself() -> None:
         ({"x": np.zeros(X)}, ("x", "dtype")),
         ({"x": f32(4, 3, 10)[:, :, ::2]}, ("x", "layout")),
         ({"cells": [(None, *parts[1:])]}, ("wx", "missing")),
+        ({"cells": [parts[:1]]}, ("wh", "missing")),
         ({"cells": [(f32(24, 4), *parts[1:])]}, ("wx", "shape")),
         ({"cells": [((f32(6, 5), *[f32(12, 5)[::2]] * 3), *parts[1:])]}, ("wx", "layout")),
         ({"buffer": cache[:-1]}, ("cache", "shape")),
@@ -339,7 +341,6 @@ def test_engine_checks_every_view_itself() -> None:
     assert all((array == 7).all() for array in outputs)
     for impossible in (
         {"cells": []},
-        {"cells": [parts[:3]]},
         {"cells": [((f32(6, 5),) * 3, *parts[1:])]},
         {"active": np.full(4, 4, np.int64)},
         {"active": np.full(3, 1, np.int64)},
@@ -348,6 +349,12 @@ def test_engine_checks_every_view_itself() -> None:
     ):
         with pytest.raises(ValueError, match=r"\w"):
             run(**impossible)
-    for sizes in ((-1, 3, 5, 6, 1, 1), (4, 3, 5, 0, 1, 1), (4, 3, 5, 6, 0, 1), (4, 3, 5, 6, 1, 3)):
+    for sizes in (
+        (-1, 3, 5, 6, 0, 1, 1),
+        (4, 3, 5, 0, 0, 1, 1),
+        (4, 3, 5, 6, 7, 1, 1),
+        (4, 3, 5, 6, 0, 0, 1),
+        (4, 3, 5, 6, 0, 1, 3),
+    ):
         with pytest.raises(ValueError, match="a size is out of range"):
-            _core.LstmProblem(*sizes, 0, [(3, 0.0, 0.0)] * 5, 0, False, 0.0)
+            _core.RecurrentProblem(0, *sizes, 0, activations, 0, False, False, False, 0.0, 0.0, 0, 0.0, 0, False, 0.0)
