@@ -40,6 +40,7 @@ _WITHOUT: Final = {
     "softmax_cross_entropy": (1, 2),
     "cosine_distance": (1, 2),
     "element_losses": (1, 2),
+    **dict.fromkeys(("lstm", "gru", "rnn"), (8, 9, 10)),
 }
 
 
@@ -386,7 +387,10 @@ def _steps(size: str, x: Array) -> Results:
 
 @functools.cache
 def _graph_programs(dtype: str) -> dict[str, list[Any]]:
-    """By operation: each case with its program and arguments. Programs run at the level that is selected then."""
+    """By operation, and part of its cases: each case with its program and arguments.
+
+    Programs run at the level that is selected then.
+    """
     found: dict[str, list[Any]] = {}
     for case in graph_cases():
         stored = case.arrays(np.dtype(dtype))
@@ -400,7 +404,8 @@ def _graph_programs(dtype: str) -> dict[str, list[Any]]:
             and i not in _WITHOUT.get(case.operation, ())
             for i, a in enumerate(stored)
         ]
-        found.setdefault(case.operation, []).append((case, stored, *case_program(case, stored, seeds, wanted)))
+        name = f"{case.operation} {case.part}".rstrip()
+        found.setdefault(name, []).append((case, stored, *case_program(case, stored, seeds, wanted)))
     return found
 
 

@@ -16,7 +16,7 @@ from ..ops.activation import Activation
 from ..ops.recurrent import types
 from ..ops.recurrent.problem import problem_of
 from ..ops.recurrent.types import CellOptions, CellType, GruActivations, LstmActivations, RnnActivations
-from .hints import hints
+from .hints import message
 from .init import Rng, generator, glorot_bound, orthogonal, uniform
 from .layers import Embedding, new_stream, next_seed
 from .module import Buffer, Layer, Module, Parameter
@@ -127,9 +127,8 @@ class Recurrent(Layer):
     ) -> None:
         name = type(self).__name__
         for option in unknown:
-            hint = hints()["options of recurrent layers"].get(option)
-            said = f"got an unexpected keyword argument {option!r}"
-            raise TypeError(f"{name}: {said}{'' if hint is None else f'; write {hint}'}")
+            said = f"{name}: got an unexpected keyword argument {option!r}"
+            raise TypeError(message("options of recurrent layers", said, option))
         if layers < 1 or inputs < 0 or hidden < 1:
             raise ValueError(
                 f"{name}: layers is {layers}, inputs is {inputs}, hidden is {hidden}; the minima are 1, 0 and 1"

@@ -14,7 +14,7 @@ import numpy as np
 
 from .types import Array
 
-__all__ = ["GraphActivation", "GraphCase", "GraphInput", "graph_cases", "graph_values", "graph_view"]
+__all__ = ["GraphActivation", "GraphCase", "GraphCell", "GraphInput", "graph_cases", "graph_values", "graph_view"]
 
 _F64, _F32, _I64, _I32, _BOOL = (np.dtype(t) for t in (np.float64, np.float32, np.int64, np.int32, np.bool_))
 
@@ -30,6 +30,21 @@ class GraphActivation(NamedTuple):
     beta: float = 0.0
 
 
+class GraphCell(NamedTuple):
+    """The options of a recurrent layer as an attribute of a case, named as retrograd's."""
+
+    cell: str
+    activations: tuple[GraphActivation, ...]
+    kind: str = "after"
+    flip: bool = False
+    output_gate_reads: str = "new"
+    coupled: bool = False
+    clip: float | None = None
+    cell_clip: float | None = None
+    norm: str | None = None
+    norm_eps: float = 1e-5
+
+
 class GraphInput(NamedTuple):
     """An array: floats of the case's dtype, unless `values` says otherwise.
 
@@ -40,6 +55,7 @@ class GraphInput(NamedTuple):
     shape: tuple[int, ...]
     values: str = "any"  # any, positive, unit, above one, special, ties, zeros, far, integers, small, bools, below N
     memory: str = ""
+    number: int | None = None  # of the values, which differ between inputs; None: its place
 
 
 class GraphCase(NamedTuple):
@@ -49,14 +65,16 @@ class GraphCase(NamedTuple):
     attributes: dict[str, Any] = {}  # noqa: RUF012 (never changed)
     smooth: bool = True  # near every element the function has a derivative
     gradients: bool = True  # compare them
+    part: str = ""  # of the operation's cases, in the names of digests
 
     def arrays(self, dtype: Any) -> list[Array | None]:
         """The inputs as they are stored: those that are views as the arrays that they are views of."""
         found: list[Array | None] = []
-        for number, given in enumerate(self.inputs):
+        for place, given in enumerate(self.inputs):
             if given is None:
                 found.append(None)
                 continue
+            number = place if given.number is None else given.number
             kept = graph_values(given.shape, given.values, dtype, len(self.name) + 7 * number)
             found.append(stored(kept, given.memory))
         return found
@@ -666,36 +684,133 @@ def _losses() -> Iterator[GraphCase]:
                     yield GraphCase(label, "element_losses", (GraphInput(shape, y), of, each), element)
 
 
-def _lstms() -> Iterator[GraphCase]:
-    gates = tuple(GraphActivation(name) for name in ("sigmoid", "sigmoid", "tanh", "sigmoid", "tanh"))
-    plain: dict[str, Any] = {
-        "single": True, "bidirectional": False, "batch_first": False, "activations": gates, "reads": "new",
-        "dropout": 0.0,
+# The parameters of a cell, and how many rows its gates have for each unit.
+_FIELDS: Final = {
+    "lstm": ("wx", "wh", "b", "peephole", "projection", "gamma_x", "gamma_h", "gamma_c", "beta_c"),
+    "gru": ("wx", "wh", "b", "bh", "gamma_x", "gamma_h"),
+    "rnn": ("wx", "wh", "b", "gamma_x", "gamma_h"),
+}
+_GATES: Final = {"lstm": ("sigmoid", "sigmoid", "tanh", "sigmoid", "tanh"), "gru": ("sigmoid", "sigmoid", "tanh")}
+_ROWS: Final = {"lstm": 4, "gru": 3, "rnn": 1}
+_FIRST: Final = ("x", "table", "h0", "c0", "active", "order", "seed", "reset", "mask", "zoneout", "cell_zoneout")
+
+
+def _cell(kind: str, inputs: int, units: int, names: str = "wx wh b", projection: int = 0) -> dict[str, GraphInput]:
+    """The parameters of a cell; "peepholes" are full matrices, "peephole" diagonals."""
+    rows = _ROWS[kind] * units
+    shapes: dict[str, tuple[int, ...]] = {
+        "wx": (rows, inputs), "wh": (rows, projection or units), "peepholes": (rows, units),
+        "projection": (projection, units), "gamma_c": (units,), "beta_c": (units,),
     }  # fmt: skip
+    values = {"b": "any", "bh": "any", "gamma_x": "positive", "gamma_h": "positive", "gamma_c": "positive"}
+    return {
+        name.replace("peepholes", "peephole"): GraphInput(shapes.get(name, (rows,)), values.get(name, "unit"))
+        for name in names.split()
+    }
 
-    def cell(inputs: int, units: int, bias: bool = True, peephole: tuple[int, ...] | None = None) -> Any:
-        return (
-            GraphInput((4 * units, inputs), "unit"), GraphInput((4 * units, units), "unit"),
-            GraphInput((4 * units,)) if bias else None, None if peephole is None else GraphInput(peephole, "unit"),
-        )  # fmt: skip
 
-    none = (None,) * 6
+def _layer(
+    name: str,
+    kind: str,
+    cells: list[dict[str, GraphInput]],
+    given: dict[str, GraphInput],
+    options: dict[str, Any] | None = None,
+    layout: dict[str, Any] | None = None,
+    smooth: bool = True,
+    part: str = "",
+) -> GraphCase:
+    """A case of a recurrent layer. The numbers of its values do not depend on what the cells do not have."""
+    gates = tuple(GraphActivation(gate) for gate in _GATES.get(kind, ("tanh",)))
+    cell = GraphCell(kind, **{"activations": gates, **(options or {})})
+    attributes = {"single": True, "bidirectional": False, "batch_first": False, "dropout": 0.0, **(layout or {})}
+    first = [given[key]._replace(number=i) if key in given else None for i, key in enumerate(_FIRST)]
+    parts = [
+        one[field]._replace(number=7 + 4 * i + j if j < 4 else 100 + 5 * i + j) if field in one else None
+        for i, one in enumerate(cells)
+        for j, field in enumerate(_FIELDS[kind])
+    ]
+    return GraphCase(f"{kind} {name}", kind, (*first, *parts), {**attributes, "options": cell}, smooth, part=part)
+
+
+def _layers_of(kind: str, names: str = "wx wh b", projection: int = 0) -> list[dict[str, GraphInput]]:
+    """The cells of two bidirectional layers."""
+    outputs = 2 * (projection or 6)
+    return [_cell(kind, inputs, 6, names, projection) for inputs in (4, 4, outputs, outputs)]
+
+
+def _recurrent() -> Iterator[GraphCase]:
     x, h0 = GraphInput((5, 3, 4)), GraphInput((3, 6))
-    yield GraphCase("lstm plain", "lstm", (x, *none, *cell(4, 6)), plain)
-    yield GraphCase("lstm states", "lstm", (x, None, h0, h0, None, None, None, *cell(4, 6, False)), plain)
-    yield GraphCase("lstm diagonals", "lstm", (x, *none, *cell(4, 6, True, (24,))), plain | {"reads": "old"})
-    yield GraphCase("lstm peepholes", "lstm", (x, *none, *cell(4, 6, True, (24, 6))), plain)
-    yield GraphCase("lstm samples first", "lstm", (x, *none, *cell(4, 6)), plain | {"batch_first": True})
-    table = (GraphInput((5, 3), "below 7"), GraphInput((7, 4)), None, None, None, None, None)
-    yield GraphCase("lstm table", "lstm", (*table, *cell(4, 6)), plain)
-    deep = plain | {"single": False, "bidirectional": True, "dropout": 0.4}
-    cells = (*cell(4, 6), *cell(4, 6), *cell(12, 6), *cell(12, 6))
+    table = {"x": GraphInput((5, 3), "below 7"), "table": GraphInput((7, 4))}
+    first = {"batch_first": True}
+    deep = {"single": False, "bidirectional": True, "dropout": 0.4}
     states = GraphInput((4, 3, 6))
-    inputs = (x, None, states, states, None, None, GraphInput((), "seed"), *cells)
-    yield GraphCase("lstm two layers", "lstm", inputs, deep)
+    plain = _cell("lstm", 4, 6)
+    yield _layer("plain", "lstm", [plain], {"x": x})
+    yield _layer("states", "lstm", [_cell("lstm", 4, 6, "wx wh")], {"x": x, "h0": h0, "c0": h0})
+    old = {"output_gate_reads": "old"}
+    yield _layer("diagonals", "lstm", [_cell("lstm", 4, 6, "wx wh b peephole")], {"x": x}, old)
+    yield _layer("peepholes", "lstm", [_cell("lstm", 4, 6, "wx wh b peepholes")], {"x": x})
+    yield _layer("samples first", "lstm", [plain], {"x": x}, None, first)
+    yield _layer("table", "lstm", [plain], table)
+    given = {"x": x, "h0": states, "c0": states, "seed": GraphInput((), "seed")}
+    yield _layer("two layers", "lstm", _layers_of("lstm"), given, None, deep)
     for steps, samples in ((5, 7), (1, 1), (3, 0)):
         inputs = (GraphInput((samples,), f"below {steps + 1}"),)
         yield GraphCase(f"lstm_slots {steps} {samples}", "lstm_slots", inputs, {"steps": steps})
+
+    for kind in ("gru", "rnn"):
+        biases = "wx wh b bh" if kind == "gru" else "wx wh b"
+        cell = _cell(kind, 4, 6, biases)
+        yield _layer("plain", kind, [cell], {"x": x})
+        yield _layer("states", kind, [_cell(kind, 4, 6, "wx wh")], {"x": x, "h0": h0})
+        yield _layer("samples first", kind, [cell], {"x": x}, None, first)
+        yield _layer("table", kind, [cell], table)
+        given = {"x": x, "h0": states, "seed": GraphInput((), "seed")}
+        yield _layer("two layers", kind, _layers_of(kind, biases), given, None, deep)
+    yield _layer("before", "gru", [_cell("gru", 4, 6, "wx wh b bh")], {"x": x, "h0": h0}, {"kind": "before"})
+    yield _layer("flipped", "gru", [_cell("gru", 4, 6, "wx wh b bh")], {"x": x, "h0": h0}, {"flip": True})
+    relu = {"activations": (GraphActivation("relu"),)}
+    yield _layer("relu", "rnn", [_cell("rnn", 4, 6)], {"x": x, "h0": h0}, relu, smooth=False)
+    yield from _inside_the_recurrence(x, h0)
+
+
+def _inside_the_recurrence(x: GraphInput, h0: GraphInput) -> Iterator[GraphCase]:
+    reset = GraphInput((5, 3), "bools")
+    for kind in ("lstm", "gru", "rnn"):
+        part = "options"
+        cell, gates = _cell(kind, 4, 6, "wx wh b bh" if kind == "gru" else "wx wh b"), _ROWS[kind]
+        initial = {"x": x, "h0": h0, **({"c0": h0} if kind == "lstm" else {})}
+        yield _layer("reset", kind, [cell], initial | {"reset": reset}, part=part)
+        yield _layer("mask", kind, [cell], initial | {"mask": GraphInput((3, 6), "zeros")}, part=part)
+        wide = GraphInput((gates, 1, 3, 6), "zeros")
+        yield _layer("masks of gates", kind, [cell], initial | {"mask": wide}, part=part)
+        factors = {
+            "mask": GraphInput((1, 3, 5, 6), "zeros"),
+            "zoneout": GraphInput((3, 5, 6), "inside"),
+            "reset": reset,
+        }
+        layout = {"batch_first": True}
+        turned = initial | factors | {"x": GraphInput((3, 5, 4))}
+        yield _layer("samples first, all", kind, [cell], turned, None, layout, part=part)
+        yield _layer("zoneout", kind, [cell], initial | {"zoneout": GraphInput((5, 3, 6), "inside")}, part=part)
+        yield _layer("clip", kind, [cell], initial, {"clip": 0.75}, smooth=False, part=part)
+        names = "wx wh b bh gamma_x gamma_h" if kind == "gru" else "wx wh b gamma_x gamma_h"
+        if kind == "lstm":
+            names += " gamma_c beta_c"
+            cells = {"zoneout": GraphInput((6,), "inside"), "cell_zoneout": GraphInput((5, 3, 6), "inside")}
+            yield _layer("zoneout of both states", kind, [cell], initial | cells, part=part)
+            yield _layer("cell clip", kind, [cell], initial, {"cell_clip": 0.5}, smooth=False, part=part)
+            yield _layer("coupled", kind, [cell], initial, {"coupled": True}, part=part)
+            projected, small = _cell(kind, 4, 6, "wx wh b projection", 2), {"h0": GraphInput((3, 2))}
+            yield _layer("projection", kind, [projected], initial | small, part=part)
+            deep = {"single": False, "bidirectional": True, "dropout": 0.4}
+            given = {"x": x, "seed": GraphInput((), "seed")}
+            layers = _layers_of(kind, "wx wh b projection", 2)
+            yield _layer("two layers, projection", kind, layers, given, None, deep, part=part)
+            yield _layer(
+                "norm of the cell state", kind, [_cell(kind, 4, 6, names)], initial, {"norm": "cell"}, part=part
+            )
+        yield _layer("norm", kind, [_cell(kind, 4, 6, names)], initial | {"reset": reset}, {"norm": "haste"}, part=part)
 
 
 def _scans() -> Iterator[GraphCase]:
@@ -717,5 +832,17 @@ def _scans() -> Iterator[GraphCase]:
 
 
 def graph_cases() -> list[GraphCase]:
-    makers = (_unary, _binary, _logic, _reductions, _shaping, _indexing, _products, _layers, _losses, _lstms, _scans)
+    makers = (
+        _unary,
+        _binary,
+        _logic,
+        _reductions,
+        _shaping,
+        _indexing,
+        _products,
+        _layers,
+        _losses,
+        _recurrent,
+        _scans,
+    )
     return [case for make in makers for case in make()]

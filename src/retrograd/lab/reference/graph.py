@@ -30,7 +30,17 @@ from .pooling import (
     max_pool_forward,
 )
 from .precision import Array, widened
-from .recurrent import LstmCell, lstm_backward, lstm_forward
+from .recurrent import (
+    GruCell,
+    LstmCell,
+    RnnCell,
+    gru_backward,
+    gru_forward,
+    lstm_backward,
+    lstm_forward,
+    rnn_backward,
+    rnn_forward,
+)
 from .scan import scan_backward, scan_forward
 
 __all__ = ["GRAPH", "GRAPH_ITSELF", "Rule"]
@@ -54,7 +64,7 @@ GRAPH_ITSELF: Final = {
     "map": "elementwise operations, joined by the plan of a program",
     "update": "a step of an optimizer: reference.sgd_step, adam_step and rmsprop_step",
     "accumulate": "the sum of a variable and a gradient",
-    "lstm_backward": "the vjp of lstm, which also reads lstm's cache",
+    **{f"{cell}_backward": f"the vjp of {cell}, which also reads its cache" for cell in ("lstm", "gru", "rnn")},
 }
 
 
@@ -783,7 +793,16 @@ GRAPH["cosine_distance"] = Rule(_cosine, _loss_vjp(two_sided=False, rows=True))
 GRAPH["element_losses"] = Rule(_elements, _loss_vjp(two_sided=True, rows=False))
 
 
-# ---- LSTM ------------------------------------------------------------------------------------------------------------
+# ---- recurrent layers ------------------------------------------------------------------------------------------------
+
+# The inputs before the parameters are x, table, h0, c0, active, order, seed, reset, mask, zoneout and cell zoneout.
+_PARAMETERS: Final = 11
+_CELLS: Final[dict[str, Any]] = {"lstm": LstmCell, "gru": GruCell, "rnn": RnnCell}
+_RECURRENT: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
+    "lstm": (lstm_forward, lstm_backward),
+    "gru": (gru_forward, gru_backward),
+    "rnn": (rnn_forward, rnn_backward),
+}
 
 
 def _lstm_slots(lengths: Array, *, steps: int) -> tuple[Array, Array]:
@@ -792,64 +811,92 @@ def _lstm_slots(lengths: Array, *, steps: int) -> tuple[Array, Array]:
     return active, np.array(sorted(range(lengths.size), key=lambda n: (-lengths[n], n)), np.int64)
 
 
-def _lstm_call(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the oracle's LSTM, which has time first and states of several cells."""
-    x, table, h0, c0, active, order, seed, *parts = inputs
-    # Indices have time first.
-    sequence = table[x] if table is not None else np.moveaxis(x, 0, 1) if options["batch_first"] else x
+def _cells_of(parts: Sequence[Any], kind: Any) -> list[Any]:
+    """The oracle's cells, in which the gates have an axis."""
+    count, cells = len(kind._fields), []
+    for i in range(0, len(parts), count):
+        given = dict(zip(kind._fields, parts[i : i + count], strict=True))
+        projection = given.get("projection")
+        units = given["wh"].shape[-1] if projection is None else projection.shape[1]
+        shaped = {
+            name: a if a is None or name in ("projection", "gamma_c", "beta_c") else a.reshape(-1, units, *a.shape[1:])
+            for name, a in given.items()
+        }
+        cells.append(kind(**shaped))
+    return cells
+
+
+def _recurrent_call(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the oracle's layer, which has time first and states of several cells."""
+    cell, batch_first = options["options"], options["batch_first"]
+    x, table, h0, c0, active, order, seed, reset, *factors = inputs[:_PARAMETERS]
+    # Indices and resets have time first.
+    sequence = table[x] if table is not None else np.moveaxis(x, 0, 1) if batch_first else x
     steps, samples, _ = sequence.shape
-    cells = []
-    for i in range(0, len(parts), 4):
-        wx, wh, b, peephole = parts[i : i + 4]
-        units = wh.shape[-1]
-        shaped: list[Any] = [None if a is None else a.reshape(4, units, *a.shape[1:]) for a in (wx, wh, b, peephole)]
-        cells.append(LstmCell(*shaped))
+    cells = _cells_of(inputs[_PARAMETERS:], _CELLS[cell.cell])
     states = [None if s is None else s.reshape(len(cells), samples, -1) for s in (h0, c0)]
     directions = 2 if options["bidirectional"] else 1
-    named: dict[str, Any] = {"directions": directions, "output_reads": options["reads"]}
-    named["activations"] = [_parameters(a) for a in options["activations"]]
+    mask, zoneout, cell_zoneout = (
+        np.swapaxes(a, -3, -2) if a is not None and batch_first and a.ndim > 2 else a for a in factors
+    )
+    named: dict[str, Any] = {
+        "directions": directions, "activations": [_parameters(a) for a in cell.activations], "reset": reset,
+        "mask": mask, "zoneout_h": zoneout, "clip": cell.clip, "norm": cell.norm, "eps": cell.norm_eps,
+    }  # fmt: skip
+    if cell.cell == "lstm":
+        named.update(
+            output_reads=cell.output_gate_reads, zoneout_c=cell_zoneout, cell_clip=cell.cell_clip, coupled=cell.coupled
+        )
+    elif cell.cell == "gru":
+        named.update(kind=cell.kind, flip=cell.flip)
     if active is not None:
-        mask = np.zeros((steps, samples), bool)
+        named["active"] = np.zeros((steps, samples), bool)
         for t in range(steps):
-            mask[t, order[: active[t]]] = True
-        named["active"] = mask
+            named["active"][t, order[: active[t]]] = True
     if options["dropout"]:
-        shape = (steps, samples, directions * parts[1].shape[-1])
+        shape = (steps, samples, directions * cells[0].wh.shape[-1])
         layers = len(cells) // directions
         number = int(seed) % 2**64
         named["masks"] = [philox_mask(number, layer, shape, options["dropout"]) for layer in range(layers - 1)]
-    return (sequence, cells, *states), named
+    return (sequence, cells, *states[: 2 if cell.cell == "lstm" else 1]), named
 
 
-def _lstm(*inputs: Any, **options: Any) -> tuple[Any, ...]:
-    arguments, named = _lstm_call(inputs, options)
-    found = lstm_forward(*arguments, **named)
+def _recurrent(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+    arguments, named = _recurrent_call(inputs, options)
+    forward, _ = _RECURRENT[options["options"].cell]
+    found = forward(*arguments, **named)
     y = np.moveaxis(found.y, 0, 1) if options["batch_first"] else found.y
-    hn, cn = (s[0] if options["single"] else s for s in (found.hn, found.cn))
-    return y, hn, cn, None
+    states = [found.hn, found.cn] if hasattr(found, "cn") else [found.hn]
+    states = [s[0] if options["single"] else s for s in states]
+    return y, *states, *[np.zeros(0)] * (2 - len(states)), None
 
 
-def _lstm_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **options: Any) -> Gradients:
-    arguments, named = _lstm_call(inputs, options)
-    dy, dhn, dcn = dys[:3]
+def _recurrent_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **options: Any) -> Gradients:
+    arguments, named = _recurrent_call(inputs, options)
+    dy, *dstates = dys[: len(arguments) - 1]  # one for y, and for each state
     if dy is not None and options["batch_first"]:
         dy = np.moveaxis(dy, 0, 1)
     if options["single"]:
-        dhn, dcn = (None if s is None else s[None] for s in (dhn, dcn))
-    found = lstm_backward(dy, dhn, dcn, *arguments, **named)
-    x, table, h0, c0, *_ = inputs
+        dstates = [None if s is None else s[None] for s in dstates]
+    _, backward = _RECURRENT[options["options"].cell]
+    found = backward(dy, *dstates, *arguments, **named)
+    x, table, h0, c0 = inputs[:4]
     dx = np.moveaxis(found.dx, 0, 1) if options["batch_first"] and table is None else found.dx
     first: list[Any] = [dx, None] if table is None else [None, embedding_backward(dx, x, table.shape[0])]
-    states = [None if s is None else ds.reshape(s.shape) for s, ds in ((h0, found.dh0), (c0, found.dc0))]
-    parts: list[Array | None] = []
-    for i, cell in enumerate(found.cells):
-        for given, gradient in zip(inputs[7 + 4 * i : 11 + 4 * i], cell[:4], strict=True):
-            parts.append(None if given is None or gradient is None else gradient.reshape(given.shape))
-    return [*first, *states, None, None, None, *parts]
+    states = [
+        None if s is None else ds.reshape(s.shape) for s, ds in ((h0, found.dh0), (c0, getattr(found, "dc0", None)))
+    ]
+    gradients = [part for cell in found.cells for part in cell]
+    parts = [
+        None if given is None or gradient is None else gradient.reshape(given.shape)
+        for given, gradient in zip(inputs[_PARAMETERS:], gradients, strict=True)
+    ]
+    return [*first, *states, *[None] * (_PARAMETERS - 4), *parts]
 
 
 GRAPH["lstm_slots"] = Rule(_lstm_slots)
-GRAPH["lstm"] = Rule(_lstm, _lstm_vjp)
+for _name in _RECURRENT:
+    GRAPH[_name] = Rule(_recurrent, _recurrent_vjp)
 
 
 # ---- linear recurrences ----------------------------------------------------------------------------------------------
