@@ -28,8 +28,8 @@ def engine_attributes(case: GraphCase) -> dict[str, Any]:
         if isinstance(value, GraphActivation):
             return fused_activation(*value)
         if isinstance(value, GraphCell):
-            kind = CELL_TYPES[value.cell].activations
-            return CellOptions(*value._replace(activations=kind(*map(changed, value.activations))))
+            activations = CELL_TYPES[value.cell].activations(*map(changed, value.activations))
+            return CellOptions(value.cell, activations, *value[2:])
         return value
 
     return {name: changed(value) for name, value in case.attributes.items()}

@@ -7,7 +7,7 @@ a library, so that digests of results stay the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,7 +31,7 @@ class GraphActivation(NamedTuple):
 
 
 class GraphCell(NamedTuple):
-    """The options of a recurrent layer as an attribute of a case, named as retrograd's."""
+    """What a recurrent cell computes, as an attribute of a case, which is converted in the same way."""
 
     cell: str
     activations: tuple[GraphActivation, ...]
@@ -55,7 +55,7 @@ class GraphInput(NamedTuple):
     shape: tuple[int, ...]
     values: str = "any"  # any, positive, unit, above one, special, ties, zeros, far, integers, small, bools, below N
     memory: str = ""
-    number: int | None = None  # of the values, which differ between inputs; None: its place
+    seed: int | None = None  # of the values; None: its position among the inputs
 
 
 class GraphCase(NamedTuple):
@@ -65,17 +65,17 @@ class GraphCase(NamedTuple):
     attributes: dict[str, Any] = {}  # noqa: RUF012 (never changed)
     smooth: bool = True  # near every element the function has a derivative
     gradients: bool = True  # compare them
-    part: str = ""  # of the operation's cases, in the names of digests
+    group: str = ""  # cases of an operation whose digest is apart from that of the others
 
     def arrays(self, dtype: Any) -> list[Array | None]:
         """The inputs as they are stored: those that are views as the arrays that they are views of."""
         found: list[Array | None] = []
-        for place, given in enumerate(self.inputs):
+        for number, given in enumerate(self.inputs):
             if given is None:
                 found.append(None)
                 continue
-            number = place if given.number is None else given.number
-            kept = graph_values(given.shape, given.values, dtype, len(self.name) + 7 * number)
+            seed = number if given.seed is None else given.seed
+            kept = graph_values(given.shape, given.values, dtype, len(self.name) + 7 * seed)
             found.append(stored(kept, given.memory))
         return found
 
@@ -684,133 +684,71 @@ def _losses() -> Iterator[GraphCase]:
                     yield GraphCase(label, "element_losses", (GraphInput(shape, y), of, each), element)
 
 
-# The parameters of a cell, and how many rows its gates have for each unit.
-_FIELDS: Final = {
-    "lstm": ("wx", "wh", "b", "peephole", "projection", "gamma_x", "gamma_h", "gamma_c", "beta_c"),
-    "gru": ("wx", "wh", "b", "bh", "gamma_x", "gamma_h"),
-    "rnn": ("wx", "wh", "b", "gamma_x", "gamma_h"),
-}
-_GATES: Final = {"lstm": ("sigmoid", "sigmoid", "tanh", "sigmoid", "tanh"), "gru": ("sigmoid", "sigmoid", "tanh")}
-_ROWS: Final = {"lstm": 4, "gru": 3, "rnn": 1}
-_FIRST: Final = ("x", "table", "h0", "c0", "active", "order", "seed", "reset", "mask", "zoneout", "cell_zoneout")
+_STANDARD: Final = {"lstm": ("sigmoid", "sigmoid", "tanh", "sigmoid", "tanh"), "gru": ("sigmoid", "sigmoid", "tanh")}
+_STANDARD["rnn"] = ("tanh",)
 
 
-def _cell(kind: str, inputs: int, units: int, names: str = "wx wh b", projection: int = 0) -> dict[str, GraphInput]:
-    """The parameters of a cell; "peepholes" are full matrices, "peephole" diagonals."""
-    rows = _ROWS[kind] * units
-    shapes: dict[str, tuple[int, ...]] = {
-        "wx": (rows, inputs), "wh": (rows, projection or units), "peepholes": (rows, units),
-        "projection": (projection, units), "gamma_c": (units,), "beta_c": (units,),
-    }  # fmt: skip
-    values = {"b": "any", "bh": "any", "gamma_x": "positive", "gamma_h": "positive", "gamma_c": "positive"}
-    return {
-        name.replace("peepholes", "peephole"): GraphInput(shapes.get(name, (rows,)), values.get(name, "unit"))
-        for name in names.split()
-    }
+def _cell_options(cell: str, **options: Any) -> GraphCell:
+    return GraphCell(cell, tuple(map(GraphActivation, _STANDARD[cell])), **options)
 
 
-def _layer(
+def _recurrent_case(
     name: str,
-    kind: str,
-    cells: list[dict[str, GraphInput]],
-    given: dict[str, GraphInput],
-    options: dict[str, Any] | None = None,
-    layout: dict[str, Any] | None = None,
-    smooth: bool = True,
-    part: str = "",
+    cell: str,
+    attributes: dict[str, Any],
+    first: dict[str, Any],
+    cells: Sequence[dict[str, Any]],
+    options: dict[str, Any],
+    group: str = "",
 ) -> GraphCase:
-    """A case of a recurrent layer. The numbers of its values do not depend on what the cells do not have."""
-    gates = tuple(GraphActivation(gate) for gate in _GATES.get(kind, ("tanh",)))
-    cell = GraphCell(kind, **{"activations": gates, **(options or {})})
-    attributes = {"single": True, "bidirectional": False, "batch_first": False, "dropout": 0.0, **(layout or {})}
-    first = [given[key]._replace(number=i) if key in given else None for i, key in enumerate(_FIRST)]
-    parts = [
-        one[field]._replace(number=7 + 4 * i + j if j < 4 else 100 + 5 * i + j) if field in one else None
-        for i, one in enumerate(cells)
-        for j, field in enumerate(_FIELDS[kind])
-    ]
-    return GraphCase(f"{kind} {name}", kind, (*first, *parts), {**attributes, "options": cell}, smooth, part=part)
+    """A case of a recurrent layer: the inputs before the parameters, and the parameters, by name."""
+    fields = {
+        "lstm": ("wx", "wh", "b", "peephole", "projection", "gamma_x", "gamma_h", "gamma_c", "beta_c"),
+        "gru": ("wx", "wh", "b", "bh", "gamma_x", "gamma_h"),
+        "rnn": ("wx", "wh", "b", "gamma_x", "gamma_h"),
+    }[cell]
+    places = ("x", "table", "h0", "c0", "active", "order", "seed", "reset", "mask", "zoneout", "cell_zoneout")
+    inputs = [first.get(place) for place in places]
+    inputs += [of.get(field) for of in cells for field in fields]
+    whole = {
+        "single": True, "bidirectional": False, "batch_first": False, "dropout": 0.0,
+        "options": _cell_options(cell, **options),
+    }  # fmt: skip
+    return GraphCase(name, cell, tuple(inputs), whole | attributes, group=group)
 
 
-def _layers_of(kind: str, names: str = "wx wh b", projection: int = 0) -> list[dict[str, GraphInput]]:
-    """The cells of two bidirectional layers."""
-    outputs = 2 * (projection or 6)
-    return [_cell(kind, inputs, 6, names, projection) for inputs in (4, 4, outputs, outputs)]
+def _lstms() -> Iterator[GraphCase]:
+    def cell(
+        number: int, inputs: int, units: int, bias: bool = True, peephole: tuple[int, ...] | None = None
+    ) -> dict[str, Any]:
+        at = 7 + 4 * number
+        return {
+            "wx": GraphInput((4 * units, inputs), "unit", seed=at),
+            "wh": GraphInput((4 * units, units), "unit", seed=at + 1),
+            "b": GraphInput((4 * units,), seed=at + 2) if bias else None,
+            "peephole": None if peephole is None else GraphInput(peephole, "unit", seed=at + 3),
+        }
 
+    def case(
+        name: str, first: dict[str, Any], cells: Sequence[Any], reads: str = "new", **attributes: Any
+    ) -> GraphCase:
+        return _recurrent_case(f"lstm {name}", "lstm", attributes, first, cells, {"output_gate_reads": reads})
 
-def _recurrent() -> Iterator[GraphCase]:
-    x, h0 = GraphInput((5, 3, 4)), GraphInput((3, 6))
+    x, h0, c0 = GraphInput((5, 3, 4)), GraphInput((3, 6)), GraphInput((3, 6))
+    yield case("plain", {"x": x}, [cell(0, 4, 6)])
+    yield case("states", {"x": x, "h0": h0, "c0": c0}, [cell(0, 4, 6, False)])
+    yield case("diagonals", {"x": x}, [cell(0, 4, 6, True, (24,))], "old")
+    yield case("peepholes", {"x": x}, [cell(0, 4, 6, True, (24, 6))])
+    yield case("samples first", {"x": x}, [cell(0, 4, 6)], batch_first=True)
     table = {"x": GraphInput((5, 3), "below 7"), "table": GraphInput((7, 4))}
-    first = {"batch_first": True}
-    deep = {"single": False, "bidirectional": True, "dropout": 0.4}
+    yield case("table", table, [cell(0, 4, 6)])
     states = GraphInput((4, 3, 6))
-    plain = _cell("lstm", 4, 6)
-    yield _layer("plain", "lstm", [plain], {"x": x})
-    yield _layer("states", "lstm", [_cell("lstm", 4, 6, "wx wh")], {"x": x, "h0": h0, "c0": h0})
-    old = {"output_gate_reads": "old"}
-    yield _layer("diagonals", "lstm", [_cell("lstm", 4, 6, "wx wh b peephole")], {"x": x}, old)
-    yield _layer("peepholes", "lstm", [_cell("lstm", 4, 6, "wx wh b peepholes")], {"x": x})
-    yield _layer("samples first", "lstm", [plain], {"x": x}, None, first)
-    yield _layer("table", "lstm", [plain], table)
-    given = {"x": x, "h0": states, "c0": states, "seed": GraphInput((), "seed")}
-    yield _layer("two layers", "lstm", _layers_of("lstm"), given, None, deep)
+    deep = {"x": x, "h0": states, "c0": states, "seed": GraphInput((), "seed")}
+    cells = [cell(n, 4 if n < 2 else 12, 6) for n in range(4)]
+    yield case("two layers", deep, cells, single=False, bidirectional=True, dropout=0.4)
     for steps, samples in ((5, 7), (1, 1), (3, 0)):
         inputs = (GraphInput((samples,), f"below {steps + 1}"),)
         yield GraphCase(f"lstm_slots {steps} {samples}", "lstm_slots", inputs, {"steps": steps})
-
-    for kind in ("gru", "rnn"):
-        biases = "wx wh b bh" if kind == "gru" else "wx wh b"
-        cell = _cell(kind, 4, 6, biases)
-        yield _layer("plain", kind, [cell], {"x": x})
-        yield _layer("states", kind, [_cell(kind, 4, 6, "wx wh")], {"x": x, "h0": h0})
-        yield _layer("samples first", kind, [cell], {"x": x}, None, first)
-        yield _layer("table", kind, [cell], table)
-        given = {"x": x, "h0": states, "seed": GraphInput((), "seed")}
-        yield _layer("two layers", kind, _layers_of(kind, biases), given, None, deep)
-    yield _layer("before", "gru", [_cell("gru", 4, 6, "wx wh b bh")], {"x": x, "h0": h0}, {"kind": "before"})
-    yield _layer("flipped", "gru", [_cell("gru", 4, 6, "wx wh b bh")], {"x": x, "h0": h0}, {"flip": True})
-    relu = {"activations": (GraphActivation("relu"),)}
-    yield _layer("relu", "rnn", [_cell("rnn", 4, 6)], {"x": x, "h0": h0}, relu, smooth=False)
-    yield from _inside_the_recurrence(x, h0)
-
-
-def _inside_the_recurrence(x: GraphInput, h0: GraphInput) -> Iterator[GraphCase]:
-    reset = GraphInput((5, 3), "bools")
-    for kind in ("lstm", "gru", "rnn"):
-        part = "options"
-        cell, gates = _cell(kind, 4, 6, "wx wh b bh" if kind == "gru" else "wx wh b"), _ROWS[kind]
-        initial = {"x": x, "h0": h0, **({"c0": h0} if kind == "lstm" else {})}
-        yield _layer("reset", kind, [cell], initial | {"reset": reset}, part=part)
-        yield _layer("mask", kind, [cell], initial | {"mask": GraphInput((3, 6), "zeros")}, part=part)
-        wide = GraphInput((gates, 1, 3, 6), "zeros")
-        yield _layer("masks of gates", kind, [cell], initial | {"mask": wide}, part=part)
-        factors = {
-            "mask": GraphInput((1, 3, 5, 6), "zeros"),
-            "zoneout": GraphInput((3, 5, 6), "inside"),
-            "reset": reset,
-        }
-        layout = {"batch_first": True}
-        turned = initial | factors | {"x": GraphInput((3, 5, 4))}
-        yield _layer("samples first, all", kind, [cell], turned, None, layout, part=part)
-        yield _layer("zoneout", kind, [cell], initial | {"zoneout": GraphInput((5, 3, 6), "inside")}, part=part)
-        yield _layer("clip", kind, [cell], initial, {"clip": 0.75}, smooth=False, part=part)
-        names = "wx wh b bh gamma_x gamma_h" if kind == "gru" else "wx wh b gamma_x gamma_h"
-        if kind == "lstm":
-            names += " gamma_c beta_c"
-            cells = {"zoneout": GraphInput((6,), "inside"), "cell_zoneout": GraphInput((5, 3, 6), "inside")}
-            yield _layer("zoneout of both states", kind, [cell], initial | cells, part=part)
-            yield _layer("cell clip", kind, [cell], initial, {"cell_clip": 0.5}, smooth=False, part=part)
-            yield _layer("coupled", kind, [cell], initial, {"coupled": True}, part=part)
-            projected, small = _cell(kind, 4, 6, "wx wh b projection", 2), {"h0": GraphInput((3, 2))}
-            yield _layer("projection", kind, [projected], initial | small, part=part)
-            deep = {"single": False, "bidirectional": True, "dropout": 0.4}
-            given = {"x": x, "seed": GraphInput((), "seed")}
-            layers = _layers_of(kind, "wx wh b projection", 2)
-            yield _layer("two layers, projection", kind, layers, given, None, deep, part=part)
-            yield _layer(
-                "norm of the cell state", kind, [_cell(kind, 4, 6, names)], initial, {"norm": "cell"}, part=part
-            )
-        yield _layer("norm", kind, [_cell(kind, 4, 6, names)], initial | {"reset": reset}, {"norm": "haste"}, part=part)
 
 
 def _scans() -> Iterator[GraphCase]:
@@ -831,6 +769,77 @@ def _scans() -> Iterator[GraphCase]:
     yield GraphCase("scan_backward of hn", "scan_backward", (None, GraphInput((6,)), a, whole, None), {"axis": 0})
 
 
+def _recurrent() -> Iterator[GraphCase]:
+    """GRU and RNN as the LSTM above, and of all three cells the options inside the recurrence."""
+    for cell in ("gru", "rnn"):
+        yield from _plain_recurrent(cell)
+    for cell in ("lstm", "gru", "rnn"):
+        yield from _inside_recurrent(cell)
+
+
+def _cell_inputs(cell: str, inputs: int, units: int, projection: int = 0, norm: bool = False) -> dict[str, Any]:
+    rows = {"lstm": 4, "gru": 3, "rnn": 1}[cell] * units
+    found = {"wx": GraphInput((rows, inputs), "unit"), "wh": GraphInput((rows, projection or units), "unit")}
+    found["b"] = GraphInput((rows,))
+    if cell == "gru":
+        found["bh"] = GraphInput((rows,))
+    if projection:
+        found["projection"] = GraphInput((projection, units), "unit")
+    if norm:
+        found |= {"gamma_x": GraphInput((rows,), "positive"), "gamma_h": GraphInput((rows,), "positive")}
+        if cell == "lstm":
+            found |= {"gamma_c": GraphInput((units,), "positive"), "beta_c": GraphInput((units,))}
+    return found
+
+
+def _plain_recurrent(cell: str) -> Iterator[GraphCase]:
+    x, h0 = GraphInput((5, 3, 4)), GraphInput((3, 6))
+    one = [_cell_inputs(cell, 4, 6)]
+
+    def case(name: str, first: dict[str, Any], cells: Any = one, of: Any = {}, **attributes: Any) -> GraphCase:  # noqa: B006
+        return _recurrent_case(f"{cell} {name}", cell, attributes, first, cells, of)
+
+    yield case("plain", {"x": x})
+    yield case("states", {"x": x, "h0": h0}, [{name: one[0][name] for name in ("wx", "wh")}])
+    yield case("samples first", {"x": x}, batch_first=True)
+    yield case("table", {"x": GraphInput((5, 3), "below 7"), "table": GraphInput((7, 4))})
+    cells = [_cell_inputs(cell, 4 if n < 2 else 12, 6) for n in range(4)]
+    deep = {"x": x, "h0": GraphInput((4, 3, 6)), "seed": GraphInput((), "seed")}
+    yield case("two layers", deep, cells, single=False, bidirectional=True, dropout=0.4)
+    if cell == "gru":
+        yield case("before", {"x": x, "h0": h0}, of={"kind": "before"})
+        yield case("flip", {"x": x, "h0": h0}, of={"flip": True})
+
+
+def _inside_recurrent(cell: str) -> Iterator[GraphCase]:
+    gates = {"lstm": 4, "gru": 3, "rnn": 1}[cell]
+    start = {"x": GraphInput((5, 3, 4)), "h0": GraphInput((3, 6))}
+    one = [_cell_inputs(cell, 4, 6)]
+
+    def case(name: str, first: Any, cells: Any = one, of: Any = {}, **attributes: Any) -> GraphCase:  # noqa: B006
+        return _recurrent_case(f"{cell} {name}", cell, attributes, start | first, cells, of, "options")
+
+    yield case("reset", {"reset": GraphInput((5, 3), "bools")})
+    yield case("mask", {"mask": GraphInput((3, 6))})
+    yield case("mask of gates", {"mask": GraphInput((gates, 5, 3, 6))})
+    yield case("zoneout", {"zoneout": GraphInput((5, 3, 6), "unit")})
+    inside = {"x": GraphInput((3, 5, 4)), "reset": GraphInput((5, 3), "bools"), "mask": GraphInput((3, 5, 6))}
+    yield case("samples first with reset and mask", inside, batch_first=True)
+    yield case("clip", {}, of={"clip": 8.0})
+    normed = [_cell_inputs(cell, 4, 6, norm=True)]
+    for norm in ("haste", "cell") if cell == "lstm" else ("haste",):
+        yield case(f"norm {norm}", {}, normed, {"norm": norm, "norm_eps": 1e-2})
+    if cell == "gru":
+        yield case("mask before", {"mask": GraphInput((gates, 5, 3, 6))}, of={"kind": "before"})
+    if cell == "lstm":
+        yield case("coupled", {"c0": GraphInput((3, 6))}, of={"coupled": True})
+        yield case("cell_clip", {}, of={"cell_clip": 8.0})
+        yield case(
+            "zoneout of both", {"zoneout": GraphInput((6,), "unit"), "cell_zoneout": GraphInput((5, 3, 6), "unit")}
+        )
+        yield case("projection", {"h0": GraphInput((3, 2))}, [_cell_inputs(cell, 4, 6, 2)])
+
+
 def graph_cases() -> list[GraphCase]:
     makers = (
         _unary,
@@ -842,6 +851,7 @@ def graph_cases() -> list[GraphCase]:
         _products,
         _layers,
         _losses,
+        _lstms,
         _recurrent,
         _scans,
     )

@@ -64,7 +64,9 @@ GRAPH_ITSELF: Final = {
     "map": "elementwise operations, joined by the plan of a program",
     "update": "a step of an optimizer: reference.sgd_step, adam_step and rmsprop_step",
     "accumulate": "the sum of a variable and a gradient",
-    **{f"{cell}_backward": f"the vjp of {cell}, which also reads its cache" for cell in ("lstm", "gru", "rnn")},
+    "lstm_backward": "the vjp of lstm, which also reads lstm's cache",
+    "gru_backward": "the vjp of gru, which also reads gru's cache",
+    "rnn_backward": "the vjp of rnn, which also reads rnn's cache",
 }
 
 
@@ -795,15 +797,6 @@ GRAPH["element_losses"] = Rule(_elements, _loss_vjp(two_sided=True, rows=False))
 
 # ---- recurrent layers ------------------------------------------------------------------------------------------------
 
-# The inputs before the parameters are x, table, h0, c0, active, order, seed, reset, mask, zoneout and cell zoneout.
-_PARAMETERS: Final = 11
-_CELLS: Final[dict[str, Any]] = {"lstm": LstmCell, "gru": GruCell, "rnn": RnnCell}
-_RECURRENT: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
-    "lstm": (lstm_forward, lstm_backward),
-    "gru": (gru_forward, gru_backward),
-    "rnn": (rnn_forward, rnn_backward),
-}
-
 
 def _lstm_slots(lengths: Array, *, steps: int) -> tuple[Array, Array]:
     """The samples that are active in each step, and the samples by falling length."""
@@ -811,92 +804,106 @@ def _lstm_slots(lengths: Array, *, steps: int) -> tuple[Array, Array]:
     return active, np.array(sorted(range(lengths.size), key=lambda n: (-lengths[n], n)), np.int64)
 
 
-def _cells_of(parts: Sequence[Any], kind: Any) -> list[Any]:
-    """The oracle's cells, in which the gates have an axis."""
-    count, cells = len(kind._fields), []
-    for i in range(0, len(parts), count):
-        given = dict(zip(kind._fields, parts[i : i + count], strict=True))
-        projection = given.get("projection")
-        units = given["wh"].shape[-1] if projection is None else projection.shape[1]
-        shaped = {
-            name: a if a is None or name in ("projection", "gamma_c", "beta_c") else a.reshape(-1, units, *a.shape[1:])
-            for name, a in given.items()
-        }
-        cells.append(kind(**shaped))
-    return cells
+class _Cell(NamedTuple):
+    """The oracle of a cell."""
+
+    parameters: Any  # LstmCell, GruCell or RnnCell
+    gates: int
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    options: dict[str, str]  # its own, and what the oracle calls them
+
+
+_RECURRENT: Final = {
+    "lstm": _Cell(
+        LstmCell, 4, lstm_forward, lstm_backward,
+        {"output_gate_reads": "output_reads", "coupled": "coupled", "cell_clip": "cell_clip"},
+    ),
+    "gru": _Cell(GruCell, 3, gru_forward, gru_backward, {"kind": "kind", "flip": "flip"}),
+    "rnn": _Cell(RnnCell, 1, rnn_forward, rnn_backward, {}),
+}  # fmt: skip
+# The inputs that precede the parameters of the cells.
+_FIRST: Final = 11
+_UNGATED: Final = ("projection", "gamma_c", "beta_c")
 
 
 def _recurrent_call(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the oracle's layer, which has time first and states of several cells."""
-    cell, batch_first = options["options"], options["batch_first"]
-    x, table, h0, c0, active, order, seed, reset, *factors = inputs[:_PARAMETERS]
-    # Indices and resets have time first.
+    """The arguments of the oracle, which has time first and states of several cells."""
+    x, table, h0, c0, active, order, seed, reset, *factors = inputs[:_FIRST]
+    of, batch_first = options["options"], options["batch_first"]
+    kind = _RECURRENT[of.cell]
+    # Indices have time first.
     sequence = table[x] if table is not None else np.moveaxis(x, 0, 1) if batch_first else x
     steps, samples, _ = sequence.shape
-    cells = _cells_of(inputs[_PARAMETERS:], _CELLS[cell.cell])
+    fields = kind.parameters._fields
+    cells = []
+    for i in range(_FIRST, len(inputs), len(fields)):
+        given = dict(zip(fields, inputs[i : i + len(fields)], strict=True))
+        projection = given.get("projection")
+        units = given["wh"].shape[-1] if projection is None else projection.shape[-1]
+        shaped = {
+            name: a if a is None or name in _UNGATED else a.reshape(kind.gates, units, *a.shape[1:])
+            for name, a in given.items()
+        }
+        cells.append(kind.parameters(**shaped))
     states = [None if s is None else s.reshape(len(cells), samples, -1) for s in (h0, c0)]
     directions = 2 if options["bidirectional"] else 1
     mask, zoneout, cell_zoneout = (
-        np.swapaxes(a, -3, -2) if a is not None and batch_first and a.ndim > 2 else a for a in factors
+        a.swapaxes(-3, -2) if a is not None and batch_first and a.ndim > 2 else a for a in factors
     )
-    named: dict[str, Any] = {
-        "directions": directions, "activations": [_parameters(a) for a in cell.activations], "reset": reset,
-        "mask": mask, "zoneout_h": zoneout, "clip": cell.clip, "norm": cell.norm, "eps": cell.norm_eps,
-    }  # fmt: skip
-    if cell.cell == "lstm":
-        named.update(
-            output_reads=cell.output_gate_reads, zoneout_c=cell_zoneout, cell_clip=cell.cell_clip, coupled=cell.coupled
-        )
-    elif cell.cell == "gru":
-        named.update(kind=cell.kind, flip=cell.flip)
+    named: dict[str, Any] = {"directions": directions, "reset": reset, "mask": mask, "zoneout_h": zoneout}
+    named |= {"clip": of.clip, "norm": of.norm, "eps": of.norm_eps}
+    named |= {theirs: getattr(of, ours) for ours, theirs in kind.options.items()}
+    named["activations"] = [_parameters(a) for a in of.activations]
+    if of.cell == "lstm":
+        named["zoneout_c"] = cell_zoneout
     if active is not None:
-        named["active"] = np.zeros((steps, samples), bool)
+        on = np.zeros((steps, samples), bool)
         for t in range(steps):
-            named["active"][t, order[: active[t]]] = True
+            on[t, order[: active[t]]] = True
+        named["active"] = on
     if options["dropout"]:
         shape = (steps, samples, directions * cells[0].wh.shape[-1])
         layers = len(cells) // directions
         number = int(seed) % 2**64
         named["masks"] = [philox_mask(number, layer, shape, options["dropout"]) for layer in range(layers - 1)]
-    return (sequence, cells, *states[: 2 if cell.cell == "lstm" else 1]), named
+    return (sequence, cells, *states[: 2 if of.cell == "lstm" else 1]), named
 
 
 def _recurrent(*inputs: Any, **options: Any) -> tuple[Any, ...]:
     arguments, named = _recurrent_call(inputs, options)
-    forward, _ = _RECURRENT[options["options"].cell]
-    found = forward(*arguments, **named)
+    found = _RECURRENT[options["options"].cell].forward(*arguments, **named)
     y = np.moveaxis(found.y, 0, 1) if options["batch_first"] else found.y
-    states = [found.hn, found.cn] if hasattr(found, "cn") else [found.hn]
-    states = [s[0] if options["single"] else s for s in states]
-    return y, *states, *[np.zeros(0)] * (2 - len(states)), None
+    cn = getattr(found, "cn", None)
+    hn, cn = (None if s is None else s[0] if options["single"] else s for s in (found.hn, cn))
+    return y, hn, np.zeros(0) if cn is None else cn, None
 
 
 def _recurrent_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **options: Any) -> Gradients:
     arguments, named = _recurrent_call(inputs, options)
-    dy, *dstates = dys[: len(arguments) - 1]  # one for y, and for each state
+    dy, *states = dys[: 3 if options["options"].cell == "lstm" else 2]
     if dy is not None and options["batch_first"]:
         dy = np.moveaxis(dy, 0, 1)
     if options["single"]:
-        dstates = [None if s is None else s[None] for s in dstates]
-    _, backward = _RECURRENT[options["options"].cell]
-    found = backward(dy, *dstates, *arguments, **named)
-    x, table, h0, c0 = inputs[:4]
+        states = [None if s is None else s[None] for s in states]
+    found = _RECURRENT[options["options"].cell].backward(dy, *states, *arguments, **named)
+    x, table, *initial = inputs[:4]
     dx = np.moveaxis(found.dx, 0, 1) if options["batch_first"] and table is None else found.dx
     first: list[Any] = [dx, None] if table is None else [None, embedding_backward(dx, x, table.shape[0])]
-    states = [
-        None if s is None else ds.reshape(s.shape) for s, ds in ((h0, found.dh0), (c0, getattr(found, "dc0", None)))
+    first += [
+        None if s is None else getattr(found, name).reshape(s.shape)
+        for name, s in zip(("dh0", "dc0"), initial, strict=True)
     ]
-    gradients = [part for cell in found.cells for part in cell]
+    gradients = (gradient for cell in found.cells for gradient in cell)
     parts = [
-        None if given is None or gradient is None else gradient.reshape(given.shape)
-        for given, gradient in zip(inputs[_PARAMETERS:], gradients, strict=True)
+        None if given is None else gradient.reshape(given.shape)
+        for given, gradient in zip(inputs[_FIRST:], gradients, strict=True)
     ]
-    return [*first, *states, *[None] * (_PARAMETERS - 4), *parts]
+    return [*first, *[None] * (_FIRST - len(first)), *parts]
 
 
 GRAPH["lstm_slots"] = Rule(_lstm_slots)
-for _name in _RECURRENT:
-    GRAPH[_name] = Rule(_recurrent, _recurrent_vjp)
+GRAPH.update(dict.fromkeys(_RECURRENT, Rule(_recurrent, _recurrent_vjp)))
 
 
 # ---- linear recurrences ----------------------------------------------------------------------------------------------
