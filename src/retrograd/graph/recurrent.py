@@ -17,7 +17,7 @@ from .indexing import as_seed, refuse_index
 from .operation import Operation, Spec
 from .operators import Operators
 from .reduction import INT64, refuse
-from .shaping import transpose
+from .shaping import broadcast_to, transpose
 from .tensor import BOOL, BYTE, Node, Operand, Tensor, apply, fail
 
 _ONCE: Final = "it is a single call of the engine; second derivatives need a loop over steps made of operations"
@@ -127,6 +127,8 @@ def _shapes(*inputs: Spec | None, **options: Any) -> Sequence[Spec]:
             fits = False
         if not fits:
             raise ValueError(f"{names[place]} has shape {spec.shape}, which does not broadcast to {shape}")
+    if inputs[_CELL_ZONEOUT] is not None and problem.peephole == 2:
+        raise ValueError("zoneout has a part for the cell state, and there are full peepholes; they cannot be combined")
     fields = problem.cell.fields
     for cell in range(problem.cells):
         for position, (name, tail) in enumerate(zip(fields, problem.columns(cell), strict=True)):
@@ -134,6 +136,8 @@ def _shapes(*inputs: Spec | None, **options: Any) -> Sequence[Spec]:
             expected = Spec(problem.shapes(name, tail)[0], dtype)
             if spec is None and (position < 2 or (name == "projection" and problem.projection)):
                 raise ValueError(f"{name} of cell {cell} is missing")
+            if spec is None and problem.norm and name.startswith("gamma"):
+                raise ValueError(f"{name} of cell {cell} is missing; norm needs it")
             if spec is not None and spec != expected:
                 raise ValueError(f"{name} of cell {cell} is {spec!r}, expected {expected!r}")
     cache = problem.engine.cache_bytes(problem.steps * problem.samples)
@@ -174,6 +178,8 @@ def _forward(inputs: Sequence[Array | None], results: Sequence[Array | None], **
 
 
 def _gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    if any(needed[_MASK:_CELLS]):
+        raise fail(node.operation.name, "a gradient of mask or zoneout is wanted, which have none; use stop_gradient")
     saved = node.results[3]
     backward = _BACKWARD[node.attributes["options"].cell]
     found = apply(backward, (*given[:3], saved, *node.inputs), node.attributes)
@@ -301,8 +307,19 @@ def _apply(
     }  # fmt: skip
     parts: list[Any] = [part for cell in cells for part in cell]
     number = as_seed(seed) if rate else None
-    first = (sequence, table, h0, c0, active, order, number, cuts, mask, *zoneouts)
+    outputs, projection = cells[0][1].shape[-1], getattr(cells[0], "projection", None)
+    units = outputs if projection is None else projection.shape[-1]
+    factors = [_wide(a, width) for a, width in zip((mask, *zoneouts), (outputs, outputs, units), strict=True)]
+    first = (sequence, table, h0, c0, active, order, number, cuts, *factors)
     return apply(_FORWARD[name], (*first, *parts), attributes)
+
+
+def _wide(factor: Operand | None, width: int) -> Tensor | None:
+    """A mask or weights with one element for each unit, which the engine reads in order."""
+    if factor is None:
+        return None
+    tensor = identity(factor)
+    return broadcast_to(tensor, (*tensor.shape[:-1], width)) if tensor.shape[-1:] in ((), (1,)) else tensor
 
 
 def lstm(

@@ -16,7 +16,7 @@ from ..ops.activation import Activation
 from ..ops.recurrent import types
 from ..ops.recurrent.problem import problem_of
 from ..ops.recurrent.types import CellOptions, CellType, GruActivations, LstmActivations, RnnActivations
-from .hints import hints
+from .hints import message
 from .init import Rng, generator, glorot_bound, orthogonal, uniform
 from .layers import Embedding, new_stream, next_seed
 from .module import Buffer, Layer, Module, Parameter
@@ -66,7 +66,8 @@ class RecurrentCell(Module):
             setattr(self, name, Parameter(values))
 
     def weights(self) -> Any:
-        return self._kind.weights(*[self._variables.get(name) for name in self._kind.fields])
+        found: Any = [self._variables.get(name) for name in self._kind.fields]
+        return self._kind.weights(*found)
 
     def describe(self) -> str:
         return ", ".join(f"{name}: {parameter.shape}" for name, parameter in self._variables.items())
@@ -126,9 +127,8 @@ class Recurrent(Layer):
     ) -> None:
         name = type(self).__name__
         for option in unknown:
-            hint = hints()["options of recurrent layers"].get(option)
-            said = f"got an unexpected keyword argument {option!r}"
-            raise TypeError(f"{name}: {said}{'' if hint is None else f'; write {hint}'}")
+            said = f"{name}: got an unexpected keyword argument {option!r}"
+            raise TypeError(message("options of recurrent layers", said, option))
         if layers < 1 or inputs < 0 or hidden < 1:
             raise ValueError(
                 f"{name}: layers is {layers}, inputs is {inputs}, hidden is {hidden}; the minima are 1, 0 and 1"
@@ -294,7 +294,7 @@ class Recurrent(Layer):
         if not (self.training and rate):
             return None
         width = self.projection or self.hidden
-        mask = graph.dropout(graph.ones((cells, samples, width), self.dtype), rate, seed=seed + _MASK)
+        mask = graph.dropout(graph.ones((cells, samples, width), self.dtype), rate, seed=graph.add(seed, _MASK))
         return graph.reshape(mask, (cells, 1, samples, 1, width) if self.batch_first else (cells, 1, 1, samples, width))
 
     def _zoneout(self, steps: int, samples: int, seed: Any) -> Any:
@@ -308,7 +308,7 @@ class Recurrent(Layer):
                 weights.append(graph.full((width,), 1 - rate, self.dtype))
             else:
                 ones = graph.ones((len(self.cells()), steps, samples, width), self.dtype)
-                kept = graph.minimum(graph.dropout(ones, rate, seed=seed + stream), 1)
+                kept = graph.minimum(graph.dropout(ones, rate, seed=graph.add(seed, stream)), 1)
                 weights.append(graph.swapaxes(kept, 1, 2) if self.batch_first else kept)
         return tuple(weights) if self._kind.has_cells else weights[0]
 
