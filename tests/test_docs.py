@@ -94,7 +94,7 @@ def test_every_document_has_code(document: Path) -> None:
 
 
 SKELETON = ["Formula", "Arguments", "Gradients", "Limits", "Speed", "Example"]
-LAYERS = ["activations", "convolution", "linear", "loss", "lstm", "normalization", "pooling"]
+LAYERS = ["activations", "convolution", "linear", "loss", "normalization", "pooling", "recurrent"]
 
 
 @pytest.mark.parametrize("name", LAYERS)
