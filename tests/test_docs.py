@@ -121,8 +121,8 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in slugs, f"{target}: no such heading"
 
 
-def test_the_map_of_apples_names_to_tests_is_up_to_date() -> None:
-    """docs/apple.md says which test file covers which of Apple's names, and every name has one."""
+def test_apples_names_have_tests_and_the_list_of_files_is_up_to_date() -> None:
+    """docs/apple.md lists the test files, and each of Apple's names is in one of them."""
     assert apple_map.main(["--check"]) == 0, "run python tests/support/apple_map.py"
 
 
