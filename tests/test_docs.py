@@ -47,10 +47,8 @@ def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
         pytest.importorskip(NEEDS[document.name])
     path = tmp_path / f"page_{document.stem}.py"  # jax.py would be imported as jax
     path.write_text(script_of(document), encoding="utf-8")
-    # Python 3.12 and later warn of any fork beside threads; that ours survives it is what the example shows.
-    warnings = ["-W", "error", "-W", "ignore::DeprecationWarning:multiprocessing.popen_fork"]
     run = subprocess.run(
-        [sys.executable, *warnings, str(path)],
+        [sys.executable, "-W", "error", str(path)],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
