@@ -301,7 +301,6 @@ CORE_ROOMS = {
     "conv": {"base", "product"},
     "pooling": {"base"},
     "program": {"base"},
-    "recurrent": {"base"},
     "dense": {"base", "product", "norm"},  # elementwise cuts arrays into blocks as normalization does
 }
 DRIVERS = [path for folder in CORE_ROOMS for path in cpp_files(CORE / folder)]

@@ -330,7 +330,9 @@ def test_lstm_hands_over_every_option() -> None:
     both = Run(lstm, x, h0, c0, lengths)
     (_, y, state), gradients = nn.compile(both, None, nn.SGD(both, 0.0)).gradients(dy, dhn, dcn)
     names = [name for name, _ in lstm.modules() if name]
-    weights = [rg.LstmWeights(*(p and p.value for p in getattr(lstm, name).weights())) for name in names]
+    weights = [
+        rg.LstmWeights(*(None if p is None else p.value for p in getattr(lstm, name).weights())) for name in names
+    ]
     expected = rg.lstm_forward(x, weights, h0, c0, lengths=lengths, dropout=0.3, seed=seed, batch_first=True, **options)
     assert_same_bits([y, *state], [expected.y, expected.hn, expected.cn])
     assert isinstance(state, nn.LstmState)

@@ -196,7 +196,7 @@ def test_no_steps_and_no_samples() -> None:
 X = torch.randn(5, 3, 4)
 H = torch.zeros(1, 3, 6)
 REFUSALS = {
-    "LSTM: proj_size is 2, but retrograd has no projection of the hidden state": lambda: rt.LSTM(4, 6, proj_size=2),
+    "GRU: proj_size is 2, but only an LSTM has a projection": lambda: rt.GRU(4, 6, proj_size=2),
     "LSTM: dropout is 1, must be below 1": lambda: rt.LSTM(4, 6, 2, dropout=1),
     "LSTM: peephole is 'round', must be 'diagonal', 'full' or None": lambda: rt.LSTM(4, 6, peephole="round"),
     "LSTM: output_gate_reads is 'none', must be": lambda: rt.LSTM(4, 6, output_gate_reads="none"),

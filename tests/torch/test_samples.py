@@ -19,6 +19,7 @@ pytest.importorskip("expecttest", reason="PyTorch's samples need the package exp
 
 FUNCTIONS = ["batch_norm", "instance_norm", "layer_norm", "group_norm"]
 LAYERS = [name for name in rt.__all__ if hasattr(torch.nn, name) and name not in ("SyncBatchNorm", "functional")]
+RECURRENT = rt.recurrent.__all__
 # PyTorch's other forms of the same functions, which return statistics too. The array functions have those.
 NOT_OFFERED = {
     "native_batch_norm",
@@ -145,25 +146,22 @@ def test_every_function_with_samples_is_known() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name: str, dtype: str, training: bool) -> None:
-    if name == "LSTM" and dtype in ("float16", "bfloat16"):
+    if name in RECURRENT and dtype in ("float16", "bfloat16"):
         with pytest.raises(TypeError, match="both must be float32, or both float64"):
-            rt.LSTM(2, 3, dtype=getattr(torch, dtype))(torch.zeros(2, 2, dtype=getattr(torch, dtype)))
+            getattr(rt, name)(2, 3, dtype=getattr(torch, dtype))(torch.zeros(2, 2, dtype=getattr(torch, dtype)))
         return
     (info,) = (info for info in samples()[1] if info.module_cls is getattr(torch.nn, name))
-    excluded: list[str] = []
     compared = 0
     for sample in info.module_inputs_func(info, "cpu", getattr(torch, dtype), True, training):
         made, given = sample.constructor_input, sample.forward_input
-        if made.kwargs.get("proj_size"):
-            excluded.append("proj_size: there is no projection")
-            with pytest.raises(ValueError, match=r"^LSTM: proj_size is 2, but retrograd has no projection"):
-                rt.LSTM(*made.args, **made.kwargs)
-            continue
         torch.manual_seed(0)
         theirs = info.module_cls(*made.args, **made.kwargs, dtype=getattr(torch, dtype)).train(training)
+        # Where gates saturate, their slopes lose digits in float32, in PyTorch too, and an RNN or a projection has no
+        # other path for the gradient.
+        largest = 0.5 if name in RECURRENT and (name != "LSTM" or made.kwargs.get("proj_size")) else 1.0
         with torch.no_grad():
             for parameter in theirs.parameters():
-                parameter.uniform_(-1.0, 1.0)
+                parameter.uniform_(-largest, largest)
         ours = getattr(rt, name)(*made.args, **made.kwargs, dtype=getattr(torch, dtype)).train(training)
         ours.load_state_dict(theirs.state_dict())
         theirs = copy.deepcopy(theirs).double()
@@ -176,6 +174,5 @@ def test_layers(name: str, dtype: str, training: bool) -> None:
                 assert torch.equal(a, b)
         compared += 1
     mode = "training" if training else "evaluation"
-    print(f"{name} {dtype}, {mode}: {compared} samples compared, {len(excluded)} excluded {sorted(set(excluded))}")
-    assert compared >= 6
-    assert len(excluded) == (16 if name == "LSTM" else 0)
+    print(f"{name} {dtype}, {mode}: {compared} samples compared")
+    assert compared >= (2 if name.endswith("Cell") else 6)

@@ -14,9 +14,9 @@ import retrograd as rg
 
 from .images import AveragePool, Conv, ConvTranspose, MaxPool
 from .layers import Activation, Dropout, Embedding, Flatten, Linear, Softmax
-from .lstm import LSTM
 from .module import Module, Sequential
 from .norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
+from .recurrent import LSTM
 
 __all__ = ["from_torch", "to_torch"]
 

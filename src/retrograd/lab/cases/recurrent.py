@@ -531,7 +531,7 @@ def _norm_cases(of: type[_Case], dtype: str, **options: Any) -> Iterator[_Case]:
     yield of(1, 6, 5, 24, norm="haste", **options)  # tolerances grow quickly with the steps
     yield of(8, 20, 24, 40, norm="haste", **options)
     yield of(5, 3, 4, 11, norm="haste", norm_eps=1e-3, bias=False, **options)
-    yield of(6, 4, 3, 9, 2, 2, norm="haste", mask="gates", zoneout=0.2, lengths=(6, 2, 0, 5), **options)
+    yield of(6, 4, 3, 9, 2, 2, norm="haste", mask="steps", zoneout=0.2, lengths=(6, 2, 0, 5), **options)
     yield of(6, 4, 3, 9, norm="haste", reset=True, **options)
 
 
@@ -595,19 +595,20 @@ def _lstm_option_cases() -> Iterator[LstmCase]:
         for units in (2, 7, 16, 33):
             yield LstmCase(5, 3, 4, units, norm="cell", **options)
         yield LstmCase(1, 6, 5, 24, norm="cell", **options)
-        yield LstmCase(6, 4, 3, 9, 2, norm="cell", mask="gates", zoneout=0.2, zoneout_c=0.5, reset=True, **options)
+        yield LstmCase(6, 4, 3, 9, 2, norm="cell", mask="tied", zoneout=0.2, zoneout_c=0.5, reset=True, **options)
         yield LstmCase(6, 4, 3, 9, norm="haste", coupled=True, **options)
         yield LstmCase(6, 4, 3, 9, zoneout_c=0.5, **options)
         yield LstmCase(6, 4, 3, 9, zoneout=0.1, zoneout_c=0.5, peephole="diagonal", **options)
         yield LstmCase(6, 4, 3, 9, cell_clip=0.5, **options)
-        yield LstmCase(6, 4, 3, 9, 2, cell_clip=0.5, clip=2.0, peephole="full", **options)
+        yield LstmCase(6, 4, 3, 9, 2, cell_clip=0.5, clip=2.0, peephole="diagonal", **options)
+        yield LstmCase(6, 4, 3, 9, 2, clip=2.0, mask="full", reset=True, zoneout=0.2, peephole="full", **options)
         yield LstmCase(6, 4, 3, 9, coupled=True, **options)
         yield LstmCase(6, 4, 3, 9, 2, 2, coupled=True, peephole="diagonal", lengths=(6, 2, 0, 5), **options)
         yield LstmCase(6, 4, 3, 9, clip=0.75, peephole="diagonal", output_gate_reads="old", **options)
         for projection in (1, 3, 8, 16):
             yield LstmCase(5, 4, 3, 17, projection=projection, **options)
         yield LstmCase(6, 4, 3, 16, 2, 2, projection=5, lengths=(6, 2, 0, 5), dropout=0.4, **options)
-        yield LstmCase(6, 4, 3, 9, projection=12, mask="gates", zoneout=0.2, reset=True, peephole="full", **options)
+        yield LstmCase(6, 4, 3, 12, projection=9, mask="gates", zoneout=0.2, reset=True, peephole="diagonal", **options)
     yield LstmCase(12, 24, 40, 48, 2, 2, projection=24)
     yield LstmCase(6, 4, 3, 9, 2, projection=4, bias=False, weights="gates", batch_first=True)
     yield LstmCase(6, 4, 3, 9, norm="haste", weights="gates", batch_first=True)

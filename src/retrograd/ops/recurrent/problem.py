@@ -17,7 +17,7 @@ from .._call import Refusal, enter
 from .._errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from .._records import RecurrentForward
 from .._types import FLOATS, Array, check_native
-from .factors import Factors, as_mask, as_reset, as_zoneouts
+from .factors import Factors, as_mask, as_reset, as_zoneouts, checked_factors
 from .types import CELL_TYPES, UNGATED, Cell, CellOptions, CellType, Weights
 from .weights import as_cells, hidden_size, named_arrays, peephole_kind
 
@@ -124,8 +124,8 @@ class Inputs(NamedTuple):
     order: Array | None  # the sample in each slot
     seed: int
     reset: Array | None  # [T, N], bytes
-    mask: Array | None  # [cells, gates or 1, T, N, H], with any strides but the last
-    zoneout: Array | None  # [cells, T, N, H]
+    mask: Array | None  # broadcasts to [cells, gates or 1, T, N, H]; with any strides but the last
+    zoneout: Array | None  # broadcasts to [cells, T, N, H]
     cell_zoneout: Array | None
 
 
@@ -529,7 +529,7 @@ def unit_stride(array: Array, copy: bool = True) -> Array:
 
 def checked_inputs(inputs: Inputs) -> Inputs:
     """Raise for an invalid x, state or weight; convert what can be converted."""
-    problem, x, indices, cells, h0, c0, *others = inputs
+    problem, x, indices, cells, h0, c0, active, order, seed, reset, *factors = inputs
     _args.check_aligned("x" if indices is None else "table", x)
     if indices is not None:
         used = np.where(_active_mask(inputs), indices, 0)
@@ -543,6 +543,7 @@ def checked_inputs(inputs: Inputs) -> Inputs:
             _args.check_aligned(name, state)
             states[name] = unit_stride(state)
     checked = [_checked_cell(problem, index, cell) for index, cell in enumerate(cells)]
+    others = (active, order, seed, reset, *checked_factors(problem, *factors))
     return new_inputs((problem, unit_stride(x), indices, checked, *states.values(), *others))
 
 
