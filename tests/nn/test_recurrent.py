@@ -307,7 +307,7 @@ def test_a_summary_names_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for text in (
         "GRU",
-        "RecurrentCell(wx: (12, 5), wh: (12, 4), b: (12,), bh: (12,))",
+        "GruCell(wx: (12, 5), wh: (12, 4), b: (12,), bh: (12,))",
         "float32[7, 2, 3]",
         "156 param",
     ):

@@ -96,7 +96,6 @@ def _factor_shapes(problem: Problem) -> dict[int, tuple[int, ...]]:
     gates = len(problem.cell.gates) if problem.mask == 2 else 1
     sequence = (problem.steps, problem.samples)
     return {
-        _RESET: sequence,
         _MASK: (problem.cells, gates, *sequence, problem.outputs),
         _ZONEOUT: (problem.cells, *sequence, problem.outputs),
         _CELL_ZONEOUT: (problem.cells, *sequence, problem.units),
@@ -117,7 +116,7 @@ def _shapes(*inputs: Spec | None, **options: Any) -> Sequence[Spec]:
     names = {_MASK: "mask", _ZONEOUT: "zoneout", _CELL_ZONEOUT: "zoneout"}
     for place, shape in _factor_shapes(problem).items():
         spec = inputs[place]
-        if spec is None or place == _RESET:
+        if spec is None:
             continue
         if spec.dtype != dtype:
             raise TypeError(f"{names[place]} has dtype {spec.dtype}, expected {dtype}, as x has")
@@ -151,15 +150,11 @@ def _engine_inputs(problem: Problem, inputs: Sequence[Any]) -> tuple[Any, ...]:
     cells = [tuple(inputs[i : i + count]) for i in range(_CELLS, len(inputs), count)]
     sequence = problem.sequence(x) if table is None else table
     indices = None if table is None else x
-    shapes = _factor_shapes(problem)
-    wide = [
-        None if a is None else np.broadcast_to(a.swapaxes(-3, -2) if problem.batch_first and a.ndim > 2 else a, shape)
-        for a, shape in zip(factors, (shapes[_MASK], shapes[_ZONEOUT], shapes[_CELL_ZONEOUT]), strict=True)
-    ]
+    turned = [a.swapaxes(-3, -2) if problem.batch_first and a is not None and a.ndim > 2 else a for a in factors]
     bytes_of_reset = None if reset is None else reset.view(np.uint8)
     return (
         problem, sequence, indices, cells, *_states(problem, h0, c0), active, order, 0 if seed is None else seed,
-        bytes_of_reset, *wide,
+        bytes_of_reset, *turned,
     )  # fmt: skip
 
 

@@ -60,17 +60,30 @@ class RecurrentOptions(TypedDict, total=False):
 class RecurrentCell(Module):
     """The parameters of one direction of one layer, by the names of their fields in the weights of the function."""
 
-    def __init__(self, kind: CellType, parameters: dict[str, Array]) -> None:
-        self._kind = kind
+    kind: ClassVar[CellType]
+
+    def __init__(self, parameters: dict[str, Array]) -> None:
         for name, values in parameters.items():
             setattr(self, name, Parameter(values))
 
     def weights(self) -> Any:
-        found: Any = [self._variables.get(name) for name in self._kind.fields]
-        return self._kind.weights(*found)
+        found: Any = [self._variables.get(name) for name in self.kind.fields]
+        return self.kind.weights(*found)
 
     def describe(self) -> str:
         return ", ".join(f"{name}: {parameter.shape}" for name, parameter in self._variables.items())
+
+
+class LstmCell(RecurrentCell):
+    kind = types.LSTM
+
+
+class GruCell(RecurrentCell):
+    kind = types.GRU
+
+
+class RnnCell(RecurrentCell):
+    kind = types.RNN
 
 
 class Recurrent(Layer):
@@ -95,7 +108,7 @@ class Recurrent(Layer):
     """
 
     stream: Buffer  # if anything is random
-    _kind: ClassVar[CellType]
+    _cell: ClassVar[type[RecurrentCell]]
     _function: ClassVar[Callable[..., Any]]
 
     def __init__(
@@ -156,7 +169,7 @@ class Recurrent(Layer):
             for direction in directions:
                 columns = inputs if layer == 0 else len(directions) * (projection or hidden)
                 parameters = self._new_parameters(draw, columns, shapes, forget_bias, init)
-                cell = RecurrentCell(self._kind, {name: a.astype(dtype) for name, a in parameters.items()})
+                cell = self._cell({name: a.astype(dtype) for name, a in parameters.items()})
                 setattr(self, f"layer{layer}{direction}", cell)
         if dropout or recurrent_dropout or any(self.zoneout):
             self.stream = new_stream(draw)
@@ -230,6 +243,10 @@ class Recurrent(Layer):
                 values[name] = np.zeros(shapes[name])
         values["b"][hidden : 2 * hidden] += forget_bias
         return {name: array for name, array in values.items() if name == "wx" or name in given}
+
+    @property
+    def _kind(self) -> CellType:
+        return self._cell.kind
 
     def cells(self) -> list[RecurrentCell]:
         """The cells in the order of their states."""
@@ -351,7 +368,7 @@ class LSTM(Recurrent):
     the parameters are ``gamma_c`` and ``beta_c``. `zoneout` may be a pair of rates, of the hidden and the cell state.
     """
 
-    _kind = types.LSTM
+    _cell = LstmCell
     _function = staticmethod(graph.lstm)
 
     def __init__(
@@ -390,7 +407,7 @@ class GRU(Recurrent):
     "before" the state itself, and there is no ``bh``. With `flip` z is the weight of the new state, not of the old one.
     """
 
-    _kind = types.GRU
+    _cell = GruCell
     _function = staticmethod(graph.gru)
 
     def __init__(
@@ -415,7 +432,7 @@ class RNN(Recurrent):
     Each cell has ``wx [H, I]``, ``wh [H, H]`` and optionally ``b [H]``.
     """
 
-    _kind = types.RNN
+    _cell = RnnCell
     _function = staticmethod(graph.rnn)
 
     def __init__(
