@@ -51,6 +51,9 @@ def as_ctypes(values: Any) -> Any:
 # ---- tensors --------------------------------------------------------------------------------------------------------
 
 
+CACHES = (rg.NormCache, rg.LstmCache, rg.GruCache, rg.RnnCache, rg.ScanCache)
+
+
 def as_tensors(torch: Any, value: Any) -> Any:
     """A tree with tensors in the place of arrays, where PyTorch has such tensors."""
     if isinstance(value, np.ndarray):
@@ -63,14 +66,14 @@ def as_tensors(torch: Any, value: Any) -> Any:
         return type(value)(as_tensors(torch, part) for part in value)
     if type(value) is dict:
         return {key: as_tensors(torch, part) for key, part in value.items()}
-    if isinstance(value, tuple) and not isinstance(value, (rg.NormCache, rg.LstmCache)):
+    if isinstance(value, tuple) and not isinstance(value, CACHES):
         return tuple.__new__(type(value), [as_tensors(torch, part) for part in value])
     return value
 
 
 def leaves(value: Any) -> Iterator[Any]:
     """The arrays and tensors of a tree, caches left out."""
-    if isinstance(value, (rg.NormCache, rg.LstmCache, np.generic)):
+    if isinstance(value, (*CACHES, np.generic)):
         return
     if isinstance(value, (tuple, list)):
         for part in value:
