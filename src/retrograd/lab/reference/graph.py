@@ -902,4 +902,4 @@ def _recurrent_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **optio
 
 
 GRAPH["lstm_slots"] = Rule(_lstm_slots)
-GRAPH |= dict.fromkeys(_RECURRENT, Rule(_recurrent, _recurrent_vjp))
+GRAPH.update(dict.fromkeys(_RECURRENT, Rule(_recurrent, _recurrent_vjp)))
