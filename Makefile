@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 COUNT ?= 200000
 SECONDS ?= 150
+# Tests start some hundred interpreters, and each would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
 building := Building the engine for every instruction set: one to two minutes ...
 
 cpp := $(wildcard src/core/*.h src/core/*/*.h src/core/*/*.cpp src/bind/*.h src/bind/*.cpp)
@@ -54,7 +56,7 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 	$(BIN)/mypy
 	$(BIN)/python -m nanobind.stubgen -q -m retrograd._core -o build/_core.pyi
 	diff build/_core.pyi src/retrograd/_core.pyi  # the stub is generated: if it differs, copy it
-	$(BIN)/python -m retrograd.lab.declared --check src/retrograd/bnns/__init__.pyi docs/bnns.md
+	$(BIN)/python -m retrograd.lab.declared --check src/retrograd/bnns/__init__.pyi src/retrograd/bnns/_constants.pyi docs/bnns.md
 	$(BIN)/clang-format --dry-run -Werror $(cpp) $(cpp_tests)
 
 # In a separate virtual environment, without packages that fail with a preloaded library. The interpreter is not

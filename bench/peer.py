@@ -7,7 +7,7 @@ The harness finds two builds of oneDNN at once, each in an environment of its ow
 
     ONEDNN_ROOT=onednn313 ONEDNN_OMP_ROOT=onednn32 python peers.py --plugin bench/peer.py \\
         --python onednn=onednn313/bin/python --threads 1 2 --rounds 7 --json peers.json
-    python bench/tables.py --write docs/performance.md zen4-avx512=peers.json
+    python bench/tables.py --write docs/performance.md zen4=AVX-512:peers.json
 """
 
 import numpy as np

@@ -1,11 +1,13 @@
 """Turns measurements into the tables of docs/performance.md.
 
     python bench/tables.py avx2=peers-avx2.json avx512=peers-avx512.json
-    python bench/tables.py --write docs/performance.md zen4-avx2=peers-avx2.json products-avx2=products.csv
+    python bench/tables.py --write docs/performance.md zen4=AVX-512:peers.json,AVX2:peers-avx2.json
 
 A .json file is the output of the harness that runs each library in a separate process, with retrograd through peer.py;
 a .csv file is written by `retrograd bench --csv`. With --write, the text between `<!-- NAME -->` and `<!-- /NAME -->`
-in the page is replaced by the table of the file NAME=FILE; else the tables are printed.
+in the page is replaced by the table of the file NAME=FILE; else the tables are printed. A machine has one table: with
+NAME=LABEL:FILE,LABEL:FILE the rows of files with one label follow each other, and a row has the passes of every label,
+but the other columns of the first one only.
 
 There is one estimator: a time is the median over the rounds, a ratio the median over the rounds of the other library's
 time divided by retrograd's. Above 1, retrograd is faster; within 10 % of 1 it is a tie. The "fastest other" of a pass
@@ -95,8 +97,8 @@ def verdict(values):
     return ", ".join(f"{count} {word if count == 1 else plurals[word]}" for word, count in counts.items())
 
 
-def peer_tables(document):
-    """The conditions, how many steps were won, and one table."""
+def peer_columns(document):
+    """The conditions with how many rows were won, the titles, the rows, and the titles of passes."""
     versions = {name: peer.get("version", "") for name, peer in document["peers"].items() if peer["ok"]}
     names = {peer: library(peer, version) for peer, version in versions.items()}
     shown = [f"{library(peer)} {version}".strip() for peer, version in versions.items() if peer not in (BOUND, BLOCKED)]
@@ -150,7 +152,7 @@ def peer_tables(document):
         verdicts += [f"{title}: {verdict(known)}"] if known else []
     conditions = f"{document['machine']['cpu']}; {', '.join(shown)}; {document['date']}."
     against = f" Against the fastest other, {'; '.join(verdicts)}." if verdicts else ""
-    return conditions + against + "\n\n" + table(head, rows)
+    return conditions + against, head, rows, head[1 : 1 + len(PASSES) + len(fewer)]
 
 
 def duration(seconds):
@@ -162,9 +164,9 @@ def mebibytes(row):
     return f"{int(row['peak_bytes']) / 2**20:.1f}" if row and row["peak_bytes"] else ""
 
 
-def csv_tables(rows):
-    """The conditions, and one table with a row for each case: its passes as ratios to PyTorch, or as shares of the
-    bound. The other columns describe the last pass; columns without values are left out."""
+def csv_columns(rows):
+    """The conditions, the titles, a row for each case, and the titles of passes. Passes are ratios to PyTorch, or
+    shares of the bound; the other columns describe the last pass. Columns without values are left out."""
     ours = {(row["case"], row["pass"], int(row["threads"])): row for row in rows if row["provider"] == OURS}
     peers = {(row["case"], row["pass"], int(row["threads"])): row for row in rows if row["provider"] == "torch"}
     most, *fewer = sorted({threads for _, _, threads in ours}, reverse=True)
@@ -215,17 +217,43 @@ def csv_tables(rows):
     texts.append(f"Passes are {meaning}; the other columns describe the last pass.")
     head = [f"float32, {plural(most)}", *titles]
     body = [[row["case"], *(row.get(title, "") for title in titles)] for row in table_rows]
-    return " ".join(texts) + "\n\n" + table(head, body)
+    return " ".join(texts), head, body, [title for title in titles if title not in columns]
 
 
-def tables(path):
+def columns_of(path):
     with open(path, encoding="utf-8", newline="") as file:
-        return peer_tables(json.load(file)) if path.suffix == ".json" else csv_tables(list(csv.DictReader(file)))
+        return peer_columns(json.load(file)) if path.suffix == ".json" else csv_columns(list(csv.DictReader(file)))
+
+
+def joined(parts):
+    """One table of (label, what columns_of returns) for each file, below its conditions."""
+    first_label, (_, (corner, *_), _, _) = parts[0]
+    conditions, titles, rows = {}, {}, {}
+    for label, (text, head, body, passes) in parts:
+        conditions[f"{label}: {text}" if label else text] = None
+        shown = head[1:] if label == first_label else passes
+        named = {title: f"{label}, {title}" if label and title in passes else title for title in shown}
+        titles |= dict.fromkeys(named.values())
+        for name, *cells in body:
+            by_title = dict(zip(head[1:], cells, strict=True))
+            rows.setdefault(name, {}).update({named[title]: by_title[title] for title in shown})
+    body = [[name, *(cells.get(title, "") for title in titles)] for name, cells in rows.items()]
+    return "\n".join(conditions) + "\n\n" + table([corner, *titles], body)
+
+
+def peer_tables(document):
+    return joined([("", peer_columns(document))])
+
+
+def tables(argument):
+    """The table of FILE, or of LABEL:FILE,LABEL:FILE."""
+    files = [part.rpartition(":") for part in argument.split(",")]
+    return joined([(label, columns_of(pathlib.Path(path))) for label, _, path in files])
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="NAME=FILE")
+    parser.add_argument("files", nargs="+", metavar="NAME=[LABEL:]FILE")
     parser.add_argument("--write", type=pathlib.Path, metavar="PAGE", help="replace the tables in this page")
     options = parser.parse_args(arguments)
     found = {}
@@ -233,7 +261,7 @@ def main(arguments=None):
         name, equals, path = argument.partition("=")
         if not equals:
             parser.error(f"{argument}: give NAME=FILE")
-        found[name] = tables(pathlib.Path(path))
+        found[name] = tables(path)
     if options.write is None:
         print("\n\n".join(f"## {name}\n\n{text}" for name, text in found.items()))
         return

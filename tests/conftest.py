@@ -121,7 +121,13 @@ def _bnns_failures_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_failure, "seen", True)
 
 
-@pytest.fixture(params=_core.isa_levels())
+# Levels between the lowest and the highest repeat what those check. test_same_bits.py compares all of them.
+_LEVELS = _core.isa_levels()
+
+
+@pytest.fixture(
+    params=[pytest.param(level, marks=pytest.mark.long if level in _LEVELS[1:-1] else ()) for level in _LEVELS]
+)
 def isa(request: pytest.FixtureRequest) -> str:
     """Each instruction-set level of this machine in turn, in force."""
     level = str(request.param)

@@ -45,8 +45,9 @@ from support.fuzz_driver import GUARD, Broken, main
 from support.fuzz_oracle import disagreement
 from support.fuzz_pooling import POOL_GENERATORS
 from support.fuzz_recurrent import RECURRENT_GENERATORS
+from support.fuzz_scan import SCAN_GENERATORS
 
-GENERATORS = fuzz_calls.GENERATORS | CONV_GENERATORS | POOL_GENERATORS | RECURRENT_GENERATORS
+GENERATORS = fuzz_calls.GENERATORS | CONV_GENERATORS | POOL_GENERATORS | RECURRENT_GENERATORS | SCAN_GENERATORS
 CELLS = ("lstm", "gru", "rnn")
 REFUSALS = (ValueError, TypeError, MemoryError, OverflowError)
 INTEGERS = [0, 1, 2, 3, 7, 64, 4096, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64]

@@ -23,12 +23,15 @@ SLOW = ("bnns_handwritten_digits", "bnns_text_classifier", "nn_characters", "nn_
 
 # What an example prints about data that it has not been trained on, and the least that it must reach.
 CLAIMS = {
+    "bnns_attention": (r"([0-9.]+) % of the variance of new values", 85),
     "bnns_digits": (r"(\d+) of 32 new digits are right", 32),
     "bnns_digits_c": (r"(\d+) of 32 new digits are right", 32),
     "bnns_handwritten_digits": (r"new digits are right: ([0-9.]+) %", 97),
     "bnns_normalization": (r"with moving statistics: (\d+)% correct", 95),
     "bnns_perceptron": (r"([0-9.]+) % of the variance of new values", 98),
     "bnns_text_classifier": (r"new sentences: .* ([0-9.]+) % after", 95),
+    "min_gru": (r"500 new sequences: ([0-9.]+)% recalled", 98),
+    "min_lstm": (r"200 new sequences: ([0-9.]+)% of", 99),
     "nn_images": (r"200 new images: .* ([0-9.]+)% correct", 95),
     "nn_ragged_classification": (r"longer: ([0-9.]+)% of \d+ correct", 95),
     "nn_tagger": (r"200 new sentences: ([0-9.]+)% of \d+ tags", 98),

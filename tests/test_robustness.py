@@ -220,7 +220,12 @@ def test_cache_sizes_beyond_64_bits_are_refused(sizes: tuple[int, int, int, int]
 
 def test_the_engine_refuses_sizes_beyond_64_bits_by_itself() -> None:
     nothing = [(0, 0.0, 0.0)] * 5
-    for *sizes, layers in ((2**58 + 256, 1, 1, 1, 1), (2**31, 2**31, 1, 1, 1), (1, 1, 1, 2**40, 1), (1, 1, 1, 1, 2**60)):
+    for *sizes, layers in (
+        (2**58 + 256, 1, 1, 1, 1),
+        (2**31, 2**31, 1, 1, 1),
+        (1, 1, 1, 2**40, 1),
+        (1, 1, 1, 1, 2**60),
+    ):
         with pytest.raises(ValueError, match="the sizes are too large"):
             _core.RecurrentProblem(
                 0, *sizes, 0, layers, 1, 0, nothing, 0, False, False, False, 0.0, 0.0, 0, 0.0, 0, False, 0.0

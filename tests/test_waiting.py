@@ -27,14 +27,14 @@ WAITS = {"wait", "join", "poll", "alarm", "result", "communicate", "select"}
 
 def faults(source: str) -> Iterator[str]:
     """Calls of clocks, and waits that end after a number of seconds instead of PATIENCE."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     clocks = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and node.module == "time"
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "sleep(" in node.value:
             yield f"line {node.lineno}: a script that sleeps"
         if not isinstance(node, ast.Call):

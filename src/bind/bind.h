@@ -18,6 +18,7 @@ void bind_program(nanobind::module_& module);
 void bind_batched(nanobind::module_& module);
 void bind_gather(nanobind::module_& module);
 void bind_reduce(nanobind::module_& module);
+void bind_scan(nanobind::module_& module);
 void bind_softmax(nanobind::module_& module);
 void bind_xla(nanobind::module_& module);
 

@@ -129,6 +129,7 @@ NB_MODULE(_core, m) {
     bind_batched(m);
     bind_gather(m);
     bind_reduce(m);
+    bind_scan(m);
     bind_softmax(m);
     bind_xla(m);
 }

@@ -64,7 +64,8 @@ Outcome backward(const RecurrentProblem& problem, nb::handle dy, nb::handle dhn,
                             overlap_checked, threads);
 }
 
-Outcome check_cache(const RecurrentProblem& problem, nb::handle inputs, nb::handle cache, std::optional<uint64_t> stamp) {
+Outcome check_cache(const RecurrentProblem& problem, nb::handle inputs, nb::handle cache,
+                    std::optional<uint64_t> stamp) {
     return problem.check_cache(inputs_of(inputs), cache, stamp);
 }
 

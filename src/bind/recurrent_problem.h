@@ -1,6 +1,7 @@
 // A recurrent layer: views of its arrays, and the calls of the drivers.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <optional>
 #include <tuple>
@@ -64,7 +65,8 @@ constexpr CellField kWx = {"wx", &Cell::wx, CellField::by_inputs}, kWh = {"wh", 
                     kGammaC = {"gamma_c", &Cell::gamma_c, CellField::unit_vector},
                     kBetaC = {"beta_c", &Cell::beta_c, CellField::unit_vector};
 inline const std::vector<CellField>& fields_of(CellKind kind) {
-    static const std::vector<CellField> lstm = {kWx, kWh, kB, kPeephole, kProjection, kGammaX, kGammaH, kGammaC, kBetaC},
+    static const std::vector<CellField> lstm = {kWx,     kWh,     kB,      kPeephole, kProjection,
+                                                kGammaX, kGammaH, kGammaC, kBetaC},
                                         gru = {kWx, kWh, kB, kBh, kGammaX, kGammaH},
                                         rnn = {kWx, kWh, kB, kGammaX, kGammaH};
     return kind == CellKind::lstm ? lstm : kind == CellKind::rnn ? rnn : gru;
@@ -208,7 +210,8 @@ public:
 
     // Whether a forward pass with these inputs has filled the cache.
     template <class Array, class Cells>
-    Outcome check_cache(const RecurrentInputs<Array, Cells>& in, Array cache_array, std::optional<uint64_t> stamp) const {
+    Outcome check_cache(const RecurrentInputs<Array, Cells>& in, Array cache_array,
+                        std::optional<uint64_t> stamp) const {
         Arrays arrays;
         const RecurrentShape shape = ragged(arrays, in);
         check_filled(arrays.call, arrays.add(cache_array, "cache", Element::u8), shape, stamp);
@@ -216,8 +219,8 @@ public:
     }
 
     template <class Array, class Cells>
-    Outcome show(const RecurrentInputs<Array, Cells>& in, Array cache_array, std::optional<uint64_t> stamp, int64_t cell,
-                 Array gates_array, Array states_array) const {
+    Outcome show(const RecurrentInputs<Array, Cells>& in, Array cache_array, std::optional<uint64_t> stamp,
+                 int64_t cell, Array gates_array, Array states_array) const {
         Arrays arrays;
         const RecurrentShape shape = ragged(arrays, in);
         if (cell < 0 || cell >= shape.layers * shape.directions) throw nb::value_error("there is no such cell");
@@ -286,24 +289,45 @@ private:
         if (reset.present() && shape.directions == 2) throw nb::value_error("reset in two directions");
         shape.reset = static_cast<const uint8_t*>(reset.data());
         const View& mask = arrays.add(in.mask, "mask", element_);
-        if (mask.present() != (shape.mask_kind != MaskKind::none)) throw nb::value_error("a mask, or none, is expected");
-        mask.check_shape({cells(), copies(), shape.steps, shape.samples, shape.outputs()});
-        mask.check_unit_stride(shape.outputs());
-        if (mask.present()) shape.mask = {mask.data(), mask.stride(0), mask.stride(1), mask.stride(2), mask.stride(3)};
+        if (mask.present() != (shape.mask_kind != MaskKind::none))
+            throw nb::value_error("a mask, or none, is expected");
+        const std::array<int64_t, 5> masked = {cells(), copies(), shape.steps, shape.samples, shape.outputs()};
+        const std::array<int64_t, 5> of_mask = broadcast_strides(arrays.call, mask, masked);
+        if (mask.present()) shape.mask = {mask.data(), of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
         const View& zoneout = arrays.add(in.zoneout, "zoneout", element_);
-        if (zoneout.present() != shape.has_zoneout) throw nb::value_error("a zoneout, or none, is expected");
-        shape.zoneout = factor(zoneout, shape.outputs());
+        if (is_absent(in.zoneout) == shape.has_zoneout) throw nb::value_error("a zoneout, or none, is expected");
+        shape.zoneout = zoneout_factor(arrays.call, zoneout, shape.outputs());
         const View& cell_zoneout = arrays.add(in.cell_zoneout, "zoneout", element_);
-        if (cell_zoneout.present() && (!has_cells() || shape_.peephole == Peephole::full)) {
+        if (!is_absent(in.cell_zoneout) && (!has_cells() || shape_.peephole == Peephole::full)) {
             throw nb::value_error("a zoneout of cell states that cannot be");
         }
-        shape.cell_zoneout = factor(cell_zoneout, shape.units);
+        shape.cell_zoneout = zoneout_factor(arrays.call, cell_zoneout, shape.units);
     }
-    Factor factor(const View& view, int64_t units) const {
-        view.check_shape({cells(), shape_.steps, shape_.samples, units});
-        view.check_unit_stride(units);
+    Factor zoneout_factor(Call& call, const View& view, int64_t units) const {
         if (!view.present()) return {};
-        return {view.data(), view.stride(0), 0, view.stride(1), view.stride(2)};
+        const std::array<int64_t, 4> extents = {cells(), shape_.steps, shape_.samples, units};
+        const std::array<int64_t, 4> strides = broadcast_strides(call, view, extents);
+        return {view.data(), strides[0], 0, strides[1], strides[2]};
+    }
+    // The strides of an array that is broadcast to these extents as in NumPy. Its last axis is whole and contiguous.
+    template <size_t n>
+    static std::array<int64_t, n> broadcast_strides(Call& call, const View& view,
+                                                    const std::array<int64_t, n>& extents) {
+        std::array<int64_t, n> strides = {};
+        if (!view.present()) return strides;
+        const int lead = int(n) - view.axes();
+        if (lead < 0 || view.axes() == 0) {
+            call.refuse(Reason::shape, view.name());
+            return strides;
+        }
+        for (int i = 0; i < view.axes(); ++i) {
+            const size_t axis = size_t(lead + i);
+            const bool whole = view.extent(i) == extents[axis];
+            if (!whole && (view.extent(i) != 1 || axis == n - 1)) call.refuse(Reason::shape, view.name());
+            strides[axis] = whole && view.extent(i) > 1 ? view.stride(i) : 0;
+        }
+        view.check_unit_stride(extents[n - 1]);
+        return strides;
     }
 
     // The caller computes active and order from lengths that it has checked.
@@ -346,11 +370,12 @@ private:
     static void check_cache_size(Call& call, const View& cache, const RecurrentShape& shape) {
         if (!cache.present()) return;
         cache.check_vector(cache.elements());
-        const int64_t bytes =
-            recorded_program() ? recurrent_cache_bytes(shape, shape.steps * shape.samples) : recurrent_cache_bytes(shape);
+        const int64_t bytes = recorded_program() ? recurrent_cache_bytes(shape, shape.steps * shape.samples)
+                                                 : recurrent_cache_bytes(shape);
         if (cache.elements() < bytes) call.refuse(Reason::shape, cache.name());
     }
-    static void check_filled(Call& call, const View& cache, const RecurrentShape& shape, std::optional<uint64_t> stamp) {
+    static void check_filled(Call& call, const View& cache, const RecurrentShape& shape,
+                             std::optional<uint64_t> stamp) {
         check_cache_size(call, cache.require(), shape);
         if (call.refused() || recorded_program()) return;  // a program fills it before
         const CacheState state = recurrent_check_cache(shape, cache.data());
@@ -446,15 +471,20 @@ private:
     GateArray parameter(Arrays& arrays, Array given, const CellField& field, int64_t inputs, Access access) const {
         const int64_t units = shape_.units, outputs = shape_.outputs();
         switch (field.form) {
-            case CellField::by_inputs: return gate_array(arrays, given, field.name, inputs, true, access);
-            case CellField::by_outputs: return gate_array(arrays, given, field.name, outputs, true, access);
-            case CellField::vector: return gate_array(arrays, given, field.name, 0, false, access);
+            case CellField::by_inputs:
+                return gate_array(arrays, given, field.name, inputs, true, access);
+            case CellField::by_outputs:
+                return gate_array(arrays, given, field.name, outputs, true, access);
+            case CellField::vector:
+                return gate_array(arrays, given, field.name, 0, false, access);
             case CellField::peephole: {
                 const bool full = shape_.peephole == Peephole::full;
                 return gate_array(arrays, given, field.name, full ? units : 0, full, access);
             }
-            case CellField::projection: return one_array(arrays, given, field.name, {shape_.projection, units}, access);
-            case CellField::unit_vector: return one_array(arrays, given, field.name, {units}, access);
+            case CellField::projection:
+                return one_array(arrays, given, field.name, {shape_.projection, units}, access);
+            case CellField::unit_vector:
+                return one_array(arrays, given, field.name, {units}, access);
         }
         return {};
     }
@@ -466,7 +496,7 @@ private:
         GateArray found;
         const View& view = arrays.add(given, name, element_, access);
         view.check_shape(shape);
-        if (access == Access::write) view.check_unit_stride(shape.back());
+        if (access == Access::write && shape.size() > 1) view.check_unit_stride(shape.back());
         found.gate[0] = view.data();
         found.row_stride = view.stride(0);
         found.col_stride = shape.size() > 1 ? view.stride(1) : 1;
@@ -514,7 +544,8 @@ private:
         }
         const View& view = arrays.add(given, name, element_, access);
         const bool apart = view.axes() == tail + 2;
-        view.check_shape(with_columns(apart ? std::vector<int64_t>{gates, units} : std::vector<int64_t>{gates * units}));
+        view.check_shape(
+            with_columns(apart ? std::vector<int64_t>{gates, units} : std::vector<int64_t>{gates * units}));
         take_strides(view, apart ? 1 : 0);
         const int64_t step = apart ? view.stride(0) : units * found.row_stride;
         for (int k = 0; k < gates && view.present(); ++k)

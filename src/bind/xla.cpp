@@ -9,8 +9,9 @@
 
 #include "bind.h"
 #include "linear_call.h"
-#include "recurrent_problem.h"
 #include "norm_problem.h"
+#include "recurrent_problem.h"
+#include "scan_call.h"
 #include "xla_frame.h"
 
 namespace rg::bind {
@@ -308,19 +309,25 @@ public:
     }
     RawInputs inputs() const {
         const auto find = [&](const std::string& name) { return frame_.argument(name); };
-        RawInputs in = {x_.array(), nullptr, RawCells(kind_, layers_ * directions_, "", find)};
-        in.h0 = frame_.argument("h0");
-        in.c0 = frame_.argument("c0");
-        if (!order_.empty()) {
-            in.active = &active_array_->array;
-            in.order = &order_array_->array;
-        }
+        const bool ragged = !order_.empty();
+        RawInputs in = {x_.array(),
+                        nullptr,
+                        RawCells(kind_, layers_ * directions_, "", find),
+                        find("h0"),
+                        find("c0"),
+                        ragged ? &active_array_->array : nullptr,
+                        ragged ? &order_array_->array : nullptr,
+                        0,
+                        nullptr,
+                        find("reset"),
+                        nullptr,
+                        nullptr,
+                        nullptr};
         if (const RawArray* seed = frame_.argument("seed")) {
             if (elements_of(*seed) != 1) fail("seed must be one integer");
             const int64_t value = integer_at(*seed, 0);
             in.seed = seed->element == Element::i32 ? uint64_t(uint32_t(value)) : uint64_t(value);
         }
-        in.reset = frame_.argument("reset");
         return in;
     }
     RawCells gradients() const {
@@ -373,7 +380,8 @@ void recurrent_forward_call(Frame& frame) {
     }
 }
 
-// Arguments: x, the cells, lengths, seed, reset, cache, dy, dhn, dcn. Results: dx, dh0, dc0, the gradients of the cells.
+// Arguments: x, the cells, lengths, seed, reset, cache, dy, dhn, dcn. Results: dx, dh0, dc0, the gradients of the
+// cells.
 void recurrent_backward_call(Frame& frame) {
     for (int64_t i = 0; i < frame.calls(); ++i) {
         frame.select(i);
@@ -383,6 +391,35 @@ void recurrent_backward_call(Frame& frame) {
                                       &frame.required("cache"), std::nullopt, dx.array(),
                                       std::optional<RawCells>(call.gradients()), frame.result("dh0"),
                                       frame.result("dc0"), false, false, threads(frame)));
+    }
+}
+
+// ---- linear recurrences --------------------------------------------------------------------------------------------
+
+int scan_axis(const Frame& frame, int64_t folded) {
+    return int(std::clamp<int64_t>(frame.integer("axis") + folded, -1, kMaxAxes));
+}
+
+// Arguments: b, a, h0. Results: y, hn.
+void scan_forward_call(Frame& frame) {
+    const int axis = scan_axis(frame, frame.fold({}));
+    const bool f64 = frame.required("b").element == Element::f64;
+    for (int64_t call = 0; call < frame.calls(); ++call) {
+        frame.select(call);
+        check(scan_forward(f64, axis, frame.argument("a"), frame.argument("b"), frame.argument("h0"), kAbsent,
+                           frame.result("y"), frame.result("hn"), false, threads(frame)));
+    }
+}
+
+// Arguments: y, a, h0, dy, dhn. Results: da, db, dh0.
+void scan_backward_call(Frame& frame) {
+    const int axis = scan_axis(frame, frame.fold({}));
+    const bool f64 = frame.required("y").element == Element::f64;
+    for (int64_t call = 0; call < frame.calls(); ++call) {
+        frame.select(call);
+        check(scan_backward(f64, axis, frame.argument("dy"), frame.argument("dhn"), frame.argument("a"), kAbsent,
+                            frame.argument("y"), frame.argument("h0"), frame.result("da"), kAbsent, frame.result("db"),
+                            frame.result("dh0"), false, false, threads(frame)));
     }
 }
 
@@ -469,6 +506,8 @@ constexpr Entry kHandlers[] = {
     {"retrograd_linear_backward", handler<linear_backward_call>},
     {"retrograd_recurrent_forward", handler<recurrent_forward_call>},
     {"retrograd_recurrent_backward", handler<recurrent_backward_call>},
+    {"retrograd_scan_forward", handler<scan_forward_call>},
+    {"retrograd_scan_backward", handler<scan_backward_call>},
 };
 
 }  // namespace

@@ -308,6 +308,8 @@ struct CellForward {
     int64_t rows, blocks, units;  // units: the number of units in the blocks that are not padding
     A* gates;                     // in rows. In: z without peepholes; out: what backward needs of the gates
     int64_t gates_row;
+    const A* inputs;  // with a norm: in rows, what is normalized by input_norm to z; null: the gates are z
+    RowNorm<A> input_norm;
     GateProducts<A> products;
     CellOutput<A> output;
     // LSTM
@@ -316,7 +318,7 @@ struct CellForward {
     StateArray<A> c_next;
     StateArray<A> c_new;        // the new cell state before zoneout; null: it is c_next
     RowFactor<A> cell_zoneout;  // as zoneout, for c
-    RowNorm<A> cell_norm;       // of what the output reads, c_new, and if norm_carried of what c_next gets; no gamma: none
+    RowNorm<A> cell_norm;  // of what the output reads, c_new, and if norm_carried of what c_next gets; no gamma: none
     bool norm_carried;
     // LSTM: o psi(c), instead of `output`, if it is to be projected. GRU: the product with the state that the reset
     // gate multiplies (after), or the reset state (before).
@@ -381,8 +383,7 @@ struct CellCollect {
     StateArray<A> dh;  // out
 };
 
-// Layer normalization of rows [block][gate][kPanel], or [block][kPanel] with one gate: without the padding of the last
-// block.
+// Statistics of rows [block][gate][kPanel], or [block][kPanel] with one gate, without the padding of the last block.
 template <class A>
 struct NormRows {
     int64_t rows, gates, units;
@@ -390,10 +391,6 @@ struct NormRows {
     int64_t x_row;
     double eps;
     A *center, *rstd;  // out: the mean and 1 / sqrt(var + eps) of every row
-    // y = (x - center) * rstd * gamma + beta; null: not wanted
-    const A *gamma, *beta;
-    A* y;
-    int64_t y_row;
 };
 
 // The gradient of x from that of y, dx = rstd (g - mean(g) - xhat mean(g xhat)) with g = gamma dy. Unit u of block b,
@@ -644,6 +641,34 @@ struct RowKernels {
     void (*accumulate)(const A* x, int64_t count, bool exclusive, double* carry, A* y);
 };
 
+// ---- linear recurrences --------------------------------------------------------------------------------------------
+
+// Steps of a recurrence: step r is a row of contiguous elements at data + r * stride. A stride may be 0 or negative.
+template <class T>
+struct Steps {
+    T* data;
+    int64_t stride;
+};
+
+// For every step r in order and every column: state = a * state + b, with one rounding; y = state; da = state * before.
+template <class A>
+struct ScanSteps {
+    BlockSize size;
+    Steps<const A> a, b, before;  // `before` is read only for da
+    A* state;                     // [cols], updated
+    Steps<A> y, da;               // y may be b; da may be null: not wanted
+    bool stream;
+};
+
+template <class A>
+struct ScanKernels {
+    void (*run)(const ScanSteps<A>& steps);
+    // x[i] = 0 where reset[i * step] is not 0
+    void (*clear)(const uint8_t* reset, int64_t step, int64_t count, A* x);
+    // to[c * to_row + r] = from[r * from_row + c]
+    void (*transpose)(const A* from, int64_t from_row, BlockSize size, A* to, int64_t to_row);
+};
+
 // The kernels of one kind for both types of arithmetic.
 template <template <class> class Kernels>
 struct ForBoth {
@@ -675,6 +700,7 @@ struct KernelTable {
     MapKernels<int64_t> map_integers;
     ForBoth<ReduceKernels> reduce;
     ForBoth<RowKernels> rows;
+    ForBoth<ScanKernels> scan;
     // The largest of `count` indices, as unsigned numbers; 0 if there are none.
     uint32_t (*largest_index)(const int32_t* indices, int64_t count);
     // dst = the sum of 1 to 3 sources: the peak memory bandwidth, for benchmarks.

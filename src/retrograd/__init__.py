@@ -100,6 +100,7 @@ from .ops.recurrent import (
     rnn_step,
     rnn_step_backward,
 )
+from .ops.scan import ScanCache, ScanGradients, ScanResult, scan_backward, scan_forward
 
 __all__ = [
     "Activation",
@@ -130,6 +131,9 @@ __all__ = [
     "RnnStep",
     "RnnWeights",
     "RunningUpdate",
+    "ScanCache",
+    "ScanGradients",
+    "ScanResult",
     "activation_backward",
     "activation_forward",
     "adam_step",
@@ -191,6 +195,8 @@ __all__ = [
     "rnn_forward",
     "rnn_step",
     "rnn_step_backward",
+    "scan_backward",
+    "scan_forward",
     "set_num_threads",
     "sgd_step",
     "sigmoid_cross_entropy",

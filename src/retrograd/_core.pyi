@@ -309,6 +309,12 @@ def arg_reduce(max: bool, f64: bool, x: object, y: object, overlap_checked: bool
     y = the index of the first largest, or smallest, element along the axis along which y has extent 1.
     """
 
+def scan_forward(f64: bool, axis: int, a: object, b: object, h0: object | None, reset: object | None, y: object | None, hn: object | None, overlap_checked: bool, threads: int) -> Refusal | None:
+    """y[t] = a[t] * y[t-1] + b[t] along an axis; hn is the last."""
+
+def scan_backward(f64: bool, axis: int, dy: object | None, dhn: object | None, a: object, reset: object | None, y: object, h0: object | None, da: object | None, da_sums: object | None, db: object | None, dh0: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """Gradients of scan_forward. da_sums, float64: the sums of da over time."""
+
 def softmax(log: bool, f64: bool, x: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = softmax(x), or its logarithm, of every row."""
 

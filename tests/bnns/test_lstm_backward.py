@@ -37,7 +37,12 @@ def test_accumulate_everywhere_is_the_engines_own() -> None:
     base = layer.expected_forward().cache
     assert base is not None
     wanted = copy.deepcopy(expected)
-    for array in (wanted.dx, wanted.dh0, wanted.dc0, *(a for cell in wanted.dweights for part in cell[:4] for a in part)):
+    for array in (
+        wanted.dx,
+        wanted.dh0,
+        wanted.dc0,
+        *(a for cell in wanted.dweights for part in cell[:4] for a in part),
+    ):
         assert array is not None
         array[...] = 0.25
     dhn, dcn = layer.states(layer.dhn), layer.states(layer.dcn)

@@ -665,6 +665,7 @@ std::vector<Problem> all(bool large) {
     add_other_cells(problems, large);
     add_dense(problems);
     add_convolutions(problems);
+    add_recurrent(problems);
     add_optimizers(problems);
     return problems;
 }

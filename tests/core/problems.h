@@ -29,9 +29,11 @@ struct Problem {
     std::function<std::vector<Output>(rg::DType dtype, int threads)> run;
 };
 
-// The problems of linear layers, embeddings, losses, dropout and pooling, and of convolutions.
+// The problems of linear layers, embeddings, losses, dropout and pooling, of convolutions, and of linear
+// recurrences.
 void add_dense(std::vector<Problem>& problems);
 void add_convolutions(std::vector<Problem>& problems);
+void add_recurrent(std::vector<Problem>& problems);
 // All of them. `large`: those too, whose results do not stay in cache and take other paths.
 std::vector<Problem> all(bool large);
 

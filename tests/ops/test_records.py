@@ -31,6 +31,8 @@ ENGINE: dict[type[Any], Callable[..., Any]] = {
     records.PoolForward: _core.pool_forward,
     records.PoolBackward: _core.pool_backward,
     records.IndexedPlanes: _core.indexed_planes,
+    records.ScanForward: _core.scan_forward,
+    records.ScanBackward: _core.scan_backward,
     records.SoftmaxCrossEntropy: _core.softmax_cross_entropy,
     records.CosineDistance: _core.cosine_distance,
     records.ElementLosses: _core.element_losses,

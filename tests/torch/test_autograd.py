@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import retrograd as rg
 from retrograd import _core
 from support.torch_layers import compare, exact, gradients_of, outputs_of, rt, same_bits, torch
 
-_lstm, _norm = rt._lstm, rt._norm
+_recurrent, _norm = rt._recurrent, rt._norm
 
 # A layer of each kind, in float64, and an input.
 MAKERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
@@ -27,6 +28,16 @@ MAKERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "LSTM": (lambda: rt.LSTM(4, 3, 2, bidirectional=True), (3, 2, 4)),
     "LSTM, peephole": (lambda: rt.LSTM(4, 3, peephole="full", batch_first=True), (3, 2, 4)),
     "LSTM, recompute": (lambda: rt.LSTM(4, 3, recompute=True), (3, 2, 4)),
+    "LSTM, projection": (lambda: rt.LSTM(4, 3, 2, proj_size=2, bidirectional=True), (3, 2, 4)),
+    "LSTM, clip": (lambda: rt.LSTM(4, 3, clip=0.6, cell_clip=0.4, coupled=True), (3, 2, 4)),
+    "GRU": (lambda: rt.GRU(4, 3, 2, bidirectional=True), (3, 2, 4)),
+    "GRU, before": (lambda: rt.GRU(4, 3, kind="before", flip=True, batch_first=True), (3, 2, 4)),
+    "GRU, zoneout": (lambda: rt.GRU(4, 3, zoneout=0.2).eval(), (3, 2, 4)),
+    "RNN": (lambda: rt.RNN(4, 3, 2, bidirectional=True), (3, 2, 4)),
+    "RNN, ELU": (lambda: rt.RNN(4, 3, nonlinearity=rg.Activation("elu", alpha=0.7)), (3, 2, 4)),
+    "LSTMCell": (lambda: rt.LSTMCell(4, 3), (2, 4)),
+    "GRUCell": (lambda: rt.GRUCell(4, 3), (2, 4)),
+    "RNNCell": (lambda: rt.RNNCell(4, 3, nonlinearity="relu"), (2, 4)),
 }
 NORMS = [name for name in MAKERS if "norm" in name]
 
@@ -98,7 +109,9 @@ def test_there_is_no_second_derivative(name: str) -> None:
     y = first(layer(x))
     (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     assert same_bits(dx.detach(), torch.autograd.grad(first(layer(x)).square().sum(), x)[0])
-    with pytest.raises(NotImplementedError, match=r"(norm|lstm): there is no second derivative. Use torch.nn's layer"):
+    with pytest.raises(
+        NotImplementedError, match=r"(norm|LSTM|GRU|RNN|Cell): there is no second derivative. Use torch.nn's layer"
+    ):
         dx.sum().backward()
 
 
@@ -184,7 +197,7 @@ def test_hooks(name: str) -> None:
 def wanted(monkeypatch: pytest.MonkeyPatch, layer: Any, x: Any) -> set[str]:
     """The gradients that a backward pass computes."""
     found: set[str] = set()
-    run_backward, lstm_backward = _norm.run_backward, _lstm.lstm_backward
+    run_backward, functions = _norm.run_backward, _recurrent.FUNCTIONS["lstm"]
 
     def norm(problem: Any, dy: Any, cache: Any, results: Any, *rest: Any) -> None:
         found.update(name for name, value in results._asdict().items() if value is not None)
@@ -192,10 +205,10 @@ def wanted(monkeypatch: pytest.MonkeyPatch, layer: Any, x: Any) -> set[str]:
 
     def lstm(*arguments: Any, need: Any, **options: Any) -> Any:
         found.update(need)
-        return lstm_backward(*arguments, need=need, **options)
+        return functions.backward(*arguments, need=need, **options)
 
     monkeypatch.setattr(_norm, "run_backward", norm)
-    monkeypatch.setattr(_lstm, "lstm_backward", lstm)
+    monkeypatch.setitem(_recurrent.FUNCTIONS, "lstm", functions._replace(backward=lstm))
     y = first(layer(x))
     y.backward(torch.ones_like(y))
     return found
@@ -243,7 +256,7 @@ def test_nothing_is_kept_without_gradients(name: str, monkeypatch: pytest.Monkey
     y = first(layer(x.detach()))
     assert same_bits(y, expected.detach())
     assert y.grad_fn is None
-    assert buffers == ([None] * 3 if "LSTM" in name else [])
+    assert buffers == ([] if name in NORMS else [None] * 3)
 
 
 # ---- other ways to train ---------------------------------------------------------------------------------------------
@@ -277,13 +290,13 @@ def test_checkpointing_frees_what_backward_needs() -> None:
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if "evaluation" not in name])
 def test_autocast(name: str) -> None:
-    """Under autocast the arithmetic is float32: a norm of bfloat16 gives bfloat16, an LSTM gives float32."""
+    """Under autocast the arithmetic is float32: a norm of bfloat16 gives bfloat16, a recurrent layer float32."""
     layer, x = make(name, torch.float32)
     low = x.detach().bfloat16().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         y = first(copy.deepcopy(layer)(low))
     expected = first(copy.deepcopy(layer)(low.detach().float()))
-    assert y.dtype is (torch.float32 if "LSTM" in name else torch.bfloat16)
+    assert y.dtype is (torch.bfloat16 if name in NORMS else torch.float32)
     assert same_bits(y.float(), expected.to(y.dtype).float())
     y.sum().backward()
     assert low.grad.dtype is torch.bfloat16

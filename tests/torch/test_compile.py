@@ -30,7 +30,18 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     ),
     "LSTM, recompute": (lambda: rt.LSTM(5, 6, recompute=True), (3, 4, 5)),
     "LSTM, dropout": (lambda: rt.LSTM(5, 6, 2, dropout=0.3), (3, 4, 5)),
+    "LSTM, projection": (lambda: rt.LSTM(5, 6, 2, proj_size=3, bidirectional=True), (3, 4, 5)),
+    "GRU": (lambda: rt.GRU(5, 6, 2, bidirectional=True), (3, 4, 5)),
+    "GRU, options": (lambda: rt.GRU(5, 6, batch_first=True, kind="before", flip=True, clip=0.5), (3, 4, 5)),
+    "GRU, zoneout and dropout": (lambda: rt.GRU(5, 6, 2, zoneout=0.2, dropout=0.3), (3, 4, 5)),
+    "RNN": (lambda: rt.RNN(5, 6, nonlinearity="relu"), (3, 4, 5)),
+    "LSTMCell": (lambda: rt.LSTMCell(5, 6), (4, 5)),
+    "GRUCell": (lambda: rt.GRUCell(5, 6), (4, 5)),
+    "RNNCell": (lambda: rt.RNNCell(5, 6), (4, 5)),
 }
+
+
+NORMS = [name for name in LAYERS if "norm" in name]
 
 
 def make(name: str) -> tuple[Any, Any]:
@@ -66,15 +77,15 @@ def test_compiled_layers_have_the_same_bits(name: str) -> None:
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for found, expected in zip(run(layer, compiled, x), run(eager, eager, x), strict=True):
         assert same_bits(found, expected)
-    if "batch" in name or "LSTM" in name:
-        larger = torch.cat((x, x), 0 if "norm" in name else 1)
+    if "batch" in name or name not in NORMS:
+        larger = torch.cat((x, x), 0 if "norm" in name or "Cell" in name else 1)
         for found, expected in zip(run(layer, compiled, larger), run(eager, eager, larger), strict=True):
             assert same_bits(found, expected)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own
-@pytest.mark.parametrize("name", ["batch norm", "LSTM"])
+@pytest.mark.parametrize("name", ["batch norm", "LSTM", "GRU", "RNNCell"])
 def test_inductor(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # another one may know other operators
     layer, x = make(name)
@@ -122,7 +133,7 @@ def test_export(name: str) -> None:
     layer, x = make(name)
     layer.eval()
     program = torch.export.export(layer, (x,))
-    assert operators_of(program.graph) == [f"retrograd.{'lstm' if 'LSTM' in name else 'norm'}.default"]
+    assert operators_of(program.graph) == [f"retrograd.{'norm' if name in NORMS else 'recurrent'}.default"]
     assert same_bits(outputs_of(program.module()(x))[0], outputs_of(layer(x))[0].detach())
 
 
@@ -137,11 +148,11 @@ def test_export_of_training() -> None:
         assert same_bits(state[name], buffer)
 
 
-def flat_weights(lstm: Any) -> list[Any]:
-    return [getattr(lstm, name) for name in lstm._flat_weights_names]
+def flat_weights(layer: Any) -> list[Any]:
+    return [getattr(layer, name) for name in layer._flat_weights_names]
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "LSTM" not in name])
+@pytest.mark.parametrize("name", NORMS)
 def test_norm_operators_pass_the_checks_of_torch_library(name: str) -> None:
     layer, x = make(name)
     batched = x if x.dim() > 2 or "batch" in name else x[None]
@@ -163,17 +174,21 @@ def test_update_operator_passes_the_checks_of_torch_library() -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_lstm_operators_pass_the_checks_of_torch_library(keep: bool, ragged: bool) -> None:
-    lstm = rt.LSTM(5, 6, bidirectional=True)
-    weights = flat_weights(lstm) if keep else [w.detach() for w in flat_weights(lstm)]
-    x, h, c = torch.randn(3, 4, 5, requires_grad=keep), *torch.randn(2, 2, 4, 6)
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_recurrent_operators_pass_the_checks_of_torch_library(name: str, keep: bool, ragged: bool) -> None:
+    layer = getattr(rt, name)(5, 6)
+    weights = flat_weights(layer) if keep else [w.detach() for w in flat_weights(layer)]
+    x, h, c = torch.randn(3, 4, 5, requires_grad=keep), *torch.randn(2, 1, 4, 6)
     lengths = torch.tensor([3, 1, 2, 3]) if ragged else None
-    arguments = (x, h, c, weights, lengths, None, None, keep, True, False, True, False, "", "new", 0.0, False)
+    reset, mask = torch.rand(3, 4) < 0.3, torch.rand(1, 1, 4, 6)
+    tensors = (x, h, c if name == "LSTM" else None, weights, lengths, None, reset, mask, None)
+    parameters = "weight_ih weight_hh bias_ih bias_hh"
+    arguments = (*tensors, keep, name, parameters, "", False, False, 0.0, False)
     # A cache has a stamp and unused bytes, so it differs from run to run; the other checks do not compare it.
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"] + ["test_aot_dispatch_dynamic"] * (
         not keep
     )
-    torch.library.opcheck(torch.ops.retrograd.lstm.default, arguments, test_utils=checks)
+    torch.library.opcheck(torch.ops.retrograd.recurrent.default, arguments, test_utils=checks)
 
 
 class Intercepted(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]

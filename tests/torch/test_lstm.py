@@ -196,7 +196,7 @@ def test_no_steps_and_no_samples() -> None:
 X = torch.randn(5, 3, 4)
 H = torch.zeros(1, 3, 6)
 REFUSALS = {
-    "LSTM: proj_size is 2, but retrograd has no projection of the hidden state": lambda: rt.LSTM(4, 6, proj_size=2),
+    "GRU: proj_size is 2, but only an LSTM has a projection": lambda: rt.GRU(4, 6, proj_size=2),
     "LSTM: dropout is 1, must be below 1": lambda: rt.LSTM(4, 6, 2, dropout=1),
     "LSTM: peephole is 'round', must be 'diagonal', 'full' or None": lambda: rt.LSTM(4, 6, peephole="round"),
     "LSTM: output_gate_reads is 'none', must be": lambda: rt.LSTM(4, 6, output_gate_reads="none"),
@@ -333,3 +333,26 @@ def test_truncated_backpropagation_through_carried_states() -> None:
     assert same_bits(torch.cat((first, second)), whole)
     assert same_bits(last, hn)
     assert_close(whole, theirs(x.double())[0])
+
+
+def test_only_what_backward_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients there is no cache, except with dropout, whose mask is part of one."""
+    functions = rt._recurrent.FUNCTIONS
+    caches: list[Any] = []
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        result = rg.lstm_forward(*arguments, **options)
+        caches.append(result.cache)
+        return result
+
+    monkeypatch.setitem(functions, "lstm", functions["lstm"]._replace(forward=forward))
+    torch.manual_seed(0)
+    layer, x = rt.LSTM(5, 6, 2), torch.randn(4, 3, 5)
+    with torch.no_grad():
+        y, _ = layer(x)
+        rt.LSTM(5, 6, 2, dropout=0.5)(x)
+    assert caches[0] is None
+    assert caches[1] is not None
+    assert same_bits(layer(x)[0].detach(), y)
+    assert caches[2] is not None
+    assert len(caches) == 3

@@ -11,7 +11,7 @@ from retrograd.ops import _threads
 from support.processes import forks, python
 from support.torch_layers import rt, same_bits, torch
 
-_arrays, _lstm, _norm = rt._arrays, rt._lstm, rt._norm
+_arrays, _recurrent, _norm = rt._arrays, rt._recurrent, rt._norm
 
 
 def test_the_package_does_not_import_torch() -> None:
@@ -71,13 +71,14 @@ def test_threads_follow_torch_unless_they_are_chosen(monkeypatch: pytest.MonkeyP
 
 def test_the_engine_gets_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    forward, lstm_forward = _norm.run_forward, _lstm.lstm_forward
+    forward, functions = _norm.run_forward, _recurrent.FUNCTIONS["lstm"]
     monkeypatch.setattr(_norm, "run_forward", lambda *given: seen.append(given[-1]) or forward(*given))
-    monkeypatch.setattr(
-        _lstm,
-        "lstm_forward",
-        lambda *given, **options: seen.append(options["num_threads"]) or lstm_forward(*given, **options),
-    )
+
+    def lstm_forward(*given: Any, **options: Any) -> Any:
+        seen.append(options["num_threads"])
+        return functions.forward(*given, **options)
+
+    monkeypatch.setitem(_recurrent.FUNCTIONS, "lstm", functions._replace(forward=lstm_forward))
     monkeypatch.setattr(_threads, "chosen", False)
     x = torch.randn(4, 3, 5)
     for threads in (1, 2):

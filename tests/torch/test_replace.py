@@ -67,7 +67,7 @@ def test_layers_are_replaced_in_place() -> None:
 
 def test_what_was_done_and_left_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     model, _ = make()
-    model.extra = nn.LSTM(4, 6, proj_size=2)
+    model.extra = nn.LSTM(4, 6, 2, dropout=1.0)
     quiet = copy.deepcopy(model)
     result = rt.replace(model, fuse=True)
     text = capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_what_was_done_and_left_is_printed(capsys: pytest.CaptureFixture[str]) -
     assert text.splitlines()[0] == "replaced: 6"
     assert "  images.3  ReLU, fused with images.2" in text
     assert "left as they were: 1" in text
-    assert "extra     LSTM: proj_size is 2, but retrograd has no projection of the hidden state" in text
+    assert "extra     LSTM: dropout is 1, must be below 1" in text
 
 
 def test_modes_hooks_and_flags_stay() -> None:
@@ -114,13 +114,14 @@ def test_what_is_left_has_a_reason() -> None:
     torch.nn.utils.parametrizations.weight_norm(parametrized, "weight_hh_l0")
     model = nn.ModuleDict(
         {
-            "projection": nn.LSTM(4, 6, proj_size=2),
             "dropout": nn.LSTM(4, 6, 2, dropout=1.0),
             "low": nn.LSTM(4, 6, dtype=torch.bfloat16),
             "lazy": nn.LazyBatchNorm1d(),
             "subclass": Special(4),
             "parametrized": parametrized,
-            "gru": nn.GRU(4, 6),
+            "low gru": nn.GRU(4, 6, dtype=torch.bfloat16),
+            "low cell": nn.RNNCell(4, 6, dtype=torch.float16),
+            "unknown": nn.RNNCell(4, 6, nonlinearity="tan"),
             "low norm": nn.LayerNorm(4, dtype=torch.float16),
         }
     )
@@ -129,16 +130,17 @@ def test_what_is_left_has_a_reason() -> None:
     result = rt.replace(model)
     assert result.replaced == {"low norm": "LayerNorm"}
     assert result.left == {
-        "projection": "LSTM: proj_size is 2, but retrograd has no projection of the hidden state",
         "dropout": "LSTM: dropout is 1, must be below 1",
         "low": "LSTM: its weights are torch.bfloat16; retrograd's LSTM is float32 or float64",
         "lazy": "LazyBatchNorm1d: it is not initialized yet; run the model once first",
         "subclass": "Special: a subclass, which may compute something else",
         "parametrized": "ParametrizedLSTM: a subclass, which may compute something else",
-        "gru": "GRU: retrograd.torch has no GRU",
+        "low gru": "GRU: its weights are torch.bfloat16; retrograd's GRU is float32 or float64",
+        "low cell": "RNNCell: its weights are torch.float16; retrograd's RNNCell is float32 or float64",
+        "unknown": "RNNCell: nonlinearity is 'tan', must be 'tanh' or 'relu'",
         "patched": "LayerNorm: its forward was assigned to the object, and would be called instead of retrograd's",
     }
-    assert type(model["projection"]) is nn.LSTM
+    assert type(model["dropout"]) is nn.LSTM
     assert type(model["patched"]) is nn.LayerNorm
 
 
@@ -149,28 +151,63 @@ def test_recurrent_layers_and_normalizations_of_other_kinds_are_listed() -> None
     model = nn.ModuleDict(
         {
             "rms": nn.RMSNorm(4),
-            "rnn": nn.RNN(4, 4),
-            "gru": nn.Sequential(nn.GRU(4, 4)),
-            "cell": nn.LSTMCell(4, 4),
             "response": nn.LocalResponseNorm(2),
             "across": nn.CrossMapLRN2d(2),
             "mine": MyNorm(4),
             "linear": nn.Linear(4, 4),
             "activation": nn.ReLU(),
-            "ours": nn.ModuleList([rt.LSTM(4, 4), rt.LayerNorm(4), rt.SyncBatchNorm(4)]),
+            "ours": nn.ModuleList([rt.LSTM(4, 4), rt.GRUCell(4, 4), rt.LayerNorm(4), rt.SyncBatchNorm(4)]),
         }
     )
     result = rt.replace(model)
     assert result.replaced == {}
     assert result.left == {
         "rms": "RMSNorm: retrograd.torch has no RMSNorm",
-        "rnn": "RNN: retrograd.torch has no RNN",
-        "gru.0": "GRU: retrograd.torch has no GRU",
-        "cell": "LSTMCell: retrograd.torch has no LSTMCell",
         "response": "LocalResponseNorm: retrograd.torch has no LocalResponseNorm",
         "across": "CrossMapLRN2d: retrograd.torch has no CrossMapLRN2d",
         "mine": "MyNorm: a subclass, which may compute something else",
     }
+
+
+class Controller(nn.Module):  # type: ignore[misc]
+    """All recurrent layers and cells, one after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            [
+                nn.LSTM(6, 8, proj_size=6),
+                nn.GRU(6, 6, 2, bias=False),
+                nn.RNN(6, 3, bidirectional=True),
+                nn.RNN(6, 6, nonlinearity="relu"),
+            ]
+        )
+        self.lstm, self.gru, self.rnn = nn.LSTMCell(6, 6), nn.GRUCell(6, 6), nn.RNNCell(6, 6, nonlinearity="relu")
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x, _ = layer(x)
+        h, c = self.lstm(x[-1])
+        return self.rnn(x[0], self.gru(c, h))
+
+
+def test_the_whole_recurrent_family_is_replaced() -> None:
+    torch.manual_seed(0)
+    model = Controller().double()
+    plain, x = copy.deepcopy(model), torch.randn(5, 3, 6, dtype=torch.float64)
+    result = rt.replace(model, verbose=False)
+    assert list(result.replaced.values()) == ["LSTM", "GRU", "RNN", "RNN", "LSTMCell", "GRUCell", "RNNCell"]
+    assert result.left == {}
+    assert type(model.layers[1]) is rt.GRU
+    y, z = model(x), plain(x)
+    assert_close(y, z)
+    found, expected = gradients_of([y], list(model.parameters())), gradients_of([z], list(plain.parameters()))
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b)
+    assert rt.replace(model, verbose=False) == rt.Replacements({}, {})
+    plain.load_state_dict(model.state_dict())
+    again = copy.deepcopy(model)
+    assert same_bits(again(x), model(x))
 
 
 def test_a_lazy_layer_is_replaced_once_it_has_run() -> None:

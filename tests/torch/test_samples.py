@@ -6,6 +6,7 @@ Every sample is compared with PyTorch in float64, or its exclusion has a reason 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections import Counter
 from typing import Any
@@ -14,14 +15,11 @@ import pytest
 
 from support.torch_layers import assert_close, gradients_of, outgoing_of, outputs_of, rt, torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.common_modules import module_db
+pytest.importorskip("expecttest", reason="PyTorch's samples need the package expecttest")
 
 FUNCTIONS = ["batch_norm", "instance_norm", "layer_norm", "group_norm"]
 LAYERS = [name for name in rt.__all__ if hasattr(torch.nn, name) and name not in ("SyncBatchNorm", "functional")]
+RECURRENT = rt.recurrent.__all__
 # PyTorch's other forms of the same functions, which return statistics too. The array functions have those.
 NOT_OFFERED = {
     "native_batch_norm",
@@ -38,6 +36,16 @@ EXCLUDED = {
 }
 EXCLUDED_COUNTS = {"batch_norm": {AXES: 2}, "group_norm": {EPS: 4}, "layer_norm": {EPS: 1}}
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
+
+
+@functools.cache
+def samples() -> tuple[list[Any], list[Any]]:
+    """PyTorch's functions and layers with samples. Their import takes seconds: not for a process that only collects."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal.common_modules import module_db
+    return op_db, module_db
 
 
 def in_float64(value: Any) -> Any:
@@ -93,7 +101,7 @@ def test_functions(name: str, dtype: str) -> None:
     function = getattr(rt.functional, name)
     excluded: Counter[str] = Counter()
     compared = 0
-    (info,) = (info for info in op_db if info.name == f"nn.functional.{name}" and not info.variant_test_name)
+    (info,) = (info for info in samples()[0] if info.name == f"nn.functional.{name}" and not info.variant_test_name)
     for sample in info.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True):
         reason = why_excluded(sample, name != "layer_norm")
         if reason:
@@ -114,7 +122,7 @@ def test_functions(name: str, dtype: str) -> None:
 def test_invalid_samples_are_refused(name: str) -> None:
     """Where PyTorch refuses a sample, so does retrograd, though with its own words."""
     count = 0
-    for info in op_db:
+    for info in samples()[0]:
         if info.name in (f"nn.functional.{name}", f"native_{name}") and info.error_inputs_func is not None:
             for error in info.error_inputs("cpu"):
                 sample = error.sample_input
@@ -127,7 +135,7 @@ def test_invalid_samples_are_refused(name: str) -> None:
 
 def test_every_function_with_samples_is_known() -> None:
     kinds = ("batch_norm", "instance_norm", "layer_norm", "group_norm", "lstm")
-    names = {info.name for info in op_db if info.name.endswith(kinds) or "batch_norm" in info.name}
+    names = {info.name for info in samples()[0] if info.name.endswith(kinds) or "batch_norm" in info.name}
     assert {name.removeprefix("nn.functional.") for name in names} == {*FUNCTIONS, *NOT_OFFERED}
 
 
@@ -138,25 +146,22 @@ def test_every_function_with_samples_is_known() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name: str, dtype: str, training: bool) -> None:
-    if name == "LSTM" and dtype in ("float16", "bfloat16"):
+    if name in RECURRENT and dtype in ("float16", "bfloat16"):
         with pytest.raises(TypeError, match="both must be float32, or both float64"):
-            rt.LSTM(2, 3, dtype=getattr(torch, dtype))(torch.zeros(2, 2, dtype=getattr(torch, dtype)))
+            getattr(rt, name)(2, 3, dtype=getattr(torch, dtype))(torch.zeros(2, 2, dtype=getattr(torch, dtype)))
         return
-    (info,) = (info for info in module_db if info.module_cls is getattr(torch.nn, name))
-    excluded: list[str] = []
+    (info,) = (info for info in samples()[1] if info.module_cls is getattr(torch.nn, name))
     compared = 0
     for sample in info.module_inputs_func(info, "cpu", getattr(torch, dtype), True, training):
         made, given = sample.constructor_input, sample.forward_input
-        if made.kwargs.get("proj_size"):
-            excluded.append("proj_size: there is no projection")
-            with pytest.raises(ValueError, match=r"^LSTM: proj_size is 2, but retrograd has no projection"):
-                rt.LSTM(*made.args, **made.kwargs)
-            continue
         torch.manual_seed(0)
         theirs = info.module_cls(*made.args, **made.kwargs, dtype=getattr(torch, dtype)).train(training)
+        # Where gates saturate, their slopes lose digits in float32, in PyTorch too, and an RNN or a projection has no
+        # other path for the gradient.
+        largest = 0.5 if name in RECURRENT and (name != "LSTM" or made.kwargs.get("proj_size")) else 1.0
         with torch.no_grad():
             for parameter in theirs.parameters():
-                parameter.uniform_(-1.0, 1.0)
+                parameter.uniform_(-largest, largest)
         ours = getattr(rt, name)(*made.args, **made.kwargs, dtype=getattr(torch, dtype)).train(training)
         ours.load_state_dict(theirs.state_dict())
         theirs = copy.deepcopy(theirs).double()
@@ -169,6 +174,5 @@ def test_layers(name: str, dtype: str, training: bool) -> None:
                 assert torch.equal(a, b)
         compared += 1
     mode = "training" if training else "evaluation"
-    print(f"{name} {dtype}, {mode}: {compared} samples compared, {len(excluded)} excluded {sorted(set(excluded))}")
-    assert compared >= 6
-    assert len(excluded) == (16 if name == "LSTM" else 0)
+    print(f"{name} {dtype}, {mode}: {compared} samples compared")
+    assert compared >= (2 if name.endswith("Cell") else 6)

@@ -24,6 +24,11 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "LSTM": (lambda: rt.LSTM(5, 6, 2, bidirectional=True), (3, 4, 5)),
     "LSTM, dropout": (lambda: rt.LSTM(5, 6, 2, dropout=0.3), (3, 4, 5)),
     "LSTM, recompute": (lambda: rt.LSTM(5, 6, recompute=True), (3, 4, 5)),
+    "LSTM, projection": (lambda: rt.LSTM(5, 6, proj_size=2), (3, 4, 5)),
+    "GRU": (lambda: rt.GRU(5, 6, 2, bidirectional=True), (3, 4, 5)),
+    "RNN": (lambda: rt.RNN(5, 6, nonlinearity="relu"), (3, 4, 5)),
+    "LSTMCell": (lambda: rt.LSTMCell(5, 6), (4, 5)),
+    "GRUCell": (lambda: rt.GRUCell(5, 6), (4, 5)),
 }
 
 
@@ -34,8 +39,11 @@ class Model(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         y = self.layers(2.0 * x)
-        if isinstance(self.layers[1], rt.LSTM):
-            y, (hn, _) = y
+        if isinstance(self.layers[1], (rt.LSTM, rt.LSTMCell)):
+            y, states = y
+            return y + states[0][-1].sum()
+        if isinstance(self.layers[1], (rt.GRU, rt.RNN)):
+            y, hn = y
             return y + hn[-1].sum()
         return y + 1.0
 

@@ -1,8 +1,9 @@
-"""retrograd train, sample and forecast as processes: what a person at a terminal, or a script, gets from them."""
+"""retrograd train, sample and forecast: what a person at a terminal, or a script, gets from them."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pty
 import random
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrograd import nn
+from retrograd import cli, nn
 from support.waiting import ATTEMPTS, PATIENCE, wait_until
 
 SMALL = (
@@ -52,6 +53,26 @@ def run(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedPro
     result = subprocess.run(
         command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, check=False, encoding="utf-8"
     )
+    return checked(result, code)
+
+
+def call(*arguments: object, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which is quicker: for what a command computes, refuses and prints, not how it ends."""
+    words, before = [*map(str, arguments)], Path.cwd()
+    output, errors = io.StringIO(), io.StringIO()
+    os.chdir(cwd)
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                ended = cli.main(words)
+            except SystemExit as exit:  # of the parser
+                ended = int(exit.code or 0)
+    finally:
+        os.chdir(before)
+    return checked(subprocess.CompletedProcess(words, ended, output.getvalue(), errors.getvalue()), code)
+
+
+def checked(result: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
     assert result.returncode == code, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     if code in (0, 130):
@@ -76,6 +97,15 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def trained_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has ended, for tests of what comes after one. They copy it."""
+    folder = tmp_path_factory.mktemp("trained_text")
+    (folder / "text.txt").write_text(prose(3000))
+    call("train", "text", folder / "text.txt", *SMALL, "--output", "run", cwd=folder)
+    return folder / "run"
+
+
 def validations(output: str) -> list[float]:
     return [float(number) for number in re.findall(r"^step .* validation ([\d.]+) bits", output, re.M)]
 
@@ -98,15 +128,15 @@ def test_train_text_and_sample(tmp_path: Path, text: Path) -> None:
     assert first.startswith("the ")
     assert len(first) == 4 + 50 + 1
     file = folder / "model.safetensors"
-    assert run("sample", file, "--length", "50", "--prompt", "the ", cwd=tmp_path).stdout == first
-    assert run("sample", folder, "--length", "50", "--seed", "1", cwd=tmp_path).stdout != first
-    greedy = run("sample", folder, "--length", "50", "--temperature", "0", cwd=tmp_path).stdout
-    assert run("sample", folder, "--length", "50", "--temperature", "0", "--seed", "7", cwd=tmp_path).stdout == greedy
+    assert call("sample", file, "--length", "50", "--prompt", "the ", cwd=tmp_path).stdout == first
+    assert call("sample", folder, "--length", "50", "--seed", "1", cwd=tmp_path).stdout != first
+    greedy = call("sample", folder, "--length", "50", "--temperature", "0", cwd=tmp_path).stdout
+    assert call("sample", folder, "--length", "50", "--temperature", "0", "--seed", "7", cwd=tmp_path).stdout == greedy
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
-def test_an_output_that_is_full(tmp_path: Path, text: Path) -> None:
-    run("train", "text", text, *SMALL, "--output", "a", cwd=tmp_path)
+def test_an_output_that_is_full(tmp_path: Path, text: Path, trained_text: Path) -> None:
+    shutil.copytree(trained_text, tmp_path / "a")
     train = ("train", "text", text, *SMALL, "--output", "b")
     for arguments in (("sample", "a", "--length", "20"), ("sample", "a", "--length", "9000"), ("info",), train):
         with open("/dev/full", "w") as full:
@@ -147,7 +177,7 @@ def test_a_second_run_does_not_touch_the_first(tmp_path: Path, text: Path) -> No
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"text-text", "text-text-2"}
     one, two = (tmp_path / "runs" / name / "model.safetensors" for name in ("text-text", "text-text-2"))
     assert one.read_bytes() == two.read_bytes()
-    refused = run("train", "text", text, *SMALL, "--output", "runs/text-text", cwd=tmp_path, code=2)
+    refused = call("train", "text", text, *SMALL, "--output", "runs/text-text", cwd=tmp_path, code=2)
     assert "has a run already: --resume runs/text-text continues it, --overwrite replaces it" in refused.stderr
     run("train", "text", text, *SMALL, "--seed", "1", "--output", "runs/text-text", "--overwrite", cwd=tmp_path)
     assert one.read_bytes() != two.read_bytes()
@@ -160,10 +190,10 @@ def test_what_is_in_the_folder_is_not_lost(tmp_path: Path, text: Path) -> None:
     data.write_bytes(text.read_bytes())
     refused = run("train", "text", data, *SMALL, "--output", own, "--overwrite", cwd=tmp_path, code=2)
     assert f"the run would replace its own data, {data}: name another folder" in refused.stderr
-    refused = run("train", "text", text, *SMALL, "--output", own, cwd=tmp_path, code=2)
+    refused = call("train", "text", text, *SMALL, "--output", own, cwd=tmp_path, code=2)
     assert f"{own} has a history.csv already: --overwrite replaces it" in refused.stderr
     (own / "model.safetensors").mkdir()
-    refused = run("train", "text", text, *SMALL, "--output", own, "--overwrite", cwd=tmp_path, code=2)
+    refused = call("train", "text", text, *SMALL, "--output", own, "--overwrite", cwd=tmp_path, code=2)
     assert "model.safetensors cannot be replaced: Is a directory" in refused.stderr
     assert data.read_bytes() == text.read_bytes()
 
@@ -177,7 +207,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path, text: Path) -> None:
     assert any(line.startswith("step") for line in first.stdout)
     for again in ((text, *SMALL, "--output", "run", "--overwrite"), ("--resume", "run")):
         wait_until(lambda: first.poll() is not None or (tmp_path / "run" / "checkpoint.safetensors").exists())
-        assert "another run is active in run" in run("train", "text", *again, cwd=tmp_path, code=2).stderr
+        assert "another run is active in run" in call("train", "text", *again, cwd=tmp_path, code=2).stderr
     first.send_signal(signal.SIGINT)
     first.communicate(timeout=PATIENCE)
     assert first.returncode == 130
@@ -270,10 +300,10 @@ def test_an_output_of_few_characters(tmp_path: Path) -> None:
         assert "\\xe9" in result.stdout
 
 
-def test_the_model_is_missed_before_a_run_goes_on(tmp_path: Path, text: Path) -> None:
-    run("train", "text", text, *SMALL, "--output", "run", cwd=tmp_path)
+def test_the_model_is_missed_before_a_run_goes_on(tmp_path: Path, trained_text: Path) -> None:
+    shutil.copytree(trained_text, tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()
-    assert "model.safetensors" in run("train", "text", "--resume", "run", cwd=tmp_path, code=2).stderr
+    assert "model.safetensors" in call("train", "text", "--resume", "run", cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.long
@@ -300,11 +330,11 @@ def test_forged_checkpoints(tmp_path: Path, text: Path) -> None:
             {"seconds": 10**400},
         ):
             nn.save(path, task.model, task.optimizer, arrays=task.arrays(), metadata={**metadata, **change})
-            result = run("train", "text", "--resume", "run", cwd=tmp_path, code=2)
+            result = call("train", "text", "--resume", "run", cwd=tmp_path, code=2)
             assert "checkpoint.safetensors" in result.stderr
         task.optimizer.arrays()["steps"][...] = -5
         nn.save(path, task.model, task.optimizer, arrays=task.arrays(), metadata=metadata)
-        result = run("train", "text", "--resume", "run", cwd=tmp_path, code=2)
+        result = call("train", "text", "--resume", "run", cwd=tmp_path, code=2)
         assert "steps is -5, must be from 0" in result.stderr
         assert result.stderr.count("\n") == 1
 
@@ -316,7 +346,7 @@ def test_what_a_resumed_run_may_not_change(tmp_path: Path, text: Path) -> None:
     content = checkpoint.read_bytes()
 
     def refused(why: str, *arguments: object) -> None:
-        result = run("train", *arguments, "--resume", "run", cwd=tmp_path, code=2)
+        result = call("train", *arguments, "--resume", "run", cwd=tmp_path, code=2)
         assert re.search(why, result.stderr), result.stderr
 
     refused("--hidden cannot change when a run is resumed", "text", "--hidden", "32")
@@ -351,19 +381,19 @@ def test_what_a_resumed_run_may_not_change(tmp_path: Path, text: Path) -> None:
 )
 def test_too_little_text_is_refused_with_both_numbers(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "a.txt").write_bytes(content)
-    result = run("train", "text", "a.txt", cwd=tmp_path, code=2)
+    result = call("train", "text", "a.txt", cwd=tmp_path, code=2)
     assert why in result.stderr
     assert list(tmp_path.iterdir()) == [tmp_path / "a.txt"]  # nothing half-made is left
 
 
 def test_files_that_are_none(tmp_path: Path, text: Path) -> None:
     assert "absent.txt" in run("train", "text", text, "absent.txt", cwd=tmp_path, code=2).stderr
-    assert str(tmp_path) in run("train", "text", tmp_path, cwd=tmp_path, code=2).stderr
+    assert str(tmp_path) in call("train", "text", tmp_path, cwd=tmp_path, code=2).stderr
     (tmp_path / "file").write_text("")
-    result = run("train", "text", text, *SMALL, "--output", "file/run", cwd=tmp_path, code=2)
+    result = call("train", "text", text, *SMALL, "--output", "file/run", cwd=tmp_path, code=2)
     assert "the folder file/run cannot be created" in result.stderr
-    assert "absent" in run("sample", "absent", cwd=tmp_path, code=2).stderr
-    assert "text.txt" in run("sample", text, cwd=tmp_path, code=2).stderr
+    assert "absent" in call("sample", "absent", cwd=tmp_path, code=2).stderr
+    assert "text.txt" in call("sample", text, cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
@@ -381,14 +411,15 @@ def test_pipes_are_refused_and_not_waited_for(tmp_path: Path) -> None:
         ("forecast", "pipe", "pipe"),
         ("forecast", "run", "pipe"),
     ):
-        assert "is a pipe, not a file" in run(*arguments, cwd=tmp_path, code=2).stderr
+        assert "is a pipe, not a file" in call(*arguments, cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
 @pytest.mark.parametrize("resume", [False, True])
-def test_what_a_killed_run_left_half_written_goes_away(tmp_path: Path, text: Path, resume: bool) -> None:
-    run("train", "text", text, *SMALL, "--output", "run", cwd=tmp_path)
-    folder = tmp_path / "run"
+def test_what_a_killed_run_left_half_written_goes_away(
+    tmp_path: Path, text: Path, trained_text: Path, resume: bool
+) -> None:
+    folder = shutil.copytree(trained_text, tmp_path / "run")
     left = ["model.safetensors.retrograd.part", "model-as-planned.safetensors.retrograd.part", "history.csv.4711.part"]
     own = ["notes.txt.part", "model.safetensors.part", "other.retrograd.part"]
     for name in (*left, *own):
@@ -412,7 +443,7 @@ def test_what_a_killed_run_left_half_written_goes_away(tmp_path: Path, text: Pat
 def test_any_content_trains_and_samples(tmp_path: Path, content: bytes, measure: str) -> None:
     (tmp_path / "a.txt").write_bytes(content)
     assert measure in run("train", "text", "a.txt", *SMALL, "--output", "run", cwd=tmp_path).stdout
-    run("sample", "run", "--length", "40", "--prompt", "é🚀", cwd=tmp_path)
+    call("sample", "run", "--length", "40", "--prompt", "é🚀", cwd=tmp_path)
     report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "\x1b" not in report
     assert "\x00" not in report
@@ -502,7 +533,7 @@ def in_terminal(*arguments: object, cwd: Path) -> str:
 def test_a_terminal_is_not_controlled_by_what_a_model_writes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\x1b[31m\x07" * 1000)
     run("train", "text", "a.txt", *SMALL, "--output", "run", cwd=tmp_path)
-    assert "\x1b" in run("sample", "run", "--length", "200", cwd=tmp_path).stdout
+    assert "\x1b" in call("sample", "run", "--length", "200", cwd=tmp_path).stdout
     shown = in_terminal("sample", "run", "--length", "200", "--prompt", "\x1b[31m", cwd=tmp_path)
     assert "\x1b" not in shown
     assert shown.startswith("␛[31m")
@@ -520,7 +551,7 @@ def test_help_names_every_setting(tmp_path: Path) -> None:
     from retrograd.train.text import TextSettings
 
     for kind, settings in (("text", TextSettings), ("series", SeriesSettings)):
-        shown = run("train", kind, "--help", cwd=tmp_path).stdout
+        shown = call("train", kind, "--help", cwd=tmp_path).stdout
         for name, *_ in settings.options():
             assert f"--{name.replace('_', '-')} " in shown
     for options, why in (
@@ -530,7 +561,7 @@ def test_help_names_every_setting(tmp_path: Path) -> None:
         (("--time-limit", "soon"), "'soon' is not a number"),
         (("--learning-rate", "nan"), "nan is not"),
     ):
-        assert why in run("train", "text", *options, cwd=tmp_path, code=2).stderr
+        assert why in call("train", "text", *options, cwd=tmp_path, code=2).stderr
 
 
 # ---- series ----------------------------------------------------------------------------------------------------------
@@ -566,7 +597,7 @@ def test_train_series_and_forecast(tmp_path: Path, table: Path) -> None:
         value, low, high = map(float, row.split(",")[1:])
         assert 90 < low <= value <= high < 160
     assert (tmp_path / "sales-forecast.svg").read_text().startswith("<svg")
-    run("forecast", folder, table, "--output", "a.csv", "--plot", "b.svg", cwd=tmp_path)
+    call("forecast", folder, table, "--output", "a.csv", "--plot", "b.svg", cwd=tmp_path)
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "sales-forecast.csv").read_bytes()
 
 
@@ -583,12 +614,12 @@ def test_a_forecast_repeats_the_verdict_and_can_use_a_baseline(tmp_path: Path) -
     ahead = report.partition("Beyond the data")[2].partition("Data and model")[0]
     assert ">naive<" in ahead
     assert ">model<" not in ahead
-    shown = run("forecast", "run", path, "--output", "a.csv", cwd=tmp_path).stdout
+    shown = call("forecast", "run", path, "--output", "a.csv", cwd=tmp_path).stdout
     assert verdict[0].replace("\n", " ") in shown
     assert "method       the naive baseline (the smallest error on the test set; --use chooses another)" in shown
     values = {}
     for use in ("naive", "linear", "model"):
-        shown = run("forecast", "run", path, "--output", f"{use}.csv", "--use", use, cwd=tmp_path).stdout
+        shown = call("forecast", "run", path, "--output", f"{use}.csv", "--use", use, cwd=tmp_path).stdout
         assert verdict[0].replace("\n", " ") in shown
         assert f"(--use {use})" in shown
         values[use] = (tmp_path / f"{use}.csv").read_bytes()
@@ -597,8 +628,8 @@ def test_a_forecast_repeats_the_verdict_and_can_use_a_baseline(tmp_path: Path) -
     first = values["naive"].decode().splitlines()[1].split(",")
     assert float(first[1]) == pytest.approx(trend[-1], abs=1e-6)
     assert float(first[2]) <= float(first[1]) < float(first[3])  # all errors of validation were upwards
-    assert "--use seasonal: " in run("forecast", "run", path, "--use", "seasonal", cwd=tmp_path, code=2).stderr
-    assert "invalid choice" in run("forecast", "run", path, "--use", "best", cwd=tmp_path, code=2).stderr
+    assert "--use seasonal: " in call("forecast", "run", path, "--use", "seasonal", cwd=tmp_path, code=2).stderr
+    assert "invalid choice" in call("forecast", "run", path, "--use", "best", cwd=tmp_path, code=2).stderr
 
 
 @pytest.mark.usefixtures("charts")
@@ -623,7 +654,7 @@ def test_a_series_run_ends_in_the_same_bits(tmp_path: Path, table: Path) -> None
 def test_tables_that_are_refused(tmp_path: Path, table: Path) -> None:
     def refused(content: str, *why: str) -> None:
         (tmp_path / "bad.csv").write_text(content)
-        result = run("train", "series", "bad.csv", cwd=tmp_path, code=2)
+        result = call("train", "series", "bad.csv", cwd=tmp_path, code=2)
         for part in why:
             assert part in result.stderr, result.stderr
         assert not (tmp_path / "runs").exists()
@@ -637,20 +668,20 @@ def test_tables_that_are_refused(tmp_path: Path, table: Path) -> None:
     refused("".join([*lines[:41], f"{day},{number}x\n", *lines[42:]]), "line 42", "sales", f"{number}x")
     refused("".join([*lines[:41], f"{day},{number},7\n", *lines[42:]]), "line 42", "3", "2")
     refused("".join(lines[:8]), "7")
-    assert "DATA.csv is missing" in run("train", "series", cwd=tmp_path, code=2).stderr
-    assert "absent.csv" in run("train", "series", "absent.csv", cwd=tmp_path, code=2).stderr
-    assert "price" in run("train", "series", table, "--target", "price", cwd=tmp_path, code=2).stderr
+    assert "DATA.csv is missing" in call("train", "series", cwd=tmp_path, code=2).stderr
+    assert "absent.csv" in call("train", "series", "absent.csv", cwd=tmp_path, code=2).stderr
+    assert "price" in call("train", "series", table, "--target", "price", cwd=tmp_path, code=2).stderr
     gap = tmp_path / "gap.csv"
     gap.write_text("".join([*lines[:41], f"{day},\n", *lines[42:]]))
     run("train", "series", gap, "--gaps", "interpolate", *QUICK, cwd=tmp_path)
 
 
-def test_forecasts_that_are_refused(tmp_path: Path, table: Path, text: Path) -> None:
+def test_forecasts_that_are_refused(tmp_path: Path, table: Path, trained_text: Path) -> None:
     run("train", "series", table, *QUICK, "--output", "run", cwd=tmp_path)
 
     def refused(why: str, *arguments: object, code: int = 2) -> None:
         before = sorted(tmp_path.iterdir())
-        result = run("forecast", *arguments, cwd=tmp_path, code=code)
+        result = call("forecast", *arguments, cwd=tmp_path, code=code)
         assert why in result.stderr, result.stderr
         assert sorted(tmp_path.iterdir()) == before
 
@@ -668,6 +699,6 @@ def test_forecasts_that_are_refused(tmp_path: Path, table: Path, text: Path) -> 
     refused("pipe.svg is a pipe, not a file", "pipe.svg", table)
     refused("there is no such file", "absent", table)
     refused("could not be written", "run", table, "--output", "no/such/folder.csv", code=1)
-    run("train", "text", text, *SMALL, "--output", "text", cwd=tmp_path)
+    shutil.copytree(trained_text, tmp_path / "text")
     refused("it is of the kind 'text', not 'series'", "text", table)
-    assert "run" in run("sample", "run", cwd=tmp_path, code=2).stderr
+    assert "run" in call("sample", "run", cwd=tmp_path, code=2).stderr

@@ -86,8 +86,9 @@ enum class CellKind : int32_t {
     gru_before,  // r z n, with the reset gate applied to the state
     rnn,         // h
 };
-constexpr int gate_count(CellKind kind) { return kind == CellKind::lstm ? 4 : kind == CellKind::rnn ? 1 : 3; }
-constexpr bool is_gru(CellKind kind) { return kind == CellKind::gru_after || kind == CellKind::gru_before; }
+// Static, because a function that kernels share may not be exported.
+static constexpr int gate_count(CellKind kind) { return kind == CellKind::lstm ? 4 : kind == CellKind::rnn ? 1 : 3; }
+static constexpr bool is_gru(CellKind kind) { return kind == CellKind::gru_after || kind == CellKind::gru_before; }
 
 // The activations of the gates, and of an LSTM the one applied to the cell state. `standard`: the usual ones, sigmoid
 // but tanh for g, n, h and the cell state.
@@ -104,8 +105,8 @@ struct CellRule {
     bool output_reads_old = false;  // LSTM: the output gate's peephole reads the old cell state
     bool coupled = false;           // LSTM: f = 1 - i
     bool flip = false;              // GRU: z weighs the new state, not the old
-    double clip = 0;                // the inputs of the gates' activations are clamped to [-clip, clip]; 0: they are not
-    double cell_clip = 0;           // LSTM: the same for the new cell state
+    double clip = 0;       // the inputs of the gates' activations are clamped to [-clip, clip]; 0: they are not
+    double cell_clip = 0;  // LSTM: the same for the new cell state
 };
 
 // Columns of a panel, or units of a block: one cache line of elements, at every instruction-set level.

@@ -166,6 +166,13 @@ RG_INLINE Vec<A> normalized(const RowNorm<A>& norm, int64_t r, int64_t column, V
     return norm.beta ? y + load(norm.beta + column) : y;
 }
 
+// A gate's z without the product with the state, at a column of the row of gates.
+template <class A>
+RG_INLINE Vec<A> input_at(const CellForward<A>& p, int64_t r, int64_t column) {
+    if (!p.inputs) return load<A>(p.gates + r * p.gates_row + column);
+    return normalized(p.input_norm, r, column, load(p.inputs + r * p.gates_row + column));
+}
+
 // A gate's product with the state, normalized if need be. column: of the gate in a row of gates.
 template <class A>
 RG_INLINE Vec<A> product_at(const GateProducts<A>& p, int64_t r, int64_t u, Gate gate, int64_t column) {

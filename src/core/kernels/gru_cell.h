@@ -21,12 +21,12 @@ void gru_states(const CellForward<A>& p, const Cell& cell) {
             for (int k = 0; k < 3; ++k) column[k] = gate_column<A, kGruGates>(u, Gate(k));
 #pragma GCC unroll 4
             for (int k = 0; k < 2; ++k) {
-                z[k] = load<A>(gates + column[k]) + product_at(p.products, r, u, Gate(k), column[k]);
+                z[k] = input_at(p, r, column[k]) + product_at(p.products, r, u, Gate(k), column[k]);
                 const Vec<A> value = cell.value(Gate(k), z[k]);
                 store(gates + column[k], cell.kept(Gate(k), z[k], value));
                 if (k == kReset && after) {
                     const Vec<A> m = product_at(p.products, r, u, kNew, column[kNew]);
-                    store(gates + column[kNew], fma(value, m, load<A>(gates + column[kNew])));
+                    store(gates + column[kNew], fma(value, m, input_at(p, r, column[kNew])));
                     if (p.inner.data) store(state_at<A>(p.inner, r, u), m);
                 } else if (k == kReset) {
                     store(state_at<A>(p.inner, r, u), value * load(state_at<A>(p.reset_input, r, u)));
@@ -141,7 +141,7 @@ void rnn_forward_cells(const CellForward<A>& p) {
         for_each_vector<A>(p.blocks, p.units, [&](int64_t u, int64_t valid) RG_INLINE_LAMBDA {
             Vec<A> z = load<A>(gates + u);
             if constexpr (general) {
-                if (p.products.data) z = z + product_at(p.products, r, u, kReset, u);
+                if (p.products.data) z = input_at(p, r, u) + product_at(p.products, r, u, kReset, u);
             }
             const Vec<A> h = cell.value(kCandidate, z);
             store(gates + u, cell.kept(kCandidate, z, h));
@@ -199,8 +199,7 @@ template <class A>
 void backward_cells(const CellBackward<A>& p) {
     const CellRule& rule = *p.rule;
     const bool general = is_general(p.output) || rule.coupled || rule.cell_clip > 0 || p.cell_zoneout.data ||
-                         p.cell_norm.gamma ||
-                         p.reset_mask.data || (p.output.carry.data && !is_gru(rule.kind));
+                         p.cell_norm.gamma || p.reset_mask.data || (p.output.carry.data && !is_gru(rule.kind));
     if (!rule.activations.standard) return backward_cells_of<A, CustomCell<A>, true>(p);
     if (rule.clip > 0) return backward_cells_of<A, ClippedCell<A>, true>(p);
     general ? backward_cells_of<A, StandardCell<A>, true>(p) : backward_cells_of<A, StandardCell<A>, false>(p);

@@ -22,9 +22,13 @@ void lstm_states(const CellForward<A>& p, const Cell& cell) {
             Vec<A> zi = load(place[kInput]), zf = load(place[kForget]), zg = load(place[kCandidate]);
             if constexpr (general) {
                 if (p.products.data) {
-                    zi = zi + product_at(p.products, r, u, kInput, gate_column<A, kLstmGates>(u, kInput));
-                    zf = zf + product_at(p.products, r, u, kForget, gate_column<A, kLstmGates>(u, kForget));
-                    zg = zg + product_at(p.products, r, u, kCandidate, gate_column<A, kLstmGates>(u, kCandidate));
+                    const auto whole = [&](Gate gate) RG_INLINE_LAMBDA {
+                        const int64_t column = gate_column<A, kLstmGates>(u, gate);
+                        return input_at(p, r, column) + product_at(p.products, r, u, gate, column);
+                    };
+                    zi = whole(kInput);
+                    zf = whole(kForget);
+                    zg = whole(kCandidate);
                 }
             }
             if (p.peephole) {
@@ -68,7 +72,8 @@ void lstm_outputs(const CellForward<A>& p, const Cell& cell) {
             Vec<A> z = load(place);
             if constexpr (general) {
                 if (p.products.data) {
-                    z = z + product_at(p.products, r, u, kOutput, gate_column<A, kLstmGates>(u, kOutput));
+                    const int64_t column = gate_column<A, kLstmGates>(u, kOutput);
+                    z = input_at(p, r, column) + product_at(p.products, r, u, kOutput, column);
                 }
             }
             if (p.peephole) {

@@ -226,9 +226,9 @@ void product(const Product<A>& whole) {
 
 // to[k][u] = from[u][k] for a square of kLanes by kLanes: log2(kLanes) perfect shuffles of the rows are the transpose.
 template <class A>
-RG_INLINE void transpose_square(const A* from, int64_t from_row, A* to) {
+RG_INLINE void transpose_square(const A* from, int64_t from_row, A* to, int64_t to_row) {
 #if defined(RG_ISA_SCALAR)
-    (void)from_row;
+    (void)from_row, (void)to_row;
     *to = *from;
 #else
     constexpr int n = kLanes<A>;
@@ -246,7 +246,7 @@ RG_INLINE void transpose_square(const A* from, int64_t from_row, A* to) {
         for (int i = 0; i < n; ++i) row[i] = shuffled[i];
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) store(to + i * kPanel<A>, row[i]);
+    for (int i = 0; i < n; ++i) store(to + i * to_row, row[i]);
 #endif
 }
 
@@ -258,7 +258,7 @@ void pack_columns(const A* from, int64_t u_stride, int64_t k_stride, int64_t uni
     if (k_stride == 1 && units == kPanel<A>) {
         for (; done + n <= depth; done += n) {
             for (int u = 0; u < kPanel<A>; u += n) {
-                transpose_square(from + u * u_stride + done, u_stride, panel + done * kPanel<A> + u);
+                transpose_square(from + u * u_stride + done, u_stride, panel + done * kPanel<A> + u, kPanel<A>);
             }
         }
     }

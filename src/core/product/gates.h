@@ -1,6 +1,6 @@
-// The large products of a recurrent layer, over all time steps at once, cut into pieces for the thread pool. An operand that only
-// one piece needs is packed by its thread; one that many pieces need is packed once. Rows are (step, sample) pairs;
-// gates are in rows, dz is in panels (kernels.h).
+// The large products of a recurrent layer, over all time steps at once, cut into pieces for the thread pool. An operand
+// that only one piece needs is packed by its thread; one that many pieces need is packed once. Rows are (step, sample)
+// pairs; gates are in rows, dz is in panels (kernels.h).
 #pragma once
 
 #include "../base/scratch.h"

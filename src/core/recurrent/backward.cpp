@@ -1,11 +1,13 @@
+#include <cmath>
+
 #include "rows.h"
 
 namespace rg {
 namespace {
 
 struct BackwardScratch {
-    Buffer inputs, dinputs, outputs, dz, weights, peepholes, output_peepholes, projection, diagonals, states, c_new, dzo,
-        dreset, sums, dnormal, norms;
+    Buffer inputs, dinputs, outputs, dz, weights, peepholes, output_peepholes, projection, diagonals, states, c_new,
+        dzo, dreset, sums, dnormal, norms;
     void trim() {
         for (Buffer* b : {&inputs, &dinputs, &outputs, &dz, &weights, &peepholes, &output_peepholes, &projection,
                           &diagonals, &states, &c_new, &dzo, &dreset, &sums, &dnormal, &norms}) {
@@ -148,15 +150,13 @@ private:
     A* peephole(int64_t d) const { return peephole_ + d * rows_.gates_row * rows_.state_row; }
     A* output_peephole(int64_t d) const { return output_peephole_ + d * rows_.state_row * rows_.state_row; }
     A* projection(int64_t d) const { return projection_ + d * rows_.state_row * rows_.out_row; }
-    // The states of one direction: dh, carry, dc, dinner (which is dcell with a norm), dc_direct.
+    // The states of one direction: dh, carry, dc, dinner, dc_direct.
     int64_t direction_elements() const { return (sizes_.copies + 1) * state_elements() + 3 * cell_elements(); }
     A* dh(int64_t d) const { return states_ + d * direction_elements(); }
     A* carry(int64_t d) const { return carries() ? dh(d) + sizes_.copies * state_elements() : nullptr; }
     A* dc(int64_t d) const { return dh(d) + (sizes_.copies + 1) * state_elements(); }
     // The gradient of the output before its projection.
     A* dinner(int64_t d) const { return dc(d) + cell_elements(); }
-    // What passes the norm of the cell state.
-    A* dcell(int64_t d) const { return dinner(d); }
     A* dc_direct(int64_t d) const { return dinner(d) + cell_elements(); }
     A* dnormal(int64_t d) const { return dnormal_ + d * rows_.rows * rows_.state_row; }
     A* gamma_x(int64_t d) const { return norms_ + d * (2 * rows_.gates_row + 2 * rows_.state_row); }
@@ -295,9 +295,7 @@ private:
         const int64_t later_rows = std::min(rows_at(p + 1), std::max<int64_t>(0, begun - slot));
         const int64_t together = blocks_together(products_, std::max(rows, later_rows));
         const auto visit = [&](int64_t block, int64_t count) {
-            if (phase != CellPhase::state && later_rows > 0) {
-                propagate(p + 1, d, slot, later_rows, block, count);
-            }
+            if (phase != CellPhase::state && later_rows > 0) { propagate(p + 1, d, slot, later_rows, block, count); }
             if (phase != CellPhase::state) clear_reset(p + 1, d, slot, rows_at(p + 1), block, count);
             if (rows == 0) return;
             if (phase == CellPhase::state && has_cells()) {
@@ -391,11 +389,11 @@ private:
             g.gamma = gamma_c(d);
             // The rows of all steps are kept, for the gradients of the parameters; dc has those of one.
             g.dy = dnormal(d) + row * rows_.state_row;
-            g.dx = dcell(d) + slot * rows_.state_row;
+            g.dx = dc(d) + slot * rows_.state_row;
             g.panel = kPanel<A>;
             g.block = 1;
+            g.add = true;
             kernels_.norm_rows_gradient(g);
-            add_or_copy(g.dx, rows * rows_.state_row, true, dc(d) + slot * rows_.state_row);
             cells(p, CellPhase::state, d, slot, rows, later_rows, 0, rows_.blocks);
         } else {
             cells(p, CellPhase::whole, d, slot, rows, later_rows, 0, rows_.blocks);
@@ -630,7 +628,7 @@ private:
                 A total = mask.data ? A(0) : sum[u];
                 for (int copy = 0; copy < sizes_.copies && mask.data; ++copy) {
                     const A factor = mask.data[mask.offset[0] + copy * shape_.mask.gate + u];
-                    total += factor * sum[copy * state_elements() + u];
+                    total = std::fma(factor, sum[copy * state_elements() + u], total);  // as the kernels do
                 }
                 sum[u] = total + direct[u];
             }

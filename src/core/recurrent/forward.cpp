@@ -100,7 +100,11 @@ public:
                 if (looks_up() || input_weights_) continue;
                 A* const to = normalizes() ? cell_[d].x_products : cell_[d].gates;
                 project_rows({u.data + first_row_[d] * u.row, u.row, u.panel}, end - first_row_[d], d, to);
-                if (normalizes()) normalize_inputs(d, end - first_row_[d]);
+                if (normalizes()) {
+                    const int64_t rows = end - first_row_[d];
+                    const Workers workers(cost::kElement * double(rows * rows_.gates_row), call_.threads);
+                    workers.ranges(rows, [&](int64_t from, int64_t to) { find_input_statistics(d, from, to); });
+                }
             }
             const int64_t halves = two_halves() ? 2 : 1;
             sweep(split, (last - first) * halves, rows_.blocks,
@@ -128,9 +132,7 @@ private:
                shape_.rule.kind == CellKind::gru_before;
     }
     // Whether products with the state have an array of their own, because something happens before they are added.
-    bool apart() const {
-        return is_gru(shape_.rule.kind) || shape_.mask_kind == MaskKind::each || normalizes();
-    }
+    bool apart() const { return is_gru(shape_.rule.kind) || shape_.mask_kind == MaskKind::each || normalizes(); }
     bool normalizes() const { return shape_.norm != CellNorm::none; }
     bool has_cells() const { return shape_.rule.kind == CellKind::lstm; }
     int64_t cell_index(int64_t d) const { return layer_ * shape_.directions + d; }
@@ -142,8 +144,7 @@ private:
         const int64_t weight_bytes = rows_.gates_row * (inputs + shape_.outputs()) * int64_t(sizeof(A));
         const int64_t ranges = int64_t(split.groups.size()) / shape_.directions;
         const bool enough_rows = rows_.rows > 0 && rows_.rows >= 8 * ranges * shape_.steps;
-        return !looks_up() && !normalizes() && inputs > 0 && enough_rows &&
-               weight_bytes <= near_cache_bytes() * 3 / 4;
+        return !looks_up() && !normalizes() && inputs > 0 && enough_rows && weight_bytes <= near_cache_bytes() * 3 / 4;
     }
     bool looks_up() const { return layer_ == 0 && call_.lookup.indices && rows_.rows > 0; }
     // The states of a step's slots, in panels; without a cache, two buffers alternate. And the row of its gates.
@@ -294,25 +295,18 @@ private:
         return cell_[d].statistics + which * rows + gates_at(d, p) + slot;
     }
 
-    // The gates of a segment, from the products with x.
-    void normalize_inputs(int64_t d, int64_t rows) const {
-        const int64_t all = keeps_ ? rows_.rows : statistics_rows_;
-        const Workers workers(cost::kElement * double(rows * rows_.gates_row), call_.threads);
-        workers.ranges(rows, [&](int64_t first, int64_t last) {
-            NormRows<A> n = {};
-            n.rows = last - first;
-            n.gates = rows_.gates;
-            n.units = shape_.units;
-            n.x = cell_[d].x_products + first * rows_.gates_row;
-            n.x_row = n.y_row = rows_.gates_row;
-            n.eps = shape_.eps;
-            n.center = cell_[d].statistics + first;
-            n.rstd = n.center + all;
-            n.gamma = gamma_x(d);
-            n.beta = norm_bias(d);
-            n.y = cell_[d].gates + first * rows_.gates_row;
-            kernels_.norm_rows(n);
-        });
+    // The statistics of the products with x, for a range of a segment's rows.
+    void find_input_statistics(int64_t d, int64_t first, int64_t last) const {
+        NormRows<A> n = {};
+        n.rows = last - first;
+        n.gates = rows_.gates;
+        n.units = shape_.units;
+        n.x = cell_[d].x_products + first * rows_.gates_row;
+        n.x_row = rows_.gates_row;
+        n.eps = shape_.eps;
+        n.center = cell_[d].statistics + first;
+        n.rstd = n.center + (keeps_ ? rows_.rows : statistics_rows_);
+        kernels_.norm_rows(n);
     }
     // The statistics of a step's products with the state, or of its new cell states.
     void find_statistics(int64_t d, int64_t p, int64_t slot, int64_t rows, bool of_cells) const {
@@ -485,8 +479,10 @@ private:
             const int64_t units = shape_.units, all = rows_.gates;
             const auto visit = [&](int64_t block, int64_t count) {
                 if (phase != CellPhase::output) {
-                    if (input_weights_)
-                        multiply_input(d, rows_.first(rows_.time(d, p)) + slot, rows, block, count, gates);
+                    if (input_weights_) {
+                        A* const to = normalizes() ? cell_[d].x_products + (gates - cell_[d].gates) : gates;
+                        multiply_input(d, rows_.first(rows_.time(d, p)) + slot, rows, block, count, to);
+                    }
                     if (looks_up()) look_up(d, rows_.time(d, p), slot, rows, block, count, gates);
                 }
                 for (const StateProduct& product : products_of_) {
@@ -524,6 +520,7 @@ private:
                 cells(p, phase, d, slot, 0, rows_.blocks, first, end, states);
             });
         };
+        if (input_weights_) find_input_statistics(d, gates_at(d, p) + slot, gates_at(d, p) + slot + rows);
         find_statistics(d, p, slot, rows, false);
         if (!has_cells()) return run(CellPhase::whole);
         run(CellPhase::state);
@@ -558,8 +555,8 @@ private:
             e.blocks = rows_.out_blocks;
             e.units = shape_.projection;
             e.h = {to + first * rows_.out_row, rows_.out_row, kPanel<A>};
-            e.output = output(p, d, slot + first, 0, part(states.h, first, 0), part(states.own, first, 0),
-                              states.masked);
+            e.output =
+                output(p, d, slot + first, 0, part(states.h, first, 0), part(states.own, first, 0), states.masked);
             kernels_.emit_states(e);
         });
     }
@@ -599,6 +596,9 @@ private:
         if (normalizes()) {
             const int64_t at = slot + first;
             const A* beta = is_gru(shape_.rule.kind) ? state_bias(d) + rows_.gates * unit : nullptr;
+            f.inputs = cell_[d].x_products + (f.gates - cell_[d].gates);
+            f.input_norm = {statistics(d, p, at, 0), statistics(d, p, at, 1), gamma_x(d) + rows_.gates * unit,
+                            norm_bias(d) + rows_.gates * unit};
             f.products.norm = {statistics(d, p, at, 2), statistics(d, p, at, 3), gamma_h(d) + rows_.gates * unit, beta};
             if (has_cells()) {
                 f.cell_norm = {statistics(d, p, at, 4), statistics(d, p, at, 5), gamma_c(d) + unit,
@@ -723,7 +723,8 @@ void forward(const RecurrentForward& call, A* base) {
 template <class A>
 int64_t cache_elements(const RecurrentShape& shape, int64_t rows) {
     const RowSizes<A> sizes(shape, rows);
-    return shape.layers * shape.directions * CellSizes<A>(shape, sizes).total() + (shape.layers - 1) * sizes.above_elements;
+    return shape.layers * shape.directions * CellSizes<A>(shape, sizes).total() +
+           (shape.layers - 1) * sizes.above_elements;
 }
 
 // The product of non-negative sizes, capped so that it cannot overflow. 2^58 of the largest elements are 2^61 bytes.
@@ -759,14 +760,16 @@ bool recurrent_fits(const RecurrentShape& s) {
     }
     const int64_t rows = capped_product({s.steps + 1, s.samples + 1}) + 64, units = s.units + kWidest;
     const int64_t widest = std::max(s.inputs, s.directions * units) + kWidest, cells = s.layers * s.directions;
-    // Per row, a cell has at most four gates, three states and its output; with a norm the gates three times, with masks
-    // of each gate three more states. Weights have four gates.
+    // Per row, a cell has at most four gates, three states and its output; with a norm the gates three times, with
+    // masks of each gate three more states. Weights have four gates.
     const int64_t most = s.norm != CellNorm::none || s.mask_kind == MaskKind::each ? 16 : 8;
     return capped_product({rows, std::max(most * units, widest), cells + 1}) < kMost &&
            capped_product({8 * units, widest, cells + 1}) < kMost;
 }
 
-int64_t recurrent_cache_bytes(const RecurrentShape& shape) { return recurrent_cache_bytes(shape, Rows<float>::count(shape)); }
+int64_t recurrent_cache_bytes(const RecurrentShape& shape) {
+    return recurrent_cache_bytes(shape, Rows<float>::count(shape));
+}
 
 int64_t recurrent_cache_bytes(const RecurrentShape& shape, int64_t rows) {
     const int64_t elements =

@@ -48,11 +48,11 @@ struct RecurrentShape {
     uint64_t seed = 0;                              // with the shape, it determines what is dropped
     const int64_t* active = nullptr;                // [T], each from 0 to N; null: all samples in every step
     const int64_t* order = nullptr;                 // [N], the sample in each slot, a permutation; null: the identity
-    const uint8_t* reset = nullptr;   // [T][N]: where it is not 0, states are 0 before the step. For one direction
+    const uint8_t* reset = nullptr;  // [T][N]: where it is not 0, states are 0 before the step. For one direction
     MaskKind mask_kind = MaskKind::none;
-    Factor mask;                      // of h-, as mask_kind says. A GRU's own h- has no mask
-    bool has_zoneout = false;         // whether there is a zoneout; has_zoneout and mask_kind determine the cache
-    Factor zoneout, cell_zoneout;     // h = k h~ + (1 - k) h-, and of an LSTM the same for c
+    Factor mask;                   // of h-, as mask_kind says. A GRU's own h- has no mask
+    bool has_zoneout = false;      // whether there is a zoneout; has_zoneout and mask_kind determine the cache
+    Factor zoneout, cell_zoneout;  // h = k h~ + (1 - k) h-, and of an LSTM the same for c
 
     int64_t outputs() const { return projection ? projection : units; }
 };
@@ -78,12 +78,12 @@ struct GateArray {
 // The parameters of one layer and direction, or their gradients. The rows of a gradient are contiguous; a parameter may
 // have any strides. A null vector: 0, of a gamma 1.
 struct CellArrays {
-    GateArray wx;          // [H][I], or [H][D * P] above the first layer. As a parameter, all gates have it
-    GateArray wh;          // [H][P]. As a parameter, all gates have it
-    GateArray b;           // [H]
-    GateArray bh;          // [H], GRU
-    GateArray peephole;    // LSTM: [H] if diagonal, [H][H] if full, not read if there are none
-    GateArray projection;  // [P][H], in place of the first gate; as a parameter of a projected LSTM, present
+    GateArray wx;                // [H][I], or [H][D * P] above the first layer. As a parameter, all gates have it
+    GateArray wh;                // [H][P]. As a parameter, all gates have it
+    GateArray b;                 // [H]
+    GateArray bh;                // [H], GRU
+    GateArray peephole;          // LSTM: [H] if diagonal, [H][H] if full, not read if there are none
+    GateArray projection;        // [P][H], in place of the first gate; as a parameter of a projected LSTM, present
     GateArray gamma_x, gamma_h;  // [H], read with a norm
     GateArray gamma_c, beta_c;   // [H], in place of the first gate; LSTM, read with a norm
 };

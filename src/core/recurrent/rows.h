@@ -1,5 +1,5 @@
-// Shared by the drivers of recurrent layers: the rows of a ragged batch, the layout of the cache, and how the sweep through time is
-// split among threads.
+// Shared by the drivers of recurrent layers: the rows of a ragged batch, the layout of the cache, and how the sweep
+// through time is split among threads.
 #pragma once
 
 #include <string.h>
@@ -256,8 +256,8 @@ T* cached_input(const Rows<A>& rows, T* base, int64_t layer) {
     return base + s.layers * s.directions * CellSizes<A>(s, rows).total() + (layer - 1) * rows.above_elements;
 }
 
-// The elements of a cache that recurrent_forward filled. A cache that was moved in memory may no longer be aligned; then
-// they are copied to `buffer`.
+// The elements of a cache that recurrent_forward filled. A cache that was moved in memory may no longer be aligned;
+// then they are copied to `buffer`.
 template <class A>
 const A* cache_data(const RecurrentShape& shape, const void* cache, Buffer& buffer) {
     CacheHeader header;

@@ -12,20 +12,12 @@ import numpy.typing as npt
 from ..ops.elementwise import activation_backward, activation_forward
 from ..ops.linear import LinearGradients
 from . import _constants as c
+from . import _filter
 from ._activation import Fused, elementwise, fused
 from ._conversion import INTEGERS, converted, scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported, status
-from ._filter import (
-    DELTAS,
-    FLOAT32,
-    BNNSFilter,
-    checked_filter,
-    geometry_of,
-    in_shape,
-    overlapping,
-    sample_geometry,
-)
+from ._filter import DELTAS, FLOAT32, BNNSFilter
 from ._layer import Delta, Gradients, OneInputFilter, checked_layer
 from ._memory import Array, Geometry, as_float, as_size, axes_of_size, data_type_of, listed, size_of
 from ._names import constant_name
@@ -55,23 +47,21 @@ class ActivationFilter(OneInputFilter):
         self.converts = any(geometry.dtype.kind in "iu" for geometry in (self.input, self.output))
         self.scales = scale_of("i_desc", layer.i_desc), scale_of("o_desc", layer.o_desc)
         if self.input.elements != self.output.elements:
-            raise Invalid(
-                f"o_desc has {self.output.elements} elements, expected {self.input.elements} as in i_desc with its "
-                f"{size_of(self.input)}"
-            )
+            expected = f"{self.input.elements} as in i_desc with its {size_of(self.input)}"
+            raise Invalid(f"o_desc has {self.output.elements} elements, expected {expected}")
         if self.output.may_overlap:
-            raise overlapping("o_desc", self.output)
+            raise _filter.overlapping("o_desc", self.output)
         if self.function == _PER_CHANNEL and layer.i_desc.layout != c.BNNSDataLayoutImageCHW:
             raise Invalid("PReLUPerChannel needs i_desc.layout ImageCHW")
         self.axes = self._softmax_axes(layer)
         alpha, beta = as_float("alpha", layer.activation.alpha), as_float("beta", layer.activation.beta)
-        if self.function not in (*_SOFTMAXES, _PER_CHANNEL):
+        elements = self.function not in (*_SOFTMAXES, _PER_CHANNEL)
+        if elements:
             elementwise(BNNSActivation(self.function, alpha, beta))  # raises if there is no such function
         # BNNSGetPointer returns these; the next call uses what the client has written to them.
         channels = self.input.shape[0] if self.function == _PER_CHANNEL else 1
         self.alpha, self.beta = self.arena.allocate((channels,), FLOAT32), self.arena.allocate((1,), FLOAT32)
         self.alpha[...], self.beta[...] = alpha, beta
-        elements = self.function not in (*_SOFTMAXES, _PER_CHANNEL)
         # The engine writes the output itself.
         same = self.input.dtype is self.output.dtype and self.input.shape == self.output.shape
         self._direct = elements and same and not self.converts
@@ -89,8 +79,8 @@ class ActivationFilter(OneInputFilter):
     def _geometry(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
         """The geometry of the input or output. The identity also converts integers."""
         if self.function == c.BNNSActivationFunctionIdentity and descriptor.data_type in INTEGERS:
-            return geometry_of(name, descriptor)
-        return sample_geometry(name, descriptor)
+            return _filter.geometry_of(name, descriptor)
+        return _filter.sample_geometry(name, descriptor)
 
     def _softmax_axes(self, layer: BNNSLayerParametersActivation) -> tuple[int, ...]:
         """Indices of the axes that a softmax runs over, in an array [batch, ...]."""
@@ -139,9 +129,9 @@ class ActivationFilter(OneInputFilter):
         with np.errstate(all="ignore"):
             z -= z.max(axis=self.axes, keepdims=True)
             total = np.exp(z).sum(axis=self.axes, keepdims=True)
-            result: npt.NDArray[np.float64]
-            result = np.exp(z) / total if self.function == c.BNNSActivationFunctionSoftmax else z - np.log(total)
-        return result
+            return np.asarray(
+                np.exp(z) / total if self.function == c.BNNSActivationFunctionSoftmax else z - np.log(total)
+            )
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -189,9 +179,9 @@ class ActivationFilter(OneInputFilter):
         if chosen.function.name in ("identity", "linear", "linear_with_bias"):
             known = {"x": dy}  # the slope is constant, so any input will do
         elif chosen.slope_from == "output" and y is not None:
-            known = {"y": in_shape(y, dy.shape)}
+            known = {"y": _filter.in_shape(y, dy.shape)}
         elif x is not None:
-            known = {"x": in_shape(x, dy.shape)}
+            known = {"x": _filter.in_shape(x, dy.shape)}
         else:
             raise Invalid(_NEITHER if chosen.slope_from == "output" else _NO_INPUT)
         out = None if wanted.out is None else wanted.out.dx
@@ -241,7 +231,9 @@ def BNNSDirectApplyActivationBatch(
 
 @status(None, name="BNNSGetPointer")
 def _pointer(filter: BNNSFilter | None, target: int) -> BNNSNDArrayDescriptor:
-    checked = checked_filter(ActivationFilter, filter, "filter is not an activation filter: it has no alpha or beta")
+    checked = _filter.checked_filter(
+        ActivationFilter, filter, "filter is not an activation filter: it has no alpha or beta"
+    )
     if target not in (c.BNNSPointerSpecifierAlpha, c.BNNSPointerSpecifierBeta):
         raise Invalid(f"target is {target!r}, must be BNNSPointerSpecifierAlpha or BNNSPointerSpecifierBeta")
     return BNNSNDArrayDescriptor.from_array(checked.alpha if target == c.BNNSPointerSpecifierAlpha else checked.beta)

@@ -39,24 +39,11 @@ class Arithmetic(NamedTuple):
         return len(self.gradients)
 
 
-def _zero(g: Array) -> Array:
-    return np.zeros_like(g)
-
-
 def _erf(x: Array) -> Array:
     return activation_forward(np.ascontiguousarray(x, np.float64), "erf", num_threads=1)
 
 
-def _guarded(formula: _Formula) -> _Formula:
-    """0 where the second operand is 0."""
-
-    def guarded(g: Array, a: Array, b: Array) -> Array:
-        return np.where(b == 0, 0.0, formula(g, a, b))
-
-    return guarded
-
-
-_ZERO: Final = Gradient(_zero)
+_ZERO: Final = Gradient(np.zeros_like)
 _SAME: Final = Gradient(lambda g: g)
 _NEGATIVE: Final = Gradient(lambda g: -g)
 
@@ -69,12 +56,30 @@ def _by_output(slope: _Formula) -> tuple[Gradient]:
     return (Gradient(lambda g, y: g * slope(y), (), True),)
 
 
+def _chosen(first: _Formula) -> tuple[Gradient, Gradient]:
+    """Of a function whose value is that of one operand: of the first one where `first` says so."""
+    return (
+        Gradient(lambda g, a, b: np.where(first(a, b), g, 0.0), (0, 1)),
+        Gradient(lambda g, a, b: np.where(first(a, b), 0.0, g), (0, 1)),
+    )
+
+
+def _no_nan(value: _Formula, *gradients: _Formula) -> Arithmetic:
+    """A function of a and b that is 0 where b is 0, from its value and its gradients elsewhere."""
+
+    def guarded(formula: _Formula) -> Gradient:
+        return Gradient(lambda g, a, b: np.where(b == 0, 0.0, formula(g, a, b)), (0, 1))
+
+    return Arithmetic(
+        lambda a, b: np.where(b == 0, np.float32(0), value(a, b)), tuple(map(guarded, gradients)), exact=True
+    )
+
+
+_OF_PRODUCT: Final = (Gradient(lambda g, b: g * b, (1,)), Gradient(lambda g, a: g * a, (0,)))
 FUNCTIONS: Final[dict[int, Arithmetic]] = {
     c.BNNSArithmeticAdd: Arithmetic(np.add, (_SAME, _SAME), True),
     c.BNNSArithmeticSubtract: Arithmetic(np.subtract, (_SAME, _NEGATIVE), True),
-    c.BNNSArithmeticMultiply: Arithmetic(
-        np.multiply, (Gradient(lambda g, b: g * b, (1,)), Gradient(lambda g, a: g * a, (0,))), True
-    ),
+    c.BNNSArithmeticMultiply: Arithmetic(np.multiply, _OF_PRODUCT, True),
     c.BNNSArithmeticDivide: Arithmetic(
         np.divide, (Gradient(lambda g, b: g / b, (1,)), Gradient(lambda g, a, b: -g * a / (b * b), (0, 1))), True
     ),
@@ -108,41 +113,11 @@ FUNCTIONS: Final[dict[int, Arithmetic]] = {
     c.BNNSArithmeticExp2: Arithmetic(np.exp2, _by_output(lambda y: y * math.log(2))),
     c.BNNSArithmeticLog: Arithmetic(np.log, _by_input(lambda x: 1 / x)),
     c.BNNSArithmeticLog2: Arithmetic(np.log2, _by_input(lambda x: 1 / (x * math.log(2)))),
-    c.BNNSArithmeticMultiplyNoNaN: Arithmetic(
-        lambda a, b: np.where(b == 0, np.float32(0), a * b),
-        (
-            Gradient(_guarded(lambda g, a, b: g * b), (0, 1)),
-            Gradient(_guarded(lambda g, a, b: g * a), (0, 1)),
-        ),
-        True,
-    ),
-    c.BNNSArithmeticDivideNoNaN: Arithmetic(
-        lambda a, b: np.where(b == 0, np.float32(0), a / b),
-        (
-            Gradient(_guarded(lambda g, a, b: g / b), (0, 1)),
-            Gradient(_guarded(lambda g, a, b: -g * a / (b * b)), (0, 1)),
-        ),
-        True,
-    ),
-    c.BNNSArithmeticMultiplyAdd: Arithmetic(
-        lambda a, b, d: a * b + d, (Gradient(lambda g, b: g * b, (1,)), Gradient(lambda g, a: g * a, (0,)), _SAME)
-    ),
-    c.BNNSArithmeticMinimum: Arithmetic(
-        np.minimum,
-        (
-            Gradient(lambda g, a, b: np.where(a <= b, g, 0.0), (0, 1)),
-            Gradient(lambda g, a, b: np.where(a <= b, 0.0, g), (0, 1)),
-        ),
-        True,
-    ),
-    c.BNNSArithmeticMaximum: Arithmetic(
-        np.maximum,
-        (
-            Gradient(lambda g, a, b: np.where(a >= b, g, 0.0), (0, 1)),
-            Gradient(lambda g, a, b: np.where(a >= b, 0.0, g), (0, 1)),
-        ),
-        True,
-    ),
+    c.BNNSArithmeticMultiplyNoNaN: _no_nan(np.multiply, lambda g, a, b: g * b, lambda g, a, b: g * a),
+    c.BNNSArithmeticDivideNoNaN: _no_nan(np.divide, lambda g, a, b: g / b, lambda g, a, b: -g * a / (b * b)),
+    c.BNNSArithmeticMultiplyAdd: Arithmetic(lambda a, b, d: a * b + d, (*_OF_PRODUCT, _SAME)),
+    c.BNNSArithmeticMinimum: Arithmetic(np.minimum, _chosen(np.less_equal), True),
+    c.BNNSArithmeticMaximum: Arithmetic(np.maximum, _chosen(np.greater_equal), True),
     c.BNNSArithmeticSelect: Arithmetic(
         lambda a, b, d: np.where(a != 0, b, d),
         (

@@ -10,32 +10,12 @@ import numpy as np
 from ..ops._arrays import same_elements
 from ..ops.elementwise import activation_forward
 from . import _constants as c
+from . import _filter, _layer
 from ._arithmetic import FUNCTIONS, gradient_of, value_of
 from ._declare import applies, creates
 from ._failure import Invalid
-from ._filter import (
-    FLOAT32,
-    FLOATS,
-    BNNSFilter,
-    checked_batch,
-    in_shape,
-    put,
-    source_samples,
-    target_samples,
-)
-from ._layer import (
-    Delta,
-    Result,
-    are_one,
-    before_activation,
-    check_trainable,
-    checked_layer,
-    layer_activation,
-    output_geometry,
-    parameter_of,
-    put_sums,
-    typed_geometry,
-)
+from ._filter import FLOAT32, FLOATS, BNNSFilter
+from ._layer import Delta, Result
 from ._memory import Array, Geometry, as_size, listed, size_of
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Pointer, Structure, UInt32
@@ -83,11 +63,7 @@ class BNNSArithmeticTernary(Structure):
 
 
 _FIELDS: Final = {1: BNNSArithmeticUnary, 2: BNNSArithmeticBinary, 3: BNNSArithmeticTernary}
-_DESCRIPTOR_TYPES: Final = {
-    c.BNNSConstant: "BNNSConstant",
-    c.BNNSSample: "BNNSSample",
-    c.BNNSParameter: "BNNSParameter",
-}
+_DESCRIPTOR_TYPES: Final = {getattr(c, name): name for name in ("BNNSConstant", "BNNSSample", "BNNSParameter")}
 
 
 class _Operand(NamedTuple):
@@ -104,21 +80,20 @@ class ArithmeticFilter(BNNSFilter):
     """See :func:`BNNSFilterCreateLayerArithmetic`."""
 
     def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersArithmetic, layer)
+        layer = _layer.checked_layer(BNNSLayerParametersArithmetic, layer)
         super().__init__(parameters)
         code = layer.arithmetic_function
         if not isinstance(code, int) or code not in FUNCTIONS:
             raise Invalid(f"arithmetic_function is {code!r}, which is not a BNNSArithmeticFunction")
         self.function = FUNCTIONS[code]
         arity = self.function.arity
-        fields = checked_layer(_FIELDS[arity], layer.arithmetic_function_fields, "arithmetic_function_fields")
+        fields = _layer.checked_layer(_FIELDS[arity], layer.arithmetic_function_fields, "arithmetic_function_fields")
         names = ("in_",) if arity == 1 else ("in1", "in2", "in3")[:arity]
-        self.operands = [
-            _operand(fields, name, code == c.BNNSArithmeticSelect and name == "in1", False) for name in names
-        ]
+        boolean = "in1" if code == c.BNNSArithmeticSelect else ""
+        self.operands = [_operand(fields, name, name == boolean, False) for name in names]
         self.output = _operand(fields, "out", False, True)
         self._check_shapes()
-        self.activation = layer_activation(layer.activation, self.output.geometry)
+        self.activation = _layer.layer_activation(layer.activation, self.output.geometry)
 
     def _check_shapes(self) -> None:
         output = self.output.geometry
@@ -136,15 +111,13 @@ class ArithmeticFilter(BNNSFilter):
 
     def _batch(self, batch_size: object) -> int:
         """The number of results: one per sample, or one if the output has no batch."""
-        batch = checked_batch(batch_size)
+        batch = _filter.checked_batch(batch_size)
         if self.output.is_sample:
             return batch
         for name, _, kind in self.operands:
             if kind == c.BNNSSample and batch > 1:
-                raise Invalid(
-                    f"batch_size is {batch} and {name}_type is BNNSSample, but out_type is "
-                    f"{_DESCRIPTOR_TYPES[self.output.kind]}: there is one result for all samples"
-                )
+                result = f"out_type is {_DESCRIPTOR_TYPES[self.output.kind]}: there is one result for all samples"
+                raise Invalid(f"batch_size is {batch} and {name}_type is BNNSSample, but {result}")
         return 1
 
     def _check_number(self, number: object) -> None:
@@ -158,12 +131,12 @@ class ArithmeticFilter(BNNSFilter):
         if inputs is None:
             return [None] * count
         pointers, steps = _entries("in", inputs, count), _entries("in_stride", strides, count)
-        return [
-            None
-            if pointer is None
-            else source_samples(f"in[{k}]", operand.geometry, pointer, batch if operand.is_sample else 1, step)
-            for k, (operand, pointer, step) in enumerate(zip(self.operands, pointers, steps, strict=True))
-        ]
+        found: list[Array | None] = []
+        for k, (operand, data, step) in enumerate(zip(self.operands, pointers, steps, strict=True)):
+            samples = batch if operand.is_sample else 1
+            view = None if data is None else _filter.source_samples(f"in[{k}]", operand.geometry, data, samples, step)
+            found.append(view)
+        return found
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +145,7 @@ class ArithmeticFilter(BNNSFilter):
         batch_size, number, inputs, strides, target, out_stride = arguments
         self._check_number(number)
         batch = self._batch(batch_size)
-        y = target_samples("out", self.output.geometry, target, batch, out_stride)
+        y = _filter.target_samples("out", self.output.geometry, target, batch, out_stride)
         if inputs is None:
             raise Invalid("in is NULL")
         given = self._sources(batch, inputs, strides)
@@ -182,7 +155,7 @@ class ArithmeticFilter(BNNSFilter):
         z = value_of(self.function, sources)
         if self.activation.function.name != "identity":
             z = activation_forward(_whole(z, y.shape), self.activation.function, num_threads=self.threads)
-        put(y, z, False)
+        _filter.put(y, z, False)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -197,10 +170,10 @@ class ArithmeticFilter(BNNSFilter):
                 raise Invalid(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
         if out_delta is None:
             raise Invalid("out_delta is NULL")
-        check_trainable(self.activation, out)
+        _layer.check_trainable(self.activation, out)
         output = self.output.geometry
-        dy = Delta("out_delta", "out", output).view(out_delta, batch, out_delta_stride, source_samples)
-        y = None if out is None else source_samples("out", output, out, batch, out_stride)
+        dy = Delta("out_delta", "out", output).view(out_delta, batch, out_delta_stride, _filter.source_samples)
+        y = None if out is None else _filter.source_samples("out", output, out, batch, out_stride)
         sources = self._sources(batch, inputs, strides)
         results = self._results(batch, in_delta, in_delta_stride, sources)
         shape = (batch, *output.shape)
@@ -214,13 +187,15 @@ class ArithmeticFilter(BNNSFilter):
         self._check_known(results, sources, known)
         if any(self.function.gradients[k].output for k in results) and known is None:
             known = before()
-        dz = before_activation(self.activation, in_shape(dy, shape), y, lambda: _whole(before(), shape), self.threads)
+        dz = _layer.before_activation(
+            self.activation, _filter.in_shape(dy, shape), y, lambda: _whole(before(), shape), self.threads
+        )
         g = dz.astype(np.float64)
         computed = [
             (result, _summed(gradient_of(self.function.gradients[k], g, sources, known), shape, self.operands[k]))
             for k, result in results.items()
         ]
-        put_sums(computed)
+        _layer.put_sums(computed)
 
     def _results(self, batch: int, deltas: object, strides: object, sources: list[Array | None]) -> dict[int, Result]:
         count = len(self.operands)
@@ -233,12 +208,12 @@ class ArithmeticFilter(BNNSFilter):
             name, like = f"in_delta[{k}]", operand.name
             if operand.kind == c.BNNSConstant:
                 raise Invalid(f"{name} is given, but {like}_type is BNNSConstant: it has no gradient")
-            delta = (Delta if operand.is_sample else parameter_of)(name, like, operand.geometry)
+            delta = (Delta if operand.is_sample else _layer.parameter_of)(name, like, operand.geometry)
             results[k] = delta.result(descriptor, batch, steps[k])
         for k, result in results.items():
             for j in range(k):
                 other = results.get(j)
-                if other is None or not are_one(result, other):
+                if other is None or not _layer.are_one(result, other):
                     continue
                 a, b = sources[j], sources[k]
                 if a is not None and b is not None and not same_elements(a, b):
@@ -262,12 +237,12 @@ class ArithmeticFilter(BNNSFilter):
 
 
 def _operand(fields: Structure, name: str, boolean: bool, written: bool) -> _Operand:
-    kind = getattr(fields, "in_type" if name == "in_" else f"{name}_type")
-    if not isinstance(kind, int) or kind not in _DESCRIPTOR_TYPES:
-        raise Invalid(f"{name.rstrip('_')}_type is {kind!r}, must be BNNSConstant, BNNSSample or BNNSParameter")
     shown = name.rstrip("_")
+    kind = getattr(fields, f"{shown}_type")
+    if not isinstance(kind, int) or kind not in _DESCRIPTOR_TYPES:
+        raise Invalid(f"{shown}_type is {kind!r}, must be BNNSConstant, BNNSSample or BNNSParameter")
     types = (*FLOATS, c.BNNSDataTypeBoolean) if boolean else FLOATS
-    check = output_geometry if written else typed_geometry
+    check = _layer.output_geometry if written else _layer.typed_geometry
     return _Operand(shown, check(shown, getattr(fields, name), types), kind)
 
 

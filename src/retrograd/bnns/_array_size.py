@@ -8,7 +8,7 @@ from . import _constants as c
 from ._failure import Invalid, status
 from ._filter import checked_descriptor
 from ._memory import as_integer
-from ._names import constant_name
+from ._names import layout_name, type_name
 from ._structures import BNNSNDArrayDescriptor, Pointer, SignedExtents, Size, Structure, UInt8, UInt32
 
 _TYPES: Final = frozenset(
@@ -48,7 +48,7 @@ def BNNSNDArrayGetDataSize(array: BNNSNDArrayDescriptor) -> int:
 def BNNSDataLayoutGetRank(layout: int) -> int:
     """Return the number of axes of a layout; SIZE_MAX if there is no such layout."""
     if not isinstance(layout, int) or layout not in _LAYOUTS:
-        raise Invalid(f"layout is {constant_name('BNNSDataLayout', layout)}, which is not a BNNSDataLayout")
+        raise Invalid(f"layout is {layout_name(layout)}, which is not a BNNSDataLayout")
     return layout >> 16
 
 
@@ -58,7 +58,7 @@ def BNNSTensorGetAllocationSize(tensor: BNNSTensor) -> int:
     if not isinstance(tensor, BNNSTensor):
         raise Invalid(f"tensor is of type {type(tensor).__name__}, not BNNSTensor")
     if not isinstance(tensor.data_type, int) or tensor.data_type not in _TYPES:
-        raise Invalid(f"data_type is {constant_name('BNNSDataType', tensor.data_type)}, which is not a type")
+        raise Invalid(f"data_type is {type_name(tensor.data_type)}, which is not a type")
     rank = as_integer("rank", tensor.rank)
     if not 0 <= rank <= c.BNNS_MAX_TENSOR_DIMENSION:
         raise Invalid(f"rank is {rank}, must be from 0 to {c.BNNS_MAX_TENSOR_DIMENSION}")

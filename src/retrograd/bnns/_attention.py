@@ -7,53 +7,22 @@ head = dropout(A) v; the output is [head_1 head_2 ...] Wo + po. The rows bk and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Final, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Final
 
 import numpy as np
 
 from ..ops.elementwise import dropout
 from ..ops.linear import linear_backward, linear_forward
-from ._attention_arrays import (
-    MATRICES,
-    WEIGHTS,
-    BNNSLayerParametersMultiheadAttention,
-    BNNSMHAProjectionParameters,
-    Cache,
-    Masks,
-    Pass,
-    Sizes,
-    Slot,
-    check_axes,
-    layout_checked,
-    masks_of,
-)
+from . import _attention_arrays as _arrays
+from . import _filter, _layer
+from ._arguments import Given, takes
+from ._attention_arrays import BNNSLayerParametersMultiheadAttention, BNNSMHAProjectionParameters
 from ._declare import creates
-from ._failure import Invalid, Unsupported, advise_once, status
-from ._filter import (
-    FLOAT32,
-    FLOATS,
-    BNNSFilter,
-    checked_batch,
-    checked_filter,
-    in_shape,
-    overlapping,
-    put,
-    source_samples,
-    target_samples,
-)
-from ._layer import (
-    Parameter,
-    Result,
-    are_one,
-    check_apart,
-    checked_layer,
-    float32_delta,
-    put_sums,
-    rows_first,
-    stored_rows_first,
-    typed_geometry,
-)
+from ._failure import Invalid, Unsupported, advise_once
+from ._filter import FLOAT32, BNNSFilter
+from ._layer import Parameter, Result
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, sized_bytes
 from ._products import products, shape_rows_first
 from ._structures import BNNSNDArrayDescriptor
@@ -66,92 +35,80 @@ _WEIGHTS: Final = {
     "value": ("v_dim", "d_value", "heads"),
     "output": ("heads * d_value", "d_model"),
 }
-_Samples: TypeAlias = tuple[object, object]  # memory, and the stride of a batch
-_Masking: TypeAlias = tuple[object, object, object]  # key_mask, its stride, add_to_attention
-_Workspace: TypeAlias = tuple[list[int] | None, object]  # its size and its memory
-_Deltas: TypeAlias = Mapping[str, BNNSMHAProjectionParameters | None]
-_RowDeltas: TypeAlias = Mapping[str, BNNSNDArrayDescriptor | None]
 
 
 class AttentionFilter(BNNSFilter):
     """See :func:`BNNSFilterCreateLayerMultiheadAttention`."""
 
     def __init__(self, layer_params: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersMultiheadAttention, layer_params)
+        layer = _layer.checked_layer(BNNSLayerParametersMultiheadAttention, layer_params)
         super().__init__(parameters)
-        self.targets = {part: _target(part, getattr(layer, part)) for part in _WEIGHTS}
+        targets = {part: getattr(layer, part).target_desc for part in _WEIGHTS}
+        self.targets = {
+            part: _arrays.arranged(f"{part}.target_desc", target, _arrays.MATRICES) for part, target in targets.items()
+        }
         if self.targets["output"].may_overlap:
-            raise overlapping("output.target_desc", self.targets["output"])
+            raise _filter.overlapping("output.target_desc", self.targets["output"])
         self.sizes = sizes = self._read_sizes(layer)
-        self.slots: dict[str, Slot] = {}  # the parameters, by Apple's names
+        self.slots: dict[str, _arrays.Slot] = {}  # the parameters, by Apple's names
         for part, axes in _WEIGHTS.items():
-            for field, some in (("weights", axes), ("bias", axes[1:])):
-                name = f"{part}.{field}"
-                self.slots[name] = Slot(name, getattr(getattr(layer, part), field), self, sizes.named(*some))
-        for part in ("key", "value") if sizes.biased else ():
-            name = f"{part}_attn_bias"
-            self.slots[name] = Slot(name, getattr(layer, name), self, sizes.named(*_WEIGHTS[part][1:]))
+            fields = {f"{part}.weights": axes, f"{part}.bias": axes[1:]}
+            if sizes.biased and part in ("key", "value"):
+                fields[f"{part}_attn_bias"] = axes[1:]
+            for name, some in fields.items():
+                self.slots[name] = _arrays.Slot(name, attrgetter(name)(layer), self, sizes.named(*some))
         rate = as_float("dropout", layer.dropout)
         self.rate = rate if 0 < rate < 1 else 0.0
         if rate != self.rate:
             advise_once(f"dropout is {rate:g}, not between 0 and 1: nothing is dropped")
         self._seeds = np.random.default_rng(as_size("seed", layer.seed) or None)
 
-    def _read_sizes(self, layer: BNNSLayerParametersMultiheadAttention) -> Sizes:
-        (targets, d_model), (sources, k_dim), (length, v_dim) = (
-            shape_rows_first(self.targets[part]) for part in _INPUTS
-        )
+    def _read_sizes(self, layer: BNNSLayerParametersMultiheadAttention) -> _arrays.Sizes:
+        targets, d_model = shape_rows_first(self.targets["query"])
+        (sources, k_dim), (length, v_dim) = (shape_rows_first(self.targets[part]) for part in ("key", "value"))
         if length != sources:
             raise Invalid(f"value.target_desc has {length} rows, expected {sources} as in key.target_desc")
-        check_axes("output.target_desc", self.targets["output"], {"target_length": targets, "d_model": d_model})
-        weights = {}
-        for part in _INPUTS:
-            name, descriptor = f"{part}.weights", getattr(layer, part).weights
-            weights[part] = shape_rows_first(typed_geometry(name, layout_checked(name, descriptor, WEIGHTS), FLOATS))
+        axes = {"target_length": targets, "d_model": d_model}
+        _arrays.check_axes("output.target_desc", self.targets["output"], axes)
+        heads, d_key, d_value = (
+            shape_rows_first(_arrays.arranged(f"{part}.weights", getattr(layer, part).weights, _arrays.WEIGHTS))[axis]
+            for part, axis in (("query", 2), ("key", 1), ("value", 1))
+        )
         given = {name: getattr(layer, name).data is not None for name in ("key_attn_bias", "value_attn_bias")}
         if len(set(given.values())) > 1:
             missing, present = sorted(given, key=lambda name: given[name])
             raise Invalid(f"{missing}.data is NULL, but {present}.data is not: give both or none")
-        heads, d_key, d_value = weights["query"][2], weights["key"][1], weights["value"][1]
         biased, zero = given["key_attn_bias"], bool(layer.add_zero_attn)
-        return Sizes(targets, sources, d_model, k_dim, v_dim, heads, d_key, d_value, biased, zero)
+        return _arrays.Sizes(targets, sources, d_model, k_dim, v_dim, heads, d_key, d_value, biased, zero)
 
     def _parameters(self) -> list[Parameter]:
         return [slot.parameter for slot in self.slots.values() if slot.parameter is not None]
 
-    def _samples(self, batch: int, inputs: Mapping[str, _Samples]) -> dict[str, Array]:
+    def _samples(self, batch: int, given: Given, parts: Sequence[str] = _INPUTS) -> dict[str, Array]:
         """Inputs as they are in memory, slowest axis first."""
         return {
-            part: source_samples(part, self.targets[part], data, batch, stride)
-            for part, (data, stride) in inputs.items()
+            part: _filter.source_samples(part, self.targets[part], given[part], batch, given[f"{part}_stride"])
+            for part in parts
         }
 
     def _matrices(self, part: str, samples: Array, ignored: Array | None) -> Array:
         """An input in float32, [N, length, width]. Rows that are ignored are 0, whatever they hold."""
-        array = rows_first(in_shape(samples, samples.shape), self.targets[part].layout)
+        array = _layer.rows_first(_filter.in_shape(samples, samples.shape), self.targets[part].layout)
         if ignored is None or part == "query":
             return array
         return np.where(ignored[:, :, None], np.float32(0), array)
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(
-        self,
-        batch_size: object,
-        inputs: Mapping[str, _Samples],
-        masking: _Masking,
-        output: _Samples,
-        backprop_cache: _Workspace,
-        workspace: _Workspace,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        kept = Cache(self.sizes, batch, self.rate)
-        cache_size, cache = backprop_cache
-        if _answered(("backprop_cache_size", *backprop_cache, kept.size), ("workspace_size", *workspace, 0)):
+    def apply(self, given: Given) -> None:
+        batch = _filter.checked_batch(given["batch_size"])
+        kept = _arrays.Cache(self.sizes, batch, self.rate)
+        cache_size, cache = given["backprop_cache_size"], given["backprop_cache"]
+        if _answered(given, backprop_cache=kept.size, workspace=0):
             return
-        y = target_samples("output", self.targets["output"], output[0], batch, output[1])
-        samples = self._samples(batch, inputs)
-        masks = masks_of(self.sizes, batch, *masking)
+        y = _filter.target_samples("output", self.targets["output"], given["output"], batch, given["output_stride"])
+        samples = self._samples(batch, given)
+        masks = _arrays.masks_of(self.sizes, batch, given)
         results: dict[str, Array] = {"output": y}
         if cache is not None:
             if cache_size is None:
@@ -164,11 +121,12 @@ class AttentionFilter(BNNSFilter):
         masks = masks.values()
         seed = int(self._seeds.integers(2**63)) if self.rate else 0
         done = self._attend({part: self._matrices(part, samples[part], masks.keys) for part in _INPUTS}, masks, seed)
-        put(y, stored_rows_first(self._projected("output", done.joined), self.targets["output"].layout), False)
+        projected = self._projected("output", done.joined)
+        _filter.put(y, _layer.stored_rows_first(projected, self.targets["output"].layout), False)
         if cache is not None:
             kept.write(memory, done)
 
-    def _attend(self, arrays: Mapping[str, Array], masks: Masks, seed: int) -> Pass:
+    def _attend(self, arrays: Mapping[str, Array], masks: _arrays.Masks, seed: int) -> _arrays.Pass:
         """Everything but the projection of the output."""
         sizes, threads = self.sizes, self.threads
         q = self._projected("query", arrays["query"])
@@ -180,7 +138,7 @@ class AttentionFilter(BNNSFilter):
             _softmax(attention)
         joined = _joined(products(self._dropped(attention, seed), self._split(v), threads))
         ignored = np.zeros((len(q), sizes.sources), np.bool_) if masks.keys is None else masks.keys
-        return Pass(seed, q, k, v, attention, joined, ignored)
+        return _arrays.Pass(seed, q, k, v, attention, joined, ignored)
 
     def _projected(self, part: str, array: Array) -> Array:
         weights, bias = self.slots[f"{part}.weights"], self.slots[f"{part}.bias"]
@@ -210,27 +168,17 @@ class AttentionFilter(BNNSFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
-    def apply_backward(
-        self,
-        batch_size: object,
-        inputs: Mapping[str, _Samples],
-        masking: _Masking,
-        deltas: _Deltas,
-        row_deltas: _RowDeltas,
-        cache_size: int,
-        cache: object,
-        workspace: _Workspace,
-    ) -> None:
-        batch = checked_batch(batch_size)
-        kept = Cache(self.sizes, batch, self.rate)
-        if _answered(("workspace_size", *workspace, 0)):
+    def apply_backward(self, given: Given) -> None:
+        batch = _filter.checked_batch(given["batch_size"])
+        kept = _arrays.Cache(self.sizes, batch, self.rate)
+        if _answered(given, workspace=0):
             return
         self._check_float32()
-        wanted = self._wanted(batch, deltas, row_deltas)
-        dy = self._incoming(batch, deltas["output"])
-        masks = masks_of(self.sizes, batch, *masking)
-        given = {part: one for part, one in inputs.items() if one[0] is not None}
-        samples = self._samples(batch, given)
+        wanted = self._wanted(batch, given)
+        dy = self._incoming(batch, given["output_param_delta"])
+        masks = _arrays.masks_of(self.sizes, batch, given)
+        samples = self._samples(batch, given, [part for part in _INPUTS if given[part] is not None])
+        cache, cache_size = given["backprop_cache"], given["backprop_cache_size"]
         memory = None
         if cache is not None and as_size("backprop_cache_size", cache_size) > 0:
             memory = sized_bytes("backprop_cache", cache, "backprop_cache_size", cache_size, kept.size)
@@ -239,7 +187,7 @@ class AttentionFilter(BNNSFilter):
             raise Invalid("there is no backprop_cache, which holds the mask of dropout")
         for part in _INPUTS:
             weights = f"{part}_param_delta.weights"
-            if part not in given and wanted and (memory is None or weights in wanted):
+            if part not in samples and wanted and (memory is None or weights in wanted):
                 by = "the forward pass is recomputed from it" if memory is None else f"{weights} is computed from it"
                 raise Invalid(f"{part} is NULL, and {by}")
         if not wanted:
@@ -251,7 +199,7 @@ class AttentionFilter(BNNSFilter):
         if done is None:
             done = self._attend(arrays, masks, 0)
         computed = self._gradients(done, arrays, dy, set(wanted))
-        put_sums([(result, computed[name]) for name, result in wanted.items()])
+        _layer.put_sums([(result, computed[name]) for name, result in wanted.items()])
 
     def _check_float32(self) -> None:
         named = {f"{part}.target_desc": geometry for part, geometry in self.targets.items()}
@@ -260,13 +208,14 @@ class AttentionFilter(BNNSFilter):
             if geometry.dtype != FLOAT32:
                 raise Unsupported(f"{name} of this filter has type {geometry.dtype}; backward needs Float32")
 
-    def _wanted(self, batch: int, deltas: _Deltas, row_deltas: _RowDeltas) -> dict[str, Result]:
+    def _wanted(self, batch: int, arguments: Given) -> dict[str, Result]:
         """The gradients to produce, by Apple's names, with the axes of a linear layer's."""
         wanted: dict[str, Result] = {}
-        for part, given in deltas.items():
+        for part in _WEIGHTS:
+            owner = f"{part}_param_delta"
+            given = arguments[owner]
             if given is None:
                 continue
-            owner = f"{part}_param_delta"
             if not isinstance(given, BNNSMHAProjectionParameters):
                 raise Invalid(f"{owner} is of type {type(given).__name__}, must be BNNSMHAProjectionParameters")
             if part != "output" and given.target_desc.data is not None:
@@ -275,19 +224,19 @@ class AttentionFilter(BNNSFilter):
                 geometry, stride = _matrix_delta(name, descriptor, {"length": length, "width": width})
                 if batch > 1 and 0 < stride < geometry.span:
                     raise Invalid(f"{name}.stride[2] is {stride}, but a sample spans {geometry.span} values")
-                array = target_samples(name, geometry, descriptor.data, batch, stride, ".data")
-                wanted[name] = Result(name, descriptor, rows_first(array, geometry.layout))
+                array = _filter.target_samples(name, geometry, descriptor.data, batch, stride, ".data")
+                wanted[name] = Result(name, descriptor, _layer.rows_first(array, geometry.layout))
             for field in ("weights", "bias"):
                 descriptor = getattr(given, field)
                 if descriptor.data is not None:
                     name = f"{owner}.{field}"
                     wanted[name] = self.slots[f"{part}.{field}"].delta(name, descriptor)
-        for part, row_delta in row_deltas.items():
-            if row_delta is not None:
-                name = f"{part}_attn_bias_delta"
+        for part in ("key", "value"):
+            name = f"{part}_attn_bias_delta"
+            if arguments[name] is not None:
                 if not self.sizes.biased:
                     raise Invalid(f"{name} is given, but {part}_attn_bias.data was NULL")
-                wanted[name] = self.slots[f"{part}_attn_bias"].delta(name, row_delta)
+                wanted[name] = self.slots[f"{part}_attn_bias"].delta(name, arguments[name])
         _check_results(wanted.values())
         return wanted
 
@@ -298,10 +247,12 @@ class AttentionFilter(BNNSFilter):
         name, descriptor = "output_param_delta.target_desc", given.target_desc
         axes = {"target_length": self.sizes.targets, "d_model": self.sizes.d_model}
         geometry, stride = _matrix_delta(name, descriptor, axes)
-        array = source_samples(name, geometry, descriptor.data, batch, stride, ".data")
-        return rows_first(in_shape(array, array.shape), geometry.layout)
+        array = _filter.source_samples(name, geometry, descriptor.data, batch, stride, ".data")
+        return _layer.rows_first(_filter.in_shape(array, array.shape), geometry.layout)
 
-    def _gradients(self, done: Pass, arrays: Mapping[str, Array], dy: Array, wanted: set[str]) -> dict[str, Array]:
+    def _gradients(
+        self, done: _arrays.Pass, arrays: Mapping[str, Array], dy: Array, wanted: set[str]
+    ) -> dict[str, Array]:
         """All wanted gradients, those of parameters as of a linear layer's."""
         threads, sources = self.threads, self.sizes.sources
         parts = {part for part in _INPUTS if any(name.startswith(f"{part}_") for name in wanted)}
@@ -351,7 +302,7 @@ class AttentionFilter(BNNSFilter):
 # ---- arrays ---------------------------------------------------------------------------------------------------------
 
 
-def _mask(scores: Array, masks: Masks) -> None:
+def _mask(scores: Array, masks: _arrays.Masks) -> None:
     """Apply the masks to scores [N, heads, T, S], in place."""
     for mask in (masks.added, None if masks.keys is None else masks.keys[:, None, None]):
         if mask is not None and mask.dtype == np.bool_:
@@ -381,15 +332,10 @@ def _joined(array: Array) -> Array:
 # ---- descriptors ----------------------------------------------------------------------------------------------------
 
 
-def _target(part: str, given: BNNSMHAProjectionParameters) -> Geometry:
-    name = f"{part}.target_desc"
-    return typed_geometry(name, layout_checked(name, given.target_desc, MATRICES), FLOATS)
-
-
 def _matrix_delta(name: str, descriptor: BNNSNDArrayDescriptor, axes: dict[str, int]) -> tuple[Geometry, int]:
     """The geometry of a gradient of matrices, and the stride of its batch, which is ``stride[2]``."""
-    geometry = float32_delta(name, layout_checked(name, descriptor, MATRICES))
-    check_axes(name, geometry, axes)
+    geometry = _layer.float32_delta(name, _arrays.layout_checked(name, descriptor, _arrays.MATRICES))
+    _arrays.check_axes(name, geometry, axes)
     return geometry, as_size(f"{name}.stride[2]", descriptor.stride[2])
 
 
@@ -398,23 +344,21 @@ def _check_results(wanted: Iterable[Result]) -> None:
     apart: list[Result] = []
     for result in wanted:
         inputs = [one for one in apart if one.name.endswith("target_desc") and result.name.endswith("target_desc")]
-        if not any(are_one(result, other) for other in inputs):
+        if not any(_layer.are_one(result, other) for other in inputs):
             apart.append(result)
-    check_apart(apart)
+    _layer.check_apart(apart)
 
 
-def _answered(*queries: tuple[str, list[int] | None, object, int]) -> bool:
-    """Whether a call asks for sizes: a pointer to a size without a buffer. Writes them.
-
-    Each query is the pointer's name, the pointer, the buffer and the size.
-    """
+def _answered(given: Given, **sizes: int) -> bool:
+    """Whether a call asks for sizes of buffers: a pointer to a size without a buffer. Writes them."""
     asked = []
-    for name, pointer, buffer, size in queries:
+    for name, size in sizes.items():
+        pointer = given[f"{name}_size"]
         if pointer is None:
             continue
         if not isinstance(pointer, list) or not pointer:
-            raise Invalid(f"{name} is {pointer!r}, must be a list with one size, such as [0]")
-        if buffer is None:
+            raise Invalid(f"{name}_size is {pointer!r}, must be a list with one size, such as [0]")
+        if given[name] is None:
             asked.append((pointer, size))
     for pointer, size in asked:
         pointer[0] = size
@@ -424,6 +368,14 @@ def _answered(*queries: tuple[str, list[int] | None, object, int]) -> bool:
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
 _OTHERWISE: Final = "filter is not a multihead attention filter"
+_DESCRIPTORS: Final = ("key_mask", "add_to_attention", "key_attn_bias_delta", "value_attn_bias_delta")
+_TYPES: Final = {
+    "F": BNNSFilter | None,
+    "batch_size": int,
+    **dict.fromkeys(_DESCRIPTORS, BNNSNDArrayDescriptor | None),
+    **dict.fromkeys((f"{part}_param_delta" for part in _WEIGHTS), BNNSMHAProjectionParameters | None),
+    "workspace_size": list[int] | None,
+}
 
 
 @creates(AttentionFilter, BNNSLayerParametersMultiheadAttention)
@@ -431,83 +383,32 @@ def BNNSFilterCreateLayerMultiheadAttention() -> None:
     """Create a filter of a multihead attention. None on failure."""
 
 
-@status(-1)
-def BNNSApplyMultiheadAttention(
-    F: BNNSFilter | None,
-    batch_size: int,
-    query: object,
-    query_stride: int,
-    key: object,
-    key_stride: int,
-    key_mask: BNNSNDArrayDescriptor | None,
-    key_mask_stride: int,
-    value: object,
-    value_stride: int,
-    output: object,
-    output_stride: int,
-    add_to_attention: BNNSNDArrayDescriptor | None = None,
-    backprop_cache_size: list[int] | None = None,
-    backprop_cache: object = None,
-    workspace_size: list[int] | None = None,
-    workspace: object = None,
-) -> int:
+@takes(
+    "F batch_size query+ key+ key_mask+ value+ output+ add_to_attention=None backprop_cache_size=None "
+    "backprop_cache=None workspace_size=None workspace=None",
+    {**_TYPES, "backprop_cache_size": list[int] | None},
+)
+def BNNSApplyMultiheadAttention(given: Given) -> None:
     """Apply a multihead attention to a batch. 0, or -1 on failure.
 
     A pointer to a size is a list with one entry. If it is given without its buffer, the call writes the size of the
     buffer to that entry and computes nothing. The backprop cache is any writable buffer, at any alignment; it is filled
     for backward. The workspace is not used.
     """
-    checked_filter(AttentionFilter, F, _OTHERWISE).apply(
-        batch_size,
-        {"query": (query, query_stride), "key": (key, key_stride), "value": (value, value_stride)},
-        (key_mask, key_mask_stride, add_to_attention),
-        (output, output_stride),
-        (backprop_cache_size, backprop_cache),
-        (workspace_size, workspace),
-    )
-    return 0
+    _filter.checked_filter(AttentionFilter, given["F"], _OTHERWISE).apply(given)
 
 
-@status(-1)
-def BNNSApplyMultiheadAttentionBackward(
-    F: BNNSFilter | None,
-    batch_size: int,
-    query: object,
-    query_stride: int,
-    query_param_delta: BNNSMHAProjectionParameters | None,
-    key: object,
-    key_stride: int,
-    key_mask: BNNSNDArrayDescriptor | None,
-    key_mask_stride: int,
-    key_param_delta: BNNSMHAProjectionParameters | None,
-    value: object,
-    value_stride: int,
-    value_param_delta: BNNSMHAProjectionParameters | None,
-    add_to_attention: BNNSNDArrayDescriptor | None,
-    key_attn_bias_delta: BNNSNDArrayDescriptor | None,
-    value_attn_bias_delta: BNNSNDArrayDescriptor | None,
-    output: object,
-    output_stride: int,
-    output_param_delta: BNNSMHAProjectionParameters | None,
-    backprop_cache_size: int = 0,
-    backprop_cache: object = None,
-    workspace_size: list[int] | None = None,
-    workspace: object = None,
-) -> int:
+@takes(
+    "F batch_size query+ query_param_delta key+ key_mask+ key_param_delta value+ value_param_delta add_to_attention "
+    "key_attn_bias_delta value_attn_bias_delta output+ output_param_delta backprop_cache_size=0 backprop_cache=None "
+    "workspace_size=None workspace=None",
+    {**_TYPES, "backprop_cache_size": int},
+)
+def BNNSApplyMultiheadAttentionBackward(given: Given) -> None:
     """Compute the gradients of a multihead attention, those whose ``data`` is not None. 0, or -1 on failure.
 
     ``output_param_delta.target_desc`` holds the incoming gradient. Inputs that share a gradient's memory receive the
     sum. Without a cache the forward pass is recomputed, except with dropout, whose mask is in the cache. With a cache
     the masks are those of the forward pass. `output` is not used.
     """
-    checked_filter(AttentionFilter, F, _OTHERWISE).apply_backward(
-        batch_size,
-        {"query": (query, query_stride), "key": (key, key_stride), "value": (value, value_stride)},
-        (key_mask, key_mask_stride, add_to_attention),
-        dict(zip(_WEIGHTS, (query_param_delta, key_param_delta, value_param_delta, output_param_delta), strict=True)),
-        {"key": key_attn_bias_delta, "value": value_attn_bias_delta},
-        backprop_cache_size,
-        backprop_cache,
-        (workspace_size, workspace),
-    )
-    return 0
+    _filter.checked_filter(AttentionFilter, given["F"], _OTHERWISE).apply_backward(given)

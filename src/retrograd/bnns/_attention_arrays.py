@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from . import _constants as c
+from ._arguments import Given
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, BNNSFilter, checked_descriptor, in_shape, overlapping, source_samples, viewed
 from ._layer import Parameter, Result, float32_delta, rows_first, typed_geometry
@@ -98,6 +99,11 @@ def layout_checked(name: str, descriptor: object, layouts: tuple[int, ...]) -> B
     return checked
 
 
+def arranged(name: str, descriptor: object, layouts: tuple[int, ...], types: tuple[int, ...] = FLOATS) -> Geometry:
+    """The geometry of an array with one of these layouts."""
+    return typed_geometry(name, layout_checked(name, descriptor, layouts), types)
+
+
 def check_axes(name: str, geometry: Geometry, axes: dict[str, int]) -> None:
     """Raise unless an array has these extents, as rows and columns or in the order of ``size``."""
     shape = shape_rows_first(geometry)
@@ -164,23 +170,21 @@ def _values(array: Array) -> Array:
     return in_shape(array, array.shape)
 
 
-def masks_of(sizes: Sizes, batch: int, key_mask: object, key_mask_stride: object, added: object) -> Masks:
+def masks_of(sizes: Sizes, batch: int, given: Given) -> Masks:
     """The masks of a call, as views of their memory."""
     keys = rows = None
+    key_mask, added = given["key_mask"], given["add_to_attention"]
     if key_mask is not None:
-        mask = layout_checked("key_mask", key_mask, VECTORS)
-        geometry = typed_geometry("key_mask", mask, _BOOLEAN)
+        geometry = arranged("key_mask", key_mask, VECTORS, _BOOLEAN)
         check_axes("key_mask", geometry, {"source_length": sizes.sources})
-        keys = source_samples("key_mask", geometry, mask.data, batch, key_mask_stride, ".data")
+        keys = source_samples("key_mask", geometry, key_mask.data, batch, given["key_mask_stride"], ".data")
     if added is not None:
-        name = "add_to_attention"
-        mask = layout_checked(name, added, _ADDED)
-        geometry = typed_geometry(name, mask, (*FLOATS, *_BOOLEAN))
-        axes = [("batch_size", batch), ("heads", sizes.heads)]
-        axes += [("target_length", sizes.targets), ("source_length", sizes.sources)]
+        geometry = arranged("add_to_attention", added, _ADDED, (*FLOATS, *_BOOLEAN))
+        axes = {"batch_size": batch, "heads": sizes.heads}
+        axes |= {"target_length": sizes.targets, "source_length": sizes.sources}
         missing = 4 - len(geometry.extents)
-        check_axes(name, geometry, dict(axes[missing:]))
-        rows = rows_first(viewed(name, mask), geometry.layout, batched=False)[(None,) * missing]
+        check_axes("add_to_attention", geometry, dict([*axes.items()][missing:]))
+        rows = rows_first(viewed("add_to_attention", added), geometry.layout, batched=False)[(None,) * missing]
     return Masks(keys, rows)
 
 

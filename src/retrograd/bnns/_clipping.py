@@ -102,17 +102,13 @@ def BNNSClipByGlobalNorm(
         if len(given) < number:
             raise Invalid(f"{name} has {len(given)} descriptors, must have {number}")
     limit, norm = _norm_limit("max_norm", max_norm), _norm_limit("use_norm", use_norm)
-    sources: list[Array] = []
-    results: list[Given] = []
-    for k in range(number):
-        source, result = _clipped(src[k], dest[k], f"[{k}]")
-        sources.append(source.array)
-        results.append(result)
-    check_disjoint({f"dest[{k}]": result.array for k, result in enumerate(results)}, {})
+    pairs = [_clipped(src[k], dest[k], f"[{k}]") for k in range(number)]
+    check_disjoint({result.name: result.array for _, result in pairs}, {})
     if norm == 0:
-        norm = math.sqrt(sum(_norms(array, tuple(range(array.ndim))).item() ** 2 for array in sources))
-    scaled = [_limited(array, norm, limit) for array in sources]  # all, before any is overwritten
-    for result, values in zip(results, scaled, strict=True):
+        arrays = [source.array for source, _ in pairs]
+        norm = math.sqrt(sum(_norms(array, tuple(range(array.ndim))).item() ** 2 for array in arrays))
+    scaled = [_limited(source.array, norm, limit) for source, _ in pairs]  # all, before any is overwritten
+    for (_, result), values in zip(pairs, scaled, strict=True):
         result.fill(values)
     return 0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ._direct import check_unrotated
@@ -140,10 +141,12 @@ def _term(text: str, wrong: Callable[[str], Invalid]) -> _Term:
     return _Term(text, name, letters, before, after)
 
 
-def _labels(operation: _Operation, names: tuple[str, ...], parts: list[Geometry]) -> list[tuple[str, ...]]:
+def _labels(operation: _Operation, names: Sequence[str], parts: Sequence[Geometry]) -> list[tuple[str, ...]]:
     """The labels of all axes, those of the output last. Raise unless the arrays fit the operation."""
     terms = [*operation.inputs, operation.output]
     counts = []  # of the axes that a "*" stands for
+    for name, part in zip(names, parts, strict=True):
+        check_unrotated(name, part)
     for name, term, part in zip(names, terms, parts, strict=True):
         rank = len(part.extents)
         if not term.letters and not term.has_star and part.elements == 1:
@@ -176,7 +179,7 @@ def _labels(operation: _Operation, names: tuple[str, ...], parts: list[Geometry]
     return labels
 
 
-def _check_extents(names: tuple[str, ...], parts: list[Geometry], labels: list[tuple[str, ...]]) -> None:
+def _check_extents(names: Sequence[str], parts: Sequence[Geometry], labels: list[tuple[str, ...]]) -> None:
     """Raise unless equal labels have equal extents, or 1. That of the output is the largest."""
     found: dict[str, tuple[int, str]] = {}
     for name, part, axes in zip(names, parts, labels, strict=True):
@@ -192,28 +195,21 @@ def _check_extents(names: tuple[str, ...], parts: list[Geometry], labels: list[t
 # ---- filters --------------------------------------------------------------------------------------------------------
 
 
-class ContractionFilter(ProductFilter):
-    """See :func:`BNNSFilterCreateLayerTensorContraction`."""
-
-    def __init__(
-        self,
-        operation: _Operation,
-        operands: list[tuple[str, BNNSNDArrayDescriptor]],
-        output: BNNSNDArrayDescriptor,
-        factors: tuple[Any, Any],
-        parameters: Any,
-    ) -> None:
-        super().__init__(parameters, *factors)
-        self.describe(operands, ("o_desc", output), operation.same)
-        for name, geometry in zip(self.names, (*self.operands, self.output), strict=True):
-            check_unrotated(name, geometry)
-        self.label(operands, _labels(operation, self.names, [*self.operands, self.output]), operation.weights)
+def _contraction(
+    operation: _Operation,
+    operands: Sequence[tuple[str, BNNSNDArrayDescriptor]],
+    output: BNNSNDArrayDescriptor,
+    factors: tuple[float, float],
+    parameters: object,
+) -> ProductFilter:
+    weights, labels_of = operation.weights, partial(_labels, operation)
+    return ProductFilter(parameters, factors, operands, output, operation.same, weights, labels_of)
 
 
 @status(None)
 def BNNSFilterCreateLayerTensorContraction(
     layer_params: BNNSLayerParametersTensorContraction, filter_params: BNNSFilterParameters | None = None
-) -> ContractionFilter | None:
+) -> ProductFilter | None:
     """Create a filter that multiplies arrays and sums over indices, by Einstein's convention. None on failure.
 
     With two inputs it is applied by the functions for two inputs; if there is one operand, if one is weights, or if
@@ -223,14 +219,14 @@ def BNNSFilterCreateLayerTensorContraction(
     operation = _parsed(_text_of(layer.operation))
     first, second = ("iA_desc", layer.iA_desc), ("iB_desc", layer.iB_desc)
     operands = [first, first if operation.same else second][: len(operation.inputs)]
-    return ContractionFilter(operation, operands, layer.o_desc, (layer.alpha, layer.beta), filter_params)
+    return _contraction(operation, operands, layer.o_desc, (layer.alpha, layer.beta), filter_params)
 
 
 @status(None)
 def BNNSFilterCreateLayerGram(
     layer_params: BNNSLayerParametersGram, filter_params: BNNSFilterParameters | None = None
-) -> ContractionFilter | None:
+) -> ProductFilter | None:
     """Create a filter that computes the scalar products of all pairs of channels. None on failure."""
     layer = checked_layer(BNNSLayerParametersGram, layer_params)
     given = ("i_desc", layer.i_desc)
-    return ContractionFilter(_parsed(_GRAM), [given, given], layer.o_desc, (layer.alpha, 0.0), filter_params)
+    return _contraction(_parsed(_GRAM), [given, given], layer.o_desc, (layer.alpha, 0.0), filter_params)

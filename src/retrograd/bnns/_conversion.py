@@ -12,15 +12,8 @@ from ._failure import Invalid
 from ._memory import Array, as_float
 from ._structures import BNNSNDArrayDescriptor
 
-INTEGERS: Final = (
-    c.BNNSDataTypeInt8,
-    c.BNNSDataTypeInt16,
-    c.BNNSDataTypeInt32,
-    c.BNNSDataTypeInt64,
-    c.BNNSDataTypeUInt8,
-    c.BNNSDataTypeUInt16,
-    c.BNNSDataTypeUInt32,
-    c.BNNSDataTypeUInt64,
+INTEGERS: Final[tuple[int, ...]] = tuple(
+    getattr(c, f"BNNSDataType{kind}{bits}") for kind in ("Int", "UInt") for bits in (8, 16, 32, 64)
 )
 
 

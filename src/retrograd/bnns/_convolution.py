@@ -7,50 +7,21 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from ..ops import convolution
 from ..ops.activation import Activation
-from ..ops.convolution import (
-    ConvGradients,
-    conv_backward,
-    conv_forward,
-    conv_transpose_backward,
-    conv_transpose_forward,
-)
+from ..ops.convolution import ConvGradients
 from . import _constants as c
 from ._conversion import PLAIN, converted, scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported
-from ._filter import (
-    FLOAT32,
-    FLOATS,
-    BNNSFilter,
-)
-from ._layer import (
-    Delta,
-    Gradients,
-    Parameter,
-    Result,
-    WeightedLayer,
-    bias_of,
-    checked_layer,
-    layer_activation,
-    output_geometry,
-    parameter_of,
-    real_values,
-    typed_geometry,
-)
-from ._memory import Array, as_size, data_type_of
-from ._names import constant_name
-from ._structures import (
-    BNNSActivation,
-    BNNSNDArrayDescriptor,
-    FourSizes,
-    Size,
-    Structure,
-)
+from ._filter import FLOAT32, BNNSFilter, check_layout
+from ._layer import Delta, Described, Gradients, Parameter, Result, WeightedLayer, real_values
+from ._memory import Array, Geometry, as_size, data_type_of
+from ._names import layout_name, type_name
+from ._structures import BNNSNDArrayDescriptor, FourSizes, Size, Weighted
 
 _TYPES: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeInt8, c.BNNSDataTypeUInt8)
 _OUTPUTS: Final = (*_TYPES, c.BNNSDataTypeBFloat16)
-_BIASES: Final = (*FLOATS, c.BNNSDataTypeInt8, c.BNNSDataTypeInt16, c.BNNSDataTypeInt32)
 _IMAGES: Final = (c.BNNSDataLayoutImageCHW, c.BNNSDataLayout3DLastMajor, c.BNNSDataLayout3DFirstMajor)
 _OIHW: Final = c.BNNSDataLayoutConvolutionWeightsOIHW
 _ROTATED: Final = c.BNNSDataLayoutConvolutionWeightsOIHrWr
@@ -61,14 +32,9 @@ _PACK: Final = 32  # outputs of a block of the packed layout
 _MOST: Final = 2**31 - 1  # of strides, dilations and paddings
 
 
-class BNNSLayerParametersConvolution(Structure):
+class BNNSLayerParametersConvolution(Weighted):
     """A convolution. ``pad`` (left, right, up, down) is used if ``x_padding`` and ``y_padding`` are 0."""
 
-    i_desc: BNNSNDArrayDescriptor
-    w_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
-    bias: BNNSNDArrayDescriptor
-    activation: BNNSActivation
     x_stride: Size
     y_stride: Size
     x_dilation_stride: Size
@@ -89,52 +55,63 @@ class Axis(NamedTuple):
     used: int  # pixels that kernels reach, out of all; the pixels past them are ignored
 
 
-def axis_of(kernel: int, stride: int, dilation: int, pads: tuple[int, int], large: int, small: int) -> Axis:
-    """An axis with `large` pixels, on which `small` kernels lie. They may reach beyond the padding."""
-    reach = stride * (small - 1) + (kernel - 1) * dilation + 1
-    before = min(pads[0], reach)
-    used = min(large, reach - before)
-    return Axis(kernel, stride, dilation, (before, reach - before - used), used)
+class ImageLayer(Described, Protocol):
+    """The fields that convolutions and poolings share; there are others for strides and paddings."""
 
-
-class ImageLayer(Protocol):
-    """The fields that convolutions and poolings share."""
-
-    x_padding: int
-    y_padding: int
     pad: tuple[int, int, int, int]
 
 
-def paddings(layer: ImageLayer, most: int = c.SIZE_MAX) -> dict[str, tuple[int, int]]:
-    """What is added before and after each axis: ``pad`` counts if ``x_padding`` and ``y_padding`` are 0."""
-    both = {name: as_size(name, getattr(layer, name)) for name in ("x_padding", "y_padding")}
+class Windows(NamedTuple):
+    """How windows, or kernels, lie along one axis: one for each of `small` pixels, over `large` ones."""
+
+    name: str
+    stride: int
+    dilation: int
+    pads: tuple[int, int]  # before and after
+    large: int
+    small: int
+    names: tuple[str, str]  # of the descriptors of the larger and the smaller image
+
+    def axis(self, kernel: int) -> Axis:
+        """Windows may reach beyond the padding."""
+        reach = self.stride * (self.small - 1) + (kernel - 1) * self.dilation + 1
+        before = min(self.pads[0], reach)
+        used = min(self.large, reach - before)
+        return Axis(kernel, self.stride, self.dilation, (before, reach - before - used), used)
+
+
+def windows_of(
+    layer: ImageLayer, input: Geometry, output: Geometry, swapped: bool, most: int = c.SIZE_MAX
+) -> tuple[Windows, Windows]:
+    """The windows along y and x. `swapped`: the output is the larger image. `most` limits all sizes."""
+    names = (f"{axis}_{what}" for what in ("stride", "dilation_stride", "padding") for axis in "xy")
+    sizes = {name: as_size(name, getattr(layer, name)) for name in names}
     try:
-        given = tuple(layer.pad)
-    except TypeError:
-        given = ()
-    if len(given) != 4:
-        raise Invalid(f"pad is {layer.pad!r}, must have 4 entries: left, right, up, down")
-    pad = {f"pad[{k}]": as_size(f"pad[{k}]", value) for k, value in enumerate(given)}
-    check_at_most(most, {**both, **pad})
-    left, right, up, down = pad.values()
-    if any(both.values()) or not any(pad.values()):
-        return {name[0]: (value, value) for name, value in both.items()}
-    return {"x": (left, right), "y": (up, down)}
-
-
-def check_at_most(most: int, sizes: dict[str, int]) -> None:
+        left, right, up, down = layer.pad
+    except (TypeError, ValueError):
+        raise Invalid(f"pad is {layer.pad!r}, must have 4 entries: left, right, up, down") from None
+    pad = [as_size(f"pad[{k}]", value) for k, value in enumerate((left, right, up, down))]
+    sizes |= {f"pad[{k}]": value for k, value in enumerate(pad)}
     for name, value in sizes.items():
         if value > most:
             raise Unsupported(f"{name} is {value}, must be at most {most}")
+    same = any((sizes["x_padding"], sizes["y_padding"])) or not any(pad)  # otherwise pad counts
+
+    def along(axis: int, name: str, sides: tuple[int, int]) -> Windows:
+        images = [("i_desc", input.shape[axis]), ("o_desc", output.shape[axis])]
+        (larger, large), (smaller, small) = images[::-1] if swapped else images
+        stride, dilation = sizes[f"{name}_stride"] or 1, sizes[f"{name}_dilation_stride"] or 1
+        pads = (sizes[f"{name}_padding"],) * 2 if same else sides
+        return Windows(name, stride, dilation, pads, large, small, (larger, smaller))
+
+    return along(1, "y", (pad[2], pad[3])), along(2, "x", (pad[0], pad[1]))
 
 
 def check_image(filter: BNNSFilter, function: str, name: str, descriptor: BNNSNDArrayDescriptor) -> None:
     """Raise unless a sample is an image; any layout but ImageCHW is an extension."""
-    shown = constant_name("BNNSDataLayout", descriptor.layout)
-    if descriptor.layout not in _IMAGES:
-        raise Unsupported(f"{name}.layout is {shown}; it must be ImageCHW, 3DLastMajor or 3DFirstMajor")
+    check_layout(name, descriptor.layout, _IMAGES, "ImageCHW, 3DLastMajor or 3DFirstMajor")
     if descriptor.layout != c.BNNSDataLayoutImageCHW:
-        filter.note_extension(function, f"{name}.layout is {shown}")
+        filter.note_extension(function, f"{name}.layout is {layout_name(descriptor.layout)}")
 
 
 class _Kernels:
@@ -145,9 +122,7 @@ class _Kernels:
 
     def __init__(self, descriptor: BNNSNDArrayDescriptor) -> None:
         self.layout = descriptor.layout
-        if self.layout not in _WEIGHTS:
-            shown = constant_name("BNNSDataLayout", self.layout)
-            raise Unsupported(f"w_desc.layout is {shown}; it must be ConvolutionWeightsOIHW or another of its kind")
+        check_layout("w_desc", self.layout, _WEIGHTS, "ConvolutionWeightsOIHW or another of its kind")
         size = [as_size(f"w_desc.size[{k}]", descriptor.size[k]) for k in range(4)]
         width, height, third, fourth = size
         if 0 in size:
@@ -194,58 +169,40 @@ class ConvolutionFilter(WeightedLayer):
 
     computed = ConvGradients
 
-    def __init__(self, layer: object, parameters: object, transposed: bool) -> None:
-        layer = checked_layer(BNNSLayerParametersConvolution, layer)
+    def __init__(self, layer: BNNSLayerParametersConvolution, parameters: object, transposed: bool) -> None:
         super().__init__(parameters)
         self._transposed = transposed
         function = f"BNNSFilterCreateLayer{'Transposed' if transposed else ''}Convolution"
         types = (c.BNNSDataTypeFloat32,) if transposed else _TYPES
         check_image(self, function, "i_desc", layer.i_desc)
         check_image(self, function, "o_desc", layer.o_desc)
-        outputs = types if transposed else _OUTPUTS
-        self.declare(typed_geometry("i_desc", layer.i_desc, types), output_geometry("o_desc", layer.o_desc, outputs))
+        self.describe(layer, types, types if transposed else _OUTPUTS)
         self._scale, self._out_scale = scale_of("i_desc", layer.i_desc), scale_of("o_desc", layer.o_desc)
         if layer.o_desc.data_type == c.BNNSDataTypeBFloat16:
             self.note_extension(function, "o_desc.data_type is BNNSDataTypeBFloat16")
         self.groups = max(1, as_size("groups", layer.groups))
         self._kernels = _Kernels(layer.w_desc)
         self._check_channels()
-        self._axes = self._both_axes(layer)
+        windows = windows_of(layer, self.input, self.output, transposed, _MOST)
+        self._axes = [self._axis(*both) for both in zip(windows, self._kernels.shape[2:], strict=True)]
+        self.rows, self.columns = (axis.used for axis in self._axes)
         self._options: dict[str, Any] = {
-            "stride": tuple(axis.stride for axis in self._axes),
-            "dilation": tuple(axis.dilation for axis in self._axes),
-            "padding": tuple(axis.padding for axis in self._axes),
+            **{name: tuple(getattr(axis, name) for axis in self._axes) for name in ("stride", "dilation", "padding")},
             "groups": self.groups,
             "num_threads": self.threads,
         }
         self.weights = Parameter("w_desc", self._kernels.plain(layer.w_desc), self, types)
-        self.bias: Parameter | None = None
-        if layer.bias.data is not None:
-            self.bias = Parameter("bias", layer.bias, self, _BIASES)
-            if self.bias.geometry.elements != self.output.shape[0]:
-                raise Invalid(
-                    f"bias has {self.bias.geometry.elements} elements, expected {self.output.shape[0]}, one for each "
-                    "channel of o_desc"
-                )
-        self.activation = layer_activation(layer.activation, self.output)
-        # Kernels reach every pixel of the input.
-        self._reaches_all = transposed or tuple(axis.used for axis in self._axes) == self.input.shape[1:]
         self.in_shape, self.out_shape = self.input.shape, self.output.shape
-        self.out_delta = Delta("out_delta", "o_desc", self.output, self.out_shape, Delta.reshaped)
-        weights = self.weights.geometry
-        self.deltas = {
-            "dx": Delta("in_delta", "i_desc", self.input, self.in_shape, Delta.reshaped),
-            "dw": parameter_of("weights_delta", "w_desc", weights, weights.shape)._replace(
-                described=self._weights_delta
-            ),
-            "db": bias_of(self.bias, self.output.shape[0]),
-        }
+        self.complete(layer, ", one for each channel of o_desc", Delta.reshaped)
+        self.deltas["dw"] = self.deltas["dw"]._replace(described=self._described)
+        # Kernels reach every pixel of the input.
+        self._reaches_all = transposed or (self.rows, self.columns) == self.input.shape[1:]
 
     def _check_channels(self) -> None:
         inputs, outputs = self.input.shape[0], self.output.shape[0]
         if self.groups > 1:
             if self._kernels.layout not in (_OIHW, _ROTATED):
-                shown = constant_name("BNNSDataLayout", self._kernels.layout)
+                shown = layout_name(self._kernels.layout)
                 raise Invalid(f"groups is {self.groups}, which w_desc.layout {shown} does not have")
             for name, channels in (("i_desc", inputs), ("o_desc", outputs)):
                 if channels % self.groups:
@@ -257,30 +214,16 @@ class ConvolutionFilter(WeightedLayer):
                 f"{outputs} channels of o_desc and {inputs} of i_desc in {self.groups} groups"
             )
 
-    def _both_axes(self, layer: BNNSLayerParametersConvolution) -> tuple[Axis, ...]:
-        names = ("x_stride", "y_stride", "x_dilation_stride", "y_dilation_stride")
-        sizes = {name: as_size(name, getattr(layer, name)) for name in names}
-        check_at_most(_MOST, sizes)
-        pads = paddings(layer, _MOST)
-        return tuple(
-            self._axis(k, name, sizes[f"{name}_stride"] or 1, sizes[f"{name}_dilation_stride"] or 1, pads[name])
-            for k, name in ((1, "y"), (2, "x"))
-        )
-
-    def _axis(self, k: int, name: str, stride: int, dilation: int, pads: tuple[int, int]) -> Axis:
+    def _axis(self, windows: Windows, kernel: int) -> Axis:
         """Pixels of the larger image that no kernel reaches are ignored, or get the bias alone."""
-        sizes, names = (self.input.shape[k], self.output.shape[k]), ("i_desc", "o_desc")
-        if self._transposed:
-            sizes, names = sizes[::-1], names[::-1]
-        large, small = sizes
-        kernel = self._kernels.shape[k + 1]
+        name, stride, dilation, pads, large, small, names = windows
         reach = stride * (small - 1) + (kernel - 1) * dilation + 1
         if large + sum(pads) < reach:
             raise Invalid(
                 f"{names[1]} has {small} pixels along {name}, whose kernels of {kernel} with stride {stride} and "
                 f"dilation {dilation} span {reach}, but {names[0]} has {large}, with padding {pads[0]} and {pads[1]}"
             )
-        axis = axis_of(kernel, stride, dilation, pads, large, small)
+        axis = windows.axis(kernel)
         if self._transposed and axis.used == 0:
             raise Unsupported(
                 f"the padding along {name} is {pads[0]} and {pads[1]}, which leaves none of the {reach} pixels that "
@@ -302,29 +245,25 @@ class ConvolutionFilter(WeightedLayer):
 
     def _used(self, images: Array) -> Array:
         """The part of the larger images that kernels reach."""
-        y, x = (axis.used for axis in self._axes)
-        return images[:, :, :y, :x]
+        return images[:, :, : self.rows, : self.columns]
 
-    def _bias_values(self) -> Array | None:
-        return None if self.bias is None else self.bias.values().reshape(-1)
+    def _fill_rest(self, images: Array, values: Array | float) -> None:
+        """Write the part that no kernel reaches."""
+        images[:, :, self.rows :] = values
+        images[:, :, : self.rows, self.columns :] = values
 
     def _convolve(self, x: Array, out: Array | None, activation: Activation | None = None) -> Array:
         """f(w * x + b) of images in float32."""
-        w, b = self._engine_weights(), self._bias_values()
+        w, b = self._engine_weights(), None if self.bias is None else self.bias.values().reshape(-1)
         options = {**self._options, "activation": activation}
         if not self._transposed:
-            return conv_forward(self._used(x), w, b, out=out, **options)
+            return convolution.conv_forward(self._used(x), w, b, out=out, **options)
         y = np.empty((len(x), *self.output.shape), np.float32) if out is None else out
-        conv_transpose_forward(x, w, b, out=self._used(y), **options)
+        convolution.conv_transpose_forward(x, w, b, out=self._used(y), **options)
         if self._used(y).shape != y.shape:
             # Where no kernel reaches, there is the bias alone: a convolution of nothing.
-            channels = self.output.shape[0]
-            rest = conv_forward(
-                np.empty((1, 0, 1), np.float32), np.empty((channels, 0, 1), np.float32), b, activation=activation
-            ).reshape(channels, 1, 1)
-            rows, columns = (axis.used for axis in self._axes)
-            y[:, :, rows:] = rest
-            y[:, :, :rows, columns:] = rest
+            nothing = np.empty((1, 0, 1), np.float32), np.empty((self.output.shape[0], 0, 1), np.float32)
+            self._fill_rest(y, convolution.conv_forward(*nothing, b, activation=activation).reshape(-1, 1, 1))
         return y
 
     # ---- calls ------------------------------------------------------------------------------------------------------
@@ -336,8 +275,7 @@ class ConvolutionFilter(WeightedLayer):
     def check_backward(self) -> None:
         for name, geometry in (("i_desc", self.input), ("w_desc", self.weights.geometry), ("o_desc", self.output)):
             if geometry.dtype != FLOAT32:
-                shown = constant_name("BNNSDataType", data_type_of(geometry.dtype))
-                raise Unsupported(f"{name} has type {shown}; backward needs Float32")
+                raise Unsupported(f"{name} has type {type_name(data_type_of(geometry.dtype))}; backward needs Float32")
         if self._transposed and self.groups > 1:
             raise Unsupported(f"groups is {self.groups}; a transposed convolution with groups has no gradient")
         super().check_backward()
@@ -354,9 +292,7 @@ class ConvolutionFilter(WeightedLayer):
                 self._used(whole)[...] = dx
                 dx = whole
             elif not accumulate:
-                rows, columns = (axis.used for axis in self._axes)
-                form[:, :, rows:] = 0
-                form[:, :, :rows, columns:] = 0
+                self._fill_rest(form, 0)
         if dw is not None and (out is None or out.dw is None):
             dw = self._kernels.stored(self._oihw_gradient(dw))
         return ConvGradients(dx, dw, db)
@@ -374,12 +310,12 @@ class ConvolutionFilter(WeightedLayer):
             return array if self._transposed else self._used(array)
         return None if self._kernels.layout == _PACKED else self._oihw_gradient(self._kernels.oihw(array))
 
-    def _weights_delta(self, descriptor: BNNSNDArrayDescriptor) -> BNNSNDArrayDescriptor:
+    def _described(self, descriptor: BNNSNDArrayDescriptor) -> BNNSNDArrayDescriptor:
         """The gradient of the weights, in their layout."""
         layout = descriptor.layout
         if layout in _WEIGHTS and layout != self._kernels.layout:
-            shown = (constant_name("BNNSDataLayout", one) for one in (layout, self._kernels.layout))
-            raise Invalid("weights_delta.layout is {}, expected {} as in w_desc".format(*shown))
+            shown, wanted = layout_name(layout), layout_name(self._kernels.layout)
+            raise Invalid(f"weights_delta.layout is {shown}, expected {wanted} as in w_desc")
         if layout == _PACKED and _Kernels(descriptor).shape != self._kernels.shape:
             sizes = (tuple(reversed(shape)) for shape in (_Kernels(descriptor).shape, self._kernels.shape))
             raise Invalid("weights_delta.size is {}, expected {} as in w_desc".format(*sizes))
@@ -391,18 +327,21 @@ class ConvolutionFilter(WeightedLayer):
         """Of the input that kernels reach, of the weights in the engine's order, and of the bias."""
         w, options = self._engine_weights(), {**self._options, "accumulate": accumulate}
         if not self._transposed:
-            return conv_backward(dz, self._used(x), w, need=need, out=buffers, **options)
+            return convolution.conv_backward(dz, self._used(x), w, need=need, out=buffers, **options)
         if "db" not in need or self._used(dz).shape == dz.shape:
-            return conv_transpose_backward(self._used(dz), x, w, need=need, out=buffers, **options)
+            return convolution.conv_transpose_backward(self._used(dz), x, w, need=need, out=buffers, **options)
         # Pixels that no kernel reaches have a bias too: its gradient is that of a convolution of nothing.
         nothing = np.empty((len(dz), 0, *dz.shape[2:]), np.float32), np.empty((dz.shape[1], 0, 1, 1), np.float32)
         out = None if buffers is None else {"db": buffers.db}
-        db = conv_backward(dz, *nothing, need=["db"], out=out, accumulate=accumulate, num_threads=self.threads).db
+        found = convolution.conv_backward(
+            dz, *nothing, need=["db"], out=out, accumulate=accumulate, num_threads=self.threads
+        )
         rest = [name for name in need if name != "db"]
         if not rest:
-            return ConvGradients(db=db)
+            return found
         out = None if buffers is None else {name: getattr(buffers, name) for name in rest}
-        return conv_transpose_backward(self._used(dz), x, w, need=rest, out=out, **options)._replace(db=db)
+        others = convolution.conv_transpose_backward(self._used(dz), x, w, need=rest, out=out, **options)
+        return others._replace(db=found.db)
 
     def _oihw_gradient(self, dw: Array) -> Array:
         """From the engine's order; without groups if transposed."""

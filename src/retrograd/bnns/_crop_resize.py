@@ -14,14 +14,9 @@ from ._failure import Invalid, note_extension, status
 from ._filter import FLOATS, checked_parameters
 from ._layer import Result, checked_layer, float32_delta
 from ._memory import Array, as_float, size_of
-from ._names import constant_name
+from ._names import layout_name
 from ._resize import Points, checked_method, points_at
-from ._structures import (
-    Bool,
-    Float,
-    Structure,
-    UInt32,
-)
+from ._structures import Bool, Float, Structure, UInt32
 
 _MODES: Final = (
     c.BNNSLinearSamplingDefault,
@@ -190,7 +185,7 @@ def _checked(function: str, given: tuple[Given, ...]) -> list[Array]:
         # Only these say nothing of what their axes mean; matrices of boxes have a layout of their own too.
         generic = geometry.layout & 0x8000 or rank == 2
         if len(geometry.extents) != rank or not generic:
-            shown = constant_name("BNNSDataLayout", geometry.layout)
+            shown = layout_name(geometry.layout)
             raise Invalid(f"{name}.layout is {shown}; it must be of {rank} axes, ({words}) from the fastest on")
     image, roi, crops = (one.geometry for one in given)
     if roi.extents[0] != 4:

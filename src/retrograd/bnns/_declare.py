@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from ._failure import Rename, status
 from ._filter import BNNSFilter, checked_filter
+from ._layer import checked_layer
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
 _F = TypeVar("_F", bound=BNNSFilter)
@@ -38,7 +39,7 @@ def creates(
 
     def decorate(named: _Named) -> Callable[..., _F | None]:
         def call(layer_params: object, filter_params: object = None) -> _F:
-            return kind(layer_params, filter_params, *options)  # type: ignore[call-arg]
+            return kind(checked_layer(layer, layer_params), filter_params, *options)  # type: ignore[call-arg]
 
         types = {"layer_params": layer, "filter_params": BNNSFilterParameters | None, "return": kind | None}
         return status(None, rename=rename)(_like(named, call, types))

@@ -9,20 +9,12 @@ import numpy as np
 
 from ..ops._planned import Planned
 from . import _constants as c
+from . import _filter
 from ._failure import Invalid, Unsupported
-from ._filter import (
-    FLOATS,
-    check_same_type,
-    checked_descriptor,
-    geometry_of,
-    overlapping,
-    source_samples,
-    target_samples,
-    viewed,
-)
+from ._filter import check_same_type, checked_descriptor, source_samples, target_samples, viewed
 from ._layer import logical
-from ._memory import Array, Geometry, check_disjoint, check_writable, listed
-from ._names import constant_name
+from ._memory import Array, Geometry, check_disjoint, check_writable
+from ._names import layout_name
 from ._sample_map import ANY_TYPE
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
@@ -30,14 +22,12 @@ Descriptor: TypeAlias = BNNSNDArrayDescriptor
 Parameters: TypeAlias = BNNSFilterParameters | None
 _Order: TypeAlias = Callable[[Array, int, bool], Array]
 _ROTATED: Final = (c.BNNSDataLayoutConvolutionWeightsOIHrWr, c.BNNSDataLayoutConvolutionWeightsIOHrWr)
-FLOATING: Final = "Float32, Float16 or BFloat16"
 
 
 def check_unrotated(name: str, geometry: Geometry) -> None:
     """Raise for weights whose kernels are stored backwards: an index does not say which element is meant."""
     if geometry.layout in _ROTATED:
-        shown = constant_name("BNNSDataLayout", geometry.layout)
-        raise Unsupported(f"{name}.layout is {shown}; kernels must not be rotated")
+        raise Unsupported(f"{name}.layout is {layout_name(geometry.layout)}; kernels must not be rotated")
 
 
 def as_stored(array: Array, layout: int, batched: bool) -> Array:
@@ -55,7 +45,7 @@ class Given(NamedTuple):
     @property
     def size(self) -> tuple[int, ...]:
         """The descriptor's ``size``."""
-        return listed(self.geometry.layout, self.geometry.extents)
+        return self.geometry.size
 
     def check_size(self, like: Given) -> None:
         """Raise unless both have the same ``size``."""
@@ -80,13 +70,8 @@ class Operand(NamedTuple):
     kind: str = ""  # what messages call the types; "": their names
 
     def geometry(self, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-        if descriptor.data_type not in self.types:
-            shown, *allowed = (constant_name("BNNSDataType", one) for one in (descriptor.data_type, *self.types))
-            kind = self.kind or ", ".join(one.removeprefix("BNNSDataType") for one in allowed)
-            raise Unsupported(f"{self.name}.data_type is {shown}; it must be {kind}")
-        geometry = geometry_of(self.name, descriptor)
-        if self.written and geometry.may_overlap:
-            raise overlapping(self.name, geometry)
+        check = _filter.output_geometry if self.written else _filter.typed_geometry
+        geometry = check(self.name, descriptor, self.types, self.kind)
         if not self.rotated:
             check_unrotated(self.name, geometry)
         return geometry
@@ -137,4 +122,4 @@ class Operands:
 
 def floating(name: str, written: bool = False, like: str = "") -> Operand:
     """A floating-point operand with its slowest axis first."""
-    return Operand(name, FLOATS, like, written, True, as_stored, FLOATING)
+    return Operand(name, _filter.FLOATS, like, written, True, as_stored, _filter.FLOATING)

@@ -14,26 +14,9 @@ from ._conversion import INTEGERS
 from ._declare import creates
 from ._failure import Invalid, Unsupported
 from ._filter import FLOAT32, FLOATS, check_same_type
-from ._layer import (
-    Delta,
-    Gradients,
-    OneInputFilter,
-    Parameter,
-    checked_layer,
-    logical,
-    output_geometry,
-    parameter_of,
-    stored,
-    typed_geometry,
-)
-from ._memory import Array, as_float, as_size, check_indices, listed
-from ._structures import (
-    BNNSNDArrayDescriptor,
-    Float,
-    Size,
-    Structure,
-    UInt32,
-)
+from ._layer import Gradients, OneInputFilter, Parameter, logical, parameter_of, stored
+from ._memory import Array, as_float, as_size, check_indices
+from ._structures import BNNSNDArrayDescriptor, Float, Size, Structure, UInt32
 
 _BY_FREQUENCY: Final = c.BNNSEmbeddingFlagScaleGradientByFrequency
 
@@ -59,25 +42,22 @@ class EmbeddingFilter(OneInputFilter):
     may_overlap = frozenset({"in"})
     absent = MappingProxyType({"in_delta": "indices have no gradient", "bias_delta": "an embedding has no bias"})
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersEmbedding, layer)
+    def __init__(self, layer: BNNSLayerParametersEmbedding, parameters: object) -> None:
         super().__init__(parameters)
         flags = as_size("flags", layer.flags)
         if flags & ~_BY_FREQUENCY:
             raise Invalid(f"flags is {flags:#x}; the only flag is {_BY_FREQUENCY} (scale gradients by frequency)")
         self.by_frequency = bool(flags)
-        self.declare(typed_geometry("i_desc", layer.i_desc, INTEGERS), output_geometry("o_desc", layer.o_desc, FLOATS))
+        self.describe(layer, INTEGERS, FLOATS)
         self.dictionary = Parameter("dictionary", layer.dictionary, self, FLOATS)
         check_same_type("o_desc", layer.o_desc, "dictionary", layer.dictionary)
         geometry = self.dictionary.geometry
-        *item, self.items = listed(geometry.layout, geometry.extents)
+        *item, self.items = geometry.size
         self.item = tuple(item)
-        wanted = (*item, *listed(self.input.layout, self.input.extents))
-        given = listed(self.output.layout, self.output.extents)
-        if _proper(given) != _proper(wanted):
+        self._whole = (*item, *self.input.size)
+        if _proper(self.output.size) != _proper(self._whole):
+            given, wanted = self.output.size, self._whole
             raise Invalid(f"o_desc.size is {given}, expected {wanted}: the size of an item, then that of i_desc")
-        self._whole = wanted
-        self.out_delta = Delta("out_delta", "o_desc", self.output)
         self.deltas = {"dw": parameter_of("weights_delta", "dictionary", geometry)}
         self.padding = as_size("padding_idx", layer.padding_idx)
         self.max_norm = as_float("max_norm", layer.max_norm)
@@ -120,8 +100,7 @@ class EmbeddingFilter(OneInputFilter):
         values = rows.reshape((*indices.shape, *self.item))
         count = indices.ndim - 1
         values = values.transpose(0, *range(1 + count, values.ndim), *range(1, 1 + count))
-        size = listed(self.output.layout, self.output.extents)
-        return stored(values.reshape(len(indices), *size), self.output.layout)
+        return stored(values.reshape(len(indices), *self.output.size), self.output.layout)
 
     def _limited(self, rows: Array) -> Array:
         """Items, scaled down where their norm exceeds the limit."""

@@ -75,8 +75,6 @@ class _FirstFailure:
         self.seen = False
 
     def warn(self, message: str) -> None:
-        if self.seen:
-            return
         with self.lock:
             if self.seen:
                 return
@@ -159,6 +157,15 @@ def with_apples_names(error: Exception, rename: Rename | None) -> Invalid:
     if isinstance(error, ArgumentError):
         return Invalid(error.renamed(rename or {}))
     return Invalid(str(error) or type(error).__name__)
+
+
+@contextlib.contextmanager
+def prefixing(prefix: str) -> Iterator[None]:
+    """Put a prefix before the messages of refusals."""
+    try:
+        yield
+    except (Invalid, Unsupported) as error:
+        raise type(error)(f"{prefix}{error}") from None
 
 
 def renaming(names: Names) -> Rename:

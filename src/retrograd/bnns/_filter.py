@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final, TypeVar
 
 import numpy as np
@@ -9,24 +10,14 @@ import numpy as np
 from ..ops._planned import Version, Versioned
 from . import _constants as c
 from ._failure import Invalid, Unsupported, advise_once, note_extension, status
-from ._memory import (
-    Arena,
-    Array,
-    Geometry,
-    as_size,
-    batch_view,
-    check_writable,
-    listed,
-    size_of,
-    size_text,
-    threads_of,
-)
-from ._names import constant_name
+from ._memory import Arena, Array, Geometry, as_size, batch_view, check_writable, size_of, size_text, threads_of
+from ._names import layout_name, type_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
 
 _F = TypeVar("_F", bound="BNNSFilter")
 FLOAT32: Final = np.dtype(np.float32)
 FLOATS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeBFloat16)  # for samples and parameters
+FLOATING: Final = "Float32, Float16 or BFloat16"
 DELTAS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeBFloat16)  # for gradients
 
 
@@ -82,11 +73,7 @@ def checked_filter(kind: type[_F], filter: object, otherwise: str) -> _F:
         raise Invalid("filter is NULL")
     if not isinstance(filter, BNNSFilter):
         raise Invalid(f"filter is of type {type(filter).__name__}, not a filter")
-    if filter.destroyed:
-        raise Invalid("filter has been destroyed")
-    if not isinstance(filter, kind):
-        raise Invalid(otherwise)
-    return filter
+    raise Invalid("filter has been destroyed" if filter.destroyed else otherwise)
 
 
 def checked_batch(batch_size: object) -> int:
@@ -159,12 +146,31 @@ def checked_descriptor(name: str, descriptor: object) -> BNNSNDArrayDescriptor:
     return descriptor
 
 
-def sample_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-    """The geometry of a layer's input or output."""
-    if descriptor.data_type not in FLOATS:
-        shown = constant_name("BNNSDataType", descriptor.data_type)
-        raise Unsupported(f"{name}.data_type is {shown}; it must be Float32, Float16 or BFloat16")
+def typed_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...], kind: str = "") -> Geometry:
+    """The geometry of an array of one of these types. `kind` is what messages call them, if not by their names."""
+    if descriptor.data_type not in types:
+        allowed = kind or ", ".join(type_name(one).removeprefix("BNNSDataType") for one in types)
+        raise Unsupported(f"{name}.data_type is {type_name(descriptor.data_type)}; it must be {allowed}")
     return geometry_of(name, descriptor)
+
+
+def output_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...], kind: str = "") -> Geometry:
+    """The same for an array that is written: no two elements may share memory."""
+    geometry = typed_geometry(name, descriptor, types, kind)
+    if geometry.may_overlap:
+        raise overlapping(name, geometry)
+    return geometry
+
+
+def sample_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    """The geometry of a floating-point input or output."""
+    return typed_geometry(name, descriptor, FLOATS, FLOATING)
+
+
+def check_layout(name: str, layout: int, allowed: Container[int], kind: str) -> None:
+    """Raise unless an array has one of these layouts, which messages call `kind`."""
+    if layout not in allowed:
+        raise Unsupported(f"{name}.layout is {layout_name(layout)}; it must be {kind}")
 
 
 def geometry_of(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
@@ -177,16 +183,15 @@ def geometry_of(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
 
 def unlike(name: str, given: Geometry, like: str, expected: Geometry) -> Invalid:
     """The error for two arrays of different extents, shown in the order of the first one's layout."""
-    size = listed(given.layout, given.extents)
-    wanted = expected.extents
-    shown = size_text(given.layout, wanted) if len(wanted) == len(size) else size_of(expected)
-    return Invalid(f"{name}.size is {size}, expected {shown} as in {like}")
+    alike = len(expected.extents) == len(given.extents)
+    shown = size_text(given.layout, expected.extents) if alike else size_of(expected)
+    return Invalid(f"{name}.size is {given.size}, expected {shown} as in {like}")
 
 
 def check_same_type(name: str, descriptor: BNNSNDArrayDescriptor, like: str, expected: BNNSNDArrayDescriptor) -> None:
     """Raise unless two arrays have elements of one type."""
     if descriptor.data_type != expected.data_type:
-        shown, wanted = (constant_name("BNNSDataType", one.data_type) for one in (descriptor, expected))
+        shown, wanted = type_name(descriptor.data_type), type_name(expected.data_type)
         raise Invalid(f"{name}.data_type is {shown}, expected {wanted} as in {like}")
 
 
@@ -197,8 +202,7 @@ def check_extents(name: str, given: Geometry, expected: tuple[int, ...], which: 
     """
     proper = tuple(extent for extent in expected if extent != 1)
     if given.proper_extents != proper:
-        size = listed(given.layout, given.extents)
-        raise Invalid(f"{name}.size is {size}, expected the extents {proper or (1,)} (fastest first) {which}")
+        raise Invalid(f"{name}.size is {given.size}, expected the extents {proper or (1,)} (fastest first) {which}")
 
 
 def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...] = DELTAS) -> Geometry:
@@ -206,8 +210,8 @@ def delta_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[in
     if descriptor.data is None:
         raise Invalid(f"{name}.data is NULL")
     if descriptor.data_type not in types:
-        allowed = " or ".join(constant_name("BNNSDataType", one) for one in types)
-        raise Invalid(f"{name}.data_type is {constant_name('BNNSDataType', descriptor.data_type)}, must be {allowed}")
+        allowed = " or ".join(map(type_name, types))
+        raise Invalid(f"{name}.data_type is {type_name(descriptor.data_type)}, must be {allowed}")
     return geometry_of(name, descriptor)
 
 

@@ -11,26 +11,13 @@ from . import _constants as c
 from ._conversion import scale_of
 from ._declare import creates
 from ._failure import Invalid, Unsupported
-from ._filter import FLOAT32, FLOATS
-from ._layer import (
-    Delta,
-    Gradients,
-    Parameter,
-    WeightedLayer,
-    bias_of,
-    checked_layer,
-    layer_activation,
-    output_geometry,
-    parameter_of,
-    real_values,
-    typed_geometry,
-)
+from ._filter import FLOAT32, FLOATS, check_layout
+from ._layer import Delta, Gradients, Parameter, WeightedLayer, real_values
 from ._memory import Array, listed
-from ._names import constant_name
-from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
+from ._names import type_name
+from ._structures import Weighted
 
 _INPUTS: Final = (c.BNNSDataTypeFloat32, c.BNNSDataTypeFloat16, c.BNNSDataTypeInt8, c.BNNSDataTypeInt16)
-_BIASES: Final = (*FLOATS, c.BNNSDataTypeInt8, c.BNNSDataTypeInt16, c.BNNSDataTypeInt32)
 # All of them hold W[o, i] at i + o * inputs.
 _WEIGHTS: Final = (
     c.BNNSDataLayoutRowMajorMatrix,
@@ -40,54 +27,34 @@ _WEIGHTS: Final = (
 )
 
 
-class BNNSLayerParametersFullyConnected(Structure):
+class BNNSLayerParametersFullyConnected(Weighted):
     """A fully connected layer. ``w_desc`` has the ``size`` (inputs, outputs); 2DFirstMajor lists outputs first."""
-
-    i_desc: BNNSNDArrayDescriptor
-    w_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
-    bias: BNNSNDArrayDescriptor
-    activation: BNNSActivation
 
 
 class FullyConnectedFilter(WeightedLayer):
     """See :func:`BNNSFilterCreateLayerFullyConnected`."""
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersFullyConnected, layer)
+    def __init__(self, layer: BNNSLayerParametersFullyConnected, parameters: object) -> None:
         super().__init__(parameters)
-        self.declare(typed_geometry("i_desc", layer.i_desc, _INPUTS), output_geometry("o_desc", layer.o_desc, FLOATS))
+        self.describe(layer, _INPUTS, FLOATS)
         self._scale = scale_of("i_desc", layer.i_desc)
-        if layer.w_desc.layout not in _WEIGHTS:
-            shown = constant_name("BNNSDataLayout", layer.w_desc.layout)
-            raise Unsupported(f"w_desc.layout is {shown}; it must be RowMajorMatrix, ColumnMajorMatrix or a 2D layout")
+        kinds = "RowMajorMatrix, ColumnMajorMatrix or a 2D layout"
+        check_layout("w_desc", layer.w_desc.layout, _WEIGHTS, kinds)
         self.weights = Parameter("w_desc", layer.w_desc, self, _INPUTS)
         given, wanted = self.weights.geometry, (self.input.elements, self.output.elements)
         if given.extents != wanted:
             raise Invalid(
-                f"w_desc.size is {listed(given.layout, given.extents)}, expected {listed(given.layout, wanted)} for "
+                f"w_desc.size is {given.size}, expected {listed(given.layout, wanted)} for "
                 f"{wanted[0]} elements of i_desc and {wanted[1]} of o_desc"
             )
         if layer.w_desc.data_type != layer.i_desc.data_type:
-            types = (constant_name("BNNSDataType", d.data_type) for d in (layer.w_desc, layer.i_desc))
+            types = type_name(layer.w_desc.data_type), type_name(layer.i_desc.data_type)
             raise Invalid("w_desc.data_type is {}, but i_desc.data_type is {}".format(*types))
-        self.bias: Parameter | None = None
-        if layer.bias.data is not None:
-            self.bias = Parameter("bias", layer.bias, self, _BIASES)
-            if self.bias.geometry.elements != wanted[1]:
-                raise Invalid(f"bias has {self.bias.geometry.elements} elements, expected {wanted[1]} as in o_desc")
-        self.activation = layer_activation(layer.activation, self.output)
-        if layer.o_desc.data_type != c.BNNSDataTypeFloat32:
-            shown = constant_name("BNNSDataType", layer.o_desc.data_type)
-            self.note_extension("BNNSFilterCreateLayerFullyConnected", f"o_desc.data_type is {shown}")
-
         self.in_shape, self.out_shape = wanted[:1], wanted[1:]
-        self.out_delta = Delta("out_delta", "o_desc", self.output, self.out_shape)
-        self.deltas = {
-            "dx": Delta("in_delta", "i_desc", self.input, self.in_shape),
-            "dw": parameter_of("weights_delta", "w_desc", given, given.shape),
-            "db": bias_of(self.bias, wanted[1]),
-        }
+        self.complete(layer, " as in o_desc", Delta.as_many)
+        if layer.o_desc.data_type != c.BNNSDataTypeFloat32:
+            shown = type_name(layer.o_desc.data_type)
+            self.note_extension("BNNSFilterCreateLayerFullyConnected", f"o_desc.data_type is {shown}")
 
     def _linear(self, x: Array, out: Array | None = None) -> Array:
         """The output before the activation."""

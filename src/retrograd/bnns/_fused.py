@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
 from ..ops._buffers import elements_of
 from . import _constants as c
-from ._arithmetic_filter import ArithmeticFilter
-from ._convolution import ConvolutionFilter
+from ._arithmetic_filter import ArithmeticFilter, BNNSLayerParametersArithmetic
+from ._convolution import BNNSLayerParametersConvolution, ConvolutionFilter
 from ._declare import applies
-from ._failure import Invalid, Unsupported, status
-from ._filter import (
-    FLOAT32,
-    BNNSFilter,
-    checked_batch,
-    source_samples,
-    target_samples,
-)
-from ._fully_connected import FullyConnectedFilter
-from ._layer import WeightedLayer
+from ._failure import Invalid, Unsupported, prefixing, status
+from ._filter import FLOAT32, BNNSFilter, checked_batch, source_samples, target_samples
+from ._fully_connected import BNNSLayerParametersFullyConnected, FullyConnectedFilter
+from ._layer import WeightedLayer, checked_layer
 from ._memory import Array, as_size, check_disjoint, contiguous, size_of
 from ._normalization import NormalizationFilter
 from ._quantization import QuantizationFilter
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
-_T = TypeVar("_T")
 # The layers that may come first. All but arithmetic have one input, and weights and a bias as parameters.
-_FIRST: Final[dict[int, Callable[[object, object], WeightedLayer | ArithmeticFilter]]] = {
-    c.BNNSConvolution: lambda layer, parameters: ConvolutionFilter(layer, parameters, False),
-    c.BNNSTransposedConvolution: lambda layer, parameters: ConvolutionFilter(layer, parameters, True),
-    c.BNNSFullyConnected: FullyConnectedFilter,
-    c.BNNSArithmetic: ArithmeticFilter,
+_FIRST: Final[dict[int, tuple[Callable[..., WeightedLayer | ArithmeticFilter], type[Structure]]]] = {
+    c.BNNSConvolution: (partial(ConvolutionFilter, transposed=False), BNNSLayerParametersConvolution),
+    c.BNNSTransposedConvolution: (partial(ConvolutionFilter, transposed=True), BNNSLayerParametersConvolution),
+    c.BNNSFullyConnected: (FullyConnectedFilter, BNNSLayerParametersFullyConnected),
+    c.BNNSArithmetic: (ArithmeticFilter, BNNSLayerParametersArithmetic),
 }
 _NORMS: Final = (c.BNNSBatchNorm, c.BNNSInstanceNorm, c.BNNSLayerNorm, c.BNNSGroupNorm)
+_LAYER_NAMES: Final = ("Convolution", "TransposedConvolution", "FullyConnected", "Arithmetic", "Quantization")
+_NORM_NAMES: Final = ("BatchNorm", "InstanceNorm", "LayerNorm", "GroupNorm")
 _NORM_DELTAS: Final = ("beta_delta", "gamma_delta")
 _DELTAS: Final = ("weights_delta", "bias_delta", *_NORM_DELTAS)  # the order of delta_parameters
 _USE_MANY: Final = "an arithmetic filter comes first: use BNNSFusedFilterApplyMultiInputBatch and ...Backward..."
@@ -86,23 +81,23 @@ class FusedFilter(BNNSFilter):
             raise Unsupported(
                 f"filter_type[1] is {_shown(second)}; after {_shown(first)} it must be a normalization{allowed}"
             )
-        self.first = _stage(0, lambda: _FIRST[first](given[0], parameters))
-        self.second: NormalizationFilter | QuantizationFilter = _stage(
-            1,
-            lambda: (
-                QuantizationFilter(given[1], parameters)
-                if self.quantizes
-                else NormalizationFilter(second, given[1], parameters, slopes_from_input, momentum_weighs)
-            ),
-        )
+        with prefixing("layer_params[0]: "):
+            kind, structure = _FIRST[first]
+            self.first = kind(checked_layer(structure, given[0]), parameters)
+        self.second: NormalizationFilter | QuantizationFilter
+        with prefixing("layer_params[1]: "):
+            if self.quantizes:
+                self.second = QuantizationFilter(given[1], parameters)
+            else:
+                options = slopes_from_input, momentum_weighs
+                self.second = NormalizationFilter(second, given[1], parameters, *options)
         self.many = isinstance(self.first, ArithmeticFilter)  # inputs
         if isinstance(self.first, ArithmeticFilter):
             if not self.first.output.is_sample:
                 raise Invalid("layer_params[0]: out_type must be BNNSSample, for the normalization of a batch")
-            made = self.first.output.geometry
+            self.input, made = None, self.first.output.geometry
         else:
-            made = self.first.output
-        self.input = None if isinstance(self.first, ArithmeticFilter) else self.first.input
+            self.input, made = self.first.input, self.first.output
         self.output, taken = self.second.output, self.second.input
         if (made.extents, made.strides, made.dtype) != (taken.extents, taken.strides, taken.dtype):
             raise Invalid(
@@ -224,30 +219,17 @@ class FusedFilter(BNNSFilter):
         """Memory that no other thread's call uses."""
         try:
             work = self._spare.pop()
+            if work.batch == batch:
+                return work
         except IndexError:
-            work = None
-        if work is None or work.batch != batch:
-            between = self._between.copy()
-            between.data = np.empty(batch * self._made.packed_stride, np.float32)
-            work = _Work(batch, between)
-        return work
+            pass
+        between = self._between.copy()
+        between.data = np.empty(batch * self._made.packed_stride, np.float32)
+        return _Work(batch, between)
 
 
 def _shown(filter_type: object) -> str:
-    names = {
-        getattr(c, f"BNNS{name}"): f"BNNS{name}"
-        for name in (
-            "Convolution",
-            "FullyConnected",
-            "BatchNorm",
-            "InstanceNorm",
-            "LayerNorm",
-            "GroupNorm",
-            "TransposedConvolution",
-            "Quantization",
-            "Arithmetic",
-        )
-    }
+    names = {getattr(c, f"BNNS{name}"): f"BNNS{name}" for name in (*_LAYER_NAMES, *_NORM_NAMES)}
     known = isinstance(filter_type, int) and not isinstance(filter_type, bool)
     return names.get(filter_type, repr(filter_type)) if known else repr(filter_type)
 
@@ -279,14 +261,6 @@ def _listed(deltas: object, names: tuple[str, ...]) -> Sequence[object]:
     return entries
 
 
-def _stage(index: int, make: Callable[[], _T]) -> _T:
-    """The filter of a stage; its number is in messages."""
-    try:
-        return make()
-    except (Invalid, Unsupported) as error:
-        raise type(error)(f"layer_params[{index}]: {error}") from None
-
-
 def _memory_of(delta: object) -> Array | None:
     """All memory of a gradient, for a comparison; None if there is none, or none that can be used."""
     if not isinstance(delta, BNNSNDArrayDescriptor) or delta.data is None:
@@ -298,8 +272,6 @@ def _memory_of(delta: object) -> Array | None:
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
-
-_OTHERWISE: Final = "filter is not a fused filter"
 
 
 @status(None)
@@ -319,12 +291,11 @@ def BNNSFilterCreateFusedLayer(
 
     `slopes_from_input` and `momentum_weighs` are those of :func:`BNNSFilterCreateLayerNormalization`.
     """
-    return FusedFilter(
-        number_of_fused_filters, filter_type, layer_params, filter_params, slopes_from_input, momentum_weighs
-    )
+    options = slopes_from_input, momentum_weighs
+    return FusedFilter(number_of_fused_filters, filter_type, layer_params, filter_params, *options)
 
 
-_applies = functools.partial(applies, FusedFilter, _OTHERWISE)
+_applies = partial(applies, FusedFilter, "filter is not a fused filter")
 
 
 @_applies("apply", "filter batch_size in_+ out+ training")

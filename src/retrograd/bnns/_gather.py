@@ -36,10 +36,7 @@ def _operands(types: tuple[int, ...]) -> Operands:
 
 _GATHERED: Final = _operands(ANY_TYPE)
 # By the operation of a scatter.
-_SCATTERED: Final = {
-    c.BNNSReduceFunctionNone: _GATHERED,
-    c.BNNSReduceFunctionSum: _operands((*FLOATS, *INTEGERS)),
-}
+_SCATTERED: Final = {c.BNNSReduceFunctionNone: _GATHERED, c.BNNSReduceFunctionSum: _operands((*FLOATS, *INTEGERS))}
 
 
 class _Selection(NamedTuple):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,32 +20,20 @@ from ..ops._planned import Planned
 from ..ops.elementwise import activation_backward
 from ..ops.linear import LinearGradients
 from . import _constants as c
+from . import _filter
 from ._activation import IDENTITY, Fused, fused
 from ._conversion import PLAIN, Scale, converted, scale_of
 from ._failure import Invalid, Unsupported
-from ._filter import (
-    FLOAT32,
-    BNNSFilter,
-    accumulates,
-    checked_batch,
-    checked_descriptor,
-    delta_geometry,
-    geometry_of,
-    in_shape,
-    overlapping,
-    put,
-    source_samples,
-    target_samples,
-    unlike,
-    viewed,
-)
+from ._filter import FLOAT32, BNNSFilter, checked_batch, checked_descriptor, in_shape, source_samples, target_samples
+from ._filter import output_geometry as output_geometry
+from ._filter import typed_geometry as typed_geometry
 from ._memory import Array, Geometry, axes_of_size, check_disjoint, check_writable, contiguous, geometry, size_of
-from ._names import constant_name
-from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure, Weighted
 
 _S = TypeVar("_S", bound=Structure)
 _CONSTANT_SLOPES: Final = ("linear", "linear_with_bias")
 _FLOAT32_ONLY: Final = (c.BNNSDataTypeFloat32,)
+_BIASES: Final = (*_filter.FLOATS, c.BNNSDataTypeInt8, c.BNNSDataTypeInt16, c.BNNSDataTypeInt32)
 NO_OUTPUT: Final = "out is NULL; a filter with an activation needs it"
 EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -55,23 +44,6 @@ def checked_layer(kind: type[_S], layer: object, name: str = "layer_params") -> 
         shown = "NULL" if layer is None else f"of type {type(layer).__name__}"
         raise Invalid(f"{name} is {shown}, must be {kind.__name__}")
     return layer
-
-
-def typed_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Geometry:
-    """The geometry of an array of one of these types."""
-    if descriptor.data_type not in types:
-        shown = constant_name("BNNSDataType", descriptor.data_type)
-        allowed = ", ".join(constant_name("BNNSDataType", one).removeprefix("BNNSDataType") for one in types)
-        raise Unsupported(f"{name}.data_type is {shown}; it must be {allowed}")
-    return geometry_of(name, descriptor)
-
-
-def output_geometry(name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Geometry:
-    """The same for an array that is written: no two elements may share memory."""
-    geometry = typed_geometry(name, descriptor, types)
-    if geometry.may_overlap:
-        raise overlapping(name, geometry)
-    return geometry
 
 
 def logical(array: Array, layout: int, batched: bool = True) -> Array:
@@ -124,12 +96,12 @@ class Parameter:
         dtype: np.dtype[Any] = FLOAT32,
         scale: Scale | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.shown = name, f"{name}.data"
         self.geometry = typed_geometry(name, descriptor, types)
         self._dtype = dtype
         self._scale = scale_of(name, descriptor) if scale is None else scale
         self.client = descriptor.copy()
-        values = viewed(name, self.client)
+        values = _filter.viewed(name, self.client)
         if not owner.uses_client_memory:
             copy = owner.arena.allocate(values.shape, dtype)
             copy[...] = real_values(values, self._scale, dtype)
@@ -141,7 +113,7 @@ class Parameter:
 
     def memory(self) -> Array:
         """The array that is read: the client's or the copy."""
-        return viewed(self.name, self.client) if self._still is None else self._still
+        return _filter.viewed(self.name, self.client) if self._still is None else self._still
 
     def values(self) -> Array:
         """The current values."""
@@ -166,7 +138,7 @@ class Result:
 
     def __init__(self, name: str, descriptor: BNNSNDArrayDescriptor, array: Array, key: str = "") -> None:
         self.name, self.array, self.key = name, array, key
-        self.accumulates = accumulates(name, descriptor)
+        self.accumulates = _filter.accumulates(name, descriptor)
 
     def rows(self, shape: tuple[int, ...]) -> Array | None:
         """The array in this shape, without a copy, if the engine can write to it."""
@@ -178,7 +150,7 @@ class Result:
 
     def put(self, values: Array) -> None:
         with np.errstate(all="ignore"):
-            put(self.array, values.reshape(self.array.shape), self.accumulates)
+            _filter.put(self.array, values.reshape(self.array.shape), self.accumulates)
 
 
 class Delta(NamedTuple):
@@ -202,14 +174,14 @@ class Delta(NamedTuple):
     ) -> Array:
         """The array; `samples` is `source_samples` for one that is read."""
         checked = self.described(checked_descriptor(self.name, descriptor))
-        geometry = self.fits(self, delta_geometry(self.name, checked, self.types))
+        geometry = self.fits(self, _filter.delta_geometry(self.name, checked, self.types))
         if self.batched:
             # A new view: the client may change the shape of its array while a plan is kept.
             view: Array = samples(self.name, geometry, checked.data, batch, stride, ".data").view()
             return view
         if geometry.may_overlap:
-            raise overlapping(self.name, geometry)
-        view = viewed(self.name, checked)
+            raise _filter.overlapping(self.name, geometry)
+        view = _filter.viewed(self.name, checked)
         check_writable(f"{self.name}.data", view)
         return view
 
@@ -230,7 +202,7 @@ class Delta(NamedTuple):
     def alike(self, given: Geometry) -> Geometry:
         """The extents must agree, but for those that are 1."""
         if given.proper_extents != self.layer.proper_extents:
-            raise unlike(self.name, given, self.like, self.layer)
+            raise _filter.unlike(self.name, given, self.like, self.layer)
         return given
 
     def reshaped(self, given: Geometry) -> Geometry:
@@ -243,7 +215,7 @@ class Delta(NamedTuple):
         proper, expected = given.proper_extents, layer.proper_extents
         allowed = proper == expected or len(proper) != len(expected)
         if not allowed or given.elements != layer.elements or not given.dense:
-            raise unlike(self.name, given, self.like, layer)
+            raise _filter.unlike(self.name, given, self.like, layer)
         return contiguous(layer, given.dtype)
 
 
@@ -252,17 +224,9 @@ def parameter_of(name: str, like: str, layer: Geometry, shape: tuple[int, ...] |
     return Delta(name, like, layer, shape, Delta.alike, batched=False)
 
 
-def bias_of(given: Parameter | None, elements: int) -> Delta:
-    """The gradient of a layer's bias, whether or not the layer has one."""
-    if given is not None:
-        return parameter_of("bias_delta", "bias", given.geometry, (elements,))
-    vector = geometry(c.BNNSDataLayoutVector, FLOAT32, (elements,), ())
-    return parameter_of("bias_delta", "o_desc", vector, (elements,))
-
-
 def float32_delta(name: str, descriptor: object) -> Geometry:
     """The geometry of a gradient."""
-    return delta_geometry(name, checked_descriptor(name, descriptor), _FLOAT32_ONLY)
+    return _filter.delta_geometry(name, checked_descriptor(name, descriptor), _FLOAT32_ONLY)
 
 
 def check_apart(results: list[Result]) -> None:
@@ -334,35 +298,30 @@ def before_activation(
 
 
 class Arguments:
-    """The names of a call's arguments, in Apple's order.
+    """The names of a call's arguments, in Apple's order; ``in+`` stands for in and in_stride.
 
     A name with a "_stride" of its own is a batch of samples. Backward's plan is made from the gradients, their strides
     and the number of samples; other samples differ from call to call.
     """
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, declared: str) -> None:
+        names = re.sub(r"(\w+)\+", r"\1 \1_stride", declared).split()
+        self.count = len(names)
         at = {name: k for k, name in enumerate(names)}
         strides = {name: at[f"{name}_stride"] for name in names if f"{name}_stride" in at}
         self.samples = {name: (at[name], k) for name, k in strides.items() if not name.endswith("_delta")}
         self.out = self.samples.get("out", (0, 0))
-        self.inputs = tuple((name, *place) for name, place in self.samples.items() if name != "out")
+        self.inputs = tuple((name, f"{name}_stride", *place) for name, place in self.samples.items() if name != "out")
         self.planned = tuple(n for n in names if n == "batch_size" or ("_delta" in n and n != "out_delta"))
         self.of_plan: Callable[[tuple[object, ...]], tuple[object, ...]]
         self.of_plan = operator.itemgetter(*(at[name] for name in self.planned))
         self.out_delta = at.get("out_delta", 0)
 
 
-FORWARD: Final = Arguments("batch_size", "in", "in_stride", "out", "out_stride")
-BACKWARD: Final = Arguments(
-    *("batch_size", "in", "in_stride", "in_delta", "in_delta_stride", "out", "out_stride"),
-    *("out_delta", "out_delta_stride", "weights_delta", "bias_delta"),
-)
-FORWARD_TWO: Final = Arguments("batch_size", "inA", "inA_stride", "inB", "inB_stride", "out", "out_stride")
-BACKWARD_TWO: Final = Arguments(
-    *("batch_size", "inA", "inA_stride", "inA_delta", "inA_delta_stride"),
-    *("inB", "inB_stride", "inB_delta", "inB_delta_stride", "out", "out_stride"),
-    *("out_delta", "out_delta_stride", "weights_delta", "bias_delta"),
-)
+FORWARD: Final = Arguments("batch_size in+ out+")
+BACKWARD: Final = Arguments("batch_size in+ in_delta+ out+ out_delta+ weights_delta bias_delta")
+FORWARD_TWO: Final = Arguments("batch_size inA+ inB+ out+")
+BACKWARD_TWO: Final = Arguments("batch_size inA+ inA_delta+ inB+ inB_delta+ out+ out_delta+ weights_delta bias_delta")
 
 
 class Gradients(NamedTuple):
@@ -393,6 +352,13 @@ class _Plan(NamedTuple):
     moving: Sequence[Parameter]  # parameters whose memory is found again at every call
 
 
+class Described(Protocol):
+    """The fields of layers with one input."""
+
+    i_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+
+
 class Layer(BNNSFilter):
     """A filter that declares the operands of its calls, and computes with arrays.
 
@@ -403,7 +369,7 @@ class Layer(BNNSFilter):
     forward_arguments: Arguments = FORWARD
     backward_arguments: Arguments = BACKWARD
     sources: Mapping[str, Geometry]  # samples that calls read, by Apple's names
-    unbatched: frozenset[str] = frozenset()  # those of which there is one for all samples
+    input: Geometry
     output: Geometry
     # The shape in which `forward` can write the output, without the batch; None if it makes an array of its own.
     out_shape: tuple[int, ...] | None = None
@@ -412,11 +378,29 @@ class Layer(BNNSFilter):
     may_overlap: ClassVar[frozenset[str]] = frozenset()  # what the output may overlap; with others the call fails
     activation: Fused = IDENTITY
     out_delta: Delta
-    deltas: Mapping[str, Delta]  # the gradients that backward computes, by the names of the array functions
+    deltas: dict[str, Delta]  # the gradients that backward computes, by the names of the array functions
     computed: ClassVar[Callable[..., tuple[Array | None, ...]]] = LinearGradients  # what `backward` returns
     in_place: ClassVar[Mapping[str, tuple[str, ...]]] = EMPTY  # what a gradient may overwrite: "dy", or samples
     absent: Mapping[str, str] = EMPTY  # gradients that the layer does not have, and why
     notes: ClassVar[str] = ""  # the function of which gradients of type BFloat16 are an extension
+
+    # ---- what a subclass declares -----------------------------------------------------------------------------------
+
+    def declare(self, input: Geometry, output: Geometry) -> None:
+        """Set the geometries of samples, and their gradients: of as many elements, in float32."""
+        self.input, self.output = input, output
+        self.sources = {"in": input, "out": output}
+        self.out_delta = Delta("out_delta", "o_desc", output)
+        self.deltas = {"dx": Delta("in_delta", "i_desc", input)}
+
+    def describe(self, layer: Described, inputs: tuple[int, ...], outputs: tuple[int, ...], kind: str = "") -> None:
+        """The same from the descriptors of a layer, whose arrays have these types, which messages call `kind`."""
+        given = typed_geometry("i_desc", layer.i_desc, inputs, kind)
+        self.declare(given, output_geometry("o_desc", layer.o_desc, outputs, kind))
+
+    def parameter(self, name: str, descriptor: BNNSNDArrayDescriptor, types: tuple[int, ...]) -> Parameter | None:
+        """A parameter that the layer may do without."""
+        return None if descriptor.data is None else Parameter(name, descriptor, self, types)
 
     # ---- what a subclass supplies -----------------------------------------------------------------------------------
 
@@ -469,10 +453,6 @@ class Layer(BNNSFilter):
         """The shape in which `backward` takes the gradient of the output."""
         return (batch, *(self.output.shape if self.out_delta.shape is None else self.out_delta.shape))
 
-    def check_results(self, results: Sequence[Result]) -> None:
-        """Raise if gradients overlap each other."""
-        check_disjoint({result.name: result.array for result in results}, {})
-
     def put(self, results: Sequence[Result], gradients: object) -> None:
         """Write gradients from temporary arrays."""
         for result in results:
@@ -480,10 +460,21 @@ class Layer(BNNSFilter):
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
+    def apply(self, *arguments: object) -> None:
+        """Compute the output of a batch."""
+        self.run(arguments)
+
     def run(
-        self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY, written: Mapping[str, Array] = EMPTY
+        self,
+        arguments: tuple[object, ...],
+        read: Mapping[str, Array] | None = None,
+        written: Mapping[str, Array] = EMPTY,
+        forward: Callable[[Mapping[str, Array], Array | None], Array] | None = None,
     ) -> None:
-        """Compute the output. `read` and `written` are other arrays of the call, which `forward` receives too."""
+        """Compute the output, by `forward` if it is not the method of this name.
+
+        `read`, by default the parameters, and `written` are other arrays of the call, which `forward` receives too.
+        """
         batch, names = checked_batch(arguments[0]), self.forward_arguments
         shown, (at, stride) = self.shown, names.out
         y = target_samples(
@@ -491,31 +482,26 @@ class Layer(BNNSFilter):
         )
         out = self.writable_output(y)
         arrays: dict[str, Array] = {}
-        for name, at, stride in names.inputs:
-            count = 1 if name in self.unbatched else batch
-            arrays[name] = array = source_samples(
-                shown.get(name, name),
-                self.sources[name],
-                arguments[at],
-                count,
-                arguments[stride],
-                step_name=f"{name}_stride" if shown else "",  # text is made only where the names differ
+        for name, step_name, at, stride in names.inputs:
+            array = source_samples(
+                shown.get(name, name), self.sources[name], arguments[at], batch, arguments[stride], "", step_name
             )
-            if np.may_share_memory(y, array):
-                arrays[name] = self._apart(name, array, y, out)
-        for parameter in self.parameters():
-            self._apart(f"{parameter.name}.data", parameter.memory(), y, None)
-        if read is not EMPTY:
-            arrays.update((name, self._apart(name, array, y, out)) for name, array in read.items())
+            arrays[name] = self._apart(name, array, y, out) if np.may_share_memory(y, array) else array
+        if read is None:
+            for parameter in self.parameters():
+                self._apart(parameter.shown, parameter.memory(), y, out)
+        else:
+            for name, array in read.items():
+                arrays[name] = self._apart(name, array, y, out) if np.may_share_memory(y, array) else array
         if written is not EMPTY:
-            for name, result in written.items():
-                for other, array in (("out", y), *arrays.items()):
-                    if overlaps(result, array):
+            for name, array in written.items():
+                for other, used in (("out", y), *arrays.items()):
+                    if overlaps(array, used):
                         raise Invalid(f"{name} overlaps {other} in memory")
             arrays.update(written)
-        z = self.forward(arrays, out)
+        z = (forward or self.forward)(arrays, out)
         if z is not out:
-            put(y, z if z.shape == y.shape else z.reshape(y.shape), self.adds)
+            _filter.put(y, z if z.shape == y.shape else z.reshape(y.shape), self.adds)
 
     def _apart(self, name: str, array: Array, y: Array, out: Array | None) -> Array:
         """An array that is read, or a copy if the output is written to its memory in another order."""
@@ -536,6 +522,10 @@ class Layer(BNNSFilter):
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
+    def apply_backward(self, *arguments: object) -> None:
+        """Compute the gradients of a batch; what is None is not wanted."""
+        self.run_backward(arguments)
+
     def run_backward(self, arguments: tuple[object, ...], read: Mapping[str, Array] = EMPTY) -> None:
         """Compute the gradients whose descriptors are not None. `read` are other arrays of the call."""
         names = self.backward_arguments
@@ -546,8 +536,7 @@ class Layer(BNNSFilter):
             at, stride = names.samples[name]
             arrays[name] = None
             if arguments[at] is not None:
-                count = 1 if name in self.unbatched else plan.batch
-                arrays[name] = source_samples(name, self.sources[name], arguments[at], count, arguments[stride])
+                arrays[name] = source_samples(name, self.sources[name], arguments[at], plan.batch, arguments[stride])
             elif refusal:
                 raise Invalid(refusal)
         if not plan.results:
@@ -595,7 +584,7 @@ def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Pla
     for name, array in (("out_delta", dy), *((result.name, result.array) for result in results)):
         if filter.notes and array.dtype is not FLOAT32:
             filter.note_extension(filter.notes, f"{name}.data_type is BNNSDataTypeBFloat16")
-    filter.check_results(results)
+    check_apart(results)
     need = tuple(result.key for result in results)
     reads, form = filter.reads(need), filter.form_of(results)
     parameters = filter.parameters()
@@ -627,32 +616,9 @@ def _backward_plan(out_delta: object, filter: Layer, *arguments: object) -> _Pla
 class OneInputFilter(Layer):
     """A filter that the functions for one input apply."""
 
-    input: Geometry
-
-    def declare(self, input: Geometry, output: Geometry) -> None:
-        """Set the geometries of samples."""
-        self.input, self.output = input, output
-        self.sources = {"in": input, "out": output}
-
-    def apply(self, *arguments: object) -> None:
-        """Compute the output of a batch."""
-        self.run(arguments)
-
-    def apply_backward(self, *arguments: object) -> None:
-        """Compute the gradients of a batch; what is None is not wanted."""
-        self.run_backward(arguments)
-
 
 class TwoInputFilter(Layer):
     """A filter that the functions for two inputs apply."""
-
-    def apply_two(self, *arguments: object) -> None:
-        """Compute the output of a batch."""
-        self.run(arguments)
-
-    def apply_two_backward(self, *arguments: object) -> None:
-        """Compute the gradients of a batch; what is None is not wanted."""
-        self.run_backward(arguments)
 
 
 class WeightedLayer(OneInputFilter):
@@ -661,6 +627,25 @@ class WeightedLayer(OneInputFilter):
     weights: Parameter
     bias: Parameter | None
     in_shape: tuple[int, ...]  # of a sample, for the array functions
+    out_shape: tuple[int, ...]
+
+    def complete(self, layer: Weighted, expected: str, fits: Callable[[Delta, Geometry], Geometry]) -> None:
+        """Set the bias, the activation and the gradients, given the weights and the shapes of samples.
+
+        The bias has an element for each of the output's first axis; `expected` completes the message.
+        """
+        count, weights = self.out_shape[0], self.weights.geometry
+        self.bias = self.parameter("bias", layer.bias, _BIASES)
+        bias = geometry(c.BNNSDataLayoutVector, FLOAT32, (count,), ()) if self.bias is None else self.bias.geometry
+        if bias.elements != count:
+            raise Invalid(f"bias has {bias.elements} elements, expected {count}{expected}")
+        self.activation = layer_activation(layer.activation, self.output)
+        self.out_delta = Delta("out_delta", "o_desc", self.output, self.out_shape, fits)
+        self.deltas = {
+            "dx": Delta("in_delta", "i_desc", self.input, self.in_shape, fits),
+            "dw": parameter_of("weights_delta", "w_desc", weights, weights.shape),
+            "db": parameter_of("bias_delta", "o_desc" if self.bias is None else "bias", bias, (count,)),
+        }
 
     def parameters(self) -> Sequence[Parameter]:
         return (self.weights,) if self.bias is None else (self.weights, self.bias)

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..ops import loss as ops
 from ..ops._arrays import same_elements
 from . import _constants as c
+from . import _filter
 from ._declare import applies
 from ._failure import Invalid, Unsupported, renaming, status
-from ._filter import (
-    DELTAS,
-    FLOAT32,
-    BNNSFilter,
-    checked_batch,
-    checked_descriptor,
-    delta_geometry,
-    geometry_of,
-    put,
-    source_samples,
-)
+from ._filter import DELTAS, FLOAT32, BNNSFilter
 from ._layer import Delta, Result
 from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, geometry, size_of, view_of
 from ._names import constant_name
@@ -79,25 +70,30 @@ class BNNSLayerParametersLossYolo(BNNSLayerParametersLossBase):
     anchors_data: Pointer
 
 
+_Weights: TypeAlias = float | Array | None  # one for all, or an array; None: they are 1
+
 # ---- the filter -----------------------------------------------------------------------------------------------------
 
-_FUNCTIONS: Final[dict[int, Callable[..., tuple[float | Array, Array | None]]]] = {
-    c.BNNSLossFunctionSoftmaxCrossEntropy: ops.softmax_cross_entropy,
-    c.BNNSLossFunctionSigmoidCrossEntropy: ops.sigmoid_cross_entropy,
-    c.BNNSLossFunctionMeanSquareError: ops.mean_squared_error,
-    c.BNNSLossFunctionHuber: ops.huber,
-    c.BNNSLossFunctionLog: ops.log_loss,
-    c.BNNSLossFunctionCosineDistance: ops.cosine_distance,
-    c.BNNSLossFunctionHinge: ops.hinge,
-    c.BNNSLossFunctionMeanAbsoluteError: ops.mean_absolute_error,
-    c.BNNSLossFunctionCategoricalCrossEntropy: ops.categorical_cross_entropy,
+
+class _Loss(NamedTuple):
+    """The array function of a loss, and its options that no structure has."""
+
+    function: Callable[..., tuple[float | Array, Array | None]]
+    of_samples: bool = False  # one loss for each sample, not for each of its elements
+    options: Mapping[str, float] = {}
+
+
+_LOSSES: Final = {
+    c.BNNSLossFunctionSoftmaxCrossEntropy: _Loss(ops.softmax_cross_entropy, of_samples=True),
+    c.BNNSLossFunctionSigmoidCrossEntropy: _Loss(ops.sigmoid_cross_entropy),
+    c.BNNSLossFunctionMeanSquareError: _Loss(ops.mean_squared_error),
+    c.BNNSLossFunctionHuber: _Loss(ops.huber),
+    c.BNNSLossFunctionLog: _Loss(ops.log_loss, options={"eps": 1e-7}),  # Apple's header has no field for it
+    c.BNNSLossFunctionCosineDistance: _Loss(ops.cosine_distance, of_samples=True),
+    c.BNNSLossFunctionHinge: _Loss(ops.hinge),
+    c.BNNSLossFunctionMeanAbsoluteError: _Loss(ops.mean_absolute_error, options={"slope_at_zero": 1.0}),
+    c.BNNSLossFunctionCategoricalCrossEntropy: _Loss(ops.categorical_cross_entropy, of_samples=True),
 }
-# The functions with one loss for each sample; the others have one for each of its elements.
-_OF_SAMPLES: Final = (
-    c.BNNSLossFunctionSoftmaxCrossEntropy,
-    c.BNNSLossFunctionCosineDistance,
-    c.BNNSLossFunctionCategoricalCrossEntropy,
-)
 _REDUCTIONS: Final[dict[int, ops.Reduction]] = {
     c.BNNSLossReductionNone: "none",
     c.BNNSLossReductionSum: "sum",
@@ -105,15 +101,13 @@ _REDUCTIONS: Final[dict[int, ops.Reduction]] = {
     c.BNNSLossReductionMean: "mean",
     c.BNNSLossReductionNonZeroWeightMean: "nonzero_mean",
 }
-# The structures with parameters: of which function, and which parameter.
-_PARAMETERS: Final[dict[type[Structure], tuple[int, str]]] = {
-    BNNSLayerParametersLossSoftmaxCrossEntropy: (c.BNNSLossFunctionSoftmaxCrossEntropy, "label_smooth"),
-    BNNSLayerParametersLossSigmoidCrossEntropy: (c.BNNSLossFunctionSigmoidCrossEntropy, "label_smooth"),
-    BNNSLayerParametersLossHuber: (c.BNNSLossFunctionHuber, "huber_delta"),
-    BNNSLayerParametersLossYolo: (c.BNNSLossFunctionYolo, ""),
+# The structures with parameters, and their functions.
+_PARAMETERS: Final[dict[type[Structure], int]] = {
+    BNNSLayerParametersLossSoftmaxCrossEntropy: c.BNNSLossFunctionSoftmaxCrossEntropy,
+    BNNSLayerParametersLossSigmoidCrossEntropy: c.BNNSLossFunctionSigmoidCrossEntropy,
+    BNNSLayerParametersLossHuber: c.BNNSLossFunctionHuber,
+    BNNSLayerParametersLossYolo: c.BNNSLossFunctionYolo,
 }
-# Apple's header has no field for it.
-_LOG_EPSILON: Final = 1e-7
 
 
 class LossFilter(BNNSFilter):
@@ -122,13 +116,13 @@ class LossFilter(BNNSFilter):
     def __init__(self, layer: Any, parameters: Any, divide_by_classes: bool) -> None:
         self.function = _checked_function(layer)
         super().__init__(parameters)
-        self.options = _options(layer)
+        self.options: Mapping[str, object] = {**_options(layer), "num_threads": self.threads}
         if layer.reduction not in _REDUCTIONS:
             shown = constant_name("BNNSLossReduction", layer.reduction)
             raise Invalid(f"reduction is {shown}, which is not a BNNSLossReductionFunction")
         self.reduction = _REDUCTIONS[layer.reduction]
         self.input, self.output = (_float_geometry(f"{name}_desc", getattr(layer, f"{name}_desc")) for name in "io")
-        self.of_samples = self.function in _OF_SAMPLES
+        self.of_samples = _LOSSES[self.function].of_samples
         if self.of_samples and len(self.input.proper_extents) > 1:
             raise Unsupported(f"i_desc has {size_of(self.input)}, but the loss of a sample needs a vector")
         if self.reduction != "none" and self.output.elements != 1:
@@ -142,11 +136,11 @@ class LossFilter(BNNSFilter):
 
     def _source(self, name: str, data: object, batch: int, stride: object) -> Array:
         """The samples as [batch, elements], which the engine can read; a copy if need be."""
-        array = source_samples(name, self.input, data, batch, stride)
+        array = _filter.source_samples(name, self.input, data, batch, stride)
         array = array if array.flags.aligned else array.copy()
         return array.reshape(batch, self.input.elements)
 
-    def _weights(self, data: object, weights_size: object, batch: int) -> float | Array | None:
+    def _weights(self, data: object, weights_size: object, batch: int) -> _Weights:
         size = as_size("weights_size", weights_size)
         if size == 0:
             return None
@@ -154,18 +148,16 @@ class LossFilter(BNNSFilter):
         by_class = self.function == c.BNNSLossFunctionCategoricalCrossEntropy
         allowed = {1, batch * self.values, *((each,) if by_class else ())}
         if size not in allowed:
-            wanted = ", ".join(map(str, sorted(allowed)))
-            raise Invalid(f"weights_size is {size}, expected 0, {wanted} for a batch of {batch}")
+            wanted = ", ".join(map(str, [0, *sorted(allowed)]))
+            raise Invalid(f"weights_size is {size}, expected {wanted} for a batch of {batch}")
         view = _vector("weights", data, size)
         if size == 1:
             return float(view[0])
         view = view if view.flags.aligned else view.copy()
         if size == each and not (self.of_samples and size == batch):
             if self.of_samples and self.reduction in ("weighted_mean", "nonzero_mean"):
-                raise Unsupported(
-                    f"weights_size is {size}, a weight for each class, and a mean over the weights of {batch} samples "
-                    "is not defined for them"
-                )
+                mean = f"a mean over the weights of {batch} samples is not defined for them"
+                raise Unsupported(f"weights_size is {size}, a weight for each class, and {mean}")
             return view.reshape(batch, self.input.elements)
         return view
 
@@ -174,17 +166,15 @@ class LossFilter(BNNSFilter):
         name = "out_delta"
         if descriptor is None:
             raise Invalid(f"{name} is NULL")
-        descriptor = checked_descriptor(name, descriptor)
-        given = delta_geometry(name, descriptor)
+        descriptor = _filter.checked_descriptor(name, descriptor)
+        given = _filter.delta_geometry(name, descriptor)
+        samples, each = (batch, self.values) if self.reduction == "none" else (1, 1)
         if self.reduction == "none" and given.elements == batch * self.values:  # of all losses
-            array = source_samples(name, given, descriptor.data, 1, 0, ".data")
-        elif given.elements == (self.values if self.reduction == "none" else 1):
-            samples = batch if self.reduction == "none" else 1
-            array = source_samples(name, given, descriptor.data, samples, stride, ".data")
-        else:
-            count = batch * self.values if self.reduction == "none" else 1
+            samples, stride = 1, 0
+        elif given.elements != each:
+            count = samples * each
             raise Invalid(f"{name} has {given.elements} elements, but the losses of a batch of {batch} are {count}")
-        array = array.astype(np.float32)
+        array = _filter.source_samples(name, given, descriptor.data, samples, stride, ".data").astype(np.float32)
         return array.item() if self.reduction != "none" else array.reshape((batch, self.values)[: 2 - self.of_samples])
 
     # ---- calls ------------------------------------------------------------------------------------------------------
@@ -192,7 +182,7 @@ class LossFilter(BNNSFilter):
     def apply(self, *arguments: object) -> None:
         """Compute the loss of a batch, and the gradient of its input if that is wanted."""
         batch_size, source, in_stride, labels, labels_stride, weights, weights_size, out, in_delta, stride = arguments
-        batch = checked_batch(batch_size)
+        batch = _filter.checked_batch(batch_size)
         x, t = self._source("in", source, batch, in_stride), self._source("labels", labels, batch, labels_stride)
         w = self._weights(weights, weights_size, batch)
         values = _vector("out", out, batch * self.values if self.reduction == "none" else 1)
@@ -203,13 +193,13 @@ class LossFilter(BNNSFilter):
         cosine = self.function == c.BNNSLossFunctionCosineDistance and w is not None
         rest = self._unweighted_one(w, batch) if cosine else 0.0  # before dx is written, which may overlap the weights
         loss = self._compute(x, t, w, self.reduction, self.scale, dx) + rest
-        put(values, np.asarray(loss, np.float32).reshape(values.shape if self.reduction == "none" else 1), False)
+        _filter.put(values, np.asarray(loss, np.float32).reshape(values.shape), False)
 
     def apply_backward(self, *arguments: object) -> None:
         """Compute the gradient of a batch."""
         batch_size, source, in_stride, in_delta, in_delta_stride, labels, labels_stride = arguments[:7]
         weights, weights_size, out_delta, out_delta_stride = arguments[7:]
-        batch = checked_batch(batch_size)
+        batch = _filter.checked_batch(batch_size)
         if in_delta is None:
             raise Invalid("in_delta is NULL")
         x, t = self._source("in", source, batch, in_stride), self._source("labels", labels, batch, labels_stride)
@@ -227,37 +217,23 @@ class LossFilter(BNNSFilter):
         self._compute(x, t, dloss, "sum", self.scale, dx)
 
     def _compute(
-        self,
-        x: Array,
-        labels: Array,
-        weights: float | Array | None,
-        reduction: ops.Reduction,
-        scale: float,
-        dx: Result | None,
+        self, x: Array, labels: Array, weights: _Weights, reduction: ops.Reduction, scale: float, dx: Result | None
     ) -> float | Array:
         """Write or add the gradient, and return the loss."""
         out = None if dx is None or dx.accumulates else dx.rows(x.shape)
         if out is not None:
-            inputs = (labels, weights) if isinstance(weights, np.ndarray) else (labels,)
-            apart = same_elements(out, x) or not np.may_share_memory(out, x)
-            if not apart or any(np.may_share_memory(out, other) for other in inputs):
+            inputs = [one for one in (labels, weights) if isinstance(one, np.ndarray)]
+            if not same_elements(out, x):
+                inputs.append(x)
+            if any(np.may_share_memory(out, one) for one in inputs):
                 out = None
-        loss, gradient = _FUNCTIONS[self.function](
-            x,
-            labels,
-            weights=weights,
-            reduction=reduction,
-            scale=scale,
-            want_gradient=dx is not None,
-            out=out,
-            num_threads=self.threads,
-            **self.options,
-        )
+        options = {"weights": weights, "reduction": reduction, "scale": scale, **self.options}
+        loss, gradient = _LOSSES[self.function].function(x, labels, want_gradient=dx is not None, out=out, **options)
         if dx is not None and out is None and gradient is not None:
             dx.put(gradient)
         return loss
 
-    def _unweighted_one(self, weights: float | Array | None, batch: int) -> float | Array:
+    def _unweighted_one(self, weights: _Weights, batch: int) -> float | Array:
         """What the documented cosine distance, 1 - w (x t), has more than w (1 - x t)."""
         each = np.broadcast_to(np.asarray(weights, np.float64), (batch,))
         rest = 1 - each
@@ -277,17 +253,16 @@ def _checked_function(layer: Any) -> int:
     shown = constant_name("BNNSLossFunction", function)
     if function == c.BNNSLossFunctionYolo:
         raise Unsupported(f"function is {shown}: Apple has not published how it weighs its terms and matches boxes")
-    if not isinstance(function, int) or function not in _FUNCTIONS:
+    if not isinstance(function, int) or function not in _LOSSES:
         raise Invalid(f"function is {shown}, which is not a BNNSLossFunction")
-    meant, _ = _PARAMETERS.get(type(layer), (function, ""))
-    if meant != function:
+    if _PARAMETERS.get(type(layer), function) != function:
         raise Invalid(f"function is {shown}, but layer_params is of type {type(layer).__name__}")
     return function
 
 
 def _options(layer: Any) -> dict[str, float]:
     """The options of the array function."""
-    options: dict[str, float] = {}
+    options = dict(_LOSSES[layer.function].options)
     if hasattr(layer, "label_smooth"):
         smoothing = as_float("label_smooth", layer.label_smooth)
         if not 0 <= smoothing <= 1:
@@ -298,10 +273,6 @@ def _options(layer: Any) -> dict[str, float]:
         if not 0 < delta < np.inf:
             raise Invalid(f"huber_delta is {delta}, must be a finite number above 0")
         options["delta"] = delta
-    elif layer.function == c.BNNSLossFunctionMeanAbsoluteError:
-        options["slope_at_zero"] = 1.0
-    elif layer.function == c.BNNSLossFunctionLog:
-        options["eps"] = _LOG_EPSILON
     return options
 
 
@@ -309,7 +280,7 @@ def _float_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
     if descriptor.data_type != c.BNNSDataTypeFloat32:
         shown = constant_name("BNNSDataType", descriptor.data_type)
         raise Unsupported(f"{name}.data_type is {shown}; a loss needs BNNSDataTypeFloat32")
-    return geometry_of(name, descriptor)
+    return _filter.geometry_of(name, descriptor)
 
 
 def _vector(name: str, data: object, count: int) -> Array:
@@ -326,11 +297,7 @@ _NAMES: Final = renaming({"y": "in", "logits": "in", "target": "labels", "out": 
 
 @status(None)
 def BNNSFilterCreateLayerLoss(
-    layer_params: BNNSLayerParametersLossBase
-    | BNNSLayerParametersLossSoftmaxCrossEntropy
-    | BNNSLayerParametersLossSigmoidCrossEntropy
-    | BNNSLayerParametersLossHuber
-    | BNNSLayerParametersLossYolo,
+    layer_params: BNNSLayerParametersLossBase,
     filter_params: BNNSFilterParameters | None = None,
     *,
     divide_by_classes: bool = True,

@@ -15,51 +15,20 @@ from typing import Final, NamedTuple
 from ..ops._arrays import overlaps
 from ..ops._planned import Planned, Version, Versioned
 from ..ops._types import BYTE
-from ..ops.recurrent import (
-    LstmActivations,
-    LstmGradients,
-    LstmWeights,
-    lstm_backward,
-    lstm_cache_size,
-)
+from ..ops.recurrent import LstmActivations, LstmGradients, LstmWeights, lstm_backward, lstm_cache_size
 from ..ops.recurrent.cache import new_cache, stamp_of
 from ..ops.recurrent.forward import forward_bound
 from ..ops.recurrent.problem import Inputs, Sequences, bind
 from ..ops.recurrent.types import CellOptions
 from . import _constants as c
+from . import _lstm_arrays as layer
 from ._activation import elementwise
 from ._direct import Parameters
-from ._failure import Invalid, Unsupported, advise_once, note_extension, renaming, status
+from ._failure import Invalid, advise_once, note_extension, prefixing, renaming, status
 from ._filter import FLOAT32, accumulates, checked_parameters
-from ._lstm_arrays import (
-    C0,
-    CN,
-    GATE_FIELDS,
-    GATES,
-    H0,
-    HN,
-    LENGTHS,
-    SCALARS,
-    Arrays,
-    Sizes,
-    X,
-    Y,
-    arrays_of,
-    cells_of,
-    descriptors_of,
-    dropout_of,
-    sizes_of,
-)
-from ._memory import (
-    Arena,
-    Array,
-    as_size,
-    check_disjoint,
-    check_writable,
-    sized_bytes,
-    threads_of,
-)
-from ._names import constant_name
+from ._lstm_arrays import C0, CN, GATE_FIELDS, GATES, H0, HN, LENGTHS, SCALARS, Arrays, Sizes, X, Y
+from ._memory import Arena, Array, as_size, check_disjoint, check_writable, sized_bytes, threads_of
+from ._names import layout_name, type_name
 from ._structures import BNNSLayerParametersLSTM
 
 # From a descriptor's name to lstm_backward's name for its gradient.
@@ -85,21 +54,12 @@ def _same_for_all(name: str, _: int) -> str:
 
 
 # From the array functions' argument names to Apple's.
+_SEQUENCES: Final = {"x": X, "h0": H0, "c0": C0, "y": Y, "hn": HN, "cn": CN}
 _WEIGHTS: Final = {"wx": "iw_desc", "wh": "hw_desc", "b": "b_desc", "peephole": "cw_desc"}
 _RENAME: Final = renaming(
     {
-        "x": X,
-        "h0": H0,
-        "c0": C0,
-        "y": Y,
-        "hn": HN,
-        "cn": CN,
-        "dx": f"layer_delta_params.{X}",
-        "dh0": f"layer_delta_params.{H0}",
-        "dc0": f"layer_delta_params.{C0}",
-        "dy": f"layer_delta_params.{Y}",
-        "dhn": f"layer_delta_params.{HN}",
-        "dcn": f"layer_delta_params.{CN}",
+        **_SEQUENCES,
+        **{f"d{name}": f"layer_delta_params.{apples}" for name, apples in _SEQUENCES.items()},
         "batch_sizes": f"{LENGTHS}.data",
         "cache": "training_cache_ptr",
         # One descriptor holds a gate's parameters of all cells.
@@ -133,8 +93,8 @@ def BNNSComputeLSTMTrainingCacheCapacity(layer_params: BNNSLayerParametersLSTM) 
 
     Depends only on the sizes, ``dropout`` and ``lstm_flags``. Sizes that are 0 are inferred from the descriptors.
     """
-    sizes = sizes_of(_checked("layer_params", layer_params))
-    dropout_of(layer_params, sizes)
+    sizes = layer.sizes_of(_checked("layer_params", layer_params))
+    layer.dropout_of(layer_params, sizes)
     return _capacity(sizes)
 
 
@@ -333,11 +293,11 @@ class _Gradients(NamedTuple):
 
 @Planned
 def _inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
-    sizes = sizes_of(params)
-    dropout = dropout_of(params, sizes)
+    sizes = layer.sizes_of(params)
+    dropout = layer.dropout_of(params, sizes)
     activations = _activations(params)
     gates = [f"{gate}.{field}" for gate in GATES for field in GATE_FIELDS]
-    arrays = arrays_of(descriptors_of(params), (X, H0, C0, LENGTHS, *gates), sizes, results=False)
+    arrays = layer.arrays_of(layer.descriptors_of(params), (X, H0, C0, LENGTHS, *gates), sizes, results=False)
     fields = ("iw_desc[0]", "iw_desc[1]", "hw_desc") if sizes.layers > sizes.first_layers else ("iw_desc[0]", "hw_desc")
     for name in (X, *(f"{gate}.{field}" for gate in GATES for field in fields)):
         if name not in arrays:
@@ -346,7 +306,7 @@ def _inputs(params: BNNSLayerParametersLSTM) -> _Inputs:
         note_extension("BNNSLayerParametersLSTM", what)
     optional = (H0, C0, *(f"{gate}.{field}" for gate in GATES for field in ("b_desc", "cw_desc")))
     present = sum(1 << bit for bit, name in enumerate(optional) if name in arrays)
-    made = _Inputs(sizes, _capacity(sizes), activations, dropout, arrays, cells_of(sizes, arrays), present, None)
+    made = _Inputs(sizes, _capacity(sizes), activations, dropout, arrays, layer.cells_of(sizes, arrays), present, None)
     changing = LENGTHS in arrays or dropout or any(name in arrays and arrays[name].ndim != 3 for name in (H0, C0))
     return made if changing else dataclasses.replace(made, kept=made.bound(0, True))
 
@@ -355,10 +315,10 @@ def _extensions(params: BNNSLayerParametersLSTM, arrays: Arrays) -> Iterator[str
     """Properties of the layer that retrograd accepts and Apple's headers do not."""
     counts_type = params.sequence_descriptor.data_type
     if LENGTHS in arrays and counts_type != c.BNNSDataTypeUInt32:
-        yield f"{LENGTHS}.data_type is {constant_name('BNNSDataType', counts_type)}"
+        yield f"{LENGTHS}.data_type is {type_name(counts_type)}"
     for name, descriptor in ((X, params.input_descriptor.data_desc), (Y, params.output_descriptor.data_desc)):
         if descriptor.data is not None and descriptor.layout not in _DATA_LAYOUTS:
-            yield f"{name}.layout is {constant_name('BNNSDataLayout', descriptor.layout)}"
+            yield f"{name}.layout is {layout_name(descriptor.layout)}"
 
 
 def _activations(params: BNNSLayerParametersLSTM) -> LstmActivations:
@@ -367,10 +327,8 @@ def _activations(params: BNNSLayerParametersLSTM) -> LstmActivations:
     stored = {f"{gate}.activation": getattr(params, gate).activation for gate in GATES}
     functions = {}
     for name, activation in {**stored, "hidden_activation": params.hidden_activation}.items():
-        try:
+        with prefixing(f"{name.removesuffix('.activation')}: "):
             functions[name] = elementwise(activation)
-        except (Invalid, Unsupported) as error:
-            raise type(error)(f"{name.removesuffix('.activation')}: {error}") from None
     linear = [name for name, function in functions.items() if function.name == "identity"]
     if linear:
         advise_once(
@@ -384,7 +342,7 @@ def _forward(params: BNNSLayerParametersLSTM) -> _Forward:
     inputs = _inputs(params)
     states = inputs.sizes.states()
     names = {Y: ("y", inputs.sizes.outputs()), HN: ("hn", states), CN: ("cn", states)}
-    arrays = arrays_of(descriptors_of(params), names, inputs.sizes, results=True)
+    arrays = layer.arrays_of(layer.descriptors_of(params), names, inputs.sizes, results=True)
     check_disjoint(arrays, inputs.arrays, {HN: (H0,), CN: (C0,)})
     results = _Results({}, [])
     for name, array in arrays.items():
@@ -402,10 +360,8 @@ def _forward(params: BNNSLayerParametersLSTM) -> _Forward:
 
 @Planned
 def _gradients(deltas: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Gradients:
-    try:
+    with prefixing("layer_delta_params."):
         return _read_gradients(deltas, inputs)
-    except (Invalid, Unsupported) as error:
-        raise type(error)(f"layer_delta_params.{error}") from None
 
 
 def _read_gradients(deltas: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Gradients:
@@ -414,10 +370,10 @@ def _read_gradients(deltas: BNNSLayerParametersLSTM, inputs: _Inputs) -> _Gradie
         value = as_size(name, getattr(deltas, name))
         if value not in (0, expected):
             raise Invalid(f"{name} is {value}, must be 0 or {expected} as in layer_params")
-    descriptors = descriptors_of(deltas)
-    incoming = arrays_of(descriptors, (Y, HN, CN), sizes, results=False)
+    descriptors = layer.descriptors_of(deltas)
+    incoming = layer.arrays_of(descriptors, (Y, HN, CN), sizes, results=False)
     gates = [f"{gate}.{field}" for gate in GATES for field in GATE_FIELDS]
-    arrays = arrays_of(descriptors, (X, H0, C0, *gates), sizes, results=True)
+    arrays = layer.arrays_of(descriptors, (X, H0, C0, *gates), sizes, results=True)
     for name in arrays:
         if name not in inputs.arrays and name not in (H0, C0):
             raise Invalid(f"{name} asks for the gradient of an array that layer_params does not have")
@@ -458,5 +414,5 @@ def _need(name: str) -> str:
 def _out(sizes: Sizes, targets: Arrays) -> LstmGradients:
     weights = any("." in name for name in targets)
     return LstmGradients(
-        targets.get("dx"), cells_of(sizes, targets) if weights else None, targets.get("dh0"), targets.get("dc0")
+        targets.get("dx"), layer.cells_of(sizes, targets) if weights else None, targets.get("dh0"), targets.get("dc0")
     )

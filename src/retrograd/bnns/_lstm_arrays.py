@@ -10,22 +10,11 @@ import numpy as np
 
 from ..ops.recurrent import LstmWeights
 from . import _constants as c
-from ._failure import Invalid, Unsupported, advise_once, note
+from . import _memory
+from ._failure import Invalid, Unsupported, advise_once, note, prefixing
 from ._filter import FLOAT32
-from ._memory import (
-    Array,
-    as_float,
-    as_size,
-    check_writable,
-    dtype_of,
-    extents_of,
-    geometry,
-    is_first_major,
-    listed,
-    size_of,
-    view_of,
-)
-from ._names import constant_name
+from ._memory import Array, as_float, as_size, extents_of, listed
+from ._names import type_name
 from ._structures import BNNSLayerParametersLSTM, BNNSNDArrayDescriptor
 
 SCALARS: Final = ("input_size", "hidden_size", "batch_size", "num_layers", "seq_len")
@@ -225,10 +214,8 @@ def arrays_of(
     found = {}
     for name in names:
         if name in descriptors:
-            try:
+            with prefixing(f"{name}."):
                 array = _array(name, descriptors[name], sizes, results)
-            except (Invalid, Unsupported) as error:
-                raise type(error)(f"{name}.{error}") from None
             if array is not None:
                 found[name] = array
     return found
@@ -242,34 +229,29 @@ def _array(name: str, desc: BNNSNDArrayDescriptor, sizes: Sizes, result: bool) -
     view = _view(desc, layout, {axis: sizes.extent(axis) for axis in axes}, result, integers=name == LENGTHS)
     if name in STATES:
         return _reshaped(view, sizes.states())
-    if name in (X, Y):
-        return (
-            _reshaped(view, sizes.outputs())
-            if len(axes) == 4
-            else view.swapaxes(0, 1)
-            if axes[1] == "seq_len"
-            else view
-        )
-    return view
+    if name == Y and len(axes) == 4:
+        return _reshaped(view, sizes.outputs())
+    return view.swapaxes(0, 1) if name in (X, Y) and axes[1] == "seq_len" else view
 
 
 def _view(desc: BNNSNDArrayDescriptor, layout: int, implied: Mapping[str, int], result: bool, integers: bool) -> Array:
     """The descriptor's array, slowest axis first. `implied`: extents given by the scalar fields, fastest first."""
-    dtype = dtype_of(desc.data_type)
+    dtype = _memory.dtype_of(desc.data_type)
     if dtype.kind not in "iu" if integers else dtype != FLOAT32:
         wanted = "an integer" if integers else "BNNSDataTypeFloat32"
-        raise Unsupported(f"data_type is {constant_name('BNNSDataType', desc.data_type)}, must be {wanted}")
+        raise Unsupported(f"data_type is {type_name(desc.data_type)}, must be {wanted}")
     if layout == c.BNNSDataLayoutMHA_DHK:  # its size lists axes in another order
         raise Unsupported("layout is BNNSDataLayoutMHA_DHK, which is that of an attention's weights")
     extents = extents_of(layout, desc._size)
     expected = tuple(implied.values())
     full = expected + (1,) * (len(extents) - len(expected))
-    shape = geometry(layout, dtype, full, desc._stride[: _matched(layout, extents, full, tuple(implied))])
-    view = view_of(shape, desc.data)
+    used = _matched(layout, extents, full, tuple(implied))
+    shape = _memory.geometry(layout, dtype, full, desc._stride[:used])
+    view = _memory.view_of(shape, desc.data)
     if result:
-        check_writable("data", view)
+        _memory.check_writable("data", view)
     if shape.may_overlap:
-        shared = f"stride is {shape.strides}, with which elements of {size_of(shape)} share memory"
+        shared = f"stride is {shape.strides}, with which elements of {_memory.size_of(shape)} share memory"
         if result:
             raise Invalid(shared)
         advise_once(shared)
@@ -296,7 +278,7 @@ def _expected(layout: int, rank: int, implied: tuple[int, ...], names: tuple[str
     extents, shown = [*implied[:rank]], [*names[:rank], *"1" * (rank - len(names))]
     if len(implied) > rank:
         extents[-1], shown[-1] = math.prod(implied[rank - 1 :]), " * ".join(names[rank - 1 :])
-    if is_first_major(layout):
+    if _memory.is_first_major(layout):
         shown.reverse()
     return f"size=({', '.join(shown)})={listed(layout, tuple(extents))}"
 
@@ -321,6 +303,6 @@ def cells_of(sizes: Sizes, arrays: Arrays) -> list[LstmWeights]:
     for layer in range(sizes.layers):
         inputs = ("iw_desc[0]", layer) if layer < first else ("iw_desc[1]", layer - first)
         for direction in range(sizes.directions):
-            others = (four(field, layer, direction) for field in ("hw_desc", "b_desc", "cw_desc"))
-            cells.append(LstmWeights(four(*inputs, direction), *others))
+            wh, b, peephole = (four(field, layer, direction) for field in ("hw_desc", "b_desc", "cw_desc"))
+            cells.append(LstmWeights(four(*inputs, direction), wh, b, peephole))
     return cells

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from ..ops._arrays import overlaps
 from . import _constants as c
 from ._declare import creates
-from ._failure import Invalid, Unsupported, status
-from ._filter import FLOAT32, FLOATS, checked_descriptor, checked_parameters, put, viewed
-from ._layer import checked_layer, output_geometry, rows_first, stored_rows_first, typed_geometry
-from ._memory import Geometry, as_float, check_writable, size_of, threads_of
-from ._names import constant_name
-from ._products import Contraction, ProductFilter, extents_of, labelled, shape_rows_first
+from ._direct import Operand, Operands
+from ._failure import Invalid, status
+from ._filter import FLOATS, check_layout, checked_descriptor, checked_parameters, in_shape, put
+from ._layer import rows_first
+from ._memory import Geometry, as_float, size_of, threads_of
+from ._products import Axes, Contraction, ProductFilter, extents_of, labelled, shape_rows_first
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Bool, Float, Structure
 
 
@@ -36,18 +37,17 @@ class BNNSLayerParametersBroadcastMatMul(Structure):
     o_desc: BNNSNDArrayDescriptor
 
 
-def _check_matrix(name: str, geometry: Geometry) -> None:
-    generic = geometry.layout & 0x8000 and len(geometry.extents) > 1
-    matrices = (c.BNNSDataLayoutRowMajorMatrix, c.BNNSDataLayoutColumnMajorMatrix)
-    if not generic and geometry.layout not in matrices:
-        shown = constant_name("BNNSDataLayout", geometry.layout)
-        raise Unsupported(f"{name}.layout is {shown}; it must be a matrix or an nD layout with at least 2 axes")
+_MATRICES: Final = (c.BNNSDataLayoutRowMajorMatrix, c.BNNSDataLayoutColumnMajorMatrix)
 
 
-def _check_shapes(names: tuple[str, ...], parts: list[Geometry], transposed: tuple[bool, bool]) -> None:
-    """Raise unless these are two matrices and their product, with leading axes."""
+def _labels(transposed: tuple[bool, bool], names: Sequence[str], parts: Sequence[Geometry]) -> list[Axes]:
+    """The labels of the operands' axes and of the output's. Leading axes are counted from the back.
+
+    Raises unless these are two matrices and their product.
+    """
     for name, part in zip(names, parts, strict=True):
-        _check_matrix(name, part)
+        if not (part.layout & 0x8000 and len(part.extents) > 1):
+            check_layout(name, part.layout, _MATRICES, "a matrix or an nD layout with at least 2 axes")
     shapes = [shape_rows_first(part) for part in parts]
     a, b = (
         (*shape[:-2], shape[-1], shape[-2]) if swapped else shape
@@ -67,34 +67,26 @@ def _check_shapes(names: tuple[str, ...], parts: list[Geometry], transposed: tup
     wanted = (*lead, a[-2], b[-1])
     if shapes[2] != wanted:
         raise Invalid(f"{names[2]} has the extents {shapes[2]}, rows and columns last, expected {wanted}")
-
-
-def _labels(ranks: list[int], transposed: tuple[bool, bool]) -> list[tuple[str, ...]]:
-    """The labels of the operands' axes and of the output's. Leading axes are counted from the back."""
-    a, b = ("row", "inner"), ("inner", "column")
-    last = (a[::-1] if transposed[0] else a, b[::-1] if transposed[1] else b, ("row", "column"))
+    last = [("row", "inner"), ("inner", "column"), ("row", "column")]
+    for k, swapped in enumerate(transposed):
+        last[k] = last[k][::-1] if swapped else last[k]
     return [
-        (*(f"leading {k}" for k in range(rank - 2, 0, -1)), *labels) for rank, labels in zip(ranks, last, strict=True)
+        (*(f"leading {k}" for k in range(len(shape) - 2, 0, -1)), *labels)
+        for shape, labels in zip(shapes, last, strict=True)
     ]
 
 
 class MatMulFilter(ProductFilter):
     """See :func:`BNNSFilterCreateLayerBroadcastMatMul`."""
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersBroadcastMatMul, layer)
-        super().__init__(parameters, layer.alpha, layer.beta)
-        transposed = bool(layer.transA), bool(layer.transB)
-        quadratic = bool(layer.quadratic)
-        weights = bool(layer.a_is_weights), bool(layer.b_is_weights)
-        if sum(weights) + quadratic > 1:
+    def __init__(self, layer: BNNSLayerParametersBroadcastMatMul, parameters: object) -> None:
+        same, trained = bool(layer.quadratic), (bool(layer.a_is_weights), bool(layer.b_is_weights))
+        if sum(trained) + same > 1:
             raise Invalid("at most one of quadratic, a_is_weights and b_is_weights may be true")
-        second = ("iA_desc", layer.iA_desc) if quadratic else ("iB_desc", layer.iB_desc)
-        given = [("iA_desc", layer.iA_desc), second]
-        self.describe(given, ("o_desc", layer.o_desc), quadratic)
-        _check_shapes(self.names, [*self.operands, self.output], transposed)
-        ranks = [len(one.extents) for one in (*self.operands, self.output)]
-        self.label(given, _labels(ranks, transposed), weights.index(True) if any(weights) else None)
+        first, second = ("iA_desc", layer.iA_desc), ("iB_desc", layer.iB_desc)
+        operands, weights = [first, first if same else second], trained.index(True) if any(trained) else None
+        labels_of = partial(_labels, (bool(layer.transA), bool(layer.transB)))
+        super().__init__(parameters, (layer.alpha, layer.beta), operands, layer.o_desc, same, weights, labels_of)
 
 
 @creates(MatMulFilter, BNNSLayerParametersBroadcastMatMul)
@@ -108,17 +100,13 @@ def BNNSFilterCreateLayerBroadcastMatMul() -> None:
 
 # ---- without a filter -----------------------------------------------------------------------------------------------
 
-_NAMES: Final = ("inputA", "inputB", "output")
-
-
-def _checked(transA: Any, transB: Any, descriptors: tuple[Any, Any, Any]) -> list[Geometry]:
-    checks = (typed_geometry, typed_geometry, output_geometry)
-    parts = [
-        check(name, checked_descriptor(name, descriptor), FLOATS)
-        for check, name, descriptor in zip(checks, _NAMES, descriptors, strict=True)
-    ]
-    _check_shapes(_NAMES, parts, (bool(transA), bool(transB)))
-    return parts
+_OPERANDS: Final = (
+    Operand("inputA", FLOATS, rotated=True, order=rows_first),
+    Operand("inputB", FLOATS, rotated=True, order=rows_first),
+    Operand("output", FLOATS, written=True, rotated=True, order=rows_first),
+)
+_NAMES: Final = [one.name for one in _OPERANDS]
+_ARRAYS: Final = Operands(*_OPERANDS[::-1], disjoint=True)  # the output is checked first
 
 
 @status(-1)
@@ -137,25 +125,16 @@ def BNNSMatMul(
     `workspace` is not used.
     """
     threads = threads_of(checked_parameters(filter_params).n_threads)
-    parts = _checked(transA, transB, (inputA, inputB, output))
-    labels = _labels([len(part.extents) for part in parts], (bool(transA), bool(transB)))
-    shapes = [shape_rows_first(part) for part in parts]
-    axes = [labelled(shape, one) for shape, one in zip(shapes, labels, strict=True)]
+    target, right, left = _ARRAYS(output, inputB, inputA)
+    given = (left, right, target)
+    labels = _labels((bool(transA), bool(transB)), _NAMES, [one.geometry for one in given])
+    shapes = [one.array.shape for one in given]
+    a, b, wanted = (labelled(shape, one) for shape, one in zip(shapes, labels, strict=True))
     factor = as_float("alpha", alpha)
-    target = viewed("output", output)
-    check_writable("output.data", target)
-    operands = []
-    for name, descriptor, part in zip(_NAMES, (inputA, inputB), parts, strict=False):
-        array = viewed(name, descriptor)
-        if overlaps(target, array):
-            raise Invalid(f"output overlaps {name} in memory")
-        array = array if array.dtype is FLOAT32 and array.flags.aligned else array.astype(np.float32)
-        operands.append(rows_first(array, part.layout, batched=False))
-    multiply = Contraction(axes[0], axes[1], axes[2], extents_of(shapes, labels))
-    values = multiply(operands[0], operands[1], threads)
+    first, second = (in_shape(one.array, one.array.shape) for one in (left, right))
+    values = Contraction(a, b, wanted, extents_of(shapes, labels))(first, second, threads)
     with np.errstate(all="ignore"):
-        values = values if factor == 1 else values * np.float32(factor)
-    put(target, stored_rows_first(values, parts[2].layout, batched=False), False)
+        put(target.array, values if factor == 1 else values * np.float32(factor), False)
     return 0
 
 
@@ -171,5 +150,7 @@ def BNNSMatMulWorkspaceSize(
 ) -> int:
     """Return the bytes of workspace that :func:`BNNSMatMul` needs, which is 0, or -1 if it would fail."""
     checked_parameters(filter_params)
-    _checked(transA, transB, (inputA, inputB, output))
+    given = zip(_OPERANDS, (inputA, inputB, output), strict=True)
+    parts = [one.geometry(checked_descriptor(one.name, descriptor)) for one, descriptor in given]
+    _labels((bool(transA), bool(transB)), _NAMES, parts)
     return 0

@@ -23,7 +23,7 @@ from ..ops._buffers import contiguous_bytes, elements_of
 from ..ops._types import Array as Array
 from . import _constants as c
 from ._failure import Invalid, Unsupported, note
-from ._names import constant_name
+from ._names import layout_name, type_name
 
 DType: TypeAlias = np.dtype[np.generic]
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -75,6 +75,11 @@ class Geometry(NamedTuple):
     proper_extents: tuple[int, ...]  # without those that are 1
 
     @property
+    def size(self) -> tuple[int, ...]:
+        """The extents in the order of the layout's ``size``."""
+        return listed(self.layout, self.extents)
+
+    @property
     def packed_stride(self) -> int:
         """Elements from one sample to the next in a packed batch: the span of the slowest axis."""
         return self.strides[-1] * self.extents[-1]
@@ -83,14 +88,12 @@ class Geometry(NamedTuple):
 def dtype_of(data_type: object) -> DType:
     """The NumPy dtype of a BNNSDataType."""
     dtype = _DTYPES.get(data_type) if isinstance(data_type, int) else None
-    if dtype is None:
-        if data_type == c.BNNSDataTypeBFloat16:
-            import ml_dtypes
+    if dtype is None and data_type == c.BNNSDataTypeBFloat16:
+        import ml_dtypes
 
-            bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
-            _DTYPES[c.BNNSDataTypeBFloat16] = bfloat16
-            return bfloat16
-        raise Invalid(f"data_type is {constant_name('BNNSDataType', data_type)}, which is not a supported type")
+        dtype = _DTYPES[c.BNNSDataTypeBFloat16] = np.dtype(ml_dtypes.bfloat16)
+    if dtype is None:
+        raise Invalid(f"data_type is {type_name(data_type)}, which is not a supported type")
     return dtype
 
 
@@ -159,12 +162,10 @@ class Floats:
 def extents_of(layout: object, size: Sequence[object]) -> tuple[int, ...]:
     """Extents, fastest first; may contain zeros."""
     if not isinstance(layout, int) or layout not in _LAYOUTS:
-        name = constant_name("BNNSDataLayout", layout)
         if layout in _OPAQUE_LAYOUTS:
-            raise Unsupported(f"layout {name} is opaque")
-        raise Invalid(f"layout is {name}, which is not a BNNSDataLayout")
-    rank = layout >> 16
-    return listed(layout, tuple(as_size(f"size[{k}]", size[k]) for k in range(rank)))
+            raise Unsupported(f"layout {layout_name(layout)} is opaque")
+        raise Invalid(f"layout is {layout_name(layout)}, which is not a BNNSDataLayout")
+    return listed(layout, tuple(as_size(f"size[{k}]", size[k]) for k in range(layout >> 16)))
 
 
 def listed(layout: int, extents: tuple[int, ...]) -> tuple[int, ...]:
@@ -351,7 +352,7 @@ def _type_name(dtype: DType) -> str:
 
 
 def _disagreement(dtype: DType) -> str:
-    shown = constant_name("BNNSDataType", data_type_of(dtype))
+    shown = type_name(data_type_of(dtype))
     return f"its descriptor says {shown}: pass an array of {dtype} (astype converts the values, view keeps the bits)"
 
 

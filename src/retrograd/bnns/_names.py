@@ -21,3 +21,11 @@ def constant_name(prefix: str, value: object) -> str:
     if not isinstance(value, int):
         return repr(value)
     return _names(prefix).get(value) or hex(value)
+
+
+def type_name(value: object) -> str:
+    return constant_name("BNNSDataType", value)
+
+
+def layout_name(value: object) -> str:
+    return constant_name("BNNSDataLayout", value)

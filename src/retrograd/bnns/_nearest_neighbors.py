@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _constants as c
+from ._arguments import checked_object
 from ._direct import Parameters
 from ._failure import Invalid, Unsupported, status
 from ._filter import checked_parameters
@@ -48,9 +50,8 @@ class BNNSNearestNeighbors:
                 raise Invalid(f"{name} is 0, must be at least 1")
         self.capacity, self.features, self.neighbors = sizes.values()
         if self.capacity > _INT32.max:
-            raise Unsupported(
-                f"max_n_samples is {self.capacity}, must be at most {_INT32.max}: indices are of type int"
-            )
+            most = f"{_INT32.max}: indices are of type int"
+            raise Unsupported(f"max_n_samples is {self.capacity}, must be at most {most}")
         if not isinstance(data_type, int) or data_type not in _TYPES:
             shown = constant_name("BNNSDataType", data_type)
             raise Unsupported(f"data_type is {shown}; it must be Float32 or Float16")
@@ -62,6 +63,10 @@ class BNNSNearestNeighbors:
         self.count = 0  # samples that are loaded
         self._memory: Array | None = None  # grows with them
 
+    def _check_alive(self) -> None:
+        if self.destroyed:
+            raise Invalid("knn has been destroyed")
+
     def rows(self, name: str, count: int, width: int, data: object, data_type: int) -> Array:
         """A contiguous array [count, width] over the client's memory."""
         layout = c.BNNSDataLayoutRowMajorMatrix
@@ -69,6 +74,7 @@ class BNNSNearestNeighbors:
 
     def load(self, number: object, data: object) -> None:
         """Append samples."""
+        self._check_alive()
         new = _unsigned("n_new_samples", number)
         if self.count + new > self.capacity:
             raise Invalid(
@@ -91,6 +97,7 @@ class BNNSNearestNeighbors:
 
     def find(self, number: object, indices: object, distances: object) -> None:
         """Write the neighbours of one sample, or of all."""
+        self._check_alive()
         sample = as_signed("sample_number", number, 32)
         if sample >= self.count:
             raise Invalid(f"sample_number is {sample}, but {self.count} samples are loaded")
@@ -98,10 +105,8 @@ class BNNSNearestNeighbors:
         if not queries.size:
             return
         results: dict[str, Array] = {}
-        for name, data, data_type in (
-            ("indices", indices, c.BNNSDataTypeInt32),
-            ("distances", distances, self.data_type),
-        ):
+        given = {"indices": (indices, c.BNNSDataTypeInt32), "distances": (distances, self.data_type)}
+        for name, (data, data_type) in given.items():
             if data is not None:
                 results[name] = self.rows(name, len(queries), self.neighbors, data, data_type)
                 check_writable(name, results[name])
@@ -180,12 +185,12 @@ def _unsigned(name: str, value: object) -> int:
     return number
 
 
-def _checked(knn: object) -> BNNSNearestNeighbors:
-    if knn is None:
-        raise Invalid("knn is NULL")
-    if not isinstance(knn, BNNSNearestNeighbors):
-        raise Invalid(f"knn is of type {type(knn).__name__}, not a BNNSNearestNeighbors")
-    return knn
+@contextmanager
+def _held(knn: object) -> Iterator[BNNSNearestNeighbors]:
+    """The object, which no other call uses meanwhile."""
+    checked = checked_object("knn", BNNSNearestNeighbors, knn)
+    with checked.lock:
+        yield checked
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
@@ -203,18 +208,15 @@ def BNNSCreateNearestNeighbors(
 def BNNSDestroyNearestNeighbors(knn: BNNSNearestNeighbors | None) -> None:
     """Release an object and its samples. None and objects that have already been destroyed are accepted."""
     if knn is not None:
-        checked = _checked(knn)
-        with checked.lock:
-            checked.destroy()
+        with _held(knn) as held:
+            held.destroy()
 
 
 @status(-1)
 def BNNSNearestNeighborsLoad(knn: BNNSNearestNeighbors | None, n_new_samples: int, data_ptr: object) -> int:
     """Append samples, which are contiguous and of the object's type. More than fit are refused. 0, or -1 on failure."""
-    checked = _checked(knn)
-    with checked.lock:
-        _check_alive(checked)
-        checked.load(n_new_samples, data_ptr)
+    with _held(knn) as held:
+        held.load(n_new_samples, data_ptr)
     return 0
 
 
@@ -228,13 +230,6 @@ def BNNSNearestNeighborsGetInfo(
     means all samples, one row for each. If there are too few samples, the rest are -1 and infinity. `indices` and
     `distances` may be None.
     """
-    checked = _checked(knn)
-    with checked.lock:
-        _check_alive(checked)
-        checked.find(sample_number, indices, distances)
+    with _held(knn) as held:
+        held.find(sample_number, indices, distances)
     return 0
-
-
-def _check_alive(knn: BNNSNearestNeighbors) -> None:
-    if knn.destroyed:
-        raise Invalid("knn has been destroyed")

@@ -9,57 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..ops._arrays import overlaps, same_elements
+from ..ops import normalization as ops
 from ..ops._planned import Planned
-from ..ops.normalization import (
-    NormCache,
-    NormGradients,
-    RunningUpdate,
-    batch_norm_backward,
-    batch_norm_forward,
-    group_norm_backward,
-    group_norm_forward,
-    instance_norm_backward,
-    instance_norm_forward,
-    layer_norm_backward,
-    layer_norm_forward,
-)
+from ..ops.normalization import NormCache, NormGradients
 from . import _constants as c
 from ._activation import Fused, fused
 from ._declare import applies
 from ._failure import Invalid, Unsupported, advise, advise_once, renaming, status
-from ._filter import (
-    DELTAS,
-    FLOAT32,
-    FLOATS,
-    checked_batch,
-    geometry_of,
-    in_shape,
-    overlapping,
-    put,
-    sample_geometry,
-    source_samples,
-    target_samples,
-    unlike,
-    viewed,
-)
+from ._filter import DELTAS, FLOAT32, FLOATING, FLOATS, check_layout, geometry_of, in_shape, put, unlike, viewed
 from ._layer import EMPTY, Arguments, Delta, Gradients, Layer, Parameter, Result, checked_layer
-from ._memory import (
-    Array,
-    Geometry,
-    as_float,
-    as_size,
-    check_disjoint,
-    check_writable,
-    listed,
-    size_text,
-)
-from ._names import constant_name
+from ._memory import Array, Geometry, as_float, as_size, check_disjoint, check_writable, size_text
+from ._names import constant_name, layout_name, type_name
 from ._structures import BNNSFilterParameters, BNNSLayerParametersNormalization, BNNSNDArrayDescriptor
 
 _LAYOUTS: Final = (
@@ -110,11 +76,9 @@ class _Form(NamedTuple):
 class NormalizationFilter(Layer):
     """See :func:`BNNSFilterCreateLayerNormalization`."""
 
-    backward_arguments = Arguments(
-        *("batch_size", "in_delta", "in_delta_stride", "out", "out_stride", "out_delta", "out_delta_stride"),
-        *("beta_delta", "gamma_delta"),
-    )
+    backward_arguments = Arguments("batch_size in_delta+ out+ out_delta+ beta_delta gamma_delta")
     computed = NormGradients
+    may_overlap = frozenset({"in"})
     in_place = MappingProxyType({"dx": ("dy",)})
 
     def __init__(
@@ -125,16 +89,11 @@ class NormalizationFilter(Layer):
             raise Invalid(f"normType is {norm_type!r}, must be from {c.BNNSBatchNorm} to {c.BNNSGroupNorm}")
         super().__init__(parameters)
         self.norm_type = norm_type
-        for name in ("i_desc", "o_desc"):
-            layout = getattr(layer, name).layout
-            if layout not in _LAYOUTS:
-                shown = constant_name("BNNSDataLayout", layout)
-                raise Unsupported(f"{name}.layout is {shown}; it must be Vector, ImageCHW or 3D")
-        self.input, self.output = sample_geometry("i_desc", layer.i_desc), sample_geometry("o_desc", layer.o_desc)
+        for name, descriptor in (("i_desc", layer.i_desc), ("o_desc", layer.o_desc)):
+            check_layout(name, descriptor.layout, _LAYOUTS, "Vector, ImageCHW or 3D")
+        self.describe(layer, FLOATS, FLOATS, FLOATING)
         if self.input.extents != self.output.extents:
             raise unlike("o_desc", self.output, "i_desc", self.input)
-        if self.output.may_overlap:
-            raise overlapping("o_desc", self.output)
         self.momentum, self.epsilon = as_float("momentum", layer.momentum), as_float("epsilon", layer.epsilon)
         if not 0 <= self.momentum <= 1:
             raise Invalid(f"momentum is {self.momentum}, must be from 0 to 1")
@@ -174,10 +133,11 @@ class NormalizationFilter(Layer):
         self._client = dict(self._moving)
         if self.uses_client_memory:
             self._client |= {parameter.name: parameter.client for parameter in self.parameters()}
+        self._alone = _ForwardPlan({}, self._forms[self._is_wide].options)  # without any
         if momentum_weighs not in ("old", "new"):
             raise Invalid(f"momentum_weighs is {momentum_weighs!r}, must be 'old' or 'new'")
         keep = self.momentum if momentum_weighs == "old" else 1.0 - self.momentum
-        self._update = RunningUpdate.bnns(keep)
+        self._update = ops.RunningUpdate.bnns(keep)
         if self._moving and keep == 1:
             advise(f"momentum is {self.momentum:g} and weighs the {momentum_weighs} value: {_STILL}")
         self._kept: Array | None = None  # x of the last training pass; may have room for more samples
@@ -185,7 +145,6 @@ class NormalizationFilter(Layer):
         self._evaluated = False  # since the last training pass
         for what in self._extensions(layer):
             self.note_extension("BNNSFilterCreateLayerNormalization", what)
-        self.sources = {"in": self.input, "out": self.output}
         self.out_delta = Delta("out_delta", "o_desc", self.output, shape, Delta.reshaped, DELTAS)
         self.deltas = {"dx": Delta("in_delta", "i_desc", self.input, shape, Delta.reshaped, DELTAS)}
         for name, given in (("gamma", self.gamma), ("beta", self.beta)):
@@ -198,14 +157,14 @@ class NormalizationFilter(Layer):
         for name in ("i_desc", "o_desc"):
             layout = getattr(layer, name).layout
             if layout in _EXTENDED_LAYOUTS:
-                yield f"{name}.layout is {constant_name('BNNSDataLayout', layout)}"
+                yield f"{name}.layout is {layout_name(layout)}"
         parameters = {parameter.name: parameter.geometry for parameter in self.parameters()}
         if len({geometry.dtype for geometry in parameters.values()}) > 1:
-            types = (constant_name("BNNSDataType", getattr(layer, name).data_type) for name in parameters)
+            types = (type_name(getattr(layer, name).data_type) for name in parameters)
             yield f"gamma_desc.data_type and beta_desc.data_type differ ({' and '.join(types)})"
         for name, geometry in parameters.items():
             if self.norm_type != c.BNNSLayerNorm and len(geometry.extents) > 1:
-                yield f"{name}.layout is {constant_name('BNNSDataLayout', geometry.layout)}, not a vector"
+                yield f"{name}.layout is {layout_name(geometry.layout)}, not a vector"
         function = layer.activation.function
         if function in _EXTENDED_TRAINABLE or (function in _LEAKY and as_float("alpha", layer.activation.alpha) == 0):
             alpha = " with alpha 0" if function in _LEAKY else ""
@@ -220,12 +179,10 @@ class NormalizationFilter(Layer):
 
     def _check_moving(self, name: str, descriptor: BNNSNDArrayDescriptor) -> None:
         if descriptor.data_type != c.BNNSDataTypeFloat32:
-            shown = constant_name("BNNSDataType", descriptor.data_type)
-            raise Invalid(f"{name}.data_type is {shown}, must be BNNSDataTypeFloat32")
-        geometry = geometry_of(name, descriptor)
-        if geometry.extents != (self.channels,):
-            size = listed(geometry.layout, geometry.extents)
-            raise Invalid(f"{name}.size is {size}, expected size={(self.channels,)}, one value for each channel")
+            raise Invalid(f"{name}.data_type is {type_name(descriptor.data_type)}, must be BNNSDataTypeFloat32")
+        geometry, wanted = geometry_of(name, descriptor), (self.channels,)
+        if geometry.extents != wanted:
+            raise Invalid(f"{name}.size is {geometry.size}, expected size={wanted}, one value for each channel")
         viewed(name, descriptor)
 
     def _parameter(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Parameter | None:
@@ -233,8 +190,7 @@ class NormalizationFilter(Layer):
             return None
         self._check_parameter_size(name, geometry_of(name, descriptor))
         if descriptor.data_type not in FLOATS:
-            shown = constant_name("BNNSDataType", descriptor.data_type)
-            raise Invalid(f"{name}.data_type is {shown}, which is not a floating-point type")
+            raise Invalid(f"{name}.data_type is {type_name(descriptor.data_type)}, which is not a floating-point type")
         return Parameter(name, descriptor, self, FLOATS)
 
     def parameters(self) -> Sequence[Parameter]:
@@ -243,7 +199,7 @@ class NormalizationFilter(Layer):
     def _check_parameter_size(self, name: str, geometry: Geometry) -> None:
         if geometry.elements in self.parameter_sizes:
             return
-        size = listed(geometry.layout, geometry.extents)
+        size = geometry.size
         expected = f"size={(self.channels,)}, one value for each channel"
         if self.norm_type == c.BNNSLayerNorm:
             shapes = {self.input.extents, self.input.extents[: len(self.input.extents) - self._axis]}
@@ -265,57 +221,57 @@ class NormalizationFilter(Layer):
         }
         shape, channels = self.input.shape, (self.channels,)
         if self.norm_type == c.BNNSBatchNorm:
-            return _Form(batch_norm_forward, batch_norm_backward, shape, channels, options, channels)
+            return _Form(ops.batch_norm_forward, ops.batch_norm_backward, shape, channels, options, channels)
         if self.norm_type == c.BNNSInstanceNorm:
-            return _Form(instance_norm_forward, instance_norm_backward, shape, channels, options, channels)
+            return _Form(ops.instance_norm_forward, ops.instance_norm_backward, shape, channels, options, channels)
         if self.norm_type == c.BNNSGroupNorm:
             options["num_groups"] = self._groups
-            return _Form(group_norm_forward, group_norm_backward, shape, channels, options, channels)
+            return _Form(ops.group_norm_forward, ops.group_norm_backward, shape, channels, options, channels)
         if wide:
-            elements = math.prod(shape)
+            flat = (math.prod(shape),)
             options["num_groups"] = math.prod(shape[: self._axis])
-            return _Form(group_norm_forward, group_norm_backward, (elements,), shape, options, (elements,), True)
+            return _Form(ops.group_norm_forward, ops.group_norm_backward, flat, shape, options, flat, True)
         options["axis"], tail = 1 + self._axis, shape[self._axis :]
-        return _Form(layer_norm_forward, layer_norm_backward, shape, tail, options, tail)
+        return _Form(ops.layer_norm_forward, ops.layer_norm_backward, shape, tail, options, tail)
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
-    def apply(
-        self, batch_size: object, source: object, in_stride: object, target: object, out_stride: object, training: bool
-    ) -> None:
-        batch = checked_batch(batch_size)
-        y = target_samples("out", self.output, target, batch, out_stride)
-        x = source_samples("in", self.input, source, batch, in_stride)
-        client, options = _forward_plan(self, int(training), *self._client.values())
-        for name, array in client.items():
-            if overlaps(y, array):
-                raise Invalid(f"out overlaps {name} in memory")
-        if training:
-            result = y if y.dtype is FLOAT32 and y.flags.aligned else np.empty(y.shape, np.float32)
-            # These arrays might not outlive the call. Backward is passed y and reads the parameters again.
-            self._cache = self._train(x, result, options).with_arrays(None, None, None)
-        else:
-            if x.dtype is not y.dtype:
-                x, result = x.astype(np.float32), np.empty(y.shape, np.float32)
-            else:
-                if not x.flags.aligned or (np.may_share_memory(x, y) and not same_elements(x, y)):
-                    x = x.copy()
-                result = y if y.flags.aligned else np.empty(y.shape, y.dtype)
-            self._run(self._is_wide, x, result, None, options)
-        self._evaluated = not training
-        if result is not y:
-            put(y, result, False)
+    def apply(self, *arguments: object) -> None:
+        training = bool(arguments[5])
+        client, options = _forward_plan(self, int(training), *self._client.values()) if self._client else self._alone
+        self.run(arguments, client, forward=partial(self._train if training else self._evaluate, options))
 
-    def _train(self, x: Array, result: Array, options: dict[str, Any]) -> NormCache:
+    def writable_output(self, y: Array) -> Array | None:
+        """The output if it has the type of the input, which evaluation does not convert, or float32."""
+        return y if y.flags.aligned and y.dtype in (FLOAT32, self.input.dtype) else None
+
+    def _evaluate(self, options: dict[str, Any], arrays: Mapping[str, Array], out: Array | None) -> Array:
+        x = arrays["in"]
+        if x.dtype is not self.output.dtype:
+            x = x.astype(np.float32)
+        elif not x.flags.aligned:
+            x = x.copy()
+        result = np.empty(x.shape, x.dtype) if out is None else out
+        self._run(self._is_wide, x, result, None, options)
+        self._evaluated = True
+        return result
+
+    def _train(self, options: dict[str, Any], arrays: Mapping[str, Array], out: Array | None) -> Array:
         """Run a training pass and keep a copy of x."""
+        x = arrays["in"]
+        result = np.empty(x.shape, np.float32) if out is None or out.dtype is not FLOAT32 else out
         kept = self._buffer_for(x.shape)
-        in_place = not np.may_share_memory(x, result) or same_elements(x, result)
         # The client's allocator may return memory that the client also uses for x or y.
-        apart = not np.may_share_memory(kept, x) and not np.may_share_memory(kept, result)
-        if x.dtype is FLOAT32 and x.flags.aligned and in_place and apart:
-            return self._run(self._is_wide, x, result, kept, options)
-        kept[...] = x
-        return self._run(self._is_wide, kept, result, None, options)
+        apart = self.owns_memory or not (np.may_share_memory(kept, x) or np.may_share_memory(kept, result))
+        if x.dtype is FLOAT32 and x.flags.aligned and apart:
+            cache = self._run(self._is_wide, x, result, kept, options)
+        else:
+            kept[...] = x
+            cache = self._run(self._is_wide, kept, result, None, options)
+        # These arrays might not outlive the call. Backward is passed y and reads the parameters again.
+        self._cache = cache.with_arrays(None, None, None)
+        self._evaluated = False
+        return result
 
     def _run(self, wide: bool, x: Array, result: Array, kept: Array | None, options: dict[str, Any]) -> NormCache:
         form = self._forms[wide]

@@ -8,57 +8,21 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..ops import pooling
 from ..ops.elementwise import activation_forward
 from ..ops.linear import LinearGradients
-from ..ops.pooling import (
-    MaxPoolResult,
-    average_pool_backward,
-    average_pool_forward,
-    l2_pool_backward,
-    l2_pool_forward,
-    max_pool_backward,
-    max_pool_forward,
-    max_unpool_backward,
-    max_unpool_forward,
-)
 from . import _constants as c
+from . import _layer
+from ._apply import BACKWARD_NAMES, FORWARD_NAMES
 from ._conversion import INTEGERS
-from ._convolution import Axis, axis_of, check_image, paddings
+from ._convolution import Axis, Windows, check_image, windows_of
 from ._declare import applies, creates
 from ._failure import Invalid, Unsupported, renaming
-from ._filter import (
-    DELTAS,
-    FLOAT32,
-    FLOATS,
-    checked_batch,
-    in_shape,
-    overlapping,
-    sample_geometry,
-    source_samples,
-    target_samples,
-)
-from ._layer import (
-    NO_OUTPUT,
-    Arguments,
-    Delta,
-    Gradients,
-    OneInputFilter,
-    Parameter,
-    checked_layer,
-    layer_activation,
-    needs_output,
-    real_values,
-)
+from ._filter import DELTAS, FLOAT32, FLOATING, FLOATS, checked_batch, in_shape, source_samples, target_samples
+from ._layer import Delta, Gradients
 from ._memory import Array, Geometry, as_size, dtype_of, geometry, size_of
-from ._names import constant_name
-from ._structures import (
-    BNNSActivation,
-    BNNSNDArrayDescriptor,
-    FourSizes,
-    Size,
-    Structure,
-    UInt32,
-)
+from ._names import constant_name, type_name
+from ._structures import BNNSActivation, BNNSNDArrayDescriptor, FourSizes, InputOutput, Size, UInt32
 
 _MAX, _UNMAX, _L2 = c.BNNSPoolingFunctionMax, c.BNNSPoolingFunctionUnMax, c.BNNSPoolingFunctionL2Norm
 _INCLUDE, _EXCLUDE = c.BNNSPoolingFunctionAverageCountIncludePadding, c.BNNSPoolingFunctionAverageCountExcludePadding
@@ -66,11 +30,9 @@ _FUNCTIONS: Final = (_MAX, _INCLUDE, _EXCLUDE, _UNMAX, _L2)
 _INDEX_TYPES: Final = (c.BNNSDataTypeUInt64, c.BNNSDataTypeUInt32)
 
 
-class BNNSLayerParametersPooling(Structure):
+class BNNSLayerParametersPooling(InputOutput):
     """A pooling layer. ``pad`` (left, right, up, down) is used if ``x_padding`` and ``y_padding`` are 0."""
 
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
     bias: BNNSNDArrayDescriptor
     activation: BNNSActivation
     pooling_function: UInt32
@@ -85,40 +47,36 @@ class BNNSLayerParametersPooling(Structure):
     pad: FourSizes
 
 
-class PoolingFilter(OneInputFilter):
+class PoolingFilter(_layer.OneInputFilter):
     """See :func:`BNNSFilterCreateLayerPooling`."""
 
-    backward_arguments = Arguments(
-        *("batch_size", "in", "in_stride", "in_delta", "in_delta_stride", "out", "out_stride"),
-        *("out_delta", "out_delta_stride", "bias_delta"),
-    )
+    backward_arguments = _layer.Arguments("batch_size in+ in_delta+ out+ out_delta+ bias_delta")
     notes = "BNNSPoolingFilterApplyBackwardBatch"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersPooling, layer)
+    def __init__(self, layer: BNNSLayerParametersPooling, parameters: object) -> None:
         super().__init__(parameters)
         self.function = layer.pooling_function
         if self.function not in _FUNCTIONS or isinstance(self.function, bool):
             raise Invalid(f"pooling_function is {self.function!r}, which is not a BNNSPoolingFunction")
-        self.declare(self._image("i_desc", layer.i_desc), self._image("o_desc", layer.o_desc))
+        function = "BNNSFilterCreateLayerPooling"
+        for name, descriptor in (("i_desc", layer.i_desc), ("o_desc", layer.o_desc)):
+            check_image(self, function, name, descriptor)
+            if descriptor.data_type == c.BNNSDataTypeBFloat16:
+                self.note_extension(function, f"{name}.data_type is BNNSDataTypeBFloat16")
+        self.describe(layer, FLOATS, FLOATS, FLOATING)
         if self.input.dtype != self.output.dtype:
-            types = (constant_name("BNNSDataType", d.data_type) for d in (layer.i_desc, layer.o_desc))
+            types = type_name(layer.i_desc.data_type), type_name(layer.o_desc.data_type)
             raise Invalid("i_desc.data_type is {}, but o_desc.data_type is {}".format(*types))
-        if self.input.shape[0] != self.output.shape[0]:
-            raise Invalid(
-                f"o_desc has {self.output.shape[0]} channels, expected {self.input.shape[0]} as in i_desc with its "
-                f"{size_of(self.input)}"
-            )
-        if self.output.may_overlap:
-            raise overlapping("o_desc", self.output)
+        channels, found = self.input.shape[0], self.output.shape[0]
+        if found != channels:
+            like = size_of(self.input)
+            raise Invalid(f"o_desc has {found} channels, expected {channels} as in i_desc with its {like}")
         self._windows(layer)
-        self.activation = layer_activation(layer.activation, self.output)
-        self.bias: Parameter | None = None
-        if layer.bias.data is not None:
-            self.bias = Parameter("bias", layer.bias, self, (*FLOATS, *INTEGERS))
-            if self.bias.geometry.elements != self.input.shape[0]:
-                size = size_of(self.bias.geometry)
-                raise Invalid(f"bias has {size}, expected {self.input.shape[0]} elements, one for each channel")
+        self.activation = _layer.layer_activation(layer.activation, self.output)
+        self.bias = self.parameter("bias", layer.bias, (*FLOATS, *INTEGERS))
+        if self.bias is not None and self.bias.geometry.elements != channels:
+            size = size_of(self.bias.geometry)
+            raise Invalid(f"bias has {size}, expected {channels} elements, one for each channel")
         self.out_shape = self.output.shape
         self.out_delta = Delta("out_delta", "o_desc", self.output, types=DELTAS)
         # The other functions compute a gradient of the part that is used.
@@ -128,62 +86,24 @@ class PoolingFilter(OneInputFilter):
             "db": Delta("bias_delta", "bias", self.output, fits=self._one_per_channel, types=DELTAS, batched=False),
         }
 
-    def _image(self, name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
-        function = "BNNSFilterCreateLayerPooling"
-        check_image(self, function, name, descriptor)
-        if descriptor.data_type == c.BNNSDataTypeBFloat16:
-            self.note_extension(function, f"{name}.data_type is BNNSDataTypeBFloat16")
-        return sample_geometry(name, descriptor)
-
     def _windows(self, layer: BNNSLayerParametersPooling) -> None:
-        sizes = {name: as_size(name, getattr(layer, name)) for name in ("k_width", "k_height", "x_stride", "y_stride")}
-        dilations = {name: as_size(name, getattr(layer, name)) for name in ("x_dilation_stride", "y_dilation_stride")}
-        for name, dilation in dilations.items():
-            if dilation > 1 and (self.function not in (_MAX, _UNMAX) or self.input.dtype != FLOAT32):
+        sides = {name: as_size(name, getattr(layer, name)) for name in ("k_height", "k_width")}
+        windows = windows_of(layer, self.input, self.output, self.function == _UNMAX)
+        for one in windows:
+            if one.dilation > 1 and (self.function not in (_MAX, _UNMAX) or self.input.dtype != FLOAT32):
                 shown = constant_name("BNNSPoolingFunction", self.function)
-                raise Invalid(f"{name} is {dilation}, but only Max and UnMax of Float32 have dilation, not {shown}")
-        pads = paddings(layer)
-        axes = [
-            self._axis(
-                k,
-                name,
-                side,
-                sizes[side],
-                sizes[f"{name}_stride"] or 1,
-                dilations[f"{name}_dilation_stride"] or 1,
-                pads[name],
-            )
-            for k, name, side in ((1, "y", "k_height"), (2, "x", "k_width"))
-        ]
+                given = f"{one.name}_dilation_stride is {one.dilation}"
+                raise Invalid(f"{given}, but only Max and UnMax of Float32 have dilation, not {shown}")
+        axes = [_axis(one, side, kernel) for one, (side, kernel) in zip(windows, sides.items(), strict=True)]
         self.used = tuple(axis.used for axis in axes)
         self.kernel = tuple(axis.kernel for axis in axes)
-        self.options: dict[str, Any] = {
-            "stride": tuple(axis.stride for axis in axes),
-            "padding": tuple(axis.padding for axis in axes),
-        }
-        if self.function == _MAX:
-            self.options["dilation"] = tuple(axis.dilation for axis in axes)
-        elif self.function in (_INCLUDE, _EXCLUDE):
+        names = ("stride", "padding", "dilation") if self.function == _MAX else ("stride", "padding")
+        self.options: dict[str, Any] = {name: tuple(getattr(axis, name) for axis in axes) for name in names}
+        if self.function in (_INCLUDE, _EXCLUDE):
             self.options["count_includes_padding"] = self.function == _INCLUDE
         # Raises if a window has no element, where it needs one.
         if self.function != _UNMAX:
             self._pooled(np.zeros((0, *self.input.shape), np.float32))
-
-    def _axis(
-        self, k: int, name: str, side: str, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
-    ) -> Axis:
-        if kernel == 0:
-            raise Invalid(f"{side} is 0, must be at least 1")
-        sizes, names = (self.input.shape[k], self.output.shape[k]), ("i_desc", "o_desc")
-        if self.function == _UNMAX:
-            sizes, names = sizes[::-1], names[::-1]
-        large, small = sizes
-        if large + sum(pads) < stride * (small - 1) + 1:
-            raise Invalid(
-                f"{names[1]} has {small} elements along {name}, whose windows with stride {stride} start up to "
-                f"{stride * (small - 1)}, but {names[0]} has {large}, with padding {pads[0]} and {pads[1]}"
-            )
-        return axis_of(kernel, stride, dilation, pads, large, small)
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
@@ -197,30 +117,27 @@ class PoolingFilter(OneInputFilter):
         if self.function == _MAX:
             self.run(arguments, written=at)
         else:
-            self.run(arguments, read=at)
+            self.run(arguments, at)
 
     def _indices(
         self, batch_size: object, given: Sequence[object], samples: Callable[..., Array], needed: str
     ) -> dict[str, Array]:
         """The indices of a call: forward, Max writes and UnMax reads them; other functions ignore them."""
         index_type, indices, stride = given
-        if self.function not in (_MAX, _UNMAX):
+        if indices is None and self.function == _UNMAX:
+            raise Invalid(f"indices is NULL, and {needed}")
+        if indices is None or self.function not in (_MAX, _UNMAX):
             return {}
-        if indices is None:
-            if self.function == _UNMAX:
-                raise Invalid(f"indices is NULL, and {needed}")
-            return {}
-        like = self.output if self.function == _MAX else self.input
-        geometry = _index_geometry(index_type, like)
-        return {"indices": samples("indices", geometry, indices, checked_batch(batch_size), stride)}
+        like = _index_geometry(index_type, self.output if self.function == _MAX else self.input)
+        return {"indices": samples("indices", like, indices, checked_batch(batch_size), stride)}
 
     def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
-        x, at = real_values(arrays["in"]), arrays.get("indices")
+        x, at = _layer.real_values(arrays["in"]), arrays.get("indices")
         # A copy: it may be the client's memory, and overlap the output.
         bias = None if self.bias is None else self.bias.values().reshape(-1, 1, 1).copy()
         if self.function == _UNMAX:
             assert at is not None  # checked by _indices
-            z = max_unpool_forward(x, at, (len(x), *self.output.shape), out=out, num_threads=self.threads)
+            z = pooling.max_unpool_forward(x, at, (len(x), *self.output.shape), out=out, num_threads=self.threads)
         else:
             z, found = self._pooled(x, out, at is not None)
             if at is not None and found is not None:
@@ -237,12 +154,11 @@ class PoolingFilter(OneInputFilter):
         x = x[:, :, : self.used[0], : self.used[1]]
         options = {**self.options, "num_threads": self.threads}
         if self.function == _MAX:
-            y, indices = max_pool_forward(
-                x, self.kernel, return_indices=want_indices, out=MaxPoolResult(out), **options
-            )
+            result = pooling.MaxPoolResult(out)
+            y, indices = pooling.max_pool_forward(x, self.kernel, return_indices=want_indices, out=result, **options)
             assert y is not None
             return y, indices
-        forward = l2_pool_forward if self.function == _L2 else average_pool_forward
+        forward = pooling.l2_pool_forward if self.function == _L2 else pooling.average_pool_forward
         return forward(x, self.kernel, out=out, **options), None
 
     def _whole_positions(self, indices: Array) -> Array:
@@ -274,12 +190,12 @@ class PoolingFilter(OneInputFilter):
         if self.input.dtype != FLOAT32:
             raise Unsupported(f"i_desc and o_desc of this filter have type {self.input.dtype}; backward needs Float32")
         super().check_backward()
-        if needs_output(self.activation) and self.activation.slope_from == "input":
+        if _layer.needs_output(self.activation) and self.activation.slope_from == "input":
             name = self.activation.function.name
             raise Unsupported(f"the output of {name} does not determine its slope; an activation filter trains it")
 
     def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
-        return {"out": NO_OUTPUT} if needs_output(self.activation) else {}
+        return {"out": _layer.NO_OUTPUT} if _layer.needs_output(self.activation) else {}
 
     def _one_per_channel(self, delta: Delta, given: Geometry) -> Geometry:
         """The gradient of the bias, in any shape with an element for each channel, whether or not there is a bias."""
@@ -308,18 +224,18 @@ class PoolingFilter(OneInputFilter):
                 _, found = self._pooled(in_shape(x, shape), want_indices=True)
                 assert found is not None
                 at = self._whole_positions(found)
-            return max_pool_backward(dz, at, shape, **out)
+            return pooling.max_pool_backward(dz, at, shape, **out)
         if self.function == _UNMAX:
             assert at is not None
-            return max_unpool_backward(dz, at, **out)
+            return pooling.max_unpool_backward(dz, at, **out)
         used = (*shape[:2], *self.used)
         if self.function == _L2:
             assert x is not None
             part = in_shape(x, shape)[:, :, : self.used[0], : self.used[1]]
             norm, _ = self._pooled(part)
-            result = l2_pool_backward(dz, part, norm, self.kernel, **self.options, **out)
+            result = pooling.l2_pool_backward(dz, part, norm, self.kernel, **self.options, **out)
         else:
-            result = average_pool_backward(dz, used, self.kernel, **self.options, **out)
+            result = pooling.average_pool_backward(dz, used, self.kernel, **self.options, **out)
         if used == shape:
             return result
         padded = np.zeros(shape, np.float32)  # what no window reaches has no gradient
@@ -327,19 +243,28 @@ class PoolingFilter(OneInputFilter):
         return padded
 
 
+def _axis(windows: Windows, side: str, kernel: int) -> Axis:
+    if kernel == 0:
+        raise Invalid(f"{side} is 0, must be at least 1")
+    name, stride, _, pads, large, small, names = windows
+    if large + sum(pads) < stride * (small - 1) + 1:
+        raise Invalid(
+            f"{names[1]} has {small} elements along {name}, whose windows with stride {stride} start up to "
+            f"{stride * (small - 1)}, but {names[0]} has {large}, with padding {pads[0]} and {pads[1]}"
+        )
+    return windows.axis(kernel)
+
+
 def _index_geometry(index_type: object, like: Geometry) -> Geometry:
     """The indices of an image: its extents and strides, and another type."""
     if index_type not in _INDEX_TYPES or isinstance(index_type, bool):
-        shown = constant_name("BNNSDataType", index_type)
+        shown = type_name(index_type)
         raise Invalid(f"indices_data_type is {shown}, must be BNNSDataTypeUInt64 or BNNSDataTypeUInt32")
     return geometry(like.layout, dtype_of(index_type), like.extents, like.strides)
 
 
 # ---- Apple's functions ----------------------------------------------------------------------------------------------
 
-_FORWARD_NAMES: Final = renaming({"x": "in", "out": "out"})
-_BACKWARD_NAMES: Final = renaming({"x": "in", "y": "out", "dy": "out_delta.data", "out": "in_delta.data"})
-_OTHER: Final = "filter is not a pooling filter"
 _INDICES: Final = f"({c.BNNSDataTypeUInt64}) indices idx_stride"  # of type size_t
 
 
@@ -348,26 +273,23 @@ def BNNSFilterCreateLayerPooling() -> None:
     """Create a pooling filter: Max, an average, UnMax or L2Norm, with a bias and an activation. None on failure."""
 
 
-_applies = functools.partial(applies, PoolingFilter, _OTHER)
+_applies = functools.partial(applies, PoolingFilter, "filter is not a pooling filter")
+_BACKWARD: Final = "filter batch_size in_+ in_delta+ out+ out_delta+ bias_delta"
 
 
-@_applies("apply_pooling", f"filter batch_size in_+ out+ {_INDICES}", rename=_FORWARD_NAMES)
+@_applies("apply_pooling", f"filter batch_size in_+ out+ {_INDICES}", rename=FORWARD_NAMES)
 def BNNSPoolingFilterApplyBatch() -> None:
     """Apply a pooling filter to a batch. Max writes its `indices`, of type size_t, if they are not None; UnMax needs
     them; other functions ignore them. Returns 0, or -1 on failure.
     """
 
 
-@_applies("apply_pooling", "filter batch_size in_+ out+ indices_data_type indices idx_stride", rename=_FORWARD_NAMES)
+@_applies("apply_pooling", "filter batch_size in_+ out+ indices_data_type indices idx_stride", rename=FORWARD_NAMES)
 def BNNSPoolingFilterApplyBatchEx() -> None:
     """Apply a pooling filter to a batch, with indices of type UInt64 or UInt32."""
 
 
-@_applies(
-    "apply_pooling_backward",
-    f"filter batch_size in_+ in_delta+ out+ out_delta+ bias_delta {_INDICES}",
-    rename=_BACKWARD_NAMES,
-)
+@_applies("apply_pooling_backward", f"{_BACKWARD} {_INDICES}", rename=BACKWARD_NAMES)
 def BNNSPoolingFilterApplyBackwardBatch() -> None:
     """Compute the gradients of a pooling: of its input and of its bias.
 
@@ -376,10 +298,6 @@ def BNNSPoolingFilterApplyBackwardBatch() -> None:
     """
 
 
-@_applies(
-    "apply_pooling_backward",
-    "filter batch_size in_+ in_delta+ out+ out_delta+ bias_delta indices_data_type indices idx_stride",
-    rename=_BACKWARD_NAMES,
-)
+@_applies("apply_pooling_backward", f"{_BACKWARD} indices_data_type indices idx_stride", rename=BACKWARD_NAMES)
 def BNNSPoolingFilterApplyBackwardBatchEx() -> None:
     """Compute the gradients of a pooling, with indices of type UInt64 or UInt32."""

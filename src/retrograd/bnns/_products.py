@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..ops.linear import linear_forward
 from . import _constants as c
+from . import _layer
 from ._failure import Invalid, Unsupported, advise_once
-from ._filter import FLOAT32, FLOATS, in_shape
-from ._layer import (
-    BACKWARD,
-    BACKWARD_TWO,
-    EMPTY,
-    FORWARD,
-    FORWARD_TWO,
-    Delta,
-    Gradients,
-    OneInputFilter,
-    Parameter,
-    TwoInputFilter,
-    output_geometry,
-    parameter_of,
-    rows_first,
-    stored_rows_first,
-    typed_geometry,
-)
-from ._memory import Array, Geometry, as_float, listed
+from ._filter import FLOAT32, FLOATS, in_shape, output_geometry, typed_geometry
+from ._layer import Delta, Gradients, Parameter, parameter_of, rows_first, stored_rows_first
+from ._memory import Array, Geometry, as_float
 from ._structures import BNNSNDArrayDescriptor
 
 Axes: TypeAlias = tuple[str, ...]  # the label of each axis of an array; "" for an axis of extent 1
@@ -41,9 +26,7 @@ _MOST_AT_ONCE: Final = 1 << 22  # elements of a temporary array
 
 def shape_rows_first(geometry: Geometry) -> tuple[int, ...]:
     """Extents in the order of `rows_first`."""
-    if geometry.layout == c.BNNSDataLayoutRowMajorMatrix:
-        return geometry.shape
-    return listed(geometry.layout, geometry.extents)
+    return geometry.shape if geometry.layout == c.BNNSDataLayoutRowMajorMatrix else geometry.size
 
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
@@ -177,52 +160,55 @@ class _OperandGradients(NamedTuple):
     b: Array | None = None
 
 
-class ProductFilter(OneInputFilter, TwoInputFilter):
+class ProductFilter(_layer.OneInputFilter, _layer.TwoInputFilter):
     """A filter whose output is linear in each of its operands: one or two inputs, one of which may be weights.
 
-    Both operands may also be the same input. A subclass describes the operands and labels their axes.
+    Both operands may also be the same input.
     """
 
     computed = _OperandGradients
     may_overlap = frozenset({"in", "inA", "inB", "iA_desc.data", "iB_desc.data"})
 
-    def __init__(self, parameters: object, alpha: float, beta: float = 0.0) -> None:
+    def __init__(
+        self,
+        parameters: object,
+        factors: tuple[float, float],
+        operands: Sequence[tuple[str, BNNSNDArrayDescriptor]],
+        output: BNNSNDArrayDescriptor,
+        same: bool,
+        weights: int | None,
+        labels_of: Callable[[Sequence[str], Sequence[Geometry]], Sequence[Axes]],
+    ) -> None:
+        """`factors` are alpha and beta. `same`: both operands are one input. `weights`: the operand that is trained.
+
+        `labels_of` labels the axes of the operands and of the output, given their names and geometries.
+        """
         super().__init__(parameters)
-        self.alpha, kept = as_float("alpha", alpha), as_float("beta", beta)
+        self.alpha, kept = as_float("alpha", factors[0]), as_float("beta", factors[1])
         if kept not in (0, 1):
             raise Invalid(f"beta is {kept:g}, must be 0 or 1")
         self.adds = kept == 1
         if self.alpha == 0:
             advise_once("alpha is 0: the product and all gradients are 0")
-
-    def describe(
-        self, operands: list[tuple[str, BNNSNDArrayDescriptor]], output: tuple[str, BNNSNDArrayDescriptor], same: bool
-    ) -> None:
-        """Set the geometries. `same`: both operands are one input."""
-        self.names = (*(name for name, _ in operands), output[0])
+        self.names = (*(name for name, _ in operands), "o_desc")
         self.operands = [typed_geometry(name, descriptor, FLOATS) for name, descriptor in operands]
-        self.output = output_geometry(*output, FLOATS)
-        self.same = same
-
-    def label(
-        self,
-        operands: list[tuple[str, BNNSNDArrayDescriptor]],
-        labels: Sequence[Sequence[str]],
-        weights: int | None = None,
-    ) -> None:
-        """Set the labels of all axes, those of the output last, and the operand that is weights."""
-        *shapes, out = [shape_rows_first(one) for one in (*self.operands, self.output)]
-        sample = [labelled(shape, one) for shape, one in zip(shapes, labels, strict=False)]
-        self.axes = [one if k == weights else (BATCH, *one) for k, one in enumerate(sample)]
-        self.out_axes = (BATCH, *labelled(out, labels[-1]))
-        self.extents = extents_of([*shapes, out], labels)
-        self._plans: dict[int | None, Contraction] = {}
-        self.weights = weights
-        self.parameter = None if weights is None else Parameter(*operands[weights], self, FLOATS)
-        self.inputs = [k for k in range(1 if self.same else len(operands)) if k != weights]
+        self.output = output_geometry("o_desc", output, FLOATS)
+        self.same, self.weights = same, weights
+        geometries = (*self.operands, self.output)
+        labels, shapes = labels_of(self.names, geometries), [shape_rows_first(one) for one in geometries]
+        *sample, out = [labelled(shape, one) for shape, one in zip(shapes, labels, strict=True)]
+        self.axes, self.out_axes = (
+            [one if k == weights else (BATCH, *one) for k, one in enumerate(sample)],
+            (BATCH, *out),
+        )
+        self.extents = extents_of(shapes, labels)
+        self._contractions: dict[int | None, Contraction] = {}
+        self.trained = None if weights is None else Parameter(*operands[weights], self, FLOATS)
+        self.inputs = [k for k in range(1 if same else len(operands)) if k != weights]
         self.input = self.operands[self.inputs[0]]  # of a filter that has one
         two = len(self.inputs) == 2
-        self.forward_arguments, self.backward_arguments = (FORWARD_TWO, BACKWARD_TWO) if two else (FORWARD, BACKWARD)
+        self.forward_arguments = _layer.FORWARD_TWO if two else _layer.FORWARD
+        self.backward_arguments = _layer.BACKWARD_TWO if two else _layer.BACKWARD
         self.labels = ("inA", "inB") if two else ("in",)
         self.sources = {name: self.operands[k] for name, k in zip(self.labels, self.inputs, strict=True)}
         self.out_delta = Delta("out_delta", "o_desc", self.output)
@@ -236,31 +222,23 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
         else:
             self.deltas[_KEYS[weights]] = parameter_of("weights_delta", self.names[weights], self.operands[weights])
 
-    def _check_inputs(self, count: int) -> None:
-        if len(self.inputs) != count:
-            words = (
-                ("one input", "the functions for two inputs") if count == 1 else ("two inputs", "BNNSFilterApplyBatch")
-            )
-            raise Invalid(f"the filter does not have {words[0]}: use {words[1]}")
+    def _check_inputs(self, arguments: Sequence[object], declared: _layer.Arguments) -> None:
+        """Raise if the function that is called is for another number of inputs."""
+        if len(arguments) != declared.count:
+            has_two = "one input: use the functions for two inputs"
+            has_one = "two inputs: use BNNSFilterApplyBatch"
+            raise Invalid(f"the filter does not have {has_one if len(self.inputs) == 1 else has_two}")
 
     def apply(self, *arguments: object) -> None:
-        self._check_inputs(1)
-        self.run(arguments)
-
-    def apply_two(self, *arguments: object) -> None:
-        self._check_inputs(2)
+        self._check_inputs(arguments, self.forward_arguments)
         self.run(arguments)
 
     def apply_backward(self, *arguments: object) -> None:
-        self._check_inputs(1)
-        self.run_backward(arguments)
-
-    def apply_two_backward(self, *arguments: object) -> None:
-        self._check_inputs(2)
+        self._check_inputs(arguments, self.backward_arguments)
         self.run_backward(arguments)
 
     def parameters(self) -> Sequence[Parameter]:
-        return () if self.parameter is None else (self.parameter,)
+        return () if self.trained is None else (self.trained,)
 
     # ---- forward ----------------------------------------------------------------------------------------------------
 
@@ -269,25 +247,21 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
         if len(operands) == 1:
             values = sum_over(operands[0], self.axes[0], self.out_axes)
         else:
-            values = self._plan(None)(operands[0], operands[1], self.threads)
+            values = self._contraction(None)(operands[0], operands[1], self.threads)
         return self._laid_out(self._scaled(values), self.output, len(arrays[self.labels[0]]))
 
-    def _plan(self, k: int | None) -> Contraction:
+    def _contraction(self, k: int | None) -> Contraction:
         """What computes the output (None), or the gradient of an operand."""
-        plan = self._plans.get(k)
-        if plan is None:
-            if k is None:
-                plan = Contraction(self.axes[0], self.axes[1], self.out_axes, self.extents)
-            else:
-                plan = Contraction(self.out_axes, self.axes[1 - k], self.axes[k], self.extents)
-            self._plans[k] = plan
-        return plan
+        if k not in self._contractions:
+            a, b = self.axes if k is None else (self.out_axes, self.axes[1 - k])
+            self._contractions[k] = Contraction(a, b, self.out_axes if k is None else self.axes[k], self.extents)
+        return self._contractions[k]
 
     def _operand(self, k: int, arrays: Mapping[str, Array | None]) -> Array:
         """An operand in float32, with its axes in the order of their labels."""
         if k == self.weights:
-            assert self.parameter is not None
-            return rows_first(self.parameter.values(), self.operands[k].layout, batched=False)
+            assert self.trained is not None
+            return rows_first(self.trained.values(), self.operands[k].layout, batched=False)
         array = arrays[self._name_of(k)]
         assert array is not None  # reads
         return rows_first(in_shape(array, array.shape), self.operands[k].layout)
@@ -305,9 +279,8 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
     def _laid_out(self, values: Array, geometry: Geometry, batch: int | None) -> Array:
         """Values with labelled axes as an array of this geometry; extents of 1 are repeated. None: without a batch."""
         shape = shape_rows_first(geometry)
-        if batch is None:
-            return stored_rows_first(_repeated(values, shape), geometry.layout, batched=False)
-        return stored_rows_first(_repeated(values, (batch, *shape)), geometry.layout)
+        whole = _repeated(values, shape if batch is None else (batch, *shape))
+        return stored_rows_first(whole, geometry.layout, batched=batch is not None)
 
     # ---- backward ---------------------------------------------------------------------------------------------------
 
@@ -319,14 +292,13 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
     def reads(self, need: tuple[str, ...]) -> Mapping[str, str]:
         """The gradient of an operand is computed from the other one."""
         if len(self.operands) == 1 or not need:
-            return EMPTY
+            return _layer.EMPTY
         others = [0] if self.same else [k for k in self.inputs if _KEYS[1 - k] in need]
         return {self._name_of(k): f"{self._name_of(k)} is NULL" for k in others}
 
     def backward(self, wanted: Gradients) -> _OperandGradients:
         g = rows_first(wanted.dy, self.output.layout)
-        found = {key: self._gradient(_KEYS.index(key), g, wanted.arrays) for key in wanted.need}
-        return _OperandGradients(**found)
+        return _OperandGradients(**{key: self._gradient(_KEYS.index(key), g, wanted.arrays) for key in wanted.need})
 
     def _gradient(self, k: int, g: Array, arrays: Mapping[str, Array | None]) -> Array:
         if len(self.operands) == 1:
@@ -340,6 +312,6 @@ class ProductFilter(OneInputFilter, TwoInputFilter):
 
     def _term(self, k: int, g: Array, arrays: Mapping[str, Array | None]) -> Array:
         """What an operand receives as the k-th one."""
-        term = self._plan(k)(g, self._operand(1 - k, arrays), self.threads)
+        term = self._contraction(k)(g, self._operand(1 - k, arrays), self.threads)
         shape = shape_rows_first(self.operands[k])
         return _repeated(term, shape if k == self.weights else (len(g), *shape))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _constants as c
+from ._arguments import checked_object
 from ._conversion import INTEGERS
 from ._direct import Descriptor, Given, Operand, Operands, Parameters, as_stored, floating
 from ._failure import Invalid, Unsupported, status
@@ -77,13 +78,10 @@ Generator: TypeAlias = BNNSRandomGenerator | None
 
 
 def _checked(generator: object) -> BNNSRandomGenerator:
-    if generator is None:
-        raise Invalid("generator is NULL")
-    if not isinstance(generator, BNNSRandomGenerator):
-        raise Invalid(f"generator is of type {type(generator).__name__}, not a BNNSRandomGenerator")
-    if generator.destroyed:
+    checked = checked_object("generator", BNNSRandomGenerator, generator)
+    if checked.destroyed:
         raise Invalid("generator has been destroyed")
-    return generator
+    return checked
 
 
 _PRECISION: Final = {"float32": 24, "float16": 11, "bfloat16": 8}  # bits
@@ -120,9 +118,7 @@ def BNNSCreateRandomGeneratorWithSeed(method: int, seed: int, filter_params: Par
 def BNNSDestroyRandomGenerator(generator: Generator) -> None:
     """Release a generator. None and generators that have already been destroyed are accepted."""
     if generator is not None:
-        if not isinstance(generator, BNNSRandomGenerator):
-            raise Invalid(f"generator is of type {type(generator).__name__}, not a BNNSRandomGenerator")
-        generator.destroyed = True
+        checked_object("generator", BNNSRandomGenerator, generator).destroyed = True
 
 
 @status(0)
@@ -136,7 +132,7 @@ def BNNSRandomGeneratorStateSize(generator: Generator) -> int:
 def BNNSRandomGeneratorGetState(generator: Generator, state_size: int, state: object) -> int:
     """Write the state to a buffer, from which :func:`BNNSRandomGeneratorSetState` continues. 0, or -1 on failure."""
     checked = _checked(generator)
-    memory = _state("state", state_size, state)
+    memory = _state(state_size, state)
     check_writable("state", memory)
     with checked.lock:
         _STATE.pack_into(memory.data, 0, _MAGIC, checked.seed, checked.position)
@@ -147,7 +143,7 @@ def BNNSRandomGeneratorGetState(generator: Generator, state_size: int, state: ob
 def BNNSRandomGeneratorSetState(generator: Generator, state_size: int, state: object) -> int:
     """Continue from a state that :func:`BNNSRandomGeneratorGetState` has written. 0, or -1 on failure."""
     checked = _checked(generator)
-    magic, seed, position = _STATE.unpack_from(_state("state", state_size, state).data)
+    magic, seed, position = _STATE.unpack_from(_state(state_size, state).data)
     if magic != _MAGIC:
         raise Invalid("state is not one that BNNSRandomGeneratorGetState has written")
     with checked.lock:
@@ -155,13 +151,13 @@ def BNNSRandomGeneratorSetState(generator: Generator, state_size: int, state: ob
     return 0
 
 
-def _state(name: str, state_size: object, state: object) -> Array:
+def _state(state_size: object, state: object) -> Array:
     size = as_size("state_size", state_size)
     if size < _STATE.size:
         raise Invalid(f"state_size is {size}, but the state has {_STATE.size} bytes")
     if state is None:
-        raise Invalid(f"{name} is NULL")
-    memory = bytes_of(name, state)
+        raise Invalid("state is NULL")
+    memory = bytes_of("state", state)
     if memory.size < size:
         raise Invalid(f"state_size is {size}, but the buffer has {memory.size} bytes")
     return memory
@@ -206,8 +202,7 @@ def BNNSRandomFillUniformInt(generator: Generator, desc: Descriptor, a: int, b: 
     low, high = as_signed("a", a, 64), as_signed("b", b, 64)
     if low >= high:
         raise Invalid(f"a is {low}, must be below b, which is {high}")
-    fill_integers(generator, desc, low, high - 1)
-    return 0
+    return _fill_integers(generator, desc, low, high - 1)
 
 
 @status(-1, name="BNNSRandomFillUniformInt")
@@ -216,11 +211,10 @@ def fill_closed(generator: Generator, desc: Descriptor, a: int, b: int) -> int:
     low, high = as_signed("a", a, 64), as_signed("b", b, 64)
     if low > high:
         raise Invalid(f"a is {low}, must be at most b, which is {high}")
-    fill_integers(generator, desc, low, high)
-    return 0
+    return _fill_integers(generator, desc, low, high)
 
 
-def fill_integers(generator: object, desc: Descriptor, low: int, high: int) -> None:
+def _fill_integers(generator: object, desc: Descriptor, low: int, high: int) -> int:
     """Fill an array with integers from `low` to `high`, both included."""
     checked, (target,) = _checked(generator), _INTEGERS(desc)
     limits = np.iinfo(target.array.dtype)
@@ -229,6 +223,7 @@ def fill_integers(generator: object, desc: Descriptor, low: int, high: int) -> N
         raise Invalid(f"the integers from {low} to {high} do not fit into desc.data_type, which is {shown}")
     with checked.lock:
         target.fill(checked.integers(low, high, target.array.size))
+    return 0
 
 
 @status(-1)
@@ -288,15 +283,11 @@ def _weights(desc: Given, probabilities: Given, logarithms: bool) -> _Doubles:
     if values.ndim > 1 and values.shape[:-1] != wanted.shape:
         leading = probabilities.geometry._replace(extents=values.shape[:-1][::-1])
         raise unlike("desc", wanted, f"{name}, without its categories", leading)
-    if logarithms:
-        if np.isnan(values).any() or (values == np.inf).any():
-            raise Invalid(f"{name} holds NaN or positive infinity")
-        largest = values.max(axis=-1, keepdims=True)
-        if np.isneginf(largest).any():
-            raise Invalid(f"{name} holds a distribution with no possible category")
-        return np.asarray(np.exp(values - largest))
-    if not (np.isfinite(values) & (values >= 0)).all():
+    if logarithms and not (values < np.inf).all():
+        raise Invalid(f"{name} holds NaN or positive infinity")
+    if not logarithms and not (np.isfinite(values) & (values >= 0)).all():
         raise Invalid(f"{name} holds values that are negative, infinite or NaN")
-    if not values.any(axis=-1).all():
+    largest = values.max(axis=-1, keepdims=True)
+    if (largest == (-np.inf if logarithms else 0)).any():
         raise Invalid(f"{name} holds a distribution with no possible category")
-    return values
+    return np.asarray(np.exp(values - largest)) if logarithms else values

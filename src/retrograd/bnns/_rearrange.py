@@ -12,10 +12,9 @@ from . import _constants as c
 from ._conversion import PLAIN, converted, scale_of
 from ._direct import Descriptor, Given, Operand, Operands, Parameters
 from ._failure import Invalid, Unsupported, status
-from ._filter import checked_parameters
+from ._filter import check_layout, checked_parameters
 from ._layer import Result, logical, rows_first
 from ._memory import Array, as_signed, as_size, is_first_major
-from ._names import constant_name
 
 _FLOAT32: Final = (c.BNNSDataTypeFloat32,)
 _BOOLEAN: Final = (c.BNNSDataTypeBoolean,)
@@ -125,15 +124,10 @@ def BNNSShuffle(type: int, input: Descriptor, output: Descriptor, filter_params:
         raise Invalid(f"type is {type}, which is not a BNNSShuffleType")
     source, target = _SHUFFLE(input, output)
     for given in (source, target):
-        if given.geometry.layout != c.BNNSDataLayout4DFirstMajor:
-            shown = constant_name("BNNSDataLayout", given.geometry.layout)
-            raise Unsupported(f"{given.name}.layout is {shown}; it must be BNNSDataLayout4DFirstMajor")
+        check_layout(given.name, given.geometry.layout, (c.BNNSDataLayout4DFirstMajor,), "BNNSDataLayout4DFirstMajor")
     spreads, pixel_fastest = order
-    if spreads:
-        values, places = _blocks(source, target, pixel_fastest)
-    else:
-        places, values = _blocks(target, source, pixel_fastest)
-    _put(places, values)
+    channels, pixels = _blocks(*(source, target) if spreads else (target, source), pixel_fastest)
+    _put(*(pixels, channels) if spreads else (channels, pixels))
     return 0
 
 
@@ -157,10 +151,8 @@ def _blocks(deep: Given, wide: Given, pixel_fastest: bool) -> tuple[Array, Array
 
 def _check_matrices(given: Given) -> None:
     matrices = (c.BNNSDataLayoutRowMajorMatrix, c.BNNSDataLayoutColumnMajorMatrix, c.BNNSDataLayout2DLastMajor)
-    layout = given.geometry.layout
-    if layout not in matrices and not (is_first_major(layout) and given.array.ndim > 1):
-        shown = constant_name("BNNSDataLayout", layout)
-        raise Unsupported(f"{given.name}.layout is {shown}; it must be a matrix or nDFirstMajor with at least 2 axes")
+    if not (is_first_major(given.geometry.layout) and given.array.ndim > 1):
+        check_layout(given.name, given.geometry.layout, matrices, "a matrix or nDFirstMajor with at least 2 axes")
 
 
 @status(-1)
@@ -180,11 +172,7 @@ def BNNSBandPart(
     if source.shape != target.shape:
         raise Invalid(f"output has the extents {target.shape}, rows and columns last, expected {source.shape} as input")
     rows, columns = np.ogrid[: source.shape[-2], : source.shape[-1]]
-    kept = np.ones((1, 1), np.bool_)
-    if below >= 0:
-        kept = kept & (rows - columns <= below)
-    if above >= 0:
-        kept = kept & (columns - rows <= above)
+    kept = ((below < 0) | (rows - columns <= below)) & ((above < 0) | (columns - rows <= above))
     target[...] = np.where(kept, source, np.zeros((), source.dtype))
     return 0
 

@@ -13,30 +13,17 @@ from ._conversion import INTEGERS
 from ._declare import creates
 from ._failure import Invalid, Unsupported, status
 from ._filter import FLOAT32, FLOATS
-from ._layer import (
-    Delta,
-    Gradients,
-    OneInputFilter,
-    Parameter,
-    checked_layer,
-    logical,
-    output_geometry,
-    parameter_of,
-    stored,
-    typed_geometry,
-)
-from ._memory import Array, as_float, listed
-from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, Structure, UInt32
+from ._layer import Gradients, OneInputFilter, Parameter, checked_layer, logical, parameter_of, stored
+from ._memory import Array, as_float
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Float, InputOutput, UInt32
 
 _ARGUMENTS: Final = (c.BNNSReduceFunctionArgMax, c.BNNSReduceFunctionArgMin)
 _LOGICAL: Final = (c.BNNSReduceFunctionLogicalOr, c.BNNSReduceFunctionLogicalAnd)
 
 
-class BNNSLayerParametersReduction(Structure):
+class BNNSLayerParametersReduction(InputOutput):
     """A reduction over the axes whose extent in ``o_desc`` is 1. ``w_desc`` has weights in the shape of the input."""
 
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
     w_desc: BNNSNDArrayDescriptor
     reduce_func: UInt32
     epsilon: Float
@@ -136,8 +123,7 @@ class ReductionFilter(OneInputFilter):
 
     may_overlap = frozenset({"in", "w_desc.data"})
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersReduction, layer)
+    def __init__(self, layer: BNNSLayerParametersReduction, parameters: object) -> None:
         super().__init__(parameters)
         code = layer.reduce_func
         if not isinstance(code, int) or code not in _FUNCTIONS:
@@ -146,14 +132,9 @@ class ReductionFilter(OneInputFilter):
         self._by_nonzero = code == c.BNNSReduceFunctionMeanNonZero
         booleans = (c.BNNSDataTypeBoolean,) if code in _LOGICAL else ()
         integers = INTEGERS if code in _ARGUMENTS else ()
-        self.declare(
-            typed_geometry("i_desc", layer.i_desc, (*FLOATS, *booleans)),
-            output_geometry("o_desc", layer.o_desc, (*FLOATS, *booleans, *integers)),
-        )
-        size = listed(self.input.layout, self.input.extents)
-        given = listed(self.output.layout, self.output.extents)
-        if self.output.elements == 1:
-            given = (1,) * len(size)
+        self.describe(layer, (*FLOATS, *booleans), (*FLOATS, *booleans, *integers))
+        size = self.input.size
+        given = (1,) * len(size) if self.output.elements == 1 else self.output.size
         if len(given) != len(size) or any(b not in (1, a) for a, b in zip(size, given, strict=True)):
             raise Invalid(f"o_desc.size is {given}, expected that of i_desc, {size}, with 1 for the reduced axes")
         self._reduced = given
@@ -167,19 +148,15 @@ class ReductionFilter(OneInputFilter):
                 raise Invalid(f"o_desc.size is {given}, the same as that of i_desc, expected 1 along one axis")
             self.axes = proper or self.axes[:1]
         self.epsilon = as_float("epsilon", layer.epsilon)
-        self.weights: Parameter | None = None
-        if layer.w_desc.data is not None:
-            self.weights = Parameter("w_desc", layer.w_desc, self, FLOATS)
-            shape = listed(self.weights.geometry.layout, self.weights.geometry.extents)
-            if shape != size:
-                raise Invalid(f"w_desc.size is {shape}, expected {size} as in i_desc")
-        self.out_delta = Delta("out_delta", "o_desc", self.output)
-        self.deltas = {"dx": Delta("in_delta", "i_desc", self.input)}
+        self.weights = self.parameter("w_desc", layer.w_desc, FLOATS)
         self.absent = {"bias_delta": "a reduction has no bias"}
         if self.weights is None:
             self.absent["weights_delta"] = "w_desc.data was NULL"
-        else:
-            self.deltas["dw"] = parameter_of("weights_delta", "w_desc", self.weights.geometry)
+            return
+        weights = self.weights.geometry
+        if weights.size != size:
+            raise Invalid(f"w_desc.size is {weights.size}, expected {size} as in i_desc")
+        self.deltas["dw"] = parameter_of("weights_delta", "w_desc", weights)
 
     def _weights(self) -> Array | None:
         """The weights in float64, with a batch of 1."""
@@ -203,7 +180,7 @@ class ReductionFilter(OneInputFilter):
     def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
         with np.errstate(all="ignore"):
             values = self.function.value(self._terms(logical(arrays["in"], self.input.layout), self._weights()))
-        return stored(values.reshape(-1, *listed(self.output.layout, self.output.extents)), self.output.layout)
+        return stored(values.reshape(-1, *self.output.size), self.output.layout)
 
     def check_backward(self) -> None:
         if self.function.slope is None:
@@ -219,7 +196,7 @@ class ReductionFilter(OneInputFilter):
     def backward(self, wanted: Gradients) -> LinearGradients:
         slope, x, weights = self.function.slope, wanted.arrays["in"], self._weights()
         assert slope is not None  # check_backward
-        shape = (len(wanted.dy), *listed(self.input.layout, self.input.extents))
+        shape = (len(wanted.dy), *self.input.size)
         known = np.zeros(shape) if x is None else logical(x, self.input.layout).astype(np.float64)
         g = logical(wanted.dy, self.output.layout).astype(np.float64).reshape(len(wanted.dy), *self._reduced)
         with np.errstate(all="ignore"):
@@ -241,8 +218,8 @@ def BNNSFilterCreateLayerReduction() -> None:
 def BNNSDirectApplyReduction(
     layer_params: BNNSLayerParametersReduction, filter_params: BNNSFilterParameters | None = None
 ) -> int:
-    """Reduce the array of ``i_desc`` into that of ``o_desc``. 0, or -1 on failure."""
-    filter = ReductionFilter(layer_params, filter_params)
+    """Reduce the array of ``i_desc`` into the array of ``o_desc``. 0, or -1 on failure."""
+    filter = ReductionFilter(checked_layer(BNNSLayerParametersReduction, layer_params), filter_params)
     for name, descriptor in (("i_desc", layer_params.i_desc), ("o_desc", layer_params.o_desc)):
         if descriptor.data is None:
             raise Invalid(f"{name}.data is NULL")

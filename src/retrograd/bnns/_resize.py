@@ -13,8 +13,8 @@ from ._declare import creates
 from ._direct import check_unrotated
 from ._failure import Invalid, Unsupported
 from ._filter import FLOATS, put
-from ._layer import Gradients, checked_layer, logical, output_geometry, stored, typed_geometry
-from ._memory import Array, listed
+from ._layer import Gradients, logical, stored
+from ._memory import Array
 from ._sample_map import SampleMap
 from ._structures import BNNSNDArrayDescriptor, Bool, Structure, UInt32
 
@@ -135,15 +135,14 @@ class ResizeFilter(SampleMap):
 
     title = "a resize"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersResize, layer)
+    def __init__(self, layer: BNNSLayerParametersResize, parameters: object) -> None:
         super().__init__(parameters)
         self._linear = checked_method(layer.method)
         self._align = bool(layer.align_corners)
-        self.declare(typed_geometry("i_desc", layer.i_desc, FLOATS), output_geometry("o_desc", layer.o_desc, FLOATS))
+        self.describe(layer, FLOATS, FLOATS)
         check_unrotated("i_desc", self.input)
         check_unrotated("o_desc", self.output)
-        size, new = (listed(one.layout, one.extents) for one in (self.input, self.output))
+        size, new = self.input.size, self.output.size
         if len(size) != len(new):
             raise Invalid(f"o_desc has {len(new)} axes, expected {len(size)} as in i_desc")
         # (axis of a sample, extent of the input, extent of the output)
@@ -166,7 +165,7 @@ class ResizeFilter(SampleMap):
 
     def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
         source, axes = logical(arrays["in"], self.input.layout), self._points()
-        y = np.empty((len(source), *listed(self.output.layout, self.output.extents)), self.output.dtype)
+        y = np.empty((len(source), *self.output.size), self.output.dtype)
         for values, result in zip(source, y, strict=True):  # one by one, so that they stay in the cache
             for axis, _, points in axes:
                 values = _interpolated(values, points, axis)
@@ -175,7 +174,7 @@ class ResizeFilter(SampleMap):
 
     def backward(self, wanted: Gradients) -> LinearGradients:
         source, axes = logical(wanted.dy, self.output.layout), self._points()
-        dx = np.empty((len(source), *listed(self.input.layout, self.input.extents)))
+        dx = np.empty((len(source), *self.input.size))
         for values, result in zip(source, dx, strict=True):
             for axis, extent, points in axes:
                 values = _collected(values, points, axis, extent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -13,62 +13,34 @@ from . import _constants as c
 from ._conversion import INTEGERS
 from ._declare import applies, creates
 from ._failure import Invalid, Unsupported
-from ._filter import (
-    FLOAT32,
-    FLOATS,
-    check_same_type,
-)
-from ._layer import (
-    Delta,
-    Gradients,
-    OneInputFilter,
-    checked_layer,
-    logical,
-    output_geometry,
-    real_values,
-    stored,
-    typed_geometry,
-)
-from ._memory import Array, Geometry, as_float, as_size, axes_of_size, listed
-from ._structures import (
-    BNNSNDArrayDescriptor,
-    Extents,
-    Float,
-    Pairs,
-    Structure,
-    UInt8,
-    UInt32,
-)
+from ._filter import FLOAT32, FLOATS, check_same_type
+from ._layer import Gradients, OneInputFilter, logical, real_values, stored
+from ._memory import Array, Geometry, as_float, as_size, axes_of_size
+from ._structures import Extents, Float, InputOutput, Pairs, UInt8, UInt32
 
 ANY_TYPE: Final = (*FLOATS, *INTEGERS, c.BNNSDataTypeBoolean)
 
 
-class BNNSLayerParametersDropout(Structure):
+class BNNSLayerParametersDropout(InputOutput):
     """A dropout layer. The bits of ``control`` select axes along which elements are kept or dropped together."""
 
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
     rate: Float
     seed: UInt32
     control: UInt8
 
 
-class BNNSLayerParametersPermute(Structure):
+class BNNSLayerParametersPermute(InputOutput):
     """A permutation of axes: axis k of the output is axis ``permutation[k]`` of the input, as ``size`` lists them."""
 
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
     permutation: Extents
 
 
-class BNNSLayerParametersPadding(Structure):
+class BNNSLayerParametersPadding(InputOutput):
     """A padding layer. ``padding_size[k]`` is the padding before and after the axis of ``size[k]``.
 
     ``padding_value`` holds the bits of the constant; those of shorter elements come first.
     """
 
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
     padding_size: Pairs
     padding_mode: UInt32
     padding_value: UInt32
@@ -82,8 +54,6 @@ class SampleMap(OneInputFilter):
 
     def declare(self, input: Geometry, output: Geometry) -> None:
         super().declare(input, output)
-        self.out_delta = Delta("out_delta", "o_desc", output)
-        self.deltas = {"dx": Delta("in_delta", "i_desc", input)}
         self.absent = dict.fromkeys(("weights_delta", "bias_delta"), f"{self.title} has nothing to train")
 
     def check_backward(self) -> None:
@@ -99,13 +69,11 @@ class DropoutFilter(SampleMap):
 
     title = "dropout"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersDropout, layer)
+    def __init__(self, layer: BNNSLayerParametersDropout, parameters: object) -> None:
         super().__init__(parameters)
-        self.declare(typed_geometry("i_desc", layer.i_desc, FLOATS), output_geometry("o_desc", layer.o_desc, FLOATS))
+        self.describe(layer, FLOATS, FLOATS)
         if self.input.extents != self.output.extents:
-            sizes = (listed(one.layout, one.extents) for one in (self.output, self.input))
-            raise Invalid("o_desc.size is {}, expected {} as in i_desc".format(*sizes))
+            raise Invalid(f"o_desc.size is {self.output.size}, expected {self.input.size} as in i_desc")
         self.rate = as_float("rate", layer.rate)
         if not 0 <= self.rate < 1:
             raise Invalid(f"rate is {self.rate:g}, must be at least 0 and below 1")
@@ -115,8 +83,7 @@ class DropoutFilter(SampleMap):
         self.shared = [1 + axis for k, axis in enumerate(axes_of_size(layer.i_desc.layout)) if control >> k & 1]
         if control >> rank:
             self.shared.append(0)
-        seed = as_size("seed", layer.seed)
-        self._seeds = np.random.default_rng(seed or None)
+        self._seeds = np.random.default_rng(as_size("seed", layer.seed) or None)
         self._last: tuple[int, int] | None = None  # the seed and the batch of the last forward pass
 
     def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
@@ -153,20 +120,20 @@ class PermuteFilter(SampleMap):
 
     title = "a permutation"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersPermute, layer)
+    def __init__(self, layer: BNNSLayerParametersPermute, parameters: object) -> None:
         super().__init__(parameters)
-        self.declare(*_any_geometries(layer))
+        self.describe(layer, ANY_TYPE, ANY_TYPE)
+        check_same_type("o_desc", layer.o_desc, "i_desc", layer.i_desc)
         rank = len(self.input.extents)
         if len(self.output.extents) != rank:
             raise Invalid(f"o_desc has {len(self.output.extents)} axes, expected {rank} as in i_desc")
         axes = [as_size(f"permutation[{k}]", layer.permutation[k]) for k in range(rank)]
         if sorted(axes) != list(range(rank)):
             raise Invalid(f"permutation is {tuple(axes)}, which is not a permutation of {rank} axes")
-        size = listed(self.input.layout, self.input.extents)
-        given, wanted = listed(self.output.layout, self.output.extents), tuple(size[axis] for axis in axes)
-        if given != wanted:
-            raise Invalid(f"o_desc.size is {given}, expected {wanted} for i_desc.size {size}, permuted")
+        size = self.input.size
+        wanted = tuple(size[axis] for axis in axes)
+        if self.output.size != wanted:
+            raise Invalid(f"o_desc.size is {self.output.size}, expected {wanted} for i_desc.size {size}, permuted")
         self._axes = (0, *(1 + axis for axis in axes))
 
     def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
@@ -177,13 +144,6 @@ class PermuteFilter(SampleMap):
         return LinearGradients(dx=stored(logical(wanted.dy, self.output.layout).transpose(inverse), self.input.layout))
 
 
-def _any_geometries(layer: BNNSLayerParametersPermute | BNNSLayerParametersPadding) -> tuple[Geometry, Geometry]:
-    """The input and the output, of one type."""
-    given = typed_geometry("i_desc", layer.i_desc, ANY_TYPE), output_geometry("o_desc", layer.o_desc, ANY_TYPE)
-    check_same_type("o_desc", layer.o_desc, "i_desc", layer.i_desc)
-    return given
-
-
 # ---- padding --------------------------------------------------------------------------------------------------------
 
 
@@ -192,10 +152,10 @@ class PaddingFilter(SampleMap):
 
     title = "padding"
 
-    def __init__(self, layer: object, parameters: object) -> None:
-        layer = checked_layer(BNNSLayerParametersPadding, layer)
+    def __init__(self, layer: BNNSLayerParametersPadding, parameters: object) -> None:
         super().__init__(parameters)
-        self.declare(*_any_geometries(layer))
+        self.describe(layer, ANY_TYPE, ANY_TYPE)
+        check_same_type("o_desc", layer.o_desc, "i_desc", layer.i_desc)
         rank = len(self.input.extents)
         if rank > 4 or len(self.output.extents) != rank:
             raise Invalid(f"i_desc has {rank} axes and o_desc {len(self.output.extents)}; at most 4, and as many")
@@ -203,15 +163,14 @@ class PaddingFilter(SampleMap):
         if mode not in (c.BNNSPaddingModeConstant, c.BNNSPaddingModeReflect, c.BNNSPaddingModeSymmetric):
             raise Invalid(f"padding_mode is {mode!r}, which is not a BNNSPaddingMode")
         self._mode = mode
-        size = listed(self.input.layout, self.input.extents)
+        size = self.input.size
         pads = [
             (as_size(f"padding_size[{k}][0]", before), as_size(f"padding_size[{k}][1]", after))
             for k, (before, after) in enumerate(layer.padding_size[:rank])
         ]
-        given = listed(self.output.layout, self.output.extents)
         wanted = tuple(extent + sum(pad) for extent, pad in zip(size, pads, strict=True))
-        if given != wanted:
-            raise Invalid(f"o_desc.size is {given}, expected {wanted} for i_desc.size {size}, padded")
+        if self.output.size != wanted:
+            raise Invalid(f"o_desc.size is {self.output.size}, expected {wanted} for i_desc.size {size}, padded")
         bits = as_size("padding_value", layer.padding_value) & 0xFFFFFFFF
         self._value = _from_bits(bits, self.input.dtype)
         self._axes = list(zip(size, pads, strict=True))
@@ -224,9 +183,8 @@ class PaddingFilter(SampleMap):
         """For each axis, in the order of ``size``, the index of the input's element; -1 is the constant."""
         if self._mode == c.BNNSPaddingModeConstant:
             return [np.pad(np.arange(extent), pad, constant_values=-1) for extent, pad in self._axes]
-        if self._mode == c.BNNSPaddingModeReflect:
-            return [np.pad(np.arange(extent), pad, mode="reflect") for extent, pad in self._axes]
-        return [np.pad(np.arange(extent), pad, mode="symmetric") for extent, pad in self._axes]
+        mode: Literal["reflect", "symmetric"] = "reflect" if self._mode == c.BNNSPaddingModeReflect else "symmetric"
+        return [np.pad(np.arange(extent), pad, mode=mode) for extent, pad in self._axes]
 
     def forward(self, arrays: Mapping[str, Array], out: Array | None) -> Array:
         values = logical(arrays["in"], self.input.layout)

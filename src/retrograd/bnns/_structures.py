@@ -22,15 +22,7 @@ import numpy.typing as npt
 from ..ops._planned import Planned, Version, Versioned
 from . import _constants as c
 from ._allocation import Allocating
-from ._memory import (
-    C_FUNCTION,
-    Geometry,
-    address_of,
-    data_type_of,
-    geometry_of,
-    listed,
-    view_of,
-)
+from ._memory import C_FUNCTION, Geometry, address_of, data_type_of, geometry_of, listed, view_of
 from ._names import constant_name
 
 _S = TypeVar("_S", bound="Structure")
@@ -563,11 +555,26 @@ class BNNSFilterParameters(Structure):
 # ---- layers ---------------------------------------------------------------------------------------------------------
 
 
-class BNNSLayerParametersNormalization(Structure):
-    """A normalization layer."""
+class InputOutput(Structure):
+    """What most layers begin with."""
 
     i_desc: BNNSNDArrayDescriptor
     o_desc: BNNSNDArrayDescriptor
+
+
+class Weighted(Structure):
+    """What layers with weights begin with."""
+
+    i_desc: BNNSNDArrayDescriptor
+    w_desc: BNNSNDArrayDescriptor
+    o_desc: BNNSNDArrayDescriptor
+    bias: BNNSNDArrayDescriptor
+    activation: BNNSActivation
+
+
+class BNNSLayerParametersNormalization(InputOutput):
+    """A normalization layer."""
+
     beta_desc: BNNSNDArrayDescriptor
     gamma_desc: BNNSNDArrayDescriptor
     moving_mean_desc: BNNSNDArrayDescriptor
@@ -579,15 +586,13 @@ class BNNSLayerParametersNormalization(Structure):
     normalization_axis: Size
 
 
-class BNNSLayerParametersActivation(Structure):
+class BNNSLayerParametersActivation(InputOutput):
     """An activation layer.
 
     The bits of ``axis_flags`` select the axes of a softmax: bit k that of ``size[k]``, the bit above the last one the
     batch. 0 means that of ``size[0]``.
     """
 
-    i_desc: BNNSNDArrayDescriptor
-    o_desc: BNNSNDArrayDescriptor
     activation: BNNSActivation
     axis_flags: UInt32
 

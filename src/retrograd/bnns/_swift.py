@@ -13,17 +13,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from . import _constants as c
+from .. import bnns as c
+from ._arguments import Given as Given
 from ._declare import written
-from ._failure import Invalid, Unsupported, last_error, raising
-from ._filter import BNNSFilterDestroy
+from ._failure import Invalid, Unsupported, raising
 from ._memory import Geometry, data_type_of, listed
 from ._names import constant_name
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 
 _L = TypeVar("_L", bound="Layer")
 _T = TypeVar("_T")
-Given: TypeAlias = Mapping[str, Any]  # arguments, by Swift's labels
+Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 NAMESPACE: Final[dict[str, object]] = {}  # what Swift's BNNS has
 
 
@@ -102,7 +102,7 @@ def checked_call(
     with raising():
         status = function(*arguments, **options)
     if status:
-        raise BNNSError(case, last_error())
+        raise BNNSError(case, c.last_error())
 
 
 def made(create: Callable[..., _T | None], *arguments: object, **options: object) -> _T:
@@ -110,7 +110,7 @@ def made(create: Callable[..., _T | None], *arguments: object, **options: object
     with raising():
         result = create(*arguments, **options)
     if result is None:
-        raise BNNSError("unableToCreateLayer", last_error())
+        raise BNNSError("unableToCreateLayer", c.last_error())
     return result
 
 
@@ -120,30 +120,31 @@ def check_data(**descriptors: BNNSNDArrayDescriptor | None) -> None:
             raise BNNSError("arrayDescriptorInvalidData", f"{name} has no data")
 
 
+def checked_geometry(name: str, descriptor: BNNSNDArrayDescriptor) -> Geometry:
+    """The geometry of an array; errors begin with its name."""
+    try:
+        return descriptor.geometry()
+    except (Invalid, Unsupported) as error:
+        raise BNNSError("layerApplyFail", f"{name}: {error}") from None
+
+
 def check_like(name: str, descriptor: BNNSNDArrayDescriptor, made: Geometry | None) -> None:
     """Raise if an array differs in type or number of elements from that which its layer was made for.
 
     The C call takes only its memory. A contiguous array may have another shape; others must have the same strides.
     """
-    try:
-        given = descriptor.geometry()
-    except (Invalid, Unsupported) as error:
-        raise BNNSError("layerApplyFail", f"{name}: {error}") from None
+    given = checked_geometry(name, descriptor)
     if made is None:  # the layer was closed
         return
+    differs = ""
     if given.dtype != made.dtype or given.elements != made.elements:
         shown = [constant_name("BNNSDataType", data_type_of(one.dtype)) for one in (given, made)]
-        raise BNNSError(
-            "layerApplyFail",
-            f"{name} has {given.elements} elements of {shown[0]}, but the layer was made for {made.elements} of "
-            f"{shown[1]}",
-        )
-    if not (given.dense and made.dense) and (given.extents, given.strides) != (made.extents, made.strides):
-        raise BNNSError(
-            "layerApplyFail",
-            f"{name} has size {given.extents} and stride {given.strides} (fastest first), but the layer was made for "
-            f"{made.extents} and {made.strides}",
-        )
+        differs = f"{given.elements} elements of {shown[0]}, but the layer was made for {made.elements} of {shown[1]}"
+    elif not (given.dense and made.dense) and (given.extents, given.strides) != (made.extents, made.strides):
+        size = f"size {given.extents} and stride {given.strides} (fastest first)"
+        differs = f"{size}, but the layer was made for {made.extents} and {made.strides}"
+    if differs:
+        raise BNNSError("layerApplyFail", f"{name} has {differs}")
 
 
 def learning_phase(phase: LearningPhase) -> bool:
@@ -194,10 +195,6 @@ class _Label(NamedTuple):
     may_be_none: bool
     positional: bool
 
-    @property
-    def is_array(self) -> bool:
-        return self.kind is BNNSNDArrayDescriptor
-
 
 def _labels(declared: str, types: Mapping[str, Any] = _TYPES) -> list[_Label]:
     """The labels of a declaration. Those before a ``*`` have no label in Swift: they may be given by position."""
@@ -231,7 +228,7 @@ def _written(named: Callable[..., object], labels: list[_Label], self: bool, bod
     return written(named, signature, body, names, {**types, "return": None})
 
 
-def takes(declared: str, **types: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(declared: str, **types: object) -> Decorator:
     """Give a method these labels. What is decorated gets the arguments as one mapping.
 
     `types` are those of labels that the table does not have.
@@ -239,9 +236,8 @@ def takes(declared: str, **types: object) -> Callable[[Callable[..., None]], Cal
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         labels = _labels(declared, {**_TYPES, **types})
-        given = ", ".join(f"{one.name!r}: {one.name}" for one in labels)
-        body, names = f"_function(self, {{{given}}})", {"_function": function}
-        defined: Callable[..., None] = _written(function, labels, True, body, names)
+        body = f"_function(self, {_given(labels)})"
+        defined: Callable[..., None] = _written(function, labels, True, body, {"_function": function})
         return defined
 
     return decorate
@@ -257,36 +253,40 @@ def calls(
     like: str | None = None,
     layer: type[Structure] | None = None,
     **fields: object,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Decorator:
     """Declare a function or a method of a layer with these labels, which checks arrays and calls a C function.
 
     `passed` are the arguments of the C function: labels; ``.label`` for the data of an array; ``label+`` and
-    ``.label+`` with the stride of a batch after it, ``+label`` for the stride alone; ``(0)`` for a constant;
-    ``name=label`` for a keyword; ``self`` for the filter of the layer; ``layer`` for a structure of this type, filled
-    from the labels and `fields`. Arrays must have data: those of `data`, or all that are passed, except optional ones
-    of which only the data is. Of a layer, arrays must be as those that it was made for: those of `like`, or all of
-    which the data is passed.
+    ``.label+`` with the stride of a batch after it, ``+label`` for the stride alone; ``.one,two+`` for lists of them;
+    ``(0)`` for a constant; ``name=label`` for a keyword; ``self`` for the filter of the layer; ``layer`` for a
+    structure of this type, filled from the labels and `fields`. Arrays must have data: those of `data`, or all that are
+    passed, except optional ones of which only the data is. Of a layer, arrays must be as those that it was made for:
+    those of `like`, or all of which the data is passed.
     """
 
     def decorate(named: Callable[..., None]) -> Callable[..., None]:
         labels = _labels(declared)
         optional = {one.name for one in labels if one.may_be_none}
         expressions = {one: f"_{one}({one})" for one in _ARGUMENTS}
-        expressions |= {"self": "self._filter", "layer": f"_filled(_layer, {{{_given(labels)}}}, _optional, _fields)"}
-        arguments, memory, used = [], [], set()
+        expressions |= {"self": "self._filter", "layer": f"_filled(_layer, {_given(labels)}, _optional, _fields)"}
+        arguments, memory, used = [], [], []
         for word in passed.split():
             keyword, equals, name = word.rpartition("=")
-            name = name.strip("+.")
-            used.add(name)
+            is_list = "," in name and name[0] != "("
+            several = [one for one in name.strip("+.").split(",") if one] if is_list else [name.strip("+.")]
+            form = "[{}]" if is_list else "{}"
+            used += several
             if word[0] == ".":
-                memory.append(name)
-                arguments.append(f"_data_of({name})")
+                memory += several
+                arguments.append(form.format(", ".join(f"_data_of({one})" for one in several)))
             elif word[0] != "+":
-                arguments.append(f"{keyword}{equals}{expressions.get(name, name)}")
+                given = ", ".join(expressions.get(one, one) for one in several)
+                arguments.append(f"{keyword}{equals}{form.format(given)}")
             if "+" in word:
-                arguments.append(f"_stride_of({name})")
+                arguments.append(form.format(", ".join(f"_stride_of({one})" for one in several)))
         unchecked = optional.intersection(memory) if "self" in used else set()
-        needed = [one.name for one in labels if one.is_array and one.name in used - unchecked]
+        arrays = [one.name for one in labels if one.kind is BNNSNDArrayDescriptor]
+        needed = [name for name in arrays if name in used and name not in unchecked]
         body = [f"_check_data({', '.join(f'{name}={name}' for name in (needed if data is None else data.split()))})"]
         if "for_" in used:
             body.insert(0, "_learning_phase(for_)")
@@ -305,7 +305,7 @@ def calls(
 
 
 def _given(labels: list[_Label]) -> str:
-    return ", ".join(f"{one.name!r}: {one.name}" for one in labels if one.name not in ("batchSize", "filterParameters"))
+    return f"{{{', '.join(f'{one.name!r}: {one.name}' for one in labels)}}}"
 
 
 # What becomes of a label that is an argument of a C function.
@@ -317,31 +317,14 @@ _ARGUMENTS: Final[dict[str, Callable[[Any], object]]] = {
     "upperBandCount": lambda count: -1 if count is None else count,
 }
 # The fields of a C structure that labels become, if they do not have the same name.
-_FIELDS: Final = {
-    "input": "i_desc",
-    "output": "o_desc",
-    "weights": "w_desc",
-    "inputA": "iA_desc",
-    "inputB": "iB_desc",
-    "beta": "beta_desc",
-    "gamma": "gamma_desc",
-    "transposedA": "transA",
-    "transposedB": "transB",
-    "isWeightsA": "a_is_weights",
-    "isWeightsB": "b_is_weights",
-    "isQuadratic": "quadratic",
-    "groupCount": "groups",
-    "groupSize": "groups",
-    "paddingIndex": "padding_idx",
-    "maximumNorm": "max_norm",
-    "interpolationMethod": "method",
-    "alignsCorners": "align_corners",
-    "coordinatesAreNormalized": "normalized_coordinates",
-    "spatialScale": "spatial_scale",
-    "extrapolationValue": "extrapolation_value",
-    "samplingMode": "sampling_mode",
-    "boxCoordinateMode": "box_coordinate_mode",
-}
+_RENAMED: Final = (
+    "input=i_desc output=o_desc weights=w_desc inputA=iA_desc inputB=iB_desc beta=beta_desc gamma=gamma_desc "
+    "transposedA=transA transposedB=transB isWeightsA=a_is_weights isWeightsB=b_is_weights isQuadratic=quadratic "
+    "groupCount=groups groupSize=groups paddingIndex=padding_idx maximumNorm=max_norm interpolationMethod=method "
+    "alignsCorners=align_corners coordinatesAreNormalized=normalized_coordinates spatialScale=spatial_scale "
+    "extrapolationValue=extrapolation_value samplingMode=sampling_mode boxCoordinateMode=box_coordinate_mode"
+)
+_FIELDS: Final = dict(pair.split("=") for pair in _RENAMED.split())
 _CONVERTED: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
     "axes": lambda axes: {"axis_flags": axis_flags(axes)},
     "axis": lambda axis: {"axis_mask": axis_flags([axis])},
@@ -350,6 +333,7 @@ _CONVERTED: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
     "kernelSize": lambda size: {"k_width": size[0], "k_height": size[1]},
     "accumulatesToOutput": lambda accumulates: {"beta": 1.0 if accumulates else 0.0},
     "scalesGradientByFrequency": lambda scales: {"flags": c.BNNSEmbeddingFlagScaleGradientByFrequency if scales else 0},
+    **dict.fromkeys(("type", "batchSize", "filterParameters", "momentumWeighs"), lambda argument: {}),  # of the call
 }
 
 
@@ -373,22 +357,21 @@ def filled(
 class Layer:
     """A filter. Its memory is released when the object is deleted, or at the end of a ``with`` block.
 
-    The class of a layer declares the C structure, the function that creates a filter from it, and the labels that fill
-    the structure.
+    The class of a layer declares its C name, which ends the names of the structure and of the function that creates a
+    filter from it, and the labels that fill the structure.
     """
 
     _filter: Any = None
 
-    def __init_subclass__(
-        cls, layer: type[Structure] | None = None, create: Callable[..., object] | None = None, takes: str = ""
-    ) -> None:
+    def __init_subclass__(cls, layer: str = "", takes: str = "") -> None:
         if not cls.__name__.startswith("_") and cls.__name__.endswith("Layer") and cls.__name__ != "UnaryLayer":
             public(cls)
-        if layer is not None:
-            labels = _labels(takes)
-            optional = {one.name for one in labels if one.may_be_none}
-            names = {"_made": made, "_filled": filled, "_layer": layer, "_create": create, "_optional": optional}
-            body = f"self._filter = _made(_create, _filled(_layer, {{{_given(labels)}}}, _optional), filterParameters)"
+        if layer:
+            labels = _labels(f"{takes} filterParameters?")
+            names = {"_made": made, "_filled": filled, "_optional": {one.name for one in labels if one.may_be_none}}
+            names |= {"_layer": getattr(c, f"BNNSLayerParameters{layer}")}
+            names |= {"_create": getattr(c, f"BNNSFilterCreateLayer{layer}")}
+            body = f"self._filter = _made(_create, _filled(_layer, {_given(labels)}, _optional), filterParameters)"
             cls.__init__ = _written(Layer.__init__, labels, True, body, names)  # type: ignore[method-assign]
             cls.__init__.__qualname__ = f"{cls.__qualname__}.__init__"
 
@@ -407,7 +390,7 @@ class Layer:
 
     def close(self) -> None:
         """Release the layer's memory now."""
-        BNNSFilterDestroy(self._filter)
+        c.BNNSFilterDestroy(self._filter)
 
     def __enter__(self: _L) -> _L:
         return self

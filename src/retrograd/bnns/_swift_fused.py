@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Final, TypeAlias
 
-from . import _constants as c
-from ._arithmetic_filter import BNNSLayerParametersArithmetic
-from ._convolution import BNNSLayerParametersConvolution
+from .. import bnns as c
+from . import _swift as swift
 from ._filter import FLOATS
-from ._fully_connected import BNNSLayerParametersFullyConnected
-from ._fused import (
-    BNNSFilterCreateFusedLayer,
-    BNNSFusedFilterApplyBackwardBatch,
-    BNNSFusedFilterApplyBackwardMultiInputBatch,
-    BNNSFusedFilterApplyBatch,
-    BNNSFusedFilterApplyMultiInputBatch,
-)
-from ._quantization import BNNSLayerParametersQuantization
-from ._structures import BNNSFilterParameters, BNNSLayerParametersNormalization, BNNSNDArrayDescriptor, Structure
-from ._swift import (
-    BNNSError,
-    Given,
-    Layer,
-    LearningPhase,
-    batch_stride,
-    check_data,
-    check_like,
-    checked_call,
-    data_of,
-    filled,
-    learning_phase,
-    made,
-    public,
-    stride_of,
-    takes,
-)
+from ._memory import Geometry
+from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
+from ._swift import BNNSError, Given, Layer
 from ._swift_layers import operands
 from ._swift_values import (
     ActivationFunction,
@@ -52,6 +27,12 @@ class FusableLayerParameters:
     """A layer that can be fused with another one."""
 
     inputs: ClassVar[int] = 1
+    structure: ClassVar[type[Structure]]  # of the C function
+    constants: ClassVar[tuple[str, ...]] = ()  # attributes of the class that are fields of the structure
+
+    def __init_subclass__(cls) -> None:
+        if not cls.__name__.startswith("_"):
+            swift.public(cls)
 
     @property
     def filter_type(self) -> int:
@@ -60,17 +41,21 @@ class FusableLayerParameters:
 
     def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
         """The structure of the C function."""
-        raise NotImplementedError
+        (input,) = inputs
+        optional = ("beta", "gamma", "bias", "scale", "axis")
+        fields = {name: getattr(self, name) for name in self.constants}
+        return swift.filled(self.structure, {**vars(self), "input": input, "output": output}, optional, fields)
 
     def input_type(self, first: int, output: int) -> int:
         """The data type of the input of a second layer, given those of the first layer's input and of the output."""
         return output
 
 
-@public
 @dataclasses.dataclass(kw_only=True)
 class FusedConvolutionParameters(FusableLayerParameters):
     """A convolution, or a transposed one. `groupSize` is the number of groups."""
+
+    structure = c.BNNSLayerParametersConvolution
 
     type: ConvolutionType
     weights: BNNSNDArrayDescriptor
@@ -84,30 +69,23 @@ class FusedConvolutionParameters(FusableLayerParameters):
     def filter_type(self) -> int:
         return c.BNNSTransposedConvolution if self.type is ConvolutionType.transposed else c.BNNSConvolution
 
-    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
-        return _filled(BNNSLayerParametersConvolution, self, inputs, output, "type")
 
-
-@public
 @dataclasses.dataclass(kw_only=True)
 class FusedFullyConnectedParameters(FusableLayerParameters):
     """A fully connected layer."""
 
+    filter_type = c.BNNSFullyConnected
+    structure = c.BNNSLayerParametersFullyConnected
+
     weights: BNNSNDArrayDescriptor
     bias: BNNSNDArrayDescriptor | None
 
-    @property
-    def filter_type(self) -> int:
-        return c.BNNSFullyConnected
 
-    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
-        return _filled(BNNSLayerParametersFullyConnected, self, inputs, output)
-
-
-@public
 @dataclasses.dataclass(kw_only=True)
 class FusedNormalizationParameters(FusableLayerParameters):
     """A normalization."""
+
+    structure = c.BNNSLayerParametersNormalization
 
     type: NormalizationType
     beta: BNNSNDArrayDescriptor | None = None
@@ -120,34 +98,25 @@ class FusedNormalizationParameters(FusableLayerParameters):
     def filter_type(self) -> int:
         return self.type.norm_type
 
-    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
-        return _filled(BNNSLayerParametersNormalization, self, inputs, output)
 
-
-@public
 @dataclasses.dataclass(kw_only=True)
 class FusedQuantizationParameters(FusableLayerParameters):
     """A quantization. `axis` is that of scale and bias; None, as it is at first: they have one element."""
 
+    filter_type = c.BNNSQuantization
+    structure = c.BNNSLayerParametersQuantization
+    constants: ClassVar[tuple[str, ...]] = ("function",)
     function: ClassVar[int] = c.BNNSQuantizerFunctionQuantize
 
     scale: BNNSNDArrayDescriptor | None
     bias: BNNSNDArrayDescriptor | None
     axis: int | None = dataclasses.field(default=None, init=False)
 
-    @property
-    def filter_type(self) -> int:
-        return c.BNNSQuantization
-
-    def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
-        return _filled(BNNSLayerParametersQuantization, self, inputs, output, function=self.function)
-
     def input_type(self, first: int, output: int) -> int:
         # A layer with an input of integers has a floating-point output.
         return first if first in FLOATS else c.BNNSDataTypeFloat32
 
 
-@public
 @dataclasses.dataclass(kw_only=True)
 class FusedDequantizationParameters(FusedQuantizationParameters):
     """A dequantization of a layer whose input and output are integers."""
@@ -159,19 +128,16 @@ class FusedDequantizationParameters(FusedQuantizationParameters):
 
 
 class _ArithmeticParameters(FusableLayerParameters):
+    filter_type = c.BNNSArithmetic
     outputDescriptorType: DescriptorType
     function: int
 
-    @property
-    def filter_type(self) -> int:
-        return c.BNNSArithmetic
-
     def layer(self, inputs: Sequence[BNNSNDArrayDescriptor], output: BNNSNDArrayDescriptor) -> Structure:
         types = [value for label, value in vars(self).items() if label.startswith("input")]
-        return BNNSLayerParametersArithmetic(self.function, operands(inputs, types, output, self.outputDescriptorType))
+        fields = operands(inputs, types, output, self.outputDescriptorType)
+        return c.BNNSLayerParametersArithmetic(self.function, fields)
 
 
-@public
 @dataclasses.dataclass(kw_only=True)
 class FusedUnaryArithmeticParameters(_ArithmeticParameters):
     """An elementwise function of one input."""
@@ -181,7 +147,6 @@ class FusedUnaryArithmeticParameters(_ArithmeticParameters):
     function: int
 
 
-@public
 @dataclasses.dataclass(kw_only=True)
 class FusedBinaryArithmeticParameters(_ArithmeticParameters):
     """An elementwise function of two inputs."""
@@ -194,7 +159,6 @@ class FusedBinaryArithmeticParameters(_ArithmeticParameters):
     function: int
 
 
-@public
 @dataclasses.dataclass(kw_only=True)
 class FusedTernaryArithmeticParameters(_ArithmeticParameters):
     """An elementwise function of three inputs."""
@@ -208,18 +172,15 @@ class FusedTernaryArithmeticParameters(_ArithmeticParameters):
     function: ArithmeticTernaryFunction
 
 
-def _filled(
-    layer: type[Structure],
-    parameters: FusableLayerParameters,
-    inputs: Sequence[BNNSNDArrayDescriptor],
-    output: BNNSNDArrayDescriptor,
-    *unused: str,
-    **fields: object,
-) -> Structure:
-    (input,) = inputs
-    labels = {label: value for label, value in vars(parameters).items() if label not in unused}
-    optional = ("beta", "gamma", "bias", "scale", "axis")
-    return filled(layer, {**labels, "input": input, "output": output}, optional, fields)
+_Functions: TypeAlias = tuple[Callable[..., int], Callable[..., int]]  # for one input and for many
+_INPUTS: Final = ("input", "inputA", "inputB", "inputC")
+_FORWARD: Final = (c.BNNSFusedFilterApplyBatch, c.BNNSFusedFilterApplyMultiInputBatch)
+_BACKWARD: Final = (c.BNNSFusedFilterApplyBackwardBatch, c.BNNSFusedFilterApplyBackwardMultiInputBatch)
+
+
+def _gradient(input: str) -> str:
+    """The label of an input's gradient."""
+    return f"generatingI{input[1:]}Gradient"
 
 
 class FusedLayer(Layer):
@@ -247,99 +208,87 @@ class FusedLayer(Layer):
         between.data, between.data_type = None, second.input_type(arrays[0].data_type, output.data_type)
         types = (first.filter_type, second.filter_type)
         layers = (first.layer(arrays, between), second.layer([between], output))
-        self._filter = made(
-            BNNSFilterCreateFusedLayer, 2, types, layers, filterParameters, momentum_weighs=momentumWeighs
-        )
+        create = c.BNNSFilterCreateFusedLayer
+        self._filter = swift.made(create, 2, types, layers, filterParameters, momentum_weighs=momentumWeighs)
+
+    def _made(self, label: str) -> Geometry | None:
+        if label == "output" or not getattr(self._filter, "many", False):
+            return super()._made(label)
+        made: Geometry = self._filter.first.operands[self._names.index(label)].geometry
+        return made
 
     def _check_like(self, arrays: Mapping[str, BNNSNDArrayDescriptor | None]) -> None:
         """Compare inputs and output with what the layer was made for."""
-        filter = self._filter
-        if filter.destroyed:
-            return
-        inputs = [operand.geometry for operand in filter.first.operands] if filter.many else [filter.input]
-        made = {**dict(zip(self._names, inputs, strict=True)), "output": filter.output}
         for name, array in arrays.items():
             if array is not None and array.data is not None:
-                check_like(name, array, made[name])
+                swift.check_like(name, array, self._made(name))
 
-    def _apply(
-        self,
-        batchSize: int,
-        inputs: Mapping[str, BNNSNDArrayDescriptor],
-        output: BNNSNDArrayDescriptor,
-        for_: LearningPhase,
-    ) -> None:
-        training = learning_phase(for_)
-        check_data(**inputs, output=output)
-        self._check_like({**inputs, "output": output})
-        arrays = [array.data for array in inputs.values()]
-        strides = [batch_stride(array) for array in inputs.values()]
-        rest = (output.data, batch_stride(output), training)
+    def _own(self, given: Given, label: Callable[[str], str] = str) -> Given:
+        """The arrays of this layer's inputs, or their gradients, which have another `label`."""
+        for name in _INPUTS:
+            if given.get(label(name)) is not None and name not in self._names:
+                inputs = " and ".join(self._names)
+                raise BNNSError("layerApplyFail", f"{name}, or its gradient, is given, but the layer has {inputs}")
+        return {name: given[label(name)] for name in self._names}
+
+    def _call(self, functions: _Functions, batch: int, lists: Sequence[Sequence[object]], *rest: object) -> None:
+        """Call the C function for one input or for many. `lists` have an entry for each input."""
+        for_one, for_many = functions
         if getattr(self._filter, "many", False):
-            checked_call(
-                BNNSFusedFilterApplyMultiInputBatch, self._filter, batchSize, len(arrays), arrays, strides, *rest
-            )
+            swift.checked_call(for_many, self._filter, batch, len(self._names), *lists, *rest)
         else:
-            checked_call(BNNSFusedFilterApplyBatch, self._filter, batchSize, arrays[0], strides[0], *rest)
+            swift.checked_call(for_one, self._filter, batch, *(entries[0] for entries in lists), *rest)
 
-    def _apply_backward(
-        self,
-        given: Given,
-        inputs: Mapping[str, BNNSNDArrayDescriptor | None],
-        gradients: Mapping[str, BNNSNDArrayDescriptor | None],
-    ) -> None:
-        """`gradients` has the names of the inputs."""
-        batchSize, output, outputGradient = (given[label] for label in ("batchSize", "output", "outputGradient"))
-        parameterGradients = given["generatingParameterGradients"]
-        check_data(outputGradient=outputGradient)
-        check_data(**{f"generatingI{name[1:]}Gradient": gradient for name, gradient in gradients.items()})
-        for index, gradient in enumerate(parameterGradients):
-            check_data(**{f"generatingParameterGradients[{index}]": gradient})
+    def _apply(self, given: Given) -> None:
+        inputs, output = self._own(given), given["output"]
+        for name, array in inputs.items():
+            if array is None:
+                raise BNNSError("layerApplyFail", f"{name} is not given")
+        training = swift.learning_phase(given["for_"])
+        swift.check_data(**inputs, output=output)
         self._check_like({**inputs, "output": output})
-        arrays = [data_of(array) for array in inputs.values()]
-        strides = [stride_of(array) for array in inputs.values()]
-        wanted = list(gradients.values())
-        steps = [stride_of(gradient) for gradient in wanted]
-        rest = (
-            data_of(output),
-            stride_of(output),
-            outputGradient,
-            stride_of(outputGradient),
-            parameterGradients,
-        )
-        if getattr(self._filter, "many", False):
-            many = (len(arrays), arrays, strides, wanted, steps)
-            checked_call(BNNSFusedFilterApplyBackwardMultiInputBatch, self._filter, batchSize, *many, *rest)
-        else:
-            first = (arrays[0], strides[0], wanted[0], steps[0])
-            checked_call(BNNSFusedFilterApplyBackwardBatch, self._filter, batchSize, *first, *rest)
+        lists = [array.data for array in inputs.values()], [swift.stride_of(array) for array in inputs.values()]
+        self._call(_FORWARD, given["batchSize"], lists, output.data, swift.stride_of(output), training)
 
-    @takes("batchSize input output for_")
+    def _apply_backward(self, given: Given) -> None:
+        inputs, gradients = self._own(given), self._own(given, _gradient)
+        output, dy, parameters = given["output"], given["outputGradient"], given["generatingParameterGradients"]
+        swift.check_data(outputGradient=dy, **{_gradient(name): array for name, array in gradients.items()})
+        swift.check_data(**{f"generatingParameterGradients[{k}]": array for k, array in enumerate(parameters)})
+        self._check_like({**inputs, "output": output})
+        data = [swift.data_of(array) for array in inputs.values()]
+        strides, steps = ([swift.stride_of(array) for array in some.values()] for some in (inputs, gradients))
+        rest = (swift.data_of(output), swift.stride_of(output), dy, swift.stride_of(dy), parameters)
+        self._call(_BACKWARD, given["batchSize"], (data, strides, list(gradients.values()), steps), *rest)
+
+    @swift.takes("batchSize input output for_")
     def apply(self, given: Given) -> None:
         """Apply the layer to a packed batch. `for_` is Swift's label ``for``."""
-        self._apply(given["batchSize"], {"input": given["input"]}, given["output"], given["for_"])
+        self._apply(given)
 
-    @takes("batchSize input? output? outputGradient generatingInputGradient? generatingParameterGradients")
+    @swift.takes("batchSize input? output? outputGradient generatingInputGradient? generatingParameterGradients")
     def applyBackward(self, given: Given) -> None:
         """Compute the gradients of the last training pass, those of the parameters in the order of the C function."""
-        self._apply_backward(given, {"input": given["input"]}, {"input": given["generatingInputGradient"]})
+        self._apply_backward(given)
 
 
-_NORMALIZATION = (
+_NORMALIZATION: Final = (
     "normalization normalizationBeta|None normalizationGamma|None normalizationMomentum normalizationEpsilon "
     "normalizationActivation filterParameters? momentumWeighs='old'"
 )
 
 
+def _options(start: str, given: Given) -> Given:
+    """The arguments whose labels start so, by the rest of their labels."""
+    found = {label.removeprefix(start): value for label, value in given.items() if label.startswith(start)}
+    return {f"{label[0].lower()}{label[1:]}": value for label, value in found.items() if label}
+
+
 def _normalized(layer: FusedLayer, first: FusableLayerParameters, given: Given) -> None:
     """Create a layer that is followed by a normalization."""
-    labels = ("beta", "gamma", "momentum", "epsilon", "activation")
-    options = {label: given[f"normalization{label.capitalize()}"] for label in labels}
-    second = FusedNormalizationParameters(type=given["normalization"], **options)
-    parts = [first, second]
-    FusedLayer.__init__(
-        layer, {"input": given["input"]}, given["output"], parts, given["filterParameters"], given["momentumWeighs"]
-    )
+    second = FusedNormalizationParameters(type=given["normalization"], **_options("normalization", given))
+    parameters, weighs = given["filterParameters"], given["momentumWeighs"]
+    FusedLayer.__init__(layer, {"input": given["input"]}, given["output"], [first, second], parameters, weighs)
 
 
 class FusedConvolutionNormalizationLayer(FusedLayer):
@@ -348,15 +297,13 @@ class FusedConvolutionNormalizationLayer(FusedLayer):
     `momentumWeighs`, which Swift does not have, is that of the normalization layer.
     """
 
-    @takes(
+    @swift.takes(
         "input output convolutionWeights convolutionBias|None convolutionStride convolutionDilationStride "
         f"convolutionPadding {_NORMALIZATION}"
     )
     def __init__(self, given: Given) -> None:
-        labels = ("weights", "bias", "stride", "dilationStride", "padding")
-        options = {label: given[f"convolution{label[0].upper()}{label[1:]}"] for label in labels}
-        first = FusedConvolutionParameters(type=ConvolutionType.standard, groupSize=1, **options)
-        _normalized(self, first, given)
+        options = _options("convolution", given)
+        _normalized(self, FusedConvolutionParameters(type=ConvolutionType.standard, groupSize=1, **options), given)
 
 
 class FusedFullyConnectedNormalizationLayer(FusedLayer):
@@ -365,13 +312,9 @@ class FusedFullyConnectedNormalizationLayer(FusedLayer):
     `momentumWeighs`, which Swift does not have, is that of the normalization layer.
     """
 
-    @takes(f"input output fullyConnectedWeights fullyConnectedBias|None {_NORMALIZATION}")
+    @swift.takes(f"input output fullyConnectedWeights fullyConnectedBias|None {_NORMALIZATION}")
     def __init__(self, given: Given) -> None:
-        first = FusedFullyConnectedParameters(weights=given["fullyConnectedWeights"], bias=given["fullyConnectedBias"])
-        _normalized(self, first, given)
-
-
-_INPUTS = ("input", "inputA", "inputB", "inputC")
+        _normalized(self, FusedFullyConnectedParameters(**_options("fullyConnected", given)), given)
 
 
 class FusedParametersLayer(FusedLayer):
@@ -382,7 +325,7 @@ class FusedParametersLayer(FusedLayer):
     normalization layer.
     """
 
-    @takes(
+    @swift.takes(
         "input? inputA? inputB? inputC? output fusedLayerParameters filterParameters? momentumWeighs='old'",
         fusedLayerParameters=Sequence[FusableLayerParameters],
     )
@@ -394,29 +337,15 @@ class FusedParametersLayer(FusedLayer):
         parts, weighs = given["fusedLayerParameters"], given["momentumWeighs"]
         super().__init__(inputs, given["output"], parts, given["filterParameters"], weighs)
 
-    def _own(self, given: Mapping[str, BNNSNDArrayDescriptor | None]) -> dict[str, BNNSNDArrayDescriptor | None]:
-        """The arrays of this layer's inputs."""
-        for name, array in given.items():
-            if array is not None and name not in self._names:
-                inputs = " and ".join(self._names)
-                raise BNNSError("layerApplyFail", f"{name}, or its gradient, is given, but the layer has {inputs}")
-        return {name: given[name] for name in self._names}
-
-    @takes("batchSize input? inputA? inputB? inputC? output for_")
+    @swift.takes("batchSize input? inputA? inputB? inputC? output for_")
     def apply(self, given: Given) -> None:
         """Apply the layer to a packed batch of each input. `for_` is Swift's label ``for``."""
-        inputs: dict[str, BNNSNDArrayDescriptor] = {}
-        for name, array in self._own({name: given[name] for name in _INPUTS}).items():
-            if array is None:
-                raise BNNSError("layerApplyFail", f"{name} is not given")
-            inputs[name] = array
-        self._apply(given["batchSize"], inputs, given["output"], given["for_"])
+        self._apply(given)
 
-    @takes(
+    @swift.takes(
         "batchSize input? inputA? inputB? inputC? output? outputGradient generatingInputGradient? "
         "generatingInputAGradient? generatingInputBGradient? generatingInputCGradient? generatingParameterGradients"
     )
     def applyBackward(self, given: Given) -> None:
         """Compute the gradients of the last training pass, those of the parameters in the order of the C function."""
-        gradients = {name: given[f"generatingI{name[1:]}Gradient"] for name in _INPUTS}
-        self._apply_backward(given, self._own({name: given[name] for name in _INPUTS}), self._own(gradients))
+        self._apply_backward(given)

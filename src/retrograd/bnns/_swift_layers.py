@@ -4,80 +4,22 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from . import _constants as c
-from ._activation_filter import BNNSFilterCreateLayerActivation
-from ._apply import (
-    BNNSFilterApplyBackwardBatch,
-    BNNSFilterApplyBackwardTwoInputBatch,
-    BNNSFilterApplyBatch,
-    BNNSFilterApplyTwoInputBatch,
-)
-from ._arithmetic_filter import (
-    BNNSArithmeticBinary,
-    BNNSArithmeticFilterApplyBackwardBatch,
-    BNNSArithmeticFilterApplyBatch,
-    BNNSArithmeticTernary,
-    BNNSArithmeticUnary,
-    BNNSFilterCreateLayerArithmetic,
-    BNNSLayerParametersArithmetic,
-)
-from ._contraction import BNNSFilterCreateLayerGram, BNNSLayerParametersGram
-from ._convolution import (
-    BNNSFilterCreateLayerConvolution,
-    BNNSFilterCreateLayerTransposedConvolution,
-    BNNSLayerParametersConvolution,
-)
-from ._crop_resize import BNNSCropResize, BNNSCropResizeBackward, BNNSLayerParametersCropResize
-from ._embedding import BNNSFilterCreateLayerEmbedding, BNNSLayerParametersEmbedding
-from ._fully_connected import BNNSFilterCreateLayerFullyConnected, BNNSLayerParametersFullyConnected
-from ._loss import BNNSFilterCreateLayerLoss, BNNSLossFilterApplyBatch
-from ._matmul import BNNSFilterCreateLayerBroadcastMatMul, BNNSLayerParametersBroadcastMatMul
+from .. import bnns as c
+from . import _swift as swift
 from ._memory import Geometry
-from ._normalization import (
-    BNNSFilterCreateLayerNormalization,
-    BNNSNormalizationFilterApplyBackwardBatch,
-    BNNSNormalizationFilterApplyBatch,
-)
-from ._pooling import (
-    BNNSFilterCreateLayerPooling,
-    BNNSLayerParametersPooling,
-    BNNSPoolingFilterApplyBackwardBatchEx,
-    BNNSPoolingFilterApplyBatchEx,
-)
-from ._reduction import BNNSFilterCreateLayerReduction, BNNSLayerParametersReduction
-from ._resize import BNNSFilterCreateLayerResize, BNNSLayerParametersResize
-from ._sample_map import (
-    BNNSFilterCreateLayerDropout,
-    BNNSFilterCreateLayerPadding,
-    BNNSFilterCreateLayerPermute,
-    BNNSLayerParametersDropout,
-    BNNSLayerParametersPadding,
-    BNNSLayerParametersPermute,
-)
-from ._structures import (
-    BNNSLayerParametersActivation,
-    BNNSLayerParametersNormalization,
-    BNNSNDArrayDescriptor,
-    Structure,
-)
-from ._swift import (
-    Given,
-    Layer,
-    batch_stride,
-    calls,
-    check_data,
-    check_like,
-    checked_call,
-    data_of,
-    filled,
-    made,
-    public,
-    stride_of,
-    takes,
-)
+from ._structures import BNNSNDArrayDescriptor, Structure
+from ._swift import Decorator, Given, Layer
 from ._swift_values import ConvolutionType
+
+
+def _applies(
+    function: Callable[..., int], declared: str, passed: str, data: str | None = None, like: str | None = None
+) -> Decorator:
+    """Declare a method that applies a layer's filter to a packed batch."""
+    return swift.calls(function, f"batchSize {declared}", f"self batchSize {passed}", data=data, like=like)
+
 
 # ---- layers with one input ------------------------------------------------------------------------------------------
 
@@ -85,91 +27,56 @@ from ._swift_values import ConvolutionType
 class UnaryLayer(Layer):
     """A layer with one input."""
 
-    @calls(BNNSFilterApplyBatch, "batchSize input output", "self batchSize .input+ .output+")
+    @_applies(c.BNNSFilterApplyBatch, "input output", ".input+ .output+")
     def apply(self) -> None:
         """Apply the layer to a packed batch."""
 
-    @calls(
-        BNNSFilterApplyBackwardBatch,
-        "batchSize input? output? outputGradient generatingInputGradient? generatingWeightsGradient? "
-        "generatingBiasGradient?",
-        "self batchSize .input+ generatingInputGradient+ .output+ outputGradient+ generatingWeightsGradient "
-        "generatingBiasGradient",
+    @_applies(
+        c.BNNSFilterApplyBackwardBatch,
+        "input? output? outputGradient generatingInputGradient? generatingWeightsGradient? generatingBiasGradient?",
+        ".input+ generatingInputGradient+ .output+ outputGradient+ generatingWeightsGradient generatingBiasGradient",
     )
     def applyBackward(self) -> None:
         """Compute the gradients of a packed batch."""
 
 
-class ActivationLayer(
-    UnaryLayer,
-    layer=BNNSLayerParametersActivation,
-    create=BNNSFilterCreateLayerActivation,
-    takes="function:ActivationFunction axes? input output filterParameters?",
-):
+class ActivationLayer(UnaryLayer, layer="Activation", takes="function:ActivationFunction axes? input output"):
     """An activation. `axes` are those of a softmax; one more than the last axis is the batch."""
 
 
-class FullyConnectedLayer(
-    UnaryLayer,
-    layer=BNNSLayerParametersFullyConnected,
-    create=BNNSFilterCreateLayerFullyConnected,
-    takes="input output weights bias? activation=.identity filterParameters?",
-):
+class FullyConnectedLayer(UnaryLayer, layer="FullyConnected", takes="input output weights bias? activation=.identity"):
     """A fully connected layer."""
 
 
-class DropoutLayer(
-    UnaryLayer,
-    layer=BNNSLayerParametersDropout,
-    create=BNNSFilterCreateLayerDropout,
-    takes="input output rate seed control filterParameters?",
-):
+class DropoutLayer(UnaryLayer, layer="Dropout", takes="input output rate seed control"):
     """Dropout. `seed` 0 means a different mask in every process."""
 
 
-class PermuteLayer(
-    UnaryLayer,
-    layer=BNNSLayerParametersPermute,
-    create=BNNSFilterCreateLayerPermute,
-    takes="input output permutation filterParameters?",
-):
+class PermuteLayer(UnaryLayer, layer="Permute", takes="input output permutation"):
     """A permutation of axes."""
 
 
 class PaddingLayer(UnaryLayer):
     """Padding. `size` has the padding before and after each axis."""
 
-    @takes("input output mode:PaddingMode size filterParameters?")
+    @swift.takes("input output mode:PaddingMode size filterParameters?")
     def __init__(self, given: Given) -> None:
-        input, mode = given["input"], given["mode"]
+        input, output, mode, size, parameters = given.values()
         bits = mode.bits_for(input.data_type)
-        parameters = BNNSLayerParametersPadding(input, given["output"], given["size"], mode.mode, bits)
-        self._filter = made(BNNSFilterCreateLayerPadding, parameters, given["filterParameters"])
+        layer = c.BNNSLayerParametersPadding(input, output, size, mode.mode, bits)
+        self._filter = swift.made(c.BNNSFilterCreateLayerPadding, layer, parameters)
 
 
-class ReductionLayer(
-    UnaryLayer,
-    layer=BNNSLayerParametersReduction,
-    create=BNNSFilterCreateLayerReduction,
-    takes="function:ReductionFunction input output weights? filterParameters?",
-):
+class ReductionLayer(UnaryLayer, layer="Reduction", takes="function:ReductionFunction input output weights?"):
     """A reduction over the axes whose extent in the output is 1."""
 
 
-class GramLayer(
-    UnaryLayer,
-    layer=BNNSLayerParametersGram,
-    create=BNNSFilterCreateLayerGram,
-    takes="input output alpha filterParameters?",
-):
+class GramLayer(UnaryLayer, layer="Gram", takes="input output alpha"):
     """The scalar products of all pairs of channels."""
 
 
 class ResizeLayer(
-    UnaryLayer,
-    layer=BNNSLayerParametersResize,
-    create=BNNSFilterCreateLayerResize,
-    takes="interpolationMethod:InterpolationMethod input output alignsCorners filterParameters?",
+    UnaryLayer, layer="Resize", takes="interpolationMethod:InterpolationMethod input output alignsCorners"
 ):
     """A layer that resizes the axes whose extents differ between input and output."""
 
@@ -177,30 +84,28 @@ class ResizeLayer(
 class ConvolutionLayer(UnaryLayer):
     """A convolution, or a transposed one."""
 
-    @takes(
+    @swift.takes(
         "type:ConvolutionType input weights output bias|None padding activation "
         "groupCount stride dilationStride filterParameters?"
     )
     def __init__(self, given: Given) -> None:
-        labels = {label: given[label] for label in given if label not in ("type", "filterParameters")}
         transposed = given["type"] is ConvolutionType.transposed
-        create = BNNSFilterCreateLayerTransposedConvolution if transposed else BNNSFilterCreateLayerConvolution
-        parameters = filled(BNNSLayerParametersConvolution, labels, ["bias"])
-        self._filter = made(create, parameters, given["filterParameters"])
+        create = c.BNNSFilterCreateLayerTransposedConvolution if transposed else c.BNNSFilterCreateLayerConvolution
+        layer = swift.filled(c.BNNSLayerParametersConvolution, given, ["bias"])
+        self._filter = swift.made(create, layer, given["filterParameters"])
 
 
 class EmbeddingLayer(
     UnaryLayer,
-    layer=BNNSLayerParametersEmbedding,
-    create=BNNSFilterCreateLayerEmbedding,
-    takes="input output dictionary paddingIndex maximumNorm normType:Norm scalesGradientByFrequency filterParameters?",
+    layer="Embedding",
+    takes="input output dictionary paddingIndex maximumNorm normType:Norm scalesGradientByFrequency",
 ):
     """A lookup of items in a dictionary."""
 
-    @calls(
-        BNNSFilterApplyBackwardBatch,
-        "batchSize input output? outputGradient generatingWeightsGradient",
-        "self batchSize .input+ (None) (0) (None) (0) outputGradient+ generatingWeightsGradient (None)",
+    @_applies(
+        c.BNNSFilterApplyBackwardBatch,
+        "input output? outputGradient generatingWeightsGradient",
+        ".input+ (None) (0) (None) (0) outputGradient+ generatingWeightsGradient (None)",
     )
     def applyBackward(self) -> None:
         """Compute the gradient of the dictionary. `output` is ignored."""
@@ -209,26 +114,22 @@ class EmbeddingLayer(
 class PoolingLayer(Layer):
     """A pooling layer."""
 
-    @takes("type:PoolingType input output bias? activation=.identity kernelSize stride padding=.zero filterParameters?")
-    def __init__(self, given: Given) -> None:
-        self._type = given["type"]
-        labels = {label: given[label] for label in given if label != "filterParameters"}
-        parameters = filled(BNNSLayerParametersPooling, labels, ["bias"])
-        self._filter = made(BNNSFilterCreateLayerPooling, parameters, given["filterParameters"])
-
-    @calls(
-        BNNSPoolingFilterApplyBatchEx,
-        "batchSize input output",
-        "self batchSize .input+ .output+ (self._type.index_type) (self._type.indices) (0)",
+    @swift.takes(
+        "type:PoolingType input output bias? activation=.identity kernelSize stride padding=.zero filterParameters?"
     )
+    def __init__(self, given: Given) -> None:
+        self._indices = given["type"].index_type, given["type"].indices, 0
+        layer = swift.filled(c.BNNSLayerParametersPooling, given, ["bias"])
+        self._filter = swift.made(c.BNNSFilterCreateLayerPooling, layer, given["filterParameters"])
+
+    @_applies(c.BNNSPoolingFilterApplyBatchEx, "input output", ".input+ .output+ *self._indices")
     def apply(self) -> None:
         """Pool a packed batch."""
 
-    @calls(
-        BNNSPoolingFilterApplyBackwardBatchEx,
-        "batchSize input? output? outputGradient generatingInputGradient? generatingBiasGradient?",
-        "self batchSize .input+ generatingInputGradient+ .output+ outputGradient+ generatingBiasGradient "
-        "(self._type.index_type) (self._type.indices) (0)",
+    @_applies(
+        c.BNNSPoolingFilterApplyBackwardBatchEx,
+        "input? output? outputGradient generatingInputGradient? generatingBiasGradient?",
+        ".input+ generatingInputGradient+ .output+ outputGradient+ generatingBiasGradient *self._indices",
     )
     def applyBackward(self) -> None:
         """Compute the gradients of a packed batch."""
@@ -236,10 +137,8 @@ class PoolingLayer(Layer):
 
 class BroadcastMatrixMultiplyLayer(
     UnaryLayer,
-    layer=BNNSLayerParametersBroadcastMatMul,
-    create=BNNSFilterCreateLayerBroadcastMatMul,
-    takes="inputA transposedA isWeightsA inputB transposedB isWeightsB output alpha accumulatesToOutput isQuadratic "
-    "filterParameters?",
+    layer="BroadcastMatMul",
+    takes="inputA transposedA isWeightsA inputB transposedB isWeightsB output alpha accumulatesToOutput isQuadratic",
 ):
     """A product of matrices: of one input and weights, of one input with itself, or of two inputs.
 
@@ -252,19 +151,15 @@ class BroadcastMatrixMultiplyLayer(
         operand: Geometry | None = getattr(self._filter, "operands", (None, None))[label == "inputB"]
         return operand
 
-    @calls(
-        BNNSFilterApplyTwoInputBatch,
-        "batchSize inputA inputB output",
-        "self batchSize .inputA+ .inputB+ .output+",
-    )
+    @_applies(c.BNNSFilterApplyTwoInputBatch, "inputA inputB output", ".inputA+ .inputB+ .output+")
     def applyTwo(self) -> None:
         """Multiply two inputs: Swift's ``apply(batchSize:inputA:inputB:output:)``."""
 
-    @calls(
-        BNNSFilterApplyBackwardTwoInputBatch,
-        "batchSize inputA inputB output? outputGradient generatingInputAGradient|None generatingInputBGradient|None",
-        "self batchSize .inputA+ generatingInputAGradient+ .inputB+ generatingInputBGradient+ (None) (0) "
-        "outputGradient+ (None) (None)",
+    @_applies(
+        c.BNNSFilterApplyBackwardTwoInputBatch,
+        "inputA inputB output? outputGradient generatingInputAGradient|None generatingInputBGradient|None",
+        ".inputA+ generatingInputAGradient+ .inputB+ generatingInputBGradient+ (None) (0) outputGradient+ (None) "
+        "(None)",
         data="inputA inputB outputGradient",
         like="",
     )
@@ -282,34 +177,24 @@ class NormalizationLayer(Layer):
     the "new" batch.
     """
 
-    @takes(
+    @swift.takes(
         "type:NormalizationType input output beta? gamma? momentum=0.0 epsilon activation=.identity "
         "filterParameters? momentumWeighs='old'"
     )
     def __init__(self, given: Given) -> None:
-        labels = {label: given[label] for label in given if label not in ("filterParameters", "momentumWeighs")}
-        self._filter = made(
-            BNNSFilterCreateLayerNormalization,
-            given["type"].norm_type,
-            filled(BNNSLayerParametersNormalization, labels, ["beta", "gamma"]),
-            given["filterParameters"],
-            momentum_weighs=given["momentumWeighs"],
-        )
+        layer = swift.filled(c.BNNSLayerParametersNormalization, given, ["beta", "gamma"])
+        kind, parameters, weighs = (given[label] for label in ("type", "filterParameters", "momentumWeighs"))
+        create = c.BNNSFilterCreateLayerNormalization
+        self._filter = swift.made(create, kind.norm_type, layer, parameters, momentum_weighs=weighs)
 
-    @calls(
-        BNNSNormalizationFilterApplyBatch,
-        "batchSize input output for_",
-        "self batchSize .input+ .output+ for_",
-    )
+    @_applies(c.BNNSNormalizationFilterApplyBatch, "input output for_", ".input+ .output+ for_")
     def apply(self) -> None:
         """Normalize a packed batch. `for_` is Swift's label ``for``."""
 
-    @calls(
-        BNNSNormalizationFilterApplyBackwardBatch,
-        "batchSize input? output outputGradient generatingInputGradient|None generatingBetaGradient? "
-        "generatingGammaGradient?",
-        "self batchSize generatingInputGradient+ .output+ outputGradient+ generatingBetaGradient "
-        "generatingGammaGradient",
+    @_applies(
+        c.BNNSNormalizationFilterApplyBackwardBatch,
+        "input? output outputGradient generatingInputGradient|None generatingBetaGradient? generatingGammaGradient?",
+        "generatingInputGradient+ .output+ outputGradient+ generatingBetaGradient generatingGammaGradient",
         data="outputGradient generatingInputGradient generatingBetaGradient generatingGammaGradient",
         like="",
     )
@@ -320,34 +205,35 @@ class NormalizationLayer(Layer):
 class LossLayer(Layer):
     """A loss layer. `dividesByClasses`, which Swift does not have, is `divide_by_classes` of the C function."""
 
-    @takes("input output lossFunction:LossFunction lossReduction:LossReduction filterParameters? dividesByClasses=True")
+    @swift.takes(
+        "input output lossFunction:LossFunction lossReduction:LossReduction filterParameters? dividesByClasses=True"
+    )
     def __init__(self, given: Given) -> None:
-        labels = {label: given[label] for label in ("lossFunction", "input", "output")}
-        reduction = given["lossReduction"].bnnsLossReductionFunction
-        self._filter = made(
-            BNNSFilterCreateLayerLoss,
-            filled(given["lossFunction"].structure, labels, fields={"reduction": reduction}),
-            given["filterParameters"],
-            divide_by_classes=given["dividesByClasses"],
-        )
+        input, output, function, reduction, parameters, divides = given.values()
+        layer = function.structure(i_desc=input, o_desc=output, reduction=reduction.value, **function.fields)
+        self._filter = swift.made(c.BNNSFilterCreateLayerLoss, layer, parameters, divide_by_classes=divides)
 
-    @takes("batchSize input labels output weights? broadcastsWeights=False generatingInputGradient")
-    def apply(self, given: Given) -> None:
+    @_applies(
+        c.BNNSLossFilterApplyBatch,
+        "input labels output weights? broadcastsWeights=False generatingInputGradient",
+        ".input+ .labels+ .weights (self._count(batchSize,weights,broadcastsWeights)) .output generatingInputGradient+",
+        data="input labels output weights generatingInputGradient",
+        like="input labels",
+    )
+    def apply(self) -> None:
         """Compute the loss of a packed batch and the gradient of its input.
 
         With `broadcastsWeights` the first of the `weights` is that of all losses; otherwise each has its own.
         """
-        arrays = {label: given[label] for label in ("input", "labels", "output", "weights", "generatingInputGradient")}
-        check_data(**arrays)
-        input, labels, output, weights, gradient = arrays.values()
-        for name in ("input", "labels"):
-            check_like(name, given[name], self._made("input"))
-        size = 0
-        if weights is not None:
-            size = 1 if given["broadcastsWeights"] else given["batchSize"] * getattr(self._filter, "values", 1)
-        samples = (input.data, batch_stride(input), labels.data, batch_stride(labels), data_of(weights), size)
-        rest = (output.data, gradient, batch_stride(gradient))
-        checked_call(BNNSLossFilterApplyBatch, self._filter, given["batchSize"], *samples, *rest)
+
+    def _made(self, label: str) -> Geometry | None:
+        return super()._made("input" if label == "labels" else label)
+
+    def _count(self, batch: int, weights: BNNSNDArrayDescriptor | None, broadcasts: bool) -> int:
+        """The number of weights."""
+        if weights is None:
+            return 0
+        return 1 if broadcasts else batch * getattr(self._filter, "values", 1)
 
 
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
@@ -357,7 +243,7 @@ def operands(
     inputs: Sequence[BNNSNDArrayDescriptor], types: Sequence[int], output: BNNSNDArrayDescriptor, outputType: int
 ) -> Structure:
     """The structure of the operands, for the C function."""
-    kind = (BNNSArithmeticUnary, BNNSArithmeticBinary, BNNSArithmeticTernary)[len(inputs) - 1]
+    kind = (c.BNNSArithmeticUnary, c.BNNSArithmeticBinary, c.BNNSArithmeticTernary)[len(inputs) - 1]
     pairs = [part for pair in zip(inputs, types, strict=True) for part in pair]
     return kind(*pairs, output, outputType)
 
@@ -369,66 +255,42 @@ class _ArithmeticLayer(Layer):
 
     def __init_subclass__(cls, inputs: str = "", function: str = "") -> None:
         super().__init_subclass__()
-        cls._names = tuple(inputs.split())
-        types = " ".join(f"{name} {name}DescriptorType:DescriptorType" for name in (*cls._names, "output"))
-        gradients = " ".join(f"generating{name[0].upper()}{name[1:]}Gradient|None" for name in cls._names)
-        rest = f"function:{function} activation=.identity filterParameters?"
-        methods: dict[str, tuple[Callable[..., None], str]] = {
-            "__init__": (_arithmetic_init, f"{types} {rest}"),
-            "apply": (_arithmetic_apply, f"batchSize {inputs} output"),
-            "applyBackward": (_arithmetic_backward, f"batchSize {inputs} output? outputGradient {gradients}"),
-        }
-        for name, (body, labels) in methods.items():
-            body.__name__, body.__qualname__ = name, f"{cls.__qualname__}.{name}"
-            setattr(cls, name, takes(labels)(body))
+        cls._names = names = tuple(inputs.split())
+        types = " ".join(f"{name} {name}DescriptorType:DescriptorType" for name in (*names, "output"))
+        gradients = [f"generating{name[0].upper()}{name[1:]}Gradient" for name in names]
+        all_inputs, all_gradients = ",".join(names) + ",", ",".join(gradients) + ","
+        nullable = " ".join(f"{gradient}|None" for gradient in gradients)
 
-    def _check(self, given: Given) -> list[Any]:
-        """The inputs, which must be as those that the layer was made for."""
-        made = getattr(self._filter, "operands", ())  # none: the layer was closed
-        for name, operand in zip(self._names, made, strict=False):
-            check_like(name, given[name], operand.geometry)
-        if given["output"] is not None and made:
-            check_like("output", given["output"], self._filter.output.geometry)
-        return [given[name] for name in self._names]
+        @swift.takes(f"{types} function:{function} activation=.identity filterParameters?")
+        def __init__(self: _ArithmeticLayer, given: Given) -> None:
+            arrays, kinds = ([given[f"{name}{end}"] for name in names] for end in ("", "DescriptorType"))
+            fields = operands(arrays, kinds, given["output"], given["outputDescriptorType"])
+            layer = c.BNNSLayerParametersArithmetic(given["function"], fields, given["activation"].bnnsActivation)
+            self._filter = swift.made(c.BNNSFilterCreateLayerArithmetic, layer, given["filterParameters"])
 
+        @_applies(c.BNNSArithmeticFilterApplyBatch, f"{inputs} output", f"({len(names)}) .{all_inputs}+ .output+")
+        def apply() -> None:
+            """Apply the layer to a packed batch."""
 
-def _arithmetic_init(self: _ArithmeticLayer, given: Given) -> None:
-    inputs, types = ([given[f"{name}{end}"] for name in self._names] for end in ("", "DescriptorType"))
-    fields = operands(inputs, types, given["output"], given["outputDescriptorType"])
-    parameters = BNNSLayerParametersArithmetic(given["function"], fields, given["activation"].bnnsActivation)
-    self._filter = made(BNNSFilterCreateLayerArithmetic, parameters, given["filterParameters"])
+        @_applies(
+            c.BNNSArithmeticFilterApplyBackwardBatch,
+            f"{inputs} output? outputGradient {nullable}",
+            f"({len(names)}) .{all_inputs}+ {all_gradients}+ .output+ outputGradient+",
+            data="outputGradient",
+        )
+        def applyBackward() -> None:
+            """Compute the gradients of the inputs."""
 
+        for method in (__init__, apply, applyBackward):
+            method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
+            setattr(cls, method.__name__, method)
 
-def _arithmetic_apply(self: _ArithmeticLayer, given: Given) -> None:
-    """Apply the layer to a packed batch."""
-    batch, output = given["batchSize"], given["output"]
-    check_data(**{name: given[name] for name in (*self._names, "output")})
-    inputs = self._check(given)
-    data, strides = [one.data for one in inputs], [batch_stride(one) for one in inputs]
-    rest = (output.data, batch_stride(output))
-    checked_call(BNNSArithmeticFilterApplyBatch, self._filter, batch, len(inputs), data, strides, *rest)
-
-
-def _arithmetic_backward(self: _ArithmeticLayer, given: Given) -> None:
-    """Compute the gradients of the inputs."""
-    output, dy = given["output"], given["outputGradient"]
-    check_data(outputGradient=dy)
-    inputs = self._check(given)
-    gradients = [given[label] for label in given if label.startswith("generating")]
-    checked_call(
-        BNNSArithmeticFilterApplyBackwardBatch,
-        self._filter,
-        given["batchSize"],
-        len(inputs),
-        [one.data for one in inputs],
-        [batch_stride(one) for one in inputs],
-        gradients,
-        [stride_of(one) for one in gradients],
-        data_of(output),
-        stride_of(output),
-        dy,
-        batch_stride(dy),
-    )
+    def _made(self, label: str) -> Geometry | None:
+        if self._filter.destroyed:
+            return None
+        operand = self._filter.output if label == "output" else self._filter.operands[self._names.index(label)]
+        geometry: Geometry = operand.geometry
+        return geometry
 
 
 class UnaryArithmeticLayer(_ArithmeticLayer, inputs="input", function="ArithmeticUnaryFunction"):
@@ -446,9 +308,12 @@ class TernaryArithmeticLayer(_ArithmeticLayer, inputs="inputA inputB inputC", fu
 # ---- crops ----------------------------------------------------------------------------------------------------------
 
 
-@public
+@swift.public
 class CropResizeLayer:
-    """Samples regions of images by linear interpolation. It has no filter: arrays say the sizes."""
+    """Samples regions of images by linear interpolation.
+
+    It has no filter: arrays say the sizes, and the C functions take its structure.
+    """
 
     class LinearSamplingMode(enum.Enum):
         """Which points of a region are sampled."""
@@ -467,34 +332,25 @@ class CropResizeLayer:
         centerSizeHeightFirst = c.BNNSCenterSizeHeightFirst
         centerSizeWidthFirst = c.BNNSCenterSizeWidthFirst
 
-    def __init__(
-        self,
-        *,
-        coordinatesAreNormalized: bool,
-        spatialScale: float,
-        extrapolationValue: float = 0.0,
-        samplingMode: LinearSamplingMode = LinearSamplingMode.default,
-        boxCoordinateMode: BoxCoordinateMode,
-    ) -> None:
-        self._filter = BNNSLayerParametersCropResize(  # the first argument of the C functions
-            coordinatesAreNormalized,
-            spatialScale,
-            extrapolationValue,
-            samplingMode.value,
-            boxCoordinateMode.value,
-            c.BNNSInterpolationMethodLinear,
-        )
+    @swift.takes(
+        "coordinatesAreNormalized spatialScale extrapolationValue=0.0 samplingMode=.default boxCoordinateMode",
+        samplingMode=LinearSamplingMode,
+        boxCoordinateMode=BoxCoordinateMode,
+    )
+    def __init__(self, given: Given) -> None:
+        fields = {"method": c.BNNSInterpolationMethodLinear}
+        self._filter = swift.filled(c.BNNSLayerParametersCropResize, given, fields=fields)
 
-    @calls(
-        BNNSCropResize,
+    @swift.calls(
+        c.BNNSCropResize,
         "input regionOfInterest output filterParameters?",
         "self input regionOfInterest output filterParameters",
     )
     def apply(self) -> None:
         """Sample every region of every image."""
 
-    @calls(
-        BNNSCropResizeBackward,
+    @swift.calls(
+        c.BNNSCropResizeBackward,
         "regionOfInterest outputGradient generatingInputGradient filterParameters?",
         "self generatingInputGradient regionOfInterest outputGradient filterParameters",
     )

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, Final
 
-from . import _constants as c
-from ._optimizer import (
-    BNNSOptimizerAdamFields,
-    BNNSOptimizerAdamWithClippingFields,
-    BNNSOptimizerRMSPropFields,
-    BNNSOptimizerRMSPropWithClippingFields,
-    BNNSOptimizerSGDMomentumFields,
-    BNNSOptimizerSGDMomentumWithClippingFields,
-    BNNSOptimizerStep,
-)
+from .. import bnns as c
 from ._structures import BNNSFilterParameters, BNNSNDArrayDescriptor, Structure
 from ._swift import checked_call, public
 
@@ -43,19 +36,28 @@ class GradientClipping:
     @classmethod
     def byGlobalNorm(cls, threshold: float, globalNorm: float = 0.0) -> GradientClipping:
         """Limit the norm of all gradients together, which is `globalNorm` unless that is 0."""
-        return cls(
-            c.BNNSOptimizerClippingByGlobalNorm,
-            clip_gradients_max_norm=threshold,
-            clip_gradients_use_norm=globalNorm,
-        )
+        norms = {"clip_gradients_max_norm": threshold, "clip_gradients_use_norm": globalNorm}
+        return cls(c.BNNSOptimizerClippingByGlobalNorm, **norms)
 
 
 GradientClipping.none = GradientClipping(c.BNNSOptimizerClippingNone)
 
 
+# The fields of C structures that parameters become, if they are not spelled alike; "" if they are no fields.
+_FIELDS: Final = {
+    **dict.fromkeys(("gradientClipping", "clipsGradientsTo", "usesAMSGrad"), ""),
+    "usesNesterovMomentum": "nesterov",
+    "regularizationFunction": "regularization_func",
+    "weightDecay": "regularization_scale",
+}
+
+
 @dataclasses.dataclass(kw_only=True)
 class Optimizer:
     """Base class of the optimizers. Gradients are limited by `gradientClipping`, or by the older `clipsGradientsTo`."""
+
+    _algorithm: ClassVar[str]  # in the names of C functions
+    _structure: ClassVar[str]  # and of structures
 
     gradientScale: float
     gradientClipping: GradientClipping | None = None
@@ -68,16 +70,33 @@ class Optimizer:
     @property
     def bnnsOptimizerFunction(self) -> int:
         """The number of the C function."""
-        raise NotImplementedError
+        variant = "AMSGrad" if getattr(self, "usesAMSGrad", False) else ""
+        return int(getattr(c, f"BNNSOptimizerFunction{self._algorithm}{variant}{self._ending}"))
 
     @property
     def accumulatorCountMultiplier(self) -> int:
         """How many accumulators each parameter needs."""
         raise NotImplementedError
 
+    @property
+    def _ending(self) -> str:
+        """Of the names of C functions and structures."""
+        return "" if self.gradientClipping is None else "WithClipping"
+
+    @cached_property
+    def _field_names(self) -> dict[str, str]:
+        """Parameters and their fields: ``learning_rate`` for ``learningRate``."""
+        names = [one.name for one in dataclasses.fields(self)]
+        spelled = {name: re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name) for name in names}
+        found = {name: _FIELDS.get(name, field) for name, field in spelled.items()}
+        return {name: field for name, field in found.items() if field}
+
     def _fields(self) -> Structure:
         """The structure of the C function."""
-        raise NotImplementedError
+        kind = getattr(c, f"BNNSOptimizer{self._structure}{self._ending}Fields")
+        values = {field: getattr(self, name) for name, field in self._field_names.items()}
+        made: Structure = kind(**values, **self._clipping())
+        return made
 
     def _clipping(self) -> dict[str, Any]:
         """The fields that limit gradients."""
@@ -98,7 +117,7 @@ class Optimizer:
     ) -> None:
         """Update the parameters. Accumulators are grouped by kind, and zero before the first step."""
         checked_call(
-            BNNSOptimizerStep,
+            c.BNNSOptimizerStep,
             self.bnnsOptimizerFunction,
             self._fields(),
             max(len(parameters), len(gradients)),  # if they differ, the call says which has too few
@@ -115,6 +134,8 @@ class Optimizer:
 class SGDMomentumOptimizer(Optimizer):
     """SGD with momentum. `usesNestrovMomentum` is an older spelling of `usesNesterovMomentum`."""
 
+    _algorithm = _structure = "SGDMomentum"
+
     learningRate: float
     momentum: float = 0.0
     regularizationScale: float
@@ -129,34 +150,15 @@ class SGDMomentumOptimizer(Optimizer):
             self.usesNesterovMomentum = usesNestrovMomentum
 
     @property
-    def bnnsOptimizerFunction(self) -> int:
-        if self.gradientClipping is None:
-            return c.BNNSOptimizerFunctionSGDMomentum
-        return c.BNNSOptimizerFunctionSGDMomentumWithClipping
-
-    @property
     def accumulatorCountMultiplier(self) -> int:
         return int(self.momentum != 0)
-
-    def _fields(self) -> Structure:
-        kind = BNNSOptimizerSGDMomentumFields
-        if self.gradientClipping is not None:
-            kind = BNNSOptimizerSGDMomentumWithClippingFields  # type: ignore[assignment]
-        return kind(
-            learning_rate=self.learningRate,
-            momentum=self.momentum,
-            gradient_scale=self.gradientScale,
-            regularization_scale=self.regularizationScale,
-            nesterov=self.usesNesterovMomentum,
-            regularization_func=self.regularizationFunction,
-            sgd_momentum_variant=self.sgdMomentumVariant,
-            **self._clipping(),
-        )
 
 
 @dataclasses.dataclass(kw_only=True)
 class _AdamFamily(Optimizer):
     """What Adam and AdamW share."""
+
+    _structure = "Adam"
 
     learningRate: float = 0.001
     beta1: float = 0.9
@@ -169,41 +171,16 @@ class _AdamFamily(Optimizer):
     def accumulatorCountMultiplier(self) -> int:
         return 3 if self.usesAMSGrad else 2
 
-    def _adam_fields(self, decay: float, regularization: int = c.BNNSOptimizerRegularizationNone) -> Structure:
-        kind = BNNSOptimizerAdamFields
-        if self.gradientClipping is not None:
-            kind = BNNSOptimizerAdamWithClippingFields  # type: ignore[assignment]
-        return kind(
-            learning_rate=self.learningRate,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            time_step=self.timeStep,
-            epsilon=self.epsilon,
-            gradient_scale=self.gradientScale,
-            regularization_scale=decay,
-            regularization_func=regularization,
-            **self._clipping(),
-        )
-
 
 @public
 @dataclasses.dataclass(kw_only=True)
 class AdamOptimizer(_AdamFamily):
     """Adam. Increment `timeStep`, which starts at 1, after every iteration."""
 
+    _algorithm = "Adam"
+
     regularizationScale: float
     regularizationFunction: int
-
-    @property
-    def bnnsOptimizerFunction(self) -> int:
-        if self.gradientClipping is None:
-            return c.BNNSOptimizerFunctionAdamAMSGrad if self.usesAMSGrad else c.BNNSOptimizerFunctionAdam
-        if self.usesAMSGrad:
-            return c.BNNSOptimizerFunctionAdamAMSGradWithClipping
-        return c.BNNSOptimizerFunctionAdamWithClipping
-
-    def _fields(self) -> Structure:
-        return self._adam_fields(self.regularizationScale, self.regularizationFunction)
 
 
 @public
@@ -211,25 +188,18 @@ class AdamOptimizer(_AdamFamily):
 class AdamWOptimizer(_AdamFamily):
     """Adam with decoupled weight decay."""
 
+    _algorithm = "AdamW"
+
     timeStep: float = 1.0
     weightDecay: float = 1e-2
-
-    @property
-    def bnnsOptimizerFunction(self) -> int:
-        if self.gradientClipping is None:
-            return c.BNNSOptimizerFunctionAdamWAMSGrad if self.usesAMSGrad else c.BNNSOptimizerFunctionAdamW
-        if self.usesAMSGrad:
-            return c.BNNSOptimizerFunctionAdamWAMSGradWithClipping
-        return c.BNNSOptimizerFunctionAdamWWithClipping
-
-    def _fields(self) -> Structure:
-        return self._adam_fields(self.weightDecay)
 
 
 @public
 @dataclasses.dataclass(kw_only=True)
 class RMSPropOptimizer(Optimizer):
     """RMSProp."""
+
+    _algorithm = _structure = "RMSProp"
 
     learningRate: float = 1e-2
     alpha: float = 0.99
@@ -240,27 +210,5 @@ class RMSPropOptimizer(Optimizer):
     regularizationFunction: int
 
     @property
-    def bnnsOptimizerFunction(self) -> int:
-        if self.gradientClipping is None:
-            return c.BNNSOptimizerFunctionRMSProp
-        return c.BNNSOptimizerFunctionRMSPropWithClipping
-
-    @property
     def accumulatorCountMultiplier(self) -> int:
         return 1 + bool(self.centered) + int(self.momentum != 0)
-
-    def _fields(self) -> Structure:
-        kind = BNNSOptimizerRMSPropFields
-        if self.gradientClipping is not None:
-            kind = BNNSOptimizerRMSPropWithClippingFields  # type: ignore[assignment]
-        return kind(
-            learning_rate=self.learningRate,
-            alpha=self.alpha,
-            epsilon=self.epsilon,
-            centered=self.centered,
-            momentum=self.momentum,
-            gradient_scale=self.gradientScale,
-            regularization_scale=self.regularizationScale,
-            regularization_func=self.regularizationFunction,
-            **self._clipping(),
-        )

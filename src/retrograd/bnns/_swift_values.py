@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from . import _constants as c
+from .. import bnns as c
+from . import _constants
 from ._declare import written
-from ._loss import (
-    BNNSLayerParametersLossBase,
-    BNNSLayerParametersLossHuber,
-    BNNSLayerParametersLossSigmoidCrossEntropy,
-    BNNSLayerParametersLossSoftmaxCrossEntropy,
-    BNNSLayerParametersLossYolo,
-)
 from ._memory import dtype_of
 from ._names import constant_name
 from ._structures import BNNSActivation, BNNSNDArrayDescriptor, Structure
 from ._swift import Value, batch_stride, public
 
-_TENSOR: Final = 0x8000  # the bit that marks generic layouts
-_CONSTANTS: Final = {name.lower(): value for name, value in vars(c).items() if name.startswith("BNNS")}
+_Array: TypeAlias = BNNSNDArrayDescriptor | None
+_CONSTANTS: Final = {name.lower(): value for name, value in vars(_constants).items() if name.startswith("BNNS")}
 
 
 def _numbers(prefix: str, cases: str) -> dict[str, int]:
@@ -202,7 +197,7 @@ class YoloParameters:
     """The parameters of YOLO's loss, by the names of the C structure's fields."""
 
     def __init__(self, **fields: Any) -> None:
-        BNNSLayerParametersLossYolo(**fields)  # raises for other names
+        c.BNNSLayerParametersLossYolo(**fields)  # raises for other names
         self.fields = fields
 
 
@@ -210,29 +205,30 @@ class YoloParameters:
 class LossFunction(Value):
     """A loss: ``LossFunction.meanSquareError``, ``LossFunction.huber(huberDelta=1.0)``."""
 
-    def __init__(
-        self, function: int, structure: type[Structure] = BNNSLayerParametersLossBase, **fields: object
-    ) -> None:
-        self.bnnsLossFunction, self.structure = function, structure
+    def __init__(self, function: int, structure: type[Structure] | None = None, **fields: object) -> None:
+        self.bnnsLossFunction, self.structure = function, structure or c.BNNSLayerParametersLossBase
         self.fields = {**fields, "function": function}
 
     @classmethod
+    def _with(cls, name: str, **fields: object) -> LossFunction:
+        """A function that has a structure of its own."""
+        return cls(getattr(c, f"BNNSLossFunction{name}"), getattr(c, f"BNNSLayerParametersLoss{name}"), **fields)
+
+    @classmethod
     def softmaxCrossEntropy(cls, labelSmoothing: float) -> LossFunction:
-        structure = BNNSLayerParametersLossSoftmaxCrossEntropy
-        return cls(c.BNNSLossFunctionSoftmaxCrossEntropy, structure, label_smooth=labelSmoothing)
+        return cls._with("SoftmaxCrossEntropy", label_smooth=labelSmoothing)
 
     @classmethod
     def sigmoidCrossEntropy(cls, labelSmoothing: float) -> LossFunction:
-        structure = BNNSLayerParametersLossSigmoidCrossEntropy
-        return cls(c.BNNSLossFunctionSigmoidCrossEntropy, structure, label_smooth=labelSmoothing)
+        return cls._with("SigmoidCrossEntropy", label_smooth=labelSmoothing)
 
     @classmethod
     def huber(cls, huberDelta: float) -> LossFunction:
-        return cls(c.BNNSLossFunctionHuber, BNNSLayerParametersLossHuber, huber_delta=huberDelta)
+        return cls._with("Huber", huber_delta=huberDelta)
 
     @classmethod
     def yolo(cls, parameters: YoloParameters) -> LossFunction:
-        return cls(c.BNNSLossFunctionYolo, BNNSLayerParametersLossYolo, **parameters.fields)
+        return cls._with("Yolo", **parameters.fields)
 
 
 _add_cases(
@@ -254,15 +250,11 @@ class NormalizationType(Value):
         self.fields = {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
-    def batch(
-        cls, movingMean: BNNSNDArrayDescriptor | None = None, movingVariance: BNNSNDArrayDescriptor | None = None
-    ) -> NormalizationType:
+    def batch(cls, movingMean: _Array = None, movingVariance: _Array = None) -> NormalizationType:
         return cls(c.BNNSBatchNorm, {"moving_mean_desc": movingMean, "moving_variance_desc": movingVariance})
 
     @classmethod
-    def instance(
-        cls, movingMean: BNNSNDArrayDescriptor | None = None, movingVariance: BNNSNDArrayDescriptor | None = None
-    ) -> NormalizationType:
+    def instance(cls, movingMean: _Array = None, movingVariance: _Array = None) -> NormalizationType:
         return cls(c.BNNSInstanceNorm, {"moving_mean_desc": movingMean, "moving_variance_desc": movingVariance})
 
     @classmethod
@@ -321,12 +313,7 @@ class PoolingType(Value):
         return cls(c.BNNSPoolingFunctionMax, indices, xDilationStride, yDilationStride)
 
     @classmethod
-    def maxEx(
-        cls,
-        indicesDescriptor: BNNSNDArrayDescriptor | None = None,
-        xDilationStride: int = 0,
-        yDilationStride: int = 0,
-    ) -> PoolingType:
+    def maxEx(cls, indicesDescriptor: _Array = None, xDilationStride: int = 0, yDilationStride: int = 0) -> PoolingType:
         return cls(c.BNNSPoolingFunctionMax, indicesDescriptor, xDilationStride, yDilationStride)
 
     @classmethod
@@ -383,21 +370,15 @@ PaddingMode.symmetric = PaddingMode(c.BNNSPaddingModeSymmetric)
 class Norm(Value):
     """A norm by its exponent."""
 
-    l1: ClassVar[Norm]
-    taxicab: ClassVar[Norm]
-    l2: ClassVar[Norm]
-    euclidean: ClassVar[Norm]
-    lInfinity: ClassVar[Norm]
-    maximum: ClassVar[Norm]
-
     def __init__(self, rawValue: float) -> None:
         self.rawValue = rawValue
         self.fields = {"norm_type": rawValue}
 
 
-Norm.l1 = Norm.taxicab = Norm(1.0)
-Norm.l2 = Norm.euclidean = Norm(2.0)
-Norm.lInfinity = Norm.maximum = Norm(float("inf"))
+_NORMS: Final = {"l1 taxicab": Norm(1.0), "l2 euclidean": Norm(2.0), "lInfinity maximum": Norm(math.inf)}
+for _cases, _norm in _NORMS.items():
+    for _case in _cases.split():
+        setattr(Norm, _case, _norm)
 
 
 # ---- shapes ---------------------------------------------------------------------------------------------------------
@@ -407,14 +388,16 @@ Norm.lInfinity = Norm.maximum = Norm(float("inf"))
 class Shape:
     """Extents and strides of an array, made by the methods named after Swift's cases.
 
-    ``Shape(size)`` picks the layout by the number of axes: a vector, or first-major with the slowest axis first.
+    ``Shape(size)`` picks the layout by the number of axes: a vector, or first-major with the slowest axis first. The
+    axes of the sequences ``tensor3DSNE`` and ``tensor3DNSE`` are features, samples, steps and features, steps, samples.
     """
 
     def __init__(self, size: Sequence[int], dataLayout: int | None = None, stride: Sequence[int] | None = None) -> None:
         if dataLayout is None:
             if not 1 <= len(size) <= c.BNNS_MAX_TENSOR_DIMENSION:
                 raise ValueError(f"a shape has from 1 to {c.BNNS_MAX_TENSOR_DIMENSION} axes, not {len(size)}")
-            dataLayout = c.BNNSDataLayoutVector if len(size) == 1 else len(size) << 16 | _TENSOR | 1
+            name = "Vector" if len(size) == 1 else f"{len(size)}DFirstMajor"
+            dataLayout = int(getattr(c, f"BNNSDataLayout{name}"))
         layout, rank = dataLayout, dataLayout >> 16
         if len(size) != rank or (stride is not None and len(stride) != rank):
             given = len(size) if len(size) != rank else len(stride or ())
@@ -463,40 +446,19 @@ class Shape:
         return cls((columns, rows), c.BNNSDataLayoutRowMajorMatrix, stride)
 
     @classmethod
-    def matrixFirstMajor(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(size, c.BNNSDataLayout2DFirstMajor, stride)
-
-    @classmethod
-    def matrixLastMajor(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(size, c.BNNSDataLayout2DLastMajor, stride)
-
-    @classmethod
     def imageCHW(cls, width: int, height: int, channels: int, stride: Sequence[int] | None = None) -> Shape:
         return cls((width, height, channels), c.BNNSDataLayoutImageCHW, stride)
 
-    @classmethod
-    def tensor3DSNE(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        """A sequence: features, samples, steps."""
-        return cls(size, c.BNNSDataLayoutSNE, stride)
 
-    @classmethod
-    def tensor3DNSE(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        """A sequence: features, steps, samples."""
-        return cls(size, c.BNNSDataLayoutNSE, stride)
-
-    @classmethod
-    def convolutionWeightsOIHW(cls, *size: int, stride: Sequence[int] | None = None) -> Shape:
-        return cls(size, c.BNNSDataLayoutConvolutionWeightsOIHW, stride)
-
-
-def _tensor(layout: int) -> Callable[..., Shape]:
+def _listed(layout: int) -> Callable[..., Shape]:
     def make(cls: type[Shape], *size: int, stride: Sequence[int] | None = None) -> Shape:
         return cls(size, layout, stride)
 
     return make
 
 
-for _rank in range(3, c.BNNS_MAX_TENSOR_DIMENSION + 1):
-    for _order, _bit in (("LastMajor", 0), ("FirstMajor", 1)):
-        _name = f"tensor{_rank}D{_order}"
-        setattr(Shape, _name, classmethod(_tensor(_rank << 16 | _TENSOR | _bit)))
+_ranks = range(3, c.BNNS_MAX_TENSOR_DIMENSION + 1)
+_tensors = " ".join(f"tensor{rank}D{order}Major={rank}D{order}Major" for rank in _ranks for order in ("First", "Last"))
+_others = "matrixFirstMajor=2DFirstMajor matrixLastMajor=2DLastMajor tensor3DSNE=SNE tensor3DNSE=NSE"
+for _name, _layout in _numbers("BNNSDataLayout", f"{_tensors} {_others} convolutionWeightsOIHW").items():
+    setattr(Shape, _name, classmethod(_listed(_layout)))

@@ -8,9 +8,11 @@ import numpy as np
 
 from ..ops._planned import Planned
 from . import _constants as c
+from ._arguments import Given as Arguments
+from ._arguments import takes
 from ._conversion import INTEGERS
 from ._direct import Descriptor, Given, Operand, Parameters, as_stored
-from ._failure import Invalid, status
+from ._failure import Invalid
 from ._filter import FLOATS, check_extents, check_same_type, checked_batch, checked_descriptor, checked_parameters
 from ._memory import Array, as_size, check_disjoint, check_indices, numbered_axes
 
@@ -63,22 +65,23 @@ _OUTPUT: Final = Operand("output", (c.BNNSDataTypeBoolean,), written=True, order
 class _Input:
     """The input of a call, and the axis along which values are compared."""
 
-    def __init__(
-        self, operand: Operand, input: object, K: object, axis: object, batch_size: object, stride: object
-    ) -> None:
-        self.batch = checked_batch(batch_size)
-        self.geometry = geometry = operand.geometry(checked_descriptor("input", input))
-        self.axis, rank = as_size("axis", axis), len(geometry.extents)
+    def __init__(self, operand: Operand, arguments: Arguments) -> None:
+        self.batch = checked_batch(arguments["batch_size"])
+        self.geometry = geometry = operand.geometry(checked_descriptor("input", arguments["input"]))
+        self.axis, rank = as_size("axis", arguments["axis"]), len(geometry.extents)
         if self.axis >= rank:
             raise Invalid(f"axis is {self.axis}, but input has {rank} axes")
         # In an array with its slowest axis first.
         self.position = numbered_axes(geometry.layout)[self.axis]
-        self.extent, self.count = geometry.shape[self.position], as_size("K", K)
+        self.extent, self.count = geometry.shape[self.position], as_size("K", arguments["K"])
         if not 1 <= self.count <= self.extent:
-            raise Invalid(
-                f"K is {self.count}, must be from 1 to {self.extent}, the extent of axis {self.axis} of input"
-            )
-        self.values = operand.samples(input, self.batch, stride, "input_batch_stride").array
+            extent = f"{self.extent}, the extent of axis {self.axis} of input"
+            raise Invalid(f"K is {self.count}, must be from 1 to {extent}")
+        self.values = self._samples(operand, arguments).array
+
+    def _samples(self, operand: Operand, arguments: Arguments) -> Given:
+        stride = f"{operand.name}_batch_stride"
+        return operand.samples(arguments[operand.name], self.batch, arguments[stride], stride)
 
     def rows(self) -> Array:
         """The values with the axis last, ``[..., extent]``."""
@@ -88,92 +91,81 @@ class _Input:
         """One row of keys for each row of values, ``[rows, extent]``, in descending order of the values."""
         return np.ascontiguousarray(_descending(self.rows())).reshape(-1, self.extent)
 
-    def other(self, operand: Operand, descriptor: object, stride: object, count: int | None) -> Given:
+    def other(self, operand: Operand, arguments: Arguments, count: int | None) -> Given:
         """Another operand, with the extents of the input and `count` along the axis; None leaves it out."""
-        geometry = operand.geometry(checked_descriptor(operand.name, descriptor))
+        geometry = operand.geometry(checked_descriptor(operand.name, arguments[operand.name]))
         shape = list(self.geometry.shape)
         shape[self.position : self.position + 1] = [] if count is None else [count]
         which = f"of input without axis {self.axis}" if count is None else f"of input, with K along axis {self.axis}"
         check_extents(operand.name, geometry, tuple(reversed(shape)), which)
-        return operand.samples(descriptor, self.batch, stride, f"{operand.name}_batch_stride")
+        return self._samples(operand, arguments)
+
+
+# What a plan depends on.
+_PLANNED: Final = (
+    *("input", "best_values", "best_indices", "K", "axis", "batch_size"),
+    *("input_batch_stride", "best_values_batch_stride", "best_indices_batch_stride"),
+)
 
 
 @Planned
-def _top(
-    input: Descriptor,
-    values: Descriptor,
-    indices: Descriptor | None,
-    K: int,
-    axis: int,
-    batch_size: int,
-    input_stride: int,
-    values_stride: int,
-    indices_stride: int,
-) -> tuple[_Input, list[Given]]:
+def _top(*planned: object) -> tuple[_Input, list[Given]]:
     """The input of a call, and its results."""
-    given = _Input(_NUMBERS, input, K, axis, batch_size, input_stride)
-    results = [given.other(_BEST_VALUES, values, values_stride, given.count)]
-    check_same_type("best_values", values, "input", input)
-    if indices is not None:
+    arguments: Arguments = dict(zip(_PLANNED, planned, strict=True))
+    given = _Input(_NUMBERS, arguments)
+    results = [given.other(_BEST_VALUES, arguments, given.count)]
+    check_same_type("best_values", arguments["best_values"], "input", arguments["input"])
+    if arguments["best_indices"] is not None:
         if given.extent - 1 > _INT32.max:
             raise Invalid(f"axis {given.axis} of input has {given.extent} elements, more than Int32 can index")
-        results.append(given.other(_BEST_INDICES, indices, indices_stride, given.count))
+        results.append(given.other(_BEST_INDICES, arguments, given.count))
     check_disjoint({result.name: result.array for result in results}, {})
     return given, results
 
 
-@status(-1)
-def BNNSDirectApplyTopK(
-    K: int,
-    axis: int,
-    batch_size: int,
-    input: Descriptor,
-    input_batch_stride: int,
-    best_values: Descriptor,
-    best_values_batch_stride: int,
-    best_indices: Descriptor | None,
-    best_indices_batch_stride: int,
-    filter_params: Parameters = None,
-) -> int:
+_TYPES: Final = {
+    **dict.fromkeys(("K", "axis", "batch_size"), int),
+    **dict.fromkeys(("input", "best_values", "test_indices", "output"), Descriptor),
+    "best_indices": Descriptor | None,
+    "filter_params": Parameters,
+}
+
+
+@takes(
+    "K axis batch_size input input_batch_stride best_values best_values_batch_stride best_indices "
+    "best_indices_batch_stride filter_params=None",
+    _TYPES,
+)
+def BNNSDirectApplyTopK(arguments: Arguments) -> None:
     """Find the `K` largest values along an axis, in descending order, and their indices. 0, or -1 on failure.
 
     Of equal values the one with the lowest index comes first. NaN is larger than all numbers. `best_indices`, of type
     Int32, may be None. Axis k is that of ``size[k]``; in a row-major matrix axis 0 is that of the rows.
     """
-    checked_parameters(filter_params)
-    strides = input_batch_stride, best_values_batch_stride, best_indices_batch_stride
-    given, results = _top(input, best_values, best_indices, K, axis, batch_size, *strides)
+    checked_parameters(arguments["filter_params"])
+    given, results = _top(*(arguments[name] for name in _PLANNED))
     rows = given.rows()
     at = smallest(given.keys(), given.count).reshape(*rows.shape[:-1], given.count)
     for result, found in zip(results, (np.take_along_axis(rows, at, -1), at), strict=False):
         result.fill(np.moveaxis(found, -1, 1 + given.position))
-    return 0
 
 
-@status(-1)
-def BNNSDirectApplyInTopK(
-    K: int,
-    axis: int,
-    batch_size: int,
-    input: Descriptor,
-    input_batch_stride: int,
-    test_indices: Descriptor,
-    test_indices_batch_stride: int,
-    output: Descriptor,
-    output_batch_stride: int,
-    filter_params: Parameters = None,
-) -> int:
+@takes(
+    "K axis batch_size input input_batch_stride test_indices test_indices_batch_stride output output_batch_stride "
+    "filter_params=None",
+    _TYPES,
+)
+def BNNSDirectApplyInTopK(arguments: Arguments) -> None:
     """Whether the values at `test_indices` are among the `K` largest along an axis. 0, or -1 on failure.
 
     A value is among them if fewer than `K` are larger, so with ties more than `K` may be. `test_indices`, of type
     Int32, and `output`, of type Boolean, have the extents of `input` without the axis. NaN is larger than all numbers.
     """
-    checked_parameters(filter_params)
-    given = _Input(_FLOATS, input, K, axis, batch_size, input_batch_stride)
-    indices = given.other(_TEST_INDICES, test_indices, test_indices_batch_stride, None).array
-    target = given.other(_OUTPUT, output, output_batch_stride, None)
+    checked_parameters(arguments["filter_params"])
+    given = _Input(_FLOATS, arguments)
+    indices = given.other(_TEST_INDICES, arguments, None).array
+    target = given.other(_OUTPUT, arguments, None)
     check_indices("test_indices", indices, given.extent, f"axis {given.axis} of input has {given.extent} elements")
     keys = given.keys()
     tested = np.take_along_axis(keys, indices.reshape(-1, 1), -1)
     target.fill(np.count_nonzero(keys < tested, axis=-1) < given.count)
-    return 0

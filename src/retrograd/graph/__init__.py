@@ -148,6 +148,7 @@ from .reduction import (
     sum_of_squares,
     var,
 )
+from .scan import Scan, scan
 from .schedule import Constant, Cosine, StepDecay
 from .shaping import (
     broadcast_to,
@@ -183,7 +184,6 @@ __all__ = [
     "Cosine",
     "Graph",
     "Lstm",
-    "Recurrent",
     "MaxPool",
     "Node",
     "Operand",
@@ -191,7 +191,9 @@ __all__ = [
     "Optimizer",
     "Program",
     "RMSProp",
+    "Recurrent",
     "ResultView",
+    "Scan",
     "Spec",
     "StepDecay",
     "Tensor",
@@ -250,6 +252,7 @@ __all__ = [
     "greater",
     "greater_equal",
     "group_norm",
+    "gru",
     "hinge",
     "huber",
     "identity",
@@ -275,8 +278,6 @@ __all__ = [
     "logical_xor",
     "logsumexp",
     "lstm",
-    "gru",
-    "rnn",
     "matmul",
     "max",
     "max_pool",
@@ -304,8 +305,10 @@ __all__ = [
     "recompute",
     "relu",
     "reshape",
+    "rnn",
     "round",
     "rsqrt",
+    "scan",
     "scatter_add",
     "sigmoid",
     "sigmoid_cross_entropy",

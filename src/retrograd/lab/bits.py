@@ -57,7 +57,9 @@ def digests() -> dict[str, str]:
     found: dict[str, str] = {}
     for dtype in _EXPONENTS:
         for make in (
-            (*makers, _lstms, _recurrent, _dense, _pools, _convolutions, _graphs) if dtype in _COMPUTED else makers
+            (*makers, _lstms, _recurrent, _scans, _dense, _pools, _convolutions, _graphs)
+            if dtype in _COMPUTED
+            else makers
         ):
             for name, results in make(storage_dtype(dtype)):
                 found[f"{name} {dtype}"] = _digest(results)
@@ -236,6 +238,27 @@ def _lstms(dtype: Any) -> Results:
         yield from run(f"{size} table", rows, weights, table=_data((11, inputs), dtype, 72))
         made = rg.lstm_cache(x, weights)
         yield f"lstm_cache {size}", _flat(rg.lstm_backward(_data((steps, samples, units), dtype, 73), made))
+
+
+def _scans(dtype: Any) -> Results:
+    for shape, axis, a_shape in (
+        ((5, 3, 7), 0, (5, 3, 7)),
+        ((9, 4, 33), 1, (9, 4, 33)),
+        ((70, 131), 1, (70, 131)),
+        ((40, 1100), 0, (40, 1100)),
+        ((300,), 0, ()),
+        ((50, 6, 5), 0, (5,)),
+        ((50, 6, 5), 0, (50, 1, 5)),
+        ((6, 50, 5), 1, (6, 1, 1)),
+    ):
+        a, b, dy = _data(a_shape, dtype, 1) / 2, _data(shape, dtype, 2), _data(shape, dtype, 3)
+        state = (*shape[:axis], *shape[axis + 1 :])
+        h0, dhn = _data(state, dtype, 4), _data(state, dtype, 5)
+        reset = _data((*shape[: axis + 1], *(1 for _ in shape[axis + 1 :])), np.float64, 6) > 1
+        for stops in (None, reset):
+            y, hn, cache = rg.scan_forward(a, b, h0, axis=axis, reset=stops)
+            gradients = rg.scan_backward(dy, cache, dhn=dhn)
+            yield f"scan {shape} {axis} {a_shape}{' reset' if stops is not None else ''}", [y, hn, *gradients]
 
 
 def _recurrent(dtype: Any) -> Results:

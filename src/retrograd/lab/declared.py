@@ -1,9 +1,10 @@
-"""What is written from the declarations of retrograd.bnns: its type stub, and the table of functions in the docs.
+"""What is written from the declarations of retrograd.bnns: its type stubs, and the table of functions in the docs.
 
-    python -m retrograd.lab.declared src/retrograd/bnns/__init__.pyi docs/bnns.md
+    python -m retrograd.lab.declared src/retrograd/bnns/{__init__,_constants}.pyi docs/bnns.md
 
 ``make lint`` runs it with ``--check``, which fails if a file is not as this module writes it. The stub imports what
-type checkers see in the modules of the package, and spells out what is made when they are imported.
+type checkers see in the modules of the package, and spells out what is made when they are imported. The stub of the
+constants has all of them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import bnns
-from ..bnns import _declare
+from ..bnns import _constants, _declare
 from ..bnns._filter import BNNSFilter
 from ..bnns._swift import NAMESPACE
 from ..bnns._swift_values import ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator
 
 _MARKS: Final = "<!-- functions: written by retrograd.lab.declared -->", "<!-- end of functions -->"
+_SUBJECTS: Final = {  # modules whose names say too little
+    "apply": "all filters",
+    "filter": "all filters",
+    "rearrange": "bands, comparisons, shuffles, tiles",
+    "sample map": "dropout, padding, permutation",
+    "topk": "largest values",
+}
 _PUBLIC: Final[list[str]] = sorted(vars(bnns)["__all__"])
 # Enumerations that are made from a list of cases, which type checkers do not see.
 _LISTED: Final = (ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator)
@@ -34,7 +42,13 @@ def is_made(member: Any) -> bool:
     return inspect.isfunction(function) and function.__code__.co_filename in (_declare.DECLARED, _declare.__file__)
 
 
-# ---- the stub -------------------------------------------------------------------------------------------------------
+# ---- the stubs ------------------------------------------------------------------------------------------------------
+
+
+def constants() -> str:
+    public = {name: value for name, value in vars(_constants).items() if not name.startswith("_")}
+    shown = [f"{name} = {value if value < 0x10000 else hex(value)}" for name, value in public.items()]
+    return "\n".join(["# Written by retrograd.lab.declared.", *shown, ""])
 
 
 def stub() -> str:
@@ -108,7 +122,10 @@ def _type(annotation: Any) -> str:
     filters = {kind.__name__ for kind in _subclasses(BNNSFilter)}
 
     def named(match: re.Match[str]) -> str:
-        name = match[0].rpartition(".")[2]
+        outer, _, name = match[0].rpartition(".")
+        owner = outer.rpartition(".")[2]
+        if owner in swift:
+            return f"_{owner}.{name}"
         if name in swift:
             return f"BNNS.{name}" if name in listed else f"_{name}"
         return "BNNSFilter" if name in filters else name
@@ -127,8 +144,8 @@ def _subclasses(kind: type) -> Iterator[type]:
 
 
 def table() -> str:
-    """Every C function: its arguments, and the first sentence of its docstring."""
-    lines = ["| function | arguments | what it does |", "|---|---|---|"]
+    """A row for each subject: its C functions with their arguments and the first sentence of their docstrings."""
+    subjects: dict[str, list[str]] = {}
     for name in _PUBLIC:
         function = getattr(bnns, name)
         if not inspect.isfunction(function) or not name.startswith("BNNS"):
@@ -136,14 +153,18 @@ def table() -> str:
         first = " ".join((function.__doc__ or "").split("\n\n")[0].split())
         sentence = re.split(r"(?<=\.) (?=[A-Z0-9`])", first)[0]
         shown = sentence.replace("|", "\\|").replace("``", "`").replace(":func:", "")
-        lines.append(f"| `{name}` | {', '.join(inspect.signature(function).parameters)} | {shown} |")
-    return "\n".join(lines)
+        arguments = ", ".join(inspect.signature(function).parameters)
+        call = f"`{name}`" + f" ({arguments})" * (arguments != "layer_params, filter_params")
+        subject = function.__module__.rpartition("._")[2].removesuffix("_filter").replace("_", " ")
+        subjects.setdefault(_SUBJECTS.get(subject, subject), []).append(f"{call}: {shown}")
+    rows = [f"| {subject} | {'<br>'.join(calls)} |" for subject, calls in sorted(subjects.items())]
+    return "\n".join(["| subject | functions |", "|---|---|", *rows])
 
 
 def written(path: Path) -> str:
     """The text of a file as it should be."""
     if path.suffix == ".pyi":
-        return stub()
+        return constants() if path.stem == "_constants" else stub()
     before, mark, rest = path.read_text(encoding="utf-8").partition(_MARKS[0])
     if not mark:
         raise SystemExit(f"{path} has no line {_MARKS[0]!r}")

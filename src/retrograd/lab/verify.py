@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from .. import _core
-from ..ops import normalization, recurrent
+from ..ops import normalization, recurrent, scan
 from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from . import bounds, cases, reference
@@ -39,6 +39,7 @@ __all__ = [
     "run_gru",
     "run_lstm",
     "run_rnn",
+    "scan_errors",
     "verify_gru",
     "verify_lstm",
     "verify_norm",
@@ -140,6 +141,7 @@ def recurrent_options(case: RecurrentCase) -> dict[str, Any]:
         "dropout": case.dropout,
         "seed": case.seed,
     }
+    own: tuple[str, ...] = ()
     match case:
         case LstmCase():
             own = ("output_gate_reads", "coupled", "cell_clip")
@@ -148,7 +150,6 @@ def recurrent_options(case: RecurrentCase) -> dict[str, Any]:
             own = ("kind", "flip")
             options["activations"] = recurrent.GruActivations(*activations)
         case _:
-            own = ()
             (options["activation"],) = activations
     return options | {name: getattr(case, name) for name in own}
 
@@ -411,6 +412,23 @@ def recurrent_errors(got: LstmResults | RecurrentResults, oracle: LstmOracle | R
         for field, *triple in zip(right._fields, actual, right, allowed, strict=True):
             if triple[1] is not None:
                 errors["d" + field] = max(errors.get("d" + field, 0.0), bounds.error_in_tolerances(*triple))
+    return errors
+
+
+# ---- linear recurrences ----------------------------------------------------------------------------------------------
+
+
+def scan_errors(a: Array, b: Array, dy: Array, axis: int, threads: int) -> dict[str, float]:
+    """The maximum error of each result of a recurrence, in units of the element's tolerance. `a` has the shape of b."""
+    y, _, cache = scan.scan_forward(a, b, axis=axis, num_threads=threads)
+    exact, _ = reference.scan_forward(a, b, axis=axis)
+    tolerance, _ = bounds.scan_forward_bound(a, exact, axis, b.dtype)
+    errors = {"y": bounds.error_in_tolerances(y, exact, tolerance)}
+    got = scan.scan_backward(dy, cache, num_threads=threads)
+    right = reference.scan_backward(dy, None, a, y, axis=axis)
+    allowed = bounds.scan_backward_bound(a, y, None, right.db, right.dh0, a.shape, axis, b.dtype)
+    for name in ("da", "db"):
+        errors[name] = bounds.error_in_tolerances(*(getattr(part, name) for part in (got, right, allowed)))
     return errors
 
 

@@ -219,6 +219,41 @@ class IndexedPlanes(NamedTuple):
     threads: int
 
 
+class ScanForward(NamedTuple):
+    """Of scan_forward."""
+
+    f64: bool
+    axis: int
+    a: Array
+    b: Array
+    h0: Array | None
+    reset: Array | None
+    y: Array
+    hn: Array
+    overlap_checked: bool
+    threads: int
+
+
+class ScanBackward(NamedTuple):
+    """Of scan_backward."""
+
+    f64: bool
+    axis: int
+    dy: Array | None
+    dhn: Array | None
+    a: Array
+    reset: Array | None
+    y: Array
+    h0: Array | None
+    da: Array | None
+    da_sums: Array | None
+    db: Array | None
+    dh0: Array | None
+    accumulate: bool
+    overlap_checked: bool
+    threads: int
+
+
 class SoftmaxCrossEntropy(NamedTuple):
     """Of softmax_cross_entropy."""
 

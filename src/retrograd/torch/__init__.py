@@ -1,4 +1,4 @@
-"""PyTorch's LSTM and normalization layers on retrograd's engine, for CPU tensors."""
+"""PyTorch's recurrent and normalization layers, and linear recurrences, on retrograd's engine, for CPU tensors."""
 
 from importlib.util import find_spec as _find_spec
 
@@ -6,7 +6,6 @@ if _find_spec("torch") is None:
     raise ImportError("retrograd.torch needs PyTorch: pip install 'retrograd[torch]'")
 
 from . import functional
-from .lstm import LSTM
 from .norms import (
     BatchNorm1d,
     BatchNorm2d,
@@ -17,21 +16,29 @@ from .norms import (
     InstanceNorm3d,
     LayerNorm,
 )
+from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .replacing import Replacements, replace
+from .scan import scan
 from .sync import SyncBatchNorm
 
 __all__ = [
+    "GRU",
     "LSTM",
+    "RNN",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "GRUCell",
     "GroupNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
+    "LSTMCell",
     "LayerNorm",
+    "RNNCell",
     "Replacements",
     "SyncBatchNorm",
     "functional",
     "replace",
+    "scan",
 ]

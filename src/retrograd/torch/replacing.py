@@ -10,16 +10,16 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from ..ops.activation import Activation
-from . import norms
+from . import norms, recurrent
 from ._leaf import has_hooks
-from .lstm import LSTM, unsupported
+from .recurrent import Recurrent, unsupported
 from .sync import SyncBatchNorm
 
 __all__ = ["Replacements", "replace"]
 
 _REPLACEMENTS: Final[dict[type[torch.nn.Module], type[torch.nn.Module]]] = {
-    torch.nn.LSTM: LSTM,
     torch.nn.SyncBatchNorm: SyncBatchNorm,
+    **{getattr(torch.nn, name): getattr(recurrent, name) for name in recurrent.__all__},
     **{getattr(torch.nn, name): getattr(norms, name) for name in norms.__all__},
 }
 _FUSED: Final[dict[type[torch.nn.Module], Callable[[Any], Activation]]] = {
@@ -61,11 +61,11 @@ class Replacements(NamedTuple):
 
 
 def replace(model: torch.nn.Module, *, fuse: bool = False, verbose: bool = True) -> Replacements:
-    """Replace the LSTMs and normalizations of a model by retrograd's, in place. Print which, and what was left and why.
+    """Replace the recurrent layers and normalizations of a model by retrograd's, in place, and print which.
 
     The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
-    class of a layer changes. Recurrent layers and normalizations that retrograd does not have are listed as left.
-    Layers of other kinds, such as linear ones, are not part of the result.
+    class of a layer changes. Recurrent layers and normalizations that cannot be replaced are listed as left, with the
+    reason. Layers of other kinds, such as linear ones, are not part of the result.
 
     With `fuse`, where an activation follows a normalization in a `torch.nn.Sequential`, the normalization applies it,
     and the activation becomes a `torch.nn.Identity`. So the normalization returns activated values to any code that
@@ -91,6 +91,8 @@ def _replace_one(name: str, layer: torch.nn.Module, result: Replacements) -> Non
         reason = _reason_against(layer)
         if not reason:
             layer.__class__ = _REPLACEMENTS[kind]
+            if isinstance(layer, Recurrent):
+                layer.encode_options()
             result.replaced[name] = kind.__name__
             return
     elif isinstance(layer, tuple(_REPLACEMENTS.values())):
@@ -108,14 +110,15 @@ def _replace_one(name: str, layer: torch.nn.Module, result: Replacements) -> Non
 
 def _reason_against(layer: torch.nn.Module) -> str:
     """Why retrograd cannot run this layer; empty if it can."""
+    is_recurrent = isinstance(layer, (torch.nn.RNNBase, torch.nn.RNNCellBase))
     if "forward" in layer.__dict__:
         return "its forward was assigned to the object, and would be called instead of retrograd's"
     for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
         if tensor.device.type not in ("cpu", "meta"):
             return f"it is on {tensor.device}, and retrograd computes on the CPU"
-        if isinstance(layer, torch.nn.LSTM) and tensor.dtype not in _FLOATS:
-            return f"its weights are {tensor.dtype}; retrograd's LSTM is float32 or float64"
-    return unsupported(layer) if isinstance(layer, torch.nn.LSTM) else ""
+        if is_recurrent and tensor.dtype not in _FLOATS:
+            return f"its weights are {tensor.dtype}; retrograd's {type(layer).__name__} is float32 or float64"
+    return unsupported(layer) if is_recurrent else ""
 
 
 def _fuse(prefix: str, sequence: torch.nn.Sequential, uses: Counter[int], result: Replacements) -> None:

@@ -140,6 +140,24 @@ def test_tables_replace_those_of_a_page(tmp_path: Path) -> None:
         tables.main(["--write", str(page), f"c={peers}"])
 
 
+def test_a_machine_has_one_table(tmp_path: Path) -> None:
+    """Files with one label follow each other; another label adds its passes, and no other column."""
+    rounds = [{"retrograd": (1e-3, 2e-3, 3e-3), "torch": (2e-3, 3e-3, 6e-3), "bound": (1e-3, 1e-3, 1.5e-3)}]
+    paths = [tmp_path / name for name in ("wide.json", "more.json", "narrow.json")]
+    for path, workload in zip(paths, ("ln-64x256", "in-2x3x4x4", "ln-64x256"), strict=True):
+        path.write_text(json.dumps(document(entry(workload, 1, rounds))))
+    wide, more, narrow = paths
+    conditions, again, *lines = tables.tables(f"W:{wide},W:{more},N:{narrow}").splitlines()
+    assert conditions.startswith("W: a processor; ")
+    assert again == conditions.replace("W: ", "N: ")
+    assert lines[1].startswith("| float32, 1 thread | W, forward | W, backward | W, step | step, oneDNN 3.13 |")
+    assert lines[1].endswith("| step, ms | fastest other, ms | of bound | N, forward | N, backward | N, step |")
+    ratios = "2.00x PyTorch | 1.50x PyTorch | 2.00x PyTorch |"
+    assert lines[3] == f"| layer norm, 64x256 | {ratios}  |  | 3 | 6 | 50 % | {ratios}"
+    assert lines[4] == f"| instance norm, 2x3x4x4 | {ratios}  |  | 3 | 6 | 50 % |  |  |  |"
+    assert len(lines) == 5
+
+
 def test_misses_become_bytes_per_unit_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes before a run is subtracted: the set-up of a product, and the first run of a norm."""
     counts = {"DLmr": (100, 120, 160), "DLmw": (10, 12, 14), "D1mr": (1000, 1100, 1300), "D1mw": (50, 50, 70)}

@@ -88,10 +88,10 @@ class Problem:
             self.options["zoneout"] = (k_h, k_c) if self.cell == "lstm" else k_h
 
     def parameters(
-        self, G: int, H: int, P: int, width: int, peephole: int, norm: bool, projects: bool
+        self, G: int, H: int, P: int, inputs: int, peephole: int, norm: bool, projects: bool
     ) -> dict[str, Any]:
         draw = self.rng.standard_normal
-        found: dict[str, Any] = {"wx": draw((G, H, width)), "wh": draw((G, H, P)) / np.sqrt(P)}
+        found: dict[str, Any] = {"wx": draw((G, H, inputs)), "wh": draw((G, H, P)) / np.sqrt(P)}
         if self.rng.random() < 0.8:
             found["b"] = draw((G, H))
         if self.cell == "gru" and self.rng.random() < 0.8:

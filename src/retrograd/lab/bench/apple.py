@@ -244,7 +244,8 @@ def _lstm(case: LstmCase, data: LstmData) -> Side:
     results = _lstm_results(case, data)
     (cell,) = data.weights
     x, dy, weights = data.x, data.dy, [LstmWeights(cell.wx, cell.wh, cell.b)]
-    dweights = LstmWeights(*(tuple(results[f"{name}[{gate}]"] for gate in range(4)) for name in ("dwx", "dwh", "db")))
+    dwx, dwh, db = (tuple(results[f"{name}[{gate}]"] for gate in range(4)) for name in ("dwx", "dwh", "db"))
+    dweights = LstmWeights(dwx, dwh, db)
     gradients = LstmGradients(results["dx"], [dweights])
     out = {name: results[name] for name in ("y", "hn", "cn")}
     buffer = np.zeros(lstm_cache_size(case.steps, case.samples, case.inputs, case.units), np.uint8)

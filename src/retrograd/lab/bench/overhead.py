@@ -46,6 +46,10 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     linear_gradients = retrograd.LinearGradients(np.empty_like(x), np.empty_like(w), np.empty_like(gamma))
     calls["linear_forward"] = lambda: retrograd.linear_forward(x, w, beta, out=out)
     calls["linear_backward"] = lambda: retrograd.linear_backward(x, x, w, out=linear_gradients)
+    scan_cache = retrograd.scan_forward(x, x).cache
+    scan_gradients = retrograd.ScanGradients(np.empty_like(x), np.empty_like(x))
+    calls["scan_forward"] = lambda: retrograd.scan_forward(x, x, out=out)
+    calls["scan_backward"] = lambda: retrograd.scan_backward(x, scan_cache, out=scan_gradients)
     calls["embedding_forward"] = lambda: retrograd.embedding_forward(labels, w, out=out)
     calls["embedding_backward"] = lambda: retrograd.embedding_backward(x, labels, 4, out=linear_gradients.dw)
     calls["softmax_cross_entropy"] = lambda: retrograd.softmax_cross_entropy(x, labels, out=out)

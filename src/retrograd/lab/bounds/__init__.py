@@ -11,3 +11,4 @@ from .graph import *
 from .norm import *
 from .precision import *
 from .recurrent import *
+from .scan import *

@@ -38,7 +38,7 @@ CANCELLED: Final = ("arcsin", "arccos", "arctanh", "arccosh")
 # Results that are sums of products, each term linear in every array.
 SUMS: Final = (
     "sum", "mean", "sum_of_squares", "put_add", "put_along_axis_add", "cumsum", "matmul", "linear", "linear_backward",
-    "conv_backward", "embedding_backward", "dropout",
+    "conv_backward", "embedding_backward", "dropout", "scan", "scan_backward",
 )  # fmt: skip
 # Results that are copies of elements, whose gradients are sums.
 COPIES: Final = (

@@ -751,6 +751,24 @@ def _lstms() -> Iterator[GraphCase]:
         yield GraphCase(f"lstm_slots {steps} {samples}", "lstm_slots", inputs, {"steps": steps})
 
 
+def _scans() -> Iterator[GraphCase]:
+    for shape, axis, memory in (
+        ((5, 3, 4), 0, ""), ((5, 3, 4), 1, ""), ((5, 3, 17), 2, ""), ((1, 7), 0, ""), ((4, 0), 0, ""), ((0, 4), 0, ""),
+        ((33, 65), 0, ""), ((19, 37), 1, ""), ((6, 5, 9), 0, "transposed"), ((7, 9), 1, "reversed"), ((40,), 0, ""),
+    ):  # fmt: skip
+        state = tuple(extent for i, extent in enumerate(shape) if i != axis)
+        whole, a = GraphInput(shape, "any", memory), GraphInput(shape, "unit", memory)
+        name = f"{shape} {axis}{memory and f' {memory}'}"
+        for h0 in (None, GraphInput(state)):
+            label = f"{name}{' from h0' if h0 else ''}"
+            yield GraphCase(f"scan {label}", "scan", (a, whole, h0), {"axis": axis})
+            yield GraphCase(
+                f"scan_backward {label}", "scan_backward", (whole, GraphInput(state), a, whole, h0), {"axis": axis}
+            )
+    a, whole = GraphInput((5, 6), "unit"), GraphInput((5, 6))
+    yield GraphCase("scan_backward of hn", "scan_backward", (None, GraphInput((6,)), a, whole, None), {"axis": 0})
+
+
 def _recurrent() -> Iterator[GraphCase]:
     """GRU and RNN as the LSTM above, and of all three cells the options inside the recurrence."""
     for cell in ("gru", "rnn"):
@@ -835,5 +853,6 @@ def graph_cases() -> list[GraphCase]:
         _losses,
         _lstms,
         _recurrent,
+        _scans,
     )
     return [case for make in makers for case in make()]

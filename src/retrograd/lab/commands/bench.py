@@ -33,13 +33,23 @@ def add_command(commands: Any) -> None:
         "The bound of an LSTM is its matrix products at the speed of NumPy's on 1024 x 1024 matrices, with as many "
         "threads. GFLOPS count the matrix products only, and only the real steps of a ragged batch, for which PyTorch "
         "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
-        "same LSTM without the row's options. "
+        "same LSTM without the row's options. PyTorch has no 'reset', and gets a loop over steps. "
+    )
+    gru = (
+        "Rows named gru_* and rnn_* are those of the LSTM for a GRU and a tanh RNN, with the same bound, and alternate "
+        "with JAX too, if it is installed: a lax.scan under jit, which uses all threads in every row. "
     )
     conv = (
         "The bound of a convolution is a matrix product of as many operations at the speed of NumPy's on 1024 x 1024 "
         "matrices, with as many threads. Rows named *_pool_* are pooling. 'step' is forward plus backward. 'MiB' is "
         "the peak memory of a first forward, of the backward after it, and of several steps, with results allocated by "
         "the library. "
+    )
+    scan = (
+        "The bound of a linear recurrence (scan_*) is copies of as many bytes as its arrays have. PyTorch's "
+        "is a loop over time; 'jax' is jax.lax.scan, 'assoc.' jax.lax.associative_scan, which use all threads in every "
+        "row. Rows named min_gru_* are forward and backward of a minGRU as a program of retrograd.graph; a loop over "
+        "time in PyTorch and the usual form in logarithms ('log') are compared. "
     )
     products = (
         "Rows named lstm_products_* and linear_products_* are the large matrix products of an LSTM over all steps, and "
@@ -75,7 +85,9 @@ def add_command(commands: Any) -> None:
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
+        ("gru", ["gru"], "GRU and RNN", method + lstm + gru),
         ("conv", ["conv"], "convolutions and pooling", method + conv),
+        ("scan", ["scan"], "linear recurrences", method + scan),
         ("products", ["products"], "matrix products", products),
         ("apple", ["apple"], "overhead of the BNNS and MPS front ends", apple),
         ("train", ["train"], "training steps of a complete model", train),
@@ -84,9 +96,9 @@ def add_command(commands: Any) -> None:
         ("jax", ["jax"], "layers under JAX's jit", jax),
         (
             "all",
-            ["norm", "lstm", "conv", "products", "apple", "train", "steps", "torch", "jax"],
+            ["norm", "lstm", "gru", "conv", "scan", "products", "apple", "train", "steps", "torch", "jax"],
             "every suite",
-            method + norm + lstm + conv + products + apple + train + steps + torch + jax,
+            method + norm + lstm + gru + conv + scan + products + apple + train + steps + torch + jax,
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
@@ -134,8 +146,8 @@ def _add_suite(suite: argparse.ArgumentParser, names: list[str]) -> None:
     suite.add_argument(
         "--isa",
         metavar="LEVEL",
-        help="run at this instruction-set level, and keep PyTorch, oneDNN, MKL and OpenBLAS at it (default: as the "
-        "environment says)",
+        help="run at this instruction-set level, and keep PyTorch, JAX, oneDNN, MKL and OpenBLAS at it (default: as "
+        "the environment says)",
     )
     suite.add_argument(
         "--compare",
@@ -188,20 +200,24 @@ def _bench(options: argparse.Namespace) -> int:
     ]
     if any(bench.SUITES[suite].against_torch for suite in options.suites):
         columns += [Column("torch µs", 9), Column("vs torch", 8)]
-    if {"norm", "lstm", "conv", "products"} & set(options.suites):
+    if {"norm", "lstm", "gru", "conv", "scan", "products"} & set(options.suites):
         columns += [Column("of bound", 8)]
-    if {"lstm", "conv", "products"} & set(options.suites):
+    if {"lstm", "gru", "conv", "products"} & set(options.suites):
         columns += [Column("GFLOPS", 6)]
     if "products" in options.suites:
         columns += [Column("of peak", 7)]
-    if "lstm" in options.suites:
+    if {"lstm", "gru"} & set(options.suites):
         columns += [Column("over plain", 10)]
     if {"apple", "torch", "jax"} & set(options.suites):
         columns += [Column("arrays µs", 9), Column("added µs", 8)]
     if "torch" in options.suites:
         columns += [Column("autograd µs", 11)]
+    if "scan" in options.suites:
+        columns += [Column("log µs", 8), Column("assoc. µs", 9)]
     if "steps" in options.suites:
-        columns += [Column("nn µs", 8), Column("compile µs", 10), Column("jax µs", 8)]
+        columns += [Column("nn µs", 8), Column("compile µs", 10)]
+    if {"gru", "scan", "steps"} & set(options.suites):
+        columns += [Column("jax µs", 8)]
     if "train" in options.suites:
         columns += [Column("tokens/s", 8)]
     if {"conv", "train"} & set(options.suites):
@@ -340,6 +356,8 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "nn µs": time_of("nn", row.pass_),
                 "compile µs": time_of("compile", row.pass_),
                 "jax µs": time_of("jax", row.pass_),
+                "log µs": time_of("logarithms", row.pass_),
+                "assoc. µs": time_of("associative", row.pass_),
                 "tokens/s": _shown("{:.0f}", row.tokens_per_second),
                 "MiB": _mebibytes(row),
                 "torch MiB": _mebibytes(others.get(("torch", row.pass_))),

@@ -1,5 +1,5 @@
 """The oracle: a plain, slow NumPy reference of norms, recurrent layers, attention, linear layers, convolutions,
-pooling, losses, optimizer steps, and the operations of graphs.
+pooling, losses, optimizer steps, linear recurrences, and the operations of graphs.
 
 It shares no code with the engine, so the two cannot share a bug. It computes in float64 for float32, float16 and
 bfloat16 data, and in `numpy.longdouble` for float64 data, so that it is more precise than the engine. (Where long
@@ -16,3 +16,4 @@ from .norm import *
 from .optimizer import *
 from .pooling import *
 from .recurrent import *
+from .scan import *

@@ -41,6 +41,7 @@ from .recurrent import (
     rnn_backward,
     rnn_forward,
 )
+from .scan import scan_backward, scan_forward
 
 __all__ = ["GRAPH", "GRAPH_ITSELF", "Rule"]
 
@@ -903,3 +904,40 @@ def _recurrent_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **optio
 
 GRAPH["lstm_slots"] = Rule(_lstm_slots)
 GRAPH.update(dict.fromkeys(_RECURRENT, Rule(_recurrent, _recurrent_vjp)))
+
+
+# ---- linear recurrences ----------------------------------------------------------------------------------------------
+
+
+def _scan_vjp(dys: Gradients, results: Sequence[Array], a: Array, b: Array, h0: Any, *, axis: int) -> Gradients:
+    da, db, dh0 = scan_backward(dys[0], dys[1], a, results[0], h0, axis=axis)
+    return [da, db, None if h0 is None else dh0]
+
+
+def _scan_backward_vjp(
+    dys: Gradients, results: Sequence[Array], dy: Any, dhn: Any, a: Array, y: Array, h0: Any, *, axis: int
+) -> Gradients:
+    """Step by step: the reverse of the loop over steps in the oracle of the gradients."""
+    gda, gdb = (np.zeros(y.shape, wide(y).dtype) if g is None else wide(g) for g in dys[:2])
+    gda, gdb, a, y, adjoint = (np.moveaxis(wide(v), axis, 0) for v in (gda, gdb, a, y, results[1]))
+    state = y.shape[1:]
+    first = np.zeros(state, y.dtype) if h0 is None else wide(h0)
+    carried = np.zeros(state, y.dtype) if dys[2] is None else wide(dys[2])  # the gradient of a[t] * l[t]
+    ga, gy, gl = np.zeros_like(y), np.zeros_like(y), np.zeros_like(y)
+    gh0 = np.zeros(state, y.dtype)
+    for t in range(len(y)):
+        ga[t] = carried * adjoint[t]
+        gl[t] = gdb[t] + gda[t] * (y[t - 1] if t else first) + carried * a[t]
+        if t:
+            gy[t - 1] = gda[t] * adjoint[t]
+        else:
+            gh0 = gda[t] * adjoint[t]
+        carried = gl[t]
+    ga, gy, gl = (np.moveaxis(v, 0, axis) for v in (ga, gy, gl))
+    return [None if dy is None else gl, None if dhn is None else carried, ga, gy, None if h0 is None else gh0]
+
+
+GRAPH["scan"] = Rule(lambda a, b, h0, *, axis: scan_forward(a, b, h0, axis=axis), _scan_vjp)
+GRAPH["scan_backward"] = Rule(
+    lambda dy, dhn, a, y, h0, *, axis: scan_backward(dy, dhn, a, y, h0, axis=axis), _scan_backward_vjp
+)

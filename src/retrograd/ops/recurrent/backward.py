@@ -13,7 +13,7 @@ from .._call import Refusal, enter, public
 from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from .._records import RecurrentBackward
 from .._types import Array
-from .cache import CACHES, GruCache, LstmCache, RecurrentCache, RnnCache, raise_for_cache, recomputed
+from .cache import CACHES, RecurrentCache, raise_for_cache, recomputed
 from .problem import checked_inputs, named_inputs, unit_stride
 from .types import GRU, LSTM, RNN, Cell, CellType
 from .weights import as_cells, named_arrays, shape_of
@@ -71,7 +71,7 @@ _new_recurrent: Final[Callable[[tuple[Any, ...]], RecurrentGradients]] = partial
 @public
 def lstm_backward(
     dy: Array | None,
-    cache: LstmCache,
+    cache: RecurrentCache,
     *,
     dhn: Array | None = None,
     dcn: Array | None = None,
@@ -94,7 +94,7 @@ def lstm_backward(
 @public
 def gru_backward(
     dy: Array | None,
-    cache: GruCache,
+    cache: RecurrentCache,
     *,
     dhn: Array | None = None,
     need: Sequence[str] | None = None,
@@ -115,7 +115,7 @@ def gru_backward(
 @public
 def rnn_backward(
     dy: Array | None,
-    cache: RnnCache,
+    cache: RecurrentCache,
     *,
     dhn: Array | None = None,
     need: Sequence[str] | None = None,

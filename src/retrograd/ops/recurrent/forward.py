@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -109,12 +109,12 @@ def lstm_forward(
     the number of samples, counted from the first, that are active in each step. Inactive samples have output 0 and keep
     their states.
 
-    Inside the recurrence: `reset` (``[T, N]``) sets the states to 0 before the steps where it is true. `mask` multiplies
-    the hidden state in the recurrent products; it broadcasts to ``[cells, gates, T, N, H]``. `zoneout` keeps a fraction
-    of the hidden state, or with a pair of rates also of the cell state; an array instead of a rate, which broadcasts to
-    ``[cells, T, N, H]``, holds the weights of the new state. `clip` bounds the inputs of the gates' activations,
-    `cell_clip` the cell state. With `coupled`, ``f = 1 - i``. `norm` is layer normalization of the gates and of the
-    cell state, where the output reads it ("haste") or of the cell state itself ("cell").
+    Inside the recurrence: `reset` (``[T, N]``) sets the states to 0 before the steps where it is true. `mask`
+    multiplies the hidden state in the recurrent products; it broadcasts to ``[cells, gates, T, N, H]``. `zoneout` keeps
+    a fraction of the hidden state, or with a pair of rates also of the cell state; an array instead of a rate, which
+    broadcasts to ``[cells, T, N, H]``, holds the weights of the new state. `clip` bounds the inputs of the gates'
+    activations, `cell_clip` the cell state. With `coupled`, ``f = 1 - i``. `norm` is layer normalization of the gates
+    and of the cell state, where the output reads it ("haste") or of the cell state itself ("cell").
 
     `dropout` is the fraction of outputs dropped between layers in training; the same `seed` drops the same elements.
     With ``output_gate_reads="old"`` the output gate's peephole reads the previous cell state.
@@ -307,7 +307,7 @@ def lstm_cache(
     `options` are those of :func:`lstm_forward` that concern the values. `buffer` is the buffer that such a pass filled,
     here or elsewhere. Without it, backward runs forward again.
     """
-    return _cache(_LSTM, x, weights, h0, c0, buffer, options)
+    return cast(LstmCache, _cache(_LSTM, x, weights, h0, c0, buffer, options))
 
 
 @public
@@ -320,7 +320,7 @@ def gru_cache(
     **options: Any,
 ) -> GruCache:
     """As :func:`lstm_cache`, for :func:`gru_forward`."""
-    return _cache(_GRU, x, weights, h0, None, buffer, options)
+    return cast(GruCache, _cache(_GRU, x, weights, h0, None, buffer, options))
 
 
 @public
@@ -335,12 +335,10 @@ def rnn_cache(
     """As :func:`lstm_cache`, for :func:`rnn_forward`."""
     if "activation" in options:
         options["activations"] = RnnActivations(options.pop("activation"))
-    return _cache(_RNN, x, weights, h0, None, buffer, options)
+    return cast(RnnCache, _cache(_RNN, x, weights, h0, None, buffer, options))
 
 
-def _cache(
-    standard: CellOptions, x: Any, weights: Any, h0: Any, c0: Any, buffer: Any, options: dict[str, Any]
-) -> Any:
+def _cache(standard: CellOptions, x: Any, weights: Any, h0: Any, c0: Any, buffer: Any, options: dict[str, Any]) -> Any:
     own = {name: options.pop(name) for name in CellOptions._fields if name in options}
     sequences = {name: options.pop(name) for name in Sequences._fields if name in options}
     factors = _factors(*(options.pop(name, None) for name in Factors._fields))
@@ -371,7 +369,7 @@ def lstm_cache_size(
 ) -> int:
     """The size of a forward pass's cache in bytes. A ragged batch needs less: pass its `lengths` or `batch_sizes`.
 
-    With a mask, zoneout or layer normalization it is larger: ``lstm_cache(...).size``.
+    With a mask or layer normalization it is larger: ``lstm_cache(...).size``.
     """
     sizes = (seq_len, batch_size, input_size, hidden_size, num_layers)
     return _cache_size(LSTM, sizes, projection, bidirectional, dtype, lengths, batch_sizes)
@@ -414,7 +412,13 @@ def rnn_cache_size(
 
 
 def _cache_size(
-    cell: CellType, sizes: tuple[int, ...], projection: int, bidirectional: bool, dtype: Any, lengths: Any, batch_sizes: Any
+    cell: CellType,
+    sizes: tuple[int, ...],
+    projection: int,
+    bidirectional: bool,
+    dtype: Any,
+    lengths: Any,
+    batch_sizes: Any,
 ) -> int:
     names = ("seq_len", "batch_size", "input_size", "hidden_size", "num_layers")
     least = (0, 0, 0, 1, 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .. import _args
 from .._call import public
@@ -70,21 +72,21 @@ def lstm_step_backward(dh: Array | None, dc: Array | None, cache: LstmCache, **o
 
     ``dh0`` and ``dc0`` are the gradients of the states before the step. `options` are those of :func:`lstm_backward`.
     """
-    found = lstm_backward(None, cache, dhn=dh, dcn=dc, **options)
+    found = lstm_backward(None, cache, dhn=dh, dcn=dc, **_with_time(options))
     return found._replace(dx=_row(found.dx))
 
 
 @public
 def gru_step_backward(dh: Array | None, cache: GruCache, **options: Any) -> RecurrentGradients:
     """Gradients of :func:`gru_step` from that of its state; see :func:`lstm_step_backward`."""
-    found = gru_backward(None, cache, dhn=dh, **options)
+    found = gru_backward(None, cache, dhn=dh, **_with_time(options))
     return found._replace(dx=_row(found.dx))
 
 
 @public
 def rnn_step_backward(dh: Array | None, cache: RnnCache, **options: Any) -> RecurrentGradients:
     """Gradients of :func:`rnn_step` from that of its state; see :func:`lstm_step_backward`."""
-    found = rnn_backward(None, cache, dhn=dh, **options)
+    found = rnn_backward(None, cache, dhn=dh, **_with_time(options))
     return found._replace(dx=_row(found.dx))
 
 
@@ -102,5 +104,16 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _with_time(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of backward, with a buffer for dx of one step."""
+    out = options.get("out")
+    if out is None:
+        return options
+    found = dict(out) if isinstance(out, Mapping) else out._asdict() if hasattr(out, "_asdict") else None
+    if found is None or not isinstance(found.get("dx"), np.ndarray):
+        return options
+    return {**options, "out": {**found, "dx": found["dx"][None]}}
+
+
 def _row(dx: Array | None) -> Array | None:
-    return None if dx is None else dx[0]
+    return None if dx is None else np.asarray(dx)[0] if isinstance(dx, memoryview) else dx[0]

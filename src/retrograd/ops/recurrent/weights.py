@@ -84,7 +84,11 @@ def hidden_size(wh: Any, cell: CellType) -> int:
         raise ArgumentValueError("wh", "{wh} is None; a cell needs {wx} and {wh} of every gate")
     shape: tuple[int, ...] = first.shape
     if len(shape) < 2:
-        forms = f"({gates}H, H), ({gates}, H, H) or {'three' if gates == 3 else 'four'} times (H, H)" if gates > 1 else "(H, H)"
+        forms = (
+            f"({gates}H, H), ({gates}, H, H) or {'three' if gates == 3 else 'four'} times (H, H)"
+            if gates > 1
+            else "(H, H)"
+        )
         raise ArgumentValueError("wh", f"{{wh}} must be {forms}, not {{}}", shape_of(wh))
     if shape[-1] < 1:
         raise ArgumentValueError("wh", "{wh} has shape {}: the hidden size is 0, must be at least 1", shape_of(wh))
