@@ -280,7 +280,9 @@ def test_same_bits_run_to_run(cell: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("cell", ["gru", "gru_before", "rnn"])
-@pytest.mark.parametrize("sizes", [(7, 40, 64, 64), (5, 6, 100, 320), (9, 1, 5, 130), (9, 3, 5, 600)])
+@pytest.mark.parametrize(
+    "sizes", [(7, 40, 64, 64), (9, 1, 5, 130), pytest.param((5, 6, 100, 320), marks=pytest.mark.long), (3, 3, 5, 600)]
+)
 def test_larger_problems(cell: str, sizes: tuple[int, ...]) -> None:
     """Threads that share the samples, and those that share the units of a step."""
     case = sized(cell, *sizes)
@@ -349,10 +351,9 @@ def test_zoneout_rates(cell: str) -> None:
     inference = forward(case, data, zoneout=0.25, training=False)
     assert_same_bits(outputs(inference), outputs(forward(case, data, zoneout=share, training=False)))
     if cell == "lstm":
-        last, before = (
-            forward(case, data._replace(x=data.x[:steps]), zoneout=(None, 0.9), seed=3).cn for steps in (30, 29)
-        )
-        assert 0.86 < np.mean(last == before) < 0.94
+        one = replace(case, steps=1, samples=100, states=True)
+        data = make(one)
+        assert 0.88 < np.mean(forward(one, data, zoneout=(None, 0.9), seed=3).cn == data.c0) < 0.92
 
 
 @cells
