@@ -44,9 +44,11 @@ from support.fuzz_convolution import CONV_GENERATORS
 from support.fuzz_driver import GUARD, Broken, main
 from support.fuzz_oracle import disagreement
 from support.fuzz_pooling import POOL_GENERATORS
+from support.fuzz_recurrent import RECURRENT_GENERATORS
 from support.fuzz_scan import SCAN_GENERATORS
 
-GENERATORS = fuzz_calls.GENERATORS | CONV_GENERATORS | POOL_GENERATORS | SCAN_GENERATORS
+GENERATORS = fuzz_calls.GENERATORS | CONV_GENERATORS | POOL_GENERATORS | RECURRENT_GENERATORS | SCAN_GENERATORS
+CELLS = ("lstm", "gru", "rnn")
 REFUSALS = (ValueError, TypeError, MemoryError, OverflowError)
 INTEGERS = [0, 1, 2, 3, 7, 64, 4096, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64]
 INTEGERS += [-1, -2, -100, -(2**31), -(2**63), -(2**63) - 1]
@@ -59,7 +61,10 @@ NO_ARRAYS = {"get_num_threads", "set_num_threads", "release_memory"}
 READ_EVERYTHING = {"batch_norm_statistics", "batch_norm_gradient_sums", "global_norm", "combine_statistics"}
 READ_EVERYTHING |= {"linear_forward", "linear_backward", *CONV_GENERATORS, *POOL_GENERATORS}
 # Where a mask does not matter: y is only read where a slope is found from it, the others are memory and not numbers.
-NO_NUMBERS = {("batch_norm_cache", "y"), ("lstm_cache", "buffer"), ("lstm_forward", "cache")}
+NO_NUMBERS = {("batch_norm_cache", "y"), *((f"{cell}_cache", "buffer") for cell in CELLS)}
+# Forward passes that fill a cache.
+FILL = {f"{cell}_{name}" for cell in CELLS for name in ("forward", "step")}
+NO_NUMBERS |= {(name, "cache") for name in FILL}
 # The arguments that a function writes to.
 WRITTEN = {"out", "keep_x", "running_mean", "running_var", "parameters", "velocities", "first_moments"}
 WRITTEN |= {"second_moments", "largest_second_moments", "squares", "means"}
@@ -81,7 +86,7 @@ def slots(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def leaves(value: Any) -> Iterator[Array]:
-    if isinstance(value, rg.LstmCache):  # opaque: its buffer holds the number of the pass
+    if isinstance(value, (rg.LstmCache, rg.GruCache, rg.RnnCache)):  # opaque: its buffer holds the number of the pass
         return
     if isinstance(value, np.ndarray):
         yield value
@@ -222,7 +227,7 @@ def copied(value: Any) -> Any:
     if isinstance(value, (np.ndarray, memoryview)):
         array = np.asarray(value)
         return array if array.size > MANY else array.copy()
-    if type(value) in (list, Parts):
+    if type(value) is list or isinstance(value, Parts):
         return type(value)(map(copied, value))
     if type(value) is dict:
         return {key: copied(inner) for key, inner in value.items()}
@@ -267,7 +272,7 @@ def run(seed: int, tally: Counter[str]) -> None:
 
 def one_case(name: str, make: Maker, arguments: Arguments, tally: Counter[str]) -> None:
     memory, function = make.memory, getattr(rg, name)
-    written = WRITTEN | ({"cache"} if name == "lstm_forward" else set())
+    written = WRITTEN | ({"cache"} if name in FILL else set())
     with contextlib.suppress(ValueError):  # an array has no truth value
         if not arguments.get("training", True):
             written = written - {"running_mean", "running_var"}

@@ -40,7 +40,19 @@ ROOMS: dict[str, set[str]] = {
     "bnns": {"ops", "numpy", "ml_dtypes"},
     "mps": {"ops", "numpy", "ml_dtypes"},
     "graph": {"_core", "ops", "retrograd", "numpy"},
-    "nn": {"_files", "ops", "graph", "retrograd", "convert", "numpy", "safetensors", "torch", "rich"},
+    # typing_extensions is for type checkers alone
+    "nn": {
+        "_files",
+        "ops",
+        "graph",
+        "retrograd",
+        "convert",
+        "numpy",
+        "safetensors",
+        "torch",
+        "rich",
+        "typing_extensions",
+    },
     "convert": {"_files", "_printing", "nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
     "torch": {"ops", "numpy"},  # and the package of this name
@@ -301,7 +313,6 @@ CORE_ROOMS = {
     "conv": {"base", "product"},
     "pooling": {"base"},
     "program": {"base"},
-    "recurrent": {"base"},
     "dense": {"base", "product", "norm"},  # elementwise cuts arrays into blocks as normalization does
 }
 DRIVERS = [path for folder in CORE_ROOMS for path in cpp_files(CORE / folder)]

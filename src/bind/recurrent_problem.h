@@ -1,6 +1,7 @@
 // A recurrent layer: views of its arrays, and the calls of the drivers.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <optional>
 #include <tuple>
@@ -288,25 +289,46 @@ private:
         if (reset.present() && shape.directions == 2) throw nb::value_error("reset in two directions");
         shape.reset = static_cast<const uint8_t*>(reset.data());
         const View& mask = arrays.add(in.mask, "mask", element_);
-        if (mask.present() != (shape.mask_kind != MaskKind::none))
+        if (is_absent(in.mask) != (shape.mask_kind == MaskKind::none)) {
             throw nb::value_error("a mask, or none, is expected");
-        mask.check_shape({cells(), copies(), shape.steps, shape.samples, shape.outputs()});
-        mask.check_unit_stride(shape.outputs());
-        if (mask.present()) shape.mask = {mask.data(), mask.stride(0), mask.stride(1), mask.stride(2), mask.stride(3)};
+        }
+        const std::array<int64_t, 5> masked = {cells(), copies(), shape.steps, shape.samples, shape.outputs()};
+        const std::array<int64_t, 5> of_mask = broadcast_strides(arrays.call, mask, masked);
+        if (mask.present()) shape.mask = {mask.data(), of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
         const View& zoneout = arrays.add(in.zoneout, "zoneout", element_);
-        if (zoneout.present() != shape.has_zoneout) throw nb::value_error("a zoneout, or none, is expected");
-        shape.zoneout = factor(zoneout, shape.outputs());
+        if (is_absent(in.zoneout) == shape.has_zoneout) throw nb::value_error("a zoneout, or none, is expected");
+        shape.zoneout = zoneout_factor(arrays.call, zoneout, shape.outputs());
         const View& cell_zoneout = arrays.add(in.cell_zoneout, "zoneout", element_);
-        if (cell_zoneout.present() && (!has_cells() || shape_.peephole == Peephole::full)) {
+        if (!is_absent(in.cell_zoneout) && (!has_cells() || shape_.peephole == Peephole::full)) {
             throw nb::value_error("a zoneout of cell states that cannot be");
         }
-        shape.cell_zoneout = factor(cell_zoneout, shape.units);
+        shape.cell_zoneout = zoneout_factor(arrays.call, cell_zoneout, shape.units);
     }
-    Factor factor(const View& view, int64_t units) const {
-        view.check_shape({cells(), shape_.steps, shape_.samples, units});
-        view.check_unit_stride(units);
+    Factor zoneout_factor(Call& call, const View& view, int64_t units) const {
         if (!view.present()) return {};
-        return {view.data(), view.stride(0), 0, view.stride(1), view.stride(2)};
+        const std::array<int64_t, 4> extents = {cells(), shape_.steps, shape_.samples, units};
+        const std::array<int64_t, 4> strides = broadcast_strides(call, view, extents);
+        return {view.data(), strides[0], 0, strides[1], strides[2]};
+    }
+    // The strides of an array that is broadcast to these extents as in NumPy. Its last axis is whole and contiguous.
+    template <size_t n>
+    static std::array<int64_t, n> broadcast_strides(Call& call, const View& view,
+                                                    const std::array<int64_t, n>& extents) {
+        std::array<int64_t, n> strides = {};
+        if (!view.present()) return strides;
+        const int lead = int(n) - view.axes();
+        if (lead < 0 || view.axes() == 0) {
+            call.refuse(Reason::shape, view.name());
+            return strides;
+        }
+        for (int i = 0; i < view.axes(); ++i) {
+            const size_t axis = size_t(lead + i);
+            const bool whole = view.extent(i) == extents[axis];
+            if (!whole && (view.extent(i) != 1 || axis == n - 1)) call.refuse(Reason::shape, view.name());
+            strides[axis] = whole && view.extent(i) > 1 ? view.stride(i) : 0;
+        }
+        view.check_unit_stride(extents[n - 1]);
+        return strides;
     }
 
     // The caller computes active and order from lengths that it has checked.
@@ -475,7 +497,7 @@ private:
         GateArray found;
         const View& view = arrays.add(given, name, element_, access);
         view.check_shape(shape);
-        if (access == Access::write) view.check_unit_stride(shape.back());
+        if (access == Access::write && shape.size() > 1) view.check_unit_stride(shape.back());
         found.gate[0] = view.data();
         found.row_stride = view.stride(0);
         found.col_stride = shape.size() > 1 ? view.stride(1) : 1;

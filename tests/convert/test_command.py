@@ -93,7 +93,7 @@ def test_safetensors_to_safetensors_changes_the_names(capsys: pytest.CaptureFixt
         (["pipe.safetensors"], "pipe.safetensors is a pipe, not a file"),
         (["pipe.onnx"], "pipe.onnx is a pipe, not a file"),
         (["model.safetensors", "--kind", "fc"], "--kind fc: it must be LAYER=KIND"),
-        (["model.safetensors", "--kind", "fc=gru"], "the kind of fc is 'gru'; there are linear"),
+        (["model.safetensors", "--kind", "fc=attention"], "the kind of fc is 'attention'; there are linear"),
         (["model.safetensors", "--skip", "none"], "--skip none: no layer has this name; there are fc, lstm"),
         (["model.safetensors", "a.npz", "--rename", "a=b"], "--rename a=b: no layer has this name"),
         (["model.safetensors", "a.npz", "--rename", "fc=lstm"], "two layers would be named lstm"),

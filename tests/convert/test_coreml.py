@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from retrograd.cli import main
-from retrograd.convert import ConvertError, Embedding, Layers, Linear, Lstm, Norm, convert, read, write
+from retrograd.convert import ConvertError, Embedding, Layers, Linear, Lstm, Norm, Rnn, convert, read, write
 from support.arrays import Array
-from support.convert import lstm, normal
+from support.convert import gru, lstm, normal, rnn
 
 
 @contextlib.contextmanager
@@ -37,16 +37,27 @@ def coremltools() -> Any:
         return pytest.importorskip("coremltools")
 
 
-def constants(coremltools: Any, path: Path) -> dict[str, Array]:
-    """The constant inputs of all operations, through coremltools' own reading of a package."""
+def operations(coremltools: Any, path: Path) -> Any:
+    """The operations of a package, as coremltools reads it."""
     with quiet():
         from coremltools.converters.mil.frontend.milproto.load import load
 
         model = coremltools.models.MLModel(str(path), skip_model_load=True)
         spec = model.get_spec()
-        program = load(spec, spec.specificationVersion, model.weights_dir)
+        return load(spec, spec.specificationVersion, model.weights_dir).functions["main"].operations
+
+
+def options(coremltools: Any, path: Path, kind: str) -> dict[str, Any]:
+    """The constant inputs of the only operation of a kind that are not arrays."""
+    (operation,) = (one for one in operations(coremltools, path) if one.op_type == kind)
+    values = {part: getattr(variable, "val", None) for part, variable in operation.inputs.items()}
+    return {part: value for part, value in values.items() if not isinstance(value, np.ndarray)}
+
+
+def constants(coremltools: Any, path: Path) -> dict[str, Array]:
+    """The constant arrays among the inputs of all operations."""
     found = {}
-    for operation in program.functions["main"].operations:
+    for operation in operations(coremltools, path):
         for part, variable in operation.inputs.items():
             if isinstance(getattr(variable, "val", None), np.ndarray):
                 found[f"{operation.name}.{part}"] = variable.val
@@ -69,6 +80,56 @@ def test_the_arrays_of_an_lstm(tmp_path: Path, torch: Any, coremltools: Any) -> 
         for part, array in sources.items():
             i, f, g, o = np.split(array, 4)
             np.testing.assert_array_equal(found[f"rnn.{part}{ours}"], np.concatenate([i, f, o, g]), part)
+
+
+def test_the_arrays_of_a_gru(tmp_path: Path, torch: Any, coremltools: Any) -> None:
+    """Gates in the order r n z, where PyTorch has r z n; the recurrent bias is `bias`, as in coremltools' own tests."""
+    module = torch.nn.GRU(3, 4)
+    torch.save({f"rnn.{name}": tensor for name, tensor in module.state_dict().items()}, tmp_path / "a.pt")
+    convert(tmp_path / "a.pt", tmp_path / "a.mlpackage")
+    found = constants(coremltools, tmp_path / "a.mlpackage")
+    state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    names = {"weight_ih": "weight_ih", "weight_hh": "weight_hh", "input_bias": "bias_ih", "bias": "bias_hh"}
+    for ours, theirs in names.items():
+        r, z, n = np.split(state[f"{theirs}_l0"], 3)
+        np.testing.assert_array_equal(found[f"rnn.{ours}"], np.concatenate([r, n, z]), ours)
+    assert options(coremltools, tmp_path / "a.mlpackage", "gru")["reset_after"]
+
+
+def test_a_gru_that_resets_before_the_product(tmp_path: Path, coremltools: Any) -> None:
+    """One bias, and an operation that systems before iOS 18 have, too."""
+    layer = gru(kind="before")
+    write(tmp_path / "a.mlpackage", {"rnn": layer})
+    found = constants(coremltools, tmp_path / "a.mlpackage")
+    cell = layer.cells[0][0]
+    for ours, array in (("weight_ih", cell.wx), ("weight_hh", cell.wh), ("bias", cell.b)):
+        r, z, n = np.split(array, 3)
+        np.testing.assert_array_equal(found[f"rnn.{ours}"], np.concatenate([r, n, z]), ours)
+    assert "rnn.input_bias" not in found
+    assert not options(coremltools, tmp_path / "a.mlpackage", "gru").get("reset_after")
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(None, "tanh"), ("relu", "relu"), ("identity", "linear")])
+def test_the_arrays_of_an_rnn(tmp_path: Path, coremltools: Any, ours: str | None, theirs: str) -> None:
+    layer = rnn(activation=ours)
+    write(tmp_path / "a.mlpackage", {"rnn": layer})
+    found = constants(coremltools, tmp_path / "a.mlpackage")
+    cell = layer.cells[0][0]
+    for part, array in (("weight_ih", cell.wx), ("weight_hh", cell.wh), ("bias", cell.b)):
+        np.testing.assert_array_equal(found[f"rnn.{part}"], array, part)
+    assert options(coremltools, tmp_path / "a.mlpackage", "rnn")["activation"] == theirs
+    again = read(tmp_path / "a.mlpackage")["rnn"]
+    assert isinstance(again, Rnn)
+    assert again.activation == (ours or "tanh")
+
+
+def test_what_core_ml_cannot_hold(tmp_path: Path, coremltools: Any) -> None:
+    for layer in (gru(directions=2), rnn(directions=2)):
+        with pytest.raises(ConvertError, match="bidirectional; of Core ML's recurrent operations only lstm can be"):
+            write(tmp_path / "a.mlpackage", {"rnn": layer})
+    with pytest.raises(ConvertError, match="the activation silu, which Core ML's rnn does not have"):
+        write(tmp_path / "a.mlpackage", {"rnn": rnn(activation="silu")})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_peepholes(tmp_path: Path, coremltools: Any) -> None:

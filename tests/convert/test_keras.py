@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from retrograd import nn
-from retrograd.convert import Conv, ConvertError, Linear, Norm, convert, read
+from retrograd.convert import Conv, ConvertError, Gru, Linear, Norm, convert, read
 from support import keras_models
 from support.arrays import Array
 from support.waiting import PATIENCE
@@ -54,6 +54,20 @@ OURS: dict[str, tuple[Any, bool]] = {
         lambda: nn.Sequential(lstm=nn.LSTM(3, 4, batch_first=True), lstm_1=nn.LSTM(4, 4, batch_first=True)),
         False,
     ),
+    "gru": (lambda: nn.Sequential(gru=nn.GRU(3, 4, batch_first=True)), False),
+    "gru_before": (lambda: nn.Sequential(gru=nn.GRU(3, 4, batch_first=True, kind="before")), False),
+    "gru_no_bias": (lambda: nn.Sequential(gru=nn.GRU(3, 4, batch_first=True, bias=False)), False),
+    "gru_both": (lambda: nn.Sequential(bidirectional=nn.GRU(3, 4, batch_first=True, bidirectional=True)), False),
+    "gru_stack": (
+        lambda: nn.Sequential(gru=nn.GRU(3, 4, batch_first=True), gru_1=nn.GRU(4, 4, batch_first=True)),
+        False,
+    ),
+    "rnn": (lambda: nn.Sequential(simple_rnn=nn.RNN(3, 4, batch_first=True)), False),
+    "rnn_relu": (lambda: nn.Sequential(simple_rnn=nn.RNN(3, 4, batch_first=True, activation="relu")), False),
+    "rnn_both": (
+        lambda: nn.Sequential(bidirectional=nn.RNN(3, 4, batch_first=True, bidirectional=True, bias=False)),
+        False,
+    ),
     "dense": (lambda: nn.Sequential(dense=nn.Linear(5, 3), dense_1=nn.Linear(3, 4, bias=False)), False),
     "embedding": (lambda: nn.Sequential(embedding=nn.Embedding(7, 3)), False),
     "batch_norm": (lambda: nn.Sequential(batch_normalization=nn.BatchNorm(3, eps=1e-3)), True),
@@ -87,6 +101,23 @@ def test_converted_layers_compute_the_same(saved: Path, tmp_path: Path, name: st
         x, y = file["x"], file["y"]
     result = model.eval().forward(channels_first(x) if first else x)
     np.testing.assert_allclose(channels_last(result) if first else result, y, rtol=2e-5, atol=2e-6)
+
+
+def test_the_reset_gate_of_a_gru_without_biases_must_be_known(saved: Path, tmp_path: Path) -> None:
+    source = saved / "gru_no_bias.weights.h5"
+    layer = read(source)["gru"]
+    assert isinstance(layer, Gru)
+    assert layer.kind is None
+    with pytest.raises(ConvertError, match="say --kind gru=gru_after or --kind gru=gru_before"):
+        convert(source, tmp_path / "a.onnx")
+    convert(source, tmp_path / "a.onnx", kinds={"gru": "gru_before"})
+    again = read(tmp_path / "a.onnx")["gru"]
+    assert isinstance(again, Gru)
+    assert again.kind == "before"
+    with pytest.raises(
+        ConvertError, match=r"--kind gru=gru_before: its arrays are .* another kind of layer, gru_after"
+    ):
+        read(saved / "gru.weights.h5", kinds={"gru": "gru_before"})
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +188,9 @@ def test_what_a_keras_file_says_and_weights_do_not(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("gru.weights.h5", "no layer for weights of Keras's gru; --skip gru leaves it out"),
+        ("elu_rnn.keras", "simple_rnn has activation 'elu'; those of a SimpleRNN here are tanh, relu, sigmoid, linear"),
+        ("relu_gru.keras", "gru has activation 'relu'; weights alone are those of 'tanh'"),
+        ("backwards_gru.keras", "reads time backwards"),
         ("depthwise.weights.h5", "no layer for weights of Keras's depthwise_conv2d"),
         ("relu_lstm.keras", "lstm has activation 'relu'"),
         ("backwards.keras", "reads time backwards"),
@@ -194,6 +227,9 @@ def test_what_keras_cannot_hold(saved: Path, tmp_path: Path, torch: Any) -> None
     nn.save(tmp_path / "a.safetensors", nn.LSTM(3, 2, peephole="diagonal"))
     with pytest.raises(ConvertError, match="peepholes, which Keras's LSTM does not have"):
         convert(tmp_path / "a.safetensors", tmp_path / "a.weights.h5")
+    torch.save(torch.nn.LSTM(3, 4, proj_size=2).state_dict(), tmp_path / "a.pt")
+    with pytest.raises(ConvertError, match="a projection, which Keras's LSTM does not have"):
+        convert(tmp_path / "a.pt", tmp_path / "a.weights.h5")
     with pytest.raises(ConvertError, match=r"write \.weights\.h5, for model"):
         convert(saved / "dense.keras", tmp_path / "a.keras")
     shutil.copy(saved / "dense.keras", tmp_path / "cut.keras")

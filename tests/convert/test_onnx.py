@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import warnings
@@ -13,9 +14,9 @@ import numpy as np
 import pytest
 
 from retrograd import nn
-from retrograd.convert import Conv, ConvertError, Embedding, Layers, Linear, Lstm, Norm, convert, read, write
+from retrograd.convert import Conv, ConvertError, Embedding, Gru, Layers, Linear, Lstm, Norm, convert, read, write
 from support.arrays import Array
-from support.convert import lstm, normal
+from support.convert import computed, gru, lstm, normal, rnn
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -38,6 +39,10 @@ CASES: dict[str, tuple[Any, tuple[int, ...], str]] = {
     "plain": (lambda: nn.LSTM(3, 4, bias=False), (6, 2, 3), ""),
     "stack": (lambda: nn.LSTM(3, 4, layers=3, bidirectional=True), (6, 2, 3), ""),
     "peepholes": (lambda: nn.LSTM(3, 4, layers=2, bidirectional=True, peephole="diagonal"), (6, 2, 3), ""),
+    "gru": (lambda: nn.GRU(3, 4, layers=2, bidirectional=True), (6, 2, 3), ""),
+    "gru_before": (lambda: nn.GRU(3, 4, kind="before"), (6, 2, 3), ""),
+    "rnn": (lambda: nn.RNN(3, 4, layers=2), (6, 2, 3), ""),
+    "rnn_relu": (lambda: nn.RNN(3, 4, activation="relu"), (6, 2, 3), "rnn_relu"),
     "batch": (lambda: nn.BatchNorm(3), (2, 3, 5), "batch_norm"),
     "layer": (lambda: nn.LayerNorm((3, 5)), (2, 3, 5), "layer_norm"),
     "group": (lambda: nn.GroupNorm(2, 6), (2, 6, 5), "group_norm:2"),
@@ -62,6 +67,32 @@ def test_onnxruntime_runs_what_we_write(tmp_path: Path, name: str) -> None:
     x = normal(*shape)
     y = run(tmp_path / "a.onnx", **{name: x})[f"{name}.y"]
     np.testing.assert_allclose(y, model.forward(x), rtol=2e-5, atol=2e-6)
+
+
+RECURRENT: dict[str, Any] = {
+    "gru": gru(),
+    "gru_no_bias": gru(bias=False),
+    "gru_stack": gru(3, 4, 2, 2),
+    "before": gru(kind="before"),
+    "before_stack": gru(3, 4, 2, 2, kind="before"),
+    "rnn": rnn(),
+    "rnn_stack": rnn(3, 4, 2, 2, activation="relu", bias=False),
+    "rnn_sigmoid": rnn(activation="sigmoid"),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_runtimes_run_recurrent_layers(tmp_path: Path, name: str) -> None:
+    """onnxruntime, and ONNX's reference, which has one direction and no RNN with a sigmoid."""
+    layer, x = RECURRENT[name], normal(6, 2, 3)
+    write(tmp_path / "a.onnx", {name: layer})
+    expected = computed(layer, x)
+    np.testing.assert_allclose(run(tmp_path / "a.onnx", **{name: x})[f"{name}.y"], expected, rtol=2e-5, atol=2e-6)
+    if layer.directions == 1 and name != "rnn_sigmoid":
+        reference = importlib.import_module("onnx.reference")
+        (y,) = reference.ReferenceEvaluator(str(tmp_path / "a.onnx")).run(None, {f"{name}.x": x})
+        np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(computed(read(tmp_path / "a.onnx")[name], x), expected)
 
 
 def test_onnxruntime_runs_an_embedding(tmp_path: Path) -> None:
@@ -156,10 +187,34 @@ def test_weights_that_would_be_lost(tmp_path: Path, torch: Any, dynamo: bool) ->
         read(tmp_path / "a.onnx")
 
 
-def test_gru_is_refused(tmp_path: Path, torch: Any) -> None:
-    exported(torch, torch.nn.Sequential(torch.nn.GRU(3, 4)), torch.randn(5, 2, 3), tmp_path / "a.onnx", False)
-    with pytest.raises(ConvertError, match="is a GRU, which retrograd does not have"):
-        read(tmp_path / "a.onnx")
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_exported_recurrent_modules(tmp_path: Path, torch: Any, dynamo: bool) -> None:
+    layers = torch.nn
+
+    class Model(layers.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = layers.GRU(4, 3, 2, bidirectional=True)
+            self.one = layers.GRU(6, 5, bias=False)
+            if not dynamo:  # which exports an RNN as products
+                self.plain = layers.RNN(5, 3, 2)
+                self.ramp = layers.RNN(3, 3, nonlinearity="relu", bidirectional=True)
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.children():
+                x = layer(x)[0]
+            return x
+
+    model = Model()
+    exported(torch, model, torch.randn(6, 2, 4), tmp_path / "a.onnx", dynamo)
+    found = read(tmp_path / "a.onnx")
+    options = {name: getattr(layer, "kind", None) or layer.activation for name, layer in found.items()}  # type: ignore[union-attr]
+    expected = {"both": "after", "one": "after", "plain": "tanh", "ramp": "relu"}
+    assert options == {name: option for name, option in expected.items() if hasattr(model, name)}
+    convert(tmp_path / "a.onnx", tmp_path / "b.pt")
+    state = torch.load(tmp_path / "b.pt")
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(state[name].numpy(), tensor.numpy(), name)
 
 
 # ---- graphs of one's own ---------------------------------------------------------------------------------------------
@@ -199,6 +254,34 @@ def test_lstms_that_are_not_standard(tmp_path: Path) -> None:
     found = read(graph(path, "LSTM", parts(2), hidden_size=4, **two))["node"]
     assert isinstance(found, Lstm)
     assert found.directions == 2
+
+
+def test_grus_and_rnns_that_are_not_standard(tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    gates = {"w": normal(1, 12, 3), "r": normal(1, 12, 4)}
+    plain = {"w": normal(1, 4, 3), "r": normal(1, 4, 4)}
+    cases: list[tuple[str, dict[str, Array], dict[str, Any], str]] = [
+        ("GRU", gates, {"direction": "reverse"}, "reads time backwards"),
+        ("GRU", gates, {"clip": 3.0}, "clip or input_forget"),
+        ("GRU", gates, {"activations": ["Tanh", "Tanh"]}, r"activations .*; only \('Sigmoid', 'Tanh'\) are converted"),
+        ("GRU", plain, {}, r"\(1, 4, 4\), expected \[directions, 3H, H\]"),
+        ("RNN", plain, {"activations": ["Elu"]}, r"\('Tanh',\) or \('Relu',\) or \('Sigmoid',\) are converted"),
+        ("RNN", gates, {}, r"\(1, 12, 4\), expected \[directions, H, H\]"),
+    ]
+    for kind, arrays, attributes, words in cases:
+        with pytest.raises(ConvertError, match=words):
+            read(graph(path, kind, arrays, hidden_size=4, **attributes))
+    states = {**gates, "_": np.zeros(0), "_s": np.zeros(0), "h": normal(1, 2, 4)}
+    with pytest.raises(ConvertError, match=r"h \(1, 2, 4\) belongs to a GRU"):
+        read(graph(path, "GRU", states, hidden_size=4))
+    for reset, kind in ((0, "before"), (1, "after")):
+        found = read(graph(path, "GRU", gates, hidden_size=4, linear_before_reset=reset))["node"]
+        assert isinstance(found, Gru)
+        assert found.kind == kind
+        r, z, n = np.split(found.cells[0][0].wx, 3)
+        np.testing.assert_array_equal(np.concatenate([z, r, n]), gates["w"][0])
+    with pytest.raises(ConvertError, match="the activation identity, which ONNX's RNN does not have"):
+        write(tmp_path / "b.onnx", {"rnn": rnn(activation="identity")})
 
 
 def test_gemm_as_a_linear_layer(tmp_path: Path) -> None:

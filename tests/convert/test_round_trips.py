@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from retrograd.convert import Conv, Layers, Lstm, Norm, convert, read, write
-from support.convert import assert_same_bits, every_kind, kinds_of, lstm, normal
+from support.convert import assert_same_bits, every_kind, gru, kinds_of, lstm, normal, rnn
 
 # File names and the packages that they need.
 FILES = {
@@ -41,11 +41,13 @@ def file(folder: Path, format: str) -> Path:
 
 def kinds_for(format: str, layers: Layers) -> dict[str, str]:
     needed = kinds_of(layers)
-    if format == "keras":  # which has one kind for two
-        return {name: kind for name, kind in needed.items() if kind.startswith(("group_norm", "instance_norm"))}
+    if format == "keras":  # which has one kind for two norms, and no options of recurrent layers in .weights.h5
+        unsaid = ("group_norm", "instance_norm", "gru", "rnn")
+        return {name: kind for name, kind in needed.items() if kind.startswith(unsaid)}
     if format not in STATES:
         return {}
-    return {name: kind for name, kind in needed.items() if format == "torch" or kind not in ("linear", "embedding")}
+    left_out = ("gru_after",) if format == "torch" else ("linear", "embedding")
+    return {name: kind for name, kind in needed.items() if kind not in left_out}
 
 
 def there_and_back(folder: Path, layers: Layers, first: str, second: str) -> None:
@@ -97,6 +99,42 @@ def test_peepholes(tmp_path: Path, first: str, second: str) -> None:
 def test_peepholes_that_only_two_formats_have(tmp_path: Path, peephole: str) -> None:
     layers: Layers = {"lstm": lstm(3, 4, 2, 2, peephole=peephole)}
     there_and_back(tmp_path, layers, "nn", "bnns")
+
+
+@pytest.mark.parametrize(("first", "second"), pairs("nn", "torch", "keras", "onnx", "coreml"))
+def test_grus_that_reset_after_the_product(tmp_path: Path, first: str, second: str) -> None:
+    layers: Layers = {"gru": gru(), "gru_1": gru(4, 2)}
+    if "coreml" not in (first, second):
+        layers["bidirectional"] = gru(3, 2, directions=2)
+    there_and_back(tmp_path, layers, first, second)
+
+
+@pytest.mark.parametrize(("first", "second"), pairs("nn", "keras", "onnx", "coreml"))
+@pytest.mark.parametrize("bias", [False, True])
+def test_grus_that_reset_before_the_product(tmp_path: Path, first: str, second: str, bias: bool) -> None:
+    layers: Layers = {"gru": gru(kind="before", bias=bias)}
+    there_and_back(tmp_path, layers, first, second)
+
+
+@pytest.mark.parametrize(("first", "second"), pairs("nn", "torch", "onnx"))
+def test_grus_and_rnns_of_several_layers(tmp_path: Path, first: str, second: str) -> None:
+    layers: Layers = {"net.one": gru(3, 4, 3), "two": gru(4, 2, 2, 2), "three": rnn(2, 3, 2, 2)}
+    there_and_back(tmp_path, layers, first, second)
+
+
+def test_stacks_in_core_ml(tmp_path: Path) -> None:
+    """Also those whose layers have other options, which stay apart."""
+    layers: Layers = {"net.one": gru(3, 4, 3), "two": rnn(4, 2, 2, activation="relu")}
+    there_and_back(tmp_path, layers, "nn", "coreml")
+    (tmp_path / "more").mkdir()
+    mixed: Layers = {"a.layer0": rnn(activation="relu"), "a.layer1": rnn(4, 4, activation="tanh")}
+    there_and_back(tmp_path / "more", mixed, "onnx", "coreml")
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_projections(tmp_path: Path, torch: Any, directions: int) -> None:
+    layers: Layers = {"lstm": lstm(3, 5, 2, directions, projection=2)}
+    there_and_back(tmp_path, layers, "nn", "torch")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])

@@ -11,6 +11,7 @@ import pytest
 from retrograd import nn
 from retrograd.convert import ConvertError, Layers, convert, read, write
 from support.arrays import Array
+from support.convert import gru, lstm, rnn
 
 RTOL = 2e-6
 
@@ -50,6 +51,36 @@ def test_lstm(tmp_path: Path, torch: Any, layers: int, bidirectional: bool, bias
     assert_close(ours, y.detach().numpy())
     assert_close(state.h, h.detach().numpy())
     assert_close(state.c, c.detach().numpy())
+
+
+RECURRENT = {
+    "GRU(3, 5)": "GRU(3, 5)",
+    "GRU(3, 5, 2, bidirectional=True)": "GRU(3, 5, layers=2, bidirectional=True)",
+    "GRU(3, 5, 3, bias=False)": "GRU(3, 5, layers=3, bias=False)",
+    "RNN(3, 5)": "RNN(3, 5)",
+    "RNN(3, 5, 2, bidirectional=True, bias=False)": "RNN(3, 5, layers=2, bidirectional=True, bias=False)",
+    "RNN(3, 5, 2, nonlinearity='relu')": "RNN(3, 5, layers=2, activation='relu')",
+    "LSTM(3, 5, 2, proj_size=2)": "LSTM(3, 5, layers=2, projection=2)",
+    "LSTM(3, 5, proj_size=2, bidirectional=True)": "LSTM(3, 5, projection=2, bidirectional=True)",
+}
+
+
+@pytest.mark.parametrize("theirs", RECURRENT)
+def test_recurrent_layers(tmp_path: Path, torch: Any, theirs: str) -> None:
+    """Into a layer, and back into the module."""
+    module = eval(f"torch.nn.{theirs}", {"torch": torch}).double()
+    layer = eval(f"nn.{RECURRENT[theirs][:-1]}, dtype=np.float64)", {"nn": nn, "np": np})
+    source = save(torch.nn.ModuleDict({"net": module}), tmp_path / "a.pt")
+    whole = loaded(nn.Sequential(net=layer), source)
+    x = torch.randn(7, 2, 3, dtype=torch.float64)
+    y = module(x)[0].detach().numpy()
+    np.testing.assert_allclose(whole.forward(x.numpy()), y, rtol=1e-11, atol=1e-11)
+    known = {"net": "gru_after"} if theirs.startswith("GRU") and "bias=False" in theirs else {}
+    convert(tmp_path / "a.safetensors", tmp_path / "b.pt", kinds=known)
+    state = torch.load(tmp_path / "b.pt")
+    assert list(state) == list(torch.load(source))
+    module.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
+    np.testing.assert_allclose(module(x)[0].detach().numpy(), y, rtol=1e-11, atol=1e-11)
 
 
 CASES: list[tuple[str, str, str, tuple[int, ...]]] = [
@@ -139,9 +170,18 @@ def test_what_a_state_does_not_say(tmp_path: Path, torch: Any) -> None:
     refused(torch, tmp_path, one, "0 has a weight of shape \\(2, 3\\) and no bias: .*say --kind 0=linear")
     refused(torch, tmp_path, torch.nn.PReLU(3).state_dict(), "a PReLU's slope; say --kind")
     refused(torch, tmp_path, {"a.bias": nothing.int()}, "int32")
-    refused(torch, tmp_path, torch.nn.LSTM(3, 4, proj_size=2).state_dict(), "proj_size")
-    refused(torch, tmp_path, torch.nn.GRU(3, 4).state_dict(), "\\(12, 4\\) are those of a GRU")
-    refused(torch, tmp_path, torch.nn.RNN(3, 4).state_dict(), "\\(4, 4\\) are those of a plain RNN")
+    state = {"weight_ih_l0": torch.zeros(8, 3), "weight_hh_l0": torch.zeros(8, 4)}
+    refused(torch, tmp_path, state, "\\(8, 4\\), expected \\[4H, H\\] for an LSTM, \\[3H, H\\] for a GRU or \\[H, H\\]")
+    gru = torch.nn.Sequential(torch.nn.GRU(3, 4)).state_dict()
+    refused(torch, tmp_path, gru, "--kind 0=gru_before: its arrays are .* gru_after", kinds={"0": "gru_before"})
+    refused(torch, tmp_path, gru, "--kind 0=lstm: its arrays are .* gru_after", kinds={"0": "lstm"})
+    rnn = torch.nn.Sequential(torch.nn.RNN(3, 4)).state_dict()
+    refused(torch, tmp_path, rnn, "--kind 0=gru_after: its arrays are .* rnn", kinds={"0": "gru_after"})
+    state = torch.nn.LSTM(3, 4, 2, proj_size=2).state_dict()
+    del state["weight_hr_l1"]
+    refused(torch, tmp_path, state, "some of its layers and directions have a projection, others have none")
+    state = torch.nn.LSTM(3, 4, proj_size=2).state_dict() | {"weight_hr_l0": torch.zeros(3, 4)}
+    refused(torch, tmp_path, state, "a projection has shape \\(3, 4\\), expected \\(2, hidden\\)")
     refused(torch, tmp_path, {"cls_token": torch.zeros(3)}, "--skip cls_token leaves it out")
     refused(torch, tmp_path, {}, "no layers in it that retrograd has")
     linear = torch.nn.Sequential(torch.nn.Linear(3, 2)).state_dict()
@@ -212,6 +252,57 @@ def test_peepholes_have_no_place_in_pytorch(tmp_path: Path, torch: Any) -> None:
     with pytest.raises(ConvertError, match="the model has peepholes, which PyTorch's LSTM does not have"):
         convert(tmp_path / "a.safetensors", tmp_path / "a.pt")
     assert not (tmp_path / "a.pt").exists()
+
+
+def test_a_gru_that_resets_before_the_product_has_no_place_in_pytorch(tmp_path: Path, torch: Any) -> None:
+    write(tmp_path / "a.safetensors", {"net": gru(kind="before", bias=False)})
+    with pytest.raises(ConvertError, match="say --kind net=gru_after or --kind net=gru_before"):
+        convert(tmp_path / "a.safetensors", tmp_path / "a.pt")
+    write(tmp_path / "a.safetensors", {"net": gru(kind="before")})
+    with pytest.raises(
+        ConvertError, match="net is a GRU that resets before the recurrent product; PyTorch's resets aft"
+    ):
+        convert(tmp_path / "a.safetensors", tmp_path / "a.pt")
+    with pytest.raises(ConvertError, match=r"--kind net=gru_after: its arrays are .* gru_before"):
+        convert(tmp_path / "a.safetensors", tmp_path / "a.pt", kinds={"net": "gru_after"})
+    write(tmp_path / "a.safetensors", {"net": gru(kind="before", bias=False)})
+    with pytest.raises(
+        ConvertError, match="net is a GRU that resets before the recurrent product; PyTorch's resets aft"
+    ):
+        convert(tmp_path / "a.safetensors", tmp_path / "a.pt", kinds={"net": "gru_before"})
+    assert not (tmp_path / "a.pt").exists()
+
+
+def test_an_activation_that_pytorch_does_not_have(tmp_path: Path, torch: Any) -> None:
+    with pytest.raises(ConvertError, match="net has the activation sigmoid; PyTorch's RNN has tanh or relu"):
+        write(tmp_path / "a.pt", {"net": rnn(activation="sigmoid")})
+
+
+def test_directions_of_a_gru_that_reset_in_different_places(tmp_path: Path) -> None:
+    layer = gru(directions=2)
+    layer.cells[0][1].bh = None
+    with pytest.raises(ConvertError, match="some of its layers and directions have a bh, others have none"):
+        write(tmp_path / "a.safetensors", {"net": layer})
+
+
+@pytest.mark.parametrize("target", ["a.npz", "a.onnx", "a.mlpackage"])
+def test_projections_have_a_place_in_pytorch_only(tmp_path: Path, target: str) -> None:
+    for package in ("onnx", "coremltools"):
+        pytest.importorskip(package)
+    with pytest.raises(ConvertError, match=r"net has a projection, which .* does not have"):
+        write(tmp_path / target, {"net": lstm(3, 4, projection=2)})
+
+
+@pytest.mark.parametrize("layer", [gru(), rnn()], ids=["gru", "rnn"])
+def test_bnns_has_no_structure_for_them(tmp_path: Path, layer: Any) -> None:
+    with pytest.raises(ConvertError, match="for which BNNS has no structure; --skip net leaves it out"):
+        write(tmp_path / "a.npz", {"net": layer})
+
+
+def test_a_norm_inside_the_recurrence_has_no_place_elsewhere(tmp_path: Path) -> None:
+    nn.save(tmp_path / "a.safetensors", nn.Sequential(net=nn.RNN(3, 4, norm="haste")))
+    with pytest.raises(ConvertError, match="net has layer normalization inside the recurrence"):
+        read(tmp_path / "a.safetensors")
 
 
 def test_a_pickle_runs_no_code(tmp_path: Path, torch: Any) -> None:

@@ -275,18 +275,25 @@ void add_activations(std::vector<Problem>& problems) {
     }
 }
 
-// ---- LSTM -----------------------------------------------------------------------------------------------------------
+// ---- recurrent layers -----------------------------------------------------------------------------------------------
 
-struct LstmSizes {
+struct RecurrentSizes {
     int64_t steps, samples, inputs, units, layers, directions;
     bool custom = false, ragged = false, lookup = false;
     rg::Peephole peephole = rg::Peephole::none;
     double dropout = 0;
+    rg::CellKind kind = rg::CellKind::lstm;
+    rg::CellNorm norm = rg::CellNorm::none;
+    rg::MaskKind mask = rg::MaskKind::none;
+    int64_t projection = 0;
+    bool flip = false, coupled = false, reset = false, zoneout = false, cell_zoneout = false;
+    double clip = 0, cell_clip = 0;
 };
 
-class LstmProblem {
+class RecurrentProblem {
 public:
-    LstmProblem(const LstmSizes& s, DType dtype) : s_(s), dtype_(dtype), random_(uint64_t(s.units * 31 + s.samples)) {
+    RecurrentProblem(const RecurrentSizes& s, DType dtype)
+        : s_(s), dtype_(dtype), random_(uint64_t(s.units * 31 + s.samples)) {
         shape_.steps = s.steps;
         shape_.samples = s.samples;
         shape_.inputs = s.inputs;
@@ -296,7 +303,7 @@ public:
         shape_.dtype = dtype;
         rg::CellActivations& f = shape_.rule.activations;
         for (Activation& gate : f.gate) gate.kind = Kind::sigmoid;
-        f.gate[2].kind = f.hidden.kind = Kind::tanh;
+        f.gate[2].kind = f.hidden.kind = Kind::tanh;  // an RNN has its own in the place of the candidate's
         f.standard = !s.custom;
         if (s.custom) {
             f.gate[0] = {Kind::hard_sigmoid, 0.21, 0.47};
@@ -304,7 +311,17 @@ public:
             f.hidden = {Kind::gelu, 0, 0};
         }
         shape_.peephole = s.peephole;
+        shape_.rule.kind = s.kind;
         shape_.rule.output_reads_old = s.custom;
+        shape_.rule.flip = s.flip;
+        shape_.rule.coupled = s.coupled;
+        shape_.rule.clip = s.clip;
+        shape_.rule.cell_clip = s.cell_clip;
+        shape_.projection = s.projection;
+        shape_.norm = s.norm;
+        shape_.eps = 1e-3;
+        shape_.mask_kind = s.mask;
+        shape_.has_zoneout = s.zoneout;
         shape_.dropout = s.dropout;
         shape_.seed = 11;
         if (s.ragged) {
@@ -314,26 +331,47 @@ public:
             shape_.order = order_.data();
         }
         for (int64_t i = 0; s.lookup && i < s.steps * s.samples; ++i) numbers_.push_back(random_.below(kTableRows));
+        for (int64_t i = 0; s.reset && i < s.steps * s.samples; ++i) reset_.push_back(random_.below(4) == 0);
+        if (s.reset) shape_.reset = reset_.data();
     }
 
     std::vector<Output> run(int threads) {
         const int64_t T = s_.steps, N = s_.samples, H = s_.units, D = s_.directions, cells = s_.layers * D;
+        const int64_t P = shape_.outputs();
+        const bool lstm = s_.kind == rg::CellKind::lstm, normed = s_.norm != rg::CellNorm::none;
         Block& x = input((s_.lookup ? kTableRows : T * N) * s_.inputs, 1.0 / 4, 1);
-        Block& h0 = input(cells * N * H, 1.0 / 8, 0);
-        Block& c0 = input(cells * N * H, 1.0 / 4, 2);
+        Block& h0 = input(cells * N * P, 1.0 / 8, 0);
+        Block& c0 = input(lstm ? cells * N * H : 0, 1.0 / 4, 2);
         std::vector<rg::CellArrays> weights, gradients;
         for (int64_t cell = 0; cell < cells; ++cell) {
-            const int64_t inputs = cell < D ? s_.inputs : D * H;
+            const int64_t inputs = cell < D ? s_.inputs : D * P;
             const int64_t p = s_.peephole == rg::Peephole::none ? 0 : s_.peephole == rg::Peephole::full ? H * H : H;
             rg::CellArrays w, dw;
             const std::string at = std::to_string(cell);
             parameter(inputs * H, inputs, 0.25 / std::sqrt(double(inputs)), "dwx" + at, w.wx, dw.wx);
-            parameter(H * H, H, 0.25 / std::sqrt(double(H)), "dwh" + at, w.wh, dw.wh);
+            parameter(P * H, P, 0.25 / std::sqrt(double(P)), "dwh" + at, w.wh, dw.wh);
             parameter(H, 1, 1.0 / 8, "db" + at, w.b, dw.b);
+            if (!lstm && s_.kind != rg::CellKind::rnn) parameter(H, 1, 1.0 / 8, "dbh" + at, w.bh, dw.bh);
             if (p) parameter(p, p / H, 1.0 / 16, "dpeephole" + at, w.peephole, dw.peephole);
+            if (s_.projection) {
+                parameter(P * H, H, 0.25 / std::sqrt(double(H)), "dprojection" + at, w.projection, dw.projection, 1);
+            }
+            if (normed) {
+                parameter(H, 1, 1.0 / 4, "dgamma_x" + at, w.gamma_x, dw.gamma_x);
+                parameter(H, 1, 1.0 / 4, "dgamma_h" + at, w.gamma_h, dw.gamma_h);
+            }
+            if (normed && lstm) {
+                parameter(H, 1, 1.0 / 4, "dgamma_c" + at, w.gamma_c, dw.gamma_c, 1);
+                parameter(H, 1, 1.0 / 8, "dbeta_c" + at, w.beta_c, dw.beta_c, 1);
+            }
             weights.push_back(w);
             gradients.push_back(dw);
         }
+        if (s_.mask != rg::MaskKind::none) {
+            shape_.mask = factor(s_.mask == rg::MaskKind::each ? gates() : 1, P, 1.0 / 4);
+        }
+        if (s_.zoneout) shape_.zoneout = factor(1, P, 1.0 / 8);
+        if (s_.cell_zoneout) shape_.cell_zoneout = factor(1, H, 1.0 / 8);
         Block cache(DType::f64, (rg::recurrent_cache_bytes(shape_) + 7) / 8, 0);
         rg::RecurrentForward forward;
         forward.shape = shape_;
@@ -341,13 +379,13 @@ public:
         forward.x = s_.lookup ? rg::Sequence{x.data(), row, 0} : rg::Sequence{x.data(), N * row, row};
         if (s_.lookup) forward.lookup = {numbers_.data(), kTableRows};
         forward.cells = weights.data();
-        forward.h0 = {h0.data(), N * H, H};
-        forward.c0 = {c0.data(), N * H, H};
+        forward.h0 = {h0.data(), N * P, P};
+        if (lstm) forward.c0 = {c0.data(), N * H, H};
         forward.cache = cache.data();
         forward.threads = threads;
-        forward.y = {result("y", T * N * D * H).data(), N * D * H, D * H};
-        forward.hn = {result("hn", cells * N * H).data(), N * H, H};
-        forward.cn = {result("cn", cells * N * H).data(), N * H, H};
+        forward.y = {result("y", T * N * D * P).data(), N * D * P, D * P};
+        forward.hn = {result("hn", cells * N * P).data(), N * P, P};
+        if (lstm) forward.cn = {result("cn", cells * N * H).data(), N * H, H};
         rg::recurrent_forward(forward);
 
         rg::RecurrentBackward backward;
@@ -356,18 +394,19 @@ public:
         backward.lookup = forward.lookup;
         backward.cells = weights.data();
         backward.cache = cache.data();
-        backward.dy = {input(T * N * D * H, 1.0 / 8, 0).data(), N * D * H, D * H};
-        backward.dhn = {input(cells * N * H, 1.0 / 8, 0).data(), N * H, H};
-        backward.dcn = {input(cells * N * H, 1.0 / 8, 0).data(), N * H, H};
+        backward.dy = {input(T * N * D * P, 1.0 / 8, 0).data(), N * D * P, D * P};
+        backward.dhn = {input(cells * N * P, 1.0 / 8, 0).data(), N * P, P};
+        if (lstm) backward.dcn = {input(cells * N * H, 1.0 / 8, 0).data(), N * H, H};
         backward.threads = threads;
         void* dx = result("dx", s_.lookup ? kTableRows * row : T * N * row).data();
         backward.dx = s_.lookup ? rg::Sequence{dx, row, 0} : rg::Sequence{dx, N * row, row};
         backward.dcells = gradients.data();
-        backward.dh0 = {result("dh0", cells * N * H).data(), N * H, H};
-        backward.dc0 = {result("dc0", cells * N * H).data(), N * H, H};
+        backward.dh0 = {result("dh0", cells * N * P).data(), N * P, P};
+        if (lstm) backward.dc0 = {result("dc0", cells * N * H).data(), N * H, H};
         rg::recurrent_backward(backward);
-        void* gates = result("gates", T * N * 4 * H).data();
-        rg::recurrent_show(shape_, cache.data(), cells - 1, gates, result("states", T * N * H).data());
+        void* values = result("gates", T * N * gates() * H).data();
+        void* states = lstm ? result("states", T * N * H).data() : nullptr;
+        rg::recurrent_show(shape_, cache.data(), cells - 1, values, states);
 
         std::vector<Output> outputs;
         for (const auto& [name, block] : results_) outputs.push_back(block->output(name));
@@ -389,8 +428,8 @@ private:
         return *results_.back().second;
     }
     void parameter(int64_t count, int64_t columns, double scale, const std::string& name, rg::GateArray& w,
-                   rg::GateArray& dw) {
-        for (int k = 0; k < 4; ++k) {
+                   rg::GateArray& dw, int of = 0) {
+        for (int k = 0; k < (of ? of : gates()); ++k) {
             w.gate[k] = input(count, scale, k).data();
             dw.gate[k] = result(name, count).data();
         }
@@ -398,31 +437,53 @@ private:
         w.col_stride = dw.col_stride = 1;
     }
 
-    LstmSizes s_;
+    int gates() const { return s_.kind == rg::CellKind::lstm ? 4 : s_.kind == rg::CellKind::rnn ? 1 : 3; }
+    // One for every cell, step and sample.
+    rg::Factor factor(int64_t of_gates, int64_t units, double scale) {
+        const int64_t sample = units, step = s_.samples * sample, gate = s_.steps * step, cell = of_gates * gate;
+        return {input(s_.layers * s_.directions * cell, scale, 1).data(), cell, of_gates > 1 ? gate : 0, step, sample};
+    }
+
+    RecurrentSizes s_;
     DType dtype_;
     Random random_;
     rg::RecurrentShape shape_;
     std::vector<int64_t> active_, order_, numbers_;
+    std::vector<uint8_t> reset_;
     std::vector<std::unique_ptr<Block>> inputs_;
     std::vector<std::pair<std::string, std::unique_ptr<Block>>> results_;
 };
 
+std::string name_of(const RecurrentSizes& s) {
+    const auto number = [](const char* word, int64_t value) { return word + std::to_string(value); };
+    std::string name = number("t", s.steps) + number("n", s.samples) + number("i", s.inputs) + number("h", s.units) +
+                       number("l", s.layers) + number("d", s.directions) + (s.custom ? " custom" : "") +
+                       (s.ragged ? " ragged" : "") + (s.lookup ? " lookup" : "") +
+                       number(" peephole ", int64_t(s.peephole)) + (s.dropout > 0 ? " dropout" : "");
+    if (s.kind == rg::CellKind::gru_before) name += " before";
+    if (s.norm != rg::CellNorm::none) name += number(" norm ", int64_t(s.norm));
+    if (s.mask != rg::MaskKind::none) name += number(" mask ", int64_t(s.mask));
+    if (s.projection) name += number(" projection ", s.projection);
+    return name + (s.flip ? " flip" : "") + (s.coupled ? " coupled" : "") + (s.reset ? " reset" : "") +
+           (s.zoneout ? " zoneout" : "") + (s.cell_zoneout ? " cell zoneout" : "") + (s.clip > 0 ? " clip" : "") +
+           (s.cell_clip > 0 ? " cell clip" : "");
+}
+
+void add_recurrent(std::vector<Problem>& problems, const char* kind, const RecurrentSizes& s) {
+    // A normalization divides by the spread of a row, which may be small.
+    const double units = s.norm == rg::CellNorm::none ? 128 : 1024;
+    problems.push_back({std::string(kind) + " " + name_of(s), kWideTypes, units,
+                        [=](DType dtype, int threads) { return RecurrentProblem(s, dtype).run(threads); }});
+}
+
 void add_lstms(std::vector<Problem>& problems, bool large) {
-    const auto add = [&](const LstmSizes& s) {
-        const std::string name =
-            "t" + std::to_string(s.steps) + "n" + std::to_string(s.samples) + "i" + std::to_string(s.inputs) + "h" +
-            std::to_string(s.units) + "l" + std::to_string(s.layers) + "d" + std::to_string(s.directions) +
-            (s.custom ? " custom" : "") + (s.ragged ? " ragged" : "") + (s.lookup ? " lookup" : "") + " peephole " +
-            std::to_string(int(s.peephole)) + (s.dropout > 0 ? " dropout" : "");
-        problems.push_back({"lstm " + name, kWideTypes, 128,
-                            [=](DType dtype, int threads) { return LstmProblem(s, dtype).run(threads); }});
-    };
+    const auto add = [&](const RecurrentSizes& s) { add_recurrent(problems, "lstm", s); };
     for (const int64_t samples : {1, 2, 3, 4, 5, 6, 7, 9, 10, 13, 14, 15, 29}) {
         add({3, samples, 5, 7, 1, 1});
         add({2, samples, 17, 33, 1, 2});
     }
     for (const int64_t units : {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 40, 65}) {
-        LstmSizes s{4, 5, 3, units, 2, 1};
+        RecurrentSizes s{4, 5, 3, units, 2, 1};
         add(s);
         s.custom = true;
         add(s);
@@ -438,6 +499,86 @@ void add_lstms(std::vector<Problem>& problems, bool large) {
         add(s);
     }
     if (large) add({12, 20, 70, 130, 2, 2});
+}
+
+// GRUs, RNNs, and what acts inside the recurrence of all cells.
+void add_other_cells(std::vector<Problem>& problems, bool large) {
+    using rg::CellKind;
+    const CellKind kinds[] = {CellKind::gru_after, CellKind::gru_before, CellKind::rnn};
+    for (const CellKind kind : kinds) {
+        const char* const word = kind == CellKind::rnn ? "rnn" : "gru";
+        const auto sized = [&](int64_t steps, int64_t samples, int64_t inputs, int64_t units, int64_t layers,
+                               int64_t directions) {
+            RecurrentSizes s{steps, samples, inputs, units, layers, directions};
+            s.kind = kind;
+            return s;
+        };
+        for (const int64_t samples : {1, 3, 4, 6, 7, 13, 14, 29}) {
+            add_recurrent(problems, word, sized(3, samples, 5, 7, 1, 1));
+            add_recurrent(problems, word, sized(2, samples, 17, 33, 1, 2));
+        }
+        for (const int64_t units : {1, 2, 4, 8, 15, 16, 17, 31, 40, 65}) {
+            RecurrentSizes s = sized(4, 5, 3, units, 2, 1);
+            add_recurrent(problems, word, s);
+            s.custom = true;
+            add_recurrent(problems, word, s);
+            s.custom = false;
+            s.flip = kind != CellKind::rnn;
+            s.ragged = s.lookup = true;
+            s.dropout = 0.25;
+            s.directions = 2;
+            add_recurrent(problems, word, s);
+        }
+        if (large) add_recurrent(problems, word, sized(12, 20, 70, 130, 2, 2));
+    }
+    for (const CellKind kind : {CellKind::lstm, CellKind::gru_after, CellKind::gru_before, CellKind::rnn}) {
+        const bool lstm = kind == CellKind::lstm;
+        const char* const word = lstm ? "lstm_inside" : kind == CellKind::rnn ? "rnn_inside" : "gru_inside";
+        const auto add = [&](const RecurrentSizes& s) { add_recurrent(problems, word, s); };
+        for (const int64_t units : {1, 5, 8, 16, 17, 33}) {
+            RecurrentSizes plain{4, 5, 3, units, 1, 1};
+            plain.kind = kind;
+            RecurrentSizes s = plain;
+            s.mask = rg::MaskKind::all;
+            add(s);
+            s.reset = s.zoneout = true;
+            s.clip = 0.5;
+            s.layers = 2;
+            add(s);
+            s = plain;
+            s.mask = rg::MaskKind::each;
+            s.ragged = s.zoneout = true;
+            s.directions = 2;
+            add(s);
+            s = plain;
+            s.reset = true;
+            add(s);
+            if (kind != CellKind::gru_before && units >= 5) {
+                s = plain;
+                s.norm = rg::CellNorm::output;
+                add(s);
+                s.mask = rg::MaskKind::all;
+                s.reset = s.zoneout = s.ragged = true;
+                s.layers = 2;
+                if (lstm) s.norm = rg::CellNorm::cell;
+                add(s);
+            }
+            if (!lstm) continue;
+            s = plain;
+            s.coupled = s.cell_zoneout = true;
+            s.cell_clip = 0.5;
+            s.peephole = rg::Peephole::diagonal;
+            add(s);
+            s = plain;
+            s.projection = (units + 1) / 2;
+            s.directions = s.layers = 2;
+            add(s);
+            s.ragged = s.zoneout = s.cell_zoneout = true;
+            s.mask = rg::MaskKind::each;
+            s.projection = units;
+            add(s);
+        }
+    }
 }
 
 // ---- optimizers -----------------------------------------------------------------------------------------------------
@@ -519,6 +660,7 @@ std::vector<Problem> all(bool large) {
     add_norms(problems, large);
     add_activations(problems);
     add_lstms(problems, large);
+    add_other_cells(problems, large);
     add_dense(problems);
     add_convolutions(problems);
     add_recurrent(problems);

@@ -397,7 +397,7 @@ def _total(J: Any, losses: Any, reduction: str) -> Any:
     return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
 
 
-# ---- LSTM ------------------------------------------------------------------------------------------------------------
+# ---- recurrent layers ------------------------------------------------------------------------------------------------
 
 UNITS = 4
 LSTM = (normal(5, 3, 2), normal(3, UNITS), normal(3, UNITS), normal(16, 2), normal(16, UNITS), normal(16))
@@ -429,6 +429,71 @@ def _our_lstm(x: Any, h: Any, c: Any, wx: Any, wh: Any, b: Any) -> Any:
 
 
 row("lstm", LSTM, _our_lstm, _torch_lstm, _jax_lstm)
+
+GRU = (normal(5, 3, 2), normal(3, UNITS), normal(12, 2), normal(12, UNITS), normal(12), normal(12))
+
+
+def _our_gru(x: Any, h: Any, wx: Any, wh: Any, b: Any, bh: Any) -> Any:
+    y, hn = graph.gru(x, (wx, wh, b, bh), h)
+    return y + graph.expand_dims(hn, 0)
+
+
+def _torch_gru(T: Any, x: Any, h: Any, *parameters: Any) -> Any:
+    y, hn = T.gru(x, h[None], parameters, True, 1, 0.0, False, False, False)
+    return y + hn
+
+
+def _jax_gru(J: Any, x: Any, h: Any, wx: Any, wh: Any, b: Any, bh: Any) -> Any:
+    steps, sigmoid, tanh = [], J.nn.sigmoid, J.numpy.tanh
+    for t in range(5):
+        xr, xz, xn = J.numpy.split(x[t] @ wx.T + b, 3, 1)
+        hr, hz, hn = J.numpy.split(h @ wh.T + bh, 3, 1)
+        z = sigmoid(xz + hz)
+        h = (1 - z) * tanh(xn + sigmoid(xr + hr) * hn) + z * h
+        steps.append(h)
+    return J.numpy.stack(steps) + h[None]
+
+
+row("gru", GRU, _our_gru, _torch_gru, _jax_gru)
+
+RNN = (normal(5, 3, 2), normal(3, UNITS), normal(UNITS, 2), normal(UNITS, UNITS), normal(UNITS))
+
+
+def _our_rnn(x: Any, h: Any, wx: Any, wh: Any, b: Any) -> Any:
+    y, hn = graph.rnn(x, (wx, wh, b), h)
+    return y + graph.expand_dims(hn, 0)
+
+
+def _torch_rnn(T: Any, x: Any, h: Any, wx: Any, wh: Any, b: Any) -> Any:
+    y, hn = T.rnn_tanh(x, h[None], (wx, wh, b, T.zeros_like(b)), True, 1, 0.0, False, False, False)
+    return y + hn
+
+
+def _jax_rnn(J: Any, x: Any, h: Any, wx: Any, wh: Any, b: Any) -> Any:
+    steps = []
+    for t in range(5):
+        h = J.numpy.tanh(x[t] @ wx.T + h @ wh.T + b)
+        steps.append(h)
+    return J.numpy.stack(steps) + h[None]
+
+
+row("rnn", RNN, _our_rnn, _torch_rnn, _jax_rnn)
+
+SCAN = (normal(5, 3), normal(5, 3), normal(3))
+
+
+def _steps(stack: Any, a: Any, b: Any, h: Any) -> Any:
+    steps = []
+    for t in range(5):
+        h = a[t] * h + b[t]
+        steps.append(h)
+    return stack(steps)
+
+
+row(
+    "scan", SCAN, lambda a, b, h: graph.scan(a, b, h).y, lambda T, a, b, h: _steps(T.stack, a, b, h),
+    lambda J, a, b, h: _steps(J.numpy.stack, a, b, h),
+)  # fmt: skip
 
 # ---- the tests -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import retrograd
-from retrograd import LstmActivations, LstmWeights
+from retrograd import GruWeights, LstmActivations, LstmWeights, RnnWeights
 from support.tools import tool
 from support.waiting import PATIENCE
 
@@ -24,6 +24,14 @@ def ones(*shape: int, dtype: Any = np.float32) -> Any:
 
 def cell(inputs: int = 3, units: int = 2, **parts: Any) -> LstmWeights:
     return LstmWeights(ones(4 * units, inputs), ones(4 * units, units))._replace(**parts)
+
+
+def gru_cell(inputs: int = 3, units: int = 2, **parts: Any) -> GruWeights:
+    return GruWeights(ones(3 * units, inputs), ones(3 * units, units))._replace(**parts)
+
+
+def rnn_cell(inputs: int = 3, units: int = 2, **parts: Any) -> RnnWeights:
+    return RnnWeights(ones(units, inputs), ones(units, units))._replace(**parts)
 
 
 # ---- errors while tracing -------------------------------------------------------------------------------------------
@@ -120,6 +128,92 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "lstm: seed is 1099511627776, must be below 2\\*\\*32: jax_enable_x64 is not set",
     ),
+    "another cell's weights": (
+        lambda rj: rj.gru(ones(2, 1, 3), cell()),
+        TypeError,
+        "gru: weights must be GruWeights or a sequence of them, not LstmWeights",
+    ),
+    "another cell's weights among several": (
+        lambda rj: rj.rnn(ones(2, 1, 3), [rnn_cell(), gru_cell()]),
+        TypeError,
+        r"rnn: weights\[1\] must be RnnWeights, not GruWeights",
+    ),
+    "wx of a GRU": (
+        lambda rj: rj.gru(ones(2, 1, 4), gru_cell()),
+        ValueError,
+        r"gru: wx has shape \(6, 3\), must be \(6, 4\) or \(3, 2, 4\)",
+    ),
+    "b of an RNN": (
+        lambda rj: rj.rnn(ones(2, 1, 3), rnn_cell(b=ones(3))),
+        ValueError,
+        r"rnn: b has shape \(3,\), must be \(2,\) or \(1, 2\)",
+    ),
+    "kind": (
+        lambda rj: rj.gru(ones(2, 1, 3), gru_cell(), kind="last"),
+        ValueError,
+        "gru: kind is 'last', must be 'after' or 'before'",
+    ),
+    "activation of an RNN": (
+        lambda rj: rj.rnn(ones(2, 1, 3), rnn_cell(), activation="step"),
+        ValueError,
+        "rnn: activation: ",
+    ),
+    "projection": (
+        lambda rj: rj.lstm(ones(2, 1, 3), cell(projection=ones(1, 2))),
+        ValueError,
+        r"lstm: projection has shape \(1, 2\), must be \(P, H\) with P = 2, the columns of wh, and H at least P",
+    ),
+    "projection of one cell": (
+        lambda rj: rj.lstm(ones(2, 1, 3), [cell(wh=ones(8, 1), projection=ones(1, 2)), cell(1, wh=ones(8, 1))]),
+        ValueError,
+        r"lstm: weights\[1\].projection is None, but the first cell has one",
+    ),
+    "projection of another cell": (
+        lambda rj: rj.lstm(ones(2, 1, 3), [cell(), cell(2, projection=ones(1, 2))]),
+        ValueError,
+        r"lstm: weights\[1\].projection is given, but the first cell has none",
+    ),
+    "projected state": (
+        lambda rj: rj.lstm(ones(2, 1, 3), cell(wh=ones(8, 1), projection=ones(1, 2)), ones(1, 2)),
+        ValueError,
+        r"lstm: h0 has shape \(1, 2\), must be \(N, P\) = \(1, 1\)",
+    ),
+    "norm": (
+        lambda rj: rj.gru(ones(2, 1, 3), gru_cell(), norm="cell"),
+        ValueError,
+        "gru: norm is 'cell', must be 'haste' or None",
+    ),
+    "gamma of a norm": (
+        lambda rj: rj.rnn(ones(2, 1, 3), rnn_cell(gamma_x=ones(2)), norm="haste"),
+        ValueError,
+        "rnn: gamma_h is None; norm needs it",
+    ),
+    "gamma without a norm": (
+        lambda rj: rj.rnn(ones(2, 1, 3), rnn_cell(gamma_x=ones(2))),
+        ValueError,
+        "rnn: gamma_x is given, but norm is None",
+    ),
+    "options that exclude each other": (
+        lambda rj: rj.rnn(ones(2, 1, 3), rnn_cell(gamma_x=ones(2), gamma_h=ones(2)), norm="haste", clip=1.0),
+        ValueError,
+        "rnn: norm is given, and so is clip; they cannot be combined",
+    ),
+    "clip": (lambda rj: rj.rnn(ones(2, 1, 3), rnn_cell(), clip=0.0), ValueError, "rnn: clip is 0.0, must be above 0"),
+    "reset": (
+        lambda rj: rj.gru(ones(2, 1, 3), gru_cell(), reset=ones(1, 2)),
+        ValueError,
+        r"gru: reset has shape \(1, 2\), must be \(T, N\) = \(2, 1\)",
+    ),
+    "dtype of reset": (
+        lambda rj: rj.gru(ones(2, 1, 3), gru_cell(), reset=ones(2, 1, dtype=np.complex64)),
+        TypeError,
+        "gru: reset has dtype complex64; it must be of booleans or numbers",
+    ),
+    "reset of two directions": (
+        lambda rj: rj.gru(ones(2, 1, 3), [gru_cell()] * 2, bidirectional=True, reset=ones(2, 1)),
+        ValueError,
+        "gru: reset is given, but layers are bidirectional",
+    ),
     "not an array": (lambda rj: rj.layer_norm("text"), TypeError, "layer_norm: x is not an array"),
 }
 
@@ -186,12 +280,20 @@ LSTM = {
     "results": "y hn cn cache",
     "axes": np.int64(3),
     "threads": np.int64(0),
+    "kind": np.int64(0),
     "units": np.int64(2),
+    "projection": np.int64(0),
     "layers": np.int64(1),
     "directions": np.int64(1),
     "activations": np.array([3, 0, 0, 3, 0, 0, 4, 0, 0, 3, 0, 0, 4, 0, 0], np.float64),
     "peephole": np.int64(0),
     "output_reads_old": False,
+    "coupled": False,
+    "flip": False,
+    "clip": np.float64(0),
+    "cell_clip": np.float64(0),
+    "norm": np.int64(0),
+    "eps": np.float64(1e-5),
     "dropout": np.float64(0),
     "batch_first": False,
 }
@@ -259,6 +361,17 @@ def test_a_wrong_array_of_a_norm_is_an_error(jax: Any, rj: Any, results: Any, ar
         ({"activations": np.zeros(3)}, "activations has the wrong form"),
         ({"activations": np.full(15, -1.0)}, "no such activation"),
         ({"peephole": np.int64(9)}, "kind of peephole"),
+        ({"kind": np.int64(4)}, "no such cell"),
+        ({"kind": np.int64(-1)}, "no such cell"),
+        ({"kind": np.int64(1)}, "activations has the wrong form"),
+        ({"projection": np.int64(3)}, "size is out of range"),
+        ({"projection": np.int64(1)}, "refused: "),
+        ({"norm": np.int64(3)}, "unknown kind of norm"),
+        ({"norm": np.int64(1)}, "gamma_x was refused: missing"),
+        ({"clip": np.float64(-1)}, "number is out of range"),
+        ({"cell_clip": np.float64(np.nan)}, "number is out of range"),
+        ({"eps": np.float64(-1), "norm": np.int64(1)}, "number is out of range"),
+        ({"arguments": "x wx0 reset"}, "reset was refused: dtype"),
         ({"dropout": np.float64(2)}, "dropout is out of range"),
         ({"batch_first": True}, "refused: shape"),
     ],
@@ -268,13 +381,13 @@ def test_a_wrong_call_of_an_lstm_is_an_error(jax: Any, rj: Any, change: Any, mes
     states = ((1, 1, 2), np.float32)
     results = [((4, 1, 2), np.float32), states, states, ((size,), np.uint8)]
     arrays = [ones(4, 1, 3), ones(8, 3), ones(8, 2)]
-    y = call(jax, "retrograd_lstm_forward", results, arrays, LSTM)[0]
+    y = call(jax, "retrograd_recurrent_forward", results, arrays, LSTM)[0]
     assert np.array_equal(y, retrograd.lstm_forward(arrays[0], LstmWeights(*arrays[1:])).y)
     with refused(jax, message):
-        call(jax, "retrograd_lstm_forward", results, arrays, {**LSTM, **change})
+        call(jax, "retrograd_recurrent_forward", results, arrays, {**LSTM, **change})
     small = [*results[:3], ((size - 1,), np.uint8)]
     with refused(jax, "cache was refused: shape"):
-        call(jax, "retrograd_lstm_forward", small, arrays, LSTM)
+        call(jax, "retrograd_recurrent_forward", small, arrays, LSTM)
 
 
 def test_a_cache_that_forward_did_not_write_is_an_error(jax: Any, rj: Any) -> None:
@@ -282,7 +395,7 @@ def test_a_cache_that_forward_did_not_write_is_an_error(jax: Any, rj: Any) -> No
     arrays = [ones(4, 1, 3), ones(8, 3), ones(8, 2), np.zeros(size, np.uint8), ones(4, 1, 2)]
     attributes = {**LSTM, "arguments": "x wx0 wh0 cache dy", "results": "dx"}
     with refused(jax, "cache was refused: foreign_cache"):
-        call(jax, "retrograd_lstm_backward", [((4, 1, 3), np.float32)], arrays, attributes)
+        call(jax, "retrograd_recurrent_backward", [((4, 1, 3), np.float32)], arrays, attributes)
 
 
 # ---- the interface --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 import retrograd
 from retrograd import graph, nn
-from retrograd.nn import hints
+from retrograd.nn import hints, recurrent
 from support.nn import random
 
 
@@ -32,7 +32,7 @@ def objects() -> dict[str, Any]:
 TEXTS = [
     (f"{place} {name}", text)
     for place, texts in hints.hints().items()
-    if place != "options"
+    if not place.startswith("options")
     for name, text in texts.items()
 ]
 _NAMES = re.compile(r"\b(?:nn|graph|retrograd|model|loss|optimizer|step|layer|parameter|lstm|np)(?:\.\w+)+")
@@ -110,6 +110,24 @@ def test_hints_for_options_are_options() -> None:
         for name in wanted:
             value: Any = (-0.5, 0.5) if name == "clip" else 0.5
             assert any(_takes(kind, model, {name: value}) for kind in (nn.SGD, nn.Adam, nn.RMSProp)), name
+
+
+def test_hints_for_options_of_recurrent_layers_are_options() -> None:
+    kinds = (nn.LSTM, nn.GRU, nn.RNN)
+    known = {name for kind in kinds for name in inspect.signature(kind).parameters}
+    known |= recurrent.RecurrentOptions.__annotations__.keys()
+    for wrong, text in hints.hints()["options of recurrent layers"].items():
+        refusing = [kind for kind in kinds if wrong not in inspect.signature(kind).parameters]
+        for kind in refusing:
+            said = text.removeprefix("nothing: ")
+            with pytest.raises(TypeError, match=rf"{kind.__name__}: got .* '{wrong}'; .*{re.escape(said)}$"):
+                kind(3, 4, **{wrong: 1})
+        assert refusing
+        wanted = re.findall(r"(\w+)=", text)
+        assert wanted or text.startswith("nothing")
+        assert set(wanted) <= known, text
+    with pytest.raises(TypeError, match=r"GRU: got an unexpected keyword argument 'nonsense'$"):
+        nn.GRU(3, 4, nonsense=1)  # type: ignore[call-arg]
 
 
 def _takes(kind: Any, model: nn.Module, options: dict[str, Any]) -> bool:

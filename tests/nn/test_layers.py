@@ -59,6 +59,16 @@ def layers_of_all_kinds(dtype: npt.DTypeLike = np.float64) -> list[tuple[nn.Modu
         (nn.LSTM(6, 3, layers=2, dropout=0.3, dtype=dtype, rng=0), x),
         (nn.LSTM(6, 3, bias=False, peephole="diagonal", recompute=True, dtype=dtype, rng=0), x),
         (nn.LSTM(4, 3, embedding=embedding, dtype=dtype, rng=0), tokens),
+        (nn.LSTM(6, 3, layers=2, projection=2, coupled=True, recurrent_dropout=0.3, dtype=dtype, rng=0), x),
+        (nn.LSTM(6, 3, norm="cell", zoneout=(0.3, 0.2), batch_first=True, dtype=dtype, rng=0), x),
+        (nn.LSTM(6, 3, norm="haste", dtype=dtype, rng=0), x),
+        (nn.GRU(6, 3, dtype=dtype, rng=0), x),
+        (nn.GRU(6, 3, layers=2, bidirectional=True, batch_first=True, dropout=0.3, dtype=dtype, rng=0), x),
+        (nn.GRU(6, 3, kind="before", flip=True, recurrent_dropout=0.3, zoneout=0.2, dtype=dtype, rng=0), x),
+        (nn.GRU(4, 3, norm="haste", embedding=embedding, last=True, dtype=dtype, rng=0), tokens),
+        (nn.RNN(6, 3, dtype=dtype, rng=0), x),
+        (nn.RNN(6, 3, norm="haste", recompute=True, recurrent_dropout=0.3, zoneout=0.2, dtype=dtype, rng=0), x),
+        (nn.RNN(4, 3, activation="sigmoid", embedding=embedding, dtype=dtype, rng=0), tokens),
         (nn.MultiHeadAttention(6, 2, dtype=dtype, rng=0), x),
         (nn.MultiHeadAttention(6, 3, causal=True, dropout=0.2, bias=False, dtype=dtype, rng=0), x),
         (nn.Residual(nn.Linear(6, 6, dtype=dtype, rng=0), nn.Tanh()), x),
@@ -79,7 +89,7 @@ def test_gradients_are_differences(index: int) -> None:
     y = both.layer(x)
     layer.load_state_dict(state)  # the call moved running statistics and streams
     dy = random(*y.shape, seed=2)
-    if isinstance(layer, nn.LSTM) and layer.embedding is not None:
+    if getattr(layer, "embedding", None) is not None:
         layer.embedding.freeze()  # its padding row has no gradient, see below
     if not frozen:
         assert_differences(step, dy)
@@ -330,7 +340,9 @@ def test_lstm_hands_over_every_option() -> None:
     both = Run(lstm, x, h0, c0, lengths)
     (_, y, state), gradients = nn.compile(both, None, nn.SGD(both, 0.0)).gradients(dy, dhn, dcn)
     names = [name for name, _ in lstm.modules() if name]
-    weights = [rg.LstmWeights(*(p and p.value for p in getattr(lstm, name).weights())) for name in names]
+    weights = [
+        rg.LstmWeights(*(None if p is None else p.value for p in getattr(lstm, name).weights())) for name in names
+    ]
     expected = rg.lstm_forward(x, weights, h0, c0, lengths=lengths, dropout=0.3, seed=seed, batch_first=True, **options)
     assert_same_bits([y, *state], [expected.y, expected.hn, expected.cn])
     assert isinstance(state, nn.LstmState)

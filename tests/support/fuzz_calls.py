@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -219,12 +219,14 @@ class Impossible(Exception):
 
 
 class Parts(list[Any]):
-    """The arrays of an LSTM's cell, in a form that can be mutated; a call gets LstmWeights."""
+    """The arrays of a recurrent cell, in a form that can be mutated; a call gets the record of its weights."""
+
+    record: ClassVar[Any]
 
 
 def as_called(value: Any) -> Any:
-    if isinstance(value, Parts) and 2 <= len(value) <= 4:
-        return rg.LstmWeights(*value)
+    if isinstance(value, Parts) and 2 <= len(value) <= len(value.record._fields):
+        return value.record(*value)
     if type(value) is list:
         return [as_called(inner) for inner in value]
     if type(value) is dict:
@@ -570,179 +572,6 @@ def global_norm(make: Maker) -> Arguments:
     }
 
 
-@dataclass
-class Lstm:
-    """The sizes of an LSTM and the arguments of its forward pass."""
-
-    steps: int
-    samples: int
-    units: int
-    cells: int
-    directions: int
-    dtype: np.dtype[Any]
-    single: bool
-    arguments: Arguments
-
-    @property
-    def batch_first(self) -> bool:
-        return bool(self.arguments["batch_first"])
-
-    @property
-    def y_shape(self) -> tuple[int, ...]:
-        axes = (self.samples, self.steps) if self.batch_first else (self.steps, self.samples)
-        return (*axes, self.directions * self.units)
-
-    @property
-    def state_shape(self) -> tuple[int, ...]:
-        return (self.samples, self.units) if self.single else (self.cells, self.samples, self.units)
-
-
-def lstm_problem(make: Maker, layouts: str = LAYOUTS) -> Lstm:
-    steps, samples, inputs = (make.one_of(0, 1, 1, 2, 3, 5) for _ in range(3))
-    units, dtype = make.one_of(1, 2, 3, 5, 8, 9, 16, 17), make.dtype()
-    if make.enormous:
-        steps, samples, inputs = make.enlarged([steps, samples, inputs])
-    elif make.large:
-        steps, samples, inputs, units = 9, 24, 17, 33
-    single = make.chance()
-    directions = 1 if single else make.one_of(1, 2)
-    layers = 1 if single else make.one_of(1, 2, 3)
-    peephole = make.one_of(None, None, "diagonal", "full")
-    bias = make.chance(0.7)
-
-    def parameter(form: int, *tail: int) -> Any:
-        if form == 0:
-            return make.real((4 * units, *tail), dtype, layouts)
-        if form == 1:
-            return make.real((4, units, *tail), dtype, layouts)
-        return [make.real((units, *tail), dtype, layouts) for _ in range(4)]
-
-    cells = []
-    for cell in range(layers * directions):
-        width = inputs if cell < directions else directions * units
-        parts = [parameter(make.one_of(0, 0, 1, 2), width), parameter(make.one_of(0, 0, 1, 2), units)]
-        parts.append(parameter(make.one_of(0, 0, 1, 2)) if bias else None)
-        if peephole == "full" and units > 1:  # of one unit, [4H, H] may be either
-            parts.append(parameter(make.one_of(0, 1, 2), units))
-        elif peephole:
-            parts.append(parameter(make.one_of(0, 1, 2)))
-        cells.append(Parts(parts))
-    batch_first = make.chance(0.3)
-    axes = (samples, steps) if batch_first else (steps, samples)
-    state = (samples, units) if single else (len(cells), samples, units)
-    arguments: Arguments = {"weights": cells[0] if single else cells, "batch_first": batch_first}
-    if make.chance(0.25):
-        rows = make.extent(1)
-        arguments |= {"table": make.real((rows, inputs), dtype, layouts), "x": make.indices(axes, rows, layouts)}
-    else:
-        arguments["x"] = make.real((*axes, inputs), dtype, layouts)
-    for name in ("h0", "c0"):
-        arguments[name] = make.maybe(make.real(state, dtype, layouts))
-    if not make.enormous:
-        ragged = make.random.random()
-        if ragged < 0.2:
-            arguments["lengths"] = make.memory.place(make.random.integers(0, steps + 1, samples))
-        elif ragged < 0.35:
-            arguments["batch_sizes"] = make.memory.place(make.random.integers(0, samples + 1, steps))
-    if make.chance(0.2):
-        arguments["activations"] = rg.LstmActivations(*(make.activation() for _ in range(5)))
-    arguments |= {
-        "bidirectional": directions == 2,
-        "output_gate_reads": make.one_of("new", "new", "old"),
-        "dropout": make.one_of(0.0, 0.0, 0.4),
-        "seed": make.one_of(0, 11),
-    }
-    return Lstm(steps, samples, units, len(cells), directions, dtype, single, arguments)
-
-
-def lstm_forward(make: Maker) -> Arguments:
-    lstm = lstm_problem(make)
-    arguments = lstm.arguments
-    arguments["training"] = make.chance(0.7)
-    arguments["recompute"] = arguments["training"] and make.chance(0.2)
-    if arguments["training"] and not arguments["recompute"] and not make.enormous and make.chance(0.4):
-        size = cache_size(lstm)
-        arguments["cache"] = make.memory.place(np.zeros(size + make.one_of(0, 0, 1, 64, -1), np.uint8), "CCCS")
-    buffers = {
-        "y": make.result(lstm.y_shape, lstm.dtype),
-        "hn": make.result(lstm.state_shape, lstm.dtype),
-        "cn": make.result(lstm.state_shape, lstm.dtype),
-    }
-    arguments["out"] = make.one_of(None, buffers, buffers["y"])
-    arguments["num_threads"] = make.threads()
-    return arguments
-
-
-def cache_size(lstm: Lstm) -> int:
-    inputs = (lstm.arguments.get("table") if "table" in lstm.arguments else lstm.arguments["x"]).shape[-1]
-    return rg.lstm_cache_size(
-        lstm.steps,
-        lstm.samples,
-        inputs,
-        lstm.units,
-        num_layers=lstm.cells // lstm.directions,
-        bidirectional=lstm.directions == 2,
-        dtype=lstm.dtype,
-        lengths=lstm.arguments.get("lengths"),
-        batch_sizes=lstm.arguments.get("batch_sizes"),
-    )
-
-
-def lstm_cache(make: Maker) -> Arguments:
-    lstm = lstm_problem(make, WRITABLE)
-    if not make.enormous and make.chance(0.6):
-        buffer = rg.lstm_forward(**as_called(lstm.arguments)).cache.buffer
-        lstm.arguments["buffer"] = make.memory.place(np.array(buffer), "CCCS")
-        if make.chance(0.2) and buffer.size:  # bits that no forward pass has written
-            lstm.arguments["buffer"][int(make.random.integers(buffer.size))] ^= 1 << int(make.random.integers(8))
-    return lstm.arguments
-
-
-def lstm_cache_size(make: Maker) -> Arguments:
-    sizes = make.enlarged([make.extent() for _ in range(4)])
-    arguments = dict(zip(("seq_len", "batch_size", "input_size", "hidden_size"), sizes, strict=True))
-    if max(sizes) < 100 and make.chance(0.3):
-        arguments["lengths"] = make.memory.place(make.random.integers(0, sizes[0] + 1, sizes[1]))
-    return {**arguments, "num_layers": make.one_of(1, 2), "bidirectional": make.chance(), "dtype": make.dtype().name}
-
-
-def lstm_backward(make: Maker) -> Arguments:
-    if make.enormous:
-        raise Impossible  # there is no cache of such a pass
-    lstm = lstm_problem(make, WRITABLE)
-    forward = {**lstm.arguments, "recompute": make.chance(0.3)}
-    cache = rg.lstm_forward(**as_called(forward)).cache
-    if cache.buffer is not None:
-        cache = cache.with_buffer(make.memory.place(np.array(cache.buffer), "C"))
-    make.memory.notes[id(cache)] = lstm
-    weights = lstm.arguments["weights"]
-
-    def like(part: Any) -> Any:
-        if part is None:
-            return None
-        return type(part)(map(like, part)) if isinstance(part, list) else make.result(part.shape, part.dtype, 1.0)
-
-    source = lstm.arguments.get("table") if "table" in lstm.arguments else lstm.arguments["x"]
-    buffers = {
-        "dx": make.result(source.shape, lstm.dtype),
-        "dweights": like(weights) if make.chance() else None,
-        "dh0": make.result(lstm.state_shape, lstm.dtype),
-        "dc0": make.result(lstm.state_shape, lstm.dtype),
-    }
-    arguments = {
-        "dy": make.maybe(make.real(lstm.y_shape, lstm.dtype), 0.8),
-        "cache": cache,
-        "dhn": make.maybe(make.real(lstm.state_shape, lstm.dtype)),
-        "dcn": make.maybe(make.real(lstm.state_shape, lstm.dtype)),
-        "out": buffers if make.chance(0.7) else None,
-        "accumulate": all(buffer is not None for buffer in buffers.values()) and make.chance(),
-        "num_threads": make.threads(),
-    }
-    if make.chance(0.2):
-        arguments["need"] = [name for name in ("dx", "dwx", "dwh", "db", "dh0", "dc0") if make.chance()]
-    return arguments
-
-
 STEP = {"learning_rate": (0.1, 0.0)}
 VELOCITY = {"momentum": (0.0, 0.9), "velocity_of": ("gradient", "step", "descent")}
 GENERATORS: dict[str, Callable[[Maker], Arguments]] = {
@@ -775,8 +604,4 @@ GENERATORS: dict[str, Callable[[Maker], Arguments]] = {
     ),
     "rmsprop_step": optimizer("squares", "means?", "velocities?", **STEP, **VELOCITY, eps_inside_root=(False, True)),
     "global_norm": global_norm,
-    "lstm_forward": lstm_forward,
-    "lstm_backward": lstm_backward,
-    "lstm_cache": lstm_cache,
-    "lstm_cache_size": lstm_cache_size,
 }  # fmt: skip

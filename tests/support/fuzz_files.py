@@ -15,11 +15,12 @@ import numpy as np
 
 from retrograd.convert import Conv, Layers, Linear, Norm, write
 from retrograd.nn.checkpoint import read_state, state_content
-from support.convert import lstm, normal
+from support.convert import gru, lstm, normal, rnn
 
 CANARY = b"CANARY!!"  # fills the files that a mutated one may refer to
 LARGE = [0, 1, 2, 3, 4, 7, 8, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63, 2**64 - 1]
 STRANGE: list[Any] = [None, True, 0, -1, 1.5, 2**63, 10**30, "", "a\x1b[31mb\nc", [], {}, "..", "/etc/hostname"]
+KINDS = ("LSTM", "GRU", "RNN", "Gemm", "MatMul", "Conv", "Gather", "Identity")
 FORMATS = {
     "safetensors": "a.safetensors",
     "nn": "a.safetensors",
@@ -33,11 +34,13 @@ FORMATS = {
 }
 
 
-def layers() -> Layers:
-    """Layers that every format holds, and that need no --kind."""
+def layers(name: str) -> Layers:
+    """Layers that a format holds, and that need no --kind."""
+    others: Layers = {} if name == "npz" else {"gru": gru(), "simple_rnn": rnn()}  # BNNS has neither
     return {
         "lstm": lstm(),
         "bidirectional": lstm(3, 2, directions=2),
+        **others,
         "batch": Norm("batch_norm", normal(3), normal(3, seed=1), normal(3, seed=2), abs(normal(3, seed=3))),
         "linear": Linear(normal(6, 4), normal(6)),
         "conv": Conv(normal(4, 2, 3), normal(4), False, 1),
@@ -129,6 +132,8 @@ class Folder:
                     "layers": [
                         {"class_name": "LSTM", "config": {"activation": "tanh", "units": 4}},
                         {"class_name": "Bidirectional", "config": {"layer": {"config": {"activation": "tanh"}}}},
+                        {"class_name": "GRU", "config": {"reset_after": True, "recurrent_activation": "sigmoid"}},
+                        {"class_name": "SimpleRNN", "config": {"activation": "tanh", "go_backwards": False}},
                         {"class_name": "BatchNormalization", "config": {"epsilon": 0.001, "scale": True}},
                         {"class_name": "Dense", "config": {"units": 6}},
                         {"class_name": "Conv1D", "config": {"groups": 1}},
@@ -145,7 +150,7 @@ class Folder:
 
             torch.save(torch.load(self.base("torch")), path, _use_new_zipfile_serialization=False)
         else:
-            write(path, layers(), {"safetensors": "torch", "nn": "nn"}.get(name))
+            write(path, layers(name), {"safetensors": "torch", "nn": "nn"}.get(name))
 
     def _referring(self) -> list[bytes]:
         """HDF5 files with external storage, external links, virtual datasets, soft links and a cycle."""
@@ -273,7 +278,7 @@ class Folder:
                 case 7:
                     node.name = ["\x1b[31m", "a.layer0", "", a][int(random.integers(4))]
                 case _:
-                    node.op_type = ["LSTM", "Gemm", "MatMul", "Conv", "Gather", "Identity"][int(random.integers(6))]
+                    node.op_type = KINDS[int(random.integers(len(KINDS)))]
         changed: bytes = model.SerializeToString()
         return changed if random.random() < 0.7 else mutated_bytes(random, changed)
 

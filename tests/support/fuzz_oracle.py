@@ -15,6 +15,7 @@ import numpy as np
 
 import retrograd as rg
 from retrograd.lab import bounds, cases, reference
+from support.fuzz_calls import Parts
 
 Array = np.ndarray[Any, Any]
 Triple = tuple[str, Any, Any, Any]  # name, got, expected, tolerance
@@ -280,37 +281,6 @@ def linear_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes
     )
 
 
-def scan_factors(a: Array, whole: Array, reset: Any) -> Array:
-    wide = np.broadcast_to(a, whole.shape)
-    return wide if reset is None else np.where(reset, 0, wide)
-
-
-def scan_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
-    a, b, h0, reset = (old[name] for name in ("a", "b", "h0", "reset"))
-    if not usual(a, b, h0):
-        return None
-    axis = int(old["axis"]) % b.ndim
-    right = reference.scan_forward(a, b, h0, axis=axis, reset=reset)
-    allowed = bounds.scan_forward_bound(scan_factors(a, b, reset), right[0], axis, b.dtype)
-    return zip(("y", "hn"), answer[:2], right, allowed, strict=True)
-
-
-def scan_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
-    dy, dhn, cache = old["dy"], old["dhn"], old["cache"]
-    if not usual(dy, dhn) or type(cache) is not rg.ScanCache:
-        return None
-    axis, a, h0, reset, y = cache
-    right = reference.scan_backward(dy, dhn, a, y, h0, axis=axis, reset=reset)
-    factors = scan_factors(a, y, reset)
-    allowed = bounds.scan_backward_bound(factors, y, h0, right.db, right.dh0, a.shape, axis, y.dtype)
-    return (
-        triple
-        for name, got, exact, tolerance in zip(answer._fields, answer, right, allowed, strict=True)
-        if got is not None
-        for triple in accumulated(name, got, exact, tolerance, old)
-    )
-
-
 def conv_options(old: dict[str, Any], transposed: bool) -> dict[str, Any] | None:
     """In the oracle's form; None if a mutation has given them another."""
     axes = old["x"].ndim - 2
@@ -569,21 +539,59 @@ def global_norm(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: An
     return iter([("norm", answer, right, 1e-12 * right)])
 
 
-# ---- LSTM ------------------------------------------------------------------------------------------------------------
+# ---- recurrent layers ------------------------------------------------------------------------------------------------
+
+PARAMETERS: dict[str, Any] = {"lstm": cases.LstmParameters, "gru": cases.GruParameters, "rnn": cases.RnnParameters}
+ORACLE_CELLS: dict[str, Any] = {"lstm": reference.LstmCell, "gru": reference.GruCell, "rnn": reference.RnnCell}
+STATES_OF = {"lstm": ("h", "c"), "gru": ("h",), "rnn": ("h",)}
 
 
-def lstm_options(
-    old: dict[str, Any], steps: int, samples: int, units: int, layers: int, training: bool
-) -> dict[str, Any] | None:
-    activations = old.get("activations", rg.LstmActivations())
-    if not isinstance(activations, rg.LstmActivations):
+def named_activations(cell: str, old: dict[str, Any]) -> list[Any] | None:
+    records: dict[str, Any] = {"lstm": rg.LstmActivations, "gru": rg.GruActivations}
+    given = [old.get("activation", "tanh")] if cell == "rnn" else old.get("activations", records[cell]())
+    if cell != "rnn" and not isinstance(given, records[cell]):
         return None
     named = []
-    for f in activations:
+    for f in given:
         options = activation_options(f)
         if not options or options["activation"] in ("hard_shrink", "threshold"):
             return None
         named.append((options["activation"], options["alpha"], options["act_beta"]))
+    return named
+
+
+def recurrent_factors(old: dict[str, Any], training: bool) -> dict[str, Any] | None:
+    """reset, mask and zoneout, time first; None if it cannot say which elements a rate of zoneout has kept."""
+
+    def ordered(array: Any, first: int) -> Any:
+        swap = array is not None and old.get("batch_first") and array.ndim >= -first
+        return array.swapaxes(first, first + 1) if swap else array
+
+    def weights(part: Any) -> Any:
+        if part is None or isinstance(part, np.ndarray):
+            return ordered(part, -3)
+        return np.array(1.0 - float(part))
+
+    given = old.get("zoneout")
+    parts = given if isinstance(given, tuple) else (given, None)
+    if len(parts) != 2 or not all(part is None or isinstance(part, (np.ndarray, float)) for part in parts):
+        return None
+    if training and any(isinstance(part, float) and part for part in parts):
+        return None
+    reset, mask = old.get("reset"), old.get("mask")
+    if not usual(reset, mask, *(part for part in parts if isinstance(part, np.ndarray))):
+        return None
+    found = {"reset": None if reset is None else ordered(np.asarray(reset) != 0, -2), "mask": ordered(mask, -3)}
+    found |= {"zoneout_h": weights(parts[0])}
+    return found | ({} if parts[1] is None else {"zoneout_c": weights(parts[1])})
+
+
+def recurrent_options(
+    cell: str, old: dict[str, Any], steps: int, samples: int, outputs: int, layers: int, training: bool
+) -> dict[str, Any] | None:
+    named, factors = named_activations(cell, old), recurrent_factors(old, training)
+    if named is None or factors is None:
+        return None
     active = None
     if old.get("lengths") is not None:
         active = reference.active_from_lengths(old["lengths"], steps)
@@ -592,30 +600,33 @@ def lstm_options(
     directions = 2 if old.get("bidirectional") else 1
     rate, masks = float(old.get("dropout", 0.0)), None
     if rate and layers > 1 and training:
-        shape = (steps, samples, directions * units)
+        shape = (steps, samples, directions * outputs)
         masks = [reference.philox_mask(int(old.get("seed", 0)), layer, shape, rate) for layer in range(layers - 1)]
-    return {
-        "directions": directions,
-        "active": active,
-        "activations": named,
-        "output_reads": old.get("output_gate_reads", "new"),
-        "masks": masks,
-    }
+    options = {"directions": directions, "active": active, "activations": named, "masks": masks, **factors}
+    options |= {"clip": old.get("clip"), "norm": old.get("norm"), "eps": old.get("norm_eps", 1e-5)}
+    if cell == "lstm":
+        options["output_reads"] = old.get("output_gate_reads", "new")
+        options |= {"coupled": bool(old.get("coupled")), "cell_clip": old.get("cell_clip")}
+    elif cell == "gru":
+        options |= {"kind": old.get("kind", "after"), "flip": bool(old.get("flip"))}
+    return options
 
 
-def lstm_inputs(old: dict[str, Any]) -> tuple[Any, ...] | None:
-    """x time first, cells, h0 and c0 in the oracle's form, and whether there is one cell given as such."""
+def recurrent_inputs(cell: str, old: dict[str, Any]) -> tuple[Any, ...] | None:
+    """x time first, cells and states in the oracle's form, and whether there is one cell given as such."""
     weights = old["weights"]
+    if not isinstance(weights, list) or not weights:
+        return None
     single = not isinstance(weights[0], list)
     if any(part is not None and not isinstance(part, (list, np.ndarray)) for part in (weights if single else [])):
         return None
-    if single != (type(weights).__name__ == "Parts"):
+    if single != isinstance(weights, Parts):
         return None
     listed = [weights] if single else weights
-    parts = [p for cell in listed for part in cell for p in (part if isinstance(part, (tuple, list)) else [part])]
+    parts = [p for of in listed for part in of for p in (part if isinstance(part, (tuple, list)) else [part])]
     if not all(part is None or isinstance(part, np.ndarray) for part in parts):
         return None
-    cells = [cases.LstmParameters(*cell).stacked() for cell in listed]
+    cells = [PARAMETERS[cell](*of).stacked() for of in listed]
     x = old["x"]
     if not usual(x, old.get("table")):
         return None
@@ -623,77 +634,105 @@ def lstm_inputs(old: dict[str, Any]) -> tuple[Any, ...] | None:
         x = old["table"][x.astype(np.int64)]
     if old.get("batch_first"):
         x = x.swapaxes(0, 1)
-    states = [None if old.get(n) is None else (np.asarray(old[n])[None] if single else old[n]) for n in ("h0", "c0")]
-    arrays = [x, *(a for cell in cells for a in cell), *states]
+    given = (old.get(name + "0") for name in STATES_OF[cell])
+    states = [None if state is None else np.asarray(state)[None] if single else state for state in given]
+    arrays = [x, *(a for of in cells for a in of), *states]
     if not usual(*arrays) or x.ndim != 3 or x.size == 0:
         return None
-    return x, cells, *states, single
+    return x, cells, states, single
 
 
-def lstm_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
-    if not isinstance(old["weights"], list) or not old["weights"]:
+def of_step(old: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a sequence of one step."""
+    if not isinstance(old["x"], np.ndarray):
         return None
-    found = lstm_inputs(old)
-    if found is None:
+    return {**old, "x": old["x"][None], "h0": old.get("h"), "c0": old.get("c")}
+
+
+def output_width(cell: Any) -> int:
+    projection = getattr(cell, "projection", None)
+    return int(cell.wh.shape[-1] if projection is None else projection.shape[0])
+
+
+def recurrent_bound(cell: str, *arguments: Any, **options: Any) -> Any:
+    slopes = reference.activation_value, reference.activation_input_slope
+    return getattr(bounds, f"{cell}_bound")(*arguments, *slopes, **options)
+
+
+def recurrent_forward(
+    cell: str, step: bool, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any
+) -> Iterator[Triple] | None:
+    called = of_step(old) if step else old
+    found = None if called is None else recurrent_inputs(cell, called)
+    if called is None or found is None:
         return None
-    x, cells, h0, c0, single = found
-    units = cells[0].wh.shape[-1]
+    x, cells, states, single = found
     layers = len(cells) // (2 if old.get("bidirectional") else 1)
-    options = lstm_options(old, *x.shape[:2], units, layers, bool(old.get("training", True)))
+    training = bool(old.get("training", True))
+    options = recurrent_options(cell, called, *x.shape[:2], output_width(cells[0]), layers, training)
     if options is None:
         return None
-    right = reference.lstm_forward(x, [reference.LstmCell(*cell) for cell in cells], h0, c0, **options)
-    bound = bounds.lstm_bound(
-        x, cells, h0, c0, None, None, None, reference.activation_value, reference.activation_input_slope, **options
-    )
-    y = answer.y.swapaxes(0, 1) if old.get("batch_first") else answer.y
-    hn, cn = (a[None] if single else a for a in (answer.hn, answer.cn))
-    return iter([("y", y, right.y, bound.y), ("hn", hn, right.hn, bound.hn), ("cn", cn, right.cn, bound.cn)])
+    given = [ORACLE_CELLS[cell](*of) for of in cells]
+    right = getattr(reference, f"{cell}_forward")(x, given, *states, **options)
+    bound = recurrent_bound(cell, x, cells, *states, None, *[None] * len(states), **options)
+    names = [(name, name if step else name + "n") for name in STATES_OF[cell]]
+    triples = [
+        (name, getattr(answer, name)[None] if single else getattr(answer, name), getattr(right, state + "n"), state)
+        for state, name in names
+    ]
+    compared: list[Triple] = [(name, got, exact, getattr(bound, state + "n")) for name, got, exact, state in triples]
+    if not step:
+        y = answer.y.swapaxes(0, 1) if old.get("batch_first") else answer.y
+        compared.append(("y", y, right.y, bound.y))
+    return iter(compared)
 
 
-def lstm_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
-    lstm = notes.get(id(old["cache"]))
-    found = None if lstm is None else lstm_inputs(lstm.arguments)
-    if found is None or old.get("accumulate") or not usual(*(old[name] for name in ("dy", "dhn", "dcn"))):
+def recurrent_backward(
+    cell: str, step: bool, old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any
+) -> Iterator[Triple] | None:
+    made = notes.get(id(old["cache"]))
+    called = None if made is None else of_step(made.arguments) if step else made.arguments
+    found = None if called is None else recurrent_inputs(cell, called)
+    incoming = [old[f"d{name}" if step else f"d{name}n"] for name in STATES_OF[cell]]
+    dy = None if step else old["dy"]
+    if found is None or old.get("accumulate") or not usual(dy, *incoming):
         return None
-    x, cells, h0, c0, single = found
-    for array in (x, h0, c0, *(a for cell in cells for a in cell)):
+    x, cells, states, single = found
+    for array in (x, *states, *(a for of in cells for a in of)):
         if array is not None and not np.abs(array).max(initial=0) < 1e3:
             return None
-    options = lstm_options(lstm.arguments, *x.shape[:2], lstm.units, lstm.cells // lstm.directions, True)
+    options = recurrent_options(cell, called, *x.shape[:2], made.outputs, made.cells // made.directions, True)
     if options is None:
         return None
-    dy = old["dy"]
-    if dy is not None and lstm.batch_first:
+    if dy is not None and made.batch_first:
         dy = dy.swapaxes(0, 1)
-    dhn, dcn = (None if old[name] is None else (old[name][None] if single else old[name]) for name in ("dhn", "dcn"))
-    given = [reference.LstmCell(*cell) for cell in cells]
-    right = reference.lstm_backward(dy, dhn, dcn, x, given, h0, c0, **options)
-    bound = bounds.lstm_bound(
-        x, cells, h0, c0, dy, dhn, dcn, reference.activation_value, reference.activation_input_slope, **options
-    )
-    return lstm_gradients(lstm, answer, right, bound, single)
+    incoming = [None if d is None else d[None] if single else d for d in incoming]
+    given = [ORACLE_CELLS[cell](*of) for of in cells]
+    right = getattr(reference, f"{cell}_backward")(dy, *incoming, x, given, *states, **options)
+    bound = recurrent_bound(cell, x, cells, *states, dy, *incoming, **options)
+    return recurrent_gradients(made, answer, right, bound, single, step)
 
 
-def lstm_gradients(lstm: Any, answer: Any, right: Any, bound: Any, single: bool) -> Iterator[Triple]:
+def recurrent_gradients(made: Any, answer: Any, right: Any, bound: Any, single: bool, step: bool) -> Iterator[Triple]:
     if answer.dx is not None:
-        if lstm.arguments.get("table") is not None:
-            indices = np.asarray(lstm.arguments["x"]).astype(np.int64)
-            indices = indices.T if lstm.batch_first else indices
-            rows = len(lstm.arguments["table"])
+        if made.arguments.get("table") is not None:
+            indices = np.asarray(made.arguments["x"]).astype(np.int64)
+            indices = indices.T if made.batch_first else indices
+            rows = len(made.arguments["table"])
             table, allowed = (reference.embedding_backward(d, indices, rows) for d in (right.dx, bound.dx))
             size = reference.embedding_backward(np.abs(right.dx), indices, rows)
             yield "dx", answer.dx, table, allowed + roundings(answer.dx, size, count=8 + indices.size)
         else:
-            yield "dx", answer.dx.swapaxes(0, 1) if lstm.batch_first else answer.dx, right.dx, bound.dx
-    for name in ("dh0", "dc0"):
+            dx = answer.dx[None] if step else answer.dx.swapaxes(0, 1) if made.batch_first else answer.dx
+            yield "dx", dx, right.dx, bound.dx
+    for name in (f"d{state}0" for state in STATES_OF[made.cell]):
         got = getattr(answer, name)
         if got is not None:
             yield name, got[None] if single else got, getattr(right, name), getattr(bound, name)
     if answer.dweights is not None:
         given = [answer.dweights] if single else answer.dweights
         for index, (cell, exact, allowed) in enumerate(zip(given, right.cells, bound.cells, strict=True)):
-            for field in rg.LstmWeights._fields:
+            for field in cell._fields:
                 got, expected, tolerance = (getattr(part, field) for part in (cell, exact, allowed))
                 if got is not None and expected is not None:
                     found = np.stack(got) if isinstance(got, (list, tuple)) else np.asarray(got).reshape(expected.shape)
@@ -717,8 +756,6 @@ ORACLES: dict[str, Callable[..., Iterator[Triple] | None]] = {
     "dropout": dropout,
     "linear_forward": linear_forward,
     "linear_backward": linear_backward,
-    "scan_forward": scan_forward,
-    "scan_backward": scan_backward,
     "conv_forward": partial(conv_forward, False),
     "conv_backward": partial(conv_backward, False),
     "conv_transpose_forward": partial(conv_forward, True),
@@ -735,6 +772,8 @@ ORACLES: dict[str, Callable[..., Iterator[Triple] | None]] = {
             "max_unpool_backward",
         )
     },
-    "lstm_forward": lstm_forward,
-    "lstm_backward": lstm_backward,
+    **{f"{cell}_forward": partial(recurrent_forward, cell, False) for cell in PARAMETERS},
+    **{f"{cell}_backward": partial(recurrent_backward, cell, False) for cell in PARAMETERS},
+    **{f"{cell}_step": partial(recurrent_forward, cell, True) for cell in PARAMETERS},
+    **{f"{cell}_step_backward": partial(recurrent_backward, cell, True) for cell in PARAMETERS},
 }

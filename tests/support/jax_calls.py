@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import retrograd
-from retrograd import LstmActivations, LstmWeights
+from retrograd import GruActivations, GruWeights, LstmActivations, LstmWeights, RnnWeights
 
 Array = Any
 
@@ -52,13 +52,15 @@ def _linear() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return forward, backward
 
 
-def _lstm() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def forward(*arguments: Any, **options: Any) -> Any:
-        result = retrograd.lstm_forward(*arguments, **options)
-        return result[:3], result.cache
+def _recurrent(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    run, back = getattr(retrograd, f"{name}_forward"), getattr(retrograd, f"{name}_backward")
 
-    def backward(cache: Any, dy: Array, dhn: Array, dcn: Array) -> tuple[Any, ...]:
-        gradients = retrograd.lstm_backward(dy, cache, dhn=dhn, dcn=dcn)
+    def forward(*arguments: Any, **options: Any) -> Any:
+        result = run(*arguments, **options)
+        return result[:-1], result.cache
+
+    def backward(cache: Any, dy: Array, *dstates: Array) -> tuple[Any, ...]:
+        gradients = back(dy, cache, **dict(zip(("dhn", "dcn"), dstates, strict=False)))
         return tuple(gradient for gradient in gradients if gradient is not None)
 
     return forward, backward
@@ -76,17 +78,23 @@ def _scan() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return forward, backward
 
 
-def _weights(rng: np.random.Generator, inputs: int, units: int, dtype: Any, peephole: str = "") -> LstmWeights:
-    def draw(*shape: int) -> Array:
-        return (rng.normal(size=shape) / 2).astype(dtype)
+CELLS: dict[str, tuple[Any, int]] = {"lstm": (LstmWeights, 4), "gru": (GruWeights, 3), "rnn": (RnnWeights, 1)}
 
-    columns = {"": None, "diagonal": (), "full": (units,)}[peephole]
-    return LstmWeights(
-        draw(4 * units, inputs),
-        draw(4 * units, units),
-        draw(4 * units),
-        None if columns is None else draw(4 * units, *columns),
-    )
+
+def cell_of(
+    name: str, rng: np.random.Generator, inputs: int, units: int, dtype: Any, projection: int = 0, **shapes: Any
+) -> Any:
+    """The parameters of a cell: wx, wh, all biases, and what `shapes` gives the shapes of."""
+    kind, gates = CELLS[name]
+    rows = gates * units
+    every = {"wx": (rows, inputs), "wh": (rows, projection or units), "b": (rows,), "bh": (rows,)}
+    every |= {"projection": (projection, units)} if projection else {}
+    drawn = {
+        part: (rng.normal(size=shape) / 2).astype(dtype)
+        for part, shape in {**every, **shapes}.items()
+        if part in kind._fields
+    }
+    return kind(**drawn)
 
 
 def norm_cases(dtype: Any, seed: int = 0) -> Iterator[Case]:
@@ -113,34 +121,59 @@ def norm_cases(dtype: Any, seed: int = 0) -> Iterator[Case]:
 
 
 def dense_cases(dtype: Any, seed: int = 1) -> Iterator[Case]:
-    """Linear layers, recurrences and LSTMs."""
+    """Linear and recurrent layers, and linear recurrences."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> Array:
         return rng.normal(size=shape).astype(dtype)
 
-    def lstm(arguments: tuple[Any, ...], **options: Any) -> Case:
-        return Case("lstm", arguments, options, *_lstm())
+    def case(name: str, *arguments: Any, **options: Any) -> Case:
+        return Case(name, arguments, options, *_recurrent(name))
+
+    def cell(name: str, inputs: int, units: int, **parts: Any) -> Any:
+        return cell_of(name, rng, inputs, units, dtype, **parts)
 
     yield Case("linear", (draw(9, 5), draw(4, 5), draw(4)), {}, *_linear())
     yield Case("linear", (draw(2, 3, 7), draw(6, 7)), {}, *_linear())
     yield Case("linear", (draw(7), draw(2, 7), draw(2)), {}, *_linear())
     yield Case("scan", (draw(6, 3, 5), draw(6, 3, 5), draw(3, 5)), {}, *_scan())
     yield Case("scan", (draw(3, 7), draw(3, 7)), {"axis": 1}, *_scan())
-    yield lstm((draw(4, 3, 5), _weights(rng, 5, 6, dtype)))
-    yield lstm((draw(3, 4, 5), _weights(rng, 5, 7, dtype), draw(3, 7), draw(3, 7)), batch_first=True)
-    stack = [_weights(rng, inputs, 4, dtype) for inputs in (3, 3, 8, 8)]
+    yield case("lstm", draw(4, 3, 5), cell("lstm", 5, 6))
+    yield case("lstm", draw(3, 4, 5), cell("lstm", 5, 7), draw(3, 7), draw(3, 7), batch_first=True)
     lengths = [5, 0, 2, 5]
-    states = draw(4, 4, 4), draw(4, 4, 4)
-    yield lstm((draw(5, 4, 3), stack, *states), bidirectional=True, lengths=lengths, dropout=0.25, seed=11)
+    ragged = {"bidirectional": True, "lengths": lengths, "dropout": 0.25, "seed": 11}
+    yield case(
+        "lstm", draw(5, 4, 3), [cell("lstm", n, 4) for n in (3, 3, 8, 8)], draw(4, 4, 4), draw(4, 4, 4), **ragged
+    )
     activations = LstmActivations("hard_sigmoid", "sigmoid", "softsign", "sigmoid", "identity")
-    full = [_weights(rng, 2, 5, dtype, "full")]
-    yield lstm((draw(3, 2, 2), full), activations=activations, output_gate_reads="old")
-    yield lstm((draw(3, 2, 2), _weights(rng, 2, 3, dtype, "diagonal")), lengths=[3, 3])
+    full = [cell("lstm", 2, 5, peephole=(20, 5))]
+    yield case("lstm", draw(3, 2, 2), full, activations=activations, output_gate_reads="old")
+    yield case("lstm", draw(3, 2, 2), cell("lstm", 2, 3, peephole=(12,)), lengths=[3, 3])
+    # Options inside the recurrence.
+    reset = rng.random((2, 4)) < 0.4  # batch first
+    projected = [cell("lstm", 3, 5, projection=2), cell("lstm", 2, 5, projection=2)]
+    yield case("lstm", draw(2, 4, 3), projected, draw(2, 2, 2), draw(2, 2, 5), batch_first=True, reset=reset)
+    yield case("lstm", draw(4, 2, 3), cell("lstm", 3, 4), coupled=True, clip=1.5, cell_clip=0.4)
+    # Without a state to start from, the first step would normalize zeros, which amplifies finite differences.
+    gammas = {"gamma_x": (16,), "gamma_h": (16,), "gamma_c": (4,), "beta_c": (4,)}
+    yield case("lstm", draw(4, 2, 3), cell("lstm", 3, 4, **gammas), draw(2, 4), draw(2, 4), norm="haste")
+    yield case("lstm", draw(4, 2, 3), cell("lstm", 3, 4, **gammas), draw(2, 4), draw(2, 4), norm="cell", norm_eps=1e-3)
+    yield case("gru", draw(4, 3, 5), cell("gru", 5, 6))
+    yield case("gru", draw(2, 4, 3), cell("gru", 3, 5), draw(2, 5), kind="before", batch_first=True, reset=reset)
+    yield case("gru", draw(5, 4, 3), [cell("gru", n, 4) for n in (3, 3, 8, 8)], draw(4, 4, 4), **ragged)
+    gates = GruActivations("hard_sigmoid", "sigmoid", "softsign")
+    yield case("gru", draw(4, 2, 3), [cell("gru", 3, 4)], flip=True, activations=gates, clip=0.7)
+    yield case("gru", draw(4, 2, 3), cell("gru", 3, 4, gamma_x=(12,), gamma_h=(12,)), draw(2, 4), norm="haste")
+    yield case("rnn", draw(4, 3, 5), cell("rnn", 5, 6))
+    yield case("rnn", draw(5, 4, 3), [cell("rnn", n, 4) for n in (3, 3, 8, 8)], draw(4, 4, 4), **ragged)
+    yield case("rnn", draw(2, 4, 3), cell("rnn", 3, 5), draw(2, 5), activation="sigmoid", batch_first=True, reset=reset)
+    yield case("rnn", draw(4, 2, 3), cell("rnn", 3, 4, gamma_x=(4,), gamma_h=(4,)), draw(2, 4), norm="haste")
 
 
 def label(case: Case) -> str:
-    options = "-".join(f"{name}={value}" for name, value in case.options.items() if name != "activations")
+    options = "-".join(
+        name if name == "reset" else f"{name}={value}" for name, value in case.options.items() if name != "activations"
+    )
     return f"{case.name}-{options}" if options else case.name
 
 

@@ -25,7 +25,7 @@ def check(
     """A forward pass against the oracle."""
     axis %= b.ndim
     y, hn = reference.scan_forward(a, b, h0, axis=axis, reset=reset)
-    tolerances = bounds.scan_forward_bound(_factors(a, b, reset), y, axis, b.dtype)
+    tolerances = bounds.scan_forward_bound(_factors(a, b, reset), y, axis, b.dtype, h0)
     for name, found, exact, tolerance in zip(("y", "hn"), got, (y, hn), tolerances, strict=False):
         error = bounds.error_in_tolerances(found, exact, tolerance)
         assert error <= 1, f"{name}: {error} of the tolerance"

@@ -20,8 +20,8 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser(
         "convert",
         help="convert weights between frameworks",
-        description="Convert the weights of LSTMs, norms, linear layers, convolutions and embeddings from one file "
-        f"format to another. The name of a file determines its format:{formats}",
+        description="Convert the weights of LSTMs, GRUs, RNNs, norms, linear layers, convolutions and embeddings from "
+        f"one file format to another. The name of a file determines its format:{formats}",
         epilog="A .safetensors file has the names of PyTorch or those of retrograd.nn. One that is read shows which it "
         "is; written are those of retrograd.nn, or those of PyTorch if the source has the others.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

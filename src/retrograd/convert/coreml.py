@@ -23,12 +23,15 @@ from .layers import (
     Conv,
     ConvertError,
     Embedding,
+    Gru,
     Layer,
     Layers,
     Linear,
     Lstm,
     Norm,
     NormKind,
+    Recurrent,
+    Rnn,
     arrays_of,
     reordered,
     stacked,
@@ -36,8 +39,10 @@ from .layers import (
 
 __all__ = ["read_coreml", "write_coreml"]
 
-# Core ML's gates are in the order i f o z.
-_IFOZ: Final = (0, 1, 3, 2)
+# Core ML's gates are in the order i f o z of an LSTM, r n z of a GRU. The same permutation leads back.
+_ORDERS: Final = {Lstm: (0, 1, 3, 2), Gru: (0, 2, 1), Rnn: (0,)}
+_RECURRENT: Final[dict[str, type[Recurrent]]] = {"lstm": Lstm, "gru": Gru, "rnn": Rnn}
+_RNN_ACTIVATIONS: Final = {"tanh": "tanh", "relu": "relu", "sigmoid": "sigmoid", "linear": "identity"}
 _NAMES: Final = "retrograd.names"  # names of layers by operations' names, which are identifiers: a key of the metadata
 _EPS: Final = 1e-5  # Core ML's default
 _NORMS: Final[tuple[NormKind, ...]] = ("batch_norm", "layer_norm", "instance_norm")
@@ -164,23 +169,8 @@ def _layer(name: str, operation: _Operation) -> Layer | None:
             raise ConvertError(f"{name}: {part} is not a constant of the program")
         return value
 
-    if kind == "lstm":
-        for option, standard in _STANDARD.items():
-            if values.get(option) not in (None, standard):
-                raise ConvertError(f"{name} has {option} {values.get(option)!r}; only {standard!r} is converted")
-        if values.get("clip") is not None or values.get("direction") == "reverse":
-            raise ConvertError(f"{name} has clip, or reads time backwards, which retrograd's LSTM cannot do")
-        backs = ("", "_back") if values.get("direction") == "bidirectional" else ("",)
-        return Lstm(
-            [
-                [
-                    _cell(needed(f"weight_ih{b}"), needed(f"weight_hh{b}"), array(f"bias{b}"), array(f"peephole{b}"))
-                    for b in backs
-                ]
-            ]
-        )
-    if kind in ("gru", "rnn"):
-        raise ConvertError(f"{name} is a {kind}, which retrograd does not have; --skip {name} leaves it out")
+    if kind in _RECURRENT:
+        return _recurrent(name, _RECURRENT[kind], values, array, needed)
     if kind == "linear":
         return Linear(needed("weight"), array("bias"))
     if kind == "matmul" and (w := array("y")) is not None and w.ndim == 2 and not values.get("transpose_x"):
@@ -197,18 +187,49 @@ def _layer(name: str, operation: _Operation) -> Layer | None:
     return None
 
 
-def _cell(wx: Array, wh: Array, b: Array | None, peephole: Array | None) -> Cell:
-    if peephole is not None:
-        i, f, o = np.split(peephole, 3)
-        peephole = np.concatenate([i, f, np.zeros_like(i), o])
-    return Cell(reordered(wx, _IFOZ), reordered(wh, _IFOZ), None if b is None else reordered(b, _IFOZ), None, peephole)
+def _recurrent(
+    name: str,
+    kind: type[Recurrent],
+    values: dict[str, Any],
+    array: Callable[[str], Array | None],
+    needed: Callable[[str], Array],
+) -> Recurrent:
+    activation = values.get("activation")
+    for option, standard in _STANDARD.items():
+        if kind is Rnn and option == "activation":
+            if activation is not None and activation not in _RNN_ACTIVATIONS:
+                listed = ", ".join(_RNN_ACTIVATIONS)
+                raise ConvertError(f"{name} has activation {activation!r}; only {listed} are converted")
+        elif values.get(option) not in (None, standard):
+            raise ConvertError(f"{name} has {option} {values.get(option)!r}; only {standard!r} is converted")
+    if values.get("clip") is not None or values.get("direction") == "reverse":
+        raise ConvertError(f"{name} has clip, or reads time backwards, which a conversion of weights would lose")
+    backs = ("", "_back") if values.get("direction") == "bidirectional" else ("",)
+    order = _ORDERS[kind]
+
+    def cell(back: str) -> Cell:
+        peephole = array(f"peephole{back}")
+        if peephole is not None:
+            i, f, o = np.split(peephole, 3)
+            peephole = np.concatenate([i, f, np.zeros_like(i), o])
+        b, bh = array(f"bias{back}"), None
+        if kind is Gru:  # `bias` is that of the recurrent product; the other one is there from iOS 18 on
+            b, bh = array("input_bias"), b
+        wx, wh = reordered(needed(f"weight_ih{back}"), order), reordered(needed(f"weight_hh{back}"), order)
+        b, bh = (None if half is None else reordered(half, order) for half in (b, bh))
+        return Cell(wx, wh, b, bh, peephole)
+
+    cells = [[cell(back) for back in backs]]
+    if kind is Gru:
+        return Gru(cells, "after" if values.get("reset_after") else "before")
+    return Rnn(cells, _RNN_ACTIVATIONS[activation or "tanh"]) if kind is Rnn else Lstm(cells)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def write_coreml(path: Path, layers: Layers) -> None:
-    """A program in which each layer reads an input ``NAME_x`` with one sample, and for an LSTM one step."""
+    """A program in which each layer reads an input ``NAME_x`` with one sample, and for a recurrent layer one step."""
     for name, layer in layers.items():
         if any(array.dtype.itemsize > 4 for array in arrays_of(layer)):
             raise ConvertError(f"{name} has arrays of float64, which Core ML does not have")
@@ -222,8 +243,11 @@ def write_coreml(path: Path, layers: Layers) -> None:
             shape, integers = _example(name, layer)
             dtype = types.int32 if integers else types.fp32
             inputs[f"{names[name]}_x"] = Builder.placeholder(shape=shape, dtype=dtype)
+        # From iOS 18 on, a gru can reset after the recurrent product.
+        newest = any(isinstance(layer, Gru) and layer.known_kind(name) == "after" for name, layer in layers.items())
+        target = coremltools.target.iOS18 if newest else coremltools.target.iOS16
         program = Program()
-        with Function(inputs) as function:
+        with Function(inputs, opset_version=target if newest else None) as function:
             outputs = [
                 _output(Builder, names[name], name, layer, function.inputs[f"{names[name]}_x"])
                 for name, layer in layers.items()
@@ -234,7 +258,7 @@ def write_coreml(path: Path, layers: Layers) -> None:
             program,
             convert_to="mlprogram",
             compute_precision=coremltools.precision.FLOAT32,
-            minimum_deployment_target=coremltools.target.iOS16,
+            minimum_deployment_target=target,
             pass_pipeline=coremltools.PassPipeline.EMPTY,
             skip_model_load=True,
         )
@@ -252,7 +276,7 @@ def write_coreml(path: Path, layers: Layers) -> None:
 
 def _stacks(layers: Layers) -> Iterator[tuple[str, int]]:
     for name, layer in layers.items():
-        if isinstance(layer, Lstm) and len(layer.cells) > 1:
+        if isinstance(layer, Recurrent) and len(layer.cells) > 1:
             yield from ((name, number) for number in range(len(layer.cells)))
 
 
@@ -269,7 +293,7 @@ def _identifiers(layers: Layers) -> dict[str, str]:
 
 def _example(name: str, layer: Layer) -> tuple[tuple[int, ...], bool]:
     """The shape of an input for the layer, and whether it holds integers."""
-    if isinstance(layer, Lstm):
+    if isinstance(layer, Recurrent):
         return (1, 1, layer.cells[0][0].wx.shape[1]), False
     if isinstance(layer, Linear):
         return (1, layer.w.shape[1]), False
@@ -283,10 +307,10 @@ def _example(name: str, layer: Layer) -> tuple[tuple[int, ...], bool]:
 
 
 def _output(builder: Any, identifier: str, name: str, layer: Layer, x: Any) -> Any:
-    if isinstance(layer, Lstm):
+    if isinstance(layer, Recurrent):
         for number, cells in enumerate(layer.cells):
             full = identifier if len(layer.cells) == 1 else f"{identifier}_layer{number}"
-            x = _lstm(builder, full, name, cells, x)
+            x = _written_recurrent(builder, full, name, layer, cells, x)
         return x
     if isinstance(layer, Linear):
         if layer.b is None:  # linear would have a bias of zeros
@@ -318,22 +342,36 @@ def _given(**arrays: Array | None) -> dict[str, Array]:
     return {part: np.ascontiguousarray(array, np.float32) for part, array in arrays.items() if array is not None}
 
 
-def _lstm(builder: Any, identifier: str, name: str, cells: list[Cell], x: Any) -> Any:
+def _written_recurrent(builder: Any, identifier: str, name: str, layer: Recurrent, cells: list[Cell], x: Any) -> Any:
+    if len(cells) == 2 and not isinstance(layer, Lstm):
+        raise ConvertError(f"{name} is bidirectional; of Core ML's recurrent operations only lstm can be")
+    order = _ORDERS[type(layer)]
+    after = isinstance(layer, Gru) and layer.known_kind(name) == "after"
     arrays: dict[str, Array | None] = {}
     for cell, back in zip(cells, ("", "_back"), strict=False):
-        bias, peephole = cell.bias, cell.ifo_peephole(name, "Core ML's lstm")
-        arrays[f"weight_ih{back}"], arrays[f"weight_hh{back}"] = reordered(cell.wx, _IFOZ), reordered(cell.wh, _IFOZ)
-        arrays[f"bias{back}"] = None if bias is None else reordered(bias, _IFOZ)
+        cell.refuse_projection(name, "Core ML's lstm")
+        peephole = cell.ifo_peephole(name, "Core ML's lstm")
+        arrays[f"weight_ih{back}"], arrays[f"weight_hh{back}"] = reordered(cell.wx, order), reordered(cell.wh, order)
         arrays[f"peephole{back}"] = None if peephole is None else np.concatenate(peephole)
+        named = {"bias": cell.bias}
+        if after and cell.biases is not None:
+            named = {"input_bias": cell.biases[0], "bias": cell.biases[1]}
+        arrays.update((f"{part}{back}", None if b is None else reordered(b, order)) for part, b in named.items())
     state = np.zeros((1, len(cells) * cells[0].hidden), np.float32)
-    direction = "bidirectional" if len(cells) == 2 else "forward"
-    y, *_ = builder.lstm(
-        x=x,
-        initial_h=state,
-        initial_c=state,
-        direction=direction,
-        output_sequence=True,
-        name=identifier,
-        **_given(**arrays),
-    )
+    options: dict[str, Any] = {"direction": "bidirectional" if len(cells) == 2 else "forward"}
+    if isinstance(layer, Lstm):
+        options["initial_c"] = state
+    if after:
+        options["reset_after"] = True
+    if isinstance(layer, Rnn):
+        options["activation"] = _theirs(name, layer.activation or "tanh")
+    operation = getattr(builder, next(kind for kind, type_ in _RECURRENT.items() if type_ is type(layer)))
+    y, *_ = operation(x=x, initial_h=state, output_sequence=True, name=identifier, **options, **_given(**arrays))
     return y
+
+
+def _theirs(name: str, activation: str) -> str:
+    for theirs, ours in _RNN_ACTIVATIONS.items():
+        if ours == activation:
+            return theirs
+    raise ConvertError(f"{name} has the activation {activation}, which Core ML's rnn does not have")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -16,7 +17,25 @@ import numpy as np
 from .guard import check_archive
 from .hdf5 import opened_hdf5
 from .kinds import Kinds, chosen
-from .layers import Array, Cell, Conv, ConvertError, Embedding, Layer, Layers, Linear, Lstm, Norm, NormKind
+from .layers import (
+    Array,
+    Cell,
+    Conv,
+    ConvertError,
+    Embedding,
+    Gru,
+    GruKind,
+    Layer,
+    Layers,
+    Linear,
+    Lstm,
+    Norm,
+    NormKind,
+    Recurrent,
+    Rnn,
+    recurrent_of,
+    reordered,
+)
 
 __all__ = ["read_keras", "write_keras"]
 
@@ -29,8 +48,17 @@ _KINDS: Final[dict[str, str]] = {
     "linear": "dense",
     "embedding": "embedding",
     "lstm": "lstm",
+    "gru": "gru",
+    "gru_after": "gru",
+    "gru_before": "gru",
+    "rnn": "simple_rnn",
+    "rnn_tanh": "simple_rnn",
+    "rnn_relu": "simple_rnn",
     "bidirectional": "bidirectional",
 }
+_RECURRENT: Final[dict[str, type[Recurrent]]] = {"lstm": Lstm, "gru": Gru, "simple_rnn": Rnn}
+_ZRN: Final = (1, 0, 2)  # Keras's gates of a GRU are in the order z r n
+_RNN_ACTIVATIONS: Final = {"tanh": "tanh", "relu": "relu", "sigmoid": "sigmoid", "linear": "identity"}
 _NORMS: Final[dict[str, NormKind]] = {
     "batch_normalization": "batch_norm",
     "layer_normalization": "layer_norm",
@@ -120,20 +148,16 @@ class _Reader:
         if given is not None:
             axes = len(_arrays(group)[0].shape) - 2 if _arrays(group) else 0
             convolutions = {"conv": f"conv{axes}d", "conv_transpose": f"conv{axes}d_transpose"}
-            name = "bidirectional" if given == "lstm" and "forward_layer" in group else given
-            return {**_KINDS, **convolutions}[name]
+            kind = {**_KINDS, **convolutions}[given]
+            return "bidirectional" if kind in _RECURRENT and "forward_layer" in group else kind
         names = (name.rpartition(".")[2], str(group.get("vars", group).attrs.get("name", "")))
         kinds = (re.sub(r"_\d+$", "", text) for text in names)
         return next((kind for kind in kinds if kind in _KINDS.values() or _CONV.match(kind)), None)
 
 
 def _layer(name: str, kind: str, group: Any, config: dict[str, Any] | None) -> Layer:
-    if kind in ("lstm", "bidirectional"):
-        _check_standard(name, config)
-        cells = [group.get(part, {}) for part in ("forward_layer", "backward_layer")] if kind != "lstm" else [group]
-        if any("cell" not in cell or len(_arrays(cell["cell"])) not in (2, 3) for cell in cells):
-            raise ConvertError(f"{name} is not an LSTM: it has no cell with two or three arrays")
-        return Lstm([[_cell(_arrays(cell["cell"])) for cell in cells]])
+    if kind == "bidirectional" or kind in _RECURRENT:
+        return _recurrent(name, kind, group, config or {})
     arrays = _arrays(group)
     if kind in _NORMS:
         return _norm(name, _NORMS[kind], arrays, config)
@@ -164,18 +188,57 @@ def _turned(w: Array) -> Array:
     return np.transpose(w, (w.ndim - 1, w.ndim - 2, *range(w.ndim - 2)))
 
 
-def _cell(arrays: list[Array]) -> Cell:
-    return Cell(arrays[0].T, arrays[1].T, arrays[2] if len(arrays) == 3 else None)
+def _recurrent(name: str, kind: str, group: Any, config: dict[str, Any]) -> Recurrent:
+    options = {**config, **config.get("layer", {}).get("config", {})}
+    both = kind == "bidirectional"
+    groups = [group.get(part, {}) for part in ("forward_layer", "backward_layer")] if both else [group]
+    if any("cell" not in cell or len(_arrays(cell["cell"])) not in (2, 3) for cell in groups):
+        raise ConvertError(f"{name} is not a recurrent layer: it has no cell with two or three arrays")
+    arrays = [_arrays(cell["cell"]) for cell in groups]
+    cells = [[Cell(kernel.T, recurrent.T, *bias) for kernel, recurrent, *bias in arrays]]
+    layer = recurrent_of(name, cells) if both else _RECURRENT[kind](cells)
+    _check_standard(name, layer, options)
+    if isinstance(layer, Rnn) and "activation" in options:
+        layer.activation = _RNN_ACTIVATIONS[options["activation"]]
+    if isinstance(layer, Gru):
+        layer.kind = _gru_kind(name, layer, options.get("reset_after"))
+        layer.cells = [[_gru_cell(_split_biases(cell)) for cell in cells] for cells in layer.cells]
+    return layer
 
 
-def _check_standard(name: str, config: dict[str, Any] | None) -> None:
-    config = config or {}
-    inner = config.get("layer", {}).get("config", {})
-    for options in (config, inner):
-        for option, standard in _STANDARD.items():
-            if options.get(option, standard) != standard:
-                raise ConvertError(f"{name} has {option} {options[option]!r}; weights alone are those of {standard!r}")
-    if config.get("go_backwards") or inner.get("go_backwards"):
+def _gru_kind(name: str, layer: Gru, reset_after: bool | None) -> GruKind | None:
+    """Where the reset gate acts. The configuration says it, and a bias: it has two rows if the gate acts after."""
+    bias = layer.cells[0][0].b
+    if reset_after is None:
+        return None if bias is None else "before" if bias.ndim == 1 else "after"
+    if bias is not None and (bias.ndim == 2) != bool(reset_after):
+        raise ConvertError(f"{name} has reset_after={reset_after!r}, but a bias of shape {bias.shape}")
+    return "after" if reset_after else "before"
+
+
+def _gru_cell(cell: Cell) -> Cell:
+    """A cell with gates in the order r z n instead of Keras's, or the other way round."""
+    b, bh = (None if half is None else reordered(half, _ZRN) for half in (cell.b, cell.bh))
+    return Cell(reordered(cell.wx, _ZRN), reordered(cell.wh, _ZRN), b, bh)
+
+
+def _split_biases(cell: Cell) -> Cell:
+    if cell.b is None or cell.b.ndim == 1:
+        return cell
+    b, bh = cell.b
+    return dataclasses.replace(cell, b=b, bh=bh)
+
+
+def _check_standard(name: str, layer: Recurrent, options: dict[str, Any]) -> None:
+    for option, standard in _STANDARD.items():
+        found = options.get(option, standard)
+        if isinstance(layer, Rnn) and option == "activation":
+            if found not in _RNN_ACTIVATIONS:
+                listed = ", ".join(_RNN_ACTIVATIONS)
+                raise ConvertError(f"{name} has {option} {found!r}; those of a SimpleRNN here are {listed}")
+        elif found != standard:
+            raise ConvertError(f"{name} has {option} {found!r}; weights alone are those of {standard!r}")
+    if options.get("go_backwards"):
         raise ConvertError(f"{name} reads time backwards, which only one direction of two can do here")
 
 
@@ -251,13 +314,14 @@ def _places(kinds: dict[str, list[str]], ordered: bool) -> dict[str, list[str]]:
 
 
 def _keras_groups(name: str, layer: Layer) -> list[tuple[str, dict[str, list[Array]]]]:
-    """The kind of a layer and the arrays of its group; an LSTM with several layers is several of Keras's."""
-    if isinstance(layer, Lstm):
-        kind, inner = "lstm", ["cell/"]
+    """The kind of a layer and the arrays of its group; a stack is several of Keras's."""
+    if isinstance(layer, Recurrent):
+        kind = next(kind for kind, type_ in _RECURRENT.items() if type_ is type(layer))
+        inner = ["cell/"]
         if layer.directions == 2:
             kind, inner = "bidirectional", ["forward_layer/cell/", "backward_layer/cell/"]
         return [
-            (kind, {part: _cell_arrays(name, cell) for part, cell in zip(inner, cells, strict=True)})
+            (kind, {part: _cell_arrays(name, layer, cell) for part, cell in zip(inner, cells, strict=True)})
             for cells in layer.cells
         ]
     if isinstance(layer, Norm):
@@ -278,8 +342,14 @@ def _keras_groups(name: str, layer: Layer) -> list[tuple[str, dict[str, list[Arr
     return [(kind, {"": [back, *([] if layer.b is None else [layer.b])]})]
 
 
-def _cell_arrays(name: str, cell: Cell) -> list[Array]:
+def _cell_arrays(name: str, layer: Recurrent, cell: Cell) -> list[Array]:
     if cell.peephole is not None:
         raise ConvertError(f"{name} has peepholes, which Keras's LSTM does not have")
+    cell.refuse_projection(name, "Keras's LSTM")
     bias = cell.bias
+    if isinstance(layer, Gru):
+        cell = _gru_cell(cell)
+        bias = cell.bias
+        if cell.biases is not None and layer.known_kind(name) == "after":
+            bias = np.stack(cell.biases)
     return [cell.wx.T, cell.wh.T, *([] if bias is None else [bias])]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from .layers import Conv, ConvertError, Embedding, Layer, Layers, Linear, Lstm, Norm, NormKind
+from .layers import Conv, ConvertError, Embedding, Gru, GruKind, Layer, Layers, Linear, Lstm, Norm, NormKind, Rnn
 
 __all__ = ["KINDS", "Kind", "Kinds", "chosen", "decided", "listed", "parsed"]
 
 _NORMS: Final[tuple[NormKind, ...]] = ("batch_norm", "layer_norm", "group_norm", "instance_norm")
 _GROUPED: Final = ("group_norm", "conv", "conv_transpose")
-KINDS: Final = ("linear", "embedding", "lstm", "conv", "conv_transpose", *_NORMS)
+_GRUS: Final[dict[str, GruKind]] = {"gru_after": "after", "gru_before": "before"}
+_RNNS: Final = {"rnn_tanh": "tanh", "rnn_relu": "relu"}
+KINDS: Final = ("linear", "embedding", "lstm", "gru", *_GRUS, "rnn", *_RNNS, "conv", "conv_transpose", *_NORMS)
+
+
+_Option = TypeVar("_Option", bound=str)
 
 
 class Kind(NamedTuple):
@@ -83,9 +88,23 @@ def _decided(name: str, layer: Layer, kind: Kind | None) -> Layer:
             known = kind.name == "conv_transpose"
         _check(name, "convolution", kind, "conv_transpose" if known else "conv")
         return dataclasses.replace(layer, transposed=known, groups=(kind and kind.groups) or layer.groups)
+    if isinstance(layer, Gru):
+        return dataclasses.replace(layer, kind=_option(name, "gru", kind, _GRUS, layer.kind))
+    if isinstance(layer, Rnn):
+        return dataclasses.replace(layer, activation=_option(name, "rnn", kind, _RNNS, layer.activation))
     names = {Lstm: "lstm", Linear: "linear", Embedding: "embedding"}
     _check(name, names[type(layer)], kind, names[type(layer)])
     return layer
+
+
+def _option(name: str, plain: str, kind: Kind | None, options: Mapping[str, _Option], known: _Option | None) -> Any:
+    """The option of a recurrent layer that a kind such as gru_after names, if its file does not say it."""
+    if kind is None or kind.name == plain:
+        return known
+    given = options.get(kind.name)
+    found = next((word for word, option in options.items() if option == known), plain)
+    _check(name, found, kind, found if given is None or known not in (None, given) else kind.name)
+    return given
 
 
 def _check(name: str, found: str, kind: Kind | None, allowed: str | None) -> None:

@@ -18,12 +18,15 @@ from .layers import (
     Conv,
     ConvertError,
     Embedding,
+    Gru,
     Layer,
     Layers,
     Linear,
     Lstm,
     Norm,
     NormKind,
+    Recurrent,
+    Rnn,
     arrays_of,
     describe,
     reordered,
@@ -38,10 +41,12 @@ _NORMS: Final[dict[str, NormKind]] = {
     "GroupNormalization": "group_norm",
     "InstanceNormalization": "instance_norm",
 }
-# ONNX's gates are in the order i o f c.
-_FROM_IOFC: Final = (0, 2, 3, 1)
-_TO_IOFC: Final = (0, 3, 1, 2)
-_ACTIVATIONS: Final = ("Sigmoid", "Tanh", "Tanh")
+# ONNX's gates are in the order i o f c of an LSTM, z r h of a GRU.
+_FROM_ONNX: Final = {Lstm: (0, 2, 3, 1), Gru: (1, 0, 2), Rnn: (0,)}
+_TO_ONNX: Final = {Lstm: (0, 3, 1, 2), Gru: (1, 0, 2), Rnn: (0,)}
+_RECURRENT: Final[dict[str, type[Recurrent]]] = {"LSTM": Lstm, "GRU": Gru, "RNN": Rnn}
+_ACTIVATIONS: Final = {Lstm: ("Sigmoid", "Tanh", "Tanh"), Gru: ("Sigmoid", "Tanh"), Rnn: ("Tanh",)}
+_RNN_ACTIVATIONS: Final = {"Tanh": "tanh", "Relu": "relu", "Sigmoid": "sigmoid"}
 _EPS: Final = 1e-5  # ONNX's default
 _OPSET, _IR_VERSION = 21, 10
 
@@ -59,8 +64,8 @@ def read_onnx(path: Path, skipped: Callable[[str], bool]) -> Layers:
         if layer is None or (name in layers and _same(layer, layers[name])):  # a module that is called twice
             continue
         before = layers.get(name)
-        if isinstance(before, Lstm) and isinstance(layer, Lstm):  # a module of several layers
-            before.cells += layer.cells
+        if isinstance(before, Recurrent) and isinstance(layer, Recurrent) and before.options() == layer.options():
+            before.cells += layer.cells  # a module of several layers
         elif before is None:
             layers[name] = layer
         else:
@@ -192,10 +197,8 @@ class _Graph:
 
     def layer(self, name: str, node: Any) -> Layer | None:
         kind, attributes = node.op_type, self._attributes(node)
-        if kind == "LSTM":
-            return self._lstm(name, node, attributes)
-        if kind in ("GRU", "RNN"):
-            raise ConvertError(f"{name} is a {kind}, which retrograd does not have; --skip {name} leaves it out")
+        if kind in _RECURRENT:
+            return self._recurrent(name, node, _RECURRENT[kind], attributes)
         if kind in _NORMS:
             return self._norm(name, node, _NORMS[kind], attributes)
         if kind in ("Conv", "ConvTranspose"):
@@ -252,30 +255,42 @@ class _Graph:
                 return Norm("group_norm", scale.reshape(-1), flat, eps=eps, groups=gamma.size)
         return Norm(kind, gamma, beta, eps=eps, groups=attributes.get("num_groups"))
 
-    def _lstm(self, name: str, node: Any, attributes: dict[str, Any]) -> Lstm:
+    def _recurrent(self, name: str, node: Any, kind: type[Recurrent], attributes: dict[str, Any]) -> Recurrent:
         direction = attributes.get("direction", b"forward")
         if direction == b"reverse":
             raise ConvertError(f"{name} reads time backwards, which only one direction of two can do here")
         directions = 2 if direction == b"bidirectional" else 1
         if attributes.get("clip", 0.0) or attributes.get("input_forget", 0):
-            raise ConvertError(f"{name} has clip or input_forget, which retrograd's LSTM does not have")
-        activations = tuple(a.decode() for a in attributes.get("activations", []))
-        if activations not in ((), _ACTIVATIONS * directions):
-            raise ConvertError(f"{name} has activations {activations}; only {_ACTIVATIONS} are converted")
+            raise ConvertError(f"{name} has clip or input_forget, which a conversion of weights would lose")
+        activation = self._activation(name, kind, directions, attributes)
         w, r = self._needed(name, node, 1), self._needed(name, node, 2)
         b, p = self._constant(name, node, 3), self._constant(name, node, 7)
+        order = _FROM_ONNX[kind]
 
         def cell(k: int) -> Cell:
-            bx, bh = (None, None) if b is None else (reordered(half, _FROM_IOFC) for half in np.split(b[k], 2))
+            bx, bh = (None, None) if b is None else (reordered(half, order) for half in np.split(b[k], 2))
             peephole = None
             if p is not None:
                 i, o, f = np.split(p[k], 3)
                 peephole = np.concatenate([i, f, np.zeros_like(i), o])
-            if r.shape[1] != 4 * r.shape[2]:
-                raise ConvertError(f"{name}: recurrent weights have shape {r.shape}, expected [directions, 4H, H]")
-            return Cell(reordered(w[k], _FROM_IOFC), reordered(r[k], _FROM_IOFC), bx, bh, peephole)
+            if r.shape[1] != kind.gates * r.shape[2]:
+                form = f"[directions, {kind.gates}H, H]".replace(" 1H", " H")
+                raise ConvertError(f"{name}: recurrent weights have shape {r.shape}, expected {form}")
+            return Cell(reordered(w[k], order), reordered(r[k], order), bx, bh, peephole)
 
-        return Lstm([[cell(k) for k in range(directions)]])
+        cells = [[cell(k) for k in range(directions)]]
+        if kind is Gru:
+            return Gru(cells, "after" if attributes.get("linear_before_reset", 0) else "before")
+        return Rnn(cells, activation) if kind is Rnn else Lstm(cells)
+
+    def _activation(self, name: str, kind: type[Recurrent], directions: int, attributes: dict[str, Any]) -> str:
+        """The activation of an RNN; those of other cells must be the standard ones."""
+        found = tuple(a.decode() for a in attributes.get("activations", [])) or _ACTIVATIONS[kind] * directions
+        known = [_ACTIVATIONS[kind]] if kind is not Rnn else [(activation,) for activation in _RNN_ACTIVATIONS]
+        if found not in [each * directions for each in known]:
+            listed = " or ".join(map(str, known))
+            raise ConvertError(f"{name} has activations {found}; only {listed} are converted")
+        return _RNN_ACTIVATIONS.get(found[0], "")
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -284,8 +299,8 @@ class _Graph:
 def write_onnx(layers: Layers) -> bytes:
     """A model in which each layer has an input ``NAME.x`` and an output ``NAME.y``.
 
-    Their shapes are [N, features] for a linear layer, [T, N, features] for an LSTM, [N, channels, width] for a norm
-    with channels, [N, *shape] for a layer norm, [N, channels, *space] for a convolution; indices are [T, N].
+    Their shapes are [N, features] for a linear layer, [T, N, features] for a recurrent one, [N, channels, width] for a
+    norm with channels, [N, *shape] for a layer norm, [N, channels, *space] for a convolution; indices are [T, N].
     """
     import onnx
 
@@ -314,8 +329,8 @@ class _Writer:
         self.tensors: list[Any] = []
 
     def add(self, name: str, layer: Layer) -> None:
-        if isinstance(layer, Lstm):
-            self._lstm(name, layer)
+        if isinstance(layer, Recurrent):
+            self._recurrent(name, layer)
         elif isinstance(layer, Norm):
             self._norm(name, layer)
         elif isinstance(layer, Embedding):
@@ -392,22 +407,27 @@ class _Writer:
         arrays = [self._tensor(name, part, array) for part, array in layer.arrays().items()]
         self._last(kinds[layer.kind], name, [x, *arrays], rank, layer.gamma.dtype, **attributes)
 
-    def _lstm(self, name: str, layer: Lstm) -> None:
+    def _recurrent(self, name: str, layer: Recurrent) -> None:
         """A node for each layer: x ``[T, N, I]``, y ``[T, N, directions * H]``."""
+        kind = next(kind for kind, type_ in _RECURRENT.items() if type_ is type(layer))
+        options: dict[str, Any] = {"hidden_size": layer.cells[0][0].hidden}
+        if isinstance(layer, Gru):
+            options["linear_before_reset"] = int(layer.known_kind(name) == "after")
+        if isinstance(layer, Rnn):
+            options["activations"] = [_rnn_activation(name, layer)] * layer.directions
+        options["direction"] = "bidirectional" if layer.directions == 2 else "forward"
         dtype = layer.cells[0][0].wx.dtype
         x = self._input(name, 3, dtype)
         shape = self._tensor(name, "shape", np.array([0, 0, -1], np.int64))
         for number, cells in enumerate(layer.cells):
             full = name if len(layer.cells) == 1 else f"{name}.layer{number}"
-            columns = zip(*(_onnx_cell(name, cell) for cell in cells), strict=True)
+            columns = zip(*(_onnx_cell(name, cell, _TO_ONNX[type(layer)]) for cell in cells), strict=True)
             arrays = [
                 None if column[0] is None else np.stack([a for a in column if a is not None]) for column in columns
             ]
             w, r, b, p = (self._tensor(full, part, array) for part, array in zip("wrbp", arrays, strict=True))
-            direction = "bidirectional" if len(cells) == 2 else "forward"
-            inputs = [x, w, r, b, "", "", "", p]
             # The result is [T, directions, N, H].
-            y = self._node("LSTM", full, inputs, f"{full}.each", hidden_size=cells[0].hidden, direction=direction)
+            y = self._node(kind, full, [x, w, r, b, "", "", "", p], f"{full}.each", **options)
             y = self._node("Transpose", f"{full}.transpose", [y], f"{full}.turned", perm=[0, 2, 1, 3])
             if number == len(layer.cells) - 1:
                 self._last("Reshape", f"{name}.reshape", [y, shape], 3, dtype, name)
@@ -415,14 +435,20 @@ class _Writer:
                 x = self._node("Reshape", f"{full}.reshape", [y, shape], f"{full}.y")
 
 
-def _onnx_cell(name: str, cell: Cell) -> list[Array | None]:
+def _rnn_activation(name: str, layer: Rnn) -> str:
+    for theirs, ours in _RNN_ACTIVATIONS.items():
+        if ours == (layer.activation or "tanh"):
+            return theirs
+    raise ConvertError(f"{name} has the activation {layer.activation}, which ONNX's RNN does not have")
+
+
+def _onnx_cell(name: str, cell: Cell, order: tuple[int, ...]) -> list[Array | None]:
+    cell.refuse_projection(name, "ONNX's LSTM")
     biases = None
-    if cell.bias is not None:
-        zeros = np.zeros(4 * cell.hidden, cell.wx.dtype)
-        halves = (zeros if half is None else half for half in (cell.b, cell.bh))
-        biases = np.concatenate([reordered(half, _TO_IOFC) for half in halves])
+    if cell.biases is not None:
+        biases = np.concatenate([reordered(half, order) for half in cell.biases])
     peephole = cell.ifo_peephole(name, "ONNX's LSTM")
     if peephole is not None:
         i, f, o = peephole
-        return [reordered(cell.wx, _TO_IOFC), reordered(cell.wh, _TO_IOFC), biases, np.concatenate([i, o, f])]
-    return [reordered(cell.wx, _TO_IOFC), reordered(cell.wh, _TO_IOFC), biases, None]
+        return [reordered(cell.wx, order), reordered(cell.wh, order), biases, np.concatenate([i, o, f])]
+    return [reordered(cell.wx, order), reordered(cell.wh, order), biases, None]

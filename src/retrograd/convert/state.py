@@ -9,7 +9,23 @@ from typing import Final
 import numpy as np
 
 from .kinds import Kind, Kinds, chosen
-from .layers import Array, Cell, Conv, ConvertError, Embedding, Layer, Layers, Linear, Lstm, Norm, gates
+from .layers import (
+    Array,
+    Cell,
+    Conv,
+    ConvertError,
+    Embedding,
+    Gru,
+    Layer,
+    Layers,
+    Linear,
+    Lstm,
+    Norm,
+    Recurrent,
+    Rnn,
+    gates,
+    recurrent_of,
+)
 
 __all__ = ["from_bnns", "from_native", "from_torch_state", "to_bnns", "to_native", "to_torch_state"]
 
@@ -65,7 +81,7 @@ def from_torch_state(state: Mapping[str, Array], kinds: Kinds) -> Layers:
 def _torch_layer(name: str, parts: dict[str, Array], kinds: Kinds) -> Layer:
     shown = name or "the model"
     if "weight_ih_l0" in parts:
-        return _torch_lstm(shown, parts)
+        return _torch_recurrent(shown, parts)
     weight, bias, kind = parts.get("weight"), parts.get("bias"), chosen(kinds, name)
     same_shape = weight is not None and bias is not None and weight.shape == bias.shape
     if weight is None or weight.ndim == 1 or same_shape or "running_mean" in parts:
@@ -85,9 +101,7 @@ def _torch_layer(name: str, parts: dict[str, Array], kinds: Kinds) -> Layer:
     return _weights(weight, bias)
 
 
-def _torch_lstm(name: str, parts: dict[str, Array]) -> Lstm:
-    if any("_hr_" in part for part in parts):
-        raise ConvertError(f"{name} has projections (proj_size), which retrograd's LSTM does not have")
+def _torch_recurrent(name: str, parts: dict[str, Array]) -> Recurrent:
     directions = ("", "_reverse") if "weight_ih_l0_reverse" in parts else ("",)
     cells: list[list[Cell]] = []
     left = dict(parts)
@@ -101,6 +115,8 @@ def _torch_lstm(name: str, parts: dict[str, Array]) -> Lstm:
                         left.pop(f"weight_hh{suffix}"),
                         left.pop(f"bias_ih{suffix}", None),
                         left.pop(f"bias_hh{suffix}", None),
+                        None,
+                        left.pop(f"weight_hr{suffix}", None),
                     )
                     for suffix in suffixes
                 ]
@@ -109,7 +125,10 @@ def _torch_lstm(name: str, parts: dict[str, Array]) -> Lstm:
             raise ConvertError(f"{name} has no {missing.args[0]}") from None
     if left:
         raise ConvertError(f"{name} has {', '.join(left)}, which do not belong to its {len(cells)} layers")
-    return Lstm(cells)
+    layer = recurrent_of(name, cells)
+    if isinstance(layer, Gru):
+        layer.kind = "after"  # PyTorch has no other
+    return layer
 
 
 def to_torch_state(layers: Layers) -> dict[str, Array]:
@@ -117,7 +136,14 @@ def to_torch_state(layers: Layers) -> dict[str, Array]:
 
 
 def _torch_arrays(name: str, layer: Layer) -> Mapping[str, Array | None]:
-    if isinstance(layer, Lstm):
+    if isinstance(layer, Recurrent):
+        if isinstance(layer, Gru) and layer.known_kind(name) != "after":
+            raise ConvertError(
+                f"{name} is a GRU that resets before the recurrent product; PyTorch's resets after it, and no weights "
+                "make the two the same"
+            )
+        if isinstance(layer, Rnn) and layer.activation not in (None, "tanh", "relu"):
+            raise ConvertError(f"{name} has the activation {layer.activation}; PyTorch's RNN has tanh or relu")
         state: dict[str, Array | None] = {}
         for number, cells in enumerate(layer.cells):
             for cell, direction in zip(cells, ("", "_reverse"), strict=False):
@@ -125,10 +151,8 @@ def _torch_arrays(name: str, layer: Layer) -> Mapping[str, Array | None]:
                     raise ConvertError(f"{name} has peepholes, which PyTorch's LSTM does not have")
                 suffix = f"_l{number}{direction}"
                 state[f"weight_ih{suffix}"], state[f"weight_hh{suffix}"] = cell.wx, cell.wh
-                if cell.bias is not None:
-                    zeros = np.zeros(4 * cell.hidden, cell.wx.dtype)
-                    state[f"bias_ih{suffix}"] = zeros if cell.b is None else cell.b
-                    state[f"bias_hh{suffix}"] = zeros if cell.bh is None else cell.bh
+                state[f"bias_ih{suffix}"], state[f"bias_hh{suffix}"] = cell.biases or (None, None)
+                state[f"weight_hr{suffix}"] = cell.projection
         return state
     if isinstance(layer, Norm):
         batches = None if layer.mean is None else np.array(layer.batches or 0, np.int64)
@@ -142,7 +166,8 @@ def _torch_arrays(name: str, layer: Layer) -> Mapping[str, Array | None]:
 # ---- retrograd.nn ----------------------------------------------------------------------------------------------------
 
 _NATIVE: Final = re.compile(
-    r"(^|\.)(layer\d+(_reverse)?:(wx|wh|b|peephole)|w|b|gamma|beta|running_mean|running_var|table|stream)$"
+    r"(^|\.)(layer\d+(_reverse)?:(wx|wh|b|bh|peephole|projection|gamma_[xhc]|beta_c)"
+    r"|w|b|gamma|beta|running_mean|running_var|table|stream)$"
 )
 _CELL: Final = re.compile(r"layer(\d+)(_reverse)?:(\w+)$")
 
@@ -158,7 +183,7 @@ def from_native(state: Mapping[str, Array]) -> Layers:
 
 
 def _with_cells(state: Mapping[str, Array]) -> dict[str, Array]:
-    """The state with a mark in the names of LSTM cells: another layer may be named layer0, too."""
+    """The state with a mark in the names of recurrent cells: another layer may be named layer0, too."""
     cells = {name.removesuffix(".wx") for name in state if name.endswith(".wx")}
     return {
         f"{name.rpartition('.')[0]}:{name.rpartition('.')[2]}" if name.rpartition(".")[0] in cells else name: array
@@ -168,7 +193,7 @@ def _with_cells(state: Mapping[str, Array]) -> dict[str, Array]:
 
 def _native_layer(name: str, parts: dict[str, Array]) -> Layer:
     if any(_CELL.match(part) for part in parts):
-        return _native_lstm(name, parts)
+        return _native_recurrent(name, parts)
     if "table" in parts:
         return Embedding(parts["table"])
     if "w" in parts:
@@ -176,12 +201,14 @@ def _native_layer(name: str, parts: dict[str, Array]) -> Layer:
     return _norm(name, parts, ("gamma", "beta", "running_mean", "running_var"))
 
 
-def _native_lstm(name: str, parts: dict[str, Array]) -> Lstm:
+def _native_recurrent(name: str, parts: dict[str, Array]) -> Recurrent:
     found: dict[tuple[int, int], dict[str, Array]] = {}
     for part, array in parts.items():
         match = _CELL.match(part)
         if match is None:
-            raise ConvertError(f"{name} has {part}, which does not belong to an LSTM")
+            raise ConvertError(f"{name} has {part}, which does not belong to a recurrent layer")
+        if match[3].startswith(("gamma_", "beta_")):
+            raise ConvertError(f"{name} has layer normalization inside the recurrence, which no other format has")
         found.setdefault((int(match[1]), int(match[2] is not None)), {})[match[3]] = array
 
     layers, directions = (range(1 + max(key[axis] for key in found)) for axis in (0, 1))
@@ -190,21 +217,29 @@ def _native_lstm(name: str, parts: dict[str, Array]) -> Lstm:
         arrays = found.get((layer, direction), {})
         if not {"wx", "wh"} <= arrays.keys():
             raise ConvertError(f"{name}, layer {layer}, direction {direction}: wx or wh is missing")
-        return Cell(arrays["wx"], arrays["wh"], arrays.get("b"), None, arrays.get("peephole"))
+        return Cell(**arrays)
 
-    return Lstm([[cell(layer, direction) for direction in directions] for layer in layers])
+    layer = recurrent_of(name, [[cell(layer, direction) for direction in directions] for layer in layers])
+    first = layer.cells[0][0]
+    if isinstance(layer, Gru) and first.bias is not None:  # only one that resets after the product has two
+        layer.kind = "before" if first.bh is None else "after"
+    return layer
 
 
 def to_native(layers: Layers) -> dict[str, Array]:
     return _joined(layers, _native_arrays)
 
 
-def _native_arrays(_: str, layer: Layer) -> Mapping[str, Array | None]:
-    if isinstance(layer, Lstm):
+def _native_arrays(name: str, layer: Layer) -> Mapping[str, Array | None]:
+    if isinstance(layer, Recurrent):
         state: dict[str, Array | None] = {}
         for number, cells in enumerate(layer.cells):
             for cell, direction in zip(cells, ("", "_reverse"), strict=False):
-                named = {"wx": cell.wx, "wh": cell.wh, "b": cell.bias, "peephole": cell.peephole}
+                b, bh = cell.bias, None
+                if isinstance(layer, Gru) and cell.biases is not None and layer.known_kind(name) == "after":
+                    b, bh = cell.biases
+                named = {"wx": cell.wx, "wh": cell.wh, "b": b, "bh": bh}
+                named |= {"peephole": cell.peephole, "projection": cell.projection}
                 state.update((f"layer{number}{direction}.{part}", array) for part, array in named.items())
         return state
     if isinstance(layer, Norm):
@@ -295,9 +330,12 @@ def to_bnns(layers: Layers) -> dict[str, Array]:
     return _joined(layers, _bnns_arrays)
 
 
-def _bnns_arrays(_: str, layer: Layer) -> Mapping[str, Array | None]:
+def _bnns_arrays(name: str, layer: Layer) -> Mapping[str, Array | None]:
     if isinstance(layer, Lstm):
+        layer.cells[0][0].refuse_projection(name, "BNNS's LSTM")
         return _bnns_gates(layer)
+    if isinstance(layer, Recurrent):
+        raise ConvertError(f"{name} is {layer.title}, for which BNNS has no structure; --skip {name} leaves it out")
     if isinstance(layer, Norm):
         return {"gamma": layer.gamma, "beta": layer.beta, "moving_mean": layer.mean, "moving_variance": layer.var}
     if isinstance(layer, Embedding):

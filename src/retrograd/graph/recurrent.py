@@ -17,7 +17,7 @@ from .indexing import as_seed, refuse_index
 from .operation import Operation, Spec
 from .operators import Operators
 from .reduction import INT64, refuse
-from .shaping import transpose
+from .shaping import broadcast_to, transpose
 from .tensor import BOOL, BYTE, Node, Operand, Tensor, apply, fail
 
 _ONCE: Final = "it is a single call of the engine; second derivatives need a loop over steps made of operations"
@@ -96,7 +96,6 @@ def _factor_shapes(problem: Problem) -> dict[int, tuple[int, ...]]:
     gates = len(problem.cell.gates) if problem.mask == 2 else 1
     sequence = (problem.steps, problem.samples)
     return {
-        _RESET: sequence,
         _MASK: (problem.cells, gates, *sequence, problem.outputs),
         _ZONEOUT: (problem.cells, *sequence, problem.outputs),
         _CELL_ZONEOUT: (problem.cells, *sequence, problem.units),
@@ -117,7 +116,7 @@ def _shapes(*inputs: Spec | None, **options: Any) -> Sequence[Spec]:
     names = {_MASK: "mask", _ZONEOUT: "zoneout", _CELL_ZONEOUT: "zoneout"}
     for place, shape in _factor_shapes(problem).items():
         spec = inputs[place]
-        if spec is None or place == _RESET:
+        if spec is None:
             continue
         if spec.dtype != dtype:
             raise TypeError(f"{names[place]} has dtype {spec.dtype}, expected {dtype}, as x has")
@@ -127,6 +126,8 @@ def _shapes(*inputs: Spec | None, **options: Any) -> Sequence[Spec]:
             fits = False
         if not fits:
             raise ValueError(f"{names[place]} has shape {spec.shape}, which does not broadcast to {shape}")
+    if inputs[_CELL_ZONEOUT] is not None and problem.peephole == 2:
+        raise ValueError("zoneout has a part for the cell state, and there are full peepholes; they cannot be combined")
     fields = problem.cell.fields
     for cell in range(problem.cells):
         for position, (name, tail) in enumerate(zip(fields, problem.columns(cell), strict=True)):
@@ -134,6 +135,8 @@ def _shapes(*inputs: Spec | None, **options: Any) -> Sequence[Spec]:
             expected = Spec(problem.shapes(name, tail)[0], dtype)
             if spec is None and (position < 2 or (name == "projection" and problem.projection)):
                 raise ValueError(f"{name} of cell {cell} is missing")
+            if spec is None and problem.norm and name.startswith("gamma"):
+                raise ValueError(f"{name} of cell {cell} is missing; norm needs it")
             if spec is not None and spec != expected:
                 raise ValueError(f"{name} of cell {cell} is {spec!r}, expected {expected!r}")
     cache = problem.engine.cache_bytes(problem.steps * problem.samples)
@@ -147,15 +150,11 @@ def _engine_inputs(problem: Problem, inputs: Sequence[Any]) -> tuple[Any, ...]:
     cells = [tuple(inputs[i : i + count]) for i in range(_CELLS, len(inputs), count)]
     sequence = problem.sequence(x) if table is None else table
     indices = None if table is None else x
-    shapes = _factor_shapes(problem)
-    wide = [
-        None if a is None else np.broadcast_to(a.swapaxes(-3, -2) if problem.batch_first and a.ndim > 2 else a, shape)
-        for a, shape in zip(factors, (shapes[_MASK], shapes[_ZONEOUT], shapes[_CELL_ZONEOUT]), strict=True)
-    ]
+    turned = [a.swapaxes(-3, -2) if problem.batch_first and a is not None and a.ndim > 2 else a for a in factors]
     bytes_of_reset = None if reset is None else reset.view(np.uint8)
     return (
         problem, sequence, indices, cells, *_states(problem, h0, c0), active, order, 0 if seed is None else seed,
-        bytes_of_reset, *wide,
+        bytes_of_reset, *turned,
     )  # fmt: skip
 
 
@@ -174,6 +173,8 @@ def _forward(inputs: Sequence[Array | None], results: Sequence[Array | None], **
 
 
 def _gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    if any(needed[_MASK:_CELLS]):
+        raise fail(node.operation.name, "a gradient of mask or zoneout is wanted, which have none; use stop_gradient")
     saved = node.results[3]
     backward = _BACKWARD[node.attributes["options"].cell]
     found = apply(backward, (*given[:3], saved, *node.inputs), node.attributes)
@@ -301,8 +302,20 @@ def _apply(
     }  # fmt: skip
     parts: list[Any] = [part for cell in cells for part in cell]
     number = as_seed(seed) if rate else None
-    first = (sequence, table, h0, c0, active, order, number, cuts, mask, *zoneouts)
+    first_cell: Any = cells[0]
+    outputs, projection = first_cell.wh.shape[-1], getattr(first_cell, "projection", None)
+    units = outputs if projection is None else projection.shape[-1]
+    factors = [_wide(a, width) for a, width in zip((mask, *zoneouts), (outputs, outputs, units), strict=True)]
+    first = (sequence, table, h0, c0, active, order, number, cuts, *factors)
     return apply(_FORWARD[name], (*first, *parts), attributes)
+
+
+def _wide(factor: Operand | None, width: int) -> Tensor | None:
+    """A mask or weights with one element for each unit, which the engine reads in order."""
+    if factor is None:
+        return None
+    tensor = identity(factor)
+    return broadcast_to(tensor, (*tensor.shape[:-1], width)) if tensor.shape[-1:] in ((), (1,)) else tensor
 
 
 def lstm(

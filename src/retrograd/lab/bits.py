@@ -40,6 +40,7 @@ _WITHOUT: Final = {
     "softmax_cross_entropy": (1, 2),
     "cosine_distance": (1, 2),
     "element_losses": (1, 2),
+    **dict.fromkeys(("lstm", "gru", "rnn"), (8, 9, 10)),
 }
 
 
@@ -55,7 +56,11 @@ def digests() -> dict[str, str]:
     makers: list[Callable[[Any], Results]] = [_norms, _activations]
     found: dict[str, str] = {}
     for dtype in _EXPONENTS:
-        for make in (*makers, _lstms, _scans, _dense, _pools, _convolutions, _graphs) if dtype in _COMPUTED else makers:
+        for make in (
+            (*makers, _lstms, _recurrent, _scans, _dense, _pools, _convolutions, _graphs)
+            if dtype in _COMPUTED
+            else makers
+        ):
             for name, results in make(storage_dtype(dtype)):
                 found[f"{name} {dtype}"] = _digest(results)
     return found
@@ -103,6 +108,8 @@ def _digest(results: list[Any]) -> str:
 
 
 def _flat(value: Any) -> list[Any]:
+    if isinstance(value, rg.LstmWeights) and all(part is None for part in value[4:]):
+        value = value[:4]  # all that it has without options
     if isinstance(value, (list, tuple)):
         return [leaf for inner in value for leaf in _flat(inner)]
     return [value]
@@ -254,6 +261,133 @@ def _scans(dtype: Any) -> Results:
             yield f"scan {shape} {axis} {a_shape}{' reset' if stops is not None else ''}", [y, hn, *gradients]
 
 
+def _recurrent(dtype: Any) -> Results:
+    """GRU and RNN as the LSTM above; of all three cells the options inside the recurrence, and single steps."""
+    for steps, samples, inputs, units in (
+        (1, 1, 1, 1),
+        (5, 3, 7, 9),
+        (4, 17, 33, 16),
+        (3, 8, 40, 65),
+        (3, 40, 100, 96),
+    ):
+        size = (steps, samples, inputs, units)
+        for name in ("gru", "rnn"):
+            yield from _plain(_Cell(name, dtype), size)
+        for name in ("lstm", "gru", "rnn"):
+            yield from _inside(_Cell(name, dtype), size)
+            yield from _single_steps(_Cell(name, dtype), size)
+
+
+class _Cell:
+    """The functions of a cell, and its parameters from `_data`."""
+
+    def __init__(self, name: str, dtype: Any) -> None:
+        self.name, self.dtype = name, dtype
+        self.gates = {"lstm": 4, "gru": 3, "rnn": 1}[name]
+        self.weights_type: Any = {"lstm": rg.LstmWeights, "gru": rg.GruWeights, "rnn": rg.RnnWeights}[name]
+
+    def function(self, which: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(rg, f"{self.name}_{which}")
+        return found
+
+    def weights(self, inputs: int, units: int, seed: int, outputs: int | None = None, norm: bool = False) -> Any:
+        """With a projection to `outputs`, and with the parameters of layer normalization."""
+        rows, wide = self.gates * units, units if outputs is None else outputs
+        shapes: dict[str, tuple[int, ...]] = {"wx": (rows, inputs), "wh": (rows, wide), "b": (rows,)}
+        if self.name == "gru":
+            shapes["bh"] = (rows,)
+        if outputs is not None:
+            shapes["projection"] = (outputs, units)
+        if norm:
+            shapes |= {"gamma_x": (rows,), "gamma_h": (rows,)}
+            shapes |= {"gamma_c": (units,), "beta_c": (units,)} if self.name == "lstm" else {}
+        drawn = (_data(shape, self.dtype, seed + i) * 0.3 for i, shape in enumerate(shapes.values()))
+        return self.weights_type(**dict(zip(shapes, drawn, strict=True)))
+
+    def run(self, name: str, x: Array, weights: Any, **options: Any) -> Results:
+        result = self.function("forward")(x, weights, **options)
+        dy, dhn = _data(result.y.shape, self.dtype, 60), _data(result.hn.shape, self.dtype, 61)
+        gradients = self.function("backward")(dy, result.cache, dhn=dhn)
+        gates = [] if result.cache.buffer is None else result.cache.gates()
+        yield f"{self.name} {name}", [*result[:-1], *_flat(gradients), *gates]
+
+
+def _plain(cell: _Cell, sizes: tuple[int, int, int, int]) -> Results:
+    steps, samples, inputs, units = sizes
+    size, dtype = f"T{steps} N{samples} I{inputs} H{units}", cell.dtype
+    x, weights = _data((steps, samples, inputs), dtype, 20), cell.weights(inputs, units, 30)
+    yield from cell.run(size, x, weights)
+    yield from cell.run(f"{size} recomputed", x, weights, recompute=True)
+    yield from cell.run(f"{size} ragged", x, weights, lengths=np.arange(samples) % (steps + 1))
+    stack = [cell.weights(inputs, units, 50), cell.weights(inputs, units, 54)]
+    stack += [cell.weights(2 * units, units, 58), cell.weights(2 * units, units, 62)]
+    options = {"bidirectional": True, "dropout": 0.3, "seed": 7, "h0": _data((4, samples, units), dtype, 70)}
+    yield from cell.run(f"{size} 2 layers, 2 directions", x, stack, **options)
+    rows = (np.arange(steps * samples) * 7 % 11).reshape(steps, samples)
+    yield from cell.run(f"{size} table", rows, weights, table=_data((11, inputs), dtype, 72))
+    made = cell.function("cache")(x, weights)
+    gradients = cell.function("backward")(_data((steps, samples, units), dtype, 73), made)
+    yield f"{cell.name}_cache {size}", _flat(gradients)
+    if cell.name == "gru":
+        hard = rg.GruActivations("hard_sigmoid", "softsign", "gelu")
+        yield from cell.run(f"{size} before", x, weights, kind="before")
+        yield from cell.run(f"{size} flip", x, weights, flip=True)
+        yield from cell.run(f"{size} before, flip, activations", x, weights, kind="before", flip=True, activations=hard)
+        yield from cell.run(f"{size} activations", x, weights, activations=hard)
+    else:
+        for activation in ("relu", "sigmoid", "identity", "gelu"):
+            yield from cell.run(f"{size} {activation}", x, weights, activation=activation)
+
+
+def _inside(cell: _Cell, sizes: tuple[int, int, int, int]) -> Results:
+    """The options inside the recurrence."""
+    steps, samples, inputs, units = sizes
+    size, dtype = f"T{steps} N{samples} I{inputs} H{units}", cell.dtype
+    x, weights = _data((steps, samples, inputs), dtype, 20), cell.weights(inputs, units, 30)
+    kept = _data((steps, samples, units), dtype, 74) * 0.25 + 0.5
+    reset = _data((steps, samples), np.float64, 75) > 1
+    options: dict[str, dict[str, Any]] = {
+        "reset": {"reset": reset},
+        "mask": {"mask": _data((samples, units), dtype, 76)},
+        "mask of gates": {"mask": _data((cell.gates, steps, samples, units), dtype, 77)},
+        "zoneout": {"zoneout": 0.3, "seed": 5},
+        "zoneout weights": {"zoneout": kept},
+        "clip": {"clip": 0.5},
+    }
+    if cell.name == "lstm":
+        options["zoneout of both"] = {"zoneout": (0.3, kept), "seed": 5}
+        options["cell_clip"] = {"cell_clip": 0.5}
+        options["coupled"] = {"coupled": True}
+    if cell.name == "gru":
+        options["before, reset, mask of gates"] = {"kind": "before", **options["reset"], **options["mask of gates"]}
+    for name, given in options.items():
+        yield from cell.run(f"{size} {name}", x, weights, h0=_data((samples, units), dtype, 78), **given)
+    normed = cell.weights(inputs, units, 80, norm=True)
+    for norm in ("haste", "cell") if cell.name == "lstm" else ("haste",):
+        yield from cell.run(f"{size} norm {norm}", x, normed, norm=norm, reset=reset, zoneout=kept)
+    if cell.name == "lstm":
+        for outputs in sorted({1, (units + 1) // 2}):
+            projected = cell.weights(inputs, units, 90, outputs)
+            yield from cell.run(f"{size} P{outputs}", x, projected)
+        stack = [cell.weights(inputs, units, 90, outputs), cell.weights(outputs, units, 95, outputs)]
+        given = {"mask": _data((outputs,), dtype, 79), "dropout": 0.3, "seed": 7}
+        yield from cell.run(f"{size} P{outputs} 2 layers", x, stack, reset=reset, **given)
+
+
+def _single_steps(cell: _Cell, sizes: tuple[int, int, int, int]) -> Results:
+    """Two steps and their gradients; of the LSTM of both states."""
+    _, samples, inputs, units = sizes
+    dtype = cell.dtype
+    weights = cell.weights(inputs, units, 30)
+    states = [_data((samples, units), dtype, 78 + i) for i in range(2 if cell.name == "lstm" else 1)]
+    results: list[Any] = []
+    for seed in (20, 21):
+        *states, cache = cell.function("step")(_data((samples, inputs), dtype, seed), weights, *states)
+        incoming = [_data((samples, units), dtype, 61 + i) for i in range(len(states))]
+        results += [*states, *_flat(cell.function("step_backward")(*incoming, cache))]
+    yield f"{cell.name}_step N{samples} I{inputs} H{units}", results
+
+
 def _dense(dtype: Any) -> Results:
     for rows, inputs, outputs in ((1, 1, 1), (7, 5, 3), (33, 65, 17), (129, 300, 70), (21, 1500, 9)):
         size = f"{rows} {inputs} {outputs}"
@@ -386,7 +520,7 @@ def _steps(size: str, x: Array) -> Results:
 
 @functools.cache
 def _graph_programs(dtype: str) -> dict[str, list[Any]]:
-    """By operation: each case with its program and arguments. Programs run at the level that is selected then."""
+    """By operation and group: each case with its program and arguments. Programs run at the level that is selected."""
     found: dict[str, list[Any]] = {}
     for case in graph_cases():
         stored = case.arrays(np.dtype(dtype))
@@ -400,7 +534,8 @@ def _graph_programs(dtype: str) -> dict[str, list[Any]]:
             and i not in _WITHOUT.get(case.operation, ())
             for i, a in enumerate(stored)
         ]
-        found.setdefault(case.operation, []).append((case, stored, *case_program(case, stored, seeds, wanted)))
+        name = f"{case.operation} {case.group}".strip()
+        found.setdefault(name, []).append((case, stored, *case_program(case, stored, seeds, wanted)))
     return found
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from .. import graph
 from ..graph.operation import OPERATIONS
 from ..graph.tensor import apply, compute
-from ..ops.recurrent.types import LstmActivations
-from .cases import GraphActivation, GraphCase, graph_values, graph_view
+from ..ops.recurrent.types import CELL_TYPES, CellOptions
+from .cases import GraphActivation, GraphCase, GraphCell, graph_values, graph_view
 from .cases.types import Array
 from .verify import fused_activation
 
@@ -27,8 +27,9 @@ def engine_attributes(case: GraphCase) -> dict[str, Any]:
     def changed(value: Any) -> Any:
         if isinstance(value, GraphActivation):
             return fused_activation(*value)
-        if isinstance(value, tuple) and value and isinstance(value[0], GraphActivation):
-            return LstmActivations(*map(changed, value))
+        if isinstance(value, GraphCell):
+            activations = CELL_TYPES[value.cell].activations(*map(changed, value.activations))
+            return CellOptions(value.cell, activations, *value[2:])
         return value
 
     return {name: changed(value) for name, value in case.attributes.items()}

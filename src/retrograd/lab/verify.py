@@ -5,36 +5,48 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from .. import _core
-from ..ops import normalization, scan
-from ..ops import recurrent as lstm
+from ..ops import normalization, recurrent, scan
 from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from . import bounds, cases, reference
-from .cases import GruCase, LstmCase, LstmParameters, NormCase, RecurrentCase, RnnCase
+from .cases import GruCase, GruParameters, LstmCase, LstmParameters, NormCase, RecurrentCase, RnnCase
 
 __all__ = [
+    "GruErrors",
     "LstmErrors",
     "LstmOracle",
     "LstmResults",
     "NormErrors",
+    "RecurrentOracle",
+    "RecurrentResults",
+    "RnnErrors",
     "VerifyRow",
     "fused_activation",
     "lstm_errors",
     "lstm_options",
     "lstm_oracle",
     "lstm_weights",
+    "recurrent_errors",
+    "recurrent_inside",
+    "recurrent_options",
+    "recurrent_oracle",
+    "recurrent_weights",
+    "run_gru",
     "run_lstm",
+    "run_rnn",
     "scan_errors",
+    "verify_gru",
     "verify_lstm",
     "verify_norm",
+    "verify_rnn",
 ]
 
-_C = TypeVar("_C", NormCase, LstmCase)
+_C = TypeVar("_C", NormCase, LstmCase, GruCase, RnnCase)
 _R = TypeVar("_R")  # the results of a run
 
 
@@ -112,6 +124,52 @@ def _same_bits(a: Iterable[Array], b: Iterable[Array]) -> bool:
     return all(np.array_equal(p.view(np.uint8), q.view(np.uint8)) for p, q in pairs)
 
 
+# ---- what recurrent layers share -------------------------------------------------------------------------------------
+
+
+def recurrent_options(case: RecurrentCase) -> dict[str, Any]:
+    """Return the options of a case that are not arrays, as arguments of the case's forward function."""
+    activations = [fused_activation(*named) for named in case.activations]
+    options: dict[str, Any] = {
+        "bidirectional": case.directions == 2,
+        "batch_first": case.batch_first,
+        "lengths": case.lengths,
+        "batch_sizes": case.batch_sizes,
+        "clip": case.clip,
+        "norm": case.norm,
+        "norm_eps": case.norm_eps,
+        "dropout": case.dropout,
+        "seed": case.seed,
+    }
+    own: tuple[str, ...] = ()
+    match case:
+        case LstmCase():
+            own = ("output_gate_reads", "coupled", "cell_clip")
+            options["activations"] = recurrent.LstmActivations(*activations)
+        case GruCase():
+            own = ("kind", "flip")
+            options["activations"] = recurrent.GruActivations(*activations)
+        case _:
+            (options["activation"],) = activations
+    return options | {name: getattr(case, name) for name in own}
+
+
+def recurrent_inside(case: RecurrentCase, data: cases.LstmData | cases.RecurrentData) -> dict[str, Any]:
+    """Return the arrays that act inside the recurrence, as arguments of the case's forward function."""
+
+    def ordered(array: Array | None, time: int) -> Array | None:
+        return array.swapaxes(time, time + 1) if array is not None and case.batch_first else array
+
+    mask, zoneout_h, zoneout_c = (ordered(a, -3) for a in (data.mask, data.zoneout_h, getattr(data, "zoneout_c", None)))
+    zoneout = zoneout_h if zoneout_c is None else (zoneout_h, zoneout_c)
+    return {"reset": ordered(data.reset, 0), "mask": mask, "zoneout": zoneout}
+
+
+def _needed(weights: Sequence[Any], *states: str) -> list[str]:
+    """The names of all gradients that there are."""
+    return ["dx", *("d" + name for name, part in weights[0]._asdict().items() if part is not None), *states]
+
+
 # ---- LSTM ------------------------------------------------------------------------------------------------------------
 
 
@@ -126,26 +184,22 @@ class LstmErrors(NamedTuple):
     dwh: float
     db: float
     dpeephole: float
+    dprojection: float
+    dgamma_x: float
+    dgamma_h: float
+    dgamma_c: float
+    dbeta_c: float
     dh0: float
     dc0: float
 
 
-def lstm_weights(data: cases.LstmData) -> list[lstm.LstmWeights]:
-    return [lstm.LstmWeights(*cell[: len(lstm.LstmWeights._fields)]) for cell in data.weights]
+def lstm_weights(data: cases.LstmData) -> list[recurrent.LstmWeights]:
+    return [recurrent.LstmWeights(*cell) for cell in data.weights]
 
 
 def lstm_options(case: LstmCase) -> dict[str, Any]:
     """Return a case's options as arguments of :func:`retrograd.lstm_forward`."""
-    return {
-        "bidirectional": case.directions == 2,
-        "batch_first": case.batch_first,
-        "lengths": case.lengths,
-        "batch_sizes": case.batch_sizes,
-        "activations": lstm.LstmActivations(*(fused_activation(*named) for named in case.activations)),
-        "output_gate_reads": case.output_gate_reads,
-        "dropout": case.dropout,
-        "seed": case.seed,
-    }
+    return recurrent_options(case)
 
 
 class LstmResults(NamedTuple):
@@ -165,11 +219,12 @@ class LstmResults(NamedTuple):
 
 def run_lstm(case: LstmCase, data: cases.LstmData, threads: int) -> LstmResults:
     """Run forward and backward with the engine."""
-    need = ["dx", "dwx", "dwh", "dh0", "dc0"] + ["db"] * case.bias + ["dpeephole"] * (case.peephole != "none")
     weights = lstm_weights(data)
-    y, hn, cn, cache = lstm.lstm_forward(data.x, weights, data.h0, data.c0, num_threads=threads, **lstm_options(case))
+    options = {**recurrent_options(case), **recurrent_inside(case, data), "num_threads": threads}
+    y, hn, cn, cache = recurrent.lstm_forward(data.x, weights, data.h0, data.c0, **options)
     assert cache is not None
-    dx, dweights, dh0, dc0 = lstm.lstm_backward(
+    need = _needed(weights, "dh0", "dc0")
+    dx, dweights, dh0, dc0 = recurrent.lstm_backward(
         data.dy, cache, dhn=data.dhn, dcn=data.dcn, need=need, num_threads=threads
     )
     assert dx is not None
@@ -242,6 +297,38 @@ def lstm_errors(got: LstmResults, oracle: LstmOracle) -> LstmErrors:
 # ---- GRU and simple RNN ----------------------------------------------------------------------------------------------
 
 
+class GruErrors(NamedTuple):
+    """The maximum error of each result over all cells, in units of the element's tolerance."""
+
+    y: float
+    hn: float
+    dx: float
+    dwx: float
+    dwh: float
+    db: float
+    dbh: float
+    dgamma_x: float
+    dgamma_h: float
+    dh0: float
+
+
+class RnnErrors(NamedTuple):
+    """The maximum error of each result over all cells, in units of the element's tolerance."""
+
+    y: float
+    hn: float
+    dx: float
+    dwx: float
+    dwh: float
+    db: float
+    dgamma_x: float
+    dgamma_h: float
+    dh0: float
+
+
+_Errors: TypeAlias = NormErrors | LstmErrors | GruErrors | RnnErrors
+
+
 class RecurrentResults(NamedTuple):
     """Outputs and all gradients of a GRU or a simple RNN: time first, parameters stacked."""
 
@@ -253,6 +340,40 @@ class RecurrentResults(NamedTuple):
 
     def arrays(self) -> list[Array]:
         return [*self[:4], *(a for cell in self.cells for a in cell if a is not None)]
+
+
+def recurrent_weights(data: cases.RecurrentData) -> list[Any]:
+    """The weights of a GRU or a simple RNN."""
+    record: Any = recurrent.GruWeights if isinstance(data.weights[0], GruParameters) else recurrent.RnnWeights
+    return [record(*cell) for cell in data.weights]
+
+
+def run_gru(case: GruCase, data: cases.RecurrentData, threads: int) -> RecurrentResults:
+    """Run forward and backward with the engine."""
+    return _run_recurrent(recurrent.gru_forward, recurrent.gru_backward, case, data, threads)
+
+
+def run_rnn(case: RnnCase, data: cases.RecurrentData, threads: int) -> RecurrentResults:
+    """Run forward and backward with the engine."""
+    return _run_recurrent(recurrent.rnn_forward, recurrent.rnn_backward, case, data, threads)
+
+
+def _run_recurrent(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    case: GruCase | RnnCase,
+    data: cases.RecurrentData,
+    threads: int,
+) -> RecurrentResults:
+    weights = recurrent_weights(data)
+    options = {**recurrent_options(case), **recurrent_inside(case, data), "num_threads": threads}
+    y, hn, cache = forward(data.x, weights, data.h0, **options)
+    need = _needed(weights, "dh0")
+    dx, dweights, dh0 = backward(data.dy, cache, dhn=data.dhn, need=need, num_threads=threads)
+    if case.batch_first:
+        y, dx = y.swapaxes(0, 1), dx.swapaxes(0, 1)
+    gradients = [type(of)(*cell).stacked() for of, cell in zip(data.weights, dweights, strict=True)]
+    return RecurrentResults(y, hn, dx, dh0, gradients)
 
 
 class RecurrentOracle(NamedTuple):
@@ -315,10 +436,10 @@ def scan_errors(a: Array, b: Array, dy: Array, axis: int, threads: int) -> dict[
 
 
 class VerifyRow(NamedTuple):
-    case: NormCase | LstmCase
+    case: NormCase | LstmCase | GruCase | RnnCase
     isa: str
     threads: int
-    errors: NormErrors | LstmErrors
+    errors: _Errors
     same_bits: bool  # bitwise identical to the first thread count
     ok: bool  # within tolerance, and same_bits
 
@@ -354,7 +475,7 @@ def verify_norm(
 
 
 def verify_lstm(
-    problems: Sequence[LstmCase] = cases.LSTM_VERIFY_CASES,
+    problems: Sequence[LstmCase] = cases.LSTM_VERIFY_CASES + cases.LSTM_OPTION_CASES,
     isa_levels: Sequence[str] | None = None,
     thread_counts: Sequence[int] = (1, 2, 7),
     progress: Callable[[VerifyRow], None] | None = None,
@@ -369,6 +490,43 @@ def verify_lstm(
     return _verify("verify_lstm", problems, prepare, isa_levels, thread_counts, progress)
 
 
+def verify_gru(
+    problems: Sequence[GruCase] = cases.GRU_VERIFY_CASES,
+    isa_levels: Sequence[str] | None = None,
+    thread_counts: Sequence[int] = (1, 2, 7),
+    progress: Callable[[VerifyRow], None] | None = None,
+) -> list[VerifyRow]:
+    """:func:`verify_norm` for GRUs: each case at each instruction-set level and thread count."""
+
+    def prepare(case: GruCase) -> _Prepared[RecurrentResults]:
+        data = cases.make_recurrent_data(case)
+        return _Prepared(partial(run_gru, case, data), RecurrentResults.arrays, _errors_as(GruErrors, case, data))
+
+    return _verify("verify_gru", problems, prepare, isa_levels, thread_counts, progress)
+
+
+def verify_rnn(
+    problems: Sequence[RnnCase] = cases.RNN_VERIFY_CASES,
+    isa_levels: Sequence[str] | None = None,
+    thread_counts: Sequence[int] = (1, 2, 7),
+    progress: Callable[[VerifyRow], None] | None = None,
+) -> list[VerifyRow]:
+    """:func:`verify_norm` for simple RNNs: each case at each instruction-set level and thread count."""
+
+    def prepare(case: RnnCase) -> _Prepared[RecurrentResults]:
+        data = cases.make_recurrent_data(case)
+        return _Prepared(partial(run_rnn, case, data), RecurrentResults.arrays, _errors_as(RnnErrors, case, data))
+
+    return _verify("verify_rnn", problems, prepare, isa_levels, thread_counts, progress)
+
+
+def _errors_as(
+    record: type[GruErrors] | type[RnnErrors], case: GruCase | RnnCase, data: cases.RecurrentData
+) -> Callable[[RecurrentResults], GruErrors | RnnErrors]:
+    oracle = recurrent_oracle(case, data)
+    return lambda got: record(**dict.fromkeys(record._fields, 0.0) | recurrent_errors(got, oracle))
+
+
 class _Prepared(Generic[_R]):
     """How to run a case, list its result arrays, and compute its errors, at any level and thread count."""
 
@@ -376,7 +534,7 @@ class _Prepared(Generic[_R]):
         self,
         run: Callable[[int], _R],
         arrays: Callable[[_R], Iterable[Array]],
-        errors: Callable[[_R], NormErrors | LstmErrors],
+        errors: Callable[[_R], _Errors],
     ) -> None:
         self.run, self.arrays, self.errors = run, arrays, errors
 
@@ -396,7 +554,7 @@ def _verify(
         for case in problems:
             prepared = prepare(case)
             measured: _R | None = None
-            errors: NormErrors | LstmErrors | None = None
+            errors: _Errors | None = None
             for isa in levels:
                 if not _core.select_isa(isa):
                     raise ValueError(f"{function}: isa is {isa!r}, this machine can run {_core.isa_levels()}")

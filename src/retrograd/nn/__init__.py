@@ -13,22 +13,22 @@ See ``docs/nn.md``.
 from typing import TYPE_CHECKING, Any
 
 from ..graph import Constant, Cosine, StepDecay, Tensor
-from . import hints, images, layers, losses, lstm, norms, optim
+from . import hints, images, layers, losses, norms, optim, recurrent
 from .checkpoint import load, read_metadata, save
 from .fit import Epoch, fit
 from .images import *
 from .layers import *
 from .losses import *
-from .lstm import *
 from .module import Buffer, KeyDifferences, Module, Parameter, Residual, Sequential
 from .norms import *
 from .optim import *
 from .pytorch import from_torch, to_torch
+from .recurrent import *
 from .step import Step, compile
 
 __all__ = ["Buffer", "Constant", "Cosine", "Epoch", "KeyDifferences", "Module", "Parameter", "Residual", "Sequential"]
 __all__ += ["Step", "StepDecay", "Tensor", "compile", "fit", "from_torch", "load", "read_metadata", "save", "to_torch"]
-__all__ += images.__all__ + layers.__all__ + losses.__all__ + lstm.__all__ + norms.__all__ + optim.__all__
+__all__ += images.__all__ + layers.__all__ + losses.__all__ + norms.__all__ + optim.__all__ + recurrent.__all__
 
 if not TYPE_CHECKING:
 

@@ -14,9 +14,9 @@ import retrograd as rg
 
 from .images import AveragePool, Conv, ConvTranspose, MaxPool
 from .layers import Activation, Dropout, Embedding, Flatten, Linear, Softmax
-from .lstm import LSTM
 from .module import Module, Sequential
 from .norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm
+from .recurrent import GRU, LSTM, RNN, Recurrent
 
 __all__ = ["from_torch", "to_torch"]
 
@@ -38,12 +38,14 @@ _RUNNING: Final = "num_features=channels eps affine track_running_stats=running 
 _CONV: Final = "in_channels out_channels kernel_size=kernel stride padding dilation groups bias"
 _POOL: Final = "kernel_size=kernel stride padding"
 _AVERAGE: Final = f"{_POOL} count_include_pad=count_includes_padding"
-_LSTM: Final = "input_size=inputs hidden_size=hidden num_layers=layers bias batch_first dropout bidirectional"
+_RECURRENT: Final = "input_size=inputs hidden_size=hidden num_layers=layers bias batch_first dropout bidirectional"
 _EMBEDDING: Final = "num_embeddings=rows embedding_dim=features padding_idx=padding_index"
 
 # By the name of PyTorch's class.
 _PAIRS: Final = {
-    "LSTM": _Pair(LSTM, _LSTM, {"proj_size": 0}),
+    "LSTM": _Pair(LSTM, f"{_RECURRENT} proj_size=projection"),
+    "GRU": _Pair(GRU, _RECURRENT),
+    "RNN": _Pair(RNN, f"{_RECURRENT} nonlinearity=activation"),
     "BatchNorm": _Pair(BatchNorm, _RUNNING, axes=(1, 2, 3)),
     "InstanceNorm": _Pair(InstanceNorm, _RUNNING, axes=(1, 2, 3)),
     "LayerNorm": _Pair(LayerNorm, "normalized_shape=shape eps elementwise_affine=affine"),
@@ -70,12 +72,20 @@ _ACTIVATIONS: Final = {
 # Options of our layers that can only have one value in PyTorch, and what to say of another one.
 _ONLY: Final = {
     "activation": (None, "it has a fused activation, {}; make that a layer of its own"),
-    "activations": (rg.LstmActivations(), "it has {}, PyTorch's LSTM has sigmoid and tanh"),
+    "activations": (None, "it has {}, PyTorch's {kind} has sigmoid and tanh"),
+    "cell_clip": (None, "cell_clip is {}, which PyTorch's {kind} does not have"),
     "channel_axis": (1, "channel_axis is {}, PyTorch's is always 1"),
     "channels_last": (False, "channels_last is {}, PyTorch's has channels first"),
+    "clip": (None, "clip is {}, which PyTorch's {kind} does not have"),
+    "coupled": (False, "its gates are coupled, those of PyTorch's {kind} are not"),
     "embedding": (None, "it has an embedding; make that a layer of its own"),
-    "last": (False, "last is {}, PyTorch's LSTM returns all outputs"),
-    "peephole": (False, "it has peepholes, which PyTorch's LSTM does not have"),
+    "flip": (False, "flip is {}, z of PyTorch's {kind} is the weight of the old state"),
+    "kind": ("after", "kind is {!r}, PyTorch's {kind} resets after the product"),
+    "last": (False, "last is {}, PyTorch's {kind} returns all outputs"),
+    "norm": (None, "norm is {!r}, which PyTorch's {kind} does not have"),
+    "peephole": (False, "it has peepholes, which PyTorch's {kind} does not have"),
+    "recurrent_dropout": (0, "recurrent_dropout is {}, which PyTorch's {kind} does not have"),
+    "zoneout": ((0, 0), "zoneout is {}, which PyTorch's {kind} does not have"),
 }
 
 
@@ -177,6 +187,7 @@ _FROM: Final[dict[str, Callable[[Any], Any]]] = {
     "axis": lambda module: -1 if module.dim is None else module.dim,
     "bias": lambda module: module.bias is not None and module.bias is not False,  # a tensor, or a bool
     "padding": _padding,
+    "projection": lambda module: module.proj_size or None,
     "update": _update,
 }
 
@@ -210,12 +221,17 @@ def to_torch(layer: Module, *, spatial: int | None = None) -> Any:
     """
     import torch
 
+    from ..convert.layers import Gru
     from ..convert.state import from_native, to_torch_state
 
     if spatial not in (None, 0, 1, 2, 3):
         raise ValueError(f"to_torch: spatial is {spatial}, must be from 0 to 3")
     module = _ToTorch(torch.nn, spatial).module("", layer)
-    state = to_torch_state(from_native(layer.state_dict()))
+    layers = from_native(layer.state_dict())
+    for found in layers.values():
+        if isinstance(found, Gru):
+            found.kind = "after"  # others were refused; without biases the state does not show it
+    state = to_torch_state(layers)
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
     inside = dict(module.named_modules())  # each once
     for name in module.load_state_dict(tensors, strict=False).missing_keys:
@@ -260,9 +276,10 @@ class _ToTorch:
 
     def _layer(self, layer: Module, kind: str, pair: _Pair) -> Any:
         values = _values(layer)
+        shared = [ours for _, ours in pair.names()]
         for option, (only, said) in _ONLY.items():
-            if (value := values.get(option, only)) != only:
-                raise _Refused(said.format(value))
+            if option not in shared and (value := values.get(option, only)) != only:
+                raise _Refused(said.format(value, kind=kind))
         kernel = values.get("kernel", 1)
         if isinstance(layer, Flatten) or (isinstance(layer, Linear) and self._spatial is None):
             self._spatial = 0
@@ -297,9 +314,11 @@ class _ToTorch:
 def _values(layer: Module) -> dict[str, Any]:
     """The options of a layer by the names of its arguments."""
     found = {**vars(layer), **getattr(layer, "options", {})}
-    if isinstance(layer, LSTM):
+    if isinstance(layer, Recurrent):
         weights = layer.cells()[0].weights()
-        found.update(bias=weights.b is not None, peephole=weights.peephole is not None)
+        found.update(bias=weights.b is not None, peephole=getattr(weights, "peephole", None) is not None)
+        if found.get("activations") in (rg.LstmActivations(), rg.GruActivations()):
+            del found["activations"]
     elif isinstance(layer, Linear):
         found["outputs"], found["inputs"] = layer.w.shape
     elif isinstance(layer, Embedding):
@@ -329,5 +348,18 @@ def _symmetric(values: Mapping[str, Any]) -> Any:
     return tuple(before for before, _ in sides)
 
 
+def _nonlinearity(values: Mapping[str, Any]) -> str:
+    given = values["activation"]
+    for name in ("tanh", "relu"):
+        if given in (name, rg.Activation(name)):
+            return name
+    raise _Refused(f"its activation is {given!r}, PyTorch's RNN has tanh and relu")
+
+
 # Options of PyTorch that are not simply ours.
-_TO: Final[dict[str, Callable[[Mapping[str, Any]], Any]]] = {"padding": _symmetric, "update": _momentum}
+_TO: Final[dict[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "activation": _nonlinearity,
+    "padding": _symmetric,
+    "projection": lambda values: values["projection"] or 0,
+    "update": _momentum,
+}

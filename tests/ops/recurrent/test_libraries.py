@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import retrograd as rg
-from retrograd import LstmWeights
+from retrograd import GruWeights, LstmWeights, RnnWeights
 from retrograd.lab import cases, reference
 from retrograd.lab.cases import LstmCase, LstmData, LstmParameters
 from retrograd.lab.verify import LstmResults, lstm_errors, lstm_oracle, run_lstm
@@ -155,51 +155,67 @@ def test_jax_scan(jax: Any, peephole: Any, reads: str, layers: int, directions: 
     assert max(lstm_errors(run_lstm(case, data, 2), theirs)) <= 2
 
 
-@pytest.mark.parametrize("case", collect_onnx_recurrent_cases("LSTM"), ids=lambda case: case.name)
-def test_onnx_node_cases(case: OnnxRecurrent, isa: str) -> None:
-    """Weights of each gate in ONNX's own array, in its order i o f c, without a copy."""
+# Weights, and the gates in ONNX's order and in ours.
+ONNX_CELLS: dict[str, tuple[Any, str, str]] = {
+    "LSTM": (LstmWeights, "iofg", "ifgo"),
+    "GRU": (GruWeights, "zrn", "rzn"),
+    "RNN": (RnnWeights, "h", "h"),
+}
+
+
+@pytest.mark.parametrize(
+    ("operator", "case"),
+    [(operator, case) for operator in ONNX_CELLS for case in collect_onnx_recurrent_cases(operator)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_onnx_node_cases(operator: str, case: OnnxRecurrent, isa: str) -> None:
+    """Weights of each gate in ONNX's own array, in its order, without a copy."""
+    kind, theirs, ours = ONNX_CELLS[operator]
     units = case.attributes["hidden_size"]
     direction = case.attributes.get("direction", b"forward").decode()
     batch_first = bool(case.attributes.get("layout", 0))
     given = case.inputs
 
-    def of_gates(array: Array, order: str) -> tuple[Any, ...]:
+    def of_gates(array: Array, order: str = theirs) -> tuple[Any, ...]:
         parts = dict(zip(order, array.reshape(len(order), units, *array.shape[1:]), strict=True))
-        return tuple(parts.get(gate) for gate in "ifgo")
+        return tuple(parts.get(gate) for gate in ours)
 
     cells = []
     for d in range(len(given["W"])):
-        b = given["B"][d].reshape(2, 4 * units).sum(axis=0) if "B" in given else None
-        cells.append(
-            LstmWeights(
-                of_gates(given["W"][d], "iofg"),
-                of_gates(given["R"][d], "iofg"),
-                None if b is None else of_gates(b, "iofg"),
-                of_gates(given["P"][d], "iof") if "P" in given else None,
+        cell = kind(of_gates(given["W"][d]), of_gates(given["R"][d]))
+        if "B" in given:
+            b, bh = given["B"][d].reshape(2, len(theirs) * units)
+            cell = (
+                cell._replace(b=of_gates(b), bh=of_gates(bh))
+                if operator == "GRU"
+                else cell._replace(b=of_gates(b + bh))
             )
-        )
-    x, h0, c0 = (given.get(name) for name in ("X", "initial_h", "initial_c"))
+        cells.append(cell._replace(peephole=of_gates(given["P"][d], "iof")) if "P" in given else cell)
+    x, *states = (given.get(name) for name in ("X", "initial_h", "initial_c")[: 3 if operator == "LSTM" else 2])
     assert x is not None
     if batch_first:
-        h0, c0 = (None if s is None else s.swapaxes(0, 1) for s in (h0, c0))
+        states = [None if s is None else s.swapaxes(0, 1) for s in states]
     if direction == "reverse":
         x = x[:, ::-1] if batch_first else x[::-1]
-    result = rg.lstm_forward(
+    kinds = {0: "before", 1: "after"}
+    options = {"kind": kinds[case.attributes.get("linear_before_reset", 0)]} if operator == "GRU" else {}
+    result = getattr(rg, f"{operator.lower()}_forward")(
         x,
         cells,
-        h0,
-        c0,
+        *states,
         bidirectional=direction == "bidirectional",
         batch_first=batch_first,
         lengths=given.get("sequence_lens"),
+        **options,
     )
     y = result.y.swapaxes(0, 1) if batch_first else result.y
     if direction == "reverse":
         y = y[::-1]
-    y = y.reshape(*y.shape[:2], len(cells), units).transpose(0, 2, 1, 3)
-    got = {"Y": y, "Y_h": result.hn, "Y_c": result.cn}
+    got = {"Y": y.reshape(*y.shape[:2], len(cells), units).transpose(0, 2, 1, 3), "Y_h": result.hn}
+    if operator == "LSTM":
+        got["Y_c"] = result.cn
     if batch_first:
-        got = {"Y": y.transpose(2, 0, 1, 3), "Y_h": result.hn.swapaxes(0, 1), "Y_c": result.cn.swapaxes(0, 1)}
+        got = {name: a.transpose(2, 0, 1, 3) if name == "Y" else a.swapaxes(0, 1) for name, a in got.items()}
     for name, published in case.outputs.items():
         # Both were computed in float32: a few of its units, 1.2e-7.
         np.testing.assert_allclose(got[name], published, rtol=0, atol=5e-7)

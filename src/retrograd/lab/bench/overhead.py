@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import retrograd
 
 from ...ops.normalization import NormGradients, NormStatistics
-from ...ops.recurrent import LstmGradients, LstmWeights
+from ...ops.recurrent import GruWeights, LstmWeights, RnnWeights
 
 __all__ = ["overhead_calls"]
 
@@ -70,20 +70,37 @@ def overhead_calls() -> dict[str, Callable[[], object]]:
     calls["adam_step"] = lambda: retrograd.adam_step(gamma, beta, *states, step=1)
     calls["rmsprop_step"] = lambda: retrograd.rmsprop_step(gamma, beta, states[0])
     calls["global_norm"] = lambda: retrograd.global_norm(gamma)
-    sequence = x[:, None]
-    cell = LstmWeights(np.ones((4, 4), np.float32), np.ones((4, 1), np.float32))
-    y, hn, cn, lstm_cache = retrograd.lstm_forward(sequence, cell)
-    assert lstm_cache is not None
-    outputs, buffer = {"y": y, "hn": hn, "cn": cn}, np.empty(retrograd.lstm_cache_size(2, 1, 4, 1), np.uint8)
-    lstm_gradients = LstmGradients(np.empty_like(sequence), LstmWeights(*map(np.empty_like, cell[:2])))
-    calls["lstm_forward"] = lambda: retrograd.lstm_forward(sequence, cell, cache=buffer, out=outputs)
-    calls["lstm_backward"] = lambda: retrograd.lstm_backward(y, lstm_cache, out=lstm_gradients)
-    calls["lstm_cache"] = lambda: retrograd.lstm_cache(sequence, cell)
-    calls["lstm_cache_size"] = lambda: retrograd.lstm_cache_size(2, 1, 4, 1)
+    _add_recurrent(calls, x)
     calls["release_memory"] = retrograd.release_memory
     calls["get_num_threads"] = retrograd.get_num_threads
     calls["set_num_threads"] = lambda: retrograd.set_num_threads(retrograd.get_num_threads())
     return {f"overhead_{name}": call for name, call in calls.items()}
+
+
+def _add_recurrent(calls: dict[str, Callable[[], object]], x: npt.NDArray[np.float32]) -> None:
+    """The calls of recurrent layers of one unit: a sequence of two steps, and a single step."""
+    sequence, row = x[:, None], x[:1]
+    for name, weights, gates in (("lstm", LstmWeights, 4), ("gru", GruWeights, 3), ("rnn", RnnWeights, 1)):
+        cell = weights(np.ones((gates, 4), np.float32), np.ones((gates, 1), np.float32))
+        calls |= {f"{name}_{which}": call for which, call in _recurrent_calls(name, cell, sequence, row)}
+
+
+def _recurrent_calls(name: str, cell: Any, sequence: Any, row: Any) -> Iterator[tuple[str, Callable[[], object]]]:
+    forward, backward, cache_of, size_of, step, step_backward = (
+        getattr(retrograd, f"{name}_{which}")
+        for which in ("forward", "backward", "cache", "cache_size", "step", "step_backward")
+    )
+    y, *states, cache = forward(sequence, cell)
+    outputs = {"y": y, **dict(zip(("hn", "cn"), states, strict=False))}
+    buffer = np.empty(size_of(2, 1, 4, 1), np.uint8)
+    gradients = {"dx": np.empty_like(sequence), "dweights": type(cell)(*map(np.empty_like, cell[:2]))}
+    *_, step_cache = step(row, cell, *states)
+    yield "forward", lambda: forward(sequence, cell, cache=buffer, out=outputs)
+    yield "backward", lambda: backward(y, cache, out=gradients)
+    yield "cache", lambda: cache_of(sequence, cell)
+    yield "cache_size", lambda: size_of(2, 1, 4, 1)
+    yield "step", lambda: step(row, cell, *states)
+    yield "step_backward", lambda: step_backward(*states, step_cache)
 
 
 def _loss_call(name: str, x: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> Callable[[], object]:

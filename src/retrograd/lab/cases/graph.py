@@ -7,14 +7,14 @@ a library, so that digests of results stay the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from .types import Array
 
-__all__ = ["GraphActivation", "GraphCase", "GraphInput", "graph_cases", "graph_values", "graph_view"]
+__all__ = ["GraphActivation", "GraphCase", "GraphCell", "GraphInput", "graph_cases", "graph_values", "graph_view"]
 
 _F64, _F32, _I64, _I32, _BOOL = (np.dtype(t) for t in (np.float64, np.float32, np.int64, np.int32, np.bool_))
 
@@ -30,6 +30,21 @@ class GraphActivation(NamedTuple):
     beta: float = 0.0
 
 
+class GraphCell(NamedTuple):
+    """What a recurrent cell computes, as an attribute of a case, which is converted in the same way."""
+
+    cell: str
+    activations: tuple[GraphActivation, ...]
+    kind: str = "after"
+    flip: bool = False
+    output_gate_reads: str = "new"
+    coupled: bool = False
+    clip: float | None = None
+    cell_clip: float | None = None
+    norm: str | None = None
+    norm_eps: float = 1e-5
+
+
 class GraphInput(NamedTuple):
     """An array: floats of the case's dtype, unless `values` says otherwise.
 
@@ -40,6 +55,7 @@ class GraphInput(NamedTuple):
     shape: tuple[int, ...]
     values: str = "any"  # any, positive, unit, above one, special, ties, zeros, far, integers, small, bools, below N
     memory: str = ""
+    seed: int | None = None  # of the values; None: its position among the inputs
 
 
 class GraphCase(NamedTuple):
@@ -49,6 +65,7 @@ class GraphCase(NamedTuple):
     attributes: dict[str, Any] = {}  # noqa: RUF012 (never changed)
     smooth: bool = True  # near every element the function has a derivative
     gradients: bool = True  # compare them
+    group: str = ""  # cases of an operation whose digest is apart from that of the others
 
     def arrays(self, dtype: Any) -> list[Array | None]:
         """The inputs as they are stored: those that are views as the arrays that they are views of."""
@@ -57,7 +74,8 @@ class GraphCase(NamedTuple):
             if given is None:
                 found.append(None)
                 continue
-            kept = graph_values(given.shape, given.values, dtype, len(self.name) + 7 * number)
+            seed = number if given.seed is None else given.seed
+            kept = graph_values(given.shape, given.values, dtype, len(self.name) + 7 * seed)
             found.append(stored(kept, given.memory))
         return found
 
@@ -666,33 +684,68 @@ def _losses() -> Iterator[GraphCase]:
                     yield GraphCase(label, "element_losses", (GraphInput(shape, y), of, each), element)
 
 
-def _lstms() -> Iterator[GraphCase]:
-    gates = tuple(GraphActivation(name) for name in ("sigmoid", "sigmoid", "tanh", "sigmoid", "tanh"))
-    plain: dict[str, Any] = {
-        "single": True, "bidirectional": False, "batch_first": False, "activations": gates, "reads": "new",
-        "dropout": 0.0,
+_STANDARD: Final = {"lstm": ("sigmoid", "sigmoid", "tanh", "sigmoid", "tanh"), "gru": ("sigmoid", "sigmoid", "tanh")}
+_STANDARD["rnn"] = ("tanh",)
+
+
+def _cell_options(cell: str, **options: Any) -> GraphCell:
+    return GraphCell(cell, tuple(map(GraphActivation, _STANDARD[cell])), **options)
+
+
+def _recurrent_case(
+    name: str,
+    cell: str,
+    attributes: dict[str, Any],
+    first: dict[str, Any],
+    cells: Sequence[dict[str, Any]],
+    options: dict[str, Any],
+    group: str = "",
+) -> GraphCase:
+    """A case of a recurrent layer: the inputs before the parameters, and the parameters, by name."""
+    fields = {
+        "lstm": ("wx", "wh", "b", "peephole", "projection", "gamma_x", "gamma_h", "gamma_c", "beta_c"),
+        "gru": ("wx", "wh", "b", "bh", "gamma_x", "gamma_h"),
+        "rnn": ("wx", "wh", "b", "gamma_x", "gamma_h"),
+    }[cell]
+    places = ("x", "table", "h0", "c0", "active", "order", "seed", "reset", "mask", "zoneout", "cell_zoneout")
+    inputs = [first.get(place) for place in places]
+    inputs += [of.get(field) for of in cells for field in fields]
+    whole = {
+        "single": True, "bidirectional": False, "batch_first": False, "dropout": 0.0,
+        "options": _cell_options(cell, **options),
     }  # fmt: skip
+    return GraphCase(name, cell, tuple(inputs), whole | attributes, group=group)
 
-    def cell(inputs: int, units: int, bias: bool = True, peephole: tuple[int, ...] | None = None) -> Any:
-        return (
-            GraphInput((4 * units, inputs), "unit"), GraphInput((4 * units, units), "unit"),
-            GraphInput((4 * units,)) if bias else None, None if peephole is None else GraphInput(peephole, "unit"),
-        )  # fmt: skip
 
-    none = (None,) * 6
-    x, h0 = GraphInput((5, 3, 4)), GraphInput((3, 6))
-    yield GraphCase("lstm plain", "lstm", (x, *none, *cell(4, 6)), plain)
-    yield GraphCase("lstm states", "lstm", (x, None, h0, h0, None, None, None, *cell(4, 6, False)), plain)
-    yield GraphCase("lstm diagonals", "lstm", (x, *none, *cell(4, 6, True, (24,))), plain | {"reads": "old"})
-    yield GraphCase("lstm peepholes", "lstm", (x, *none, *cell(4, 6, True, (24, 6))), plain)
-    yield GraphCase("lstm samples first", "lstm", (x, *none, *cell(4, 6)), plain | {"batch_first": True})
-    table = (GraphInput((5, 3), "below 7"), GraphInput((7, 4)), None, None, None, None, None)
-    yield GraphCase("lstm table", "lstm", (*table, *cell(4, 6)), plain)
-    deep = plain | {"single": False, "bidirectional": True, "dropout": 0.4}
-    cells = (*cell(4, 6), *cell(4, 6), *cell(12, 6), *cell(12, 6))
+def _lstms() -> Iterator[GraphCase]:
+    def cell(
+        number: int, inputs: int, units: int, bias: bool = True, peephole: tuple[int, ...] | None = None
+    ) -> dict[str, Any]:
+        at = 7 + 4 * number
+        return {
+            "wx": GraphInput((4 * units, inputs), "unit", seed=at),
+            "wh": GraphInput((4 * units, units), "unit", seed=at + 1),
+            "b": GraphInput((4 * units,), seed=at + 2) if bias else None,
+            "peephole": None if peephole is None else GraphInput(peephole, "unit", seed=at + 3),
+        }
+
+    def case(
+        name: str, first: dict[str, Any], cells: Sequence[Any], reads: str = "new", **attributes: Any
+    ) -> GraphCase:
+        return _recurrent_case(f"lstm {name}", "lstm", attributes, first, cells, {"output_gate_reads": reads})
+
+    x, h0, c0 = GraphInput((5, 3, 4)), GraphInput((3, 6)), GraphInput((3, 6))
+    yield case("plain", {"x": x}, [cell(0, 4, 6)])
+    yield case("states", {"x": x, "h0": h0, "c0": c0}, [cell(0, 4, 6, False)])
+    yield case("diagonals", {"x": x}, [cell(0, 4, 6, True, (24,))], "old")
+    yield case("peepholes", {"x": x}, [cell(0, 4, 6, True, (24, 6))])
+    yield case("samples first", {"x": x}, [cell(0, 4, 6)], batch_first=True)
+    table = {"x": GraphInput((5, 3), "below 7"), "table": GraphInput((7, 4))}
+    yield case("table", table, [cell(0, 4, 6)])
     states = GraphInput((4, 3, 6))
-    inputs = (x, None, states, states, None, None, GraphInput((), "seed"), *cells)
-    yield GraphCase("lstm two layers", "lstm", inputs, deep)
+    deep = {"x": x, "h0": states, "c0": states, "seed": GraphInput((), "seed")}
+    cells = [cell(n, 4 if n < 2 else 12, 6) for n in range(4)]
+    yield case("two layers", deep, cells, single=False, bidirectional=True, dropout=0.4)
     for steps, samples in ((5, 7), (1, 1), (3, 0)):
         inputs = (GraphInput((samples,), f"below {steps + 1}"),)
         yield GraphCase(f"lstm_slots {steps} {samples}", "lstm_slots", inputs, {"steps": steps})
@@ -716,6 +769,90 @@ def _scans() -> Iterator[GraphCase]:
     yield GraphCase("scan_backward of hn", "scan_backward", (None, GraphInput((6,)), a, whole, None), {"axis": 0})
 
 
+def _recurrent() -> Iterator[GraphCase]:
+    """GRU and RNN as the LSTM above, and of all three cells the options inside the recurrence."""
+    for cell in ("gru", "rnn"):
+        yield from _plain_recurrent(cell)
+    for cell in ("lstm", "gru", "rnn"):
+        yield from _inside_recurrent(cell)
+
+
+def _cell_inputs(cell: str, inputs: int, units: int, projection: int = 0, norm: bool = False) -> dict[str, Any]:
+    rows = {"lstm": 4, "gru": 3, "rnn": 1}[cell] * units
+    found = {"wx": GraphInput((rows, inputs), "unit"), "wh": GraphInput((rows, projection or units), "unit")}
+    found["b"] = GraphInput((rows,))
+    if cell == "gru":
+        found["bh"] = GraphInput((rows,))
+    if projection:
+        found["projection"] = GraphInput((projection, units), "unit")
+    if norm:
+        found |= {"gamma_x": GraphInput((rows,), "positive"), "gamma_h": GraphInput((rows,), "positive")}
+        if cell == "lstm":
+            found |= {"gamma_c": GraphInput((units,), "positive"), "beta_c": GraphInput((units,))}
+    return found
+
+
+def _plain_recurrent(cell: str) -> Iterator[GraphCase]:
+    x, h0 = GraphInput((5, 3, 4)), GraphInput((3, 6))
+    one = [_cell_inputs(cell, 4, 6)]
+
+    def case(name: str, first: dict[str, Any], cells: Any = one, of: Any = {}, **attributes: Any) -> GraphCase:  # noqa: B006
+        return _recurrent_case(f"{cell} {name}", cell, attributes, first, cells, of)
+
+    yield case("plain", {"x": x})
+    yield case("states", {"x": x, "h0": h0}, [{name: one[0][name] for name in ("wx", "wh")}])
+    yield case("samples first", {"x": x}, batch_first=True)
+    yield case("table", {"x": GraphInput((5, 3), "below 7"), "table": GraphInput((7, 4))})
+    cells = [_cell_inputs(cell, 4 if n < 2 else 12, 6) for n in range(4)]
+    deep = {"x": x, "h0": GraphInput((4, 3, 6)), "seed": GraphInput((), "seed")}
+    yield case("two layers", deep, cells, single=False, bidirectional=True, dropout=0.4)
+    if cell == "gru":
+        yield case("before", {"x": x, "h0": h0}, of={"kind": "before"})
+        yield case("flip", {"x": x, "h0": h0}, of={"flip": True})
+
+
+def _inside_recurrent(cell: str) -> Iterator[GraphCase]:
+    gates = {"lstm": 4, "gru": 3, "rnn": 1}[cell]
+    start = {"x": GraphInput((5, 3, 4)), "h0": GraphInput((3, 6))}
+    one = [_cell_inputs(cell, 4, 6)]
+
+    def case(name: str, first: Any, cells: Any = one, of: Any = {}, **attributes: Any) -> GraphCase:  # noqa: B006
+        return _recurrent_case(f"{cell} {name}", cell, attributes, start | first, cells, of, "options")
+
+    yield case("reset", {"reset": GraphInput((5, 3), "bools")})
+    yield case("mask", {"mask": GraphInput((3, 6))})
+    yield case("mask of gates", {"mask": GraphInput((gates, 5, 3, 6))})
+    yield case("zoneout", {"zoneout": GraphInput((5, 3, 6), "unit")})
+    inside = {"x": GraphInput((3, 5, 4)), "reset": GraphInput((5, 3), "bools"), "mask": GraphInput((3, 5, 6))}
+    yield case("samples first with reset and mask", inside, batch_first=True)
+    yield case("clip", {}, of={"clip": 8.0})
+    normed = [_cell_inputs(cell, 4, 6, norm=True)]
+    for norm in ("haste", "cell") if cell == "lstm" else ("haste",):
+        yield case(f"norm {norm}", {}, normed, {"norm": norm, "norm_eps": 1e-2})
+    if cell == "gru":
+        yield case("mask before", {"mask": GraphInput((gates, 5, 3, 6))}, of={"kind": "before"})
+    if cell == "lstm":
+        yield case("coupled", {"c0": GraphInput((3, 6))}, of={"coupled": True})
+        yield case("cell_clip", {}, of={"cell_clip": 8.0})
+        yield case(
+            "zoneout of both", {"zoneout": GraphInput((6,), "unit"), "cell_zoneout": GraphInput((5, 3, 6), "unit")}
+        )
+        yield case("projection", {"h0": GraphInput((3, 2))}, [_cell_inputs(cell, 4, 6, 2)])
+
+
 def graph_cases() -> list[GraphCase]:
-    makers = (_unary, _binary, _logic, _reductions, _shaping, _indexing, _products, _layers, _losses, _lstms, _scans)
+    makers = (
+        _unary,
+        _binary,
+        _logic,
+        _reductions,
+        _shaping,
+        _indexing,
+        _products,
+        _layers,
+        _losses,
+        _lstms,
+        _recurrent,
+        _scans,
+    )
     return [case for make in makers for case in make()]

@@ -91,10 +91,14 @@ def _verify(options: argparse.Namespace) -> int:
     from .. import verify
 
     norms: tuple[Any, ...] = problems.NORM_VERIFY_CASES + (problems.NORM_BENCH_CASES if options.all else ())
-    lstms: tuple[Any, ...] = problems.LSTM_VERIFY_CASES + (problems.LSTM_BENCH_CASES if options.all else ())
+    lstms: tuple[Any, ...] = (
+        problems.LSTM_VERIFY_CASES + problems.LSTM_OPTION_CASES + (problems.LSTM_BENCH_CASES if options.all else ())
+    )
     verifiers: dict[Any, Callable[..., list[Any]]] = {
         **dict.fromkeys(norms, verify.verify_norm),
         **dict.fromkeys(lstms, verify.verify_lstm),
+        **dict.fromkeys(problems.GRU_VERIFY_CASES, verify.verify_gru),
+        **dict.fromkeys(problems.RNN_VERIFY_CASES, verify.verify_rnn),
     }
     cases = [case for case in verifiers if matches(case.name, options.rows)]
     if not cases:

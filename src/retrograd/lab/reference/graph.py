@@ -30,7 +30,17 @@ from .pooling import (
     max_pool_forward,
 )
 from .precision import Array, widened
-from .recurrent import LstmCell, lstm_backward, lstm_forward
+from .recurrent import (
+    GruCell,
+    LstmCell,
+    RnnCell,
+    gru_backward,
+    gru_forward,
+    lstm_backward,
+    lstm_forward,
+    rnn_backward,
+    rnn_forward,
+)
 from .scan import scan_backward, scan_forward
 
 __all__ = ["GRAPH", "GRAPH_ITSELF", "Rule"]
@@ -55,6 +65,8 @@ GRAPH_ITSELF: Final = {
     "update": "a step of an optimizer: reference.sgd_step, adam_step and rmsprop_step",
     "accumulate": "the sum of a variable and a gradient",
     "lstm_backward": "the vjp of lstm, which also reads lstm's cache",
+    "gru_backward": "the vjp of gru, which also reads gru's cache",
+    "rnn_backward": "the vjp of rnn, which also reads rnn's cache",
 }
 
 
@@ -783,7 +795,7 @@ GRAPH["cosine_distance"] = Rule(_cosine, _loss_vjp(two_sided=False, rows=True))
 GRAPH["element_losses"] = Rule(_elements, _loss_vjp(two_sided=True, rows=False))
 
 
-# ---- LSTM ------------------------------------------------------------------------------------------------------------
+# ---- recurrent layers ------------------------------------------------------------------------------------------------
 
 
 def _lstm_slots(lengths: Array, *, steps: int) -> tuple[Array, Array]:
@@ -792,64 +804,106 @@ def _lstm_slots(lengths: Array, *, steps: int) -> tuple[Array, Array]:
     return active, np.array(sorted(range(lengths.size), key=lambda n: (-lengths[n], n)), np.int64)
 
 
-def _lstm_call(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the oracle's LSTM, which has time first and states of several cells."""
-    x, table, h0, c0, active, order, seed, *parts = inputs
+class _Cell(NamedTuple):
+    """The oracle of a cell."""
+
+    parameters: Any  # LstmCell, GruCell or RnnCell
+    gates: int
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    options: dict[str, str]  # its own, and what the oracle calls them
+
+
+_RECURRENT: Final = {
+    "lstm": _Cell(
+        LstmCell, 4, lstm_forward, lstm_backward,
+        {"output_gate_reads": "output_reads", "coupled": "coupled", "cell_clip": "cell_clip"},
+    ),
+    "gru": _Cell(GruCell, 3, gru_forward, gru_backward, {"kind": "kind", "flip": "flip"}),
+    "rnn": _Cell(RnnCell, 1, rnn_forward, rnn_backward, {}),
+}  # fmt: skip
+# The inputs that precede the parameters of the cells.
+_FIRST: Final = 11
+_UNGATED: Final = ("projection", "gamma_c", "beta_c")
+
+
+def _recurrent_call(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the oracle, which has time first and states of several cells."""
+    x, table, h0, c0, active, order, seed, reset, *factors = inputs[:_FIRST]
+    of, batch_first = options["options"], options["batch_first"]
+    kind = _RECURRENT[of.cell]
     # Indices have time first.
-    sequence = table[x] if table is not None else np.moveaxis(x, 0, 1) if options["batch_first"] else x
+    sequence = table[x] if table is not None else np.moveaxis(x, 0, 1) if batch_first else x
     steps, samples, _ = sequence.shape
+    fields = kind.parameters._fields
     cells = []
-    for i in range(0, len(parts), 4):
-        wx, wh, b, peephole = parts[i : i + 4]
-        units = wh.shape[-1]
-        shaped: list[Any] = [None if a is None else a.reshape(4, units, *a.shape[1:]) for a in (wx, wh, b, peephole)]
-        cells.append(LstmCell(*shaped))
+    for i in range(_FIRST, len(inputs), len(fields)):
+        given = dict(zip(fields, inputs[i : i + len(fields)], strict=True))
+        projection = given.get("projection")
+        units = given["wh"].shape[-1] if projection is None else projection.shape[-1]
+        shaped = {
+            name: a if a is None or name in _UNGATED else a.reshape(kind.gates, units, *a.shape[1:])
+            for name, a in given.items()
+        }
+        cells.append(kind.parameters(**shaped))
     states = [None if s is None else s.reshape(len(cells), samples, -1) for s in (h0, c0)]
     directions = 2 if options["bidirectional"] else 1
-    named: dict[str, Any] = {"directions": directions, "output_reads": options["reads"]}
-    named["activations"] = [_parameters(a) for a in options["activations"]]
+    mask, zoneout, cell_zoneout = (
+        a.swapaxes(-3, -2) if a is not None and batch_first and a.ndim > 2 else a for a in factors
+    )
+    named: dict[str, Any] = {"directions": directions, "reset": reset, "mask": mask, "zoneout_h": zoneout}
+    named |= {"clip": of.clip, "norm": of.norm, "eps": of.norm_eps}
+    named |= {theirs: getattr(of, ours) for ours, theirs in kind.options.items()}
+    named["activations"] = [_parameters(a) for a in of.activations]
+    if of.cell == "lstm":
+        named["zoneout_c"] = cell_zoneout
     if active is not None:
-        mask = np.zeros((steps, samples), bool)
+        on = np.zeros((steps, samples), bool)
         for t in range(steps):
-            mask[t, order[: active[t]]] = True
-        named["active"] = mask
+            on[t, order[: active[t]]] = True
+        named["active"] = on
     if options["dropout"]:
-        shape = (steps, samples, directions * parts[1].shape[-1])
+        shape = (steps, samples, directions * cells[0].wh.shape[-1])
         layers = len(cells) // directions
         number = int(seed) % 2**64
         named["masks"] = [philox_mask(number, layer, shape, options["dropout"]) for layer in range(layers - 1)]
-    return (sequence, cells, *states), named
+    return (sequence, cells, *states[: 2 if of.cell == "lstm" else 1]), named
 
 
-def _lstm(*inputs: Any, **options: Any) -> tuple[Any, ...]:
-    arguments, named = _lstm_call(inputs, options)
-    found = lstm_forward(*arguments, **named)
+def _recurrent(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+    arguments, named = _recurrent_call(inputs, options)
+    found = _RECURRENT[options["options"].cell].forward(*arguments, **named)
     y = np.moveaxis(found.y, 0, 1) if options["batch_first"] else found.y
-    hn, cn = (s[0] if options["single"] else s for s in (found.hn, found.cn))
-    return y, hn, cn, None
+    cn = getattr(found, "cn", None)
+    hn, cn = (None if s is None else s[0] if options["single"] else s for s in (found.hn, cn))
+    return y, hn, np.zeros(0) if cn is None else cn, None
 
 
-def _lstm_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **options: Any) -> Gradients:
-    arguments, named = _lstm_call(inputs, options)
-    dy, dhn, dcn = dys[:3]
+def _recurrent_vjp(dys: Gradients, results: Sequence[Any], *inputs: Any, **options: Any) -> Gradients:
+    arguments, named = _recurrent_call(inputs, options)
+    dy, *states = dys[: 3 if options["options"].cell == "lstm" else 2]
     if dy is not None and options["batch_first"]:
         dy = np.moveaxis(dy, 0, 1)
     if options["single"]:
-        dhn, dcn = (None if s is None else s[None] for s in (dhn, dcn))
-    found = lstm_backward(dy, dhn, dcn, *arguments, **named)
-    x, table, h0, c0, *_ = inputs
+        states = [None if s is None else s[None] for s in states]
+    found = _RECURRENT[options["options"].cell].backward(dy, *states, *arguments, **named)
+    x, table, *initial = inputs[:4]
     dx = np.moveaxis(found.dx, 0, 1) if options["batch_first"] and table is None else found.dx
     first: list[Any] = [dx, None] if table is None else [None, embedding_backward(dx, x, table.shape[0])]
-    states = [None if s is None else ds.reshape(s.shape) for s, ds in ((h0, found.dh0), (c0, found.dc0))]
-    parts: list[Array | None] = []
-    for i, cell in enumerate(found.cells):
-        for given, gradient in zip(inputs[7 + 4 * i : 11 + 4 * i], cell[:4], strict=True):
-            parts.append(None if given is None or gradient is None else gradient.reshape(given.shape))
-    return [*first, *states, None, None, None, *parts]
+    first += [
+        None if s is None else getattr(found, name).reshape(s.shape)
+        for name, s in zip(("dh0", "dc0"), initial, strict=True)
+    ]
+    gradients = (gradient for cell in found.cells for gradient in cell)
+    parts = [
+        None if given is None else gradient.reshape(given.shape)
+        for given, gradient in zip(inputs[_FIRST:], gradients, strict=True)
+    ]
+    return [*first, *[None] * (_FIRST - len(first)), *parts]
 
 
 GRAPH["lstm_slots"] = Rule(_lstm_slots)
-GRAPH["lstm"] = Rule(_lstm, _lstm_vjp)
+GRAPH.update(dict.fromkeys(_RECURRENT, Rule(_recurrent, _recurrent_vjp)))
 
 
 # ---- linear recurrences ----------------------------------------------------------------------------------------------

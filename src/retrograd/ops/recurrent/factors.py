@@ -30,18 +30,19 @@ class Factors(NamedTuple):
 
     def kinds(self) -> tuple[int, bool]:
         """The kind of mask, and whether the hidden state has zoneout, which the problem depends on."""
-        mask = 0 if self.mask is None else 1
-        if mask and _args.as_array("mask", self.mask).ndim > 3:
-            mask = 2 if _args.as_array("mask", self.mask).shape[-4] > 1 else 1
+        kind = 0
+        if self.mask is not None:
+            mask = self.mask if type(self.mask) is np.ndarray else _args.as_array("mask", self.mask)
+            kind = 2 if mask.ndim > 3 and mask.shape[-4] > 1 else 1
         first = self.zoneout[0] if isinstance(self.zoneout, tuple) else self.zoneout
-        return mask, first is not None
+        return kind, first is not None
 
 
 def as_reset(factors: Factors, problem: Problem) -> Array | None:
     """[T, N], bytes."""
     if factors.reset is None:
         return None
-    given = _args.as_array("reset", factors.reset)
+    given = factors.reset if type(factors.reset) is np.ndarray else _args.as_array("reset", factors.reset)
     expected = problem.x_shape[:2]
     if given.shape != expected:
         axes = "(N, T)" if problem.batch_first else "(T, N)"
@@ -52,36 +53,52 @@ def as_reset(factors: Factors, problem: Problem) -> Array | None:
         raise ArgumentValueError(
             "reset", "{reset} is given, but layers are bidirectional; it has one direction of time"
         )
-    set_to_zero = given != 0
-    return np.ascontiguousarray(set_to_zero.T if problem.batch_first else set_to_zero).view(np.uint8)
+    set_to_zero: Array = given if given.dtype.kind == "b" else given != 0
+    # A copy: the caller's may change before backward.
+    return np.array(set_to_zero.T if problem.batch_first else set_to_zero, np.uint8, order="C")
 
 
 def as_mask(factors: Factors, problem: Problem) -> Array | None:
-    """[cells, gates or 1, T, N, H]."""
+    """What the engine broadcasts to [cells, gates or 1, T, N, H]."""
     if factors.mask is None:
         return None
+    mask = factors.mask if type(factors.mask) is np.ndarray else _args.as_array("mask", factors.mask)
+    if mask.ndim and mask.shape[-1] == 1 < problem.outputs:
+        mask = np.repeat(mask, problem.outputs, -1)  # the engine does not broadcast units
+    return np.swapaxes(mask, -3, -2) if problem.batch_first and mask.ndim >= 3 else mask
+
+
+def checked_factors(problem: Problem, mask: Any, zoneout: Any, cell_zoneout: Any) -> list[Array | None]:
+    """Raise for arrays that do not broadcast to the shape of their problem; convert what the engine cannot read."""
     gates = len(problem.cell.gates) if problem.mask == 2 else 1
-    shape = (problem.cells, gates, problem.steps, problem.samples, problem.outputs)
-    axes = "(cells, gates, N, T, H)" if problem.batch_first else "(cells, gates, T, N, H)"
-    return _broadcast("mask", factors.mask, shape, axes, problem)
+    steps = (problem.steps, problem.samples)
+    given = (
+        ("mask", mask, (problem.cells, gates, *steps, problem.outputs)),
+        ("zoneout", zoneout, (problem.cells, *steps, problem.outputs)),
+        ("zoneout", cell_zoneout, (problem.cells, *steps, problem.units)),
+    )
+    return [None if array is None else _broadcast(name, array, shape, problem) for name, array, shape in given]
 
 
-def _broadcast(name: str, value: Any, shape: tuple[int, ...], axes: str, problem: Problem) -> Array:
-    """Weights of every unit and step, in the engine's order of axes."""
-    array = _args.as_array(name, value)
+def _broadcast(name: str, array: Array, shape: tuple[int, ...], problem: Problem) -> Array:
     _args.check_dtype(name, array, problem.dtype, "as {x} is")
-    if problem.batch_first and array.ndim >= 3:
-        array = np.swapaxes(array, -3, -2)
+    _args.check_aligned(name, array)
     try:
         wide = np.broadcast_to(array, shape)
     except ValueError:
-        own = (*shape[:-3], shape[-2], shape[-3], shape[-1]) if problem.batch_first else shape
-        given = np.shape(value)
+        axes = ("cells", "gates")[: len(shape) - 3] if len(shape) == 5 else ("cells",)
+        own, given = shape, array.shape
+        if problem.batch_first:
+            own = (*shape[:-3], shape[-2], shape[-3], shape[-1])
+            if len(given) >= 3:
+                given = (*given[:-3], given[-2], given[-3], given[-1])
+        order = ("N", "T") if problem.batch_first else ("T", "N")
+        wanted = f"({', '.join((*axes, *order, 'H'))})"
         raise ArgumentValueError(
-            name, "{argument} has shape {}, which does not broadcast to {} = {}", given, axes, own
+            name, "{argument} has shape {}, which does not broadcast to {} = {}", given, wanted, own
         ) from None
-    if wide.shape[-1] > 1 and wide.strides[-1] != wide.itemsize:
-        columns = np.broadcast_to(array, (*array.shape[:-1], shape[-1]))
+    columns = np.broadcast_to(array, (*array.shape[:-1], shape[-1]))
+    if shape[-1] > 1 and columns.strides[-1] != columns.itemsize:
         wide = np.broadcast_to(np.ascontiguousarray(columns), shape)
     return wide
 
@@ -113,15 +130,20 @@ def as_zoneouts(factors: Factors, problem: Problem, seed: int, training: bool) -
 
 
 def _zoneout(value: Any, width: int, problem: Problem, seed: int, training: bool) -> Array:
-    shape = (problem.cells, problem.steps, problem.samples, width)
-    axes = "(cells, N, T, H)" if problem.batch_first else "(cells, T, N, H)"
-    if np.ndim(value):
-        return _broadcast("zoneout", value, shape, axes, problem)
+    """What the engine broadcasts to [cells, T, N, width]."""
+    array = value if type(value) is np.ndarray else None
+    if array is None and not isinstance(value, (int, float)):
+        array = _args.as_array("zoneout", value)
+    if array is not None and array.ndim:
+        if array.shape[-1] == 1 < width:
+            array = np.repeat(array, width, -1)  # the engine does not broadcast units
+        return np.swapaxes(array, -3, -2) if problem.batch_first and array.ndim >= 3 else array
     rate = _args.as_number("zoneout", value)
     if not 0 <= rate < 1:
         raise ArgumentValueError("zoneout", "{zoneout} is {}, must be at least 0 and below 1", rate)
     if not training:
-        return np.broadcast_to(np.full(width, 1 - rate, problem.dtype), shape)
+        return np.full(width, 1 - rate, problem.dtype)
+    shape = (problem.cells, problem.steps, problem.samples, width)
     kept = dropout(np.ones(shape, problem.dtype), rate, seed=seed)
     np.minimum(kept, 1, out=kept)
     return kept

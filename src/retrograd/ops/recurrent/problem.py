@@ -17,7 +17,7 @@ from .._call import Refusal, enter
 from .._errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from .._records import RecurrentForward
 from .._types import FLOATS, Array, check_native
-from .factors import Factors, as_mask, as_reset, as_zoneouts
+from .factors import Factors, as_mask, as_reset, as_zoneouts, checked_factors
 from .types import CELL_TYPES, UNGATED, Cell, CellOptions, CellType, Weights
 from .weights import as_cells, hidden_size, named_arrays, peephole_kind
 
@@ -124,8 +124,8 @@ class Inputs(NamedTuple):
     order: Array | None  # the sample in each slot
     seed: int
     reset: Array | None  # [T, N], bytes
-    mask: Array | None  # [cells, gates or 1, T, N, H], with any strides but the last
-    zoneout: Array | None  # [cells, T, N, H]
+    mask: Array | None  # broadcasts to [cells, gates or 1, T, N, H]; with any strides but the last
+    zoneout: Array | None  # broadcasts to [cells, T, N, H]
     cell_zoneout: Array | None
 
 
@@ -411,6 +411,8 @@ def bind(
         bool(training),
         options,
     )
+    if options.norm is None:
+        _check_no_norm(cells, problem)
     active = order = reset = mask = zoneout = cell_zoneout = None
     if lengths is not None or batch_sizes is not None:
         active, order = _ragged(problem.steps, problem.samples, lengths, batch_sizes)
@@ -439,6 +441,21 @@ def bind(
             cell_zoneout,
         )
     )
+
+
+# Where the parameters of layer normalization begin, by the name of the cell.
+_NORM_FIELDS: Final = {cell.name: cell.fields.index("gamma_x") for cell in CELL_TYPES.values()}
+
+
+def _check_no_norm(cells: list[Cell], problem: Problem) -> None:
+    """Raise for parameters of a norm that is not asked for, and would be ignored."""
+    first = _NORM_FIELDS[problem.cell.name]
+    for index, cell in enumerate(cells):
+        for field in range(first, len(cell)):
+            if cell[field] is not None:
+                name = problem.cell.fields[field]
+                label = name if problem.single else f"weights[{index}].{name}"
+                raise ArgumentValueError(label, "{argument} is given, but {norm} is None")
 
 
 def _projected(projection: Any, outputs: int) -> tuple[int, int]:
@@ -529,7 +546,7 @@ def unit_stride(array: Array, copy: bool = True) -> Array:
 
 def checked_inputs(inputs: Inputs) -> Inputs:
     """Raise for an invalid x, state or weight; convert what can be converted."""
-    problem, x, indices, cells, h0, c0, *others = inputs
+    problem, x, indices, cells, h0, c0, active, order, seed, reset, *factors = inputs
     _args.check_aligned("x" if indices is None else "table", x)
     if indices is not None:
         used = np.where(_active_mask(inputs), indices, 0)
@@ -543,6 +560,7 @@ def checked_inputs(inputs: Inputs) -> Inputs:
             _args.check_aligned(name, state)
             states[name] = unit_stride(state)
     checked = [_checked_cell(problem, index, cell) for index, cell in enumerate(cells)]
+    others = (active, order, seed, reset, *checked_factors(problem, *factors))
     return new_inputs((problem, unit_stride(x), indices, checked, *states.values(), *others))
 
 
