@@ -34,12 +34,16 @@ MAKERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "GRU, before": (lambda: rt.GRU(4, 3, kind="before", flip=True, batch_first=True), (3, 2, 4)),
     "GRU, zoneout": (lambda: rt.GRU(4, 3, zoneout=0.2).eval(), (3, 2, 4)),
     "RNN": (lambda: rt.RNN(4, 3, 2, bidirectional=True), (3, 2, 4)),
+    "LSTM, norm": (lambda: rt.LSTM(4, 3, 2, norm="haste"), (3, 2, 4)),
+    "LSTM, norm of the cell state": (lambda: rt.LSTM(4, 3, norm="cell", norm_eps=1e-3), (3, 2, 4)),
+    "GRU, norm": (lambda: rt.GRU(4, 3, bidirectional=True, norm="haste"), (3, 2, 4)),
+    "RNNCell, norm": (lambda: rt.RNNCell(4, 3, norm="haste"), (2, 4)),
     "RNN, ELU": (lambda: rt.RNN(4, 3, nonlinearity=rg.Activation("elu", alpha=0.7)), (3, 2, 4)),
     "LSTMCell": (lambda: rt.LSTMCell(4, 3), (2, 4)),
     "GRUCell": (lambda: rt.GRUCell(4, 3), (2, 4)),
     "RNNCell": (lambda: rt.RNNCell(4, 3, nonlinearity="relu"), (2, 4)),
 }
-NORMS = [name for name in MAKERS if "norm" in name]
+NORMS = [name for name in MAKERS if name.split(",")[0].endswith("norm")]
 
 
 def make(name: str, dtype: Any = torch.float64) -> tuple[Any, Any]:

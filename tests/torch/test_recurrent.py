@@ -412,6 +412,28 @@ def test_no_steps_and_no_samples(kind: str) -> None:
         assert not any(g.any() for g in torch.autograd.grad(y.sum(), [x, *ours.parameters()]))
 
 
+def test_norms_are_parameters() -> None:
+    """Layer normalization, by the array functions; gammas begin at 1 and betas at 0, also after a reset."""
+    layer = rt.LSTM(4, 6, 2, norm="haste")
+    added = ["gamma_x_l0", "gamma_h_l0", "gamma_c_l0", "beta_c_l0"]
+    assert [name for name in layer.state_dict() if name.endswith("l0")][4:] == added
+    assert [tuple(getattr(layer, name).shape) for name in added] == [(24,), (24,), (6,), (6,)]
+    for _ in range(2):
+        assert [float(getattr(layer, name).detach().sum()) for name in added] == [24.0, 24.0, 6.0, 0.0]
+        layer.reset_parameters()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    x = torch.randn(5, 3, 4)
+    arrays = {name: value.numpy() for name, value in layer.state_dict().items()}
+    cells = []
+    for level in range(2):
+        wx, wh, b, bh, *norms = (arrays[name] for name in layer._all_weights[level])
+        cells.append(rg.LstmWeights(wx, wh, b + bh, None, None, *norms))
+    expected = rg.lstm_forward(x.numpy(), cells, norm="haste").y
+    assert np.array_equal(layer(x)[0].detach().numpy(), expected)
+
+
 X, H = torch.randn(5, 3, 4), torch.zeros(1, 3, 6)
 REFUSALS = {
     "RNN: proj_size is 2, but only an LSTM has a projection": lambda: rt.RNN(4, 6, proj_size=2),
@@ -423,6 +445,10 @@ REFUSALS = {
     "RNN: zoneout is (0.1, 0.2), must be a rate, or for an LSTM two": lambda: rt.RNN(4, 6, zoneout=(0.1, 0.2)),
     "activation 'tan' is unknown": lambda: rt.RNN(4, 6, nonlinearity="tan"),
     "LSTM: weights have full peepholes, and there is a projection": lambda: rt.LSTM(4, 6, peephole="full", proj_size=2),
+    "GRU: norm is 'cell', must be 'haste' or None": lambda: rt.GRU(4, 6, norm="cell"),
+    "LSTM: norm is given, and so is a projection; they cannot be combined": lambda: rt.LSTM(
+        4, 6, norm="haste", proj_size=2
+    ),
     "GRUCell: size is not an argument": lambda: rt.GRUCell(4, 6, size=3),
     "GRU: input has shape (5, 3, 4), but input_size is 3": lambda: rt.GRU(3, 6)(X),
     "GRU: input has shape (4,), needs 3 axes": lambda: rt.GRU(4, 6)(X[0, 0]),

@@ -158,7 +158,7 @@ def test_layers(name: str, dtype: str, training: bool) -> None:
         theirs = info.module_cls(*made.args, **made.kwargs, dtype=getattr(torch, dtype)).train(training)
         # Where gates saturate, their slopes lose digits in float32, in PyTorch too, and an RNN or a projection has no
         # other path for the gradient.
-        largest = 0.5 if name in RECURRENT and (name != "LSTM" or made.kwargs.get("proj_size")) else 1.0
+        largest = 0.25 if name in RECURRENT and (name != "LSTM" or made.kwargs.get("proj_size")) else 1.0
         with torch.no_grad():
             for parameter in theirs.parameters():
                 parameter.uniform_(-largest, largest)

@@ -32,6 +32,8 @@ class Recurrent(Leaf):
 
     clip: float | None = None
     zoneout: float | tuple[float | None, float | None] | None = None
+    norm: Literal["haste", "cell"] | None = None
+    norm_eps: float = 1e-5
     recompute: bool = False
 
     input_size: int
@@ -40,7 +42,7 @@ class Recurrent(Leaf):
     proj_size: int = 0
     _title: ClassVar[str]  # of CELLS
     _has_cells: ClassVar[bool] = False  # beside the hidden state
-    _names: ClassVar[tuple[str, ...]] = ("clip", "zoneout", "recompute")  # of the options
+    _names: ClassVar[tuple[str, ...]] = ("clip", "zoneout", "norm", "norm_eps", "recompute")  # of the options
     _encoded: str = ""  # the options of the engine
     _more: str = ""  # the names of parameters that PyTorch's layer has not
 
@@ -55,7 +57,10 @@ class Recurrent(Leaf):
 
     def _more_parameters(self) -> dict[str, tuple[int, ...]]:
         """The shapes of parameters that PyTorch's layer has not."""
-        return {}
+        if self.norm is None:
+            return {}
+        gates = len(CELLS[self._title].gates) * self.hidden_size
+        return {"gamma_x": (gates,), "gamma_h": (gates,)}
 
     def _engine_options(self) -> dict[str, Any]:
         """The options that go to the array functions, by their names."""
@@ -103,8 +108,13 @@ class Recurrent(Leaf):
     def _fill(self, parameters: Mapping[str, Tensor]) -> None:
         """Initial values of parameters that PyTorch's layer has not, by name."""
         bound = 1.0 / math.sqrt(self.hidden_size)
-        for parameter in parameters.values():
-            torch.nn.init.uniform_(parameter, -bound, bound)
+        for name, parameter in parameters.items():
+            if name.startswith("gamma"):
+                torch.nn.init.ones_(parameter)
+            elif name.startswith("beta"):
+                torch.nn.init.zeros_(parameter)
+            else:
+                torch.nn.init.uniform_(parameter, -bound, bound)
 
     def _split(self, hx: Any) -> tuple[Tensor, Tensor | None]:
         """h0 and c0 of the given states."""
@@ -244,6 +254,11 @@ class Layers(Recurrent, torch.nn.RNNBase):
         self._flat_weights_names = [name for names in self._all_weights for name in names]
         self._init_flat_weights()
 
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for names in self._all_weights:
+            self._fill({name: getattr(self, name) for name in names if name.startswith(("gamma", "beta"))})
+
     def forward(
         self,
         input: Tensor | PackedSequence | Proxy,
@@ -341,6 +356,10 @@ class Step(Recurrent, torch.nn.RNNCellBase):
             setattr(self, kind, parameter)
         self._fill(added)
 
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._fill({name: getattr(self, name) for name in self._more.split() if name.startswith(("gamma", "beta"))})
+
     def forward(self, input: Tensor | Proxy, hx: Any = None, *, reset: Tensor | None = None) -> Any:
         """Returns the new states, as PyTorch's cell does. Where `reset` ``[N]`` is true, the old ones count as 0."""
         if isinstance(input, Proxy):
@@ -382,10 +401,14 @@ class _Lstm(Recurrent):
         super()._set_options(options)
 
     def _more_parameters(self) -> dict[str, tuple[int, ...]]:
-        if self.peephole is None:
-            return {}
+        found: dict[str, tuple[int, ...]] = {}
         units = self.hidden_size
-        return {"peephole": (4 * units, units) if self.peephole == "full" else (4 * units,)}
+        if self.peephole is not None:
+            found["peephole"] = (4 * units, units) if self.peephole == "full" else (4 * units,)
+        found.update(super()._more_parameters())
+        if self.norm is not None:
+            found |= {"gamma_c": (units,), "beta_c": (units,)}
+        return found
 
 
 class _Gru(Recurrent):
@@ -423,6 +446,9 @@ class LSTM(_Lstm, Layers):
     - `clip` bounds the inputs of the gates' activations, `cell_clip` the cell state.
     - `zoneout` is the rate of units of the hidden state that keep their old value in training, or a pair of rates, of
       the hidden and the cell state. In evaluation, states are averages with these rates.
+    - `norm` is layer normalization: of the gates, and of the cell state where the output reads it ("haste") or of the
+      cell state itself ("cell"), with `norm_eps`. It adds parameters ``gamma_x_l0``, ``gamma_h_l0``, ``gamma_c_l0`` and
+      ``beta_c_l0`` and so on.
     - With `recompute` nothing is stored for backward, which runs forward again.
 
     The two biases are added. This is not a subclass of `torch.nn.LSTM`, which `torch.compile` refuses.
@@ -440,7 +466,7 @@ class GRU(_Gru, Layers):
     - `kind` says where the reset gate acts: "after" the product with the state, as in PyTorch, or "before" it. With
       `flip` the gate z weighs the new state.
     - `activations` are the functions of the gates r z n.
-    - `clip`, `zoneout` (a rate) and `recompute` are those of :class:`LSTM`.
+    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps` and `recompute` are those of :class:`LSTM`.
 
     The two biases are different parameters: ``bias_ih`` is added to the product with the input, ``bias_hh`` to that
     with the state.
@@ -456,7 +482,7 @@ class RNN(_Rnn, Layers):
     """The constructor, attributes and `state_dict` of `torch.nn.RNN`, and these options:
 
     - `nonlinearity` may be any activation, by name or with parameters.
-    - `clip`, `zoneout` (a rate) and `recompute` are those of :class:`LSTM`.
+    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps` and `recompute` are those of :class:`LSTM`.
 
     The two biases are added.
     """
